@@ -16,7 +16,7 @@ from statistics import median
 
 import torch
 
-from paceline.target.kernels import products
+from paceline.target import kernels
 from paceline.target.kernels.products import Panels
 
 ROWS = (1, 2, 4, 6, 8, 10, 12, 14, 16, 20, 24, 32, 64, 256, 1000)
@@ -30,7 +30,7 @@ def main() -> None:
     parser.add_argument("--mlp", type=int, default=768)
     parser.add_argument("--layers", type=int)
     wish = parser.parse_args()
-    if not products.supported():
+    if not kernels.supported():
         parser.error("this CPU has no AVX-512 BF16, or torch runs on another OpenMP than GNU's")
     layers = wish.layers or (8 if wish.hidden < 1024 else 6)
     shapes = [(wish.hidden * 5 // 3 // 32 * 32, wish.hidden), (wish.hidden, wish.hidden)]

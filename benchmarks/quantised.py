@@ -1,4 +1,4 @@
-"""A model's matrix products in bfloat16 and in blocks of eight and four bits (target/kernels/integer.py), by number of rows.
+"""A model's matrix products in bfloat16 and in blocks of eight and four bits (kernels/integer.py), by number of rows.
 
     python benchmarks/quantised.py                        # six layers and a head of 1B parameters' width, two threads
     python benchmarks/quantised.py --threads 1
@@ -17,7 +17,8 @@ from pathlib import Path
 
 import torch
 
-from paceline.target.kernels import integer, products
+from paceline.target import kernels
+from paceline.target.kernels import integer
 from paceline.target.kernels.integer import IntegerPanels
 from paceline.target.kernels.products import Panels
 from paceline.target.quantised.blocks import KINDS, Q4_0, Q4_K, Q6_K, Q8_0, Blocks, Kind
@@ -47,7 +48,7 @@ def main() -> None:
 
         library = Library(wish.ggml, wish.threads)
     ways: dict[str, Callable[[int], None]] = {}
-    if products.supported():
+    if kernels.supported():
         dense = [torch.randn(shape).bfloat16() for shape in (*shapes, (wish.vocab, h))]
         ways["bfloat16"] = ours([Panels(weight) for weight in dense])
         if library is not None:

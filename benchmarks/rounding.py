@@ -3,7 +3,7 @@
     python benchmarks/rounding.py model-Q8_0.gguf --text wiki.test.txt.gz --suite question.jsonl
 
 The reference is the model expanded to float32: nothing is rounded. Beside it, over the same positions: the inputs of
-all products rounded, all but the output head's, and the head's alone, each as target/kernels/integer.py rounds them, with all
+all products rounded, all but the output head's, and the head's alone, each as kernels/integer.py rounds them, with all
 else in float32 (this works for blocks that cannot be multiplied too); and the model as other dtypes load it. The text,
 and the suite's questions in the model's chat template one after another, are read in windows of 256 tokens. Standard
 errors, in brackets, are over windows.

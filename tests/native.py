@@ -8,7 +8,7 @@ import torch
 from transformers import PreTrainedModel
 
 from paceline.target.decoder import Decoder
-from paceline.target.quantised.checkpoint import quantised
+from paceline.target.quantised.blocks import quantised
 from paceline.target.shape import weight_shapes
 from tests import models
 from tests.paths import DEVICE

@@ -18,7 +18,7 @@ from paceline.engine.engine import Engine
 from paceline.engine.sampling import SamplingParams
 from paceline.target.decoder import Decoder
 from paceline.target.load import load
-from paceline.target.quantised import checkpoint as quantised
+from paceline.target.quantised.blocks import quantised
 from paceline.target.shape import weight_shapes
 from tests import drafters, models
 
@@ -35,7 +35,7 @@ def world(word: str, dtype: torch.dtype, exact: bool) -> tuple[Decoder, list[lis
     """A model in blocks, prompts, and what plain decoding writes after each of them alone, sampled or not."""
     model = models.model("qwen3")
     weights = {name: model.state_dict()[name] for name in weight_shapes(model.config)}
-    target = Decoder(model.config, quantised.quantised(weights, word), dtype=dtype)
+    target = Decoder(model.config, quantised(weights, word), dtype=dtype)
     if exact:
         target.make_exact()
     rng = np.random.default_rng(2)

@@ -17,10 +17,10 @@ from tests import models, native
 
 from paceline.engine.round import Segment
 from paceline.engine.tree import ancestors
+from paceline.target import kernels
 from paceline.target.base import Needs
 from paceline.target.cache import RaggedCache
 from paceline.target.decoder import Decoder
-from paceline.target.kernels import products
 from paceline.target.layout import SHARED_QUERIES
 from paceline.target.load import load
 
@@ -560,7 +560,7 @@ def test_bfloat16_trees_agree_with_float32(family: str) -> None:
     assert error < 0.03, f"bfloat16 is off by {error:.1%} of the logits' spread"
 
 
-@pytest.mark.skipif(not products.preferred(), reason="oneDNN chooses a kernel by the number of rows")
+@pytest.mark.skipif(not kernels.preferred(), reason="oneDNN chooses a kernel by the number of rows")
 @pytest.mark.parametrize("past", [5, 70, 190, 250, 500])
 def test_in_bfloat16_a_token_is_the_same_alone_and_in_a_draft(demo: Path, past: int) -> None:
     decoder = load(demo, dtype="bfloat16", device="cpu")

@@ -13,9 +13,9 @@ from tests import exact, models, native
 from paceline import Engine
 from paceline.engine.round import Segment
 from paceline.errors import ModelError
+from paceline.target import kernels
 from paceline.target.decoder import Decoder
 from paceline.target.hf import HFTarget
-from paceline.target.kernels import products
 from paceline.target.linear import Linear
 
 DTYPES = [torch.float32, torch.bfloat16]
@@ -118,15 +118,15 @@ def test_a_product_is_the_same_for_any_number_of_rows(
     dtype: torch.dtype, ours: bool, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     if not ours:  # as on a processor without our products
-        monkeypatch.setattr(products, "supported", lambda dtype: False)
-        monkeypatch.setattr(products, "preferred", lambda dtype: False)
+        monkeypatch.setattr(kernels, "supported", lambda dtype: False)
+        monkeypatch.setattr(kernels, "preferred", lambda dtype: False)
     random = torch.Generator().manual_seed(0)
     x, weight, bias = (torch.randn(size, generator=random).to(dtype) for size in ((130, 384), (200, 384), (200,)))
     try:
         linear = Linear(weight, bias).exact()
     except ModelError as error:
         pytest.skip(str(error))
-    assert (linear.panels is not None) == (ours and products.supported(dtype))
+    assert (linear.panels is not None) == (ours and kernels.supported(dtype))
     whole = linear(x)
     assert torch.allclose(whole.double(), x.double() @ weight.double().T + bias.double(), rtol=0.01, atol=1e-2)
     for rows in [*range(1, 70), 129]:
@@ -137,8 +137,8 @@ def test_a_product_is_the_same_for_any_number_of_rows(
 
 
 def test_a_library_that_depends_on_the_place_of_a_row_is_refused(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(products, "supported", lambda dtype: False)
-    monkeypatch.setattr(products, "preferred", lambda dtype: False)
+    monkeypatch.setattr(kernels, "supported", lambda dtype: False)
+    monkeypatch.setattr(kernels, "preferred", lambda dtype: False)
     noise = torch.linspace(0, 1, 16)[:, None]
     usual = Linear._by_library
     monkeypatch.setattr(Linear, "_by_library", lambda self, x: usual(self, x) + noise)
@@ -158,11 +158,11 @@ def test_it_is_the_default_where_it_costs_nothing(
 
 
 def test_it_is_free_where_our_products_are_the_faster_ones(monkeypatch: pytest.MonkeyPatch) -> None:
-    if not products.supported(torch.float32):
+    if not kernels.supported(torch.float32):
         pytest.skip("products are not our own on this CPU")
-    monkeypatch.setattr(products, "preferred", lambda dtype: True)
+    monkeypatch.setattr(kernels, "preferred", lambda dtype: True)
     assert native.of(models.model("llama2"), torch.float32).exact_is_free
-    monkeypatch.setattr(products, "preferred", lambda dtype: False)
+    monkeypatch.setattr(kernels, "preferred", lambda dtype: False)
     assert not native.of(models.model("llama2"), torch.float32).exact_is_free
 
 

@@ -2,6 +2,8 @@
 
 import json
 import shutil
+import subprocess
+import sys
 from collections.abc import Callable
 from functools import partial
 from pathlib import Path
@@ -37,6 +39,24 @@ def folder(good: Path, tmp_path: Path) -> Path:
 def logits(target: Target) -> torch.Tensor:
     slot = target.add_row(8)
     return target.verify([Segment.chunk(slot, np.arange(4, 12), last=True)]).logits.float()
+
+
+def test_a_native_model_imports_what_it_needs_alone(good: Path) -> None:
+    unneeded = [
+        f"paceline.{name}"
+        for name in (
+            "draft.text.frozen", "target.graphs", "target.hf", "target.kernels.integer", "target.quantised.checkpoint",
+            "target.quantised.gguf", "target.quantised.gguf_tokenizer",
+        )
+    ]  # fmt: skip
+    code = f"""
+import sys
+from paceline.engine.engine import Engine
+Engine({str(good)!r}, draft="sam", device="cpu")
+sys.exit(" ".join(set({unneeded}) & set(sys.modules)) or 0)
+"""
+    run = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=False)
+    assert run.returncode == 0, run.stderr
 
 
 def fails(call: Callable[[], object], *words: str) -> str:

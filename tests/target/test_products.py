@@ -11,6 +11,7 @@ from typing import Any
 import pytest
 import torch
 
+from paceline.target import kernels
 from paceline.target.kernels import integer, products
 from paceline.target.kernels.integer import IntegerPanels
 from paceline.target.kernels.products import Panels
@@ -25,7 +26,7 @@ SCALES = {Q4_K: (0, 2), Q6_K: (208,)}
 MOST = {12: (1, 2, 7, 12, 13, 41), 3: (1, 2, 3, 4, 7, 13)}
 """Numbers of rows that make tiles of all sizes, by the largest tile."""
 
-needs_halves = pytest.mark.skipif(not products.supported(), reason="this CPU has no AVX-512 BF16")
+needs_halves = pytest.mark.skipif(not kernels.supported(), reason="this CPU has no AVX-512 BF16")
 needs_blocks = pytest.mark.skipif(not integer.supported(), reason="this CPU has no float16 conversion")
 needs_vnni = pytest.mark.skipif(not integer.fast(), reason="this CPU has no AVX-512 VNNI")
 
@@ -99,7 +100,7 @@ def name(way: Way) -> str:
 def way(request: pytest.FixtureRequest, monkeypatch: pytest.MonkeyPatch) -> Way:
     """Every kernel that this CPU can run."""
     way: Way = request.param
-    runs = products.supported(way.dtype) if way.kind is None else integer.supported()
+    runs = kernels.supported(way.dtype) if way.kind is None else integer.supported()
     if not runs or (way.vnni and not integer.fast()):
         pytest.skip("not on this CPU")
     monkeypatch.setattr(integer, "fast", lambda: way.vnni)
@@ -173,7 +174,7 @@ def test_what_is_not_a_number_stays_so(way: Way) -> None:
 
 @pytest.mark.parametrize("dtype", [HALF, FULL])
 def test_the_weight_comes_back_and_may_hold_infinity(dtype: torch.dtype) -> None:
-    if not products.supported(dtype):
+    if not kernels.supported(dtype):
         pytest.skip("not on this CPU")
     weight = random(12, 75, 24).to(dtype)
     assert torch.equal(Panels(weight).dense(), weight)
@@ -193,7 +194,7 @@ def test_which_weights_fit() -> None:
 @needs_halves
 @pytest.mark.parametrize("preferred", [True, False])
 def test_a_linear_uses_it_where_it_is_faster(preferred: bool, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(products, "preferred", lambda dtype: preferred)
+    monkeypatch.setattr(kernels, "preferred", lambda dtype: preferred)
     weight, bias, x = (random(seed, *size).bfloat16() for seed, size in ((14, (70, 64)), (15, (70,)), (16, (5, 64))))
     made = Linear(weight, bias)
     assert (made.panels is not None) == preferred
@@ -204,17 +205,17 @@ def test_a_linear_uses_it_where_it_is_faster(preferred: bool, monkeypatch: pytes
 
 def test_is_not_preferred_where_tiles_are_multiplied(monkeypatch: pytest.MonkeyPatch) -> None:
     def has(*features: str) -> bool:
-        monkeypatch.setattr(products.llvm, "get_host_cpu_features", lambda: dict.fromkeys(features, True))
-        products.preferred.cache_clear()
-        return products.preferred()
+        monkeypatch.setattr(kernels.llvm, "get_host_cpu_features", lambda: dict.fromkeys(features, True))
+        kernels.preferred.cache_clear()
+        return kernels.preferred()
 
-    monkeypatch.setattr(products, "parallel", lambda: 1)
+    monkeypatch.setattr(kernels, "parallel", lambda: 1)
     try:
         assert has("avx512f", "avx512bf16")
         assert not has("avx512f", "avx512bf16", "amx-bf16")
         assert not has("avx512f")
     finally:
-        products.preferred.cache_clear()
+        kernels.preferred.cache_clear()
 
 
 # Blocks --------------------------------------------------------------------------------------------------------------
@@ -283,7 +284,7 @@ def test_bfloat16_is_float32_rounded_to_the_nearest(kind: Kind, vnni: bool, monk
 def test_where_torch_has_another_openmp_one_thread_computes(monkeypatch: pytest.MonkeyPatch) -> None:
     x, panels = random(11, 5, 64), IntegerPanels([random_blocks(Q8_0, 40, 64)])
     right = panels(x)
-    monkeypatch.setattr(products, "parallel", lambda: None)
+    monkeypatch.setattr(kernels, "parallel", lambda: None)
     monkeypatch.setattr(integer, "product_of", cache(integer.product_of.__wrapped__))
     assert "GOMP_parallel(ptr @work" not in integer._source(Q8_0, FULL, True)
     assert torch.equal(panels(x), right)

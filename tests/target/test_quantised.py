@@ -16,8 +16,8 @@ from paceline.errors import ModelError, PacelineError
 from paceline.target.decoder import Decoder
 from paceline.target.linear import BlockLinear
 from paceline.target.load import load, load_tokenizer, quantise_folder
-from paceline.target.quantised import checkpoint as quantised
-from paceline.target.quantised.blocks import Blocks
+from paceline.target.quantised.blocks import Blocks, exact_dtype, quantised
+from paceline.target.quantised.checkpoint import MEASURED
 from paceline.target.shape import weight_shapes
 
 TEXT = [5, 17, 200, 31, 5, 17, 9, 44, 45, 46, 270, 31]
@@ -27,7 +27,7 @@ def decoders(family: str, word: str, dtype: torch.dtype = torch.float32) -> tupl
     """The model itself, the model in blocks, and what the blocks say as ordinary float32 weights."""
     model = models.model(family)
     weights = {name: model.state_dict()[name] for name in weight_shapes(model.config)}
-    blocks = quantised.quantised(weights, word)
+    blocks = quantised(weights, word)
     dense = {name: w.dense() if isinstance(w, Blocks) else w for name, w in blocks.items()}
     return tuple(Decoder(model.config, w, dtype=dtype) for w in (weights, blocks, dense))  # type: ignore[return-value]
 
@@ -115,13 +115,13 @@ def test_a_folder_says_what_its_model_says_when_it_is_loaded_so(tmp_path: Path, 
 def test_a_folder_in_blocks_is_expanded_by_a_16_or_32_bit_dtype(tmp_path: Path) -> None:
     folder = models.make("smollm", tmp_path / "own", dtype=torch.bfloat16)
     quantise_folder(folder, tmp_path / "made", "int4")
-    (tmp_path / "made" / quantised.MEASURED).write_text('{"sentence": "measured in blocks"}')
+    (tmp_path / "made" / MEASURED).write_text('{"sentence": "measured in blocks"}')
     model, blocks = models.model("smollm"), load(tmp_path / "made", dtype="auto-float32")
     assert isinstance(blocks, Decoder)
     assert isinstance(blocks.blocks[0].layer.attention.qkv, BlockLinear)
     assert "measured in blocks" in blocks.notes[0]
     weights = {name: model.state_dict()[name].bfloat16() for name in weight_shapes(model.config)}
-    made = quantised.quantised(weights, "int4")
+    made = quantised(weights, "int4")
     dense = {name: w.dense() if isinstance(w, Blocks) else w for name, w in made.items()}
     for dtype in (torch.float32, torch.bfloat16, torch.float16):
         expanded = load(tmp_path / "made", dtype=dtype, exact=False)
@@ -198,7 +198,7 @@ def test_all_else_may_be_in_float32(tmp_path: Path) -> None:
     assert wide.dtype == torch.float32
     assert wide.quantised == own.quantised
     assert off(logits(own), logits(wide)) < 0.2  # bfloat16, which this random model magnifies
-    assert quantised.exact_dtype("int8") == quantised.exact_dtype("int8-bfloat16") == "int8-float32"
-    assert quantised.exact_dtype("bfloat16") == "float32"
-    assert quantised.exact_dtype("auto") == "auto-float32"  # of a file in blocks, which stay
+    assert exact_dtype("int8") == exact_dtype("int8-bfloat16") == "int8-float32"
+    assert exact_dtype("bfloat16") == "float32"
+    assert exact_dtype("auto") == "auto-float32"  # of a file in blocks, which stay
     assert load(folder, dtype="auto-float32").dtype == torch.float32

@@ -26,7 +26,7 @@ from paceline.bench.record import Answer
 from paceline.engine.round import Segment
 from paceline.target.base import Target
 from paceline.target.load import load
-from paceline.target.quantised.checkpoint import exact_dtype
+from paceline.target.quantised.blocks import exact_dtype
 from paceline.workbench.contestant import PEER
 
 if TYPE_CHECKING:

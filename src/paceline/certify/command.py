@@ -21,7 +21,7 @@ from paceline.jsonl import write_whole
 from paceline.target.base import Target
 from paceline.target.folder import is_gguf
 from paceline.target.load import load
-from paceline.target.quantised.checkpoint import exact_dtype
+from paceline.target.quantised.blocks import exact_dtype
 from paceline.workbench.environment import environment
 from paceline.workbench.peers import PEERS, create_peer
 

@@ -38,7 +38,8 @@ def quality(
     from paceline.evals.quality import compare
     from paceline.jsonl import check_folder, write_whole
     from paceline.target.load import load, load_tokenizer
-    from paceline.target.quantised.checkpoint import MEASURED, split
+    from paceline.target.quantised.blocks import split_dtype
+    from paceline.target.quantised.checkpoint import MEASURED
 
     if against is None and dtype == "auto":
         raise PacelineError("there is one model and one dtype: name another with --against or --dtype")
@@ -48,7 +49,7 @@ def quality(
     words = _read(text)
     if threads is not None:
         torch.set_num_threads(threads)
-    precision, rest = split(dtype)
+    precision, rest = split_dtype(dtype)
     reference = load(against or model, dtype=rest if precision else "auto")
     ids = load_tokenizer(against or model).encode_text(words[: 16 * tokens])[:tokens]
     measured = compare(load(model, dtype=dtype), reference, ids)

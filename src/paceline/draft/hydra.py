@@ -29,7 +29,7 @@ from paceline.engine.tree import IntArray
 from paceline.errors import MethodError
 from paceline.target.base import Facts, Needs
 from paceline.target.linear import linear
-from paceline.target.quantised.checkpoint import tensors_of
+from paceline.target.quantised.blocks import tensors_of
 
 UNUSED = (f"{PREFIX}.embed_tokens.weight", "rotary_emb.inv_freq")
 """Endings of names in the authors' files that nothing reads: an embedding that no token enters, and tables that follow

@@ -38,7 +38,7 @@ from paceline.errors import MethodError
 from paceline.target.attention import Attention, attention_shapes, begin
 from paceline.target.base import Facts, Needs
 from paceline.target.decoder import Decoder
-from paceline.target.quantised.checkpoint import tensors_of
+from paceline.target.quantised.blocks import tensors_of
 from paceline.target.shape import Shape
 
 

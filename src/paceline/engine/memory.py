@@ -133,7 +133,7 @@ class Memory:
 
     def check(self, row: Row) -> None:
         """Raise PromptError if `row` cannot be answered even alone, with all the memory."""
-        if self.cache is None or (need := self.cache.weight(1, row.max_length + SLACK)) <= self.budget:
+        if self.cache is None or (need := self.cache.nbytes_of(1, row.max_length + SLACK)) <= self.budget:
             return
         raise PromptError(
             f"The prompt of {row.prompt_length} tokens and up to {row.max_length - row.prompt_length} new ones need "
@@ -240,16 +240,16 @@ class Memory:
         slot_counts = max(slots, min(2 * cache.num_slots, self.max_batch)), max(slots, cache.num_slots), slots
         lengths = max(capacity, min(2 * cache.capacity, cache.max_context + 1)), max(capacity, cache.capacity), capacity
         left = self.budget - self.prefixes.nbytes
-        shapes = (shape for shape in product(slot_counts, lengths) if cache.weight(*shape) <= left)
+        shapes = (shape for shape in product(slot_counts, lengths) if cache.nbytes_of(*shape) <= left)
         shape = next(shapes, (slots, capacity))
-        if cache.weight(*shape) > self.budget:
+        if cache.nbytes_of(*shape) > self.budget:
             return False
-        while len(self.prefixes) and cache.weight(*shape) + self.prefixes.nbytes > self.budget:
+        while len(self.prefixes) and cache.nbytes_of(*shape) + self.prefixes.nbytes > self.budget:
             self.prefixes.forget()
         try:
             moved = cache.reshape(*shape)
-        except (MemoryError, RuntimeError) as error:  # the machine has less than the budget
-            log.warning("no memory for a cache of %s: %s", in_words(cache.weight(*shape)), error)
+        except (MemoryError, RuntimeError) as error:  # the machine has less than the budget says
+            log.warning("no memory for a cache of %s: %s", in_words(cache.nbytes_of(*shape)), error)
             return False
         for row in running:
             row.slot = moved[row.slot]

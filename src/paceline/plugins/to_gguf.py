@@ -20,10 +20,10 @@ from numpy.typing import NDArray
 from transformers import PretrainedConfig
 
 from paceline.errors import ModelError
-from paceline.target.folder import find, open_weights, read_config
+from paceline.target.folder import find, open_weights, quantisation, read_config
 from paceline.target.load import load_tokenizer
-from paceline.target.quantised import checkpoint as quantised
-from paceline.target.quantised.blocks import Blocks
+from paceline.target.quantised import checkpoint
+from paceline.target.quantised.blocks import Blocks, Weights
 from paceline.target.shape import Shape
 
 FILE_TYPES = {"int4": 2, "int8": 7}
@@ -45,9 +45,9 @@ def write(model: str | Path, file: Path, dtype: str = "f16") -> None:
             f"{model} is a {config.model_type} with {rope.get('rope_type')} positions; plain Llama is written"
         )
     opened, kind = open_weights(folder), TYPES[dtype][1]
-    weights: quantised.Weights = {name: value.get_tensor(name) for name, value in opened.items()}
-    if quantised.is_ours(config):
-        weights, kind = quantised.read(folder, config, opened)[0], FILE_TYPES[config.quantization_config["precision"]]
+    weights: Weights = {name: value.get_tensor(name) for name, value in opened.items()}
+    if quantisation(config):
+        weights, kind = checkpoint.read(folder, config, opened)[0], FILE_TYPES[config.quantization_config["precision"]]
     writer = gguf.GGUFWriter(str(file), "llama")
     _describe(writer, config, float(rope.get("rope_theta", 10000.0)), kind)
     _vocabulary(writer, folder, config)
@@ -102,7 +102,7 @@ def _vocabulary(writer: Any, folder: Path, config: PretrainedConfig) -> None:
 
 
 def _arrays(
-    weights: quantised.Weights, config: PretrainedConfig, matrices: Any
+    weights: Weights, config: PretrainedConfig, matrices: Any
 ) -> Iterator[tuple[str, NDArray[Any], int | None]]:
     """(llama.cpp's name, array, its number for the kind of blocks; None: no blocks). Its rotary positions pair
     neighbouring rows, so queries and keys are permuted."""

@@ -1,5 +1,4 @@
-"""What a decoder layer does between its matrix products: norms, rotary positions, gates, and attention over a ragged
-cache. `Attention` and `Layer` join them to products; trained drafters stack them too."""
+"""Decoder layers: norms, rotary positions, gates and attention over a ragged cache. Trained drafters use them too."""
 
 from __future__ import annotations
 
@@ -12,8 +11,7 @@ from paceline.engine.round import Segment
 from paceline.target.cache import RaggedCache, Writer
 from paceline.target.layout import Layout, plan
 from paceline.target.linear import Linear, linear
-from paceline.target.quantised.blocks import Blocks
-from paceline.target.quantised.checkpoint import tensors_of
+from paceline.target.quantised.blocks import Blocks, tensors_of
 from paceline.target.shape import Shape, layer_shapes
 
 
@@ -27,7 +25,7 @@ class TorchOps:
         self.cos, self.sin, self.eps = cos, sin, eps
 
     def begin(self, layout: Layout) -> None:
-        """Look up what every layer of this forward shares."""
+        """Look up the rotary tables of this forward's positions, which all layers share."""
         self._cos = self.cos[layout.positions].unsqueeze(1)
         self._sin = self.sin[layout.positions].unsqueeze(1)
 
@@ -43,9 +41,9 @@ class TorchOps:
     def rotate(
         self, qkv: torch.Tensor, heads: int, kv_heads: int, qk_norm: torch.Tensor | None, cache: Writer, layer: int
     ) -> torch.Tensor:
-        """Queries [N, heads, D] of qkv [N, heads + 2 kv_heads, D], normed if asked and rotated to their positions.
+        """The rotated queries [N, heads, D] of qkv [N, heads + 2 kv_heads, D]; writes keys and values to the cache.
 
-        Keys get the same and go to the cache with the values."""
+        qk_norm  weights [heads + kv_heads, D] of an RMS norm of queries and keys before the rotation, or None."""
         qk = qkv[:, : heads + kv_heads]
         if qk_norm is not None:
             qk = F.rms_norm(qk, qk.shape[-1:], None, self.eps) * qk_norm
@@ -62,7 +60,7 @@ class TorchOps:
 def attend(queries: torch.Tensor, layout: Layout, cache: Writer, layer: int) -> torch.Tensor:
     """Attention of the packed queries [N, heads, head_dim] over their rows' caches; [N, heads * head_dim]."""
     if layout.paths is not None:
-        from paceline.target.kernels.attention import attend_paths  # compiling it takes seconds the first time
+        from paceline.target.kernels.attention import attend_paths  # the first compilation takes seconds
 
         return attend_paths(queries, layout.paths, cache, layer)
     if len(layout.groups) == 1 and layout.groups[0].gather is None:
@@ -77,9 +75,9 @@ def attend(queries: torch.Tensor, layout: Layout, cache: Writer, layer: int) -> 
 
 
 def _attend_group(queries: torch.Tensor, layout: Layout, cache: Writer, layer: int, g: int) -> torch.Tensor:
-    """One call for the padded queries [slots * queries, heads, head_dim] of group g.
+    """Attention of the padded queries [slots * queries, heads, head_dim] of group g.
 
-    Query heads that share a key head become queries of one head: torch reads its keys once for all of them."""
+    Query heads that share a key head become queries of one head, so that torch reads its keys once."""
     group = layout.groups[g]
     keys, values = cache.read(layer, g)
     slots, kv_heads = keys.shape[:2]
@@ -98,10 +96,10 @@ def _attend_group(queries: torch.Tensor, layout: Layout, cache: Writer, layer: i
 
 
 class Attention:
-    """Rotary self-attention without norms before it: out(attend(rotate(qkv(x)))). Trained drafters stack it.
+    """Rotary self-attention without the norm before it: out(attend(rotate(qkv(x)))).
 
-    weights  of `attention_shapes`: "q_proj.weight", "k_proj.weight", "v_proj.weight" and "o_proj.weight"; biases and
-             "q_norm.weight", "k_norm.weight" are used where they are."""
+    weights  "q_proj.weight", "k_proj.weight", "v_proj.weight", "o_proj.weight" (`attention_shapes`); and if present,
+             their biases, "q_norm.weight" and "k_norm.weight"."""
 
     def __init__(self, weights: Mapping[str, torch.Tensor | Blocks], shape: Shape, ops: TorchOps):
         self.shape, self.ops = shape, ops
@@ -114,7 +112,7 @@ class Attention:
             self.qk_norm = torch.cat([q.expand(shape.num_heads, -1), k.expand(shape.num_kv_heads, -1)])
 
     def __call__(self, x: torch.Tensor, layout: Layout, cache: Writer, layer: int) -> torch.Tensor:
-        """Attention over normed states [N, H], [N, H]; keys and values are written to layer `layer` of the cache."""
+        """Attention [N, H] over normed states x [N, H]; writes keys and values to layer `layer` of the cache."""
         s = self.shape
         qkv = self.qkv(x).view(-1, s.num_heads + 2 * s.num_kv_heads, s.head_dim)
         queries = self.ops.rotate(qkv, s.num_heads, s.num_kv_heads, self.qk_norm, cache, layer)
@@ -122,9 +120,9 @@ class Attention:
 
 
 class Layer:
-    """A decoder layer: attention input x, residual r. It is r + attention(x), and the gated MLP after that.
+    """A decoder layer over the attention input x and the residual r: r + attention(x), then the gated MLP.
 
-    weights  of a checkpoint's layer: "self_attn.", as in `Attention`, "mlp." and "post_attention_layernorm.weight"."""
+    weights  "self_attn." and a name of `Attention`'s, "mlp." and a name, "post_attention_layernorm.weight"."""
 
     def __init__(self, weights: Mapping[str, torch.Tensor | Blocks], shape: Shape, ops: TorchOps):
         start, dtype, norm = "self_attn.", ops.cos.dtype, weights["post_attention_layernorm.weight"]
@@ -137,31 +135,32 @@ class Layer:
 
     @property
     def products(self) -> tuple[Linear, ...]:
-        """The matrix products, in the order in which they are computed."""
+        """The matrix products, in order of computation."""
         return self.attention.qkv, self.attention.out, self.gate_up, self.down
 
     def make_exact(self, ops: TorchOps) -> None:
-        """Give every product one order of sums, and compute the steps between them with `ops`."""
+        """Give every product one order of sums; use `ops` for the other steps."""
         self.ops = self.attention.ops = ops
         self.attention.qkv, self.attention.out, self.gate_up, self.down = (one.exact() for one in self.products)
 
     def __call__(
         self, x: torch.Tensor, residual: torch.Tensor, layout: Layout, cache: Writer, layer: int
     ) -> tuple[torch.Tensor, torch.Tensor]:
-        """The layer's output as two summands, [N, H] each, which the next norm adds in the same pass; `layer` is its
-        place in the cache. x is normed, [N, width]."""
+        """The layer's output as two summands, [N, H] each, which the next norm adds in its own pass.
+
+        x  normed states [N, width]. layer: the layer's number in the cache."""
         residual, h = self.ops.add_norm(residual, self.attention(x, layout, cache, layer), self.mlp_norm)
         return residual, self.down(self.ops.gate(self.gate_up(h)))
 
 
 def _product(weights: Mapping[str, torch.Tensor | Blocks], names: Sequence[str], dtype: torch.dtype) -> Linear:
-    """The product with the matrices of these names below each other, and their biases where there are some."""
+    """One product with the matrices of these names, stacked, and their biases if any."""
     biases = [bias for name in names if isinstance(bias := weights.get(f"{name}.bias"), torch.Tensor)]
     return linear([weights[f"{name}.weight"] for name in names], torch.cat(biases) if biases else None, dtype)
 
 
 def attention_shapes(shape: Shape, width: int | None = None) -> dict[str, tuple[int, ...]]:
-    """Name and shape of the matrices of `Attention`. width: of what it reads, if that is not the hidden size."""
+    """Name and shape of the matrices of `Attention`. width: its input's, if not the hidden size."""
     names = {f"self_attn.{name}_proj.weight": f"{name}_proj.weight" for name in "qkvo"}
     return {names[name]: size for name, size in layer_shapes(shape, width).items() if name in names}
 
@@ -169,8 +168,9 @@ def attention_shapes(shape: Shape, width: int | None = None) -> dict[str, tuple[
 def begin(
     segments: Sequence[Segment], cache: RaggedCache, shape: Shape, ops: TorchOps, like: torch.Tensor
 ) -> tuple[Layout, Writer]:
-    """Plan a forward of layers that have a cache of their own, and grow that cache if necessary. like: a tensor of the
-    states' dtype and device."""
+    """Plan a forward of layers with their own cache, and grow that cache if necessary.
+
+    like  a tensor with the states' dtype and device."""
     layout = plan(
         segments,
         [cache.length(segment.slot) for segment in segments],

@@ -1,8 +1,8 @@
-"""Target: the interface of the model whose output must not change. Knows nothing of drafters or acceptance.
+"""Target: the interface of the model whose output must not change. It knows no drafter and no acceptance rule.
 
-A target owns a ragged cache: every row has a slot and a length of its own. `verify` runs segments (a row's tree, or
-a chunk of its prompt) through the model in ONE forward and writes their keys and values after the row's; `commit` keeps
-those of the accepted path and forgets the rest.
+A target owns a ragged KV cache: every row has its own slot and length. `verify` runs segments (a row's tree, or a chunk
+of its prompt) in ONE forward and writes their keys and values after the row's; `commit` keeps those of the accepted
+path and drops the others.
 """
 
 from __future__ import annotations
@@ -23,19 +23,19 @@ from paceline.target.threads import Threads
 from paceline.target.tokenizer import Tokenizer
 
 BEFORE_NORM = -1
-"""The states that the final norm reads, in `Needs.hidden_layers`."""
+"""In `Needs.hidden_layers`: the states before the final norm."""
 
 
 @dataclass(frozen=True)
 class Needs:
     """What a drafter needs from the target's forward.
 
-    hidden_layers  hidden states wanted: l means the input of layer l (l = 0: the embeddings), num_layers means
-                   after the final norm, BEFORE_NORM before it. Given for every token of the forward, prompts included.
-    top_k          the number of best logits wanted for every verified node.
-    resume_layer   layers 0..resume_layer-1 of drafted nodes are the drafter's own work: segments may come with
-                   `hidden`, and the target goes on from there.
-    callback_layer call `Drafter.on_layer` when this many layers are done.
+    hidden_layers   hidden states: l is the input of layer l (0: the embeddings), num_layers the output of the final
+                    norm, BEFORE_NORM its input. The drafter gets them for every token of the forward, prompts included.
+    top_k           number of best logits of every verified node.
+    resume_layer    the drafter runs layers 0..resume_layer-1 of drafted nodes itself: their states are in
+                    `Segment.hidden`, and the target runs the layers from resume_layer on.
+    callback_layer  call `Drafter.on_layer` after this many layers.
     """
 
     hidden_layers: tuple[int, ...] = ()
@@ -45,8 +45,8 @@ class Needs:
 
     @property
     def whole_prompt(self) -> bool:
-        """Whether the drafter must see the states of every token of a prompt, so that none of them may come from an
-        earlier request's cache."""
+        """Whether the drafter needs the states of every prompt token. A prompt's start then cannot be reused from an
+        earlier request."""
         return bool(self.hidden_layers) or self.callback_layer is not None
 
     def __or__(self, other: Needs) -> Needs:
@@ -60,11 +60,11 @@ class Needs:
 
 
 LayerCallback = Callable[[int, torch.Tensor], None]
-"""Called as callback(layers done, hidden [N, H]) in the middle of a forward."""
+"""callback(number of layers run, hidden [N, H]), called during a forward."""
 
 
 class Facts(Protocol):
-    """What drafters may know of the model they draft for, which may run in another engine."""
+    """What drafters know of the model they draft for. It may run in another engine."""
 
     name: str
     vocab_size: int
@@ -81,17 +81,17 @@ class Facts(Protocol):
 class Target(ABC):
     """The model that the engine runs.
 
-    max_context   tokens that a row may hold.
-    weight_bytes  of weights that a forward over one token reads: all but the input embedding, of which it reads one
-                  row, unless that is the output head as well.
-    weights_fingerprint  tells one training from another.
-    quantised     the blocks of eight and four bits that weights are in; None for others.
-    measured      what that has changed, where it was measured.
-    expanded      the blocks from which weights of 16 or 32 bits were expanded.
-    tokenizer     the engine's, if it has one: drafters with token ids on disk compare its fingerprint with theirs.
-    clock         the engine's; `verify` books its parts "prepare", "layers" and "head" there.
-    same_on_any_threads  the logits are the same, bit for bit, on any number of processor threads.
-    exact         a token's logits depend on its text alone (`make_exact`).
+    max_context          most tokens of a row.
+    weight_bytes         bytes of weights that a forward over one token reads: all, without the input embedding (one row
+                         of it is read) unless that is also the output head.
+    weights_fingerprint  differs between two trainings.
+    quantised            formats of weights in blocks, in words; None without blocks.
+    measured             a sentence on what quantising changed, if that was measured.
+    expanded             in words, the blocks from which the weights were expanded to 16 or 32 bits.
+    tokenizer            the engine's, if any: drafters with token ids on disk compare its fingerprint with theirs.
+    clock                the engine's; `verify` books its time there as "prepare", "layers" and "head".
+    same_on_any_threads  logits are the same, bit for bit, on any number of processor threads.
+    exact                a token's logits depend on its text alone (`make_exact`).
     """
 
     vocab_size: int
@@ -114,7 +114,7 @@ class Target(ABC):
 
     @property
     def notes(self) -> list[str]:
-        """What a user should know of this model: a line each."""
+        """Lines that a user should read about this model."""
         if self.quantised is None:
             return [f"{self.name} has its weights in {self.expanded}"] if self.expanded else []
         return [
@@ -124,16 +124,14 @@ class Target(ABC):
 
     @cached_property
     def threads(self) -> Threads:
-        """Processor threads for the rounds of all engines of this target, chosen by how long rounds take; fixed on an
-        accelerator, where they hardly matter."""
+        """Processor threads of a round, for all engines of this target: chosen by measured time on a CPU, fixed on an
+        accelerator."""
         return Threads(None if self.device.type == "cpu" else torch.get_num_threads())
 
     @contextmanager
     def threads_of(self, number: int) -> Iterator[None]:
-        """Run rounds on `number` processor threads, then choose them as before, unless the caller fixed another number
-        meanwhile: that one stays."""
-        before, own = self.threads, Threads(number)
-        self.threads = own
+        """Within the context, rounds run on `number` processor threads."""
+        before, self.threads = self.threads, Threads(number)
         try:
             yield
         finally:
@@ -146,8 +144,8 @@ class Target(ABC):
         return False
 
     def make_exact(self) -> None:
-        """Give every token the same logits, bit for bit, whatever is verified with it: alone, in a draft of any shape,
-        in a batch, and however a prompt was cut. To be called before the first row; for all engines of this target.
+        """From now on, a token's logits are the same, bit for bit, alone, in a draft of any shape, in a batch, and for
+        any chunks of the prompt. Call it before the first row; it holds for all engines of this target.
 
         Raises ModelError if this target cannot."""
         raise ModelError(
@@ -156,11 +154,11 @@ class Target(ABC):
         )
 
     def check(self, needs: Needs) -> None:  # noqa: B027
-        """Raise ModelError if this target cannot give a drafter what it needs."""
+        """Raise ModelError if this target cannot meet a drafter's needs."""
 
     @abstractmethod
     def add_row(self, expected_length: int) -> int:
-        """A slot for a new, empty row. Memory for `expected_length` tokens is taken at once, more when it is needed."""
+        """The slot of a new, empty row, with memory for `expected_length` tokens; it grows when needed."""
 
     @abstractmethod
     def drop_row(self, slot: int) -> None:
@@ -168,7 +166,7 @@ class Target(ABC):
 
     @abstractmethod
     def length(self, slot: int) -> int:
-        """Committed tokens of a row that the cache holds."""
+        """Number of the row's tokens that the cache holds."""
 
     @abstractmethod
     def verify(
@@ -178,5 +176,5 @@ class Target(ABC):
 
     @abstractmethod
     def commit(self, slot: int, path: Sequence[int]) -> None:
-        """Keep the keys and values of the nodes `path` (node numbers of the segment just run, in order, 0 first)
-        as the row's next tokens, and forget the segment's other nodes."""
+        """Keep the keys and values of the nodes `path` (node numbers in the segment just run, increasing, from 0) as
+        the row's next tokens, and drop those of the segment's other nodes."""

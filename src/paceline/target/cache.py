@@ -1,10 +1,9 @@
-"""The ragged KV cache: every row has a slot and a length of its own.
+"""The ragged KV cache: every row has its own slot and length.
 
-One tensor holds everything, [layers, 2, slots, kv_heads, capacity, head_dim] (2: keys, values). The nodes of a tree
-are written after their row's tokens; `commit` moves those of the accepted path together, which for a chain is no move.
-Rows are never realigned and never padded on the left: a shorter row simply uses less of its slot. A cache that is too
-small doubles its capacity (or the number of slots), so a token is copied a constant number of times on average. Within
-a budget, `weight` says how many bytes a rectangle of slots and capacity takes, and `reshape` lays the rows out anew.
+One tensor [layers, 2, slots, kv_heads, capacity, head_dim] holds all keys and values. The nodes of a tree are written
+after their row's tokens; `commit` moves those of the accepted path together, and moves nothing for a chain. Rows are
+never realigned and never padded on the left. A cache that is too small doubles its capacity or its number of slots, so
+a token is copied a constant number of times on average. `reshape` lays the rows out anew within a memory budget.
 """
 
 from __future__ import annotations
@@ -22,7 +21,7 @@ GRANULE = 64
 
 
 def in_granules(length: int) -> int:
-    """A number of tokens as a capacity."""
+    """`length` tokens, rounded up to a capacity."""
     return -(-length // GRANULE) * GRANULE
 
 
@@ -33,8 +32,7 @@ PerLayer = tuple[tuple[torch.Tensor, ...], tuple[torch.Tensor, ...]]
 class RaggedCache:
     """Keys and values of rows that come and go.
 
-    Memory is 2 * layers * kv_heads * head_dim * slots * capacity numbers; capacity follows the longest row.
-    most_bytes  above this the cache grows to the size that is asked for instead of doubling."""
+    most_bytes  above this size the cache grows to the size that is needed, and does not double."""
 
     def __init__(
         self,
@@ -56,12 +54,12 @@ class RaggedCache:
 
     @property
     def capacity(self) -> int:
-        """Tokens a row may hold before the cache grows."""
+        """Tokens of a slot."""
         return self._kv.shape[4]
 
     @property
     def num_slots(self) -> int:
-        """The number of slots, taken or free."""
+        """Number of slots, used or free."""
         return self._kv.shape[2]
 
     @property
@@ -71,12 +69,12 @@ class RaggedCache:
 
     @property
     def dtype(self) -> torch.dtype:
-        """Of keys and values."""
+        """Dtype of keys and values."""
         return self._kv.dtype
 
     @property
     def nbytes(self) -> int:
-        """Memory held, in bytes."""
+        """Bytes of the cache."""
         return self._kv.nbytes
 
     @property
@@ -91,25 +89,25 @@ class RaggedCache:
         free = set(self._free)
         return [slot for slot in range(len(self._lengths)) if slot not in free]
 
-    def weight(self, slots: int, capacity: int) -> int:
-        """Bytes of a cache of that shape."""
+    def nbytes_of(self, slots: int, capacity: int) -> int:
+        """Bytes of a cache with `slots` slots of `capacity` tokens."""
         return self.token_bytes * slots * in_granules(capacity)
 
     @torch.inference_mode()  # what grew inside a forward is an inference tensor
     def add_row(self, expected_length: int) -> int:
-        """The lowest free slot, empty, of a capacity of at least `expected_length` tokens."""
+        """Take the lowest free slot for an empty row, with memory for `expected_length` tokens."""
         if not self._free:
             self._free.append(len(self._lengths))
             self._lengths.append(0)
         slot = min(self._free)
         self.reserve(min(expected_length, self.max_context))
-        self._free.remove(slot)  # not before there is memory for it
+        self._free.remove(slot)  # only now: there may have been no memory
         self._lengths[slot] = 0
-        self._kv[:, :, slot].zero_()  # an earlier row may have left NaN, see above
+        self._kv[:, :, slot].zero_()  # an earlier row may have left NaN
         return slot
 
     def drop_row(self, slot: int) -> None:
-        """Free a slot; its memory is used again."""
+        """Free a slot."""
         self._check(slot)
         self._free.append(slot)
         while self._free and len(self._lengths) - 1 in self._free:
@@ -117,7 +115,7 @@ class RaggedCache:
             self._lengths.pop()
 
     def length(self, slot: int) -> int:
-        """Committed tokens of a row."""
+        """Number of committed tokens of a row."""
         self._check(slot)
         return self._lengths[slot]
 
@@ -126,13 +124,13 @@ class RaggedCache:
             raise ValueError(f"slot {slot} holds no row")
 
     def reserve(self, length: int) -> None:
-        """Grow where rows of `length` tokens, or the slots in use, do not fit."""
+        """Grow if a row of `length` tokens or the slots in use do not fit."""
         slots, capacity = self.num_slots, self.capacity
         if len(self._lengths) > slots:
             slots = max(len(self._lengths), 2 * slots) if slots else len(self._lengths)
         if length > capacity:
             capacity = in_granules(max(length, min(2 * capacity, self.max_context + 1)))
-        if self.most_bytes is not None and self.weight(slots, capacity) > self.most_bytes:
+        if self.most_bytes is not None and self.nbytes_of(slots, capacity) > self.most_bytes:
             slots = max(len(self._lengths), self.num_slots)
             capacity = max(in_granules(length), self.capacity)
         if (slots, capacity) == (self.num_slots, self.capacity):
@@ -145,11 +143,11 @@ class RaggedCache:
 
     @torch.inference_mode()
     def reshape(self, slots: int, capacity: int) -> dict[int, int]:
-        """Lay the committed tokens of all rows out anew, in `slots` slots of `capacity` tokens, and drop all else.
+        """Move the committed tokens of all rows to a cache with `slots` slots of `capacity` tokens; drop all else.
 
-        Returns the new slot of every old one: the same where all of them still exist, else 0, 1, 2 and so on. For a
-        moment the tokens of all rows are there twice; the old memory is freed before the new is taken. Where there is
-        no memory for the new shape, the error is raised and everything is as before."""
+        Returns new slots by old ones: the same if all still exist, else 0, 1, 2 and so on. The old memory is freed
+        before the new is allocated, but the rows' tokens exist twice for a moment. Without memory for the new shape,
+        the error is raised and the cache is as before."""
         held = self.held
         slots, capacity = max(slots, len(held)), in_granules(max(capacity, *self._lengths, 0))
         new_slot = {old: new for new, old in enumerate(held)}
@@ -174,22 +172,22 @@ class RaggedCache:
 
     @torch.inference_mode()
     def copy(self, slot: int, length: int) -> torch.Tensor:
-        """Keys and values of a row's first tokens, [layers, 2, kv_heads, length, head_dim], in memory of their own."""
+        """Keys and values of a row's first tokens, [layers, 2, kv_heads, length, head_dim], copied."""
         self._check(slot)
         return self._kv[:, :, slot, :, :length].clone(memory_format=torch.contiguous_format)
 
     @torch.inference_mode()
     def paste(self, slot: int, kv: torch.Tensor) -> None:
-        """Replace the row's tokens by those of a `copy`, which fit into the capacity."""
+        """Replace the row's tokens by a `copy`, which must fit into the capacity."""
         self._check(slot)
         length = kv.shape[3]
         self._kv[:, :, slot, :, :length] = kv
         self._lengths[slot] = length
 
     def writer(self, layout: Layout, *, recorded: bool = False) -> Writer:
-        """Where the forward planned in `layout` writes and reads; the cache grows first if necessary.
+        """The cache as the planned forward writes and reads it; grows the cache first if necessary.
 
-        recorded  for a forward that is recorded: places are read from the layout when it runs, and all rows fit."""
+        recorded  for a CUDA graph: all rows fit, and the graph reads the places from the layout when it runs."""
         if not recorded:
             self.reserve(max(layout.reach.values()))
         groups = [self._read(g.first, g.last, g.keys) for g in layout.groups]
@@ -197,14 +195,14 @@ class RaggedCache:
 
     @property
     def address(self) -> int:
-        """Where the memory begins."""
+        """Address of the memory."""
         return self._kv.data_ptr()
 
     def _read(self, first: int, last: int, keys: int) -> PerLayer:
         """Keys and values of slots first..last-1 up to `keys` tokens, layer by layer.
 
-        The last result is cached: a row that decodes needs the same views many times, and making two views a layer
-        takes longer than anything else between two forwards."""
+        The last result is cached: decoding reads the same views many times, and two new views a layer take longer
+        than anything else between two forwards."""
         where = (first, last, keys)
         if where != self._views_of:
             whole = self._kv[:, :, first:last, :, :keys]
@@ -218,7 +216,7 @@ class RaggedCache:
 
     @torch.inference_mode()  # what grew inside a forward is an inference tensor
     def arrange(self, slot: int, nodes: Sequence[int]) -> None:
-        """Move uncommitted nodes, counted from the row's end, to the places right after it, in the order of `nodes`."""
+        """Move uncommitted `nodes`, numbered from the row's end, to the places right after the row, in order."""
         self._check(slot)
         length, row = self._lengths[slot], self._kv[:, :, slot]
         first = next((i for i, node in enumerate(nodes) if node != i), len(nodes))
@@ -228,9 +226,9 @@ class RaggedCache:
 
 
 class Writer:
-    """One forward's view of the cache: `write` the new keys and values of a layer, then `read` a group's.
+    """One forward's access to the cache: `write` a layer's new keys and values, then `read` those of a group.
 
-    indexed  places are looked up on the device, also where they are a slice."""
+    indexed  write by index on the device, never by slice."""
 
     def __init__(self, kv: torch.Tensor, layout: Layout, groups: Sequence[PerLayer], *, indexed: bool = False):
         self._kv, self._indexed = kv, indexed
@@ -239,7 +237,7 @@ class Writer:
         self._one: PerLayer | None = None
 
     def write(self, layer: int, keys: torch.Tensor, values: torch.Tensor) -> None:
-        """Store keys and values [N + padding, kv_heads, head_dim] of the packed nodes."""
+        """Store keys and values of the packed nodes, [N + padding, kv_heads, head_dim] each."""
         if len(self._layout.spans) == 1 and not self._indexed:
             to_keys, to_values = self._only_row()
             to_keys[layer].copy_(keys.transpose(0, 1))
@@ -250,7 +248,7 @@ class Writer:
             kv[1, slots, :, at] = values
 
     def _only_row(self) -> PerLayer:
-        """Where the nodes of a forward with one row go: a slice per layer, cut once."""
+        """The slices, layer by layer, to which a forward with one row writes."""
         if self._one is None:
             ((slot, end),) = self._layout.reach.items()
             here = self._kv[:, :, slot, :, end - self._layout.num_nodes - self._layout.padding : end]
@@ -259,17 +257,17 @@ class Writer:
 
     @property
     def kv_heads(self) -> int:
-        """Key heads of a layer."""
+        """Number of key heads."""
         return self._kv.shape[3]
 
     def addresses(self, layer: int) -> tuple[int, int, int]:
-        """Where a layer's keys and values, each [slots, kv_heads, capacity, head_dim], begin; and the capacity."""
+        """Addresses of a layer's keys and values, [slots, kv_heads, capacity, head_dim] each; and the capacity."""
         kv = self._kv
         begin = kv.data_ptr() + layer * kv.stride(0) * kv.element_size()
         return begin, begin + kv.stride(1) * kv.element_size(), kv.shape[4]
 
     def read(self, layer: int, group: int) -> tuple[torch.Tensor, torch.Tensor]:
-        """Keys and values [slots, kv_heads, keys, head_dim] that a group attends to."""
+        """Keys and values of a group, [slots, kv_heads, keys, head_dim] each."""
         keys, values = self._groups[group]
         return keys[layer], values[layer]
 
@@ -296,7 +294,7 @@ class CachedTarget(Target):
         self.cache.arrange(slot, nodes)
 
     def _best(self, logits: torch.Tensor, needs: Needs) -> tuple[torch.Tensor, torch.Tensor] | None:
-        """The best logits that a drafter needs; their time is the drafter's."""
+        """Values and ids of the `needs.top_k` best logits; their time is booked as the drafter's."""
         if not needs.top_k:
             return None
         top = top_tokens(logits, needs.top_k)

@@ -2,14 +2,15 @@
 
 Llama 1/2/3 and Vicuna, Mistral, Qwen2/2.5, Qwen3, SmolLM: pre-norm blocks of rotary attention and a gated MLP. Unlike
 an implementation for training, it joins Q, K, V into one matrix and gate, up into another, packs rows of different
-lengths without padding, and writes keys and values straight into the ragged cache. On CPUs with bfloat16 units weights
-are stored in the order that streams from memory fastest: oneDNN's, or our own (`kernels/products.py`).
+lengths without padding, and writes keys and values directly into the ragged cache. On CPUs with bfloat16 units, weights
+are stored in the order that is read fastest: oneDNN's, or our own (`kernels/products.py`).
 """
 
 from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
 from functools import cached_property
+from typing import TYPE_CHECKING
 
 import torch
 import torch.nn.functional as F
@@ -18,31 +19,32 @@ from transformers import PretrainedConfig
 from paceline.engine.clock import Clock
 from paceline.engine.round import Segment, Verdict
 from paceline.errors import ModelError
+from paceline.target import kernels
 from paceline.target.attention import Layer, TorchOps
 from paceline.target.base import BEFORE_NORM, LayerCallback, Needs
 from paceline.target.cache import CachedTarget, RaggedCache, Writer
 from paceline.target.folder import fingerprint
-from paceline.target.graphs import Recorder
-from paceline.target.kernels import integer, products
 from paceline.target.layout import Layout, padded_size, plan
 from paceline.target.linear import BlockLinear, linear
-from paceline.target.quantised.blocks import Blocks
-from paceline.target.quantised.checkpoint import describe, tensors_of
+from paceline.target.quantised.blocks import Blocks, describe, tensors_of
 from paceline.target.shape import Shape, rotary_tables, weight_shapes
 from paceline.target.threads import Threads
 
+if TYPE_CHECKING:
+    from paceline.target.graphs import Recorder
 
-def _fused_ops() -> type[TorchOps]:
-    # Imported here because compiling the kernels takes seconds the first time.
+
+def _fused(ops: TorchOps) -> TorchOps:
+    """`ops`, compiled. Imported on demand: the first compilation takes seconds."""
     from paceline.target.kernels.steps import FusedOps
 
-    return FusedOps
+    return FusedOps(ops.cos, ops.sin, ops.eps)
 
 
 class Block:
-    """One layer of a decoder: a norm, and the `Layer` over it.
+    """One layer of a decoder: a norm, then a `Layer`.
 
-    nbytes  of its weights."""
+    nbytes  bytes of its weights."""
 
     def __init__(self, weights: Mapping[str, torch.Tensor | Blocks], number: int, shape: Shape, ops: TorchOps):
         start = f"model.layers.{number}."
@@ -54,21 +56,21 @@ class Block:
     def __call__(
         self, x: torch.Tensor, delta: torch.Tensor | None, layout: Layout, cache: Writer, layer: int
     ) -> tuple[torch.Tensor, torch.Tensor]:
-        """The layer over x + delta, [N, H] each; `layer` is its place in the cache; its output is two summands too."""
+        """The layer over x + delta, [N, H] each. Its output is two summands too. layer: its number in the cache."""
         ops = self.layer.ops
         x, h = ops.add_norm(x, delta, self.norm) if delta is not None else (x, ops.norm(x, self.norm))
         return self.layer(h, x, layout, cache, layer)
 
 
 class Decoder(CachedTarget):
-    """A Llama-family target (see the module's docstring).
+    """A Llama-family target.
 
-    weights   checkpoint tensors by name, as `weight_shapes` lists them; they are cast to `dtype` on `device`. Matrices
-              may be blocks of fewer bits, which stay as they are; `dtype` is then that of everything else.
-    expand    cast blocks to `dtype` too, so that inputs of products are not rounded to eight bits.
-    weights_fingerprint  of other weights than these, from which they were quantised.
+    weights              checkpoint tensors by name (`weight_shapes`), cast to `dtype` on `device`. Matrices in blocks
+                         of few bits stay as they are; `dtype` is then that of all else.
+    expand               cast blocks to `dtype` too. Inputs of products are then not rounded to eight bits.
+    weights_fingerprint  that of the weights from which these were quantised; None: that of `weights`.
     inverse_frequencies  [head_dim / 2], instead of those that `config` describes.
-    threads   those of another target that runs on this machine, with what they have measured.
+    threads              the `Threads` of another target on this machine, with its measurements.
     """
 
     def __init__(
@@ -110,25 +112,33 @@ class Decoder(CachedTarget):
         self.head, self.head_bytes = linear([head], None, dtype), head.nbytes
         self._table: torch.Tensor | Blocks | BlockLinear = table
         if s.tied and isinstance(self.head, BlockLinear):
-            self._table = self.head  # gives its rows back; the embedding itself would take as much memory again
+            self._table = self.head  # it can return its rows; a separate embedding would take the same memory again
         cos, sin = (table.to(self.device, dtype) for table in rotary_tables(config, s, inverse_frequencies))
-        self.ops = _fused_ops()(cos, sin, s.eps) if self.head.packed else TorchOps(cos, sin, s.eps)
+        ops = TorchOps(cos, sin, s.eps)
+        self.ops = _fused(ops) if self.head.packed else ops
         self.blocks = [Block(weights, layer, s, self.ops) for layer in range(s.num_layers)]
         self.same_on_any_threads = self._has_own_products()
         self.cache = self.new_cache(s.num_layers)
-        self.recorder = Recorder(self) if self.device.type == "cuda" else None
+        self.recorder: Recorder | None = None
+        if self.device.type == "cuda":
+            from paceline.target.graphs import Recorder
+
+            self.recorder = Recorder(self)
         self.clock = Clock()
         if threads is not None:
             self.threads = threads
 
     @property
     def notes(self) -> list[str]:
-        own = super().notes
-        return [*own, *integer.warnings()] if self.quantised else own
+        if not self.quantised:
+            return super().notes
+        from paceline.target.kernels import integer
+
+        return [*super().notes, *integer.warnings()]
 
     @cached_property
     def embedding(self) -> torch.Tensor:
-        """The input embedding [V, H], for drafters; of blocks a copy."""
+        """The input embedding [V, H], for drafters; a copy if the weights are in blocks."""
         if isinstance(self._table, torch.Tensor):
             return self._table
         return self._table.dense().to(self.dtype)
@@ -143,19 +153,19 @@ class Decoder(CachedTarget):
         return rows.dense(self.dtype)
 
     def _has_own_products(self) -> bool:
-        """Whether all products are ours. oneDNN and MKL add in an order that depends on the number of threads; our
-        products and attention do not."""
+        """Whether all products are ours. The order of sums in oneDNN and MKL depends on the number of threads; in our
+        products and attention it does not."""
         layers = [product for block in self.blocks for product in block.layer.products]
         return all(product.panels is not None for product in (self.head, *layers))
 
     @property
     def exact_is_free(self) -> bool:
-        """Whether `make_exact` costs no time, and saves some: where our products are the faster ones."""
+        """Whether `make_exact` costs no time: where our products are faster than the libraries'."""
         fits = self.device.type == "cpu" and self.dtype in (torch.bfloat16, torch.float32)
-        return fits and products.preferred(self.dtype) and self._has_own_products()
+        return fits and kernels.preferred(self.dtype) and self._has_own_products()
 
     def make_exact(self) -> None:
-        """As `Target.make_exact`: attention along paths, products and the steps between them row by row."""
+        """As `Target.make_exact`: attention along paths; all else is computed row by row."""
         if self.exact:
             return
         if self.device.type != "cpu":
@@ -165,7 +175,7 @@ class Decoder(CachedTarget):
             )
         if self.dtype not in (torch.bfloat16, torch.float32):
             raise ModelError(f"exact: {self.name} runs in {self.dtype}; it needs bfloat16 or float32 (--dtype)")
-        self.ops = _fused_ops()(self.ops.cos, self.ops.sin, self.ops.eps)
+        self.ops = _fused(self.ops)
         for block in self.blocks:
             block.layer.make_exact(self.ops)
         self.head = self.head.exact()
@@ -199,7 +209,7 @@ class Decoder(CachedTarget):
         needs: Needs,
         on_layer: LayerCallback | None = None,
     ) -> tuple[torch.Tensor, dict[int, torch.Tensor]]:
-        """From states x [N, H] before layer `first` to the wanted logits [M, V], and the states that were asked for."""
+        """From states x [N, H] before layer `first` to the wanted logits [M, V], and the states of `needs`."""
         taps: dict[int, torch.Tensor] = {}
         stops = {*needs.hidden_layers, needs.callback_layer} & set(range(first, self.num_layers))
         delta: torch.Tensor | None = None
@@ -234,11 +244,12 @@ class Decoder(CachedTarget):
     def run_layers(
         self, segments: Sequence[Segment], last: int, *, first: int = 0, cache: RaggedCache | None = None
     ) -> torch.Tensor:
-        """Layers first..last-1 over the segments' nodes, [N, H]: a self-drafter's part of the forward.
+        """Run layers first..last-1 over the segments' nodes; their states [N, H]. A self-drafter's part of a forward.
 
-        Their keys and values in those layers are written after the rows; put the states into `Segment.hidden`, and
-        `verify` goes on from layer `last`. With a `first` above 0 every segment has its nodes' states before that
-        layer in `hidden`. cache: a separate one of `last - first` layers (`new_cache`), with its own row lengths."""
+        Keys and values of those layers are written after the rows. With the states in `Segment.hidden`, `verify`
+        starts at layer `last`. If `first` is above 0, every segment's `hidden` has the states before that layer.
+
+        cache  a separate one of `last - first` layers (`new_cache`), with its own row lengths."""
         layout = self._plan(segments, cache)
         writer = self._begin(layout, cache)
         if first:
@@ -253,12 +264,12 @@ class Decoder(CachedTarget):
         return (x if delta is None else x + delta)[: layout.num_nodes]
 
     def logits(self, hidden: torch.Tensor, normalise: bool = True) -> torch.Tensor:
-        """The head over hidden states [N, H] (after the final norm, if `normalise`); [N, V]."""
+        """The head's logits [N, V] of hidden states [N, H]. normalise: apply the final norm first."""
         hidden = hidden.to(self.dtype)
         return self.head(self.ops.norm(hidden, self.norm) if normalise else hidden)
 
     def trim_head(self, ids: torch.Tensor) -> None:
-        """Reduce the head to the K tokens `ids`, a drafter's trimmed vocabulary: logits become [M, K], in that order.
+        """Reduce the head to the K tokens `ids`, a drafter's trimmed vocabulary: logits are then [M, K], in that order.
         Inputs may still be any token."""
         trimmed = self.head_bytes * len(ids) // self.vocab_size
         self.head = self.head.rows(ids)
@@ -266,8 +277,8 @@ class Decoder(CachedTarget):
         self.head_bytes = trimmed
 
     def trim_cache(self, layers: int) -> RaggedCache:
-        """Reduce the cache to the first `layers` layers, for a drafter that runs the others on caches of its own
-        (`run_layers`); returns it. Before the first row."""
+        """Reduce the cache to the first `layers` layers, and return it. For a drafter that runs the others on its own
+        caches (`run_layers`). Call it before the first row."""
         self.cache = self.new_cache(layers)
         return self.cache
 
@@ -286,10 +297,10 @@ class Decoder(CachedTarget):
         )
 
     def _padding(self, segments: Sequence[Segment], last: int) -> int:
-        """The number of nodes to add to the last segment, whose row has `last` tokens, to reach a padded size.
+        """How many nodes to add to the last segment, whose row has `last` tokens, to reach a padded size.
 
-        oneDNN compiles a kernel for every number of rows of a matrix product, one or two milliseconds each, and torch's
-        attention for numbers of queries and keys (benchmarks/shapes.py). Rows without drafts need no padding."""
+        oneDNN compiles a kernel for every number of rows of a product, in one or two milliseconds, and torch for every
+        number of queries and keys in attention (benchmarks/shapes.py). Rows without drafts need no padding."""
         nodes = sum(segment.num_run for segment in segments)
         padding = padded_size(nodes) - nodes
         if self.exact or not self.head.packed or nodes == len(segments):
@@ -297,15 +308,15 @@ class Decoder(CachedTarget):
         return padding if last + len(segments[-1].tokens) + padding <= self.max_context else 0
 
     def _begin(self, layout: Layout, cache: RaggedCache | None = None) -> Writer:
-        """Grow the cache for the forward planned in `layout` if necessary, and look up its positions."""
+        """Grow the cache for the planned forward if necessary, and look up its rotary positions."""
         self.ops.begin(layout)
         return (cache or self.cache).writer(layout)
 
     def _resume(self, segments: Sequence[Segment], layout: Layout, needs: Needs) -> tuple[torch.Tensor, int]:
-        """The states [N, H] the forward starts from, and its first layer.
+        """The states [N, H] that the forward starts from, and its first layer.
 
-        If some segments have states before `resume_layer`, the layers below are run for the others. If another drafter
-        needs the states of a layer below that, every layer is run for all, and the given states are not used."""
+        If some segments have states before `resume_layer`, the layers below it run for the others alone. If another
+        drafter needs the states of a layer below it, all layers run for all segments; the given states are unused."""
         given, seam = [s.hidden for s in segments], needs.resume_layer
         wanted = {*needs.hidden_layers, needs.callback_layer} - {BEFORE_NORM}
         watched = [layer for layer in wanted if layer is not None]
@@ -321,5 +332,5 @@ class Decoder(CachedTarget):
 
 
 def _padded(states: torch.Tensor, layout: Layout) -> torch.Tensor:
-    """States [N, H] of the nodes, and zeros for the padding after them."""
+    """States [N, H] of the nodes, then zeros for the padding."""
     return F.pad(states, (0, 0, 0, layout.padding)) if layout.padding else states

@@ -1,6 +1,6 @@
-"""A model folder: where it is, here or on the Hugging Face hub, what is in it, and what can be wrong with it.
+"""A model folder, here or on the Hugging Face hub: finding it, reading its configuration and weights, checking them.
 
-Nothing is unpickled, and no code from a folder runs unless allowed. Every mistake is a ModelError of one line.
+Nothing is unpickled, and no code from a folder runs unless the user allows it. Every fault is a ModelError of one line.
 """
 
 from __future__ import annotations
@@ -23,12 +23,14 @@ from paceline.jsonl import NotJSON, loads
 from paceline.target.quantised.blocks import Blocks
 
 SMALL_FILES = ["*.json", "*.jinja", "*.txt", "*.model"]
-"""Of a hub repository: configuration and tokenizer."""
+"""Files of configuration and tokenizer."""
 NOT_OURS = ["*/*", "consolidated*"]
-"""Of a hub repository: sub-folders, and second copies of the weights in another layout."""
+"""Not downloaded from the hub: sub-folders, and copies of the weights in another layout."""
 INDEX = "model.safetensors.index.json"
+METHOD = "paceline"
+"""quant_method in the config.json of models that `paceline quantize` makes."""
 TUNED_FILE = "noise.json"
-"""Written by `paceline train noise` into the folder of the weights."""
+"""`paceline train noise` writes this into the folder of the weights."""
 
 
 def one_line(error: Exception) -> str:
@@ -42,15 +44,15 @@ def one_line(error: Exception) -> str:
 
 
 def name_of(model: str | Path) -> str:
-    """What a model is called in messages."""
+    """The name of a model in messages."""
     path = Path(model).expanduser()
     return path.resolve().name if path.exists() else str(model)
 
 
 def find(model: str | Path, files: list[str]) -> Path:
-    """The folder of `model`: itself, or the local copy of a hub repository, downloaded if necessary.
+    """The folder `model`, or the local copy of that hub repository, downloaded if necessary.
 
-    files  patterns of the repository's files that are wanted."""
+    files  patterns of the files to download."""
     path = Path(model).expanduser()
     if path.is_dir():
         return path
@@ -65,7 +67,7 @@ def find(model: str | Path, files: list[str]) -> Path:
 
 
 def _is_path(model: str | Path) -> bool:
-    """Whether `model` can only be a path: a hub id is `name` or `owner/name`."""
+    """Whether `model` cannot be a hub id, which is `name` or `owner/name`."""
     text = str(model)
     owner = re.fullmatch(r"(\w[\w.-]*)/[\w.-]+", text)
     if isinstance(model, Path) or (owner and Path(owner[1]).is_dir()):
@@ -90,12 +92,12 @@ def _from_hub(name: str, files: list[str]) -> Path:
 
 
 def is_gguf(model: str | Path) -> bool:
-    """Whether `model` names a GGUF file: by its name's end, or `owner/name:FILE.gguf` on the hub."""
+    """Whether `model` names a GGUF file, here or on the hub (`owner/name:FILE.gguf`)."""
     return str(model).endswith(".gguf")
 
 
 def gguf_of(model: str | Path) -> Path:
-    """The file `model`, downloaded if it is owner/name:FILE.gguf. ModelError if there is none."""
+    """The GGUF file `model`, downloaded if it is owner/name:FILE.gguf. ModelError if there is none."""
     path = Path(model).expanduser()
     if path.is_file():
         return path
@@ -104,7 +106,7 @@ def gguf_of(model: str | Path) -> Path:
         raise ModelError(f"there is no file {path}; a file of the hub is written owner/name:FILE.gguf")
     try:
         return Path(huggingface_hub.hf_hub_download(repository, file))
-    except Exception as error:  # of many libraries below
+    except Exception as error:  # the hub's client raises errors of many libraries
         raise ModelError(
             f"{file} of {repository} cannot be had from the hub: {shortened(one_line(error))}"
         ) from error
@@ -120,9 +122,9 @@ _SIZES = {
     "num_attention_heads": 1 << 16,
     "num_key_value_heads": 1 << 16,
     "head_dim": 1 << 16,
-    "max_position_embeddings": 1 << 24,  # rotary angles of every position are in memory; published models: 10 M
+    "max_position_embeddings": 1 << 24,  # the rotary table has all positions; published models have up to 10 M
 }
-"""Largest values of a configuration's whole numbers, which begin at 1 and may be absent."""
+"""Largest allowed values; the smallest is 1. All may be absent."""
 
 
 def read_config(folder: Path, trust_remote_code: bool = False) -> PretrainedConfig:
@@ -160,7 +162,7 @@ def _read_json(file: Path) -> dict[str, Any]:
 
 
 def check_config(config: PretrainedConfig, file: Path) -> None:
-    """ModelError if a size is not a whole number in its range, or rope_theta is not a number above 0."""
+    """ModelError if a size is not a whole number in its range, or rope_theta not a number above 0."""
     inner = config.get_text_config()
     for key, most in _SIZES.items():
         value = getattr(inner, key, None)
@@ -183,8 +185,7 @@ def _short(value: Any) -> str:
 
 
 def eos_token_ids(folder: Path, config: PretrainedConfig) -> tuple[int, ...]:
-    """Tokens that end an answer: those of config.json and of generation_config.json together. In each it is one id, a
-    list of ids or nothing."""
+    """Tokens that end an answer, from config.json and generation_config.json. Each has an id, a list or none."""
     files = {folder / "config.json": getattr(config.get_text_config(), "eos_token_id", None)}
     generation = folder / "generation_config.json"
     if generation.exists():
@@ -198,8 +199,14 @@ def eos_token_ids(folder: Path, config: PretrainedConfig) -> tuple[int, ...]:
     return tuple(sorted(ends))
 
 
+def quantisation(config: PretrainedConfig) -> Mapping[str, Any]:
+    """quantization_config of a folder that `quantised.checkpoint.write` made; empty for others."""
+    method = getattr(config, "quantization_config", None)
+    return method if isinstance(method, Mapping) and method.get("quant_method") == METHOD else {}
+
+
 def tuned_note(folder: str) -> str | None:
-    """One sentence for reports on a model that `paceline train noise` made; None for any other."""
+    """One sentence for reports on a model that `paceline train noise` made; None for others."""
     try:
         start = loads((Path(folder).expanduser() / TUNED_FILE).read_bytes())["tuned_from"]["name"]
     except (OSError, NotJSON, KeyError, TypeError):
@@ -213,9 +220,9 @@ def tuned_note(folder: str) -> str | None:
 # Its weights ---------------------------------------------------------------------------------------------------------
 
 _FLOATS = ("F16", "BF16", "F32", "F64")
-"""Number formats of safetensors that are weights without a scale."""
+"""Number formats of safetensors that need no scale."""
 _SAMPLE = 64
-"""Numbers of a tensor in a fingerprint: fine-tuning in bfloat16 leaves many unchanged, but not all of a model's."""
+"""Sampled numbers of a tensor in a fingerprint. Fine-tuning in bfloat16 leaves many unchanged, but not all."""
 
 
 def open_weights(folder: Path) -> dict[str, Any]:
@@ -237,7 +244,7 @@ def open_weights(folder: Path) -> dict[str, Any]:
 
 
 def refuse_pointer(file: Path) -> None:
-    """ModelError if a file of weights is what Git keeps in their place."""
+    """ModelError if a file is a Git LFS pointer instead of weights."""
     with file.open("rb") as opened:
         if opened.read(30).startswith(b"version https://git-lfs"):
             raise ModelError(f"{file} is a Git LFS pointer, not the weights: run `git lfs pull`")
@@ -271,7 +278,7 @@ def _weight_files(folder: Path) -> list[Path]:
 
 
 def check_numbers(folder: Path, keys: Iterable[str], tensors: Mapping[str, Any]) -> None:
-    """ModelError for weights that are not floating-point numbers, for their scale is not known."""
+    """ModelError for weights that are not floating-point numbers: their scale is unknown."""
     for key in keys:
         kind = tensors[key].get_slice(key).get_dtype()
         if kind not in _FLOATS:
@@ -282,7 +289,7 @@ def check_numbers(folder: Path, keys: Iterable[str], tensors: Mapping[str, Any])
 
 
 def check_layers(folder: Path, num_layers: int, keys: Iterable[str]) -> None:
-    """ModelError if there are weights of layers that the configuration does not have."""
+    """ModelError if `keys` name layers that the configuration does not have."""
     numbers = [int(match[1]) for key in keys if (match := re.match(r"(?:model\.)?layers\.(\d+)\.", key))]
     if numbers and max(numbers) >= num_layers:
         raise ModelError(
@@ -292,7 +299,7 @@ def check_layers(folder: Path, num_layers: int, keys: Iterable[str]) -> None:
 
 
 def refuse_absent(folder: Path, absent: Sequence[str]) -> None:
-    """ModelError if tensors that the configuration asks for are absent."""
+    """ModelError if `absent` names tensors: the configuration asks for them."""
     if absent:
         more = f" and {len(absent) - 2} more" if len(absent) > 2 else ""
         raise ModelError(
@@ -302,7 +309,7 @@ def refuse_absent(folder: Path, absent: Sequence[str]) -> None:
 
 
 def check_shape(folder: Path, key: str, shape: Sequence[int], wanted: Sequence[int]) -> None:
-    """ModelError if a tensor has another shape than the configuration asks for."""
+    """ModelError if a tensor has another shape than `wanted`."""
     if list(shape) != list(wanted):
         raise ModelError(
             f"{folder}: {key} has shape {list(shape)} where config.json asks for {list(wanted)}: "
@@ -311,17 +318,17 @@ def check_shape(folder: Path, key: str, shape: Sequence[int], wanted: Sequence[i
 
 
 def check_shapes(folder: Path, shapes: Mapping[str, tuple[int, ...]], tensors: Mapping[str, Any]) -> None:
-    """ModelError unless every tensor of `shapes` is there, with its shape."""
+    """ModelError unless `tensors` has every tensor of `shapes`, with its shape."""
     refuse_absent(folder, [key for key in shapes if key not in tensors])
     for key, shape in shapes.items():
         check_shape(folder, key, tensors[key].get_slice(key).get_shape(), shape)
 
 
 def fingerprint(weights: Mapping[str, torch.Tensor | Blocks]) -> str:
-    """16 hexadecimal digits that tell a model's weights from others: a drafter is trained for one model.
+    """16 hexadecimal digits that identify a model's weights: a drafter is trained for one model.
 
-    A sample of every tensor, rounded to bfloat16, with its name and shape: it does not depend on dtype or device. Of
-    blocks the bytes are sampled."""
+    The hash of every tensor's name, shape and a sample of its numbers, rounded to bfloat16 (of blocks: of their bytes),
+    so that it does not depend on dtype or device."""
     digest = hashlib.sha256()
     for name, weight in sorted(weights.items()):
         flat = weight.data.reshape(-1) if isinstance(weight, Blocks) else weight.detach().reshape(-1)

@@ -1,11 +1,10 @@
-"""Recorded forwards: on a CUDA device a round of decoding is launched as one graph.
+"""CUDA graphs: on a CUDA device a round of decoding is launched as one graph.
 
-A forward of a decoder is hundreds of kernels, and launching them one by one takes longer than running them
-(docs/measurements.md). A CUDA graph is launched once, but always runs the same kernels over the same memory. So a round
-is brought to one of a few forms: every row has the same number of nodes, the missing ones added after its own, and
-attention reads a multiple of `KEYS` keys. A form is run as it is the first time, recorded the second time, and replayed
-from then on. Rounds that have no such form are run as usual: long chunks of prompts, self-drafters that come with
-states, rows whose slots have gaps.
+A forward is hundreds of kernels, and launching them one by one takes longer than running them (docs/measurements.md).
+A CUDA graph is launched once, but always runs the same kernels over the same memory. So a round is padded to one of a
+few forms: all rows have the same number of nodes, and attention reads a multiple of `KEYS` keys. A form runs without a
+graph the first time, is recorded the second time, and is replayed from then on. Rounds that fit no form run without
+graphs: long chunks of prompts, segments with a self-drafter's states, rows whose slots have gaps between them.
 """
 
 from __future__ import annotations
@@ -29,18 +28,21 @@ if TYPE_CHECKING:
 WIDTHS = (1, 2, 4, 8, 12, 16, 24, 32, 48, SHARED_QUERIES)
 """Nodes of a row in a form."""
 KEYS = 256
-"""Attention reads a multiple of this many keys, or all there are."""
+"""Attention reads a multiple of this many keys, or the whole capacity."""
 MOST_NODES = 256
-"""Nodes of a form; more are worth their launches, and padding them would cost."""
+"""Most nodes of a form. With more, launching takes a small share of the time, and padding a larger one."""
 MOST_FORMS = 96
-"""Most recorded forms; those not used for longest are dropped."""
+"""Most recorded forms; the least recently used is dropped."""
 
 Output = tuple[torch.Tensor, dict[int, torch.Tensor]]
-"""Logits of all nodes, and the states that were asked for."""
+"""Logits of all nodes, and hidden states by layer."""
 
 
 class Form(NamedTuple):
-    """What two rounds must have in common to be one recording."""
+    """Rounds of the same form share a recording.
+
+    first, last  slots first..last-1. width: nodes of a row. keys: read by attention.
+    layers       of the hidden states. cache: the cache's shape and address."""
 
     first: int
     last: int
@@ -56,7 +58,7 @@ class Form(NamedTuple):
 
 
 class Recording:
-    """One form: the memory that its inputs are copied into, and what is launched."""
+    """The CUDA graph of one form, and the memory of its inputs."""
 
     def __init__(self, decoder: Decoder, form: Form):
         self._decoder, self._form = decoder, form
@@ -68,27 +70,29 @@ class Recording:
         self._output: Output | None = None
 
     def fill(self, tokens: IntArray, positions: IntArray, at: IntArray, lengths: IntArray, sees: np.ndarray) -> None:
-        """Copy a round's inputs to the device: three of [nodes], one of [slots], which nodes of its row each node sees
-        [slots, width, width]."""
+        """Copy a round's inputs to the device.
+
+        tokens, positions, at  [nodes], as in `Layout`. lengths: committed lengths [slots].
+        sees  bool [slots, width, width]: which nodes of its row each node sees."""
         self._numbers.copy_(torch.from_numpy(np.concatenate([tokens, positions, at, lengths])))
         self._sees.copy_(torch.from_numpy(sees))
 
     def record(self, pool: Any) -> None:
-        """Record the forward; what is recorded is not run."""
+        """Record the forward without running it."""
         graph = torch.cuda.CUDAGraph()
         with torch.cuda.graph(graph, pool=pool, capture_error_mode="thread_local"):
             self._output = self.forward()
         self._graph = graph
 
     def run(self) -> Output:
-        """The forward's output for the inputs. The memory is used again by the next recording that runs."""
+        """The forward's output. The next recording that runs overwrites it."""
         if self._graph is None or self._output is None:
             return self.forward()
         self._graph.replay()
         return self._output
 
     def forward(self) -> Output:
-        """The forward over the inputs, kernel by kernel."""
+        """Run the forward without the graph."""
         decoder, form = self._decoder, self._form
         tokens, positions, at = self._numbers[: 3 * form.nodes].view(3, form.nodes)
         group = Group(form.first, form.last, form.width, form.keys, 0, form.nodes, None, None, None, self._mask())
@@ -99,7 +103,7 @@ class Recording:
         return decoder.finish(x, 0, layout, writer, Needs(hidden_layers=form.layers))
 
     def _mask(self) -> torch.Tensor:
-        """What every query sees, additive, [slots, 1, width * shared, keys]."""
+        """The additive mask [slots, 1, width * shared, keys]."""
         form, shape = self._form, self._decoder.shape
         after = torch.arange(form.keys, device=self._sees.device) - self._numbers[3 * form.nodes :, None]
         among = after.clamp(0, form.width - 1)[:, None].expand(-1, form.width, -1)
@@ -109,7 +113,7 @@ class Recording:
 
 
 class Recorder:
-    """The recordings of one decoder. record: False runs every form as it is, for tests without a CUDA device."""
+    """The recordings of one decoder. record: False runs forms without graphs, for tests without a CUDA device."""
 
     def __init__(self, decoder: Decoder, record: bool = True):
         self._decoder, self._record = decoder, record
@@ -128,7 +132,7 @@ class Recorder:
                 self._recordings.popitem(last=False)
         self._recordings.move_to_end(form)
         recording.fill(*self._inputs(segments, form))
-        clock, self._decoder.clock = self._decoder.clock, Clock()  # laps of a recording would be of nothing
+        clock, self._decoder.clock = self._decoder.clock, Clock()  # recording runs nothing, so its laps mean nothing
         try:
             if self._record and known and recording._graph is None:
                 recording.record(self._pool)
@@ -157,7 +161,7 @@ class Recorder:
         return Form(first, last, width, keys, needs.hidden_layers, (*cache.shape, cache.address))
 
     def _inputs(self, segments: Sequence[Segment], form: Form) -> tuple[IntArray, ...]:
-        """What `Recording.fill` takes."""
+        """The arguments of `Recording.fill`."""
         slots, width = form.last - form.first, form.width
         tokens, positions, at = (np.zeros((slots, width), np.int64) for _ in range(3))
         lengths, sees = np.zeros(slots, np.int64), np.zeros((slots, width, width), bool)
@@ -171,7 +175,7 @@ class Recorder:
     def _verdict(
         self, segments: Sequence[Segment], form: Form, logits: torch.Tensor, taps: dict[int, torch.Tensor]
     ) -> Verdict:
-        """The results of the segments' own nodes, copied out of the recording's memory."""
+        """The results of the segments' own nodes, copied from the recording's memory."""
         begins = [(segment.slot - form.first) * form.width for segment in segments]
         nodes = [begin + np.arange(s.num_run) for begin, s in zip(begins, segments, strict=True)]
         wanted = [at[len(at) - s.num_logits :] for at, s in zip(nodes, segments, strict=True)]

@@ -1,7 +1,7 @@
 """Any transformers causal language model as a target, with its keys and values in our ragged cache.
 
-A model proves on loading that its logits, verified as a tree on our cache, are those of plain forwards; one that cannot
-is refused. What we use of transformers' caches and masks is here and nowhere else.
+On loading, a proof compares its logits, verified as a tree on our cache, with those of plain forwards; a model that
+fails is refused. Only this file uses transformers' caches and masks.
 """
 
 from __future__ import annotations
@@ -39,8 +39,8 @@ def load(
     eos_token_ids: Sequence[int] = (),
     trust_remote_code: bool = False,
 ) -> HFTarget:
-    """The transformers model in `folder`; ModelError if transformers cannot load all of it, or it cannot be verified
-    as a tree. Weights are read from safetensors only."""
+    """The transformers model in `folder`, from safetensors only. ModelError if transformers cannot load it completely,
+    or if it cannot be a target."""
     try:
         with _quiet():
             loaded: Any = AutoModelForCausalLM.from_pretrained(
@@ -66,7 +66,7 @@ def load(
 
 @contextmanager
 def _quiet() -> Iterator[None]:
-    """No progress bar and no tables while transformers reads weights; we report what is wrong in one line."""
+    """No progress bar and no tables while transformers reads weights: we report errors in one line."""
     bar, level = logging.is_progress_bar_enabled(), logging.get_verbosity()
     logging.disable_progress_bar()
     logging.set_verbosity_error()
@@ -81,8 +81,8 @@ def _quiet() -> Iterator[None]:
 class HFTarget(CachedTarget):
     """A transformers model as a target.
 
-    model   any AutoModelForCausalLM; it is put into evaluation mode.
-    prove   run the proof (`Example`, a few forwards of a few tokens); ModelError if the model fails it.
+    model  any AutoModelForCausalLM; it is put into evaluation mode.
+    prove  run the proof (`Example`, a few forwards of a few tokens); ModelError if the model fails it.
     """
 
     def __init__(
@@ -105,7 +105,7 @@ class HFTarget(CachedTarget):
         own = embedding is not None and (head is None or head.weight is not embedding.weight)
         self.weight_bytes = sum(w.nbytes for w in model.parameters()) - (embedding.weight.nbytes if own else 0)
         self.masks_itself = True
-        """Whether the model's own mask is right at the beginning of a prompt; the proof finds out."""
+        """Whether the model's own mask is right at the beginning of a prompt; the proof tests it."""
         self.weights_fingerprint = fingerprint(dict(model.named_parameters()))
         plain = Example(self)
         self.vocab_size = plain.logits.shape[-1]
@@ -116,7 +116,7 @@ class HFTarget(CachedTarget):
             plain.compare(self)
 
     def check(self, needs: Needs) -> None:
-        """ModelError if a drafter needs what only the native decoder can do."""
+        """ModelError for needs that only the native decoder can meet."""
         if needs.resume_layer is not None or needs.callback_layer is not None:
             raise ModelError(
                 f"{self.name} runs through transformers, whose forward cannot be entered or left in the middle; "
@@ -127,7 +127,7 @@ class HFTarget(CachedTarget):
     def verify(
         self, segments: Sequence[Segment], needs: Needs = Needs(), on_layer: LayerCallback | None = None
     ) -> Verdict:
-        """As `Target.verify`; long prompt chunks take forwards of their own."""
+        """As `Target.verify`; each long prompt chunk runs in a forward of its own."""
         self.check(needs)
         if any(s.hidden is not None for s in segments):
             raise ModelError(f"{self.name} runs through transformers and cannot resume from a drafter's states")
@@ -146,7 +146,7 @@ class HFTarget(CachedTarget):
         )
 
     def _forwards(self, segments: Sequence[Segment]) -> Iterator[list[int]]:
-        """Which segments share a forward: all short ones, in the order of their slots, and each long one alone."""
+        """Numbers of the segments of each forward: all short ones, by slot; each long one alone."""
         short = [s for s, segment in enumerate(segments) if segment.num_run <= SHARED_QUERIES]
         if short:
             yield sorted(short, key=lambda s: segments[s].slot)
@@ -155,7 +155,7 @@ class HFTarget(CachedTarget):
     def _forward(
         self, segments: Sequence[Segment], hidden_layers: Sequence[int]
     ) -> list[tuple[torch.Tensor, dict[int, torch.Tensor]]]:
-        """One forward; for each segment its logits [num_logits, V] and hidden states {layer: [n, H]}."""
+        """One forward; of each segment the logits [num_logits, V] and hidden states {layer: [n, H]}."""
         lengths = [self.cache.length(s.slot) for s in segments]
         spare = self._spare(segments, lengths)
         if spare:
@@ -166,8 +166,8 @@ class HFTarget(CachedTarget):
         return self._padded_forward(segments, lengths, hidden_layers)
 
     def _spare(self, segments: Sequence[Segment], lengths: Sequence[int]) -> int:
-        """Nodes to add to a draft that is verified alone on a CPU: kernels take no less time for 2 or 3 rows than for
-        4, nor for 7 than for 8 (benchmarks/rows.py)."""
+        """How many nodes to add to a draft that is verified alone on a CPU: kernels are not faster for 2 or 3 rows than
+        for 4, nor for 7 than for 8 (benchmarks/rows.py)."""
         count = segments[0].num_run
         if len(segments) > 1 or self.device.type != "cpu" or not 1 < count <= SHARED_QUERIES:
             return 0
@@ -195,7 +195,7 @@ class HFTarget(CachedTarget):
         cache: Cache,
         hidden_layers: Sequence[int],
     ) -> list[tuple[torch.Tensor, dict[int, torch.Tensor]]]:
-        """The model over packed `tokens` and `positions`, int64 [N]; returns what `_forward` does."""
+        """Run the model over packed `tokens` and `positions`, int64 [N]; returns as `_forward`."""
         keep = max(1, *(s.num_logits for s in segments))  # 0 would mean all
         with _shared_keys(self.device):
             out = self.model(
@@ -218,7 +218,7 @@ class HFTarget(CachedTarget):
     def _mask(
         self, segments: Sequence[Segment], lengths: Sequence[int], padding: Padding, layout: Layout
     ) -> torch.Tensor | None:
-        """Who sees whom; None at the beginning of a prompt, where the model's own mask is right and costs less."""
+        """The attention mask; None at the beginning of a prompt, where the model's own mask is right and cheaper."""
         (group,) = layout.groups
         if len(segments) > 1:
             return self._additive(_visible(segments, lengths, padding.queries, group.keys))
@@ -227,21 +227,21 @@ class HFTarget(CachedTarget):
         return group.mask[:, :, : padding.queries].clamp(min=torch.finfo(self.dtype).min)
 
     def _additive(self, visible: NDArray[np.bool_]) -> torch.Tensor:
-        """The mask in transformers' form: [rows, 1, queries, keys], 0 or the least number of the dtype. Eager
-        attention adds it, so it cannot be boolean."""
+        """`visible` in transformers' form: [rows, 1, queries, keys], 0 or the dtype's minimum. Not boolean: eager
+        attention adds it."""
         mask = torch.zeros(visible.shape, dtype=self.dtype, device=self.device)
         mask.masked_fill_(torch.from_numpy(~visible).to(self.device), torch.finfo(self.dtype).min)
         return mask.unsqueeze(1)
 
 
 GROUPED = "TRANSFORMERS_SDPA_FORCE_GQA"
-"""transformers' switch, read in every call of attention, to leave it to torch that query heads share key heads."""
+"""transformers' switch, read in every call of attention: torch handles query heads that share key heads."""
 
 
 @contextmanager
 def _shared_keys(device: torch.device) -> Iterator[None]:
-    """On a CPU, with a mask, transformers copies the keys and values of the whole text for every query head that shares
-    them; torch's kernel there gives the same bits without."""
+    """On a CPU, do not copy keys and values for every query head that shares them, as transformers does with a mask.
+    torch's kernel gives the same bits."""
     if device.type != "cpu" or GROUPED in os.environ:
         yield
         return
@@ -257,10 +257,10 @@ def _offsets(counts: Sequence[int]) -> list[int]:
 
 
 class Padding:
-    """Between the packed nodes [N, ...] of some segments and the padded [rows, queries, ...], right-aligned.
+    """Converts between the packed nodes [N, ...] of segments and the padded [rows, queries, ...].
 
-    On the left: then the logits wanted are the last of every row, and architectures with a built-in causal mask count
-    a query's place from the end."""
+    Rows are padded on the left: the wanted logits are then the last of every row, and architectures with a built-in
+    causal mask count a query's place from the end."""
 
     def __init__(self, segments: Sequence[Segment], device: torch.device):
         counts = [s.num_run for s in segments]
@@ -272,7 +272,7 @@ class Padding:
         self.at = (torch.from_numpy(row).to(device), torch.from_numpy(column).to(device))
 
     def pad(self, packed: torch.Tensor) -> torch.Tensor:
-        """[N, ...] to [rows, queries, ...], zeros between."""
+        """[N, ...] to [rows, queries, ...], padded with zeros."""
         if self.rows == 1:
             return packed.unsqueeze(0)
         padded = packed.new_zeros(self.rows, self.queries, *packed.shape[1:])
@@ -299,9 +299,9 @@ def _visible(segments: Sequence[Segment], lengths: Sequence[int], queries: int, 
 
 
 class _RowsCache(Cache):
-    """Our ragged cache as a cache of transformers, for one forward; the model's layers call `update`.
+    """Our ragged cache as a transformers cache, for one forward; the model's layers call `update`.
 
-    whole  give the layers as many keys as the mask has; else those of the forward's own tokens alone."""
+    whole  layers attend to as many keys as the mask has; False: to the forward's own tokens."""
 
     def __init__(self, writer: Writer, layout: Layout, padding: Padding, segments: Sequence[Segment], whole: bool):
         super().__init__(layer_class_to_replicate=DynamicLayer)
@@ -314,16 +314,16 @@ class _RowsCache(Cache):
     def update(
         self, key_states: torch.Tensor, value_states: torch.Tensor, layer_idx: int, *args: Any, **kwargs: Any
     ) -> tuple[torch.Tensor, torch.Tensor]:
-        """Write the nodes' keys and values [rows, kv_heads, queries, head_dim] after their rows; return those of
-        all rows [rows, kv_heads, keys, head_dim]."""
+        """Write the nodes' keys and values [rows, kv_heads, queries, head_dim] after their rows; returns the rows' keys
+        and values [rows, kv_heads, keys, head_dim]."""
         pack = self._padding.pack
         self._writer.write(layer_idx, pack(key_states.transpose(1, 2)), pack(value_states.transpose(1, 2)))
         keys, values = (read[:, :, : self._keys] for read in self._writer.read(layer_idx, 0))
-        # Slots between ours belong to rows that are not in this forward.
+        # Slots between ours belong to rows outside this forward.
         return (keys, values) if self._slots is None else (keys[self._slots], values[self._slots])
 
     def get_seq_length(self, layer_idx: int = 0) -> int:
-        """Tokens of the longest row before this forward; models that are given positions and a mask do not use it."""
+        """Tokens of the longest row before this forward. Models do not use it when positions and a mask are given."""
         return self._keys - self._padding.queries
 
     def get_mask_sizes(self, query_length: int, layer_idx: int = 0) -> tuple[int, int]:
@@ -334,14 +334,14 @@ class _RowsCache(Cache):
 # Which models can be targets -----------------------------------------------------------------------------------------
 
 ALIBI = ("build_alibi_tensor", "build_mpt_alibi_tensor")
-"""Methods of BLOOM and MPT, whose configurations do not say that they count distances."""
+"""Methods of BLOOM and MPT, whose configurations do not mention ALiBi."""
 
 
 def _refuse(name: str, model: Any, config: PretrainedConfig) -> None:
     """ModelError for a model whose configuration shows that it cannot be a target."""
-    odd = {_way_of(type(layer)) for layer in DynamicCache(config=model.config).layers} - {""}
+    odd = {_other_attention(type(layer)) for layer in DynamicCache(config=model.config).layers} - {""}
     if getattr(config, "model_type", "") == "gpt_neo" and "local" in config.attention_layers:
-        odd.add("a sliding window")  # under another name
+        odd.add("a sliding window")  # GPT-Neo has its own name for it
     why = ""
     if odd:
         why = f"some layers have {' and '.join(sorted(odd))}, and cannot forget a rejected draft"
@@ -358,8 +358,8 @@ def _refuse(name: str, model: Any, config: PretrainedConfig) -> None:
         raise ModelError(f"{name} ({model.config.model_type}): its configuration does not say how long a text may be")
 
 
-def _way_of(layer: type) -> str:
-    """How a layer with this cache looks back, in words; nothing for full attention."""
+def _other_attention(layer: type) -> str:
+    """What a layer with this kind of cache has instead of full attention, in words; "" for full attention."""
     if layer is DynamicLayer:
         return ""
     if "LinearAttention" in layer.__name__:
@@ -368,17 +368,17 @@ def _way_of(layer: type) -> str:
 
 
 TOLERANCE, ROUNDING, NOISE, LIMIT = 1e-3, 8.0, 4.0, 0.2
-"""Largest error in the proof, as a share of the effect of seeing wrong tokens: the largest of TOLERANCE, ROUNDING times
-the precision of the dtype, and NOISE times the error between two plain forwards; but never more than LIMIT."""
+"""Largest error that the proof allows, relative to the effect of seeing wrong tokens: the maximum of TOLERANCE,
+ROUNDING times the dtype's precision, and NOISE times the difference of two plain forwards; at most LIMIT."""
 
 
 class Example:
-    """The proof: plain forwards of three short texts, and the same from our cache.
+    """The proof: compares plain forwards of short texts with the same texts on our cache.
 
     Row 0 is a longer prefix and one node. Row 1 is a shorter prefix and a wide tree: a root, siblings, and a leaf
-    below the last of them, so that the leaf's place in the cache is far from its position in the text. The third text
-    is row 1 if the leaf saw all siblings: its difference from row 1 is the size of an error that matters. The
-    difference between two plain forwards in this precision is the size of an error that does not."""
+    below the last of them, whose place in the cache is far from its position in the text. The third text is row 1 as
+    if the leaf saw all siblings: its difference from row 1 shows how large an error of a wrong mask is. The difference
+    of two plain forwards shows how large rounding errors are."""
 
     SIBLINGS = 12
 
@@ -416,8 +416,8 @@ class Example:
         return self.model(input_ids=ids, past_key_values=cache, use_cache=True).logits.float()
 
     def compare(self, target: HFTarget) -> None:
-        """ModelError unless the logits of `target` agree with the plain forwards'; with our mask at the beginning of a
-        prompt, if the model's own is not right there."""
+        """ModelError unless the logits of `target` agree with those of plain forwards. If they only do so with our mask
+        at the beginning of a prompt, sets `target.masks_itself` to False."""
         error, allowed = self._error(target)
         if not error <= allowed:
             target.masks_itself = False
@@ -429,7 +429,7 @@ class Example:
             )
 
     def _error(self, target: HFTarget) -> tuple[float, float]:
-        """The error of the worst node, and what is allowed."""
+        """The worst node's error, and the largest error allowed."""
         slots = [target.add_row(0) for _ in range(2)]
         try:
             error, noise = self.errors(target, slots)
@@ -446,8 +446,8 @@ class Example:
 
     @torch.inference_mode()
     def errors(self, target: HFTarget, slots: Sequence[int]) -> tuple[float, float]:
-        """Root mean square errors of the worst node, ours and of another plain forward, relative to the effect of
-        seeing what must not be seen."""
+        """Root mean square errors of the worst node, from our cache and of a second plain forward, relative to the
+        effect of seeing wrong tokens."""
         a, b = slots
         for slot, tokens in ((a, self.long[:-1]), (b, self.prefix)):
             target.verify([Segment.chunk(slot, tokens, False)])

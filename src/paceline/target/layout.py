@@ -1,9 +1,9 @@
-"""Layout: how the segments of one forward lie in memory, and which keys each node attends to. Planning in NumPy.
+"""Layout: where the segments of one forward lie in memory, and which keys each node attends to. Planned in NumPy.
 
-Every token of every segment is packed into one dimension, N in all, so that linear layers run almost no padding. Only
-attention needs more dimensions: short segments share one padded group over a range of slots, and each long one (a
-prompt's chunk) is a group. Node i of a segment has the position (length of the row) + (its depth) and the cache place
-(length of the row) + i; it sees the row's committed tokens, its ancestors and itself.
+The N tokens of all segments are packed into one dimension, so that linear layers compute almost no padding. Attention
+needs more dimensions: short segments share one padded group over a range of slots; a long one (a prompt's chunk) is a
+group of its own. Node i of a segment has the position (row length) + (its depth) and the cache place (row length) + i;
+it sees the row's committed tokens, its ancestors and itself.
 """
 
 from __future__ import annotations
@@ -20,20 +20,20 @@ from paceline.engine.round import Segment
 from paceline.engine.tree import IntArray, ancestors
 
 SHARED_QUERIES = 64
-"""Segments of at most this many nodes are padded to each other; longer ones would waste the others' time."""
+"""Most nodes of a segment in a shared group: the others are padded to the longest."""
 
 FEWEST = 4
-"""Fewest queries of a key head in attention; torch takes another path for one, and oneDNN for up to three."""
+"""Fewest queries of a key head in attention: torch has another kernel for one, and oneDNN for up to three."""
 
 KEY_GRANULE = 64
-"""Attention reads a multiple of this many keys, the last ones masked, for at least `FEWEST` queries. torch's CPU kernel
-then adds in the same order for any number of nodes, so that a token's attention is the same alone and in a draft, in
-bfloat16 too. 16 would be enough for that; with 64 torch compiles kernels for fewer sizes (benchmarks/shapes.py)."""
+"""Attention reads a multiple of this many keys (the last masked), for at least `FEWEST` queries. torch's CPU kernel
+then has one order of sums for any number of nodes, so that a token's attention is the same alone and in a draft, in
+bfloat16 too. 16 is enough for that; with 64, torch compiles kernels for fewer sizes (benchmarks/shapes.py)."""
 
 
 def padded_size(count: int) -> int:
     """Round a number of nodes up to a size that kernels are compiled for: 1, 2, 3, 4, 6, ... 16, 20, ... 32, 40, ...
-    96, 112, ... 256, 288, ...; at most a fourth more nodes."""
+    96, 112, ... 256, 288, ...; at most a quarter more from 4 on."""
     steps = ((4, 1), (16, 2), (32, 4), (96, 8), (256, 16), (512, 32))
     step = next((step for most, step in steps if count <= most), 64)
     return -(-count // step) * step
@@ -41,15 +41,16 @@ def padded_size(count: int) -> int:
 
 @dataclass(slots=True)
 class Group:
-    """Segments attended in one call: slots first..last-1, `queries` nodes each, the first `keys` of the cache.
+    """Segments of one attention call: slots first..last-1, `queries` nodes each, over the first `keys` of the cache.
 
-    gather   int64 [slots * queries]: packed index of every (slot, query), padding pointing anywhere; None when the
-             packed order is the padded order.
-    scatter  int64 [nodes]: where each packed node of the group sits in that padded order; None as above.
-    begin, end  the packed nodes of the group, when they are consecutive and gather is None.
-    mask     additive [slots, 1, queries * shared, keys], 0 or -inf: at every node a row for each of the `shared` query
-             heads of a key head, and at least `FEWEST` rows, the last unused. A long segment has one row a node, which
-             is cheaper there. None: the first chunk of a prompt, which is causal and needs no mask.
+    begin, end  the group's packed nodes, if gather is None.
+    gather      int64 [slots * queries]: the packed node of every (slot, query), any for padding; None if the packed
+                order is the padded order.
+    scatter     int64 [nodes]: the padded place of each packed node of the group; None as above.
+    packed      int64 [nodes]: the group's packed nodes; None as above.
+    mask        additive, 0 or -inf, [slots, 1, queries * shared, keys]: for each node a row for each of the `shared`
+                query heads of a key head, and at least `FEWEST` rows, the last unused. A long segment has one row for
+                each node, which is cheaper there. None for the first chunk of a prompt, which is causal.
     """
 
     first: int
@@ -65,19 +66,20 @@ class Group:
 
     @property
     def is_long(self) -> bool:
-        """Whether this is one segment too long to share a call."""
+        """Whether this is one segment, too long to share a call."""
         return self.queries > SHARED_QUERIES
 
 
 @dataclass(slots=True)
 class Layout:
-    """The plan of one forward over N packed nodes and, after them, `padding` whose results are not used.
+    """The plan of one forward over N packed nodes, then `padding` nodes whose results are not used.
 
-    tokens, positions, slots, at   int64 [N + padding]; `at` is the place in the row's cache.
-    spans     (begin, end) of every segment in the packed order.
-    groups    the calls of torch's attention; none where `paths` says what each node sees (`plan(exact=True)`).
-    wanted    int64 [M]: packed nodes whose logits are wanted, or None for all; wanted_at as Verdict.logits_at.
-    reach     by slot: tokens of the row in the cache, those of this forward included.
+    tokens, positions, slots, at   int64 [N + padding]; `at` is the place in the row's slot.
+    spans      (begin, end) of every segment in the packed order.
+    groups     the calls of torch's attention; empty if `paths` has the keys of each node (`plan(exact=True)`).
+    wanted     int64 [M]: packed nodes whose logits are wanted; None: all.
+    wanted_at  as Verdict.logits_at.
+    reach      by slot: the row's tokens in the cache, including those of this forward.
     """
 
     tokens: torch.Tensor
@@ -94,7 +96,7 @@ class Layout:
 
     @property
     def num_nodes(self) -> int:
-        """N."""
+        """N, without padding."""
         return self.spans[-1][1]
 
 
@@ -111,11 +113,11 @@ def plan(
 ) -> Layout:
     """Lay out `segments`; lengths[s] is the committed length of segment s's row.
 
-    shared  query heads that share a key head.
-    window  a node sees only this many tokens, itself included (sliding-window attention).
-    padding nodes that are added to the last segment. Like rejected drafts, they stay in the cache after the row until
-            something else is written there.
-    exact   attention is computed along paths (`PathPlan`), so that results do not depend on the layout."""
+    shared   query heads that share a key head.
+    window   most tokens that a node sees, including itself (sliding-window attention).
+    padding  nodes to add to the last segment. Like rejected drafts, they stay in the cache after the row until they are
+             overwritten.
+    exact    compute attention along paths (`PathPlan`), so that results do not depend on the layout."""
     counts = [s.num_logits for s in segments]
     asked = _spans(segments)
     wanted = None
@@ -173,7 +175,7 @@ def _group(
     dtype: torch.dtype,
     device: torch.device | str,
 ) -> Group:
-    """One attention call for `members`, each on its own slot."""
+    """The attention call of segments `members`, each in its own slot."""
     slots = [segments[s].slot for s in members]
     first, last = min(slots), max(slots) + 1
     queries = max(segments[s].num_run for s in members)
@@ -199,7 +201,7 @@ def _group(
 
 
 def _is_first_chunk(segment: Segment, keys: int, window: int | None) -> bool:
-    """A chain with nothing before it that fits into the window."""
+    """Whether the segment is a chain, begins its row, and fits into the window."""
     n = len(segment.tokens)
     return n == keys and segment.start == 0 and int(segment.depth[-1]) == n - 1 and (window is None or n <= window)
 
@@ -212,7 +214,7 @@ def _padding(
     last: int,
     queries: int,
 ) -> tuple[IntArray | None, IntArray | None, IntArray | None]:
-    """(gather, scatter, packed nodes) between the packed and the padded order; Nones when they are the same."""
+    """gather, scatter and packed of `Group`; Nones if the packed order is the padded order."""
     if len(members) == 1:
         return None, None, None
     gather = np.zeros((last - first) * queries, np.int64)
@@ -236,7 +238,7 @@ _CHAIN = np.triu(np.full((SHARED_QUERIES, SHARED_QUERIES), -np.inf, np.float32),
 def _see(
     mask: NDArray[np.float32], segment: Segment, length: int, positions: IntArray, window: int | None
 ) -> None:
-    """Set the mask to 0 where the nodes of one segment see: mask [queries, repeats, keys] of its slot."""
+    """Set the mask of one slot, [queries, shared, keys], to 0 for the keys that the segment's nodes see."""
     n, start = len(segment.tokens), segment.start
     rows = mask[: n - start]
     rows[..., :length] = 0
@@ -254,24 +256,24 @@ def _see(
 # Attention along paths -----------------------------------------------------------------------------------------------
 
 BLOCK = 64
-"""Keys are taken this many at a time, from position 0 of a text on (`kernels/attention.py`)."""
+"""Keys are read in blocks of this many, from position 0 of the text (`kernels/attention.py`)."""
 TILE = 64
-"""Most queries that share what was read of a block of keys: nodes times query heads that share a key head."""
+"""Most queries that share one reading of a block of keys: nodes times query heads of a key head."""
 SLOT, FIRST, COUNT, LIMIT, PATHS, STRIDE = range(6)
 """Columns of `PathPlan.tiles`."""
 
 
 @dataclass(slots=True)
 class PathPlan:
-    """Where the keys of every node of a forward lie, int64.
+    """Where the keys of every node of a forward lie. All arrays are int64.
 
-    tiles   [tiles, 6]: nodes of one segment that share a reading of keys: slot, first packed node, number of nodes,
-            the number of positions that are all theirs and lie in order, and where their paths begin in `places` and
-            how long each is.
-    lows, ends  [N + padding]: the positions a node sees are lows to ends - 1, itself last.
-    places  flat: the cache places of a node's path from position LIMIT on.
-    scores  the number of scores of a query head.
-    addresses  of tiles, lows, ends and places, for compiled code.
+    tiles       [tiles, 6]: nodes of one segment that share a reading of keys. SLOT, FIRST packed node, COUNT of nodes;
+                LIMIT: below this position all their keys lie in order; PATHS: begin of their paths in `places`;
+                STRIDE: length of each path.
+    lows, ends  [N + padding]: a node sees positions lows to ends - 1, the last its own.
+    places      flat: the cache places of each node's path from position LIMIT on.
+    scores      number of scores of a query head.
+    addresses   of tiles, lows, ends and places, for compiled code.
     """
 
     tiles: IntArray
@@ -288,7 +290,7 @@ class PathPlan:
     def of(
         cls, segments: Sequence[Segment], lengths: Sequence[int], *, shared: int = 1, window: int | None = None
     ) -> PathPlan:
-        """The plan for `segments`, whose rows have `lengths` tokens; shared and window as in `layout.plan`."""
+        """The paths of `segments`; arguments as in `plan`."""
         tiles: list[tuple[int, ...]] = []
         places: list[IntArray] = []
         packed = written = 0
@@ -312,7 +314,7 @@ class PathPlan:
 
 
 def _paths(segment: Segment, length: int, limit: int) -> IntArray:
-    """Cache places of the path of every node that is run, from position `limit` on; padded with the first."""
+    """Cache places of the path of every node that is run, from position `limit` on, padded with that of the root."""
     deepest = int(segment.depth.max())
     path = np.zeros((len(segment.tokens), deepest + 1), np.int64)
     every = np.arange(len(segment.tokens))

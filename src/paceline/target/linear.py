@@ -1,37 +1,41 @@
-"""Linear: a matrix product whose weights are stored in the order that their device reads fastest."""
+"""Linear: a matrix product with weights stored in the order that the device reads fastest."""
 
 from __future__ import annotations
 
 from collections.abc import Sequence
+from typing import TYPE_CHECKING
 
 import torch
 import torch.nn.functional as F
 
 from paceline.errors import ModelError
-from paceline.target.kernels import integer, products
-from paceline.target.kernels.integer import IntegerPanels
+from paceline.target import kernels
 from paceline.target.quantised.blocks import Blocks
 
+if TYPE_CHECKING:
+    from paceline.target.kernels.integer import IntegerPanels
+    from paceline.target.kernels.products import Panels
+
 BLOCK = 16
-"""Rows of a call of a library, where its sums must have one order: with a number of rows that never changes, it always
-chooses one kernel."""
+"""Rows of a library call whose sums must have one order: for a constant number of rows it always chooses one kernel."""
 
 
 class Linear:
     """x @ weight.T + bias. Weights are stored in `panels` where our kernel is `preferred`, in oneDNN's order on other
-    CPUs with bfloat16 units, and else unchanged.
+    CPUs with bfloat16 units, and unchanged elsewhere.
 
-    exact  a row's result is the same, bit for bit, whatever the other rows are: by our kernel wherever it runs, else by
-           the library with BLOCK rows at a time. Raises ModelError where that depends on the row's place among them.
-    nbytes the weight's."""
+    exact   a row's result is the same, bit for bit, for any other rows: our kernel computes it where it runs, elsewhere
+            the library in calls of BLOCK rows.
+    nbytes  bytes of the weight."""
 
     def __init__(self, weight: torch.Tensor, bias: torch.Tensor | None = None, *, exact: bool = False):
         self.bias, self.is_exact, self.nbytes = bias, exact, weight.nbytes
         self.packed = weight.device.type == "cpu" and weight.dtype == torch.bfloat16 and _has_bf16_units()
-        ours = products.supported(weight.dtype) if exact else products.preferred(weight.dtype)
-        self.panels: products.Panels | IntegerPanels | None = None
-        if ours and products.fits(weight):
-            self.panels = products.Panels(weight, bias)
+        self.panels: Panels | IntegerPanels | None = None
+        if kernels.supported(weight.dtype) if exact else kernels.preferred(weight.dtype):
+            from paceline.target.kernels.products import Panels, fits
+
+            self.panels = Panels(weight, bias) if fits(weight) else None
         if self.panels is None:
             self.weight = torch.ops.mkldnn._reorder_linear_weight(weight, None) if self.packed else weight
 
@@ -46,12 +50,12 @@ class Linear:
         return F.linear(x, self.weight, self.bias)
 
     def _in_blocks(self, x: torch.Tensor) -> torch.Tensor:
-        """`_by_library`, BLOCK rows at a time, the last ones zeros."""
+        """`_by_library` in calls of BLOCK rows, the last padded with zeros."""
         blocks = [F.pad(part, (0, 0, 0, BLOCK - len(part))) for part in x.split(BLOCK)]
         return torch.cat([self._by_library(block) for block in blocks])[: len(x)]
 
     def exact(self) -> Linear:
-        """The same product with one order of sums."""
+        """The same product with one order of sums. ModelError if the library's depends on a row's place in the call."""
         if self.is_exact or self.panels is not None:
             return self
         exact = Linear(self.dense(), self.bias, exact=True)
@@ -60,7 +64,7 @@ class Linear:
         return exact
 
     def _check_places(self) -> None:
-        """Raise ModelError if a row's result depends on its place among the rows of a block."""
+        """Raise ModelError if a row's result depends on its place in a call."""
         weight = self.dense()
         random = torch.Generator().manual_seed(0)
         x = torch.randn(1, weight.shape[1], generator=random).to(weight.dtype).expand(BLOCK, -1).contiguous()
@@ -72,23 +76,25 @@ class Linear:
             )
 
     def rows(self, ids: torch.Tensor) -> Linear:
-        """The outputs `ids` alone, from a copy of their weights, so that less is read."""
+        """The product with the outputs `ids` alone, from a copy of their weights."""
         return Linear(self.dense()[ids], None if self.bias is None else self.bias[ids], exact=self.is_exact)
 
     def dense(self) -> torch.Tensor:
-        """The weight [outputs, inputs] as it was."""
-        if isinstance(self.panels, products.Panels):
+        """The weight [outputs, inputs]."""
+        if self.panels is not None:
             return self.panels.dense()
         return self.weight.to_dense() if self.packed else self.weight
 
 
 class BlockLinear(Linear):
-    """The same over blocks of four to eight bits, parts below each other: always in one order of sums, in the dtype of
-    x. The rows of x are rounded to eight bits first (`kernels/integer.py`)."""
+    """The same over stacked blocks of four to eight bits, always in one order of sums, in the dtype of x. Rows of x are
+    rounded to eight bits first (`kernels/integer.py`)."""
 
     panels: IntegerPanels
 
     def __init__(self, parts: Sequence[Blocks], bias: torch.Tensor | None = None):
+        from paceline.target.kernels.integer import IntegerPanels
+
         self.bias, self.is_exact, self.packed = bias, True, True
         self.nbytes = sum(part.nbytes for part in parts)
         self.panels = IntegerPanels(parts, bias)
@@ -96,19 +102,18 @@ class BlockLinear(Linear):
     def rows(self, ids: torch.Tensor) -> BlockLinear:
         return BlockLinear(self.panels.rows(ids), None if self.bias is None else self.bias[ids])
 
-    def dense(self) -> torch.Tensor:
-        """The weight [outputs, inputs] in float32."""
-        return torch.cat([part.dense() for part in self.panels.blocks()])
-
 
 def linear(parts: Sequence[torch.Tensor | Blocks], bias: torch.Tensor | None, dtype: torch.dtype) -> Linear:
-    """The product with `parts` below each other, for x of `dtype`. Blocks stay blocks where all are and this CPU can
-    multiply them."""
+    """The product with the stacked `parts`, for x of `dtype`. They stay in blocks if all are in blocks and this CPU can
+    multiply them; else blocks are expanded."""
     blocks = [part for part in parts if isinstance(part, Blocks)]
-    if len(blocks) == len(parts) and dtype in integer.DTYPES and integer.supported():
-        for kind in {part.kind for part in blocks}:
-            integer.product_of(kind, dtype, integer.fast())  # now, not in the middle of an answer
-        return BlockLinear(blocks, bias)
+    if len(blocks) == len(parts):
+        from paceline.target.kernels import integer
+
+        if dtype in integer.DTYPES and integer.supported():
+            for kind in {part.kind for part in blocks}:
+                integer.product_of(kind, dtype, integer.fast())  # compile now, not in the middle of an answer
+            return BlockLinear(blocks, bias)
     dense = [part.dense(dtype) if isinstance(part, Blocks) else part for part in parts]
     return Linear(dense[0] if len(dense) == 1 else torch.cat(dense), bias)
 

@@ -1,4 +1,4 @@
-"""Load a Target and its Tokenizer by name, folder or GGUF file. Every mistake in one is a ModelError of one line.
+"""Load a Target and its Tokenizer from a folder, the hub or a GGUF file. Every fault is a ModelError of one line.
 
     target = load("models/demo")
     tokenizer = load_tokenizer("models/demo")
@@ -18,7 +18,6 @@ import torch
 from transformers import AutoTokenizer, PretrainedConfig
 
 from paceline.errors import ModelError, meant
-from paceline.target import hf
 from paceline.target.base import Target
 from paceline.target.decoder import Decoder
 from paceline.target.folder import (
@@ -35,11 +34,10 @@ from paceline.target.folder import (
     name_of,
     one_line,
     open_weights,
+    quantisation,
     read_config,
 )
-from paceline.target.quantised import checkpoint as quantised
-from paceline.target.quantised.gguf import GGUF, load_gguf
-from paceline.target.quantised.gguf_tokenizer import same_tokens, tokenizer_of
+from paceline.target.quantised.blocks import PRECISIONS, describe, quantised, refuse_requantising, split_dtype
 from paceline.target.shape import unsupported, weight_shapes
 from paceline.target.tokenizer import SentencePiece, Tokenizer
 
@@ -57,23 +55,22 @@ def load(
     exact: bool | None = None,
     threads: int | None = None,
 ) -> Target:
-    """The model in folder `model`, or of that name on the Hugging Face hub, ready to verify.
+    """The model, ready to verify.
 
-    model may also be a GGUF file, or one on the hub, owner/name:FILE.gguf.
-
-    dtype   "float32", "bfloat16", "float16", or "auto": the checkpoint's own, but float32 on processors that would
-            only emulate it. "int8" and "int4": its matrices in blocks of eight or four bits, all else as with "auto",
-            or as in "int8-float32"; on CPUs, with our decoder. A model that is in blocks already keeps them with "auto"
-            ("auto-float32": all else in float32), and has them expanded with any dtype of 16 or 32 bits.
-    device  "auto" (a CUDA device if there is one), or any device word of torch.
-    native  True: our decoder; False: the transformers implementation; None: ours if it supports the model.
-    trust_remote_code  run the code a model brings along.
-    exact   True: as `Target.make_exact`; None: where that costs no time; False: never.
-    threads of the processor that rounds run on; None: as many as pay (see `Threads`).
+    model    a folder, a name on the Hugging Face hub, a GGUF file, or one on the hub (owner/name:FILE.gguf).
+    dtype    "float32", "bfloat16", "float16", or "auto": the checkpoint's own, but float32 on processors that would
+             only emulate it. "int8" and "int4": matrices in blocks of eight or four bits, all else as with "auto", or
+             as in "int8-float32"; on CPUs, with our decoder. A model in blocks keeps them with "auto" ("auto-float32":
+             all else in float32), and has them expanded with a dtype of 16 or 32 bits.
+    device   "auto" (a CUDA device if there is one), or a device name of torch.
+    native   True: our decoder; False: the transformers implementation; None: ours if it supports the model.
+    trust_remote_code  run code from the model's folder.
+    exact    True: as `Target.make_exact`; None: where that costs no time; False: never.
+    threads  processor threads of a round; None: chosen by measured time (`Threads`).
 
     Raises ModelError, one line, if the model cannot be found, read or used.
     """
-    precision, rest = quantised.split(dtype)
+    precision, rest = split_dtype(dtype)
     to, wanted = device_named(device), _dtype(rest)
     if is_gguf(model):
         path = gguf_of(model)
@@ -100,7 +97,7 @@ def _load_folder(
     config = read_config(folder, trust_remote_code)
     check_config(config, folder / "config.json")
     tensors = open_weights(folder)
-    in_blocks, makes_blocks = quantised.is_ours(config), precision in quantised.WORDS
+    in_blocks, makes_blocks = bool(quantisation(config)), precision in PRECISIONS
     if makes_blocks or (in_blocks and precision):
         to = _cpu(name, device)
     dtype = wanted or _own_dtype(config, tensors, to)
@@ -114,23 +111,30 @@ def _load_folder(
     if getattr(config, "quantization_config", None) is None:
         check_numbers(folder, [key for key in tensors if key.endswith(".weight")], tensors)
     if native is False or reason:
+        from paceline.target import hf
+
         made: Target = hf.load(
             folder, name=name, dtype=dtype, device=to, eos_token_ids=ends, trust_remote_code=trust_remote_code
         )
     else:
         check_layers(folder, config.num_hidden_layers, tensors)
         if in_blocks:
-            weights, made_from = quantised.read(folder, config, tensors)
-            quantised.refuse_word(name, quantised.describe(weights), precision or "")
+            from paceline.target.quantised import checkpoint
+
+            weights, made_from = checkpoint.read(folder, config, tensors)
+            refuse_requantising(name, describe(weights), precision or "")
         else:
             dense = native_weights(folder, config, tensors)
             made_from = fingerprint(dense)
-            weights = quantised.quantised(dense, precision) if precision in quantised.WORDS else {**dense}
+            weights = quantised(dense, precision) if precision in PRECISIONS else {**dense}
         made = Decoder(
             config, weights, name=name, dtype=dtype, device=to, eos_token_ids=ends, weights_fingerprint=made_from,
             expand=precision is None,
         )  # fmt: skip
-        made.measured = quantised.measured(folder)
+        if made.quantised is not None:
+            from paceline.target.quantised import checkpoint
+
+            made.measured = checkpoint.measured(folder)
     if any((folder / file).exists() for file in TOKENIZER_FILES):
         made.tokenizer = _tokenizer_in(folder, name, trust_remote_code)
     return made
@@ -141,33 +145,37 @@ def _load_file(
 ) -> Target:
     if native is False:
         raise ModelError(f"{path} is a GGUF file, which only the native decoder runs")
+    from paceline.target.quantised.gguf import load_gguf
+
     made = load_gguf(path, dtype=dtype, precision=precision, device=device)
-    with suppress(ModelError):  # without one it still takes token ids
+    with suppress(ModelError):  # without a tokenizer, prompts of token ids still work
         made.tokenizer = load_tokenizer(path)
     return made
 
 
 def native_weights(folder: Path, config: PretrainedConfig, tensors: Mapping[str, Any]) -> dict[str, torch.Tensor]:
-    """The tensors that the native decoder reads, mapped, not yet read. ModelError if one is missing or of another
-    shape."""
+    """The tensors that the native decoder reads, mapped from disk. ModelError for a missing one or another shape."""
     shapes = weight_shapes(config)
     check_shapes(folder, shapes, tensors)
     return {key: tensors[key].get_tensor(key) for key in shapes}
 
 
 def quantise_folder(model: str | Path, out: str | Path, precision: str) -> int:
-    """Write `model` with weights of `precision`, "int8" or "int4", to the new folder `out`, which `load` reads like any
-    other; returns the bytes of its weights. Raises PacelineError, one line, if it cannot be read or written."""
+    """Write `model` with weights of `precision`, "int8" or "int4", to the new folder `out`, which `load` reads.
+
+    Returns the bytes of its weights. Raises PacelineError, one line, if it cannot be read or written."""
+    from paceline.target.quantised import checkpoint
+
     name, folder = name_of(model), find(model, [*SMALL_FILES, "*.safetensors"])
     config = read_config(folder)
-    if reason := _not_native(config) or ("its weights are in blocks already" if quantised.is_ours(config) else None):
+    if reason := _not_native(config) or ("its weights are in blocks already" if quantisation(config) else None):
         raise ModelError(f"{name} cannot be quantised: {reason}")
     weights = native_weights(folder, config, open_weights(folder))
-    return quantised.write(folder, Path(out).expanduser(), config, weights, precision)
+    return checkpoint.write(folder, Path(out).expanduser(), config, weights, precision)
 
 
 def _not_native(config: PretrainedConfig) -> str | None:
-    if getattr(config, "quantization_config", None) is not None and not quantised.is_ours(config):
+    if getattr(config, "quantization_config", None) is not None and not quantisation(config):
         return "its weights are quantized"
     return unsupported(config)
 
@@ -176,25 +184,25 @@ def _not_native(config: PretrainedConfig) -> str | None:
 
 
 def _dtype(word: str | torch.dtype) -> torch.dtype | None:
-    """None for "auto"."""
+    """The torch dtype of that name; None for "auto"."""
     if word == "auto":
         return None
     if word in DTYPES.values():
         return word  # type: ignore[return-value]
     if word not in DTYPES:
-        known = (*DTYPES, *quantised.WORDS)
+        known = (*DTYPES, *PRECISIONS)
         raise ModelError(f"unknown dtype {str(word)!r}; there are auto, {', '.join(known)}.{meant(str(word), known)}")
     return DTYPES[word]
 
 
 def device_named(word: str | torch.device) -> torch.device:
-    """The device of that name, or the best one for "auto"; ModelError for one that cannot compute here."""
+    """The device of that name, or the best for "auto". ModelError for one that cannot compute here."""
     if word == "auto":
         return torch.device("cuda" if torch.cuda.is_available() else "cpu")
     try:
         device = torch.device(word)
-        torch.ones(1, device=device).sum().item()  # "meta" holds no numbers
-    except (RuntimeError, AssertionError, ImportError) as error:  # AssertionError: torch built without it
+        torch.ones(1, device=device).sum().item()  # fails on "meta", which holds no numbers
+    except (RuntimeError, AssertionError, ImportError) as error:  # AssertionError: a torch without CUDA
         cuda = [f"cuda:{i}" for i in range(torch.cuda.device_count())]
         raise ModelError(
             f"device {str(word)!r} cannot be used; this machine has {', '.join(['cpu', *cuda])}"
@@ -203,7 +211,7 @@ def device_named(word: str | torch.device) -> torch.device:
 
 
 def _cpu(name: str, word: str | torch.device) -> torch.device:
-    """The CPU, where weights in blocks are multiplied; ModelError if another device is asked for."""
+    """The CPU, for weights in blocks; ModelError if another device is asked for."""
     if str(word) not in ("auto", "cpu"):
         raise ModelError(
             f"{name}: weights of eight and four bits run on CPUs, not on {word}: --device cpu, or "
@@ -213,7 +221,7 @@ def _cpu(name: str, word: str | torch.device) -> torch.device:
 
 
 def _own_dtype(config: PretrainedConfig, tensors: Mapping[str, Any], device: torch.device) -> torch.dtype:
-    """The checkpoint's dtype, or float32 where the processor has no units for it."""
+    """The checkpoint's dtype, or float32 on a processor without units for it."""
     own = getattr(config, "dtype", None) or next(
         (t.dtype for t in (f.get_tensor(key) for key, f in tensors.items()) if t.is_floating_point()), torch.float32
     )
@@ -221,7 +229,7 @@ def _own_dtype(config: PretrainedConfig, tensors: Mapping[str, Any], device: tor
 
 
 def _has_units(dtype: torch.dtype) -> bool:
-    """Whether this processor computes with `dtype`."""
+    """Whether this processor has units for `dtype`."""
     if dtype == torch.float32 or not torch.backends.mkldnn.is_available():
         return dtype == torch.float32
     ops = torch.ops.mkldnn
@@ -233,19 +241,22 @@ def _has_units(dtype: torch.dtype) -> bool:
 
 
 def load_tokenizer(model: str | Path, *, trust_remote_code: bool = False) -> Tokenizer:
-    """The tokenizer of a model, found as `load` finds it; of a folder with a tokenizer alone; or of a SentencePiece
-    file (tokenizer.model, which needs the package sentencepiece).
+    """The tokenizer of a model (named as in `load`), a folder with a tokenizer alone, or a SentencePiece file.
 
-    Of a GGUF file it is the one in the same folder, if that has the file's tokens, else the file's own, rebuilt.
+    For a GGUF file: the tokenizer in the same folder if it has the file's tokens, else the file's own, rebuilt. A
+    SentencePiece file (tokenizer.model) needs the package sentencepiece.
 
-    Raises ModelError if there is no tokenizer, or if it has tokens that the model in the folder does not know."""
+    Raises ModelError if there is no tokenizer, or if it has token ids that the model in the folder does not know."""
     if is_gguf(model):
+        from paceline.target.quantised.gguf import GGUF
+        from paceline.target.quantised.gguf_tokenizer import same_tokens, tokenizer_of
+
         file = GGUF(gguf_of(model))
         folder, name = file.path.parent, file.path.stem
         if any((folder / other).exists() for other in TOKENIZER_FILES):
-            found = _tokenizer_in(folder, name, trust_remote_code)
-            if same_tokens(found, file, all_of_them=True):
-                return found
+            tokenizer = _tokenizer_in(folder, name, trust_remote_code)
+            if same_tokens(tokenizer, file, all_of_them=True):
+                return tokenizer
         return tokenizer_of(file, name)
     path = Path(model).expanduser()
     if path.is_file() and path.suffix == ".model":
@@ -256,14 +267,18 @@ def load_tokenizer(model: str | Path, *, trust_remote_code: bool = False) -> Tok
 def tokenizer_for(model: str | Path, tokenizer: str | Path) -> Tokenizer:
     """The tokenizer named `tokenizer`, for `model`. ModelError if `model` is a GGUF file with other tokens."""
     named = load_tokenizer(tokenizer)
-    if is_gguf(model) and not same_tokens(named, GGUF(gguf_of(model)), all_of_them=False):
-        raise ModelError(f"the tokenizer {tokenizer} has other tokens than {model}: it is another model's")
+    if is_gguf(model):
+        from paceline.target.quantised.gguf import GGUF
+        from paceline.target.quantised.gguf_tokenizer import same_tokens
+
+        if not same_tokens(named, GGUF(gguf_of(model)), all_of_them=False):
+            raise ModelError(f"the tokenizer {tokenizer} has other tokens than {model}: it is another model's")
     return named
 
 
 def _tokenizer_in(folder: Path, name: str, trust_remote_code: bool) -> Tokenizer:
     files = [file for file in ("config.json", "tokenizer_config.json", *TOKENIZER_FILES) if (folder / file).exists()]
-    if files == ["tokenizer.model"]:  # nothing that transformers could make a tokenizer of
+    if files == ["tokenizer.model"]:  # transformers makes no tokenizer of this file alone
         return Tokenizer(_sentencepiece(folder / "tokenizer.model"), name)
     if not set(files) & set(TOKENIZER_FILES):
         raise ModelError(f"{folder} has no tokenizer: none of {', '.join(TOKENIZER_FILES)} is there")
@@ -271,7 +286,7 @@ def _tokenizer_in(folder: Path, name: str, trust_remote_code: bool) -> Tokenizer
         inner = AutoTokenizer.from_pretrained(folder, trust_remote_code=trust_remote_code)
     except Exception as error:  # third-party parsers of many formats may raise anything
         raise ModelError(f"the tokenizer in {folder} cannot be read: {one_line(error)}") from error
-    inner.model_max_length = sys.maxsize  # the engine knows the context; transformers would only warn, once
+    inner.model_max_length = sys.maxsize  # the engine checks the context; transformers would warn
     if "config.json" in files:
         known = getattr(read_config(folder, trust_remote_code).get_text_config(), "vocab_size", None)
         highest = max(inner.get_vocab().values(), default=0)

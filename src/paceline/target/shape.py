@@ -1,4 +1,4 @@
-"""Shape: sizes, names of tensors and rotary tables that the native decoder reads from a model's configuration."""
+"""What the native decoder reads from a model's configuration: sizes, names of tensors, rotary tables."""
 
 from __future__ import annotations
 
@@ -10,12 +10,12 @@ from transformers.modeling_rope_utils import ROPE_INIT_FUNCTIONS
 
 FAMILIES = ("llama", "mistral", "qwen2", "qwen3")
 STATIC_ROPE = ("default", "linear", "llama3", "yarn")
-"""Kinds of rotary tables that do not depend on the length of the text."""
+"""Kinds of rotary tables that are the same for texts of any length."""
 
 
 @dataclass(frozen=True)
 class Shape:
-    """The numbers of a decoder, read from a Hugging Face configuration."""
+    """The sizes and options of a decoder, from a Hugging Face configuration."""
 
     vocab_size: int
     hidden_size: int
@@ -57,7 +57,7 @@ class Shape:
 
 
 def _window(config: PretrainedConfig) -> int | None:
-    """The sliding window every layer uses, or None."""
+    """The sliding window of all layers, or None."""
     types = set(getattr(config, "layer_types", None) or ())
     if types == {"full_attention"} or (config.model_type != "mistral" and not types):
         return None
@@ -81,7 +81,7 @@ def unsupported(config: PretrainedConfig) -> str | None:
 
 
 def weight_shapes(config: PretrainedConfig) -> dict[str, tuple[int, ...]]:
-    """Name and shape of every tensor of the checkpoint that the decoder reads."""
+    """Names and shapes of the checkpoint's tensors that the decoder reads."""
     s = Shape.of(config)
     shapes: dict[str, tuple[int, ...]] = {
         "model.embed_tokens.weight": (s.vocab_size, s.hidden_size),
@@ -94,8 +94,9 @@ def weight_shapes(config: PretrainedConfig) -> dict[str, tuple[int, ...]]:
 
 
 def layer_shapes(s: Shape, width: int | None = None) -> dict[str, tuple[int, ...]]:
-    """Name and shape of the tensors of a layer, but for the norm before its attention. width: of what the attention
-    reads, if that is not the hidden size."""
+    """Names and shapes of a layer's tensors, without the norm before its attention.
+
+    width  that of the attention's input, if not the hidden size."""
     q, kv, h, m = s.num_heads * s.head_dim, s.num_kv_heads * s.head_dim, s.hidden_size, s.intermediate_size
     products = [
         ("self_attn.q_proj", q, width or h, s.qkv_bias),
@@ -121,7 +122,7 @@ def rotary_tables(
 ) -> tuple[torch.Tensor, torch.Tensor]:
     """cos and sin of every position, float32 [max_context + 1, head_dim]; the first half of sin is negated.
 
-    inverse  frequencies [head_dim / 2] that are used instead of the configuration's."""
+    inverse  frequencies [head_dim / 2], instead of the configuration's."""
     parameters = dict(getattr(config, "rope_parameters", None) or {})
     kind, scale = parameters.get("rope_type", "default"), 1.0
     if inverse is not None:

@@ -1,5 +1,5 @@
-"""Text to tokens and back: tokenizers, checks of a text before it is tokenized, and detokenizers, which turn an answer
-into text one token at a time."""
+"""Tokenizers; checks of a text before it is tokenized; and detokenizers, which turn an answer into text one token at a
+time."""
 
 from __future__ import annotations
 
@@ -19,13 +19,14 @@ from paceline.engine.request import Detokenizer
 from paceline.errors import ModelError, PromptError
 
 QUICK = 16
-"""Characters of a prompt for each token of the context; a prompt of fewer is simply encoded to see whether it fits."""
+"""A prompt with fewer characters for each token of the context is encoded to see whether it fits."""
 
 
 class Tokenizer:
-    """Tokens of a model.
+    """The tokenizer of a model.
 
-    inner  a transformers tokenizer; name is for error messages.
+    inner  a transformers tokenizer, or a `SentencePiece`.
+    name   for error messages.
     """
 
     def __init__(self, inner: Any, name: str = "tokenizer"):
@@ -35,17 +36,17 @@ class Tokenizer:
 
     @property
     def vocab_size(self) -> int:
-        """The number of tokens, added ones included; a model's own vocabulary may be larger."""
+        """Number of tokens, including added ones; the model's vocabulary may be larger."""
         return len(self.inner)
 
     @cached_property
     def fingerprint(self) -> str:
-        """16 hexadecimal digits; two tokenizers have the same if their ids mean the same, and hardly ever otherwise."""
+        """16 hexadecimal digits that are equal for two tokenizers if, in practice only if, their ids mean the same."""
         return fingerprint(self.inner.get_vocab())
 
     @property
     def eos_token_id(self) -> int | None:
-        """The token that ends a text, if the tokenizer names one."""
+        """The end token, if the tokenizer has one."""
         return None if self.inner.eos_token_id is None else int(self.inner.eos_token_id)
 
     @property
@@ -55,12 +56,12 @@ class Tokenizer:
 
     @property
     def chat_template(self) -> str:
-        """The chat template's text, all of them where there are several; empty if there is none."""
+        """The text of the chat template, or of all if there are several; "" if there is none."""
         template = self.inner.chat_template or ""
         return "\n".join(template.values()) if isinstance(template, dict) else str(template)
 
     def show(self, texts: Iterable[str]) -> None:
-        """Let special tokens with these texts show in answers: marks of tool calls, which are read from the text."""
+        """Show the special tokens with these texts in answers: marks of tool calls, which are parsed from the text."""
         texts = set(texts)
         shown = {i for i, token in self.inner.added_tokens_decoder.items() if token.content in texts}
         if shown & self._special:
@@ -68,9 +69,9 @@ class Tokenizer:
             vars(self).pop("_pieces", None)
 
     def encode(self, text: str) -> list[int]:
-        """Tokens of a plain prompt, with the beginning token if the model wants one.
+        """Tokens of a plain prompt, with the beginning token if the tokenizer adds one.
 
-        An end token that the tokenizer puts after every text, a setting for training, is left off."""
+        An end token that the tokenizer adds after every text, a setting for training, is removed."""
         check_text(text)
         ids = [int(i) for i in self.inner.encode(text)]
         end = self.inner.eos_token_id
@@ -79,14 +80,14 @@ class Tokenizer:
         return ids
 
     def encode_text(self, text: str) -> list[int]:
-        """Tokens of a piece of text as it is, without beginning or end token."""
+        """Tokens of a piece of text, without beginning or end token."""
         check_text(text)
         return [int(i) for i in self.inner.encode(text, add_special_tokens=False)]
 
     def encode_chat(self, messages: Sequence[Mapping[str, Any]], **options: Any) -> list[int]:
-        """Tokens of a conversation, `[{"role": "user", "content": "Hi"}]`, up to where the assistant speaks.
+        """Tokens of a conversation, `[{"role": "user", "content": "Hi"}]`, up to the beginning of the assistant's turn.
 
-        options: what else the model's template reads, such as tools.
+        options  other inputs of the chat template, such as tools.
 
         Raises ModelError if the model has no chat template, PromptError if the template refuses the messages."""
         if not self.has_chat_template:
@@ -100,7 +101,7 @@ class Tokenizer:
         return str(self._templated(messages, tokenize=False))
 
     def _templated(self, messages: Sequence[Mapping[str, Any]], *, tokenize: bool, **options: Any) -> Any:
-        """Messages through the chat template: token ids, or text."""
+        """The chat template's output: token ids, or text."""
         for text in (text for message in messages for text in message.values() if isinstance(text, str)):
             check_text(text)
         try:
@@ -112,11 +113,11 @@ class Tokenizer:
             raise PromptError(f"the chat template of {self.name} refuses these messages: {what}") from error
 
     def refuse_long(self, prompt: str | Sequence[Mapping[str, Any]], max_context: int) -> None:
-        """PromptError for a prompt whose length in bytes shows that it cannot fit into the context: encoding megabytes
+        """PromptError if a prompt's length in bytes shows that it cannot fit into the context: encoding megabytes
         takes a minute. A prompt that passes may still be too long."""
         size = len(prompt) if isinstance(prompt, str) else sum(len(str(m.get("content", ""))) for m in prompt)
         if not isinstance(prompt, str) and not self.has_chat_template:
-            return  # `encode_chat` will say so
+            return  # `encode_chat` raises the error
         if size < QUICK * max_context or self._backend is None or not self._longest_token:
             return
         text = prompt if isinstance(prompt, str) else self.render_chat(prompt)
@@ -134,9 +135,9 @@ class Tokenizer:
         return str(self.inner.decode(ids, skip_special_tokens=not self._shows, clean_up_tokenization_spaces=False))
 
     def detokenizer(self, prompt: Sequence[int] = ()) -> Detokenizer:
-        """For one answer: `push` every token, `flush` at the end; the texts joined are `decode` of all tokens.
+        """A detokenizer for one answer: `push` every token, then `flush`; the joined texts are `decode` of all tokens.
 
-        With `prompt` they are what follows the prompt's text: SentencePiece tokenizers then keep the space before the
+        With `prompt`, they are the text after the prompt's: SentencePiece tokenizers then keep the space before the
         answer's first word."""
         continues = any(i not in self._special for i in prompt)
         if self._scheme == "bytes":
@@ -155,7 +156,7 @@ class Tokenizer:
 
     @cached_property
     def _special(self) -> frozenset[int]:
-        """Ids that never show in text."""
+        """Ids of tokens without text."""
         return frozenset(i for i, token in self.inner.added_tokens_decoder.items() if token.special)
 
     @cached_property
@@ -169,10 +170,10 @@ class Tokenizer:
 
 
 class SentencePiece:
-    """A SentencePiece model as `Tokenizer` wants it: `Tokenizer(SentencePiece(processor))`.
+    """A SentencePiece model with the interface that `Tokenizer` needs: `Tokenizer(SentencePiece(processor))`.
 
-    processor  a sentencepiece.SentencePieceProcessor. What the file marks as control or unknown never shows in text;
-               there is no chat template in it. A prompt begins with the beginning token if the file has one."""
+    processor  a sentencepiece.SentencePieceProcessor. Control and unknown tokens have no text; there is no chat
+               template. A prompt begins with the beginning token if the file has one."""
 
     chat_template = None
 
@@ -206,7 +207,7 @@ class SentencePiece:
 
 
 def fingerprint(vocabulary: Mapping[str, int]) -> str:
-    """Of token -> id. A SentencePiece file and its Hugging Face conversion have the same."""
+    """Of token -> id; the same for a SentencePiece file and its Hugging Face conversion."""
     pairs = sorted((id, token) for token, id in vocabulary.items())
     return hashlib.sha256(json.dumps(pairs).encode()).hexdigest()[:16]
 
@@ -214,13 +215,13 @@ def fingerprint(vocabulary: Mapping[str, int]) -> str:
 # Checks of a text ----------------------------------------------------------------------------------------------------
 
 _GROWS = {"NFC", "Prepend", "Replace"}
-"""Normalizers that keep all text; they are run before bytes are counted."""
+"""Normalizers that drop no text. They run before bytes are counted."""
 _SPLITS = {"ByteLevel", "Digits", "Metaspace", "Punctuation", "Split"}
-"""Pre-tokenizers that keep all text, except a Split that removes its matches."""
+"""Pre-tokenizers that drop no text, except a Split with behavior "Removed"."""
 
 
 def check_text(text: str) -> None:
-    """PromptError for text with half a surrogate pair, from an argument that is not UTF-8, or from JSON."""
+    """PromptError for text with half a surrogate pair, which comes from JSON or an argument that is not UTF-8."""
     try:
         str.encode(text)
     except UnicodeEncodeError as error:
@@ -231,18 +232,18 @@ def check_text(text: str) -> None:
 
 
 def fewest_tokens(backend: Backend, text: str, longest: int) -> int:
-    """A lower bound of the number of tokens of `text`: its bytes, normalized, over those of the longest token.
+    """A lower bound of the number of tokens of `text`: bytes of the normalized text / bytes of the longest token.
 
-    longest  of `longest_token`, above 0."""
+    longest  `longest_token(backend)`, above 0."""
     normalized = backend.normalizer.normalize_str(text) if backend.normalizer is not None else text
     return -(-len(normalized.encode()) // longest)
 
 
 def longest_token(backend: Backend) -> int:
-    """The bytes that one token stands for, at most; 0 if a token may stand for text of any length.
+    """Most bytes of text that one token stands for; 0 if there is no limit.
 
-    The latter holds if unknown text becomes one token or none (there is not a token for every byte), if text is left
-    out, and if an added token includes the spaces next to it."""
+    There is none if unknown text becomes one token or none (not every byte has a token), if text is dropped, or if an
+    added token includes the spaces next to it."""
     parts: dict[str, Any] = json.loads(backend.to_str())
     if not _keeps_all(parts):
         return 0
@@ -261,7 +262,7 @@ def longest_token(backend: Backend) -> int:
 
 
 def _keeps_all(parts: Mapping[str, Any]) -> bool:
-    """Whether every byte of a text is in some token of it."""
+    """Whether every byte of a text is in one of its tokens."""
     return (
         parts["model"].get("type") == "BPE"
         and {step["type"] for step in _steps(parts["normalizer"])} <= _GROWS
@@ -276,7 +277,7 @@ def _only_splits(step: Mapping[str, Any]) -> bool:
 
 
 def _steps(part: Mapping[str, Any] | None) -> Iterator[Mapping[str, Any]]:
-    """The steps of a normalizer, pre-tokenizer or decoder, sequences expanded."""
+    """The steps of a normalizer, pre-tokenizer or decoder, with sequences expanded."""
     if part is None:
         return
     inner = next((part[name] for name in ("normalizers", "pretokenizers", "decoders") if name in part), None)
@@ -291,8 +292,7 @@ def _steps(part: Mapping[str, Any] | None) -> Iterator[Mapping[str, Any]]:
 
 
 def scheme(backend: Backend) -> str:
-    """How tokens turn into text: "bytes", "pieces" or "pieces, strip", the chains of decoding steps that nearly all
-    language models use; or "other"."""
+    """How tokens become text: "bytes", "pieces" or "pieces, strip", as in nearly all language models; or "other"."""
     steps = list(_steps(json.loads(backend.to_str())["decoder"]))
     if [s["type"] for s in steps] == ["ByteLevel"]:
         return "bytes"
@@ -305,9 +305,9 @@ def scheme(backend: Backend) -> str:
 
 
 class Pieces(dict[int, "bytes | str"]):
-    """What each token says, looked up once: bytes, or text; b"" for special and unknown tokens.
+    """Bytes or text of each token, looked up once; b"" for special and unknown tokens.
 
-    byte_level  every token is bytes, spelled in GPT-2's alphabet; otherwise only tokens like <0x0A> are."""
+    byte_level  every token is bytes in GPT-2's alphabet; otherwise only tokens like <0x0A> are bytes."""
 
     def __init__(self, backend: Backend, special: frozenset[int], byte_level: bool):
         self._backend, self._special, self._byte_level = backend, special, byte_level
@@ -326,8 +326,8 @@ class Pieces(dict[int, "bytes | str"]):
 
 
 def _alphabet() -> dict[str, int]:
-    """GPT-2's spelling of the 256 bytes: printable Latin-1 characters stand for themselves, the other bytes for the
-    characters from U+0100 on (openai/gpt-2, encoder.py)."""
+    """GPT-2's characters for the 256 bytes: printable Latin-1 characters are their own bytes; the characters from
+    U+0100 on are the other bytes (openai/gpt-2, encoder.py)."""
     printable = [*range(0x21, 0x7F), *range(0xA1, 0xAD), *range(0xAE, 0x100)]
     others = [b for b in range(256) if b not in set(printable)]
     return {chr(b): b for b in printable} | {chr(0x100 + i): b for i, b in enumerate(others)}
@@ -337,7 +337,7 @@ _BYTE_OF = _alphabet()
 
 
 def _spelled(text: str) -> bytes:
-    """The bytes of a byte-level token; an added token may hold other characters, and then means what it says."""
+    """The bytes of a byte-level token; those of its UTF-8 text for an added token with other characters."""
     try:
         return bytes(_BYTE_OF[c] for c in text)
     except KeyError:
@@ -345,7 +345,7 @@ def _spelled(text: str) -> bytes:
 
 
 class ByteLevelDetokenizer:
-    """For tokens that are bytes: hold back the beginning of a character until it is complete or turns out broken."""
+    """For tokens that are bytes. Holds back the beginning of a character until it is complete or invalid."""
 
     def __init__(self, pieces: Pieces):
         self._pieces = pieces
@@ -359,9 +359,9 @@ class ByteLevelDetokenizer:
 
 
 class PieceDetokenizer:
-    """For tokens that are text, and single bytes for what has no token.
+    """For tokens that are text, or single bytes of characters without a token.
 
-    A run of byte tokens is UTF-8 text as a whole, or a replacement character for each byte. So a run is held back
+    A run of byte tokens is UTF-8 text as a whole, or becomes a replacement character for each byte; so it is held back
     until it ends."""
 
     def __init__(self, pieces: Pieces, strip: bool):
@@ -394,15 +394,18 @@ class PieceDetokenizer:
 
 
 class WindowDetokenizer:
-    """Any other tokenizer: decode the last few tokens with and without the new ones, and hand out the difference.
+    """For all other tokenizers: decodes the last few tokens with and without the new ones, and returns the difference.
 
-    Right wherever a token's text depends only on its neighbours (word pieces, Metaspace).
-    decode   text of token ids without those in `special`; prompt: the tokens before the answer."""
+    Right if a token's text depends only on its neighbours (word pieces, Metaspace).
+
+    decode   text of token ids.
+    special  ids without text.
+    prompt   the tokens before the answer."""
 
     HOLD = 16
-    """Tokens held back at most while the text ends in a broken character."""
+    """Most tokens held back while the text ends in an incomplete character."""
     CONTEXT = 4
-    """Tokens of a prompt that the first token of the answer is read with."""
+    """Tokens of the prompt with which the answer's first token is decoded."""
 
     def __init__(self, decode: Callable[[Sequence[int]], str], special: Set[int], prompt: Sequence[int]):
         self._decode, self._special = decode, special

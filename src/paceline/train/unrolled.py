@@ -69,7 +69,7 @@ class UnrolledAttention(nn.Module):
 
 
 class UnrolledLayer(nn.Module):
-    """A decoder layer: attention input x, residual r; r + attention(x), then the MLP.
+    """A decoder layer over the attention input x and the residual r: r + attention(x), then the gated MLP.
 
     norms  names of norms for a head to apply before the layer."""
 

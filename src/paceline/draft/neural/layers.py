@@ -26,8 +26,7 @@ from paceline.target.decoder import Decoder
 from paceline.target.hf import HFTarget
 from paceline.target.layout import Layout
 from paceline.target.linear import Linear, linear
-from paceline.target.quantised.blocks import Blocks
-from paceline.target.quantised.checkpoint import Weights, quantised, tensors_of
+from paceline.target.quantised.blocks import Blocks, Weights, quantised, tensors_of
 from paceline.target.shape import Shape, layer_shapes, rotary_tables, unsupported
 
 # Weights -------------------------------------------------------------------------------------------------------------

@@ -1,1 +1,44 @@
-"""Compiled loops for CPUs: logits to tokens, the steps of a layer, attention, products of few rows."""
+"""Compiled loops for CPUs: the steps of a layer, attention, matrix products. Here: where our products run."""
+
+from __future__ import annotations
+
+import ctypes
+from functools import cache
+from pathlib import Path
+
+import llvmlite.binding as llvm
+import torch
+
+
+def supported(dtype: torch.dtype = torch.bfloat16) -> bool:
+    """Whether `products.py` runs here: it needs AVX-512 BF16 (AVX2 for float32), an LLVM that knows it, and torch with
+    GNU's OpenMP."""
+    features = llvm.get_host_cpu_features()
+    has_units = {
+        torch.bfloat16: bool(features.get("avx512bf16")),
+        torch.float32: bool(features.get("avx2")) and bool(features.get("fma")),
+    }
+    return has_units.get(dtype, False) and llvm.llvm_version_info >= (18,) and parallel() is not None
+
+
+@cache
+def preferred(dtype: torch.dtype = torch.bfloat16) -> bool:
+    """Whether `products.py` is faster here than torch's libraries: on CPUs with AVX-512 BF16 and without AMX tiles. In
+    float32, MKL takes two to four times as long on these, EPYC and Ryzen (docs/exact.md)."""
+    return supported() and supported(dtype) and not llvm.get_host_cpu_features().get("amx-bf16")
+
+
+@cache
+def parallel() -> int | None:
+    """Address of GOMP_parallel, which runs a task on the threads of torch's OpenMP; None if that is not GNU's."""
+    try:
+        maps = Path("/proc/self/maps").read_text()
+    except OSError:
+        return None
+    libraries = {line.split()[-1] for line in maps.splitlines() if "gomp" in line}
+    for library in sorted(libraries, key=lambda path: "torch" not in path):
+        try:
+            return ctypes.cast(ctypes.CDLL(library).GOMP_parallel, ctypes.c_void_p).value
+        except (OSError, AttributeError):
+            continue
+    return None

@@ -1,15 +1,14 @@
 """Attention along paths: a node attends to its row's tokens and its ancestors, in the order of the text.
 
-Attention of a library reads keys as they lie in memory, where siblings lie between the nodes of a path, and masks what
-a node does not see. Masked keys count for nothing, but they shift the others, and sums get another order. Here a
-query's keys are numbered by their position in its text and taken 64 at a time, from position 0 on. So its result is,
-bit for bit, that of plain decoding: whatever tree it stands in, however a prompt was cut, and whichever rows run in the
-same batch.
+A library's attention reads keys in the order of memory, where siblings lie between the nodes of a path, and masks those
+that a node does not see. Masked keys add nothing, but they shift the others, which changes the order of sums. Here a
+query's keys are numbered by their position in its text and read 64 at a time, from position 0 on. So its result is that
+of plain decoding, bit for bit, for any tree, any chunks of the prompt and any other rows in the batch.
 
-Attention over any number of keys is a chain of blocks of 64, as in FlashAttention (Dao et al. 2022, algorithm 1): the
-highest score so far, the sum of exponentials, and the sum of values, which are scaled down when a higher score appears.
-Compiled by Numba, on the threads of torch's OpenMP. The inner steps are intrinsics, LLVM instructions on vectors of 16
-without leave to reorder sums, so the compiler cannot give two calls another order, whatever surrounds them:
+The blocks of 64 keys are added as in FlashAttention (Dao et al. 2022, algorithm 1): with the highest score so far, the
+sum of exponentials, and the sum of values; a higher score scales both sums down. Compiled by Numba, on the threads of
+torch's OpenMP. The inner steps are intrinsics: LLVM instructions on vectors of 16 whose sums must not be reordered, so
+that every call has the same order of sums:
 
     turn       16 keys, transposed: a register then holds one number of each
     soften     scores, and their exponentials
@@ -32,17 +31,17 @@ from numba.core import cgutils
 
 from paceline.compiled import address, intrinsic, put, widened
 from paceline.target.cache import Writer
-from paceline.target.kernels.products import parallel
+from paceline.target.kernels import parallel
 from paceline.target.layout import BLOCK, COUNT, FIRST, LIMIT, PATHS, SLOT, STRIDE, TILE, PathPlan
 
 LANES = 16
 """Numbers in a vector."""
 WORTH_SHARING = 8192
-"""Scores of a layer from which more threads than one are used."""
+"""Fewest scores of a layer for more threads than one."""
 (
     NEXT, TILES, KV_HEADS, SHARED, DIM, CAPACITY, QUERIES, OUT, KEYS, VALUES, TILES_AT, LOWS, ENDS, PLACES, NODES
 ) = range(15)  # fmt: skip
-"""Places in the task of the compiled function. NEXT: the next piece of work; QUERIES to PLACES: addresses."""
+"""Places in the task of the compiled function. NEXT: number of the next piece of work; QUERIES to PLACES: addresses."""
 
 
 def attend_paths(queries: torch.Tensor, plan: PathPlan, cache: Writer, layer: int) -> torch.Tensor:
@@ -71,7 +70,7 @@ def attend_paths(queries: torch.Tensor, plan: PathPlan, cache: Writer, layer: in
 
 @cache
 def _fork() -> Any:
-    """GOMP_parallel: runs a function on several threads. None where torch has another OpenMP."""
+    """GOMP_parallel, which runs a function on several threads; None if torch has another OpenMP."""
     where = parallel()
     kinds = ctypes.c_void_p, ctypes.c_void_p, ctypes.c_uint, ctypes.c_uint
     return None if where is None else ctypes.CFUNCTYPE(None, *kinds)(where)
@@ -83,7 +82,7 @@ _VECTORS = BLOCK // LANES
 _float, _word = ir.FloatType(), ir.IntType(32)
 _floats, _words = ir.VectorType(_float, LANES), ir.VectorType(_word, LANES)
 _LOWEST = -87.0
-"""Below this an exponential is 0: e**-87 is near the smallest float32 that is not subnormal."""
+"""e**x is 0 below this: e**-87 is near the smallest normal float32."""
 
 
 def _all(value: float) -> ir.Constant:
@@ -100,7 +99,7 @@ def _splat(builder: Any, value: Any, kind: Any = _floats) -> Any:
 
 
 def _called(builder: Any, name: str, *values: Any) -> Any:
-    """A function of LLVM's over vectors of 16 floats."""
+    """Call an LLVM intrinsic over vectors of 16 floats."""
     kind = ir.FunctionType(_floats, [_floats] * len(values))
     return builder.call(cgutils.get_or_insert_function(builder.module, kind, f"llvm.{name}.v{LANES}f32"), values)
 
@@ -110,7 +109,7 @@ def _fma(builder: Any, a: Any, b: Any, c: Any) -> Any:
 
 
 def _folded(builder: Any, vector: Any, join: Callable[[Any, Any], Any]) -> Any:
-    """The 16 numbers joined into one, halves first; always in the same order."""
+    """The 16 numbers joined to one, first the halves, always in the same order."""
     undefined = ir.Constant(_floats, ir.Undefined)
     for width in (8, 4, 2, 1):
         mask = _integers([(lane + width) % LANES for lane in range(LANES)])
@@ -119,7 +118,7 @@ def _folded(builder: Any, vector: Any, join: Callable[[Any, Any], Any]) -> Any:
 
 
 def _larger(builder: Any, a: Any, b: Any) -> Any:
-    """The larger of two numbers, `b` if one is NaN."""
+    """The larger of two numbers; `b` if one is NaN."""
     return builder.select(builder.fcmp_ordered(">", a, b), a, b)
 
 
@@ -140,7 +139,7 @@ def _exponential(builder: Any, x: Any) -> Any:
 
 
 def _address(context: Any, builder: Any, kind: Any, array: Any, at: Any) -> Any:
-    """Pointer to number `at` of an array of one dimension."""
+    """Pointer to number `at` of a flat array."""
     return builder.gep(context.make_array(kind)(context, builder, array).data, [at])
 
 
@@ -161,7 +160,7 @@ def _i64(value: int) -> ir.Constant:
 
 
 def _read(builder: Any, pointer: Any, dtype: Any) -> Any:
-    """16 numbers, bfloat16 bits or float32, as float32."""
+    """16 numbers, bfloat16 bits or float32, to float32."""
     if dtype == types.float32:
         return _load(builder, pointer)
     halves = ir.VectorType(ir.IntType(16), LANES)
@@ -192,7 +191,7 @@ def turn(typingctx: Any, states: Any, places: Any, first: Any, size: Any, at: An
 
 
 def _transposed(builder: Any, rows: list[Any]) -> list[Any]:
-    """16 vectors of 16, lines and columns exchanged: squares of 8, then of 4, 2 and 1."""
+    """16 vectors of 16, transposed: squares of 8 are exchanged, then of 4, 2 and 1."""
     for width in (8, 4, 2, 1):
         upper = [lane if not lane & width else LANES + lane - width for lane in range(LANES)]
         lower = [lane + width if not lane & width else LANES + lane for lane in range(LANES)]
@@ -221,9 +220,10 @@ def widen(typingctx: Any, states: Any, begin: Any, wide: Any, at: Any) -> Any:
 def soften(
     _: Any, query: Any, at: Any, turned: Any, size: Any, begin: Any, end: Any, state: Any, row: Any, weights: Any
 ) -> Any:
-    """weights[i] = e**(score of key i - the highest so far), 0 outside begin..end - 1; returns the factor by which what
-    was summed before is to be scaled. The highest score and the sum of exponentials in state[2 * row] are brought up
-    to date.
+    """weights[i] = e**(score of key i - the highest score so far), 0 outside begin..end - 1.
+
+    Updates the highest score, state[2 * row], and the sum of exponentials, state[2 * row + 1]. Returns the factor that
+    scales earlier sums.
 
     query float32 [size] from `at` on, turned float32 [size, BLOCK], weights float32 [BLOCK], all flat."""
 
@@ -264,7 +264,7 @@ def soften(
 
 
 def _products(builder: Any, size: Any, query: Any, keys: Any, places: list[Any]) -> list[Any]:
-    """Four vectors of scores: query [size] times keys [size, BLOCK], one number of the query after another."""
+    """Four vectors of scores: query [size] times keys [size, BLOCK], in the order of the query's numbers."""
     with cgutils.for_range(builder, size) as loop:
         number = _splat(builder, builder.load(_index(builder, query, loop.index)))
         line = _index(builder, keys, builder.mul(loop.index, _i64(BLOCK)))
@@ -275,7 +275,7 @@ def _products(builder: Any, size: Any, query: Any, keys: Any, places: list[Any])
 
 
 def _between(builder: Any, vector: int, begin: Any, end: Any) -> Any:
-    """Which keys of a vector of the block are among begin..end - 1."""
+    """Mask of the keys in a vector of the block that are among begin..end - 1."""
     keys = _integers([LANES * vector + lane for lane in range(LANES)])
     first, last = (_splat(builder, builder.trunc(number, _word), _words) for number in (begin, end))
     return builder.and_(builder.icmp_signed(">=", keys, first), builder.icmp_signed("<", keys, last))
@@ -314,8 +314,8 @@ def _gather(vectors: int) -> Any:
 
 
 gather4, gather1 = _gather(4), _gather(1)
-"""sums[at + part + j] = scale times itself + weights[key] * values[key, part + j], over keys begin..end - 1 in turn; j
-below 64 or 16. values float32 [BLOCK, size], flat."""
+"""sums[at + part + j] = scale * sums[at + part + j] + the sum of weights[key] * values[key, part + j] over keys begin
+to end - 1 in order, for j below 64 (gather4) or 16 (gather1). values float32 [BLOCK, size], flat."""
 
 
 # Tiles of queries ----------------------------------------------------------------------------------------------------
@@ -323,7 +323,7 @@ below 64 or 16. values float32 [BLOCK, size], flat."""
 
 @intrinsic
 def _take(typingctx: Any, counter: Any) -> Any:
-    """The value of counter[0] before one is added to it, once for every caller on any thread."""
+    """counter[0], and add one to it, atomically."""
 
     def generate(context: Any, builder: Any, signature: Any, arguments: Any) -> Any:
         data = context.make_array(signature.args[0])(context, builder, arguments[0]).data
@@ -334,7 +334,7 @@ def _take(typingctx: Any, counter: Any) -> Any:
 
 @njit
 def _aligned(size):  # type: ignore[no-untyped-def]
-    """Zeros, float32 [size], on a boundary of 64 bytes."""
+    """Zeros, float32 [size], aligned to 64 bytes."""
     numbers = np.zeros(size + LANES, np.float32)
     shift = (-numbers.ctypes.data % 64) // 4
     return numbers[shift : shift + size]
@@ -342,7 +342,7 @@ def _aligned(size):  # type: ignore[no-untyped-def]
 
 @njit
 def _read_block(keys, values, places, count, dim, padded, turned, wide):  # type: ignore[no-untyped-def]
-    """`count` keys, transposed, and their values as float32; places int64 [BLOCK]."""
+    """Read the keys at `count` places, transposed, and their values, as float32; places int64 [BLOCK]."""
     for i in range(count, BLOCK):
         places[i] = places[count - 1]
     if dim < LANES:
@@ -352,7 +352,7 @@ def _read_block(keys, values, places, count, dim, padded, turned, wide):  # type
                 wide[i * padded + d] = widened(values[places[i] * dim + d])
         return
     for begin in range(0, dim, LANES):
-        at = min(begin, dim - LANES)  # the last vector begins earlier where the size is no multiple of 16
+        at = min(begin, dim - LANES)  # the last vector overlaps the one before if the size is no multiple of 16
         for i in range(0, count, LANES):
             turn(keys, places, i, dim, at, turned, i)
         for i in range(count):
@@ -361,7 +361,7 @@ def _read_block(keys, values, places, count, dim, padded, turned, wide):  # type
 
 @njit
 def _add_block(query, row, dim, padded, turned, wide, begin, end, state, weights, sums):  # type: ignore[no-untyped-def]
-    """Bring one query's state and sum up to date by keys begin..end - 1 of the block."""
+    """Add keys begin..end - 1 of the block to one query's state and sums."""
     if begin >= end:
         return
     scale = soften(query, row * dim, turned, dim, begin, end, state, row, weights)
@@ -376,7 +376,7 @@ def _add_block(query, row, dim, padded, turned, wide, begin, end, state, weights
 
 @njit
 def _work(task, queries, out, keys, values):  # type: ignore[no-untyped-def]
-    """Take pieces of work, a key head of a tile each, until there are none left."""
+    """Take pieces of work, a key head of a tile each, until none is left."""
     kv_heads, shared, dim, capacity = task[KV_HEADS], task[SHARED], task[DIM], task[CAPACITY]
     heads, size = kv_heads * shared, capacity * dim
     padded = (dim + LANES - 1) // LANES * LANES
@@ -433,12 +433,12 @@ def _work(task, queries, out, keys, values):  # type: ignore[no-untyped-def]
 
 
 def _attention(kind: Any) -> Any:
-    """The compiled function for bfloat16 bits (uint16) or float32; it takes the address of its task."""
+    """The compiled function for bfloat16 bits (uint16) or float32. Its argument is the address of its task."""
 
-    @cfunc("void(voidptr)", cache=True, error_model="numpy")  # no leave to reorder sums: the order is as written
+    @cfunc("void(voidptr)", cache=True, error_model="numpy")  # without fastmath: sums must not be reordered
     def attend(at):  # type: ignore[no-untyped-def]
         task = carray(at, (15,), np.int64)
-        size = 1 << 60  # the cache's end is not known here
+        size = 1 << 60  # the arrays' true sizes are not known here
         _work(
             task,
             carray(address(task[QUERIES]), (size,), kind),

@@ -1,14 +1,13 @@
-"""x @ weight.T where the weights are blocks of four to eight bits: whole numbers are multiplied, on CPUs.
-
-Rows of x are rounded to eight bits in blocks of 32 inputs with a scale each, which are called records. The codes of a
-block and the numbers of a record are multiplied and summed as whole numbers; that sum, times both scales, is added in
-float32. Every sum has one order, so a row's result is the same, bit for bit, among any others and on any number of
-threads.
+"""x @ weight.T with weights in blocks of four to eight bits, multiplied as integers on CPUs.
 
     IntegerPanels([Blocks, ...])(x)
 
-First come the panels, with the blocks of 16 outputs in the order of use, then the kernel, in the frame of
-`products.py`: @round makes records, and tiles multiply up to 12 rows by a panel.
+Rows of x are rounded to eight bits in records: 32 inputs and a scale. The codes of a block and the numbers of a record
+are multiplied and summed as integers; this sum, times both scales, is added in float32. Every sum has one order, so a
+row's result is the same, bit for bit, among any other rows and on any number of threads.
+
+Panels have the blocks of 16 outputs in the order of use. The kernel has the frame of `products.py`: @round makes
+records, and tiles multiply up to 12 rows by a panel.
 """
 
 from __future__ import annotations
@@ -27,26 +26,26 @@ from paceline.target.kernels.products import compiled, constant, masks, module, 
 from paceline.target.quantised.blocks import Q4_0, Q4_K, Q6_K, Q8_0, Blocks, Kind, joined
 
 COLUMNS = 16
-"""Outputs of a panel. With 32, twelve rows' sums do not fit into the registers."""
+"""Outputs of a panel. With 32, the sums of twelve rows do not fit into the registers."""
 ROWS = 12
-"""Most rows of a tile: each takes two registers of 32, the sum and that of the block at hand."""
+"""Most rows of a tile: each needs two of 32 registers, for its sum and that of the current block."""
 SLOW_ROWS = 4
-"""The same without VNNI: a row takes so many instructions that larger tiles are hardly faster, and they take seconds
-to compile."""
+"""The same without VNNI: larger tiles are hardly faster, for a row needs many instructions, and compile for seconds."""
 PAIR = 2
-"""Blocks of a turn of the innermost loop: in Q4_K two blocks share their bytes."""
+"""Blocks in a turn of the innermost loop: in Q4_K two blocks share their bytes."""
 STEP = 64
-"""Panels that are laid out at once."""
+"""Panels that are packed at once."""
 DTYPES = (torch.bfloat16, torch.float32)
-"""Of x, and so of the result."""
+"""Dtypes of x and of the result."""
 
 
 @dataclass(frozen=True)
 class Unit:
-    """What a unit of a panel holds of each output.
+    """A unit of a panel: what it holds of each of its outputs.
 
-    blocks  of 32 inputs. halves, bytes, words: how many numbers of two, one and four bytes.
-    record  bytes of a block of a rounded row."""
+    blocks                number of blocks of 32 inputs.
+    halves, bytes, words  number of values of two, one and four bytes.
+    record                bytes of a record, the block of a rounded row."""
 
     blocks: int
     halves: int
@@ -56,12 +55,12 @@ class Unit:
 
     @property
     def header(self) -> int:
-        """Bytes before the lines, of all outputs."""
+        """Bytes of all outputs before their words."""
         return COLUMNS * (2 * self.halves + self.bytes)
 
     @property
     def nbytes(self) -> int:
-        """Of all outputs; a multiple of a cache line's 64."""
+        """Bytes of all outputs; a multiple of a cache line's 64."""
         return self.header + 4 * COLUMNS * self.words
 
 
@@ -75,28 +74,27 @@ UNITS = {
 
 @cache
 def fast() -> bool:
-    """Whether this CPU multiplies bytes at full speed: AVX-512 VNNI."""
+    """Whether this CPU multiplies bytes at full speed (AVX-512 VNNI)."""
     features = llvm.get_host_cpu_features()
     return bool(features.get("avx512vnni")) and bool(features.get("avx512bw"))
 
 
 @cache
 def supported() -> bool:
-    """Whether the kernel runs here at all: it needs conversion of float16, and fused multiplication and addition."""
+    """Whether the kernel runs here: it needs conversion of float16, and fused multiplication and addition."""
     features = llvm.get_host_cpu_features()
     return platform.machine() in ("aarch64", "arm64") or bool(features.get("f16c") and features.get("fma"))
 
 
 def warnings() -> list[str]:
-    """What a user of blocks should know of this CPU."""
+    """Lines for users of blocks on this CPU."""
     if not supported():
         return ["this CPU cannot multiply weights of eight and four bits: they were expanded, and save nothing"]
     return [] if fast() else ["this CPU has no AVX-512 VNNI: weights of eight and four bits are multiplied slowly"]
 
 
 class IntegerPanels:
-    """A weight [outputs, width] whose parts are below each other, each in blocks of a kind of its own; and a bias
-    [outputs] or None."""
+    """A weight [outputs, width] of stacked parts, whose kinds of blocks may differ; and a bias [outputs] or None."""
 
     def __init__(self, parts: Sequence[Blocks], bias: torch.Tensor | None = None):
         self.width = parts[0].shape[1]
@@ -110,7 +108,7 @@ class IntegerPanels:
 
     @property
     def nbytes(self) -> int:
-        """Bytes of the blocks as a file has them."""
+        """Bytes of the blocks in a file."""
         return sum(part.outputs * part.row_bytes for part in self._parts)
 
     def __call__(self, x: torch.Tensor) -> torch.Tensor:
@@ -122,11 +120,15 @@ class IntegerPanels:
         return out
 
     def blocks(self) -> list[Blocks]:
-        """The weight as it was, by parts."""
+        """The weight, part by part."""
         return [part.blocks() for part in self._parts]
 
+    def dense(self) -> torch.Tensor:
+        """The weight [outputs, width] in float32."""
+        return torch.cat([part.dense() for part in self.blocks()])
+
     def rows(self, ids: torch.Tensor) -> list[Blocks]:
-        """The outputs `ids`, one after another; neighbours of one kind are joined."""
+        """The outputs `ids`, in order; neighbours of one kind are joined."""
         if len(self._parts) == 1:
             return [self._parts[0].blocks(ids)]
         return _runs([part.blocks(ids[i : i + 1] - part.first) for i, part in enumerate(map(self._part_of, ids))])
@@ -147,7 +149,7 @@ def _runs(parts: Sequence[Blocks]) -> list[Blocks]:
 
 
 class _Part:
-    """Panels of one kind, `outputs` columns of a result from `first` on."""
+    """Panels of one kind, for columns first to first + outputs - 1 of the result."""
 
     def __init__(self, blocks: Blocks, first: int, bias: torch.Tensor | None):
         self.kind, self.first = blocks.kind, first
@@ -166,7 +168,7 @@ class _Part:
         self._at = self._panels.data_ptr(), self._bias.data_ptr()
         blocks_run = self._units * self._unit.blocks
         self._row_records = blocks_run * self._unit.record
-        # A unit that is not full has a block after the last one, whose record must be zeros.
+        # A unit that is not full ends with blocks of padding, whose records must be zeros.
         self._records = torch.empty if blocks_run * 32 == self.width else torch.zeros
 
     def multiply(self, x: torch.Tensor, out: torch.Tensor) -> None:
@@ -180,7 +182,7 @@ class _Part:
         )  # fmt: skip
 
     def blocks(self, ids: torch.Tensor | None = None) -> Blocks:
-        """The outputs `ids`, or all."""
+        """The outputs `ids`; None: all."""
         ids = torch.arange(self.outputs) if ids is None else ids
         columns = _unpacked(self.kind, self._panels, ids)
         return Blocks(self.kind, _file_bytes(self.kind, columns)[:, : self.row_bytes].contiguous())
@@ -190,7 +192,7 @@ class _Part:
 
 
 class _Columns(NamedTuple):
-    """Outputs one by one, each [outputs, units, count of its unit]: float16 as int16, bytes, and four codes a word."""
+    """The fields of each output, [outputs, units, count in a unit]: float16 bits as int16, bytes, words of codes."""
 
     halves: torch.Tensor
     bytes: torch.Tensor
@@ -198,7 +200,7 @@ class _Columns(NamedTuple):
 
 
 def _columns(kind: Kind, data: torch.Tensor) -> _Columns:
-    """Blocks as a file has them, uint8 [outputs, bytes], to columns; a unit that is not full ends with zeros."""
+    """Columns of the blocks of a file, uint8 [outputs, bytes]; a unit that is not full ends with zeros."""
     unit = UNITS[kind]
     per_unit = unit.blocks * 32 // kind.inputs
     blocks = data.unflatten(1, (-1, kind.nbytes))
@@ -215,7 +217,7 @@ def _columns(kind: Kind, data: torch.Tensor) -> _Columns:
 
 
 def _file_bytes(kind: Kind, columns: _Columns) -> torch.Tensor:
-    """The reverse of `_columns`: uint8 [outputs, bytes]."""
+    """The inverse of `_columns`: uint8 [outputs, bytes]."""
     halves, codes = columns.halves.contiguous().view(torch.uint8), columns.words.contiguous().view(torch.uint8)
     if kind == Q4_K:
         return torch.cat([halves, _packed_scales(columns.bytes), codes], -1).flatten(1)
@@ -233,8 +235,7 @@ def _nibbles(block: torch.Tensor) -> torch.Tensor:
 
 
 def _scales_of_q4_k(block: torch.Tensor) -> tuple[torch.Tensor, torch.Tensor]:
-    """Of each block the scales and the minima of its eight runs, uint8 [..., 8]: six bits each, packed in twelve
-    bytes."""
+    """Scales and minima of the eight runs of each block, uint8 [..., 8] each, from six bits each in twelve bytes."""
     low, high, mixed = block[..., 4:8], block[..., 8:12], block[..., 12:16]
     scale = torch.cat([low & 63, (mixed & 15) | (low >> 6 << 4)], -1)
     minimum = torch.cat([high & 63, (mixed >> 4) | (high >> 6 << 4)], -1)
@@ -242,7 +243,7 @@ def _scales_of_q4_k(block: torch.Tensor) -> tuple[torch.Tensor, torch.Tensor]:
 
 
 def _codes_of_q6_k(block: torch.Tensor) -> torch.Tensor:
-    """Of each block the codes 0 to 63, uint8 [..., 256]: four bits from one place, two from another."""
+    """Codes 0 to 63 of each block, uint8 [..., 256]: four bits from one place, two from another."""
     low = _nibbles(block[..., :128].unflatten(-1, (2, 64))).unflatten(-1, (2, 32)).flatten(-3, -2)
     shifts = torch.tensor([[0], [2], [4], [6]], dtype=torch.uint8)
     high = (block[..., 128:192].unflatten(-1, (2, 1, 32)) >> shifts) & 3
@@ -275,7 +276,7 @@ def _words(data: torch.Tensor) -> torch.Tensor:
 
 
 def _packed(columns: _Columns) -> torch.Tensor:
-    """Columns to panels, uint8 [panels, units, bytes]: in a unit each number of 16 outputs side by side."""
+    """Columns to panels, uint8 [panels, units, bytes]: a unit has each value of 16 outputs side by side."""
     fields = []
     for field in columns:
         full = pad(field, (0, 0, 0, 0, 0, -len(field) % COLUMNS))
@@ -285,7 +286,7 @@ def _packed(columns: _Columns) -> torch.Tensor:
 
 
 def _unpacked(kind: Kind, panels: torch.Tensor, ids: torch.Tensor) -> _Columns:
-    """The columns `ids` of panels."""
+    """The columns of outputs `ids`, from panels."""
     unit, begin, fields = UNITS[kind], 0, []
     for count, dtype in ((unit.halves, torch.int16), (unit.bytes, torch.uint8), (unit.words, torch.int32)):
         end = begin + count * COLUMNS * dtype.itemsize
@@ -353,9 +354,9 @@ define void @product(ptr %x, ptr %records, ptr %w, ptr %bias, ptr %y, i64 %rows,
 
 @cache
 def product_of(kind: Kind, dtype: torch.dtype, vnni: bool) -> Callable[..., None]:
-    """product(x, records, panels, bias, out, rows, blocks, units, outputs, stride, threads): addresses, and numbers.
+    """product(x, records, panels, bias, out, rows, blocks, units, outputs, stride, threads), addresses and integers.
 
-    blocks: of a row of x; units: of a panel; stride: bytes from one row of `out` to the next."""
+    blocks  of a row of x. units: of a panel. stride: bytes from one row of `out` to the next."""
     return compiled(_source(kind, dtype, vnni), 11)
 
 
@@ -375,7 +376,7 @@ def _loaded(name: str, base: str, at: int, kind: str, align: int = 4) -> Iterato
 
 
 def _rounding(kind: Kind, dtype: torch.dtype) -> Iterator[str]:
-    """@round(x, record, stride, blocks): one row, and records that are `stride` bytes apart."""
+    """@round(x, records, stride, blocks) rounds one row to records that are `stride` bytes apart."""
     yield "define internal void @round(ptr %x, ptr %records, i64 %stride, i64 %blocks) {"
     yield "entry:"
     yield "  br label %loop"
@@ -388,7 +389,7 @@ def _rounding(kind: Kind, dtype: torch.dtype) -> Iterator[str]:
     for half in (0, 1):
         yield from _floats(half, dtype)
         yield f"  %size{half} = and <16 x i32> %bits{half}, {constant(2147483647, 'i32')}"
-    # As whole numbers sizes are in order too, and what is no number is above all.
+    # Bits of absolute values, compared as integers, have the same order; NaN and infinity are above all.
     yield "  %sizes = call <16 x i32> @llvm.umax.v16i32(<16 x i32> %size0, <16 x i32> %size1)"
     yield "  %top = call i32 @llvm.vector.reduce.umax.v16i32(<16 x i32> %sizes)"
     yield "  %finite = icmp ult i32 %top, 2139095040"
@@ -418,7 +419,7 @@ def _rounding(kind: Kind, dtype: torch.dtype) -> Iterator[str]:
 
 
 def _floats(half: int, dtype: torch.dtype) -> Iterator[str]:
-    """Bits of 16 numbers as float32."""
+    """%bits{half}: 16 numbers as bits of float32."""
     at = 16 * dtype.itemsize * half
     if dtype == torch.float32:
         yield from _loaded(f"%bits{half}", "%from", at, "<16 x i32>")
@@ -429,7 +430,7 @@ def _floats(half: int, dtype: torch.dtype) -> Iterator[str]:
 
 
 def _begun(kind: Kind) -> Iterator[str]:
-    """The scale, and what the block's sums begin with; for Q4_K, which has minima, -d * sum(q)."""
+    """Store the scale, and the initial value of the block's sums; for Q4_K, which has minima, -d * sum(q)."""
     places = {32: "float %d"}
     if kind == Q6_K:
         yield f"  %begin0 = mul i32 %s0, {-kind.offset}"
@@ -453,7 +454,7 @@ def _begun(kind: Kind) -> Iterator[str]:
 
 
 def _tile(kind: Kind, rows: int, dtype: torch.dtype, vnni: bool) -> Iterator[str]:
-    """Records of `rows` rows times one panel: sums in registers, from a bias to a store of `columns` at most."""
+    """@tileN for N = `rows`: their records times one panel, plus the bias, with sums in registers."""
     unit = UNITS[kind]
     turns = unit.blocks // PAIR
     takes = "ptr %x, ptr %w, ptr %ahead, ptr %bias, ptr %y, i64 %stride, i64 %columns, i64 %units"
@@ -495,7 +496,7 @@ def _tile(kind: Kind, rows: int, dtype: torch.dtype, vnni: bool) -> Iterator[str
 
 
 def _block(kind: Kind, block: int, rows: int, vnni: bool) -> Iterator[str]:
-    """The sums of a block, scaled and added to those before it."""
+    """Add the scaled sums of one block."""
     before = {row: f"%s{row}" if block == 0 else f"%s{row}.b{block - 1}" for row in range(rows)}
     parts = 2 if kind == Q6_K else 1
     for part in range(parts):
@@ -536,7 +537,7 @@ def _fma(name: str, a: str, b: str, c: str) -> str:
 
 
 def _scale(kind: Kind, block: int, part: int) -> Iterator[str]:
-    """%scale, and of Q4_K %least, the minimum: float32 of 16 outputs."""
+    """%scale, and for Q4_K %least, the minimum: float32 of 16 outputs."""
     at = f"{block}.{part}"
     if kind in (Q8_0, Q4_0):
         yield from _loaded(f"%half{at}", "%wu", 32 * block, "<16 x half>", 32)
@@ -557,14 +558,14 @@ def _scale(kind: Kind, block: int, part: int) -> Iterator[str]:
 
 
 def _codes(kind: Kind, block: int, part: int) -> Iterator[str]:
-    """%w{block}.{group}: codes of 16 outputs and four inputs, for this part's groups."""
+    """%w{block}.{group}: codes of 16 outputs and four inputs, for the groups of this part."""
     header, low = UNITS[kind].header, constant(0x0F0F0F0F, "i32")
     if kind in (Q8_0, Q6_K):
         for group in range(8) if kind == Q8_0 else range(4 * part, 4 * part + 4):
             yield from _loaded(f"%w{block}.{group}", "%wl", header + 64 * (8 * block + group), "<16 x i32>", 64)
         return
     for group in range(8):
-        # Of Q4_0 a line has the groups g (low) and g + 4; of Q4_K the same group of two blocks.
+        # A line has groups g (low bits) and g + 4 in Q4_0, and the same group of two blocks in Q4_K.
         line, high = (4 * block + group % 4, group > 3) if kind == Q4_0 else (group, block == 1)
         at = f"{block}.{group}"
         yield from _loaded(f"%l{at}", "%wl", header + 64 * line, "<16 x i32>", 64)

@@ -1,15 +1,13 @@
-"""x @ weight.T over few rows or many, every sum in one order: bfloat16 on CPUs that have dot products for it, float32.
+"""x @ weight.T with one order of sums for any number of rows: in bfloat16 on CPUs with AVX-512 BF16, and in float32.
 
-On CPUs without tiles, such as Zen 4, this is also the faster way in bfloat16: oneDNN reads weights there at two thirds
-of the memory's speed, and for two to sixteen rows, as in verifying a draft, it does not compute while it reads
-(docs/measurements.md, "Products"). Here weights are stored in panels of 32 outputs, in the order of use. Up to 12 rows
-are summed in registers while a panel is read; with more, the last ones prefetch the next panel while they compute.
-Every sum has the same order for any number of rows, so a token's logits are the same, bit for bit, alone and in a
-draft (docs/exact.md).
+So a token's logits are the same, bit for bit, alone and in a draft (docs/exact.md). In bfloat16 this is also faster on
+CPUs without AMX tiles, such as Zen 4: oneDNN reads weights there at two thirds of the memory's speed, and does not
+compute while it reads for two to sixteen rows, as in verifying a draft (docs/measurements.md, "Products"). Here weights
+are stored in panels of 32 outputs, in the order of use. Up to 12 rows are summed in registers while a panel is read;
+with more rows, the last ones prefetch the next panel.
 
-The kernel is written in LLVM's language, because Numba, which includes the compiler, lacks the instruction. It runs on
-the threads of torch's OpenMP, because two thread pools would wait for each other's cores. `integer.py` has the same
-frame: `module` and what is above it.
+The kernel is LLVM code, because Numba lacks the instruction. It runs on the threads of torch's OpenMP, because two
+thread pools would compete for the cores. `integer.py` uses the same frame (`module`).
 """
 
 from __future__ import annotations
@@ -17,15 +15,16 @@ from __future__ import annotations
 import ctypes
 from collections.abc import Callable, Iterable, Iterator
 from functools import cache
-from pathlib import Path
 from string import Template
 from typing import Any
 
 import llvmlite.binding as llvm
 import torch
 
+from paceline.target import kernels
+
 AHEAD = 4096
-"""Bytes by which a panel is prefetched into the second-level cache: a page, where the processor's own prefetch ends."""
+"""Distance of the prefetch into the L2 cache, in bytes: a page, where the processor's own prefetch ends."""
 
 # The frame of a kernel -----------------------------------------------------------------------------------------------
 
@@ -44,8 +43,8 @@ declare void @GOMP_parallel(ptr, ptr, i32, i32)
 %Deal = type { i64, i64 }
 """
 
-# Rows are dealt out evenly to as few tiles as will do. Each thread takes a few panels at a time, so that one that is
-# held up does not hold up the others.
+# Rows are dealt evenly to as few tiles as possible. Each thread takes a few panels at a time, so that a slow thread
+# does not hold up the others.
 _FRAME = """
 define internal %Deal @deal(i64 %rows) {
   %up = add i64 %rows, $UP
@@ -173,12 +172,13 @@ def module(
     row_unit: int,
     **numbers: int,
 ) -> str:
-    """A kernel in LLVM's language.
+    """A kernel as LLVM code.
 
-    functions  include @tile1 to @tileROWS for that many `rows`, each of which multiplies its number of rows, which lie
-               side by side, by a panel of `columns` outputs.
-    entry      the function @product, which calls @run; its names with a dollar are filled in, from `numbers` too.
-    unit, row_unit  bytes of a unit of a panel and of a row; @run is given the length of both in units."""
+    functions       include @tile1 to @tileN for N = `rows`: @tile3 multiplies 3 adjacent rows by a panel of `columns`
+                    outputs.
+    entry           the function @product, which calls @run.
+    unit, row_unit  bytes of a unit of a panel and of a row; @run is given the length of both in units.
+    numbers         values for further names with a dollar in `entry`."""
     tiles = ", ".join(f"ptr @tile{number}" for number in range(1, rows + 1))
     on_all_threads = "call void @GOMP_parallel(ptr @work, ptr %work, i32 %count, i32 0)"
     filled = Template(_FRAME + entry).substitute(
@@ -190,7 +190,7 @@ def module(
         UNIT=unit,
         ROW_UNIT=row_unit,
         AHEAD=AHEAD,
-        RUN="call void @work(ptr %work)" if parallel() is None else on_all_threads,
+        RUN="call void @work(ptr %work)" if kernels.parallel() is None else on_all_threads,
         **numbers,
     )
     table = f"@tiles = internal constant [{rows} x ptr] [{tiles}]"
@@ -198,11 +198,11 @@ def module(
 
 
 def compiled(source: str, arguments: int) -> Callable[..., None]:
-    """The function @product of a module, which takes that many addresses and numbers."""
+    """The function @product of a module; arguments: their number, addresses and integers."""
     llvm.initialize_native_target()
     llvm.initialize_native_asmprinter()
-    if parallel() is not None:
-        llvm.add_symbol("GOMP_parallel", parallel())
+    if kernels.parallel() is not None:
+        llvm.add_symbol("GOMP_parallel", kernels.parallel())
     machine = llvm.Target.from_default_triple().create_target_machine(
         cpu=llvm.get_host_cpu_name(), features=llvm.get_host_cpu_features().flatten(), opt=3, reloc="pic", jit=True
     )
@@ -215,35 +215,19 @@ def compiled(source: str, arguments: int) -> Callable[..., None]:
     return product
 
 
-@cache
-def parallel() -> int | None:
-    """Address of GOMP_parallel, which runs a task on the threads of torch's OpenMP; None where torch has another."""
-    try:
-        maps = Path("/proc/self/maps").read_text()
-    except OSError:
-        return None
-    libraries = {line.split()[-1] for line in maps.splitlines() if "gomp" in line}
-    for library in sorted(libraries, key=lambda path: "torch" not in path):
-        try:
-            return ctypes.cast(ctypes.CDLL(library).GOMP_parallel, ctypes.c_void_p).value
-        except (OSError, AttributeError):
-            continue
-    return None
-
-
 def splat(name: str, value: str, kind: str) -> Iterator[str]:
-    """16 times a number."""
+    """A vector of 16 times `value`."""
     yield f"  {name}.0 = insertelement <16 x {kind}> poison, {kind} {value}, i64 0"
     yield f"  {name} = shufflevector <16 x {kind}> {name}.0, <16 x {kind}> poison, <16 x i32> zeroinitializer"
 
 
 def constant(value: int, kind: str) -> str:
-    """A literal, 16 times."""
+    """A literal vector of 16 times `value`."""
     return "<" + ", ".join([f"{kind} {value}"] * 16) + ">"
 
 
 def masks(halves: int) -> Iterator[str]:
-    """%mask0, and %mask1 of 32 columns: which of 16 outputs are among %columns."""
+    """%mask0, and %mask1 for 32 columns: which of 16 outputs are below %columns."""
     for half in range(halves):
         yield f"  %left{half} = sub i64 %columns, {16 * half}"
         yield from splat(f"%ends{half}", f"%left{half}", "i64")
@@ -251,7 +235,7 @@ def masks(halves: int) -> Iterator[str]:
 
 
 def store(at: str, row: int, half: int, value: str, dtype: torch.dtype) -> Iterator[str]:
-    """16 sums of a row, rounded to the dtype, to their places; `at` makes names unique."""
+    """Store 16 sums of a row, rounded to the dtype; `at` makes names unique."""
     yield f"  %o{at} = mul i64 %stride, {row}"
     yield f"  %r{at} = getelementptr i8, ptr %y, i64 %o{at}"
     yield f"  %y{at} = getelementptr i8, ptr %r{at}, i64 {16 * dtype.itemsize * half}"
@@ -264,12 +248,12 @@ def store(at: str, row: int, half: int, value: str, dtype: torch.dtype) -> Itera
 
 
 def _narrowed(at: str, value: str) -> Iterator[str]:
-    """%h{at}: bits of 16 float32 numbers as bfloat16, rounded to the nearest, of two to the even one; NaN stays NaN."""
+    """%h{at}: bits of 16 float32 numbers rounded to bfloat16, ties to even; NaN stays NaN."""
     if llvm.get_host_cpu_features().get("avx512bf16"):
         yield f"  %n{at} = fptrunc <16 x float> {value} to <16 x bfloat>"
         yield f"  %h{at} = bitcast <16 x bfloat> %n{at} to <16 x i16>"
         return
-    # LLVM would call a function of its runtime library here, which a process need not have.
+    # Here fptrunc would call a function of LLVM's runtime library, which a process may lack.
     yield f"  %n{at} = bitcast <16 x float> {value} to <16 x i32>"
     yield f"  %n{at}.high = lshr <16 x i32> %n{at}, {constant(16, 'i32')}"
     yield f"  %n{at}.odd = and <16 x i32> %n{at}.high, {constant(1, 'i32')}"
@@ -285,11 +269,11 @@ def _narrowed(at: str, value: str) -> Iterator[str]:
 # Panels of numbers ----------------------------------------------------------------------------------------------------
 
 COLUMNS = 32
-"""Outputs of a panel, which fill two registers of AVX-512."""
+"""Outputs of a panel: two registers of AVX-512."""
 ROWS = 12 if llvm.get_host_cpu_features().get("avx512f") else 3
-"""Most rows at once: sums fill 24 of AVX-512's 32 registers, or 12 of 16 of half the width."""
+"""Most rows at once: their sums take 24 of AVX-512's 32 registers, or 12 of AVX2's 16."""
 STEPS = 4
-"""Steps of the innermost loop. A step takes four bytes of a row: two inputs in bfloat16, one in float32."""
+"""Steps in a turn of the innermost loop. A step is four bytes of a row: two inputs in bfloat16, one in float32."""
 PER_STEP = {torch.bfloat16: 2, torch.float32: 1}
 """Inputs of a step."""
 
@@ -308,26 +292,8 @@ define void @product(ptr %x, ptr %w, ptr %bias, ptr %y, i64 %rows, i64 %outputs,
 """
 
 
-def supported(dtype: torch.dtype = torch.bfloat16) -> bool:
-    """Whether the kernel runs here: it needs AVX-512 BF16 (for float32 AVX2), a compiler that knows it, and torch on
-    GNU's OpenMP."""
-    features = llvm.get_host_cpu_features()
-    has_units = {
-        torch.bfloat16: bool(features.get("avx512bf16")),
-        torch.float32: bool(features.get("avx2")) and bool(features.get("fma")),
-    }
-    return has_units.get(dtype, False) and llvm.llvm_version_info >= (18,) and parallel() is not None
-
-
-@cache
-def preferred(dtype: torch.dtype = torch.bfloat16) -> bool:
-    """Whether the kernel is faster here than torch's libraries: on CPUs with AVX-512 BF16 and without tiles (AMX). In
-    float32 that is an EPYC or Ryzen, on which MKL takes two to four times as long (docs/exact.md)."""
-    return supported() and supported(dtype) and not llvm.get_host_cpu_features().get("amx-bf16")
-
-
 def fits(weight: torch.Tensor) -> bool:
-    """Whether the kernel takes these weights [outputs, width]."""
+    """Whether the kernel can multiply these weights [outputs, width]."""
     inputs = PER_STEP.get(weight.dtype)
     return weight.device.type == "cpu" and inputs is not None and weight.shape[1] % (inputs * STEPS) == 0
 
@@ -357,13 +323,13 @@ class Panels:
         return out
 
     def dense(self) -> torch.Tensor:
-        """The weight as it was."""
+        """The weight [outputs, width]."""
         return self._panels.transpose(1, 2).reshape(-1, self.width)[: self.outputs].contiguous()
 
 
 @cache
 def _product(steps: int, dtype: torch.dtype) -> Callable[..., None]:
-    """product(x, panels, bias, out, rows, outputs, threads) for rows of that many steps: addresses, and numbers."""
+    """product(x, panels, bias, out, rows, outputs, threads), addresses and integers, for rows of `steps` steps."""
     return compiled(_source(steps, dtype), 7)
 
 
@@ -374,7 +340,7 @@ def _source(steps: int, dtype: torch.dtype) -> str:
 
 
 def _tile(rows: int, steps: int, dtype: torch.dtype) -> Iterator[str]:
-    """Rows x[0..rows) times one panel: sums in registers, from a bias to a rounded store of at most `columns`."""
+    """@tileN for N = `rows`: rows times one panel, plus the bias, with sums in registers; stores `columns` at most."""
     sums = [(row, half) for row in range(rows) for half in (0, 1)]
     takes = "ptr %x, ptr %w, ptr %ahead, ptr %bias, ptr %y, i64 %stride, i64 %columns, i64 %units"
     yield f"define internal void @tile{rows}({takes}) {{"
@@ -406,7 +372,7 @@ def _tile(rows: int, steps: int, dtype: torch.dtype) -> Iterator[str]:
 
 
 def _step(step: int, rows: int, steps: int, dtype: torch.dtype) -> Iterator[str]:
-    """Four bytes of every row, one or two inputs, times their 32 weights or pairs of weights."""
+    """One step: four bytes of every row, one or two inputs, times their weights of 32 outputs."""
     kind, multiply = "<16 x float>", "@llvm.fma.v16f32(<16 x float> {w}, <16 x float> {x}, <16 x float> {s})"
     if dtype == torch.bfloat16:
         kind = "<32 x bfloat>"

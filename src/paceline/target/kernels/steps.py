@@ -1,10 +1,10 @@
-"""The steps of a decoder layer between its matrix products, one pass each: for CPUs, compiled by Numba.
+"""The steps of a decoder layer between its matrix products, in one pass each, compiled by Numba for CPUs.
 
-A decoding step of a small model is hundreds of operators over a few kilobytes, and launching them costs more than
-running them. Each kernel here replaces four to ten of torch's (`TorchOps` is the reference) and computes
-in float32 with one rounding at the end, on one thread, for the arrays are too small to share. Rows are computed one by
-one, so a row's result does not depend on their number. Each kernel exists for bfloat16 and for float32; the latter
-is used where results must be exact (docs/exact.md).
+A forward of a small model is hundreds of operators over a few kilobytes, and launching them takes longer than running
+them. Each kernel here replaces four to ten of torch's operators (`TorchOps` is the reference). It computes in float32
+with one rounding at the end, on one thread, because the arrays are small. Rows are computed one by one, so a row's
+result does not depend on their number. Kernels are for bfloat16, and for float32 where results must be exact
+(docs/exact.md).
 """
 
 from __future__ import annotations
@@ -21,13 +21,13 @@ from paceline.target.cache import Writer
 from paceline.target.layout import Layout
 
 # Sums may be reordered and products fused, but NaN stays NaN: broken weights must not look like numbers.
-# NumPy's division does not look for zeros, which would keep loops from vectorising.
+# NumPy's division does not check for zeros; a check would keep loops from vectorising.
 FAST: Any = {"cache": True, "fastmath": {"reassoc", "contract", "arcp", "nsz"}, "error_model": "numpy"}
 
 
 @njit(inline="always")
 def _exp(x: Any) -> Any:
-    """e**x in float32, relative error below 1e-6: 2**k times a polynomial, free of calls so that it vectorises."""
+    """e**x in float32, relative error below 1e-6: 2**k times a polynomial, without calls, so that loops vectorise."""
     x = min(max(x, np.float32(-87.0)), np.float32(88.0))
     k = np.floor(x * np.float32(1.4426950408889634) + np.float32(0.5))
     r = x - k * np.float32(0.693359375) + k * np.float32(2.12194440e-4)
@@ -65,10 +65,10 @@ def _inverse_rms(x: Any, eps: Any) -> Any:
 
 @njit(inline="always")
 def _add_norm(x_at, delta_at, weight_at, sum_at, out_at, rows, width, eps, kind, size):  # type: ignore[no-untyped-def]
-    """sum = x + delta (nothing is added or written if delta_at is 0), out = RMS norm of that sum.
+    """sum = x + delta, out = RMS norm of sum. If delta_at is 0, sum is x and is not written.
 
     size  bytes of a number, here and below."""
-    # Working copies in float32 tell the compiler that nothing overlaps, so that every loop vectorises.
+    # With copies in float32 the compiler knows that nothing overlaps, and vectorises every loop.
     weight, numbers = np.empty(width, np.float32), np.empty(width, np.float32)
     _widen(weight_at, kind, weight)
     for row in range(rows):
@@ -92,7 +92,7 @@ def _rotate(  # type: ignore[no-untyped-def]
     qkv_at, out_at, cos_at, sin_at, norm_at, positions_at, slots_at, places_at, keys_at, values_at,
     nodes, heads, kv_heads, dim, capacity, eps, kind, size,
 ):  # fmt: skip
-    """Norm (unless norm_at is 0) and rotate q and k; q goes to `out`, k and v to their places in the cache."""
+    """Norm (unless norm_at is 0) and rotate q and k; write q to `out`, k and v to their places in the cache."""
     positions = carray(address(positions_at), (nodes,), np.int64)
     slots = carray(address(slots_at), (nodes,), np.int64)
     places = carray(address(places_at), (nodes,), np.int64)

@@ -1,31 +1,38 @@
-"""Weights of few bits in blocks, byte for byte as GGUF files hold them.
+"""Weights of few bits in blocks, byte for byte as in GGUF files.
 
     blocks = quantise(weight, Q8_0)
-    blocks.dense()                       # float32 [outputs, width], each number what the format says it is
+    blocks.dense()                                  # float32 [outputs, width]
+    weights = quantised(weights, "int8")            # a model's matrices become blocks
 
-A block holds 32 or 256 neighbouring inputs of one output: small whole numbers, and the scales that turn them into
-weights. The package gguf makes and reads them; products with blocks need one of KINDS.
+A block has 32 or 256 neighbouring inputs of one output: small whole numbers and their scales. The package gguf
+quantises and expands them; products with blocks need one of KINDS. A quantised model is another model than its
+checkpoint.
 """
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from functools import cache
+from pathlib import Path
 
 import numpy as np
 import torch
 
+from paceline.errors import ModelError
+
 CHUNK = 1 << 22
-"""Weights that are converted at once: temporary numbers take several times the memory of the blocks."""
+"""Weights converted at once: the conversion needs several times the memory of the blocks."""
 
 
 @dataclass(frozen=True)
 class Kind:
     """A format of blocks.
 
-    name, number  ggml's. inputs: weights of a block; nbytes: bytes of a block.
-    offset        what is taken off the unsigned codes of the panels (`kernels/integer.py`)."""
+    name, number  ggml's.
+    inputs        weights of a block.
+    nbytes        bytes of a block.
+    offset        to subtract from the unsigned codes of panels (`kernels/integer.py`)."""
 
     name: str
     number: int
@@ -35,7 +42,7 @@ class Kind:
 
     @property
     def bits(self) -> float:
-        """Bits of a weight, scales included."""
+        """Bits of a weight, including scales."""
         return 8 * self.nbytes / self.inputs
 
 
@@ -44,12 +51,12 @@ Q4_0 = Kind("Q4_0", 2, 32, 18, 8)
 Q4_K = Kind("Q4_K", 12, 256, 144, 0)
 Q6_K = Kind("Q6_K", 14, 256, 210, 32)
 KINDS = {kind.number: kind for kind in (Q8_0, Q4_0, Q4_K, Q6_K)}
-"""By number, those that `kernels/integer.py` multiplies. All others can only be expanded."""
+"""By number, the formats that `kernels/integer.py` multiplies. All others can only be expanded."""
 
 
 @cache
 def kind_of(number: int) -> Kind | None:
-    """The format with that number of ggml's; None for one that cannot be read."""
+    """ggml's format of that number; None if the package gguf cannot expand it."""
     if number in KINDS:
         return KINDS[number]
     from gguf import GGML_QUANT_SIZES, GGMLQuantizationType, quants
@@ -66,7 +73,7 @@ def kind_of(number: int) -> Kind | None:
 class Blocks:
     """A weight [outputs, width] in blocks.
 
-    data  uint8 [outputs, bytes of a row], which may be mapped from a file."""
+    data  uint8 [outputs, bytes of a row], possibly mapped from a file."""
 
     def __init__(self, kind: Kind, data: torch.Tensor):
         self.kind, self.data = kind, data
@@ -74,11 +81,11 @@ class Blocks:
 
     @property
     def nbytes(self) -> int:
-        """Bytes of the blocks."""
+        """Bytes of all blocks."""
         return self.data.nbytes
 
     def rows(self, ids: torch.Tensor) -> Blocks:
-        """The outputs `ids` alone, copied."""
+        """A copy of the outputs `ids`."""
         return Blocks(self.kind, self.data[ids])
 
     def dense(self, dtype: torch.dtype = torch.float32) -> torch.Tensor:
@@ -86,20 +93,20 @@ class Blocks:
         from gguf import GGMLQuantizationType, quants  # imported here: most models have no blocks
 
         kind, out = GGMLQuantizationType(self.kind.number), torch.empty(self.shape, dtype=dtype)
-        with np.errstate(all="ignore"):  # scales that are no numbers stay visible in the weights
+        with np.errstate(all="ignore"):  # NaN scales become NaN weights, so that damage shows
             for some in _chunks(self.shape):
                 out[some] = torch.from_numpy(quants.dequantize(self.data[some].numpy(), kind))
         return out
 
 
 def joined(parts: Sequence[Blocks]) -> Blocks:
-    """Blocks of one kind and width below each other."""
+    """Blocks of one kind and width, stacked."""
     return parts[0] if len(parts) == 1 else Blocks(parts[0].kind, torch.cat([part.data for part in parts]))
 
 
 def quantise(weight: torch.Tensor, kind: Kind) -> Blocks:
-    """A weight [outputs, width] in blocks of `kind`, Q8_0 or Q4_0, with the bytes that llama.cpp's quantiser makes of
-    its float32 values. `width` is a multiple of 32."""
+    """A weight [outputs, width] in blocks of `kind`, Q8_0 or Q4_0, with the bytes of llama.cpp's quantiser.
+    `width` is a multiple of 32."""
     from gguf import GGMLQuantizationType, quants
 
     number = GGMLQuantizationType(kind.number)
@@ -113,3 +120,66 @@ def quantise(weight: torch.Tensor, kind: Kind) -> Blocks:
 def _chunks(shape: torch.Size) -> list[slice]:
     step = max(1, CHUNK // max(shape[1], 1))
     return [slice(begin, begin + step) for begin in range(0, shape[0], step)]
+
+
+# The weights of a model ----------------------------------------------------------------------------------------------
+
+PRECISIONS: dict[str, tuple[Kind, Kind]] = {"int8": (Q8_0, Q8_0), "int4": (Q4_0, Q8_0)}
+"""Kinds of the layers' matrices, and of the embedding and the output head, which lose most by few bits."""
+_OUTER = ("model.embed_tokens.weight", "lm_head.weight")
+
+Weights = dict[str, "torch.Tensor | Blocks"]
+
+
+def split_dtype(dtype: str | torch.dtype) -> tuple[str | None, str | torch.dtype]:
+    """(precision of matrices, dtype of all else): "int8-float32" is ("int8", "float32"), "int8" ("int8", "auto"),
+    "auto" ("auto", "auto"), "bfloat16" (None, "bfloat16").
+
+    The precisions "int8" and "int4" quantise a checkpoint, "auto" keeps the blocks of a file, None expands them."""
+    word, _, rest = dtype.partition("-") if isinstance(dtype, str) else ("", "", "")
+    return (word, rest or "auto") if word in ("auto", *PRECISIONS) else (None, dtype)
+
+
+def exact_dtype(dtype: str | torch.dtype) -> str:
+    """The same model with everything but its blocks in float32."""
+    precision, _ = split_dtype(dtype)
+    return f"{precision}-float32" if precision else "float32"
+
+
+def quantised(weights: Mapping[str, torch.Tensor], word: str) -> Weights:
+    """The weights with matrices in blocks of precision `word`, unless their width is not a multiple of 32."""
+    inner, outer = PRECISIONS[word]
+    made: Weights = {}
+    for name, weight in weights.items():
+        fits = weight.ndim == 2 and weight.shape[1] % inner.inputs == 0
+        made[name] = quantise(weight, outer if name in _OUTER else inner) if fits else weight
+    return made
+
+
+def tensors_of(weights: Mapping[str, torch.Tensor | Blocks]) -> dict[str, torch.Tensor]:
+    """The weights that are not in blocks: norms, biases, tables."""
+    return {name: w for name, w in weights.items() if isinstance(w, torch.Tensor)}
+
+
+def refuse_requantising(name: str | Path, kinds: str | None, precision: str) -> None:
+    """ModelError if a model that is in blocks (`kinds`) is to be quantised to `precision`."""
+    if kinds is not None and precision in PRECISIONS:
+        raise ModelError(
+            f"{name} has its weights in {kinds} already, so {precision} cannot be made of it: leave dtype out to keep "
+            "its blocks (auto-float32: all else in float32), or name float32, bfloat16 or float16 to expand them"
+        )
+
+
+def describe(weights: Mapping[str, torch.Tensor | Blocks]) -> str | None:
+    """Formats of the matrices, the most frequent first, and bits: "F16 and Q8_0, 13.4 bits a weight". None without
+    blocks."""
+    matrices = [w for w in weights.values() if len(w.shape) == 2]
+    if not any(isinstance(w, Blocks) for w in matrices):
+        return None
+    sizes: dict[str, int] = {}
+    for w in matrices:
+        kind = w.kind.name if isinstance(w, Blocks) else "BF16" if w.dtype == torch.bfloat16 else f"F{8 * w.itemsize}"
+        sizes[kind] = sizes.get(kind, 0) + w.shape.numel()
+    names = sorted(sizes, key=lambda name: -sizes[name])
+    bits = 8 * sum(w.nbytes for w in matrices) / sum(sizes.values())
+    return f"{' and '.join([', '.join(names[:-1]), names[-1]] if names[1:] else names)}, {bits:.1f} bits a weight"

@@ -1,12 +1,11 @@
-"""GGUF files: facts by key, tensors by name, and the model that they describe, for the families of the native decoder.
+"""GGUF files: metadata by key, tensors by name, and the model in them, for the families of the native decoder.
 
     target = load_gguf(Path("model-Q4_K_M.gguf"))
     file = GGUF("model-Q4_K_M.gguf")
     file.facts["general.architecture"], file.tensor("token_embd.weight")
 
-Tensors are mapped from disk and not yet read. Matrices stay in the blocks that the file has, or are expanded to 16 or
-32 bits. Large models may be cut into several files, which are opened together. Every mistake is a ModelError of one
-line.
+Tensors are mapped from disk. Matrices stay in the file's blocks or are expanded to 16 or 32 bits. A model in several
+files is opened by its first. Every fault is a ModelError of one line.
 """
 
 from __future__ import annotations
@@ -28,23 +27,31 @@ from transformers import PretrainedConfig
 from paceline.errors import ModelError, shortened
 from paceline.target.decoder import Decoder
 from paceline.target.folder import check_config, one_line, refuse_pointer
-from paceline.target.quantised import checkpoint as quantised
-from paceline.target.quantised.blocks import KINDS, Blocks, kind_of
+from paceline.target.quantised.blocks import (
+    KINDS,
+    PRECISIONS,
+    Blocks,
+    describe,
+    kind_of,
+    quantised,
+    refuse_requantising,
+    tensors_of,
+)
 from paceline.target.shape import unsupported, weight_shapes
 
 VERSIONS = (2, 3)
 DENSE = {0: torch.float32, 1: torch.float16, 30: torch.bfloat16}
-"""Types of tensors that are ordinary numbers, by ggml's number."""
+"""ggml's types of tensors that are not in blocks, by number."""
 
 _NUMBERS = {0: "B", 1: "b", 2: "H", 3: "h", 4: "I", 5: "i", 6: "f", 7: "?", 10: "Q", 11: "q", 12: "d"}
 _TEXT, _ARRAY = 8, 9
 _DEEPEST = 4
-"""Arrays inside arrays."""
+"""Most levels of arrays in arrays."""
 
 
 @dataclass(frozen=True)
 class Place:
-    """Where a tensor is: its file's bytes, its type's number, its shape with the outputs first."""
+    """A tensor's place: the bytes of its file, its ggml type, its shape [outputs, inputs], its first byte."""
 
     data: torch.Tensor
     type: int
@@ -52,12 +59,13 @@ class Place:
     begin: int
 
 
-# The package gguf has a reader too. A vocabulary of 150,000 tokens takes it 13 s, and this one 0.7 s, for it makes
-# several arrays of every token; and it does not end where a damaged file says that an array has 2**60 numbers.
+# The package gguf has a reader too, but it makes several arrays of every token: it reads a vocabulary of 150,000 tokens
+# in 13 s, this one in 0.7 s. And it does not stop if a damaged file claims an array of 2**60 numbers.
 class GGUF:
-    """A GGUF file of version 2 or 3 (ggml's docs/gguf.md), all its parts together.
+    """A GGUF file of version 2 or 3 (ggml's docs/gguf.md), with all its parts.
 
-    facts   the first file's pairs of key and value. places: tensors by name."""
+    facts   the first file's metadata by key.
+    places  of all tensors, by name."""
 
     def __init__(self, path: str | Path):
         self.path = Path(path)
@@ -82,14 +90,14 @@ class GGUF:
 
     @property
     def family(self) -> Any:
-        """The architecture, a text where the file is what it should be."""
+        """The architecture: a text, unless the file is damaged."""
         return self.facts.get("general.architecture")
 
     def __contains__(self, name: str) -> bool:
         return name in self.places
 
     def tensor(self, name: str) -> torch.Tensor | Blocks:
-        """A tensor, mapped: numbers, or a matrix in blocks. ModelError for a type that is not read."""
+        """A mapped tensor, or a matrix in blocks. ModelError for an unknown type."""
         place = self.places[name]
         dtype, kind = DENSE.get(place.type), None
         if dtype is not None:
@@ -118,32 +126,32 @@ class GGUF:
 
 
 class _Cursor:
-    """Reads a file's bytes from the front. struct.error at its end."""
+    """Reads a file's bytes in order. Raises struct.error at its end."""
 
     def __init__(self, data: memoryview):
         self.data, self.at = data, 0
 
     def number(self, code: str) -> Any:
-        """One number, in struct's notation."""
+        """One number; code: its format in struct's notation."""
         (value,) = struct.unpack_from("<" + code, self.data, self.at)
         self.at += struct.calcsize("<" + code)
         return value
 
     def count(self, least: int = 1) -> int:
-        """A number of things that take `least` bytes each, which must be there."""
+        """A count of items of at least `least` bytes each. struct.error if the file is too short for them."""
         count = int(self.number("Q"))
         if count * least > len(self.data) - self.at:
             raise struct.error("longer than the file")
         return count
 
     def text(self) -> str:
-        """A length and so many bytes."""
+        """A length, then a text of that many bytes."""
         size = self.count()
         self.at += size
         return bytes(self.data[self.at - size : self.at]).decode("utf-8", "replace")
 
     def value(self, kind: int, depth: int = 0) -> Any:
-        """A value of a type."""
+        """A value; kind: the number of its type."""
         if kind == _TEXT:
             return self.text()
         if kind != _ARRAY:
@@ -202,7 +210,7 @@ def _entry(cursor: _Cursor) -> tuple[str, int, tuple[int, ...], int]:
 # Models ---------------------------------------------------------------------------------------------------------------
 
 FAMILIES = {"llama": "LlamaConfig", "qwen2": "Qwen2Config", "qwen3": "Qwen3Config"}
-"""By general.architecture; Mistral's is llama too."""
+"""transformers' configuration by general.architecture; Mistral is llama too."""
 _FREQUENCIES = "rope_freqs.weight"
 _SCALING = {
     "factor": "factor",
@@ -210,16 +218,16 @@ _SCALING = {
     "yarn_beta_fast": "beta_fast",
     "yarn_beta_slow": "beta_slow",
 }
-"""Facts of rope.scaling, and transformers' names."""
+"""Keys of rope.scaling, and transformers' names."""
 _NEUTRAL = {"yarn_ext_factor": 1.0, "yarn_attn_factor": 1.0, "attn_factor": 1.0}
-"""Facts of rope.scaling that change nothing with these values, and are not read with others."""
+"""Keys of rope.scaling that have no effect with these values; other values are refused."""
 CONTROL = 3
-"""Type of tokens that never show in text."""
+"""Type of tokens without text."""
 _ENDS = frozenset({
     "<|eot_id|>", "<|eom_id|>", "<|im_end|>", "<|end|>", "<|endoftext|>", "<|end_of_text|>", "<end_of_turn>", "<EOT>",
     "<|return|>",
 })  # fmt: skip
-"""Control tokens with which models end an answer, by their text: llama.cpp ends at these too."""
+"""Texts of control tokens that end an answer, as in llama.cpp."""
 
 
 def load_gguf(
@@ -231,17 +239,16 @@ def load_gguf(
 ) -> Decoder:
     """The model in a GGUF file, without tokenizer.
 
-    dtype      of everything but the blocks; None: bfloat16 where the processor has units for it, else float32.
-    precision  "auto": blocks stay as they are. None: they are expanded to `dtype`. "int8" or "int4": blocks are made of
-               a file of 16 or 32 bits.
+    dtype      of all but the blocks; None: bfloat16 if the processor has units for it, else float32.
+    precision  "auto": keep the blocks. None: expand them to `dtype`. "int8" or "int4": quantise 16 or 32 bits.
 
     Raises ModelError, one line, if it cannot be read or used."""
     file = GGUF(path)
     config = config_of(file)
     weights = weights_of(file, config)
-    quantised.refuse_word(path, quantised.describe(weights), precision or "")
-    if precision in quantised.WORDS:
-        weights = quantised.quantised(quantised.tensors_of(weights), precision)
+    refuse_requantising(path, describe(weights), precision or "")
+    if precision in PRECISIONS:
+        weights = quantised(tensors_of(weights), precision)
     elif precision is not None:
         for name, weight in weights.items():
             if isinstance(weight, Blocks) and weight.kind.number not in KINDS:
@@ -263,7 +270,7 @@ def load_gguf(
 
 
 def end_tokens(facts: Mapping[str, Any]) -> set[int]:
-    """Tokens that end an answer: those that the facts name so, and control tokens known by their text."""
+    """Tokens that end an answer: those that the metadata names, and control tokens with the texts of _ENDS."""
     start = "tokenizer.ggml."
     named = {facts.get(f"{start}{key}_token_id") for key in ("eos", "eot", "eom")}
     tokens, types = facts.get(start + "tokens") or [], facts.get(start + "token_type") or []
@@ -277,11 +284,11 @@ def _own_dtype(weights: Mapping[str, torch.Tensor | Blocks]) -> torch.dtype:
     return torch.bfloat16 if has_units and narrow else torch.float32
 
 
-# What the facts mean -------------------------------------------------------------------------------------------------
+# The configuration ---------------------------------------------------------------------------------------------------
 
 
 def config_of(file: GGUF) -> PretrainedConfig:
-    """The configuration that transformers would have. ModelError for what the native decoder does not run."""
+    """The model's transformers configuration. ModelError for a model that the native decoder does not run."""
     family = file.family
     if family not in FAMILIES:
         raise ModelError(
@@ -293,7 +300,7 @@ def config_of(file: GGUF) -> PretrainedConfig:
         raise ModelError(f"{file.path} is a mixture of {facts['expert_count']} experts, which the native decoder lacks")
 
     def number(key: str, default: Any = None) -> Any:
-        """A fact that is a number; ModelError if it is not, or not there and without a default."""
+        """A number by key. ModelError for another value, or for none without a default."""
         value = default if facts.get(key) is None else facts[key]
         if value is None:
             raise ModelError(f"{file.path} does not say its {key}: it was not made for llama.cpp, or is damaged")
@@ -337,7 +344,7 @@ def config_of(file: GGUF) -> PretrainedConfig:
         values |= {"use_sliding_window": True, "max_window_layers": 0} if family != "llama" else {}
     try:
         config: PretrainedConfig = getattr(transformers, name)(**values)
-    except Exception as error:  # transformers checks types in many ways
+    except Exception as error:  # transformers checks types and raises many errors
         raise ModelError(f"{file.path}: its facts make no model: {shortened(one_line(error))}") from error
     check_config(config, file.path)
     if reason := unsupported(config):
@@ -346,9 +353,9 @@ def config_of(file: GGUF) -> PretrainedConfig:
 
 
 def _rope(file: GGUF, facts: Mapping[str, Any], theta: float, scale: float) -> dict[str, Any]:
-    """transformers' rope_parameters: positions as they are, linear and yarn. (Llama 3's factors are a tensor.)"""
+    """transformers' rope_parameters for unscaled, linear and yarn positions. Llama 3's factors are a tensor."""
     rope: dict[str, Any] = {"rope_type": "default", "rope_theta": theta}
-    if scale != 1.0:  # as older files say it
+    if scale != 1.0:  # the key of older files
         return rope | {"rope_type": "linear", "factor": scale}
     scaling = {key.removeprefix("rope.scaling."): v for key, v in facts.items() if key.startswith("rope.scaling.")}
     kind = scaling.pop("type", "none")
@@ -367,7 +374,7 @@ def _rope(file: GGUF, facts: Mapping[str, Any], theta: float, scale: float) -> d
 
 
 def _frequencies(file: GGUF, config: PretrainedConfig) -> torch.Tensor | None:
-    """Llama 3's inverse frequencies: the usual ones, each divided by a factor of its own."""
+    """Llama 3's inverse frequencies: the usual ones, each divided by its own factor; None without factors."""
     if _FREQUENCIES not in file:
         return None
     factors, size = file.tensor(_FREQUENCIES), config.head_dim
@@ -382,7 +389,7 @@ def _frequencies(file: GGUF, config: PretrainedConfig) -> torch.Tensor | None:
 
 
 def weights_of(file: GGUF, config: PretrainedConfig) -> dict[str, torch.Tensor | Blocks]:
-    """The tensors that the native decoder reads, by the names that a checkpoint gives them."""
+    """The tensors that the native decoder reads, by their names in a checkpoint."""
     heads = {"q_proj": config.num_attention_heads, "k_proj": config.num_key_value_heads}
     weights: dict[str, torch.Tensor | Blocks] = {}
     for name, shape in weight_shapes(config).items():
@@ -400,26 +407,26 @@ def weights_of(file: GGUF, config: PretrainedConfig) -> dict[str, torch.Tensor |
 
 
 def tensor_name(architecture: str, name: str) -> str | None:
-    """GGUF's name of a checkpoint's tensor; None where the architecture has none."""
+    """GGUF's name of a checkpoint's tensor; None if the architecture has no such tensor."""
     layer = re.match(r"model\.layers\.(\d+)\.", name)
     if layer is None:
         return _names(architecture).get_name(name, (".weight", ".bias"))
-    found = _names(architecture).get_name(f"model.layers.0.{name[layer.end() :]}", (".weight", ".bias"))
-    return found and found.replace("blk.0.", f"blk.{layer[1]}.", 1)
+    first = _names(architecture).get_name(f"model.layers.0.{name[layer.end() :]}", (".weight", ".bias"))
+    return first and first.replace("blk.0.", f"blk.{layer[1]}.", 1)
 
 
 @cache
 def _names(architecture: str) -> Any:
-    """The names of one layer and of what is outside layers."""
-    import gguf  # imported here, as everywhere: most models are no GGUF files
+    """GGUF's names of the tensors of one layer and outside layers."""
+    import gguf  # imported here: most models are no GGUF files
 
     (known,) = (arch for arch, name in gguf.MODEL_ARCH_NAMES.items() if name == architecture)
     return gguf.get_tensor_name_map(known, 1)
 
 
 def _unpermuted(tensor: torch.Tensor | Blocks, heads: int) -> torch.Tensor | Blocks:
-    """Rows in the order of a checkpoint: the first halves of the pairs that rotate together, then the second. A file of
-    the Llama family has such pairs side by side; whole rows move, so this is exact."""
+    """Rows in the order of a checkpoint: the first halves of all pairs that rotate together, then the second.
+    Files of the Llama family have such pairs side by side. Whole rows move, so this is exact."""
     rows = tensor.data if isinstance(tensor, Blocks) else tensor
     moved = rows.unflatten(0, (heads, -1, 2)).transpose(1, 2).reshape(rows.shape)
     return Blocks(tensor.kind, moved) if isinstance(tensor, Blocks) else moved

@@ -1,11 +1,10 @@
-"""The tokenizer in a GGUF file, rebuilt, where the file says enough for that.
+"""Rebuild the tokenizer in a GGUF file.
 
     tokenizer = tokenizer_of(GGUF("model.gguf"), "model")
 
-The file has tokens, and merges or scores; the rule that splits text into words is not in it, only the rule's name. The
-rules of RULES are known from the tokenizers that bear these names, and rebuilt ones agree with those token for token on
-a corpus of awkward texts (tests/target/test_gguf_tokenizer.py). Any other name is refused: a tokenizer that splits
-otherwise gives a model text as it has never seen it, and nothing would say so.
+The file has tokens, and merges or scores. Of the rule that splits text into words it has only the name. RULES are the
+rules of the original tokenizers; rebuilt ones agree with those token for token on a corpus of difficult texts
+(tests/target/test_gguf_tokenizer.py). Other names are refused: with another rule the model would silently get worse.
 """
 
 from __future__ import annotations
@@ -23,7 +22,7 @@ from paceline.target.quantised.gguf import CONTROL, GGUF
 from paceline.target.tokenizer import Tokenizer
 
 USER_DEFINED, UNUSED = 4, 5
-"""Types of tokens: words that are found before text is split; padding."""
+"""Types of tokens: words that are matched before text is split; padding."""
 
 _CONTRACTION = r"(?i:'s|'t|'re|'ve|'m|'ll|'d)"
 _WORDS = _CONTRACTION + r"|[^\r\n\p{L}\p{N}]?\p{L}+|\p{N}DIGITS| ?[^\s\p{L}\p{N}]+[\r\n]*|\s*[\r\n]+|\s+(?!\S)|\s+"
@@ -48,15 +47,15 @@ RULES = {
     "qwen2": lambda: _split(""),
     "smollm": _smollm,
 }
-"""How byte-level tokenizers split text, by tokenizer.ggml.pre."""
+"""Rules by which byte-level tokenizers split text, by tokenizer.ggml.pre."""
 _WHOLE_FIRST = ("llama-bpe",)
-"""Rules of tokenizers that take a word that is a token as it is, whatever its merges; every text begins with BOS."""
+"""Rules where a word that is a token is not split, whatever its merges, and every text begins with BOS."""
 _NORMAL_FORM = ("qwen2",)
-"""Rules of tokenizers that compose characters (NFC) first."""
+"""Rules that compose characters (NFC) first."""
 
 
 def tokenizer_of(file: GGUF, name: str) -> Tokenizer:
-    """The tokenizer in `file`. ModelError if it cannot be rebuilt for certain."""
+    """The tokenizer in `file`. ModelError if it cannot be rebuilt exactly."""
     facts = _facts(file)
     kind = facts.get("model")
     if kind not in ("gpt2", "llama"):
@@ -71,8 +70,8 @@ def tokenizer_of(file: GGUF, name: str) -> Tokenizer:
         raise _refused(file, f"splits text by the rule {shortened(repr(facts.get('pre')))}, and {known} are known")
     try:
         backend = _bytes(facts) if kind == "gpt2" else _sentencepiece(facts)
-        inner = _dressed(backend, facts, kind)
-    except Exception as error:  # the library refuses in many ways
+        inner = _complete(backend, facts, kind)
+    except Exception as error:  # the library raises many errors
         raise _refused(file, f"cannot be rebuilt ({shortened(one_line(error))})") from error
     return Tokenizer(inner, name)
 
@@ -88,7 +87,9 @@ def _facts(file: GGUF) -> dict[str, Any]:
 
 
 def same_tokens(tokenizer: Tokenizer, file: GGUF, *, all_of_them: bool) -> bool:
-    """Whether another tokenizer has only tokens of this file, under their ids; and `all_of_them`."""
+    """Whether another tokenizer has only tokens of this file, with the same ids.
+
+    all_of_them  whether it must have all of them."""
     facts = _facts(file)
     tokens: Sequence[str] = facts.get("tokens") or []
     known = tokenizer.inner.get_vocab()
@@ -97,7 +98,7 @@ def same_tokens(tokenizer: Tokenizer, file: GGUF, *, all_of_them: bool) -> bool:
     return not all_of_them or _ids(facts).keys() <= known.keys()
 
 
-# Building it ---------------------------------------------------------------------------------------------------------
+# Building ------------------------------------------------------------------------------------------------------------
 
 
 def _bytes(facts: Mapping[str, Any]) -> Backend:
@@ -113,8 +114,8 @@ def _bytes(facts: Mapping[str, Any]) -> Backend:
 
 
 def _sentencepiece(facts: Mapping[str, Any]) -> Backend:
-    """SentencePiece's BPE: two neighbours are merged where the joined piece has the best score, and what is left is
-    spelt in bytes."""
+    """SentencePiece's BPE: merges the neighbours whose joined piece has the best score. Characters without a piece
+    become bytes."""
     ids, scores = _ids(facts), facts["scores"]
     unknown = facts["tokens"][facts.get("unknown_token_id", 0)]
     backend = Backend(models.BPE(ids, _merges(ids, scores), unk_token=unknown, fuse_unk=True, byte_fallback=True))
@@ -128,13 +129,13 @@ def _sentencepiece(facts: Mapping[str, Any]) -> Backend:
 
 
 def _ids(facts: Mapping[str, Any]) -> dict[str, int]:
-    """Ids by token, without those that fill the table up."""
+    """Ids by token, without padding of the table."""
     types = facts.get("token_type") or []
     return {token: i for i, token in enumerate(facts["tokens"]) if i >= len(types) or types[i] != UNUSED}
 
 
 def _merges(ids: Mapping[str, int], scores: Sequence[float]) -> list[tuple[str, str]]:
-    """All pairs of tokens that make a token, the best token first."""
+    """All pairs of tokens that join to a token, by the score of that token, best first."""
     pairs = []
     for token, i in ids.items():
         cuts = [(token[:at], token[at:]) for at in range(1, len(token))]
@@ -142,8 +143,8 @@ def _merges(ids: Mapping[str, int], scores: Sequence[float]) -> list[tuple[str, 
     return [(a, b) for *_, a, b in sorted(pairs)]
 
 
-def _dressed(backend: Backend, facts: Mapping[str, Any], kind: str) -> PreTrainedTokenizerFast:
-    """With special tokens, the token that begins a text, and the chat template."""
+def _complete(backend: Backend, facts: Mapping[str, Any], kind: str) -> PreTrainedTokenizerFast:
+    """Add special tokens, the beginning token and the chat template."""
     tokens, types = facts["tokens"], facts.get("token_type") or []
     for token, of in zip(tokens, types, strict=False):
         if of in (CONTROL, USER_DEFINED):
