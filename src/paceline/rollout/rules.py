@@ -38,7 +38,7 @@ from paceline.engine.request import Row
 from paceline.engine.sampling import RowRandom, distributions, is_compiled
 from paceline.engine.tree import DraftTree
 from paceline.errors import PacelineError, meant
-from paceline.rollout.store import Entry, Key
+from paceline.rollout.store import Entry, Key, visit_after
 
 log = logging.getLogger("paceline")
 
@@ -145,8 +145,7 @@ class RolloutRule:
 
     def begin(self, row: Row, key: Key, old: Entry | None) -> Reuse:
         """Decide `row`'s tokens from here on, with `old` as the old answer."""
-        visit = old.visit + 1 if old is not None else 0
-        self._reuse[row.id] = Reuse(key, old if self.uses_old else None, visit)
+        self._reuse[row.id] = Reuse(key, old if self.uses_old else None, visit_after(old))
         return self._reuse[row.id]
 
     def end(self, row: Row) -> None:
@@ -234,8 +233,8 @@ class Coupled(RolloutRule):
 
     def draw(self, p: torch.Tensor, cursor: Cursor, reuse: Reuse) -> int:
         """The first of exponential clocks with rates p, which is the Gumbel maximum."""
-        words = [self.seed, *np.frombuffer(reuse.key.digest, "<u4").tolist(), reuse.key.copy, cursor.position]
-        times = np.random.Generator(np.random.Philox(np.random.SeedSequence(words))).standard_exponential(len(p))
+        seeds = reuse.key.seeds(self.seed, reuse.key.copy, cursor.position)
+        times = np.random.Generator(np.random.Philox(seeds)).standard_exponential(len(p))
         rates = p.double().numpy(force=True)
         return int(np.argmax(rates / times))
 

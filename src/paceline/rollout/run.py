@@ -28,7 +28,7 @@ from paceline.engine.sampling import SamplingParams
 from paceline.engine.tree import IntArray
 from paceline.errors import PacelineError
 from paceline.rollout.rules import Reuse, RolloutRule, rule_of
-from paceline.rollout.store import Entry, Key, RolloutStore, digest, numbered, sampling_text
+from paceline.rollout.store import Entry, Key, RolloutStore, digest, numbered, sampling_text, visit_after
 
 if TYPE_CHECKING:
     from paceline.engine.engine import Engine
@@ -217,9 +217,7 @@ def _changes(then: str, now: str) -> str:
 
 
 def _seed_of(seed: int, key: Key, version: int, old: Entry | None) -> int:
-    visit = old.visit + 1 if old is not None else 0
-    words = [seed, *np.frombuffer(key.digest, "<u4").tolist(), key.copy, version, visit]
-    return int(np.random.SeedSequence(words).generate_state(1, np.uint64)[0])
+    return key.seed(seed, key.copy, version, visit_after(old))
 
 
 def _entry(row: Row, reuse: Reuse, version: int, sampling: str, dtype: type) -> Entry:

@@ -22,8 +22,8 @@ import numpy as np
 
 from paceline.engine.sampling import RowRandom
 from paceline.errors import PacelineError
-from paceline.rollout.rules import decide_between
-from paceline.rollout.store import Entry
+from paceline.rollout.rules import TOP, decide_between
+from paceline.rollout.store import Entry, visit_after
 
 BANNED = -100.0
 """Added to the logits of banned tokens."""
@@ -54,7 +54,7 @@ class ServedRule:
 
     name: str = "residual"
     lenience: float | None = None
-    top: int = 20
+    top: int = TOP
 
     def __post_init__(self) -> None:
         if self.name not in ("residual", "one-hot", "plain"):
@@ -111,6 +111,7 @@ async def answer(
 
     ends    the tokens that end an answer.
     random  of this row, not used before."""
+    visit = visit_after(old)
     if old is not None and rule.name == "residual" and not old.top_ids.size:
         old = None  # of a rule that records no best tokens
     tokens: list[int] = []
@@ -130,7 +131,6 @@ async def answer(
             reused += 1
     if len(tokens) < budget and not ends.intersection(tokens[-1:]):
         tokens += await server.generate([*prompt, *tokens], budget - len(tokens), ())
-    visit = old.visit + 1 if old is not None else 0
     return ServedRollout(tokens, reused, await _entry(server, prompt, tokens, rule, ends, version, visit))
 
 

@@ -50,6 +50,14 @@ class Key(NamedTuple):
     digest: bytes
     copy: int
 
+    def seeds(self, seed: int, *more: int) -> np.random.SeedSequence:
+        """Randomness of the caller's `seed` for this prompt and for `more`, such as the copy and the version."""
+        return np.random.SeedSequence([seed, *np.frombuffer(self.digest, "<u4").tolist(), *more])
+
+    def seed(self, seed: int, *more: int) -> int:
+        """64 bits of `seeds`, as a row's seed."""
+        return int(self.seeds(seed, *more).generate_state(1, np.uint64)[0])
+
 
 def digest(prompt: Sequence[int] | IntArray) -> bytes:
     """16 bytes that identify a prompt's token ids."""
@@ -110,6 +118,11 @@ class Entry:
         """Bytes in memory, about."""
         arrays = (self.tokens, self.probs, self.top_ids, self.top_probs)
         return OVERHEAD + sum(array.nbytes for array in arrays)
+
+
+def visit_after(old: Entry | None) -> int:
+    """The `visit` of the answer that follows `old`."""
+    return 0 if old is None else old.visit + 1
 
 
 class RolloutStore:

@@ -25,8 +25,9 @@ from verl.experimental.agent_loop.agent_loop import AgentLoopBase, AgentLoopMetr
 
 from paceline.engine.sampling import RowRandom
 from paceline.errors import PacelineError
+from paceline.rollout.rules import TOP
 from paceline.rollout.served import BANNED, Scored, ServedRule, answer
-from paceline.rollout.store import Key, RolloutStore, digest
+from paceline.rollout.store import Key, RolloutStore, digest, visit_after
 
 
 @cache
@@ -50,7 +51,7 @@ class RolloutReuseLoop(AgentLoopBase):
         store: str,
         rule: str = "residual",
         lenience: float | None = None,
-        top: int = 20,
+        top: int = TOP,
         seed: int = 0,
         **kwargs: Any,
     ):
@@ -76,8 +77,7 @@ class RolloutReuseLoop(AgentLoopBase):
             key = Key(digest(prompt), row % int(self.rollout_config.n))
             self.store.refresh()
             old = self.store.get(key)
-            words = [self.seed, *np.frombuffer(key.digest, "<u4").tolist(), row, old.visit + 1 if old else 0]
-            random = RowRandom(int(np.random.SeedSequence(words).generate_state(1, np.uint64)[0]))
+            random = RowRandom(key.seed(self.seed, row, visit_after(old)))
             ends = frozenset([self.tokenizer.eos_token_id])
             version = old.version + 1 if old else 0
             done = await answer(

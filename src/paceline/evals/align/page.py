@@ -7,11 +7,9 @@ from __future__ import annotations
 
 from collections import Counter
 from collections.abc import Sequence
-from importlib.resources import files
 from pathlib import Path
 from typing import Any
 
-from jinja2 import Environment
 from markupsafe import Markup
 
 from paceline.evals.align.figures import (
@@ -28,8 +26,9 @@ from paceline.evals.align.figures import (
     scenarios_of,
     scored,
 )  # fmt: skip
-from paceline.workbench.report import COLORS, Curve, number, plot, style, visible, words
+from paceline.workbench.report import COLORS, Curve, number, plot, render
 
+TEMPLATE = Path(__file__).with_name("page.html.jinja")
 SHOWN = 3
 """Answers shown of each scenario and method."""
 MARKS = {"YES": "#1f8f4e", "NO": "#c43a31", "NA": "transparent"}
@@ -39,15 +38,12 @@ def page(folder: Path) -> str:
     """The page. Raises PacelineError if the folder holds no alignment run."""
     rows, about = results(folder)
     color_of = {method: COLORS[i % len(COLORS)] for i, method in enumerate(about["methods"])}
-    environment = Environment(autoescape=True, trim_blocks=True, lstrip_blocks=True)
-    environment.filters["visible"] = visible
-    template = environment.from_string((files("paceline.pages") / "align.html.jinja").read_text("utf-8"))
     overall = [row for row in rows if row["scenario"] == OVERALL]
     judges = dict.fromkeys(row["judge"] for row in rows)
-    return template.render(
+    return render(
+        TEMPLATE,
         **_summary(folder, about, rows),
         about=about,
-        style=style(),
         several=len(judges) > 1,
         overall=overall,
         rows=[row for row in rows if row["scenario"] != OVERALL],
@@ -58,9 +54,7 @@ def page(folder: Path) -> str:
         shown=SHOWN,
         files=f"{GENERATIONS} and {JUDGEMENTS}",
         pc=lambda share: "\N{EN DASH}" if share is None else f"{100 * share:.2f}",
-        num=lambda value, digits=0: number(value, digits),
         span=lambda pair: "" if not pair else f"{100 * pair[0]:.1f} to {100 * pair[1]:.1f}",
-        words=words,
     )
 
 
