@@ -113,6 +113,9 @@ def test_ends_budgets_and_what_is_kept(world: SimpleNamespace) -> None:
     np.testing.assert_allclose(again.entry.probs, toys.entry_of(world.new, again.tokens, 4).probs)
     longer = toys.entry_of(world.old, [0] * toys.LENGTH, 4)
     assert len(served(world.new, longer, ServedRule(), Branches()).tokens) == LENGTH
+    unlisted = served(world.new, done.entry, ServedRule("one-hot"), Branches()).entry
+    afresh = served(world.new, unlisted, ServedRule(), Branches())
+    assert (afresh.reused, afresh.entry.visit) == (0, 2), "an answer that cannot be reused is an earlier answer too"
 
 
 def test_rules_that_a_server_cannot_do_are_refused() -> None:

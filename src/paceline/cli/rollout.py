@@ -4,20 +4,21 @@ from __future__ import annotations
 
 import json
 import sys
-from contextlib import nullcontext
+from contextlib import contextmanager
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, Any
 
 import typer
 from rich.console import Console
-from rich.progress import BarColumn, MofNCompleteColumn, Progress, TextColumn, TimeRemainingColumn
+from rich.progress import MofNCompleteColumn, TimeRemainingColumn
 from rich.table import Table
 
 from paceline.cli import options
-from paceline.jsonl import check_folder
+from paceline.cli.show import progress_bar
+from paceline.jsonl import check_folder, write_whole
 
 if TYPE_CHECKING:
-    from collections.abc import Callable
+    from collections.abc import Callable, Iterator
 
 HELP = """Reuse the last epoch's answers in reinforcement learning.
 
@@ -35,25 +36,25 @@ def group() -> None:
 @rollout.command(short_help="Train a small model with each rule, and compare.")
 def demo(
     out: Annotated[
-        Path, typer.Option(help="Folder of the runs; the same command goes on in it.", callback=check_folder)
+        Path, typer.Option(help="Folder of the runs; the same command continues them.", callback=check_folder)
     ],
     rules: Annotated[
         str, typer.Option(help="vanilla, residual, one-hot, coupled, plain:LOG_LENIENCE; joined by commas.")
     ] = "vanilla,residual,one-hot,plain:0,plain:0.5,plain:1",
     epochs: Annotated[int, typer.Option(help="Passes over the 64 prompts, 8 answers to each.", min=2)] = 24,
-    seeds: Annotated[int, typer.Option(help="Runs of each rule, from starts of their own.", min=1)] = 3,
+    seeds: Annotated[int, typer.Option(help="Runs of each rule, each from a start of its own.", min=1)] = 3,
     task: Annotated[str, typer.Option(help="sums (running totals) or sort (digits).")] = "sums",
     start_steps: Annotated[
-        int | None, typer.Option(help="Steps of the supervised start. [default: what the task was tried with]", min=1)
+        int | None, typer.Option(help="Steps of the supervised start. [default: as the task was tested]", min=1)
     ] = None,
     draft: Annotated[str, typer.Option("--draft", "-d", help="What proposes old answers.")] = "past-answer,first=8",
     threads: options.Threads = None,
     as_json: Annotated[bool, typer.Option("--json", help="One JSON object, and nothing else.")] = False,
 ) -> int:
-    """Train a small model on a checkable task with each rule, and say what reuse saved and what it cost.
+    """Train a small model on a checkable task with each rule, and show what reuse saved and what it cost.
 
-    A supervised start for each seed, the same for all rules, then GRPO. Written down after every epoch: a run that was
-    stopped goes on with the same command. DIR/report.html has the curves.
+    A supervised start for each seed, the same for all rules, then GRPO. Every epoch is saved, so the same command
+    continues a run that was stopped. DIR/report.html has the curves.
 
     \b
     paceline rollout demo --out runs/rollout
@@ -63,15 +64,15 @@ def demo(
 
     from paceline.rollout.demo import run
     from paceline.rollout.demo.grpo import START_STEPS
-    from paceline.rollout.demo.page import write_page
+    from paceline.rollout.demo.page import page
 
     if threads is not None:
         torch.set_num_threads(threads)
     wanted = run.plans(task, [rule.strip() for rule in rules.split(",")], range(seeds), epochs, draft)
-    with _progress(as_json) as report:
+    with _progress(not as_json) as report:
         rows = run.run(wanted, start_steps or START_STEPS, out, report)
     whole = run.write_results(out, rows)
-    write_page(out / "report.html", whole)
+    write_whole(out / "report.html", page(whole))
     if as_json:
         print(json.dumps(whole, allow_nan=False))
     else:
@@ -83,42 +84,31 @@ def demo(
     return 0
 
 
-class _Bars:
-    """A progress bar for what is being done; lines where there is no terminal."""
+@contextmanager
+def _progress(shown: bool) -> Iterator[Callable[[str, int, int], None]]:
+    """A progress bar for the run under way, on standard error; a line for each run where there is no terminal."""
+    console = Console(stderr=True)
+    with progress_bar(console, MofNCompleteColumn(), TimeRemainingColumn(), shown=shown) as bar:
+        task = bar.add_task("")
+        current = ""
 
-    def __init__(self) -> None:
-        console = Console(stderr=True)
-        columns = (TextColumn("{task.description}"), BarColumn(), MofNCompleteColumn(), TimeRemainingColumn())
-        self._progress = Progress(*columns, console=console, transient=True)
-        self._console, self._what = console, ""
+        def report(what: str, done: int, total: int) -> None:
+            nonlocal current
+            if what != current:
+                current = what
+                bar.reset(task, description=what, total=total)
+                if shown and not console.is_terminal:
+                    print(what, file=sys.stderr, flush=True)
+            bar.update(task, completed=done)
 
-    def __enter__(self) -> Callable[[str, int, int], None]:
-        self._progress.__enter__()
-        return self._report
-
-    def __exit__(self, *error: Any) -> None:
-        self._progress.__exit__(*error)
-
-    def _report(self, what: str, done: int, total: int) -> None:
-        if what != self._what:
-            self._what = what
-            for task in self._progress.task_ids:
-                self._progress.remove_task(task)
-            self._progress.add_task(what, total=total)
-            if not self._console.is_terminal:
-                print(what, file=sys.stderr, flush=True)
-        self._progress.update(self._progress.task_ids[0], completed=done)
-
-
-def _progress(quiet: bool) -> Any:
-    return nullcontext(lambda what, done, total: None) if quiet else _Bars()
+        yield report
 
 
 def _table(results: list[dict[str, Any]]) -> Table:
     from paceline.rollout.demo.run import rule_label
 
-    table = Table(box=None, pad_edge=False)
     headings = ["rule", "tokens decoded", "of vanilla's", "reuse", "reused whole", "drift", "accuracy", "CPU seconds"]
+    table = Table(box=None, pad_edge=False)
     for heading in headings:
         table.add_column(heading, justify="left" if heading == "rule" else "right", no_wrap=heading == "rule")
     vanilla = next((r["tokens_decoded"] for r in results if r["rule"] == "vanilla"), None)

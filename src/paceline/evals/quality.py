@@ -1,9 +1,9 @@
-"""What a quantised model has lost: its predictions on held-out text, compared with those of the model it is made from.
+"""What quantisation costs: a model's predictions on held-out text, compared with those of its original.
 
     measured = compare(load("models/demo", dtype="int4"), load("models/demo"), tokens)
 
-Both read the same text in windows, and each token is predicted from those before it in its window (teacher forcing).
-Standard errors are over windows, since tokens of one window are not independent.
+Both models read the same text in windows and predict each token from those before it in the window (teacher forcing).
+Standard errors are over windows, because the tokens of a window are not independent.
 """
 
 from __future__ import annotations
@@ -26,12 +26,12 @@ WINDOW = 256
 
 @dataclass(frozen=True)
 class Quality:
-    """What was measured; each *_error is a standard error.
+    """The comparison of two models; each *_error is a standard error.
 
     perplexity, of_reference  e**loss of the two models.
-    loss                      the first model's less the reference's, nats a token.
+    loss                      the model's minus the reference's, nats a token.
     kl                        mean KL(reference || model), nats a token.
-    top1                      share of tokens where both find the same token most probable.
+    top1                      share of positions where both have the same most probable token.
     tokens                    predicted tokens."""
 
     perplexity: float
@@ -45,7 +45,7 @@ class Quality:
     tokens: int
 
     def lines(self) -> list[str]:
-        """For people."""
+        """The figures for a terminal."""
         return [
             f"perplexity      {self.perplexity:.2f}, reference {self.of_reference:.2f}",
             f"                {100 * (exp(self.loss) - 1):+.2f} % (standard error {100 * self.loss_error:.2f})",
@@ -55,7 +55,7 @@ class Quality:
         ]
 
     def sentence(self) -> str:
-        """For a note."""
+        """The figures in one sentence."""
         change = 100 * (exp(self.loss) - 1)
         return f"perplexity {change:+.1f} %, the same top token at {100 * self.top1:.1f} % of {self.tokens:,} tokens"
 
@@ -64,7 +64,7 @@ class Quality:
 def compare(
     model: Target, reference: Target, tokens: Sequence[int], step: Callable[[], None] = lambda: None
 ) -> Quality:
-    """Compare both models on a text of `tokens`. step: called after each window.
+    """Compare both models on the text `tokens`. step: called after each window.
 
     Raises ModelError for models with different vocabularies, and for a text of fewer than two windows."""
     if model.vocab_size != reference.vocab_size:
@@ -102,7 +102,7 @@ def _error(values: Sequence[float]) -> float:
 
 
 def _log_probabilities(model: Target, window: np.ndarray) -> torch.Tensor:
-    """Log-probabilities of the token after each of a window but the last, [WINDOW - 1, V]."""
+    """Log-probabilities of the window's second to last tokens, [WINDOW - 1, V]."""
     slot = model.add_row(WINDOW)
     parent = np.arange(-1, WINDOW - 2)
     logits = model.verify([Segment(slot, window[:-1], parent, num_logits=WINDOW - 1)]).logits
@@ -111,7 +111,7 @@ def _log_probabilities(model: Target, window: np.ndarray) -> torch.Tensor:
 
 
 def _window(own: torch.Tensor, others: torch.Tensor, window: np.ndarray) -> tuple[float, float, float, float]:
-    """Means over a window: loss of both, KL, and the share of equal top tokens."""
+    """Means over a window: both losses, KL, and the share of equal top tokens."""
     next_token = torch.from_numpy(window[1:]).unsqueeze(1)
     kl = (others.exp() * (others - own)).sum(-1).mean()
     same = (own.argmax(-1) == others.argmax(-1)).float().mean()

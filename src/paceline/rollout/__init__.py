@@ -1,9 +1,11 @@
 """Rollouts for reinforcement learning that reuse the last epoch's answers, with a stated guarantee.
 
 store     the last answer to every copy of every prompt
-rules     which of its tokens stand: exact ones, and the published one, which is not
+rules     which of its tokens are kept: exact rules, and the published one, which is not exact
 run       `Engine.rollout`
-trl, verl these rollouts inside the two trainers; imported only by those who use them
+served    the same over a server that generates and scores
+trl, verl these rollouts inside the two trainers; import them yourself, because they need the trainers' packages
+policy    the engine of a model whose weights change
 demo      a task that shows what each rule saves and costs
 """
 

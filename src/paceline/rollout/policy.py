@@ -1,8 +1,8 @@
-"""A model that is being trained, as the engine's target: with the weights it has now.
+"""A model in training as the engine's target, with its present weights.
 
-The native decoder keeps weights in an order of its own, so it is made anew after every step; that is a copy of the
-weights, small beside a rollout. On accelerators, where two copies may not fit, and for models that the native decoder
-does not know, transformers' own code runs on the weights themselves.
+The native decoder has its own layout of the weights, so a new one is made after every step; this copy costs little
+compared with a rollout. On accelerators, where two copies may not fit, and for models that the native decoder does not
+know, transformers' code runs on the weights themselves.
 """
 
 from __future__ import annotations
@@ -23,7 +23,7 @@ from paceline.target.threads import Threads
 
 
 class Policy:
-    """One engine for a model whose weights change; its drafter keeps what it has learnt.
+    """An engine for a model whose weights change. Its drafter keeps what it has learnt.
 
     model      a transformers causal language model.
     max_batch  answers decoded at once."""
@@ -44,7 +44,7 @@ class Policy:
 
     @contextmanager
     def engine(self) -> Iterator[Engine]:
-        """The engine, for as long as the weights stay as they are. No row may be left over at the end."""
+        """The engine with the present weights, which must not change inside. All rows must have ended at the end."""
         with _evaluating(self.model):
             target = self._engine.target
             if self._native:
@@ -53,7 +53,7 @@ class Policy:
             yield self._engine
 
     def _target(self, threads: Threads | None = None) -> Target:
-        """The model as it is now. threads: of the target before it, which know this machine."""
+        """The model with its present weights. threads: of the previous target, which are tuned to this machine."""
         if not self._native:
             return HFTarget(self.model, name="the policy", eos_token_ids=self.eos_token_ids)
         config, state = self.model.config, self.model.state_dict()
@@ -69,7 +69,7 @@ def _fits(model: Any) -> bool:
 
 @contextmanager
 def _evaluating(model: torch.nn.Module) -> Iterator[None]:
-    """Evaluation mode, and back to what it was."""
+    """Evaluation mode inside; the old mode after it."""
     was = model.training
     model.eval()
     try:

@@ -1,4 +1,4 @@
-"""Rules that decide each token of a rollout with the help of an old answer to the same prompt.
+"""Rules that decide each token of a rollout by an old answer to the same prompt.
 
     vanilla    draws from the policy and ignores the old answer
     residual   keeps an old token y with probability min(1, p(y) / q(y)), else draws from normalise(max(0, p - q));
@@ -10,14 +10,14 @@
     plain      the rule of SPEC-RL (Liu et al. 2025, arXiv 2509.23232, section 3): keeps y with probability
                min(1, lenience * p(y) / q(y)), else draws from p. NOT lossless, at any lenience
 
-p is the policy's distribution now, q the one that the old answer was drawn from. The old answer proposes at every place
-while all tokens before are its own, whether a drafter has drafted it or not: a draft decides only how many places one
-forward decides. After the first other token, tokens are drawn from p.
+p is the policy's present distribution, q the one that the old answer was drawn from. The old answer proposes a token at
+each position until the first token that differs from it; later tokens are drawn from p. This does not depend on the
+drafter: a draft changes only how many positions one forward decides.
 
-The residual rule (Leviathan et al. 2023) needs q at every token. With the M best tokens of q and their probabilities it
-is applied to bins: each of the M tokens is one, and all other tokens together are one, the tail. The bin of y is drawn
-from q's bins, so the rule on bins gives a bin drawn from p's; inside the tail the token is drawn from p afresh. So the
-token is drawn from p, whatever M is. If the M tokens hold all of q's mass this is the usual rule.
+The residual rule (Leviathan et al. 2023) needs q of every token. The store has only the M best tokens of q, so the rule
+is applied to bins: one for each of the M tokens, and one, the tail, for all others. The bin of y is distributed as q's
+bins, so the rule returns a bin distributed as p's; inside the tail a new token is drawn from p. So the token is
+distributed as p for any M. If the M tokens hold all of q's mass, this is the usual rule.
 """
 
 from __future__ import annotations
@@ -38,21 +38,21 @@ from paceline.engine.request import Row
 from paceline.engine.sampling import RowRandom, distributions, is_compiled
 from paceline.engine.tree import DraftTree
 from paceline.errors import PacelineError, meant
-from paceline.rollout.store import Entry, Key
+from paceline.rollout.store import Entry, Key, visit_after
 
 log = logging.getLogger("paceline")
 
 TOP = 20
-"""Best tokens that are stored of each place for `residual`: as many as vLLM reports by default."""
+"""Best tokens stored of each position for `residual`: as many as vLLM reports by default."""
 BLOCK = 1 << 16
-"""Probabilities of a draft's places that are computed together. One place at a time costs ten times as much where there
-are few tokens; all at once would be wasted where a row leaves its old answer early."""
+"""Probabilities (positions * vocabulary) computed together. One position at a time costs ten times as much with small
+vocabularies; a whole draft at once is wasted if a row leaves its old answer early."""
 ROUNDING = 1e-6
-"""Largest tail that comes of rounding, where the best tokens are all tokens."""
+"""A tail up to this is rounding: the listed tokens hold all of the mass."""
 
 
 class OldToken(NamedTuple):
-    """An old answer's token at one place, its probability then, and the M best tokens of that time [M], [M]."""
+    """An old answer's token at one position, its probability under q, and q's M best tokens with theirs, [M] each."""
 
     token: int
     prob: float
@@ -63,7 +63,7 @@ class OldToken(NamedTuple):
 class Distributions:
     """The policy's distributions after the nodes first..last-1 of a draft, and their best tokens.
 
-    probs  [last - first, V]; top_ids, top_probs [last - first, top], NumPy; not there if `top` is 0."""
+    probs  [last - first, V]; top_ids, top_probs [last - first, top], NumPy, absent if `top` is 0."""
 
     def __init__(self, cursor: Cursor, top: int):
         params, node, logits = cursor.request.params, cursor.node, cursor.logits
@@ -74,7 +74,7 @@ class Distributions:
         else:
             self.probs = torch.stack(list(target_distributions([cursor])))
         on_processor = self.probs.device.type == "cpu"
-        self._numbers = self.probs.numpy() if on_processor else self.probs  # NumPy reads one number faster
+        self._numbers = self.probs.numpy() if on_processor else self.probs  # NumPy is faster for single numbers
         if top:
             best = self.probs.topk(min(top, self.probs.shape[-1]))
             self.top_ids, self.top_probs = best.indices.numpy(force=True), best.values.numpy(force=True)
@@ -90,11 +90,11 @@ class Distributions:
 
 @dataclass(eq=False)
 class Reuse:
-    """How far a row follows its old answer, and what is recorded of its new one.
+    """How far a row follows its old answer, and the record of its new one.
 
     visit    number of earlier answers to its copy of the prompt.
-    reused   tokens of the old answer that stand, from its first on; left: whether another token has followed them.
-    looked   places where the old answer proposed; drift: the sum of |p - q| of its tokens there.
+    reused   leading tokens of the old answer that were kept; left: whether a different token has followed.
+    looked   positions where the old answer proposed a token; drift: the sum of |p - q| of those tokens.
     probs, top_ids, top_probs   of each decided token, as in `Entry`.
     """
 
@@ -117,7 +117,7 @@ class Reuse:
         return self.distributions
 
     def proposal(self, position: int) -> OldToken | None:
-        """The old answer's token at an output position; None after it was left, or where it ends."""
+        """The old answer's token at an output position; None after its end, or once the row has left it."""
         old = self.old
         if old is None or self.left or position >= len(old):
             return None
@@ -126,17 +126,17 @@ class Reuse:
 
 
 class RolloutRule:
-    """An acceptance rule of the engine (`paceline.engine.accept.Rule`) for the rows of `begin`. The rule `others`
-    decides all other rows.
+    """An acceptance rule of the engine (`paceline.engine.accept.Rule`) for the rows passed to `begin`. The rule
+    `others` decides all other rows.
 
-    top  best tokens to record of each place."""
+    top  best tokens to record of each position."""
 
     name = ""
     lossless = True
     uses_old = True
     """Whether it uses old answers."""
     compares = False
-    """Whether it compares old probabilities, so that they must be of the same temperature and filters as now."""
+    """Whether it compares old probabilities, which must then have the present temperature and filters."""
 
     def __init__(self, top: int = 0):
         self.top = top
@@ -144,9 +144,8 @@ class RolloutRule:
         self._reuse: dict[int, Reuse] = {}
 
     def begin(self, row: Row, key: Key, old: Entry | None) -> Reuse:
-        """Decide `row`'s tokens from here on, with `old` as the old answer."""
-        visit = old.visit + 1 if old is not None else 0
-        self._reuse[row.id] = Reuse(key, old if self.uses_old else None, visit)
+        """Decide `row`'s tokens from now on, with `old` as the old answer."""
+        self._reuse[row.id] = Reuse(key, old if self.uses_old else None, visit_after(old))
         return self._reuse[row.id]
 
     def end(self, row: Row) -> None:
@@ -183,11 +182,11 @@ class RolloutRule:
         return token
 
     def draw(self, p: torch.Tensor, cursor: Cursor, reuse: Reuse) -> int:
-        """A token where no old one is proposed, and the default where one is."""
+        """A token without a proposal; `choose` calls it too, by default."""
         return cursor.request.random.choose(p, cursor.position)
 
     def choose(self, p: torch.Tensor, old: OldToken, cursor: Cursor, reuse: Reuse) -> int:
-        """A token where the old answer proposes one."""
+        """A token at a position where the old answer proposes `old`."""
         return self.draw(p, cursor, reuse)
 
 
@@ -198,8 +197,8 @@ class Vanilla(RolloutRule):
 
 
 class OneHot(RolloutRule):
-    """A token drawn from p is the old one with probability p(y), and otherwise distributed as p without y: the rule for
-    point masses needs no more than the draw."""
+    """The residual rule with all of q on the old token y: keep y with probability p(y), else draw from p without y. A
+    plain draw from p does the same, so nothing is overridden."""
 
     name = "one-hot"
 
@@ -216,15 +215,15 @@ class Residual(RolloutRule):
     def choose(self, p: torch.Tensor, old: OldToken, cursor: Cursor, reuse: Reuse) -> int:
         """See the class."""
         if not len(old.top_ids):
-            return self.draw(p, cursor, reuse)  # of a rule that records no best tokens: exact as `one-hot` is
+            return self.draw(p, cursor, reuse)  # made by a rule that records no best tokens: decide as `one-hot`
         return decide(p, old, cursor.request.random, cursor.position)
 
 
 class Coupled(RolloutRule):
-    """Shared noise: argmax(log p + g) is distributed as p for any fixed p, and changes only where p does. Every epoch
-    alone is exact; epochs depend on each other.
+    """Shared noise: argmax(log p + g) is distributed as p, and with the same noise g it changes only where p changes
+    enough. Each epoch is exact by itself; epochs are not independent of each other.
 
-    seed  of the noise. Another seed reuses no old answers."""
+    seed  of the noise. With another seed old tokens agree only by chance."""
 
     name = "coupled"
 
@@ -233,9 +232,9 @@ class Coupled(RolloutRule):
         self.seed = seed
 
     def draw(self, p: torch.Tensor, cursor: Cursor, reuse: Reuse) -> int:
-        """The first of exponential clocks with rates p, which is the Gumbel maximum."""
-        words = [self.seed, *np.frombuffer(reuse.key.digest, "<u4").tolist(), reuse.key.copy, cursor.position]
-        times = np.random.Generator(np.random.Philox(np.random.SeedSequence(words))).standard_exponential(len(p))
+        """The token whose exponential clock, of rate p, rings first: the Gumbel maximum."""
+        seeds = reuse.key.seeds(self.seed, reuse.key.copy, cursor.position)
+        times = np.random.Generator(np.random.Philox(seeds)).standard_exponential(len(p))
         rates = p.double().numpy(force=True)
         return int(np.argmax(rates / times))
 
@@ -263,7 +262,7 @@ class PlainNotLossless(RolloutRule):
         )
         if kept:
             return old.token
-        reuse.left = True  # also where the draw is the old token again
+        reuse.left = True  # even if the draw gives the old token again
         return self.draw(p, cursor, reuse)
 
 
@@ -274,13 +273,13 @@ def _warn(name: str) -> None:
 
 
 def decide(p: torch.Tensor, old: OldToken, random: RowRandom, position: int) -> int:
-    """The residual rule: the token at output position `position`, distributed as p [V] if the old one was as q."""
+    """The residual rule: a token for the output position, distributed as p [V] if the old one was drawn from q."""
     is_listed = bool((old.top_ids == old.token).any())
     if is_listed and random.keep(min(1.0, float(p[old.token]) / old.prob)):
         return old.token
     ids = torch.from_numpy(old.top_ids.astype(np.int64)).to(p.device)
     q = torch.from_numpy(old.top_probs).to(p)
-    # A list that ends with probability 0 holds all of q; its rounding is no tail.
+    # A list that ends with probability 0 holds all of q; the rest is rounding, not a tail.
     q_tail = 0.0 if len(ids) == len(p) or float(q[-1]) == 0 else max(0.0, 1 - float(q.sum()))
     tail = p.index_fill(0, ids, 0.0)
     p_tail = float(tail.sum())
@@ -295,13 +294,13 @@ def decide(p: torch.Tensor, old: OldToken, random: RowRandom, position: int) -> 
 def decide_between(
     p: Mapping[int, float], q: Mapping[int, float], token: int, random: RowRandom
 ) -> int | frozenset[int]:
-    """The residual rule where p too is known by its best tokens alone: the bins are then the tokens that are in both
-    lists, which depend on the two policies and not on y.
+    """The residual rule if only the best tokens of p are known too. The bins are then the tokens in both lists, which
+    depend on the two policies and not on y.
 
-    Returns the token; or, if it is of the tail, the tokens that it is not: draw it from the new policy without those.
+    Returns the token; or, if it is in the tail, the tokens to exclude when it is drawn from the new policy.
 
-    p, q   probabilities of the best tokens of the new and of the old policy at this place. Which tokens are listed must
-           not depend on the old answer.
+    p, q   probabilities of the best tokens of the new and of the old policy at this position. Which tokens are listed
+           must not depend on the old answer.
     token  the old answer's."""
     shared = sorted(p.keys() & q.keys())
     p_tail, q_tail = (_tail(known, shared) for known in (p, q))
@@ -311,7 +310,7 @@ def decide_between(
     elif q_tail <= 0 or random.keep(min(1.0, p_tail / q_tail)):
         return frozenset(shared)
     gains = torch.tensor([*(max(0.0, p[i] - q[i]) for i in shared), max(0.0, p_tail - q_tail)], dtype=torch.float64)
-    if float(gains.sum()) <= 0:  # nothing but rounding was rejected
+    if float(gains.sum()) <= 0:  # rounding alone rejected it
         return token
     choice = random.draft(gains)
     return shared[choice] if choice < len(shared) else frozenset(shared)

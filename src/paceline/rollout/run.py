@@ -1,4 +1,4 @@
-"""Rollouts of a batch of prompts: verifies old answers, generates the rest, and stores the new answers.
+"""Rollouts of a batch of prompts: verify the old answers, generate the rest, store the new answers.
 
     engine = Engine(model, draft="past-answer,first=8+sam,past=65536", max_batch=512)
     store = RolloutStore("runs/answers.rollouts")
@@ -6,8 +6,8 @@
     rollouts[0].tokens, rollouts[0].logprobs, rollouts.figures.reuse
 
 A row's seed is made of the caller's seed, the prompt, the copy's number, the policy's version and the number of earlier
-answers. So it is fresh in every epoch and the same for any order of prompts and any number of processes, and after a
-resume it is never the seed of the answer in the store.
+answers. So it is new in every epoch, also after a resume, and does not depend on the order of prompts or the number of
+processes.
 """
 
 from __future__ import annotations
@@ -28,7 +28,7 @@ from paceline.engine.sampling import SamplingParams
 from paceline.engine.tree import IntArray
 from paceline.errors import PacelineError
 from paceline.rollout.rules import Reuse, RolloutRule, rule_of
-from paceline.rollout.store import Entry, Key, RolloutStore, digest, numbered, sampling_text
+from paceline.rollout.store import Entry, Key, RolloutStore, digest, numbered, sampling_text, visit_after
 
 if TYPE_CHECKING:
     from paceline.engine.engine import Engine
@@ -39,9 +39,10 @@ log = logging.getLogger("paceline")
 class Rollout(NamedTuple):
     """One answer.
 
-    tokens    the end token included. logprobs float [n]: of each token, reused ones too, under the policy now, after
-              temperature and filters.
-    reused    number of tokens from the old answer, from the first on; old: tokens of the old answer, 0 if none.
+    tokens    with the end token.
+    logprobs  float [n]: of each token, reused ones too, under the present policy, after temperature and filters.
+    reused    number of leading tokens taken from the old answer.
+    old       number of tokens of the old answer, 0 if there is none.
     finished  whether it ended by itself; otherwise it was cut.
     """
 
@@ -64,11 +65,12 @@ class Rollout(NamedTuple):
 class Figures:
     """Sums over rollouts.
 
-    tokens        of all answers; `reused` of them are old, and `decoded` are new.
-    old_tokens    of the old answers to these prompts; offered: number of those answers; full: those reused whole.
-    looked        places where an old token was compared; drift: the sum of |p - q| there.
-    rounds        forwards of the target in which an answer grew, summed over rows.
-    seconds       from the first forward to the last, verification included; cpu_seconds: of this process.
+    tokens       of all answers; `reused` of them are old, and `decoded` are new.
+    offered      number of old answers to these prompts, with `old_tokens` tokens; `full` of them were reused whole.
+    looked       positions where an old token was compared; drift: the sum of |p - q| there.
+    rounds       forwards of the target in which an answer grew, summed over rows.
+    seconds      from the first forward to the last, verification included.
+    cpu_seconds  of this process in that time.
     """
 
     answers: int = 0
@@ -109,7 +111,7 @@ class Figures:
 
 @dataclass
 class Rollouts:
-    """Answers in the order of the prompts, all copies of the first one before the second; and their figures.
+    """Answers in the order of the prompts, all copies of one prompt together; and their figures.
 
     rule      the name of the rule; lossless: whether answers have the policy's distribution."""
 
@@ -139,17 +141,17 @@ def rollout(
     keys: Sequence[Key] | None = None,
     progress: Callable[[int], None] | None = None,
 ) -> Rollouts:
-    """Answer every prompt `copies` times: reuse the last answers in `store` as far as they stand, store the new ones.
+    """Answer every prompt `copies` times: keep what the rule accepts of the answers in `store`, and store the new ones.
 
-    params    temperature must be above 0; its own `seed` is ignored.
+    params    temperature must be above 0; `seed` is ignored.
     rule      as in `paceline.rollout.rules`; only the rule plain, which is not lossless, takes a lenience.
     version   of the policy: a number that grows when the weights change.
     seed      of all randomness.
     keys      one for each prompt, where the caller numbers the copies; then `copies` must be 1.
     progress  called with the number of new tokens after every round.
 
-    An answer that is interrupted or fails leaves the store as it was. Raises PacelineError for parameters that do not
-    fit, and if an answer fails."""
+    An interruption or a failure leaves the store as it was. Raises PacelineError for parameters that do not fit, and if
+    an answer fails."""
     if params.is_greedy:
         raise PacelineError("Rollouts are sampled: temperature is 0; it must be above 0.")
     if copies < 1 or (keys is not None and (copies != 1 or len(keys) != len(prompts))):
@@ -216,9 +218,7 @@ def _changes(then: str, now: str) -> str:
 
 
 def _seed_of(seed: int, key: Key, version: int, old: Entry | None) -> int:
-    visit = old.visit + 1 if old is not None else 0
-    words = [seed, *np.frombuffer(key.digest, "<u4").tolist(), key.copy, version, visit]
-    return int(np.random.SeedSequence(words).generate_state(1, np.uint64)[0])
+    return key.seed(seed, key.copy, version, visit_after(old))
 
 
 def _entry(row: Row, reuse: Reuse, version: int, sampling: str, dtype: type) -> Entry:
@@ -231,7 +231,7 @@ def _entry(row: Row, reuse: Reuse, version: int, sampling: str, dtype: type) -> 
 
 
 def _answer(row: Row, reuse: Reuse) -> Rollout:
-    # What was decided after the end of the answer does not count.
+    # Tokens decided after the end of the answer do not count.
     reused, old = min(reuse.reused, row.num_new), 0 if reuse.old is None else len(reuse.old)
     prompt, tokens = row.tokens[: row.prompt_length].tolist(), row.new_tokens.tolist()
     logprobs = np.log(np.array(reuse.probs[: row.num_new]))

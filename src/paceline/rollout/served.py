@@ -1,12 +1,12 @@
 """Rollouts with reuse through a server that generates and scores, such as vLLM's, unchanged.
 
-One request scores prompt and old answer; the rule decides by the scores; the rest is generated from the prompt and the
-accepted prefix, with what is left of the budget. A server scores at temperature 1 without filters, so answers are drawn
-at temperature 1 too.
+One request scores prompt and old answer, the rule decides by the scores, and the server generates the rest from the
+prompt and the accepted prefix, with the remaining budget. A server scores at temperature 1 without filters, so answers
+are drawn at temperature 1 too.
 
-    residual   bins of the best tokens of both policies (`rules.decide_between`); one more request scores the new
-               answer for the next epoch
-    one-hot    keeps y with probability p(y); after a rejection one token is drawn with y banned
+    residual   compares bins of the best tokens of both policies (`rules.decide_between`); one more request scores the
+               new answer for the next epoch
+    one-hot    keeps an old token y with probability p(y); after a rejection draws one token with y banned
     plain      the published rule, not lossless; one more request as for residual
 """
 
@@ -22,8 +22,8 @@ import numpy as np
 
 from paceline.engine.sampling import RowRandom
 from paceline.errors import PacelineError
-from paceline.rollout.rules import decide_between
-from paceline.rollout.store import Entry
+from paceline.rollout.rules import TOP, decide_between
+from paceline.rollout.store import Entry, visit_after
 
 BANNED = -100.0
 """Added to the logits of banned tokens."""
@@ -31,8 +31,8 @@ SAMPLING = "temperature=1.0, as a server scores"
 
 
 class Scored(NamedTuple):
-    """A server's scores of one place: the best tokens' probabilities, and the probability of the token that is there
-    (None if it is not among them)."""
+    """A server's scores of one position: probabilities of the best tokens, and of the token in the text (None if it is
+    not reported)."""
 
     best: Mapping[int, float]
     token: float | None
@@ -42,7 +42,7 @@ class Server(Protocol):
     """A server's scoring and generation, both at temperature 1."""
 
     async def score(self, tokens: Sequence[int], begin: int, top: int) -> list[Scored]:
-        """Every token from place `begin` on, with the `top` best of each place; top 0: only the token's own."""
+        """Scores of the tokens from position `begin` on, with the `top` best of each; top 0: the token's own alone."""
 
     async def generate(self, tokens: Sequence[int], count: int, banned: Sequence[int]) -> list[int]:
         """At most `count` more tokens, an end token included, none of them banned."""
@@ -50,11 +50,11 @@ class Server(Protocol):
 
 @dataclass(frozen=True)
 class ServedRule:
-    """name: residual, one-hot or plain. top: best tokens that the server reports, for residual alone."""
+    """A rule over a server. name: residual, one-hot or plain. top: best tokens to ask the server for, for residual."""
 
     name: str = "residual"
     lenience: float | None = None
-    top: int = 20
+    top: int = TOP
 
     def __post_init__(self) -> None:
         if self.name not in ("residual", "one-hot", "plain"):
@@ -73,7 +73,7 @@ class ServedRule:
         return self.top if self.name == "residual" else 0
 
     def decide(self, place: Scored, old: Entry, i: int, random: RowRandom) -> int | frozenset[int]:
-        """The token at place i of the answer; or the tokens that it is not, if the policy has to draw it."""
+        """The token at position i of the answer; or the tokens to exclude, if the policy has to draw it."""
         token = int(old.tokens[i])
         if self.name == "residual":
             q = dict(zip(old.top_ids[i].tolist(), old.top_probs[i].tolist(), strict=True))
@@ -89,7 +89,7 @@ class ServedRule:
 
 
 class ServedRollout(NamedTuple):
-    """An answer, the number of its tokens that are the old answer's, and its entry for the store."""
+    """An answer, the number of its tokens from the old answer, and its entry for the store."""
 
     tokens: list[int]
     reused: int
@@ -107,12 +107,13 @@ async def answer(
     random: RowRandom,
     version: int,
 ) -> ServedRollout:
-    """Answer `prompt` with at most `budget` tokens, reusing the old answer as far as it stands.
+    """Answer `prompt` with at most `budget` tokens, keeping what the rule accepts of the old answer.
 
     ends    the tokens that end an answer.
     random  of this row, not used before."""
+    visit = visit_after(old)
     if old is not None and rule.name == "residual" and not old.top_ids.size:
-        old = None  # of a rule that records no best tokens
+        old = None  # made by a rule that records no best tokens
     tokens: list[int] = []
     reused = 0
     if old is not None:
@@ -130,7 +131,6 @@ async def answer(
             reused += 1
     if len(tokens) < budget and not ends.intersection(tokens[-1:]):
         tokens += await server.generate([*prompt, *tokens], budget - len(tokens), ())
-    visit = old.visit + 1 if old is not None else 0
     return ServedRollout(tokens, reused, await _entry(server, prompt, tokens, rule, ends, version, visit))
 
 
@@ -143,7 +143,7 @@ async def _entry(
     version: int,
     visit: int,
 ) -> Entry:
-    """The new answer for the next epoch; scored, unless the rule needs no old probabilities."""
+    """The entry of the new answer, scored unless the rule needs no old probabilities."""
     scored = [] if rule.name == "one-hot" else await server.score([*prompt, *tokens], len(prompt), rule.asked)
     best = [sorted(place.best.items(), key=itemgetter(1), reverse=True)[: rule.asked] for place in scored]
     width = len(best[0]) if best else 0

@@ -1,10 +1,10 @@
-"""The store of rollouts: the last answer to every copy of every prompt, in memory or in a file that processes share.
+"""The last answer to every copy of every prompt, in memory or in a file that processes share.
 
     store = RolloutStore("runs/answers.rollouts", capacity=1 << 30)
     store.put([(key, entry)])
     store.get(key, version=7)
 
-The file holds whole records at any moment, also after kill -9. Knows no engine.
+At any moment, and after kill -9, the file holds whole records. Imports no engine.
 """
 
 from __future__ import annotations
@@ -34,12 +34,12 @@ from paceline.jsonl import write_whole
 log = logging.getLogger("paceline")
 
 CAPACITY = 1 << 30
-"""Bytes: about 6 million tokens with the 20 best of each place, 130 million without."""
+"""Bytes: about 6 million tokens with the 20 best of each position, 130 million without."""
 OVERHEAD = 256
-"""Bytes of an entry's objects, about, in addition to its arrays."""
+"""Bytes of an entry in addition to its arrays, about."""
 MAGIC = b"paceline rollouts 1\n"
 HEAD = len(MAGIC) + 33
-"""Bytes before the first record: what the file is, and which one."""
+"""Bytes before the first record: MAGIC and the file's own number."""
 FRAME = struct.Struct("<II")
 """Length of a record in bytes, and its CRC-32."""
 
@@ -49,6 +49,14 @@ class Key(NamedTuple):
 
     digest: bytes
     copy: int
+
+    def seeds(self, seed: int, *more: int) -> np.random.SeedSequence:
+        """Randomness of the caller's `seed` for this prompt and for `more`, such as the copy and the version."""
+        return np.random.SeedSequence([seed, *np.frombuffer(self.digest, "<u4").tolist(), *more])
+
+    def seed(self, seed: int, *more: int) -> int:
+        """64 bits of `seeds`, as a row's seed."""
+        return int(self.seeds(seed, *more).generate_state(1, np.uint64)[0])
 
 
 def digest(prompt: Sequence[int] | IntArray) -> bytes:
@@ -68,7 +76,7 @@ def numbered(digests: Sequence[bytes]) -> list[Key]:
 
 
 def sampling_text(params: SamplingParams) -> str:
-    """The parameters that turn logits into a distribution, as a text: with equal texts equal logits give equal ones."""
+    """The parameters that turn logits into a distribution, as text. Equal texts mean equal transformations."""
     values: dict[str, Any] = {name: getattr(params, name) for name in WARPING}
     values["logit_bias"] = sorted(dict(params.logit_bias).items())
     values["bad_words"] = sorted(tuple(word) for word in params.bad_words)
@@ -79,9 +87,9 @@ def sampling_text(params: SamplingParams) -> str:
 class Entry:
     """A stored rollout: the last answer to one copy of a prompt.
 
-    tokens     int32 [n], the end token included if there was one.
+    tokens     int32 [n], with the end token if there was one.
     probs      float [n]: the probability of each token under the policy of `version`, after temperature and filters.
-    top_ids    int32 [n, M]: that policy's M most probable tokens at each place; top_probs float [n, M]. M may be 0.
+    top_ids    int32 [n, M]: that policy's M most probable tokens at each position; top_probs float [n, M]. M may be 0.
     version    of the policy, as the caller counts.
     visit      number of earlier answers to this copy.
     finished   whether it ended by itself; otherwise it was cut at `max_tokens`.
@@ -112,12 +120,17 @@ class Entry:
         return OVERHEAD + sum(array.nbytes for array in arrays)
 
 
+def visit_after(old: Entry | None) -> int:
+    """The `visit` of the answer that follows `old`."""
+    return 0 if old is None else old.visit + 1
+
+
 class RolloutStore:
     """Entries by key; beyond the capacity the least recently put entry is dropped first.
 
-    path      a file for them, which processes may share; made if it is not there.
-    capacity  most bytes of entries in memory; the file grows to twice as much before it is rewritten.
-    max_age   `get` ignores entries whose policy is more versions old than this; None: it ignores none.
+    path      a file for them, which processes may share; made if it does not exist.
+    capacity  most bytes of entries in memory; the file grows to twice that before it is rewritten.
+    max_age   `get` ignores entries whose policy is more versions old than this; None: no limit.
 
     Raises StoreError if the file is not a store."""
 
@@ -146,7 +159,7 @@ class RolloutStore:
         return entry if version - entry.version <= self.max_age else None
 
     def put(self, items: Iterable[tuple[Key, Entry]]) -> None:
-        """Replace the answers of these keys. They are in the file, if there is one, when this returns."""
+        """Replace the answers of these keys. When this returns they are in the file, if there is one."""
         items = list(items)
         if self._file is not None:
             with self._file.locked() as file:
@@ -179,7 +192,7 @@ class RolloutStore:
 
     def _take(self, items: Iterable[tuple[Key, Entry]]) -> None:
         for key, entry in items:
-            before = self._entries.pop(key, None)  # so that the new one is the last
+            before = self._entries.pop(key, None)  # so that the new one becomes the last
             self.nbytes += entry.nbytes - (before.nbytes if before is not None else 0)
             self._entries[key] = entry
         while self.nbytes > self.capacity:
@@ -227,7 +240,7 @@ class Locked:
         return os.fstat(self._raw.fileno()).st_size
 
     def news(self) -> list[tuple[Key, Entry]]:
-        """The records that this process has not read. Cuts off an unfinished record at the end."""
+        """The records that this process has not read. Cuts an unfinished record off the end."""
         begin = self._begin()
         self._raw.seek(begin)
         records, end = _whole(memoryview(self._raw.read()), 0)
@@ -238,7 +251,7 @@ class Locked:
         return records
 
     def _begin(self) -> int:
-        """The byte up to which this process has read; the end of the head in a file that is new or rewritten."""
+        """The byte up to which this process has read; the end of the head for a new or rewritten file."""
         self._raw.seek(0)
         head = self._raw.read(HEAD)
         if not MAGIC.startswith(head[: len(MAGIC)]):

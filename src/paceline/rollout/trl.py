@@ -5,8 +5,8 @@
 
     trainer = GRPOTrainer(..., rollout_func=RolloutReuse(RolloutStore("answers.rollouts")))
 
-Answers come from our engine, which runs the trainer's own model, so that old answers are verified and new tokens drawn
-by the same code. `rollout_func` is experimental in TRL; this is written for TRL 1.16.
+Paceline's engine runs the trainer's own model, so the same code verifies old answers and draws new tokens.
+`rollout_func` is experimental in TRL; this is written for TRL 1.16.
 """
 
 from __future__ import annotations
@@ -24,19 +24,19 @@ from paceline.rollout.run import Figures, Rollouts, rollout
 from paceline.rollout.store import Key, RolloutStore, digest, numbered
 
 DRAFT = "past-answer,first=8+sam,past=65536"
-"""Old answers first; after the first other token, what other answers say at such a place."""
+"""The old answer first; after the first different token, continuations from other answers."""
 
 EVALUATION = 0x5EED
-"""Makes another seed of a seed: evaluation must not have the noise of training."""
+"""Changes the seed for evaluation, which must not share the noise of training."""
 
 
 class RolloutReuse:
     """Pass it as `rollout_func`. Evaluation neither uses nor changes the store.
 
     rule, lenience  as in `paceline.rollout.rules`; only the rule plain, which is not lossless, takes a lenience.
-    seed       of all randomness, beside the trainer's step.
+    seed       of all randomness, together with the trainer's step.
     max_batch  answers decoded at once.
-    figures    what was reused so far, of this process; `last` of the last call."""
+    figures    sums over this process so far; `last`: of the last call."""
 
     def __init__(
         self,
@@ -54,7 +54,7 @@ class RolloutReuse:
         self._policy: Policy | None = None
 
     def __call__(self, prompts: list[Any], trainer: Any) -> dict[str, list[Any]]:
-        """TRL's contract: `prompts` are this process's slice, repeated already; one answer for each of them."""
+        """TRL's contract: one answer for each of `prompts`, this process's slice with repetitions."""
         _refuse(trainer)
         ids, _, multimodal = trainer._tokenize_prompts(prompts)
         if multimodal:
@@ -80,7 +80,7 @@ class RolloutReuse:
                 keys=keys,
             )
         if trainer.accelerator.num_processes > 1 and not self.store.is_shared:
-            # A group may straddle processes, and its copies come to others in the next epoch.
+            # In the next epoch other processes may get copies of these prompts.
             mine = [(key, self.store.get(key)) for key in keys]
             self.store.put((key, entry) for key, entry in gather_object(mine) if entry is not None)
         self.last, self.figures = rollouts.figures, self.figures + rollouts.figures
@@ -108,7 +108,7 @@ class RolloutReuse:
         return self._policy
 
     def _log(self, rollouts: Rollouts, trainer: Any) -> None:
-        """Into the trainer's own log, beside its rewards."""
+        """Add figures to the trainer's log."""
         of, name = rollouts.figures, "rollout" if rollouts.lossless else "rollout_not_lossless"
         values = {"reuse": of.reuse, "full_reuse": of.full_reuse, "decoded_tokens": of.decoded, "drift": of.mean_drift}
         for key, value in values.items():
@@ -116,7 +116,7 @@ class RolloutReuse:
 
 
 def sampling_of(trainer: Any) -> SamplingParams:
-    """How the trainer samples. What changes the distribution and is not known here is refused by `_refuse`."""
+    """How the trainer samples. `_refuse` rejects other settings that change the distribution."""
     return SamplingParams(
         temperature=trainer.temperature,
         top_p=trainer.top_p if trainer.top_p is not None else 1.0,
@@ -128,7 +128,7 @@ def sampling_of(trainer: Any) -> SamplingParams:
 
 
 def _refuse(trainer: Any) -> None:
-    """PacelineError for settings under which the probabilities would not be of the distribution that is sampled."""
+    """PacelineError for settings under which our probabilities would not be those of the sampled distribution."""
     given = trainer.args.generation_kwargs
     if given:
         raise PacelineError(

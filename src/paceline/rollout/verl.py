@@ -25,22 +25,23 @@ from verl.experimental.agent_loop.agent_loop import AgentLoopBase, AgentLoopMetr
 
 from paceline.engine.sampling import RowRandom
 from paceline.errors import PacelineError
+from paceline.rollout.rules import TOP
 from paceline.rollout.served import BANNED, Scored, ServedRule, answer
-from paceline.rollout.store import Key, RolloutStore, digest
+from paceline.rollout.store import Key, RolloutStore, digest, visit_after
 
 
 @cache
 def opened(path: str) -> RolloutStore:
-    """The store of a path, one for each process: verl makes an agent loop for every sample."""
+    """The store of a path, one in each process, because verl makes an agent loop for every sample."""
     return RolloutStore(path)
 
 
 class RolloutReuseLoop(AgentLoopBase):
-    """One turn: a prompt, and an answer that reuses the last one as far as it stands.
+    """One turn: a prompt, and an answer that reuses the last one.
 
     store           a path that all agent-loop workers see.
     rule, lenience  residual, one-hot or plain; plain is not lossless and alone takes a lenience.
-    top             best tokens that are stored of each place, for residual.
+    top             best tokens that are stored of each position, for residual.
     seed            of the rules' randomness.
     """
 
@@ -50,7 +51,7 @@ class RolloutReuseLoop(AgentLoopBase):
         store: str,
         rule: str = "residual",
         lenience: float | None = None,
-        top: int = 20,
+        top: int = TOP,
         seed: int = 0,
         **kwargs: Any,
     ):
@@ -59,14 +60,14 @@ class RolloutReuseLoop(AgentLoopBase):
         self.rule, self.seed = ServedRule(rule, lenience, top), seed
 
     async def run(self, sampling_params: dict[str, Any], **kwargs: Any) -> AgentLoopOutput:
-        """As verl's single-turn loop. A request that is not sampled as in training (validation) is answered afresh."""
+        """As verl's single-turn loop. Requests with filters or another temperature (validation) use no old answer."""
         budget = self.rollout_config.response_length
         prompt = list(await self.ct_build_initial_tokens(list(kwargs["raw_prompt"])))
         server = VerlServer(self.server_manager, sampling_params)
         if not _is_unfiltered(sampling_params):
             if _is_training(sampling_params, self.rollout_config):
                 raise PacelineError(
-                    "verl's servers score at temperature 1 without filters, and these rollouts are sampled otherwise "
+                    "verl's servers score at temperature 1 without filters, but these rollouts are sampled otherwise "
                     f"({sampling_params}); set temperature=1, top_p=1, top_k=-1."
                 )
             tokens, reused, logprobs = await server.generate(prompt, budget, ()), 0, None
@@ -76,8 +77,7 @@ class RolloutReuseLoop(AgentLoopBase):
             key = Key(digest(prompt), row % int(self.rollout_config.n))
             self.store.refresh()
             old = self.store.get(key)
-            words = [self.seed, *np.frombuffer(key.digest, "<u4").tolist(), row, old.visit + 1 if old else 0]
-            random = RowRandom(int(np.random.SeedSequence(words).generate_state(1, np.uint64)[0]))
+            random = RowRandom(key.seed(self.seed, row, visit_after(old)))
             ends = frozenset([self.tokenizer.eos_token_id])
             version = old.version + 1 if old else 0
             done = await answer(
@@ -103,7 +103,7 @@ class VerlServer:
 
     def __init__(self, client: Any, sampling_params: dict[str, Any]):
         self._client, self._params = client, sampling_params
-        self._id = uuid4().hex  # the same for all requests of a row: they go to one server, whose cache has the prompt
+        self._id = uuid4().hex  # one for a row, so that its requests go to one server, whose cache has the prompt
 
     async def generate(self, tokens: Sequence[int], count: int, banned: Sequence[int]) -> list[int]:
         """See `Server`."""
@@ -112,7 +112,7 @@ class VerlServer:
         return list(output.token_ids)
 
     async def score(self, tokens: Sequence[int], begin: int, top: int) -> list[Scored]:
-        """See `Server`. verl leaves out the token that is there where it is not among the `top` best."""
+        """See `Server`. verl does not report a token of the text that is not among the `top` best."""
         fields = (await self._ask(tokens, max_tokens=1, prompt_logprobs=top)).extra_fields
         # Entry i of both lists is about token i + 1; the last one is padding.
         places = zip(fields["prompt_ids"][begin - 1 : -1], fields["prompt_logprobs"][begin - 1 : -1], strict=True)
@@ -123,7 +123,7 @@ class VerlServer:
         return scored
 
     async def logprobs(self, prompt: Sequence[int], tokens: Sequence[int]) -> list[float]:
-        """Of every token of the answer under the policy of now."""
+        """Of every token of the answer under the present policy."""
         scored = await self.score([*prompt, *tokens], len(prompt), 0)
         return [float(np.log(place.token or 0.0)) for place in scored]
 

@@ -1,10 +1,10 @@
-"""Specification alignment: does an answer keep a scenario's written rules? SpecBench's data, Align3 and its rivals.
+"""Specification alignment: whether answers keep a scenario's written rules. SpecBench's data, Align3, other methods.
 
 Zhang et al. 2025, "Reasoning over Boundaries: Enhancing Specification Alignment via Test-time Deliberation" (arXiv
 2509.14760). A scenario has safety rules and behavioural rules; a method answers every prompt under them; a judge
-labels every rule of every answer; one number, the Specification Alignment Rate (SAR), says how it went:
+labels every rule of every answer; the Specification Alignment Rate (SAR) is the one figure for all of it:
 
     data -> method(backend) -> generations.jsonl -> judge(backend) -> judgements.jsonl -> figures -> report
 
-`run.py` is that line; `backends/` knows endpoints and our engine, and nothing of rules.
+`run` goes through these steps; `backend` and `local` ask endpoints and our engine, and know no rules.
 """

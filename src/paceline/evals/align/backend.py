@@ -1,11 +1,11 @@
-"""Backends answer: an OpenAI-compatible endpoint here, our own engine in `local`. They know nothing of rules.
+"""Backends complete requests: an OpenAI-compatible endpoint here, our own engine in `local`. They know no rules.
 
     urls, model = parse("http://a:8000/v1,http://b:8000/v1#Qwen/Qwen3-14B")
     response = await Endpoint(urls, model, slots=64).complete(request)
     output = split_thought(response, Markers())
 
-A request may have a prefix, from which the assistant's turn goes on: it is prefilled, never decoded, and the response
-holds what comes after it.
+A request may have a prefix, the beginning of the assistant's turn. It is prefilled, never decoded; the response is the
+text after it.
 """
 
 from __future__ import annotations
@@ -28,14 +28,14 @@ if TYPE_CHECKING:
 class Request:
     """One completion.
 
-    phase   what it is for: see `Call`.
-    scope   what it belongs to: the item, or the scenario for a judge. Our engine's drafter remembers within it.
-    prefix  the assistant's turn so far, the marker that opens its thought included. A backend that renders the chat
-            template itself leaves out what the template has written of it (`continued`).
-    forced  the end of the prefix that a method put there and no request before this one had.
-    stop    texts that end the response, which does not hold them.
-    sample  which of several answers to the same request this is; it shifts the seed.
-    schema  JSON schema that the response must have, for servers that can guide decoding."""
+    phase   its purpose, as in `Call`.
+    scope   the item, or the scenario for a judge. Our engine's drafter remembers texts within a scope.
+    prefix  the assistant's turn so far, with the marker that opens its thought. A backend that renders the chat
+            template itself omits the part that the template has written (`continued`).
+    forced  the end of the prefix, if a method wrote it and no earlier request had it.
+    stop    texts that end the response and are not part of it.
+    sample  number among several answers to the same request; it shifts the seed.
+    schema  JSON schema of the response, for servers with guided decoding."""
 
     messages: tuple[Message, ...]
     decoding: Decoding
@@ -56,10 +56,10 @@ class Request:
 
 @dataclass
 class Response:
-    """What a backend answered.
+    """A backend's answer.
 
-    reasoning  a thought that the server took out of the text.
-    opened     whether the chat template opened the thought, where the backend has rendered it."""
+    reasoning  the thought, if the server separates it from the text.
+    opened     whether the chat template opened the thought, if the backend has rendered it."""
 
     text: str
     call: Call
@@ -68,17 +68,17 @@ class Response:
 
     @property
     def finish_reason(self) -> str:
-        """ "stop", "length" or what else the server says."""
+        """ "stop", "length" or another reason of the server."""
         return self.call.finish_reason
 
 
 class Backend(Protocol):
-    """An endpoint or an engine. label: how reports and files name the model."""
+    """An endpoint or an engine. label: the model's name in reports and files."""
 
     label: str
 
     async def complete(self, request: Request) -> Response:
-        """Answer. Raises CompletionError when that is not possible, after every retry."""
+        """The response to a request. Raises CompletionError if all attempts fail."""
 
     async def close(self) -> None:
         """Release connections, threads and models."""
@@ -89,7 +89,7 @@ class Backend(Protocol):
 
 @dataclass(frozen=True)
 class Markers:
-    """Where a thought begins and ends. opened: the user says that the server's chat template opens the thought."""
+    """The marks around a thought. opened: the user says that the server's chat template opens the thought."""
 
     open: str = "<think>"
     close: str = "</think>"
@@ -98,7 +98,7 @@ class Markers:
 
 @dataclass(frozen=True)
 class Output:
-    """A response, split. unanswered: why `response` is empty, None if it is not. open: the thought never ended."""
+    """A response, split. unanswered: why `response` is empty, else None. open: the thought never ended."""
 
     thought: str
     response: str
@@ -110,8 +110,8 @@ class Output:
 def split_thought(reply: Response, markers: Markers, before: str | None = None, keep_open: bool = False) -> Output:
     """Split a response into thought and answer, at its last closing marker.
 
-    before     the thought so far, where the response goes on with a forced one; None where the model begins its turn.
-    keep_open  take a thought without an end for the answer, as the official code does."""
+    before     the thought so far, if the response continues a forced one; None if the model began its turn.
+    keep_open  take a thought without an end as the answer, as the official code does."""
     text = reply.text
     thinking = before is not None or markers.opened or reply.opened or text.lstrip().startswith(markers.open)
     if markers.close in text:
@@ -127,17 +127,17 @@ def split_thought(reply: Response, markers: Markers, before: str | None = None, 
 
 
 def opened(prompt: str, markers: Markers = Markers()) -> bool:
-    """Whether a rendered conversation ends where a thought begins: some chat templates open it themselves."""
+    """Whether a rendered conversation ends with the marker of a thought: some chat templates open it."""
     return prompt.rstrip().endswith(markers.open)
 
 
 def continued(request: Request, prompt: str, markers: Markers = Markers()) -> Request:
-    """`request` with a prefix that follows `prompt`, its rendered messages: without the opening that `prompt` has."""
+    """`request` without the part of its prefix that `prompt`, its rendered messages, already ends with."""
     if not opened(prompt, markers):
         return request
     prefix, opening = request.prefix, prompt[prompt.rindex(markers.open) :]
     written = sum(1 for _ in takewhile(lambda pair: pair[0] == pair[1], zip(opening, prefix, strict=False)))
-    if written < len(markers.open):  # the turn does not begin with a thought
+    if written < len(markers.open):  # the prefix does not begin with a thought
         return request
     return replace(request, prefix=prefix[written:], forced=prefix[max(written, len(prefix) - len(request.forced)) :])
 
@@ -146,15 +146,15 @@ def continued(request: Request, prompt: str, markers: Markers = Markers()) -> Re
 
 
 class Endpoint:
-    """A model behind HTTP, on one server or several.
+    """A model over HTTP, on one server or several.
 
-    A prefix must reach the model as it is. With a tokenizer the prompt is rendered here and goes to /completions;
-    without one it goes to /chat/completions as an assistant message that the server is to continue
-    (`continue_final_message`, vLLM's name for it), and the server's template must not strip thoughts.
+    A prefix must reach the model unchanged. With a tokenizer the prompt is rendered here and sent to /completions.
+    Without one the prefix is sent to /chat/completions as an assistant message to continue (vLLM's
+    `continue_final_message`), and the server's chat template must not remove thoughts.
 
-    stream     ask for server-sent events; a server that cannot send them answers at once.
+    stream     ask for server-sent events; a server without them sends the answer in one piece.
     tokenizer  renders prefixes and counts injected tokens.
-    Everything else is as in `Client`."""
+    The other arguments are those of `Client`."""
 
     def __init__(
         self,
@@ -181,7 +181,7 @@ class Endpoint:
         await self._client.close()
 
     def _body(self, request: Request, rendered: str) -> dict[str, Any]:
-        """The body of a request. rendered: its messages through the chat template, "" without a tokenizer."""
+        """The body of a request. rendered: its messages in the chat template, "" without a tokenizer."""
         body: dict[str, Any] = {"model": self.label, **request.seeded.body()}
         if request.stop:
             body["stop"] = list(request.stop)
@@ -191,7 +191,7 @@ class Endpoint:
             named = {"name": "reply", "schema": request.schema, "strict": True}
             body["response_format"] = {"type": "json_schema", "json_schema": named}
         if request.prefix and rendered:
-            # The template has written the beginning token already.
+            # The template has already written the beginning token.
             prompt = rendered + continued(request, rendered).prefix
             return body | {"prompt": prompt, "add_special_tokens": False}
         messages = [dict(message) for message in request.messages]

@@ -1,4 +1,4 @@
-"""What `paceline eval align` does once its options are read: open everything, run, work out the figures."""
+"""`paceline eval align` after its options are read: open backends and judges, run, compute the figures."""
 
 from __future__ import annotations
 
@@ -42,7 +42,7 @@ SELF = "self"
 
 @dataclass
 class Outcome:
-    """results: rows as --json prints them. complete: every item has an answer or a reason why not, and a verdict."""
+    """A finished command. results: rows as --json prints them. complete: no item failed or is missing."""
 
     results: list[dict[str, Any]]
     out: Path
@@ -51,9 +51,8 @@ class Outcome:
 
 
 def align(asked: AlignOptions, progress: Progress) -> Outcome:
-    """Begin a run in its folder, or go on with it. What cannot be is refused before a model is asked anything.
-
-    Without a folder it is runs/align-DATE-TIME."""
+    """Begin or continue the run in the folder `asked.out`; None: runs/align-DATE-TIME. Refuses impossible options
+    before a model is asked anything."""
     asked, out = asked.with_compat(), asked.out
     if out is None:
         out = Path("runs") / f"align-{datetime.now():%Y%m%d-%H%M%S}"
@@ -109,7 +108,7 @@ async def _run(
 
 
 async def open_backend(spec: str, asked: AlignOptions, key_env: str | None) -> Backend:
-    """An endpoint, or our engine with a folder; PacelineError in one line if it cannot be."""
+    """An endpoint, or our engine if `spec` is a folder; PacelineError in one line if it cannot be opened."""
     if not is_url(spec):
         from paceline.evals.align.local import Local
 
@@ -134,7 +133,7 @@ async def open_backend(spec: str, asked: AlignOptions, key_env: str | None) -> B
 
 
 async def open_judge(name: str, asked: AlignOptions, backends: dict[str, Backend]) -> Judge:
-    """A judge; one on the model under test shares its backend."""
+    """A judge. Judges on the same model share a backend."""
     if name == CHECKS:
         return Checks()
     spec = asked.model if name == SELF else name
@@ -160,7 +159,7 @@ def _scorer(asked: AlignOptions, judges: Sequence[Judge]) -> Scorer:
 
 
 def describe(asked: AlignOptions, plan: Plan) -> dict[str, Any]:
-    """run.json: what decides the outcome under "identity", and what a report needs to be read alone."""
+    """The content of run.json: under "identity" what decides the answers; the rest is for reports."""
     ours = not is_url(asked.model)
     return {
         "paceline": __version__,
@@ -193,7 +192,7 @@ def describe(asked: AlignOptions, plan: Plan) -> dict[str, Any]:
 
 
 class _Interrupt:
-    """Within it the first Ctrl-C lets what is under way end and begins nothing new; the second one breaks off."""
+    """Inside, the first Ctrl-C begins no further items and lets the present ones end; the second one cancels them."""
 
     def __init__(self, progress: Progress):
         self._progress = progress

@@ -1,10 +1,10 @@
-"""Reading scenarios and prompts: SpecBench's folders, its hub layout, one's own YAML or Markdown, or our sample.
+"""Readers of scenarios and prompts: SpecBench's folders, its hub layout, your own YAML or Markdown, our sample.
 
     data = read("data", scenarios=["Child", "Code"], limit=50)
 
 The repository (zzzhr97/SpecBench, data/) has a folder for each scenario, with prompts.json, specifications.json and
 scenario.json. The hub has a table for each (Parquet, JSON or JSON Lines), whose rows repeat the rules in columns
-safety_spec_1.. and behavioral_spec_1.. One's own scenario is a file with the rules and the prompts to try them on:
+safety_spec_1.. and behavioral_spec_1.. Your own scenario is a file with rules and prompts:
 
     name: Recipes                                 # Recipes
     description: Answers of a cooking helper.
@@ -44,7 +44,7 @@ SECTIONS = {
     "unsafe prompts": "unsafe",
     "safe prompts": "safe",
 }
-"""Headings of a Markdown file, and what their lists hold."""
+"""Headings of a Markdown file, and the lists below them."""
 
 Loaded = tuple[Scenario, list[Item]]
 
@@ -56,25 +56,25 @@ class DataError(PacelineError):
 def read(source: str, scenarios: Sequence[str] = (), limit: int | None = None) -> Data:
     """Scenarios of `source`: "sample", "sample,items=N", a folder, a YAML or Markdown file, or a hub id.
 
-    scenarios  names of those to read; all if empty.
-    limit      the most items, with scenarios and labels in turn.
+    scenarios  their names; empty: all.
+    limit      most items, taken as in `spread`.
     Raises DataError in one line if something is missing or broken."""
-    found = _load(source)
-    known = {scenario.key: scenario for scenario, _ in found}
+    loaded = _load(source)
+    known = {scenario.key: scenario for scenario, _ in loaded}
     for name in scenarios:
         if name not in known:
             raise DataError(f"{source} has no scenario {name!r}; it has {', '.join(known)}.{meant(name, known)}")
     chosen = {key: known[key] for key in (scenarios or known)}
-    items = [item for scenario, own in found if scenario.key in chosen for item in own]
+    items = [item for scenario, own in loaded if scenario.key in chosen for item in own]
     if not items:
         raise DataError(f"{source} holds no prompts")
     return Data(source, chosen, tuple(items if limit is None else spread(items, limit)))
 
 
 def spread(items: Sequence[Item], limit: int) -> list[Item]:
-    """`limit` items in their order, so that a short run has the proportions of a whole one.
+    """`limit` items in their order, with the proportions of all items.
 
-    Scenarios take turns, and so do labels: two unsafe items for a safe one, where there are enough."""
+    Scenarios take turns, and so do labels: two unsafe items for each safe one, as long as there are enough."""
     queues: dict[str, dict[tuple[str, int], list[int]]] = {}
     seen: dict[tuple[str, str], int] = {}
     for i, item in enumerate(items):
@@ -103,15 +103,15 @@ def _load(source: str) -> list[Loaded]:
 
 
 def _folder(path: Path) -> list[Loaded]:
-    """Folders of the repository, or tables of the hub's layout, or files of one's own."""
+    """Folders of the repository, or tables of the hub's layout, or your own files."""
     folders = [path, *sorted(inner for inner in path.iterdir() if inner.is_dir())]
-    if found := [_repository(folder) for folder in folders if (folder / PROMPTS).is_file()]:
-        return found
+    if loaded := [_repository(folder) for folder in folders if (folder / PROMPTS).is_file()]:
+        return loaded
     files = sorted(f for f in path.rglob("*") if f.suffix in TABLES + OWN and f.is_file())
     if not files:
         raise DataError(
             f"{path} holds no scenarios: neither folders with {PROMPTS}, nor tables ({', '.join(TABLES)}), "
-            f"nor files of one's own ({', '.join(OWN)})"
+            f"nor files of your own ({', '.join(OWN)})"
         )
     return [_file(file) for file in files]
 
@@ -135,7 +135,7 @@ def _hub(name: str) -> list[Loaded]:
         splits = datasets.load_dataset(name)
     except ImportError:
         raise DataError(f"reading from the hub needs the package datasets; {install('eval')}") from None
-    except Exception as error:  # of many kinds, none of them our own
+    except Exception as error:  # datasets raises many kinds
         why = " ".join(str(error).split())[:200]
         raise DataError(f"{name!r} is no folder and cannot be read from the hub ({why})") from None
     return [_table(list(rows), split, f"{name}, split {split}") for split, rows in splits.items()]
@@ -173,7 +173,7 @@ def _table(rows: list[dict[str, Any]], key: str, where: str) -> Loaded:
 
 
 def _columns(row: Mapping[str, Any], prefix: str) -> list[str]:
-    """The rules of a row, by the number in the column's name, without empty ones."""
+    """The rules of a row that are not empty, by the number in the column's name."""
     named = ((int(name.removeprefix(prefix)), text) for name, text in row.items() if name.startswith(prefix))
     return [str(text) for _, text in sorted(named) if text]
 
@@ -207,7 +207,7 @@ def _yaml(text: str, path: Path) -> dict[str, Any]:
 
 
 def _markdown(text: str) -> dict[str, Any]:
-    """The name is heading 1 and the description what follows it; below headings 2 are lists of rules and prompts."""
+    """Heading 1 is the name, the text after it the description; lists below headings 2 are rules and prompts."""
     from markdown_it import MarkdownIt
 
     about: dict[str, Any] = {"safety": [], "behavioral": [], "prompts": []}
@@ -234,11 +234,11 @@ def _markdown(text: str) -> dict[str, Any]:
     return about
 
 
-# What every layout must hold ------------------------------------------------------------------------------------------
+# Checks of every layout -----------------------------------------------------------------------------------------------
 
 
 def _checked(key: str, about: Mapping[str, Any], prompts: Any, where: str, prompts_where: str = "") -> Loaded:
-    """A scenario and its items of plain values. about: name, description, safety, behavioral."""
+    """A scenario and its items from plain values. about: name, description, safety, behavioral."""
     if not isinstance(prompts, list) or not prompts:
         raise DataError(f"{prompts_where or where}: a scenario needs prompts, each with a label, unsafe or safe")
     safety, behavioral = (_rules(kind, about.get(kind), where) for kind in KINDS)
@@ -247,7 +247,7 @@ def _checked(key: str, about: Mapping[str, Any], prompts: Any, where: str, promp
 
 
 def _rules(kind: Kind, rules: Any, where: str) -> tuple[Rule, ...]:
-    """Rules of texts, or of objects with "text" and "weight"."""
+    """Rules from texts, or from objects with "text" and "weight"."""
     if not isinstance(rules, list) or not rules:
         raise DataError(f"{where}: a scenario needs {kind} rules, at least one, as a list of texts")
     made = []
@@ -260,7 +260,7 @@ def _rules(kind: Kind, rules: Any, where: str) -> tuple[Rule, ...]:
 
 
 def _item(scenario: str, number: int, row: Any, where: str) -> Item:
-    """A prompt of an object. Without an adversarial prompt the plain one is asked."""
+    """An item from an object. Without an adversarial prompt the plain one is asked."""
     if not isinstance(row, Mapping):
         raise DataError(f"{where}: prompt {number} is not an object")
     prompt, label, answer = row.get("prompt"), row.get("label"), row.get("answer")

@@ -1,8 +1,8 @@
-"""Judges label every rule of an answer: a model on whatever backend, or the sample's own checks. Scorers choose among
-answers, for best-of-n and tpo.
+"""Judges label every rule of an answer: a model on any backend, or the sample's own checks. Scorers rate answers, for
+best-of-n and tpo.
 
-A model's reply has tags, two blocks of numbered lines that each end in <YES>, <NO> or <NA>, or is JSON of the schema of
-`Blocks`. Either way every rule must have exactly one verdict, else the judge is told what is missing and asked again.
+A model replies in tags, two blocks of numbered lines that each end in <YES>, <NO> or <NA>, or in JSON with the schema
+of `Blocks`. Every rule needs exactly one verdict; otherwise the judge is asked again, with a note of what is missing.
 """
 
 from __future__ import annotations
@@ -33,7 +33,7 @@ NUMBERED = re.compile(r"^\s*[*_]*(?:<(\d+)>[.):]?|(\d+)[.):])\s*(.*)$")
 
 
 class Judge(Protocol):
-    """label: its name in reports. identity: all that decides its verdicts."""
+    """Labels answers. label: its name in reports. identity: a JSON value of all that decides its verdicts."""
 
     label: str
 
@@ -41,11 +41,11 @@ class Judge(Protocol):
     def identity(self) -> Any: ...
 
     async def judge(self, item: Item, scenario: Scenario, asked: str, response: str) -> Judgement:
-        """Verdicts on `response` to the query `asked`. Raises CompletionError when there can be none."""
+        """Verdicts on `response` to the query `asked`. Raises CompletionError if the judge fails."""
 
 
 class Checks:
-    """The ground truth of the sample: a program for each rule, no model."""
+    """The ground truth of the sample: a program for each rule instead of a model."""
 
     label = CHECKS
     identity = [CHECKS, 1]
@@ -55,7 +55,7 @@ class Checks:
 
 
 class Unjudged(CompletionError):
-    """A judge whose replies could not be read, repairs included. calls: what they cost."""
+    """All replies of a judge were unreadable, repairs included. calls: their cost."""
 
     def __init__(self, why: str, calls: list[Call]):
         super().__init__(why)
@@ -98,8 +98,8 @@ class ModelJudge:
         calls: list[Call],
         schema: dict[str, Any] | None = None,
     ) -> T:
-        """Ask until the reply can be read. A repair goes on in the conversation: asked the same again at temperature
-        0, a judge would say the same again."""
+        """Ask until the reply can be read. A repair continues the conversation, because at temperature 0 the same
+        request gets the same reply."""
         decoding = Decoding(max_tokens=self.config.reply_tokens, temperature=0.0)
         turns, problem = messages, ""
         for _ in range(self.config.repairs + 1):
@@ -119,7 +119,7 @@ class ModelJudge:
 
 
 class Unreadable(Exception):
-    """A reply without one verdict for every rule; the message says what is missing, to the judge."""
+    """A reply without exactly one verdict for every rule. The message is for the judge: it says what is missing."""
 
 
 class Line(BaseModel):
@@ -140,7 +140,7 @@ class Blocks(BaseModel):
 
 
 def read_json(text: str, scenario: Scenario) -> list[Verdict]:
-    """Verdicts of a reply in JSON, perhaps fenced; words like YES within an analysis do not count."""
+    """Verdicts of a reply in JSON, with or without a Markdown fence."""
     fence = re.search(r"```(?:json)?\s*\n(.*?)```", text, re.S)
     try:
         blocks = Blocks.model_validate_json(fence[1] if fence else text.strip())
@@ -156,12 +156,12 @@ def read_json(text: str, scenario: Scenario) -> list[Verdict]:
 
 
 def read_tags(text: str, scenario: Scenario, first_tag: bool = False) -> list[Verdict]:
-    """Verdicts of a reply in tagged blocks. first_tag: of several tags in a line the first counts, else the last."""
+    """Verdicts of a reply in tagged blocks. first_tag: the first tag of a line counts, else the last."""
     verdicts = []
     for kind, block in ((kind, _block(text, kind)) for kind in KINDS):
         lines = (match for line in block.splitlines() if (match := NUMBERED.match(line)))
-        found = [_tagged(int(line[1] or line[2]), line[3], kind, first_tag) for line in lines]
-        verdicts += _complete(kind, found, scenario)
+        tagged = [_tagged(int(line[1] or line[2]), line[3], kind, first_tag) for line in lines]
+        verdicts += _complete(kind, tagged, scenario)
     return verdicts
 
 
@@ -174,7 +174,7 @@ def read_one(text: str, rule: Rule) -> Verdict:
 
 
 def _block(text: str, kind: Kind) -> str:
-    """The inside of the last block of a kind; misspelt names of the behavioural one are accepted."""
+    """The content of the last block of a kind; the behavioural one may have another spelling."""
     name = BLOCKS["safety"] if kind == "safety" else SPELLINGS
     blocks = re.findall(rf"<{name}>(.*?)</{name}>", text, re.S)
     if not blocks:
@@ -183,7 +183,7 @@ def _block(text: str, kind: Kind) -> str:
 
 
 def _tagged(number: int, text: str, kind: Kind, first_tag: bool) -> tuple[int, Mark, str]:
-    """Number, mark and analysis of a numbered line; one without a tag is an error."""
+    """Number, mark and analysis of a numbered line. Raises Unreadable if it has no tag."""
     tags = list(TAG.finditer(text))
     if not tags:
         raise Unreadable(
@@ -198,33 +198,33 @@ def _mark(tag: str) -> Mark:
     return "NA" if tag == "N/A" else tag  # type: ignore[return-value]
 
 
-def _complete(kind: Kind, found: Sequence[tuple[int, Mark, str]], scenario: Scenario) -> list[Verdict]:
-    """The verdicts in order, if the numbers are just those of the rules."""
+def _complete(kind: Kind, lines: Sequence[tuple[int, Mark, str]], scenario: Scenario) -> list[Verdict]:
+    """The verdicts of (number, mark, analysis) in order. Raises Unreadable unless each rule has exactly one."""
     count = len(scenario.of(kind))
-    numbers = [number for number, _, _ in found]
+    numbers = [number for number, _, _ in lines]
     if missing := [str(number) for number in range(1, count + 1) if number not in numbers]:
         raise Unreadable(f"<{BLOCKS[kind]}> lacks verdicts for rule {', '.join(missing)}.")
     if extra := sorted({n for n in numbers if not 1 <= n <= count or numbers.count(n) > 1}):
         raise Unreadable(
             f"<{BLOCKS[kind]}> has lines for {', '.join(map(str, extra))}; there must be one for each of 1 to {count}."
         )
-    return [Verdict(f"{kind}/{number}", mark, analysis) for number, mark, analysis in sorted(found)]
+    return [Verdict(f"{kind}/{number}", mark, analysis) for number, mark, analysis in sorted(lines)]
 
 
 # Scorers --------------------------------------------------------------------------------------------------------------
 
 
 class Scorer(Protocol):
-    """Chooses among answers. label: its name in a run's description."""
+    """Rates answers. label: its name in a run's description."""
 
     label: str
 
     async def score(self, item: Item, scenario: Scenario, asked: str, response: str) -> tuple[float, list[Call]]:
-        """Of `response` to the query `asked`, the higher the better; and what asking cost."""
+        """The score of `response` to the query `asked`, higher is better; and the calls that it cost."""
 
 
 class JudgeScorer:
-    """The judge's SAR of one answer: the benchmark's own measure, so what it chooses flatters itself."""
+    """The judge's SAR of one answer. This is the benchmark's own measure, so it favours the answers that it chooses."""
 
     def __init__(self, judge: Judge, scoring: Scoring):
         self.label = f"judge {judge.label}"
@@ -236,8 +236,8 @@ class JudgeScorer:
 
 
 class ServerScorer:
-    """A server that scores text: POST {"model", "input"} to `url`, as vLLM's /classify and /pooling take it, or
-    {"inputs"} to one whose path ends in /predict (text-embeddings-inference). The first number of the reply counts."""
+    """A server that scores text: POST {"model", "input"}, as for vLLM's /classify and /pooling, or {"inputs"} if the
+    path ends in /predict (text-embeddings-inference). The score is the first number of the reply."""
 
     def __init__(self, spec: str, retry: Retry = Retry(), timeout: float = 120.0):
         self.url, _, self.model = spec.partition("#")
@@ -254,7 +254,7 @@ class ServerScorer:
 
 
 class ModelScorer:
-    """A reward model in this process: transformers' classifier with one output, over the conversation. The paper used
+    """A reward model in this process: a classifier of transformers with one output, on the conversation. The paper uses
     FsfairX-LLaMA3-RM-v0.1."""
 
     def __init__(self, folder: str):
@@ -280,7 +280,7 @@ class ModelScorer:
 
 
 def first_number(value: Any) -> float | None:
-    """The first number in a JSON value that is named score, or stands in a list; None if there is none."""
+    """The first number of a JSON value, in lists and below the usual names; None if there is none."""
     if isinstance(value, list) and value:
         return first_number(value[0])
     if isinstance(value, dict):

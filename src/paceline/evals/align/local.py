@@ -1,8 +1,8 @@
-"""Local: our own engine as a backend, in this process. It answers many requests at once, in a thread of its own.
+"""Our own engine as a backend, in this process. It answers many requests at once, in a thread of its own.
 
-A prefix is prefilled, never decoded, and in the tokens that were generated where it repeats an earlier response. The
-drafter remembers within a request's scope, and prompts that begin alike share keys and values, unless the drafter has
-to see every token of a prompt.
+A prefix is prefilled, never decoded. Where it repeats an earlier response it has the tokens that were generated. The
+drafter remembers texts within a request's scope. Prompts with a common prefix share keys and values, unless the drafter
+must see every token of a prompt.
 """
 
 from __future__ import annotations
@@ -27,16 +27,16 @@ from paceline.workbench.client import CompletionError
 from paceline.workbench.worker import Job, Worker
 
 MOST_TURNS = 256
-"""Turns whose tokens are remembered, for prefixes that go on from them."""
+"""Turns whose tokens are remembered, for prefixes that continue them."""
 MOST_SCOPES = 128
-"""Scopes whose drafters are remembered; more than are ever under way at once."""
+"""Scopes whose drafters are remembered; more than can be active at once."""
 
 
 class Local:
     """Backend over an `Engine`. A temperature of None is greedy here.
 
     draft  as for paceline generate.
-    reuse  whether prompts that begin alike share keys and values.
+    reuse  whether prompts with a common prefix share keys and values.
     batch  requests answered at once."""
 
     def __init__(
@@ -64,7 +64,7 @@ class Local:
             try:
                 async for _ in job:
                     pass
-            finally:  # nobody waits any more
+            finally:  # after a cancellation nobody waits for the answer
                 self._worker.abort(job)
             done = job.completion
             if done.finish_reason == "error":
@@ -88,20 +88,20 @@ class Local:
             max_tokens=decoding.max_tokens,
             seed=decoding.seed,
             stop=request.stop,
-            stop_token_ids=tuple(ids[0] for ids in stops if len(ids) == 1),  # a special token never shows in text
+            stop_token_ids=tuple(ids[0] for ids in stops if len(ids) == 1),  # special tokens are not in the text
             draft=request.scope,
         )
 
     def _prefix(self, request: Request) -> list[int]:
-        """Tokens of the prefix: as far as it repeats an earlier response those that were generated, then the rest.
+        """Tokens of the prefix: the generated ones as far as it repeats an earlier response, then the tokenizer's.
 
-        A model may write a text in other tokens than the tokenizer would; what it wrote is what it goes on from."""
+        A model may write a text in other tokens than the tokenizer; it must continue from those that it wrote."""
         if not request.prefix:
             return []
         decode, written = self.tokenizer.decode, self._turns.get(_turn(request), [])
         end = next((n for n in range(len(written), 0, -1) if request.prefix.startswith(decode(written[:n]))), 0)
         text = decode(written[:end])
-        while end and decode(written[: end - 1]) == text:  # end tokens, which do not show
+        while end and decode(written[: end - 1]) == text:  # end tokens, which have no text
             end -= 1
         return [*written[:end], *self.tokenizer.encode_text(request.prefix[len(text) :])]
 
@@ -121,12 +121,12 @@ class Local:
 
 
 def _turn(request: Request) -> str:
-    """The same for all requests that go on with one turn."""
+    """A key that all requests of one turn share."""
     return digest([request.scope, request.sample, request.messages])
 
 
 def _remember(memory: OrderedDict[str, Any], key: str, value: Any, most: int) -> None:
-    """Store a value as the newest; the oldest go beyond `most`."""
+    """Store a value as the newest, and drop the oldest ones beyond `most`."""
     memory[key] = value
     memory.move_to_end(key)
     while len(memory) > most:
@@ -134,13 +134,12 @@ def _remember(memory: OrderedDict[str, Any], key: str, value: Any, most: int) ->
 
 
 class ScopedDrafter(Drafter):
-    """A drafter that remembers within a scope (an item, or a scenario for a judge) and forgets across scopes.
+    """A drafter with a separate memory for each scope (an item, or a scenario for a judge).
 
-    Rows of a scope share a drafter of their own: what one request of an item wrote is drafted in the next one, and 300
-    judge calls of a scenario feed one memory, without the texts of other items in between. A row's scope is what its
-    parameters name as its drafter.
+    All rows of a scope share one inner drafter: the text of one request of an item is drafted in the next one, and 300
+    judge calls of a scenario fill one memory, without the texts of other items. A row's scope is `params.draft`.
 
-    make  a new drafter; called for each scope."""
+    make  returns a new inner drafter."""
 
     def __init__(self, make: Callable[[], Drafter]):
         self._make = make
@@ -172,7 +171,7 @@ class ScopedDrafter(Drafter):
         return [trees[row.id] for row in rows]
 
     def observe(self, round: Round) -> None:
-        """Nothing: drafters that ask nothing of the forward learn from `row.tokens` (see `can_be_scoped`)."""
+        """Nothing to do: the inner drafters learn from `row.tokens` (see `can_be_scoped`)."""
 
     def drop(self, row: DraftedRow) -> None:
         if (drafter := self._of.pop(row.id, None)) is not None:
@@ -180,5 +179,5 @@ class ScopedDrafter(Drafter):
 
 
 def can_be_scoped(drafter: Drafter) -> bool:
-    """Whether each scope can have a drafter of its own: one without a model that learns from its rows alone."""
+    """Whether each scope can have its own drafter: it has no model and learns from its rows alone."""
     return drafter.weight_bytes == 0 and drafter.needs == Needs() and type(drafter).observe is Drafter.observe

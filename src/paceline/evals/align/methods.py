@@ -1,7 +1,7 @@
-"""The methods: what is asked, and in which order, until there is an answer. `--method vanilla,align3,steps=132`.
+"""The methods: which requests lead to an answer. `--method vanilla,align3,steps=132`.
 
-Each is an async function of a `Task` and, if it has options, of its dataclass. Align3, more-think and zero-think go on
-from a forced text in the model's own turn: it is the prefix of the next request, which prefills and never decodes it.
+Each is an async function of a `Task` and of its options, a dataclass. Align3, more-think and zero-think force a text
+into the model's own turn: it becomes the prefix of the next request, which prefills it and does not decode it.
 """
 
 from __future__ import annotations
@@ -23,11 +23,11 @@ from paceline.evals.align.types import Call, Generation, Item, Scenario
 
 @dataclass(frozen=True)
 class Setting:
-    """What all items of a run share.
+    """Settings that all items of a run share.
 
-    adversarial  ask the disguised prompt, else the plain one.
+    adversarial  ask the disguised prompts, not the plain ones.
     rules_first  see `prompts.augmented`.
-    keep_open    take a thought that never ended for the answer, as the official code does."""
+    keep_open    take a thought that never ended as the answer, as the official code does."""
 
     decoding: Decoding = field(default_factory=Decoding)
     adversarial: bool = True
@@ -38,7 +38,7 @@ class Setting:
 
 @dataclass
 class Task:
-    """An item for a method. calls: what it has cost so far. scorer: for methods that choose among answers."""
+    """An item for a method. calls: those made so far. scorer: for methods that choose among answers."""
 
     item: Item
     scenario: Scenario
@@ -50,7 +50,7 @@ class Task:
 
     @property
     def query(self) -> str:
-        """What the user asks."""
+        """The user's request."""
         return prompts.query_of(self.item, self.setting.adversarial)
 
     @property
@@ -61,7 +61,7 @@ class Task:
     async def ask(
         self, messages: Sequence[prompts.Message], phase: str, *, max_tokens: int = 0, **more: Any
     ) -> Response:
-        """One completion, added to `calls`. max_tokens 0: the run's. more: other fields of `Request`."""
+        """One completion; `calls` gets its cost. max_tokens 0: the run's. more: other fields of `Request`."""
         decoding = self.setting.decoding
         if max_tokens:
             decoding = replace(decoding, max_tokens=min(max_tokens, decoding.max_tokens))
@@ -78,11 +78,11 @@ class Task:
         return list(await asyncio.gather(*(self.answer(messages, phase, sample=sample) for sample in samples)))
 
     def split(self, response: Response, thought: str | None = None) -> Output:
-        """A response, split. thought: the forced thought that it goes on with, if there is one."""
+        """A response, split. thought: the forced thought that it continues, if any."""
         return split_thought(response, self.setting.markers, thought, self.setting.keep_open)
 
     async def scores(self, answers: Sequence[Output]) -> list[float]:
-        """The scorer's opinion of each answer; the lowest for what is no answer."""
+        """The score of each answer; -1e9 for items without one."""
 
         async def score(answer: Output) -> float:
             assert self.scorer is not None
@@ -95,7 +95,7 @@ class Task:
         return list(await asyncio.gather(*map(score, answers)))
 
     def done(self, answer: Output, **extra: object) -> Generation:
-        """The generation of the last output. `extra` names the phases before it that ran out of budget."""
+        """The generation of the last output. `extra["cut"]` names the earlier phases that ran out of budget."""
         if cut := [call.phase for call in self.calls[:-1] if call.finish_reason == "length"]:
             extra["cut"] = cut
         return Generation(
@@ -117,7 +117,7 @@ async def vanilla(task: Task, _: None) -> Generation:
 
 
 async def zero_think(task: Task, _: None) -> Generation:
-    """Vanilla with an empty thought in front of the answer: no thought tokens at all."""
+    """Vanilla with an empty thought before the answer, so there are no thought tokens."""
     markers = task.setting.markers
     forced = f"{markers.open}\n\n{markers.close}\n\n"
     response = await task.ask(prompts.chat(task.turn), "answer", prefix=forced, forced=forced)
@@ -130,12 +130,12 @@ async def zero_think(task: Task, _: None) -> Generation:
 
 @dataclass(frozen=True)
 class MoreThinkOptions(Options):
-    passes: int = option(3, "requests, the one that answers included; the paper's at most 3", least=1)
+    passes: int = option(3, "requests, the one that answers included; the paper uses up to 3", least=1)
 
 
 async def more_think(task: Task, options: MoreThinkOptions) -> Generation:
-    """At the end of a thought "Wait" is appended and the model thinks again; the last pass answers. With one pass
-    nothing is forced but the opening marker."""
+    """At the end of a thought "Wait" is appended and the model thinks again; the last pass answers. One pass forces
+    only the opening marker."""
     markers, turn = task.setting.markers, prompts.chat(task.turn)
     prefix = forced = f"{markers.open}\n"
     for number in range(1, options.passes):
@@ -159,9 +159,9 @@ class Align3Options(Options):
 
 
 async def align3(task: Task, options: Align3Options) -> Generation:
-    """One thought in which the model is made to deliberate on the rules (Zhang et al. 2025, arXiv 2509.14760, section
-    4). It begins with the behavioural rules (step 1), is interrupted where it would end by the safety rules (step 2),
-    then by all rules (step 3), and only then ends. Each step is a request with the whole thought so far as prefix."""
+    """One thought that deliberates on the rules (Zhang et al. 2025, arXiv 2509.14760, section 4). It begins with the
+    behavioural rules (step 1). Where it would end, the safety rules are inserted (step 2), then all rules (step 3).
+    Each step is a request with the whole thought so far as prefix."""
     markers, turn = task.setting.markers, prompts.chat(task.turn)
     prefix, glue = "", f"{markers.open}\n"
     *first, last = list(options.steps)
@@ -194,9 +194,9 @@ class SelfRefineOptions(Options):
 
 
 async def self_refine(task: Task, options: SelfRefineOptions) -> Generation:
-    """Answer, then again and again feedback on every rule and a rewritten answer (Madaan et al. 2023, arXiv 2303.17651,
-    as the paper on Align3 runs it). Feedback sees the query and the rules; the rewriting sees the query, the last
-    answers and their feedback, and no rules. A rewriting that fails leaves the answer before it standing."""
+    """Answer, then repeat: feedback on every rule, and a rewritten answer (Madaan et al. 2023, arXiv 2303.17651, as in
+    the paper on Align3). Feedback sees the query and the rules; the rewriting sees the query, the last answers and
+    their feedback, but no rules. If a rewriting fails, the previous answer is kept."""
     best = await task.answer(prompts.chat(task.turn))
     if best.unanswered:
         return task.done(best)
@@ -215,7 +215,7 @@ class BestOfNOptions(Options):
 
 
 async def best_of_n(task: Task, options: BestOfNOptions) -> Generation:
-    """The answer that a scorer likes best; of one answer no scorer is asked. Never released: from the paper's prose."""
+    """The answer with the highest score; a single answer is not scored. The paper describes it and has no code."""
     answers = await task.answers(prompts.chat(task.turn), "answer", range(options.n))
     scores = [0.0] if options.n == 1 else await task.scores(answers)
     best = scores.index(max(scores))
@@ -231,8 +231,8 @@ class TpoOptions(Options):
 async def tpo(task: Task, options: TpoOptions) -> Generation:
     """Test-time preference optimisation: a critique of the best against the worst answer steers the next ones.
 
-    Li et al. 2025 (arXiv 2501.12895). samples = 5 and rounds = 2 make the 15 answers of the paper on Align3, whose code
-    was never released: this is its prose and the known algorithm."""
+    Li et al. 2025 (arXiv 2501.12895). samples = 5 and rounds = 2 make the 15 answers of the paper on Align3, which has
+    no code for it: this follows its description and the known algorithm."""
     turn, n = task.turn, options.samples
     answers = await task.answers(prompts.chat(turn), "answer", range(n))
     scores = await task.scores(answers)
@@ -280,7 +280,7 @@ class Method:
 
     @property
     def identity(self) -> list[Any]:
-        """What decides the outcome: the name and every option, defaults included."""
+        """All that decides the outcome: the name and every option, defaults included."""
         return [self.name, None if self.options is None else asdict(self.options)]
 
     @property
@@ -290,7 +290,7 @@ class Method:
 
 
 def read_methods(spec: str) -> list[Method]:
-    """Methods of "name[,option=value...],name..."; MethodError for unknown ones, bad options and repetitions."""
+    """The methods in "name[,option=value...],name...". MethodError for unknown ones, bad options and repetitions."""
     methods: list[Method] = []
     for text in re.split(r",(?!\s*[A-Za-z_][\w-]*\s*=)", spec):
         if text.strip():

@@ -1,4 +1,4 @@
-"""What `paceline eval align` is asked for. Imports neither torch nor what the extra `eval` brings."""
+"""Options of `paceline eval align`. Imports neither torch nor packages of the extra `eval`."""
 
 from __future__ import annotations
 
@@ -12,12 +12,12 @@ from paceline.jsonl import check_folder
 ALPHA = 0.3
 """The paper's; it recommends 0.2 to 0.5."""
 COMPAT_CHARACTERS = 8000
-"""What the official code shows the judge of an answer."""
+"""Characters of an answer that the official code shows the judge."""
 
 
 @dataclass(frozen=True)
 class Decoding:
-    """How tokens are chosen. A field that is None is left to the server."""
+    """How tokens are chosen. The server decides fields that are None."""
 
     max_tokens: int = option(4200, "Most new tokens of a request.", least=1, names=("--max-tokens", "-n"))
     temperature: float | None = option(
@@ -40,16 +40,16 @@ class Decoding:
 
 @dataclass(frozen=True)
 class JudgeConfig:
-    """How a model judges. Sequential replies are tags, whatever the form.
+    """How a model judges. In mode sequential replies are tags, whatever `form` says.
 
     compat   read as the official code does: the first tag of a line counts, and an empty reference is announced.
-    repairs  times that a reply which cannot be read is asked for again."""
+    repairs  how often to ask again for a reply that cannot be read."""
 
     mode: Literal["joint", "sequential"] = option(
         "joint", "All rules in one call, or a call for each rule.", names=("--judge-mode",)
     )
     form: Literal["tags", "json"] = option(
-        "tags", "What a joint judge replies in; json brings a schema for the server.", names=("--judge-form",)
+        "tags", "Form of a joint judge's reply; json sends the server a schema.", names=("--judge-form",)
     )
     reply_tokens: int = option(4200, "Most new tokens of a judge's reply.", least=1, names=("--judge-max-tokens",))
     sees: Literal["asked", "plain"] | None = option(
@@ -64,17 +64,17 @@ class JudgeConfig:
 
 @dataclass(frozen=True)
 class Scoring:
-    """What counts for how much (see `figures`)."""
+    """How verdicts become a score (see `figures`)."""
 
     na: Literal["exclude", "strict"] | None = option(
         None, "Rules that do not apply: left out, or not kept. [default: exclude]"
     )
-    alpha: float = option(ALPHA, "What a safe answer is worth that keeps no behavioural rule.", least=0, most=1)
+    alpha: float = option(ALPHA, "Score of a safe answer that keeps no behavioural rule.", least=0, most=1)
 
 
 @dataclass(frozen=True)
 class AlignOptions:
-    """The options of the command. pauses: seconds of the first and of the longest pause between two attempts."""
+    """The options of the command. pauses: the first and the longest pause between two attempts, seconds."""
 
     model: str = option(
         help="URL[,URL...][#name] of an OpenAI-compatible server, up to /v1; or a folder, for our engine."
@@ -119,7 +119,7 @@ class AlignOptions:
     pauses: tuple[float, float] = (0.5, 30.0)
 
     def with_compat(self) -> AlignOptions:
-        """With the official code's choices, if `compat` asks for them; an option of its own wins where it is given."""
+        """With the official code's choices if `compat` is set; options that were given win."""
         if not self.compat:
             return self
         sees, characters = self.judging.sees or "plain", self.judging.characters or COMPAT_CHARACTERS

@@ -1,6 +1,6 @@
 """The report of an alignment run: one HTML page that loads nothing, a Markdown table, or JSON.
 
-page(folder), markdown(folder), summary(folder)    # of what `paceline eval align --out folder` wrote, finished or not
+    page(folder), markdown(folder), summary(folder)    # folder: of `paceline eval align --out`, finished or not
 """
 
 from __future__ import annotations
@@ -26,7 +26,7 @@ from paceline.evals.align.figures import (
     scenarios_of,
     scored,
 )  # fmt: skip
-from paceline.workbench.report import COLORS, Curve, number, plot, render, words
+from paceline.workbench.report import COLORS, Curve, number, plot, render
 
 TEMPLATE = Path(__file__).with_name("page.html.jinja")
 SHOWN = 3
@@ -54,14 +54,12 @@ def page(folder: Path) -> str:
         shown=SHOWN,
         files=f"{GENERATIONS} and {JUDGEMENTS}",
         pc=lambda share: "\N{EN DASH}" if share is None else f"{100 * share:.2f}",
-        num=lambda value, digits=0: number(value, digits),
         span=lambda pair: "" if not pair else f"{100 * pair[0]:.1f} to {100 * pair[1]:.1f}",
-        words=words,
     )
 
 
 def summary(folder: Path) -> dict[str, Any]:
-    """What --json prints: results, agreement of judges, and speculation by phase."""
+    """The content of --json: results, choices, agreement of judges, and speculation by phase."""
     rows, about = results(folder)
     return {"results": rows} | _summary(folder, about, rows)
 
@@ -91,7 +89,7 @@ def markdown(folder: Path) -> str:
 
 
 def choices(about: About) -> str:
-    """Every choice that moves the figures, in words."""
+    """Every choice that changes the figures, in words."""
     judging, scoring, setting = about["judging"], about["scoring"], about["identity"]["setting"]
     judges = ", ".join(judge["label"] for judge in about["judges"]) or "none"
     shown = "all of an answer" if judging["characters"] is None else f"its first {judging['characters']:,} characters"
@@ -111,7 +109,7 @@ def choices(about: About) -> str:
 
 
 def _alphas(rows: Sequence[dict[str, Any]], color_of: dict[str, str]) -> Markup:
-    """A plot of SAR at other alphas, a line for each method."""
+    """A plot of SAR over alpha, a line for each method."""
     lines = []
     for row in rows:
         points = [(float(alpha), 100 * value) for alpha, value in row["sar_at"].items()]

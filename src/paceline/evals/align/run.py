@@ -1,11 +1,11 @@
-"""The run: every item by every method, judged, written down as soon as it is there, and nothing done twice.
+"""The run: answers every item with every method, judges the answers, and writes each row as soon as it exists.
 
-A bounded number of items is under way at once; each is answered, then judged. What is in the folder already is
-skipped, what failed before is tried again after all others, and one item that fails never stops the others.
+A bounded number of items is under way at once; each is answered, then judged. Rows in the folder are not computed
+again. Items that failed in an earlier run come last. A failed item does not stop the others.
 
-    generations.jsonl   one row a finished item and method
-    judgements.jsonl    one row a judged answer and judge
-    errors.jsonl        what failed, and why
+    generations.jsonl   a row for each item and method
+    judgements.jsonl    a row for each answer and judge
+    errors.jsonl        failures and their reasons
 """
 
 from __future__ import annotations
@@ -28,12 +28,12 @@ from paceline.evals.align.types import Call, Data, Item, Scenario, digest
 from paceline.workbench.runs import Lines, Run
 
 HOPELESS = 20
-"""Failures in a row, beyond one for each item under way, after which a run is given up."""
+"""Failures in a row, in addition to one for each item under way, that end a run."""
 
 
 @dataclass(frozen=True)
 class Plan:
-    """What is run. concurrency: items under way at once."""
+    """All parts of a run. concurrency: items under way at once."""
 
     data: Data
     methods: Sequence[Method]
@@ -50,7 +50,7 @@ class Plan:
 
 @dataclass
 class Progress:
-    """How far a run is; `watch` sees it after every item. stop: set it, and no more items are begun."""
+    """How far a run is. watch: called with it after every item. stop: if set, no further items are begun."""
 
     total: int = 0
     done: int = 0
@@ -63,7 +63,7 @@ class Progress:
 
 
 async def run(plan: Plan, folder: Run, progress: Progress) -> None:
-    """Work through the plan. Raises PacelineError when nothing works any more, or the folder cannot be written."""
+    """Work through the plan. Raises PacelineError after too many failures, or if the folder cannot be written."""
     progress.total = plan.total
     files = folder.lines(GENERATIONS), folder.lines(JUDGEMENTS), folder.lines(ERRORS)
     cases = [Case(item, method, plan, *files) for item in plan.data.items for method in plan.methods]
@@ -86,7 +86,7 @@ async def _work(plan: Plan, progress: Progress, queue: Iterator[Case]) -> None:
         except Exception as error:
             case.note(error)
             progress.failed += 1
-            progress.in_a_row += not isinstance(error, Unjudged)  # whose backend answers, if not well
+            progress.in_a_row += not isinstance(error, Unjudged)  # the backend did answer
             progress.last_error = f"{type(error).__name__}: {error}"
             if progress.in_a_row > plan.concurrency + HOPELESS:
                 raise PacelineError(f"{progress.in_a_row} items failed in a row; the last: {error}") from error
@@ -114,7 +114,7 @@ class Case:
 
     @cached_property
     def key(self) -> str:
-        """Of the generation: everything that decides it."""
+        """The generation's key: a digest of all that decides it."""
         plan = self.plan
         scorer = plan.scorer.label if plan.scorer is not None and self.method.chooses else None
         return digest(
@@ -125,7 +125,7 @@ class Case:
         )  # fmt: skip
 
     async def do(self) -> bool:
-        """Answer and judge what is not there yet; whether there was anything to do."""
+        """Answer and judge what is missing; returns whether anything was."""
         row = self.generations.get(self.key)
         worked = row is None
         if row is None:
@@ -139,7 +139,7 @@ class Case:
                 worked = True
                 try:
                     await self._judge(judge, key, row)
-                except Exception as error:  # the other judges are asked all the same
+                except Exception as error:  # the other judges are still asked
                     errors.append(error)
         for other in errors[:-1]:
             self.note(other)
@@ -181,7 +181,7 @@ class Case:
         )
 
     def note(self, error: Exception) -> None:
-        """Write down what went wrong; the whole trace if it is not an error that we know of."""
+        """Write an error to the file, with its traceback if it is not a PacelineError."""
         known = isinstance(error, PacelineError)
         row = {
             "time": datetime.now(UTC).isoformat(timespec="seconds"),
@@ -191,7 +191,7 @@ class Case:
         self._append(self.errors, self.key, row, getattr(error, "calls", ()))
 
     def _append(self, file: Lines, key: str, row: Mapping[str, Any], calls: Sequence[Call]) -> dict[str, Any]:
-        """Write a row about this case, with the account of its calls."""
+        """Write a row about this case, with the cost of its calls."""
         item = self.item
         whole = {
             "key": key,
@@ -209,13 +209,13 @@ class Case:
 
 
 def shown_digest(item: Item, scenario: Scenario) -> str:
-    """Of an item and its rules: a row with another digest is of a text that has changed since."""
+    """A digest of an item and its rules. A row with another digest is about texts that have changed since."""
     return digest([item.digest, scenario.digest])
 
 
 def account(calls: Sequence[Call]) -> dict[str, Any]:
-    """Sums over calls: prefilled, cached, injected and generated tokens (None where a server did not say), seconds,
-    and how many requests there were, tries included."""
+    """Sums over calls: prefilled, cached, injected and generated tokens (None if a server does not report them),
+    seconds, requests and tries."""
     counts: dict[str, Any] = {}
     for name in ("prefilled", "cached", "injected", "generated"):
         values = [getattr(call, name) for call in calls]

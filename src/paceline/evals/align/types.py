@@ -18,7 +18,7 @@ Mark = Literal["YES", "NO", "NA"]
 
 @dataclass(frozen=True)
 class Rule:
-    """A written rule. index: from 1 within its kind. weight: of a behavioural rule, in the share that is kept."""
+    """A written rule. index: from 1 within its kind. weight: of a behavioural rule, in the behaviour score."""
 
     kind: Kind
     index: int
@@ -52,7 +52,7 @@ class Scenario:
 
     @cached_property
     def digest(self) -> str:
-        """16 hexadecimal digits of the rules and their weights: another text, another digest."""
+        """16 hexadecimal digits of the rules and their weights."""
         return digest([[rule.kind, rule.text, rule.weight] for rule in self.rules])
 
 
@@ -61,8 +61,8 @@ class Item:
     """A prompt under the rules of a scenario.
 
     id                  the scenario and the number in its file, from 0: "Child/017".
-    prompt              the request before it was disguised.
-    adversarial_prompt  the request as the model gets it, unless a run asks plain prompts.
+    prompt              the plain request.
+    adversarial_prompt  the disguised request, which the model gets unless a run asks plain prompts.
     answer              the reference answer, if there is one."""
 
     id: str
@@ -75,7 +75,7 @@ class Item:
 
     @cached_property
     def digest(self) -> str:
-        """16 hexadecimal digits of what models and judges may be shown."""
+        """16 hexadecimal digits of all that models and judges may see."""
         return digest([self.prompt, self.adversarial_prompt, self.label, self.answer])
 
 
@@ -90,14 +90,14 @@ class Data:
 
 @dataclass
 class Call:
-    """The account of one completion. Counts are None where the server did not say.
+    """The cost of one completion. Counts are None if the server does not report them.
 
     phase        what it was for: "answer", "step 1", "feedback", "judge".
-    prefilled    prompt tokens, forced text included. cached: how many of them were in the server's cache already.
+    prefilled    prompt tokens, forced text included. cached: those of them that the server's cache held.
     injected     tokens of `prefilled` that a method forced into this turn; None without a tokenizer to count them.
     generated    decoded tokens.
     tries        attempts, the last one included.
-    speculation  rounds and drafts of our own engine."""
+    speculation  rounds and draft tokens of our own engine."""
 
     phase: str
     finish_reason: str
@@ -112,7 +112,7 @@ class Call:
 
 @dataclass
 class Generation:
-    """A method's answer to an item. unanswered: the reason, if there is none. extra: other fields of its row."""
+    """A method's answer to an item. unanswered: why there is no answer, else None. extra: other fields of its row."""
 
     response: str
     thought: str = ""

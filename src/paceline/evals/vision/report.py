@@ -10,13 +10,11 @@ from __future__ import annotations
 import base64
 import json
 from collections.abc import Sequence
-from importlib.resources import files
 from io import BytesIO
 from pathlib import Path
 from typing import Any
 
 import numpy as np
-from jinja2 import Environment
 from PIL import Image
 
 from paceline.errors import PacelineError
@@ -24,8 +22,9 @@ from paceline.evals.vision.captions import TITLES
 from paceline.evals.vision.dataset import Case, Data, read_data
 from paceline.evals.vision.evaluate import REPORT, SCORES
 from paceline.jsonl import write_whole
-from paceline.workbench.report import COLORS, Curve, plot, style
+from paceline.workbench.report import COLORS, Curve, plot, render
 
+TEMPLATE = Path(__file__).with_name("page.html.jinja")
 SIDE = 132
 """Pixels of a picture on the page."""
 SHOWN = 2
@@ -68,10 +67,8 @@ def write_page(runs: Sequence[Path], out: Path) -> None:
     ]
     tables = [{one["subset"]: one for one in report["results"]} for report in reports]
     names = [run.name for run in runs]
-    environment = Environment(autoescape=True, trim_blocks=True, lstrip_blocks=True)
-    template = environment.from_string((files(__package__) / "page.html.jinja").read_text("utf-8"))
-    page = template.render(
-        style=style(),
+    page = render(
+        TEMPLATE,
         titles=TITLES,
         subsets=subsets,
         runs=list(zip(names, reports, tables, COLORS, strict=False)),

@@ -1,11 +1,11 @@
-"""The demo's training: a supervised start, then GRPO with rollouts by one rule. Both can be stopped and go on.
+"""The demo's training: a supervised start, then GRPO with rollouts by one rule. Both continue after a stop.
 
-The start is a small Llama (1.05 million parameters) that learns to write worked answers until a part of them is right;
-350 steps take about two minutes on two cores. It is the same for all rules of a seed.
+The start is a small Llama (1.05 million parameters) that learns to write worked answers until some of them are right;
+350 steps take about two minutes on two cores. All rules of a seed share it.
 
-Group-relative policy optimisation (Shao et al. 2024, arXiv 2402.03300): a group of answers to each prompt; an answer's
-advantage is (its reward - the group's mean) / the group's standard deviation. One update for each batch, so that the
-ratio of the policies is 1 and nothing is clipped. No KL term.
+Group-relative policy optimisation (Shao et al. 2024, arXiv 2402.03300): each prompt gets a group of
+answers; an answer's advantage is (its reward - the group's mean) / the group's standard deviation. There is one update
+a batch, so the ratio of the policies is 1 and nothing is clipped. There is no KL term.
 """
 
 from __future__ import annotations
@@ -30,10 +30,10 @@ from paceline.rollout.store import RolloutStore
 from paceline.workbench.llama import ModelConfig, new_llama
 
 PROMPTS, GROUP, STEPS = 64, 8, 4
-"""Prompts of an epoch, answers to each, and batches they come in."""
+"""Prompts of an epoch, answers to each, and batches of an epoch."""
 RATE = 1e-4
 HELD_OUT, TEST_EVERY = 512, 4
-"""Problems that are never trained on, and epochs between two measurements of accuracy on them."""
+"""Problems kept out of training, and epochs between two measurements of accuracy on them."""
 SAMPLING = SamplingParams(temperature=1.0, max_tokens=MAX_NEW)
 SHAPE = ModelConfig(hidden=128, layers=4, heads=4, kv_heads=4, intermediate=512, positions=64)
 START_STEPS, START_BATCH, START_RATE, WARM_UP = 350, 128, 1e-3, 50
@@ -49,7 +49,7 @@ def policy(seed: int) -> LlamaForCausalLM:
 def supervised(
     task: str, seed: int, steps: int, folder: Path, progress: Callable[[int, int], None]
 ) -> LlamaForCausalLM:
-    """The trained start of `seed`: read from `folder` if it is there; a run that was stopped goes on.
+    """The trained start of `seed`. Reads it from `folder` if it is there, and continues training that was stopped.
 
     progress: called with the steps done and all steps."""
     model, file = policy(seed), folder / f"start-{task}-{seed}-{steps}.pt"
@@ -73,12 +73,12 @@ def supervised(
 
 def save(file: Path, state: dict[str, Any]) -> None:
     """Write a checkpoint, whole or not at all."""
-    with replacing(file) as beside:
-        torch.save(state, beside)
+    with replacing(file) as part:
+        torch.save(state, part)
 
 
 def _loss(model: LlamaForCausalLM, task: str, rng: random.Random) -> torch.Tensor:
-    """Cross entropy of worked answers; questions are input alone."""
+    """Cross entropy of worked answers; questions do not count."""
     batch = problems(task, START_BATCH, rng)
     texts = [(len(p.prompt), [*p.prompt, *encode(p.worked), EOS]) for p in batch]
     width = max(len(text) for _, text in texts)
@@ -113,7 +113,7 @@ class Plan:
 
     @property
     def lenience(self) -> float | None:
-        """Of plain: e to the number after the colon, 1 without it. PacelineError if that is not a number."""
+        """e to the number after the colon; None without a colon. PacelineError if it is not a number."""
         name, colon, log_lenience = self.rule.partition(":")
         if not colon:
             return None
@@ -124,7 +124,7 @@ class Plan:
 
 
 class Run:
-    """The training of one plan; `rows` has one record for each epoch that is done."""
+    """The training of one plan; `rows` has a record of each finished epoch."""
 
     def __init__(self, plan: Plan, start: LlamaForCausalLM, folder: Path):
         self.plan = plan
@@ -183,7 +183,7 @@ class Run:
         return rollouts.figures, rewards
 
     def _accuracy(self, epoch: int) -> float:
-        """Share of the held-out problems that one sampled answer solves. The same noise for every rule."""
+        """Share of the held-out problems that one sampled answer solves. All rules get the same noise."""
         with self.policy.engine() as engine:
             rollouts = engine.rollout(
                 [p.prompt for p in self.held_out], RolloutStore(), params=SAMPLING, rule="vanilla", seed=epoch
@@ -205,7 +205,7 @@ class Run:
 
 
 def advantages(rewards: list[float]) -> torch.Tensor:
-    """Rewards of groups one after another, float [B], centred and scaled in each group."""
+    """Rewards, float [B], group by group, centred and scaled in each group."""
     groups = torch.tensor(rewards).view(-1, GROUP)
     return ((groups - groups.mean(1, keepdim=True)) / (groups.std(1, keepdim=True) + 1e-4)).flatten()
 
@@ -213,7 +213,7 @@ def advantages(rewards: list[float]) -> torch.Tensor:
 def update(
     model: LlamaForCausalLM, optimiser: torch.optim.Optimizer, answers: list[Rollout], advantage: torch.Tensor
 ) -> None:
-    """One step up the policy gradient; every token of the batch counts the same."""
+    """One step along the policy gradient; every token of the batch has the same weight."""
     texts = [[*answer.prompt, *answer.tokens] for answer in answers]
     width = max(map(len, texts))
     ids = torch.tensor([text + [PAD] * (width - len(text)) for text in texts])

@@ -1,7 +1,7 @@
-"""All runs of the demo, one after another: for every seed its start, then every rule from it. A stopped run goes on.
+"""All runs of the demo in turn: for every seed its start, then every rule from it. A stopped run continues.
 
 DIR/start-*.pt   supervised starts      DIR/sums-RULE-SEED.pt  a run after its last whole epoch
-DIR/results.json what `results` returns, when all is done
+DIR/results.json the figures, at the end
 """
 
 from __future__ import annotations
@@ -23,7 +23,7 @@ from paceline.rollout.demo.task import TASKS
 from paceline.rollout.rules import rule_of
 
 Progress = Callable[[str, int, int], None]
-"""Called with what is going on, its steps done, and all its steps."""
+"""Called with the name of the run, its finished steps, and all its steps."""
 
 
 def plans(task: str, rules: Sequence[str], seeds: Sequence[int], epochs: int, draft: str) -> list[Plan]:
@@ -37,7 +37,7 @@ def plans(task: str, rules: Sequence[str], seeds: Sequence[int], epochs: int, dr
 
 
 def run(wanted: Sequence[Plan], start_steps: int, folder: Path, progress: Progress) -> list[dict[str, Any]]:
-    """Do what is not done yet; returns a record for every epoch of every run."""
+    """Do all that is not done yet; returns a record for every epoch of every run."""
     check_folder(folder)
     folder.mkdir(parents=True, exist_ok=True)
     rows = []

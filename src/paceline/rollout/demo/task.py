@@ -1,4 +1,4 @@
-"""Problems with worked answers that a program can check, and the characters they are written in.
+"""Problems with worked answers that a program can check, and their alphabet.
 
 sums   3+5+2+7+1+4?  ->  8,10,17,18,22;22      running totals, then the result
 sort   73915?        ->  7,37,379,1379,13579;13579   the digits so far in order, then all of them
@@ -19,7 +19,7 @@ MAX_NEW = 30
 
 
 class Problem(NamedTuple):
-    """A question, its worked answer, and the part of it that is checked: what follows the semicolon."""
+    """A question and its worked answer. The part after the semicolon is checked."""
 
     question: str
     worked: str
