@@ -130,8 +130,10 @@ class Target(ABC):
 
     @contextmanager
     def threads_of(self, number: int) -> Iterator[None]:
-        """Within the context, rounds run on `number` processor threads."""
-        before, self.threads = self.threads, Threads(number)
+        """Run rounds on `number` processor threads, then choose them as before, unless the caller fixed another number
+        meanwhile: that one stays."""
+        before, own = self.threads, Threads(number)
+        self.threads = own
         try:
             yield
         finally:
