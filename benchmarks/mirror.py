@@ -5,8 +5,8 @@
 
 `time` runs plain decoding and plain speculation with two threads, plain speculation with one, and mirror with one for
 each side, in turn; and from the parts of a round, measured over the same prompts, it says beforehand what the latency
-model expects (paceline.cost.draft_device). Prompts as in benchmarks/recycling.py; greedy. `--as-large 1B` widens the target
-with zeros to that many parameters, and the draft in proportion.
+model expects (paceline.cost.draft_device). Prompts as in benchmarks/recycling.py; greedy. `--as-large 1B` widens the
+target with zeros to that many parameters, and the draft in proportion.
 """
 
 from __future__ import annotations

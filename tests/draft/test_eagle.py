@@ -87,7 +87,9 @@ def fresh_reading(
     slot = target.add_row(len(text))
     said = target.verify([Segment.chunk(slot, np.array(text), last=False)], drafter.needs)
     states = torch.cat([said.hidden[layer] for layer in drafter.network.taps], -1)
-    network = drafter.open(target)
+    other = type(drafter)(drafter.config)
+    other.bind(target)
+    network = other.network
     own = network.cache.add_row(pairs)
     tokens = np.array(text[1 : pairs + 1])
     with torch.inference_mode():

@@ -147,8 +147,13 @@ class Mirror(Drafter):
             self._exit = EarlyExit(self.config, target)
             self.needs = Needs(callback_layer=self._exit.layer)
         spec, drafter = stateless_drafter(self.config)
-        c, fresh = self.config, self.config.miss == "fresh"
-        options = {"num_candidates": c.kappa, "branches": c.branches, "layout": c.layout, "fresh": fresh}
+        c = self.config
+        options: dict[str, Any] = {
+            "num_candidates": c.kappa,
+            "branches": c.branches,
+            "layout": c.layout,
+            "fresh": c.miss == "fresh",
+        }
         self.side = self._start_worker(target, spec, options) if c.where == "process" else None
         if self.side is None:
             drafter.bind(target)
