@@ -13,10 +13,9 @@ from tests.cli.conftest import Command
 from tests.evals.endpoint import ANSWERS, Scripted, is_judge, judge, write
 
 from paceline.errors import PacelineError
-from paceline.evals.align.command import align
 from paceline.evals.align.figures import GENERATIONS, JUDGEMENTS, agreement, results
 from paceline.evals.align.options import AlignOptions, Decoding
-from paceline.evals.align.run import Progress
+from paceline.evals.align.run import Progress, align
 from paceline.workbench.runs import RUN, rows
 
 ROOT = Path(__file__).parents[2]

@@ -16,12 +16,11 @@ import transformers
 
 from paceline.errors import PacelineError
 from paceline.evals.align import sample
-from paceline.evals.align.command import Outcome, align
 from paceline.evals.align.data import read
 from paceline.evals.align.figures import ERRORS, GENERATIONS, JUDGEMENTS, sar
 from paceline.evals.align.judge import ModelScorer
 from paceline.evals.align.options import AlignOptions, Decoding, JudgeConfig, Scoring
-from paceline.evals.align.run import Progress
+from paceline.evals.align.run import Outcome, Progress, align
 from paceline.workbench.runs import rows
 from tests import models
 from tests.evals.endpoint import ANSWERS, Scripted, is_judge, judge, storm, write

@@ -9,11 +9,11 @@ import pytest
 
 from paceline.errors import PacelineError
 from paceline.evals.align.backend import Backend, Endpoint, Request, continued
-from paceline.evals.align.command import open_backend, open_judge
 from paceline.evals.align.judge import ModelJudge
 from paceline.evals.align.local import Local
 from paceline.evals.align.methods import Setting, Task, read_methods
 from paceline.evals.align.options import AlignOptions, Decoding
+from paceline.evals.align.run import open_backend, open_judge
 from paceline.evals.align.types import Generation
 from paceline.target.load import load_tokenizer
 from tests import models

@@ -9,7 +9,6 @@ import pytest
 from paceline.errors import PacelineError
 from paceline.evals.vision import ask as asking
 from paceline.evals.vision import child
-from paceline.evals.vision import questions as replies
 from paceline.evals.vision.captions import VALUES
 from paceline.evals.vision.evaluate import run
 from paceline.workbench.client import Retry
@@ -213,7 +212,7 @@ def test_no_server_is_one_line(monkeypatch) -> None:
 )  # fmt: skip
 def test_replies_to_choices(text, key) -> None:
     captions = ["the cat is large", "the cat is medium-sized", "the cat is small"]
-    assert replies.read_choice(text, [0, 2, 1], captions) == key
+    assert asking.read_choice(text, [0, 2, 1], captions) == key
 
 
 @pytest.mark.parametrize(
@@ -228,4 +227,4 @@ def test_replies_to_choices(text, key) -> None:
     ],
 )  # fmt: skip
 def test_replies_to_direct_questions(subset, text, value) -> None:
-    assert replies.read_direct(subset, text) == value
+    assert asking.read_direct(subset, text) == value

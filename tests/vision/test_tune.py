@@ -6,6 +6,7 @@ import numpy as np
 import pytest
 import torch
 import torch.nn.functional as F
+from paceline.evals.vision.tune import Pairs, clip_loss, direction_loss, hard_loss, rate, tune
 
 from paceline.errors import PacelineError
 from paceline.evals.vision.dataset import read_data, read_pairs
@@ -13,7 +14,6 @@ from paceline.evals.vision.evaluate import score
 from paceline.evals.vision.options import BuildOptions, TuneOptions
 from paceline.evals.vision.towers import small
 from paceline.evals.vision.train import choose, mix, weights, zero_shot
-from paceline.evals.vision.tune import Pairs, clip_loss, direction_loss, hard_loss, rate, tune
 from paceline.evals.vision.writer import build
 
 SCALE = torch.tensor(10.0)

@@ -20,7 +20,7 @@ from paceline.evals.align.options import AlignOptions
 from paceline.workbench.options import with_options
 
 if TYPE_CHECKING:
-    from paceline.evals.align.command import Outcome
+    from paceline.evals.align.run import Outcome
     from paceline.evals.align.run import Progress as State
 
 SPOKEN = 60.0
@@ -50,8 +50,8 @@ def align(
     paceline eval align --model URL --method align3,align3,steps=13 --scenario Child,Code --out runs/ablation
     paceline report runs/ablation
     """
-    from paceline.evals.align.command import align as run
     from paceline.evals.align.run import Progress as State
+    from paceline.evals.align.run import align as run
 
     if threads is not None:
         import torch

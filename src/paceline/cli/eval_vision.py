@@ -16,7 +16,7 @@ from rich.console import Console
 from rich.progress import BarColumn, MofNCompleteColumn, Progress, TextColumn, TimeRemainingColumn
 
 from paceline.errors import PacelineError
-from paceline.evals.vision.options import BuildOptions, TuneOptions
+from paceline.evals.vision.options import BuildOptions, TrainOptions, TuneOptions
 from paceline.jsonl import check_file, check_folder
 from paceline.workbench.options import with_options
 
@@ -172,21 +172,7 @@ def train_command(
         str, typer.Argument(help="A folder or hub name of a CLIP-like model, or `small`: one of our own, from nothing.")
     ],
     options: TuneOptions,
-    out: Annotated[Path, typer.Option(help="Folder to write.", callback=check_folder)],
-    data: Annotated[
-        Path | None, typer.Option(help="Cases to learn from: what `eval vision build --split train` wrote.")
-    ] = None,
-    generic: Annotated[Path | None, typer.Option(help="Plain pairs mixed in: pairs.jsonl, or its folder.")] = None,
-    validate: Annotated[Path | None, typer.Option(help="Cases to choose the interpolation on.")] = None,
-    retention: Annotated[
-        Path | None, typer.Option(help="Pairs whose zero-shot accuracy should last: pairs.jsonl, or its folder.")
-    ] = None,
-    checkpoints: Annotated[
-        Path | None,
-        typer.Option(help="Folder of the checkpoint and the log; OUT-run if left out.", callback=check_folder),
-    ] = None,
-    tolerance: Annotated[float, typer.Option(help="Points of zero-shot accuracy that may be lost.", min=0)] = 2.0,
-    device: Annotated[str, typer.Option(help="cpu, cuda, cuda:1, ...")] = "cpu",
+    files: TrainOptions,
     threads: Annotated[int, typer.Option(help="torch threads.", min=1)] = 1,
 ) -> None:
     """Tune a dual encoder on cases whose pictures and captions are each other's hard negatives.
@@ -199,19 +185,15 @@ def train_command(
     """
     import torch
 
-    from paceline.evals.vision.train import Retention, train
+    from paceline.evals.vision.train import train
 
     torch.set_num_threads(threads)
-    if (validate is None) != (retention is None):
-        raise PacelineError("--validate and --retention belong together: one is weighed against the other")
-    checked = Retention(validate, retention, tolerance) if validate and retention else None
-    folder = checkpoints or out.with_name(out.name + "-run")
     try:
-        train(model, options, out, folder, device=device, data=data, generic=generic, checked=checked)
+        train(model, options, files)
     except KeyboardInterrupt:
-        typer.echo(f"saved in {folder}; the same command goes on", err=True)
+        typer.echo(f"saved in {files.run}; the same command goes on", err=True)
         raise typer.Exit(130) from None
-    typer.echo(f"written to {out}")
+    typer.echo(f"written to {files.out}")
 
 
 def _names(text: str, known: Iterable[str]) -> list[str]:

@@ -27,17 +27,18 @@ import re
 from collections.abc import Iterable, Mapping, Sequence
 from itertools import zip_longest
 from pathlib import Path
-from typing import Any
+from typing import Annotated, Any, get_args
+
+from pydantic import AliasChoices, BaseModel, Field, ValidationError, model_validator
 
 from paceline.errors import PacelineError, install, meant
 from paceline.evals.align import sample
-from paceline.evals.align.types import KINDS, Data, Item, Kind, Rule, Scenario
+from paceline.evals.align.types import KINDS, Data, Item, Label, Rule, Scenario
 from paceline.jsonl import loads, objects
 
 PROMPTS, RULES, ABOUT = "prompts.json", "specifications.json", "scenario.json"
 TABLES = (".parquet", ".jsonl", ".json")
 OWN = (".yaml", ".yml", ".md")
-LABELS = ("unsafe", "safe")
 SECTIONS = {
     "safety": "safety",
     **dict.fromkeys(("behavior", "behaviour", "behavioral"), "behavioral"),
@@ -66,8 +67,6 @@ def read(source: str, scenarios: Sequence[str] = (), limit: int | None = None) -
             raise DataError(f"{source} has no scenario {name!r}; it has {', '.join(known)}.{meant(name, known)}")
     chosen = {key: known[key] for key in (scenarios or known)}
     items = [item for scenario, own in loaded if scenario.key in chosen for item in own]
-    if not items:
-        raise DataError(f"{source} holds no prompts")
     return Data(source, chosen, tuple(items if limit is None else spread(items, limit)))
 
 
@@ -117,14 +116,29 @@ def _folder(path: Path) -> list[Loaded]:
 
 
 def _file(path: Path) -> Loaded:
-    if path.suffix not in OWN:
-        return _table(_rows(path), path.stem.split("-")[0], str(path))
+    import yaml
+
     try:
+        if path.suffix in TABLES:
+            return _table(_rows(path), path.stem.split("-")[0], str(path))
         text = path.read_text("utf-8")
-    except (OSError, ValueError) as error:
-        raise DataError(f"{path} cannot be read: {error}") from None
-    about = _markdown(text) if path.suffix == ".md" else _yaml(text, path)
-    return _checked(path.stem, about, about.get("prompts"), str(path))
+        about = _markdown(text) if path.suffix == ".md" else yaml.safe_load(text)
+    except (OSError, ValueError, TypeError, AttributeError, yaml.YAMLError) as error:
+        raise DataError(f"{path} cannot be read: {' '.join(str(error).split())}") from None
+    except ImportError:
+        raise DataError(f"reading {path} needs pyarrow; {install('eval')}") from None
+    return _loaded(path.stem, about, str(path))
+
+
+def _rows(path: Path) -> list[dict[str, Any]]:
+    if path.suffix == ".parquet":
+        import pyarrow.parquet
+
+        rows: list[dict[str, Any]] = pyarrow.parquet.read_table(path).to_pylist()
+        return rows
+    if path.suffix == ".jsonl":
+        return [row for _, row in objects(path, DataError, "a prompt with its rules")]
+    return list(loads(path.read_bytes()))
 
 
 def _hub(name: str) -> list[Loaded]:
@@ -145,19 +159,14 @@ def _hub(name: str) -> list[Loaded]:
 
 
 def _repository(folder: Path) -> Loaded:
-    rules, about, rows = (_json(folder / name, of) for name, of in ((RULES, dict), (ABOUT, dict), (PROMPTS, list)))
-    about |= {kind: rules.get(f"{kind}_specifications") for kind in KINDS}
-    return _checked(folder.name, about, rows, str(folder / RULES), str(folder / PROMPTS))
-
-
-def _json(file: Path, of: type) -> Any:
-    try:
-        value = loads(file.read_bytes())
-    except (OSError, ValueError) as error:
-        raise DataError(f"{file} cannot be read: {error}") from None
-    if not isinstance(value, of):
-        raise DataError(f"{file} must hold a JSON {'object' if of is dict else 'array'}")
-    return value
+    about: dict[str, Any] = {}
+    for file in (folder / ABOUT, folder / RULES, folder / PROMPTS):
+        try:
+            value = loads(file.read_bytes())
+        except (OSError, ValueError) as error:
+            raise DataError(f"{file} cannot be read: {error}") from None
+        about |= value if isinstance(value, dict) else {"prompts": value}
+    return _loaded(folder.name, about, str(folder))
 
 
 def _table(rows: list[dict[str, Any]], key: str, where: str) -> Loaded:
@@ -168,42 +177,14 @@ def _table(rows: list[dict[str, Any]], key: str, where: str) -> Loaded:
     for number, row in enumerate(rows):
         if any(_columns(row, f"{kind}_spec_") != texts for kind, texts in rules.items()):
             raise DataError(f"{where}: row {number} has other rules than row 0; a table holds one scenario")
-    about: dict[str, Any] = {"name": rows[0].get("scenario"), "description": rows[0].get("scenario_description")}
-    return _checked(key, about | rules, rows, where)
+    about = {"name": rows[0].get("scenario"), "description": rows[0].get("scenario_description"), "prompts": rows}
+    return _loaded(key, about | rules, where)
 
 
 def _columns(row: Mapping[str, Any], prefix: str) -> list[str]:
     """The rules of a row that are not empty, by the number in the column's name."""
     named = ((int(name.removeprefix(prefix)), text) for name, text in row.items() if name.startswith(prefix))
     return [str(text) for _, text in sorted(named) if text]
-
-
-def _rows(path: Path) -> list[dict[str, Any]]:
-    try:
-        if path.suffix == ".parquet":
-            import pyarrow.parquet
-
-            rows: list[dict[str, Any]] = pyarrow.parquet.read_table(path).to_pylist()
-            return rows
-        if path.suffix == ".jsonl":
-            return [row for _, row in objects(path, DataError, "a prompt with its rules")]
-        return list(loads(path.read_bytes()))
-    except (OSError, ValueError, TypeError) as error:
-        raise DataError(f"{path} cannot be read: {error}") from None
-    except ImportError:
-        raise DataError(f"reading {path} needs pyarrow; {install('eval')}") from None
-
-
-def _yaml(text: str, path: Path) -> dict[str, Any]:
-    import yaml
-
-    try:
-        value = yaml.safe_load(text)
-    except yaml.YAMLError as error:
-        raise DataError(f"{path} is not YAML: {' '.join(str(error).split())}") from None
-    if not isinstance(value, dict):
-        raise DataError(f"{path} must hold a mapping with name, description, safety, behavioral and prompts")
-    return value
 
 
 def _markdown(text: str) -> dict[str, Any]:
@@ -223,7 +204,7 @@ def _markdown(text: str) -> dict[str, Any]:
                 about["name"] = words
             elif inside[-1].startswith("h"):
                 section = SECTIONS.get(words.lower(), "")
-            elif inside[-1] == "li" and section in LABELS:
+            elif inside[-1] == "li" and section in get_args(Label):
                 about["prompts"].append({"prompt": words, "label": section})
             elif inside[-1] == "li" and section:
                 weight = re.match(r"\((\d+(?:\.\d+)?)\)\s+", words)
@@ -234,40 +215,61 @@ def _markdown(text: str) -> dict[str, Any]:
     return about
 
 
-# Checks of every layout -----------------------------------------------------------------------------------------------
+# What every layout comes down to --------------------------------------------------------------------------------------
+
+Text = Annotated[str, Field(pattern=r"\S")]
 
 
-def _checked(key: str, about: Mapping[str, Any], prompts: Any, where: str, prompts_where: str = "") -> Loaded:
-    """A scenario and its items from plain values. about: name, description, safety, behavioral."""
-    if not isinstance(prompts, list) or not prompts:
-        raise DataError(f"{prompts_where or where}: a scenario needs prompts, each with a label, unsafe or safe")
-    safety, behavioral = (_rules(kind, about.get(kind), where) for kind in KINDS)
-    scenario = Scenario(key, str(about.get("name") or key), str(about.get("description") or ""), safety, behavioral)
-    return scenario, [_item(key, i, row, prompts_where or where) for i, row in enumerate(prompts)]
+class _Rule(BaseModel):
+    """A text, or an object with "text" and "weight"."""
+
+    text: Text
+    weight: float = Field(1.0, gt=0)
+
+    @model_validator(mode="before")
+    @classmethod
+    def _of_text(cls, value: Any) -> Any:
+        return {"text": value} if isinstance(value, str) else value
 
 
-def _rules(kind: Kind, rules: Any, where: str) -> tuple[Rule, ...]:
-    """Rules from texts, or from objects with "text" and "weight"."""
-    if not isinstance(rules, list) or not rules:
-        raise DataError(f"{where}: a scenario needs {kind} rules, at least one, as a list of texts")
-    made = []
-    for index, rule in enumerate(rules, 1):
-        text, weight = (rule.get("text"), rule.get("weight", 1.0)) if isinstance(rule, dict) else (rule, 1.0)
-        if not isinstance(text, str) or not text.strip() or not isinstance(weight, int | float) or not weight > 0:
-            raise DataError(f"{where}: {kind} rule {index} must be a text, or a text with a weight above 0")
-        made.append(Rule(kind, index, text, float(weight)))
-    return tuple(made)
+class _Prompt(BaseModel):
+    prompt: Text
+    label: Label
+    adversarial_prompt: str | None = None
+    source: str | None = None
+    answer: str | None = None
 
 
-def _item(scenario: str, number: int, row: Any, where: str) -> Item:
-    """An item from an object. Without an adversarial prompt the plain one is asked."""
-    if not isinstance(row, Mapping):
-        raise DataError(f"{where}: prompt {number} is not an object")
-    prompt, label, answer = row.get("prompt"), row.get("label"), row.get("answer")
-    asked = row.get("adversarial_prompt") or prompt
-    if not isinstance(prompt, str) or not prompt.strip() or not isinstance(asked, str):
-        raise DataError(f'{where}: prompt {number} needs a "prompt" that is a text')
-    if label not in LABELS:
-        raise DataError(f'{where}: the "label" of prompt {number} is {label!r}; it must be unsafe or safe')
-    source = str(row.get("source") or "")
-    return Item(f"{scenario}/{number:03d}", scenario, prompt, asked, label, source, str(answer) if answer else None)
+class _File(BaseModel):
+    """A scenario with its prompts."""
+
+    name: str | None = None
+    description: str | None = None
+    safety: list[_Rule] = Field(min_length=1, validation_alias=AliasChoices("safety", "safety_specifications"))
+    behavioral: list[_Rule] = Field(
+        min_length=1, validation_alias=AliasChoices("behavioral", "behavioral_specifications")
+    )
+    prompts: list[_Prompt] = Field(min_length=1)
+
+
+def _loaded(key: str, about: Any, where: str) -> Loaded:
+    """A scenario and its items from plain values. Without an adversarial prompt the plain one is asked."""
+    try:
+        file = _File.model_validate(about)
+    except ValidationError as error:
+        first = error.errors()[0]
+        place = ".".join(map(str, first["loc"])) or "the file"
+        raise DataError(
+            f"{where}: {place}: {first['msg']}. A scenario has lists of safety and behavioral rules, and prompts, "
+            "each with a label, unsafe or safe"
+        ) from None
+    safety, behavioral = (
+        tuple(Rule(kind, index, rule.text, rule.weight) for index, rule in enumerate(rules, 1))
+        for kind, rules in zip(KINDS, (file.safety, file.behavioral), strict=True)
+    )
+    items = [
+        Item(f"{key}/{i:03d}", key, one.prompt, one.adversarial_prompt or one.prompt, one.label, one.source or "",
+             one.answer or None)
+        for i, one in enumerate(file.prompts)
+    ]  # fmt: skip
+    return Scenario(key, file.name or key, file.description or "", safety, behavioral), items

@@ -23,7 +23,7 @@ from paceline.evals.align.figures import score
 from paceline.evals.align.options import Decoding, JudgeConfig, Scoring
 from paceline.evals.align.prompts import BLOCKS, Message
 from paceline.evals.align.types import KINDS, Call, Item, Judgement, Kind, Mark, Rule, Scenario, Verdict
-from paceline.workbench.client import Client, CompletionError, Retry
+from paceline.workbench.client import Client, CompletionError, Retry, is_url
 
 T = TypeVar("T")
 CHECKS = "checks"
@@ -221,6 +221,13 @@ class Scorer(Protocol):
 
     async def score(self, item: Item, scenario: Scenario, asked: str, response: str) -> tuple[float, list[Call]]:
         """The score of `response` to the query `asked`, higher is better; and the calls that it cost."""
+
+
+def open_scorer(reward: str, judges: Sequence[Judge], scoring: Scoring, retry: Retry) -> Scorer:
+    """The first judge for "judge", a scoring server for an address, else a reward model's folder."""
+    if reward == "judge":
+        return JudgeScorer(judges[0], scoring)
+    return ServerScorer(reward, retry) if is_url(reward) else ModelScorer(reward)
 
 
 class JudgeScorer:

@@ -128,6 +128,23 @@ async def zero_think(task: Task, _: None) -> Generation:
 # One growing thought --------------------------------------------------------------------------------------------------
 
 
+async def _think(task: Task, forced: Sequence[tuple[str, str]], step_tokens: int = 0) -> tuple[Response, str]:
+    """One thought over several requests: the last response, and the prefix that it continues.
+
+    forced       the phase of each request, and the text that is appended to the thought so far. All requests but the
+                 last stop where the thought would end.
+    step_tokens  most tokens of each request but the last; 0: the run's."""
+    turn, prefix = prompts.chat(task.turn), ""
+    *first, (last, final) = forced
+    for phase, text in first:
+        prefix += text
+        stop = (task.setting.markers.close,)
+        response = await task.ask(turn, phase, prefix=prefix, forced=text, stop=stop, max_tokens=step_tokens)
+        prefix += response.text.rstrip()
+    prefix += final
+    return await task.ask(turn, last, prefix=prefix, forced=final), prefix
+
+
 @dataclass(frozen=True)
 class MoreThinkOptions(Options):
     passes: int = option(3, "requests, the one that answers included; the paper uses up to 3", least=1)
@@ -136,14 +153,10 @@ class MoreThinkOptions(Options):
 async def more_think(task: Task, options: MoreThinkOptions) -> Generation:
     """At the end of a thought "Wait" is appended and the model thinks again; the last pass answers. One pass forces
     only the opening marker."""
-    markers, turn = task.setting.markers, prompts.chat(task.turn)
-    prefix = forced = f"{markers.open}\n"
-    for number in range(1, options.passes):
-        response = await task.ask(turn, f"pass {number}", prefix=prefix, forced=forced, stop=(markers.close,))
-        forced = f"\n\n{prompts.WAIT}"
-        prefix += response.text.rstrip() + forced
-    response = await task.ask(turn, f"pass {options.passes}", prefix=prefix, forced=forced)
-    return task.done(task.split(response, prefix.removeprefix(markers.open)))
+    opening = task.setting.markers.open
+    texts = [f"{opening}\n", *[f"\n\n{prompts.WAIT}"] * (options.passes - 1)]
+    response, prefix = await _think(task, [(f"pass {n}", text) for n, text in enumerate(texts, 1)])
+    return task.done(task.split(response, prefix.removeprefix(opening)))
 
 
 @dataclass(frozen=True)
@@ -160,27 +173,18 @@ class Align3Options(Options):
 
 async def align3(task: Task, options: Align3Options) -> Generation:
     """One thought that deliberates on the rules (Zhang et al. 2025, arXiv 2509.14760, section 4). It begins with the
-    behavioural rules (step 1). Where it would end, the safety rules are inserted (step 2), then all rules (step 3).
-    Each step is a request with the whole thought so far as prefix."""
-    markers, turn = task.setting.markers, prompts.chat(task.turn)
-    prefix, glue = "", f"{markers.open}\n"
-    *first, last = list(options.steps)
-    for step in first:
-        forced = glue + prompts.step_text(step, task.scenario)
-        prefix += forced
-        response = await task.ask(
-            turn, f"step {step}", prefix=prefix, forced=forced, stop=(markers.close,), max_tokens=options.step_tokens
-        )
-        prefix, glue = prefix + response.text.rstrip(), "\n\n"
-    forced = glue + prompts.step_text(last, task.scenario)
-    prefix += forced
-    response = await task.ask(turn, f"step {last}", prefix=prefix, forced=forced)
+    behavioural rules (step 1). Where it would end, the safety rules are inserted (step 2), then all rules (step 3)."""
+    markers = task.setting.markers
+    glue = [f"{markers.open}\n", *["\n\n"] * (len(options.steps) - 1)]
+    texts = [g + prompts.step_text(step, task.scenario) for g, step in zip(glue, options.steps, strict=True)]
+    forced = [(f"step {step}", text) for step, text in zip(options.steps, texts, strict=True)]
+    response, prefix = await _think(task, forced, options.step_tokens)
     answer = task.split(response, prefix.removeprefix(markers.open))
     if answer.open and options.close:
-        forced = f"\n{markers.close}\n\n"
-        prefix += response.text.rstrip() + forced
-        response = await task.ask(turn, "answer", prefix=prefix, forced=forced)
-        answer = task.split(replace(response, text=forced + response.text), answer.thought)
+        end = f"\n{markers.close}\n\n"
+        prefix += response.text.rstrip() + end
+        response = await task.ask(prompts.chat(task.turn), "answer", prefix=prefix, forced=end)
+        answer = task.split(replace(response, text=end + response.text), answer.thought)
     return task.done(answer)
 
 

@@ -1,31 +1,58 @@
-"""Ask a generative model about a data set, and work the figures out from its replies.
+"""Questions to generative models about cases, as chat messages with pictures; what the replies mean; their figures.
 
     replies = asyncio.run(ask_all(data, options, folder))
     results, habits = figures(data, replies, options)
 
+choice     one picture and K lettered captions; one caption and K pictures, each a picture of its own, because a montage
+           has a top left corner of its own. Letters are in a random order for each query
+circular   the same K times, the order moved on by one each time (MMBench, Liu et al. 2024)
+yesno      does this caption fit this picture, for all K x K of a case
+question   how many or where, for count and absolute position
+
+Where the picture stays and the captions change, the picture comes first, so that servers can reuse its keys and values.
 Replies are appended to replies.jsonl as they come; a question whose reply is there is not asked again.
 """
 
 from __future__ import annotations
 
 import asyncio
+import base64
+import hashlib
+import json
+import math
 import os
+import re
 from collections import Counter
-from collections.abc import Callable
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from dataclasses import dataclass
+from functools import partial
+from io import BytesIO
+from itertools import product
 from pathlib import Path
 from typing import Any
 
 import numpy as np
+from PIL import Image
 
 from paceline.errors import PacelineError
-from paceline.evals.vision.captions import VALUES
+from paceline.evals.vision import child
+from paceline.evals.vision.captions import NUMBERS, PLACES, VALUES
 from paceline.evals.vision.dataset import Case, Data, values_of
 from paceline.evals.vision.options import EndpointOptions
-from paceline.evals.vision.questions import LETTERS, Question, questions, read_choice, read_direct, read_yes_no
 from paceline.evals.vision.scores import summarise
 from paceline.workbench.client import Client, Completion, Retry
 from paceline.workbench.runs import Lines
 
+PROMPTS = 2
+"""Version of the wordings below; other wordings are other questions."""
+YES_NO = 'Does this caption fit the picture? "{caption}"\nAnswer yes or no.'
+DIRECT = {
+    "count": "How many of this are in the picture: {thing}? Answer with a number.",
+    "absolute_spatial": "Where in the picture is the {thing}? Answer with one of: " + ", ".join(PLACES) + ".",
+}
+"""Questions without options, about the first object of a case."""
+LETTERS = "ABCDEFGHI"
+GREY = (127, 127, 127)
 REPLIES = "replies.jsonl"
 RETRY = Retry(tries=5)
 TOP_TOKENS = 20
@@ -33,24 +60,89 @@ TOP_TOKENS = 20
 FAILURES = 3
 """Questions in a row that fail at the beginning before no more are asked."""
 
+Part = dict[str, Any]
+"""Text or a picture of a message."""
 Reply = dict[str, Any]
 """A row of replies.jsonl."""
 Read = list[tuple[Reply, Any]]
 """Replies and their meanings: a key's number, a score or a value's number; None for an invalid reply."""
 
 
-def _wanted(data: Data, options: EndpointOptions) -> dict[str, Question]:
-    """The questions of the first cases of each subset, by their keys."""
-    settings = {"model": options.model, "blind": options.blind, "detail": options.detail}
-    wanted: dict[str, Question] = {}
-    for subset in VALUES:
-        cases = [case for case in data.cases if case.subset == subset]
-        for case in cases[: options.cases or len(cases)]:
-            listed = questions(
-                case, data.picture, options.ask, seed=options.seed, blind=options.blind, detail=options.detail
-            )
-            wanted |= {question.key(**settings, max_tokens=options.max_tokens): question for question in listed}
-    return wanted
+# Questions ------------------------------------------------------------------------------------------------------------
+
+
+@dataclass(frozen=True)
+class Question:
+    """One request. `order`: the number of the key behind each letter; empty without letters."""
+
+    case: str
+    subset: str
+    way: str
+    """i2t, t2i, yesno or question."""
+    query: int
+    order: tuple[int, ...]
+    content: Callable[[], list[Part]]
+    """Called when the question is sent, because pictures are large."""
+
+    def key(self, **more: Any) -> str:
+        """What makes two questions the same, as a digest. more: what else does."""
+        identity = [self.subset, self.case, self.way, self.query, self.order, PROMPTS, more]
+        return hashlib.sha256(json.dumps(identity, sort_keys=True).encode()).hexdigest()[:24]
+
+
+def questions(case: Case, picture: Callable[[str], Image.Image], options: EndpointOptions) -> Iterator[Question]:
+    """All questions of a case. picture: reads one by its path."""
+    ask, question = options.ask, partial(Question, case.id, case.subset)
+
+    def part(i: int) -> Part:
+        shown = picture(case.images[i])
+        url = data_url(Image.new("RGB", shown.size, GREY) if options.blind else shown)
+        return {"type": "image_url", "image_url": {"url": url, "detail": options.detail}}
+
+    def about(i: int, text: str) -> list[Part]:
+        return [part(i), _text(text)]
+
+    if ask == "question" and case.subset in DIRECT:
+        text = DIRECT[case.subset].format(thing=case.facts["objects"][0] if case.facts else "object")
+        for i in range(case.k):
+            yield question("question", i, (), partial(about, i, text))
+    elif ask == "yesno":
+        for i, j in product(range(case.k), repeat=2):
+            text = YES_NO.format(caption=case.captions[j])
+            yield question("yesno", i * case.k + j, (), partial(about, i, text))
+    elif ask in ("choice", "circular"):
+        for query, way in product(range(case.k), ("i2t", "t2i")):
+            make = _which_caption if way == "i2t" else _which_picture
+            first = child(options.seed, case.subset, case.id, way, query).permutation(case.k).tolist()
+            for turn in range(case.k if ask == "circular" else 1):
+                order = (*first[turn:], *first[:turn])
+                yield question(way, query, order, partial(make, case, query, order, part))
+
+
+def _which_caption(case: Case, query: int, order: tuple[int, ...], part: Callable[[int], Part]) -> list[Part]:
+    listed = "\n".join(f"{LETTERS[n]}. {case.captions[key]}" for n, key in enumerate(order))
+    return [part(query), _text(f"Which caption fits the picture?\n{listed}\nAnswer with one letter.")]
+
+
+def _which_picture(case: Case, query: int, order: tuple[int, ...], part: Callable[[int], Part]) -> list[Part]:
+    content = [_text(f'Which picture fits this caption? "{case.captions[query]}"')]
+    for n, key in enumerate(order):
+        content += [_text(f"Image {LETTERS[n]}:"), part(key)]
+    return [*content, _text("Answer with one letter.")]
+
+
+def _text(text: str) -> Part:
+    return {"type": "text", "text": text}
+
+
+def data_url(picture: Image.Image, format: str = "PNG", **settings: Any) -> str:
+    """A picture as a data URL; PNG is pixel for pixel."""
+    file = BytesIO()
+    picture.save(file, format, **(settings or {"compress_level": 1}))
+    return f"data:image/{format.lower()};base64,{base64.b64encode(file.getvalue()).decode()}"
+
+
+# Asking ---------------------------------------------------------------------------------------------------------------
 
 
 async def ask_all(
@@ -60,15 +152,17 @@ async def ask_all(
 
     Raises PacelineError if no question at all could be answered."""
     folder.mkdir(parents=True, exist_ok=True)
-    wanted = _wanted(data, options)
+    settings = {name: getattr(options, name) for name in ("model", "blind", "detail", "max_tokens")}
+    wanted: dict[str, Question] = {}
+    for subset in VALUES:
+        cases = [case for case in data.cases if case.subset == subset]
+        for case in cases[: options.cases or len(cases)]:
+            wanted |= {question.key(**settings): question for question in questions(case, data.picture, options)}
     failures: list[str] = []
     client = Client(
-        [options.checkpoint],
-        key=os.environ.get(options.key),
-        slots=options.concurrency,
-        timeout=options.timeout,
+        [options.checkpoint], key=os.environ.get(options.key), slots=options.concurrency, timeout=options.timeout,
         retry=RETRY,
-    )
+    )  # fmt: skip
     with Lines(folder / REPLIES) as replies:
         waiting = iter([(key, question) for key, question in wanted.items() if key not in replies])
         done = sum(key in replies for key in wanted)
@@ -96,23 +190,15 @@ async def ask_all(
 
 
 def _body(question: Question, options: EndpointOptions) -> dict[str, Any]:
-    body: dict[str, Any] = {
-        "model": options.model,
-        "temperature": 0,
-        "max_tokens": options.max_tokens,
-        "messages": [{"role": "user", "content": question.content()}],
-    }
+    messages = [{"role": "user", "content": question.content()}]
+    body = {"model": options.model, "temperature": 0, "max_tokens": options.max_tokens, "messages": messages}
     return body | ({"logprobs": True, "top_logprobs": TOP_TOKENS} if options.ask == "yesno" else {})
 
 
 def _row(key: str, question: Question, completion: Completion) -> Reply:
     return {
         "key": key,
-        "subset": question.subset,
-        "case": question.case,
-        "way": question.way,
-        "query": question.query,
-        "order": question.order,
+        **{name: getattr(question, name) for name in ("subset", "case", "way", "query", "order")},
         "text": completion.text,
         "finish": completion.finish_reason,
         "tops": completion.logprobs[0].get("top_logprobs", []) if completion.logprobs else [],
@@ -121,22 +207,7 @@ def _row(key: str, question: Question, completion: Completion) -> Reply:
     }
 
 
-def figures(data: Data, replies: list[Reply], options: EndpointOptions) -> tuple[list[dict[str, Any]], dict[str, Any]]:
-    """Each subset's figures, and what else is known of the replies: letters, invalid ones, tokens."""
-    by_case: dict[tuple[str, str], list[Reply]] = {}
-    for reply in replies:
-        by_case.setdefault((reply["subset"], reply["case"]), []).append(reply)
-    read = {
-        case.name: (case, [(reply, _meaning(reply, case)) for reply in by_case[case.subset, case.id]])
-        for case in data.cases
-        if (case.subset, case.id) in by_case
-    }
-    results = []
-    for subset in VALUES:
-        there = [pair for pair in read.values() if pair[0].subset == subset]
-        if there:
-            results.append(_subset(subset, there, options.ask))
-    return results, _habits([pair for _, pairs in read.values() for pair in pairs])
+# What replies mean ----------------------------------------------------------------------------------------------------
 
 
 def _meaning(reply: Reply, case: Case) -> Any:
@@ -149,13 +220,82 @@ def _meaning(reply: Reply, case: Case) -> Any:
     return read_choice(reply["text"], reply["order"], case.captions if reply["way"] == "i2t" else ())
 
 
-def _subset(subset: str, there: list[tuple[Case, Read]], ask: str) -> dict[str, Any]:
+def read_choice(text: str, order: Sequence[int], captions: Sequence[str] = ()) -> int | None:
+    """The key that a reply chooses, as "B", "(B)", "B.", "Image B", or a caption word for word; None: no key."""
+    said = text.strip().strip("*\"'")
+    letters = LETTERS[: len(order)]
+    match = re.fullmatch(
+        rf"(?:(?:the )?(?:answer|image|picture|caption)(?: is)?:?\s*)?\(?([{letters}])\)?[.:]?", said, re.IGNORECASE
+    )
+    if match is None and captions:  # "B. the kite is above the tree"
+        match = re.fullmatch(rf"\(?([{letters}])[).:]\s*(.+?)\.?", said)
+        if match is not None and _plain(match[2]) != _plain(captions[order[letters.index(match[1])]]):
+            return None
+    if match is not None:
+        return order[letters.index(match[1].upper())]
+    exact = [key for key in order if captions and _plain(captions[key]) == _plain(said)]
+    return exact[0] if len(exact) == 1 else None
+
+
+def read_yes_no(text: str, tops: Sequence[Mapping[str, Any]] = ()) -> float | None:
+    """P(yes) - P(no) from the first token's most probable ones, or else +1 or -1 from the text; None: neither.
+
+    tops: {"token", "logprob"} each."""
+    shares = {"yes": 0.0, "no": 0.0}
+    for top in tops:
+        word = str(top["token"]).strip().lower().rstrip(".")
+        if word in shares:
+            shares[word] += math.exp(top["logprob"])
+    if any(shares.values()):
+        return shares["yes"] - shares["no"]
+    match = re.match(r"\W*(yes|no)\b", text, re.IGNORECASE)
+    return None if match is None else 1.0 if match[1].lower() == "yes" else -1.0
+
+
+def read_direct(subset: str, text: str) -> int | None:
+    """The number of the value that a reply to a direct question names; None: no value."""
+    said = _plain(text)
+    if subset == "count":
+        words = [str(NUMBERS.index(word) + 1) for word in re.findall(r"[a-z]+", said) if word in NUMBERS]
+        numbers = re.findall(r"\d+", said) or words
+        return int(numbers[0]) - 1 if len(numbers) == 1 and 1 <= int(numbers[0]) <= len(NUMBERS) else None
+    return {_place(place): n for n, place in enumerate(PLACES)}.get(_place(said))
+
+
+def _plain(text: str) -> str:
+    return text.strip().rstrip(".").lower()
+
+
+def _place(text: str) -> str:
+    """A place without the words that vary: "in the top-left corner" is "top left"."""
+    vary = ["in", "at", "on", "the", "corner", "side", "of", "image", "picture", "middle", "center"]
+    return " ".join(word for word in re.findall("[a-z]+", text.lower()) if word not in vary) or "center"
+
+
+# Figures --------------------------------------------------------------------------------------------------------------
+
+
+def figures(data: Data, replies: list[Reply], options: EndpointOptions) -> tuple[list[dict[str, Any]], dict[str, Any]]:
+    """Each subset's figures, and what else is known of the replies: letters, invalid ones, tokens."""
+    cases, read = {case.name: case for case in data.cases}, dict[str, Read]()
+    for reply in replies:
+        name = f"{reply['subset']}/{reply['case']}"
+        read.setdefault(name, []).append((reply, _meaning(reply, cases[name])))
+    results = [
+        _subset(subset, answered, options.ask)
+        for subset in VALUES
+        if (answered := [(cases[name], pairs) for name, pairs in read.items() if cases[name].subset == subset])
+    ]
+    return results, _habits([pair for pairs in read.values() for pair in pairs])
+
+
+def _subset(subset: str, answered: list[tuple[Case, Read]], ask: str) -> dict[str, Any]:
     """The figures of a subset's cases."""
-    values = values_of(subset, [case for case, _ in there])
+    values = values_of(subset, [case for case, _ in answered])
     if ask == "yesno":
-        return summarise(subset, [_scores(case.k, pairs) for case, pairs in there], values)
+        return summarise(subset, [_scores(case.k, pairs) for case, pairs in answered], values)
     to_text, to_image = (
-        [_choices(case.k, pairs, "question" if ask == "question" else way) for case, pairs in there]
+        [_choices(case.k, pairs, "question" if ask == "question" else way) for case, pairs in answered]
         for way in ("i2t", "t2i")
     )
     one = summarise(subset, to_text, values, to_image=to_image)
@@ -165,7 +305,7 @@ def _subset(subset: str, there: list[tuple[Case, Read]], ask: str) -> dict[str, 
     if ask == "circular":
         # `way`: over all rotations. `circular_way`: a query is right if it is right in all of them.
         for way in ("i2t", "t2i"):
-            right = [_right(pairs, way) for _, pairs in there]
+            right = [_right(pairs, way) for _, pairs in answered]
             one[f"circular_{way}"] = one.pop(way)
             one[way] = round(100 * float(np.mean(right)), 4)
         one["circular"] = one["mean"]
@@ -182,26 +322,27 @@ def _scores(k: int, pairs: Read) -> np.ndarray:
     return scores
 
 
-def _right(pairs: Read, way: str) -> float:
-    """Share of right replies, the mean over queries."""
-    right: dict[int, list[bool]] = {}
+def _by_query(pairs: Read, way: str) -> dict[int, list[Any]]:
+    """The meanings of the replies to each query in one direction."""
+    meanings: dict[int, list[Any]] = {}
     for reply, meaning in pairs:
         if reply["way"] == way:
-            right.setdefault(reply["query"], []).append(meaning == reply["query"])
-    return float(np.mean([np.mean(replies) for replies in right.values()]))
+            meanings.setdefault(reply["query"], []).append(meaning)
+    return meanings
+
+
+def _right(pairs: Read, way: str) -> float:
+    """Share of right replies, the mean over queries."""
+    return float(np.mean([np.mean([key == query for key in keys]) for query, keys in _by_query(pairs, way).items()]))
 
 
 def _choices(k: int, pairs: Read, way: str) -> np.ndarray:
     """(K, K): row q has 1 at the key that query q chose; a row of NaN where it chose none, or not always the same."""
     table = np.full((k, k), np.nan)
-    chosen: dict[int, set[Any]] = {}
-    for reply, meaning in pairs:
-        if reply["way"] == way:
-            chosen.setdefault(reply["query"], set()).add(meaning)
-    for query, keys in chosen.items():
-        if len(keys) == 1 and None not in keys:
+    for query, keys in _by_query(pairs, way).items():
+        if len(set(keys)) == 1 and keys[0] is not None:
             table[query] = 0.0
-            table[query, keys.pop()] = 1.0
+            table[query, keys[0]] = 1.0
     return table
 
 

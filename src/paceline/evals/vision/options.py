@@ -7,10 +7,12 @@ model's name. Imports neither NumPy nor torch, so that the help of commands is q
 from __future__ import annotations
 
 from dataclasses import dataclass, fields
+from pathlib import Path
 from typing import Any, Literal
 
 from paceline.draft.spec import option, parse, values
 from paceline.errors import MethodError, meant
+from paceline.jsonl import check_folder
 
 Split = Literal["all", "train", "test"]
 Scope = Literal["own", "batch"]
@@ -48,6 +50,27 @@ class TuneOptions:
     negatives: Negatives = option("both", "Of which modality.")
     lora: int = option(0, "Train adapters of this rank; 0 trains the weights.", least=0)
     seed: int = option(0, "Of the batches, and of a model that begins at random.", least=0)
+
+
+@dataclass(frozen=True)
+class TrainOptions:
+    """What a training reads and writes."""
+
+    out: Path = option(help="Folder to write.", callback=check_folder)
+    data: Path | None = option(None, "Cases to learn from: what `eval vision build --split train` wrote.")
+    generic: Path | None = option(None, "Plain pairs mixed in: pairs.jsonl, or its folder.")
+    validate: Path | None = option(None, "Cases to choose the interpolation on.")
+    retention: Path | None = option(None, "Pairs whose zero-shot accuracy should last: pairs.jsonl, or its folder.")
+    checkpoints: Path | None = option(
+        None, "Folder of the checkpoint and the log; OUT-run if left out.", callback=check_folder
+    )
+    tolerance: float = option(2.0, "Points of zero-shot accuracy that may be lost.", least=0)
+    device: str = option("cpu", "cpu, cuda, cuda:1, ...")
+
+    @property
+    def run(self) -> Path:
+        """The folder of the checkpoint and the log."""
+        return self.checkpoints or self.out.with_name(self.out.name + "-run")
 
 
 @dataclass(frozen=True)

@@ -1,6 +1,6 @@
 """Where the objects of the pictures come from: drawn by code, cut-outs in a folder, or a diffusion model.
 
-    provider = open_provider("procedural")
+    provider = Procedural()
     provider.names("train")             # what may be asked for
     provider.get("fish", rng)           # a Cutout: its words, its shape, its licence, and `sprite`
 
@@ -24,8 +24,7 @@ from PIL import Image, ImageFilter
 from paceline.errors import PacelineError
 from paceline.evals.vision import child
 from paceline.evals.vision.captions import Noun, article_of
-from paceline.evals.vision.drawing import KINDS, Drawing
-from paceline.evals.vision.render import Renderer, cover
+from paceline.evals.vision.drawing import KINDS, Drawing, Renderer, cover
 
 SIDECAR = "objects.json"
 OURS = "Apache-2.0"
@@ -77,15 +76,6 @@ class Provider(Protocol):
     def get(self, name: str, rng: np.random.Generator) -> Cutout:
         """One look of the object `name`."""
         ...
-
-
-def open_provider(spec: str) -> Provider:
-    """ "procedural", "diffusion:MODEL", or a folder of cut-outs. Raises PacelineError for a folder that is not one."""
-    if spec.startswith("diffusion:"):
-        from paceline.evals.vision.diffusion import Generated, read_options
-
-        return Generated(read_options(spec))
-    return Procedural() if spec == "procedural" else Folder(spec)
 
 
 def kinds_of(split: str) -> list[str]:
