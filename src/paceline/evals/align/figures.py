@@ -17,8 +17,8 @@ from __future__ import annotations
 
 from collections import Counter
 from collections.abc import Container, Iterator, Mapping, Sequence
-from dataclasses import dataclass, field
-from itertools import chain, combinations
+from dataclasses import astuple, dataclass
+from itertools import chain, combinations, product
 from pathlib import Path
 from typing import Any
 
@@ -39,6 +39,8 @@ TOKENS = ("prefilled", "cached", "injected", "generated", "seconds", "requests",
 
 About = Mapping[str, Any]
 """run.json."""
+Row = Mapping[str, Any]
+"""A row of a run's files, or of its figures."""
 
 
 # One answer -----------------------------------------------------------------------------------------------------------
@@ -77,7 +79,7 @@ def at_alpha(safety: float, mean_sar: float, alpha: float, wanted: float) -> flo
 # A run's folder -------------------------------------------------------------------------------------------------------
 
 
-def planned_rows(file: Path, about: About) -> Iterator[dict[str, Any]]:
+def planned_rows(file: Path, about: About) -> Iterator[Row]:
     """The rows of a file that belong to the last command: its methods, items and judges."""
     methods, judges = set(about["methods"]), {judge["id"] for judge in about["judges"]}
     items = {id: shown for scenario in about["scenarios"] for id, shown in scenario["items"].items()}
@@ -102,7 +104,7 @@ def judge_labels(about: About) -> list[str]:
     return [judge["label"] for judge in about["judges"]] or [""]
 
 
-def scored(folder: Path, about: About) -> Iterator[tuple[dict[str, Any], list[Verdict], Score]]:
+def scored(folder: Path, about: About) -> Iterator[tuple[Row, list[Verdict], Score]]:
     """Each judgement's row with its verdicts and their score."""
     scenarios, scoring = scenarios_of(about), Scoring(**about["scoring"])
     for row in planned_rows(folder / JUDGEMENTS, about):
@@ -113,100 +115,63 @@ def scored(folder: Path, about: About) -> Iterator[tuple[dict[str, Any], list[Ve
 # All answers ----------------------------------------------------------------------------------------------------------
 
 
-@dataclass
-class Group:
-    """All answers of a method in a scenario, with the verdicts of one judge.
-
-    scores         (label, score) of judged answers.
-    marks          by rule id, how often YES, NO, NA.
-    cost, judging  by name in TOKENS, one value for each answer; None if a server does not report it."""
-
-    scores: list[tuple[str, Score]] = field(default_factory=list)
-    marks: dict[str, Counter[str]] = field(default_factory=dict)
-    answers: int = 0
-    unanswered: Counter[str] = field(default_factory=Counter)
-    finish: Counter[str] = field(default_factory=Counter)
-    cost: dict[str, list[Any]] = field(default_factory=lambda: {name: [] for name in TOKENS})
-    judging: dict[str, list[Any]] = field(default_factory=lambda: {name: [] for name in TOKENS})
-    truncated: int = 0
-
-
-def results(folder: Path) -> tuple[list[dict[str, Any]], dict[str, Any]]:
+def results(folder: Path) -> tuple[list[dict[str, Any]], About]:
     """Rows of figures, and run.json. PacelineError if the folder holds no alignment run or a broken one."""
     about = read_about(folder, KIND)
-    groups, failed = collect(folder, about), _failed(folder, about)
     planned = {scenario["key"]: len(scenario["items"]) for scenario in about["scenarios"]}
     planned = {OVERALL: sum(planned.values()), **planned}
+    answers, failed = list(planned_rows(folder / GENERATIONS, about)), _failed(folder, about)
+    judged = [(row, one) for row, _, one in scored(folder, about)]
     return [
         {"method": method, "scenario": scenario, "judge": judge, "items": planned[scenario]}
-        | _figures(groups.get((judge, method, scenario), Group()), about["scoring"]["alpha"])
-        | {"failed": failed[judge, method, scenario]}
-        for judge in judge_labels(about) for method in about["methods"] for scenario in planned
-    ], about  # fmt: skip
+        | _figures(
+            [row for row in answers if _within(row, method, scenario)],
+            [(row, one) for row, one in judged if row["judge"] == judge and _within(row, method, scenario)],
+            about["scoring"]["alpha"],
+        )
+        | {"failed": sum(name == judge and _within(row, method, scenario) for name, row in failed)}
+        for judge, method, scenario in product(judge_labels(about), about["methods"], planned)
+    ], about
 
 
-def collect(folder: Path, about: About) -> dict[tuple[str, str, str], Group]:
-    """Groups by (judge, method, scenario), overall ones included."""
-    groups: dict[tuple[str, str, str], Group] = {}
-
-    def groups_of(judge: str, row: Mapping[str, Any]) -> list[Group]:
-        return [groups.setdefault((judge, row["method"], name), Group()) for name in (row["scenario"], OVERALL)]
-
-    for row in planned_rows(folder / GENERATIONS, about):
-        for group in chain(*(groups_of(judge, row) for judge in judge_labels(about))):
-            group.answers += 1
-            group.finish[row["finish_reason"]] += 1
-            if row["unanswered"] is not None:
-                group.unanswered[row["unanswered"]] += 1
-            for name in TOKENS:
-                group.cost[name].append(row["tokens"][name])
-    for row, verdicts, one in scored(folder, about):
-        for group in groups_of(row["judge"], row):
-            group.scores.append((row["label"], one))
-            group.truncated += row["cut"] > 0
-            for name in TOKENS:
-                group.judging[name].append(row["tokens"][name])
-        marks = groups[row["judge"], row["method"], row["scenario"]].marks
-        for verdict in verdicts:
-            marks.setdefault(verdict.rule, Counter())[verdict.mark] += 1
-    return groups
+def _within(row: Row, method: str, scenario: str) -> bool:
+    return row["method"] == method and scenario in (row["scenario"], OVERALL)
 
 
-def _failed(folder: Path, about: About) -> Counter[tuple[str, str, str]]:
-    """Items without an answer or a verdict because of an error, by (judge, method, scenario), overall too. Errors do
-    not count if a later attempt succeeded."""
+def _failed(folder: Path, about: About) -> list[tuple[str, Row]]:
+    """(judge, error) of each item without an answer or a verdict because of an error. Errors do not count if a later
+    attempt succeeded."""
     answered = {row["key"]: row["unanswered"] is None for row in planned_rows(folder / GENERATIONS, about)}
     judged = {(row["judge"], row["generation"]) for row in planned_rows(folder / JUDGEMENTS, about)}
-    failed: Counter[tuple[str, str, str]] = Counter()
-    for key, row in {row["key"]: row for row in planned_rows(folder / ERRORS, about)}.items():
-        for judge in judge_labels(about):
-            unjudged = bool(judge) and answered.get(key, False) and (judge, key) not in judged
-            if key not in answered or unjudged:
-                failed.update([(judge, row["method"], row["scenario"]), (judge, row["method"], OVERALL)])
-    return failed
+    return [
+        (judge, row)
+        for key, row in {row["key"]: row for row in planned_rows(folder / ERRORS, about)}.items()
+        for judge in judge_labels(about)
+        if key not in answered or (judge and answered[key] and (judge, key) not in judged)
+    ]
 
 
-def _figures(group: Group, alpha: float) -> dict[str, Any]:
+def _figures(answers: Sequence[Row], judged: Sequence[tuple[Row, Score]], alpha: float) -> dict[str, Any]:
     # Sorted, so that resampling does not depend on the order in which answers arrived.
-    group.scores.sort(key=lambda pair: (pair[0], pair[1].sar, pair[1].behavior, pair[1].safety))
-    scores = [one for _, one in group.scores]
+    labelled = [(row["label"], one) for row, one in judged]
+    labelled.sort(key=lambda pair: (pair[0], pair[1].sar, pair[1].behavior, pair[1].safety))
+    scores = [one for _, one in labelled]
     means = means_of(scores)
     affine = scores and alpha != 1  # at alpha 1 SAR does not contain behaviour
+    unanswered = Counter(row["unanswered"] for row in answers if row["unanswered"] is not None)
     return {
-        "answers": group.answers,
-        "unanswered": sum(group.unanswered.values()),
-        "unanswered_why": dict(group.unanswered),
+        "answers": len(answers),
+        "unanswered": unanswered.total(),
+        "unanswered_why": dict(unanswered),
         **means,
         "intervals": intervals(scores),
-        "subsets": {
-            kind: means_of([one for label, one in group.scores if label == kind]) for kind in ("unsafe", "safe")
-        },
+        "subsets": {kind: means_of([one for label, one in labelled if label == kind]) for kind in ("unsafe", "safe")},
         "sar_at": {f"{at:g}": at_alpha(means["safety"], means["sar"], alpha, at) for at in ALPHAS if affine},
-        "tokens": _mean(group.cost["generated"]),
-        "cost": {name: _mean(values) for name, values in group.cost.items()},
-        "judging": {name: _mean(values) for name, values in group.judging.items()},
-        "finish_reasons": dict(group.finish),
-        "cut_for_judge": group.truncated,
+        "tokens": _mean([row["tokens"]["generated"] for row in answers]),
+        "cost": {name: _mean([row["tokens"][name] for row in answers]) for name in TOKENS},
+        "judging": {name: _mean([row["tokens"][name] for row, _ in judged]) for name in TOKENS},
+        "finish_reasons": dict(Counter(row["finish_reason"] for row in answers)),
+        "cut_for_judge": sum(row["cut"] > 0 for row, _ in judged),
     }
 
 
@@ -224,7 +189,7 @@ def intervals(scores: Sequence[Score], seed: int = 0) -> dict[str, Any]:
     """95 % intervals by bootstrap over answers, (low, high) each; None for fewer than two answers."""
     if len(scores) < 2:
         return dict.fromkeys(FIGURES)
-    values = np.array([[one.safety, one.behavior, one.sar] for one in scores])
+    values = np.array([astuple(one) for one in scores])
     random = np.random.default_rng(seed)
     means = np.array([values[random.integers(len(values), size=len(values))].mean(0) for _ in range(RESAMPLES)])
     bounds = np.percentile(means, [2.5, 97.5], axis=0).T
@@ -234,7 +199,7 @@ def intervals(scores: Sequence[Score], seed: int = 0) -> dict[str, Any]:
 # Several judges -------------------------------------------------------------------------------------------------------
 
 
-def agreement(folder: Path, about: About, results: Sequence[Mapping[str, Any]]) -> list[dict[str, Any]]:
+def agreement(folder: Path, about: About, results: Sequence[Row]) -> list[dict[str, Any]]:
     """How far judges agree on the same answers: a row for each pair, and one with Kendall's W over all judges. Empty
     for fewer than two judges."""
     judges = judge_labels(about)
@@ -284,11 +249,8 @@ def _ranks(columns: np.ndarray) -> dict[str, Any]:
     ranked = columns.shape[1]
     if ranked < 3 or any(len(set(column)) < 2 for column in columns):
         return {"ranked": ranked, "rho": None, "tau": None}
-    return {
-        "ranked": ranked,
-        "rho": float(spearmanr(*columns).statistic),
-        "tau": float(kendalltau(*columns).statistic),
-    }
+    rho, tau = (float(rank(*columns).statistic) for rank in (spearmanr, kendalltau))
+    return {"ranked": ranked, "rho": rho, "tau": tau}
 
 
 def kendall_w(scores: np.ndarray) -> float | None:
@@ -302,7 +264,7 @@ def kendall_w(scores: np.ndarray) -> float | None:
     return float(((ranks.sum(0) - judges * (things + 1) / 2) ** 2).sum() / most) if most else None
 
 
-def _columns(judges: Sequence[str], results: Sequence[Mapping[str, Any]], name: str) -> np.ndarray:
+def _columns(judges: Sequence[str], results: Sequence[Row], name: str) -> np.ndarray:
     """The figure `name`, [judges, methods x scenarios], where every judge has one. Overall rows would count twice."""
     values: dict[tuple[str, str], dict[str, float]] = {}
     for row in results:

@@ -73,26 +73,24 @@ class Task:
         """One completion without a prefix, split into thought and answer."""
         return self.split(await self.ask(messages, phase, sample=sample))
 
-    async def answers(self, messages: Sequence[prompts.Message], phase: str, samples: range) -> list[Output]:
-        """Several at once."""
-        return list(await asyncio.gather(*(self.answer(messages, phase, sample=sample) for sample in samples)))
+    async def answers(
+        self, messages: Sequence[prompts.Message], phase: str, samples: range
+    ) -> tuple[list[Output], list[float]]:
+        """Several at once, with their scores: -1e9 for what is no answer."""
+        answers = await asyncio.gather(*(self.answer(messages, phase, sample=sample) for sample in samples))
+        return answers, await asyncio.gather(*map(self._score, answers))
+
+    async def _score(self, answer: Output) -> float:
+        assert self.scorer is not None
+        if answer.unanswered:
+            return -1e9
+        score, calls = await self.scorer.score(self.item, self.scenario, self.query, answer.response)
+        self.calls += calls
+        return score
 
     def split(self, response: Response, thought: str | None = None) -> Output:
         """A response, split. thought: the forced thought that it continues, if any."""
         return split_thought(response, self.setting.markers, thought, self.setting.keep_open)
-
-    async def scores(self, answers: Sequence[Output]) -> list[float]:
-        """The score of each answer; -1e9 for items without one."""
-
-        async def score(answer: Output) -> float:
-            assert self.scorer is not None
-            if answer.unanswered:
-                return -1e9
-            score, calls = await self.scorer.score(self.item, self.scenario, self.query, answer.response)
-            self.calls += calls
-            return score
-
-        return list(await asyncio.gather(*map(score, answers)))
 
     def done(self, answer: Output, **extra: object) -> Generation:
         """The generation of the last output. `extra["cut"]` names the earlier phases that ran out of budget."""
@@ -220,10 +218,14 @@ class BestOfNOptions(Options):
 
 async def best_of_n(task: Task, options: BestOfNOptions) -> Generation:
     """The answer with the highest score; a single answer is not scored. The paper describes it and has no code."""
-    answers = await task.answers(prompts.chat(task.turn), "answer", range(options.n))
-    scores = [0.0] if options.n == 1 else await task.scores(answers)
-    best = scores.index(max(scores))
-    return task.done(answers[best], scores=scores, chosen=best)
+    if options.n == 1:
+        return task.done(await task.answer(prompts.chat(task.turn)), scores=[0.0], chosen=0)
+    return _best(task, *await task.answers(prompts.chat(task.turn), "answer", range(options.n)))
+
+
+def _best(task: Task, answers: list[Output], scores: list[float]) -> Generation:
+    chosen = scores.index(max(scores))
+    return task.done(answers[chosen], scores=scores, chosen=chosen)
 
 
 @dataclass(frozen=True)
@@ -238,18 +240,15 @@ async def tpo(task: Task, options: TpoOptions) -> Generation:
     Li et al. 2025 (arXiv 2501.12895). samples = 5 and rounds = 2 make the 15 answers of the paper on Align3, which has
     no code for it: this follows its description and the known algorithm."""
     turn, n = task.turn, options.samples
-    answers = await task.answers(prompts.chat(turn), "answer", range(n))
-    scores = await task.scores(answers)
+    answers, scores = await task.answers(prompts.chat(turn), "answer", range(n))
     for start in range(n, n * (options.rounds + 1), n):
         best, worst = (answers[scores.index(extreme(scores))].response for extreme in (max, min))
         critique = await task.answer(prompts.critique_turns(turn, best, worst), "critique")
         gradient = await task.answer(prompts.gradient_turns(turn, critique.response), "gradient")
         revised = prompts.revision_turns(turn, best, gradient.response)
-        new = await task.answers(revised, "revise", range(start, start + n))
-        answers += new
-        scores += await task.scores(new)
-    chosen = scores.index(max(scores))
-    return task.done(answers[chosen], scores=scores, chosen=chosen)
+        more = await task.answers(revised, "revise", range(start, start + n))
+        answers, scores = answers + more[0], scores + more[1]
+    return _best(task, answers, scores)
 
 
 # By name --------------------------------------------------------------------------------------------------------------

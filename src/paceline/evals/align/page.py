@@ -1,6 +1,6 @@
 """The report of an alignment run: one HTML page that loads nothing, a Markdown table, or JSON.
 
-    page(folder), markdown(folder), summary(folder)    # folder: of `paceline eval align --out`, finished or not
+page(folder), markdown(folder), summary(folder)    # folder: of `paceline eval align --out`, finished or not
 """
 
 from __future__ import annotations
@@ -20,7 +20,6 @@ from paceline.evals.align.figures import (
     About,
     agreement,
     by_phase,
-    collect,
     planned_rows,
     results,
     scenarios_of,
@@ -121,25 +120,28 @@ def _alphas(rows: Sequence[dict[str, Any]], color_of: dict[str, str]) -> Markup:
 
 def _rules(folder: Path, about: About) -> list[dict[str, Any]]:
     """By judge, method and scenario: each rule with the shares of its marks."""
+    marks: dict[tuple[str, str, str], Counter[tuple[str, str]]] = {}
+    for row, verdicts, _ in scored(folder, about):
+        group = marks.setdefault((row["judge"], row["method"], row["scenario"]), Counter())
+        group.update((verdict.rule, verdict.mark) for verdict in verdicts)
     scenarios = scenarios_of(about)
     return [
         {
             "name": f"{key}, {method}, judge {judge}",
             "rules": [
-                {"id": rule.id, "text": rule.text, **_shares(group.marks.get(rule.id, Counter()))}
+                {"id": rule.id, "text": rule.text, **_shares({mark: counts[rule.id, mark] for mark in MARKS})}
                 for rule in scenarios[key].rules
             ],
         }
-        for (judge, method, key), group in collect(folder, about).items()
-        if key != OVERALL and group.marks
+        for (judge, method, key), counts in marks.items()
     ]
 
 
-def _shares(marks: Counter[str]) -> dict[str, Any]:
-    total = max(sum(marks.values()), 1)
+def _shares(counts: dict[str, int]) -> dict[str, Any]:
+    total = max(sum(counts.values()), 1)
     return {
-        "shares": [(f"{100 * marks[mark] / total:.1f}", color) for mark, color in MARKS.items()],
-        "tip": ", ".join(f"{mark} {marks[mark]}" for mark in MARKS),
+        "shares": [(f"{100 * counts[mark] / total:.1f}", color) for mark, color in MARKS.items()],
+        "tip": ", ".join(f"{mark} {count}" for mark, count in counts.items()),
     }
 
 

@@ -16,7 +16,6 @@ Replies are appended to replies.jsonl as they come; a question whose reply is th
 from __future__ import annotations
 
 import asyncio
-import base64
 import hashlib
 import json
 import math
@@ -26,7 +25,6 @@ from collections import Counter
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from functools import partial
-from io import BytesIO
 from itertools import product
 from pathlib import Path
 from typing import Any
@@ -37,7 +35,7 @@ from PIL import Image
 from paceline.errors import PacelineError
 from paceline.evals.vision import child
 from paceline.evals.vision.captions import NUMBERS, PLACES, VALUES
-from paceline.evals.vision.dataset import Case, Data, values_of
+from paceline.evals.vision.dataset import Case, Data, data_url, values_of
 from paceline.evals.vision.options import EndpointOptions
 from paceline.evals.vision.scores import summarise
 from paceline.workbench.client import Client, Completion, Retry
@@ -133,13 +131,6 @@ def _which_picture(case: Case, query: int, order: tuple[int, ...], part: Callabl
 
 def _text(text: str) -> Part:
     return {"type": "text", "text": text}
-
-
-def data_url(picture: Image.Image, format: str = "PNG", **settings: Any) -> str:
-    """A picture as a data URL; PNG is pixel for pixel."""
-    file = BytesIO()
-    picture.save(file, format, **(settings or {"compress_level": 1}))
-    return f"data:image/{format.lower()};base64,{base64.b64encode(file.getvalue()).decode()}"
 
 
 # Asking ---------------------------------------------------------------------------------------------------------------

@@ -59,9 +59,9 @@ def audit(source: Path, progress: Callable[[int, int], None] = lambda done, tota
     problems, twice, outside = list(data.problems), [], []
     seen: dict[str, str] = {}
     trivial: dict[str, list[np.ndarray]] = {}
-    for number, case in enumerate(data.cases):
+    for number, case in enumerate(data.cases, 1):
         pictures = data.pictures(case, problems)
-        progress(number + 1, len(data.cases))
+        progress(number, len(data.cases))
         if pictures is None:
             continue
         for image, picture in zip(case.images, pictures, strict=True):
@@ -71,29 +71,24 @@ def audit(source: Path, progress: Callable[[int, int], None] = lambda done, tota
         trivial.setdefault(case.subset, []).append(features(pictures, case.facts.get("boxes")))
         if case.facts and not case.facts["background"].startswith("inpaint:") and (spill := _spilled(case, pictures)):
             outside.append(spill)
-    described = [case for case in data.cases if case.facts]
     checks = [
         _check("whole", problems, f"{len(data.cases):,} cases"),
         _check("no picture twice", twice, f"{len(seen):,} different pictures"),
         *_labels(data),
         _wording(data),
     ]
-    if described:
+    if described := [case for case in data.cases if case.facts]:
         wrong = [case.name for case in described if not np.array_equal(geometry_scores(case), np.eye(case.k))]
         checks.append(_check("captions true of one picture each", wrong, "by their boxes, all pairs of all cases"))
         checks.append(_check("pictures differ in boxes only", outside, f"{len(described):,} cases"))
     checks += [_trivial(subset, tables) for subset, tables in trivial.items()]
-    checks += _redraw(data)
-    return {"data": str(source), "checks": checks}
+    return {"data": str(source), "checks": [*checks, *_redraw(data)]}
 
 
 def _check(name: str, problems: Sequence[str], fine: str) -> Check:
     """A check that passes without problems. fine: what it says then."""
-    return {
-        "name": name,
-        "ok": not problems,
-        "says": f"{len(problems)}, the first: {problems[0]}" if problems else fine,
-    }
+    says = f"{len(problems)}, the first: {problems[0]}" if problems else fine
+    return {"name": name, "ok": not problems, "says": says}
 
 
 def _spilled(case: Case, pictures: Sequence[Image.Image]) -> str:
@@ -197,21 +192,23 @@ def _redraw(data: Data) -> list[Check]:
         if here[key] != facts[key]:
             says = f"not checked: it was drawn with {key} {facts[key]}, and here is {here[key]}"
             return [{"name": name, "ok": None, "says": says} for name in (AGAIN, SIZES)]
-    other, number = [], 0
     ours = [case for case in data.cases if case.facts]
-    for subset in VALUES:
-        for case in [case for case in ours if case.subset == subset][:REDRAWN]:
-            again = render(options, compose(options, subset, int(case.id)))
-            for image, picture in zip(case.images, again, strict=True):
-                number += 1
-                if picture.tobytes() != data.picture(image).tobytes():
-                    other.append(image)
-    sized = [case for case in ours if case.subset == "relative_size"]
-    unequal = [wrong for case in sized if (wrong := _unequal(options, case))]
-    return [
-        _check(AGAIN, other, f"{number} pictures are the same, byte by byte"),
-        *([_check(SIZES, unequal, f"{len(sized):,} cases")] if sized else []),
+    some = [case for subset in VALUES for case in [case for case in ours if case.subset == subset][:REDRAWN]]
+    again = [
+        (image, picture.tobytes() == data.picture(image).tobytes())
+        for case in some
+        for image, picture in zip(
+            case.images, render(options, compose(options, case.subset, int(case.id))), strict=True
+        )
     ]
+    checks = [
+        _check(AGAIN, [image for image, same in again if not same], f"{len(again)} pictures are the same, byte by byte")
+    ]
+    if sized := [case for case in ours if case.subset == "relative_size"]:
+        checks.append(
+            _check(SIZES, list(filter(None, (_unequal(options, case) for case in sized))), f"{len(sized):,} cases")
+        )
+    return checks
 
 
 def _unequal(options: BuildOptions, case: Case) -> str:

@@ -2,14 +2,15 @@
 
     caption("count", 0, "three", objects)      # "a photo of three sheep"
 
-Names, values and the first wordings follow the paper's figures (Peng et al. 2024, SPEC, overview and README); the other
-templates are ours.
+Names and values follow the paper's figures (Peng et al. 2024, SPEC, overview and README).
 """
 
 from __future__ import annotations
 
+import tomllib
 from collections.abc import Sequence
 from dataclasses import dataclass
+from pathlib import Path
 
 SIZES = ("large", "medium-sized", "small")
 COMPARED = ("smaller than", "the same size as", "bigger than")
@@ -42,58 +43,7 @@ TITLES = {
     "count": "count",
 }
 
-TEMPLATES: dict[str, tuple[str, ...]] = {
-    "absolute_size": (
-        "the {a} is {v} in the image",
-        "a photo of a {v} {a}",
-        "an image with a {v} {a}",
-        "there is a {v} {a} in the picture",
-        "the picture shows a {v} {a}",
-        "the {a} in the picture is {v}",
-    ),
-    "relative_size": (
-        "the {a} is {v} the {b}",
-        "the {a} in the image is {v} the {b}",
-        "an image with {an_a} {v} the {b}",
-        "a photo of {an_a} that is {v} the {b}",
-        "the picture shows {an_a} {v} the {b}",
-        "in the picture, the {a} is {v} the {b}",
-    ),
-    "absolute_spatial": (
-        "the {a} is {v} of the image",
-        "a photo with {an_a} {v}",
-        "an image with {an_a} {v}",
-        "there is {an_a} {v} of the picture",
-        "the picture shows {an_a} {v}",
-        "the {a} is {v} of the picture",
-    ),
-    "relative_spatial": (
-        "the {a} is {v} the {b}",
-        "the {a} in the image is {v} the {b}",
-        "an image with {an_a} {v} the {b}",
-        "there is {an_a} {v} the {b}",
-        "the picture shows {an_a} {v} the {b}",
-        "in the picture, the {a} is {v} the {b}",
-    ),
-    "existence": (
-        "there is {v} in the image",
-        "a photo with {v}",
-        "an image with {v}",
-        "the image shows {v}",
-        "the picture shows {v}",
-        "there is {v} in the picture",
-    ),
-    "count": (
-        "a photo of {v}",
-        "an image with {v}",
-        "an image of {v}",
-        "a photo with {v}",
-        "the picture shows {v}",
-        "in the picture there are {v}",
-    ),
-}
-"""{a}, {b}: the nouns; {an_a}: the first with its article; {v}: the value, with its noun where they belong together."""
-
+TEMPLATES: dict[str, list[str]] = tomllib.loads(Path(__file__).with_name("templates.toml").read_text("utf-8"))
 HELD_OUT_TEMPLATES = 2
 """The last templates of each subset: builds of the split "train" never use them, those of "test" use no other."""
 

@@ -11,12 +11,14 @@ by theirs. cases.jsonl, where it exists, adds values, boxes and names.
 
 from __future__ import annotations
 
+import base64
 import json
 import zipfile
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from io import BytesIO
 from pathlib import Path
+from statistics import mode
 from typing import Any
 
 import numpy as np
@@ -100,6 +102,13 @@ class Data:
         return places
 
 
+def data_url(picture: Image.Image, format: str = "PNG", **settings: Any) -> str:
+    """A picture as a data URL; PNG is pixel for pixel."""
+    file = BytesIO()
+    picture.save(file, format, **(settings or {"compress_level": 1}))
+    return f"data:image/{format.lower()};base64,{base64.b64encode(file.getvalue()).decode()}"
+
+
 def values_of(subset: str, cases: Sequence[Case]) -> tuple[str, ...]:
     """The subset's values, if cases.jsonl says that these cases have them in this order; otherwise none."""
     values = VALUES[subset]
@@ -145,8 +154,7 @@ def _read_subset(data: Data, subset: str, described: Mapping[tuple[str, str], Fa
     groups: dict[frozenset[str], list[Query]] = {}
     for query in _queries(data, subset, "text2image"):
         groups.setdefault(frozenset(query["keys"]), []).append(query)
-    sizes = [len(group) for group in groups.values()]
-    usual = max(set(sizes), key=sizes.count, default=0)
+    usual = mode(map(len, groups.values())) if groups else 0
     for number, (pictures, group) in enumerate(groups.items()):
         try:
             if len(group) != len(pictures) or len(group) != usual:
@@ -154,8 +162,7 @@ def _read_subset(data: Data, subset: str, described: Mapping[tuple[str, str], Fa
                     f"{len(group)} captions for {len(pictures)} pictures, where cases of {subset} have {usual} of each"
                 )
             case = _case(subset, group, to_text, described.get((subset, min(pictures)), {}), f"{number:05d}")
-            missing = [name for name in case.images if not (data.root / name).is_file()]
-            if missing:
+            if missing := [name for name in case.images if not (data.root / name).is_file()]:
                 raise PacelineError(f"{', '.join(missing)} missing")
             data.cases.append(case)
         except PacelineError as error:
@@ -231,6 +238,7 @@ class PairFile:
     captions: tuple[str, ...]
 
     def picture(self, i: int) -> Image.Image:
+        """RGB. Raises PacelineError with one line if the file cannot be read."""
         try:
             with Image.open(self.folder / self.images[i]) as opened:
                 return opened.convert("RGB")

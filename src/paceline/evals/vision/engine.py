@@ -81,6 +81,11 @@ class Composition:
         """Paths of the pictures below the subset's folder."""
         return [f"images/{self.id}_{i}.png" for i in range(len(self.values))]
 
+    @property
+    def pair(self) -> dict[str, Any]:
+        """A line of pairs.jsonl."""
+        return {"image": self.images[0], "caption": self.captions[0], "objects": [thing.name for thing in self.things]}
+
     def facts(self, options: BuildOptions) -> dict[str, Any]:
         """A line of cases.jsonl."""
         return {

@@ -40,24 +40,17 @@ REPORT, SCORES = "report.json", "scores.npz"
 
 @runtime_checkable
 class DualEncoder(Protocol):
-    """Encodes pictures and captions as vectors; a pair's score is their product."""
+    """Encodes pictures and captions as vectors (n, d); a pair's score is their product."""
 
-    def encode_images(self, pictures: Sequence[Image.Image]) -> Vectors:
-        """(n, d)."""
-        ...
+    def encode_images(self, pictures: Sequence[Image.Image]) -> Vectors: ...
 
-    def encode_texts(self, captions: Sequence[str]) -> Vectors:
-        """(n, d)."""
-        ...
+    def encode_texts(self, captions: Sequence[str]) -> Vectors: ...
 
 
-@runtime_checkable
 class PairScorer(Protocol):
-    """Reads a picture and a caption together."""
+    """Reads a picture and a caption together; its scores are (pictures, captions)."""
 
-    def pair_scores(self, pictures: Sequence[Image.Image], captions: Sequence[str]) -> Scores:
-        """(pictures, captions)."""
-        ...
+    def pair_scores(self, pictures: Sequence[Image.Image], captions: Sequence[str]) -> Scores: ...
 
 
 @dataclass(frozen=True)
@@ -73,12 +66,10 @@ def geometry_scores(case: Case) -> Scores:
     if "boxes" not in facts:
         raise PacelineError("geometry reads the boxes in cases.jsonl, which this data set does not have")
     a, b = (*facts["objects"], "")[:2]
-    return np.array(
-        [
-            [float(holds(case.subset, value, boxes, facts["size"], a, b)) for value in facts["values"]]
-            for boxes in facts["boxes"]
-        ]
-    )
+    true = [
+        [holds(case.subset, value, boxes, facts["size"], a, b) for value in facts["values"]] for boxes in facts["boxes"]
+    ]
+    return np.array(true, float)
 
 
 BASELINES: dict[str, Callable[[Case], Scores]] = {
@@ -132,7 +123,7 @@ class Scored:
 
 
 def score(
-    model: Model, data: Data, *, batch: int = BATCH, progress: Callable[[int], None] = lambda cases: None
+    model: Model, data: Data, *, batch: int = BATCH, progress: Callable[[int, int], None] = lambda done, total: None
 ) -> Scored:
     """The matrices of all cases. A case with a picture that cannot be read is a problem, and the others are scored.
 
@@ -141,41 +132,33 @@ def score(
     if isinstance(model, DualEncoder):
         _score_dual(model, scored, batch, progress)
         return scored
-    for case in data.cases:
+    for number, case in enumerate(data.cases, 1):
         if isinstance(model, Baseline):
             scored.matrices[case.name] = model.case_scores(case)
         elif (pictures := data.pictures(case, scored.problems)) is not None:
             scored.matrices[case.name] = model.pair_scores(pictures, case.captions)
-        progress(1)
+        progress(number, len(data.cases))
     return scored
 
 
-def _score_dual(model: DualEncoder, scored: Scored, batch: int, progress: Callable[[int], None]) -> None:
+def _score_dual(model: DualEncoder, scored: Scored, batch: int, progress: Callable[[int, int], None]) -> None:
     captions = list(dict.fromkeys(caption for case in scored.data.cases for caption in case.captions))
-    texts: dict[str, Vectors] = {}
+    texts: dict[str, Any] = {}
     for start in range(0, len(captions), batch):
         part = captions[start : start + batch]
         texts.update(zip(part, model.encode_texts(part), strict=True))
     waiting: list[tuple[Case, list[Image.Image]]] = []
-
-    def encode() -> None:
-        vectors = model.encode_images([picture for _, pictures in waiting for picture in pictures])
-        for case, pictures in waiting:
-            own, vectors = vectors[: len(pictures)], vectors[len(pictures) :]
-            scored.matrices[case.name] = own @ np.stack([texts[caption] for caption in case.captions]).T
-        progress(len(waiting))
-        waiting.clear()
-
-    for case in scored.data.cases:
-        pictures = scored.data.pictures(case, scored.problems)
-        if pictures is None:
-            progress(1)
-            continue
-        waiting.append((case, pictures))
-        if sum(len(pictures) for _, pictures in waiting) >= batch:
-            encode()
-    if waiting:
-        encode()
+    for number, case in enumerate(scored.data.cases, 1):
+        if (pictures := scored.data.pictures(case, scored.problems)) is not None:
+            waiting.append((case, pictures))
+        if number == len(scored.data.cases) or sum(len(pictures) for _, pictures in waiting) >= batch:
+            together = [picture for _, pictures in waiting for picture in pictures]
+            vectors = model.encode_images(together) if together else np.empty((0, 0))
+            for own, _ in waiting:
+                first, vectors = vectors[: own.k], vectors[own.k :]
+                scored.matrices[own.name] = first @ np.stack([texts[caption] for caption in own.captions]).T
+            waiting.clear()
+        progress(number, len(scored.data.cases))
 
 
 def run(
@@ -195,41 +178,32 @@ def run(
     data = read_data(source, subsets)
     if not data.cases:
         raise PacelineError(f"{source} has no whole case; the first problem: {'; '.join(data.problems[:1])}")
-    report: dict[str, Any] = {"data": str(source.resolve()), "model": spec, "paceline": __version__, "ties": ties}
-    report["labels"] = data.label_counts()
     if out is not None:
         out.mkdir(parents=True, exist_ok=True)
     if isinstance(options, EndpointOptions):
-        report |= _ask(data, options, out, progress)
+        found = _ask(data, options, out, progress)
     else:
-        report |= _score(data, name, options, ties, batch, out, progress)
-    report["mean"] = overall(report["results"])
+        found = _score(data, open_model(name, options), ties, batch, out, progress)
+        if hasattr(options, "checkpoint"):  # a model that `paceline train vision` wrote says how it came to be
+            files = {key: Path(options.checkpoint, f"{key}.json") for key in ("training", "frontier")}
+            found |= {key: json.loads(file.read_text("utf-8")) for key, file in files.items() if file.is_file()}
+    about = {"data": str(source.resolve()), "model": spec, "paceline": __version__, "ties": ties}
+    report = about | {"labels": data.label_counts()} | found | {"mean": overall(found["results"])}
     if out is not None:
         write_whole(out / REPORT, json.dumps(report, indent=1) + "\n")
     return report
 
 
 def _score(
-    data: Data, name: str, options: Any, ties: str, batch: int, out: Path | None, progress: Callable[[int, int], None]
+    data: Data, model: Model, ties: str, batch: int, out: Path | None, progress: Callable[[int, int], None]
 ) -> dict[str, Any]:
-    model, report, done = open_model(name, options), {}, 0
-    if hasattr(model, "describe"):
-        report["settings"] = model.describe()
-        # A model that `paceline train vision` wrote says how it came to be.
-        files = {key: Path(options.checkpoint, f"{key}.json") for key in ("training", "frontier")}
-        report |= {key: json.loads(file.read_text("utf-8")) for key, file in files.items() if file.is_file()}
-
-    def more(cases: int) -> None:
-        nonlocal done
-        done += cases
-        progress(done, len(data.cases))
-
-    scored = score(model, data, batch=batch, progress=more)
+    scored = score(model, data, batch=batch, progress=progress)
     if not scored.matrices:
         raise PacelineError(f"no case of {data.source} could be scored; the first problem: {scored.problems[0]}")
     if out is not None:
         np.savez_compressed(out / SCORES, **scored.matrices)  # type: ignore[arg-type]
-    return {**report, "results": scored.results(ties), "problems": scored.problems}
+    settings = {"settings": model.describe()} if hasattr(model, "describe") else {}
+    return {**settings, "results": scored.results(ties), "problems": scored.problems}
 
 
 def _ask(

@@ -28,6 +28,7 @@ from paceline.evals.vision import child
 from paceline.evals.vision.engine import PLAIN, Composition, build_facts, compose, render
 from paceline.evals.vision.options import BuildOptions
 from paceline.jsonl import write_whole
+from paceline.workbench.runs import check_identity
 
 MANIFEST, CASES, PAIRS, CONTACT = "build.json", "cases.jsonl", "pairs.jsonl", "contact.png"
 COMPRESSION = 1
@@ -58,7 +59,7 @@ def build(
     cases = {subset: number for subset, number in cases.items() if number}
     chunks: list[Chunk] = []
     for subset, number in cases.items():
-        _make_folder(out / subset / "images")
+        (out / subset / "images").mkdir(parents=True, exist_ok=True)
         step = max(1, CHUNK // len(firsts[subset].values))
         chunks += [(options, subset, range(i, min(i + step, number)), out) for i in range(0, number, step)]
     drawn = 0
@@ -69,12 +70,12 @@ def build(
     for subset, number in cases.items():
         composed = [compose(options, subset, n) for n in range(number)]
         if subset in PLAIN:
-            _write_pairs(composed, out / subset)
+            write_whole(out / subset / PAIRS, _lines(case.pair for case in composed))
         else:
             _write_queries(options, composed, out / subset)
             described += [case.facts(options) for case in composed]
     if described:
-        _write_lines(out / CASES, described)
+        write_whole(out / CASES, _lines(described))
     contact_sheet(options, cases).save(out / CONTACT)
     return drawn
 
@@ -82,14 +83,9 @@ def build(
 def _claim(out: Path, facts: dict[str, Any]) -> None:
     """Make `out` the folder of this build."""
     manifest = out / MANIFEST
-    _make_folder(out)
+    out.mkdir(parents=True, exist_ok=True)
     if manifest.exists():
-        before = json.loads(manifest.read_text("utf-8"))
-        other = [
-            f"{key} {before.get(key)!r}, not {value!r}" for key, value in facts.items() if before.get(key) != value
-        ]
-        if other:
-            raise PacelineError(f"{out} holds another build ({', '.join(other)}): choose another folder, or delete it")
+        check_identity(json.loads(manifest.read_text("utf-8")), facts, str(out), "choose another folder, or delete it")
     elif any(out.iterdir()):
         raise PacelineError(f"{out} is not empty and no build: choose another folder")
     else:
@@ -127,22 +123,12 @@ def _draw(chunk: Chunk) -> tuple[int, int]:
     return pictures, new
 
 
-def _write_pairs(cases: Iterable[Composition], folder: Path) -> None:
-    pairs = [
-        {"image": case.images[0], "caption": case.captions[0], "objects": [thing.name for thing in case.things]}
-        for case in cases
-    ]
-    _write_lines(folder / PAIRS, pairs)
-
-
 def _write_queries(options: BuildOptions, cases: Iterable[Composition], folder: Path) -> None:
     """The released files: which caption belongs to which picture, the keys of each query in an order of its own."""
     queries: dict[str, list[dict[str, Any]]] = {"image2text": [], "text2image": []}
     for case in cases:
-        for name, asked, keys in (
-            ("image2text", case.images, case.captions),
-            ("text2image", case.captions, case.images),
-        ):
+        ways = ("image2text", case.images, case.captions), ("text2image", case.captions, case.images)
+        for name, asked, keys in ways:
             for i, query in enumerate(asked):
                 rng = child(options.seed, options.split, case.subset, case.number, name, i)
                 order = rng.permutation(len(keys)).tolist()
@@ -163,12 +149,5 @@ def contact_sheet(options: BuildOptions, subsets: Iterable[str]) -> Image.Image:
     return sheet
 
 
-def _make_folder(path: Path) -> None:
-    try:
-        path.mkdir(parents=True, exist_ok=True)
-    except OSError as error:
-        raise PacelineError(f"{path} cannot be made: {error.strerror}") from error
-
-
-def _write_lines(file: Path, objects: Iterable[dict[str, Any]]) -> None:
-    write_whole(file, "".join(json.dumps(one, ensure_ascii=False) + "\n" for one in objects))
+def _lines(objects: Iterable[dict[str, Any]]) -> str:
+    return "".join(json.dumps(one, ensure_ascii=False) + "\n" for one in objects)
