@@ -15,7 +15,7 @@ import pytest
 
 from paceline.engine.engine import Engine
 from paceline.engine.sampling import SamplingParams
-from zoo.prompts import PROMPTS
+from zoo.answers import PROMPTS
 
 NEW = 48
 SCRIPT = """

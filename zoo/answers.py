@@ -1,18 +1,21 @@
 """What a finished model answers: to the card's prompts, to examples of what it practised, and to held-out text."""
 
 import random
+import tomllib
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
+from importlib.resources import files
 from pathlib import Path
 
 from paceline.bench.looping import is_looping
 from paceline.engine.engine import Engine
 from paceline.engine.sampling import SamplingParams
 from zoo import synth
-from zoo.prompts import PROMPTS
 
 LONGEST = 160
 """Most tokens of an answer."""
+PROMPTS: dict[str, list[str]] = tomllib.loads(files(__package__).joinpath("prompts.toml").read_text("utf-8"))
+"""24 fixed prompts for the model card, four of each of six kinds."""
 
 
 @dataclass(frozen=True)

@@ -172,10 +172,10 @@ def distil(stage: StageOptions, model: Model, lr: Rate = 2e-3) -> bool:
     python -m zoo distil chat=dialogues.jsonl.gz --model models/demo --out models/demo-draft
     --checkpoints build/draft --tokens 40000000
     """
-    from zoo.distil import distil
+    from zoo import lm
     from zoo.text import DISTIL
 
-    return distil(stage.job(model, DISTIL, peak_lr=lr), model)
+    return lm.distil(stage.job(model, DISTIL, peak_lr=lr), model)
 
 
 def family(

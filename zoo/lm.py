@@ -1,10 +1,11 @@
-"""The language model recipe: pretrain a small Llama on packed text, then tune it on conversations.
+"""The language model recipe: pretrain a small Llama on packed text, tune it on conversations, distil a draft from it.
 
-Two stages over the shared loop. `pretrain` trains on every token of documents laid end to end; `chat` trains on what
-the assistant says (and on the token that ends its turn) in conversations, and on some of the text of `pretrain`.
-`text.py` makes the rows of both.
+Three stages over the shared loop. `pretrain` trains on every token of documents laid end to end; `chat` trains on what
+the assistant says (and on the token that ends its turn) in conversations, and on some of the text of `pretrain`;
+`distil` trains the family's small draft model on the same rows, with the loss of `paceline.train.draft`. The rows come
+from `text.py`.
 
-Doesn't know: drafters, benchmarks.
+Doesn't know: how drafts are verified, benchmarks.
 
     python -m zoo pretrain --help
 """
@@ -23,10 +24,13 @@ from rich.console import Console
 from torch import nn
 from transformers import AutoModelForCausalLM, GenerationConfig, PreTrainedTokenizerFast
 
+from paceline.errors import PacelineError
 from paceline.train.data import Document, Mixture, Rows, Source, first_batch, lay_end_to_end, row_counts
+from paceline.train.draft import DistilLoss
 from paceline.train.loop import LoopConfig, Stream, read_log, train
 from paceline.train.loss import LmLoss
-from paceline.workbench.llama import ModelConfig, new_llama, save_llama
+from paceline.train.trainer import open_teacher
+from paceline.workbench.llama import DRAFT, ModelConfig, new_llama, save_llama
 from zoo.text import Build, DataConfig, chat_rows, load_documents, render
 from zoo.tokenizer import DOCUMENT, END, save_tokenizer, token_id
 
@@ -74,6 +78,20 @@ def chat(job: Job, start: Path) -> bool:
     network = AutoModelForCausalLM.from_pretrained(start, dtype=torch.float32)
     build = chat_rows(job.tokenizer, job.data)
     return run_stage("chat", job, network, LmLoss(network, job.compiled), build, torch.bfloat16, start)
+
+
+def distil(job: Job, target: Path, model: ModelConfig = DRAFT) -> bool:
+    """Train a draft of shape `model` to say what the model in `target` would say; both must have one tokenizer. Writes
+    `out` in bfloat16. False when interrupted."""
+    teacher = open_teacher(target)
+    if teacher.config.vocab_size != len(job.tokenizer):
+        raise PacelineError(
+            f"the model in {target} has {teacher.config.vocab_size} tokens and its tokenizer {len(job.tokenizer)}: "
+            "a draft model needs its target's vocabulary"
+        )
+    network = new_model(model, job.tokenizer, job.loop.seed)
+    loss = DistilLoss(network, teacher, token_id(job.tokenizer, DOCUMENT), job.compiled)
+    return run_stage("distil", job, network, loss, chat_rows(job.tokenizer, job.data), torch.bfloat16)
 
 
 def run_stage(

@@ -19,7 +19,7 @@ from paceline.engine.sampling import SamplingParams
 from paceline.train.export import export_medusa
 from paceline.workbench.contestant import Ask
 from paceline.workbench.peers import create_peer
-from zoo.prompts import PROMPTS
+from zoo.answers import PROMPTS
 
 NEW = 64
 

@@ -16,7 +16,7 @@ from paceline.engine.sampling import SamplingParams
 from paceline.errors import PacelineError
 from paceline.workbench.contestant import Ask
 from paceline.workbench.peers import create_peer
-from zoo.prompts import PROMPTS
+from zoo.answers import PROMPTS
 
 NEW = 16
 PLAIN = "vllm,eager=true"

@@ -8,9 +8,8 @@ import torch
 from safetensors.torch import save_file
 
 from paceline.draft.neural.vocab import FILE, Vocabulary, save_vocabulary
-from zoo.answers import Answer, counts, drawn
+from zoo.answers import PROMPTS, Answer, counts, drawn
 from zoo.card import agreement_table, card, drafter_part, draw_loss, loss_table, vocabulary_part
-from zoo.prompts import PROMPTS
 
 
 def test_counts() -> None:
