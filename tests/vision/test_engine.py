@@ -13,10 +13,9 @@ from PIL import Image, ImageDraw
 
 from paceline.errors import PacelineError
 from paceline.evals.vision import engine
-from paceline.evals.vision.captions import HELD_OUT_TEMPLATES, PLACES, TEMPLATES, VALUES
+from paceline.evals.vision.captions import HELD_OUT_TEMPLATES, PLACES, RATIOS, SAME, TEMPLATES, VALUES, holds
 from paceline.evals.vision.drawing import KINDS, Kind, PillowRenderer, choose, trace
 from paceline.evals.vision.engine import ENGINE, PLAIN, compose, drawn_area, open_provider, render
-from paceline.evals.vision.geometry import RATIOS, SAME, holds
 from paceline.evals.vision.options import BuildOptions
 from paceline.evals.vision.providers import cut_out
 

@@ -11,7 +11,6 @@ from __future__ import annotations
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from math import exp, sqrt
-from statistics import mean, stdev
 
 import numpy as np
 import torch
@@ -82,23 +81,15 @@ def compare(
     for window in windows:
         rows.append(_window(_log_probabilities(model, window), _log_probabilities(reference, window), window))
         step()
-    own, others, kl, top1 = zip(*rows, strict=True)
-    differences = [a - b for a, b in zip(own, others, strict=True)]
+    own, others, kl, top1 = np.array(rows).T
+    figures = {"loss": own - others, "kl": kl, "top1": top1}
     return Quality(
-        perplexity=exp(mean(own)),
-        of_reference=exp(mean(others)),
-        loss=mean(differences),
-        loss_error=_error(differences),
-        kl=mean(kl),
-        kl_error=_error(kl),
-        top1=mean(top1),
-        top1_error=_error(top1),
+        perplexity=exp(own.mean()),
+        of_reference=exp(others.mean()),
+        **{name: float(values.mean()) for name, values in figures.items()},
+        **{f"{name}_error": float(values.std(ddof=1)) / sqrt(len(rows)) for name, values in figures.items()},
         tokens=len(windows) * (WINDOW - 1),
     )
-
-
-def _error(values: Sequence[float]) -> float:
-    return stdev(values) / sqrt(len(values))
 
 
 def _log_probabilities(model: Target, window: np.ndarray) -> torch.Tensor:

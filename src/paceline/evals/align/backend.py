@@ -18,7 +18,7 @@ from typing import TYPE_CHECKING, Any, Protocol
 from paceline.evals.align.options import Decoding
 from paceline.evals.align.prompts import Message
 from paceline.evals.align.types import Call
-from paceline.workbench.client import Client, Completion, Retry
+from paceline.workbench.client import Client, Completion
 
 if TYPE_CHECKING:
     from paceline.target.tokenizer import Tokenizer
@@ -157,19 +157,10 @@ class Endpoint:
     The other arguments are those of `Client`."""
 
     def __init__(
-        self,
-        urls: list[str],
-        model: str,
-        *,
-        stream: bool = True,
-        tokenizer: Tokenizer | None = None,
-        key: str | None = None,
-        slots: int = 8,
-        timeout: float = 600.0,
-        retry: Retry = Retry(),
+        self, urls: list[str], model: str, *, stream: bool = True, tokenizer: Tokenizer | None = None, **client: Any
     ):
         self.label, self.stream, self.tokenizer = model, stream, tokenizer
-        self._client = Client(urls, key=key, slots=slots, timeout=timeout, retry=retry)
+        self._client = Client(urls, **client)
 
     async def complete(self, request: Request) -> Response:
         began = perf_counter()

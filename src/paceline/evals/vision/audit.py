@@ -21,11 +21,10 @@ import numpy as np
 from PIL import Image, ImageChops
 from scipy.stats import chisquare
 
-from paceline.evals.vision.captions import TITLES, VALUES
+from paceline.evals.vision.captions import SAME, TITLES, VALUES, compared
 from paceline.evals.vision.dataset import Case, Data, read_data
 from paceline.evals.vision.engine import build_facts, compose, drawn_area, render, renderer_of
 from paceline.evals.vision.evaluate import geometry_scores
-from paceline.evals.vision.geometry import SAME, compared
 from paceline.evals.vision.options import BuildOptions
 from paceline.evals.vision.writer import MANIFEST
 

@@ -25,8 +25,8 @@ from PIL import Image, ImageChops
 
 from paceline.draft.spec import parse, values
 from paceline.errors import PacelineError, install
+from paceline.evals.vision.captions import Box
 from paceline.evals.vision.drawing import KINDS
-from paceline.evals.vision.geometry import Box
 from paceline.evals.vision.providers import Cutout, cut_out, kinds_of
 from paceline.target.load import device_named
 

@@ -44,7 +44,6 @@ from numpy.typing import NDArray
 from PIL import Image, ImageDraw
 
 from paceline.errors import PacelineError, install
-from paceline.evals.vision.captions import Noun, article_of
 
 Points = NDArray[np.float64]
 """(n, 2), in units of a hundredth of the square."""
@@ -70,6 +69,24 @@ PALETTE = BRIGHT | {
     "brown": "#8a5a34", "tan": "#d2a878", "grey": "#8f969c", "silver": "#c3cad0", "dark": "#4a5058", "white": "#f6f6f2",
     "black": "#2b2b2e",
 }  # fmt: skip
+
+
+@dataclass(frozen=True)
+class Noun:
+    """How captions name a thing."""
+
+    name: str
+    plural: str
+    article: str
+
+    @property
+    def with_article(self) -> str:
+        return f"{self.article} {self.name}"
+
+
+def article_of(name: str) -> str:
+    """ "a" or "an", by the first letter."""
+    return "an" if name[0] in "aeiou" else "a"
 
 
 @dataclass(frozen=True)

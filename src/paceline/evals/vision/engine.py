@@ -24,9 +24,8 @@ from PIL import Image
 
 from paceline.errors import PacelineError
 from paceline.evals.vision import child, layouts
-from paceline.evals.vision.captions import VALUES, caption, plain, templates
+from paceline.evals.vision.captions import VALUES, Box, caption, plain, templates
 from paceline.evals.vision.drawing import Renderer, choose, shows
-from paceline.evals.vision.geometry import Box
 from paceline.evals.vision.layouts import FITS, LAYOUTS, THINGS, Scene
 from paceline.evals.vision.options import BuildOptions
 from paceline.evals.vision.providers import Cutout, Folder, Procedural, Provider
@@ -260,7 +259,7 @@ GROUNDS: tuple[Callable[[np.random.Generator, int], Pixels], ...] = (gradient, h
 
 def _photo(rng: np.random.Generator, size: int, folder: str) -> Image.Image:
     """A random square of a random picture of `folder`."""
-    files = _files(folder)
+    files = _photos(folder)
     try:
         with Image.open(files[int(rng.integers(len(files)))]) as picture:
             side = min(picture.size)
@@ -272,7 +271,7 @@ def _photo(rng: np.random.Generator, size: int, folder: str) -> Image.Image:
 
 
 @cache
-def _files(folder: str) -> list[Path]:
+def _photos(folder: str) -> list[Path]:
     files = sorted(f for f in Path(folder).glob("*") if f.suffix.lower() in SUFFIXES)
     if not files:
         raise PacelineError(f"{folder} holds no backgrounds: no file ends in {', '.join(SUFFIXES)}")

@@ -25,9 +25,8 @@ from PIL import Image
 from paceline import __version__
 from paceline.errors import PacelineError
 from paceline.evals.vision import child
-from paceline.evals.vision.captions import VALUES
+from paceline.evals.vision.captions import VALUES, holds
 from paceline.evals.vision.dataset import Case, Data, read_data, values_of
-from paceline.evals.vision.geometry import holds
 from paceline.evals.vision.options import EndpointOptions, read_model
 from paceline.evals.vision.scores import overall, summarise
 from paceline.jsonl import write_whole

@@ -13,8 +13,7 @@ from collections.abc import Callable, Sequence
 
 import numpy as np
 
-from paceline.evals.vision.captions import COMPARED, DIRECTIONS, NUMBERS, PLACES, PRESENCE, SIZES
-from paceline.evals.vision.geometry import RATIOS, SAME, SIDES, Box
+from paceline.evals.vision.captions import RATIOS, SAME, SIDES, VALUES, Box
 from paceline.evals.vision.providers import Cutout
 
 PAIR = 0.56
@@ -42,7 +41,7 @@ def box(thing: Cutout, x: float, y: float, side: float, size: int) -> Box:
 def absolute_size(rng: np.random.Generator, things: Sequence[Cutout], size: int) -> list[Scene]:
     """One object around one centre, large, medium-sized or small."""
     x, y = 0.5 + rng.uniform(-0.1, 0.1, 2)
-    return [(box(things[0], x, y, SIDES[value], size),) for value in SIZES]
+    return [(box(things[0], x, y, SIDES[value], size),) for value in VALUES["absolute_size"]]
 
 
 def relative_size(rng: np.random.Generator, things: Sequence[Cutout], size: int) -> list[Scene]:
@@ -53,7 +52,7 @@ def relative_size(rng: np.random.Generator, things: Sequence[Cutout], size: int)
     whole, turned, swapped = PAIR * rng.uniform(0.85, 1.0), rng.random() < 0.5, rng.random() < 0.5
     x, y = rng.uniform(-0.04, 0.04, 2)
     scenes: list[Scene] = []
-    for value in COMPARED:
+    for value in VALUES["relative_size"]:
         ratio = RATIOS[value] * np.sqrt(fill_b / fill_a)
         # Sides r s and s with r^2 s^2 fill_a + s^2 fill_b constant; at most `whole` in any picture of the case.
         small = whole * np.sqrt(min(fill_a, fill_b) / (ratio**2 * fill_a + fill_b))
@@ -81,10 +80,7 @@ def absolute_spatial(rng: np.random.Generator, things: Sequence[Cutout], size: i
     """One object in each cell of a 3 x 3 grid, off the cell's centre by the same jitter."""
     side = rng.uniform(0.18, 0.27)
     x, y = rng.uniform(-0.03, 0.03, 2)
-    return [
-        (box(things[0], (cell % 3 + 0.5) / 3 + x, (cell // 3 + 0.5) / 3 + y, side, size),)
-        for cell in range(len(PLACES))
-    ]
+    return [(box(things[0], (cell % 3 + 0.5) / 3 + x, (cell // 3 + 0.5) / 3 + y, side, size),) for cell in range(9)]
 
 
 def relative_spatial(rng: np.random.Generator, things: Sequence[Cutout], size: int) -> list[Scene]:
@@ -96,10 +92,9 @@ def relative_spatial(rng: np.random.Generator, things: Sequence[Cutout], size: i
     free = 0.5 - apart / 2 - max(sides) / 2
     x, y = 0.5 + rng.uniform(-free, free, 2)
     scenes: list[Scene] = []
-    for value in DIRECTIONS:
-        sign = -1 if value in ("to the left of", "above") else 1
-        along = sign * apart / 2
-        dx, dy = (along, offset / 2) if value in DIRECTIONS[:2] else (offset / 2, along)
+    for value in VALUES["relative_spatial"]:
+        along = (-1 if value in ("to the left of", "above") else 1) * apart / 2
+        dx, dy = (offset / 2, along) if value in ("above", "below") else (along, offset / 2)
         scenes.append((box(a, x + dx, y + dy, sides[0], size), box(b, x - dx, y - dy, sides[1], size)))
     return scenes
 
@@ -112,7 +107,7 @@ def existence(rng: np.random.Generator, things: Sequence[Cutout], size: int) -> 
     side = rng.uniform(0.2, 0.27)
     spots = _grid(rng, 0.025)
     around = tuple(box(t, *spot, side, size) for t, spot in zip(others, spots[1:], strict=False))
-    return [(box(neutral if value == "no" else target, *spots[0], side, size), *around) for value in PRESENCE]
+    return [(box(thing, *spots[0], side, size), *around) for thing in (neutral, target)]
 
 
 def count(rng: np.random.Generator, things: Sequence[Cutout], size: int, one_size: bool = True) -> list[Scene]:
@@ -120,11 +115,11 @@ def count(rng: np.random.Generator, things: Sequence[Cutout], size: int, one_siz
 
     one_size: for all pictures of the case; otherwise each picture has a size of its own, whatever its number."""
     side = rng.uniform(0.16, 0.27)
-    sides = rng.uniform(0.12, 0.27, len(NUMBERS))
+    sides = rng.uniform(0.12, 0.27, 9)
     spots = _grid(rng, 0.03)
     return [
         tuple(box(things[0], *spot, side if one_size else sides[n - 1], size) for spot in spots[:n])
-        for n in range(1, len(NUMBERS) + 1)
+        for n in range(1, 10)
     ]
 
 

@@ -23,8 +23,7 @@ from PIL import Image, ImageFilter
 
 from paceline.errors import PacelineError
 from paceline.evals.vision import child
-from paceline.evals.vision.captions import Noun, article_of
-from paceline.evals.vision.drawing import KINDS, Drawing, Renderer, cover
+from paceline.evals.vision.drawing import KINDS, Drawing, Noun, Renderer, article_of, cover
 
 SIDECAR = "objects.json"
 OURS = "Apache-2.0"
@@ -107,8 +106,7 @@ class Folder:
             raise PacelineError(f"{sidecar} is not JSON: {error}") from error
         self._cutouts: dict[str, list[tuple[Path, dict[str, Any]]]] = {}
         for file, facts in sorted(listed.items()):
-            lacking = [key for key in ("name", "licence") if not facts.get(key)]
-            if lacking:
+            if lacking := [key for key in ("name", "licence") if not facts.get(key)]:
                 raise PacelineError(f"{sidecar}: {file} has no {' and no '.join(lacking)}; every cut-out needs both")
             self._cutouts.setdefault(facts["name"], []).append((sidecar.with_name(file), facts))
 

@@ -25,6 +25,8 @@ from paceline.evals.vision.captions import TEMPLATES, VALUES
 from paceline.evals.vision.drawing import KINDS
 from paceline.target.load import device_named
 
+Floats = NDArray[np.float32]
+
 KNOWN = ("clip", "siglip", "siglip2", "blip", "chinese_clip", "align", "flava", "metaclip_2")
 SPECIAL = ("<pad>", "<unk>", "<start>", "<end>")
 
@@ -86,10 +88,8 @@ class Towers:
 
     def normalise(self, pixels: Tensor) -> Tensor:
         """Bytes of `pixels` as the model's input."""
-        mean, std = (
-            torch.tensor(v, device=pixels.device).view(1, 3, 1, 1)
-            for v in (self.processor.image_mean, self.processor.image_std)
-        )
+        both = (self.processor.image_mean, self.processor.image_std)
+        mean, std = (torch.tensor(values, device=pixels.device).view(1, 3, 1, 1) for values in both)
         return ((pixels.float() / 255 - mean) / std).to(self.model.dtype)
 
     def embed_images(self, pixels: Tensor) -> Tensor:
@@ -115,23 +115,18 @@ class Towers:
         # SigLIP was trained on captions that are padded to one length, and without a mask.
         siglip = config.model_type.startswith("siglip")
         given = self.tokenizer(
-            list(captions),
-            padding="max_length" if siglip else True,
-            truncation=True,
-            max_length=min(longest, 512),
+            list(captions), padding="max_length" if siglip else True, truncation=True, max_length=min(longest, 512),
             return_tensors="pt",
-        )
+        )  # fmt: skip
         inputs = ("input_ids",) if siglip else ("input_ids", "attention_mask")
         return {key: given[key].to(self.device) for key in inputs if key in given}
 
     @torch.inference_mode()
-    def encode_images(self, pictures: Sequence[Image.Image]) -> NDArray[np.float32]:
-        """(n, d), float32."""
+    def encode_images(self, pictures: Sequence[Image.Image]) -> Floats:
         return self.embed_images(torch.from_numpy(self.pixels(pictures)).to(self.device)).float().cpu().numpy()
 
     @torch.inference_mode()
-    def encode_texts(self, captions: Sequence[str]) -> NDArray[np.float32]:
-        """(n, d), float32."""
+    def encode_texts(self, captions: Sequence[str]) -> Floats:
         return self.embed_texts(captions).float().cpu().numpy()
 
 
@@ -153,7 +148,7 @@ class Matching:
         self.describe = self.towers.describe
 
     @torch.inference_mode()
-    def pair_scores(self, pictures: Sequence[Image.Image], captions: Sequence[str]) -> NDArray[np.float32]:
+    def pair_scores(self, pictures: Sequence[Image.Image], captions: Sequence[str]) -> Floats:
         """(pictures, captions)."""
         towers = self.towers
         pixels = torch.from_numpy(towers.pixels(pictures)).to(towers.device)
@@ -162,12 +157,9 @@ class Matching:
         rows = []
         for state in states:
             seen = state.expand(len(captions), *state.shape)
-            joint = towers.model.text_encoder(
-                **tokens,
-                encoder_hidden_states=seen,
-                encoder_attention_mask=torch.ones(seen.shape[:2], device=towers.device),
-            ).last_hidden_state[:, 0]
-            logits = towers.model.itm_head(joint).float()
+            mask = torch.ones(seen.shape[:2], device=towers.device)
+            joint = towers.model.text_encoder(**tokens, encoder_hidden_states=seen, encoder_attention_mask=mask)
+            logits = towers.model.itm_head(joint.last_hidden_state[:, 0]).float()
             rows.append((logits[:, 1] - logits[:, 0]).cpu().numpy())
         return np.stack(rows)
 
@@ -198,12 +190,12 @@ class OpenClip:
         return {"model_type": "open_clip", "activation": activation, "preprocessing": str(self._preprocess)}
 
     @torch.inference_mode()
-    def encode_images(self, pictures: Sequence[Image.Image]) -> NDArray[np.float32]:
+    def encode_images(self, pictures: Sequence[Image.Image]) -> Floats:
         pixels = torch.stack([self._preprocess(picture) for picture in pictures]).to(self._device)
         return self._model.encode_image(pixels, normalize=True).float().cpu().numpy()
 
     @torch.inference_mode()
-    def encode_texts(self, captions: Sequence[str]) -> NDArray[np.float32]:
+    def encode_texts(self, captions: Sequence[str]) -> Floats:
         tokens = self._tokenizer(list(captions)).to(self._device)
         return self._model.encode_text(tokens, normalize=True).float().cpu().numpy()
 
