@@ -4,13 +4,13 @@ import json
 import runpy
 import shutil
 from dataclasses import replace
-from html.parser import HTMLParser
 from pathlib import Path
 from typing import Any
 
 import pytest
 from tests.cli.conftest import Command
 from tests.evals.endpoint import ANSWERS, Scripted, is_judge, judge, write
+from tests.pages.test_report import Seen
 
 from paceline.errors import PacelineError
 from paceline.evals.align.figures import GENERATIONS, JUDGEMENTS, agreement, results
@@ -94,26 +94,10 @@ def test_mistakes_are_one_line(command: Command, tmp_path: Path, arguments: tupl
     assert not (tmp_path / "run").exists()
 
 
-class Page(HTMLParser):
-    """Tags that a page opens, and its text."""
-
-    def __init__(self, text: str):
-        super().__init__()
-        self.tags: list[str] = []
-        self.text = ""
-        self.feed(text)
-
-    def handle_starttag(self, tag: str, attrs: list[tuple[str, str | None]]) -> None:
-        self.tags.append(tag)
-
-    def handle_data(self, data: str) -> None:
-        self.text += data
-
-
 def test_the_page_holds_the_figures_and_runs_nothing(command: Command, finished: Path) -> None:
     done = command("report", finished)
     assert done.code == 0, done.err
-    page = Page((finished / "report.html").read_text("utf-8"))
+    page = Seen((finished / "report.html").read_text("utf-8"))
     assert not {"script", "img", "link", "iframe"} & set(page.tags)
     told, _ = results(finished)
     for row in told:

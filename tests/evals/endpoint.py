@@ -1,4 +1,4 @@
-"""A scripted OpenAI-compatible endpoint: a real HTTP server, in a thread of its own, that may be as bad as real ones.
+"""A scripted OpenAI-compatible endpoint: a real HTTP server, in threads of its own, that may be as bad as real ones.
 
     with Scripted(trouble=storm) as endpoint:
         ...                                       # endpoint.url, endpoint.requests, endpoint.most_at_once
@@ -9,14 +9,15 @@ are counted in words: a "token" is a word.
 
 from __future__ import annotations
 
-import asyncio
 import hashlib
 import json
 import re
 import threading
+import time
 from collections import Counter
 from collections.abc import Callable
-from types import TracebackType
+from contextlib import suppress
+from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
 from typing import Any
 
 from paceline.evals.align import prompts
@@ -83,12 +84,15 @@ def _number(value: Any) -> int:
 
 
 class Scripted:
-    """The server. reply: what it says to a body; delay: seconds before it does; slots: requests it takes at once,
-    others get 429 (None: any number)."""
+    """The server. reply: what it says to a body, a text or a whole choice; delay: seconds before it does; slots:
+    requests it takes at once, others get 429 (None: any number).
+
+    requests   bodies of all requests, each with its path; answered: of those that got an answer.
+    busy       requests that are being answered; at_once: those that are open, refused ones too."""
 
     def __init__(
         self,
-        reply: Callable[[dict[str, Any]], str] | None = None,
+        reply: Callable[[dict[str, Any]], str | dict[str, Any]] | None = None,
         trouble: Trouble = lambda body, attempt: None,
         *,
         delay: float = 0.0,
@@ -98,131 +102,127 @@ class Scripted:
         self.reply = reply or (lambda body: judge(body) if is_judge(body) else write(body))
         self.trouble, self.delay, self.slots, self.usage = trouble, delay, slots, usage
         self.requests: list[dict[str, Any]] = []
+        self.answered: list[dict[str, Any]] = []
         self.statuses: Counter[int] = Counter()
         self.at_once = self.most_at_once = self.busy = self.most_busy = 0
         self.keep = True
         self._attempts: Counter[str] = Counter()
-        self._ready = threading.Event()
-        self._loop = asyncio.new_event_loop()
-        self._thread = threading.Thread(target=self._serve, daemon=True)
+        self._lock = threading.Lock()
+        answer = self._answer
 
-    @property
-    def url(self) -> str:
-        return f"http://127.0.0.1:{self._port}/v1"
+        class Handler(BaseHTTPRequestHandler):
+            protocol_version, disable_nagle_algorithm = "HTTP/1.1", True
+
+            def do_GET(self) -> None:
+                _send(self, 200, {"data": [{"id": "scripted"}]})
+
+            def do_POST(self) -> None:
+                with suppress(ConnectionError):  # the client has given up
+                    answer(self)
+
+            def log_message(self, *_: object) -> None: ...
+
+        class Server(ThreadingHTTPServer):
+            request_queue_size, block_on_close, daemon_threads = 256, False, True
+
+            def handle_error(self, *_: object) -> None: ...
+
+        self._server = Server(("127.0.0.1", 0), Handler)
+        self.url = f"http://127.0.0.1:{self._server.server_port}/v1"
 
     def __enter__(self) -> Scripted:
-        self._thread.start()
-        assert self._ready.wait(10)
+        threading.Thread(target=self._server.serve_forever, args=(0.01,), daemon=True).start()
         return self
 
-    def __exit__(
-        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
-    ) -> None:
-        self._loop.call_soon_threadsafe(self._loop.stop)
-        self._thread.join(10)
+    def __exit__(self, *_: object) -> None:
+        self._server.shutdown()
+        self._server.server_close()
 
-    def _serve(self) -> None:
-        asyncio.set_event_loop(self._loop)
-        server = self._loop.run_until_complete(asyncio.start_server(self._client, "127.0.0.1", 0, backlog=256))
-        self._port = server.sockets[0].getsockname()[1]
-        self._ready.set()
-        self._loop.run_forever()
-        for task in asyncio.all_tasks(self._loop):
-            task.cancel()
-        self._loop.run_until_complete(asyncio.sleep(0))
-        server.close()
-        self._loop.close()
-
-    async def _client(self, reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
-        try:
-            while (line := await reader.readline()).strip():
-                length = 0
-                while (header := await reader.readline()).strip():
-                    if header.lower().startswith(b"content-length:"):
-                        length = int(header.split(b":")[1])
-                body = await reader.readexactly(length)
-                self.at_once += 1
-                self.most_at_once = max(self.most_at_once, self.at_once)
-                try:
-                    await self._answer(line.split()[1].decode(), body, writer)
-                finally:
-                    self.at_once -= 1
-        except (ConnectionError, asyncio.IncompleteReadError, asyncio.CancelledError):
-            pass  # the client has given up, or the test is over
-        finally:
-            writer.close()
-
-    async def _answer(self, path: str, raw: bytes, writer: asyncio.StreamWriter) -> None:
-        if path.endswith("/models"):
-            return await self._whole(writer, 200, {"data": [{"id": "scripted"}]})
+    def _answer(self, handler: BaseHTTPRequestHandler) -> None:
+        raw = handler.rfile.read(int(handler.headers["Content-Length"]))
         body = json.loads(raw)
-        if self.keep:
-            self.requests.append({"path": path, **body})
-        key = hashlib.sha256(raw).hexdigest()
-        self._attempts[key] += 1
-        trouble = self.trouble(body, self._attempts[key])
-        if path.endswith("/classify") and trouble is None:
-            return await self._whole(writer, 200, {"data": [{"index": 0, "probs": [len(body["input"]) / 1000]}]})
-        if self.slots is not None and self.busy >= self.slots:
-            trouble = "429"
-        if trouble is not None and trouble.isdigit():
-            return await self._whole(writer, int(trouble), {"error": {"message": f"scripted {trouble}"}}, "0.02")
-        self.busy += 1
-        self.most_busy = max(self.most_busy, self.busy)
+        with self._lock:
+            self.at_once += 1
+            self.most_at_once = max(self.most_at_once, self.at_once)
+            if self.keep:
+                self.requests.append({"path": handler.path, **body})
+            key = hashlib.sha256(raw).hexdigest()
+            self._attempts[key] += 1
+            trouble = self.trouble(body, self._attempts[key])
+            if self.slots is not None and self.busy >= self.slots:
+                trouble = "429"
+            status = int(trouble) if trouble is not None and trouble.isdigit() else 200
+            self.statuses[status] += 1
+            self.busy += status == 200
+            self.most_busy = max(self.most_busy, self.busy)
         try:
-            await asyncio.sleep(2.0 if trouble == "hang" else self.delay)
+            if status != 200:
+                _send(handler, status, {"error": {"message": f"scripted {status}"}})
+            elif handler.path.endswith("/classify"):
+                _send(handler, 200, {"data": [{"index": 0, "probs": [len(body["input"]) / 1000]}]})
+            else:
+                time.sleep(2.0 if trouble == "hang" else self.delay)
+                self._say(body, trouble, handler)
         finally:
-            self.busy -= 1
-        self.statuses[200] += 1
-        await self._say(body, trouble, writer)
+            with self._lock:
+                self.at_once -= 1
+                self.busy -= status == 200
 
-    async def _say(self, body: dict[str, Any], trouble: str | None, writer: asyncio.StreamWriter) -> None:
-        text = "I cannot put that into the form." if trouble == "malformed" else self.reply(body)
-        words = re.findall(r"\s*\S+\s*", text)
+    def _say(self, body: dict[str, Any], trouble: str | None, handler: BaseHTTPRequestHandler) -> None:
+        if self.keep:
+            self.answered.append(body)
+        said = "I cannot put that into the form." if trouble == "malformed" else self.reply(body)
+        if isinstance(said, dict):
+            return _send(handler, 200, {"choices": [said]})
+        words = re.findall(r"\s*\S+\s*", said)
         reason = "stop" if len(words) <= body["max_tokens"] else "length"
         words = words[: body["max_tokens"]]
         if trouble == "cut":
             words, reason = words[: len(words) // 2], "length"
-        texts = [message["content"] for message in body["messages"]] if "messages" in body else [body["prompt"]]
-        prompt = sum(len(text.split()) for text in texts)
+        prompt = sum(len(text.split()) for text in _texts(body))
         usage = {"prompt_tokens": prompt, "completion_tokens": len(words), "total_tokens": prompt + len(words)}
         if not body.get("stream"):
             choice = {"message": {"content": "".join(words)}, "text": "".join(words), "finish_reason": reason}
-            return await self._whole(writer, 200, {"choices": [choice], **({"usage": usage} if self.usage else {})})
-        writer.write(b"HTTP/1.1 200 OK\r\nContent-Type: text/event-stream\r\nTransfer-Encoding: chunked\r\n\r\n")
-        for n, word in enumerate(words):
-            if trouble in ("torn", "reset") and n == len(words) // 2:
-                if trouble == "torn":
-                    writer.write(b"0\r\n\r\n")
-                    await writer.drain()
-                writer.close()
-                return
-            delta = {"content": word} if "messages" in body else {}
-            _event(writer, {"choices": [{"delta": delta, "text": word, "finish_reason": None}]})
-        if trouble == "garbage":
-            _chunk(writer, b"data: {broken\n\n")
-        _event(writer, {"choices": [{"delta": {}, "text": "", "finish_reason": reason}]})
-        if self.usage:
-            _event(writer, {"choices": [], "usage": usage})
-        _chunk(writer, b"data: [DONE]\n\n")
-        writer.write(b"0\r\n\r\n")
-        await writer.drain()
-
-    async def _whole(
-        self, writer: asyncio.StreamWriter, status: int, value: dict[str, Any], after: str | None = None
-    ) -> None:
-        if status != 200:
-            self.statuses[status] += 1
-        content = json.dumps(value).encode()
-        again = f"Retry-After: {after}\r\n" if after and status == 429 else ""
-        head = f"HTTP/1.1 {status} Scripted\r\nContent-Type: application/json\r\n{again}"
-        writer.write(f"{head}Content-Length: {len(content)}\r\n\r\n".encode() + content)
-        await writer.drain()
+            return _send(handler, 200, {"choices": [choice], **({"usage": usage} if self.usage else {})})
+        torn = trouble in ("torn", "reset")
+        events: list[Any] = [
+            {
+                "choices": [
+                    {"delta": {"content": word} if "messages" in body else {}, "text": word, "finish_reason": None}
+                ]
+            }
+            for word in words[: len(words) // 2 if torn else None]
+        ]
+        if not torn:
+            events += ["{broken"] * (trouble == "garbage")
+            events += [{"choices": [{"delta": {}, "text": "", "finish_reason": reason}]}]
+            events += [{"choices": [], "usage": usage}] * self.usage + ["[DONE]"]
+        lines = [f"data: {event if isinstance(event, str) else json.dumps(event)}\n\n".encode() for event in events]
+        handler.send_response(200)
+        handler.send_header("Content-Type", "text/event-stream")
+        handler.send_header("Transfer-Encoding", "chunked")
+        handler.end_headers()
+        chunks = b"".join(f"{len(line):x}\r\n".encode() + line + b"\r\n" for line in lines)
+        handler.wfile.write(chunks + (b"" if trouble == "reset" else b"0\r\n\r\n"))
+        handler.close_connection = torn
 
 
-def _event(writer: asyncio.StreamWriter, value: dict[str, Any]) -> None:
-    _chunk(writer, f"data: {json.dumps(value)}\n\n".encode())
+def _texts(body: dict[str, Any]) -> list[str]:
+    """All texts of a request's prompt."""
+    contents = [message["content"] for message in body["messages"]] if "messages" in body else [body["prompt"]]
+    return [
+        text
+        for content in contents
+        for text in ([content] if isinstance(content, str) else [part.get("text", "") for part in content])
+    ]
 
 
-def _chunk(writer: asyncio.StreamWriter, content: bytes) -> None:
-    writer.write(f"{len(content):x}\r\n".encode() + content + b"\r\n")
+def _send(handler: BaseHTTPRequestHandler, status: int, value: dict[str, Any]) -> None:
+    content = json.dumps(value).encode()
+    handler.send_response(status)
+    handler.send_header("Content-Type", "application/json")
+    if status == 429:
+        handler.send_header("Retry-After", "0.02")
+    handler.send_header("Content-Length", str(len(content)))
+    handler.end_headers()
+    handler.wfile.write(content)

@@ -105,12 +105,12 @@ def test_own_scenarios_in_yaml_and_markdown(tmp_path: Path) -> None:
 @pytest.mark.parametrize(
     ("text", "why"),
     [
-        ("safety: [a]\nprompts: [{prompt: q, label: safe}]", "behavioral rules"),
-        ("safety: [a]\nbehavioral: [b]", "needs prompts"),
-        ("safety: [a]\nbehavioral: [b]\nprompts: [{prompt: q, label: other}]", "label"),
-        ("safety: [a]\nbehavioral: [{text: b, weight: 0}]\nprompts: [{prompt: q, label: safe}]", "weight"),
-        ("[not, a, mapping]", "mapping"),
-        (": :\n - {", "not YAML"),
+        ("safety: [a]\nprompts: [{prompt: q, label: safe}]", "behavioral: Field required"),
+        ("safety: [a]\nbehavioral: [b]", "prompts: Field required"),
+        ("safety: [a]\nbehavioral: [b]\nprompts: [{prompt: q, label: other}]", "prompts.0.label: .*'unsafe' or 'safe'"),
+        ("behavioral: [{text: b, weight: 0}]\nsafety: [a]\nprompts: [{prompt: q, label: safe}]", "weight: .* than 0"),
+        ("[not, a, mapping]", "valid dictionary"),
+        (": :\n - {", "expected <block end>"),
     ],
 )
 def test_broken_files_are_refused_in_a_line(tmp_path: Path, text: str, why: str) -> None:

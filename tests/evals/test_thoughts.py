@@ -26,7 +26,6 @@ TEMPLATES = {
     "opens": models.CHAT_TEMPLATE.replace("<|assistant|>{% endif", OPENS),
     "opens, no newline": models.CHAT_TEMPLATE.replace("<|assistant|>{% endif", OPENS.replace("\n", "")),
 }
-THINKING = ("zero-think", "more-think", "align3", "align3,steps=2", "align3,close=true")
 
 
 @pytest.fixture(scope="module")
@@ -79,15 +78,17 @@ def _turns(prompts: list[str]) -> list[str]:
     return [prompt.rpartition("<|assistant|>")[2] for prompt in prompts]
 
 
-@pytest.mark.parametrize("method", THINKING)
-@pytest.mark.parametrize("template", TEMPLATES)
-def test_a_forced_thought_is_opened_once(run: Any, template: str, method: str) -> None:
-    _, turns = run(method, template)
-    assert turns
-    for turn in turns:
-        assert turn.startswith("<think>\n")
-        assert turn.count("<think>") == 1
-    assert turns[0] == run(method, "closed")[1][0]
+@pytest.mark.parametrize("method", ["zero-think", "more-think,passes=2", "align3,steps=21,close=true"])
+def test_a_forced_thought_is_opened_once(run: Any, method: str) -> None:
+    first = set()
+    for template in TEMPLATES:
+        _, turns = run(method, template)
+        assert turns
+        for turn in turns:
+            assert turn.startswith("<think>\n")
+            assert turn.count("<think>") == 1
+        first.add(turns[0])
+    assert len(first) == 1
 
 
 @pytest.mark.parametrize("template", TEMPLATES)
@@ -98,7 +99,7 @@ def test_what_the_template_wrote_is_not_counted_as_injected(run: Any, folder: Pa
     assert made.calls[0].injected == len(load_tokenizer(folder).encode_text(forced))
 
 
-@pytest.mark.parametrize("method", ["raw", "vanilla", "best-of-n,n=1", "self-refine,iterations=1"])
+@pytest.mark.parametrize("method", ["vanilla", "self-refine,iterations=1"])
 @pytest.mark.parametrize("template", TEMPLATES)
 def test_a_reply_within_a_thought_that_the_template_opened_is_no_answer(run: Any, template: str, method: str) -> None:
     made, turns = run(method, template)

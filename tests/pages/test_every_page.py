@@ -6,7 +6,7 @@ from pathlib import Path
 from typing import Any
 
 import pytest
-from tests.bench.runs import make_run
+from tests.bench.runs import TASKS, WHY, make_run
 from tests.evals.endpoint import Scripted
 from tests.evals.test_run import go
 from tests.pages.browser import WIDTHS, measured, needs_chromium
@@ -35,7 +35,28 @@ def of_align(folder: Path) -> str:
 
 
 def of_bench(folder: Path) -> str:
-    return bench.page(read_run(make_run(folder / "run")))
+    """Twenty methods, long names, a long word, failures, predictions: everything a report can hold."""
+    methods = {
+        "none": 1.0, "hierarchy,order=WL,model=build/own,corpus=build/four,n=8": 1.7,
+        "averylongnamewithoutanyplacetobreakitatall": 1.5, "peer:transformers-assisted:models/draft": 0.8,
+        **{f"method-{i},tree={i}": 1 + i / 10 for i in range(16)},
+    }  # fmt: skip
+
+    def change(about: dict[str, Any], summary: dict[str, Any]) -> None:
+        about["as_large"] = "The model was enlarged to 1.0B parameters without changing what it says."
+        about["environment"]["command"] = "paceline bench models/demo " + "--draft=" + "x" * 300
+        summary["results"][1 + len(TASKS)]["differs"] = [
+            {"question": "q" * 60, "repeat": 0, "turn": 0, "at": 35, "verdict": "bug", "gap": 0.5, "noise": 0.01}
+        ]
+        devices = ("A100 SXM 80 GB", "H100 SXM5", "H200 SXM", "RTX 3090", "RTX 4090", "L4", "Jetson AGX Orin 64")
+        summary["predictions"] = {"devices": {d: {name: [0.9, 1, 1.1] for name in methods} for d in devices}}
+
+    text = "An answer of some words\n\n  and lines <b>, then " + "w" * 400 + " end"
+    run = make_run(
+        folder / "run", methods, failed={"method-3,tree=3": "e" * 200}, not_installed={"peer:vllm-ngram": WHY},
+        text=text, complete=False, change=change,
+    )  # fmt: skip
+    return bench.page(read_run(run))
 
 
 def of_schedules(folder: Path) -> str:
@@ -131,6 +152,14 @@ def test_no_element_is_beside_the_window_and_no_text_on_another(tmp_path: Path, 
         assert page["wide"] <= width
         assert page["crossed"] == []
         assert page["loaded"] == []
-    if name not in RESULTS:  # whose tables have a column for every device
+        assert page["narrowest"] > 120  # a plot can be read
+    if name not in (*RESULTS, "bench"):  # whose tables have a column for every device
         assert found[1280]["cut"] == []
     assert complaints == []
+
+
+def test_dark_where_the_reader_wants_it_dark(tmp_path: Path) -> None:
+    html = of_bench(tmp_path)
+    for color, options in (("rgb(255, 255, 255)", ()), ("rgb(20, 24, 30)", ("--force-dark-mode",))):
+        found, _ = measured(tmp_path, html, *options)
+        assert {page["color"] for page in found.values()} == {color}

@@ -1,38 +1,12 @@
 """The report as one page: complete, loading nothing, and never fooled by names."""
 
 import re
-from html.parser import HTMLParser
 from typing import Any
+
+from tests.pages.test_report import Seen
 
 from paceline.replay.page import page
 from paceline.replay.report import OVERALL
-
-VOID = {"meta", "br"}
-
-
-class Wellformed(HTMLParser):
-    """Every element is closed in its turn."""
-
-    def __init__(self) -> None:
-        super().__init__()
-        self.open: list[str] = []
-        self.seen: list[str] = []
-        self.titles: list[str] = []
-
-    def handle_starttag(self, tag: str, attrs: list[tuple[str, str | None]]) -> None:
-        self.seen.append(tag)
-        if tag not in VOID:
-            self.open.append(tag)
-
-    def handle_startendtag(self, tag: str, attrs: list[tuple[str, str | None]]) -> None:
-        self.seen.append(tag)
-
-    def handle_endtag(self, tag: str) -> None:
-        assert self.open.pop() == tag
-
-    def handle_data(self, data: str) -> None:
-        if self.open and self.open[-1] == "title":
-            self.titles.append(data)
 
 
 def result(
@@ -50,14 +24,6 @@ def told(results: list[dict[str, Any]], **more: Any) -> dict[str, Any]:
             "results": results}  # fmt: skip
 
 
-def parsed(html: str) -> Wellformed:
-    parser = Wellformed()
-    parser.feed(html)
-    parser.close()
-    assert parser.open == []
-    return parser
-
-
 TWO = [
     result("a,draft=5", "chat", 1.5, 4, [0.5, 0.2]),
     result("a,draft=5", OVERALL, 1.6, 4, [0.5, 0.2]),
@@ -68,10 +34,9 @@ TWO = [
 
 def test_a_page_is_whole_and_loads_nothing() -> None:
     html = page(told(TWO), ["a", "a"])
-    page_seen = parsed(html)
-    assert page_seen.seen.count("svg") == 2
-    assert "script" not in page_seen.seen
-    assert "link" not in page_seen.seen
+    tags = Seen(html).tags
+    assert tags.count("svg") == 2
+    assert not {"script", "link"} & set(tags)
     assert not re.search(r"https?:|url\(|\ssrc=", html)
     assert 'name="viewport"' in html
     for words in ("1.600", "1.800", "chat", "a,draft=9: 1.800 tokens from 7.0 nodes a round"):
@@ -90,9 +55,9 @@ def test_names_are_text() -> None:
     assert "&lt;b&gt;&amp;x" in html
     assert "1.25" in html
     assert "Interrupted" in html
-    parsed(html)
+    Seen(html)
 
 
 def test_a_page_of_nothing() -> None:
-    parsed(page(told([]), []))
-    parsed(page(told([result("none", OVERALL, 1.0, 1, [])]), ["none"]))
+    Seen(page(told([]), []))
+    Seen(page(told([result("none", OVERALL, 1.0, 1, [])]), ["none"]))

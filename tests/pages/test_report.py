@@ -3,6 +3,7 @@
 import json
 import re
 from collections.abc import Callable
+from dataclasses import dataclass, field
 from html.parser import HTMLParser
 from pathlib import Path
 from typing import Any
@@ -20,56 +21,58 @@ VOID = {"meta", "br", "wbr"}
 Change = Callable[[dict[str, Any], dict[str, Any]], None]
 
 
+@dataclass
+class Element:
+    tag: str
+    attributes: dict[str, str]
+    inside: list["Element | str"] = field(default_factory=list)
+
+    @property
+    def text(self) -> str:
+        parts = self.inside if self.tag != "style" else []
+        return "".join(part if isinstance(part, str) else part.text for part in parts)
+
+    def find(self, *tags: str, of: str = "") -> list["Element"]:
+        """All elements within, or those with one of the tags, or of a class."""
+        found = []
+        for one in self.inside:
+            if isinstance(one, Element):
+                if (not tags or one.tag in tags) and (not of or of in one.attributes.get("class", "").split()):
+                    found.append(one)
+                found += one.find(*tags, of=of)
+        return found
+
+
 class Seen(HTMLParser):
     """A page as a reader gets it; every element is closed in its turn."""
 
     def __init__(self, html: str) -> None:
         super().__init__()
-        self.tags: list[str] = []
-        self.attributes: list[tuple[str, str]] = []
-        self.open: list[str] = []
-        self.tables: list[list[list[str]]] = []
-        self.runs: list[tuple[str, str]] = []  # (style, text) of what is coloured
-        self.said: list[str] = []
-        self.text = ""
-        self._classes: list[str] = []
+        root = Element("", {})
+        self.open = [root]
         self.feed(html)
         self.close()
-        assert self.open == []
+        assert self.open == [root]
+        self.text = root.text
+        self.tags = [one.tag for one in root.find()]
+        self.attributes = [pair for one in root.find() for pair in one.attributes.items()]
+        self.tables = [
+            [[cell.text for cell in row.find("td", "th")] for row in table.find("tr")] for table in root.find("table")
+        ]
+        self.runs = [(one.attributes["style"], one.text) for one in root.find(of="run")]  # what is coloured
+        self.said = [one.text for one in root.find(of="said")]
 
     def handle_starttag(self, tag: str, attrs: list[tuple[str, str | None]]) -> None:
-        self.tags.append(tag)
-        self.attributes += [(name, value or "") for name, value in attrs]
-        if tag in VOID:
-            return
-        told = {name: value or "" for name, value in attrs}
-        self.open.append(tag)
-        self._classes.append(told.get("class", ""))
-        if tag == "table":
-            self.tables.append([])
-        elif tag == "tr":
-            self.tables[-1].append([])
-        elif tag in ("td", "th"):
-            self.tables[-1][-1].append("")
-        elif "run" in told.get("class", "").split():
-            self.runs.append((told["style"], ""))
-        elif "said" in told.get("class", "").split():
-            self.said.append("")
+        new = Element(tag, {name: value or "" for name, value in attrs})
+        self.open[-1].inside.append(new)
+        if tag not in VOID:
+            self.open.append(new)
 
     def handle_endtag(self, tag: str) -> None:
-        assert self.open.pop() == tag
-        self._classes.pop()
+        assert self.open.pop().tag == tag
 
     def handle_data(self, data: str) -> None:
-        if "style" in self.open:
-            return
-        self.text += data
-        if "td" in self.open or "th" in self.open:
-            self.tables[-1][-1][-1] += data
-        if "run" in self._classes:
-            self.runs[-1] = (self.runs[-1][0], self.runs[-1][1] + data)
-        if "said" in self._classes:
-            self.said[-1] += data
+        self.open[-1].inside.append(data)
 
     def row(self, table: str, method: str) -> list[str]:
         """The row of `method` in the first table with a column that begins with `table`."""

@@ -1,17 +1,15 @@
 """A scripted OpenAI-compatible server that sees: it knows the pictures of a data set and answers by a rule."""
 
 import base64
-import json
 import re
-import threading
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
-from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
 from io import BytesIO
 
 from PIL import Image
 
 from paceline.evals.vision.dataset import Data
+from tests.evals.endpoint import Scripted
 
 
 class Eyes:
@@ -60,41 +58,11 @@ def oracle(eyes: Eyes) -> Callable[[dict], str]:
 
 
 @contextmanager
-def serving(
-    answer: Callable[[dict], str | dict], refuse: Callable[[int], int] = lambda n: 0
-) -> Iterator[tuple[str, list[dict]]]:
+def serving(answer: Callable[[dict], str | dict], refuse: str = "") -> Iterator[tuple[str, list[dict]]]:
     """The server's address, and the requests it has answered. answer: a text, or a whole choice.
 
-    refuse: the status of request number n, 0 to answer it."""
-    asked: list[dict] = []
-    seen = [0]
-
-    class Handler(BaseHTTPRequestHandler):
-        def do_POST(self) -> None:
-            body = json.loads(self.rfile.read(int(self.headers["Content-Length"])))
-            seen[0] += 1
-            status = refuse(seen[0])
-            if status:
-                reply: dict = {"error": {"message": "not now"}}
-            else:
-                asked.append(body)
-                choice = answer(body)
-                if isinstance(choice, str):
-                    choice = {"message": {"content": choice}, "finish_reason": "stop"}
-                reply = {"choices": [choice], "usage": {"prompt_tokens": 100, "completion_tokens": 1}}
-            content = json.dumps(reply).encode()
-            self.send_response(status or 200)
-            self.send_header("Content-Length", str(len(content)))
-            self.end_headers()
-            self.wfile.write(content)
-
-        def log_message(self, *_: object) -> None: ...
-
-    server = ThreadingHTTPServer(("127.0.0.1", 0), Handler)
-    thread = threading.Thread(target=server.serve_forever, args=(0.01,), daemon=True)
-    thread.start()
-    try:
-        yield f"http://127.0.0.1:{server.server_port}/v1", asked
-    finally:
-        server.shutdown()
-        server.server_close()
+    refuse: a status for each request in turn, by its first digit; "." and those beyond the end are answered."""
+    statuses = iter(refuse)
+    troubles = {"4": "400", "5": "503"}
+    with Scripted(answer, lambda body, attempt: troubles.get(next(statuses, "."))) as server:
+        yield server.url, server.answered

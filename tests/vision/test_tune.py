@@ -6,14 +6,14 @@ import numpy as np
 import pytest
 import torch
 import torch.nn.functional as F
-from paceline.evals.vision.tune import Pairs, clip_loss, direction_loss, hard_loss, rate, tune
 
 from paceline.errors import PacelineError
 from paceline.evals.vision.dataset import read_data, read_pairs
 from paceline.evals.vision.evaluate import score
 from paceline.evals.vision.options import BuildOptions, TuneOptions
 from paceline.evals.vision.towers import small
-from paceline.evals.vision.train import choose, mix, weights, zero_shot
+from paceline.evals.vision.train import Pairs, choose, clip_loss, direction_loss, hard_loss, mix, rate, tune, weights
+from paceline.evals.vision.train import zero_shot as zero_shot_accuracy
 from paceline.evals.vision.writer import build
 
 SCALE = torch.tensor(10.0)
@@ -185,8 +185,8 @@ def test_zero_shot_accuracy(sets) -> None:
         def encode_images(self, pictures):
             return self.encode_texts([self.by[p.tobytes()] for p in pictures])
 
-    assert zero_shot(Knows(), classes) == 100
-    assert zero_shot(_tiny(), classes) < 40
+    assert zero_shot_accuracy(Knows(), classes) == 100
+    assert zero_shot_accuracy(_tiny(), classes) < 40
 
 
 @pytest.mark.slow

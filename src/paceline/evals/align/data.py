@@ -258,10 +258,10 @@ def _loaded(key: str, about: Any, where: str) -> Loaded:
         file = _File.model_validate(about)
     except ValidationError as error:
         first = error.errors()[0]
-        place = ".".join(map(str, first["loc"])) or "the file"
+        place = ".".join(map(str, first["loc"]))
         raise DataError(
-            f"{where}: {place}: {first['msg']}. A scenario has lists of safety and behavioral rules, and prompts, "
-            "each with a label, unsafe or safe"
+            f"{where}: {place}: {first['msg']}. A scenario is an object with lists of safety and behavioral rules and "
+            "of prompts, each with a label, unsafe or safe"
         ) from None
     safety, behavioral = (
         tuple(Rule(kind, index, rule.text, rule.weight) for index, rule in enumerate(rules, 1))

@@ -354,8 +354,10 @@ class PillowRenderer:
 
 
 @cache
-def cover(drawing: Drawing) -> float:
-    """Share of the drawing's bounds that is drawn, rounded to hundredths; by Pillow, whatever draws the pictures."""
+def cover(kind: Kind) -> float:
+    """Share of a thing's bounds that is drawn, the same in all its colours, rounded to hundredths. By Pillow, whatever
+    draws the pictures."""
+    drawing = kind.draw(kind.colours[0])
     width = COVER_SIDE * min(1.0, drawing.aspect)
     sprite = PillowRenderer().sprite(drawing, round(width), round(width / drawing.aspect))
     return round(float(np.asarray(sprite.getchannel("A")).mean()) / 255, 2)

@@ -23,7 +23,7 @@ from PIL import Image, ImageFilter
 
 from paceline.errors import PacelineError
 from paceline.evals.vision import child
-from paceline.evals.vision.drawing import KINDS, Drawing, Noun, Renderer, article_of, cover
+from paceline.evals.vision.drawing import KINDS, Drawing, Kind, Noun, Renderer, article_of, cover
 
 SIDECAR = "objects.json"
 OURS = "Apache-2.0"
@@ -57,7 +57,8 @@ class Cutout:
     def cover(self) -> float:
         """Share of its box that is drawn."""
         if isinstance(self.picture, Drawing):
-            return cover(self.picture)
+            assert isinstance(self.noun, Kind)
+            return cover(self.noun)
         return float(np.asarray(self.picture.getchannel("A")).mean()) / 255
 
     def sprite(self, renderer: Renderer, width: int, height: int) -> Image.Image:
