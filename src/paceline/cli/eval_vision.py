@@ -13,8 +13,9 @@ from typing import Annotated, Any, Literal
 
 import typer
 from rich.console import Console
-from rich.progress import BarColumn, MofNCompleteColumn, Progress, TextColumn, TimeRemainingColumn
+from rich.progress import MofNCompleteColumn, TimeRemainingColumn
 
+from paceline.cli.show import progress_bar
 from paceline.errors import PacelineError
 from paceline.evals.vision.options import BuildOptions, TrainOptions, TuneOptions
 from paceline.jsonl import check_file, check_folder
@@ -68,8 +69,8 @@ def build(
     counts = {subset: cases for subset in (*VALUES, *PLAIN) if subset in wanted}
     pictures = sum(cases * len(VALUES.get(subset, "1")) for subset in counts)
     began = time.perf_counter()
-    with _bar("drawing", pictures) as bar:
-        drawn = write(options, counts, out, workers=workers, progress=lambda new: bar(new, None))
+    with _bar("drawing") as bar:
+        drawn = write(options, counts, out, workers=workers, progress=bar)
     seconds = time.perf_counter() - began
     if as_json:
         facts = {"out": str(out), "pictures": pictures, "drawn": drawn, "seconds": round(seconds, 2), "cases": counts}
@@ -205,20 +206,11 @@ def _names(text: str, known: Iterable[str]) -> list[str]:
 
 
 @contextmanager
-def _bar(what: str, total: int | None = None) -> Iterator[Callable[[int, int | None], None]]:
-    """A bar on a terminal; yields a function of (done, total), or of (how much more is done, None)."""
-    err = Console(stderr=True)
-    columns = (TextColumn("{task.description}"), BarColumn(), MofNCompleteColumn(), TimeRemainingColumn())
-    with Progress(*columns, console=err, transient=True, disable=not err.is_terminal) as bar:
-        task = bar.add_task(what, total=total)
-
-        def advance(done: int, of: int | None) -> None:
-            if of is None:
-                bar.advance(task, done)
-            else:
-                bar.update(task, completed=done, total=of)
-
-        yield advance
+def _bar(what: str) -> Iterator[Callable[[int, int], None]]:
+    """A bar on a terminal; yields a function of (done, total)."""
+    with progress_bar(Console(stderr=True), MofNCompleteColumn(), TimeRemainingColumn()) as bar:
+        task = bar.add_task(what, total=None)
+        yield lambda done, total: bar.update(task, completed=done, total=total)
 
 
 def _show(report: dict[str, Any]) -> None:

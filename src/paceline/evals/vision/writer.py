@@ -49,7 +49,7 @@ def build(
     out: Path,
     *,
     workers: int = 0,
-    progress: Callable[[int], None] = lambda pictures: None,
+    progress: Callable[[int, int], None] = lambda done, total: None,
 ) -> int:
     """Write `cases` of each subset below `out`; returns the number of pictures drawn, 0 if all were there.
 
@@ -62,10 +62,11 @@ def build(
         (out / subset / "images").mkdir(parents=True, exist_ok=True)
         step = max(1, CHUNK // len(firsts[subset].values))
         chunks += [(options, subset, range(i, min(i + step, number)), out) for i in range(0, number, step)]
-    drawn = 0
+    done = drawn = 0
+    total = sum(number * len(firsts[subset].values) for subset, number in cases.items())
     for pictures, new in _draw_all(chunks, workers or os.cpu_count() or 1):
-        drawn += new
-        progress(pictures)
+        done, drawn = done + pictures, drawn + new
+        progress(done, total)
     described = []
     for subset, number in cases.items():
         composed = [compose(options, subset, n) for n in range(number)]
