@@ -152,7 +152,7 @@ def test_no_element_is_beside_the_window_and_no_text_on_another(tmp_path: Path, 
         assert page["wide"] <= width
         assert page["crossed"] == []
         assert page["loaded"] == []
-        assert page["narrowest"] > 120  # a plot can be read
+        assert (page["narrowest"] or 200) > 120  # a plot, where there is one, can be read
     if name not in (*RESULTS, "bench"):  # whose tables have a column for every device
         assert found[1280]["cut"] == []
     assert complaints == []

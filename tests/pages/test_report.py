@@ -422,32 +422,24 @@ def test_figures_in_words() -> None:
 # The command --------------------------------------------------------------------------------------------------
 
 
-def test_the_command_writes_the_page_and_says_where(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
-    make_run(tmp_path)
-    assert main(["report", str(tmp_path)]) == 0
-    assert capsys.readouterr().out == f"wrote {tmp_path / 'report.html'}\n"
-    assert (tmp_path / "report.html").read_text("utf-8") == page(read_run(tmp_path))
-    other = tmp_path / "other.html"
-    assert main(["report", str(tmp_path), "--out", str(other)]) == 0
-    assert other.read_bytes() == (tmp_path / "report.html").read_bytes()
-
-
-def test_the_command_prints_markdown_or_json(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+def test_the_command(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
     make_run(tmp_path)
     assert main(["report", str(tmp_path), "--markdown"]) == 0
     assert capsys.readouterr().out == markdown(read_run(tmp_path))
     assert main(["report", str(tmp_path), "--json"]) == 0
     assert json.loads(capsys.readouterr().out) == json.loads((tmp_path / "summary.json").read_text())
     assert not (tmp_path / "report.html").exists()
-
-
-def test_the_command_refuses_in_one_line(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
-    make_run(tmp_path)
-    assert main(["report", str(tmp_path), "--markdown", "--json"]) == 2
-    assert "choose one" in capsys.readouterr().err
+    for option, out in (([], tmp_path / "report.html"), (["--out", f"{tmp_path}/other"], tmp_path / "other")):
+        assert main(["report", str(tmp_path), *option]) == 0
+        assert capsys.readouterr().out == f"wrote {out}\n"
+        assert out.read_text("utf-8") == page(read_run(tmp_path))
     (tmp_path / "no").write_text("a file")
-    assert main(["report", str(tmp_path), "--out", str(tmp_path / "no" / "where.html")]) == 2
-    assert "where.html cannot be written: " in capsys.readouterr().err
+    for wrong, says in (
+        (["--markdown", "--json"], "choose one"),
+        (["--out", str(tmp_path / "no" / "where.html")], "where.html cannot be written: "),
+    ):
+        assert main(["report", str(tmp_path), *wrong]) == 2
+        assert says in capsys.readouterr().err
     assert main(["report", str(tmp_path / "nothing")]) == 2
     assert "name the folder of a run" in capsys.readouterr().err
 

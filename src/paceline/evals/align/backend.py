@@ -17,7 +17,7 @@ from typing import TYPE_CHECKING, Any, Protocol
 
 from paceline.evals.align.options import Decoding
 from paceline.evals.align.prompts import Message
-from paceline.evals.align.types import Call
+from paceline.evals.align.types import Call, Output
 from paceline.workbench.client import Client, Completion
 
 if TYPE_CHECKING:
@@ -94,17 +94,6 @@ class Markers:
     open: str = "<think>"
     close: str = "</think>"
     opened: bool = False
-
-
-@dataclass(frozen=True)
-class Output:
-    """A response, split. unanswered: why `response` is empty, else None. open: the thought never ended."""
-
-    thought: str
-    response: str
-    finish_reason: str
-    unanswered: str | None = None
-    open: bool = False
 
 
 def split_thought(reply: Response, markers: Markers, before: str | None = None, keep_open: bool = False) -> Output:

@@ -15,10 +15,10 @@ from typing import Any
 from paceline.draft.spec import Options, option, parse, values
 from paceline.errors import MethodError, meant
 from paceline.evals.align import prompts
-from paceline.evals.align.backend import Backend, Markers, Output, Request, Response, split_thought
+from paceline.evals.align.backend import Backend, Markers, Request, Response, split_thought
 from paceline.evals.align.judge import Scorer
 from paceline.evals.align.options import Decoding
-from paceline.evals.align.types import Call, Generation, Item, Scenario
+from paceline.evals.align.types import Call, Generation, Item, Output, Scenario
 
 
 @dataclass(frozen=True)
@@ -96,9 +96,7 @@ class Task:
         """The generation of the last output. `extra["cut"]` names the earlier phases that ran out of budget."""
         if cut := [call.phase for call in self.calls[:-1] if call.finish_reason == "length"]:
             extra["cut"] = cut
-        return Generation(
-            answer.response, answer.thought, answer.finish_reason, answer.unanswered, self.calls, dict(extra)
-        )
+        return Generation(**vars(answer), calls=self.calls, extra=extra)
 
 
 # One request ----------------------------------------------------------------------------------------------------------
@@ -120,7 +118,7 @@ async def zero_think(task: Task, _: None) -> Generation:
     forced = f"{markers.open}\n\n{markers.close}\n\n"
     response = await task.ask(prompts.chat(task.turn), "answer", prefix=forced, forced=forced)
     text = response.text.rpartition(markers.close)[2].strip()
-    return Generation(text, "", response.finish_reason, None if text else "the answer is empty", task.calls)
+    return task.done(Output("", text, response.finish_reason, None if text else "the answer is empty"))
 
 
 # One growing thought --------------------------------------------------------------------------------------------------

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import hashlib
 import json
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from dataclasses import asdict, dataclass, field
 from functools import cached_property
 from typing import Any, Literal
@@ -110,16 +110,23 @@ class Call:
     speculation: dict[str, Any] | None = None
 
 
-@dataclass
-class Generation:
-    """A method's answer to an item. unanswered: why there is no answer, else None. extra: other fields of its row."""
+@dataclass(frozen=True)
+class Output:
+    """A response, split. unanswered: why `response` is empty, else None. open: the thought never ended."""
 
+    thought: str
     response: str
-    thought: str = ""
-    finish_reason: str = "stop"
+    finish_reason: str
     unanswered: str | None = None
-    calls: list[Call] = field(default_factory=list)
-    extra: dict[str, Any] = field(default_factory=dict)
+    open: bool = False
+
+
+@dataclass(frozen=True)
+class Generation(Output):
+    """A method's answer to an item. extra: other fields of its row."""
+
+    calls: Sequence[Call] = ()
+    extra: Mapping[str, Any] = field(default_factory=dict)
 
 
 @dataclass(frozen=True)
