@@ -19,6 +19,7 @@ import paceline.certify.page as certificate
 from paceline.bench.report import read_run
 from paceline.evals.align.page import page as align_page
 from paceline.evals.vision.evaluate import run as run_vision
+from paceline.evals.vision.options import RunOptions
 from paceline.evals.vision.report import write_page
 from paceline.replay import page as replay
 from paceline.rollout.demo import page as rollout
@@ -115,7 +116,7 @@ def of_rollout(folder: Path) -> str:
 
 def of_vision(folder: Path) -> str:
     for name in ("random", "oracle"):
-        run_vision(sample(), name, out=folder / name)
+        run_vision(sample(), RunOptions(name, out=folder / name))
     write_page([folder / "random", folder / "oracle"], folder / "report.html")
     return (folder / "report.html").read_text("utf-8")
 

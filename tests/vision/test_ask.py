@@ -10,6 +10,7 @@ from paceline.evals.vision import ask as asking
 from paceline.evals.vision import child
 from paceline.evals.vision.captions import VALUES
 from paceline.evals.vision.evaluate import run
+from paceline.evals.vision.options import RunOptions
 from paceline.workbench.client import Retry
 
 from .endpoint import Eyes, oracle, parts, serving
@@ -23,7 +24,7 @@ def eyes() -> Eyes:
 
 def _run(url: str, out=None, *, subsets=("existence", "relative_spatial"), **options):
     spec = f"endpoint:{url},model=eye,cases=2," + ",".join(f"{k}={v}" for k, v in options.items())
-    return run(sample(), spec.rstrip(","), subsets, batch=8, out=out)
+    return run(sample(), RunOptions(spec.rstrip(","), ",".join(subsets), batch=8, out=out))
 
 
 @pytest.mark.parametrize("ask", ["choice", "circular", "yesno"])

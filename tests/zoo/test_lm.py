@@ -13,7 +13,7 @@ from paceline.errors import PacelineError
 from paceline.train.data import Source
 from paceline.train.loop import LoopConfig, Progress, learning_rate, share_done
 from paceline.workbench.llama import ModelConfig
-from zoo.lm import Job, chat, pretrain
+from zoo.lm import Job, chat, distil, pretrain
 from zoo.text import DataConfig
 from zoo.tokenizer import train_tokenizer
 
@@ -148,13 +148,16 @@ def test_a_signal_saves_and_stops(tokenizer: PreTrainedTokenizerFast, tmp_path: 
     assert signal.getsignal(signal.SIGTERM) == handler
 
 
-def test_another_models_checkpoint_is_refused(tokenizer: PreTrainedTokenizerFast, tmp_path: Path) -> None:
+def test_what_belongs_to_another_model_is_refused(tokenizer: PreTrainedTokenizerFast, tmp_path: Path) -> None:
     assert tiny_run(tokenizer, tmp_path, "one", tokens=32)
     loop = LoopConfig(tokens=64, mixed_precision="no")
     other = ModelConfig(hidden=32, layers=1, heads=2, kv_heads=1, intermediate=32, positions=64)
     places = tmp_path / "x", tmp_path / "one-run"
     with pytest.raises(PacelineError, match="checkpoint of another model"):
         pretrain(Job(story(tmp_path), tokenizer, *places, loop, ROWS, compiled=False), other)
+    small = train_tokenizer([STORY] * 20, vocabulary=300)
+    with pytest.raises(PacelineError, match=r"has 320 tokens and its tokenizer 300: a draft model needs"):
+        distil(Job(story(tmp_path), small, *places, loop, ROWS, compiled=False), tmp_path / "one")
 
 
 def test_both_stages_end_in_a_model_transformers_loads(tokenizer: PreTrainedTokenizerFast, tmp_path: Path) -> None:

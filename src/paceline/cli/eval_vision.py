@@ -9,7 +9,7 @@ import time
 from collections.abc import Callable, Iterable, Iterator
 from contextlib import contextmanager
 from pathlib import Path
-from typing import Annotated, Any, Literal
+from typing import Annotated, Any
 
 import typer
 from rich.console import Console
@@ -17,7 +17,7 @@ from rich.progress import MofNCompleteColumn, TimeRemainingColumn
 
 from paceline.cli.show import progress_bar
 from paceline.errors import PacelineError
-from paceline.evals.vision.options import BuildOptions, TrainOptions, TuneOptions
+from paceline.evals.vision.options import BuildOptions, RunOptions, TrainOptions, TuneOptions
 from paceline.jsonl import check_file, check_folder
 from paceline.workbench.options import with_options
 
@@ -102,22 +102,8 @@ def audit(data: Data, as_json: AsJson = False) -> int:
 
 
 @vision.command(short_help="Score a model on a data set.")
-def run(
-    data: Data,
-    model: Annotated[
-        str,
-        typer.Option(help="oracle, random, constant, transformers:PATH, open_clip:NAME, endpoint:URL,model=NAME, ..."),
-    ],
-    subsets: Annotated[str, typer.Option(help="Joined by commas; all if left out.")] = "",
-    ties: Annotated[
-        Literal["shared", "first"], typer.Option(help="Ties share the credit, or go to the first key, as officially.")
-    ] = "shared",
-    batch: Annotated[int, typer.Option(help="Pictures encoded at once.", min=1)] = 64,
-    out: Annotated[
-        Path | None, typer.Option(help="Folder for report.json, scores.npz and replies.", callback=check_folder)
-    ] = None,
-    as_json: AsJson = False,
-) -> int:
+@with_options
+def run(data: Data, options: RunOptions, as_json: AsJson = False) -> int:
     """Accuracy of picture to text and text to picture, their mean, and group scores, of every subset.
 
     \b
@@ -127,20 +113,18 @@ def run(
 
     What cannot be read is named on standard error, the rest is scored, and the exit status is 1.
     """
-    from paceline.evals.vision.captions import VALUES
     from paceline.evals.vision.evaluate import run as evaluate
 
-    wanted = _names(subsets, VALUES)
     with _bar("scoring") as bar:
-        report = evaluate(data, model, wanted, ties=ties, batch=batch, out=out, progress=bar)
+        report = evaluate(data, options, bar)
     for problem in report["problems"]:
         print(f"skipped: {problem}", file=sys.stderr)
     if as_json:
         print(json.dumps(report))
     else:
         _show(report)
-        if out is not None:
-            print(f"\n{out} holds it all; paceline eval vision report {out} makes a page of it.")
+        if options.out is not None:
+            print(f"\n{options.out} holds it all; paceline eval vision report {options.out} makes a page of it.")
     return 1 if report["problems"] else 0
 
 

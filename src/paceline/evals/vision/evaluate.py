@@ -27,7 +27,7 @@ from paceline.errors import PacelineError
 from paceline.evals.vision import child
 from paceline.evals.vision.captions import VALUES, holds
 from paceline.evals.vision.dataset import Case, Data, read_data, values_of
-from paceline.evals.vision.options import EndpointOptions, read_model
+from paceline.evals.vision.options import EndpointOptions, RunOptions, read_model
 from paceline.evals.vision.scores import overall, summarise
 from paceline.jsonl import write_whole
 
@@ -161,48 +161,39 @@ def _score_dual(model: DualEncoder, scored: Scored, batch: int, progress: Callab
 
 
 def run(
-    source: Path,
-    spec: str,
-    subsets: Sequence[str] = (),
-    *,
-    ties: str = "shared",
-    batch: int = BATCH,
-    out: Path | None = None,
-    progress: Callable[[int, int], None] = lambda done, total: None,
+    source: Path, asked: RunOptions, progress: Callable[[int, int], None] = lambda done, total: None
 ) -> dict[str, Any]:
-    """Score the model that `spec` names; the report, which is written to `out` too.
+    """Score the model that is asked for; the report, which is written to `asked.out` too.
 
     Raises PacelineError if there is nothing to score."""
-    name, options = read_model(spec)
-    data = read_data(source, subsets)
+    name, options = read_model(asked.model)
+    data = read_data(source, [subset.strip() for subset in asked.subsets.split(",") if subset.strip()])
     if not data.cases:
         raise PacelineError(f"{source} has no whole case; the first problem: {'; '.join(data.problems[:1])}")
-    if out is not None:
-        out.mkdir(parents=True, exist_ok=True)
+    if asked.out is not None:
+        asked.out.mkdir(parents=True, exist_ok=True)
     if isinstance(options, EndpointOptions):
-        found = _ask(data, options, out, progress)
+        found = _ask(data, options, asked.out, progress)
     else:
-        found = _score(data, open_model(name, options), ties, batch, out, progress)
+        found = _score(data, open_model(name, options), asked, progress)
         if hasattr(options, "checkpoint"):  # a model that `paceline train vision` wrote says how it came to be
             files = {key: Path(options.checkpoint, f"{key}.json") for key in ("training", "frontier")}
             found |= {key: json.loads(file.read_text("utf-8")) for key, file in files.items() if file.is_file()}
-    about = {"data": str(source.resolve()), "model": spec, "paceline": __version__, "ties": ties}
+    about = {"data": str(source.resolve()), "model": asked.model, "paceline": __version__, "ties": asked.ties}
     report = about | {"labels": data.label_counts()} | found | {"mean": overall(found["results"])}
-    if out is not None:
-        write_whole(out / REPORT, json.dumps(report, indent=1) + "\n")
+    if asked.out is not None:
+        write_whole(asked.out / REPORT, json.dumps(report, indent=1) + "\n")
     return report
 
 
-def _score(
-    data: Data, model: Model, ties: str, batch: int, out: Path | None, progress: Callable[[int, int], None]
-) -> dict[str, Any]:
-    scored = score(model, data, batch=batch, progress=progress)
+def _score(data: Data, model: Model, asked: RunOptions, progress: Callable[[int, int], None]) -> dict[str, Any]:
+    scored = score(model, data, batch=asked.batch, progress=progress)
     if not scored.matrices:
         raise PacelineError(f"no case of {data.source} could be scored; the first problem: {scored.problems[0]}")
-    if out is not None:
-        np.savez_compressed(out / SCORES, **scored.matrices)  # type: ignore[arg-type]
+    if asked.out is not None:
+        np.savez_compressed(asked.out / SCORES, **scored.matrices)  # type: ignore[arg-type]
     settings = {"settings": model.describe()} if hasattr(model, "describe") else {}
-    return {**settings, "results": scored.results(ties), "problems": scored.problems}
+    return {**settings, "results": scored.results(asked.ties), "problems": scored.problems}
 
 
 def _ask(

@@ -35,6 +35,19 @@ class BuildOptions:
 
 
 @dataclass(frozen=True)
+class RunOptions:
+    """What is evaluated, and how."""
+
+    model: str = option(
+        help="oracle, random, constant, transformers:PATH, open_clip:NAME, endpoint:URL,model=NAME, ..."
+    )
+    subsets: str = option("", "Joined by commas; all if left out.")
+    ties: Literal["shared", "first"] = option("shared", "Ties share the credit, or go to the first key, as officially.")
+    batch: int = option(64, "Pictures encoded at once.", least=1)
+    out: Path | None = option(None, "Folder for report.json, scores.npz and replies.", callback=check_folder)
+
+
+@dataclass(frozen=True)
 class TuneOptions:
     """How two towers are trained. The paper's values are not known; these are ours."""
 
