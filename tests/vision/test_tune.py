@@ -12,8 +12,19 @@ from paceline.evals.vision.dataset import read_data, read_pairs
 from paceline.evals.vision.evaluate import score
 from paceline.evals.vision.options import BuildOptions, TuneOptions
 from paceline.evals.vision.towers import small
-from paceline.evals.vision.train import Pairs, choose, clip_loss, direction_loss, hard_loss, mix, rate, tune, weights
-from paceline.evals.vision.train import zero_shot as zero_shot_accuracy
+from paceline.evals.vision.train import (
+    Batches,
+    Pairs,
+    choose,
+    clip_loss,
+    direction_loss,
+    hard_loss,
+    mix,
+    rate,
+    tune,
+    weights,
+    zero_shot,
+)
 from paceline.evals.vision.writer import build
 
 SCALE = torch.tensor(10.0)
@@ -109,6 +120,22 @@ def _weights(towers):
     return torch.cat([p.detach().flatten() for p in towers.model.parameters()])
 
 
+def test_a_batch_has_pictures_with_their_own_captions(sets) -> None:
+    data, plain, _ = sets
+    towers, pairs = _tiny(), [(plain.picture(i), caption) for i, caption in enumerate(plain.captions)]
+    of_cases = [pair for case in data.cases for pair in zip(case.images, case.captions, strict=True)]
+    whole = [(data.picture(image), caption) for image, caption in of_cases]
+    for batches, known in ((Batches.of_cases(towers, data), whole), (Batches.of_pairs(towers, plain), pairs)):
+        with torch.inference_mode():
+            images = towers.embed_images(torch.from_numpy(towers.pixels([picture for picture, _ in known])))
+            texts = towers.embed_texts([caption for _, caption in known])
+            batch = batches.draw(np.random.default_rng(0), 3)
+        which = torch.cdist(batch.images, images).argmin(1)
+        assert torch.allclose(images[which], batch.images, atol=1e-4)
+        assert torch.allclose(texts[which], batch.texts, atol=1e-4)
+        assert len(batch.cases.unique()) == 3
+
+
 CONFIG = TuneOptions(steps=4, batch=8, cases=2, lr=1e-3, warmup=2)
 
 
@@ -169,7 +196,7 @@ def test_the_rate_rises_and_falls() -> None:
     assert rates[:11] == sorted(rates[:11])
 
 
-def test_zero_shot_accuracy(sets) -> None:
+def test_zero_shot(sets) -> None:
     *_, classes = sets
 
     class Knows:
@@ -185,8 +212,8 @@ def test_zero_shot_accuracy(sets) -> None:
         def encode_images(self, pictures):
             return self.encode_texts([self.by[p.tobytes()] for p in pictures])
 
-    assert zero_shot_accuracy(Knows(), classes) == 100
-    assert zero_shot_accuracy(_tiny(), classes) < 40
+    assert zero_shot(Knows(), classes) == 100
+    assert zero_shot(_tiny(), classes) < 40
 
 
 @pytest.mark.slow
