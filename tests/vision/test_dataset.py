@@ -17,13 +17,27 @@ from paceline.evals.vision.options import BuildOptions
 from paceline.evals.vision.towers import small
 from paceline.evals.vision.writer import build
 
-from .official import load
 from .sets import data, sample
 
 
 @pytest.fixture
 def copy(tmp_path: Path) -> Path:
     return Path(shutil.copytree(sample(), tmp_path / "copy"))
+
+
+def load(root: Path, subset: str) -> dict[str, list[dict]]:
+    """Items as the official data loaders yield them, pictures opened as RGB: an independent reader, written anew from
+    the loader's rules. A subset's folder has image2text.json and text2image.json; each query has K keys, texts or paths
+    below the folder, and a label; candidates are stacked, so K is one number in a subset."""
+    folder = root / subset
+    items: dict[str, list[dict]] = {"i2t": [], "t2i": []}
+    for query in json.loads((folder / "image2text.json").read_text()):
+        picture = Image.open(folder / query["query"]).convert("RGB")
+        items["i2t"].append({"query_image": picture, "candidate_texts": query["keys"], "label": query["label"]})
+    for query in json.loads((folder / "text2image.json").read_text()):
+        pictures = [Image.open(folder / key).convert("RGB") for key in query["keys"]]
+        items["t2i"].append({"query_text": query["query"], "candidate_images": pictures, "label": query["label"]})
+    return items
 
 
 def test_the_official_loader_reads_what_we_write() -> None:

@@ -98,7 +98,7 @@ class Towers:
         if self.blip:
             states = self.model.vision_model(pixel_values=inputs).last_hidden_state[:, 0]
             return F.normalize(self.model.vision_proj(states), dim=-1)
-        return F.normalize(_pooled(self.model.get_image_features(pixel_values=inputs)), dim=-1)
+        return F.normalize(self.model.get_image_features(pixel_values=inputs).pooler_output, dim=-1)
 
     def embed_texts(self, captions: Sequence[str]) -> Tensor:
         """(n, d) of unit length; captions longer than the model's input are cut."""
@@ -106,7 +106,7 @@ class Towers:
         if self.blip:
             states = self.model.text_encoder(**tokens).last_hidden_state[:, 0]
             return F.normalize(self.model.text_proj(states), dim=-1)
-        return F.normalize(_pooled(self.model.get_text_features(**tokens)), dim=-1)
+        return F.normalize(self.model.get_text_features(**tokens).pooler_output, dim=-1)
 
     def tokens(self, captions: Sequence[str]) -> dict[str, Tensor]:
         """Captions as inputs of the model."""
@@ -128,11 +128,6 @@ class Towers:
     @torch.inference_mode()
     def encode_texts(self, captions: Sequence[str]) -> Floats:
         return self.embed_texts(captions).float().cpu().numpy()
-
-
-def _pooled(features: Any) -> Tensor:
-    """Projected features; newer versions of transformers wrap them."""
-    return features if isinstance(features, Tensor) else features.pooler_output
 
 
 class Matching:
