@@ -62,25 +62,3 @@ def test_transformers_is_certified_through_its_plug_in(tiny: Path, capsys: pytes
     said = capsys.readouterr().out
     assert "peer:transformers-paceline,draft=sam,paced=false: lossless, as far as was tested" in said
     assert "Not tested: " in said
-
-
-@pytest.mark.parametrize(
-    ("arguments", "says"),
-    [
-        ([], "name either a TARGET, or a server by --endpoint"),
-        (["{tiny}", "--reference", "http://x"], "--reference is a server"),
-        (["{tiny}", "--engine", "vlm"], "there is no engine 'vlm'. Did you mean 'vllm'?"),
-        (["{tiny}", "-d", "samm"], "There is no drafter 'samm'"),
-        (["{tiny}", "--engine", "vllm"], "vLLM wants an environment of its own"),
-        (["--endpoint", "http://127.0.0.1:9/v1"], "is the server up?"),
-        (["{tiny}", "--prompts", "nowhere.jsonl"], "nowhere.jsonl cannot be read"),
-    ],
-)
-def test_a_mistake_is_one_line(
-    arguments: list[str], says: str, tiny: Path, capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
-) -> None:
-    monkeypatch.delenv("PACELINE_VLLM_PYTHON", raising=False)
-    assert main(["certify", *(one.format(tiny=tiny) for one in arguments)]) == 2
-    error = capsys.readouterr().err
-    assert says in error
-    assert error.count("\n") == 1

@@ -15,7 +15,6 @@ import numpy as np
 from paceline.draft.base import Drafter
 from paceline.draft.recording import Chains, Recording
 from paceline.errors import PacelineError
-from paceline.target.tokenizer import Tokenizer
 from paceline.workbench.walk import RecordedAnswer, Tally, replay, replayable
 
 COLLAPSED = 0.8
@@ -42,9 +41,7 @@ def measured(lengths: Sequence[Sequence[int]]) -> float | None:
 
 def replayed(
     draft: str,
-    tokenizer: Tokenizer | None,
-    ends: Sequence[int],
-    vocab_size: int,
+    recording: Recording,
     prompts: Sequence[Sequence[int]],
     answers: Sequence[Sequence[int]],
     *,
@@ -54,11 +51,10 @@ def replayed(
 
     The first token of an answer counts as its prompt's, as in `measured`."""
     try:
-        drafter: Drafter = replayable(draft, Recording(tokenizer, tuple(ends), vocab_size))
+        drafter: Drafter = replayable(draft, recording)
     except PacelineError:
         return None
-    if chains:
-        drafter = Chains(drafter)
+    drafter = Chains(drafter) if chains else drafter
     tally = Tally()
     for i, (prompt, answer) in enumerate(zip(prompts, answers, strict=True)):
         if len(answer) > 1:
