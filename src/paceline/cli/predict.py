@@ -34,7 +34,7 @@ class PredictOptions:
     window: int = option(5, "Tokens of a window.", least=1)
     branches: int = option(24, "Windows drafted ahead at once.", least=1)
     context: int = option(512, "Tokens before the answer.", least=0)
-    as_json: bool = option(False, "One JSON object, and nothing else.", names=("--json",))
+    as_json: options.AsJson = False
 
 
 @with_options

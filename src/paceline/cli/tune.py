@@ -60,7 +60,7 @@ class TuneOptions:
     dtype: options.Dtype = "auto"
     device: options.Device = "auto"
     threads: options.Threads = None
-    as_json: bool = option(False, "One JSON object, and nothing else.", names=("--json",))
+    as_json: options.AsJson = False
 
 
 @with_options
