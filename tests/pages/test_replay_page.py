@@ -66,8 +66,11 @@ TWO = [
 ]
 
 
+OF_A = {"a,draft=5": "a", "a,draft=9": "a"}
+
+
 def test_a_page_is_whole_and_loads_nothing() -> None:
-    html = page(told(TWO), ["a", "a"])
+    html = page(told(TWO), OF_A)
     page_seen = parsed(html)
     assert page_seen.seen.count("svg") == 2
     assert "script" not in page_seen.seen
@@ -81,11 +84,12 @@ def test_a_page_is_whole_and_loads_nothing() -> None:
 
 
 def test_variants_of_one_drafter_are_one_line() -> None:
-    assert page(told(TWO), ["a", "a"]).count("<path d=") == page(told(TWO), ["a", "b"]).count("<path d=") - 1
+    assert page(told(TWO), OF_A).count("<path d=") == page(told(TWO), OF_A | {"a,draft=9": "b"}).count("<path d=") - 1
 
 
 def test_names_are_text() -> None:
-    html = page(told([result("<b>&x", OVERALL, 1.5, 4, [0.5], predicted_speedup=1.25)], complete=False), ["<b>&x"])
+    one = result("<b>&x", OVERALL, 1.5, 4, [0.5], predicted_speedup=1.25)
+    html = page(told([one], complete=False), {"<b>&x": "<b>&x"})
     assert "<b>&x" not in html
     assert "&lt;b&gt;&amp;x" in html
     assert "1.25" in html
@@ -94,5 +98,5 @@ def test_names_are_text() -> None:
 
 
 def test_a_page_of_nothing() -> None:
-    parsed(page(told([]), []))
-    parsed(page(told([result("none", OVERALL, 1.0, 1, [])]), ["none"]))
+    parsed(page(told([]), {}))
+    parsed(page(told([result("none", OVERALL, 1.0, 1, [])]), {"none": "none"}))

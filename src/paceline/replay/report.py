@@ -10,22 +10,26 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 from pathlib import Path
-from typing import TYPE_CHECKING, Any, NamedTuple
+from typing import Any, NamedTuple
 
 import numpy as np
 
-from paceline.cost.model import Rounds, speedup_from_rounds
 from paceline.draft.cost import RoundTimes
 from paceline.errors import PacelineError
 from paceline.jsonl import loads
 from paceline.workbench.transcript import Transcript
 from paceline.workbench.walk import Tally
 
-if TYPE_CHECKING:
-    from paceline.replay.workers import Done
-
 OVERALL = "overall"
 """The category of all conversations together."""
+
+
+class Done(NamedTuple):
+    """The tally of one conversation with one drafter, both by number."""
+
+    spec: int
+    conversation: int
+    tally: Tally
 
 
 class Report:
@@ -114,15 +118,11 @@ class Cost(NamedTuple):
 def predict(tally: Tally, cost: Cost) -> float:
     """Speed-up over plain decoding, one request at a time. A round costs a forward over its nodes and the drafter's own
     time; plain decoding costs a forward over one node for every token."""
-    drafting = 0.0 if cost.forward_ms is None else 1e3 * tally.seconds / cost.forward_ms
+    if not tally.rounds:
+        return 1.0
     times = cost.forwards.of(1)
-    return speedup_from_rounds(rounds(tally), lambda nodes: times[nodes.astype(int)], drafting)
-
-
-def rounds(tally: Tally) -> Rounds:
-    """A replay's rounds, for the cost model."""
-    sizes = {int(nodes): int(tally.sizes[nodes]) for nodes in np.flatnonzero(tally.sizes)}
-    return Rounds(tally.new_tokens, sizes, tally.seconds)
+    drafting = 0.0 if cost.forward_ms is None else 1e3 * tally.seconds / cost.forward_ms
+    return float(tally.new_tokens * times[1] / (tally.sizes @ times[: len(tally.sizes)] + drafting))
 
 
 def read_cost(text: str, forward_ms: float | None = None) -> Cost:
