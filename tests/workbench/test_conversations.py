@@ -20,24 +20,6 @@ def write(folder: Path, *records: Any, name: str = "log.jsonl") -> Path:
     return file
 
 
-@pytest.mark.parametrize(
-    "record",
-    [
-        PAIR,
-        {"instruction": "Hello?", "output": "Hi.", "dataset": "whatever"},
-        {"messages": ASKED, "response": "Hi."},
-        {"messages": ASKED + SAID},
-    ],
-    ids=lambda record: " ".join(record),
-)
-def test_one_answer_in_each_of_its_forms(tmp_path: Path, record: dict[str, Any]) -> None:
-    (exchange,) = read_trace(write(tmp_path, record | {"category": "greetings"}))
-    assert list(exchange.messages) == ASKED + SAID
-    assert list(exchange.answers) == [1]
-    assert exchange.category == "greetings"
-    assert exchange.where.endswith("log.jsonl, line 1")
-
-
 READ = {
     '{"prompt": "a"}': (["user a"], [], "user a"),
     '{"prompt": "a", "completion": "b"}': (["user a", "assistant b"], [1], "user a"),
@@ -52,6 +34,8 @@ READ = {
         ["user a", "assistant b"], [1], "user a, assistant b",
     ),
     '{"instruction": "a", "input": "", "output": "b"}': (["user a", "assistant b"], [1], "user a"),
+    '{"instruction": "a", "input": null, "output": "b"}': (["user a", "assistant b"], [1], "user a"),
+    '{"instruction": "a", "input": "c", "output": "b"}': (["user a\\n\\nc", "assistant b"], [1], "user a\\n\\nc"),
     '{"instruction": "a", "context": "c", "response": "b"}': (["user a\\n\\nc", "assistant b"], [1], "user a\\n\\nc"),
     '{"question": "a", "answer": "b"}': (["user a", "assistant b"], [1], "user a"),
     '{"choices": [{"turns": ["a", "b"]}]}': (["assistant a", "assistant b"], [0, 1], "assistant a, assistant b"),
@@ -123,12 +107,6 @@ def test_token_ids(tmp_path: Path) -> None:
     (exchange,) = read_trace(write(tmp_path, logged | {"category": "greetings"}))
     assert exchange.tokens == ([5, 6], [7])
     assert exchange.category == "greetings"
-
-
-@pytest.mark.parametrize(("more", "prompt"), [("Paris", "Hello?\n\nParis"), ("", "Hello?"), (None, "Hello?")])
-def test_alpacas_input_is_the_rest_of_the_prompt(tmp_path: Path, more: str | None, prompt: str) -> None:
-    (exchange,) = read_trace(write(tmp_path, {"instruction": "Hello?", "input": more, "output": "Hi."}))
-    assert exchange.messages[0]["content"] == prompt
 
 
 LONG = "the letter that the question is about"
