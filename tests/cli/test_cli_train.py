@@ -101,35 +101,6 @@ def test_an_adapter_is_trained_on_what_the_target_writes_freely(command: Command
     assert json.loads(said.out)["new_tokens"] == 5
 
 
-@pytest.mark.parametrize(
-    ("arguments", "says"),
-    [
-        (("vocab", "TARGET", "--text", "ANSWERS"), "say where to write the vocabulary"),
-        (("vocab", "TARGET", "--out", "OUT"), "there is nothing to count"),
-        (("vocab", "TARGET", "--text", "none.jsonl", "--out", "OUT"), "none.jsonl cannot be read"),
-        (("vocab", "TARGET", "--text", "ANSWERS", "--out", "OUT", "--keep", "999"), "of 999 tokens is asked for"),
-        (("vocab", "TARGET", "--text", "ANSWERS", "--check", "OUT"), "there is no vocabulary file"),
-        (("vocab", "nowhere", "--out", "OUT"), "'nowhere' does not exist"),
-        (("draft", "TARGET", "--out", "OUT", "--checkpoints", "RUN", "--tokens", "9"), "nothing to train on"),
-        (
-            ("draft", "TARGET", "--out", "OUT", "--checkpoints", "RUN", "--tokens", "9", "--hidden", "100"),
-            "--hidden is 100; heads are 64 wide",
-        ),
-        (("draft", "TARGET", "--out", "OUT"), "nothing to train on"),
-        (("kangaroo", "TARGET", "--out", "OUT", "--tokens", "9", "--minutes", "1"), "two budgets for one training"),
-    ],
-)
-def test_a_mistake_is_one_line(
-    command: Command, target: Path, answers: Path, tmp_path: Path, arguments: tuple[str, ...], says: str
-) -> None:
-    places = {"TARGET": target, "ANSWERS": answers, "OUT": tmp_path / "out", "RUN": tmp_path / "run"}
-    result = command("train", *(places.get(a, a) for a in arguments))
-    assert result.code == 2
-    assert says in result.err
-    assert result.err.count("\n") == 1
-    assert not (tmp_path / "out").exists()
-
-
 def test_what_is_not_installed_is_said(command: Command, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(importlib.util, "find_spec", lambda name: None)
     result = command("train", "vocab")
