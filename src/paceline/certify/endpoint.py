@@ -217,9 +217,9 @@ def _by_rank(mine: Sequence[Completion]) -> dict[str, Any]:
             covariance += np.diag(probs) - np.outer(probs, probs)
     if not counts.sum():
         return _case(counts, expected, 0.0, 0, 0.0)
-    kept = expected >= stats.LEAST_COUNT
-    apart = (counts - expected)[kept][:-1]
-    spread = covariance[np.ix_(kept, kept)][:-1, :-1]
+    counted = expected >= stats.LEAST_COUNT
+    apart = (counts - expected)[counted][:-1]
+    spread = covariance[np.ix_(counted, counted)][:-1, :-1]
     statistic = float(apart @ np.linalg.solve(spread, apart)) if len(apart) else 0.0
     probs = expected / expected.sum()
     return _case(counts, probs, statistic, len(apart), stats.noise(probs, int(counts.sum())))

@@ -23,8 +23,8 @@ from paceline.certify.verdict import LEVEL, Look
 from paceline.engine.sampling import SamplingParams, probabilities
 
 FOLLOWED, NAMED = 0.01, 0.002
-"""Prefixes of at least this probability are followed to their next tokens; tokens of less have no outcome of their own.
-Both as shares of all answers."""
+"""A prefix at least as probable as FOLLOWED is continued by its next tokens, and a token at least as probable as NAMED
+has an outcome of its own. Both are shares of all answers."""
 FINE, COARSE = 0.01, 0.08
 """Least probability of a bin, and of a coarse one."""
 LOOKS = ((1 / 16, 0.1), (1 / 4, 0.2), (1.0, 0.7))
@@ -32,7 +32,7 @@ LOOKS = ((1 / 16, 0.1), (1 / 4, 0.2), (1.0, 0.7))
 LEAST_FINE = 10.0
 """Smallest expected count of a fine bin: with fewer, chance exceeds the small levels here more often than it should."""
 AT_ONCE = 512
-"""Requests handed over together."""
+"""Requests handed to the engine together."""
 
 Prefix = tuple[int, ...]
 Progress = Callable[[int, int], None]

@@ -43,7 +43,7 @@ Stopped = Callable[[], bool]
 
 
 def never() -> bool:
-    """For runs that nothing stops."""
+    """The answer of runs that nothing stops."""
     return False
 
 

@@ -101,9 +101,9 @@ class Completion:
             raise _Passing(f"the server broke off: {part['error']}")
         self.usage = part.get("usage") or self.usage
         for choice in part.get("choices") or ():
-            said = choice.get("delta") or choice.get("message") or {"content": choice.get("text")}
-            self.text += _writable(said.get("content") or said.get("refusal") or "")
-            self.reasoning += _writable(said.get("reasoning_content") or said.get("reasoning") or "")
+            message = choice.get("delta") or choice.get("message") or {"content": choice.get("text")}
+            self.text += _writable(message.get("content") or message.get("refusal") or "")
+            self.reasoning += _writable(message.get("reasoning_content") or message.get("reasoning") or "")
             self.logprobs += (choice.get("logprobs") or {}).get("content") or ()
             self.finish_reason = choice.get("finish_reason") or self.finish_reason
 
