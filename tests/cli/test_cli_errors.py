@@ -1,9 +1,7 @@
 """Ctrl-C, bugs and input that is not text; users' mistakes are in test_mistakes.py."""
 
 import json
-import os
 import signal
-import subprocess
 import sys
 from pathlib import Path
 
@@ -38,19 +36,25 @@ def test_a_bug_of_ours_keeps_its_traceback(command: Command, tiny: Path, monkeyp
         command("generate", tiny, "hi")
 
 
-def test_ctrl_c_prints_what_was_generated(endless: Path) -> None:
-    running = subprocess.Popen(
-        [sys.executable, "-m", "paceline", "generate", endless, "the cat", "--ignore-eos", "-n", "40000"],
-        stdout=subprocess.PIPE, stderr=subprocess.PIPE, stdin=subprocess.DEVNULL,
-    )  # fmt: skip
-    assert running.stdout is not None
-    begun = os.read(running.stdout.fileno(), 1 << 16)
-    running.send_signal(signal.SIGINT)
-    rest, err = running.communicate(timeout=60)
-    assert begun
-    assert running.returncode == 130
-    assert (begun + rest).endswith(b"\n")
-    statistics, notice = err.decode().splitlines()
+def pressed_at(monkeypatch: pytest.MonkeyPatch, text: str) -> None:
+    """Ctrl-C as soon as something with `text` in it is written to standard output."""
+    write, presses = sys.stdout.write, iter([signal.SIGINT])
+
+    def pressing(words: str) -> int:
+        written = write(words)
+        if text in words and (pressed := next(presses, None)):
+            signal.raise_signal(pressed)
+        return written
+
+    monkeypatch.setattr(sys.stdout, "write", pressing)
+
+
+def test_ctrl_c_prints_what_was_generated(command: Command, endless: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    pressed_at(monkeypatch, "")
+    result = command("generate", endless, "the cat", "--ignore-eos", "-n", 40_000)
+    assert result.code == 130
+    assert result.out.endswith("\n")
+    statistics, notice = result.err.splitlines()
     assert 1 <= int(statistics.split()[0]) < 40_000
     assert statistics.endswith("stopped")
     assert notice.startswith("interrupted")
@@ -63,16 +67,7 @@ def test_ctrl_c_in_a_file_of_prompts_keeps_whole_objects(
     lines = ['{"prompt": "the cat", "max_tokens": 3, "ignore_eos": true}']
     lines += ['{"prompt": "the dog", "max_tokens": 40000, "ignore_eos": true}'] * 3
     path.write_text("\n".join(lines))
-    write, presses = sys.stdout.write, iter([signal.SIGINT])
-
-    def pressing(text: str) -> int:
-        """Ctrl-C as soon as a line is out."""
-        written = write(text)
-        if "\n" in text and (pressed := next(presses, None)):
-            signal.raise_signal(pressed)
-        return written
-
-    monkeypatch.setattr(sys.stdout, "write", pressing)
+    pressed_at(monkeypatch, "\n")
     result = command("generate", endless, "-p", path, "--batch", 2, "--json")
     assert result.code == 130
     records = [json.loads(line) for line in result.out.splitlines()]
