@@ -138,28 +138,6 @@ def test_help_teaches_by_example(command: Command) -> None:
     assert "paceline replay log.jsonl --tokenizer" in command("replay", "--help").out
 
 
-@pytest.mark.slow
-def test_prompt_lookup_on_vicunas_answers_to_spec_bench(command: Command, shared: Path) -> None:
-    """Figures noted beside the recording, from other code; tests/draft/test_trace.py has them without the command."""
-    data = shared / "data"
-    trace = data / "traces" / "spec-bench-vicuna-7b-v1.3-greedy.jsonl"
-    if not trace.exists():
-        pytest.skip("no recorded generations in the shared data")
-    pytest.importorskip("sentencepiece")
-    reads = ("--tokenizer", data / "tokenizers/llama/tokenizer.model", "--template", "vicuna")
-    result = command(
-        "replay", trace, "--questions", data / "spec-bench/question.jsonl", *reads, "-d", "prompt-lookup", "--json"
-    )
-    told = json.loads(result.out)
-    assert told["answers"] == 560
-    found = {r["category"]: round(r["mean_accepted_tokens"], 3) for r in told["results"]}
-    assert found.pop("overall") == pytest.approx(1.736, abs=0.005)
-    assert list(found.items()) == [
-        ("mt-bench", 1.679), ("translation", 1.102), ("summarization", 2.709), ("qa", 1.413),
-        ("math_reasoning", 1.796), ("rag", 1.712),
-    ]  # fmt: skip
-
-
 def test_ctrl_c_prints_what_is_done(tokenizer: Path, tmp_path: Path) -> None:
     log = write(tmp_path / "log.jsonl", records(1500))
     page = tmp_path / "page.html"

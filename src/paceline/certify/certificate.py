@@ -19,7 +19,7 @@ from paceline.certify.greedy import Reader, check_stops
 from paceline.certify.options import Scope, Watch
 from paceline.certify.reference import Model
 from paceline.certify.sampled import Case, Sampled, distribution_of, needed, sample
-from paceline.certify.verdict import Certificate, Greedy, Stops
+from paceline.certify.verdict import Greedy, Stops, certificate
 from paceline.draft.recording import Recording
 from paceline.engine.sampling import SamplingParams
 from paceline.target.tokenizer import Tokenizer
@@ -114,19 +114,12 @@ def certify(
         recording = Recording(models.tokenizer, tuple(models.ends), models.vocab_size)
         reference = replayed(draft, recording, prompts, [one.tokens for one in replies], chains=chains)
     sampled = _sampled(engine, models, starts, scope, watch)
-    return Certificate(
-        engine=engine.name,
-        draft=draft,
-        greedy=greedy,
-        stops=stops,
-        sampled=sampled.facts(),
-        power=sampled.power(scope),
+    return certificate(
+        greedy, stops, sampled.facts(), sampled.power(scope), scope,
+        engine=engine.name, draft=draft, ran_on=engine.facts, not_tested=_not_tested(engine, stops, sampled),
         acceptance=acceptance(measured([one.lengths or [] for one in replies]), reference),
-        not_tested=_not_tested(engine, stops, sampled),
-        plan=scope,
-        ran_on=engine.facts,
-        seconds=perf_counter() - began,
-    ).facts()
+        seconds=round(perf_counter() - began, 1),
+    )  # fmt: skip
 
 
 def _greedy(

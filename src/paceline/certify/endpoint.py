@@ -23,7 +23,7 @@ from paceline.certify import stats, verdict
 from paceline.certify.acceptance import acceptance
 from paceline.certify.options import Scope, Watch
 from paceline.certify.sampled import COARSE
-from paceline.certify.verdict import CONTEXT, LEVEL, Certificate, Divergence, Greedy, Look
+from paceline.certify.verdict import CONTEXT, LEVEL, Divergence, Greedy, Look, Stops
 from paceline.workbench.client import Client, Completion, find_model, parse
 
 REQUESTS = 4000
@@ -96,17 +96,13 @@ def certify_endpoint(
     missing = ["stop strings"]
     if reference is None:
         missing.append("a cache or mask that spoils the log-probabilities as well: give a reference")
-    return Certificate(
-        engine=f"{','.join(server.urls)}, {server.model}, against {against}",
-        greedy=greedy,
-        sampled=sampled,
-        power=power,
-        not_tested=missing,
-        plan=scope,
+    return verdict.certificate(
+        greedy, Stops(), sampled, power, scope,
+        engine=f"{','.join(server.urls)}, {server.model}, against {against}", draft=None, not_tested=missing,
         ran_on={"endpoint": ",".join(server.urls), "model": server.model},
-        seconds=perf_counter() - began,
         acceptance=acceptance(None, None),
-    ).facts()
+        seconds=round(perf_counter() - began, 1),
+    )  # fmt: skip
 
 
 def _greedy(

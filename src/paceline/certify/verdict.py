@@ -47,7 +47,6 @@ class Divergence:
         return not self.why and self.gap is not None and self.gap <= 2 * self.noise
 
     def facts(self) -> dict[str, Any]:
-        """For the certificate."""
         gap = None if self.gap is None else round(self.gap, 6)
         verdict = "tie" if self.is_tie else "bug"
         return asdict(self) | {"gap": gap, "noise": round(self.noise, 6), "verdict": verdict}
@@ -67,7 +66,6 @@ class Greedy:
         return [one for one in self.divergences if not one.is_tie]
 
     def facts(self) -> dict[str, Any]:
-        """For the certificate."""
         bugs, ties = self.bugs, [one for one in self.divergences if one.is_tie]
         return {
             "lossless": not bugs and not self.why,
@@ -88,7 +86,6 @@ class Stops:
     wrong: list[dict[str, Any]] = field(default_factory=list)
 
     def facts(self) -> dict[str, Any]:
-        """For the certificate."""
         bugs = len(self.wrong)
         return {"lossless": not bugs, "answers": self.answers, "bugs": bugs, "shown": self.wrong[:SHOWN]}
 
@@ -135,30 +132,17 @@ def power(scope: Scope, requests: int, df: int, level: float, *, samples: int = 
     }
 
 
-@dataclass(frozen=True)
-class Certificate:
-    """All of it together. not_tested: in words; ran_on: versions; seconds: that it took."""
+def certificate(
+    greedy: Greedy, stops: Stops, sampled: dict[str, Any], power: dict[str, Any], scope: Scope, **about: Any
+) -> dict[str, Any]:
+    """All of it together, as `paceline certify --json` prints it, but for the target and the environment.
 
-    engine: str
-    greedy: Greedy
-    sampled: dict[str, Any]
-    power: dict[str, Any]
-    not_tested: list[str]
-    plan: Scope
-    ran_on: dict[str, Any]
-    seconds: float
-    acceptance: dict[str, Any]
-    stops: Stops = field(default_factory=Stops)
-    draft: str | None = None
-
-    def facts(self) -> dict[str, Any]:
-        """What `paceline certify --json` prints, but for the target and the environment."""
-        greedy, stops = self.greedy.facts(), self.stops.facts()
-        return vars(self) | {
-            "lossless": greedy["lossless"] and stops["lossless"] and self.sampled["lossless"],
-            "greedy": greedy,
-            "stops": stops,
-            "power": self.power | {"greedy_rate": round(3 / max(self.greedy.tokens, 3), 6)},
-            "plan": asdict(self.plan),
-            "seconds": round(self.seconds, 1),
-        }
+    about: engine, draft, acceptance, not_tested (in words), ran_on (versions) and seconds."""
+    parts: dict[str, Any] = {"greedy": greedy.facts(), "stops": stops.facts(), "sampled": sampled}
+    return {
+        "lossless": all(part["lossless"] for part in parts.values()),
+        **parts,
+        "power": power | {"greedy_rate": round(3 / max(greedy.tokens, 3), 6)},
+        "plan": asdict(scope),
+        **about,
+    }

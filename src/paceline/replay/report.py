@@ -8,6 +8,7 @@
 
 from __future__ import annotations
 
+from collections import defaultdict
 from collections.abc import Sequence
 from pathlib import Path
 from typing import Any, NamedTuple
@@ -40,7 +41,7 @@ class Report:
         self._of = [transcript.category for transcript in transcripts]
         self._answers = [sum(len(transcript.turns) for transcript in transcripts)] * len(specs)
         self.categories = [*dict.fromkeys(name for name in self._of if name not in ("", OVERALL)), OVERALL]
-        self.tallies = {(s, name): Tally() for s in range(len(specs)) for name in self.categories}
+        self.tallies: defaultdict[tuple[int, str], Tally] = defaultdict(Tally)
 
     def add(self, done: Done) -> None:
         """Count one conversation."""
@@ -49,12 +50,9 @@ class Report:
 
     def merge(self, other: Report, numbers: Sequence[int]) -> None:
         """Add the tallies of `other`, of other conversations. numbers: its drafters' numbers in this report."""
-        for name in other.categories:
-            if name not in self.categories:
-                self.categories.insert(-1, name)
-                self.tallies |= {(s, name): Tally() for s in range(len(self.specs))}
-            for s, number in enumerate(numbers):
-                self.tallies[number, name] += other.tallies[s, name]
+        self.categories[-1:] = [*(name for name in other.categories if name not in self.categories), OVERALL]
+        for (s, name), tally in other.tallies.items():
+            self.tallies[numbers[s], name] += tally
         for s, number in enumerate(numbers):
             self._answers[number] += other._answers[s]
 
