@@ -128,7 +128,7 @@ def power(scope: Scope, requests: int, df: int, level: float, *, samples: int = 
         "power": round(stats.power(requests, df, scope.shift, level, samples=samples), 4) if df else 0.0,
         "detectable": round(stats.detectable(requests, df, level, samples=samples), 4) if df else 1.0,
         "level": LEVEL,
-        "tokens": scope.length,
+        "tokens": scope.length if df else 0,
     }
 
 
