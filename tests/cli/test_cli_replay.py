@@ -133,11 +133,6 @@ def test_a_page(command: Command, tokenizer: Path, log: Path, tmp_path: Path) ->
     assert "sam,draft=8" in html
 
 
-def test_help_teaches_by_example(command: Command) -> None:
-    assert "Try drafters on recorded answers." in command("--help").out
-    assert "paceline replay log.jsonl --tokenizer" in command("replay", "--help").out
-
-
 def test_ctrl_c_prints_what_is_done(tokenizer: Path, tmp_path: Path) -> None:
     log = write(tmp_path / "log.jsonl", records(1500))
     page = tmp_path / "page.html"

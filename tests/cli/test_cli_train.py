@@ -2,7 +2,6 @@
 
 import importlib.util
 import json
-import subprocess
 import sys
 from collections.abc import Iterator
 from pathlib import Path
@@ -44,11 +43,6 @@ def test_help_has_an_example(command: Command, name: str) -> None:
     shown = command("train", name, "--help")
     assert shown.code == 0
     assert f"paceline train {name} models/demo" in " ".join(shown.out.split())
-
-
-def test_listing_does_not_wait_for_torch() -> None:
-    code = "import sys; import paceline.cli; sys.exit('torch' in sys.modules)"
-    assert subprocess.run([sys.executable, "-c", code], check=False).returncode == 0
 
 
 def test_a_vocabulary_is_counted_and_checked(command: Command, target: Path, answers: Path, tmp_path: Path) -> None:

@@ -68,16 +68,11 @@ def test_what_generate_writes_is_a_recording(tmp_path: Path, about: dict[str, An
     assert (list(one.messages), list(one.answers), one.tokens, one.is_cut) == (ASKED + SAID, [1], None, True)
 
 
-def test_messages_alone_hold_an_answer_for_each_of_the_assistants(tmp_path: Path) -> None:
-    system = [{"role": "system", "content": "Be brief."}]
-    (exchange,) = read_trace(write(tmp_path, {"messages": system + (ASKED + SAID) * 2 + ASKED}))
-    assert list(exchange.answers) == [2, 4]
-    assert len(exchange.messages) == 5
-
-
-def test_messages_with_a_response_hold_one_answer(tmp_path: Path) -> None:
-    (exchange,) = read_trace(write(tmp_path, {"messages": ASKED + SAID + ASKED, "response": "Hi again."}))
-    assert list(exchange.answers) == [3]
+def test_every_message_of_the_assistant_is_an_answer_unless_there_is_a_response(tmp_path: Path) -> None:
+    talk = [{"role": "system", "content": "Be brief."}, *(ASKED + SAID) * 2, *ASKED]
+    alone, answered = read_trace(write(tmp_path, {"messages": talk}, {"messages": talk, "response": "Hi again."}))
+    assert (list(alone.answers), len(alone.messages)) == ([2, 4], 5)
+    assert (list(answered.answers), len(answered.messages)) == ([6], 7)
 
 
 def test_gzip_blank_lines_and_a_byte_order_mark(tmp_path: Path) -> None:
