@@ -22,7 +22,7 @@ from dataclasses import dataclass
 from io import FileIO
 from pathlib import Path
 from tempfile import TemporaryFile
-from typing import IO, Any, Protocol
+from typing import IO, Any, Protocol, Self
 
 from paceline.errors import PacelineError
 
@@ -174,7 +174,20 @@ class Writer(Protocol):
         """Write records, or lines without line ends."""
 
 
-class Appender:
+class Closing:
+    """A context at whose end `close` is called."""
+
+    def close(self) -> None:
+        raise NotImplementedError
+
+    def __enter__(self) -> Self:
+        return self
+
+    def __exit__(self, *_: object) -> None:
+        self.close()
+
+
+class Appender(Closing):
     """Lines at the end of an unbuffered file: when `append` returns they are written.
 
     raw   the file, opened for writing; `close` closes it.
@@ -211,14 +224,7 @@ class Appender:
             raise PacelineError(f"{self._name} cannot be written: {error.strerror}{self._then}") from error
 
     def close(self) -> None:
-        """Close the file."""
         self._raw.close()
-
-    def __enter__(self) -> Appender:
-        return self
-
-    def __exit__(self, *_: object) -> None:
-        self.close()
 
 
 class _Stream:

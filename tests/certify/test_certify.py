@@ -2,18 +2,20 @@
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from functools import cache
 from time import process_time
 
 import numpy as np
 import pytest
 
-from paceline.certify.certificate import certify
-from paceline.certify.engines import Ours
+from paceline.certify.certificate import PASSES, certify
+from paceline.certify.engines import Ours, UnderTest
 from paceline.certify.options import Scope
 from paceline.certify.page import findings, page
 from paceline.certify.sampled import distribution_of
 from paceline.engine.sampling import SamplingParams
+from paceline.workbench.contestant import Reply
 from tests.certify.planted import BUGS, World, planted
 
 GREEDY = ("mask off by one", "positions off by one", "padding accepted", "cache not rolled back")
@@ -28,22 +30,50 @@ def world(seed: int = 0) -> World:
 
 def test_the_distribution_of_first_tokens_is_exact() -> None:
     """Against samples drawn token by token from the reference, without engine or drafts."""
-    w, wish = world(), SamplingParams(temperature=0.8, top_p=0.95, max_tokens=3, ignore_eos=True)
-    probs = distribution_of(w.models.exact, w.starts[0], wish, 2)
+    w, params = world(), SamplingParams(temperature=0.8, top_p=0.95, max_tokens=3, ignore_eos=True)
+    probs = distribution_of(w.models.exact, w.starts[0], params, 2)
     assert probs.probs.sum() == pytest.approx(1)
     assert len(probs.probs) > 3
-    exact = distribution_of(w.models.exact, w.starts[0], wish, 1)
+    exact = distribution_of(w.models.exact, w.starts[0], params, 1)
     first = {}
     for outcome, bin in exact.bin_of.items():
         first.setdefault(bin, []).append(outcome)
     text = np.array(w.starts[0])
     from paceline.engine.sampling import probabilities
 
-    probs = probabilities(w.models.exact.after([w.starts[0]]).double(), wish, [text])[0].numpy()
+    probs = probabilities(w.models.exact.after([w.starts[0]]).double(), params, [text])[0].numpy()
     named = {outcome[0] for outcome in exact.bin_of if outcome}
     for bin, outcomes in first.items():
         there = sum(probs[o[0]] if o else probs.sum() - probs[list(named)].sum() for o in outcomes)
         assert exact.probs[bin] == pytest.approx(there, abs=1e-9)
+
+
+class Echo(UnderTest):
+    """Answers with the prompt, and with the temperature."""
+
+    def __init__(self, batch: int, mixes: bool):
+        self.batch, self.mixes = batch, mixes
+
+    def answer(self, prompts: Sequence[Sequence[int]], params: Sequence[SamplingParams]) -> list[Reply]:
+        asked = zip(prompts, params, strict=True)
+        return [Reply(1, [*prompt, int(one.temperature)], "", 0.0) for prompt, one in asked]
+
+
+@pytest.mark.parametrize(
+    ("batch", "mixes", "companies"),
+    [
+        (1, False, ["alone"]),
+        (8, False, ["alone", "in batches of 8"]),
+        (8, True, ["alone", "in batches of 8", "between rows that sample"]),
+    ],
+)
+def test_an_engine_is_asked_in_every_way_that_it_takes(batch: int, mixes: bool, companies: list[str]) -> None:
+    engine = Echo(batch, mixes)
+    fitting = [one for one in PASSES if one.fits(engine)]
+    assert [one.company.format(batch=batch) for one in fitting] == companies
+    for one in fitting:
+        replies = one.ask(engine, [[5], [6], [7]], SamplingParams(max_tokens=4))
+        assert [reply.tokens for reply in replies] == [[5, 0], [6, 0], [7, 0]]
 
 
 @pytest.mark.parametrize("bug", ["mask off by one", "stop string missed inside a draft", "argmax root when sampling"])

@@ -31,10 +31,11 @@ def probs(context: tuple[int, ...]) -> np.ndarray:
 
 
 class Model:
-    """bias: the share of drafted words that are kept without asking; wrong: every so many greedy words."""
+    """bias: the share of drafted words that are kept without asking; wrong: every so many greedy words, which are then
+    of this rank, from 0."""
 
-    def __init__(self, bias: float = 0.0, wrong: int = 0, logprobs: bool = True):
-        self.bias, self.wrong, self.logprobs = bias, wrong, logprobs
+    def __init__(self, bias: float = 0.0, wrong: int = 0, rank: int = 1, logprobs: bool = True):
+        self.bias, self.wrong, self.rank, self.logprobs = bias, wrong, rank, logprobs
 
     def reply(self, body: dict[str, Any]) -> dict[str, Any]:
         rng = np.random.default_rng(body.get("seed"))
@@ -45,7 +46,7 @@ class Model:
             order = np.argsort(-p)
             temperature = body.get("temperature", 1.0)
             if temperature == 0:
-                token = int(order[1 if self.wrong and n % self.wrong == self.wrong - 1 else 0])
+                token = int(order[self.rank if self.wrong and n % self.wrong == self.wrong - 1 else 0])
             else:
                 hot = p ** (1 / temperature)
                 draft = int(order[0])
@@ -139,6 +140,15 @@ def test_a_wrong_greedy_token_is_a_bug_and_a_near_one_a_tie() -> None:
         assert not greedy["lossless"]
         assert "bug" in verdicts
         assert all(one["gap"] <= 0.25 for one in greedy["shown"] if one["verdict"] == "tie")
+
+
+def test_a_wrong_token_that_the_reference_does_not_rank_is_a_bug() -> None:
+    """There is no gap then, for the reference reports its two best tokens alone."""
+    found = certified(Model(wrong=5, rank=2), Model(), Scope(requests=0, max_tokens=12))
+    assert {(one["verdict"], one["gap"]) for one in found["greedy"]["shown"]} == {("bug", None)}
+    assert findings(found)[0].endswith("token 4, alone: the reference has another token, and this one is not among its "
+                                       "two best.")  # fmt: skip
+    assert "gap None" not in page({"environment": {}, "target": "words", **found})
 
 
 def test_a_server_without_log_probabilities_cannot_be_certified() -> None:

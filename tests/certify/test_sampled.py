@@ -9,13 +9,13 @@ import pytest
 
 from paceline.certify.engines import UnderTest
 from paceline.certify.sampled import Case, Distribution, Sampled, sample
+from paceline.certify.stats import Floats, chi_square, tail
 from paceline.engine.sampling import SamplingParams
 from paceline.workbench.contestant import Reply
-from paceline.workbench.stats import Floats, chi_square, tail
 
 FINE = np.tile([0.02, 0.03], 20)
 """Forty tokens; each four are a coarse bin."""
-LAW = Distribution({(): 0, **{(token,): token for token in range(40)}}, FINE, np.arange(40) // 4, 1)
+DISTRIBUTION = Distribution({(): 0, **{(token,): token for token in range(40)}}, FINE, np.arange(40) // 4, 1)
 
 
 class Draws(UnderTest):
@@ -24,12 +24,12 @@ class Draws(UnderTest):
     def __init__(self, probs: Floats, seed: int):
         self.probs, self.rng = probs, np.random.default_rng(seed)
 
-    def answer(self, prompts: Sequence[Sequence[int]], wishes: Sequence[SamplingParams]) -> list[Reply]:
+    def answer(self, prompts: Sequence[Sequence[int]], params: Sequence[SamplingParams]) -> list[Reply]:
         return [Reply(0, [int(token)], "", 0.0) for token in self.rng.choice(40, len(prompts), p=self.probs)]
 
 
 def run(probs: Floats, seed: int, requests: int) -> Sampled:
-    cases = [Case(str(i), [i], SamplingParams(temperature=1.0), LAW) for i in range(3)]
+    cases = [Case(str(i), [i], SamplingParams(temperature=1.0), DISTRIBUTION) for i in range(3)]
     return sample(Draws(probs, seed), cases, requests, np.random.default_rng(seed))
 
 
@@ -43,7 +43,7 @@ def moved(within: bool) -> Floats:
 
 def test_what_moves_within_coarse_bins_is_found() -> None:
     found = run(moved(within=True), 0, 9000)
-    assert not found.lossless
+    assert not found.facts()["lossless"]
     assert found.requests < 9000  # in the second look: the first has too few for fine bins
     for case, counts in zip(found.cases, found.counts, strict=True):
         coarse = np.bincount(case.distribution.coarse, counts)
@@ -51,11 +51,11 @@ def test_what_moves_within_coarse_bins_is_found() -> None:
 
 
 def test_what_moves_between_them_is_found() -> None:
-    assert not run(moved(within=False), 0, 9000).lossless
+    assert not run(moved(within=False), 0, 9000).facts()["lossless"]
 
 
-def test_the_right_law_is_not_accused() -> None:
+def test_the_right_distribution_is_not_accused() -> None:
     """Far more rarely than once in 20 times."""
-    p = [found.p for seed in range(20) if (found := run(FINE, seed, 2000)).lossless]
-    assert len(p) == 20
-    assert min(p) < 0.2
+    found = [run(FINE, seed, 2000).facts() for seed in range(20)]
+    assert all(one["lossless"] for one in found)
+    assert min(one["p"] for one in found) < 0.2

@@ -151,18 +151,6 @@ def test_schedules_are_compared(command: Command, tiny: Path, suite: Path, tmp_p
     assert "Schedules and batch sizes" in (out / "report.html").read_text()
 
 
-def test_a_schedule_that_cannot_be_had(command: Command, tiny: Path) -> None:
-    for arguments, told in {
-        ("--batch", "1,x"): "--batch is '1,x'; give a number from 1, or several joined by commas: 1,2,4,8",
-        ("--batch", "1,2"): "several batch sizes are compared with --schedule",
-        ("--schedule", "equall"): "there is no schedule 'equall'",
-        ("--schedule", "equal", "--peer", "transformers"): "leave out --peer",
-    }.items():
-        refused = command("bench", tiny, *arguments)
-        assert refused.code == 2
-        assert told in refused.err
-
-
 def test_a_larger_model_says_the_same(
     command: Command, suite: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
@@ -188,37 +176,6 @@ def test_a_larger_model_says_the_same(
     assert peer["method"] == f"peer:transformers-assisted:{small}"
     assert 0.5 < peer["draft_bytes"] / peer["target_bytes"] < 2  # the draft, the same model here, grew as well
     assert results(told.out)["none", "overall"]["new_tokens"] == results(large.out)["none", "overall"]["new_tokens"]
-
-
-@pytest.mark.parametrize(
-    ("arguments", "says"),
-    [
-        (["--suite", "spec-banch"], "spec-bench"),
-        (["-d", "samm"], "Did you mean 'sam'?"),
-        (["--peer", "vlm-ngram"], "Did you mean 'vllm-ngram'?"),
-        (["--peer", "transformers-lookup,tokns=3"], "tokens"),
-        (["--categories", "poetry"], "poetry"),
-        (["--as-large", "huge"], "not a size"),
-        (["-n", "4000"], "no question of"),
-        (["--template", "vicunia"], "Did you mean 'vicuna'?"),
-    ],
-)
-def test_what_is_wrong_is_said_in_one_line(
-    command: Command, tiny: Path, suite: Path, tmp_path: Path, arguments: list[str], says: str
-) -> None:
-    told = command("bench", tiny, "--suite", suite, "-n", 8, "--out", tmp_path / "run", *arguments)
-    assert told.code == 2
-    assert says in told.err.splitlines()[-1]
-    assert told.err.splitlines()[-1].startswith("error: ")
-    assert not (tmp_path / "run").exists()
-
-
-def test_a_question_that_is_none_is_named(command: Command, tiny: Path, tmp_path: Path) -> None:
-    file = tmp_path / "broken.jsonl"
-    file.write_text('{"turns": ["a"]}\n{"turns": "a"\n')
-    told = command("bench", tiny, "--suite", file, "--out", tmp_path / "run")
-    assert told.code == 2
-    assert "line 2" in told.err
 
 
 def test_the_time_left_is_guessed_without_the_warm_up(

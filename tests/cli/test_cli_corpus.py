@@ -51,26 +51,3 @@ def test_answers_copy_from_it(command: Command, tiny: Path, answers: Path, tmp_p
     compared = command("generate", tiny, "the cat the dog", "-n", 20, *options)
     assert compared.code == 0
     assert "identical" in compared.err
-
-
-@pytest.mark.parametrize(
-    ("arguments", "message"),
-    [
-        (("build", "{}/out", "--tokenizer", "{tiny}"), "--text FILE... --tokenizer MODEL: a corpus needs all three"),
-        (("build", "{}/out", "--text", "{}/answers.jsonl"), "a corpus needs all three"),
-        (("build", "{}/out", "--text", "{}/none.jsonl", "--tokenizer", "{tiny}"), "there is no file"),
-        (("build", "{}/out", "--text", "{}/answers.jsonl", "--tokenizer", "{}/nowhere/x"), "there is no folder"),
-        (("build", "{}/out", "--text", "{}/answers.jsonl", "--tokenizer", "{tiny}", "--parts", "x"), "no part 'x'"),
-        (("build", "{}", "--text", "{}/answers.jsonl", "--tokenizer", "{tiny}"), "exists and is not a store"),
-        (("info", "{}/out"), "there is no store"),
-    ],
-)
-def test_one_line_for_what_is_wrong(
-    command: Command, tiny: Path, answers: Path, tmp_path: Path, arguments: tuple[str, ...], message: str
-) -> None:
-    result = command("corpus", *(word.format(tmp_path, tiny=tiny) for word in arguments))
-    assert result.code == 2
-    assert result.out == ""
-    assert message in result.err
-    assert result.err.count("\n") == 1
-    assert [entry.name for entry in tmp_path.iterdir()] == ["answers.jsonl"]

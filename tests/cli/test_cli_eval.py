@@ -73,27 +73,6 @@ def test_failed_items_are_counted_and_the_status_says_so(command: Command, tmp_p
     assert len(done.err.splitlines()) == 1
 
 
-@pytest.mark.parametrize(
-    ("arguments", "why"),
-    [
-        (("--model", "nowhere/at/all"), "nowhere/at/all"),
-        (("--model", "http://127.0.0.1:9/v1"), "is the server up"),
-        (("--model", "http://h/v1#m", "--data", "nowhere"), "there is no data"),
-        (("--model", "http://h/v1#m", "--method", "align4"), "Did you mean 'align3'"),
-        (("--model", "http://h/v1#m", "--scenario", "Chidl"), "no scenario"),
-        (("--model", "http://h/v1#m", "--api-key-env", "NO_SUCH_KEY"), "NO_SUCH_KEY"),
-    ],
-)
-def test_mistakes_are_one_line(command: Command, tmp_path: Path, arguments: tuple[str, ...], why: str) -> None:
-    done = command("eval", "align", *arguments, "--out", tmp_path / "run")
-    assert done.code == 2
-    assert done.out == ""
-    (line,) = done.err.splitlines()
-    assert line.startswith("error: ")
-    assert why in line
-    assert not (tmp_path / "run").exists()
-
-
 def test_the_page_holds_the_figures_and_runs_nothing(command: Command, finished: Path) -> None:
     done = command("report", finished)
     assert done.code == 0, done.err

@@ -119,18 +119,12 @@ def test_a_prediction_that_is_right_saves_rounds(command: Command, tmp_path: Pat
     assert drafted["rounds"] < plain["rounds"] == 20
 
 
-def test_a_prediction_that_is_missing_is_said(command: Command, tiny: Path, tmp_path: Path) -> None:
+def test_a_prediction_that_is_missing_is_said(command: Command, tiny: Path) -> None:
     said = "prediction drafted nothing: prediction needs a prediction with the request, as --prediction FILE gives\n"
     for more in ((), ("--json",), ("--compare", "--json")):
         result = command("generate", tiny, LOOPS, "-n", 4, "-d", "prediction", *more)
         assert result.code == 0
         assert result.err.endswith(said)
-    (tmp_path / "empty").write_text("")
-    (tmp_path / "bytes").write_bytes(b"\xff")
-    for name, why in (("none", "No such file"), ("empty", "is empty"), ("bytes", "cannot be read as text")):
-        refused = command("generate", tiny, LOOPS, "--prediction", tmp_path / name)
-        assert (refused.code, refused.out) == (2, "")
-        assert re.fullmatch(rf"error: \S+{name} .*{why}.*\n", refused.err)
 
 
 def test_a_prompt_from_standard_input(command: Command, tiny: Path) -> None:

@@ -3,7 +3,6 @@
 import gzip
 import json
 import os
-import shutil
 import signal
 import subprocess
 import sys
@@ -93,9 +92,11 @@ def test_the_cost_of_verifying_chooses_the_drafter(command: Command, tokenizer: 
 
 
 def test_gzip_templates_limits_workers_and_a_prediction(command: Command, tokenizer: Path, tmp_path: Path) -> None:
-    log = write(tmp_path / "log.jsonl.gz", records(20))
+    log = write(tmp_path / "log.jsonl.gz", [one | {"notes": "what would not be read"} for one in records(20)])
     how = ("--template", "vicuna", "--limit", 18, "--categories", "odd", "--workers", 2, "--verify-cost", "linear:0.1")
-    result = command("replay", log, "--tokenizer", tokenizer, "-d", "sam", *how, "--forward-ms", 20, "--json")
+    result = command(
+        "replay", log, "--tokenizer", tokenizer, "-d", "sam", *how, "--forward-ms", 20, "--ignore", "notes", "--json"
+    )
     (odd, overall) = json.loads(result.out)["results"]
     assert odd["answers"] == overall["answers"] == 10
     assert 1 < odd["predicted_speedup"] < odd["mean_accepted_tokens"]
@@ -122,15 +123,6 @@ def test_what_a_recording_cannot_judge_is_said(command: Command, tokenizer: Path
     assert "sam+auto drafts by how long rounds take, and a recording has no rounds" in refused.err
 
 
-def test_text_that_is_to_be_ignored(command: Command, tokenizer: Path, tmp_path: Path) -> None:
-    log = write(tmp_path / "log.jsonl", [record | {"notes": "the little cat and the dog"} for record in records(2)])
-    refused = command("replay", log, "--tokenizer", tokenizer, "-d", "sam")
-    assert (refused.code, refused.out) == (2, "")
-    assert 'line 1: the text under "notes" would not be read' in refused.err
-    assert "--ignore notes" in refused.err
-    assert command("replay", log, "--tokenizer", tokenizer, "-d", "sam", "--ignore", "notes").code == 0
-
-
 def test_a_page(command: Command, tokenizer: Path, log: Path, tmp_path: Path) -> None:
     page = tmp_path / "report.html"
     result = command("replay", log, "--tokenizer", tokenizer, "-d", "sam", "--sweep", "draft=4,8", "--html", page)
@@ -139,86 +131,6 @@ def test_a_page(command: Command, tokenizer: Path, log: Path, tmp_path: Path) ->
     assert html.startswith("<!doctype html>")
     assert "sam,draft=4" in html
     assert "sam,draft=8" in html
-
-
-def test_help_teaches_by_example(command: Command) -> None:
-    assert "Try drafters on recorded answers." in command("--help").out
-    assert "paceline replay log.jsonl --tokenizer" in command("replay", "--help").out
-
-
-@pytest.mark.slow
-def test_prompt_lookup_on_vicunas_answers_to_spec_bench(command: Command, shared: Path) -> None:
-    """Figures noted beside the recording, from other code; tests/draft/test_trace.py has them without the command."""
-    data = shared / "data"
-    trace = data / "traces" / "spec-bench-vicuna-7b-v1.3-greedy.jsonl"
-    if not trace.exists():
-        pytest.skip("no recorded generations in the shared data")
-    pytest.importorskip("sentencepiece")
-    reads = ("--tokenizer", data / "tokenizers/llama/tokenizer.model", "--template", "vicuna")
-    result = command(
-        "replay", trace, "--questions", data / "spec-bench/question.jsonl", *reads, "-d", "prompt-lookup", "--json"
-    )
-    told = json.loads(result.out)
-    assert told["answers"] == 560
-    found = {r["category"]: round(r["mean_accepted_tokens"], 3) for r in told["results"]}
-    assert found.pop("overall") == pytest.approx(1.736, abs=0.005)
-    assert list(found.items()) == [
-        ("mt-bench", 1.679), ("translation", 1.102), ("summarization", 2.709), ("qa", 1.413),
-        ("math_reasoning", 1.796), ("rag", 1.712),
-    ]  # fmt: skip
-
-
-def complains(command: Command, *arguments: object, of: tuple[str, ...]) -> None:
-    result = command("replay", *arguments)
-    assert result.code == 2, result
-    assert result.out == ""
-    (line,) = result.err.splitlines()
-    assert line.startswith("error: ")
-    for words in of:
-        assert words in line
-
-
-def test_a_recording_that_cannot_be_read(command: Command, tokenizer: Path, tmp_path: Path) -> None:
-    with_it = ("--tokenizer", tokenizer, "-d", "sam")
-    complains(command, tmp_path / "none.jsonl", *with_it, of=("none.jsonl", "No such file"))
-    file = tmp_path / "log.jsonl"
-    file.write_text("\n \n")
-    complains(command, file, *with_it, of=("log.jsonl holds no answers", '"prompt"'))
-    file.write_text(json.dumps(records(1)[0]) + '\n{"prompt": "cut off')
-    complains(command, file, *with_it, of=("log.jsonl, line 2", "not JSON"))
-    file.write_text('{"prompt": "a"}')
-    complains(command, file, *with_it, of=("log.jsonl, line 1", "no response"))
-    write(file, [{"question_id": 81, "choices": [{"turns": ["a"]}]}])
-    complains(command, file, *with_it, of=("Spec-Bench", "--questions"))
-    questions = write(tmp_path / "questions.jsonl", [{"question_id": 82, "turns": ["A?"]}])
-    complains(command, file, *with_it, "--questions", questions, of=("1 of the 1 answers", "question_id 81"))
-
-
-def test_a_drafter_that_cannot_be_replayed(command: Command, tokenizer: Path, log: Path) -> None:
-    complains(command, log, "--tokenizer", tokenizer, "-d", "samm", of=("'samm'", "Did you mean 'sam'"))
-    complains(command, log, "--tokenizer", tokenizer, "-d", "sam,drft=1", of=("'drft'", "Did you mean 'draft'"))
-    complains(command, log, "--tokenizer", tokenizer, "-d", "none", "--sweep", "draft=1", of=("none has an option",))
-
-
-def test_a_tokenizer_that_cannot_be_used(command: Command, tokenizer: Path, log: Path, tmp_path: Path) -> None:
-    complains(command, log, of=("--tokenizer",))
-    complains(command, log, "--tokenizer", tmp_path / "nowhere", of=("there is no folder", "nowhere"))
-    shutil.copy(tokenizer / "tokenizer.json", tmp_path)
-    complains(command, log, "--tokenizer", tmp_path, of=("no end token",))
-    bare = models.tokenizer()
-    bare.chat_template = None
-    bare.save_pretrained(tmp_path / "bare")
-    complains(command, log, "--tokenizer", tmp_path / "bare", of=("no chat template", "--template", "vicuna"))
-    complains(command, log, "--tokenizer", tokenizer, "--template", "vicunna", of=("Did you mean 'vicuna'",))
-
-
-def test_options_that_make_no_sense(command: Command, tokenizer: Path, log: Path, tmp_path: Path) -> None:
-    with_it = (log, "--tokenizer", tokenizer, "-d", "sam")
-    complains(command, *with_it, "--verify-cost", "falt", of=("falt", "flat, linear:X"))
-    complains(command, *with_it, "--forward-ms", 20, of=("--forward-ms", "--verify-cost"))
-    complains(command, *with_it, "--html", tmp_path / "no" / "page.html", of=("page.html cannot be written",))
-    complains(command, *with_it, "--categories", "even,prime", of=("'prime'", "even, odd"))
-    complains(command, *with_it, "--workers", 0, of=("--workers",))
 
 
 def test_ctrl_c_prints_what_is_done(tokenizer: Path, tmp_path: Path) -> None:

@@ -11,14 +11,14 @@ import paceline
 from paceline.draft.registry import describe, names
 
 
-@pytest.mark.parametrize("arguments", [["--help"], ["generate", "--help"], ["--version"], [], ["generat"]])
-def test_help_does_not_wait_for_torch(arguments: list[str]) -> None:
-    code = f"""
+def test_help_does_not_wait_for_torch() -> None:
+    code = """
 import sys
 from paceline.cli import main
-main({arguments!r})
-heavy = {{"torch", "transformers", "numba", "tokenizers", "scipy"}} & set(sys.modules)
-assert not heavy, heavy
+for arguments in (["--help"], ["generate", "--help"], ["train", "--help"], ["--version"], [], ["generat"]):
+    main(arguments)
+    heavy = {"torch", "transformers", "numba", "tokenizers", "scipy"} & set(sys.modules)
+    assert not heavy, (arguments, heavy)
 """
     done = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, timeout=60)
     assert done.returncode == 0, done.stderr
@@ -64,12 +64,6 @@ def test_one_method_in_full(command: Command) -> None:
     assert {o["name"]: o["default"] for o in told["options"]} == {o.name: o.default for o in about.options}
 
 
-def test_a_method_that_does_not_exist(command: Command) -> None:
-    result = command("methods", "samm")
-    assert result.code == 2
-    assert "Did you mean 'sam'" in result.err
-
-
 @pytest.mark.parametrize(
     ("arguments", "line"),
     [
@@ -83,7 +77,7 @@ def test_a_package_that_is_missing_is_named_with_its_extra(
     for name in [name for name in sys.modules if name.startswith(("paceline.evals", "paceline.workbench"))]:
         if not name.endswith(".options"):  # the command line has read these already
             monkeypatch.delitem(sys.modules, name)
-    for name in ("tenacity", "PIL", "skia"):
+    for name in ("openai", "PIL", "skia"):
         monkeypatch.setitem(sys.modules, name, None)
     result = command(*arguments)
     assert result.code == 2

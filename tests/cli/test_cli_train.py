@@ -2,7 +2,6 @@
 
 import importlib.util
 import json
-import subprocess
 import sys
 from collections.abc import Iterator
 from pathlib import Path
@@ -44,11 +43,6 @@ def test_help_has_an_example(command: Command, name: str) -> None:
     shown = command("train", name, "--help")
     assert shown.code == 0
     assert f"paceline train {name} models/demo" in " ".join(shown.out.split())
-
-
-def test_listing_does_not_wait_for_torch() -> None:
-    code = "import sys; import paceline.cli; sys.exit('torch' in sys.modules)"
-    assert subprocess.run([sys.executable, "-c", code], check=False).returncode == 0
 
 
 def test_a_vocabulary_is_counted_and_checked(command: Command, target: Path, answers: Path, tmp_path: Path) -> None:
@@ -99,35 +93,6 @@ def test_an_adapter_is_trained_on_what_the_target_writes_freely(command: Command
     spec = f"kangaroo:{tmp_path / 'adapter'}"
     said = command("generate", target, "the cat", "--raw", "-n", "5", "-d", spec, "--json")
     assert json.loads(said.out)["new_tokens"] == 5
-
-
-@pytest.mark.parametrize(
-    ("arguments", "says"),
-    [
-        (("vocab", "TARGET", "--text", "ANSWERS"), "say where to write the vocabulary"),
-        (("vocab", "TARGET", "--out", "OUT"), "there is nothing to count"),
-        (("vocab", "TARGET", "--text", "none.jsonl", "--out", "OUT"), "none.jsonl cannot be read"),
-        (("vocab", "TARGET", "--text", "ANSWERS", "--out", "OUT", "--keep", "999"), "of 999 tokens is asked for"),
-        (("vocab", "TARGET", "--text", "ANSWERS", "--check", "OUT"), "there is no vocabulary file"),
-        (("vocab", "nowhere", "--out", "OUT"), "'nowhere' does not exist"),
-        (("draft", "TARGET", "--out", "OUT", "--checkpoints", "RUN", "--tokens", "9"), "nothing to train on"),
-        (
-            ("draft", "TARGET", "--out", "OUT", "--checkpoints", "RUN", "--tokens", "9", "--hidden", "100"),
-            "--hidden is 100; heads are 64 wide",
-        ),
-        (("draft", "TARGET", "--out", "OUT"), "nothing to train on"),
-        (("kangaroo", "TARGET", "--out", "OUT", "--tokens", "9", "--minutes", "1"), "two budgets for one training"),
-    ],
-)
-def test_a_mistake_is_one_line(
-    command: Command, target: Path, answers: Path, tmp_path: Path, arguments: tuple[str, ...], says: str
-) -> None:
-    places = {"TARGET": target, "ANSWERS": answers, "OUT": tmp_path / "out", "RUN": tmp_path / "run"}
-    result = command("train", *(places.get(a, a) for a in arguments))
-    assert result.code == 2
-    assert says in result.err
-    assert result.err.count("\n") == 1
-    assert not (tmp_path / "out").exists()
 
 
 def test_what_is_not_installed_is_said(command: Command, monkeypatch: pytest.MonkeyPatch) -> None:

@@ -19,7 +19,6 @@ from paceline.cost.model import (
     predict,
     round_cost,
     speedup,
-    speedup_from_rounds,
 )
 
 VICUNA_7B = Size(6.61e9, layers=32, width=4096, cache_bytes=2 * 32 * 4096 * 2)
@@ -90,15 +89,6 @@ def test_what_a_forward_reads() -> None:
 # Prediction --------------------------------------------------------------------------------------------------
 
 
-def test_speedup_of_recorded_rounds() -> None:
-    rounds = Rounds(60, {1: 10, 41: 10}, draft_seconds=0.02)
-    assert rounds.count == 20
-    assert speedup_from_rounds(rounds, lambda nodes: 0.01 + 0 * nodes) == pytest.approx(60 * 0.01 / 0.22)
-    assert speedup_from_rounds(rounds, lambda nodes: nodes, drafting=0) == pytest.approx(60 / (10 + 410))
-    assert speedup_from_rounds(Rounds(0, {}), lambda nodes: nodes) == 1
-    assert speedup_from_rounds(Rounds(50, {1: 50}), lambda nodes: 3 + nodes) == pytest.approx(1)
-
-
 def looked_up(tokens: float, nodes: int) -> Rounds:
     """A thousand rounds with drafts from a look-up of 0.1 ms."""
     return Rounds(1000 * tokens, {nodes: 1000}, draft_seconds=0.1)
@@ -120,8 +110,8 @@ def test_a_prediction_has_a_band() -> None:
     machine = Machine(DEVICES["A100-80"])
     found = predict(looked_up(1.75, 11), VICUNA_7B, machine)
     assert (found.low, found.high) == pytest.approx((0.9 * found.speedup, 1.1 * found.speedup))
-    plain = predict(Rounds(50, {1: 50}), VICUNA_7B, machine)
-    assert plain.speedup == pytest.approx(1)
+    for nothing in (Rounds(50, {1: 50}), Rounds(0, {})):
+        assert predict(nothing, VICUNA_7B, machine).speedup == pytest.approx(1)
 
 
 def test_prompt_lookup_of_vicuna_on_an_a100(shared: Path) -> None:
@@ -129,7 +119,6 @@ def test_prompt_lookup_of_vicuna_on_an_a100(shared: Path) -> None:
     from tests.draft.trace import conversations
 
     from paceline.draft.registry import create
-    from paceline.replay.report import rounds
     from paceline.workbench.walk import Tally, replay
 
     if not (shared / "data" / "traces").is_dir():
@@ -139,6 +128,7 @@ def test_prompt_lookup_of_vicuna_on_an_a100(shared: Path) -> None:
         for t, turn in enumerate(one.turns):
             replay(drafter, turn, i << 20 | t, tally)
     assert tally.mean_accepted_tokens == pytest.approx(1.737, abs=0.001)
-    found = predict(rounds(tally), VICUNA_7B, Machine(DEVICES["A100-80"]))
+    sizes = {nodes: count for nodes, count in enumerate(tally.sizes.tolist()) if count}
+    found = predict(Rounds(tally.new_tokens, sizes, tally.seconds), VICUNA_7B, Machine(DEVICES["A100-80"]))
     print(found)
     assert found.speedup == pytest.approx(1.66, rel=0.10)

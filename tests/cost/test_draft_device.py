@@ -89,19 +89,3 @@ def test_a_gguf_file_is_predicted_like_its_folder(
         assert main(["predict", str(model), "--draft", str(model), "--on", "L4", "--json"]) == 0
         rounds.append(json.loads(capsys.readouterr().out)["round"])
     assert rounds[0] == rounds[1]
-
-
-@pytest.mark.parametrize(
-    ("more", "says"),
-    [
-        (["--on", "H100"], "H100-SXM"),
-        (["--on", "L4", "--beside", "mine"], "--beside is 'mine'"),
-        (["--on", "L4", "--table", "nothing.json"], "has no hit rate"),
-        (["--on", "L4", "--hit", "2"], "--hit"),
-    ],
-)
-def test_bad_input_is_one_line(folder: Path, capsys: pytest.CaptureFixture[str], more: list[str], says: str) -> None:
-    assert main(["predict", str(folder), "--draft", str(folder), *more]) == 2
-    text = capsys.readouterr().err
-    assert says in text
-    assert text.count("\n") == 1

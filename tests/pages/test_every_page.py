@@ -13,7 +13,7 @@ import pytest
 from tests.bench.runs import TASKS, WHY, make_run
 from tests.evals.endpoint import Scripted
 from tests.evals.test_run import go
-from tests.pages.test_replay_page import TWO, told
+from tests.pages.test_replay_page import OF_A, TWO, told
 from tests.vision.sets import sample
 
 import paceline
@@ -139,7 +139,7 @@ def of_schedules(folder: Path) -> str:
 
 
 def of_replay(folder: Path) -> str:
-    return replay.page(told(TWO), ["a", "a"])
+    return replay.page(told(TWO), OF_A)
 
 
 def of_certificate(folder: Path) -> str:

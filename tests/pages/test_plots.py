@@ -50,6 +50,12 @@ def test_a_faint_line_has_no_points() -> None:
     assert drawn.count('class="faint"') == 1
 
 
+def test_points_lie_where_the_axes_say() -> None:
+    drawn = plot([Curve([(0, 0.0), (1, 100.0)], ["", ""], [COLORS[0]] * 2)], frame=SMALL, xs=(0, 1), ys=(0, 100))
+    right, foot = SMALL.width - SMALL.right, SMALL.height - SMALL.bottom
+    assert f"M{SMALL.left:.1f} {foot:.1f}L{right:.1f} {SMALL.top:.1f}" in drawn
+
+
 def test_columns_stand_on_the_axis() -> None:
     drawn = columns([0, 50, 100], ["0", "", "2"], ["a", "b", "c"], COLORS[0], ys=(0, 100), label="shares")
     inner = SMALL.height - SMALL.top - SMALL.bottom

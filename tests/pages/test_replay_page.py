@@ -32,8 +32,11 @@ TWO = [
 ]
 
 
+OF_A = {"a,draft=5": "a", "a,draft=9": "a"}
+
+
 def test_a_page_is_whole_and_loads_nothing() -> None:
-    html = page(told(TWO), ["a", "a"])
+    html = page(told(TWO), OF_A)
     tags = Seen(html).tags
     assert tags.count("svg") == 2
     assert not {"script", "link"} & set(tags)
@@ -46,11 +49,12 @@ def test_a_page_is_whole_and_loads_nothing() -> None:
 
 
 def test_variants_of_one_drafter_are_one_line() -> None:
-    assert page(told(TWO), ["a", "a"]).count("<path d=") == page(told(TWO), ["a", "b"]).count("<path d=") - 1
+    assert page(told(TWO), OF_A).count("<path d=") == page(told(TWO), OF_A | {"a,draft=9": "b"}).count("<path d=") - 1
 
 
 def test_names_are_text() -> None:
-    html = page(told([result("<b>&x", OVERALL, 1.5, 4, [0.5], predicted_speedup=1.25)], complete=False), ["<b>&x"])
+    one = result("<b>&x", OVERALL, 1.5, 4, [0.5], predicted_speedup=1.25)
+    html = page(told([one], complete=False), {"<b>&x": "<b>&x"})
     assert "<b>&x" not in html
     assert "&lt;b&gt;&amp;x" in html
     assert "1.25" in html
@@ -59,5 +63,5 @@ def test_names_are_text() -> None:
 
 
 def test_a_page_of_nothing() -> None:
-    Seen(page(told([]), []))
-    Seen(page(told([result("none", OVERALL, 1.0, 1, [])]), ["none"]))
+    Seen(page(told([]), {}))
+    Seen(page(told([result("none", OVERALL, 1.0, 1, [])]), {"none": "none"}))

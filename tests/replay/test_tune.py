@@ -95,25 +95,3 @@ def test_the_command_writes_a_table_that_auto_reads(
     assert main(["generate", str(tiny), "the little", "-n", "8", "--draft", "auto", "--tune", str(out)]) == 0
     assert main(["generate", str(tiny), "the little", "-n", "8", "--draft", "sam", "--tune", str(out)]) == 2
     assert "--tune is a table for auto" in capsys.readouterr().err
-
-
-@pytest.mark.parametrize(
-    ("more", "says"),
-    [
-        (["--batches", "1,x"], "--batches"),
-        (["-d", "sma"], "no drafter"),
-        (["-d", "recycling"], "best logits"),
-        (["-o", "nowhere/tune.json"], "no folder"),
-        (["--traffic", "nothing.jsonl"], "nothing.jsonl"),
-    ],
-)
-def test_bad_input_is_one_line(
-    tiny: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str], more: list[str],
-    says: str,
-) -> None:  # fmt: skip
-    monkeypatch.chdir(tmp_path)
-    assert main(["tune", str(tiny), "--seconds", "0.1", "--batches", "1", *more]) == 2
-    said = capsys.readouterr().err
-    assert says in said
-    assert said.count("\n") == 1
-    assert not (tmp_path / "tune.json").exists()

@@ -20,7 +20,7 @@ from paceline.engine.request import Row
 from paceline.engine.tree import DraftTree
 from paceline.errors import MethodError, PacelineError
 from paceline.replay.report import OVERALL, Report
-from paceline.replay.workers import PORTION, Done, Variant, _tasks, start, sweep
+from paceline.replay.workers import PORTION, _tasks, start, sweep
 from paceline.workbench.transcript import Transcript
 from paceline.workbench.walk import RecordedAnswer
 from tests.paths import REPOSITORY
@@ -171,19 +171,11 @@ def test_drafters_are_checked_before_anything_is_replayed() -> None:
         start(conversations(2), ["sam", "samm"], RECORDING, 2)
 
 
-def test_a_done_can_travel() -> None:
-    (done, *_) = start(conversations(1), ["none"], RECORDING, 1)
-    assert isinstance(done, Done)
-
-
 def test_a_sweep_makes_variants_of_those_that_have_the_option() -> None:
-    assert sweep(["sam", "none"], None) == [Variant("sam", "sam"), Variant("none", "none")]
-    assert sweep(["sam,grow=0", "none"], "draft=5, 10") == [
-        Variant("sam,grow=0,draft=5", "sam,grow=0"),
-        Variant("sam,grow=0,draft=10", "sam,grow=0"),
-        Variant("none", "none"),
-    ]
-    assert [v.spec for v in sweep(["sam+none+prompt-lookup"], "draft=7")] == ["sam,draft=7+none+prompt-lookup,draft=7"]
+    assert sweep(["sam", "none"], None) == {"sam": "sam", "none": "none"}
+    swept = {"sam,grow=0,draft=5": "sam,grow=0", "sam,grow=0,draft=10": "sam,grow=0", "none": "none"}
+    assert sweep(["sam,grow=0", "none"], "draft=5, 10") == swept
+    assert list(sweep(["sam+none+prompt-lookup"], "draft=7")) == ["sam,draft=7+none+prompt-lookup,draft=7"]
     with pytest.raises(PacelineError, match="none of none, sam has an option 'depth'"):
         sweep(["none", "sam"], "depth=3")
     with pytest.raises(PacelineError, match="option=value,value"):

@@ -20,24 +20,6 @@ def write(folder: Path, *records: Any, name: str = "log.jsonl") -> Path:
     return file
 
 
-@pytest.mark.parametrize(
-    "record",
-    [
-        PAIR,
-        {"instruction": "Hello?", "output": "Hi.", "dataset": "whatever"},
-        {"messages": ASKED, "response": "Hi."},
-        {"messages": ASKED + SAID},
-    ],
-    ids=lambda record: " ".join(record),
-)
-def test_one_answer_in_each_of_its_forms(tmp_path: Path, record: dict[str, Any]) -> None:
-    (exchange,) = read_trace(write(tmp_path, record | {"category": "greetings"}))
-    assert list(exchange.messages) == ASKED + SAID
-    assert list(exchange.answers) == [1]
-    assert exchange.category == "greetings"
-    assert exchange.where.endswith("log.jsonl, line 1")
-
-
 READ = {
     '{"prompt": "a"}': (["user a"], [], "user a"),
     '{"prompt": "a", "completion": "b"}': (["user a", "assistant b"], [1], "user a"),
@@ -52,6 +34,8 @@ READ = {
         ["user a", "assistant b"], [1], "user a, assistant b",
     ),
     '{"instruction": "a", "input": "", "output": "b"}': (["user a", "assistant b"], [1], "user a"),
+    '{"instruction": "a", "input": null, "output": "b"}': (["user a", "assistant b"], [1], "user a"),
+    '{"instruction": "a", "input": "c", "output": "b"}': (["user a\\n\\nc", "assistant b"], [1], "user a\\n\\nc"),
     '{"instruction": "a", "context": "c", "response": "b"}': (["user a\\n\\nc", "assistant b"], [1], "user a\\n\\nc"),
     '{"question": "a", "answer": "b"}': (["user a", "assistant b"], [1], "user a"),
     '{"choices": [{"turns": ["a", "b"]}]}': (["assistant a", "assistant b"], [0, 1], "assistant a, assistant b"),
@@ -84,16 +68,11 @@ def test_what_generate_writes_is_a_recording(tmp_path: Path, about: dict[str, An
     assert (list(one.messages), list(one.answers), one.tokens, one.is_cut) == (ASKED + SAID, [1], None, True)
 
 
-def test_messages_alone_hold_an_answer_for_each_of_the_assistants(tmp_path: Path) -> None:
-    system = [{"role": "system", "content": "Be brief."}]
-    (exchange,) = read_trace(write(tmp_path, {"messages": system + (ASKED + SAID) * 2 + ASKED}))
-    assert list(exchange.answers) == [2, 4]
-    assert len(exchange.messages) == 5
-
-
-def test_messages_with_a_response_hold_one_answer(tmp_path: Path) -> None:
-    (exchange,) = read_trace(write(tmp_path, {"messages": ASKED + SAID + ASKED, "response": "Hi again."}))
-    assert list(exchange.answers) == [3]
+def test_every_message_of_the_assistant_is_an_answer_unless_there_is_a_response(tmp_path: Path) -> None:
+    talk = [{"role": "system", "content": "Be brief."}, *(ASKED + SAID) * 2, *ASKED]
+    alone, answered = read_trace(write(tmp_path, {"messages": talk}, {"messages": talk, "response": "Hi again."}))
+    assert (list(alone.answers), len(alone.messages)) == ([2, 4], 5)
+    assert (list(answered.answers), len(answered.messages)) == ([6], 7)
 
 
 def test_gzip_blank_lines_and_a_byte_order_mark(tmp_path: Path) -> None:
@@ -123,12 +102,6 @@ def test_token_ids(tmp_path: Path) -> None:
     (exchange,) = read_trace(write(tmp_path, logged | {"category": "greetings"}))
     assert exchange.tokens == ([5, 6], [7])
     assert exchange.category == "greetings"
-
-
-@pytest.mark.parametrize(("more", "prompt"), [("Paris", "Hello?\n\nParis"), ("", "Hello?"), (None, "Hello?")])
-def test_alpacas_input_is_the_rest_of_the_prompt(tmp_path: Path, more: str | None, prompt: str) -> None:
-    (exchange,) = read_trace(write(tmp_path, {"instruction": "Hello?", "input": more, "output": "Hi."}))
-    assert exchange.messages[0]["content"] == prompt
 
 
 LONG = "the letter that the question is about"

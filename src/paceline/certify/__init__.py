@@ -6,5 +6,7 @@ reference.py                   the model alone, by transformers, without a cache
 greedy.py                      every token of greedy answers; where answers end
 sampled.py                     the distribution of the first tokens of sampled answers
 acceptance.py                  whether drafts are accepted as often as they should be
+stats.py                       what counts prove: chi-square tests and their power
+verdict.py                     what is said of each test, whoever was tested
 certificate.py, page.py        all of it together, as a dictionary and as a page
 """

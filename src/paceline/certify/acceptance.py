@@ -15,16 +15,15 @@ import numpy as np
 from paceline.draft.base import Drafter
 from paceline.draft.recording import Chains, Recording
 from paceline.errors import PacelineError
-from paceline.target.tokenizer import Tokenizer
 from paceline.workbench.walk import RecordedAnswer, Tally, replay, replayable
 
 COLLAPSED = 0.8
-"""Of the reference's drafted and accepted tokens a round; below that share acceptance has collapsed."""
+"""Acceptance has collapsed where fewer drafted tokens are accepted a round than this share of the reference's."""
 
 
 def acceptance(tokens: float | None, reference: float | None) -> dict[str, Any]:
-    """For the certificate: tokens a round, the target's own included, of the engine and of the same drafter replayed
-    (None: not known), and whether far fewer drafts are accepted than should be."""
+    """For the certificate. tokens: new tokens a round, the target's own included; reference: those of the same drafter
+    replayed; either is None where it is not known."""
     known = tokens is not None and reference is not None
     collapsed = known and tokens - 1 < COLLAPSED * (reference - 1) and reference - tokens > 0.05  # type: ignore[operator]
     return {
@@ -42,23 +41,20 @@ def measured(lengths: Sequence[Sequence[int]]) -> float | None:
 
 def replayed(
     draft: str,
-    tokenizer: Tokenizer | None,
-    ends: Sequence[int],
-    vocab_size: int,
+    recording: Recording,
     prompts: Sequence[Sequence[int]],
     answers: Sequence[Sequence[int]],
     *,
     chains: bool,
 ) -> float | None:
-    """The same of the drafter alone, over answers that are known; None if it asks the target for more than tokens.
+    """Tokens a round of the drafter alone, replayed over `answers`; None if it asks the target for more than tokens.
 
-    The first token of an answer counts as its prompt's, as in `measured`."""
+    The first token of an answer counts as its prompt's, as in `measured`. chains: its trees are cut to chains."""
     try:
-        drafter: Drafter = replayable(draft, Recording(tokenizer, tuple(ends), vocab_size))
+        drafter: Drafter = replayable(draft, recording)
     except PacelineError:
         return None
-    if chains:
-        drafter = Chains(drafter)
+    drafter = Chains(drafter) if chains else drafter
     tally = Tally()
     for i, (prompt, answer) in enumerate(zip(prompts, answers, strict=True)):
         if len(answer) > 1:

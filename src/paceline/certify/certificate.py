@@ -6,8 +6,8 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
-from dataclasses import asdict, dataclass, replace
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass, field, replace
 from time import perf_counter
 from typing import Any
 
@@ -15,28 +15,68 @@ import numpy as np
 
 from paceline.certify.acceptance import acceptance, measured, replayed
 from paceline.certify.engines import UnderTest
-from paceline.certify.greedy import Greedy, Stops, check_stops
+from paceline.certify.greedy import Reader, check_stops
 from paceline.certify.options import Scope, Watch
 from paceline.certify.reference import Model
 from paceline.certify.sampled import Case, Sampled, distribution_of, needed, sample
+from paceline.certify.verdict import Greedy, Stops, certificate
+from paceline.draft.recording import Recording
 from paceline.engine.sampling import SamplingParams
 from paceline.target.tokenizer import Tokenizer
 from paceline.workbench.contestant import Reply
 
 Prompts = Sequence[Sequence[int]]
 
-WAYS = (
-    ("temperature 1", SamplingParams(temperature=1.0)),
-    ("temperature 0.5", SamplingParams(temperature=0.5)),
-    ("repetition penalty 1.2, top-k 40, top-p 0.98", SamplingParams(
-        temperature=1.0, repetition_penalty=1.2, top_k=40, top_p=0.98)),
-    ("temperature 1.5, top-p 0.9", SamplingParams(temperature=1.5, top_p=0.9)),
-)  # fmt: skip
+
+@dataclass(frozen=True)
+class Pass:
+    """A way of asking for greedy answers to all prompts.
+
+    company  what they are asked for together with, for the certificate; {batch} is the engine's.
+    changes  fields of SamplingParams.
+    batch    an engine must answer at least this many at once, or the pass would repeat another one.
+    alone    one request after another; mixed: between requests that sample."""
+
+    company: str
+    changes: Mapping[str, Any] = field(default_factory=dict)
+    batch: int = 1
+    alone: bool = False
+    mixed: bool = False
+
+    def fits(self, engine: UnderTest) -> bool:
+        """Whether the engine can be asked this way."""
+        honours = engine.honours(replace(SamplingParams(), **self.changes))
+        return honours and engine.batch >= self.batch and (engine.mixes or not self.mixed)
+
+    def ask(self, engine: UnderTest, prompts: Prompts, params: SamplingParams) -> list[Reply]:
+        """The greedy answers, in the order of the prompts."""
+        if self.alone:
+            return [engine.answer([prompt], [params])[0] for prompt in prompts]
+        if not self.mixed:
+            return engine.answer(prompts, [params] * len(prompts))
+        both = [(p, SamplingParams(temperature=1.0, max_tokens=1 + i % 7, seed=i)) for i, p in enumerate(prompts)]
+        asked = [one for prompt, hot in both for one in ((prompt, params), (prompt, hot))]
+        return engine.answer([prompt for prompt, _ in asked], [wanted for _, wanted in asked])[::2]
+
+
+PASSES = (
+    Pass("alone", alone=True),
+    Pass("in batches of {batch}", batch=2),
+    Pass("between rows that sample", batch=2, mixed=True),
+    Pass("in batches of {batch}, repetition penalty 1.2", {"repetition_penalty": 1.2}),
+)
+"""How greedy answers are asked for. The replies of the first pass are those that stop strings are cut out of."""
+WAYS = {
+    "temperature 1": SamplingParams(temperature=1.0),
+    "temperature 0.5": SamplingParams(temperature=0.5),
+    "repetition penalty 1.2, top-k 40, top-p 0.98": SamplingParams(
+        temperature=1.0, repetition_penalty=1.2, top_k=40, top_p=0.98
+    ),
+    "temperature 1.5, top-p 0.9": SamplingParams(temperature=1.5, top_p=0.9),
+}
 """How the cases of the sampling test are sampled, in turn."""
 AHEAD = 2
 """Tokens that a request has beyond those that are tested, so that drafts may reach beyond them."""
-PENALTY = 1.2
-"""Repetition penalty of one of the greedy passes."""
 
 
 @dataclass(frozen=True)
@@ -69,58 +109,35 @@ def certify(
     greedy, replies = _greedy(engine, models, prompts, scope, watch)
     stops = _stops(engine, models, prompts, replies, scope, watch)
     watch.say("how often drafts are accepted")
-    tokens, reference = measured([one.lengths or [] for one in replies]), None
+    reference = None
     if draft is not None:
-        answers = [one.tokens for one in replies]
-        reference = replayed(
-            draft, models.tokenizer, models.ends, models.vocab_size, prompts, answers, chains=chains
-        )
+        recording = Recording(models.tokenizer, tuple(models.ends), models.vocab_size)
+        reference = replayed(draft, recording, prompts, [one.tokens for one in replies], chains=chains)
     sampled = _sampled(engine, models, starts, scope, watch)
-    return {
-        "lossless": not greedy.bugs and not stops.wrong and sampled.lossless,
-        "engine": engine.name,
-        "draft": draft,
-        "greedy": greedy.facts(),
-        "stops": stops.facts(),
-        "sampled": sampled.facts(),
-        "power": sampled.power(scope.shift) | {"greedy_rate": round(3 / max(greedy.tokens, 3), 6)},
-        "acceptance": acceptance(tokens, reference),
-        "not_tested": _not_tested(engine, stops, sampled),
-        "plan": asdict(scope),
-        "ran_on": engine.facts,
-        "seconds": round(perf_counter() - began, 1),
-    }
+    return certificate(
+        greedy, stops, sampled.facts(), sampled.power(scope), scope,
+        engine=engine.name, draft=draft, ran_on=engine.facts, not_tested=_not_tested(engine, stops, sampled),
+        acceptance=acceptance(measured([one.lengths or [] for one in replies]), reference),
+        seconds=round(perf_counter() - began, 1),
+    )  # fmt: skip
 
 
 def _greedy(
     engine: UnderTest, models: Models, prompts: Prompts, scope: Scope, watch: Watch
 ) -> tuple[Greedy, list[Reply]]:
-    """Every prompt alone, all together, with a penalty, and between rows that sample. Returns the first answers too."""
-    greedy = Greedy(models.exact, models.own, models.ends)
-    params = SamplingParams(max_tokens=scope.max_tokens)
+    """Every pass that fits the engine; returns the replies of the first pass too."""
     watch.say("greedy answers")
-
-    def judged(replies: Sequence[Reply], params: SamplingParams, company: str) -> None:
-        for number, (prompt, one) in enumerate(zip(prompts, replies, strict=True)):
-            greedy.read(number, prompt, one.tokens, params, company)
-            watch.step(number + 1, len(prompts))
-
-    alone = [engine.answer([prompt], [params])[0] for prompt in prompts]
-    judged(alone, params, "alone")
-    if engine.batch > 1:
-        judged(engine.answer(prompts, [params] * len(prompts)), params, f"in batches of {engine.batch}")
-        if engine.mixes:
-            hot = [SamplingParams(temperature=1.0, max_tokens=1 + i % 7, seed=i) for i in range(len(prompts))]
-            mixed = engine.answer(
-                [prompt for prompt in prompts for _ in range(2)],
-                [one for hot_one in hot for one in (params, hot_one)],
-            )
-            judged(mixed[::2], params, "between rows that sample")
-    penalised = replace(params, repetition_penalty=PENALTY)
-    if engine.honours(penalised):
-        company = f"in batches of {engine.batch}, repetition penalty {PENALTY}"
-        judged(engine.answer(prompts, [penalised] * len(prompts)), penalised, company)
-    return greedy, alone
+    reader = Reader(models.exact, models.own, models.ends)
+    first: list[Reply] = []
+    for each in PASSES:
+        if each.fits(engine):
+            params = replace(SamplingParams(max_tokens=scope.max_tokens), **each.changes)
+            replies = each.ask(engine, prompts, params)
+            first = first or replies
+            for number, (prompt, one) in enumerate(zip(prompts, replies, strict=True)):
+                reader.read(number, prompt, one.tokens, params, each.company.format(batch=engine.batch))
+                watch.step(number + 1, len(prompts))
+    return reader.found, first
 
 
 def _stops(
@@ -139,19 +156,18 @@ def _stops(
 
 
 def _sampled(engine: UnderTest, models: Models, starts: Prompts, scope: Scope, watch: Watch) -> Sampled:
-    if scope.requests == 0:
-        return Sampled([], [], 0)
-    watch.say("the exact distribution of first tokens")
-    model = models.own or models.exact  # rounding shifts probabilities too
     cases = []
-    for i, start in enumerate(starts):
-        name, way = WAYS[i % len(WAYS)]
-        params = replace(way, max_tokens=scope.length + AHEAD, ignore_eos=True)
-        if engine.honours(params):
-            distribution = distribution_of(model, start, params, scope.length)
-            if distribution.df:
-                cases.append(Case(name, list(start), params, distribution))
-        watch.step(i + 1, len(starts))
+    if scope.requests != 0:
+        watch.say("the exact distribution of first tokens")
+        model = models.own or models.exact  # rounding shifts probabilities too
+        for i, start in enumerate(starts):
+            name, way = list(WAYS.items())[i % len(WAYS)]
+            params = replace(way, max_tokens=scope.length + AHEAD, ignore_eos=True)
+            if engine.honours(params):
+                distribution = distribution_of(model, start, params, scope.length)
+                if distribution.df:
+                    cases.append(Case(name, list(start), params, distribution))
+            watch.step(i + 1, len(starts))
     if not cases:
         return Sampled([], [], 0)
     requests = scope.requests if scope.requests is not None else needed(cases, scope.shift)
@@ -161,7 +177,7 @@ def _sampled(engine: UnderTest, models: Models, starts: Prompts, scope: Scope, w
 
 def _not_tested(engine: UnderTest, stops: Stops, sampled: Sampled) -> list[str]:
     """What the certificate does not speak of, in words."""
-    names = [name for name, way in WAYS if not engine.honours(way)]
+    names = [name for name, way in WAYS.items() if not engine.honours(way)]
     missing = [f"sampling by {name}: this engine is not asked for it" for name in names]
     if not sampled.cases:
         missing.append("sampling")

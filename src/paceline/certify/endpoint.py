@@ -12,18 +12,18 @@ from __future__ import annotations
 
 import asyncio
 from collections import Counter
-from collections.abc import Sequence
-from dataclasses import asdict
+from collections.abc import Iterator, Sequence
 from math import exp
 from time import perf_counter
 from typing import Any, NamedTuple
 
 import numpy as np
 
-from paceline.certify.greedy import SHOWN
+from paceline.certify import stats, verdict
+from paceline.certify.acceptance import acceptance
 from paceline.certify.options import Scope, Watch
-from paceline.certify.sampled import COARSE, LEVEL
-from paceline.workbench import stats
+from paceline.certify.sampled import COARSE
+from paceline.certify.verdict import CONTEXT, LEVEL, Divergence, Greedy, Look, Stops
 from paceline.workbench.client import Client, Completion, find_model, parse
 
 REQUESTS = 4000
@@ -34,13 +34,15 @@ RANKS = (1, 2, 5, 20)
 """Ends of the bins of ranks; one more holds what lies below."""
 TIE = 0.25
 """Greatest gap, in nats, between two tokens that may be a tie: what bfloat16 resolves of logits near 32."""
-WAYS = (
-    ("temperature 1", {"temperature": 1.0}),
-    ("temperature 0.7, top-p 0.9", {"temperature": 0.7, "top_p": 0.9}),
-    ("temperature 1, frequency penalty 0.5", {"temperature": 1.0, "frequency_penalty": 0.5}),
-)
 Fields = dict[str, Any]
 """Fields of a request's body that say how tokens are chosen."""
+WAYS: dict[str, Fields] = {
+    "temperature 1": {"temperature": 1.0},
+    "temperature 0.7, top-p 0.9": {"temperature": 0.7, "top_p": 0.9},
+    "temperature 1, frequency penalty 0.5": {"temperature": 1.0, "frequency_penalty": 0.5},
+}
+"""How the cases of the sampling test are sampled; without a reference as the first one alone, whose log-probabilities
+are those that servers report."""
 Messages = tuple[dict[str, str], ...]
 
 
@@ -75,11 +77,9 @@ def places(reply: Completion) -> list[Place]:
     """The tokens of a reply; empty where the server reports no log-probabilities."""
     return [
         Place(
-            str(one["token"]),
-            float(one["logprob"]),
-            sorted(
-                ((str(t["token"]), float(t["logprob"])) for t in one.get("top_logprobs") or ()), key=lambda t: -t[1]
-            ),
+            one["token"],
+            one["logprob"],
+            sorted(((t["token"], t["logprob"]) for t in one.get("top_logprobs") or ()), key=lambda t: -t[1]),
         )
         for one in reply.logprobs
     ]
@@ -96,78 +96,57 @@ def certify_endpoint(
     missing = ["stop strings"]
     if reference is None:
         missing.append("a cache or mask that spoils the log-probabilities as well: give a reference")
-    return {
-        "lossless": greedy["lossless"] and sampled["lossless"],
-        "engine": f"{','.join(server.urls)}, {server.model}, against {against}",
-        "draft": None,
-        "greedy": greedy,
-        "stops": {"lossless": True, "answers": 0, "bugs": 0, "shown": []},
-        "sampled": sampled,
-        "power": power | {"greedy_rate": round(3 / max(greedy["tokens"], 3), 6)},
-        "acceptance": {"tokens_a_round": None, "reference": None, "collapsed": False},
-        "not_tested": missing,
-        "plan": asdict(scope),
-        "ran_on": {"endpoint": ",".join(server.urls), "model": server.model},
-        "seconds": round(perf_counter() - began, 1),
-    }
+    return verdict.certificate(
+        greedy, Stops(), sampled, power, scope,
+        engine=f"{','.join(server.urls)}, {server.model}, against {against}", draft=None, not_tested=missing,
+        ran_on={"endpoint": ",".join(server.urls), "model": server.model},
+        acceptance=acceptance(None, None),
+        seconds=round(perf_counter() - began, 1),
+    )  # fmt: skip
 
 
 def _greedy(
     server: Server, reference: Server | None, prompts: Sequence[Messages], scope: Scope, watch: Watch
-) -> dict[str, Any]:
+) -> Greedy:
     """Every prompt alone and all together."""
     watch.say("greedy answers")
     fields = {"max_tokens": scope.max_tokens, "temperature": 0.0, "logprobs": True, "top_logprobs": 2}
     each = [fields] * len(prompts)
     right = [places(one) for one in reference.ask(prompts, each, 1)] if reference else None
-    answers = tokens = 0
-    found: list[dict[str, Any]] = []
+    found = Greedy()
     for company, slots in (("alone", 1), (f"{server.slots} at once", server.slots)):
         for number, one in enumerate(map(places, server.ask(prompts, each, slots))):
-            answers, tokens = answers + 1, tokens + len(one)
-            found += [
-                {"prompt": number, "company": company} | d for d in _unlike(one, right[number] if right else None)
-            ]
+            found.answers += 1
+            found.tokens += len(one)
+            for at, facts in _by_itself(one) if right is None else _against(one, right[number]):
+                before = "".join(place.token for place in one[max(0, at - CONTEXT) : at])
+                found.divergences.append(Divergence(number, at, company, before=before, noise=TIE / 2, **facts))
             watch.step(number + 1, len(prompts))
-    bugs = [one for one in found if one["verdict"] == "bug"]
-    ties = [one for one in found if one["verdict"] == "tie"]
-    return {
-        "lossless": not bugs and tokens > 0,
-        "answers": answers,
-        "tokens": tokens,
-        "ties": len(ties),
-        "bugs": len(bugs),
-        "shown": [*bugs[:SHOWN], *ties[:SHOWN]],
-        **({} if tokens else {"why": "the server reports no log-probabilities (logprobs, top_logprobs)"}),
-    }
+    if not found.tokens:
+        found.why = "the server reports no log-probabilities (logprobs, top_logprobs)"
+    return found
 
 
-def _unlike(mine: Sequence[Place], right: Sequence[Place] | None) -> list[dict[str, Any]]:
-    """Divergences of an answer: the first from the reference, or all tokens that are not the server's own best."""
-    if right is None:
-        own = [(at, place, place.top[0]) for at, place in enumerate(mine) if place.top]
-        return [
-            _verdict(at, mine, place.token, best, logprob - place.logprob)
-            for at, place, (best, logprob) in own
-            if place.logprob < logprob and place.token != best
-        ]
+def _by_itself(mine: Sequence[Place]) -> Iterator[tuple[int, Fields]]:
+    """All tokens that are not the server's own best: where, and fields of a divergence."""
+    for at, place in enumerate(mine):
+        best, logprob = place.top[0] if place.top else (place.token, place.logprob)
+        if place.logprob < logprob and place.token != best:
+            yield at, {"said": place.token, "best": best, "gap": logprob - place.logprob}
+
+
+def _against(mine: Sequence[Place], right: Sequence[Place]) -> Iterator[tuple[int, Fields]]:
+    """The first difference from the reference; after it the texts are two."""
     for at, (place, other) in enumerate(zip(mine, right, strict=False)):
         if place.token != other.token:
-            there = dict(other.top).get(place.token)
-            gap = None if there is None else abs(other.logprob - there)
-            return [_verdict(at, mine, place.token, other.token, gap)]
+            said = {"said": place.token, "best": other.token}
+            logprob = dict(other.top).get(place.token)
+            why = "the reference has another token, and this one is not among its two best"
+            yield at, said | ({"why": why} if logprob is None else {"gap": abs(other.logprob - logprob)})
+            return
     if len(mine) != len(right):
-        at = min(len(mine), len(right))
-        return [_verdict(at, mine, "", "", None, f"{len(mine)} tokens, and the reference has {len(right)}")]
-    return []
-
-
-def _verdict(at: int, mine: Sequence[Place], token: str, best: str, gap: float | None, why: str = "") -> dict[str, Any]:
-    """gap: in nats; None: the token is not even the reference's second."""
-    tie = gap is not None and gap <= TIE
-    before = "".join(place.token for place in mine[max(0, at - 12) : at])
-    facts = {"at": at, "said": token, "best": best, "gap": gap, "noise": TIE / 2, "why": why, "before": before}
-    return facts | {"verdict": "tie" if tie else "bug"}
+        why = f"{len(mine)} tokens, and the reference has {len(right)}"
+        yield min(len(mine), len(right)), {"why": why}
 
 
 def _sampled(
@@ -175,11 +154,11 @@ def _sampled(
 ) -> tuple[dict[str, Any], dict[str, Any]]:
     """(sampled, power)."""
     requests = REQUESTS if scope.requests is None else scope.requests
-    ways = WAYS if reference else WAYS[:1]  # reported log-probabilities are those of temperature 1
-    asked = [(way, prompt) for way in ways for prompt in prompts[:2]]
+    ways = [*WAYS.items()][: None if reference else 1]
+    asked = [(*way, prompt) for way in ways for prompt in prompts[:2]]
     each = requests // len(asked)
     cases: list[dict[str, Any]] = []
-    for number, ((name, way), prompt) in enumerate(asked if each else ()):
+    for number, (name, way, prompt) in enumerate(asked if each else ()):
         watch.say(f"{each:,} sampled requests, {name}")
         more = {} if reference else {"logprobs": True, "top_logprobs": TOP}
         fields = [
@@ -190,37 +169,16 @@ def _sampled(
         if reference is None:
             case = _by_rank(mine)
         else:
-            case = _by_text(mine, reference.ask([prompt] * each, [_reseeded(one) for one in fields]))
+            # Another seed: with the same one, two servers may say the same thing.
+            others = [one | {"seed": (one["seed"] + 1) % (1 << 31)} for one in fields]
+            case = _by_text(mine, reference.ask([prompt] * each, others))
         cases.append({"name": name, "requests": each} | case)
         watch.step(number + 1, len(asked))
-    df, statistic = sum(one["df"] for one in cases), sum(one["statistic"] for one in cases)
-    level = LEVEL / 2
-    p, worst = stats.tail(statistic, df), stats.worst([one["p"] for one in cases])
-    of = max(cases, key=lambda one: one["tv"] - one["tv_by_chance"], default={"tv": 0.0, "tv_by_chance": 0.0})
-    count, halves = each * len(cases), 2 if reference else 1
-    sampled = {
-        "lossless": min(p, worst) >= level,
-        "requests": count,
-        "p": p,
-        "p_of_worst_case": worst,
-        "looks": [{"requests": count, "p": p, "p_of_worst_case": worst, "level": level}],
-        "tv": of["tv"],
-        "tv_by_chance": of["tv_by_chance"],
-        "cases": cases,
-    }
-    found = {
-        "shift": scope.shift,
-        "power": round(stats.power(count, df, scope.shift, level, samples=halves), 4) if df else 0.0,
-        "detectable": round(stats.detectable(count, df, level, samples=halves), 4) if df else 1.0,
-        "level": LEVEL,
-        "tokens": scope.length,
-    }
-    return sampled, found
-
-
-def _reseeded(fields: Fields) -> Fields:
-    """The same fields with another seed: with the same one, two servers may say the same thing."""
-    return fields | {"seed": (fields["seed"] + 1) % (1 << 31)}
+    count, level, df = each * len(cases), LEVEL / 2, sum(one["df"] for one in cases)
+    p = stats.tail(sum(one["statistic"] for one in cases), df)
+    look = Look(count, p, stats.worst([one["p"] for one in cases]), level)
+    power = verdict.power(scope, count, df, level, samples=2 if reference else 1)
+    return verdict.sampled_facts([look], cases), power
 
 
 def _by_text(mine: Sequence[Completion], others: Sequence[Completion]) -> dict[str, Any]:
@@ -255,9 +213,9 @@ def _by_rank(mine: Sequence[Completion]) -> dict[str, Any]:
             covariance += np.diag(probs) - np.outer(probs, probs)
     if not counts.sum():
         return _case(counts, expected, 0.0, 0, 0.0)
-    kept = expected >= stats.LEAST_COUNT
-    apart = (counts - expected)[kept][:-1]
-    spread = covariance[np.ix_(kept, kept)][:-1, :-1]
+    counted = expected >= stats.LEAST_COUNT
+    apart = (counts - expected)[counted][:-1]
+    spread = covariance[np.ix_(counted, counted)][:-1, :-1]
     statistic = float(apart @ np.linalg.solve(spread, apart)) if len(apart) else 0.0
     probs = expected / expected.sum()
     return _case(counts, probs, statistic, len(apart), stats.noise(probs, int(counts.sum())))

@@ -92,7 +92,7 @@ class Host(UnderTest):
     def __init__(self, contestant: Contestant, ends: Sequence[int]):
         self.contestant, self.ends = contestant, tuple(ends)
         if hasattr(contestant, "guarded"):
-            contestant.guarded = False  # what is known to go wrong is to be found here
+            contestant.guarded = False  # a certificate is to find what is known to go wrong
         try:
             contestant.open()
         except BaseException:

@@ -8,92 +8,51 @@ logits there: twice the most that the engine's dtype changes any, or float32 its
 from __future__ import annotations
 
 from collections.abc import Callable, Collection, Sequence
-from dataclasses import asdict, dataclass, field, replace
-from typing import Any
+from dataclasses import replace
 
 import numpy as np
 import torch
 
 from paceline.certify.engines import UnderTest
 from paceline.certify.reference import Model
+from paceline.certify.verdict import CONTEXT, Divergence, Greedy, Stops
 from paceline.engine.sampling import SamplingParams, warp
 from paceline.workbench.contestant import Reply
 
 ROUNDING = 1e-5
 """Of float32, as a share of the largest logit: kernels of other libraries add in another order."""
-SHOWN = 5
-"""Divergences that a certificate shows of each verdict."""
 PLACES = (0.2, 0.3, 0.4, 0.5, 0.6, 0.7, 0.8)
 """Where in an answer a stop string is cut out, as shares of its length."""
 BROKEN = "\N{REPLACEMENT CHARACTER}"
 
 
-@dataclass(frozen=True)
-class Divergence:
-    """A token that is not the model's best.
-
-    prompt, at  number of the prompt, and of the token in the answer; company: how the answer was asked for.
-    said, best  the two tokens; gap: between their logits in float32; noise: what the dtype changes there.
-    before      the tokens of the answer before it, the last few."""
-
-    prompt: int
-    at: int
-    company: str
-    said: int | None
-    best: int | None
-    gap: float
-    noise: float
-    verdict: str
-    why: str = ""
-    before: list[int] = field(default_factory=list)
-
-
-class Greedy:
-    """The test of greedy answers: how many were read, and where they diverged.
+class Reader:
+    """Reads greedy answers, and notes where they diverge.
 
     exact: the model in float32; own: the same in the engine's dtype, None where that is float32."""
 
     def __init__(self, exact: Model, own: Model | None, ends: Collection[int]):
         self.exact, self.own, self.ends = exact, own, frozenset(ends)
-        self.answers = self.tokens = 0
-        self.divergences: list[Divergence] = []
-
-    @property
-    def bugs(self) -> list[Divergence]:
-        return [one for one in self.divergences if one.verdict == "bug"]
-
-    def facts(self) -> dict[str, Any]:
-        """For the certificate."""
-        ties = [one for one in self.divergences if one.verdict == "tie"]
-        return {
-            "lossless": not self.bugs,
-            "answers": self.answers,
-            "tokens": self.tokens,
-            "ties": len(ties),
-            "bugs": len(self.bugs),
-            "shown": [asdict(one) for one in (*self.bugs[:SHOWN], *ties[:SHOWN])],
-        }
+        self.found = Greedy()
 
     def read(
         self, number: int, prompt: Sequence[int], tokens: Sequence[int], params: SamplingParams, company: str
     ) -> None:
         """Judge the answer to prompt `number`. After a bug everything differs, so one is enough."""
-        self.answers += 1
-        self.tokens += len(tokens)
+        self.found.answers += 1
+        self.found.tokens += len(tokens)
         start, text = len(prompt), [*prompt, *tokens]
         logits = self._warped(self.exact, text, start, params)
         for at in _unlike(logits, tokens):
             gap, noise = self._gap(text, start + at, logits[at], params)
-            verdict = "tie" if gap <= 2 * noise else "bug"
-            before = list(tokens[max(0, at - 12) : at])
-            best = int(logits[at].argmax())
-            facts = (tokens[at], best, round(gap, 6), round(noise, 6), verdict, "", before)
-            self.divergences.append(Divergence(number, at, company, *facts))
-            if verdict == "bug":
+            before = list(tokens[max(0, at - CONTEXT) : at])
+            one = Divergence(number, at, company, tokens[at], int(logits[at].argmax()), gap, noise, before=before)
+            self.found.divergences.append(one)
+            if not one.is_tie:
                 return
         if why := self._wrong_end(tokens, params):
-            before = list(tokens[-12:])
-            self.divergences.append(Divergence(number, len(tokens), company, None, None, 0.0, 0.0, "bug", why, before))
+            before = list(tokens[-CONTEXT:])
+            self.found.divergences.append(Divergence(number, len(tokens), company, why=why, before=before))
 
     def _warped(self, model: Model, text: Sequence[int], start: int, params: SamplingParams) -> torch.Tensor:
         logits = model.along(text, start)
@@ -128,19 +87,6 @@ def _unlike(logits: torch.Tensor, tokens: Sequence[int]) -> list[int]:
         return []
     chosen = logits.gather(-1, torch.tensor(tokens).unsqueeze(-1))[:, 0]
     return torch.nonzero(chosen < logits.amax(-1))[:, 0].tolist()
-
-
-@dataclass
-class Stops:
-    """Answers asked for with a stop string, and those that did not end before the first one, as they should."""
-
-    answers: int = 0
-    wrong: list[dict[str, Any]] = field(default_factory=list)
-
-    def facts(self) -> dict[str, Any]:
-        """For the certificate."""
-        bugs = len(self.wrong)
-        return {"lossless": not bugs, "answers": self.answers, "bugs": bugs, "shown": self.wrong[:SHOWN]}
 
 
 def check_stops(

@@ -33,12 +33,11 @@ def findings(certificate: dict[str, Any]) -> list[str]:
     if greedy["bugs"]:
         first = greedy["shown"][0]
         where = f"prompt {first['prompt']}, token {first['at']}, {first['company']}"
-        why = (
-            first["why"] or f"the logits are {first['gap']:.4g} apart, and rounding moves them by {first['noise']:.2g}"
-        )
+        apart = "the logits are {gap:.4g} apart, and rounding moves them by {noise:.2g}"
+        why = first["why"] or apart.format(**first)
         lines.append(f"Greedy: {greedy['bugs']} of {greedy['answers']} answers are wrong; first {where}: {why}.")
     elif not greedy["lossless"]:
-        lines.append(f"Greedy: nothing could be compared; {greedy.get('why', 'there are no tokens')}.")
+        lines.append(f"Greedy: nothing could be compared; {greedy['why']}.")
     if stops["bugs"]:
         lines.append(f"Stop strings: {stops['bugs']} of {stops['answers']} answers do not end where they must.")
     if not sampled["lossless"]:

@@ -14,25 +14,25 @@ from typing import Any
 import numpy as np
 from numpy.typing import NDArray
 
+from paceline.certify import stats, verdict
 from paceline.certify.engines import UnderTest
+from paceline.certify.options import Scope
 from paceline.certify.reference import Model
+from paceline.certify.stats import Floats
+from paceline.certify.verdict import LEVEL, Look
 from paceline.engine.sampling import SamplingParams, probabilities
-from paceline.workbench import stats
-from paceline.workbench.stats import Floats
 
 FOLLOWED, NAMED = 0.01, 0.002
-"""Prefixes of at least this probability are followed to their next tokens; tokens of less have no outcome of their own.
-Both as shares of all answers."""
+"""A prefix at least as probable as FOLLOWED is continued by its next tokens, and a token at least as probable as NAMED
+has an outcome of its own. Both are shares of all answers."""
 FINE, COARSE = 0.01, 0.08
 """Least probability of a bin, and of a coarse one."""
-LEVEL = 1e-3
-"""The share of certificates in which a lossless engine is accused all the same."""
 LOOKS = ((1 / 16, 0.1), (1 / 4, 0.2), (1.0, 0.7))
 """(share of the requests, share of LEVEL)."""
 LEAST_FINE = 10.0
 """Smallest expected count of a fine bin: with fewer, chance exceeds the small levels here more often than it should."""
 AT_ONCE = 512
-"""Requests handed over together."""
+"""Requests handed to the engine together."""
 
 Prefix = tuple[int, ...]
 Progress = Callable[[int, int], None]
@@ -59,15 +59,12 @@ class Distribution:
         """Degrees of freedom of a test of the coarse bins."""
         return int(self.coarse.max())
 
-    def count(self, answers: Sequence[Sequence[int]]) -> Floats:
-        """How many answers fell into each bin, [B]."""
-        counts = np.zeros(len(self.probs))
-        for answer in answers:
-            prefix = tuple(answer[: self.length])
-            while prefix not in self.bin_of:
-                prefix = prefix[:-1]
-            counts[self.bin_of[prefix]] += 1
-        return counts
+    def bin(self, answer: Sequence[int]) -> int:
+        """The bin of an answer: that of its longest prefix that is an outcome."""
+        prefix = tuple(answer[: self.length])
+        while prefix not in self.bin_of:
+            prefix = prefix[:-1]
+        return self.bin_of[prefix]
 
 
 def distribution_of(model: Model, prompt: Sequence[int], params: SamplingParams, length: int) -> Distribution:
@@ -115,15 +112,12 @@ class Case:
 
 @dataclass
 class Sampled:
-    """counts: of each case, [B]; p: the smallest p-value of a look, of the sum and of the worst case."""
+    """counts: of each case, [B]; planned: requests of the last look; looks: those taken so far."""
 
     cases: list[Case]
     counts: list[Floats]
     planned: int
-    lossless: bool = True
-    p: float = 1.0
-    p_worst: float = 1.0
-    looks: list[dict[str, Any]] = field(default_factory=list)
+    looks: list[Look] = field(default_factory=list)
 
     @property
     def requests(self) -> int:
@@ -135,32 +129,14 @@ class Sampled:
 
     def facts(self) -> dict[str, Any]:
         """For the certificate."""
-        cases = [_facts(case, counts) for case, counts in zip(self.cases, self.counts, strict=True)]
-        worst = max(cases, key=lambda one: one["tv"] / max(one["tv_by_chance"], 1e-9), default=None)
-        return {
-            "lossless": self.lossless,
-            "requests": self.requests,
-            "p": self.p,
-            "p_of_worst_case": self.p_worst,
-            "looks": self.looks,
-            "tv": worst["tv"] if worst else 0.0,
-            "tv_by_chance": worst["tv_by_chance"] if worst else 0.0,
-            "cases": cases,
-        }
+        return verdict.sampled_facts(self.looks, list(map(_facts, self.cases, self.counts)))
 
-    def power(self, shift: float) -> dict[str, Any]:
-        """What could have been found: the probability of finding `shift`, the smallest shift found with
-        `stats.POWER`, and the smallest in one case alone."""
-        level, count, number = _level(-1), self.planned, max(len(self.cases), 1)
-        alone = max((case.distribution.df for case in self.cases), default=1)
-        return {
-            "shift": shift,
-            "power": round(stats.power(count, self.df, shift, level), 4) if self.df else 0.0,
-            "detectable": round(stats.detectable(count, self.df, level), 4) if self.df else 1.0,
-            "detectable_in_one_case": round(stats.detectable(count // number, alone, level / number), 4),
-            "level": LEVEL,
-            "tokens": max((case.distribution.length for case in self.cases), default=0),
-        }
+    def power(self, scope: Scope) -> dict[str, Any]:
+        """What could have been found in all cases together, and the smallest shift found in one case alone."""
+        level, number = _level(-1), max(len(self.cases), 1)
+        df = max((case.distribution.df for case in self.cases), default=1)
+        alone = round(stats.detectable(self.planned // number, df, level / number), 4)
+        return verdict.power(scope, self.planned, self.df, level) | {"detectable_in_one_case": alone}
 
 
 def needed(cases: Sequence[Case], shift: float) -> int:
@@ -184,7 +160,8 @@ def sample(
         while sampled.requests < until:
             _ask(engine, sampled, min(AT_ONCE, until - sampled.requests), rng)
             progress(sampled.requests, requests)
-        if _look(sampled, look):
+        sampled.looks.append(_look(sampled, look))
+        if sampled.looks[-1].accuses:
             break
     return sampled
 
@@ -197,22 +174,17 @@ def _ask(engine: UnderTest, sampled: Sampled, number: int, rng: np.random.Genera
     params = [replace(case.params, seed=seed) for case, seed in zip(cases, seeds, strict=True)]
     replies = engine.answer([case.prompt for case in cases], params)
     for i, one in zip(chosen, replies, strict=True):
-        sampled.counts[i] += sampled.cases[i].distribution.count([one.tokens])
+        sampled.counts[i][sampled.cases[i].distribution.bin(one.tokens)] += 1
 
 
-def _look(sampled: Sampled, look: int) -> bool:
-    """Test the counts so far; True if they show that the engine is not lossless."""
-    views = [_views(case, counts) for case, counts in zip(sampled.cases, sampled.counts, strict=True)]
+def _look(sampled: Sampled, look: int) -> Look:
+    """Test the counts so far, in the coarse bins and, where all cases have counts enough, in the fine ones."""
     p = p_worst = 1.0
-    for resolution in range(min(map(len, views), default=0)):
-        of_it = [of_case[resolution] for of_case in views]
-        statistic = sum(stats.chi_square(*view) for view in of_it)
-        p = min(p, stats.tail(statistic, sum(len(probs) - 1 for _, probs in of_it)))
-        p_worst = min(p_worst, stats.worst([_p(view) for view in of_it]))
-    sampled.looks.append({"requests": sampled.requests, "p": p, "p_of_worst_case": p_worst, "level": _level(look)})
-    sampled.p, sampled.p_worst = min(sampled.p, p), min(sampled.p_worst, p_worst)
-    sampled.lossless = min(p, p_worst) >= _level(look)
-    return not sampled.lossless
+    for views in zip(*map(_views, sampled.cases, sampled.counts), strict=False):
+        statistic, df = sum(stats.chi_square(*view) for view in views), sum(len(probs) - 1 for _, probs in views)
+        p = min(p, stats.tail(statistic, df))
+        p_worst = min(p_worst, stats.worst(list(map(_p, views))))
+    return Look(sampled.requests, p, p_worst, _level(look))
 
 
 def _level(look: int) -> float:

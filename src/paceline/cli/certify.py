@@ -5,7 +5,8 @@ from __future__ import annotations
 import json
 import os
 import sys
-from dataclasses import replace
+from collections.abc import Sequence
+from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Annotated, Any
 
@@ -14,31 +15,30 @@ from rich.console import Console
 
 from paceline.certify.options import Subject, Watch
 from paceline.cli import options
+from paceline.draft.spec import option
 from paceline.errors import PacelineError
 from paceline.jsonl import check_folder
 from paceline.workbench.options import with_options
 
-KEY = "OPENAI_API_KEY"
+
+@dataclass(frozen=True)
+class CertifyOptions(Subject):
+    """The engine under test, and what is done with its certificate."""
+
+    model: Annotated[
+        str | None, typer.Argument(help="What the engine runs: a folder, or a Hugging Face id.", metavar="[TARGET]")
+    ] = None
+    draft: options.Draft = "none"
+    prompts: str | None = option(None, 'JSON Lines for greedy answers: {"prompt": "..."} or {"messages": [...]}.')
+    dtype: options.Dtype = "auto"
+    device: options.Device = "auto"
+    threads: options.Threads = None
+    out: Path | None = option(None, "Folder for certificate.json and certificate.html.", callback=check_folder)
+    as_json: options.AsJson = False
 
 
 @with_options
-def certify(
-    subject: Subject,
-    model: Annotated[
-        str | None, typer.Argument(help="What the engine runs: a folder, or a Hugging Face id.", metavar="[TARGET]")
-    ] = None,
-    draft: options.Draft = "none",
-    prompts: Annotated[
-        str | None, typer.Option(help='JSON Lines for greedy answers: {"prompt": "..."} or {"messages": [...]}.')
-    ] = None,
-    dtype: options.Dtype = "auto",
-    device: options.Device = "auto",
-    threads: options.Threads = None,
-    out: Annotated[
-        Path | None, typer.Option(help="Folder for certificate.json and certificate.html.", callback=check_folder)
-    ] = None,
-    as_json: Annotated[bool, typer.Option("--json", help="Print the certificate as one JSON object.")] = False,
-) -> None:
+def certify(asked: CertifyOptions) -> int:
     """Say whether an engine, with its drafter, writes what the model alone would: greedy token by token, sampled by
     the distribution of its first tokens. Exit status 0 only if it does, 1 if it does not.
 
@@ -50,31 +50,28 @@ def certify(
 
     A server's key is read from OPENAI_API_KEY.
     """
-    if (model is None) == (subject.endpoint is None):
+    if (asked.model is None) == (asked.endpoint is None):
         raise PacelineError("name either a TARGET, or a server by --endpoint")
-    if subject.reference is not None and subject.endpoint is None:
+    if asked.reference is not None and asked.endpoint is None:
         raise PacelineError("--reference is a server to compare --endpoint with; a TARGET is its own reference")
-    if threads is not None:
+    if asked.threads is not None:
         import torch
 
-        torch.set_num_threads(threads)
+        torch.set_num_threads(asked.threads)
     from paceline.certify.command import certify_engine, certify_server, write
-    from paceline.certify.page import findings
 
-    subject = replace(
-        subject, model=model, draft=draft, prompts=_read(prompts), dtype=dtype, device=device, threads=threads
-    )
+    subject: Subject = replace(asked, prompts=_read(asked.prompts))  # type: ignore[arg-type]
     watch = _watch()
-    if subject.endpoint is not None:
-        certificate = certify_server(subject, os.environ.get(KEY), watch)
+    if asked.endpoint is not None:
+        certificate = certify_server(subject, os.environ.get("OPENAI_API_KEY"), watch)
     else:
         certificate = certify_engine(subject, watch)
-    files = write(certificate, out) if out is not None else ()
-    if as_json:
+    files = write(certificate, asked.out) if asked.out is not None else ()
+    if asked.as_json:
         print(json.dumps(certificate, indent=2))
     else:
-        _print(certificate, findings(certificate), [str(file) for file in files])
-    raise typer.Exit(0 if certificate["lossless"] else 1)
+        _print(certificate, files)
+    return 0 if certificate["lossless"] else 1
 
 
 def _read(file: str | None) -> list[Any] | None:
@@ -111,12 +108,13 @@ def _watch() -> Watch:
     return Watch(say, step)
 
 
-def _print(certificate: dict[str, Any], lines: list[str], files: list[str]) -> None:
-    from paceline.certify.page import detectable
+def _print(certificate: dict[str, Any], files: Sequence[Path]) -> None:
+    from paceline.certify.page import detectable, findings
 
-    console = Console()
-    verdict = "lossless, as far as was tested" if certificate["lossless"] else "NOT LOSSLESS"
-    console.print(f"{certificate['engine']}: {verdict}", markup=False, highlight=False, soft_wrap=True)
     missing = [f"Not tested: {'; '.join(certificate['not_tested'])}."] if certificate["not_tested"] else []
-    for line in [*lines, *detectable(certificate), *missing, *(f"wrote {file}" for file in files)]:
-        console.print(f"  {line}", markup=False, highlight=False, soft_wrap=True)
+    written = [f"wrote {file}" for file in files]
+    verdict = "lossless, as far as was tested" if certificate["lossless"] else "NOT LOSSLESS"
+    lines = [f"{certificate['engine']}: {verdict}"]
+    lines += [f"  {line}" for line in (*findings(certificate), *detectable(certificate), *missing, *written)]
+    for line in lines:
+        Console().print(line, markup=False, highlight=False, soft_wrap=True)

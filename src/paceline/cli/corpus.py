@@ -4,51 +4,52 @@ from __future__ import annotations
 
 import json
 import time
+from dataclasses import dataclass
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, Any
 
 import typer
 from rich.console import Console
 from rich.filesize import decimal
-from rich.progress import TaskProgressColumn, TimeRemainingColumn
+from rich.progress import TaskID, TaskProgressColumn, TimeRemainingColumn
 
 from paceline.cli import options
 from paceline.cli.show import progress_bar
+from paceline.draft.spec import option
 from paceline.errors import StoreError
 from paceline.jsonl import check_folder
+from paceline.workbench.options import with_options
 
 if TYPE_CHECKING:
     from paceline.draft.text.store import Store
 
 corpus = typer.Typer(no_args_is_help=True, rich_markup_mode=None)
 
-Out = Annotated[
-    Path, typer.Argument(help="Folder to write; it appears whole or not at all.", metavar="OUT", callback=check_folder)
-]
-More = Annotated[list[Path] | None, typer.Argument(help="More files, after --text.", metavar="[FILE]...")]
-AsJson = Annotated[bool, typer.Option("--json", help="As JSON.")]
+
+@dataclass(kw_only=True)
+class BuildOptions:
+    """The text, and the store that is made of it."""
+
+    out: Annotated[
+        Path,
+        typer.Argument(help="Folder to write; it appears whole or not at all.", metavar="OUT", callback=check_folder),
+    ]
+    more: Annotated[list[Path] | None, typer.Argument(help="More files, after --text.", metavar="[FILE]...")] = None
+    text: list[Path] | None = option(None, "A .txt or .jsonl file, plain or .gz; several may follow.", metavar="FILE")
+    tokenizer: str = option(
+        "", "The model's folder or hub id, a folder with a tokenizer.json, or a SentencePiece file."
+    )
+    parts: str = option("", "What to build, joined by commas: automaton, ngrams, suffix-array; all if left out.")
+    max_tokens: int | None = option(None, "Stop reading after this many tokens.", least=2)
+    eos: str | None = option(None, "Token between documents; the tokenizer's own if left out.")
+    ray: options.Ray = None
+    workers: options.RayWorkers = None
+    as_json: options.AsJson = False
 
 
 @corpus.command(short_help="Make a corpus of text files.")
-def build(
-    out: Out,
-    more: More = None,
-    text: Annotated[
-        list[Path] | None,
-        typer.Option(help="A .txt or .jsonl file, plain or .gz; several may follow.", metavar="FILE"),
-    ] = None,
-    tokenizer: Annotated[
-        str, typer.Option(help="The model's folder or hub id, a folder with a tokenizer.json, or a SentencePiece file.")
-    ] = "",
-    parts: Annotated[
-        str, typer.Option(help="What to build, joined by commas: automaton, ngrams, suffix-array; all if left out.")
-    ] = "",
-    max_tokens: Annotated[int | None, typer.Option(help="Stop reading after this many tokens.", min=2)] = None,
-    eos: Annotated[str | None, typer.Option(help="Token between documents; the tokenizer's own if left out.")] = None,
-    ray: options.Ray = None,
-    workers: options.RayWorkers = None,
-    as_json: AsJson = False,
-) -> int:
+@with_options
+def build(asked: BuildOptions) -> int:
     """Tokenise text files into a store that drafters copy from.
 
     \b
@@ -60,10 +61,10 @@ def build(
     A .txt file is one document. A line of a .jsonl file holds "text", "response", "prompt" and "response",
     "messages", or "choices" with "turns"; every text in it is a document.
     """
-    if workers is not None and ray is None:
+    if asked.workers is not None and asked.ray is None:
         raise StoreError("--workers are Ray's; add --ray")
-    files = [*(text or []), *(more or [])]
-    if not files or not tokenizer:
+    files = [*(asked.text or []), *(asked.more or [])]
+    if not files or not asked.tokenizer:
         raise StoreError("paceline corpus build OUT --text FILE... --tokenizer MODEL: a corpus needs all three")
 
     import transformers
@@ -77,28 +78,30 @@ def build(
     err = Console(stderr=True, highlight=False)
 
     def estimated(tokens: int, documents: int, disk: int, memory: int) -> None:
-        room = f"about {decimal(disk)} on disk, {decimal(memory)} of memory"
-        err.print(f"{tokens:,} tokens in {documents:,} documents: {room}", markup=False, soft_wrap=True)
+        size = f"about {decimal(disk)} on disk, {decimal(memory)} of memory"
+        err.print(f"{tokens:,} tokens in {documents:,} documents: {size}", markup=False, soft_wrap=True)
 
-    plan = Plan([part.strip() for part in parts.split(",")] if parts else [*PARTS], max_tokens, eos, estimated)
+    parts = [part.strip() for part in asked.parts.split(",")] if asked.parts else [*PARTS]
+    plan = Plan(parts, asked.max_tokens, asked.eos, estimated)
     began = time.perf_counter()
     with progress_bar(err, TaskProgressColumn(), TimeRemainingColumn()) as bar:
-        tasks: dict[str, Any] = {}
+        tasks: dict[str, TaskID] = {}
 
         def report(what: str, done: float) -> None:
             if what not in tasks:
                 tasks[what] = bar.add_task(what, total=1.0)
             bar.update(tasks[what], completed=done)
 
-        read = Sharded(tokenizer, ray, workers) if ray is not None else None
-        store = build_store(out, files, load_tokenizer(tokenizer), plan, report, read)
-    _show(store, as_json, seconds=round(time.perf_counter() - began, 2))
+        read = Sharded(asked.tokenizer, asked.ray, asked.workers) if asked.ray is not None else None
+        store = build_store(asked.out, files, load_tokenizer(asked.tokenizer), plan, report, read)
+    _show(store, asked.as_json, seconds=round(time.perf_counter() - began, 2))
     return 0
 
 
 @corpus.command(short_help="Show what is in a corpus.")
 def info(
-    store: Annotated[Path, typer.Argument(help="Folder of a corpus.", metavar="STORE")], as_json: AsJson = False
+    store: Annotated[Path, typer.Argument(help="Folder of a corpus.", metavar="STORE")],
+    as_json: options.AsJson = False,
 ) -> int:
     """Show what is in a corpus: its tokens, documents, tokenizer, parts and size."""
     from paceline.draft.text.store import open_store

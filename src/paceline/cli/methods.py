@@ -3,23 +3,32 @@
 from __future__ import annotations
 
 import json
-from dataclasses import asdict
+from dataclasses import asdict, dataclass
 from typing import TYPE_CHECKING, Annotated
 
 import typer
 from rich.console import Console
 from rich.table import Table
 
+from paceline.cli import options
+from paceline.draft.spec import option
+from paceline.workbench.options import with_options
+
 if TYPE_CHECKING:
     from paceline.draft.registry import MethodInfo
-    from paceline.draft.spec import OptionInfo
 
 
-def methods(
-    name: Annotated[str | None, typer.Argument(help="One method, in full.")] = None,
-    as_json: Annotated[bool, typer.Option("--json", help="As JSON.")] = False,
-    as_markdown: Annotated[bool, typer.Option("--markdown", help="As the table in docs/methods/README.md.")] = False,
-) -> int:
+@dataclass(kw_only=True)
+class MethodsOptions:
+    """Which methods are listed, and how."""
+
+    name: Annotated[str | None, typer.Argument(help="One method, in full.")] = None
+    as_json: options.AsJson = False
+    as_markdown: bool = option(False, "As the table in docs/methods/README.md.", names=("--markdown",))
+
+
+@with_options
+def methods(asked: MethodsOptions) -> int:
     """List the drafting methods, or show one with its options.
 
     \b
@@ -29,14 +38,14 @@ def methods(
     """
     from paceline.draft.registry import describe, names
 
-    infos = [describe(each) for each in ([name] if name is not None else names())]
+    infos = [describe(each) for each in ([asked.name] if asked.name is not None else names())]
     console = Console(highlight=False)
-    if as_json:
+    if asked.as_json:
         plain = [asdict(info) for info in infos]
-        print(json.dumps(plain if name is None else plain[0], indent=2))
-    elif as_markdown:
+        print(json.dumps(plain if asked.name is None else plain[0], indent=2))
+    elif asked.as_markdown:
         print("\n".join(_markdown(infos)))
-    elif name is None:
+    elif asked.name is None:
         console.print(_overview(infos))
         console.print("One in full: paceline methods NAME", soft_wrap=True)
     else:
@@ -76,15 +85,8 @@ def _in_full(console: Console, info: MethodInfo) -> None:
     table = Table(box=None, padding=(0, 2, 0, 0), show_edge=False)
     for column in ("option", "type", "default", "meaning"):
         table.add_column(column, no_wrap=column == "option")
-    for option in info.options:
-        table.add_row(option.name, _type(option), _default(option), option.help)
+    for one in info.options:
+        kind = one.type.replace("choice", ", ".join(map(str, one.choices)))
+        in_front = "" if one.in_front is None else f" ({one.in_front} before a +)"
+        table.add_row(one.name, kind, f"{one.default}{in_front}", one.help)
     console.print(table)
-
-
-def _type(option: OptionInfo) -> str:
-    return option.type.replace("choice", ", ".join(map(str, option.choices)))
-
-
-def _default(option: OptionInfo) -> str:
-    """The default, and that in front of another drafter where it differs."""
-    return str(option.default) + (f" ({option.in_front} before a +)" if option.in_front is not None else "")

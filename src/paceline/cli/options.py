@@ -85,6 +85,7 @@ Ignore = Annotated[
     list[str] | None,
     typer.Option(help="A key of the recording whose text is to be left out; may be repeated.", metavar="KEY"),
 ]
+AsJson = Annotated[bool, typer.Option("--json", help="One JSON object, and nothing else.")]
 Color = Annotated[bool, typer.Option("--color", help="Colour the runs that were drafted and accepted.")]
 
 

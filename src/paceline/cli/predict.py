@@ -26,15 +26,15 @@ class PredictOptions:
     model: options.Model
     draft: str = option(help="Folder or hub id of the draft model.", names=("--draft", "-d"))
     on: str = option(help="Device of the model, as in the cost model: H100-SXM, RTX-4090, ...")
-    beside: str | None = option(None, "Device of the draft. [default: another one like the model's]")
+    beside: str | None = option(None, "Device of the draft. [default: a second one like the model's]")
     hit: float | None = option(
         None, "Share of windows that are there in time. [default: --table's, or 0.5]", least=0, most=1
     )
-    table: Path | None = option(None, "What `paceline tune --beside` wrote: its hit rate is the draft's own.")
+    table: Path | None = option(None, "What `paceline tune --beside` wrote, for the hit rate that it measured.")
     window: int = option(5, "Tokens of a window.", least=1)
     branches: int = option(24, "Windows drafted ahead at once.", least=1)
     context: int = option(512, "Tokens before the answer.", least=0)
-    as_json: bool = option(False, "One JSON object, and nothing else.", names=("--json",))
+    as_json: options.AsJson = False
 
 
 @with_options
@@ -62,7 +62,7 @@ def predict(asked: PredictOptions) -> int:
     pays = size_that_pays(*machines, *sizes, **settings)
     if asked.as_json:
         facts = {
-            "model": model, "draft": draft, "on": on, "beside": beside, **settings, "law": vars(latency),
+            "model": model, "draft": draft, "on": on, "beside": beside, **settings, "latency": vars(latency),
             "round": latency.round, "plain_round": latency.plain_round, "speedup": latency.speedup,
             "parameters": sizes[0].parameters, "pays_from_parameters": pays,
         }  # fmt: skip
@@ -77,7 +77,7 @@ def predict(asked: PredictOptions) -> int:
     )
     here = sizes[0].parameters / 1e6
     print(
-        "it pays beside no size of this family" if pays is None else
+        "it pays with no size of this family" if pays is None else
         f"it pays from about {pays / 1e6:,.0f} million parameters on; this model has {here:,.0f}"
     )  # fmt: skip
     return 0

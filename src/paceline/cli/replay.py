@@ -59,7 +59,7 @@ class ReplayOptions:
         None, "Milliseconds of a plain forward, to count the drafter's time too.", least=1e-6
     )
     html: Path | None = option(None, "Also write the report to this file, as one page.", callback=check_file)
-    as_json: bool = option(False, "One JSON object, and nothing else.", names=("--json",))
+    as_json: options.AsJson = False
 
     @property
     def reads(self) -> dict[str, Any]:
@@ -98,8 +98,8 @@ def replay(asked: ReplayOptions) -> int:
         create(spec)  # a misspelt method is named before a tokenizer is read
     recording = Recording.of(open_tokenizer(asked.tokenizer))
     every, left_out = (asked.draft, {}) if asked.draft else judged(recording)
-    variants = sweep(every, asked.sweep)
-    specs = [variant.spec for variant in variants]
+    base_of = sweep(every, asked.sweep)
+    specs = list(base_of)
     with Interrupt() as interrupt:
         began = perf_counter()
         report = _here(asked, specs, recording, interrupt) if asked.ray is None else _on_ray(asked, specs, interrupt)
@@ -117,7 +117,7 @@ def replay(asked: ReplayOptions) -> int:
     if asked.html is not None:
         from paceline.replay.page import page
 
-        write_whole(asked.html, page(facts, [variant.base for variant in variants]))
+        write_whole(asked.html, page(facts, base_of))
     if asked.as_json:
         print(json.dumps(facts, indent=2))
     else:

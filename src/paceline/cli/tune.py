@@ -60,7 +60,7 @@ class TuneOptions:
     dtype: options.Dtype = "auto"
     device: options.Device = "auto"
     threads: options.Threads = None
-    as_json: bool = option(False, "One JSON object, and nothing else.", names=("--json",))
+    as_json: options.AsJson = False
 
 
 @with_options
@@ -165,9 +165,9 @@ def _answers(tuning: Tuning, asked: TuneOptions) -> list[RecordedAnswer]:
 def _report(predicted: Speeds, is_measured: Speeds, table: dict[str, Any], out: Path, as_json: bool) -> None:
     from paceline.replay.tune import advice
 
-    said = advice(predicted, str(out))
+    text = advice(predicted, str(out))
     if as_json:
-        facts = {"out": str(out), "advice": said, "predicted": predicted, "measured": is_measured, "table": table}
+        facts = {"out": str(out), "advice": text, "predicted": predicted, "measured": is_measured, "table": table}
         print(json.dumps(facts))
         return
     console = Console(highlight=False)
@@ -181,7 +181,7 @@ def _report(predicted: Speeds, is_measured: Speeds, table: dict[str, Any], out: 
             f"{name} {predicted[name][batch]:.0f} and {speeds[batch]:.0f}" for name, speeds in is_measured.items()
         )
         console.print(f"{batch} at once, predicted and measured: {pairs}", markup=False, soft_wrap=True)
-    console.print(f"\n{said}", markup=False, soft_wrap=True)
+    console.print(f"\n{text}", markup=False, soft_wrap=True)
     if "beside" in table:
         from paceline.cost.draft_device import advice as mirror_advice
 

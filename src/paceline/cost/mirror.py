@@ -13,6 +13,7 @@ are in seconds; `draft_device.py` measures them.
 from __future__ import annotations
 
 from dataclasses import dataclass, replace
+from typing import Any
 
 from paceline.cost.model import Machine, Size, forward_seconds
 
@@ -67,15 +68,16 @@ class LatencyModel:
         return replace(self, before=self.before * factor, after=self.after * factor, proxy=self.proxy * factor)
 
 
-def pays_from(latency: LatencyModel, gain: float = 1.0, most: float = 1e6) -> float | None:
-    """The factor by which the target must be slower for a speed-up above `gain`; None if no size is enough.
+def pays_from(latency: LatencyModel) -> float | None:
+    """The factor by which the target must be slower for a speed-up above 1; None if no size is enough.
 
     The larger the target, the better drafting is hidden, but the less there is to hide: the gain rises until all
     branches fit into the forward, and falls after that."""
-    peak = latency.ahead / latency.after if latency.after else most  # drafting ahead is just hidden
-    candidates = [10 ** (step / 50) for step in range(-150, 301)] + [peak]
-    good = [factor for factor in sorted(candidates) if factor <= most and latency.times_larger(factor).speedup > gain]
-    return good[0] if good else None
+    factors = [10 ** (step / 50) for step in range(-150, 301)]
+    if latency.after:
+        factors.append(latency.ahead / latency.after)  # drafting ahead is just hidden
+    pays = (factor for factor in sorted(factors) if factor <= 1e6 and latency.times_larger(factor).speedup > 1)
+    return next(pays, None)
 
 
 def latency_on(
@@ -95,12 +97,10 @@ def latency_on(
 
 
 def size_that_pays(
-    machine: Machine, draft_machine: Machine, target: Size, draft: Size, gain: float = 1.0, **settings: float
+    machine: Machine, draft_machine: Machine, target: Size, draft: Size, **settings: Any
 ) -> float | None:
-    """Parameters of the smallest target, of the family of `target`, for which drafting on a second device gives more
-    than `gain`; None if no size does. settings: those of `latency_on`."""
-    for step in range(-100, 101):
-        size = replace(target, parameters=target.parameters * 10 ** (step / 25))
-        if latency_on(machine, draft_machine, size, draft, **settings).speedup > gain:  # type: ignore[arg-type]
-            return size.parameters
-    return None
+    """Parameters of the smallest target, of the family of `target`, for which drafting on a second device gains
+    anything; None if no size does. settings: those of `latency_on`."""
+    sizes = (replace(target, parameters=target.parameters * 10 ** (step / 25)) for step in range(-100, 101))
+    pays = (size for size in sizes if latency_on(machine, draft_machine, size, draft, **settings).speedup > 1)
+    return next((size.parameters for size in pays), None)

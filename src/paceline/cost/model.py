@@ -8,19 +8,15 @@ committed one included. Costs without a unit are in plain decoding steps; a spee
 
 from __future__ import annotations
 
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from math import log, prod
 from typing import TYPE_CHECKING, NamedTuple
 
 import numpy as np
-from numpy.typing import NDArray
 
 if TYPE_CHECKING:
     from transformers import PretrainedConfig
-
-Floats = NDArray[np.float64]
-
 
 # Tokens and speed-up -------------------------------------------------------------------------------------------------
 
@@ -186,24 +182,6 @@ class Rounds:
     sizes: Mapping[int, int]
     draft_seconds: float = 0.0
 
-    @property
-    def count(self) -> int:
-        """Number of rounds."""
-        return sum(self.sizes.values())
-
-
-def speedup_from_rounds(rounds: Rounds, forward: Callable[[Floats], Floats], drafting: float | None = None) -> float:
-    """Predicted speed-up: the time of a plain round for every token, over the time of these rounds; 1 without rounds.
-
-    forward   maps the nodes of rounds to their times without drafting, in any unit.
-    drafting  time of all drafting in the same unit; None: `rounds.draft_seconds`, where `forward` gives seconds."""
-    if not rounds.count:
-        return 1.0
-    sizes = np.array(list(rounds.sizes), float)
-    spent = float(np.array(list(rounds.sizes.values()), float) @ forward(sizes))
-    spent += rounds.draft_seconds if drafting is None else drafting
-    return rounds.tokens * float(forward(np.ones(1))[0]) / spent
-
 
 class Prediction(NamedTuple):
     """A speed-up on another machine, with its error band."""
@@ -216,12 +194,11 @@ class Prediction(NamedTuple):
 def predict(rounds: Rounds, size: Size, machine: Machine, *, batch: int = 1, context: int = 0) -> Prediction:
     """The speed-up of recorded rounds on `machine`, from their tokens, tree sizes and drafting time, with forwards by
     `forward_seconds`."""
-    plain = forward_seconds(size, machine, 1, batch=batch, context=context) + machine.step
 
-    def forward(nodes: Floats) -> Floats:
-        # A round without a draft is a plain step.
-        times = [forward_seconds(size, machine, n, batch=batch, context=context) + machine.extra for n in nodes]
-        return np.where(nodes > 1, np.array(times) + machine.step, plain)
+    def seconds(nodes: int) -> float:
+        draft = machine.extra if nodes > 1 else 0.0  # a round without a draft is a plain step
+        return forward_seconds(size, machine, nodes, batch=batch, context=context) + machine.step + draft
 
-    gain = speedup_from_rounds(rounds, forward)
+    spent = sum(number * seconds(nodes) for nodes, number in rounds.sizes.items()) + rounds.draft_seconds
+    gain = rounds.tokens * seconds(1) / spent if rounds.sizes else 1.0
     return Prediction(gain * (1 - machine.error), gain, gain * (1 + machine.error))

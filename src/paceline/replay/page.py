@@ -1,11 +1,11 @@
 """The report of a replay as one HTML page with tables and plots.
 
-    page(report, bases)      # report: what `paceline replay --json` prints
+    page(report, {"sam,draft=4": "sam"})      # report: what `paceline replay --json` prints
 """
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from pathlib import Path, PurePath
 from typing import Any
 
@@ -19,8 +19,8 @@ DEEPEST = 16
 """Depths in the plot."""
 
 
-def page(report: dict[str, Any], bases: Sequence[str]) -> str:
-    """The page. bases[i]: the drafter that drafter i is a variant of. One line of the plot over nodes joins the
+def page(report: dict[str, Any], base_of: Mapping[str, str]) -> str:
+    """The page. base_of: by drafter, the one that it is a variant of. One line of the plot over nodes joins the
     variants of one drafter."""
     results = report["results"]
     specs = list(dict.fromkeys(result["draft"] for result in results))
@@ -37,7 +37,7 @@ def page(report: dict[str, Any], bases: Sequence[str]) -> str:
         by_category=by_category if len(categories) > 1 else [],
         most=max((result["mean_accepted_tokens"] for result in results), default=1.0),
         depths=_depths(overall, color_of),
-        nodes=_nodes(overall, dict(zip(specs, bases, strict=False)), color_of),
+        nodes=_nodes(overall, base_of, color_of),
     )
 
 
@@ -53,7 +53,7 @@ def _depths(overall: Sequence[dict[str, Any]], color_of: dict[str, str]) -> Mark
     return plot(lines, "depth of the draft", "accepted to that depth, %")
 
 
-def _nodes(overall: Sequence[dict[str, Any]], base_of: dict[str, str], color_of: dict[str, str]) -> Markup:
+def _nodes(overall: Sequence[dict[str, Any]], base_of: Mapping[str, str], color_of: dict[str, str]) -> Markup:
     """Plot tokens a round over nodes verified a round."""
     groups: dict[str, list[dict[str, Any]]] = {}
     for result in overall:

@@ -8,24 +8,29 @@
 
 from __future__ import annotations
 
+from collections import defaultdict
 from collections.abc import Sequence
 from pathlib import Path
-from typing import TYPE_CHECKING, Any, NamedTuple
+from typing import Any, NamedTuple
 
 import numpy as np
 
-from paceline.cost.model import Rounds, speedup_from_rounds
 from paceline.draft.cost import RoundTimes
 from paceline.errors import PacelineError
 from paceline.jsonl import loads
 from paceline.workbench.transcript import Transcript
 from paceline.workbench.walk import Tally
 
-if TYPE_CHECKING:
-    from paceline.replay.workers import Done
-
 OVERALL = "overall"
 """The category of all conversations together."""
+
+
+class Done(NamedTuple):
+    """The tally of one conversation with one drafter, both by number."""
+
+    spec: int
+    conversation: int
+    tally: Tally
 
 
 class Report:
@@ -36,7 +41,7 @@ class Report:
         self._of = [transcript.category for transcript in transcripts]
         self._answers = [sum(len(transcript.turns) for transcript in transcripts)] * len(specs)
         self.categories = [*dict.fromkeys(name for name in self._of if name not in ("", OVERALL)), OVERALL]
-        self.tallies = {(s, name): Tally() for s in range(len(specs)) for name in self.categories}
+        self.tallies: defaultdict[tuple[int, str], Tally] = defaultdict(Tally)
 
     def add(self, done: Done) -> None:
         """Count one conversation."""
@@ -45,12 +50,9 @@ class Report:
 
     def merge(self, other: Report, numbers: Sequence[int]) -> None:
         """Add the tallies of `other`, of other conversations. numbers: its drafters' numbers in this report."""
-        for name in other.categories:
-            if name not in self.categories:
-                self.categories.insert(-1, name)
-                self.tallies |= {(s, name): Tally() for s in range(len(self.specs))}
-            for s, number in enumerate(numbers):
-                self.tallies[number, name] += other.tallies[s, name]
+        self.categories[-1:] = [*(name for name in other.categories if name not in self.categories), OVERALL]
+        for (s, name), tally in other.tallies.items():
+            self.tallies[numbers[s], name] += tally
         for s, number in enumerate(numbers):
             self._answers[number] += other._answers[s]
 
@@ -114,15 +116,11 @@ class Cost(NamedTuple):
 def predict(tally: Tally, cost: Cost) -> float:
     """Speed-up over plain decoding, one request at a time. A round costs a forward over its nodes and the drafter's own
     time; plain decoding costs a forward over one node for every token."""
-    drafting = 0.0 if cost.forward_ms is None else 1e3 * tally.seconds / cost.forward_ms
+    if not tally.rounds:
+        return 1.0
     times = cost.forwards.of(1)
-    return speedup_from_rounds(rounds(tally), lambda nodes: times[nodes.astype(int)], drafting)
-
-
-def rounds(tally: Tally) -> Rounds:
-    """A replay's rounds, for the cost model."""
-    sizes = {int(nodes): int(tally.sizes[nodes]) for nodes in np.flatnonzero(tally.sizes)}
-    return Rounds(tally.new_tokens, sizes, tally.seconds)
+    drafting = 0.0 if cost.forward_ms is None else 1e3 * tally.seconds / cost.forward_ms
+    return float(tally.new_tokens * times[1] / (tally.sizes @ times[: len(tally.sizes)] + drafting))
 
 
 def read_cost(text: str, forward_ms: float | None = None) -> Cost:

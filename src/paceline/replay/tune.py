@@ -13,8 +13,9 @@ the time of every round from the table; the drafters, `auto` too, run as in the 
 from __future__ import annotations
 
 from collections import deque
-from collections.abc import Callable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, fields
+from itertools import cycle, islice
 from random import Random
 from time import perf_counter
 from typing import Any
@@ -42,7 +43,7 @@ Stopped = Callable[[], bool]
 
 
 def never() -> bool:
-    """For runs that nothing stops."""
+    """The answer of runs that nothing stops."""
     return False
 
 
@@ -113,7 +114,7 @@ class Tuning:
         probe = _Probe(times)
         engine = Engine(self.target, probe, max_batch=batch, tokenizer=self.tokenizer)
         params = SamplingParams(max_tokens=96, ignore_eos=True)
-        waiting = _again(answers)
+        waiting = cycle(answers)
         began, rounds = perf_counter(), -WARM_ROUNDS
         while not self.stopped():
             while len(engine.rows) + len(engine.waiting) < batch:
@@ -234,12 +235,6 @@ class _Probe(Drafter):
             self.times.note(*self._shape, perf_counter() - self._began)
 
 
-def _again(answers: Sequence[RecordedAnswer]) -> Iterator[RecordedAnswer]:
-    """The answers, again and again."""
-    while True:
-        yield from answers
-
-
 def _shown(times: RoundTimes, batches: Sequence[int]) -> dict[str, dict[str, float]]:
     """Milliseconds of a round by rows and by nodes of each, for people: no program reads them."""
     return {
@@ -266,7 +261,7 @@ def predict(
 
     drafter  bound. Its own time is measured; the time of rounds is the table's."""
     times = RoundTimes.from_json(table)
-    waiting = deque(zip(range(count), _again(answers), strict=False))
+    waiting = deque(enumerate(islice(cycle(answers), count)))
     walks: list[Walk] = []
     tally, tokens, seconds = Tally(), 0, 0.0
     while waiting and not stopped():
@@ -296,7 +291,7 @@ def measured(engine: Engine, answers: Sequence[RecordedAnswer], count: int, stop
     """Tokens a second of the real engine, as `predict` counts them; every answer gets its recorded number of tokens."""
     rows = [
         engine.add(answer.prompt.tolist(), SamplingParams(max_tokens=len(answer.answer), ignore_eos=True))
-        for _, answer in zip(range(count), _again(answers), strict=False)
+        for answer in islice(cycle(answers), count)
     ]
     began, tokens = perf_counter(), 0
     while engine.waiting and not stopped():

@@ -16,7 +16,6 @@ conversations in order in one worker, so that its figures do not depend on the n
 from __future__ import annotations
 
 import multiprocessing
-import re
 import signal
 import sys
 from collections.abc import Callable, Generator, Iterator, Sequence
@@ -28,9 +27,10 @@ from typing import Any, NamedTuple
 from paceline.draft.base import Drafter
 from paceline.draft.recording import Recording
 from paceline.draft.registry import describe
+from paceline.draft.spec import parse, split
 from paceline.errors import PacelineError
 from paceline.jsonl import Piece, pieces_of
-from paceline.replay.report import Report
+from paceline.replay.report import Done, Report
 from paceline.workbench.conversations import ConversationError, read_piece
 from paceline.workbench.transcript import Transcriber, Transcript, open_tokenizer
 from paceline.workbench.walk import Tally, replay, replayable, warm_up
@@ -39,14 +39,6 @@ PORTION = 8
 """Conversations in a portion."""
 LOOK_SECONDS = 0.2
 """Seconds between two checks whether a replay was stopped."""
-
-
-class Done(NamedTuple):
-    """The tally of one conversation with one drafter, both by number."""
-
-    spec: int
-    conversation: int
-    tally: Tally
 
 
 class Task(NamedTuple):
@@ -211,38 +203,28 @@ class Replayer:
 # Sweeps --------------------------------------------------------------------------------------------------------------
 
 
-@dataclass(frozen=True)
-class Variant:
-    """A drafter, and the one it is a variant of; itself if nothing was swept."""
-
-    spec: str
-    base: str
-
-
-def sweep(specs: Sequence[str], what: str | None) -> list[Variant]:
-    """The drafters to replay: in place of each that has the option, one for each of its values.
+def sweep(specs: Sequence[str], what: str | None) -> dict[str, str]:
+    """The drafters to replay, each with the one of `specs` that it is a variant of, itself if it is none: in place of
+    each that has the option, one for each of its values.
 
     what  "option=value,value,..."; None: nothing is swept.
 
     Raises PacelineError if no drafter has the option, MethodError for a drafter that does not exist."""
     if what is None:
-        return [Variant(spec, spec) for spec in specs]
+        return {spec: spec for spec in specs}
     option, equals, listed = what.partition("=")
     values = [value.strip() for value in listed.split(",") if value.strip()]
     if not option or not equals or not values:
         raise PacelineError(f"--sweep is {what!r}; write option=value,value,... such as draft=5,10,20")
-    variants = [each for spec in specs for each in _variants(spec, option.strip(), values)]
-    if all(each.spec == each.base for each in variants):
+    variants = {variant: spec for spec in specs for variant in _variants(spec, option.strip(), values)}
+    if list(variants) == list(variants.values()):
         raise PacelineError(f"none of {', '.join(specs)} has an option {option!r} to sweep")
     return variants
 
 
-def _variants(spec: str, option: str, values: Sequence[str]) -> list[Variant]:
-    parts = re.split(r"\+(?=[A-Za-z])", spec)
-    has = [option in [o.name for o in describe(re.split("[:,]", part.strip())[0]).options] for part in parts]
+def _variants(spec: str, option: str, values: Sequence[str]) -> list[str]:
+    parts = split(spec)
+    has = [any(known.name == option for known in describe(parse(part).name).options) for part in parts]
     if not any(has):
-        return [Variant(spec, spec)]
-    return [
-        Variant("+".join(f"{p},{option}={value}" if h else p for p, h in zip(parts, has, strict=True)), spec)
-        for value in values
-    ]
+        return [spec]
+    return ["+".join(f"{p},{option}={value}" if h else p for p, h in zip(parts, has, strict=True)) for value in values]

@@ -96,7 +96,7 @@ def read(source: Source) -> Iterator[Document]:
     """All documents of one source, in file order."""
     if isinstance(source.path, str):
         for number, row in enumerate(_hub_rows(source), start=1):
-            yield _document(source, conversations.placed(row, f"{source.path}, row {number}"))
+            yield _document(source, conversations.conversation(row, where=f"{source.path}, row {number}"))
     elif source.path.name.removesuffix(".gz").endswith(".jsonl"):
         for conversation in conversations.read(source.path):
             yield _document(source, conversation)

@@ -16,13 +16,13 @@ import json
 from collections.abc import AsyncIterator, Awaitable, Callable, Sequence
 from contextlib import asynccontextmanager
 from dataclasses import dataclass, field
+from itertools import count
+from random import uniform
 from time import monotonic
 from typing import Any, TypeVar
 
 import httpx2
 import openai
-from tenacity import AsyncRetrying, RetryCallState, retry_if_exception_type
-from tenacity.wait import wait_random_exponential
 
 from paceline.errors import PacelineError
 
@@ -40,7 +40,7 @@ class CompletionError(PacelineError):
 class _Passing(Exception):
     """A failure that may pass. after: seconds the server asked to wait."""
 
-    def __init__(self, why: str, after: float | None = None):
+    def __init__(self, why: str, after: float = 0.0):
         super().__init__(why)
         self.after = after
 
@@ -63,29 +63,19 @@ class Retry:
 
     async def run(self, attempt: Callable[[int], Awaitable[T]]) -> T:
         """attempt(number), from 1, until it works. Raises CompletionError when it does not."""
-        backoff = wait_random_exponential(multiplier=self.base, max=self.longest)
-
-        def wait(state: RetryCallState) -> float:
-            error = state.outcome.exception() if state.outcome else None
-            asked = error.after if isinstance(error, _Passing) else None
-            return backoff(state) + min(asked or 0.0, self.longest)
-
-        def stop(state: RetryCallState) -> bool:
-            short = state.outcome is not None and isinstance(state.outcome.exception(), _CutShort)
-            return state.attempt_number >= (min(SHORT_TRIES, self.tries) if short else self.tries)
-
-        retrying = AsyncRetrying(stop=stop, wait=wait, retry=retry_if_exception_type(_Passing), reraise=True)
-        number = 0
-        try:
-            async for one in retrying:
-                with one:
-                    number += 1
-                    return await attempt(number)
-        except _CutShort as error:
-            return error.partial  # type: ignore[return-value]
-        except _Passing as error:
-            raise CompletionError(f"{error}; given up after {number} tries") from None
-        raise AssertionError("tenacity leaves its loop by a result or an exception")
+        for number in count(1):
+            try:
+                return await attempt(number)
+            except _CutShort as error:
+                if number >= min(SHORT_TRIES, self.tries):
+                    return error.partial  # type: ignore[return-value]
+                asked = 0.0
+            except _Passing as error:
+                if number >= self.tries:
+                    raise CompletionError(f"{error}; given up after {number} tries") from None
+                asked = error.after
+            await asyncio.sleep(uniform(0, min(self.longest, self.base * 2 ** (number - 1))) + min(asked, self.longest))
+        raise AssertionError("the loop has no end")
 
 
 @dataclass
@@ -111,9 +101,9 @@ class Completion:
             raise _Passing(f"the server broke off: {part['error']}")
         self.usage = part.get("usage") or self.usage
         for choice in part.get("choices") or ():
-            said = choice.get("delta") or choice.get("message") or {"content": choice.get("text")}
-            self.text += _writable(said.get("content") or said.get("refusal") or "")
-            self.reasoning += _writable(said.get("reasoning_content") or said.get("reasoning") or "")
+            message = choice.get("delta") or choice.get("message") or {"content": choice.get("text")}
+            self.text += _writable(message.get("content") or message.get("refusal") or "")
+            self.reasoning += _writable(message.get("reasoning_content") or message.get("reasoning") or "")
             self.logprobs += (choice.get("logprobs") or {}).get("content") or ()
             self.finish_reason = choice.get("finish_reason") or self.finish_reason
 
@@ -224,7 +214,7 @@ class Client:
                 raise CompletionError(why) from None
             after = _seconds(error.response.headers.get("retry-after"))
             if error.status_code == 429:
-                host.free_at = max(host.free_at, monotonic() + min(after or 0.0, self.retry.longest))
+                host.free_at = max(host.free_at, monotonic() + min(after, self.retry.longest))
             raise _Passing(why, after) from None
         except (openai.APITimeoutError, httpx2.TimeoutException):
             raise _Passing(f"{host.url} timed out") from None
@@ -295,9 +285,9 @@ def _writable(text: str) -> str:
     return text.encode("utf-8", "replace").decode()
 
 
-def _seconds(text: str | None) -> float | None:
+def _seconds(text: str | None) -> float:
     """A Retry-After that is a number of seconds; dates are left to the back-off."""
     try:
-        return max(float(text), 0.0) if text else None
+        return max(float(text or 0.0), 0.0)
     except ValueError:
-        return None
+        return 0.0

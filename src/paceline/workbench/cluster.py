@@ -4,7 +4,7 @@
         for result in results: ...                        # Worker(tokenizer)(item), in the order of the items
 
 A worker that dies is started again, and so is the item that it had. Ray is imported when there is work (extra `ray`).
-What Ray prints goes to standard error: standard output is for results.
+What this process prints meanwhile goes to standard error, for Ray and its threads print at any time.
 """
 
 from __future__ import annotations
@@ -17,8 +17,7 @@ import sys
 from collections.abc import Callable, Generator, Sequence
 from contextlib import contextmanager, redirect_stdout, suppress
 from pathlib import Path
-from threading import get_ident
-from typing import Any, TextIO
+from typing import Any
 
 from paceline.errors import PacelineError
 
@@ -53,21 +52,6 @@ class _Worker:
         return {"result": pickle.dumps(result)}
 
 
-class _Aside:
-    """Standard output while Ray runs, whose threads print to it at any time: what is written goes to standard error,
-    but for the thread that is using a result."""
-
-    def __init__(self, out: TextIO):
-        self.out, self.user = out, 0
-
-    def write(self, text: str) -> int:
-        """As a file's."""
-        return (self.out if get_ident() == self.user else sys.stderr).write(text)
-
-    def __getattr__(self, name: str) -> Any:
-        return getattr(self.out, name)
-
-
 def spread(
     make: Callable[..., Work],
     options: Sequence[Any],
@@ -76,6 +60,7 @@ def spread(
     workers: int | None = None,
 ) -> Generator[Any]:
     """`make(*options)(item)` for every item, of one or more, in their order. `make` is called once in every worker.
+    Until the generator is closed, standard output is standard error.
 
     address  AUTO, LOCAL, or what Ray takes. workers: processes, as far as there are cores; None: one for every core.
 
@@ -85,7 +70,7 @@ def spread(
     from ray.data import ActorPoolStrategy, DataContext, from_items
 
     logging.getLogger("ray.data").setLevel(logging.CRITICAL)  # errors are raised as well
-    with redirect_stdout(_Aside(sys.stdout)) as aside, _cluster(address, workers):
+    with redirect_stdout(sys.stderr), _cluster(address, workers):
         cores = int(ray.cluster_resources().get("CPU", 1))
         size = min(workers or cores, cores, len(items))
         context = DataContext.get_current()
@@ -97,11 +82,7 @@ def spread(
             result = pickle.loads(row["result"])
             if isinstance(result, PacelineError):
                 raise result
-            aside.user = get_ident()
-            try:
-                yield result
-            finally:
-                aside.user = 0
+            yield result
 
 
 @contextmanager

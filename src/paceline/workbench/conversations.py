@@ -132,7 +132,7 @@ def read(
         yield from _joined(list(rows), source, questions)
     else:
         for where, record in rows:
-            yield placed(record, where, ignore)
+            yield conversation(record, ignore, where)
 
 
 def parse(line: bytes, where: str, ignore: Collection[str] | None = None) -> Conversation:
@@ -141,15 +141,7 @@ def parse(line: bytes, where: str, ignore: Collection[str] | None = None) -> Con
         record = as_object(line, FORMS)
     except PacelineError as error:
         raise ConversationError(f"{where}: {error}") from None
-    return placed(record, where, ignore)
-
-
-def placed(record: Any, where: str, ignore: Collection[str] | None = None) -> Conversation:
-    """`conversation`, with its place. Raises ConversationError, which names the place."""
-    try:
-        return replace(conversation(record, ignore), where=where)
-    except ConversationError as error:
-        raise ConversationError(f"{where}: {error}") from None
+    return conversation(record, ignore, where)
 
 
 def read_trace(
@@ -236,7 +228,7 @@ def _joined(
     # Other questions that use these categories are not grouped.
     grouped = MT_BENCH if is_spec_bench(one.category for one in asked.values()) else ()
     for where, record in rows:
-        answer, question = placed(record, where, None), asked[record["question_id"]]
+        answer, question = conversation(record, None, where), asked[record["question_id"]]
         if len(question.messages) < len(answer.messages):
             count = len(question.messages) or "no"
             raise ConversationError(
@@ -255,19 +247,23 @@ def _joined(
 # Records ---------------------------------------------------------------------------------------------------------
 
 
-def conversation(record: Mapping[str, Any], ignore: Collection[str] | None = None) -> Conversation:
+def conversation(record: Any, ignore: Collection[str] | None = None, where: str = "") -> Conversation:
     """The conversation in a record. Raises ConversationError if it has none of the forms.
 
+    where   the record's place, for messages.
     ignore  keys whose text need not be read. Other text that would not be read and is longer than a label is an error,
             since a prompt without a part of it gives other figures. None: no such check."""
-    if not isinstance(record, Mapping):
-        raise ConversationError(f"a record must be an object, not a {type(record).__name__}; a line is {FORMS}")
+    try:
+        read = _in_any_form(record, ignore)
+    except ConversationError as error:
+        if not where:
+            raise
+        raise ConversationError(f"{where}: {error}") from None
     category = record.get("category")
-    known = _in_any_form(record, ignore)
-    return replace(known, category=category if isinstance(category, str) else "", record=record)
+    return replace(read, category=category if isinstance(category, str) else "", where=where, record=record)
 
 
-def _in_any_form(record: Mapping[str, Any], ignore: Collection[str] | None) -> Conversation:
+def _in_any_form(record: Any, ignore: Collection[str] | None) -> Conversation:
     """The first form that matches: token ids come before text, and a number of "tokens" only describes a text."""
     match record:
         case {"tokens": list()}:
@@ -289,6 +285,8 @@ def _in_any_form(record: Mapping[str, Any], ignore: Collection[str] | None) -> C
         case {"response": _} | {"completion": _} | {"text": _}:
             title = {"title": _text(record, "title")} if record.get("title") is not None else {}
             return Conversation(text=_text(record, next(key for key in RESPONSES if key in record)), parts=title)
+    if not isinstance(record, Mapping):
+        raise ConversationError(f"a record must be an object, not a {type(record).__name__}; a line is {FORMS}")
     keys = ", ".join(sorted(map(str, record))) or "none"
     raise ConversationError(f"unknown record with the keys {keys}; a line is {FORMS}")
 

@@ -19,11 +19,7 @@ T = TypeVar("T")
 
 
 def with_options(command: Callable[..., T]) -> Callable[..., T]:
-    """`command` as Typer takes it: a parameter whose type is a dataclass becomes the options of its fields.
-
-    @with_options
-    def align(asked: Asked, out: Out) -> int: ...        # --data, --method, ... of Asked, and --out
-    """
+    """`command` as Typer takes it: a parameter whose type is a dataclass becomes the options of its fields."""
     parameters: list[inspect.Parameter] = []
     groups: dict[str, Any] = {}
     for name, parameter in inspect.signature(command, eval_str=True).parameters.items():
@@ -46,8 +42,8 @@ def options_of(group: Any) -> list[inspect.Parameter]:
     """The fields of a dataclass as parameters of a command.
 
     Options are fields made by `draft.spec.option`, those whose type is Annotated for Typer, and such fields of a
-    dataclass within the dataclass. Other fields keep their defaults. What `option` was given beside help and range
-    goes to `typer.Option`; `names` are the option's names, where the field's own is not it: ("--max-tokens", "-n")."""
+    dataclass within the dataclass. Other fields keep their defaults. What `option` was given with help and range goes
+    to `typer.Option`; `names` are the option's names, where the field's own is not it: ("--max-tokens", "-n")."""
     return [
         parameter for field, hint in _options(group)
         for parameter in (options_of(hint) if dataclasses.is_dataclass(hint) else [_parameter(field, hint)])

@@ -4,8 +4,8 @@
     plot([Curve([(1, 50.0), (2, 30.0)], ["half", "fewer"], [COLORS[0]] * 2)], "depth", "accepted, %")
     percent(0.9999), size(812_000_000), interval(1.9, 2.1)     # "over 99.9 %", "812.0 MB", "1.90 to 2.10"
 
-The SVG is written by hand: a few kilobytes a plot, in the page's own colours in light and dark, a tip on every point,
-and no library to install.
+plot.html.jinja draws the SVG: a few kilobytes a plot, in the page's own colours in light and dark, with a tip on every
+point, and without a library to install.
 """
 
 from __future__ import annotations
@@ -14,7 +14,6 @@ import re
 from collections.abc import Sequence
 from dataclasses import dataclass
 from functools import cache
-from html import escape
 from math import ceil, floor, isfinite, log10
 from pathlib import Path
 from typing import Any
@@ -99,20 +98,19 @@ FILTERS = (number, percent, interval, size, words, foldable, visible)
 
 
 @cache
-def style() -> Markup:
-    """The style sheet that every page begins with."""
-    return Markup((HERE / "report.css").read_text("utf-8"))
+def _environment(folder: Path) -> Environment:
+    """Templates of `folder` and of this one, with the functions of figures in words as filters."""
+    environment = Environment(
+        loader=FileSystemLoader([folder, HERE]), autoescape=True, trim_blocks=True, lstrip_blocks=True
+    )
+    environment.filters |= {each.__name__: each for each in FILTERS}
+    environment.globals["style"] = Markup((HERE / "report.css").read_text("utf-8"))
+    return environment
 
 
 def render(template: Path, **values: Any) -> str:
-    """The page of a template, which may extend `frame.html.jinja`, fill its blocks title, style and body, and use the
-    functions of figures in words as filters."""
-    environment = Environment(
-        loader=FileSystemLoader([template.parent, HERE]), autoescape=True, trim_blocks=True, lstrip_blocks=True
-    )
-    environment.filters |= {each.__name__: each for each in FILTERS}
-    environment.globals["style"] = style()
-    return environment.get_template(template.name).render(values)
+    """The page of a template, which may extend `frame.html.jinja` and fill its blocks title, style and body."""
+    return _environment(template.parent).get_template(template.name).render(values)
 
 
 # Plots -----------------------------------------------------------------------------------------------------------
@@ -130,7 +128,7 @@ class Curve:
 
 @dataclass(frozen=True)
 class Frame:
-    """The size of a drawing and its margins, in units of the SVG (about pixels on a phone)."""
+    """The size of a drawing, its margins and its dots, in units of the SVG (about pixels on a phone)."""
 
     width: int = 400
     height: int = 270
@@ -138,16 +136,16 @@ class Frame:
     right: int = 14
     top: int = 16
     bottom: int = 42
+    dot: float = 3.2
 
-    def at(self, x: float, y: float, xs: Sequence[float], ys: Sequence[float]) -> tuple[float, float]:
+    def at(self, x: float, y: float, xs: Sequence[float], ys: Sequence[float]) -> tuple[str, str]:
         """Where (x, y) lies, the axes reaching from the first to the last of `xs` and `ys`."""
-        return (
-            self.left + (x - xs[0]) / (xs[-1] - xs[0]) * (self.width - self.left - self.right),
-            self.height - self.bottom - (y - ys[0]) / (ys[-1] - ys[0]) * (self.height - self.top - self.bottom),
-        )
+        across = (x - xs[0]) / (xs[-1] - xs[0]) * (self.width - self.left - self.right)
+        up = (y - ys[0]) / (ys[-1] - ys[0]) * (self.height - self.top - self.bottom)
+        return f"{self.left + across:.1f}", f"{self.height - self.bottom - up:.1f}"
 
 
-LARGE, SMALL = Frame(), Frame(200, 120, left=32, right=12, top=8, bottom=20)
+LARGE, SMALL = Frame(), Frame(200, 120, left=32, right=12, top=8, bottom=20, dot=2.2)
 
 
 def plot(
@@ -168,34 +166,22 @@ def plot(
     if not points:
         return Markup("")
     xs, ys = xs or ticks([x for x, _ in points]), ys or ticks([y for _, y in points])
-    drawn = [_opening(frame, label or f"{up} by {across}"), *_axes(frame, xs, ys)]
-    middle = (frame.left + frame.width - frame.right) / 2
+    curves = []
     for line in lines:
         spots = [frame.at(x, y, xs, ys) for x, y in line.points]
-        path = "L".join(f"{x:.1f} {y:.1f}" for x, y in spots)
-        if line.colors[0] == FAINT:
-            drawn.append(f'<path class="faint" d="M{path}"/>')
-            continue
-        drawn.append(f'<path d="M{path}" fill="none" stroke="{line.colors[0]}" stroke-width="1.8"/>')
-        for (x, y), tip, color in zip(spots, line.tips, line.colors, strict=True):
-            drawn.append(
-                f'<circle cx="{x:.1f}" cy="{y:.1f}" r="{3.2 if frame is LARGE else 2.2}" fill="{color}">'
-                f"<title>{escape(tip)}</title></circle>"
-            )
-    if across:
-        drawn.append(f'<text x="{middle:.1f}" y="{frame.height - 5}" text-anchor="middle">{escape(across)}</text>')
-    if up:
-        upright = (frame.top + frame.height - frame.bottom) / 2
-        turned = f'transform="translate(11 {upright:.1f}) rotate(-90)"'
-        drawn.append(f'<text {turned} text-anchor="middle">{escape(up)}</text>')
-    return Markup("".join([*drawn, "</svg>", *_key(lines)]))
-
-
-def _key(lines: Sequence[Curve]) -> list[str]:
-    """The lines' names below the plot, each after a dot of its colour."""
-    named = [(line.colors[-1], line.name) for line in lines if line.name and line.points]
-    names = [f'<span><i class="dot" style="background: {color}"></i>{escape(name)}</span>' for color, name in named]
-    return ['<p class="key">', " ".join(names), "</p>"] if names else []
+        is_faint = line.colors[0] == FAINT
+        marked = [] if is_faint else list(zip(spots, line.tips, line.colors, strict=True))
+        curves.append(("L".join(map(" ".join, spots)), line.colors[0], marked))
+    return _drawn(
+        frame,
+        label or f"{up} by {across}",
+        xs=[(frame.at(x, ys[0], xs, ys)[0], _number(x)) for x in xs],
+        ys=ys,
+        curves=curves,
+        across=across,
+        up=up,
+        key=[(line.colors[-1], line.name) for line in lines if line.name and line.points],
+    )
 
 
 def columns(
@@ -209,36 +195,19 @@ def columns(
     frame: Frame = SMALL,
 ) -> Markup:
     """A column for each height, with a tip; names stand below, "" for none. ys: the ticks, ascending."""
-    drawn = [_opening(frame, label), *_axes(frame, (), ys)]
     step = (frame.width - frame.left - frame.right) / max(len(heights), 1)
-    foot = frame.height - frame.bottom
+    bars, below = [], []
     for i, (height, name, tip) in enumerate(zip(heights, names, tips, strict=True)):
-        x, y = frame.left + i * step, frame.at(0, height, (0, 1), ys)[1]
-        drawn.append(
-            f'<rect x="{x + 0.1 * step:.1f}" y="{y:.1f}" width="{0.8 * step:.1f}" height="{foot - y:.1f}" '
-            f'fill="{color}"><title>{escape(tip)}</title></rect>'
-        )
-        if name:
-            middle = x + step / 2
-            drawn.append(f'<text x="{middle:.1f}" y="{foot + 13}" text-anchor="middle">{escape(name)}</text>')
-    return Markup("".join([*drawn, "</svg>"]))
+        left, top = frame.left + i * step, frame.at(0, height, (0, 1), ys)[1]
+        tall = f"{frame.height - frame.bottom - float(top):.1f}"
+        bars.append((f"{left + 0.1 * step:.1f}", top, f"{0.8 * step:.1f}", tall, tip))
+        below += [(f"{left + step / 2:.1f}", name)] if name else []
+    return _drawn(frame, label, xs=below, ys=ys, bars=bars, bar_color=color)
 
 
-def _opening(frame: Frame, label: str) -> str:
-    return f'<svg viewBox="0 0 {frame.width} {frame.height}" role="img" aria-label="{escape(label)}">'
-
-
-def _axes(frame: Frame, xs: Sequence[float], ys: Sequence[float]) -> list[str]:
-    """Numbers below and to the left, and a line across for every one to the left."""
-    drawn = []
-    for tick in xs:
-        x, y = frame.at(tick, ys[0], xs, ys)
-        drawn.append(f'<text x="{x:.1f}" y="{y + 15:.1f}" text-anchor="middle">{_number(tick)}</text>')
-    for tick in ys:
-        x, y = frame.at(0, tick, (0, 1), ys)
-        drawn.append(f'<path class="grid" d="M{x:.1f} {y:.1f}H{frame.width - frame.right}"/>')
-        drawn.append(f'<text x="{x - 6:.1f}" y="{y + 4:.1f}" text-anchor="end">{_number(tick)}</text>')
-    return drawn
+def _drawn(frame: Frame, label: str, *, ys: Sequence[float], **values: Any) -> Markup:
+    placed = [(frame.at(0, y, (0, 1), ys)[1], _number(y)) for y in ys]
+    return Markup(render(HERE / "plot.html.jinja", f=frame, label=label, ys=placed, **values))
 
 
 def _number(tick: float) -> str:

@@ -18,16 +18,16 @@ import json
 from collections.abc import Iterator, Mapping
 from io import FileIO
 from pathlib import Path
-from typing import Any, Self
+from typing import Any
 
 from paceline.errors import PacelineError
-from paceline.jsonl import Appender, NotJSON, as_object, loads, write_whole
+from paceline.jsonl import Appender, Closing, NotJSON, as_object, loads, write_whole
 
 RUN = "run.json"
 GO_ON = "; what is there is safe, and the same command goes on"
 
 
-class Lines:
+class Lines(Closing):
     """The rows of a JSON Lines file, by the value of one of their fields; a later row replaces an earlier one with the
     same key. Only keys and places are kept in memory.
 
@@ -77,17 +77,10 @@ class Lines:
             self._note(row, len(line.encode()) + 1)
 
     def close(self) -> None:
-        """Close the file."""
         self._file.close()
 
-    def __enter__(self) -> Self:
-        return self
 
-    def __exit__(self, *_: object) -> None:
-        self.close()
-
-
-class Run:
+class Run(Closing):
     """The folder of a run that is under way. One process at a time writes into it."""
 
     def __init__(self, path: Path, lock: FileIO):
@@ -141,12 +134,6 @@ class Run:
         for lines in self._lines:
             lines.close()
         self._lock.close()
-
-    def __enter__(self) -> Self:
-        return self
-
-    def __exit__(self, *_: object) -> None:
-        self.close()
 
 
 def check(path: Path, kind: str, identity: Mapping[str, Any]) -> None:

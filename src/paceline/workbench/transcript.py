@@ -26,6 +26,8 @@ from paceline.workbench.conversations import Conversation, ConversationError, Me
 from paceline.workbench.walk import RecordedAnswer
 
 TEMPLATES = files("paceline.workbench") / "templates"
+REFUSALS = (jinja2.TemplateError, TypeError, KeyError)
+"""What a template raises for messages that it does not take."""
 
 Render = Callable[[Sequence[Message], bool], str]
 """Messages to text, special tokens spelled out; True: up to where the assistant speaks."""
@@ -83,7 +85,7 @@ class Transcriber:
         """Tokens of a conversation up to where the assistant speaks; PromptError if the template refuses it."""
         try:
             return self._encode(self._render(messages, True))
-        except (jinja2.TemplateError, TypeError, KeyError) as error:
+        except REFUSALS as error:
             raise PromptError(f"the chat template refuses these messages: {error}") from error
 
     def conversation(self, exchange: Conversation) -> Transcript:
@@ -96,7 +98,7 @@ class Transcriber:
             return Transcript(exchange.category, turns)
         try:
             return Transcript(exchange.category, [self._turn(exchange.messages, at) for at in exchange.answers])
-        except (jinja2.TemplateError, TypeError, KeyError) as error:
+        except REFUSALS as error:
             raise ConversationError(f"{exchange.where}: the chat template refuses these messages: {error}") from error
 
     def _turn(self, messages: Sequence[Message], at: int) -> RecordedAnswer:
@@ -114,7 +116,7 @@ class Transcriber:
         try:
             before = self._render([asked], True)
             whole = self._render([asked, {"role": "assistant", "content": mark}], False)
-        except (jinja2.TemplateError, TypeError, KeyError):
+        except REFUSALS:
             return ""
         lead = whole[len(before) :].partition(mark)[0]
         return lead if whole.startswith(before) and lead.isspace() else ""
@@ -143,11 +145,8 @@ def _own(tokenizer: Tokenizer) -> Render:
         )
 
     def render(messages: Sequence[Message], ask: bool) -> str:
-        return str(
-            tokenizer.inner.apply_chat_template(
-                [dict(message) for message in messages], add_generation_prompt=ask, tokenize=False
-            )
-        )
+        plain = [dict(message) for message in messages]
+        return str(tokenizer.inner.apply_chat_template(plain, add_generation_prompt=ask, tokenize=False))
 
     return render
 

@@ -4,7 +4,7 @@ import numpy as np
 import pytest
 from scipy.stats import chi2
 
-from paceline.workbench import stats
+from paceline.certify import stats
 
 
 def test_what_cannot_happen_proves_everything() -> None:
