@@ -1,4 +1,4 @@
-"""`Engine.rollout`: reuse, budgets, ends, keys, randomness and figures, over a policy from a table."""
+"""`rollout`: reuse, budgets, ends, keys, randomness and figures, over a policy from a table."""
 
 from __future__ import annotations
 
@@ -12,7 +12,7 @@ import pytest
 from paceline.engine.engine import Engine
 from paceline.engine.sampling import SamplingParams
 from paceline.errors import PacelineError
-from paceline.rollout import Rollouts, RolloutStore
+from paceline.rollout import Rollouts, RolloutStore, rollout
 from paceline.rollout.rules import _warn
 from paceline.rollout.store import Key, digest
 from tests.fakes import TableTarget
@@ -39,7 +39,7 @@ def roll(
 ) -> Rollouts:
     options = {"copies": 4, "seed": 5} | more
     engine = Engine(target, draft, max_batch=6)
-    return engine.rollout(prompts, store, params=params, rule=rule, version=version, **options)
+    return rollout(engine, prompts, store, params=params, rule=rule, version=version, **options)
 
 
 def tokens(rollouts: Rollouts) -> list[list[int]]:
@@ -215,7 +215,7 @@ def test_an_engine_answers_other_requests_as_before() -> None:
     engine = Engine(target, DRAFT)
     rule, store = engine.rule, RolloutStore()
     beside = engine.add([1, 2], SamplingParams(temperature=0.0, max_tokens=6))
-    engine.rollout(PROMPTS, store, copies=2, params=SAMPLED)
+    rollout(engine, PROMPTS, store, copies=2, params=SAMPLED)
     engine.finish([beside])
     assert engine.rule is rule
     expected = target.plain([1, 2], SamplingParams(max_tokens=6))
@@ -229,10 +229,10 @@ def test_an_interrupted_call_leaves_the_store_and_the_engine_as_they_were() -> N
         raise KeyboardInterrupt
 
     with pytest.raises(KeyboardInterrupt):
-        engine.rollout(PROMPTS, store, copies=2, params=SAMPLED, progress=interrupt)
+        rollout(engine, PROMPTS, store, copies=2, params=SAMPLED, progress=interrupt)
     assert len(store) == 0
     assert not engine.has_work
-    assert len(engine.rollout(PROMPTS, store, copies=2, params=SAMPLED)) == 6
+    assert len(rollout(engine, PROMPTS, store, copies=2, params=SAMPLED)) == 6
 
 
 # 11

@@ -25,22 +25,22 @@ from paceline.engine.round import Segment
 from paceline.engine.sampling import SamplingParams
 from paceline.errors import PacelineError
 from paceline.target.load import load
+from paceline.train.config import Training
 from paceline.train.eagle import (
     Eagle3Config,
     Eagle3Loss,
     EagleConfig,
     EagleLoss,
-    by_depth,
     counts_of,
     layer_config,
     speculators_config,
-    taps_of,
     train_eagle,
     train_eagle3,
 )  # fmt: skip
 from paceline.train.loop import LoopConfig
 from paceline.train.loss import IGNORE
-from paceline.train.trainer import Training
+from paceline.train.measure import accepted_length, measure
+from paceline.train.student import Student
 from paceline.train.unrolled import Unrolled
 from tests import models, native
 
@@ -75,7 +75,7 @@ def drafting(loss: EagleLoss | Eagle3Loss, model: PreTrainedModel) -> Network:
     target, tensors = native.of(model), {name: t.detach() for name, t in loss.module.named_parameters()}
     if isinstance(loss, EagleLoss):
         return EagleNetwork("x", layer_config(model.config), tensors, target)
-    config = speculators_config(model.config, loss.taps, len(KEEP), loss.config.flags, Path("x"))
+    config = speculators_config(model.config, loss.taps, len(KEEP), loss.config.flags)
     return Eagle3Network("x", config, tensors | {"d2t": KEEP - torch.arange(len(KEEP))}, target)
 
 
@@ -198,22 +198,27 @@ def test_acceptance_by_depth_counts_drafts_that_the_text_follows() -> None:
     ids = np.array([[5, 1, 2, 3, 4, 0]])
     labels = np.array([[1, 2, 3, 4, 0, IGNORE]])
 
-    class Head:
-        def drafted(self, ids: Tensor, steps: int) -> tuple[Tensor, Iterator[Tensor]]:
+    class Fixed(Student):
+        def drafts(self, ids: Tensor, depths: int) -> tuple[Tensor, Iterator[Tensor]]:
             p = F.one_hot(torch.from_numpy(labels).clamp_min(0), 6).float()
             first = F.one_hot(torch.tensor([[2, 3, 5, 0, 5]]), 6).float()  # right at places 0, 1, 3
             second = F.one_hot(torch.tensor([[3, 5, 0, 5]]), 6).float()  # below those with a next token: right at 0
-            return p, iter([first, second, F.one_hot(torch.full((1, 3), 5), 6).float()][:steps])
+            return p, iter([first, second, F.one_hot(torch.full((1, 3), 5), 6).float()][:depths])
 
-        def target_probs(self, states: Tensor) -> Tensor:
-            return states
+        def target_probs(self, last: Tensor) -> Tensor:
+            return last
 
-        draft_probs = target_probs
+        def probs(self, hidden: Tensor, depth: int) -> Tensor:
+            return hidden
 
-    depths = by_depth({"a": (ids, labels)}, Head(), 3)
-    assert [d.reached for d in depths] == [4, 2, 1]  # the last place has no label to check
-    assert [d.top1 for d in depths] == [3 / 4, 1 / 2, 0]
-    assert [d.overlap for d in depths] == [3 / 4, 1 / 2, 0]
+    head = Fixed(network(), "soft")
+    head.depths = 3
+    fits = measure(head, {"a": (ids, labels)})["a"]
+    rows = [fit.row for fit in fits]
+    assert [(row["positions"], row["reached"]) for row in rows] == [(4, 4), (3, 2), (2, 1)]  # the last has no label
+    assert [row["accepted"] for row in rows] == [row["overlap"] for row in rows] == [3 / 4, 1 / 2, 0]
+    assert [row["top1"] for row in rows] == [0.75, 0.6667, 0]
+    assert accepted_length(fits) == pytest.approx(1 + 3 / 4 + 1 / 3, abs=1e-4)
 
 
 # The whole recipe ---------------------------------------------------------------------------------------------------
@@ -255,8 +260,8 @@ def test_training_makes_a_head_that_drafts_better(method: str, lesson: tuple[Pat
     train(method, lesson, tmp_path / "head", LOOP)
     folder, _ = lesson
     before, after = (json.loads((tmp_path / name / "config.json").read_text())["held_out"] for name in ("none", "head"))
-    assert after[0]["top1"] > before[0]["top1"] + 0.1
-    assert len(after) == 5
+    assert after["all"][0]["top1"] > before["all"][0]["top1"] + 0.1
+    assert len(after["own"]) == 5
     prompts = np.random.default_rng(5).integers(4, 288, (12, 4)).tolist()
 
     def rounds(path: Path) -> int:
@@ -301,4 +306,4 @@ def test_the_vocabulary_is_what_the_target_wrote() -> None:
 def test_taps_are_layers_of_the_target(lesson: tuple[Path, Path]) -> None:
     for taps in ((2, 3, 4), (1, 0), ()):
         with pytest.raises(PacelineError, match=r"has 3 layers: ascending numbers of 0 to 2, such as 0,1,2$"):
-            taps_of(lesson[0], taps)
+            Eagle3Config(taps=taps).check(lesson[0])

@@ -7,7 +7,7 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor
 
-from paceline.train.loss import CHUNK, IGNORE, chunked_cross_entropy, chunked_distillation, soft_cross_entropy
+from paceline.train.loss import CHUNK, IGNORE, chunked_cross_entropy, distance
 
 torch.manual_seed(0)
 N, V = 22, 13
@@ -28,7 +28,7 @@ def unlikelihood(hidden: Tensor, weight: Tensor) -> Tensor:
     return (like + unlike) / N
 
 
-def distance(hidden: Tensor, weight: Tensor) -> Tensor:
+def kl_and_tv(hidden: Tensor, weight: Tensor) -> Tensor:
     p, log_q = (STATES @ TABLE.T).softmax(-1)[KEPT], log_p(hidden, weight)[KEPT]
     return (F.kl_div(log_q, p, reduction="none").sum(-1) + 0.5 * (log_q.exp() - p).abs().sum(-1)).mean()
 
@@ -43,8 +43,8 @@ LOSSES: dict[str, tuple[Callable[..., Tensor], Callable[..., Tensor]]] = {
         lambda h, w: F.cross_entropy(h @ w.T, LABELS),
     ),
     "unlikelihood": (lambda h, w: chunked_cross_entropy(h, w, LABELS, UNWANTED, chunk=4), unlikelihood),
-    "distillation": (lambda h, w: chunked_distillation(h, w, STATES, TABLE, KEPT, chunk=4), distance),
-    "soft cross-entropy": (lambda h, w: soft_cross_entropy(h, STATES, TABLE, KEPT, w, chunk=4), soft),
+    "kl+tv": (lambda h, w: distance("kl+tv", h, w, STATES, TABLE, KEPT, chunk=4), kl_and_tv),
+    "soft": (lambda h, w: distance("soft", h, w, STATES, TABLE, KEPT, chunk=4), soft),
 }
 
 
@@ -64,7 +64,7 @@ def test_nothing_to_learn_is_no_gradient() -> None:
     assert loss == 0
     assert weight.grad is not None
     assert not weight.grad.any()
-    assert soft_cross_entropy(hidden, hidden, weight, torch.zeros(3, dtype=torch.bool)).item() == 0  # and not NaN
+    assert distance("soft", hidden, weight, hidden, weight, torch.zeros(3, dtype=torch.bool)).item() == 0  # and not NaN
 
 
 def test_a_certain_unwanted_token_gives_a_finite_push() -> None:
@@ -85,9 +85,9 @@ def test_soft_cross_entropy_with_a_shared_table_moves_the_states_alone() -> None
     kept = torch.arange(CHUNK + 50) % 10 > 0
     p = (last @ table.T).softmax(-1)[kept].detach()
     [wanted] = torch.autograd.grad(-(p * log_p(hidden, table)[kept]).sum(-1).mean(), hidden)
-    loss = soft_cross_entropy(hidden, last, table, kept)
+    loss = distance("soft", hidden, table, last, table, kept)
     loss.backward()
     torch.testing.assert_close(hidden.grad, wanted, atol=1e-6, rtol=1e-5)
     assert table.grad is None
     entropy = -(p * p.log()).sum(-1).mean()
-    torch.testing.assert_close(soft_cross_entropy(last, last, table, kept).double(), entropy, atol=1e-5, rtol=1e-5)
+    torch.testing.assert_close(distance("soft", last, table, last, table, kept).double(), entropy, atol=1e-5, rtol=1e-5)

@@ -114,6 +114,9 @@ def test_a_recipe_trains_stops_goes_on_reports_and_drafts(
     assert all(np.isfinite(loss) for loss in log[-1]["valid"].values())
     config = json.loads((out / ("noise.json" if recipe == "noise" else "config.json")).read_text())
     facts = config["streams"] if recipe == "streams" else config
+    if recipe != "noise":
+        assert facts["held_out"].keys() == {"made", "all"}
+        assert 0 < facts["held_out"]["all"][0]["overlap"] < 1
     assert (facts["recipe"]["stage"], facts["data"]) == (recipe, ["answers.jsonl"])
     assert facts["recipe"]["loop"]["tokens"] == 640
     target = load(root / "target", dtype="float32", device="cpu")
@@ -125,7 +128,7 @@ def test_a_recipe_trains_stops_goes_on_reports_and_drafts(
         assert (out / "training.jsonl").read_text() == (tmp_path / "out-run" / "log.jsonl").read_text()
 
     if recipe in TREES:
-        assert len(config["held_out"]["top1"]) == len(read_accuracies(str(out))) == 3
+        assert len(config["held_out"]["all"]) == len(read_accuracies(str(out))) == 3
 
     prompts, params = [[5, 6, 7], [8], [30] * 9], SamplingParams(max_tokens=12)
     model = load(out, dtype="float32", device="cpu") if recipe == "noise" else target

@@ -5,15 +5,14 @@ large vocabulary; zoo/README.md has the figures.
 
 * Cross-entropy, optionally with an unlikelihood term (Welleck et al. 2020, "Neural text generation with unlikelihood
   training", section 5) at positions where one token is known to be wrong.
-* Distillation: the distance between a draft model's distribution and its target's.
-* Soft cross-entropy with the target's distribution.
+* The distance of a draft's distribution from its target's. A further one is a function here and a name in `DISTANCES`.
 """
 
 from __future__ import annotations
 
 from collections.abc import Callable
 from functools import cache
-from typing import Any
+from typing import Any, Literal
 
 import torch
 from torch import Tensor, nn
@@ -57,14 +56,24 @@ def _chunk(
     return loss, error.to(rows.dtype)
 
 
-def _distil_chunk(
-    rows: Tensor, table: Tensor, target_rows: Tensor, weights: Tensor, target_table: Tensor
+def _soft_cross_entropy(
+    rows: Tensor, table: Tensor, target_rows: Tensor, weights: Tensor, target_table: Tensor | None = None
 ) -> tuple[Tensor, Tensor]:
-    """As `_chunk`, for KL(p || q) + TV(p, q): p is the target's distribution at target_rows [C, Dt], q the draft's."""
-    p = torch.softmax((target_rows @ target_table.T).float(), -1)
-    log_q = torch.log_softmax((rows @ table.T).float(), -1)
-    q = log_q.exp()
+    """-sum p log q over a chunk: p is the target's distribution at target_rows [C, Dt], q the draft's at rows [C, D].
+
+    Returns the loss, weighted by weights [C] and summed, and its gradient with respect to the draft's logits [C, V].
+    Without a target_table both distributions use `table`."""
+    p, log_q = _distributions(rows, table, target_rows, target_table)
     weights = weights[:, None]
+    return -(weights * p * log_q).sum(), (weights * (log_q.exp() - p)).to(rows.dtype)
+
+
+def _kl_and_tv(
+    rows: Tensor, table: Tensor, target_rows: Tensor, weights: Tensor, target_table: Tensor | None = None
+) -> tuple[Tensor, Tensor]:
+    """As `_soft_cross_entropy`, for KL(p || q) + TV(p, q)."""
+    p, log_q = _distributions(rows, table, target_rows, target_table)
+    q, weights = log_q.exp(), weights[:, None]
     kl = (p * (p.clamp_min(1e-20).log() - log_q)).sum(-1, keepdim=True)
     missed = (q - p).clamp_min(0).sum(-1, keepdim=True)  # 1 - sum min(p, q): the chance that a draft is rejected
     loss = (weights * (kl + missed)).sum()
@@ -74,14 +83,20 @@ def _distil_chunk(
     return loss, (weights * error).to(rows.dtype)
 
 
-def _soft_chunk(
-    rows: Tensor, table: Tensor, target_rows: Tensor, weights: Tensor, target_table: Tensor | None = None
+def _distributions(
+    rows: Tensor, table: Tensor, target_rows: Tensor, target_table: Tensor | None
 ) -> tuple[Tensor, Tensor]:
-    """As `_chunk`, for -sum p log q. Without a target_table both distributions use `table`."""
     p = torch.softmax((target_rows @ (table if target_table is None else target_table).T).float(), -1)
-    log_q = torch.log_softmax((rows @ table.T).float(), -1)
-    weights = weights[:, None]
-    return -(weights * p * log_q).sum(), (weights * (log_q.exp() - p)).to(rows.dtype)
+    return p, torch.log_softmax((rows @ table.T).float(), -1)
+
+
+Distance = Literal["soft", "kl+tv"]
+DISTANCES: dict[str, Callable[..., tuple[Tensor, Tensor]]] = {"soft": _soft_cross_entropy, "kl+tv": _kl_and_tv}
+"""Distances of a draft's distribution from its target's, which every recipe that learns one can minimise.
+
+* soft: cross-entropy with the target's distribution. Its least possible value is the entropy of p.
+* kl+tv: KL keeps q's tail alive; TV is the rate at which drafts are rejected (Zhou et al. 2024, "DistillSpec", section
+  4)."""
 
 
 @cache
@@ -156,57 +171,34 @@ def chunked_cross_entropy(
     return loss
 
 
-def chunked_distillation(
+def distance(
+    kind: str,
     hidden: Tensor,
-    weight: Tensor,
+    table: Tensor,
     target_hidden: Tensor,
-    target_weight: Tensor,
-    kept: Tensor,
+    target_table: Tensor,
+    where: Tensor,
     chunk: int = CHUNK,
     compiled: bool = False,
 ) -> Tensor:
-    """Mean of KL(p || q) + TV(p, q) over the positions of `kept`; q = softmax(hidden @ weight.T) learns.
+    """Mean distance of the draft's distribution q from the target's p over the positions of `where`, 0 if there are
+    none. q = softmax(hidden @ table.T), p = softmax(target_hidden @ target_table.T).
 
-    hidden [..., D], weight [V, D] of the draft; target_hidden [..., Dt], target_weight [V, Dt] give p; kept bool [...].
-    KL keeps q's tail alive; TV is the rejection rate (Zhou et al. 2024, "DistillSpec", section 4).
-    """
-    step = _compiled(_distil_chunk) if compiled else _distil_chunk
-    fixed = (target_weight.detach().to(hidden.dtype),)
-    return _towards_target(hidden, weight, target_hidden, kept, step, fixed, chunk)
+    kind   of `DISTANCES`.
+    hidden [..., D], table [V, D]; target_hidden [..., Dt], target_table [V, Dt] of the same V tokens; where bool [...].
 
-
-def soft_cross_entropy(
-    hidden: Tensor, target_hidden: Tensor, table: Tensor, kept: Tensor, weight: Tensor | None = None, chunk: int = CHUNK
-) -> Tensor:
-    """Mean of -sum p log q over the positions of `kept`, in nats: p = softmax(target_hidden @ table.T), q =
-    softmax(hidden @ weight.T). The least possible value is the entropy of p.
-
-    hidden [..., D], target_hidden [..., Dt], table [K, Dt], weight [K, D] of the same K tokens, kept bool [...].
-    weight  learns with `hidden`; None: q uses `table`, and only `hidden` learns."""
-    hidden = hidden.to(autocast_dtype(hidden))
-    if weight is None:
-        return _towards_target(hidden, table.detach(), target_hidden, kept, _soft_chunk, (), chunk)
-    fixed = (table.detach().to(hidden.dtype),)
-    return _towards_target(hidden, weight, target_hidden, kept, _soft_chunk, fixed, chunk)
-
-
-def _towards_target(
-    hidden: Tensor,
-    weight: Tensor,
-    target_hidden: Tensor,
-    kept: Tensor,
-    step: Callable[..., tuple[Tensor, Tensor]],
-    fixed: tuple[Tensor, ...],
-    chunk: int,
-) -> Tensor:
-    """The mean of `step` over the positions of `kept`; 0 if there are none."""
-    kept = kept.reshape(-1)
-    hidden = hidden.reshape(-1, hidden.shape[-1])[kept]
-    target_hidden = target_hidden.reshape(-1, target_hidden.shape[-1])[kept].to(hidden.dtype)
+    `hidden` learns, and `table` unless it is the target's."""
+    shared = table is target_table
+    where, hidden = where.reshape(-1), hidden.to(autocast_dtype(hidden))
+    hidden = hidden.reshape(-1, hidden.shape[-1])[where]
+    target_hidden = target_hidden.reshape(-1, target_hidden.shape[-1])[where].to(hidden.dtype)
     weights = torch.full((len(hidden),), 1 / max(len(hidden), 1), device=hidden.device)
     rest = -len(hidden) % chunk  # padding, of weight 0, gives a compiled step a single shape
     hidden, target_hidden = pad(hidden, (0, 0, 0, rest)), pad(target_hidden, (0, 0, 0, rest))
-    loss: Tensor = _ChunkedLoss.apply(hidden, weight, step, (target_hidden, pad(weights, (0, rest))), fixed, chunk)
+    step = _compiled(DISTANCES[kind]) if compiled else DISTANCES[kind]
+    fixed = () if shared else (target_table.detach().to(hidden.dtype),)
+    targets = (target_hidden, pad(weights, (0, rest)))
+    loss: Tensor = _ChunkedLoss.apply(hidden, table.detach() if shared else table, step, targets, fixed, chunk)
     return loss
 
 
