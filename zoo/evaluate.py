@@ -18,12 +18,12 @@ import numpy as np
 import torch
 from transformers import AutoModelForCausalLM, PreTrainedTokenizerFast
 
-from paceline.train.data import Document, Message, Rows, Source, batches, lay_end_to_end, pack_whole
+from paceline.train.data import Document, Message, Rows, Source, batches, pack_whole
 from paceline.train.draft import DistilLoss
 from paceline.train.loss import IGNORE
 from paceline.train.measure import measure, rows_of
 from zoo.ngram import NgramModel
-from zoo.text import DataConfig, load_documents, render
+from zoo.text import DataConfig, lay_end_to_end, load_documents, render
 from zoo.tokenizer import DOCUMENT, token_id
 
 

@@ -34,13 +34,12 @@ from paceline.train.eagle import (
     counts_of,
     layer_config,
     speculators_config,
-    train_eagle,
-    train_eagle3,
 )  # fmt: skip
 from paceline.train.loop import LoopConfig
 from paceline.train.loss import IGNORE
 from paceline.train.measure import accepted_length, measure
 from paceline.train.student import Student
+from paceline.train.trainer import train_head
 from paceline.train.unrolled import Unrolled
 from tests import models, native
 
@@ -158,7 +157,7 @@ def test_eagle_learns_the_next_state_where_the_target_wrote_the_next_token() -> 
         wanted = F.smooth_l1_loss(predicted[0, 3], states[0, 4]) - 0.1 * (p * q.log()).sum()
     torch.testing.assert_close(loss(ids, labels).detach(), wanted, atol=1e-4, rtol=1e-4)
     noisy = copy.deepcopy(loss).train()
-    assert float(noisy(ids, labels)) != pytest.approx(float(wanted), abs=1e-5)
+    assert noisy(ids, labels).item() != pytest.approx(float(wanted), abs=1e-5)
 
 
 def test_eagle3_learns_over_its_own_tokens_where_it_has_the_best_one() -> None:
@@ -248,10 +247,8 @@ def lesson(tmp_path_factory: pytest.TempPathFactory) -> tuple[Path, Path]:
 def train(method: str, lesson: tuple[Path, Path], out: Path, loop: LoopConfig) -> None:
     folder, answers = lesson
     training = Training(folder, answers, out, out.with_suffix(".run"), loop)
-    if method == "eagle":
-        assert train_eagle(training, EagleConfig(**ROWS))
-    else:
-        assert train_eagle3(training, Eagle3Config(**ROWS, vocab=200))
+    config = EagleConfig(**ROWS) if method == "eagle" else Eagle3Config(**ROWS, vocab=200)
+    assert train_head(training, config)
 
 
 @pytest.mark.parametrize("method", METHODS)

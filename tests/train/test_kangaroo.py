@@ -21,10 +21,11 @@ from paceline.target.decoder import Decoder
 from paceline.target.load import load
 from paceline.target.shape import Shape
 from paceline.train.config import Training
-from paceline.train.kangaroo import AdapterModule, KangarooConfig, KangarooLoss, train_adapter
+from paceline.train.kangaroo import AdapterModule, KangarooConfig, KangarooLoss
 from paceline.train.loop import LoopConfig
 from paceline.train.loss import IGNORE
 from paceline.train.measure import measure
+from paceline.train.trainer import train_head
 from tests import models, native
 
 EXIT = 1
@@ -116,7 +117,7 @@ def trained(tmp_path_factory: pytest.TempPathFactory) -> tuple[Path, Path, Path]
     rows = [{"source": "own", "prompt_tokens": text[:4], "tokens": text[4:]} for text in texts]
     answers = root / "answers.jsonl"
     answers.write_text("".join(json.dumps(row) + "\n" for row in rows))
-    assert train_adapter(Training(root / "target", answers, root / "adapter", root / "run", LOOP), CONFIG)
+    assert train_head(Training(root / "target", answers, root / "adapter", root / "run", LOOP), CONFIG)
     return root / "target", answers, root / "adapter"
 
 

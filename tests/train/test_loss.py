@@ -11,21 +11,14 @@ from paceline.train.loss import CHUNK, IGNORE, chunked_cross_entropy, distance
 
 torch.manual_seed(0)
 N, V = 22, 13
-LABELS, UNWANTED, KEPT = torch.randint(0, V, (N,)), torch.randint(0, V, (N,)), torch.arange(N) % 3 > 0
-LABELS[:4], UNWANTED[8:15] = IGNORE, IGNORE  # unlikelihood alone, both, likelihood alone
+LABELS, KEPT = torch.randint(0, V, (N,)), torch.arange(N) % 3 > 0
+LABELS[:4] = IGNORE
 STATES, TABLE = torch.randn(N, 6), torch.randn(V, 6)
 """Of a target with another width."""
 
 
 def log_p(hidden: Tensor, weight: Tensor) -> Tensor:
     return (hidden @ weight.T).log_softmax(-1)
-
-
-def unlikelihood(hidden: Tensor, weight: Tensor) -> Tensor:
-    known, where = LABELS != IGNORE, UNWANTED != IGNORE
-    like = -log_p(hidden, weight)[known].gather(1, LABELS[known][:, None]).sum()
-    unlike = -torch.log(1 - log_p(hidden, weight)[where].gather(1, UNWANTED[where][:, None]).exp()).sum()
-    return (like + unlike) / N
 
 
 def kl_and_tv(hidden: Tensor, weight: Tensor) -> Tensor:
@@ -42,7 +35,6 @@ LOSSES: dict[str, tuple[Callable[..., Tensor], Callable[..., Tensor]]] = {
         lambda h, w: chunked_cross_entropy(h.view(2, 11, 8), w, LABELS.view(2, 11), chunk=5),
         lambda h, w: F.cross_entropy(h @ w.T, LABELS),
     ),
-    "unlikelihood": (lambda h, w: chunked_cross_entropy(h, w, LABELS, UNWANTED, chunk=4), unlikelihood),
     "kl+tv": (lambda h, w: distance("kl+tv", h, w, STATES, TABLE, KEPT, chunk=4), kl_and_tv),
     "soft": (lambda h, w: distance("soft", h, w, STATES, TABLE, KEPT, chunk=4), soft),
 }
@@ -65,16 +57,6 @@ def test_nothing_to_learn_is_no_gradient() -> None:
     assert weight.grad is not None
     assert not weight.grad.any()
     assert distance("soft", hidden, weight, hidden, weight, torch.zeros(3, dtype=torch.bool)).item() == 0  # and not NaN
-
-
-def test_a_certain_unwanted_token_gives_a_finite_push() -> None:
-    hidden, weight = torch.tensor([[100.0, 0.0]], requires_grad=True), torch.eye(2, requires_grad=True)
-    loss = chunked_cross_entropy(hidden, weight, torch.tensor([IGNORE]), torch.tensor([0]))
-    loss.backward()
-    assert torch.isfinite(loss)
-    assert hidden.grad is not None
-    assert hidden.grad.isfinite().all()
-    assert hidden.grad[0, 0] > 0  # downhill is away from it
 
 
 def test_soft_cross_entropy_with_a_shared_table_moves_the_states_alone() -> None:

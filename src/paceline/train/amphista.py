@@ -29,10 +29,10 @@ from paceline.draft.neural.networks import (
     concat_scaled,
 )
 from paceline.draft.spec import option
-from paceline.train.config import Training
-from paceline.train.heads import HeadsConfig, HeadsLoss, own_output_heads, train_heads
+from paceline.train.heads import HeadsConfig, HeadsLoss, own_output_heads
 from paceline.train.layers import DecoderLayers
 from paceline.train.options import DrafterOptions, drafter_command
+from paceline.train.trainer import train_head
 
 Fusion = Literal["identity", "random"]
 
@@ -64,6 +64,9 @@ class AmphistaConfig(HeadsConfig):
     )
     fusion_begins: Fusion = option("identity", "Initial projection of state and token: [I ; 0] or random.")
     positions_begin: float = option(0.0, "Standard deviation of the initial learnt positions.", least=0)
+
+    def heads(self, teacher: Any) -> HeadsLoss:
+        return AmphistaLoss(teacher, self)
 
 
 class AmphistaLoss(HeadsLoss):
@@ -123,11 +126,6 @@ def fusion(width: int, begins: Fusion) -> nn.Linear:
     return linear
 
 
-def train_amphista(training: Training, config: AmphistaConfig = AmphistaConfig()) -> bool:
-    """Train the network for `amphista:PATH`. False when interrupted; the same call goes on."""
-    return train_heads(training, config, AmphistaLoss)
-
-
 @drafter_command
 def command(setup: DrafterOptions, config: AmphistaConfig) -> bool:
     """Train Amphista's network, for `--draft amphista:OUT`: heads that attend to each other, over their own layers.
@@ -137,4 +135,4 @@ def command(setup: DrafterOptions, config: AmphistaConfig) -> bool:
     At the end the heads are measured on held-out answers, by depth and rank; slots.json has the trees that follow from
     that.
     """
-    return train_amphista(setup.training(config), config)
+    return train_head(setup.training(config), config)

@@ -7,9 +7,6 @@ from pathlib import Path
 from typing import Any, ClassVar
 
 from paceline.draft.spec import option
-from paceline.errors import PacelineError
-from paceline.target.load import read_config
-from paceline.target.shape import unsupported
 from paceline.train.loop import LoopConfig
 from paceline.train.loss import Distance
 
@@ -61,13 +58,3 @@ class StudentConfig(TrainerConfig):
     """What drafters that learn the target's distribution have in common."""
 
     loss: Distance = option("soft", LOSS_HELP)
-
-
-@dataclass(frozen=True, kw_only=True)
-class HeadConfig(StudentConfig):
-    """What drafters that run inside the native decoder have in common."""
-
-    def check(self, target: Path) -> None:
-        """PacelineError if the native decoder, which heads need, cannot run the model in `target`."""
-        if reason := unsupported(read_config(target)):
-            raise PacelineError(f"{target}: the native decoder cannot run it, {reason}; a head would be of no use")

@@ -41,7 +41,7 @@ from paceline.target.load import read_config
 from paceline.train.config import LOSS_HELP, StudentConfig, TrainerConfig, Training
 from paceline.train.data import Rows, batches
 from paceline.train.layers import use_blocks
-from paceline.train.loss import IGNORE, Distance, autocast_dtype, chunked_cross_entropy
+from paceline.train.loss import IGNORE, Distance, chunked_cross_entropy
 from paceline.train.measure import Fit, Fits, fit_lines, rows_of, with_all
 from paceline.train.options import Compiled, DrafterOptions, drafter_command
 from paceline.train.student import Student, chain
@@ -202,7 +202,6 @@ class StreamsLoss(nn.Module):
 
     def forward(self, input_ids: Tensor, labels: Tensor) -> Tensor:
         states = self.states(input_ids)
-        states = states.to(autocast_dtype(states))
         total = torch.zeros((), device=states.device)
         for j in range(1 if self._frozen else 0, states.shape[1]):
             total = total + 0.5**j * chunked_cross_entropy(states[:, j], self.draft.lm_head.weight, later(labels, j))

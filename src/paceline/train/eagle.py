@@ -35,12 +35,11 @@ from paceline.draft.spec import option
 from paceline.errors import PacelineError
 from paceline.target.load import read_config
 from paceline.target.shape import Shape, rotary_tables
-from paceline.train.config import HeadConfig, Training
 from paceline.train.data import Rows
 from paceline.train.loss import IGNORE, distance
 from paceline.train.options import DrafterOptions, Layers, drafter_command, layers_of
 from paceline.train.student import Student
-from paceline.train.trainer import Trainer, train_head
+from paceline.train.trainer import HeadConfig, Trainer, train_head
 from paceline.train.unrolled import Memory, Unrolled, UnrolledLayer
 
 SERVED = 3
@@ -91,6 +90,9 @@ class EagleConfig(LayerConfig):
 
     soft: float = option(0.1, "Weight of the cross-entropy; SmoothL1 weighs 1.", least=0)
     noise: float = option(0.1, "Uniform noise on the states: at most this, up or down.", least=0)
+
+    def student(self, trainer: Trainer) -> Student:
+        return EagleLoss(trainer.teacher, self)
 
 
 class EagleModule(Unrolled):
@@ -161,12 +163,6 @@ def layer_config(config: Any) -> dict[str, Any]:
     }
 
 
-def train_eagle(training: Training, config: EagleConfig = EagleConfig()) -> bool:
-    """Train a layer for `eagle:PATH`, in the layout of published heads. False when interrupted; the same call goes
-    on."""
-    return train_head(training, config, lambda trainer: EagleLoss(trainer.teacher, config))
-
-
 @drafter_command
 def command(setup: DrafterOptions, config: EagleConfig) -> bool:
     """Train a layer that drafts by predicting the target's next state, for `--draft eagle:OUT`.
@@ -175,7 +171,7 @@ def command(setup: DrafterOptions, config: EagleConfig) -> bool:
 
     At the end acceptance is measured by depth on held-out answers.
     """
-    return train_eagle(setup.training(config), config)
+    return train_head(setup.training(config), config)
 
 
 # EAGLE-3 ---------------------------------------------------------------------------------------------------------
@@ -220,6 +216,17 @@ class Eagle3Config(LayerConfig):
     def taps_of(self, layers: int) -> tuple[int, ...]:
         """The layers whose inputs the head reads in a target of so many layers."""
         return default_taps(layers) if self.taps is None else self.taps
+
+    def student(self, trainer: Trainer) -> Student:
+        total = trainer.teacher.config.vocab_size
+        size = total // 2 if self.vocab is None else self.vocab
+        ends = [token for token in (trainer.tokenizer.eos_token_id,) if token is not None]
+        keep = best_tokens(counts_of(trainer.rows, total), size, must_keep(trainer.tokenizer, ends)[:1])
+        share = coverage(counts_of(trainer.held, total), keep)
+        trainer.console.print(
+            f"{len(keep):,} tokens to draft: {share:.2%} of what the target writes in held-out answers"
+        )
+        return Eagle3Loss(trainer.teacher, keep, self, coverage=share)
 
 
 class Eagle3Module(Unrolled):
@@ -354,23 +361,6 @@ def speculators_config(config: Any, taps: tuple[int, ...], vocab: int, flags: Fl
     }
 
 
-def train_eagle3(training: Training, config: Eagle3Config = Eagle3Config()) -> bool:
-    """Train a head for `eagle3:PATH` and for vLLM. False when interrupted; the same call goes on."""
-
-    def make(trainer: Trainer) -> Eagle3Loss:
-        total = trainer.teacher.config.vocab_size
-        size = total // 2 if config.vocab is None else config.vocab
-        ends = [token for token in (trainer.tokenizer.eos_token_id,) if token is not None]
-        keep = best_tokens(counts_of(trainer.rows, total), size, must_keep(trainer.tokenizer, ends)[:1])
-        share = coverage(counts_of(trainer.held, total), keep)
-        trainer.console.print(
-            f"{len(keep):,} tokens to draft: {share:.2%} of what the target writes in held-out answers"
-        )
-        return Eagle3Loss(trainer.teacher, keep, config, coverage=share)
-
-    return train_head(training, config, make)
-
-
 @drafter_command
 def eagle3_command(setup: DrafterOptions, config: Eagle3Config) -> bool:
     """Train a layer that drafts from three of the target's states, for `--draft eagle3:OUT` and for vLLM.
@@ -379,4 +369,4 @@ def eagle3_command(setup: DrafterOptions, config: Eagle3Config) -> bool:
 
     At the end acceptance is measured by depth on held-out answers. OUT is a checkpoint in the `speculators` format.
     """
-    return train_eagle3(setup.training(config), config)
+    return train_head(setup.training(config), config)

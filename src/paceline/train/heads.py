@@ -37,13 +37,12 @@ from paceline.draft.neural.networks import PREFIX, GroundedHeads, ResidualHeads
 from paceline.draft.spec import option
 from paceline.errors import PacelineError
 from paceline.jsonl import check_folder
-from paceline.train.config import HeadConfig, Training
 from paceline.train.data import Rows
 from paceline.train.layers import DecoderLayers, use_blocks
 from paceline.train.loss import IGNORE, chunked_cross_entropy
 from paceline.train.options import DrafterOptions, drafter_command
 from paceline.train.student import Student, known_depths
-from paceline.train.trainer import Trainer, train_head
+from paceline.train.trainer import HeadConfig, Trainer, train_head
 
 States = Callable[[Tensor], Tensor]
 """Token ids [B, T] to states [B, T, H]."""
@@ -74,6 +73,22 @@ class HeadsConfig(HeadConfig):
     @property
     def loop(self) -> dict[str, Any]:
         return super().loop | {"optimiser": self.optimiser, "weight_decay": 0.0, "warmup_steps": 20}
+
+    def student(self, trainer: Trainer) -> Student:
+        heads = self.heads(trainer.teacher)
+        if self.begin is not None:
+            go_on(heads, self.begin)
+        if self.states is not None:
+            target = trainer.target_facts()
+            cache = StateCache.open(
+                self.states, target.weights_fingerprint, heads.states, trainer.rows, target.hidden_size
+            )
+            heads.states = cache.of
+        return heads
+
+    def heads(self, teacher: Any) -> HeadsLoss:
+        """Untrained heads for a target."""
+        raise NotImplementedError
 
 
 class HeadsLoss(Student):
@@ -171,28 +186,6 @@ class HeadsLoss(Student):
         return {name.removeprefix("network."): weight for name, weight in self.named_parameters()}
 
 
-def train_heads(
-    training: Training, config: HeadsConfig, network: Callable[[Any, Any], HeadsLoss]
-) -> bool:
-    """Train heads for `kind:PATH`. False when interrupted; the same call goes on.
-
-    network  makes them of the target and the config."""
-
-    def make(trainer: Trainer) -> HeadsLoss:
-        heads = network(trainer.teacher, config)
-        if config.begin is not None:
-            go_on(heads, config.begin)
-        if config.states is not None:
-            target = trainer.target_facts()
-            cache = StateCache.open(
-                config.states, target.weights_fingerprint, heads.states, trainer.rows, target.hidden_size
-            )
-            heads.states = cache.of
-        return heads
-
-    return train_head(training, config, make)
-
-
 @torch.no_grad()
 def go_on(heads: HeadsLoss, folder: Path) -> None:
     """Load the weights of the heads in `folder`. PacelineError if they were made with other options."""
@@ -276,6 +269,9 @@ class MedusaConfig(HeadsConfig):
         False, "Give each head its own output head; that is most of the size.", names=("--own-heads",)
     )
 
+    def heads(self, teacher: Any) -> HeadsLoss:
+        return MedusaLoss(teacher, self)
+
 
 class MedusaLoss(HeadsLoss):
     """K residual heads over the state after the final norm."""
@@ -303,11 +299,6 @@ class MedusaLoss(HeadsLoss):
         return {"medusa_num_heads": self.depths, "medusa_num_layers": self.layers, "own_heads": own_heads}
 
 
-def train_medusa(training: Training, config: MedusaConfig = MedusaConfig()) -> bool:
-    """Train heads for `medusa:PATH`. False when interrupted; the same call goes on."""
-    return train_heads(training, config, MedusaLoss)
-
-
 @drafter_command
 def medusa_command(setup: DrafterOptions, config: MedusaConfig) -> bool:
     """Train Medusa's heads, for `--draft medusa:OUT`: small networks that read the target's last state.
@@ -317,7 +308,7 @@ def medusa_command(setup: DrafterOptions, config: MedusaConfig) -> bool:
     At the end the heads are measured on held-out answers, by depth and rank; slots.json has the trees that follow from
     that.
     """
-    return train_medusa(setup.training(config), config)
+    return train_head(setup.training(config), config)
 
 
 # Hydra -----------------------------------------------------------------------------------------------------------
@@ -329,6 +320,9 @@ class HydraConfig(HeadsConfig):
 
     layers: int = option(4, "Blocks of a head; those after the first share their weights.", least=1)
     prefix: bool = option(True, "A decoder layer between the target and the heads, as in Hydra++.")
+
+    def heads(self, teacher: Any) -> HeadsLoss:
+        return HydraLoss(teacher, self)
 
 
 class HydraLoss(HeadsLoss):
@@ -367,11 +361,6 @@ class HydraLoss(HeadsLoss):
         }
 
 
-def train_hydra(training: Training, config: HydraConfig = HydraConfig()) -> bool:
-    """Train heads for `hydra:PATH`. False when interrupted; the same call goes on."""
-    return train_heads(training, config, HydraLoss)
-
-
 @drafter_command
 def hydra_command(setup: DrafterOptions, config: HydraConfig) -> bool:
     """Train Hydra's heads, for `--draft hydra:OUT`: each one also reads the drafted tokens before it.
@@ -381,4 +370,4 @@ def hydra_command(setup: DrafterOptions, config: HydraConfig) -> bool:
     At the end the heads are measured on held-out answers, by depth and rank; slots.json has the trees that follow from
     that.
     """
-    return train_hydra(setup.training(config), config)
+    return train_head(setup.training(config), config)

@@ -24,11 +24,10 @@ from paceline.draft.spec import option
 from paceline.errors import PacelineError
 from paceline.target.load import read_config
 from paceline.target.shape import Shape, rotary_tables
-from paceline.train.config import HeadConfig, Training
 from paceline.train.loss import IGNORE
 from paceline.train.options import DrafterOptions, drafter_command
 from paceline.train.student import Student, chain
-from paceline.train.trainer import train_head
+from paceline.train.trainer import HeadConfig, Trainer, train_head
 from paceline.train.unrolled import UnrolledAttention
 
 
@@ -56,6 +55,9 @@ class KangarooConfig(HeadConfig):
         """The exit in a target of so many layers; by default after an eighth of them. (In the paper speed peaks at 0.06
         to 0.08 of them.)"""
         return min(max(1, layers // 8), layers - 1) if self.exit is None else self.exit
+
+    def student(self, trainer: Trainer) -> Student:
+        return KangarooLoss(trainer.teacher, self)
 
 
 class AdapterModule(UnrolledAttention):
@@ -124,11 +126,6 @@ class KangarooLoss(Student):
         return KangarooLoss(self.teacher, self.config).to(self.teacher.device)
 
 
-def train_adapter(training: Training, config: KangarooConfig = KangarooConfig()) -> bool:
-    """Train an adapter for `kangaroo:PATH`. False when interrupted; the same call goes on."""
-    return train_head(training, config, lambda trainer: KangarooLoss(trainer.teacher, config))
-
-
 @drafter_command
 def command(setup: DrafterOptions, config: KangarooConfig) -> bool:
     """Train an adapter with which a target's first layers draft, for `--draft kangaroo:OUT`.
@@ -138,4 +135,4 @@ def command(setup: DrafterOptions, config: KangarooConfig) -> bool:
     At the end the adapter is measured on held-out answers, and for comparison the target's own norm and head in its
     place.
     """
-    return train_adapter(setup.training(config), config)
+    return train_head(setup.training(config), config)

@@ -140,18 +140,19 @@ def measure(student: Student, held: Mapping[str, Rows]) -> Fits:
             ids, labels = (side.to(student.teacher.device) for side in batch)
             known = known_depths(labels, student.depths)
             last, drafted = student.drafts(ids, student.depths)
-            reached, weights = known[:, :, 0], known[:, :, 0].float()
+            reached, weights = known[:, :, 0], torch.ones_like(labels, dtype=torch.float32)
             for depth, (fit, hidden) in enumerate(zip(of_source, drafted, strict=True)):
                 length = hidden.shape[1]
                 here = known[:, :length, depth]
                 p = student.target_probs(last[:, 1 + depth :][here])
                 q = student.probs(hidden[here], depth)
-                text, follows, weight = labels[:, 1 + depth :][here], reached[:, :length][here], weights[:, :length][here]
-                fit.add(p, q, text, follows, weight)
+                text = labels[:, 1 + depth :][here]
+                fit.add(p, q, text, reached[:, :length][here], weights[:, :length][here])
                 # The next depth counts only where the text continues with this draft.
+                reached, weights = reached[:, :length].clone(), weights[:, :length].clone()
                 of_p, of_q = (probs.gather(-1, text[:, None])[:, 0] for probs in (p, q))
-                reached = torch.zeros_like(here).masked_scatter(here, follows & (q.argmax(-1) == text))
-                weights = torch.zeros_like(here, dtype=weight.dtype).masked_scatter(here, weight * (of_q / of_p).clamp_max(1))
+                reached[here] &= q.argmax(-1) == text
+                weights[here] *= (of_q / of_p).clamp_max(1)
     return with_all(fits)
 
 
@@ -159,7 +160,7 @@ def fit_lines(fits: Fits, name: str = "depth", numbers: Iterable[int] | None = N
     """A table of the fits of all sources, and what a draft of so many tokens brings.
 
     name, numbers  of the rows: depths counted from 1, or for example exits."""
-    columns = ("positions", "top1", "top5", "soft_ce", "sampled", "reached", "accepted", "overlap")
+    columns = ("positions", "top1", "top5", "loss", "soft_ce", "sampled", "reached", "accepted", "overlap")
     lines = ["held out " + "".join(f"{column:>10}" for column in columns)]
     rows = [fit.row for fit in fits["all"]]
     for number, row in zip(numbers or range(1, len(rows) + 1), rows, strict=True):
@@ -169,8 +170,8 @@ def fit_lines(fits: Fits, name: str = "depth", numbers: Iterable[int] | None = N
 
 
 def accepted_length(fits: Sequence[Fit]) -> float:
-    """Mean number of tokens that a round brings whose draft is a chain of `len(fits)` tokens, drawn from q; the target's
-    own token is included."""
+    """Mean number of tokens that a round brings with a draft of a chain of `len(fits)` tokens, drawn from q; the
+    target's own token is included."""
     return 1 + sum(fit.row["sampled"] for fit in fits)
 
 

@@ -39,7 +39,7 @@ from paceline.train.config import LOSS_HELP, StudentConfig, Training
 from paceline.train.data import Rows, batches, first_batch
 from paceline.train.layers import use_blocks
 from paceline.train.loop import Batch
-from paceline.train.loss import IGNORE, Distance, autocast_dtype, chunked_cross_entropy, distance
+from paceline.train.loss import IGNORE, Distance, chunked_cross_entropy, distance
 from paceline.train.measure import Fit, Fits, fit_lines, rows_of, with_all
 from paceline.train.options import Compiled, DrafterOptions, Layers, drafter_command, layers_of
 from paceline.train.trainer import Trainer, dtype_of, open_teacher
@@ -107,7 +107,6 @@ class SortedLoss(nn.Module):
     def forward(self, input_ids: Tensor, labels: Tensor, exit: Tensor | None = None) -> Tensor:
         """The mean loss over all exits; with `exit` [B], the same index everywhere, the cross-entropy of that exit."""
         states = (self._run if self.training else self.states)(input_ids)
-        states = [of_exit.to(autocast_dtype(of_exit)) for of_exit in states]
         table, compiled = self.model.lm_head.weight, self.compiled and self.training
         if exit is not None:
             return chunked_cross_entropy(states[int(exit[0])], table, labels, compiled=compiled)

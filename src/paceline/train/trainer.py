@@ -1,6 +1,6 @@
 """The steps that all recipes share: load the target and rows of its answers, train, measure, write the drafter, report.
 
-    train_head(training, config, lambda trainer: MyLoss(trainer.teacher, config))    # a `Student`
+    train_head(training, MyConfig())         # whose `student` is trained
 
 Recipes that write a whole model take the steps themselves: `Trainer.open`, `train`, `save_model`, `report`.
 """
@@ -23,9 +23,10 @@ from transformers import AutoConfig, AutoModelForCausalLM
 from paceline.draft.neural.checkpoint import TargetFacts, save_drafter, save_folder
 from paceline.errors import ModelError, PacelineError
 from paceline.target.folder import fingerprint
-from paceline.target.load import load_tokenizer
+from paceline.target.load import load_tokenizer, read_config
+from paceline.target.shape import unsupported
 from paceline.target.tokenizer import Tokenizer
-from paceline.train.config import HeadConfig, TrainerConfig, Training
+from paceline.train.config import StudentConfig, TrainerConfig, Training
 from paceline.train.data import Mixture, MixtureConfig, Rows, first_batch, row_counts, split_rows
 from paceline.train.loop import Batch, Stream, train
 from paceline.train.measure import Fits, accepted_length, fit_lines, measure, rows_of, write_slots
@@ -149,12 +150,25 @@ class Trainer:
         self.console.print(f"wrote {self.training.out}")
 
 
-def train_head(training: Training, config: HeadConfig, make: Callable[[Trainer], Student]) -> bool:
-    """Train the head of `make`, measure it, write a folder for `kind:OUT`. False when interrupted; the same call goes
-    on."""
+@dataclass(frozen=True, kw_only=True)
+class HeadConfig(StudentConfig):
+    """What drafters that run inside the native decoder have in common. A recipe's config makes its `student`."""
+
+    def check(self, target: Path) -> None:
+        """PacelineError if the native decoder, which heads need, cannot run the model in `target`."""
+        if reason := unsupported(read_config(target)):
+            raise PacelineError(f"{target}: the native decoder cannot run it, {reason}; a head would be of no use")
+
+    def student(self, trainer: Trainer) -> Student:
+        """The head to train."""
+        raise NotImplementedError
+
+
+def train_head(training: Training, config: HeadConfig) -> bool:
+    """Train a head, measure it, write a folder for `kind:OUT`. False when interrupted; the same call goes on."""
     config.check(training.target)
     trainer = Trainer.open(training, config, must_hold_out=True)
-    student = make(trainer)
+    student = config.student(trainer)
     if not trainer.train(student):
         return False
     if trainer.first:
