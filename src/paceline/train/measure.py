@@ -49,8 +49,9 @@ class Fit:
 
     positions  their number; reached: of those whose draft is the text up to this depth.
     ranks      how often candidate r of the draft is the target's best token.
-    soft_ce    mean of -sum p log q, in nats; entropy: of p, its least possible value.
-    loss       mean of -log q of the text's token, in nats.
+    soft_ce    mean of -sum p log q over the tokens that q has, in nats; entropy: of p, its least possible value where q
+               has all tokens.
+    loss       mean of -log q of the text's token, in nats; 0 for a token that q does not have.
     accepted   share of the reached positions where both have the same best token: greedy acceptance.
     overlap    mean of sum min(p, q) over the reached positions: how often a token drawn from q is accepted.
     sampled    probability that a draft drawn from q is accepted up to this depth and with it, in texts drawn from p: a
@@ -69,7 +70,7 @@ class Fit:
         texts."""
         if reached is None:
             reached = torch.ones_like(text, dtype=torch.bool)
-        log_q = q.clamp_min(torch.finfo(q.dtype).tiny).log()
+        log_q = torch.where(q > 0, q.log(), 0.0)
         best, overlap = p.argmax(-1), torch.minimum(p, q).sum(-1)
         self.rank(q.topk(min(RANKS, q.shape[-1])).indices, best)
         more = {
