@@ -88,9 +88,9 @@ def test_hard_labels_and_output_heads_of_their_own() -> None:
     world = World()
     ids = torch.tensor([world.prompts[0]])
     labels = torch.roll(ids, -1, 1)
-    for own in (False, True):
+    for own, soft in ((False, 0.5), (True, 0.5), (True, 1.0)):
         torch.manual_seed(0)
-        module = MedusaLoss(world.model, MedusaConfig(depth=2, share=1.0, soft=0.5, own_heads=own))
+        module = MedusaLoss(world.model, MedusaConfig(depth=2, share=1.0, soft=soft, own_heads=own))
         module(ids, labels).backward()
         moved = {name for name, weight in module.named_parameters() if weight.grad is not None and weight.grad.any()}
         assert moved == {name for name, _ in module.named_parameters()}

@@ -123,8 +123,9 @@ def test_a_recipe_trains_stops_goes_on_reports_and_drafts(
     if recipe != "streams":
         told = config["tuned_from" if recipe == "noise" else "target"]
         assert (told["name"], told["weights_fingerprint"]) == ("target", TargetFacts.of(target).weights_fingerprint)
-    if recipe in HEADS:
+    if recipe in HEADS or recipe == "draft":
         assert {t.dtype for t in other.values() if t.is_floating_point()} == {torch.bfloat16}
+    if recipe in HEADS:
         assert (out / "training.jsonl").read_text() == (tmp_path / "out-run" / "log.jsonl").read_text()
 
     if recipe in TREES:
