@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import json
-from collections.abc import Iterator
 from dataclasses import asdict
 from pathlib import Path
 from typing import Any
@@ -11,7 +10,6 @@ from typing import Any
 import numpy as np
 import pytest
 import torch
-from accelerate.state import AcceleratorState
 from safetensors.torch import save_file
 
 from paceline.draft.neural.networks import Switches
@@ -36,13 +34,6 @@ from tests import models
 from tests.draft.head_worlds import HEADS, World
 
 TEXT = SamplingParams(max_tokens=24, temperature=1.0, seed=5, ignore_eos=True)
-
-
-@pytest.fixture(autouse=True)
-def no_accelerator_state() -> Iterator[None]:
-    """accelerate keeps its precision for the process."""
-    yield
-    AcceleratorState._reset_state(True)
 
 
 def labels_of(kept: list[bool]) -> torch.Tensor:

@@ -6,13 +6,11 @@ import json
 import os
 import subprocess
 import sys
-from collections.abc import Iterator
 from pathlib import Path
 
 import numpy as np
 import pytest
 import torch
-from accelerate.state import AcceleratorState
 from transformers import AutoModelForCausalLM
 
 from paceline.draft.neural.checkpoint import TargetFacts
@@ -29,12 +27,6 @@ from tests import models
 
 SMALL = {"num_hidden_layers": 2, "hidden_size": 32, "intermediate_size": 48}
 TOKENS = 120 * 128
-
-
-@pytest.fixture(autouse=True)
-def _own_precision() -> Iterator[None]:
-    yield
-    AcceleratorState._reset_state(True)
 
 
 def answers(file: Path) -> Path:

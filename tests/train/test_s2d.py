@@ -20,6 +20,7 @@ from paceline.train.loop import LoopConfig, read_log
 from paceline.train.loss import IGNORE, LmLoss
 from paceline.train.s2d import SortedConfig, SortedLoss, cut, measure, train_sorted
 from tests import models
+from tests.train.conftest import following_answers
 
 LAYERS = 4
 SMALL = {"num_hidden_layers": LAYERS, "hidden_size": 32, "intermediate_size": 48}
@@ -96,26 +97,12 @@ def test_depths() -> None:
             SortedConfig(layers=4, exits=exits).depths(8)
 
 
-def answers(file: Path) -> Path:
-    """Replies in which every token but the first follows from the one before."""
-    rng = np.random.default_rng(0)
-    after = rng.permutation(np.arange(4, 40))
-    with file.open("w") as lines:
-        for n in range(60):
-            text = [int(rng.integers(4, 40))]
-            for _ in range(20):
-                text.append(int(after[text[-1] - 4]))
-            row = {"id": f"answer {n}", "source": "made", "prompt_tokens": text[:5], "tokens": text[5:]}
-            lines.write(json.dumps(row) + "\n")
-    return file
-
-
 def test_every_exit_learns_and_the_draft_serves_several_targets(tmp_path: Path) -> None:
     target = models.make("llama2", tmp_path / "target", **SMALL)
     out, run = tmp_path / "sorted", tmp_path / "run"
     loop = LoopConfig(tokens=40 * 128, mixed_precision="no", peak_lr=1e-2, warmup_steps=5, log_every=5)
     recipe = SortedConfig(layers=3, exits=(1, 2, 3), length=32, rows=4, held_out=0.2)
-    made = answers(tmp_path / "answers.jsonl")
+    made = following_answers(tmp_path / "answers.jsonl")
     assert train_sorted(Training(target, made, out, run, loop), recipe, compiled=False)
     config = json.loads((out / "config.json").read_text())
     assert (config["paceline_drafter"], config["exits"], config["num_hidden_layers"]) == ("s2d", [1, 2, 3], 3)

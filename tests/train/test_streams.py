@@ -21,7 +21,8 @@ from paceline.train.draft import StreamsConfig, StreamsLoss, later, measure_stre
 from paceline.train.loop import LoopConfig
 from paceline.train.loss import IGNORE
 from tests import models
-from tests.train.test_s2d import SMALL, answers
+from tests.train.conftest import following_answers
+from tests.train.test_s2d import SMALL
 
 COUNT, LAYERS, RANK = 2, 2, 4
 
@@ -104,7 +105,8 @@ def test_streams_that_were_trained_foresee_and_draft(tmp_path: Path) -> None:
     draft = models.make("llama2", tmp_path / "draft", **SMALL | {"num_hidden_layers": 2})
     narrow = models.make("llama2", tmp_path / "narrow", **SMALL | {"vocab_size": 288})
     loop = LoopConfig(tokens=6400, mixed_precision="no", peak_lr=0.01, warmup_steps=20)
-    training = Training(target, answers(tmp_path / "mine.jsonl"), tmp_path / "streams", tmp_path / "run", loop)
+    made = following_answers(tmp_path / "mine.jsonl")
+    training = Training(target, made, tmp_path / "streams", tmp_path / "run", loop)
     config = StreamsConfig(length=32, rows=4)
     with pytest.raises(PacelineError, match="has 288 tokens"):
         train_streams(training, narrow, config)

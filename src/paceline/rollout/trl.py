@@ -88,9 +88,7 @@ class RolloutReuse:
             ends = trainer.eos_token_ids
             self._policy = Policy(model, self.draft, eos_token_ids=ends, max_batch=self.max_batch)
         with self._policy.engine() as engine:
-            return rollout(
-                engine, ids, store, params=sampling_of(trainer), version=trainer.state.global_step, **how
-            )
+            return rollout(engine, ids, store, params=sampling_of(trainer), version=trainer.state.global_step, **how)
 
     def _log(self, rollouts: Rollouts, trainer: Any) -> None:
         """Add figures to the trainer's log."""

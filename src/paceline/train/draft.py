@@ -251,9 +251,7 @@ def train_streams(training: Training, draft: Path, config: StreamsConfig) -> boo
     if config.layers > shape.num_hidden_layers:
         raise PacelineError(f"--layers is {config.layers}; {draft} has {shape.num_hidden_layers}")
     if shape.vocab_size != of_target.vocab_size:
-        raise PacelineError(
-            f"{draft} has {shape.vocab_size} tokens, and {training.target} has {of_target.vocab_size}"
-        )
+        raise PacelineError(f"{draft} has {shape.vocab_size} tokens, and {training.target} has {of_target.vocab_size}")
     trainer = Trainer.open(training, config)
     network = open_teacher(draft).to(trainer.teacher.device)
     module = StreamsLoss(network, config.count, config.layers, config.rank, config.keep)

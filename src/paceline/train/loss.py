@@ -175,9 +175,7 @@ def _mean(
     hidden, targets = hidden.to(autocast_dtype(hidden))[where], targets[where]
     weights = torch.full((len(hidden),), 1 / max(len(hidden), 1), device=hidden.device)
     rest = -len(hidden) % chunk  # padding, of weight 0, gives a compiled step a single shape
-    hidden, weights, targets = (
-        pad(part, (0, 0) * (part.dim() - 1) + (0, rest)) for part in (hidden, weights, targets)
-    )
+    hidden, weights, targets = (pad(part, (0, 0) * (part.dim() - 1) + (0, rest)) for part in (hidden, weights, targets))
     step = _compiled(step) if compiled else step
     loss: Tensor = _ChunkedLoss.apply(hidden, table, step, (weights, targets), fixed, chunk)
     return loss

@@ -54,9 +54,8 @@ class Fit:
     loss       mean of -log q of the text's token, in nats; 0 for a token that q does not have.
     accepted   share of the reached positions where both have the same best token: greedy acceptance.
     overlap    mean of sum min(p, q) over the reached positions: how often a token drawn from q is accepted.
-    sampled    probability that a draft drawn from q is accepted up to this depth and with it, in texts drawn from p: a
-               token x of the text is drafted and accepted with probability min(p(x), q(x)), which is p(x) min(1, q(x) /
-               p(x)), so a text weighs as much as the product of the second factors above."""
+    sampled    probability that a draft drawn from q is accepted up to this depth and at it. The texts are taken as
+               drawn from p. Then the draft agrees with a token x of the text with probability min(1, q(x) / p(x))."""
 
     def __init__(self) -> None:
         self.right = torch.zeros(RANKS, dtype=torch.float64)
@@ -153,7 +152,7 @@ def measure(student: Student, held: Mapping[str, Rows]) -> Fits:
                 reached, weights = reached[:, :length].clone(), weights[:, :length].clone()
                 of_p, of_q = (probs.gather(-1, text[:, None])[:, 0] for probs in (p, q))
                 reached[here] &= q.argmax(-1) == text
-                weights[here] *= (of_q / of_p).clamp_max(1)
+                weights[here] *= (of_q / of_p.clamp_min(torch.finfo(of_p.dtype).tiny)).clamp_max(1)
     return with_all(fits)
 
 

@@ -171,9 +171,7 @@ def validation(held: Mapping[str, Rows], exits: Sequence[int]) -> dict[str, list
 
 
 @torch.no_grad()
-def measure(
-    model: Any, exits: Sequence[int], teacher: Any, held: Mapping[str, Rows]
-) -> tuple[Fits, ExitRecord]:
+def measure(model: Any, exits: Sequence[int], teacher: Any, held: Mapping[str, Rows]) -> tuple[Fits, ExitRecord]:
     """(the figures of every exit on held-out answers; the exits' predictions, from which to choose thresholds). In
     these all sources weigh the same."""
     states_of = SortedLoss(model, exits).eval().states  # a new one: training runs the other's forward in bfloat16
