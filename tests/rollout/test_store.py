@@ -19,7 +19,7 @@ from paceline.rollout.store import Entry, Key, RolloutStore, digest, numbered
 def entry(tokens: list[int], version: int = 0, visit: int = 0) -> Entry:
     n = len(tokens)
     ids, best = np.tile(np.arange(2, dtype=np.int32), (n, 1)), np.full((n, 2), 0.25, np.float32)
-    return Entry(np.array(tokens, np.int32), np.full(n, 0.5, np.float32), ids, best, version, visit, True, "a law")
+    return Entry(np.array(tokens, np.int32), np.full(n, 0.5, np.float32), ids, best, version, visit, True, "top_p=1.0")
 
 
 def key(name: int, copy: int = 0) -> Key:
@@ -27,8 +27,8 @@ def key(name: int, copy: int = 0) -> Key:
 
 
 def tokens(store: RolloutStore, name: int) -> list[int] | None:
-    kept = store.get(key(name))
-    return None if kept is None else kept.tokens.tolist()
+    stored = store.get(key(name))
+    return None if stored is None else stored.tokens.tolist()
 
 
 def test_copies_of_equal_prompts_are_numbered() -> None:
@@ -70,7 +70,7 @@ def test_a_file_keeps_everything_bit_for_bit(tmp_path: Path) -> None:
         array, read = getattr(one, name), getattr(back, name)
         assert array.dtype == read.dtype
         assert np.array_equal(array, read)
-    assert (back.version, back.visit, back.finished, back.sampling) == (7, 4, True, "a law")
+    assert (back.version, back.visit, back.finished, back.sampling) == (7, 4, True, "top_p=1.0")
     np.testing.assert_allclose(back.logprobs, np.log(0.5), rtol=1e-6)
 
 
@@ -157,8 +157,8 @@ def test_kill_9_leaves_whole_batches(tmp_path: Path) -> None:
     store = RolloutStore(path)
     assert len(store) == 40
     for name in range(40):
-        kept = store.get(key(name))
-        assert kept is not None
-        assert kept.tokens.tolist() == [kept.version] * 200
+        stored = store.get(key(name))
+        assert stored is not None
+        assert stored.tokens.tolist() == [stored.version] * 200
     store.put([(key(0), entry([1]))])
     assert tokens(RolloutStore(path), 0) == [1]

@@ -43,16 +43,16 @@ def documents(path: Path) -> list[Document]:
 def test_records_become_documents(tmp_path: Path) -> None:
     dolly = {"instruction": " Do it", "context": "With this", "response": "Done", "category": "closed_qa"}
     turns = [{"role": "user", "text": "Hi"}, {"role": "assistant", "text": "Hello"}]
-    found = documents(write(
+    read_documents = documents(write(
         tmp_path / "rows.jsonl", {"title": "Title", "text": "body"}, dolly, {"question": "Why?", "answer": "So. "},
         {"turns": turns}, {"turns": ["one", "two"]}, {"prompt": "alone"},
     ))  # fmt: skip
     fields = {"instruction": "Do it", "response": "Done", "category": "closed_qa"}
     asked = (user("Do it\n\nWith this"), assistant("Done"))
-    assert found[:2] == [
+    assert read_documents[:2] == [
         Document("rows", "Title\n\nbody"), Document("rows", messages=asked, context="With this", fields=fields),
     ]  # fmt: skip
-    assert [d.messages for d in found[2:]] == [
+    assert [d.messages for d in read_documents[2:]] == [
         (user("Why?"), assistant("So.")), (user("Hi"), assistant("Hello")), (user("one"),), (user("alone"),),
     ]  # fmt: skip
 

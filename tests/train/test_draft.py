@@ -47,9 +47,9 @@ def test_a_draft_learns_is_measured_and_drafts(target: Path, answers: Path, tmp_
         config = DraftConfig(**SHAPE, length=64, rows=8, held_out=0.1)
         training = Training(target, answers, tmp_path / name, tmp_path / f"{name}-run", loop)
         assert train_draft(training, config, compiled=False)
-        told = json.loads((tmp_path / name / "config.json").read_text())
-        assert list(told["held_out"]) == ["asked", "all"]
-        overlap: float = told["held_out"]["all"][0]["overlap"]
+        config = json.loads((tmp_path / name / "config.json").read_text())
+        assert list(config["held_out"]) == ["asked", "all"]
+        overlap: float = config["held_out"]["all"][0]["overlap"]
         return overlap
 
     assert trained("long", 64 * 8 * 30) > trained("short", 64 * 8) + 0.1

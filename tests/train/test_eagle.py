@@ -167,14 +167,14 @@ def test_eagle3_learns_over_its_own_tokens_where_it_has_the_best_one() -> None:
     ids = torch.randint(4, models.VOCAB_SIZE, (2, 24))
     taps, last = loss.states(ids)
     best = model.lm_head(last).argmax(-1)
-    kept = torch.isin(best, KEEP)
-    assert kept.any()
-    assert not kept.all()
+    drafted = torch.isin(best, KEEP)
+    assert drafted.any()
+    assert not drafted.all()
     total = torch.zeros(())
     for step, read in enumerate(loss.module.unroll(taps, ids, model.get_input_embeddings().weight, 3)):
         p = (model.lm_head(last[:, 1 + step :])[..., KEEP]).softmax(-1)
         q = loss.module.lm_head(read).log_softmax(-1)
-        total = total + 0.8**step * -(p * q).sum(-1)[kept[:, 1 + step :]].mean()
+        total = total + 0.8**step * -(p * q).sum(-1)[drafted[:, 1 + step :]].mean()
     torch.testing.assert_close(loss(ids, ids).detach(), total.detach(), atol=1e-3, rtol=1e-4)
 
 
@@ -234,8 +234,8 @@ def lesson(tmp_path_factory: pytest.TempPathFactory) -> tuple[Path, Path]:
     models.make_repetitive(root / "target", tie_word_embeddings=False)
     rng = np.random.default_rng(0)
     prompts = rng.integers(4, 288, (96, 4)).tolist()
-    wish = SamplingParams(max_tokens=20, temperature=1.0, ignore_eos=True)
-    done = Engine(root / "target", "none", dtype="float32").generate(prompts, wish)
+    params = SamplingParams(max_tokens=20, temperature=1.0, ignore_eos=True)
+    done = Engine(root / "target", "none", dtype="float32").generate(prompts, params)
     rows = [
         {"source": "own", "prompt_tokens": prompt, "tokens": one.tokens}
         for prompt, one in zip(prompts, done, strict=True)

@@ -36,8 +36,8 @@ from tests.draft.head_worlds import HEADS, World
 TEXT = SamplingParams(max_tokens=24, temperature=1.0, seed=5, ignore_eos=True)
 
 
-def labels_of(kept: list[bool]) -> torch.Tensor:
-    return torch.tensor([[3 if here else IGNORE for here in kept]])
+def labels_of(own: list[bool]) -> torch.Tensor:
+    return torch.tensor([[3 if here else IGNORE for here in own]])
 
 
 def test_a_depth_counts_where_every_token_up_to_it_is_the_targets_own() -> None:
@@ -154,15 +154,15 @@ def test_a_tree_measured_afterwards_is_the_one_measured_in_training(kind: str, t
     drafter.use_ranks()
     done = Engine(world.target).generate(world.prompts[:3], TEXT)
     replies = [Example("a", prompt, one.tokens) for prompt, one in zip(world.prompts, done, strict=False)]
-    found = measure_heads(world.target, drafter, replies)
+    measured = measure_heads(world.target, drafter, replies)
     want = [Fit() for _ in range(HEADS)]
     for reply in replies:
         text = np.array([[*(reply.prompt or ()), *reply.tokens]], np.int32)
         labels = np.roll(text, -1, 1)
         labels[0, : len(reply.prompt or ()) - 1] = labels[0, -1] = IGNORE
         want = [sum(pair, Fit()) for pair in zip(want, measure(module, {"a": (text, labels)})["all"], strict=True)]
-    assert [fit.row["positions"] for fit in found] == [fit.row["positions"] for fit in want]
-    assert [fit.ranks for fit in found] == [fit.ranks for fit in want]
+    assert [fit.row["positions"] for fit in measured] == [fit.row["positions"] for fit in want]
+    assert [fit.ranks for fit in measured] == [fit.ranks for fit in want]
     assert all(sum(fit.ranks) > 0 for fit in want)
 
 

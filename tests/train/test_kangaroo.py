@@ -48,12 +48,12 @@ def test_what_is_trained_is_what_drafts(family: str) -> None:
     slot, mine = target.add_row(20), adapter.cache.add_row(20)
     states = target.run_layers([Segment.chunk(slot, text, last=False)], EXIT)
     torch.testing.assert_close(states, early[0], atol=1e-4, rtol=1e-4)
-    found = []
+    measured = []
     for begin, end in ((0, 7), (7, 8), (8, 20)):
         part = Segment(mine, text[begin:end], np.arange(-1, end - begin - 1), num_logits=end - begin)
-        found.append(adapter(states[begin:end], [part]))
+        measured.append(adapter(states[begin:end], [part]))
         adapter.cache.commit(mine, range(end - begin))
-    torch.testing.assert_close(torch.cat(found), module.drafted(early)[0].detach(), atol=1e-4, rtol=1e-4)
+    torch.testing.assert_close(torch.cat(measured), module.drafted(early)[0].detach(), atol=1e-4, rtol=1e-4)
     torch.testing.assert_close(target.head(last[0]), model(torch.from_numpy(text)[None]).logits[0].detach())
 
 
@@ -142,10 +142,10 @@ def test_it_drafts_better_than_none_at_the_same_lengths(trained: tuple[Path, Pat
     facts = TargetFacts.of(target)
     save_drafter(tmp_path / "none", "kangaroo", config={"exit_layer": EXIT}, tensors=baseline, target=facts)
     prompts = np.random.default_rng(5).integers(4, 288, (24, 4)).tolist()
-    wish = SamplingParams(max_tokens=30, temperature=1.0, seed=1, ignore_eos=True)
+    params = SamplingParams(max_tokens=30, temperature=1.0, seed=1, ignore_eos=True)
 
     def rounds(path: Path) -> int:
-        done = Engine(target, f"kangaroo:{path},stop=fixed,draft=2").generate(prompts, wish)
+        done = Engine(target, f"kangaroo:{path},stop=fixed,draft=2").generate(prompts, params)
         return sum(one.rounds for one in done)
 
     assert rounds(out) < 0.95 * rounds(tmp_path / "none")
@@ -158,13 +158,13 @@ def test_held_out_figures_are_those_of_the_distributions(trained: tuple[Path, Pa
     labels = ids.copy()
     labels[:, :3] = IGNORE
     student = KangarooLoss(model, KangarooConfig(exit=EXIT))  # which begins as the target's own norm and head
-    found = measure(student, {"a": (ids[:3], labels[:3]), "b": (ids[3:], labels[3:])})
-    assert [found[name][0].row["positions"] for name in ("a", "b", "all")] == [6, 4, 10]
+    measured = measure(student, {"a": (ids[:3], labels[:3]), "b": (ids[3:], labels[3:])})
+    assert [measured[name][0].row["positions"] for name in ("a", "b", "all")] == [6, 4, 10]
     with torch.no_grad():
         out = model(torch.from_numpy(ids), output_hidden_states=True)
         p = out.logits[:, 4:].softmax(-1)
         q = model.lm_head(model.model.norm(out.hidden_states[EXIT]))[:, 4:].softmax(-1)
-    row, text = found["all"][0].row, torch.from_numpy(ids)[:, 4:, None]
+    row, text = measured["all"][0].row, torch.from_numpy(ids)[:, 4:, None]
     assert row == pytest.approx({
         "positions": 10, "reached": 10, "entropy": float(-(p * p.log()).sum(-1).mean()),
         "soft_ce": float(-(p * q.log()).sum(-1).mean()), "loss": float(-q.log().gather(-1, text).mean()),

@@ -105,8 +105,8 @@ def test_a_recipe_trains_stops_goes_on_reports_and_drafts(
     assert facts["recipe"]["loop"]["tokens"] == 640
     target = load(root / "target", dtype="float32", device="cpu")
     if recipe != "streams":
-        told = config["tuned_from" if recipe == "noise" else "target"]
-        assert (told["name"], told["weights_fingerprint"]) == ("target", TargetFacts.of(target).weights_fingerprint)
+        made_for, weights_of = config["tuned_from" if recipe == "noise" else "target"], TargetFacts.of(target)
+        assert (made_for["name"], made_for["weights_fingerprint"]) == ("target", weights_of.weights_fingerprint)
     if recipe in HEADS or recipe == "draft":
         assert facts["recipe"]["config"]["loss"] == ("kl+tv" if recipe in ("draft", "kangaroo") else "soft")
         assert {t.dtype for t in other.values() if t.is_floating_point()} == {torch.bfloat16}

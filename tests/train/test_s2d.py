@@ -78,8 +78,8 @@ def test_a_cut_keeps_the_first_layers(tmp_path: Path) -> None:
     folder = models.make("qwen3", tmp_path, **SMALL)
     whole, part = AutoModelForCausalLM.from_pretrained(folder), cut(folder, 2)
     assert part.config.num_hidden_layers == len(part.model.layers) == 2
-    kept = dict(whole.named_parameters())
-    assert all(torch.equal(p, kept[name]) for name, p in part.named_parameters())
+    known = dict(whole.named_parameters())
+    assert all(torch.equal(p, known[name]) for name, p in part.named_parameters())
 
 
 def test_depths() -> None:
@@ -144,13 +144,13 @@ def test_what_is_watched_of_every_exit(tmp_path: Path) -> None:
         labels = np.where(rng.random(ids.shape) < 0.5, ids, IGNORE)
         held[name] = ids, labels
     fits, seen = measure(draft, (1, 3), teacher, held)
-    kept = [labels != IGNORE for _, labels in held.values()]
-    assert seen.sure.shape == seen.right.shape == (sum(int(one.sum()) for one in kept), 2)
-    assert [float(seen.share[: kept[0].sum()].sum()), float(seen.share.sum())] == pytest.approx([0.5, 1])
+    known = [labels != IGNORE for _, labels in held.values()]
+    assert seen.sure.shape == seen.right.shape == (sum(int(one.sum()) for one in known), 2)
+    assert [float(seen.share[: known[0].sum()].sum()), float(seen.share.sum())] == pytest.approx([0.5, 1])
 
     def said(model: torch.nn.Module) -> torch.Tensor:
         of_each = [model(torch.from_numpy(ids)).logits for ids, _ in held.values()]
-        return torch.cat([one[torch.from_numpy(k)] for one, k in zip(of_each, kept, strict=True)]).detach()
+        return torch.cat([one[torch.from_numpy(k)] for one, k in zip(of_each, known, strict=True)]).detach()
 
     last, wanted = said(draft), said(teacher)  # the last exit is the draft itself
     right = torch.cat([torch.from_numpy(labels)[torch.from_numpy(labels) != IGNORE] for _, labels in held.values()])

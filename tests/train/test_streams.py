@@ -70,8 +70,8 @@ def test_who_sees_whom() -> None:
     mask = seen(3, 2)
     rows = {(0, 1): {(0, 0), (0, 1)}, (1, 1): {(0, 0), (0, 1), (1, 1)}, (2, 0): {(0, 0), (1, 0), (2, 0)}}
     for (kind, place), others in rows.items():
-        found = {divmod(i, 3) for i in mask[3 * kind + place].nonzero().flatten().tolist()}
-        assert found == others
+        seen_by = {divmod(i, 3) for i in mask[3 * kind + place].nonzero().flatten().tolist()}
+        assert seen_by == others
 
 
 def test_only_what_the_target_wrote_in_one_piece_is_learnt() -> None:
@@ -94,8 +94,8 @@ def test_how_well_streams_foresee_their_own_model() -> None:
     held = {"made": (ids.numpy(), labels.numpy())}
     fits = [fit.row for fit in measure_streams(module, held)["made"]]
     logits = module.draft.lm_head(module.states(ids)).detach()
-    kept = later(labels, 2)[:, :-2] != IGNORE
-    right = logits[:, 0, 2:].argmax(-1)[kept] == logits[:, 2, :-2].argmax(-1)[kept]
+    known = later(labels, 2)[:, :-2] != IGNORE
+    right = logits[:, 0, 2:].argmax(-1)[known] == logits[:, 2, :-2].argmax(-1)[known]
     assert fits[1]["top1"] == pytest.approx(float(right.float().mean()), abs=1e-4)
     assert all(0 < fit["overlap"] < 1 for fit in fits)
 
@@ -111,9 +111,9 @@ def test_streams_that_were_trained_foresee_and_draft(tmp_path: Path) -> None:
     with pytest.raises(PacelineError, match="has 288 tokens"):
         train_streams(training, narrow, config)
     assert train_streams(training, draft, config)
-    told = json.loads((training.out / "config.json").read_text())["streams"]
-    assert told["layers"] == 1
-    assert min(fit["top1"] for fit in told["fit"]["all"]) > 0.06, "one of 36 by chance"
+    facts = json.loads((training.out / "config.json").read_text())["streams"]
+    assert facts["layers"] == 1
+    assert min(fit["top1"] for fit in facts["fit"]["all"]) > 0.06, "one of 36 by chance"
     assert load_file(training.out / FILE)["embedding"].shape == (2, 32)
     AutoModelForCausalLM.from_pretrained(training.out)  # a model for others, too
     drafter = Engine(target, f"model:{training.out},streams=2", dtype="float32", device="cpu").drafter

@@ -89,7 +89,7 @@ def count_vocabulary(
         "replies": number,
         "tokens": {name: int(c.sum()) for name, c in whole.items()},
         "aside": bool(aside),
-        "coverage": [covered(kept, aside or counted) for kept in best],
+        "coverage": [covered(tokens, aside or counted) for tokens in best],
     }
     total = sum_of(whole)
     return Vocabulary(best_tokens(total, keep, must), total, must, tokenizer.fingerprint, facts)
