@@ -98,7 +98,7 @@ def test_the_adapter_alone_learns() -> None:
 # The whole recipe ---------------------------------------------------------------------------------------------------
 
 
-LOOP = LoopConfig(tokens=24 * 16 * 150, optimiser="adamw", peak_lr=1e-2, warmup_steps=10, mixed_precision="no")
+LOOP = LoopConfig(tokens=24 * 16 * 100, optimiser="adamw", peak_lr=1e-2, warmup_steps=10, mixed_precision="no")
 CONFIG = KangarooConfig(exit=EXIT, length=24, rows=16)
 
 
