@@ -187,21 +187,21 @@ def drafter_part(folder: Path) -> str:
     if (folder / TUNED_FILE).exists():
         return _tuned_part(folder)
     config = json.loads((folder / "config.json").read_text())
-    kind, recipe = config["paceline_drafter"], config["recipe"]
+    kind, recipe, held = config["paceline_drafter"], config["recipe"], config["held_out"]["all"]
     weights = load_file(folder / "model.safetensors")
     size = f"{sum(w.numel() for w in weights.values()):,} numbers, {folder_size(folder) / 1e6:.1f} MB"
     target, tokens = config["target"]["name"], recipe["loop"]["tokens"] or tokens_trained(folder)
     if kind == "kangaroo":
         what = f"An adapter after layer {config['exit_layer']} of {target} ({size}), for `kangaroo:`"
-        held = config["held_out"]
-        rows = [("no adapter", held["no_adapter"]), ("adapter", held["adapter"])]
-        note = f"cross-entropy with the target's distribution, of which {held['entropy']:.2f} is its own entropy"
+        rows = [("no adapter", config["untrained"]["all"][0]), ("adapter", held[0])]
+        note = f"cross-entropy with the target's distribution, of which {held[0]['entropy']:.2f} is its own entropy"
         table = [f"| {name} | {fit['soft_ce']:.2f} | {fit['overlap']:.3f} | {fit['top1']:.3f} |" for name, fit in rows]
     elif kind in HEADS:
-        held = config["held_out"]
         what = f"{HEADS[kind]} for {target} ({size}), for `{kind}:`"
-        depths = enumerate(zip(held["positions"], held["top1"], held["top5"], strict=True), 1)
-        lines = [f"| {depth} | {count:,} | {one:.3f} | {five:.3f} |" for depth, (count, one, five) in depths]
+        lines = [
+            f"| {depth} | {fit['positions']:,} | {fit['top1']:.3f} | {fit['top5']:.3f} |"
+            for depth, fit in enumerate(held, 1)
+        ]
         head = ["| depth | positions | best guess right | among the best five |", "|---:|---:|---:|---:|"]
         summary = f"{what}. Trained on {tokens:,} tokens of the target's own answers. On answers held out:"
         return "\n".join([f"## {folder.name}", "", summary, "", *head, *lines])
@@ -210,16 +210,18 @@ def drafter_part(folder: Path) -> str:
         what = f"A layer over the {states} of {target} ({size}), for `{kind}:`" + " and vLLM" * (kind == "eagle3")
         note = "drafts that the text followed so far"
         table = [
-            f"| depth {n} | {fit['reached']:,} | {fit['overlap']:.3f} | {fit['top1']:.3f} |"
-            for n, fit in enumerate(config["held_out"], 1)
+            f"| depth {n} | {fit['reached']:,} | {fit['overlap']:.3f} | {fit['accepted']:.3f} |"
+            for n, fit in enumerate(held, 1)
         ]
     else:
         exits = ", ".join(map(str, config["exits"]))
         layers = config["num_hidden_layers"]
         what = f"A model cut from the first {layers} layers of {target}, with exits after {exits} ({size}), for `s2d:`"
-        fits = [(row["layers"], row["loss"], row["agreement"][-1]) for row in config["acceptance"]]
         note = "cross-entropy with what the target wrote"
-        table = [f"| exit {n} | {loss:.2f} | {fit['overlap']:.3f} | {fit['top1']:.3f} |" for n, loss, fit in fits]
+        table = [
+            f"| exit {n} | {fit['loss']:.2f} | {fit['overlap']:.3f} | {fit['top1']:.3f} |"
+            for n, fit in zip(config["exits"], held, strict=True)
+        ]
     note += "" if kind in ("eagle", "eagle3") else ", nats"
     head = [f"| | {note} | sum of min(p, q) | same first choice |", "|---|---:|---:|---:|"]
     summary = f"{what}. Trained on {tokens:,} tokens, the target's own answers over and over. On answers held out:"

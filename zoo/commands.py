@@ -75,7 +75,8 @@ def sources(sources: Sources) -> None:
 
     python -m zoo sources gsm=train.jsonl.gz books=alice.txt
     """
-    from paceline.train.data import held_out, parse_sources, read
+    from paceline.train.data import parse_sources, read
+    from zoo.text import held_out
 
     for source in parse_sources(sources):
         documents = list(read(source))
@@ -206,9 +207,10 @@ def held_out(
 
     python -m zoo held-out sgd=dialogues.jsonl.gz dolly=dolly.jsonl.gz --out build/held-out.jsonl
     """
-    from paceline.train.data import parse_sources, read, split
+    from paceline.train.data import parse_sources, read
     from zoo.clean import clean
     from zoo.evaluate import held_out_prompts
+    from zoo.text import split
 
     valid: dict[str, list[Any]] = {}
     for source in parse_sources(sources):

@@ -18,11 +18,12 @@ import numpy as np
 import torch
 from transformers import AutoModelForCausalLM, PreTrainedTokenizerFast
 
-from paceline.train.data import Document, Message, Rows, Source, batches, lay_end_to_end, pack_whole
+from paceline.train.data import Document, Message, Rows, Source, batches, pack_whole
+from paceline.train.draft import DistilLoss
 from paceline.train.loss import IGNORE
-from paceline.train.trainer import agreement, logits_of
+from paceline.train.measure import measure, rows_of
 from zoo.ngram import NgramModel
-from zoo.text import DataConfig, load_documents, render
+from zoo.text import DataConfig, lay_end_to_end, load_documents, render
 from zoo.tokenizer import DOCUMENT, token_id
 
 
@@ -106,12 +107,18 @@ def evaluate(
     report: dict[str, Any] = {"loss": [asdict(loss) for loss in compare(model, held, len(tokenizer))]}
     if draft:
         other = AutoModelForCausalLM.from_pretrained(draft, dtype=torch.float32).eval()
-        p, q = logits_of(model), logits_of(other)
-        report["agreement"] = {
-            "answers": [asdict(a) for a in agreement(p, q, held.answers)],
-            "text": [asdict(a) for a in agreement(p, q, held.text)],
-        }
+        student = DistilLoss(other, model, token_id(tokenizer, DOCUMENT))
+        report["agreement"] = {"answers": agreement(student, held.answers), "text": agreement(student, held.text)}
     return report
+
+
+def agreement(student: DistilLoss, held: Mapping[str, Rows]) -> list[dict[str, Any]]:
+    """By source, and over all as "all": how far the draft's distribution is its target's for the next token."""
+    first = {name: rows[0] for name, rows in rows_of(measure(student, held)).items()}
+    return [
+        {"source": name, "tokens": row["positions"], "overlap": row["overlap"], "top1": row["top1"]}
+        for name, row in first.items()
+    ]
 
 
 def held_out_prompts(documents: Mapping[str, Sequence[Document]], count: int, seed: int = 0) -> list[list[Message]]:

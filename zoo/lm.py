@@ -25,13 +25,13 @@ from torch import nn
 from transformers import AutoModelForCausalLM, GenerationConfig, PreTrainedTokenizerFast
 
 from paceline.errors import PacelineError
-from paceline.train.data import Document, Mixture, Rows, Source, first_batch, lay_end_to_end, row_counts
+from paceline.train.data import Document, Mixture, Rows, Source, first_batch, row_counts
 from paceline.train.draft import DistilLoss
 from paceline.train.loop import LoopConfig, Stream, read_log, train
 from paceline.train.loss import LmLoss
 from paceline.train.trainer import open_teacher
 from paceline.workbench.llama import DRAFT, ModelConfig, new_llama, save_llama
-from zoo.text import Build, DataConfig, chat_rows, load_documents, render
+from zoo.text import Build, DataConfig, chat_rows, lay_end_to_end, load_documents, render
 from zoo.tokenizer import DOCUMENT, END, save_tokenizer, token_id
 
 SIZES = {

@@ -22,6 +22,7 @@ from typing import Any
 
 import numpy as np
 import torch
+from torch import Tensor
 from transformers import AutoModelForCausalLM, PreTrainedTokenizerFast
 
 from paceline.engine.engine import Engine
@@ -29,8 +30,8 @@ from paceline.engine.sampling import SamplingParams
 from paceline.target.decoder import Decoder
 from paceline.train.data import Document, Mixture, assistant
 from paceline.train.loop import Batch
-from paceline.train.loss import IGNORE
-from zoo.lm import Job, LmLoss, run_stage
+from paceline.train.loss import IGNORE, LmLoss, chunked_cross_entropy
+from zoo.lm import Job, run_stage
 from zoo.text import chat_rows, render
 from zoo.tokenizer import DOCUMENT, token_id
 
@@ -127,6 +128,29 @@ class SelfCorrection:
         self.answered, self.caught = state["asked"], state["caught"]
 
 
+class SettleLoss(LmLoss):
+    """Cross-entropy at the labelled positions, and the unlikelihood of the unwanted tokens: the mean over both.
+
+    unwanted [B, T]: tokens that should not come next, IGNORE where there is none."""
+
+    def forward(self, input_ids: Tensor, labels: Tensor, unwanted: Tensor | None = None) -> Tensor:
+        hidden, table, compiled = self.hidden(input_ids), self.model.lm_head.weight, self.compiled and self.training
+        loss = chunked_cross_entropy(hidden, table, labels, compiled=compiled)
+        if unwanted is None:
+            return loss
+        return unlikely(loss, hidden, table, labels, unwanted)
+
+
+def unlikely(loss: Tensor, hidden: Tensor, table: Tensor, labels: Tensor, unwanted: Tensor) -> Tensor:
+    """The mean `loss` over the labelled positions and -log(1 - p) of the unwanted tokens, as a mean over both."""
+    is_learnt, is_unwanted = labels != IGNORE, unwanted != IGNORE
+    logits = (hidden[is_unwanted] @ table.T).float()
+    # 1 - p is the other tokens' share. In this form the gradient does not vanish where p rounds to 1.
+    others = logits.scatter(-1, unwanted[is_unwanted][:, None], -torch.inf)
+    unlike = (logits.logsumexp(-1) - others.logsumexp(-1)).sum()
+    return (loss * is_learnt.sum() + unlike) / (is_learnt | is_unwanted).sum().clamp_min(1)
+
+
 def order_of(prompts: Sequence[list[int]], index: int, seed: int) -> list[int]:
     """The `index`-th prompt of an endless sequence that runs through all of them, shuffled anew each time."""
     epoch, place = divmod(index, len(prompts))
@@ -143,7 +167,7 @@ def settle(job: Job, start: Path, config: SettleConfig = SettleConfig()) -> bool
         return SelfCorrection(network, mixture, prompts, config, pad)
 
     build = chat_rows(job.tokenizer, job.data)
-    return run_stage("settle", job, network, LmLoss(network, job.compiled), build, torch.bfloat16, start, wrap)
+    return run_stage("settle", job, network, SettleLoss(network, job.compiled), build, torch.bfloat16, start, wrap)
 
 
 def waiting_prompts(

@@ -7,6 +7,7 @@ assistant says is learnt.
 Doesn't know: models. Test splits stay out because nobody passes them in.
 """
 
+import hashlib
 import random
 import re
 import tomllib
@@ -16,6 +17,7 @@ from importlib.resources import files
 from itertools import accumulate
 from typing import Any
 
+import numpy as np
 from transformers import PreTrainedTokenizerFast
 
 from paceline.train.data import (
@@ -25,10 +27,8 @@ from paceline.train.data import (
     Rows,
     Source,
     assistant,
-    lay_end_to_end,
     pack_whole,
     read,
-    split,
     user,
 )
 from zoo import synth
@@ -53,6 +53,28 @@ class DataConfig(MixtureConfig):
 
 STAGE_FILE: dict[str, Any] = tomllib.loads(files(__package__).joinpath("stages.toml").read_text("utf-8"))
 PRETRAIN, CHAT, SETTLE, DISTIL = (DataConfig(**STAGE_FILE[stage]) for stage in ("pretrain", "chat", "settle", "distil"))
+
+
+def held_out(document: Document, share: float = 0.01) -> bool:
+    """Whether the document belongs to the validation split. Depends on its content only."""
+    digest = hashlib.sha256(document.plain().encode()).digest()
+    return int.from_bytes(digest[:8], "big") / 2**64 < share
+
+
+def split(documents: Iterable[Document], share: float = 0.01) -> tuple[list[Document], list[Document]]:
+    """(training documents, held-out documents)."""
+    train: list[Document] = []
+    valid: list[Document] = []
+    for document in documents:
+        (valid if held_out(document, share) else train).append(document)
+    return train, valid
+
+
+def lay_end_to_end(rendered: Iterable[Rendered], length: int) -> Rows:
+    """Documents one after another, cut every `length` tokens. Every token is trained on."""
+    flat = np.fromiter((i for ids, _ in rendered for i in ids), dtype=np.int32)
+    count = max(len(flat) - 1, 0) // length
+    return flat[: count * length].reshape(count, length), flat[1 : count * length + 1].reshape(count, length)
 
 
 def render(tokenizer: PreTrainedTokenizerFast, documents: Sequence[Document]) -> list[Rendered]:

@@ -13,7 +13,7 @@ from paceline.draft.neural.checkpoint import TargetFacts, save_drafter
 from paceline.draft.neural.networks import Switches
 from paceline.draft.registry import describe, names
 from paceline.engine.sampling import SamplingParams
-from paceline.train.kangaroo import no_adapter
+from paceline.train.kangaroo import AdapterModule
 from tests import models, native
 from tests.draft.answered import weakened
 from tests.draft.eagles import knowing_head
@@ -95,8 +95,8 @@ class Folders(Heads):
             answers = self.answers(SamplingParams(max_tokens=24, ignore_eos=True))
             corpus(at, ["".join(map(chr, answer.tokens)) for answer in answers])
         elif name == "kangaroo":
-            facts = TargetFacts.of(self.target)
-            save_drafter(at, name, config={"exit_layer": EXIT}, tensors=no_adapter(self.model), target=facts)
+            facts, untrained = TargetFacts.of(self.target), AdapterModule(self.model).state_dict()
+            save_drafter(at, name, config={"exit_layer": EXIT}, tensors=untrained, target=facts)
         else:
             knowing_head(at, name, self.model)
         return at

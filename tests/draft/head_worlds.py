@@ -15,7 +15,7 @@ from paceline.draft.neural.checkpoint import TargetFacts, save_drafter
 from paceline.draft.shapes import SLOTS_FILE
 from paceline.target.decoder import Decoder
 from paceline.train.amphista import AmphistaConfig, AmphistaLoss
-from paceline.train.heads import HeadsLoss, HydraConfig, HydraLoss, MedusaConfig, MedusaLoss, Teacher
+from paceline.train.heads import HeadsLoss, HydraConfig, HydraLoss, MedusaConfig, MedusaLoss
 from tests import models, native
 
 HEADS = 3
@@ -35,14 +35,13 @@ class World:
     def module(self, kind: str, **changes: Any) -> HeadsLoss:
         """Heads with random weights, as they are trained."""
         torch.manual_seed(3)
-        teacher = Teacher(self.model)
         made: HeadsLoss
         if kind == "medusa":
-            made = MedusaLoss(teacher, MedusaConfig(depth=HEADS, **changes))
+            made = MedusaLoss(self.model, MedusaConfig(depth=HEADS, **changes))
         elif kind == "hydra":
-            made = HydraLoss(teacher, HydraConfig(depth=HEADS, **changes))
+            made = HydraLoss(self.model, HydraConfig(depth=HEADS, **changes))
         else:
-            made = AmphistaLoss(teacher, AmphistaConfig(depth=changes["switches"].heads, **changes))
+            made = AmphistaLoss(self.model, AmphistaConfig(depth=changes["switches"].heads, **changes))
         stir(made)
         return made.eval()
 

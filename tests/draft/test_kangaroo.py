@@ -33,7 +33,7 @@ from paceline.errors import MethodError
 from paceline.target.decoder import Decoder
 from paceline.target.hf import HFTarget
 from paceline.target.shape import Shape, rotary_tables
-from paceline.train.kangaroo import AdapterModule, no_adapter
+from paceline.train.kangaroo import AdapterModule
 from tests import drafters, models, native
 from tests.draft.answered import NEW, Answered, weakened
 from tests.enumerated import law, plainly
@@ -58,7 +58,7 @@ def adapters(model: PreTrainedModel, seed: int = 0) -> dict[str, dict[str, torch
     generator = torch.Generator().manual_seed(seed)
     shapes = adapter_shapes(Shape.of(model.config))
     random = {name: torch.randn(shape, generator=generator) * 0.3 for name, shape in shapes.items()}
-    trained = no_adapter(model)
+    trained = dict(AdapterModule(model).state_dict())
     trained |= {name: random[name] for name in ("q_proj.weight", "k_proj.weight", "v_proj.weight")}
     trained["o_proj.weight"] = random["o_proj.weight"] * 0.2
     return {"random": random, "zero": {name: torch.zeros(s) for name, s in shapes.items()}, "trained": trained}
@@ -77,7 +77,7 @@ def world(tmp_path_factory: pytest.TempPathFactory) -> Callable[..., World]:
         model = models.model(family, num_hidden_layers=4, tie_word_embeddings=False)
         here = World.of(weakened(model, share, exit, sureness=4), tmp_path_factory.mktemp("adapters"))
         here.exit = exit
-        for name, tensors in {**adapters(model), "perfect": no_adapter(model)}.items():
+        for name, tensors in {**adapters(model), "perfect": AdapterModule(model).state_dict()}.items():
             save(here.folder / name, here.target, exit, tensors)
         return here
 
@@ -104,7 +104,7 @@ def test_the_adapter_has_as_many_parameters_as_the_paper_says() -> None:
 
 
 def reference(world: World, weights: str) -> AdapterModule:
-    module = AdapterModule(world.target.shape)
+    module = AdapterModule(world.model)
     module.load_state_dict(adapters(world.model)[weights])
     return module
 

@@ -47,10 +47,10 @@ def distribution_of(model: Any) -> np.ndarray:
     return (first[:, None] * second).flatten().numpy()
 
 
-def kept(old: np.ndarray, new: np.ndarray, rule: str) -> float:
+def reused_share(old: np.ndarray, new: np.ndarray, rule: str) -> float:
     """The share of old tokens that stand, by the distributions of two epochs: a place keeps y with probability
     min(1, p / q), or by `one-hot` with p. An answer's second place counts only where its first stands."""
-    q1, p1 = (law.reshape(SYMBOLS, -1).sum(1) for law in (old, new))
+    q1, p1 = (distribution.reshape(SYMBOLS, -1).sum(1) for distribution in (old, new))
     q2, p2 = old.reshape(SYMBOLS, -1) / q1[:, None], new.reshape(SYMBOLS, -1) / p1[:, None]
     first, second = (q1 * p1, q2 * p2) if rule == "one-hot" else (np.minimum(q1, p1), np.minimum(q2, p2))
     return float((first.sum() + first @ second.sum(1)) / LENGTH)
@@ -66,9 +66,11 @@ def p_values(model: Any, rule: str, frozen: bool = False) -> tuple[list[float], 
             options = {"version": 0 if frozen else epoch, "seed": 7}
             rollouts = rollout(engine, [PROMPT], store, copies=COPIES, params=SAMPLED, rule=rule, **options)  # type: ignore[arg-type]
         counts = Counter(answer.tokens[0] * SYMBOLS + answer.tokens[1] for answer in rollouts.answers)
-        law = distribution_of(model)
-        excess, old = 0.0 if old is None else rollouts.figures.reuse - kept(old, law, rule), law
-        expected = law * COPIES
+        distribution = distribution_of(model)
+        if old is not None:
+            excess = rollouts.figures.reuse - reused_share(old, distribution, rule)
+        old = distribution
+        expected = distribution * COPIES
         often = expected >= 5
         observed = np.array([counts[i] for i in range(SYMBOLS**2)])
         pooled = np.append(observed[often], observed[~often].sum()), np.append(expected[often], expected[~often].sum())
@@ -80,7 +82,7 @@ def p_values(model: Any, rule: str, frozen: bool = False) -> tuple[list[float], 
 
 @pytest.mark.slow
 @pytest.mark.parametrize("rule", ["residual", "one-hot", "coupled"])
-def test_every_epoch_has_its_policys_law(drifting: Any, rule: str) -> None:
+def test_every_epoch_has_its_policys_distribution(drifting: Any, rule: str) -> None:
     values, excess = p_values(drifting, rule)
     assert min(values) > 1e-3
     if rule != "coupled":  # what shared noise keeps has no such formula

@@ -1,4 +1,4 @@
-"""`Engine.rollout`: reuse, budgets, ends, keys, randomness and figures, over a policy from a table."""
+"""`rollout`: reuse, budgets, ends, keys, randomness and figures, over a policy from a table."""
 
 from __future__ import annotations
 
@@ -12,7 +12,7 @@ import pytest
 from paceline.engine.engine import Engine
 from paceline.engine.sampling import SamplingParams
 from paceline.errors import PacelineError
-from paceline.rollout import Rollouts, RolloutStore
+from paceline.rollout import Rollouts, RolloutStore, rollout
 from paceline.rollout.rules import _warn
 from paceline.rollout.store import Key, digest
 from tests.fakes import TableTarget
@@ -39,14 +39,13 @@ def roll(
 ) -> Rollouts:
     options = {"copies": 4, "seed": 5} | more
     engine = Engine(target, draft, max_batch=6)
-    return engine.rollout(prompts, store, params=params, rule=rule, version=version, **options)
+    return rollout(engine, prompts, store, params=params, rule=rule, version=version, **options)
 
 
 def tokens(rollouts: Rollouts) -> list[list[int]]:
     return [answer.tokens for answer in rollouts.answers]
 
 
-# 1
 @pytest.mark.parametrize("rule", ["residual", "plain", "coupled"])
 def test_an_unchanged_policy_reuses_everything(rule: str) -> None:
     store, target = RolloutStore(), policy()
@@ -61,7 +60,6 @@ def test_an_unchanged_policy_reuses_everything(rule: str) -> None:
     assert target.forwards - forwards < forwards / 3
 
 
-# 2
 def test_lenience_zero_is_fresh_generation_and_infinity_keeps_all() -> None:
     store = RolloutStore()
     first = roll(policy(0), store, 0)
@@ -74,7 +72,6 @@ def test_lenience_zero_is_fresh_generation_and_infinity_keeps_all() -> None:
     assert everything.figures.decoded == 0
 
 
-# 3
 @pytest.mark.parametrize("rule", ["residual", "one-hot", "coupled", "plain"])
 def test_prompts_without_an_old_answer_are_generated(rule: str) -> None:
     store = RolloutStore()
@@ -90,7 +87,6 @@ def test_prompts_without_an_old_answer_are_generated(rule: str) -> None:
     assert roll(policy(), small, 1, rule).figures.offered == 0
 
 
-# 4, 5
 @pytest.mark.parametrize("draft", [DRAFT, "none", "past-answer,draft=2"])
 @pytest.mark.parametrize("rule", ["residual", "one-hot", "coupled", "plain"])
 def test_answers_are_a_prefix_of_the_old_one_and_then_new(rule: str, draft: str) -> None:
@@ -140,7 +136,6 @@ def test_the_last_place_of_the_budget_is_verified_too() -> None:
     assert (tokens(later), later[0].reused, later.figures.decoded) == ([[5, 5, 5, 7]], 3, 1)
 
 
-# 6
 def test_token_ids_beyond_the_tokenizer_and_other_vocabularies() -> None:
     """The model's ids count, not the tokenizer's; an entry of a larger model is not offered."""
     store = RolloutStore()
@@ -150,7 +145,6 @@ def test_token_ids_beyond_the_tokenizer_and_other_vocabularies() -> None:
     assert roll(small, store, 2, prompts=[[1, 2], [4, 5, 6]]).figures.offered < 8
 
 
-# 8
 def test_noise_is_fresh_in_every_epoch_and_the_same_in_any_order_and_batch() -> None:
     first = roll(policy(), RolloutStore(), 0, "one-hot")
     assert tokens(roll(policy(), RolloutStore(), 0, "one-hot")) == tokens(first)
@@ -172,9 +166,8 @@ def test_a_resumed_store_goes_on_with_the_noise(tmp_path_factory: pytest.TempPat
     assert tokens(roll(policy(2), whole, 2)) == tokens(roll(policy(2), RolloutStore(file), 2))
 
 
-# 9
 @pytest.mark.parametrize("rule", ["residual", "plain"])
-def test_another_law_is_refused_where_old_probabilities_count(rule: str) -> None:
+def test_another_distribution_is_refused_where_old_probabilities_count(rule: str) -> None:
     store = RolloutStore()
     roll(policy(), store, 0, rule, params=SamplingParams(temperature=1.0, top_p=0.9, max_tokens=12))
     with pytest.raises(PacelineError, match=r"top_p=0\.9 and are to be verified with top_p=1\.0.*or use one-hot"):
@@ -200,7 +193,6 @@ def test_greedy_rollouts_are_refused() -> None:
         roll(policy(), RolloutStore(), 0, copies=0)
 
 
-# 10
 def test_duplicates_and_reshuffled_epochs_keep_their_own_answers() -> None:
     store = RolloutStore()
     first = roll(policy(), store, 0, prompts=[[1, 2], [4], [1, 2]], copies=2)
@@ -214,12 +206,12 @@ def test_an_engine_answers_other_requests_as_before() -> None:
     target = policy()
     engine = Engine(target, DRAFT)
     rule, store = engine.rule, RolloutStore()
-    beside = engine.add([1, 2], SamplingParams(temperature=0.0, max_tokens=6))
-    engine.rollout(PROMPTS, store, copies=2, params=SAMPLED)
-    engine.finish([beside])
+    other = engine.add([1, 2], SamplingParams(temperature=0.0, max_tokens=6))
+    rollout(engine, PROMPTS, store, copies=2, params=SAMPLED)
+    engine.finish([other])
     assert engine.rule is rule
     expected = target.plain([1, 2], SamplingParams(max_tokens=6))
-    assert beside.new_tokens.tolist() == expected.new_tokens.tolist()
+    assert other.new_tokens.tolist() == expected.new_tokens.tolist()
 
 
 def test_an_interrupted_call_leaves_the_store_and_the_engine_as_they_were() -> None:
@@ -229,13 +221,12 @@ def test_an_interrupted_call_leaves_the_store_and_the_engine_as_they_were() -> N
         raise KeyboardInterrupt
 
     with pytest.raises(KeyboardInterrupt):
-        engine.rollout(PROMPTS, store, copies=2, params=SAMPLED, progress=interrupt)
+        rollout(engine, PROMPTS, store, copies=2, params=SAMPLED, progress=interrupt)
     assert len(store) == 0
     assert not engine.has_work
-    assert len(engine.rollout(PROMPTS, store, copies=2, params=SAMPLED)) == 6
+    assert len(rollout(engine, PROMPTS, store, copies=2, params=SAMPLED)) == 6
 
 
-# 11
 @pytest.mark.parametrize("rule", ["residual", "one-hot", "coupled", "plain"])
 def test_logprobs_are_the_new_policys_and_so_is_what_is_stored(rule: str) -> None:
     store = RolloutStore()
@@ -253,7 +244,6 @@ def test_logprobs_are_the_new_policys_and_so_is_what_is_stored(rule: str) -> Non
         np.testing.assert_allclose(entry.logprobs, fresh, rtol=1e-9)
 
 
-# 12
 @pytest.mark.parametrize("rule", ["residual", "one-hot", "coupled", "plain", "vanilla"])
 def test_decoded_and_reused_tokens_are_all_tokens(rule: str) -> None:
     store = RolloutStore()
@@ -268,7 +258,6 @@ def test_decoded_and_reused_tokens_are_all_tokens(rule: str) -> None:
     assert of.seconds > 0
 
 
-# 13
 def test_the_published_rule_says_that_it_is_not_lossless(caplog: pytest.LogCaptureFixture) -> None:
     _warn.cache_clear()
     with caplog.at_level(logging.WARNING):

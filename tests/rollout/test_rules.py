@@ -22,47 +22,47 @@ def world() -> SimpleNamespace:
     [(Residual(), 4), (Residual(), 2), (Residual(), 1), (Residual(), 0), (OneHot(), 0)],
     ids=["residual", "residual, best 2", "residual, best 1", "residual, no best", "one-hot"],
 )
-def test_exact_rules_have_the_new_policys_law(world: SimpleNamespace, rule: RolloutRule, top: int) -> None:
+def test_exact_rules_have_the_new_policys_distribution(world: SimpleNamespace, rule: RolloutRule, top: int) -> None:
     assert toys.total_variation(world.old_distribution, world.new_distribution) > 0.1, "nothing to correct"
-    law, reused = toys.rolled_out(world.old, world.new, rule, top)
-    assert toys.total_variation(law, world.new_distribution) < 1e-12
+    distribution, reused = toys.rolled_out(world.old, world.new, rule, top)
+    assert toys.total_variation(distribution, world.new_distribution) < 1e-12
     assert reused > 0.3
     assert rule.lossless
 
 
 @pytest.mark.parametrize(("rule", "top"), [(Residual(), 4), (Residual(), 2), (OneHot(), 0)])
 def test_they_have_it_through_acceptance_too(world: SimpleNamespace, rule: RolloutRule, top: int) -> None:
-    law = toys.through_acceptance(world.old, world.new, rule, top, length=2)
-    assert toys.total_variation(law, toys.shortened(world.new_distribution, 2)) < 1e-12
+    distribution = toys.through_acceptance(world.old, world.new, rule, top, length=2)
+    assert toys.total_variation(distribution, toys.shortened(world.new_distribution, 2)) < 1e-12
 
 
 def test_more_best_tokens_keep_more_of_the_old_answer(world: SimpleNamespace) -> None:
-    kept = [toys.rolled_out(world.old, world.new, Residual(), top)[1] for top in (0, 1, 2, 4)]
-    assert kept == sorted(kept)
-    assert kept[-1] > 2 * kept[0]
+    shares = [toys.rolled_out(world.old, world.new, Residual(), top)[1] for top in (0, 1, 2, 4)]
+    assert shares == sorted(shares)
+    assert shares[-1] > 2 * shares[0]
 
 
 @pytest.mark.parametrize("lenience", [1.0, math.exp(0.5), math.exp(1.0), math.inf, 0.0])
 def test_the_published_rule_is_as_wrong_as_its_formula_says(world: SimpleNamespace, lenience: float) -> None:
     rule = PlainNotLossless(lenience)
-    law, reused = toys.rolled_out(world.old, world.new, rule, 0)
-    assert toys.total_variation(law, toys.formula(world.old, world.new, lenience)) < 1e-12
-    wrong = toys.total_variation(law, world.new_distribution)
+    distribution, reused = toys.rolled_out(world.old, world.new, rule, 0)
+    assert toys.total_variation(distribution, toys.formula(world.old, world.new, lenience)) < 1e-12
+    wrong = toys.total_variation(distribution, world.new_distribution)
     if lenience == 0:
         assert wrong < 1e-12
         assert reused == 0
     else:
         assert wrong > 0.02
     if lenience == math.inf:
-        assert toys.total_variation(law, world.old_distribution) < 1e-12
+        assert toys.total_variation(distribution, world.old_distribution) < 1e-12
     assert not rule.lossless
     assert "not lossless" in rule.name
 
 
 def test_residual_without_the_residual_is_told_apart(world: SimpleNamespace) -> None:
     """The enumeration would notice a rule that draws from p after a rejection: the plain one is that rule."""
-    law, _ = toys.rolled_out(world.old, world.new, PlainNotLossless(1.0), 4)
-    assert toys.total_variation(law, world.new_distribution) > 0.02
+    distribution, _ = toys.rolled_out(world.old, world.new, PlainNotLossless(1.0), 4)
+    assert toys.total_variation(distribution, world.new_distribution) > 0.02
 
 
 def test_names_and_leniences() -> None:

@@ -67,7 +67,7 @@ def served(policy: TableTarget, old: Entry | None, rule: ServedRule, branches: B
 
 def distribution_over_a_server(world: SimpleNamespace, rule: ServedRule) -> tuple[toys.Distribution, float]:
     """The distribution of an answer of LENGTH tokens, and the mean number of reused ones."""
-    law: toys.Distribution = defaultdict(float)
+    distribution: toys.Distribution = defaultdict(float)
     reused = 0.0
     for tokens, weight in toys.shortened(world.old_distribution, LENGTH).items():
         entry = toys.entry_of(world.old, tokens, rule.asked)
@@ -76,10 +76,10 @@ def distribution_over_a_server(world: SimpleNamespace, rule: ServedRule) -> tupl
             done = served(world.new, entry, rule, branches)
             return tuple(done.tokens), done.reused
 
-        for (result, kept), probability in outcomes(one).items():
-            law[result] += weight * probability
-            reused += weight * probability * kept
-    return law, reused
+        for (result, num_reused), probability in outcomes(one).items():
+            distribution[result] += weight * probability
+            reused += weight * probability * num_reused
+    return distribution, reused
 
 
 @pytest.fixture(scope="module")
@@ -91,15 +91,15 @@ def world() -> SimpleNamespace:
     "rule", [ServedRule("one-hot"), *(ServedRule("residual", top=top) for top in (1, 2, 3, 4))], ids=str
 )
 def test_exact_rules_are_exact_over_a_server(world: SimpleNamespace, rule: ServedRule) -> None:
-    law, reused = distribution_over_a_server(world, rule)
-    assert toys.total_variation(law, toys.shortened(world.new_distribution, LENGTH)) < 1e-12
+    distribution, reused = distribution_over_a_server(world, rule)
+    assert toys.total_variation(distribution, toys.shortened(world.new_distribution, LENGTH)) < 1e-12
     assert reused > 0.2
     assert rule.lossless
 
 
 def test_the_published_rule_is_not(world: SimpleNamespace) -> None:
-    law, _ = distribution_over_a_server(world, ServedRule("plain"))
-    assert toys.total_variation(law, toys.shortened(world.new_distribution, LENGTH)) > 0.01
+    distribution, _ = distribution_over_a_server(world, ServedRule("plain"))
+    assert toys.total_variation(distribution, toys.shortened(world.new_distribution, LENGTH)) > 0.01
     assert not ServedRule("plain").lossless
 
 

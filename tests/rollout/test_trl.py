@@ -95,7 +95,7 @@ def test_the_weights_of_now_are_used() -> None:
         ({"_tokenize_prompts": lambda prompts: (prompts, None, {"pixel_values": []})}, "are for text"),
     ],
 )
-def test_what_would_change_the_law_is_refused(changes: dict[str, Any], says: str) -> None:
+def test_what_would_change_the_distribution_is_refused(changes: dict[str, Any], says: str) -> None:
     with pytest.raises(PacelineError, match=says):
         RolloutReuse(RolloutStore())(IDS, trainer(**changes))
 

@@ -94,21 +94,21 @@ def test_two_workers_share_a_store_and_reuse_from_the_second_epoch(
 ) -> None:
     store = tmp_path / "answers"
     config = config_of(folder, store, rule, calculate_log_probs=True)
-    room = PROMPT + RESPONSE + 1
-    first = epoch(config, TinyClient(str(folder), room))
+    max_len = PROMPT + RESPONSE + 1
+    first = epoch(config, TinyClient(str(folder), max_len))
     reused = [count for output in first for count in output.non_tensor_batch["reused_tokens"]]
     assert reused == [0] * 3 * N
     assert len(RolloutStore(store)) == 3 * N
-    second = epoch(config, TinyClient(str(folder), room))
+    second = epoch(config, TinyClient(str(folder), max_len))
     again = [count for output in second for count in output.non_tensor_batch["reused_tokens"]]
     old, new = ([row for output in of for row in answers(output)] for of in (first, second))
     for before, after, count in zip(old, new, again, strict=True):
         assert after[:count] == before[:count]
     if rule != "one-hot":
         assert old == new, "the policy is the same, and all of its tokens are listed: everything stands"
-    moved = epoch(config, TinyClient(str(folder), room, scale=0.98))
-    kept = [count for output in moved for count in output.non_tensor_batch["reused_tokens"]]
-    assert sum(kept) > 0
+    moved = epoch(config, TinyClient(str(folder), max_len, scale=0.98))
+    counts = [count for output in moved for count in output.non_tensor_batch["reused_tokens"]]
+    assert sum(counts) > 0
     for output in moved:
         assert output.batch["rollout_log_probs"].isfinite().all()
     assert len(RolloutStore(store)) == 3 * N

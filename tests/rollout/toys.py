@@ -74,10 +74,10 @@ def rolled_out(old: TableTarget, new: TableTarget, rule: RolloutRule, top: int) 
     from the old policy; after another token all that follows is the new policy's."""
     result: Distribution = defaultdict(float)
     reused = 0.0
-    kept: Distribution = {(): 1.0}
+    agreeing: Distribution = {(): 1.0}
     for place in range(LENGTH):
         longer: Distribution = defaultdict(float)
-        for prefix, weight in kept.items():
+        for prefix, weight in agreeing.items():
             p = new.probabilities_after([*PROMPT, *prefix], SAMPLED)
             q = old.probabilities_after([*PROMPT, *prefix], SAMPLED)
             best = q.topk(top)
@@ -90,8 +90,8 @@ def rolled_out(old: TableTarget, new: TableTarget, rule: RolloutRule, top: int) 
                         reused += probability
                     else:
                         go_on(new, (*prefix, token), probability, result)
-        kept = dict(longer)
-    for answer, weight in kept.items():
+        agreeing = dict(longer)
+    for answer, weight in agreeing.items():
         result[answer] += weight
     return dict(result), reused
 
@@ -100,9 +100,9 @@ def decisions(rule: RolloutRule, p: torch.Tensor, offer: OldToken, place: int) -
     """Probability of every token that a rule may decide at a place, and of whether it leaves the old answer there."""
 
     def one(branches: Branches) -> tuple[int, bool]:
-        walker: Any = SimpleNamespace(request=SimpleNamespace(random=BranchingRandom(branches)), position=place)
+        cursor: Any = SimpleNamespace(request=SimpleNamespace(random=BranchingRandom(branches)), position=place)
         reuse = Reuse(Key(b"", 0), None)
-        return rule.choose(p, offer, walker, reuse), reuse.left
+        return rule.choose(p, offer, cursor, reuse), reuse.left
 
     return outcomes(one)
 
@@ -142,10 +142,10 @@ def through_acceptance(old: TableTarget, new: TableTarget, rule: RolloutRule, to
     return dict(result)
 
 
-def shortened(law: Distribution, length: int) -> Distribution:
+def shortened(distribution: Distribution, length: int) -> Distribution:
     """The distribution of the first tokens."""
     short: Distribution = defaultdict(float)
-    for tokens, weight in law.items():
+    for tokens, weight in distribution.items():
         short[tokens[:length]] += weight
     return dict(short)
 
@@ -159,18 +159,18 @@ def formula(old: TableTarget, new: TableTarget, lenience: float) -> Distribution
     """The distribution of the plain rule by its formula: at each place min(q, l p) is kept, and what is missing to 1 is
     drawn from p; all that follows a rejection is the new policy's."""
     result: Distribution = defaultdict(float)
-    kept: Distribution = {(): 1.0}
+    agreeing: Distribution = {(): 1.0}
     for _ in range(LENGTH):
         longer: Distribution = {}
-        for prefix, weight in kept.items():
+        for prefix, weight in agreeing.items():
             q = old.probabilities_after([*PROMPT, *prefix], SAMPLED).tolist()
             p = new.probabilities_after([*PROMPT, *prefix], SAMPLED).tolist()
             both = [min(a, lenience * b) for a, b in zip(q, p, strict=True)]
             for token in range(VOCAB):
                 longer[(*prefix, token)] = weight * both[token]
                 go_on(new, (*prefix, token), weight * (1 - sum(both)) * p[token], result)
-        kept = longer
-    for prefix, weight in kept.items():
+        agreeing = longer
+    for prefix, weight in agreeing.items():
         result[prefix] += weight
     return dict(result)
 

@@ -32,15 +32,15 @@ class TinyClient:
     ) -> Any:
         from verl.workers.rollout.replica import TokenOutput
 
-        room = self.max_model_len - len(prompt_ids)
-        if room < 1:
+        left = self.max_model_len - len(prompt_ids)
+        if left < 1:
             raise ValueError(f"a prompt of {len(prompt_ids)} tokens leaves no room")
         model, tokens, logprobs = model_in(self.folder, self.scale), list(prompt_ids), []
         bias = sampling_params.get("logit_bias", {})
         fields: dict[str, Any] = {}
         if (top := sampling_params.get("prompt_logprobs")) is not None:
             fields = self._scores(model, tokens, top)
-        for _token in range(max(1, min(sampling_params["max_tokens"], room))):
+        for _token in range(max(1, min(sampling_params["max_tokens"], left))):
             scores = self._logits(model, tokens)[-1]
             for token, value in bias.items():
                 scores[token] += value

@@ -19,14 +19,11 @@ from paceline.train.data import (
     Mixture,
     MixtureConfig,
     assistant,
-    held_out,
-    lay_end_to_end,
     parse_source,
     parse_sources,
     read,
     read_examples,
     rows_of,
-    split,
     split_rows,
     user,
 )  # fmt: skip
@@ -46,16 +43,16 @@ def documents(path: Path) -> list[Document]:
 def test_records_become_documents(tmp_path: Path) -> None:
     dolly = {"instruction": " Do it", "context": "With this", "response": "Done", "category": "closed_qa"}
     turns = [{"role": "user", "text": "Hi"}, {"role": "assistant", "text": "Hello"}]
-    found = documents(write(
+    read_documents = documents(write(
         tmp_path / "rows.jsonl", {"title": "Title", "text": "body"}, dolly, {"question": "Why?", "answer": "So. "},
         {"turns": turns}, {"turns": ["one", "two"]}, {"prompt": "alone"},
     ))  # fmt: skip
     fields = {"instruction": "Do it", "response": "Done", "category": "closed_qa"}
     asked = (user("Do it\n\nWith this"), assistant("Done"))
-    assert found[:2] == [
+    assert read_documents[:2] == [
         Document("rows", "Title\n\nbody"), Document("rows", messages=asked, context="With this", fields=fields),
     ]  # fmt: skip
-    assert [d.messages for d in found[2:]] == [
+    assert [d.messages for d in read_documents[2:]] == [
         (user("Why?"), assistant("So.")), (user("Hi"), assistant("Hello")), (user("one"),), (user("alone"),),
     ]  # fmt: skip
 
@@ -101,15 +98,6 @@ def test_specs(tmp_path: Path) -> None:
     ):  # fmt: skip
         with pytest.raises(PacelineError, match=complaint):
             parse_source(spec)
-
-
-def test_the_split_depends_on_content_alone(tmp_path: Path) -> None:
-    rows = [{"text": f"document number {i}"} for i in range(3000)]
-    train, valid = split(documents(write(tmp_path / "a.jsonl", *rows)))
-    assert 10 <= len(valid) <= 60  # 1 % of 3000, and luck
-    assert not {d.text for d in train} & {d.text for d in valid}
-    again = documents(write(tmp_path / "b.jsonl", *rows[::-1]))
-    assert {d.text for d in again if held_out(d)} == {d.text for d in valid}
 
 
 def test_a_data_set_of_the_hub(monkeypatch: pytest.MonkeyPatch) -> None:
@@ -220,12 +208,6 @@ def test_all_answers_to_a_prompt_are_on_one_side(tmp_path: Path) -> None:
 
 
 # Rows -----------------------------------------------------------------------------------------------------------------
-
-
-def test_end_to_end_labels_are_the_next_token() -> None:
-    ids, labels = lay_end_to_end([(list(range(10)), [True] * 10), ([7, 8, 9], [True] * 3)], 4)
-    assert ids.tolist() == [[0, 1, 2, 3], [4, 5, 6, 7], [8, 9, 7, 8]]
-    assert labels.tolist() == [[1, 2, 3, 4], [5, 6, 7, 8], [9, 7, 8, 9]]
 
 
 def mixture(seed: int = 0) -> Mixture:

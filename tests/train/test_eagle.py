@@ -25,22 +25,21 @@ from paceline.engine.round import Segment
 from paceline.engine.sampling import SamplingParams
 from paceline.errors import PacelineError
 from paceline.target.load import load
+from paceline.train.config import Training
 from paceline.train.eagle import (
     Eagle3Config,
     Eagle3Loss,
     EagleConfig,
     EagleLoss,
-    by_depth,
     counts_of,
     layer_config,
     speculators_config,
-    taps_of,
-    train_eagle,
-    train_eagle3,
 )  # fmt: skip
 from paceline.train.loop import LoopConfig
 from paceline.train.loss import IGNORE
-from paceline.train.trainer import Training
+from paceline.train.measure import accepted_length, measure
+from paceline.train.student import Student
+from paceline.train.trainer import train_head
 from paceline.train.unrolled import Unrolled
 from tests import models, native
 
@@ -75,7 +74,7 @@ def drafting(loss: EagleLoss | Eagle3Loss, model: PreTrainedModel) -> Network:
     target, tensors = native.of(model), {name: t.detach() for name, t in loss.module.named_parameters()}
     if isinstance(loss, EagleLoss):
         return EagleNetwork("x", layer_config(model.config), tensors, target)
-    config = speculators_config(model.config, loss.taps, len(KEEP), loss.config.flags, Path("x"))
+    config = speculators_config(model.config, loss.taps, len(KEEP), loss.config.flags)
     return Eagle3Network("x", config, tensors | {"d2t": KEEP - torch.arange(len(KEEP))}, target)
 
 
@@ -158,7 +157,7 @@ def test_eagle_learns_the_next_state_where_the_target_wrote_the_next_token() -> 
         wanted = F.smooth_l1_loss(predicted[0, 3], states[0, 4]) - 0.1 * (p * q.log()).sum()
     torch.testing.assert_close(loss(ids, labels).detach(), wanted, atol=1e-4, rtol=1e-4)
     noisy = copy.deepcopy(loss).train()
-    assert float(noisy(ids, labels)) != pytest.approx(float(wanted), abs=1e-5)
+    assert noisy(ids, labels).item() != pytest.approx(float(wanted), abs=1e-5)
 
 
 def test_eagle3_learns_over_its_own_tokens_where_it_has_the_best_one() -> None:
@@ -168,14 +167,14 @@ def test_eagle3_learns_over_its_own_tokens_where_it_has_the_best_one() -> None:
     ids = torch.randint(4, models.VOCAB_SIZE, (2, 24))
     taps, last = loss.states(ids)
     best = model.lm_head(last).argmax(-1)
-    kept = torch.isin(best, KEEP)
-    assert kept.any()
-    assert not kept.all()
+    drafted = torch.isin(best, KEEP)
+    assert drafted.any()
+    assert not drafted.all()
     total = torch.zeros(())
     for step, read in enumerate(loss.module.unroll(taps, ids, model.get_input_embeddings().weight, 3)):
         p = (model.lm_head(last[:, 1 + step :])[..., KEEP]).softmax(-1)
         q = loss.module.lm_head(read).log_softmax(-1)
-        total = total + 0.8**step * -(p * q).sum(-1)[kept[:, 1 + step :]].mean()
+        total = total + 0.8**step * -(p * q).sum(-1)[drafted[:, 1 + step :]].mean()
     torch.testing.assert_close(loss(ids, ids).detach(), total.detach(), atol=1e-3, rtol=1e-4)
 
 
@@ -198,22 +197,27 @@ def test_acceptance_by_depth_counts_drafts_that_the_text_follows() -> None:
     ids = np.array([[5, 1, 2, 3, 4, 0]])
     labels = np.array([[1, 2, 3, 4, 0, IGNORE]])
 
-    class Head:
-        def drafted(self, ids: Tensor, steps: int) -> tuple[Tensor, Iterator[Tensor]]:
+    class Fixed(Student):
+        def drafts(self, ids: Tensor, depths: int) -> tuple[Tensor, Iterator[Tensor]]:
             p = F.one_hot(torch.from_numpy(labels).clamp_min(0), 6).float()
             first = F.one_hot(torch.tensor([[2, 3, 5, 0, 5]]), 6).float()  # right at places 0, 1, 3
             second = F.one_hot(torch.tensor([[3, 5, 0, 5]]), 6).float()  # below those with a next token: right at 0
-            return p, iter([first, second, F.one_hot(torch.full((1, 3), 5), 6).float()][:steps])
+            return p, iter([first, second, F.one_hot(torch.full((1, 3), 5), 6).float()][:depths])
 
-        def target_probs(self, states: Tensor) -> Tensor:
-            return states
+        def target_probs(self, last: Tensor) -> Tensor:
+            return last
 
-        draft_probs = target_probs
+        def probs(self, hidden: Tensor, depth: int) -> Tensor:
+            return hidden
 
-    depths = by_depth({"a": (ids, labels)}, Head(), 3)
-    assert [d.reached for d in depths] == [4, 2, 1]  # the last place has no label to check
-    assert [d.top1 for d in depths] == [3 / 4, 1 / 2, 0]
-    assert [d.overlap for d in depths] == [3 / 4, 1 / 2, 0]
+    head = Fixed(network(), "soft")
+    head.depths = 3
+    fits = measure(head, {"a": (ids, labels)})["a"]
+    rows = [fit.row for fit in fits]
+    assert [(row["positions"], row["reached"]) for row in rows] == [(4, 4), (3, 2), (2, 1)]  # the last has no label
+    assert [row["accepted"] for row in rows] == [row["overlap"] for row in rows] == [3 / 4, 1 / 2, 0]
+    assert [row["top1"] for row in rows] == [0.75, 0.6667, 0]
+    assert accepted_length(fits) == pytest.approx(1 + 3 / 4 + 1 / 3, abs=1e-4)
 
 
 # The whole recipe ---------------------------------------------------------------------------------------------------
@@ -230,8 +234,8 @@ def lesson(tmp_path_factory: pytest.TempPathFactory) -> tuple[Path, Path]:
     models.make_repetitive(root / "target", tie_word_embeddings=False)
     rng = np.random.default_rng(0)
     prompts = rng.integers(4, 288, (96, 4)).tolist()
-    wish = SamplingParams(max_tokens=20, temperature=1.0, ignore_eos=True)
-    done = Engine(root / "target", "none", dtype="float32").generate(prompts, wish)
+    params = SamplingParams(max_tokens=20, temperature=1.0, ignore_eos=True)
+    done = Engine(root / "target", "none", dtype="float32").generate(prompts, params)
     rows = [
         {"source": "own", "prompt_tokens": prompt, "tokens": one.tokens}
         for prompt, one in zip(prompts, done, strict=True)
@@ -243,10 +247,8 @@ def lesson(tmp_path_factory: pytest.TempPathFactory) -> tuple[Path, Path]:
 def train(method: str, lesson: tuple[Path, Path], out: Path, loop: LoopConfig) -> None:
     folder, answers = lesson
     training = Training(folder, answers, out, out.with_suffix(".run"), loop)
-    if method == "eagle":
-        assert train_eagle(training, EagleConfig(**ROWS))
-    else:
-        assert train_eagle3(training, Eagle3Config(**ROWS, vocab=200))
+    config = EagleConfig(**ROWS) if method == "eagle" else Eagle3Config(**ROWS, vocab=200)
+    assert train_head(training, config)
 
 
 @pytest.mark.parametrize("method", METHODS)
@@ -255,8 +257,8 @@ def test_training_makes_a_head_that_drafts_better(method: str, lesson: tuple[Pat
     train(method, lesson, tmp_path / "head", LOOP)
     folder, _ = lesson
     before, after = (json.loads((tmp_path / name / "config.json").read_text())["held_out"] for name in ("none", "head"))
-    assert after[0]["top1"] > before[0]["top1"] + 0.1
-    assert len(after) == 5
+    assert after["all"][0]["top1"] > before["all"][0]["top1"] + 0.1
+    assert len(after["own"]) == 5
     prompts = np.random.default_rng(5).integers(4, 288, (12, 4)).tolist()
 
     def rounds(path: Path) -> int:
@@ -301,4 +303,4 @@ def test_the_vocabulary_is_what_the_target_wrote() -> None:
 def test_taps_are_layers_of_the_target(lesson: tuple[Path, Path]) -> None:
     for taps in ((2, 3, 4), (1, 0), ()):
         with pytest.raises(PacelineError, match=r"has 3 layers: ascending numbers of 0 to 2, such as 0,1,2$"):
-            taps_of(lesson[0], taps)
+            Eagle3Config(taps=taps).check(lesson[0])

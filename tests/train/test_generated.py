@@ -119,9 +119,9 @@ def test_nothing_to_do_is_said(target: Path, sources: list[Source], tmp_path: Pa
 
 def test_prompts_end_where_the_assistant_speaks(sources: list[Source], tokenizer: Tokenizer, tmp_path: Path) -> None:
     asked, talk = sources
-    found = openings([asked], tokenizer, 100)
+    prompts = openings([asked], tokenizer, 100)
     wanted = [tokenizer.encode_chat([{"role": "user", "content": f"the cat {i}"}]) for i in range(6)]
-    assert sorted(ids for _, ids in found) == sorted(wanted)
+    assert sorted(ids for _, ids in prompts) == sorted(wanted)
     hello, there, dog = ("user", "hello"), ("assistant", "there"), ("user", "dog")
     cuts = [
         tokenizer.encode_chat([{"role": role, "content": text} for role, text in turns])

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import json
-from collections.abc import Iterator
 from dataclasses import asdict
 from pathlib import Path
 from typing import Any
@@ -11,7 +10,6 @@ from typing import Any
 import numpy as np
 import pytest
 import torch
-from accelerate.state import AcceleratorState
 from safetensors.torch import save_file
 
 from paceline.draft.neural.networks import Switches
@@ -27,28 +25,19 @@ from paceline.train.heads import (
     MedusaConfig,
     MedusaLoss,
     StateCache,
-    Teacher,
     go_on,
-    known_depths,
-    measure,
 )  # fmt: skip
 from paceline.train.loss import IGNORE
-from paceline.train.slots import Slots, measure_heads, write_slots
+from paceline.train.measure import Fit, measure, measure_heads, write_slots
+from paceline.train.student import known_depths
 from tests import models
 from tests.draft.head_worlds import HEADS, World
 
 TEXT = SamplingParams(max_tokens=24, temperature=1.0, seed=5, ignore_eos=True)
 
 
-@pytest.fixture(autouse=True)
-def no_accelerator_state() -> Iterator[None]:
-    """accelerate keeps its precision for the process."""
-    yield
-    AcceleratorState._reset_state(True)
-
-
-def labels_of(kept: list[bool]) -> torch.Tensor:
-    return torch.tensor([[3 if here else IGNORE for here in kept]])
+def labels_of(own: list[bool]) -> torch.Tensor:
+    return torch.tensor([[3 if here else IGNORE for here in own]])
 
 
 def test_a_depth_counts_where_every_token_up_to_it_is_the_targets_own() -> None:
@@ -90,9 +79,9 @@ def test_hard_labels_and_output_heads_of_their_own() -> None:
     world = World()
     ids = torch.tensor([world.prompts[0]])
     labels = torch.roll(ids, -1, 1)
-    for own in (False, True):
+    for own, soft in ((False, 0.5), (True, 0.5), (True, 1.0)):
         torch.manual_seed(0)
-        module = MedusaLoss(Teacher(world.model), MedusaConfig(depth=2, share=1.0, soft=0.5, own_heads=own))
+        module = MedusaLoss(world.model, MedusaConfig(depth=2, share=1.0, soft=soft, own_heads=own))
         module(ids, labels).backward()
         moved = {name for name, weight in module.named_parameters() if weight.grad is not None and weight.grad.any()}
         assert moved == {name for name, _ in module.named_parameters()}
@@ -116,19 +105,19 @@ def test_training_goes_on_from_heads_of_the_same_make_alone(tmp_path: Path) -> N
 
 def test_states_are_kept_for_other_trainings(tmp_path: Path) -> None:
     world = World()
-    teacher = Teacher(world.model)
+    teacher = world.module("medusa")
     rows = np.random.default_rng(0).integers(4, models.VOCAB_SIZE, (6, 12)).astype(np.int32)
     ran: list[int] = []
 
     def run(ids: torch.Tensor) -> torch.Tensor:
         ran.append(len(ids))
-        return teacher.last(ids)
+        return teacher.states_before_norm(ids)
 
     def cache() -> StateCache:
         return StateCache.open(tmp_path, "weights", run, {"a": (rows[:4], rows[:4])}, 64)
 
     ids = torch.from_numpy(rows).long()
-    want = teacher.last(ids).bfloat16()
+    want = teacher.states_before_norm(ids).bfloat16()
     assert torch.equal(cache().of(ids[[1, 3]]), want[[1, 3]])
     assert torch.equal(cache().of(ids[[3, 0, 1]]), want[[3, 0, 1]])
     assert torch.equal(cache().of(ids[[5, 0]]), want[[5, 0]]), "a row that is not among them is run"
@@ -140,12 +129,12 @@ def test_states_are_kept_for_other_trainings(tmp_path: Path) -> None:
 
 
 def test_every_depth_is_divided_by_its_own_count(tmp_path: Path) -> None:
-    slots = Slots(2, ranks=2)
-    slots.add(0, torch.tensor([[5, 6], [5, 6], [6, 5], [1, 2]]), torch.tensor([5, 6, 6, 3]))
-    slots.add(1, torch.tensor([[5, 6]]), torch.tensor([5]))
-    assert slots.accuracies == [[0.5, 0.25], [1.0, 0.0]]
-    write_slots(tmp_path, slots.accuracies, [4, 1])
-    assert read_accuracies(str(tmp_path)) == slots.accuracies
+    first, second = Fit(), Fit()
+    first.rank(torch.tensor([[5, 6], [5, 6], [6, 5], [1, 2]]), torch.tensor([5, 6, 6, 3]))
+    second.rank(torch.tensor([[5, 6]]), torch.tensor([5]))
+    assert [fit.ranks[:3] for fit in (first, second)] == [[0.5, 0.25, 0], [1.0, 0.0, 0]]
+    write_slots(tmp_path, [first, second])
+    assert read_accuracies(str(tmp_path)) == [first.ranks, second.ranks]
     saved = json.loads((tmp_path / SLOTS_FILE).read_text())
     assert saved["positions"] == [4, 1]
     assert saved["trees"]["8"][:3] == ["0", "0-0", "1"]
@@ -165,18 +154,16 @@ def test_a_tree_measured_afterwards_is_the_one_measured_in_training(kind: str, t
     drafter.use_ranks()
     done = Engine(world.target).generate(world.prompts[:3], TEXT)
     replies = [Example("a", prompt, one.tokens) for prompt, one in zip(world.prompts, done, strict=False)]
-    found = measure_heads(world.target, drafter, replies)
-    want = Slots(HEADS)
+    measured = measure_heads(world.target, drafter, replies)
+    want = [Fit() for _ in range(HEADS)]
     for reply in replies:
         text = np.array([[*(reply.prompt or ()), *reply.tokens]], np.int32)
         labels = np.roll(text, -1, 1)
         labels[0, : len(reply.prompt or ()) - 1] = labels[0, -1] = IGNORE
-        one = measure(module, {"a": (text, labels)})
-        want.right += one.right
-        want.counts += one.counts
-    assert found.counts.tolist() == want.counts.tolist()
-    assert found.right.tolist() == want.right.tolist()
-    assert want.right.sum() > 0
+        want = [sum(pair, Fit()) for pair in zip(want, measure(module, {"a": (text, labels)})["all"], strict=True)]
+    assert [fit.row["positions"] for fit in measured] == [fit.row["positions"] for fit in want]
+    assert [fit.ranks for fit in measured] == [fit.ranks for fit in want]
+    assert all(sum(fit.ranks) > 0 for fit in want)
 
 
 def test_training_makes_heads_better() -> None:

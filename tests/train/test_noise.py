@@ -6,13 +6,11 @@ import json
 import os
 import subprocess
 import sys
-from collections.abc import Iterator
 from pathlib import Path
 
 import numpy as np
 import pytest
 import torch
-from accelerate.state import AcceleratorState
 from transformers import AutoModelForCausalLM
 
 from paceline.draft.neural.checkpoint import TargetFacts
@@ -21,20 +19,14 @@ from paceline.engine.sampling import SamplingParams
 from paceline.jsonl import write_whole
 from paceline.target.folder import tuned_note
 from paceline.target.load import load
+from paceline.train.config import Training
 from paceline.train.data import split_rows
 from paceline.train.loop import LoopConfig, read_log
-from paceline.train.noise import NoiseConfig, NoisyConfig, clean_loss, slot_accuracies, train_noisy
-from paceline.train.trainer import Training
+from paceline.train.noise import NoiseConfig, NoisyConfig, clean_loss, measure_slots, train_noisy
 from tests import models
 
 SMALL = {"num_hidden_layers": 2, "hidden_size": 32, "intermediate_size": 48}
 TOKENS = 120 * 128
-
-
-@pytest.fixture(autouse=True)
-def _own_precision() -> Iterator[None]:
-    yield
-    AcceleratorState._reset_state(True)
 
 
 def answers(file: Path) -> Path:
@@ -149,6 +141,6 @@ def test_slots_are_those_of_the_model_itself(tmp_path: Path) -> None:
     folder = models.make("llama2", tmp_path / "m", **SMALL)
     _, held = split_rows(answers(tmp_path / "answers.jsonl"), 32, 0, 0.2)
     network = AutoModelForCausalLM.from_pretrained(folder).eval()
-    table = slot_accuracies(network, held, NoiseConfig(), 0)
-    assert table == slot_accuracies(network, held, NoiseConfig(), 0)
+    table, again = ([fit.ranks for fit in measure_slots(network, held, NoiseConfig(), 0)] for _ in range(2))
+    assert table == again
     assert all(0 <= sum(row) <= 1 for row in table)

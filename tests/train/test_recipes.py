@@ -4,13 +4,11 @@ from __future__ import annotations
 
 import json
 import signal
-from collections.abc import Iterator
 from pathlib import Path
 
 import numpy as np
 import pytest
 import torch
-from accelerate.state import AcceleratorState
 from safetensors.torch import load_file
 from typer.testing import CliRunner, Result
 
@@ -23,6 +21,7 @@ from paceline.target.load import load
 from paceline.train.__main__ import app
 from paceline.train.loop import Reporter, read_log
 from tests import models
+from tests.train.conftest import following_answers
 
 SMALL = {"num_hidden_layers": 3, "hidden_size": 32, "intermediate_size": 48}
 RECIPES = {
@@ -30,7 +29,7 @@ RECIPES = {
     "streams": (["--draft", "DRAFT"], "model:{out},streams=2"),
     "sorted": (["--exits", "1,2", "--layers", "2", "--no-compiled"], "s2d:{out}"),
     "noise": (["--noise", "3-6", "--every", "8", "--no-compiled"], "jacobi:{out},tree=8,retrieve=none"),
-    "kangaroo": (["--exit", "0"], "kangaroo:{out}"),
+    "kangaroo": (["--exit", "0", "--loss", "kl+tv"], "kangaroo:{out}"),
     "medusa": (["--heads", "3", "--own-heads"], "medusa:{out},tree=5"),
     "hydra": (["--heads", "3", "--layers", "2", "--states", "STATES"], "hydra:{out},tree=5"),
     "amphista": (["--heads", "3", "--stage2-input", "add", "--positions-begin", "0.02"], "amphista:{out},tree=5"),
@@ -42,14 +41,6 @@ TREES = ("medusa", "hydra", "amphista")
 HEADS = ("kangaroo", "eagle", "eagle3", *TREES)
 
 
-@pytest.fixture(autouse=True)
-def _another_process() -> Iterator[None]:
-    """accelerate settles a process's precision once, and the commands' is not that of the other tests."""
-    AcceleratorState._reset_state(reset_partial_state=True)
-    yield
-    AcceleratorState._reset_state(reset_partial_state=True)
-
-
 @pytest.fixture(scope="module")
 def root(tmp_path_factory: pytest.TempPathFactory) -> Path:
     """A target, a draft model for it, and answers in which every token but the first follows from the one before."""
@@ -57,14 +48,7 @@ def root(tmp_path_factory: pytest.TempPathFactory) -> Path:
     models.make("llama2", folder / "target", **SMALL, tie_word_embeddings=False)
     models.make("llama2", folder / "draft", **SMALL | {"num_hidden_layers": 2})
     models.make("gpt2", folder / "gpt2")
-    rng = np.random.default_rng(0)
-    after, lines = rng.permutation(np.arange(4, 40)), []
-    for n in range(60):
-        text = [int(rng.integers(4, 40))]
-        for _ in range(20):
-            text.append(int(after[text[-1] - 4]))
-        lines.append(json.dumps({"id": f"answer {n}", "source": "made", "prompt_tokens": text[:5], "tokens": text[5:]}))
-    (folder / "answers.jsonl").write_text("\n".join(lines) + "\n")
+    lines = following_answers(folder / "answers.jsonl").read_text().splitlines()
     (folder / "one.jsonl").write_text(lines[0] + "\n")
     return folder
 
@@ -114,18 +98,23 @@ def test_a_recipe_trains_stops_goes_on_reports_and_drafts(
     assert all(np.isfinite(loss) for loss in log[-1]["valid"].values())
     config = json.loads((out / ("noise.json" if recipe == "noise" else "config.json")).read_text())
     facts = config["streams"] if recipe == "streams" else config
+    if recipe != "noise":
+        assert facts["held_out"].keys() == {"made", "all"}
+        assert 0 < facts["held_out"]["all"][0]["overlap"] < 1
     assert (facts["recipe"]["stage"], facts["data"]) == (recipe, ["answers.jsonl"])
     assert facts["recipe"]["loop"]["tokens"] == 640
     target = load(root / "target", dtype="float32", device="cpu")
     if recipe != "streams":
-        told = config["tuned_from" if recipe == "noise" else "target"]
-        assert (told["name"], told["weights_fingerprint"]) == ("target", TargetFacts.of(target).weights_fingerprint)
-    if recipe in HEADS:
+        made_for, weights_of = config["tuned_from" if recipe == "noise" else "target"], TargetFacts.of(target)
+        assert (made_for["name"], made_for["weights_fingerprint"]) == ("target", weights_of.weights_fingerprint)
+    if recipe in HEADS or recipe == "draft":
+        assert facts["recipe"]["config"]["loss"] == ("kl+tv" if recipe in ("draft", "kangaroo") else "soft")
         assert {t.dtype for t in other.values() if t.is_floating_point()} == {torch.bfloat16}
+    if recipe in HEADS:
         assert (out / "training.jsonl").read_text() == (tmp_path / "out-run" / "log.jsonl").read_text()
 
     if recipe in TREES:
-        assert len(config["held_out"]["top1"]) == len(read_accuracies(str(out))) == 3
+        assert len(config["held_out"]["all"]) == len(read_accuracies(str(out))) == 3
 
     prompts, params = [[5, 6, 7], [8], [30] * 9], SamplingParams(max_tokens=12)
     model = load(out, dtype="float32", device="cpu") if recipe == "noise" else target

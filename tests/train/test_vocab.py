@@ -50,17 +50,16 @@ def test_answers_whose_prompts_are_not_known_stand_for_themselves() -> None:
 
 def test_coverage_is_of_what_was_not_counted(tokenizer: Tokenizer) -> None:
     examples = [Example("a", None, [100] * 3 + [101] if i % 10 < 9 else [100, 200]) for i in range(20)]
-    counted = count_vocabulary(examples, tokenizer, [models.EOS], keep=2)
-    [row] = [row for row in counted.coverage if row.k == 2]
+    vocabulary = count_vocabulary(examples, tokenizer, [models.EOS], keep=2)
+    rows = vocabulary.facts["coverage"]
     # One place is the end token's; of what was put aside half is 100.
-    assert counted.vocabulary.keep.tolist() == [models.EOS, 100]
-    assert (row.overall, row.by_source) == (0.5, {"a": 0.5})
-    assert counted.aside
-    assert counted.vocabulary.counts is not None
-    assert counted.vocabulary.counts[[100, 101, 200]].tolist() == [3 * 18 + 2, 18, 2]  # in the end all are counted
-    assert [row.k for row in counted.coverage] == [2, 18, 36, 72, 144]
-    shares = [row.overall for row in counted.coverage]
-    assert shares == sorted(shares)
+    assert vocabulary.keep.tolist() == [models.EOS, 100]
+    assert rows[0] == {"k": 2, "all": 0.5, "a": 0.5}
+    assert vocabulary.facts["aside"]
+    assert vocabulary.counts is not None
+    assert vocabulary.counts[[100, 101, 200]].tolist() == [3 * 18 + 2, 18, 2]  # in the end all are counted
+    assert [row["k"] for row in rows] == [2, 18, 36, 72, 144]
+    assert [row["all"] for row in rows] == sorted(row["all"] for row in rows)
 
 
 def test_only_answers_are_counted_and_the_file_says_from_what(target: Path, tmp_path: Path) -> None:
@@ -89,9 +88,8 @@ def test_the_same_counts_give_the_same_file(target: Path, tmp_path: Path) -> Non
 
 
 def test_few_answers_are_said_to_be_few(tokenizer: Tokenizer) -> None:
-    counted = count_vocabulary([Example("a", None, [100])], tokenizer, [])
-    assert not counted.aside
-    assert "too few prompts to keep some aside" in "\n".join(report(counted, Path("v")))
+    vocabulary = count_vocabulary([Example("a", None, [100])], tokenizer, [])
+    assert "too few prompts to keep some aside" in "\n".join(report(vocabulary, Path("v")))
 
 
 def test_another_domain_shows_in_the_coverage(target: Path, tmp_path: Path) -> None:

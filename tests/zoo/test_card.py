@@ -92,27 +92,27 @@ def a_drafter(folder: Path, kind: str, **facts: Any) -> Path:
 
 
 def test_drafters_have_a_section_each(tmp_path: Path) -> None:
-    fit = {"soft_ce": 3.0, "overlap": 0.5, "top1": 0.25}
-    held = {"entropy": 1.5, "adapter": fit, "no_adapter": {"soft_ce": 7.0, "overlap": 0.125, "top1": 0.0}}
-    kangaroo = drafter_part(a_drafter(tmp_path / "demo-k", "kangaroo", exit_layer=2, held_out=held))
+    fit = {"entropy": 1.5, "soft_ce": 3.0, "overlap": 0.5, "top1": 0.25}
+    held, before = {"all": [fit]}, {"all": [{"soft_ce": 7.0, "overlap": 0.125, "top1": 0.0}]}
+    kangaroo = drafter_part(a_drafter(tmp_path / "demo-k", "kangaroo", exit_layer=2, held_out=held, untrained=before))
     assert "## demo-k" in kangaroo
     assert "after layer 2 of demo (12 numbers" in kangaroo
     assert "5,000 tokens" in kangaroo
     assert kangaroo.splitlines()[-2:] == ["| no adapter | 7.00 | 0.125 | 0.000 |", "| adapter | 3.00 | 0.500 | 0.250 |"]
-    agreement = [{"source": "a", "overlap": 0.9, "top1": 0.9}, {"source": "all", "overlap": 0.5, "top1": 0.25}]
-    exits = [{"layers": n, "loss": float(n), "agreement": agreement} for n in (1, 3)]
-    nested = a_drafter(tmp_path / "demo-s", "s2d", num_hidden_layers=3, exits=[1, 3], acceptance=exits)
+    held = {"all": [{"loss": float(n), "overlap": 0.5, "top1": 0.25} for n in (1, 3)]}
+    nested = a_drafter(tmp_path / "demo-s", "s2d", num_hidden_layers=3, exits=[1, 3], held_out=held)
     lines = drafter_part(nested).splitlines()
     assert "first 3 layers of demo, with exits after 1, 3" in lines[2]
     assert lines[-2:] == ["| exit 1 | 1.00 | 0.500 | 0.250 |", "| exit 3 | 3.00 | 0.500 | 0.250 |"]
-    held = {"positions": [900, 800], "top1": [0.5, 0.25], "top5": [0.75, 0.5]}
+    held = {"all": [{"positions": n, "top1": one, "top5": 0.25 + one} for n, one in ((900, 0.5), (800, 0.25))]}
     heads = drafter_part(a_drafter(tmp_path / "demo-m", "medusa", held_out=held)).splitlines()
     assert heads[2].startswith("Heads over the last state for demo (12 numbers")
     assert heads[-2:] == ["| 1 | 900 | 0.500 | 0.750 |", "| 2 | 800 | 0.250 | 0.500 |"]
 
 
 def test_heads_have_their_acceptance_by_depth(tmp_path: Path) -> None:
-    held = [{"reached": 1200, "top1": 0.5, "overlap": 0.4}, {"reached": 600, "top1": 0.25, "overlap": 0.125}]
+    rows = [(1200, 0.5, 0.4), (600, 0.25, 0.125)]
+    held = {"all": [dict(zip(("reached", "accepted", "overlap"), row, strict=True)) for row in rows]}
     for kind, states in (("eagle", "last state"), ("eagle3", "states of three layers")):
         folder = a_drafter(tmp_path / kind, kind, held_out=held, recipe={"loop": {"tokens": None}})
         (folder / "training.jsonl").write_text('{"tokens": 5}\n{"tokens": 7000, "valid": {}}\n')

@@ -12,8 +12,7 @@ from paceline.train.data import Document, Mixture, MixtureConfig, assistant, use
 from paceline.train.draft import DistilLoss
 from paceline.train.loop import LoopConfig, train
 from paceline.train.loss import IGNORE
-from paceline.train.trainer import agreement, logits_of
-from zoo.evaluate import HeldOut, compare, held_out_prompts
+from zoo.evaluate import HeldOut, agreement, compare, held_out_prompts
 
 VOCABULARY, PAD = 30, 0
 
@@ -39,14 +38,15 @@ def rows(count: int = 60, length: int = 12) -> tuple[np.ndarray, np.ndarray]:
 def test_a_draft_learns_to_agree(tmp_path: Path) -> None:
     target, draft = network(0, sharp=60.0), network(1)
     held = {"a": rows(8)}
-    before = agreement(logits_of(target), logits_of(draft), held)[-1]
+    student = DistilLoss(draft, target, PAD)
+    before = agreement(student, held)[-1]
     data = MixtureConfig(length=12, rows=8, weights={"a": 1}, decay_weights={"a": 1})
     config = LoopConfig(tokens=96 * 150, mixed_precision="no", peak_lr=2e-2, warmup_steps=5)
-    assert train(DistilLoss(draft, target, PAD), Mixture({"a": rows()}, data), config, tmp_path)
-    after = agreement(logits_of(target), logits_of(draft), held)[-1]
-    assert after.overlap > before.overlap + 0.2
-    assert after.top1 > before.top1
-    assert agreement(logits_of(target), logits_of(target), held)[-1].overlap == pytest.approx(1)
+    assert train(student, Mixture({"a": rows()}, data), config, tmp_path)
+    after = agreement(student, held)[-1]
+    assert after["overlap"] > before["overlap"] + 0.2
+    assert after["top1"] > before["top1"]
+    assert agreement(DistilLoss(target, target, PAD), held)[-1]["overlap"] == pytest.approx(1)
     assert all(p.grad is None for p in target.parameters())
 
 

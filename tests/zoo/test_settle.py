@@ -10,8 +10,8 @@ from transformers import LlamaConfig, LlamaForCausalLM
 from paceline.bench.looping import is_looping
 from paceline.train.data import Mixture, MixtureConfig
 from paceline.train.loop import LoopConfig, train
-from paceline.train.loss import IGNORE, LmLoss
-from zoo.settle import SelfCorrection, SettleConfig, answers, correction, order_of, repeats
+from paceline.train.loss import IGNORE, chunked_cross_entropy
+from zoo.settle import SelfCorrection, SettleConfig, SettleLoss, answers, correction, order_of, repeats, unlikely
 
 CONFIG = SettleConfig(every=2, prompts=4, tokens=80, rows=2)
 
@@ -86,6 +86,24 @@ def test_a_looping_network_learns_to_stop(tmp_path: Path) -> None:
     assert before > 0
     stream = SelfCorrection(network, conversation_rows(), prompts, CONFIG, pad=0)
     config = LoopConfig(tokens=96 * 60, mixed_precision="no", peak_lr=1e-2, warmup_steps=2, decay=0.2)
-    assert train(LmLoss(network), stream, config, tmp_path)
+    assert train(SettleLoss(network), stream, config, tmp_path)
     assert loops() < before
     assert stream.caught[0] > stream.caught[-1]
+
+
+def test_unlikelihood_is_added_at_unwanted_tokens() -> None:
+    """By hand; and a token that is certain still gets a finite push away from it."""
+    torch.manual_seed(0)
+    hidden, table = torch.randn(9, 4), torch.randn(7, 4)
+    labels, unwanted = torch.randint(0, 7, (9,)), torch.randint(0, 7, (9,))
+    labels[:3], unwanted[4:8] = IGNORE, IGNORE  # unlikelihood alone, both, likelihood alone
+    log_p = (hidden @ table.T).log_softmax(-1)
+    like = -log_p[3:].gather(1, labels[3:, None]).sum()
+    wrong = torch.cat([log_p[:4].gather(1, unwanted[:4, None]), log_p[8:].gather(1, unwanted[8:, None])])
+    found = unlikely(chunked_cross_entropy(hidden, table, labels), hidden, table, labels, unwanted)
+    torch.testing.assert_close(found, (like - torch.log(1 - wrong.exp()).sum()) / 9)
+    sure = torch.tensor([[100.0, 0.0]], requires_grad=True)
+    unlikely(torch.zeros(()), sure, torch.eye(2), torch.tensor([IGNORE]), torch.tensor([0])).backward()
+    assert sure.grad is not None
+    assert sure.grad.isfinite().all()
+    assert sure.grad[0, 0] > 0  # downhill is away from it

@@ -6,7 +6,7 @@ from transformers import PreTrainedTokenizerFast
 
 from paceline.train.data import Document, assistant, pack_whole, user
 from paceline.train.loss import IGNORE
-from zoo.text import DataConfig, chat_rows, render
+from zoo.text import DataConfig, chat_rows, held_out, lay_end_to_end, render, split
 from zoo.tokenizer import train_tokenizer
 
 STORY = "The cat sat on the mat. The dog sat by the door. The bird sang in the tree. "
@@ -62,3 +62,17 @@ def test_chat_rows_hold_answers_by_kind_and_the_text_whole(tokenizer: PreTrained
     assert (labels != IGNORE).all()
     whole = tokenizer.decode(ids.ravel())
     assert all(part in whole for part in ("The bird sang", "Where is the cat?", "<|endoftext|>"))
+
+
+def test_the_split_depends_on_content_alone() -> None:
+    documents = [Document("a", text=f"document number {i}") for i in range(3000)]
+    train, valid = split(documents)
+    assert 10 <= len(valid) <= 60  # 1 % of 3000, and luck
+    assert not {d.text for d in train} & {d.text for d in valid}
+    assert {d.text for d in documents[::-1] if held_out(d)} == {d.text for d in valid}
+
+
+def test_end_to_end_labels_are_the_next_token() -> None:
+    ids, labels = lay_end_to_end([(list(range(10)), [True] * 10), ([7, 8, 9], [True] * 3)], 4)
+    assert ids.tolist() == [[0, 1, 2, 3], [4, 5, 6, 7], [8, 9, 7, 8]]
+    assert labels.tolist() == [[1, 2, 3, 4], [5, 6, 7, 8], [9, 7, 8, 9]]

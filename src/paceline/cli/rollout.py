@@ -22,7 +22,7 @@ if TYPE_CHECKING:
 
 HELP = """Reuse the last epoch's answers in reinforcement learning.
 
-In Python: Engine.rollout, and paceline.rollout.trl and .verl for the two trainers.
+In Python: paceline.rollout.rollout, and paceline.rollout.trl and .verl for the two trainers.
 """
 
 rollout = typer.Typer(help=HELP, no_args_is_help=True, rich_markup_mode=None)

@@ -7,7 +7,7 @@ arXiv 2509.23232). A few forwards verify a whole answer. After the first differe
 In large batches, tokens verified after that point cost much: with `first=8` a row's first piece has 8 tokens, and each
 accepted piece doubles the next.
 
-The old answer comes with the row (`Row.past`: in `Engine.rollout` every copy of a prompt has its own), else it is the
+The old answer comes with the row (`Row.past`: in `paceline.rollout` every copy of a prompt has its own), else it is the
 last finished answer to the same prompt that this drafter has seen.
 """
 

@@ -24,7 +24,7 @@ from dataclasses import replace
 from functools import partial
 from pathlib import Path
 from time import perf_counter
-from typing import TYPE_CHECKING, Any, TypedDict, Unpack
+from typing import Any, TypedDict, Unpack
 
 import torch
 
@@ -42,9 +42,6 @@ from paceline.engine.tree import DraftTree, IntArray
 from paceline.errors import MethodError, PacelineError, PromptError, RowError
 from paceline.target.base import Target
 from paceline.target.tokenizer import Tokenizer
-
-if TYPE_CHECKING:
-    from paceline.rollout.run import Rollouts, RolloutStore
 
 log = logging.getLogger("paceline")
 
@@ -382,12 +379,6 @@ class Engine:
                 if progress is not None:
                     progress(delta)
         return [Completion.of(i, rows[i]) for i in range(len(prompts))]
-
-    def rollout(self, prompts: Sequence[Prompt], store: RolloutStore, **options: Any) -> Rollouts:
-        """Answer prompts of reinforcement learning and reuse their last answers; options of `rollout.run.rollout`."""
-        from paceline.rollout.run import rollout
-
-        return rollout(self, prompts, store, **options)
 
     # A round's time -------------------------------------------------------------------------------------------
 

@@ -2,7 +2,7 @@
 
 store     the last answer to every copy of every prompt
 rules     which of its tokens are kept: exact rules, and the published one, which is not exact
-run       `Engine.rollout`
+run       `rollout`: answers to a batch of prompts
 served    the same over a server that generates and scores
 trl, verl these rollouts inside the two trainers; import them yourself, because they need the trainers' packages
 policy    the engine of a model whose weights change

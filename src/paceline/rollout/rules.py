@@ -257,10 +257,10 @@ class PlainNotLossless(RolloutRule):
 
     def choose(self, p: torch.Tensor, old: OldToken, cursor: Cursor, reuse: Reuse) -> int:
         """See the class."""
-        kept = math.isinf(self.lenience) or cursor.request.random.keep(
+        keeps = math.isinf(self.lenience) or cursor.request.random.keep(
             min(1.0, self.lenience * float(p[old.token]) / old.prob)
         )
-        if kept:
+        if keeps:
             return old.token
         reuse.left = True  # even if the draw gives the old token again
         return self.draw(p, cursor, reuse)

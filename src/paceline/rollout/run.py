@@ -2,7 +2,7 @@
 
     engine = Engine(model, draft="past-answer,first=8+sam,past=65536", max_batch=512)
     store = RolloutStore("runs/answers.rollouts")
-    rollouts = engine.rollout(prompts, store, copies=8, params=SamplingParams(temperature=1.0, max_tokens=1024))
+    rollouts = rollout(engine, prompts, store, copies=8, params=SamplingParams(temperature=1.0, max_tokens=1024))
     rollouts[0].tokens, rollouts[0].logprobs, rollouts.figures.reuse
 
 A row's seed is made of the caller's seed, the prompt, the copy's number, the policy's version and the number of earlier
@@ -13,15 +13,16 @@ processes.
 from __future__ import annotations
 
 import logging
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from time import perf_counter, process_time
-from typing import TYPE_CHECKING, Any, NamedTuple
+from typing import Any, NamedTuple
 
 import numpy as np
 import torch
 from numpy.typing import NDArray
 
+from paceline.engine.engine import Engine
 from paceline.engine.prompt import Prompt
 from paceline.engine.request import Row
 from paceline.engine.sampling import SamplingParams
@@ -29,9 +30,6 @@ from paceline.engine.tree import IntArray
 from paceline.errors import PacelineError
 from paceline.rollout.rules import Reuse, RolloutRule, rule_of
 from paceline.rollout.store import Entry, Key, RolloutStore, digest, numbered, sampling_text, visit_after
-
-if TYPE_CHECKING:
-    from paceline.engine.engine import Engine
 
 log = logging.getLogger("paceline")
 
@@ -108,6 +106,11 @@ class Figures:
     def __add__(self, other: Figures) -> Figures:
         return Figures(**{name: value + getattr(other, name) for name, value in vars(self).items()})
 
+    @classmethod
+    def of(cls, row: Mapping[str, Any]) -> Figures:
+        """The sums that a record has among other things."""
+        return cls(**{name: row[name] for name in vars(cls()) if name in row})
+
 
 @dataclass
 class Rollouts:
@@ -161,7 +164,6 @@ def rollout(
     encoded = [engine.encode(prompt) for prompt in prompts for _ in range(copies)]
     given = [prompt for prompt in prompts for _ in range(copies)]
     keys = numbered([digest(prompt) for prompt in encoded]) if keys is None else keys
-    store.refresh()
     olds = [_usable(store.get(key, version), rule, params, engine.target.vocab_size) for key in keys]
     begun, cpu = perf_counter(), process_time()
     rule.others = engine.rule

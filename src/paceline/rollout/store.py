@@ -1,47 +1,43 @@
-"""The last answer to every copy of every prompt, in memory or in a file that processes share.
+"""The last answer to every copy of every prompt, in memory or in an SQLite file that processes share.
 
     store = RolloutStore("runs/answers.rollouts", capacity=1 << 30)
     store.put([(key, entry)])
     store.get(key, version=7)
 
-At any moment, and after kill -9, the file holds whole records. Imports no engine.
+At any moment, after kill -9 and on a full disk, the file holds whole batches. Imports no engine.
 """
 
 from __future__ import annotations
 
 import hashlib
-import json
-import logging
-import os
-import struct
-import zlib
+import sqlite3
 from collections.abc import Iterable, Iterator, Mapping, Sequence
-from contextlib import contextmanager
+from contextlib import closing, contextmanager
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Any, BinaryIO, NamedTuple
-from uuid import uuid4
+from typing import Any, NamedTuple
 
 import numpy as np
 import torch
 from numpy.typing import NDArray
+from safetensors.numpy import load, save
 
 from paceline.engine.sampling import WARPING, SamplingParams
 from paceline.engine.tree import IntArray
 from paceline.errors import PacelineError, StoreError
-from paceline.jsonl import write_whole
-
-log = logging.getLogger("paceline")
 
 CAPACITY = 1 << 30
 """Bytes: about 6 million tokens with the 20 best of each position, 130 million without."""
 OVERHEAD = 256
 """Bytes of an entry in addition to its arrays, about."""
-MAGIC = b"paceline rollouts 1\n"
-HEAD = len(MAGIC) + 33
-"""Bytes before the first record: MAGIC and the file's own number."""
-FRAME = struct.Struct("<II")
-"""Length of a record in bytes, and its CRC-32."""
+WAIT = 60.0
+"""Seconds to wait for another process that writes."""
+TABLE = """CREATE TABLE IF NOT EXISTS rollouts (
+    number INTEGER PRIMARY KEY, digest BLOB, copy INTEGER, version INTEGER, visit INTEGER, finished INTEGER,
+    sampling TEXT, bytes INTEGER, arrays BLOB, UNIQUE (digest, copy)
+)"""
+"""Larger numbers were put later."""
+ARRAYS = ("tokens", "probs", "top_ids", "top_probs")
 
 
 class Key(NamedTuple):
@@ -116,8 +112,7 @@ class Entry:
     @property
     def nbytes(self) -> int:
         """Bytes in memory, about."""
-        arrays = (self.tokens, self.probs, self.top_ids, self.top_probs)
-        return OVERHEAD + sum(array.nbytes for array in arrays)
+        return OVERHEAD + sum(getattr(self, name).nbytes for name in ARRAYS)
 
 
 def visit_after(old: Entry | None) -> int:
@@ -129,7 +124,7 @@ class RolloutStore:
     """Entries by key; beyond the capacity the least recently put entry is dropped first.
 
     path      a file for them, which processes may share; made if it does not exist.
-    capacity  most bytes of entries in memory; the file grows to twice that before it is rewritten.
+    capacity  most bytes of entries.
     max_age   `get` ignores entries whose policy is more versions old than this; None: no limit.
 
     Raises StoreError if the file is not a store."""
@@ -137,209 +132,75 @@ class RolloutStore:
     def __init__(self, path: str | Path | None = None, *, capacity: int = CAPACITY, max_age: int | None = None):
         if capacity < 1 or (max_age is not None and max_age < 0):
             raise PacelineError(f"capacity is {capacity} and max_age {max_age}; give 1 or more, and 0 or more or None.")
-        self.capacity, self.max_age = capacity, max_age
-        self.nbytes = 0
-        self._entries: dict[Key, Entry] = {}
-        self._file = SharedFile(Path(path)) if path is not None else None
-        self.refresh()
+        self.path, self.capacity, self.max_age = path, capacity, max_age
+        with self._errors():
+            if path is not None:
+                Path(path).parent.mkdir(parents=True, exist_ok=True)
+            # In a trainer the calls may come from several threads, one at a time.
+            self._db = sqlite3.connect(path or ":memory:", timeout=WAIT, check_same_thread=False)
+            if self._db.execute("SELECT 1 FROM sqlite_master WHERE tbl_name != 'rollouts'").fetchone():
+                raise sqlite3.DatabaseError("it is another program's database")
+            self._db.execute(TABLE)
 
     def __len__(self) -> int:
-        return len(self._entries)
+        return self._number("SELECT count(*) FROM rollouts")
+
+    @property
+    def nbytes(self) -> int:
+        """Bytes of the entries, about."""
+        return self._number("SELECT total(bytes) FROM rollouts")
 
     @property
     def is_shared(self) -> bool:
         """Whether other processes see the entries."""
-        return self._file is not None
+        return self.path is not None
 
     def get(self, key: Key, version: int | None = None) -> Entry | None:
         """The last answer, unless it is older than `max_age` at policy version `version`."""
-        entry = self._entries.get(key)
-        if entry is None or version is None or self.max_age is None:
-            return entry
-        return entry if version - entry.version <= self.max_age else None
+        question = "SELECT version, visit, finished, sampling, arrays FROM rollouts WHERE digest = ? AND copy = ?"
+        with self._errors():
+            row = self._db.execute(question, key).fetchone()
+        if row is None or (version is not None and self.max_age is not None and version - row[0] > self.max_age):
+            return None
+        of, visit, finished, sampling, arrays = row
+        return Entry(**load(arrays), version=of, visit=visit, finished=bool(finished), sampling=sampling)
 
     def put(self, items: Iterable[tuple[Key, Entry]]) -> None:
         """Replace the answers of these keys. When this returns they are in the file, if there is one."""
-        items = list(items)
-        if self._file is not None:
-            with self._file.locked() as file:
-                self._take(file.news())
-                file.append(items)
-                self._take(items)
-                if file.size > 2 * self.capacity:
-                    file.rewrite(self._entries.items())
-        else:
-            self._take(items)
-
-    def refresh(self) -> None:
-        """Read what other processes have put into the file."""
-        if self._file is not None:
-            with self._file.locked() as file:
-                self._take(file.news())
+        rows = [
+            (
+                *key, entry.version, entry.visit, entry.finished, entry.sampling, entry.nbytes,
+                save({name: np.ascontiguousarray(getattr(entry, name)) for name in ARRAYS}),
+            )
+            for key, entry in items
+        ]  # fmt: skip
+        names = "digest, copy, version, visit, finished, sampling, bytes, arrays"
+        newer = "SELECT number, sum(bytes) OVER (ORDER BY number DESC) AS bytes FROM rollouts"
+        with self._errors(), self._db:
+            self._db.executemany(f"REPLACE INTO rollouts ({names}) VALUES (?, ?, ?, ?, ?, ?, ?, ?)", rows)
+            drop = f"DELETE FROM rollouts WHERE number IN (SELECT number FROM ({newer}) WHERE bytes > ?)"
+            self._db.execute(drop, (self.capacity,))
 
     def state_dict(self) -> dict[str, Any]:
         """The entries, for a checkpoint: one tensor of bytes."""
-        return {"records": torch.frombuffer(bytearray(encoded(self._entries.items())), dtype=torch.uint8)}
+        return {"records": torch.frombuffer(bytearray(self._db.serialize()), dtype=torch.uint8)}
 
     def load_state_dict(self, state: Mapping[str, Any]) -> None:
         """Replace all entries by those of a checkpoint."""
-        self._entries, self.nbytes = {}, 0
-        self._take(decoded(state["records"].numpy().tobytes()))
-        if self._file is not None:
-            with self._file.locked() as file:
-                file.news()
-                file.rewrite(self._entries.items())
+        with self._errors(), closing(sqlite3.connect(":memory:")) as saved:
+            saved.deserialize(state["records"].numpy().tobytes())
+            saved.backup(self._db)
 
-    def _take(self, items: Iterable[tuple[Key, Entry]]) -> None:
-        for key, entry in items:
-            before = self._entries.pop(key, None)  # so that the new one becomes the last
-            self.nbytes += entry.nbytes - (before.nbytes if before is not None else 0)
-            self._entries[key] = entry
-        while self.nbytes > self.capacity:
-            oldest = next(iter(self._entries))
-            self.nbytes -= self._entries.pop(oldest).nbytes
-
-
-class SharedFile:
-    """A file of records that several processes append to, only inside `with file.locked() as locked`.
-
-    head, read  the file's head when this process last read it, and the number of bytes that it has read."""
-
-    def __init__(self, path: Path):
-        self.path, self.head, self.read = path, b"", 0
-        try:
-            path.parent.mkdir(parents=True, exist_ok=True)
-            self._lock = path.with_name(f"{path.name}.lock").open("ab")
-        except OSError as error:
-            raise StoreError(f"{path} cannot be used as a store: {error.strerror}") from error
+    def _number(self, question: str) -> int:
+        with self._errors():
+            return int(self._db.execute(question).fetchone()[0])
 
     @contextmanager
-    def locked(self) -> Iterator[Locked]:
-        """The file, locked for this process."""
-        import fcntl  # not on Windows, where everything else of the package works
-
-        fcntl.flock(self._lock, fcntl.LOCK_EX)
+    def _errors(self) -> Iterator[None]:
+        """SQLite's errors as errors of this store."""
         try:
-            with self.path.open("a+b", buffering=0) as raw:
-                yield Locked(self, raw)
-        except OSError as error:
-            raise StoreError(f"{self.path} cannot be written: {error.strerror}") from error
-        finally:
-            fcntl.flock(self._lock, fcntl.LOCK_UN)
-
-
-class Locked:
-    """Operations on the file while it is locked."""
-
-    def __init__(self, file: SharedFile, raw: BinaryIO):
-        self._file, self._raw = file, raw
-
-    @property
-    def size(self) -> int:
-        """Bytes of the file."""
-        return os.fstat(self._raw.fileno()).st_size
-
-    def news(self) -> list[tuple[Key, Entry]]:
-        """The records that this process has not read. Cuts an unfinished record off the end."""
-        begin = self._begin()
-        self._raw.seek(begin)
-        records, end = _whole(memoryview(self._raw.read()), 0)
-        self._file.read = begin + end
-        if (rest := self.size - self._file.read) > 0:
-            log.warning("%s: the last %d bytes are not a whole record and are dropped", self._file.path, rest)
-            os.truncate(self._raw.fileno(), self._file.read)
-        return records
-
-    def _begin(self) -> int:
-        """The byte up to which this process has read; the end of the head for a new or rewritten file."""
-        self._raw.seek(0)
-        head = self._raw.read(HEAD)
-        if not MAGIC.startswith(head[: len(MAGIC)]):
-            raise StoreError(f"{self._file.path} is not a store of rollouts; give another path.")
-        if len(head) < HEAD:
-            head = _new_head()
-            os.truncate(self._raw.fileno(), 0)
-            self._raw.write(head)
-        if head != self._file.head:
-            self._file.head, self._file.read = head, HEAD
-        return self._file.read
-
-    def append(self, items: Iterable[tuple[Key, Entry]]) -> None:
-        """Write records at the end; after an error the file is as it was. Call `news` first."""
-        begin, rest = self.size, memoryview(encoded(items))
-        self._file.read = begin + len(rest)
-        try:
-            while rest:
-                rest = rest[self._raw.write(rest) :]
-        except OSError:
-            os.truncate(self._raw.fileno(), begin)
-            self._file.read = begin
-            raise
-
-    def rewrite(self, items: Iterable[tuple[Key, Entry]]) -> None:
-        """Replace the file by one with these records alone."""
-        head, records = _new_head(), encoded(items)
-        write_whole(self._file.path, head + records)
-        self._file.head, self._file.read = head, HEAD + len(records)
-
-
-def _new_head() -> bytes:
-    """A file's first bytes, different for each file, so that a rewritten file is read from its beginning."""
-    return MAGIC + uuid4().hex.encode() + b"\n"
-
-
-def encoded(items: Iterable[tuple[Key, Entry]]) -> bytes:
-    """Records of these entries, one after another."""
-    return b"".join(_encoded(key, entry) for key, entry in items)
-
-
-def decoded(content: bytes) -> list[tuple[Key, Entry]]:
-    """The entries of `encoded`."""
-    return _whole(memoryview(content), 0)[0]
-
-
-def _whole(content: memoryview, at: int) -> tuple[list[tuple[Key, Entry]], int]:
-    """The whole records from `at` on, and where the last of them ends."""
-    records = []
-    while (end := _end(content, at)) is not None:
-        records.append(_decoded(content[at + FRAME.size : end]))
-        at = end
-    return records, at
-
-
-def _end(content: memoryview, at: int) -> int | None:
-    """Where the record at `at` ends; None if it is not whole."""
-    if len(content) < at + FRAME.size:
-        return None
-    length, checksum = FRAME.unpack_from(content, at)
-    end = at + FRAME.size + length
-    if length == 0 or end > len(content) or zlib.crc32(content[at + FRAME.size : end]) != checksum:
-        return None
-    return int(end)
-
-
-def _encoded(key: Key, entry: Entry) -> bytes:
-    arrays = (entry.tokens, entry.probs, entry.top_ids, entry.top_probs)
-    facts = {
-        "digest": key.digest.hex(),
-        "copy": key.copy,
-        "version": entry.version,
-        "visit": entry.visit,
-        "finished": entry.finished,
-        "law": entry.sampling,
-        "arrays": [[array.dtype.str, *array.shape] for array in arrays],
-    }
-    body = json.dumps(facts).encode() + b"\n" + b"".join(np.ascontiguousarray(array).tobytes() for array in arrays)
-    return FRAME.pack(len(body), zlib.crc32(body)) + body
-
-
-def _decoded(body: memoryview) -> tuple[Key, Entry]:
-    line, _, rest = bytearray(body).partition(b"\n")
-    facts = json.loads(line)
-    arrays, at = [], 0
-    for dtype, *shape in facts["arrays"]:
-        count = int(np.prod(shape))
-        arrays.append(np.frombuffer(rest, dtype, count, at).reshape(shape))
-        at += arrays[-1].nbytes
-    entry = Entry(*arrays, facts["version"], facts["visit"], facts["finished"], facts["law"])  # type: ignore[call-arg, arg-type]
-    return Key(bytes.fromhex(facts["digest"]), facts["copy"]), entry
+            yield
+        except (OSError, sqlite3.OperationalError) as error:
+            raise StoreError(f"{self.path} cannot be used as a store: {error}") from error
+        except sqlite3.DatabaseError as error:
+            raise StoreError(f"{self.path} is not a store of rollouts ({error}); give another path.") from error

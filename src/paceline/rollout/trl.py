@@ -59,26 +59,20 @@ class RolloutReuse:
         ids, _, multimodal = trainer._tokenize_prompts(prompts)
         if multimodal:
             raise PacelineError("Rollouts with reuse are for text; these prompts have images or other fields.")
-        answers = self._answer(ids, trainer) if trainer.model.training else self._fresh(ids, trainer)
+        if trainer.model.training:
+            answers = self._reused(ids, trainer)
+        else:
+            answers = self._answer(ids, trainer, RolloutStore(), rule="vanilla", seed=self.seed ^ EVALUATION)
         return {
             "prompt_ids": [list(prompt) for prompt in ids],
             "completion_ids": [answer.tokens for answer in answers.answers],
             "logprobs": [answer.logprobs.tolist() for answer in answers.answers],
         }
 
-    def _answer(self, ids: Sequence[Sequence[int]], trainer: Any) -> Rollouts:
+    def _reused(self, ids: Sequence[Sequence[int]], trainer: Any) -> Rollouts:
+        """Answers for training, which reuse those in the store and replace them."""
         keys = _keys(ids, trainer.accelerator)
-        with self._engine(trainer).engine() as engine:
-            rollouts = rollout(
-                engine,
-                ids,
-                self.store,
-                params=sampling_of(trainer),
-                rule=self.rule,
-                version=trainer.state.global_step,
-                seed=self.seed,
-                keys=keys,
-            )
+        rollouts = self._answer(ids, trainer, self.store, rule=self.rule, seed=self.seed, keys=keys)
         if trainer.accelerator.num_processes > 1 and not self.store.is_shared:
             # In the next epoch other processes may get copies of these prompts.
             mine = [(key, self.store.get(key)) for key in keys]
@@ -87,25 +81,14 @@ class RolloutReuse:
         self._log(rollouts, trainer)
         return rollouts
 
-    def _fresh(self, ids: Sequence[Sequence[int]], trainer: Any) -> Rollouts:
-        """Answers for evaluation."""
-        with self._engine(trainer).engine() as engine:
-            return rollout(
-                engine,
-                ids,
-                RolloutStore(),
-                params=sampling_of(trainer),
-                rule="vanilla",
-                version=trainer.state.global_step,
-                seed=self.seed ^ EVALUATION,
-            )
-
-    def _engine(self, trainer: Any) -> Policy:
+    def _answer(self, ids: Sequence[Sequence[int]], trainer: Any, store: RolloutStore, **how: Any) -> Rollouts:
+        """Answers of the trainer's model with its present weights; `how`: options of `rollout`."""
         model = trainer.accelerator.unwrap_model(trainer.model)
         if self._policy is None or self._policy.model is not model:
             ends = trainer.eos_token_ids
             self._policy = Policy(model, self.draft, eos_token_ids=ends, max_batch=self.max_batch)
-        return self._policy
+        with self._policy.engine() as engine:
+            return rollout(engine, ids, store, params=sampling_of(trainer), version=trainer.state.global_step, **how)
 
     def _log(self, rollouts: Rollouts, trainer: Any) -> None:
         """Add figures to the trainer's log."""

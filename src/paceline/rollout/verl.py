@@ -75,7 +75,6 @@ class RolloutReuseLoop(AgentLoopBase):
             # verl repeats each prompt n times in a row and numbers the rows of a batch by their priority.
             row = int(kwargs.get("priority", 0))
             key = Key(digest(prompt), row % int(self.rollout_config.n))
-            self.store.refresh()
             old = self.store.get(key)
             random = RowRandom(key.seed(self.seed, row, visit_after(old)))
             ends = frozenset([self.tokenizer.eos_token_id])

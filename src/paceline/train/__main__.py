@@ -66,7 +66,7 @@ later("noise", "paceline.train.noise:command", "Fine-tune a model with noise, so
 later("kangaroo", "paceline.train.kangaroo:command", "Train an adapter with which a target drafts for itself.")
 later("medusa", "paceline.train.heads:medusa_command", "Train Medusa's heads over a target's last state.")
 later("hydra", "paceline.train.heads:hydra_command", "Train Hydra's heads, which read the drafted tokens before them.")
-later("tree", "paceline.train.slots:command", "Measure heads that came without a tree file, by depth and rank.")
+later("tree", "paceline.train.measure:command", "Measure heads that came without a tree file, by depth and rank.")
 later("amphista", "paceline.train.amphista:command", "Train Amphista's network: heads that see each other.")
 later("eagle", "paceline.train.eagle:command", "Train a layer that drafts by predicting the target's next state.")
 later("eagle3", "paceline.train.eagle:eagle3_command", "Train a layer that drafts from three states; vLLM reads it.")

@@ -11,7 +11,7 @@ measures the switches one after another.
 from __future__ import annotations
 
 from dataclasses import asdict, dataclass, field, replace
-from typing import Literal
+from typing import Any, Literal
 
 import torch
 from torch import Tensor, nn
@@ -29,10 +29,10 @@ from paceline.draft.neural.networks import (
     concat_scaled,
 )
 from paceline.draft.spec import option
-from paceline.train.heads import HeadsConfig, HeadsLoss, Teacher, own_output_heads, train_heads
+from paceline.train.heads import HeadsConfig, HeadsLoss, own_output_heads
 from paceline.train.layers import DecoderLayers
-from paceline.train.options import DrafterOptions, with_options
-from paceline.train.trainer import Training
+from paceline.train.options import DrafterOptions, drafter_command
+from paceline.train.trainer import train_head
 
 Fusion = Literal["identity", "random"]
 
@@ -65,18 +65,23 @@ class AmphistaConfig(HeadsConfig):
     fusion_begins: Fusion = option("identity", "Initial projection of state and token: [I ; 0] or random.")
     positions_begin: float = option(0.0, "Standard deviation of the initial learnt positions.", least=0)
 
+    def heads(self, teacher: Any) -> HeadsLoss:
+        return AmphistaLoss(teacher, self)
+
 
 class AmphistaLoss(HeadsLoss):
     """The causal layers over the whole text, then heads and encoder at the chosen positions."""
 
-    def __init__(self, teacher: Teacher, config: AmphistaConfig) -> None:
+    kind = Amphista.name
+
+    def __init__(self, teacher: Any, config: AmphistaConfig) -> None:
         super().__init__(teacher, config)
-        s, shape = config.switches, teacher.config
+        s, shape = replace(config.switches, heads=config.depth), teacher.config
         self.switches = s
         self.normed = s.tap == "post_norm"
         copied, inner = config.layers_begin == "target", shape.intermediate_size
-        self.stage1 = DecoderLayers(teacher.model, s.stage1_layers, copied)
-        self.stage2 = DecoderLayers(teacher.model, s.stage2_layers, copied)
+        self.stage1 = DecoderLayers(teacher, s.stage1_layers, copied)
+        self.stage2 = DecoderLayers(teacher, s.stage2_layers, copied)
         width = shape.hidden_size
         first = bool(s.stage1_layers) and s.stage1_input != "state"
         second = bool(s.stage2_layers) and s.stage2_input == "concat"
@@ -90,12 +95,12 @@ class AmphistaLoss(HeadsLoss):
     def drafted(self, input_ids: Tensor, states: Tensor, at: Tensor) -> Tensor:
         z = self.adapted(input_ids, states).flatten(0, 1)[at]
         read: Tensor = self.network(z)
-        return self.teacher.norm(read) if self.switches.tap == "pre_norm" else read
+        return self.teacher.model.norm(read) if self.switches.tap == "pre_norm" else read
 
     def adapted(self, input_ids: Tensor, states: Tensor) -> Tensor:
         """The states [B, T, H] after both stages."""
-        s, turns = self.switches, self.teacher.turns(states)
-        own = self.teacher.embedding(input_ids)
+        s, turns = self.switches, self.turns(states)
+        own = self.embedded(input_ids)
         following = own.roll(-1, 1)  # the last position gets a wrong token, but has no label
         if self.fusion1 is not None:
             states = self.fusion1(concat_scaled(states, own if s.stage1_input == "state+token" else following))
@@ -108,6 +113,9 @@ class AmphistaLoss(HeadsLoss):
             states = self.stage2(states, turns)
         return states
 
+    def facts(self) -> dict[str, Any]:
+        return {"network": asdict(self.switches)}
+
 
 def fusion(width: int, begins: Fusion) -> nn.Linear:
     """A linear layer without bias from a state and a token's embedding, [..., 2 H], to [..., H]."""
@@ -118,20 +126,13 @@ def fusion(width: int, begins: Fusion) -> nn.Linear:
     return linear
 
 
-def train_amphista(training: Training, config: AmphistaConfig = AmphistaConfig()) -> bool:
-    """Train the network for `amphista:PATH`. False when interrupted; the same call goes on."""
-    facts = {"network": asdict(config.switches)}
-    return train_heads(Amphista.name, training, config, lambda teacher: AmphistaLoss(teacher, config), facts)
-
-
-@with_options
+@drafter_command
 def command(setup: DrafterOptions, config: AmphistaConfig) -> bool:
     """Train Amphista's network, for `--draft amphista:OUT`: heads that attend to each other, over their own layers.
 
     paceline train amphista models/demo --prompts mine=prompts.jsonl --generate 5000 --out build/amphista
 
-    The answers are kept in CHECKPOINTS/answers.jsonl. Ctrl-C saves; the same command goes on from there. At the end the
-    heads are measured on held-out answers, by depth and rank; slots.json has the trees that follow from that.
+    At the end the heads are measured on held-out answers, by depth and rank; slots.json has the trees that follow from
+    that.
     """
-    config = replace(config, switches=replace(config.switches, heads=config.depth))
-    return train_amphista(config.training(setup), config)
+    return train_head(setup.training(config), config)

@@ -2,8 +2,7 @@
 
 A source is `NAME=PATH`, or a path whose stem is the name. Files are .txt and .jsonl, gzipped or not;
 `NAME=hf:OWNER/DATA:CONFIG@SPLIT` is a data set of the Hugging Face hub (:CONFIG and @SPLIT may be left out). Records
-have the forms that `workbench.conversations` reads. A hash of the content decides which documents are held out, so the
-split is the same on every machine and in every order.
+have the forms that `workbench.conversations` reads.
 
     documents = read(parse_source("books=alice.txt"))
     training, held = split_rows(file, length=512)            # only the target's own tokens are labels
@@ -102,21 +101,6 @@ def read(source: Source) -> Iterator[Document]:
             yield _document(source, conversation)
     else:
         yield from _plain_text(source)
-
-
-def held_out(document: Document, share: float = 0.01) -> bool:
-    """Whether the document belongs to the validation split. Depends on its content only."""
-    digest = hashlib.sha256(document.plain().encode()).digest()
-    return int.from_bytes(digest[:8], "big") / 2**64 < share
-
-
-def split(documents: Iterable[Document], share: float = 0.01) -> tuple[list[Document], list[Document]]:
-    """(training documents, held-out documents)."""
-    train: list[Document] = []
-    valid: list[Document] = []
-    for document in documents:
-        (valid if held_out(document, share) else train).append(document)
-    return train, valid
 
 
 def _text_of(path: Path) -> str:
@@ -331,13 +315,6 @@ class MixtureConfig:
     decay_from: float = 0.75
     short: int | None = None  # tokens a row until `decay_from`: attention costs less
     seed: int = 0
-
-
-def lay_end_to_end(rendered: Iterable[Rendered], length: int) -> Rows:
-    """Documents one after another, cut every `length` tokens. Every token is trained on."""
-    flat = np.fromiter((i for ids, _ in rendered for i in ids), dtype=np.int32)
-    count = max(len(flat) - 1, 0) // length
-    return flat[: count * length].reshape(count, length), flat[1 : count * length + 1].reshape(count, length)
 
 
 def pack_whole(rendered: Iterable[Rendered], length: int, pad: int) -> Rows:

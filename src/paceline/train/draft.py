@@ -23,11 +23,10 @@ Difference to the paper: the projection is added to the state and begins at 0, s
 
 from __future__ import annotations
 
-import json
-from collections.abc import Mapping
-from dataclasses import asdict, dataclass, replace
+from collections.abc import Iterator, Mapping
+from dataclasses import asdict, dataclass
 from pathlib import Path
-from typing import Annotated, Any
+from typing import Annotated, Any, ClassVar
 
 import torch
 import typer
@@ -38,38 +37,28 @@ from paceline.draft.neural.checkpoint import save_tensors
 from paceline.draft.neural.streams import FILE, KEY
 from paceline.draft.spec import option
 from paceline.errors import PacelineError
-from paceline.jsonl import loads, write_whole
-from paceline.target.load import SMALL_FILES, find
-from paceline.train.data import Rows, all_batches
+from paceline.target.load import read_config
+from paceline.train.config import LOSS_HELP, StudentConfig, TrainerConfig, Training
+from paceline.train.data import Rows, batches
 from paceline.train.layers import use_blocks
-from paceline.train.loss import IGNORE, autocast_dtype, chunked_cross_entropy, chunked_distillation
-from paceline.train.options import Compiled, DrafterOptions, with_options
-from paceline.train.trainer import (
-    Student,
-    Trainer,
-    TrainerConfig,
-    Training,
-    agreement,
-    agreement_lines,
-    logits_of,
-    open_teacher,
-    overlaps,
-    pad_token,
-)  # fmt: skip
-from paceline.workbench.llama import ModelConfig, new_llama, save_llama
-
-PASSES, STREAMS_PASSES = 20, 3
-"""Over the answers, if no budget is given. A draft begins with random weights; one that gets streams is trained
-already."""
+from paceline.train.loss import IGNORE, Distance, chunked_cross_entropy
+from paceline.train.measure import Fit, Fits, fit_lines, rows_of, with_all
+from paceline.train.options import Compiled, DrafterOptions, drafter_command
+from paceline.train.student import Student, chain
+from paceline.train.trainer import Trainer, dtype_of, open_teacher, pad_token
+from paceline.workbench.llama import ModelConfig, new_llama
 
 
 @dataclass(frozen=True, kw_only=True)
-class DraftConfig(TrainerConfig):
-    """The shape of a draft, and what a batch is made of."""
+class DraftConfig(StudentConfig):
+    """The shape of a draft, and what a batch is made of. It begins with random weights, so it makes many passes."""
+
+    passes: ClassVar[int] = 20
 
     layers: int = option(3, "Layers of the draft model.", least=1)
     hidden: int = option(128, "Its width, a multiple of 64.", least=64)
     rows: int = option(32, "Rows of a batch.", least=1)
+    loss: Distance = option("kl+tv", LOSS_HELP)
 
     def __post_init__(self) -> None:
         if self.hidden % 64:
@@ -87,8 +76,10 @@ class DistilLoss(Student):
     """A draft model whose forward is its distance from the target. input_ids [B, T]. Labels are not used: p is known at
     every position, so all positions but padding are trained on."""
 
-    def __init__(self, draft: Any, target: Any, pad: int, compiled: bool = False) -> None:
-        super().__init__(target)
+    kind = "draft"
+
+    def __init__(self, draft: Any, target: Any, pad: int, compiled: bool = False, loss: Distance = "kl+tv") -> None:
+        super().__init__(target, loss)
         self.draft = draft
         if compiled:
             use_blocks(draft, target)
@@ -97,55 +88,53 @@ class DistilLoss(Student):
         self._run = torch.compile(self._hidden) if compiled else self._hidden
 
     def _hidden(self, input_ids: Tensor) -> tuple[Tensor, Tensor]:
-        with torch.no_grad():
-            p = self.teacher.model(input_ids=input_ids, use_cache=False).last_hidden_state
-        return self.draft.model(input_ids=input_ids, use_cache=False).last_hidden_state, p
+        last = self.last_states(input_ids)
+        return self.draft.model(input_ids=input_ids, use_cache=False).last_hidden_state, last
+
+    def table(self, depth: int = 0) -> Tensor:
+        table: Tensor = self.draft.lm_head.weight
+        return table
 
     def forward(self, input_ids: Tensor, labels: Tensor) -> Tensor:
-        hidden, target_hidden = (self._run if self.training else self._hidden)(input_ids)
-        hidden = hidden.to(autocast_dtype(hidden))
-        table, target_table = self.draft.lm_head.weight, self.teacher.lm_head.weight
+        hidden, last = (self._run if self.training else self._hidden)(input_ids)
         # Padding is a run of the pad token up to the end of the row. A single one may begin a document.
         following = torch.cat([input_ids[:, 1:], torch.full_like(input_ids[:, :1], self.pad)], 1)
-        padding = (input_ids == self.pad) & (following == self.pad)
-        return chunked_distillation(
-            hidden, table, target_hidden, target_table, ~padding, compiled=self.compiled and self.training
-        )
+        return self.distance(hidden, last, (input_ids != self.pad) | (following != self.pad))
+
+    def drafts(self, input_ids: Tensor, depths: int) -> tuple[Tensor, Iterator[Tensor]]:
+        hidden, last = self._hidden(input_ids)
+        return last, chain(hidden, depths)
 
 
 def train_draft(training: Training, config: DraftConfig = DraftConfig(), compiled: bool = True) -> bool:
     """Train a draft for the target; writes a model folder in bfloat16, for `model:PATH`. False when interrupted; the
     same call goes on."""
-    trainer, out = Trainer.open(training, config), training.out
+    trainer = Trainer.open(training, config)
     facts = trainer.teacher.config
     network: Any = new_llama(
         config.shape(facts.max_position_embeddings), training.loop.seed, vocab_size=facts.vocab_size,
         bos_token_id=facts.bos_token_id, eos_token_id=facts.eos_token_id, pad_token_id=None,
     )  # fmt: skip
-    if not trainer.train(DistilLoss(network, trainer.teacher, pad_token(trainer.tokenizer), compiled)):
+    student = DistilLoss(network, trainer.teacher, pad_token(trainer.tokenizer), compiled, config.loss)
+    if not trainer.train(student):
         return False
     if trainer.first:
-        fits = agreement(logits_of(trainer.teacher.cpu()), logits_of(network.cpu().eval()), trainer.held)
-        save_llama(network, out, torch.bfloat16)
-        trainer.tokenizer.inner.save_pretrained(out)
-        settings = loads((out / "config.json").read_bytes())
-        settings |= {"paceline": __version__, "target": asdict(trainer.target_facts())}
-        settings |= trainer.facts("draft", acceptance=[asdict(fit) for fit in fits])
-        write_whole(out / "config.json", json.dumps(settings, indent=2) + "\n")
-        trainer.report(agreement_lines(fits))
+        _, measured, lines = trainer.held_out(student)
+        of_target = {"paceline": __version__, "target": asdict(trainer.target_facts())}
+        trainer.save_model(network, torch.bfloat16, of_target | trainer.facts(student.kind, **measured))
+        trainer.report(lines)
     return True
 
 
-@with_options
+@drafter_command
 def command(setup: DrafterOptions, config: DraftConfig, compiled: Compiled = True) -> bool:
     """Train a draft model on the target's own answers, recorded or generated, for `--draft model:OUT`.
 
     paceline train draft models/demo --prompts mine=prompts.jsonl --generate 5000 --out build/draft
 
-    The answers are kept in CHECKPOINTS/answers.jsonl. Ctrl-C saves; the same command goes on from there. At the end the
-    share of the draft's tokens that the target would accept is measured on held-out answers.
+    At the end the share of the draft's tokens that the target would accept is measured on held-out answers.
     """
-    return train_draft(setup.training(PASSES, peak_lr=config.lr), config, compiled)
+    return train_draft(setup.training(config), config, compiled)
 
 
 # Streams ---------------------------------------------------------------------------------------------------------
@@ -153,14 +142,22 @@ def command(setup: DrafterOptions, config: DraftConfig, compiled: Compiled = Tru
 
 @dataclass(frozen=True, kw_only=True)
 class StreamsConfig(TrainerConfig):
-    """What is added to a draft model, and what a batch is made of."""
+    """What is added to a draft model, which is trained already, and what a batch is made of.
+
+    The mask over tokens and streams is quadratic in the length: longer rows cost more than they teach."""
+
+    passes: ClassVar[int] = 3
 
     count: int = option(2, "Streams: tokens that a forward proposes after the next one.", least=1, names=("--streams",))
     layers: int = option(1, "Last layers of the draft that run streams.", least=1)
     rank: int = option(32, "Rank of the projection that begins a stream.", least=1)
     keep: bool = option(False, "Freeze the draft; only the streams learn.", names=("--keep",))
-    length: int = option(128, "Tokens of a training row, 128 at most.", least=8)
+    length: int = option(128, "Tokens of a training row.", least=8, most=128)
     lr: float = option(3e-4, "Peak learning rate.", least=0)
+
+    @property
+    def loop(self) -> dict[str, Any]:
+        return super().loop | {"warmup_steps": 20}
 
 
 class StreamsLoss(nn.Module):
@@ -205,7 +202,6 @@ class StreamsLoss(nn.Module):
 
     def forward(self, input_ids: Tensor, labels: Tensor) -> Tensor:
         states = self.states(input_ids)
-        states = states.to(autocast_dtype(states))
         total = torch.zeros((), device=states.device)
         for j in range(1 if self._frozen else 0, states.shape[1]):
             total = total + 0.5**j * chunked_cross_entropy(states[:, j], self.draft.lm_head.weight, later(labels, j))
@@ -231,62 +227,53 @@ def later(labels: Tensor, steps: int) -> Tensor:
 
 
 @torch.no_grad()
-def measure(module: StreamsLoss, held: Mapping[str, Rows], batch: int = 4) -> list[dict[str, float]]:
+def measure_streams(module: StreamsLoss, held: Mapping[str, Rows]) -> Fits:
     """For every stream, how its distribution agrees with the draft's own for the same token, over the labelled
-    positions of `held`: {"overlap", "top1"} as in `trainer.Agreement`."""
-    sums, tokens = torch.zeros(len(module.embedding), 2), [0] * len(module.embedding)
-    head = module.draft.lm_head
-    for ids, labels in all_batches(held, batch):
-        main, *streams = (states for states in module.states(ids).unbind(1))
-        for j, states in enumerate(streams, 1):
-            known = later(labels, j)[:, :-j] != IGNORE
-            p, q = (head(x[known]).float().softmax(-1) for x in (main[:, j:], states[:, :-j]))
-            sums[j - 1] += torch.tensor(overlaps(p, q))
-            tokens[j - 1] += len(p)
-    return [
-        {"overlap": float(overlap) / max(n, 1), "top1": float(top1) / max(n, 1)}
-        for (overlap, top1), n in zip(sums, tokens, strict=True)
-    ]
+    positions of `held`."""
+    head, fits = module.draft.lm_head, {}
+    for name, rows in held.items():
+        fits[name] = of_source = [Fit() for _ in module.embedding]
+        for batch in batches(rows):
+            ids, labels = (side.to(module.embedding.device) for side in batch)
+            main, *streams = module.states(ids).unbind(1)
+            for j, (fit, states) in enumerate(zip(of_source, streams, strict=True), 1):
+                text = later(labels, j)[:, :-j]
+                known = text != IGNORE
+                p, q = (head(x[known]).float().softmax(-1) for x in (main[:, j:], states[:, :-j]))
+                fit.add(p, q, text[known])
+    return with_all(fits)
 
 
 def train_streams(training: Training, draft: Path, config: StreamsConfig) -> bool:
     """Train streams for the draft model in `draft` on the target's answers; writes a folder in the draft's own dtype,
     for `model:OUT,streams=N`. False when interrupted; the same call goes on."""
-    target, out = training.target, training.out
-    network, folder = open_teacher(draft), find(draft, SMALL_FILES)
-    settings = loads((folder / "config.json").read_bytes())
-    if not 1 <= config.layers <= network.config.num_hidden_layers:
-        raise PacelineError(f"--layers is {config.layers}; {draft} has {network.config.num_hidden_layers}")
-    # The mask over tokens and streams is quadratic in the length: longer rows cost more than they teach.
-    trainer = Trainer.open(training, replace(config, length=min(config.length, 128)))
-    if network.config.vocab_size != trainer.teacher.config.vocab_size:
-        size = trainer.teacher.config.vocab_size
-        raise PacelineError(f"{draft} has {network.config.vocab_size} tokens, and {target} has {size}")
+    shape, of_target = read_config(draft), read_config(training.target)
+    if config.layers > shape.num_hidden_layers:
+        raise PacelineError(f"--layers is {config.layers}; {draft} has {shape.num_hidden_layers}")
+    if shape.vocab_size != of_target.vocab_size:
+        raise PacelineError(f"{draft} has {shape.vocab_size} tokens, and {training.target} has {of_target.vocab_size}")
+    trainer = Trainer.open(training, config)
+    network = open_teacher(draft).to(trainer.teacher.device)
     module = StreamsLoss(network, config.count, config.layers, config.rank, config.keep)
     if not trainer.train(module):
         return False
     if trainer.first:
-        module.cpu().eval()
-        fits = agreement(logits_of(trainer.teacher.cpu()), logits_of(module.draft), trainer.held)
-        streams = measure(module, trainer.held) if trainer.held else []
-        out.mkdir(parents=True, exist_ok=True)
-        trainer.tokenizer.inner.save_pretrained(out)
-        network.generation_config.save_pretrained(out)
-        dtype = getattr(torch, str(settings.get("dtype") or "float32"))
-        weights = {name: p.to(dtype) for name, p in module.draft.named_parameters()}  # tied weights once
-        save_tensors(out / "model.safetensors", weights, {"format": "pt"})
+        student = DistilLoss(network.eval(), trainer.teacher, pad_token(trainer.tokenizer))
+        _, measured, lines = trainer.held_out(student)
+        fits = measure_streams(module.eval(), trainer.held)
+        if fits:
+            lines += ["the streams, against the draft:", *fit_lines(fits, "stream")]
+        dtype = dtype_of(draft)
         own = {name: p.to(dtype) for name, p in module.named_parameters() if name in ("down", "up", "embedding")}
-        save_tensors(out / FILE, own, {"format": "pt"})
-        settings[KEY] = {"layers": config.layers, **trainer.facts("streams", fit=streams)}
-        write_whole(out / "config.json", json.dumps(settings, indent=2) + "\n")
-        trainer.report(agreement_lines(fits) + [
-            f"stream {j}  overlap with the draft {fit['overlap']:6.1%}  same best token {fit['top1']:6.1%}"
-            for j, fit in enumerate(streams, 1)
-        ])  # fmt: skip
+        training.out.mkdir(parents=True, exist_ok=True)
+        save_tensors(training.out / FILE, own, {"format": "pt"})
+        facts = trainer.facts("streams", fit=rows_of(fits), **measured)
+        trainer.save_model(network, dtype, {KEY: {"layers": config.layers, **facts}})
+        trainer.report(lines)
     return True
 
 
-@with_options
+@drafter_command
 def streams_command(
     setup: DrafterOptions,
     draft: Annotated[Path, typer.Option(exists=True, file_okay=False, help="Folder of the draft model.")],
@@ -296,7 +283,6 @@ def streams_command(
 
     paceline train streams models/demo --draft models/demo-draft --data answers.jsonl --out build/streams
 
-    The answers are kept in CHECKPOINTS/answers.jsonl. Ctrl-C saves; the same command goes on from there. At the end the
-    draft is measured on held-out answers against the target, and its streams against the draft.
+    At the end the draft is measured on held-out answers against the target, and its streams against the draft.
     """
-    return train_streams(setup.training(STREAMS_PASSES, peak_lr=config.lr, warmup_steps=20), draft, config)
+    return train_streams(setup.training(config), draft, config)

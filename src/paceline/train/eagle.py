@@ -18,10 +18,10 @@ which vLLM reads too (docs/vllm.md).
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Mapping, Sequence
-from dataclasses import asdict, dataclass, field, replace
+from collections.abc import Iterator, Mapping
+from dataclasses import asdict, dataclass, field
 from pathlib import Path
-from typing import Any
+from typing import Any, ClassVar
 
 import numpy as np
 import torch
@@ -33,112 +33,66 @@ from paceline.draft.eagle3 import Eagle3, Flags, default_taps
 from paceline.draft.neural.vocab import best_tokens, coverage, must_keep
 from paceline.draft.spec import option
 from paceline.errors import PacelineError
+from paceline.target.load import read_config
 from paceline.target.shape import Shape, rotary_tables
-from paceline.train.data import Rows, all_batches
-from paceline.train.loss import IGNORE, soft_cross_entropy
-from paceline.train.options import DrafterOptions, Layers, layers_of, with_options
-from paceline.train.trainer import Student, Trainer, TrainerConfig, Training, check_target
+from paceline.train.data import Rows
+from paceline.train.loss import IGNORE, distance
+from paceline.train.options import DrafterOptions, Layers, drafter_command, layers_of
+from paceline.train.student import Student
+from paceline.train.trainer import HeadConfig, Trainer, train_head
 from paceline.train.unrolled import Memory, Unrolled, UnrolledLayer
 
-PASSES = 4
-"""Over the answers, if no budget is given. The authors make 20, and for EAGLE-3 40 over half a million answers."""
-LOOP = {"warmup_steps": 20, "weight_decay": 0.01}
-"""For both methods. The paper's AdamW at 3e-5 is for 7 billion parameters and 800,000 steps."""
-DEPTHS = 5
-"""Depths at which acceptance is measured."""
 SERVED = 3
 """Default number of tokens that a server drafts with EAGLE-3."""
 
 
-class StateLoss(Student):
-    """A head over the target's states whose forward is its loss. input_ids, labels [B, T]; a label is the next token,
-    or IGNORE if that is not the target's own."""
+@dataclass(frozen=True, kw_only=True)
+class LayerConfig(HeadConfig):
+    """What both methods have in common. The authors make 20 passes, and for EAGLE-3 40 over half a million answers; the
+    paper's AdamW at 3e-5 is for 7 billion parameters and 800,000 steps."""
+
+    passes: ClassVar[int] = 4
+
+    @property
+    def loop(self) -> dict[str, Any]:
+        return super().loop | {"warmup_steps": 20, "weight_decay": 0.01}
+
+
+class LayerLoss(Student):
+    """A layer over the target's states, in training the `module`."""
 
     module: Any
     """An `Unrolled`."""
 
-    @torch.no_grad()
     def states(self, input_ids: Tensor) -> tuple[Tensor, Tensor]:
-        """(states that the head reads [B, T, ...], last states after the final norm [B, T, H])."""
+        """(states that the layer reads [B, T, ...], last states after the final norm [B, T, H])."""
         raise NotImplementedError
 
     def unroll(self, read: Tensor, input_ids: Tensor, steps: int) -> Iterator[Tensor]:
         """`Unrolled.unroll` with the target's embeddings."""
-        table = self.teacher.model.embed_tokens.weight
-        unrolled: Iterator[Tensor] = self.module.unroll(read, input_ids, table, steps)
+        unrolled: Iterator[Tensor] = self.module.unroll(read, input_ids, self.teacher.model.embed_tokens.weight, steps)
         return unrolled
 
-    def drafted(self, ids: Tensor, steps: int) -> tuple[Tensor, Iterator[Tensor]]:
-        """For ids [B, T]: the target's last states [B, T, H], and the input of the output head at every step."""
-        ids = ids.to(self.teacher.device)
-        read, last = self.states(ids)
-        return last.cpu(), (of_step.cpu() for of_step in self.unroll(read, ids, steps))
+    def drafts(self, input_ids: Tensor, depths: int) -> tuple[Tensor, Iterator[Tensor]]:
+        read, last = self.states(input_ids)
+        return last, self.unroll(read, input_ids, depths)
 
-    def target_probs(self, states: Tensor) -> Tensor:
-        """The target's distribution [N, V] after states [N, H]."""
-        probs: Tensor = self.teacher.lm_head(states.to(self.teacher.device)).float().softmax(-1).cpu()
-        return probs
-
-    def draft_probs(self, read: Tensor) -> Tensor:
-        """The head's distribution [N, V] for inputs of its output head [N, H]."""
-        return self.target_probs(read)
-
-
-@dataclass(frozen=True)
-class Depth:
-    """Acceptance at one depth of the drafts below texts that the target wrote.
-
-    reached  positions whose draft agrees with the text up to this depth.
-    top1     share of them where the draft's best token is the target's.
-    overlap  mean of sum min(p, q): the share that sampling accepts."""
-
-    reached: int
-    top1: float
-    overlap: float
-
-
-@torch.no_grad()
-def by_depth(texts: Mapping[str, Rows], head: StateLoss, depths: int, batch: int = 4) -> list[Depth]:
-    """Acceptance by depth over the labelled positions of held-out rows."""
-    sums = torch.zeros(depths, 3, dtype=torch.float64)
-    for ids, labels in all_batches(texts, batch):
-        states, steps = head.drafted(ids, depths)
-        known = labels != IGNORE
-        right = known[:, 1:]
-        for step, read in enumerate(steps):
-            here = right[:, : read.shape[1]] & known[:, 1 + step :]
-            target = head.target_probs(states[:, 1 + step :][here])
-            own = head.draft_probs(read[here])
-            best = own.argmax(-1)
-            sums[step, 0] += len(own)
-            sums[step, 1] += (best == target.argmax(-1)).sum()
-            sums[step, 2] += torch.minimum(target, own).sum()
-            right = torch.zeros_like(here)  # the next depth counts only where the text continues with this draft
-            right[here] = best == labels[:, 1 + step :][here]
-    return [
-        Depth(int(reached), top1 / max(reached, 1), overlap / max(reached, 1))
-        for reached, top1, overlap in sums.tolist()
-    ]
-
-
-def depth_lines(depths: Sequence[Depth]) -> list[str]:
-    """A table of `by_depth`."""
-    lines = ["held out, by depth of the draft"]
-    lines += [f"{'depth':>7}{'reached':>10}{'top 1':>8}{'overlap':>9}"]
-    lines += [f"{n:7}{d.reached:10,}{d.top1:8.3f}{d.overlap:9.3f}" for n, d in enumerate(depths, 1)]
-    return lines
-
+    def saved(self) -> dict[str, Tensor]:
+        return dict(self.module.named_parameters())
 
 
 # EAGLE -----------------------------------------------------------------------------------------------------------
 
 
 @dataclass(frozen=True, kw_only=True)
-class EagleConfig(TrainerConfig):
+class EagleConfig(LayerConfig):
     """EAGLE's loss."""
 
     soft: float = option(0.1, "Weight of the cross-entropy; SmoothL1 weighs 1.", least=0)
     noise: float = option(0.1, "Uniform noise on the states: at most this, up or down.", least=0)
+
+    def student(self, trainer: Trainer) -> Student:
+        return EagleLoss(trainer.teacher, self)
 
 
 class EagleModule(Unrolled):
@@ -159,27 +113,32 @@ class EagleModule(Unrolled):
         return y, y
 
 
-class EagleLoss(StateLoss):
-    """The layer and its loss: SmoothL1 of the states, and the cross-entropy of their distributions."""
+class EagleLoss(LayerLoss):
+    """The layer and its loss: SmoothL1 of the states, and the distance of their distributions."""
+
+    kind = Eagle.name
 
     def __init__(self, teacher: Any, config: EagleConfig = EagleConfig()) -> None:
-        super().__init__(teacher)
-        self.module = EagleModule(teacher.config)
+        super().__init__(teacher, config.loss)
         self.config = config
+        self.module = EagleModule(teacher.config)
 
-    @torch.no_grad()
     def states(self, input_ids: Tensor) -> tuple[Tensor, Tensor]:
-        last: Tensor = self.teacher.model(input_ids=input_ids, use_cache=False).last_hidden_state
+        last = self.last_states(input_ids)
         return last, last
 
     def forward(self, input_ids: Tensor, labels: Tensor) -> Tensor:
-        states, _ = self.states(input_ids)
+        states = self.last_states(input_ids)
         noisy = states + (torch.rand_like(states) * 2 - 1) * self.config.noise if self.training else states
         (predicted,) = self.unroll(noisy, input_ids, 1)
-        known = labels[:, 1:] != IGNORE
-        true = states[:, 1:]
-        distance = F.smooth_l1_loss(predicted[known].float(), true[known].float())
-        return distance + self.config.soft * soft_cross_entropy(predicted, true, self.teacher.lm_head.weight, known)
+        true, known = states[:, 1:], labels[:, 1:] != IGNORE
+        regression = F.smooth_l1_loss(predicted[known].float(), true[known].float())
+        return regression + self.config.soft * self.distance(predicted, true, known)
+
+    def facts(self) -> dict[str, Any]:
+        loss = {"soft": self.config.soft, "noise": self.config.noise}
+        architecture = {"architectures": ["LlamaForCausalLMEagle"], **layer_config(self.teacher.config), "bias": True}
+        return architecture | {"loss": loss}
 
 
 def layer_config(config: Any) -> dict[str, Any]:
@@ -204,33 +163,15 @@ def layer_config(config: Any) -> dict[str, Any]:
     }
 
 
-def train_eagle(training: Training, config: EagleConfig = EagleConfig()) -> bool:
-    """Train a layer for the target; writes a folder for `eagle:PATH`, in the layout of published heads. False when
-    interrupted; the same call goes on."""
-    check_target(training.target)
-    trainer = Trainer.open(training, config, must_hold_out=True)
-    loss = EagleLoss(trainer.teacher, config)
-    if not trainer.train(loss):
-        return False
-    if trainer.first:
-        depths = by_depth(trainer.held, loss.eval(), DEPTHS)
-        facts = {"architectures": ["LlamaForCausalLMEagle"], **layer_config(trainer.teacher.config), "bias": True}
-        facts |= {"held_out": [*map(asdict, depths)], "loss": {"soft": config.soft, "noise": config.noise}}
-        trainer.save_head(Eagle.name, loss.module.named_parameters(), depth_lines(depths), **facts)
-    return True
-
-
-@with_options
+@drafter_command
 def command(setup: DrafterOptions, config: EagleConfig) -> bool:
     """Train a layer that drafts by predicting the target's next state, for `--draft eagle:OUT`.
 
     paceline train eagle models/demo --prompts mine=prompts.jsonl --generate 5000 --out build/eagle
 
-    The answers are kept in CHECKPOINTS/answers.jsonl. Ctrl-C saves; the same command goes on from there. At the end
-    acceptance is measured by depth on held-out answers.
+    At the end acceptance is measured by depth on held-out answers.
     """
-    check_target(setup.target)
-    return train_eagle(setup.training(PASSES, peak_lr=config.lr, **LOOP), config)
+    return train_head(setup.training(config), config)
 
 
 # EAGLE-3 ---------------------------------------------------------------------------------------------------------
@@ -247,7 +188,7 @@ class FlagOptions(Flags):
 
 
 @dataclass(frozen=True, kw_only=True)
-class Eagle3Config(TrainerConfig):
+class Eagle3Config(LayerConfig):
     """The head and its training."""
 
     vocab: int | None = option(None, "Size of the draft vocabulary; half of the target's if left out.", least=1)
@@ -257,6 +198,35 @@ class Eagle3Config(TrainerConfig):
         None, "Layers whose inputs the head reads, as in 2,4,5; the paper's if left out.", parser=layers_of("--taps")
     )
     flags: FlagOptions = field(default_factory=FlagOptions)
+
+    @property
+    def loop(self) -> dict[str, Any]:
+        return super().loop | {"clip": 0.5}
+
+    def check(self, target: Path) -> None:
+        super().check(target)
+        layers = Shape.of(read_config(target)).num_layers
+        taps = self.taps_of(layers)
+        if not taps or list(taps) != sorted(set(taps)) or taps[0] < 0 or taps[-1] >= layers:
+            raise PacelineError(
+                f"--taps is {','.join(map(str, taps))}, and {target} has {layers} layers: "
+                f"ascending numbers of 0 to {layers - 1}, such as {','.join(map(str, default_taps(layers)))}"
+            )
+
+    def taps_of(self, layers: int) -> tuple[int, ...]:
+        """The layers whose inputs the head reads in a target of so many layers."""
+        return default_taps(layers) if self.taps is None else self.taps
+
+    def student(self, trainer: Trainer) -> Student:
+        total = trainer.teacher.config.vocab_size
+        size = total // 2 if self.vocab is None else self.vocab
+        ends = [token for token in (trainer.tokenizer.eos_token_id,) if token is not None]
+        keep = best_tokens(counts_of(trainer.rows, total), size, must_keep(trainer.tokenizer, ends)[:1])
+        share = coverage(counts_of(trainer.held, total), keep)
+        trainer.console.print(
+            f"{len(keep):,} tokens to draft: {share:.2%} of what the target writes in held-out answers"
+        )
+        return Eagle3Loss(trainer.teacher, keep, self, coverage=share)
 
 
 class Eagle3Module(Unrolled):
@@ -296,18 +266,21 @@ class Eagle3Module(Unrolled):
         return (read if self.flags.norm_output else y), read
 
 
-class Eagle3Loss(StateLoss):
-    """A head whose forward is its loss: weighted soft cross-entropies of its steps. keep: int64 [D], the draft
-    vocabulary, ascending."""
+class Eagle3Loss(LayerLoss):
+    """A head whose forward is its loss: weighted distances of its steps, over the draft vocabulary.
 
+    keep        int64 [D]: the draft vocabulary, ascending.
+    of_trainer  further entries of config.json."""
+
+    kind = Eagle3.name
     keep: Tensor
     is_kept: Tensor
-    table: Tensor
+    target_table: Tensor
 
-    def __init__(self, teacher: Any, keep: Tensor, config: Eagle3Config = Eagle3Config()) -> None:
-        super().__init__(teacher)
-        self.config = config
-        self.taps = config.taps or default_taps(teacher.config.num_hidden_layers)
+    def __init__(self, teacher: Any, keep: Tensor, config: Eagle3Config = Eagle3Config(), **of_trainer: Any) -> None:
+        super().__init__(teacher, config.loss)
+        self.config, self.of_trainer = config, of_trainer
+        self.taps = config.taps_of(teacher.config.num_hidden_layers)
         self.module = Eagle3Module(teacher.config, len(self.taps), len(keep), config.flags)
         with torch.no_grad():
             self.module.norm.weight.copy_(teacher.model.norm.weight)
@@ -316,7 +289,7 @@ class Eagle3Loss(StateLoss):
         is_kept[keep] = True
         self.register_buffer("keep", keep, persistent=False)
         self.register_buffer("is_kept", is_kept, persistent=False)
-        self.register_buffer("table", teacher.lm_head.weight[keep].detach().clone(), persistent=False)
+        self.register_buffer("target_table", teacher.lm_head.weight[keep].detach().clone(), persistent=False)
 
     @torch.no_grad()
     def states(self, input_ids: Tensor) -> tuple[Tensor, Tensor]:
@@ -331,7 +304,7 @@ class Eagle3Loss(StateLoss):
         total, config = torch.zeros((), device=last.device), self.config
         for step, read in enumerate(self.unroll(taps, input_ids, config.steps)):
             here, target = used[:, 1 + step :], last[:, 1 + step :]
-            loss = soft_cross_entropy(read, target, self.table, here, self.module.lm_head.weight)
+            loss = distance(self.loss, read, self.module.lm_head.weight, target, self.target_table, here)
             total = total + config.decay**step * loss
         return total
 
@@ -341,10 +314,20 @@ class Eagle3Loss(StateLoss):
         parts = [head(part).argmax(-1) for part in last.split(512)]
         return torch.cat(parts) if parts else torch.zeros(0, dtype=torch.int64, device=last.device)
 
-    def draft_probs(self, read: Tensor) -> Tensor:
+    def probs(self, hidden: Tensor, depth: int) -> Tensor:
         """The head's distribution [N, V]; 0 outside the draft vocabulary."""
-        own = self.module.lm_head(read.to(self.keep.device)).float().softmax(-1)
-        return own.new_zeros(len(own), len(self.is_kept)).index_copy_(-1, self.keep, own).cpu()
+        own = self.module.lm_head(hidden).float().softmax(-1)
+        return own.new_zeros(len(own), len(self.is_kept)).index_copy_(-1, self.keep, own)
+
+    def saved(self) -> dict[str, Tensor]:
+        tensors = super().saved()
+        if not self.is_kept.all():
+            tensors |= {"d2t": self.keep - torch.arange(len(self.keep), device=self.keep.device), "t2d": self.is_kept}
+        return tensors
+
+    def facts(self) -> dict[str, Any]:
+        config = speculators_config(self.teacher.config, self.taps, len(self.keep), self.config.flags)
+        return config | self.of_trainer
 
 
 def counts_of(texts: Mapping[str, Rows], vocab_size: int) -> Tensor:
@@ -355,8 +338,9 @@ def counts_of(texts: Mapping[str, Rows], vocab_size: int) -> Tensor:
     return torch.from_numpy(counts)
 
 
-def speculators_config(config: Any, taps: tuple[int, ...], vocab: int, flags: Flags, target: Path) -> dict[str, Any]:
+def speculators_config(config: Any, taps: tuple[int, ...], vocab: int, flags: Flags) -> dict[str, Any]:
     """config.json in the `speculators` format, which vLLM reads, of a head for the model with `config`."""
+    name = Path(config.name_or_path).expanduser().resolve().name
     method = {"proposal_type": "greedy", "speculative_tokens": SERVED, "verifier_accept_k": 1, "accept_tolerance": 0.0}
     return {
         "architectures": ["Eagle3DraftModel"],
@@ -366,7 +350,7 @@ def speculators_config(config: Any, taps: tuple[int, ...], vocab: int, flags: Fl
             "algorithm": "eagle3",
             "proposal_methods": [method],
             "default_proposal_method": "greedy",
-            "verifier": {"name_or_path": target.name, "architectures": list(config.architectures or [])},
+            "verifier": {"name_or_path": name, "architectures": list(config.architectures or [])},
         },
         "transformer_layer_config": layer_config(config),
         "draft_vocab_size": vocab,
@@ -377,53 +361,12 @@ def speculators_config(config: Any, taps: tuple[int, ...], vocab: int, flags: Fl
     }
 
 
-
-def train_eagle3(training: Training, config: Eagle3Config = Eagle3Config()) -> bool:
-    """Train a head for the target; writes a folder for `eagle3:PATH` and for vLLM. False when interrupted; the same
-    call goes on."""
-    taps = taps_of(training.target, config.taps)
-    trainer = Trainer.open(training, config, must_hold_out=True)
-    facts = trainer.teacher.config
-    size = facts.vocab_size // 2 if config.vocab is None else config.vocab
-    ends = [token for token in (trainer.tokenizer.eos_token_id,) if token is not None]
-    keep = best_tokens(counts_of(trainer.rows, facts.vocab_size), size, must_keep(trainer.tokenizer, ends)[:1])
-    share = coverage(counts_of(trainer.held, facts.vocab_size), keep)
-    trainer.console.print(f"{len(keep):,} tokens to draft: {share:.2%} of what the target writes in held-out answers")
-    loss = Eagle3Loss(trainer.teacher, keep, config)
-    if not trainer.train(loss):
-        return False
-    if trainer.first:
-        depths = by_depth(trainer.held, loss.eval(), DEPTHS)
-        tensors: dict[str, Tensor] = dict(loss.module.named_parameters())
-        if len(keep) < facts.vocab_size:
-            tensors |= {"d2t": keep - torch.arange(len(keep)), "t2d": loss.is_kept}
-        settings = speculators_config(facts, taps, len(keep), config.flags, training.target.expanduser().resolve())
-        settings |= {"held_out": [*map(asdict, depths)], "coverage": share}
-        trainer.save_head(Eagle3.name, tensors.items(), depth_lines(depths), **settings)
-    return True
-
-
-def taps_of(target: Path, taps: Sequence[int] | None) -> Layers:
-    """The layers whose inputs the head reads; `taps`, or the paper's. PacelineError if the model in `target` has no
-    such layers, or heads cannot run with it."""
-    layers = Shape.of(check_target(target)).num_layers
-    taps = Layers(default_taps(layers) if taps is None else taps)
-    if not taps or list(taps) != sorted(set(taps)) or taps[0] < 0 or taps[-1] >= layers:
-        raise PacelineError(
-            f"--taps is {','.join(map(str, taps))}, and {target} has {layers} layers: "
-            f"ascending numbers of 0 to {layers - 1}, such as {','.join(map(str, default_taps(layers)))}"
-        )
-    return taps
-
-
-@with_options
+@drafter_command
 def eagle3_command(setup: DrafterOptions, config: Eagle3Config) -> bool:
     """Train a layer that drafts from three of the target's states, for `--draft eagle3:OUT` and for vLLM.
 
     paceline train eagle3 models/demo --prompts mine=prompts.jsonl --generate 5000 --out build/eagle3
 
-    The answers are kept in CHECKPOINTS/answers.jsonl. Ctrl-C saves; the same command goes on from there. At the end
-    acceptance is measured by depth on held-out answers. OUT is a checkpoint in the `speculators` format.
+    At the end acceptance is measured by depth on held-out answers. OUT is a checkpoint in the `speculators` format.
     """
-    config = replace(config, taps=taps_of(setup.target, config.taps))
-    return train_eagle3(setup.training(PASSES, peak_lr=config.lr, clip=0.5, **LOOP), config)
+    return train_head(setup.training(config), config)

@@ -66,7 +66,6 @@ def _named(pattern: re.Pattern[str], name: str, form: str) -> str:
     return form.format(*match.groups()) if match else ""
 
 
-
 def command(
     heads: Annotated[Path, typer.Argument(exists=True, file_okay=False, help="Folder of the Medusa heads.")],
     target: Annotated[Path, typer.Argument(exists=True, file_okay=False, help="Folder of their target.")],

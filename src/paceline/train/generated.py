@@ -72,9 +72,7 @@ def generated_rows(
         }  # fmt: skip
         starts = openings(prompts, tokenizer, engine.target.max_context - max_tokens, seed) if count > 0 else []
         with _begin(out, settings) as lines:
-            recorded = (
-                example for file in answers for example in read_examples(file, tokenizer, need_prompts=True)
-            )
+            recorded = (example for file in answers for example in read_examples(file, tokenizer, need_prompts=True))
             for number, example in enumerate(recorded):
                 if f"recorded {number}" not in lines:
                     _append(lines, f"recorded {number}", example)
@@ -130,9 +128,7 @@ def _begin(out: Path, settings: Mapping[str, Any]) -> Lines:
 
 
 def _append(lines: Lines, id: str, example: Example) -> None:
-    lines.append(
-        {"id": id, "source": example.source, "prompt_tokens": example.prompt, "tokens": example.tokens}
-    )
+    lines.append({"id": id, "source": example.source, "prompt_tokens": example.prompt, "tokens": example.tokens})
 
 
 def openings(

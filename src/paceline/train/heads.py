@@ -21,10 +21,10 @@ from __future__ import annotations
 
 import hashlib
 import re
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Iterator, Mapping
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Any, Literal
+from typing import Any, ClassVar, Literal
 
 import numpy as np
 import torch
@@ -37,25 +37,22 @@ from paceline.draft.neural.networks import PREFIX, GroundedHeads, ResidualHeads
 from paceline.draft.spec import option
 from paceline.errors import PacelineError
 from paceline.jsonl import check_folder
-from paceline.train.data import Rows, all_batches
+from paceline.train.data import Rows
 from paceline.train.layers import DecoderLayers, use_blocks
-from paceline.train.loss import IGNORE, chunked_cross_entropy, chunked_distillation, soft_cross_entropy
-from paceline.train.options import DrafterOptions, with_options
-from paceline.train.slots import RANKS, Slots, slot_lines, write_slots
-from paceline.train.trainer import Trainer, TrainerConfig, Training, check_target
-
-PASSES = 4
-"""Over the answers, if no budget is given."""
-MOST_ROWS = 48
-"""Held-out rows measured per source."""
+from paceline.train.loss import IGNORE, chunked_cross_entropy
+from paceline.train.options import DrafterOptions, drafter_command
+from paceline.train.student import Student, known_depths
+from paceline.train.trainer import HeadConfig, Trainer, train_head
 
 States = Callable[[Tensor], Tensor]
 """Token ids [B, T] to states [B, T, H]."""
 
 
 @dataclass(frozen=True, kw_only=True)
-class HeadsConfig(TrainerConfig):
+class HeadsConfig(HeadConfig):
     """What the heads of all methods have in common."""
+
+    passes: ClassVar[int] = 4
 
     depth: int = option(4, "Number of heads, which is the depth of drafts.", least=1, names=("--heads",))
     share: float = option(0.25, "Share of a batch's positions whose logits are computed.", least=0.001, most=1)
@@ -73,55 +70,42 @@ class HeadsConfig(TrainerConfig):
         callback=check_folder,
     )
 
-    def training(self, setup: DrafterOptions) -> Training:
-        """The training to run. PacelineError if heads cannot run with the target."""
-        check_target(setup.target)
-        return setup.training(PASSES, optimiser=self.optimiser, peak_lr=self.lr, weight_decay=0.0, warmup_steps=20)
+    @property
+    def loop(self) -> dict[str, Any]:
+        return super().loop | {"optimiser": self.optimiser, "weight_decay": 0.0, "warmup_steps": 20}
+
+    def student(self, trainer: Trainer) -> Student:
+        heads = self.heads(trainer.teacher)
+        if self.begin is not None:
+            go_on(heads, self.begin)
+        if self.states is not None:
+            target = trainer.target_facts()
+            cache = StateCache.open(
+                self.states, target.weights_fingerprint, heads.states, trainer.rows, target.hidden_size
+            )
+            heads.states = cache.of
+        return heads
+
+    def heads(self, teacher: Any) -> HeadsLoss:
+        """Untrained heads for a target."""
+        raise NotImplementedError
 
 
-class Teacher:
-    """A frozen target: its states, final norm, output head (`table` [V, H]) and embeddings."""
-
-    def __init__(self, model: Any) -> None:
-        self.model = model.eval().requires_grad_(False)
-        use_blocks(self.model)
-        self.config = model.config
-        self.norm, self.table = model.model.norm, model.lm_head.weight
-        self.embedding = model.get_input_embeddings()
-
-    @torch.no_grad()
-    def last(self, input_ids: Tensor) -> Tensor:
-        """States [B, T, H] before the final norm."""
-        before: list[Tensor] = []
-        hook = self.norm.register_forward_pre_hook(lambda module, given: before.append(given[0]))
-        try:
-            self.model.model(input_ids=input_ids, use_cache=False)
-        finally:
-            hook.remove()
-        return before[0]
-
-    def turns(self, states: Tensor) -> tuple[Tensor, Tensor]:
-        """Rotary cos and sin [1, T, head_dim] for states [B, T, H]."""
-        positions = torch.arange(states.shape[1], device=states.device)[None]
-        turns: tuple[Tensor, Tensor] = self.model.model.rotary_emb(states, positions)
-        return turns
-
-
-class HeadsLoss(nn.Module):
-    """Heads whose forward is their loss, a weighted mean over depths. input_ids, labels [B, T]; a label is the next
-    token, or IGNORE if that is not the target's own.
+class HeadsLoss(Student):
+    """Heads whose forward is their loss, a weighted mean over depths.
 
     A subclass implements `drafted`. It sets `normed` to False if its heads read the states before the final norm, and
     `lm_heads` if each depth has its own output head; those learn too."""
 
+    has_tree = True
     normed = True
 
-    def __init__(self, teacher: Teacher, config: HeadsConfig) -> None:
-        super().__init__()
-        self.config = config
+    def __init__(self, teacher: Any, config: HeadsConfig) -> None:
+        super().__init__(teacher, config.loss)
+        use_blocks(teacher)
+        self.config, self.depths = config, config.depth
         self.lm_heads: nn.ModuleList | None = None
-        self.teacher = teacher
-        self.states: States = teacher.last
+        self.states: States = self.states_before_norm
 
     def drafted(self, input_ids: Tensor, states: Tensor, at: Tensor) -> Tensor:
         """Inputs of the output head, [N, depth, H], at N positions `at` of the flattened batch. states [B, T, H]."""
@@ -142,11 +126,33 @@ class HeadsLoss(nn.Module):
         return total / weights
 
     @torch.no_grad()
+    def states_before_norm(self, input_ids: Tensor) -> Tensor:
+        """The target's last states [B, T, H] before its final norm."""
+        before: list[Tensor] = []
+        hook = self.teacher.model.norm.register_forward_pre_hook(lambda module, given: before.append(given[0]))
+        try:
+            self.teacher.model(input_ids=input_ids, use_cache=False)
+        finally:
+            hook.remove()
+        return before[0]
+
+    @torch.no_grad()
     def read(self, input_ids: Tensor) -> tuple[Tensor, Tensor]:
         """(states that the heads read, states after the final norm), [B, T, H] each."""
         before = self.states(input_ids)
-        last = self.teacher.norm(before.float())
+        last = self.teacher.model.norm(before.float())
         return (last if self.normed else before), last
+
+    def embedded(self, ids: Tensor) -> Tensor:
+        """The target's embeddings of token ids."""
+        embedded: Tensor = self.teacher.get_input_embeddings()(ids)
+        return embedded
+
+    def turns(self, states: Tensor) -> tuple[Tensor, Tensor]:
+        """Rotary cos and sin [1, T, head_dim] for states [B, T, H]."""
+        positions = torch.arange(states.shape[1], device=states.device)[None]
+        turns: tuple[Tensor, Tensor] = self.teacher.model.rotary_emb(states, positions)
+        return turns
 
     def _chosen(self, known: Tensor) -> Tensor:
         """The positions to compute: a share of the `known` ones, random in training."""
@@ -157,40 +163,36 @@ class HeadsLoss(nn.Module):
         return at[:: max(round(1 / self.config.share), 1)]
 
     def _of_depth(self, k: int, drafted: Tensor, last: Tensor, labels: Tensor, known: Tensor) -> Tensor:
-        soft, table = self.config.soft, self.teacher.table
-        loss = torch.zeros((), device=drafted.device)
-        own = self._own_table(k)
-        if soft > 0 and own is not None:
-            loss = loss + soft * chunked_distillation(drafted, own, last, table, known)
-        elif soft > 0:
-            loss = loss + soft * soft_cross_entropy(drafted, last, table, known)
+        soft, loss = self.config.soft, torch.zeros((), device=drafted.device)
+        if soft > 0:
+            loss = loss + soft * self.distance(drafted, last, known, k)
         if soft < 1:
-            wanted = torch.where(known, labels, IGNORE)
-            loss = loss + (1 - soft) * chunked_cross_entropy(drafted, table if own is None else own, wanted)
+            loss = loss + (1 - soft) * chunked_cross_entropy(drafted, self.table(k), torch.where(known, labels, IGNORE))
         return loss
 
-    def logits(self, k: int, drafted: Tensor) -> Tensor:
-        """Logits [N, V] of depth k from the inputs of its output head [N, H]."""
-        own = self._own_table(k)
-        return drafted @ (self.teacher.table if own is None else own).T
+    def table(self, depth: int = 0) -> Tensor:
+        if self.lm_heads is None:
+            return super().table()
+        table: Tensor = self.lm_heads.get_submodule(str(depth)).weight  # type: ignore[assignment]
+        return table
 
-    def _own_table(self, k: int) -> Tensor | None:
-        """The weights of depth k's own output head, if it has one."""
-        head = None if self.lm_heads is None else self.lm_heads[k]
-        return head.weight if isinstance(head, nn.Linear) else None
+    def drafts(self, input_ids: Tensor, depths: int) -> tuple[Tensor, Iterator[Tensor]]:
+        states, last = self.read(input_ids)
+        at = torch.arange(input_ids.numel(), device=input_ids.device).view_as(input_ids)[:, :-1]
+        drafted = self.drafted(input_ids, states, at.flatten()).unflatten(0, at.shape)
+        return last, (drafted[:, : at.shape[1] - k, k] for k in range(depths))
 
     def saved(self) -> dict[str, Tensor]:
-        """The parameters by the names they are saved under."""
         return {name.removeprefix("network."): weight for name, weight in self.named_parameters()}
 
 
 @torch.no_grad()
-def go_on(module: HeadsLoss, folder: Path) -> None:
+def go_on(heads: HeadsLoss, folder: Path) -> None:
     """Load the weights of the heads in `folder`. PacelineError if they were made with other options."""
     file = folder / "model.safetensors"
     if not file.exists():
         raise PacelineError(f"--begin: {folder} has no model.safetensors; name a folder that this command wrote")
-    weights, own = load_file(file), module.saved()
+    weights, own = load_file(file), heads.saved()
     wrong = sorted(set(weights) ^ set(own)) or [name for name in own if own[name].shape != weights[name].shape]
     if wrong:
         raise PacelineError(f"--begin: {folder} has heads of another make: {', '.join(wrong[:3])}")
@@ -198,77 +200,14 @@ def go_on(module: HeadsLoss, folder: Path) -> None:
         parameter.copy_(weights[name])
 
 
-def known_depths(labels: Tensor, depth: int) -> Tensor:
-    """bool [B, T, depth]: whether the tokens t + 1 to t + 2 + k after position t are all the target's own."""
-    known = labels != IGNORE
-    ahead = [torch.cat([known[:, k:], torch.zeros_like(known[:, :k])], 1) for k in range(depth + 1)]
-    return torch.stack(ahead, -1).cumprod(-1)[..., 1:].bool()
-
-
-@torch.no_grad()
-def measure(module: HeadsLoss, held: Mapping[str, Rows]) -> Slots:
-    """How often the candidates of each depth are the target's best token, over the labelled positions of `held`."""
-    module.eval()
-    depth, table = module.config.depth, module.teacher.table
-    slots = Slots(depth)
-    ranks = min(RANKS, len(table))
-    few: dict[str, Rows] = {name: (ids[:MOST_ROWS], labels[:MOST_ROWS]) for name, (ids, labels) in held.items()}
-    for batch in all_batches(few):
-        ids, labels = (side.to(table.device) for side in batch)
-        states, last = module.read(ids)
-        known = known_depths(labels, depth).flatten(0, 1)
-        at = known[:, 0].nonzero().flatten()
-        if not len(at):
-            continue
-        best_tokens = (last @ table.T).argmax(-1).flatten()
-        drafted = module.drafted(ids, states, at)
-        for k in range(depth):
-            here = known[at, k]
-            best = module.logits(k, drafted[here, k]).topk(ranks).indices
-            slots.add(k, best, best_tokens[at[here] + k + 1])
-    return slots
-
-
-def head_facts(slots: Slots) -> dict[str, Any]:
-    """The measurements in config.json, by depth."""
-    shares = slots.accuracies
-    return {
-        "positions": [int(count) for count in slots.counts],
-        "top1": [row[0] for row in shares],
-        "top5": [round(sum(row[:5]), 4) for row in shares],
-    }
-
-
-def train_heads(
-    kind: str,
-    training: Training,
-    config: HeadsConfig,
-    make: Callable[[Teacher], HeadsLoss],
-    facts: Mapping[str, Any],
-) -> bool:
-    """Train the heads of `make`; writes a folder for `kind:PATH`. False when interrupted; the same call goes on.
-
-    facts  entries of config.json."""
-    check_target(training.target)
-    trainer = Trainer.open(training, config, must_hold_out=True)
-    teacher = Teacher(trainer.teacher)
-    module = make(teacher)
-    if config.begin is not None:
-        go_on(module, config.begin)
-    if config.states is not None:
-        target = trainer.target_facts()
-        cache = StateCache.open(
-            config.states, target.weights_fingerprint, teacher.last, trainer.rows, target.hidden_size
-        )
-        module.states = cache.of
-    if not trainer.train(module):
-        return False
-    if trainer.first:
-        slots = measure(module, trainer.held)
-        lines = slot_lines(slots.accuracies)
-        trainer.save_head(kind, module.saved().items(), lines, **facts, held_out=head_facts(slots))
-        write_slots(training.out, slots.accuracies, slots.counts)
-    return True
+def own_output_heads(teacher: Any, depth: int) -> nn.ModuleList:
+    """An output head for each depth, initially the target's."""
+    vocab_size, width = teacher.lm_head.weight.shape
+    heads = nn.ModuleList(nn.Linear(width, vocab_size, bias=False) for _ in range(depth))
+    with torch.no_grad():
+        for weight in heads.parameters():
+            weight.copy_(teacher.lm_head.weight)
+    return heads
 
 
 # States in a file ------------------------------------------------------------------------------------------------
@@ -330,11 +269,16 @@ class MedusaConfig(HeadsConfig):
         False, "Give each head its own output head; that is most of the size.", names=("--own-heads",)
     )
 
+    def heads(self, teacher: Any) -> HeadsLoss:
+        return MedusaLoss(teacher, self)
+
 
 class MedusaLoss(HeadsLoss):
     """K residual heads over the state after the final norm."""
 
-    def __init__(self, teacher: Teacher, config: MedusaConfig) -> None:
+    kind = Medusa.name
+
+    def __init__(self, teacher: Any, config: MedusaConfig) -> None:
         super().__init__(teacher, config)
         self.layers = config.layers
         self.network = ResidualHeads(config.depth, config.layers, teacher.config.hidden_size)
@@ -350,35 +294,21 @@ class MedusaLoss(HeadsLoss):
             re.sub(r"^lm_heads\.(\d+)", rf"\1.{self.layers}", name): weight for name, weight in super().saved().items()
         }
 
-
-def own_output_heads(teacher: Teacher, depth: int) -> nn.ModuleList:
-    """An output head for each depth, initially the target's."""
-    vocab_size, width = teacher.table.shape
-    heads = [nn.Linear(width, vocab_size, bias=False) for _ in range(depth)]
-    with torch.no_grad():
-        for head in heads:
-            head.weight.copy_(teacher.table)
-    return nn.ModuleList(heads)
+    def facts(self) -> dict[str, Any]:
+        own_heads = self.lm_heads is not None
+        return {"medusa_num_heads": self.depths, "medusa_num_layers": self.layers, "own_heads": own_heads}
 
 
-def train_medusa(training: Training, config: MedusaConfig = MedusaConfig()) -> bool:
-    """Train heads for `medusa:PATH`. False when interrupted; the same call goes on."""
-    facts = {
-        "medusa_num_heads": config.depth, "medusa_num_layers": config.layers, "own_heads": config.own_heads,
-    }  # fmt: skip
-    return train_heads(Medusa.name, training, config, lambda teacher: MedusaLoss(teacher, config), facts)
-
-
-@with_options
+@drafter_command
 def medusa_command(setup: DrafterOptions, config: MedusaConfig) -> bool:
     """Train Medusa's heads, for `--draft medusa:OUT`: small networks that read the target's last state.
 
     paceline train medusa models/demo --prompts mine=prompts.jsonl --generate 5000 --out build/medusa
 
-    The answers are kept in CHECKPOINTS/answers.jsonl. Ctrl-C saves; the same command goes on from there. At the end the
-    heads are measured on held-out answers, by depth and rank; slots.json has the trees that follow from that.
+    At the end the heads are measured on held-out answers, by depth and rank; slots.json has the trees that follow from
+    that.
     """
-    return train_medusa(config.training(setup), config)
+    return train_head(setup.training(config), config)
 
 
 # Hydra -----------------------------------------------------------------------------------------------------------
@@ -391,50 +321,53 @@ class HydraConfig(HeadsConfig):
     layers: int = option(4, "Blocks of a head; those after the first share their weights.", least=1)
     prefix: bool = option(True, "A decoder layer between the target and the heads, as in Hydra++.")
 
+    def heads(self, teacher: Any) -> HeadsLoss:
+        return HydraLoss(teacher, self)
+
 
 class HydraLoss(HeadsLoss):
     """Grounded heads over the state after the final norm, or over the prefix layer's output."""
 
-    def __init__(self, teacher: Teacher, config: HydraConfig) -> None:
+    kind = Hydra.name
+
+    def __init__(self, teacher: Any, config: HydraConfig) -> None:
         super().__init__(teacher, config)
+        self.layers = config.layers
         self.network = GroundedHeads(config.depth, config.layers, teacher.config.hidden_size)
         self.prefix: nn.ModuleDict | None = None
         if config.prefix:
             # The norm begins at 1 and its input is normed already, so an untrained prefix changes next to nothing.
             norm = nn.RMSNorm(teacher.config.hidden_size, teacher.config.rms_norm_eps)
-            self.prefix = nn.ModuleDict({"layers": DecoderLayers(teacher.model, 1), "norm": norm})
+            self.prefix = nn.ModuleDict({"layers": DecoderLayers(teacher, 1), "norm": norm})
 
     def drafted(self, input_ids: Tensor, states: Tensor, at: Tensor) -> Tensor:
         if self.prefix is not None:
-            states = self.prefix["norm"](self.prefix["layers"](states, self.teacher.turns(states)))
+            states = self.prefix["norm"](self.prefix["layers"](states, self.turns(states)))
         state, flat = states.flatten(0, 1)[at], input_ids.flatten()
-        tokens = [self.teacher.embedding(flat[(at + k + 1).clamp_max(len(flat) - 1)]) for k in range(len(self.network))]
-        return torch.stack([self.network(k, state, tokens[: k + 1]) for k in range(len(self.network))], 1)
+        tokens = [self.embedded(flat[(at + k + 1).clamp_max(len(flat) - 1)]) for k in range(self.depths)]
+        return torch.stack([self.network(k, state, tokens[: k + 1]) for k in range(self.depths)], 1)
 
     def saved(self) -> dict[str, Tensor]:
         """Names of the authors' files."""
         return {name.replace("prefix.", f"{PREFIX}.", 1): weight for name, weight in super().saved().items()}
 
-
-def train_hydra(training: Training, config: HydraConfig = HydraConfig()) -> bool:
-    """Train heads for `hydra:PATH`. False when interrupted; the same call goes on."""
-    facts = {
-        "hydra_num_heads": config.depth,
-        "hydra_num_layers": config.layers,
-        "hydra_head_arch": "prefix-mlp" if config.prefix else "mlp",
-        "grounded_heads": True,
-        "tied": True,  # the blocks after a head's first share their weights, which are in the file once
-    }
-    return train_heads(Hydra.name, training, config, lambda teacher: HydraLoss(teacher, config), facts)
+    def facts(self) -> dict[str, Any]:
+        return {
+            "hydra_num_heads": self.depths,
+            "hydra_num_layers": self.layers,
+            "hydra_head_arch": "mlp" if self.prefix is None else "prefix-mlp",
+            "grounded_heads": True,
+            "tied": True,  # the blocks after a head's first share their weights, which are in the file once
+        }
 
 
-@with_options
+@drafter_command
 def hydra_command(setup: DrafterOptions, config: HydraConfig) -> bool:
     """Train Hydra's heads, for `--draft hydra:OUT`: each one also reads the drafted tokens before it.
 
     paceline train hydra models/demo --prompts mine=prompts.jsonl --generate 5000 --out build/hydra
 
-    The answers are kept in CHECKPOINTS/answers.jsonl. Ctrl-C saves; the same command goes on from there. At the end the
-    heads are measured on held-out answers, by depth and rank; slots.json has the trees that follow from that.
+    At the end the heads are measured on held-out answers, by depth and rank; slots.json has the trees that follow from
+    that.
     """
-    return train_hydra(config.training(setup), config)
+    return train_head(setup.training(config), config)

@@ -9,44 +9,68 @@ authors' begins at random.
     paceline train kangaroo models/demo --data answers.jsonl --out build/kangaroo
 """
 
-from collections.abc import Mapping
+from __future__ import annotations
+
+from collections.abc import Iterator
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Any
+from typing import Any, ClassVar
 
 import torch
 from torch import Tensor, nn
 
-from paceline.draft.kangaroo import Kangaroo, adapter_shapes
+from paceline.draft.kangaroo import Kangaroo
 from paceline.draft.spec import option
 from paceline.errors import PacelineError
+from paceline.target.load import read_config
 from paceline.target.shape import Shape, rotary_tables
-from paceline.train.data import Rows, all_batches
-from paceline.train.loss import IGNORE, soft_cross_entropy
-from paceline.train.options import DrafterOptions, with_options
-from paceline.train.trainer import Student, Trainer, TrainerConfig, Training, check_target, overlaps
+from paceline.train.loss import IGNORE
+from paceline.train.options import DrafterOptions, drafter_command
+from paceline.train.student import Student, chain
+from paceline.train.trainer import HeadConfig, Trainer, train_head
 from paceline.train.unrolled import UnrolledAttention
-
-PASSES = 10
-"""Over the answers, if no budget is given. The authors make 20."""
 
 
 @dataclass(frozen=True, kw_only=True)
-class KangarooConfig(TrainerConfig):
-    """The adapter's place."""
+class KangarooConfig(HeadConfig):
+    """The adapter's place. The authors make 20 passes."""
+
+    passes: ClassVar[int] = 10
 
     exit: int | None = option(None, "First layers of the target, which draft; an eighth if left out.", least=0)
     lr: float = option(1e-3, "Peak learning rate.", least=0)
 
+    @property
+    def loop(self) -> dict[str, Any]:
+        # AdamW with its usual decay, as in the paper. The authors' rate of 5e-5 is for 7 billion parameters.
+        return super().loop | {"optimiser": "adamw", "weight_decay": 0.01}
+
+    def check(self, target: Path) -> None:
+        super().check(target)
+        layers = Shape.of(read_config(target)).num_layers
+        if not 0 <= self.exit_of(layers) < layers:
+            raise PacelineError(f"--exit is {self.exit}, and {target} has {layers} layers: it is 0 to {layers - 1}")
+
+    def exit_of(self, layers: int) -> int:
+        """The exit in a target of so many layers; by default after an eighth of them. (In the paper speed peaks at 0.06
+        to 0.08 of them.)"""
+        return min(max(1, layers // 8), layers - 1) if self.exit is None else self.exit
+
+    def student(self, trainer: Trainer) -> Student:
+        return KangarooLoss(trainer.teacher, self)
+
 
 class AdapterModule(UnrolledAttention):
     """The adapter in training: `paceline.draft.kangaroo.Adapter` without a cache. Parameters are named as in
-    `adapter_shapes`. Norms begin at 1, the output projection at 0."""
+    `adapter_shapes`. The input norm and the output projection begin so that the adapter is the target's final norm."""
 
-    def __init__(self, shape: Shape) -> None:
+    def __init__(self, teacher: Any) -> None:
+        shape = Shape.of(teacher.config)
         super().__init__(shape, shape.hidden_size)
         self.input_norm = nn.RMSNorm(shape.hidden_size, shape.eps)
         self.output_norm = nn.RMSNorm(shape.hidden_size, shape.eps)
+        with torch.no_grad():
+            self.output_norm.weight.copy_(teacher.model.norm.weight)
 
     def forward(self, states: Tensor, cos: Tensor, sin: Tensor) -> Tensor:  # type: ignore[override]
         """Inputs of the target's head [B, T, H] from early states [B, T, H]; cos, sin [T, head_dim] of
@@ -56,22 +80,17 @@ class AdapterModule(UnrolledAttention):
 
 
 class KangarooLoss(Student):
-    """An adapter whose forward is its loss. input_ids, labels [B, T]; a label is the next token, or IGNORE if that is
-    not the target's own.
+    """An adapter over early states, which are the inputs of the target's layer `exit`, counted from 0."""
 
-    teacher  a transformers model.
-    exit     early states are the inputs of this layer, counted from 0."""
-
+    kind = Kangaroo.name
     cos: Tensor
     sin: Tensor
 
-    def __init__(self, teacher: Any, exit: int) -> None:
-        super().__init__(teacher)
+    def __init__(self, teacher: Any, config: KangarooConfig = KangarooConfig()) -> None:
+        super().__init__(teacher, config.loss)
         shape = Shape.of(teacher.config)
-        self.exit = exit
-        self.adapter = AdapterModule(shape)
-        with torch.no_grad():  # begin as the target's own norm and head
-            self.adapter.output_norm.weight.copy_(teacher.model.norm.weight)
+        self.config, self.exit = config, config.exit_of(shape.num_layers)
+        self.adapter = AdapterModule(teacher)
         cos, sin = rotary_tables(teacher.config, shape)
         self.register_buffer("cos", cos, persistent=False)
         self.register_buffer("sin", sin, persistent=False)
@@ -90,85 +109,30 @@ class KangarooLoss(Student):
 
     def forward(self, input_ids: Tensor, labels: Tensor) -> Tensor:
         early, last = self.states(input_ids)
-        return soft_cross_entropy(self.drafted(early), last, self.teacher.lm_head.weight, labels != IGNORE)
+        return self.distance(self.drafted(early), last, labels != IGNORE)
+
+    def drafts(self, input_ids: Tensor, depths: int) -> tuple[Tensor, Iterator[Tensor]]:
+        early, last = self.states(input_ids)
+        return last, chain(self.drafted(early), depths)
+
+    def saved(self) -> dict[str, Tensor]:
+        return dict(self.adapter.named_parameters())
+
+    def facts(self) -> dict[str, Any]:
+        return {"exit_layer": self.exit}
+
+    def untrained(self) -> Student:
+        """The target's own final norm and head after layer l: an exit without an adapter."""
+        return KangarooLoss(self.teacher, self.config).to(self.teacher.device)
 
 
-@torch.no_grad()
-def measure(module: KangarooLoss, held: Mapping[str, Rows], batch: int = 4) -> dict[str, Any]:
-    """Measure the adapter, and as baseline the target's own norm and head after layer l, over the labelled positions
-    of `held`, at temperature 1: {"tokens", "entropy" (of p, the least possible soft_ce), "adapter", "no_adapter"}.
-
-    The last two are {"soft_ce" (mean of -sum p log q, nats), "overlap", "top1"}, as in `trainer.Agreement`."""
-    sums = {"adapter": torch.zeros(3), "no_adapter": torch.zeros(3)}
-    entropy, tokens = 0.0, 0
-    head, norm = module.teacher.lm_head, module.teacher.model.norm
-    for ids, labels in all_batches(held, batch):
-        known = (labels != IGNORE).to(head.weight.device)
-        early, last = module.states(ids.to(head.weight.device))
-        p = head(last[known]).float().softmax(-1)
-        entropy -= float(torch.xlogy(p, p).sum())
-        tokens += len(p)
-        for name, hidden in (("adapter", module.drafted(early)), ("no_adapter", norm(early))):
-            log_q = head(hidden[known]).float().log_softmax(-1)
-            sums[name] += torch.tensor([-float((p * log_q).sum()), *overlaps(p, log_q.exp())])
-    names = ("soft_ce", "overlap", "top1")
-    fits = {name: dict(zip(names, (total / max(tokens, 1)).tolist(), strict=True)) for name, total in sums.items()}
-    return {"tokens": tokens, "entropy": entropy / max(tokens, 1), **fits}
-
-
-def no_adapter(teacher: Any) -> dict[str, Tensor]:
-    """The weights of an adapter that only applies the target's final norm: the baseline of a trained one."""
-    shape = Shape.of(teacher.config)
-    tensors = {name: torch.zeros(of) for name, of in adapter_shapes(shape).items()}
-    tensors["input_norm.weight"] += 1
-    tensors["output_norm.weight"] += teacher.model.norm.weight.detach().cpu()
-    return tensors
-
-
-def exit_of(target: Path, exit: int | None = None) -> int:
-    """The exit layer; by default an eighth of the layers, at least one. (In the paper speed peaks at 0.06 to 0.08 of
-    them.) PacelineError if the model in `target` has no such layer, or heads cannot run with it."""
-    layers = Shape.of(check_target(target)).num_layers
-    exit = min(max(1, layers // 8), layers - 1) if exit is None else exit
-    if not 0 <= exit < layers:
-        raise PacelineError(f"--exit is {exit}, and {target} has {layers} layers: it is 0 to {layers - 1}")
-    return exit
-
-
-def train_adapter(training: Training, config: KangarooConfig = KangarooConfig()) -> bool:
-    """Train an adapter after layer `config.exit` of the target; writes a folder for `kangaroo:PATH`. False when
-    interrupted; the same call goes on."""
-    exit = exit_of(training.target, config.exit)
-    trainer = Trainer.open(training, config, must_hold_out=True)
-    module = KangarooLoss(trainer.teacher, exit)
-    if not trainer.train(module):
-        return False
-    if trainer.first:
-        fits = measure(module, trainer.held)
-        tensors = module.adapter.named_parameters()
-        trainer.save_head(Kangaroo.name, tensors, table(fits), exit_layer=exit, held_out=fits)
-    return True
-
-
-def table(fits: Mapping[str, Any]) -> list[str]:
-    """A table of what `measure` returns."""
-    lines = [f"held out: {fits['tokens']:,} tokens, entropy of the target {fits['entropy']:.3f} nats"]
-    lines += [f"{'':12}{'soft CE':>9}{'overlap':>9}{'top 1':>9}"]
-    for name in ("no_adapter", "adapter"):
-        fit = fits[name]
-        lines.append(f"{name.replace('_', ' '):12}{fit['soft_ce']:9.3f}{fit['overlap']:9.3f}{fit['top1']:9.3f}")
-    return lines
-
-
-@with_options
+@drafter_command
 def command(setup: DrafterOptions, config: KangarooConfig) -> bool:
     """Train an adapter with which a target's first layers draft, for `--draft kangaroo:OUT`.
 
     paceline train kangaroo models/demo --prompts mine=prompts.jsonl --generate 5000 --out build/kangaroo
 
-    The answers are kept in CHECKPOINTS/answers.jsonl. Ctrl-C saves; the same command goes on from there. At the end the
-    adapter is measured on held-out answers, and for comparison the target's own norm and head in its place.
+    At the end the adapter is measured on held-out answers, and for comparison the target's own norm and head in its
+    place.
     """
-    exit_of(setup.target, config.exit)
-    # AdamW with its usual decay, as in the paper. The authors' rate of 5e-5 is for 7 billion parameters.
-    return train_adapter(setup.training(PASSES, optimiser="adamw", peak_lr=config.lr, weight_decay=0.01), config)
+    return train_head(setup.training(config), config)

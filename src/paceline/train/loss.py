@@ -3,17 +3,15 @@
 Exact (tests compare them with torch's own). On a CPU this is a third more tokens a second for a small model with a
 large vocabulary; zoo/README.md has the figures.
 
-* Cross-entropy, optionally with an unlikelihood term (Welleck et al. 2020, "Neural text generation with unlikelihood
-  training", section 5) at positions where one token is known to be wrong.
-* Distillation: the distance between a draft model's distribution and its target's.
-* Soft cross-entropy with the target's distribution.
+* Cross-entropy.
+* The distance of a draft's distribution from its target's. A further one is a function here and a name in `DISTANCES`.
 """
 
 from __future__ import annotations
 
 from collections.abc import Callable
 from functools import cache
-from typing import Any
+from typing import Any, Literal
 
 import torch
 from torch import Tensor, nn
@@ -34,37 +32,33 @@ def autocast_dtype(tensor: Tensor) -> torch.dtype:
     return torch.get_autocast_dtype(device) if torch.is_autocast_enabled(device) else tensor.dtype
 
 
-def _chunk(
-    rows: Tensor, table: Tensor, wanted: Tensor, unwanted: Tensor, like: Tensor, unlike: Tensor
-) -> tuple[Tensor, Tensor]:
-    """Loss summed over a chunk, and its gradient with respect to the logits [C, V], in the dtype of `rows`.
+def _cross_entropy(rows: Tensor, table: Tensor, weights: Tensor, labels: Tensor) -> tuple[Tensor, Tensor]:
+    """Cross-entropy over a chunk: labels [C] token ids, rows [C, D], table [V, D].
 
-    rows [C, D], table [V, D]; wanted, unwanted [C] token ids; like, unlike [C] weights of the two terms (0: no term).
-    """
-    logits = (rows @ table.T).float()
-    norm = torch.logsumexp(logits, -1, keepdim=True)
-    wanted, unwanted, like, unlike = wanted[:, None], unwanted[:, None], like[:, None], unlike[:, None]
-    p_unwanted = (logits.gather(1, unwanted) - norm).exp()
-    left = (1 - p_unwanted).clamp_min(1e-6)
-    loss = (like * (norm - logits.gather(1, wanted)) - unlike * left.log()).sum()
-    # The gradient of -log(1 - p_u) is p_u / (1 - p_u) (1[j = u] - p_j). For j = u that is p_u; written in that form it
-    # does not vanish where p_u rounds to 1.
-    push = unlike * p_unwanted / left
-    token = torch.arange(table.shape[0], device=rows.device)[None]
-    error = (like - push) * (logits - norm).exp()
-    error = error - torch.where(token == wanted, like, 0.0)
-    error = error + torch.where(token == unwanted, (push + unlike) * p_unwanted, 0.0)
-    return loss, error.to(rows.dtype)
-
-
-def _distil_chunk(
-    rows: Tensor, table: Tensor, target_rows: Tensor, weights: Tensor, target_table: Tensor
-) -> tuple[Tensor, Tensor]:
-    """As `_chunk`, for KL(p || q) + TV(p, q): p is the target's distribution at target_rows [C, Dt], q the draft's."""
-    p = torch.softmax((target_rows @ target_table.T).float(), -1)
+    Returns the loss, weighted by weights [C] and summed, and its gradient with respect to the logits [C, V]."""
     log_q = torch.log_softmax((rows @ table.T).float(), -1)
-    q = log_q.exp()
+    weights, labels = weights[:, None], labels.clamp_min(0)[:, None]
+    token = torch.arange(table.shape[0], device=rows.device)[None]
+    error = weights * (log_q.exp() - (token == labels).float())
+    return -(weights * log_q.gather(1, labels)).sum(), error.to(rows.dtype)
+
+
+def _soft_cross_entropy(
+    rows: Tensor, table: Tensor, weights: Tensor, target_rows: Tensor, target_table: Tensor | None = None
+) -> tuple[Tensor, Tensor]:
+    """As `_cross_entropy`, for -sum p log q: p is the target's distribution at target_rows [C, Dt], q the draft's at
+    rows. Without a target_table both use `table`."""
+    p, log_q = _distributions(rows, table, target_rows, target_table)
     weights = weights[:, None]
+    return -(weights * p * log_q).sum(), (weights * (log_q.exp() - p)).to(rows.dtype)
+
+
+def _kl_and_tv(
+    rows: Tensor, table: Tensor, weights: Tensor, target_rows: Tensor, target_table: Tensor | None = None
+) -> tuple[Tensor, Tensor]:
+    """As `_soft_cross_entropy`, for KL(p || q) + TV(p, q)."""
+    p, log_q = _distributions(rows, table, target_rows, target_table)
+    q, weights = log_q.exp(), weights[:, None]
     kl = (p * (p.clamp_min(1e-20).log() - log_q)).sum(-1, keepdim=True)
     missed = (q - p).clamp_min(0).sum(-1, keepdim=True)  # 1 - sum min(p, q): the chance that a draft is rejected
     loss = (weights * (kl + missed)).sum()
@@ -74,18 +68,25 @@ def _distil_chunk(
     return loss, (weights * error).to(rows.dtype)
 
 
-def _soft_chunk(
-    rows: Tensor, table: Tensor, target_rows: Tensor, weights: Tensor, target_table: Tensor | None = None
+def _distributions(
+    rows: Tensor, table: Tensor, target_rows: Tensor, target_table: Tensor | None
 ) -> tuple[Tensor, Tensor]:
-    """As `_chunk`, for -sum p log q. Without a target_table both distributions use `table`."""
     p = torch.softmax((target_rows @ (table if target_table is None else target_table).T).float(), -1)
-    log_q = torch.log_softmax((rows @ table.T).float(), -1)
-    weights = weights[:, None]
-    return -(weights * p * log_q).sum(), (weights * (log_q.exp() - p)).to(rows.dtype)
+    return p, torch.log_softmax((rows @ table.T).float(), -1)
+
+
+Step = Callable[..., tuple[Tensor, Tensor]]
+Distance = Literal["soft", "kl+tv"]
+DISTANCES: dict[str, Step] = {"soft": _soft_cross_entropy, "kl+tv": _kl_and_tv}
+"""Distances of a draft's distribution from its target's, which every recipe that learns one can minimise.
+
+* soft: cross-entropy with the target's distribution. Its least possible value is the entropy of p.
+* kl+tv: KL keeps q's tail alive; TV is the rate at which drafts are rejected (Zhou et al. 2024, "DistillSpec", section
+  4)."""
 
 
 @cache
-def _compiled(step: Callable[..., tuple[Tensor, Tensor]]) -> Callable[..., tuple[Tensor, Tensor]]:
+def _compiled(step: Step) -> Step:
     return torch.compile(step, dynamic=False)
 
 
@@ -97,7 +98,7 @@ class _ChunkedLoss(torch.autograd.Function):
         ctx: Any,
         hidden: Tensor,
         weight: Tensor,
-        step: Callable[..., tuple[Tensor, Tensor]],
+        step: Step,
         targets: tuple[Tensor, ...],
         fixed: tuple[Tensor, ...],
         chunk: int,
@@ -126,93 +127,62 @@ class _ChunkedLoss(torch.autograd.Function):
 
 
 def chunked_cross_entropy(
+    hidden: Tensor, weight: Tensor, labels: Tensor, chunk: int = CHUNK, compiled: bool = False
+) -> Tensor:
+    """Mean cross-entropy of `hidden @ weight.T` over the labelled positions; 0 if there are none.
+
+    hidden [..., D], weight [V, D], labels [...] with IGNORE where not trained."""
+    return _mean(_cross_entropy, hidden, weight, labels, labels != IGNORE, (), chunk, compiled)
+
+
+def distance(
+    kind: str,
     hidden: Tensor,
-    weight: Tensor,
-    labels: Tensor,
-    unwanted: Tensor | None = None,
+    table: Tensor,
+    target_hidden: Tensor,
+    target_table: Tensor,
+    where: Tensor,
     chunk: int = CHUNK,
     compiled: bool = False,
 ) -> Tensor:
-    """Mean cross-entropy of `hidden @ weight.T` over the labelled positions.
+    """Mean distance of the draft's distribution q from the target's p over the positions of `where`, 0 if there are
+    none. q = softmax(hidden @ table.T), p = softmax(target_hidden @ target_table.T).
 
-    hidden [..., D], weight [V, D], labels [...] with IGNORE where not trained. unwanted [...]: for each position a
-    token that should be unlikely (IGNORE: none), for which -log(1 - p) is added.
-    """
-    labels, hidden = labels.reshape(-1), hidden.reshape(-1, hidden.shape[-1])
-    unwanted = torch.full_like(labels, IGNORE) if unwanted is None else unwanted.reshape(-1)
-    used = (labels != IGNORE) | (unwanted != IGNORE)
-    if not bool(used.all()):
-        hidden, labels, unwanted = hidden[used], labels[used], unwanted[used]
-    count = max(len(labels), 1)
-    rest = -len(labels) % chunk  # padding, of weight 0, gives the compiled step a single shape
-    if rest:
-        hidden = pad(hidden, (0, 0, 0, rest))
-        labels, unwanted = pad(labels, (0, rest), value=IGNORE), pad(unwanted, (0, rest), value=IGNORE)
-    like = (labels != IGNORE).float() / count
-    unlike = (unwanted != IGNORE).float() / count
-    targets = (labels.clamp_min(0), unwanted.clamp_min(0), like, unlike)
-    step = _compiled(_chunk) if compiled else _chunk
-    loss: Tensor = _ChunkedLoss.apply(hidden, weight, step, targets, (), chunk)
-    return loss
+    kind   of `DISTANCES`.
+    hidden [..., D], table [V, D]; target_hidden [..., Dt], target_table [V, Dt] of the same V tokens; where bool [...].
+
+    `hidden` learns, and `table` unless it is the target's."""
+    fixed: tuple[Tensor, ...] = ()
+    if table is target_table:
+        table = table.detach()
+    else:
+        fixed = (target_table.detach().to(autocast_dtype(hidden)),)
+    target_hidden = target_hidden.to(autocast_dtype(hidden))
+    return _mean(DISTANCES[kind], hidden, table, target_hidden, where, fixed, chunk, compiled)
 
 
-def chunked_distillation(
+def _mean(
+    step: Step,
     hidden: Tensor,
-    weight: Tensor,
-    target_hidden: Tensor,
-    target_weight: Tensor,
-    kept: Tensor,
-    chunk: int = CHUNK,
-    compiled: bool = False,
-) -> Tensor:
-    """Mean of KL(p || q) + TV(p, q) over the positions of `kept`; q = softmax(hidden @ weight.T) learns.
-
-    hidden [..., D], weight [V, D] of the draft; target_hidden [..., Dt], target_weight [V, Dt] give p; kept bool [...].
-    KL keeps q's tail alive; TV is the rejection rate (Zhou et al. 2024, "DistillSpec", section 4).
-    """
-    step = _compiled(_distil_chunk) if compiled else _distil_chunk
-    fixed = (target_weight.detach().to(hidden.dtype),)
-    return _towards_target(hidden, weight, target_hidden, kept, step, fixed, chunk)
-
-
-def soft_cross_entropy(
-    hidden: Tensor, target_hidden: Tensor, table: Tensor, kept: Tensor, weight: Tensor | None = None, chunk: int = CHUNK
-) -> Tensor:
-    """Mean of -sum p log q over the positions of `kept`, in nats: p = softmax(target_hidden @ table.T), q =
-    softmax(hidden @ weight.T). The least possible value is the entropy of p.
-
-    hidden [..., D], target_hidden [..., Dt], table [K, Dt], weight [K, D] of the same K tokens, kept bool [...].
-    weight  learns with `hidden`; None: q uses `table`, and only `hidden` learns."""
-    hidden = hidden.to(autocast_dtype(hidden))
-    if weight is None:
-        return _towards_target(hidden, table.detach(), target_hidden, kept, _soft_chunk, (), chunk)
-    fixed = (table.detach().to(hidden.dtype),)
-    return _towards_target(hidden, weight, target_hidden, kept, _soft_chunk, fixed, chunk)
-
-
-def _towards_target(
-    hidden: Tensor,
-    weight: Tensor,
-    target_hidden: Tensor,
-    kept: Tensor,
-    step: Callable[..., tuple[Tensor, Tensor]],
+    table: Tensor,
+    targets: Tensor,
+    where: Tensor,
     fixed: tuple[Tensor, ...],
     chunk: int,
+    compiled: bool,
 ) -> Tensor:
-    """The mean of `step` over the positions of `kept`; 0 if there are none."""
-    kept = kept.reshape(-1)
-    hidden = hidden.reshape(-1, hidden.shape[-1])[kept]
-    target_hidden = target_hidden.reshape(-1, target_hidden.shape[-1])[kept].to(hidden.dtype)
+    """The mean of `step` over the positions of `where` [...]; hidden, targets [..., *] are given to it in chunks."""
+    hidden, targets = hidden.to(autocast_dtype(hidden))[where], targets[where]
     weights = torch.full((len(hidden),), 1 / max(len(hidden), 1), device=hidden.device)
     rest = -len(hidden) % chunk  # padding, of weight 0, gives a compiled step a single shape
-    hidden, target_hidden = pad(hidden, (0, 0, 0, rest)), pad(target_hidden, (0, 0, 0, rest))
-    loss: Tensor = _ChunkedLoss.apply(hidden, weight, step, (target_hidden, pad(weights, (0, rest))), fixed, chunk)
+    hidden, weights, targets = (pad(part, (0, 0) * (part.dim() - 1) + (0, rest)) for part in (hidden, weights, targets))
+    step = _compiled(step) if compiled else step
+    loss: Tensor = _ChunkedLoss.apply(hidden, table, step, (weights, targets), fixed, chunk)
     return loss
 
 
 class LmLoss(nn.Module):
-    """A causal language model whose forward is its training loss. input_ids, labels [B, T], labels shifted; unwanted
-    [B, T]: tokens that should not come next, for the unlikelihood term."""
+    """A causal language model whose forward is its training loss. input_ids, labels [B, T], labels shifted."""
 
     def __init__(self, model: Any, compiled: bool = False) -> None:
         super().__init__()
@@ -227,8 +197,10 @@ class LmLoss(nn.Module):
         hidden: Tensor = self.model.model(input_ids=input_ids, use_cache=False).last_hidden_state
         return hidden
 
-    def forward(self, input_ids: Tensor, labels: Tensor, unwanted: Tensor | None = None) -> Tensor:
-        hidden = (self._compiled if self.training else self._hidden)(input_ids)
-        hidden = hidden.to(autocast_dtype(hidden))
+    def hidden(self, input_ids: Tensor) -> Tensor:
+        """Inputs of the output head [B, T, H]."""
+        return (self._compiled if self.training else self._hidden)(input_ids)
+
+    def forward(self, input_ids: Tensor, labels: Tensor) -> Tensor:
         compiled = self.compiled and self.training
-        return chunked_cross_entropy(hidden, self.model.lm_head.weight, labels, unwanted, compiled=compiled)
+        return chunked_cross_entropy(self.hidden(input_ids), self.model.lm_head.weight, labels, compiled=compiled)

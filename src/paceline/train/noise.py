@@ -22,30 +22,27 @@ import json
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import asdict, dataclass, field, replace
 from pathlib import Path
-from typing import Annotated, Any, NamedTuple
+from typing import Annotated, Any, ClassVar, NamedTuple
 
 import numpy as np
 import torch
 import typer
-from torch import Tensor
 from torch.nn.functional import cross_entropy
-from transformers import AutoConfig
 
 from paceline.draft.spec import option
 from paceline.errors import PacelineError, install
 from paceline.jsonl import write_whole
 from paceline.target.folder import TUNED_FILE
+from paceline.train.config import TrainerConfig, Training
 from paceline.train.data import Rows, all_batches, batches
 from paceline.train.loop import Batch, Stream
 from paceline.train.loss import IGNORE, LmLoss
-from paceline.train.options import Compiled, DrafterOptions, with_options
-from paceline.train.slots import slot_lines, write_slots
-from paceline.train.trainer import Trainer, TrainerConfig, Training, open_teacher, pad_token
+from paceline.train.measure import RANKS, Fit, slot_lines, write_slots
+from paceline.train.options import Compiled, DrafterOptions, drafter_command
+from paceline.train.trainer import Trainer, dtype_of, open_teacher, pad_token
 
-PASSES = 3
-"""Over the answers, if no budget is given."""
-SLOTS, RANKS = 5, 10
-"""Slots and candidates that are measured, as many as `jacobi` has."""
+SLOTS = 5
+"""Slots that are measured, as many as `jacobi` has."""
 MOST_ROWS, PLACES = 32, 4
 """Held-out rows measured per source, and measurements per row."""
 SOURCES = ("prefix", "vocabulary", "mask")
@@ -100,9 +97,15 @@ class NoiseConfig:
 class NoisyConfig(TrainerConfig):
     """The noise, and which weights are trained."""
 
+    passes: ClassVar[int] = 3
+
     noise: NoiseConfig = field(default_factory=NoiseConfig)
     lora: int = option(0, "Rank of LoRA adapters to train and merge; 0: all weights.", least=0)
     lr: float = option(3e-5, "Peak learning rate.", least=0)
+
+    @property
+    def loop(self) -> dict[str, Any]:
+        return super().loop | {"optimiser": "adamw"}
 
 
 # Noise in rows ---------------------------------------------------------------------------------------------------
@@ -213,16 +216,19 @@ def train_noisy(
     if trainer.first:
         tuned = (adapted.merge_and_unload() if config.lora else network).cpu().eval()
         held = {name: (ids[:MOST_ROWS], labels[:MOST_ROWS]) for name, (ids, labels) in trainer.held.items()}
-        report, measured, accuracies = [], {}, []
+        report, measured, slots = [], {}, []
         if held:
             after = clean_loss(tuned, held)
             before = {path: clean_loss(open_teacher(path), held) for path in (training.target, *beside)}
             measured = {"loss": after, "losses": {path.name: loss for path, loss in before.items()}}
-            accuracies = slot_accuracies(tuned, held, noise, seed)
-            report = lines(after, before, accuracies)
-        save(trainer, tuned, {"tuned_from": asdict(start), **trainer.facts("noise", **measured)})
-        if held:
-            write_slots(training.out, accuracies)
+            slots = measure_slots(tuned, held, noise, seed)
+            against = [f"  {after / loss - 1:+.2%} against {path.name}, {loss:.4f}" for path, loss in before.items()]
+            report = [f"loss on clean held-out answers  {after:.4f}", *against, *slot_lines(slots)]
+        facts = {"tuned_from": asdict(start), **trainer.facts("noise", **measured)}
+        trainer.save_model(tuned, dtype_of(training.target), {})
+        write_whole(training.out / TUNED_FILE, json.dumps(facts, indent=2) + "\n")
+        if slots:
+            write_slots(training.out, slots)
         trainer.report(report)
     return True
 
@@ -252,13 +258,12 @@ def clean_loss(network: Any, held: Mapping[str, Rows]) -> float:
 
 
 @torch.no_grad()
-def slot_accuracies(network: Any, held: Mapping[str, Rows], noise: NoiseConfig, seed: int) -> list[list[float]]:
-    """Entry [d][r]: how often candidate r of slot d is the model's own best token after the clean text.
+def measure_slots(network: Any, held: Mapping[str, Rows], noise: NoiseConfig, seed: int) -> list[Fit]:
+    """How often the candidates of each slot are the model's own best token after the clean text.
 
     SLOTS tokens of an answer are replaced, PLACES times per held-out row; slot d is the token d of them, from 0."""
     rng = np.random.default_rng(seed)
-    right, count = np.zeros((SLOTS, RANKS)), 0
-    ranks = min(RANKS, network.config.vocab_size)
+    slots = [Fit() for _ in range(SLOTS)]
     for ids, labels in all_batches(held, 1):
         row = ids[0].numpy()
         long = [a for a in answers_in(row, labels[0].numpy()) if a.end - a.first >= SLOTS]
@@ -270,33 +275,13 @@ def slot_accuracies(network: Any, held: Mapping[str, Rows], noise: NoiseConfig, 
             start = int(rng.integers(answer.first, answer.end - SLOTS + 1))
             corrupted = row[: start + SLOTS].copy()
             corrupt(corrupted, answer, [(start, SLOTS)], noise, rng)
-            logits = network(input_ids=torch.from_numpy(corrupted)[None]).logits[0, start:]
-            candidates: Tensor = logits.topk(ranks).indices
-            right[:, :ranks] += (candidates == best_tokens[start : start + SLOTS, None]).numpy()
-            count += 1
-    shares: list[list[float]] = (right / max(count, 1)).round(4).tolist()
-    return shares
+            candidates = network(input_ids=torch.from_numpy(corrupted)[None]).logits[0, start:].topk(RANKS).indices
+            for slot, of_slot, best in zip(slots, candidates, best_tokens[start : start + SLOTS], strict=True):
+                slot.rank(of_slot[None], best[None])
+    return slots
 
 
-def lines(after: float, before: Mapping[Path, float], accuracies: Sequence[Sequence[float]]) -> list[str]:
-    """The measurements as lines of a report."""
-    return [
-        f"loss on clean held-out answers  {after:.4f}",
-        *(f"  {after / loss - 1:+.2%} against {path.name}, {loss:.4f}" for path, loss in before.items()),
-        *slot_lines(accuracies),
-    ]
-
-
-def save(trainer: Trainer, network: Any, facts: Mapping[str, Any]) -> None:
-    """Write a model folder in the target's own dtype, with `facts` in TUNED_FILE."""
-    out, dtype = trainer.training.out, AutoConfig.from_pretrained(trainer.training.target).dtype or torch.float32
-    network.to(dtype).save_pretrained(out)
-    (out / "model.safetensors").chmod(0o644)  # safetensors makes it readable for the owner only
-    trainer.tokenizer.inner.save_pretrained(out)
-    write_whole(out / TUNED_FILE, json.dumps(facts, indent=2) + "\n")
-
-
-@with_options
+@drafter_command
 def command(
     setup: DrafterOptions,
     config: NoisyConfig,
@@ -311,7 +296,6 @@ def command(
     paceline train noise models/demo --data chats.jsonl --out build/noisy
 
     This is supervised fine-tuning: the answers in --data may come from anywhere. The model's own answers, from
-    --prompts and --generate, keep it closest to what it was. Ctrl-C saves; the same command goes on from there.
+    --prompts and --generate, keep it closest to what it was.
     """
-    training = setup.training(PASSES, peak_lr=config.lr, optimiser="adamw")
-    return train_noisy(training, config, beside or (), compiled and not config.lora)
+    return train_noisy(setup.training(config), config, beside or (), compiled and not config.lora)

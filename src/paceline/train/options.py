@@ -1,13 +1,14 @@
 """Options that several training commands share. Imports no torch at the top, so that --help is quick.
 
-    @with_options
+    @drafter_command
     def command(setup: DrafterOptions, config: MyConfig) -> bool:
-        return train_mine(setup.training(passes=10, peak_lr=config.lr), config)
+        return train_mine(setup.training(config), config)
 """
 
 from __future__ import annotations
 
 import ctypes
+import inspect
 import os
 import sys
 from collections.abc import Callable
@@ -23,9 +24,10 @@ from paceline.jsonl import check_folder, objects
 from paceline.workbench.options import with_options
 
 if TYPE_CHECKING:
-    from paceline.train.trainer import Training
+    from paceline.train.config import TrainerConfig, Training
 
-__all__ = ["AnswerOptions", "DrafterOptions", "Layers", "layers_of", "option", "use_threads", "with_options"]
+RESUMES = """The answers are kept in CHECKPOINTS/answers.jsonl. Ctrl-C saves; the same command goes on from there."""
+"""In the help of every command that trains a drafter."""
 
 Out = Annotated[Path, typer.Option(help="Folder to write.", callback=check_folder)]
 Minutes = Annotated[float | None, typer.Option(help="Budget in minutes of wall clock, including the decay.", min=0)]
@@ -109,26 +111,32 @@ class DrafterOptions(AnswerOptions):
     tokens: Tokens = None
     save_every: SaveEvery = 5.0
 
-    def training(self, passes: int, **settings: Any) -> Training:
+    def training(self, config: TrainerConfig) -> Training:
         """The training to run. Generates the target's answers first, if they are not there yet.
 
-        passes    over the answers, if no budget is given.
-        settings  of the loop.
-
-        PacelineError for two budgets; raised before answers are generated, which may take an hour."""
+        PacelineError for two budgets, and if the recipe cannot work with the target; raised before answers are
+        generated, which may take an hour."""
+        from paceline.train.config import Training
         from paceline.train.loop import LoopConfig
-        from paceline.train.trainer import Training
 
         use_threads(self.threads)
         if self.minutes is not None and self.tokens is not None:
             raise PacelineError("--minutes and --tokens are two budgets for one training: give one of them, or neither")
+        config.check(self.target)
         run, tokens = self.run or self.out.with_name(f"{self.out.name}-run"), self.tokens
         answers = self.answer(self.target, run / "answers.jsonl", self.data)
         if self.minutes is None and tokens is None:
             rows = objects(answers, PacelineError, "an answer")
-            tokens = passes * sum(len(row["prompt_tokens"] or ()) + len(row["tokens"]) for _, row in rows)
-        loop = LoopConfig(minutes=self.minutes, tokens=tokens, seed=self.seed, save_every=self.save_every, **settings)
+            tokens = config.passes * sum(len(row["prompt_tokens"] or ()) + len(row["tokens"]) for _, row in rows)
+        settings = {"seed": self.seed, "save_every": self.save_every, **config.loop}
+        loop = LoopConfig(minutes=self.minutes, tokens=tokens, **settings)
         return Training(self.target, answers, self.out, run, loop)
+
+
+def drafter_command(command: Callable[..., bool]) -> Callable[..., bool]:
+    """`with_options` for a command that trains a drafter; its help says too how to stop and go on."""
+    command.__doc__ = f"{inspect.cleandoc(command.__doc__ or '')}\n\n{RESUMES}"
+    return with_options(command)
 
 
 def use_threads(count: int) -> None:

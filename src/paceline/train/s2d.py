@@ -19,37 +19,37 @@ each exit's best token, whether that is the target's, and the weights read up to
 
 from __future__ import annotations
 
-import json
 from collections.abc import Mapping, Sequence
 from dataclasses import asdict, dataclass
 from pathlib import Path
-from typing import Any
+from typing import Any, ClassVar
 
 import numpy as np
 import torch
 from torch import Tensor, nn
-from torch.nn.functional import cross_entropy
-from transformers import AutoConfig
 
+from paceline import __version__
 from paceline.cost.model import chain_tokens, speedup
-from paceline.draft.neural.checkpoint import save_drafter
+from paceline.draft.neural.checkpoint import KIND
 from paceline.draft.s2d import NEVER
 from paceline.draft.spec import option
 from paceline.errors import PacelineError
+from paceline.target.load import read_config
+from paceline.train.config import LOSS_HELP, StudentConfig, Training
 from paceline.train.data import Rows, batches, first_batch
 from paceline.train.layers import use_blocks
 from paceline.train.loop import Batch
-from paceline.train.loss import IGNORE, autocast_dtype, chunked_cross_entropy, chunked_distillation
-from paceline.train.options import Compiled, DrafterOptions, Layers, layers_of, with_options
-from paceline.train.trainer import Agreement, Trainer, TrainerConfig, Training, open_teacher, overlaps, with_all
-
-PASSES = 3
-"""Over the answers, if no budget is given; few, because the layers are trained already."""
+from paceline.train.loss import IGNORE, Distance, chunked_cross_entropy, distance
+from paceline.train.measure import Fit, Fits, fit_lines, rows_of, with_all
+from paceline.train.options import Compiled, DrafterOptions, Layers, drafter_command, layers_of
+from paceline.train.trainer import Trainer, dtype_of, open_teacher
 
 
 @dataclass(frozen=True, kw_only=True)
-class SortedConfig(TrainerConfig):
-    """The draft's layers and exits."""
+class SortedConfig(StudentConfig):
+    """The draft's layers and exits. Few passes, because the layers are trained already."""
+
+    passes: ClassVar[int] = 3
 
     layers: int | None = option(None, "Layers of the draft; half of the target's if left out.", least=1)
     exits: Layers | None = option(
@@ -60,18 +60,35 @@ class SortedConfig(TrainerConfig):
     teacher: bool = option(
         False, "Also learn the target's distribution, for a draft for one target.", names=("--teacher",)
     )
+    loss: Distance = option("kl+tv", f"With --teacher: {LOSS_HELP}")
     lr: float = option(3e-4, "Peak learning rate.", least=0)
+
+    def check(self, target: Path) -> None:
+        self.depths(read_config(target).num_hidden_layers)
+
+    def depths(self, num_layers: int) -> tuple[int, tuple[int, ...]]:
+        """(layers, exits) of a draft for a target with `num_layers`. PacelineError if the target has no such layers."""
+        layers = self.layers or max(num_layers // 2, 1)
+        if not 1 <= layers <= num_layers:
+            raise PacelineError(f"--layers is {layers}; the target has {num_layers}, so 1 to that")
+        exits = self.exits or tuple(sorted({max(layers // 2, 1), max(3 * layers // 4, 1), layers}))
+        if list(exits) != sorted(set(exits)) or exits[0] < 1 or exits[-1] != layers:
+            named = ",".join(map(str, exits))
+            raise PacelineError(f"--exits are {named}; they ascend from 1 or more to the draft's last layer, {layers}")
+        return layers, exits
 
 
 class SortedLoss(nn.Module):
     """A model with exits whose forward is its loss. input_ids, labels [B, T], labels shifted.
 
     exits    numbers of layers, ascending.
-    teacher  a transformers model with the same tokens, or None."""
+    teacher  a transformers model with the same tokens, or None; loss: the distance from it."""
 
-    def __init__(self, model: Any, exits: Sequence[int], teacher: Any = None, compiled: bool = False) -> None:
+    def __init__(
+        self, model: Any, exits: Sequence[int], teacher: Any = None, loss: Distance = "kl+tv", compiled: bool = False
+    ) -> None:
         super().__init__()
-        self.model, self.exits = model, tuple(exits)
+        self.model, self.exits, self.loss = model, tuple(exits), loss
         if compiled:
             use_blocks(*(network for network in (model, teacher) if network is not None))
         self.compiled = compiled
@@ -83,17 +100,13 @@ class SortedLoss(nn.Module):
         """Inputs of the head at every exit, [B, T, H] each: the residual stream after the final norm."""
         out = self.model.model(input_ids=input_ids, use_cache=False, output_hidden_states=True)
         # transformers' last entry is after the norm already.
-        inner = [self.model.model.norm(out.hidden_states[exit]) for exit in self.exits if exit < self._depth]
+        depth = len(self.model.model.layers)
+        inner = [self.model.model.norm(out.hidden_states[exit]) for exit in self.exits if exit < depth]
         return [*inner, out.last_hidden_state][: len(self.exits)]
-
-    @property
-    def _depth(self) -> int:
-        return len(self.model.model.layers)
 
     def forward(self, input_ids: Tensor, labels: Tensor, exit: Tensor | None = None) -> Tensor:
         """The mean loss over all exits; with `exit` [B], the same index everywhere, the cross-entropy of that exit."""
         states = (self._run if self.training else self.states)(input_ids)
-        states = [of_exit.to(autocast_dtype(of_exit)) for of_exit in states]
         table, compiled = self.model.lm_head.weight, self.compiled and self.training
         if exit is not None:
             return chunked_cross_entropy(states[int(exit[0])], table, labels, compiled=compiled)
@@ -101,9 +114,9 @@ class SortedLoss(nn.Module):
         for teacher in self._teacher:
             with torch.no_grad():
                 last = teacher.model(input_ids=input_ids, use_cache=False).last_hidden_state
-            known, target_table = labels != IGNORE, teacher.lm_head.weight
+            known, of_target = labels != IGNORE, teacher.lm_head.weight
             losses += [
-                chunked_distillation(of_exit, table, last, target_table, known, compiled=compiled) for of_exit in states
+                distance(self.loss, of_exit, table, last, of_target, known, compiled=compiled) for of_exit in states
             ]
         return torch.stack(losses).sum() / len(states)
 
@@ -118,39 +131,31 @@ def cut(target: Path, layers: int) -> Any:
     return network
 
 
-def depths(config: SortedConfig, num_layers: int) -> tuple[int, tuple[int, ...]]:
-    """(layers, exits) of a draft for a target with `num_layers`. PacelineError if the target has no such layers."""
-    layers = config.layers or max(num_layers // 2, 1)
-    if not 1 <= layers <= num_layers:
-        raise PacelineError(f"--layers is {layers}; the target has {num_layers}, so 1 to that")
-    exits = config.exits or tuple(sorted({max(layers // 2, 1), max(3 * layers // 4, 1), layers}))
-    if list(exits) != sorted(set(exits)) or exits[0] < 1 or exits[-1] != layers:
-        raise PacelineError(
-            f"--exits are {','.join(map(str, exits))}; they ascend from 1 or more to the draft's last layer, {layers}"
-        )
-    return layers, exits
-
-
 def train_sorted(training: Training, config: SortedConfig = SortedConfig(), compiled: bool = True) -> bool:
     """Train a sorted draft from the target; writes a model folder for `s2d:PATH`. False when interrupted; the same call
     goes on."""
     trainer = Trainer.open(training, config)
     teacher, held = trainer.teacher, trainer.held
-    layers, exits = depths(config, teacher.config.num_hidden_layers)
-    loss = SortedLoss(cut(training.target, layers), exits, teacher if config.teacher else None, compiled)
+    layers, exits = config.depths(teacher.config.num_hidden_layers)
+    network = cut(training.target, layers)
+    loss = SortedLoss(network, exits, teacher if config.teacher else None, config.loss, compiled)
     if not trainer.train(loss, validation(held, exits)):
         return False
     if trainer.first:
-        fits, record = measure(loss.model.cpu(), exits, teacher.cpu(), held) if held else ([], None)
-        thresholds, speed = record.best() if record else (None, 0.0)
-        report = lines(fits)
+        fits: Fits = {}
+        thresholds, report = None, []
+        if held:
+            fits, record = measure(network.cpu(), exits, teacher.cpu(), held)
+            thresholds, speed = record.best()
+            report = fit_lines(fits, "exit", exits)
         if thresholds:
-            listed = ",".join(f"{threshold:g}" for threshold in thresholds)
             report.append(
-                f"thresholds {listed} should be fastest for {training.target.name}: {speed:.2f} times plain decoding "
-                "where reading weights takes the time"
+                f"thresholds {','.join(f'{threshold:g}' for threshold in thresholds)} should be fastest for "
+                f"{training.target.name}: {speed:.2f} times plain decoding where reading weights takes the time"
             )
-        save(trainer, loss.model, trainer.facts("sorted", exits=list(exits), thresholds=thresholds, acceptance=fits))
+        of_target = {KIND: "s2d", "paceline": __version__, "target": asdict(trainer.target_facts())}
+        facts = trainer.facts("sorted", exits=list(exits), thresholds=thresholds, held_out=rows_of(fits))
+        trainer.save_model(network, dtype_of(training.target), of_target | facts)
         trainer.report(report)
     return True
 
@@ -166,64 +171,32 @@ def validation(held: Mapping[str, Rows], exits: Sequence[int]) -> dict[str, list
 
 
 @torch.no_grad()
-def measure(
-    model: Any, exits: Sequence[int], teacher: Any, held: Mapping[str, Rows], batch: int = 4
-) -> tuple[list[dict[str, Any]], ExitRecord]:
-    """(for every exit {"layers", "loss" (cross-entropy on held-out answers, nats), "agreement" (with the target, by
-    source)}; the exits' predictions, from which to choose thresholds). All sources weigh the same."""
+def measure(model: Any, exits: Sequence[int], teacher: Any, held: Mapping[str, Rows]) -> tuple[Fits, ExitRecord]:
+    """(the figures of every exit on held-out answers; the exits' predictions, from which to choose thresholds). In
+    these all sources weigh the same."""
     states_of = SortedLoss(model, exits).eval().states  # a new one: training runs the other's forward in bfloat16
-    losses = np.zeros(len(exits))
-    fits: list[list[Agreement]] = [[] for _ in exits]
+    fits: Fits = {}
     sure, right, share = [], [], []
     for name, rows in held.items():
+        of_source = fits[name] = [Fit() for _ in exits]
         count = int((rows[1] != IGNORE).sum())
         share.append(np.full(count, 1 / (count * len(held))))
-        sums = np.zeros((len(exits), 2))
-        for ids, labels in batches(rows, batch):
+        for ids, labels in batches(rows):
             known = labels != IGNORE
             p = teacher(input_ids=ids).logits[known].float().softmax(-1)
             best = []
-            for number, states in enumerate(states_of(ids)):
-                logits = model.lm_head(states[known]).float()
-                losses[number] += float(cross_entropy(logits, labels[known], reduction="sum"))
-                q = logits.softmax(-1)
-                sums[number] += overlaps(p, q)
+            for fit, states in zip(of_source, states_of(ids), strict=True):
+                q = model.lm_head(states[known]).float().softmax(-1)
+                fit.add(p, q, labels[known])
                 best.append(q.max(-1))
             sure.append(torch.stack([of_exit.values for of_exit in best], -1).numpy())
             right.append(torch.stack([of_exit.indices == p.argmax(-1) for of_exit in best], -1).numpy())
-        for of_exit, (overlap, top1) in zip(fits, sums / count, strict=True):
-            of_exit.append(Agreement(name, count, float(overlap), float(top1)))
     layer, head = (sum(p.numel() for p in part.parameters()) for part in (model.model.layers[0], model.lm_head))
     reads = layer * teacher.config.num_hidden_layers + head
-    record = ExitRecord(
+    return with_all(fits), ExitRecord(
         np.concatenate(sure), np.concatenate(right), [layer * exit / reads for exit in exits], head / reads,
         np.concatenate(share),
     )  # fmt: skip
-    losses /= max(len(record.share), 1)
-    return [
-        {"layers": exit, "loss": float(loss), "agreement": [asdict(fit) for fit in with_all(of_exit)]}
-        for exit, loss, of_exit in zip(exits, losses, fits, strict=True)
-    ], record
-
-
-def lines(fits: Sequence[Mapping[str, Any]]) -> list[str]:
-    """The fits of `measure` as lines of a report."""
-    rows = [(fit["layers"], fit["loss"], fit["agreement"][-1]) for fit in fits]
-    return [
-        f"after {layers:2} layers  loss {loss:.3f}  accepted {a['overlap']:6.1%}  same best token {a['top1']:6.1%}"
-        for layers, loss, a in rows
-    ]
-
-
-def save(trainer: Trainer, network: Any, facts: Mapping[str, Any]) -> None:
-    """Write a model folder in the target's own dtype, with `facts` in its config.json."""
-    dtype, out = AutoConfig.from_pretrained(trainer.training.target).dtype or torch.float32, trainer.training.out
-    weights = {name: p.detach().to(dtype) for name, p in network.named_parameters()}  # has tied weights once
-    config = json.loads(network.config.to_json_string(use_diff=False)) | {"dtype": str(dtype).removeprefix("torch.")}
-    out.mkdir(parents=True, exist_ok=True)
-    trainer.tokenizer.inner.save_pretrained(out)
-    network.generation_config.save_pretrained(out)
-    save_drafter(out, "s2d", config={**config, **facts}, tensors=weights, target=trainer.target_facts())
 
 
 # Thresholds ------------------------------------------------------------------------------------------------------
@@ -277,14 +250,13 @@ class ExitRecord:
         return thresholds, speed
 
 
-@with_options
+@drafter_command
 def command(setup: DrafterOptions, config: SortedConfig, compiled: Compiled = True) -> bool:
     """Cut a draft with several exits from a model's first layers, for `--draft s2d:OUT`.
 
     paceline train sorted models/demo --data answers.jsonl --out build/sorted
 
-    It learns the assistant's turns in --data (any conversations) or the model's own answers. Ctrl-C saves; the same
-    command goes on from there. At the end every exit is measured on held-out answers, and the thresholds that should be
-    fastest for this target are written with the draft.
+    It learns the assistant's turns in --data (any conversations) or the model's own answers. At the end every exit is
+    measured on held-out answers, and the thresholds that should be fastest for this target are written with the draft.
     """
-    return train_sorted(setup.training(PASSES, peak_lr=config.lr), config, compiled)
+    return train_sorted(setup.training(config), config, compiled)

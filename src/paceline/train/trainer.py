@@ -1,18 +1,15 @@
-"""The steps that all recipes share: load the target and rows of its answers, train, write the drafter, report.
+"""The steps that all recipes share: load the target and rows of its answers, train, measure, write the drafter, report.
 
-    trainer = Trainer.open(training, config)
-    module = MyLoss(trainer.teacher)                       # forward(input_ids, labels) is its loss
-    if trainer.train(module):
-        if trainer.first:                                  # of several processes the one that writes
-            trainer.save_head("mine", module.named_parameters(), lines, held_out=...)
+    train_head(training, MyConfig())         # whose `student` is trained
 
-`agreement` measures how a drafter's distribution agrees with its target's on held-out rows.
+Recipes that write a whole model take the steps themselves: `Trainer.open`, `train`, `save_model`, `report`.
 """
 
 from __future__ import annotations
 
+import json
 import shutil
-from collections.abc import Callable, Iterable, Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import asdict, dataclass
 from pathlib import Path
 from typing import Any
@@ -20,45 +17,20 @@ from typing import Any
 import torch
 from accelerate import PartialState
 from rich.console import Console
-from torch import Tensor, nn
-from transformers import AutoModelForCausalLM
+from torch import nn
+from transformers import AutoConfig, AutoModelForCausalLM
 
-from paceline.draft.neural.checkpoint import TargetFacts, save_drafter
-from paceline.draft.spec import option
+from paceline.draft.neural.checkpoint import TargetFacts, save_drafter, save_folder
 from paceline.errors import ModelError, PacelineError
 from paceline.target.folder import fingerprint
 from paceline.target.load import load_tokenizer, read_config
 from paceline.target.shape import unsupported
 from paceline.target.tokenizer import Tokenizer
-from paceline.train.data import Mixture, MixtureConfig, Rows, batches, first_batch, row_counts, split_rows
-from paceline.train.loop import Batch, LoopConfig, Stream, train
-from paceline.train.loss import IGNORE
-
-
-@dataclass(frozen=True)
-class Training:
-    """What a recipe trains on, and for how long.
-
-    target   folder of the model to draft for.
-    answers  a file of `generated_rows`.
-    out      folder to write.
-    run      folder of checkpoint and log, for resuming."""
-
-    target: Path
-    answers: Path
-    out: Path
-    run: Path
-    loop: LoopConfig
-
-
-@dataclass(frozen=True, kw_only=True)
-class TrainerConfig:
-    """Batches and held-out rows. Recipes add their own fields."""
-
-    length: int = option(512, "Tokens of a training row.", least=8)
-    rows: int = option(16, "Rows of a batch.", least=1)
-    held_out: float = 0.05  # share of the prompts
-    lr: float = option(2e-3, "Peak learning rate.", least=0)
+from paceline.train.config import StudentConfig, TrainerConfig, Training
+from paceline.train.data import Mixture, MixtureConfig, Rows, first_batch, row_counts, split_rows
+from paceline.train.loop import Batch, Stream, train
+from paceline.train.measure import Fits, accepted_length, fit_lines, measure, rows_of, write_slots
+from paceline.train.student import Student
 
 
 @dataclass(frozen=True)
@@ -130,40 +102,78 @@ class Trainer:
             config.vocab_size,
         )
 
-    def save_head(
-        self, kind: str, tensors: Iterable[tuple[str, Tensor]], lines: Sequence[str], **facts: Any
-    ) -> None:
-        """Write a head for `kind:OUT`, in bfloat16, with the training's log; then print `lines`.
+    def held_out(self, student: Student) -> tuple[Fits, dict[str, Any], list[str]]:
+        """The figures of a trained student on held-out rows: fits, entries of config.json, and lines of a report."""
+        fits, lines = measure(student, self.held), []
+        if not fits:
+            return fits, {}, []
+        facts: dict[str, Any] = {"held_out": rows_of(fits)}
+        if untrained := student.untrained():
+            before = measure(untrained, self.held)
+            facts["untrained"] = rows_of(before)
+            lines += ["before training:", *fit_lines(before), "after training:"]
+        facts["accepted_length"] = length = round(accepted_length(fits["all"]), 3)
+        lines += fit_lines(fits)
+        lines.append(f"a chain of {student.depths} would bring {length:.2f} tokens a round at temperature 1")
+        return fits, facts, lines
 
-        facts  further entries of config.json."""
+    def save_head(self, student: Student) -> None:
+        """Measure a head and write it for `kind:OUT`, in bfloat16, with the training's log; then report."""
         out, run = self.training.out, self.training.run
         weights = {
             name: tensor.detach().to(torch.bfloat16) if tensor.is_floating_point() else tensor
-            for name, tensor in tensors
+            for name, tensor in student.saved().items()
         }
-        save_drafter(out, kind, config=self.facts(kind, **facts), tensors=weights, target=self.target_facts())
+        fits, measured, lines = self.held_out(student)
+        config = self.facts(student.kind, **student.facts(), **measured)
+        save_drafter(out, student.kind, config=config, tensors=weights, target=self.target_facts())
         shutil.copy(run / "log.jsonl", out / "training.jsonl")
+        if student.has_tree:
+            write_slots(out, fits["all"])
         self.report(lines)
+
+    def save_model(self, network: Any, dtype: torch.dtype, facts: Mapping[str, Any]) -> None:
+        """Write a model folder with the target's tokenizer; `facts` are further entries of config.json."""
+        out = self.training.out
+        out.mkdir(parents=True, exist_ok=True)
+        self.tokenizer.inner.save_pretrained(out)
+        network.generation_config.save_pretrained(out)
+        config = json.loads(network.config.to_json_string(use_diff=False))
+        config |= {"architectures": [type(network).__name__], "dtype": str(dtype).removeprefix("torch.")}
+        weights = {name: p.detach().to(dtype) for name, p in network.named_parameters()}  # tied weights once
+        save_folder(out, config | dict(facts), weights)
 
     def report(self, lines: Sequence[str]) -> None:
         """Print the measurements, and where the drafter was written."""
         for line in lines or ["too few prompts to hold any out: acceptance was not measured"]:
-            self.console.print(line, highlight=False)
+            self.console.print(line, highlight=False, soft_wrap=True)
         self.console.print(f"wrote {self.training.out}")
 
 
-class Student(nn.Module):
-    """A module that learns from a frozen target, a transformers model."""
+@dataclass(frozen=True, kw_only=True)
+class HeadConfig(StudentConfig):
+    """What drafters that run inside the native decoder have in common. A recipe's config makes its `student`."""
 
-    def __init__(self, teacher: Any) -> None:
-        super().__init__()
-        # In a list: the target must not appear among the parameters.
-        self._teacher = [teacher.eval().requires_grad_(False)]
+    def check(self, target: Path) -> None:
+        """PacelineError if the native decoder, which heads need, cannot run the model in `target`."""
+        if reason := unsupported(read_config(target)):
+            raise PacelineError(f"{target}: the native decoder cannot run it, {reason}; a head would be of no use")
 
-    @property
-    def teacher(self) -> Any:
-        """The frozen target."""
-        return self._teacher[0]
+    def student(self, trainer: Trainer) -> Student:
+        """The head to train."""
+        raise NotImplementedError
+
+
+def train_head(training: Training, config: HeadConfig) -> bool:
+    """Train a head, measure it, write a folder for `kind:OUT`. False when interrupted; the same call goes on."""
+    config.check(training.target)
+    trainer = Trainer.open(training, config, must_hold_out=True)
+    student = config.student(trainer)
+    if not trainer.train(student):
+        return False
+    if trainer.first:
+        trainer.save_head(student)
+    return True
 
 
 def open_teacher(target: Path) -> Any:
@@ -174,13 +184,9 @@ def open_teacher(target: Path) -> Any:
     return teacher
 
 
-def check_target(target: Path) -> Any:
-    """The configuration of the model in `target`. PacelineError if the native decoder, which heads need, cannot run
-    the model."""
-    config = read_config(target)
-    if reason := unsupported(config):
-        raise PacelineError(f"{target}: the native decoder cannot run it, {reason}; a head would be of no use")
-    return config
+def dtype_of(folder: Path) -> torch.dtype:
+    """The dtype that a model folder is stored in."""
+    return AutoConfig.from_pretrained(folder).dtype or torch.float32
 
 
 def pad_token(tokenizer: Tokenizer) -> int:
@@ -190,64 +196,3 @@ def pad_token(tokenizer: Tokenizer) -> int:
     if token is None:
         raise PacelineError(f"{tokenizer.name} has neither a padding nor an end token, and rows need one of the two")
     return token
-
-
-# Agreement -------------------------------------------------------------------------------------------------------
-
-Logits = Callable[[Tensor], Tensor]
-"""From token ids [B, T] to logits [B, T, V] of the next tokens."""
-
-
-@dataclass(frozen=True)
-class Agreement:
-    """How a draft's distribution q agrees with the target's p on one source, at temperature 1.
-
-    overlap  mean of sum min(p, q): the probability that a token drawn from q is accepted.
-    top1     share of positions where both have the same best token."""
-
-    source: str
-    tokens: int
-    overlap: float
-    top1: float
-
-
-def logits_of(model: Any) -> Logits:
-    """A transformers model as a function of token ids."""
-    return lambda ids: model(input_ids=ids).logits
-
-
-def overlaps(p: Tensor, q: Tensor) -> tuple[float, float]:
-    """Sums over N positions: (sum min(p, q), whether both have the same best token). p, q [N, V]."""
-    return float(torch.minimum(p, q).sum()), float((p.argmax(-1) == q.argmax(-1)).sum())
-
-
-@torch.no_grad()
-def agreement(target: Logits, draft: Logits, held: Mapping[str, Rows], batch: int = 4) -> list[Agreement]:
-    """By source; the last entry, "all", is the mean over sources. Empty if nothing is held out."""
-    by_source = []
-    for name, rows in held.items():
-        overlap, top1, count = 0.0, 0.0, 0
-        for ids, labels in batches(rows, batch):
-            p, q = (torch.softmax(logits(ids).float()[labels != IGNORE], -1) for logits in (target, draft))
-            more = overlaps(p, q)
-            overlap, top1, count = overlap + more[0], top1 + more[1], count + len(p)
-        by_source.append(Agreement(name, count, overlap / count, top1 / count))
-    return with_all(by_source)
-
-
-def with_all(by_source: Sequence[Agreement]) -> list[Agreement]:
-    """The sources, then "all": the mean over the sources."""
-    count = len(by_source)
-    if not count:
-        return []
-    overlap, top1 = sum(a.overlap for a in by_source) / count, sum(a.top1 for a in by_source) / count
-    return [*by_source, Agreement("all", sum(a.tokens for a in by_source), overlap, top1)]
-
-
-def agreement_lines(agreements: Sequence[Agreement]) -> list[str]:
-    """`agreement` as lines of a report."""
-    width = max((len(a.source) for a in agreements), default=0)
-    return [
-        f"{a.source:{width}}  accepted {a.overlap:6.1%}  same best token {a.top1:6.1%}  ({a.tokens:,} tokens)"
-        for a in agreements
-    ]

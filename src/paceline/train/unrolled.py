@@ -15,8 +15,10 @@ from collections.abc import Iterator, Sequence
 import torch
 import torch.nn.functional as F
 from torch import Tensor, nn
+from transformers.models.llama.modeling_llama import LlamaMLP
 
 from paceline.target.shape import Shape
+from paceline.train.layers import layer_config
 
 Memory = list[tuple[Tensor, Tensor]]
 """Keys and values [B, kv_heads, T, head_dim] of every step so far; step 0 is the true text."""
@@ -75,21 +77,16 @@ class UnrolledLayer(nn.Module):
 
     def __init__(self, shape: Shape, width: int, norms: Sequence[str] = ()) -> None:
         super().__init__()
-        hidden, inner = shape.hidden_size, shape.intermediate_size
         self.self_attn = UnrolledAttention(shape, width)
-        down = nn.Linear(inner, hidden, bias=False)
-        nn.init.zeros_(down.weight)
-        gate, up = (nn.Linear(hidden, inner, bias=False) for _ in range(2))
-        self.mlp = nn.ModuleDict({"gate_proj": gate, "up_proj": up, "down_proj": down})
-        self.post_attention_layernorm = nn.RMSNorm(hidden, shape.eps)
+        self.mlp = LlamaMLP(layer_config(shape))
+        nn.init.zeros_(self.mlp.down_proj.weight)
+        self.post_attention_layernorm = nn.RMSNorm(shape.hidden_size, shape.eps)
         for name in norms:
-            self.add_module(name, nn.RMSNorm(hidden, shape.eps))
+            self.add_module(name, nn.RMSNorm(shape.hidden_size, shape.eps))
 
     def forward(self, x: Tensor, residual: Tensor, cos: Tensor, sin: Tensor, memory: Memory) -> Tensor:
         residual = residual + self.self_attn(x, cos, sin, memory)
-        h = self.post_attention_layernorm(residual)
-        gated = F.silu(self.mlp["gate_proj"](h)) * self.mlp["up_proj"](h)
-        y: Tensor = residual + self.mlp["down_proj"](gated)
+        y: Tensor = residual + self.mlp(self.post_attention_layernorm(residual))
         return y
 
 

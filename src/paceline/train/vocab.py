@@ -7,8 +7,7 @@ tokens cannot be drafted. `paceline.draft.neural.vocab` uses the counts.
     paceline train vocab models/demo --text answers.jsonl --out models/demo-draft
 """
 
-from collections.abc import Iterable, Mapping, Sequence
-from dataclasses import dataclass
+from collections.abc import Iterable, Sequence
 from itertools import chain
 from pathlib import Path
 from typing import Annotated, Any
@@ -46,28 +45,8 @@ SHARES = (16, 8, 4, 2)
 
 Counts = dict[str, Tensor]
 """By source, how often each token was counted, int64 [V]."""
-
-
-@dataclass(frozen=True)
-class Coverage:
-    """Share of the answers' tokens that the best `k` tokens cover: overall, and by source."""
-
-    k: int
-    overall: float
-    by_source: Mapping[str, float]
-
-
-@dataclass(frozen=True)
-class Counted:
-    """A vocabulary, and how well the best tokens cover answers that were not counted.
-
-    aside  whether there were enough prompts to keep some aside; if not, coverage is of the counted answers."""
-
-    vocabulary: Vocabulary
-    answers: int
-    tokens: Mapping[str, int]
-    coverage: Sequence[Coverage]
-    aside: bool
+Covered = dict[str, Any]
+"""A row of `covered`."""
 
 
 def count_tokens(examples: Iterable[Example], size: int) -> tuple[Counts, Counts, int]:
@@ -89,10 +68,13 @@ def count_tokens(examples: Iterable[Example], size: int) -> tuple[Counts, Counts
 
 def count_vocabulary(
     examples: Iterable[Example], tokenizer: Tokenizer, ends: Sequence[int], keep: int | None = None
-) -> Counted:
+) -> Vocabulary:
     """Count the tokens of `examples`. PacelineError if there are none, MethodError for a wrong `keep`.
 
-    keep  default size of the trimmed vocabulary; None: 32,768 of 100,000 or more, else a quarter."""
+    keep  default size of the trimmed vocabulary; None: 32,768 of 100,000 or more, else a quarter.
+
+    The vocabulary's facts have the coverage of answers that were not counted ("aside"), or of the counted ones where
+    there are too few prompts to keep some aside."""
     size = vocab_size(tokenizer)
     counted, aside, number = count_tokens(examples, size)
     if not any(int(c.sum()) for c in counted.values()):
@@ -100,21 +82,17 @@ def count_vocabulary(
     must = must_keep(tokenizer, ends)
     if keep is None:
         keep = LARGE_KEEP if size >= LARGE else max(size // 4, 1)
-    rows = [covered(best_tokens(sum_of(counted), k, must), aside or counted) for k in sorted({*_sizes(size), keep})]
+    best = [best_tokens(sum_of(counted), k, must) for k in sorted({*_sizes(size), keep})]
     whole = together(counted, aside)
-    tokens = {name: int(c.sum()) for name, c in whole.items()}
     facts: dict[str, Any] = {
         "tokenizer_name": tokenizer.name,
         "replies": number,
-        "tokens": tokens,
-        "coverage": [
-            {"k": row.k} | {name: round(share, 5) for name, share in {"all": row.overall, **row.by_source}.items()}
-            for row in rows
-        ],
+        "tokens": {name: int(c.sum()) for name, c in whole.items()},
+        "aside": bool(aside),
+        "coverage": [covered(tokens, aside or counted) for tokens in best],
     }
     total = sum_of(whole)
-    vocabulary = Vocabulary(best_tokens(total, keep, must), total, must, tokenizer.fingerprint, facts)
-    return Counted(vocabulary, number, tokens, rows, bool(aside))
+    return Vocabulary(best_tokens(total, keep, must), total, must, tokenizer.fingerprint, facts)
 
 
 def _sizes(vocabulary: int) -> list[int]:
@@ -131,9 +109,10 @@ def sum_of(counts: Counts) -> Tensor:
     return torch.stack(list(counts.values())).sum(0)
 
 
-def covered(keep: Tensor, counts: Counts) -> Coverage:
-    """The coverage of `counts` by the tokens `keep`."""
-    return Coverage(len(keep), coverage(sum_of(counts), keep), {name: coverage(c, keep) for name, c in counts.items()})
+def covered(keep: Tensor, counts: Counts) -> Covered:
+    """The share of the counted tokens that `keep` covers: {"k": its size, "all": ..., and by source}."""
+    shares = {"all": sum_of(counts), **counts}
+    return {"k": len(keep)} | {name: round(coverage(c, keep), 5) for name, c in shares.items()}
 
 
 def end_tokens(model: str | Path) -> list[int]:
@@ -154,9 +133,9 @@ def train_vocabulary(
     drafter, as paceline/vocab.safetensors. Returns lines of a report."""
     tokenizer = load_tokenizer(model)
     examples = chain.from_iterable(read_examples(file, tokenizer, questions) for file in files)
-    counted = count_vocabulary(examples, tokenizer, end_tokens(model), keep)
-    save_vocabulary(place_of(out), counted.vocabulary)
-    return report(counted, place_of(out))
+    vocabulary = count_vocabulary(examples, tokenizer, end_tokens(model), keep)
+    save_vocabulary(place_of(out), vocabulary)
+    return report(vocabulary, place_of(out))
 
 
 def check(model: str | Path, files: Sequence[Path], file: Path, questions: Path | None = None) -> list[str]:
@@ -182,29 +161,25 @@ def place_of(out: Path) -> Path:
     return out if out.suffix == ".safetensors" else out / FILE
 
 
-def report(counted: Counted, file: Path) -> list[str]:
-    """`Counted` in lines of a report."""
-    tokens, keep = sum(counted.tokens.values()), len(counted.vocabulary.keep)
-    lines = [f"{counted.answers:,} answers, {tokens:,} tokens; {file} keeps {keep:,} by default"]
-    if not counted.aside:
+def report(vocabulary: Vocabulary, file: Path) -> list[str]:
+    """What was counted, in lines of a report."""
+    facts, keep = vocabulary.facts, len(vocabulary.keep)
+    tokens = sum(facts["tokens"].values())
+    lines = [f"{facts['replies']:,} answers, {tokens:,} tokens; {file} keeps {keep:,} by default"]
+    if not facts["aside"]:
         lines.append("too few prompts to keep some aside: the coverage is of what was counted, and so too high")
-    lines += _table(counted.coverage)
+    lines += _table(facts["coverage"])
     if tokens < ENOUGH * keep:
         lines.append(f"chance still decides which rare tokens are kept: {ENOUGH} x {keep:,} tokens would settle it")
     return lines
 
 
-def _table(rows: Sequence[Coverage]) -> list[str]:
-    names = list(rows[0].by_source)
-    widths = [max(len(name), 7) for name in names]
-    head = "  ".join(f"{name:>{width}}" for name, width in zip(names, widths, strict=True))
+def _table(rows: Sequence[Covered]) -> list[str]:
+    names = [name for name in rows[0] if name != "k"]
+    widths = {name: max(len(name), 7) for name in names}
     return [
-        f"      K      all  {head}",
-        *(
-            f"{row.k:7,}  {row.overall:7.2%}  "
-            + "  ".join(f"{row.by_source[name]:{width}.2%}" for name, width in zip(names, widths, strict=True))
-            for row in rows
-        ),
+        f"{'K':>7}" + "".join(f"  {name:>{widths[name]}}" for name in names),
+        *(f"{row['k']:7,}" + "".join(f"  {row[name]:{widths[name]}.2%}" for name in names) for row in rows),
     ]
 
 

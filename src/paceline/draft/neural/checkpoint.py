@@ -63,10 +63,15 @@ class TargetFacts:
 def save_drafter(
     out: Path, kind: str, *, config: dict[str, Any], tensors: Mapping[str, Tensor], target: TargetFacts
 ) -> None:
-    """Write a drafter into the folder `out`; other files in it stay.
+    """Write a drafter into the folder `out`, as `save_folder` does."""
+    save_folder(out, {KIND: kind, "paceline": __version__, "target": asdict(target), **config}, tensors)
+
+
+def save_folder(out: Path, config: Mapping[str, Any], tensors: Mapping[str, Tensor]) -> None:
+    """Write config.json and the weights into the folder `out`; other files in it stay.
 
     A kill leaves the old checkpoint, or one without config.json, which is refused: never half of either."""
-    text = json.dumps({KIND: kind, "paceline": __version__, "target": asdict(target), **config}, indent=2) + "\n"
+    text = json.dumps(config, indent=2) + "\n"
     out.mkdir(parents=True, exist_ok=True)
     with replacing(out / WEIGHTS) as temporary:
         save_tensors(temporary, tensors, {"format": "pt"})

@@ -25,7 +25,7 @@ from paceline.errors import PacelineError
 from paceline.jsonl import replacing
 from paceline.rollout.demo.task import BOS, EOS, MAX_NEW, PAD, VOCAB_SIZE, Problem, encode, problems
 from paceline.rollout.policy import Policy
-from paceline.rollout.run import Figures, Rollout
+from paceline.rollout.run import Figures, Rollout, rollout
 from paceline.rollout.store import RolloutStore
 from paceline.workbench.llama import ModelConfig, new_llama
 
@@ -168,7 +168,8 @@ class Run:
     def _step(self, batch: list[Problem], epoch: int) -> tuple[Figures, list[float]]:
         """One batch: rollouts, rewards, an update."""
         with self.policy.engine() as engine:
-            rollouts = engine.rollout(
+            rollouts = rollout(
+                engine,
                 [p.prompt for p in batch],
                 self.store,
                 copies=GROUP,
@@ -185,9 +186,8 @@ class Run:
     def _accuracy(self, epoch: int) -> float:
         """Share of the held-out problems that one sampled answer solves. All rules get the same noise."""
         with self.policy.engine() as engine:
-            rollouts = engine.rollout(
-                [p.prompt for p in self.held_out], RolloutStore(), params=SAMPLING, rule="vanilla", seed=epoch
-            )
+            asked = [p.prompt for p in self.held_out]
+            rollouts = rollout(engine, asked, RolloutStore(), params=SAMPLING, rule="vanilla", seed=epoch)
         right = [p.reward(answer.tokens) for p, answer in zip(self.held_out, rollouts.answers, strict=True)]
         return sum(right) / len(right)
 

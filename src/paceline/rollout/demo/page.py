@@ -9,6 +9,7 @@ from typing import Any
 
 from markupsafe import Markup
 
+from paceline.rollout.run import Figures
 from paceline.workbench.report import COLORS, Curve, plot, render
 
 Rows = list[dict[str, Any]]
@@ -32,7 +33,7 @@ COLUMNS = {
 def page(whole: dict[str, Any]) -> str:
     """The page as HTML. whole: what `paceline.rollout.demo.run.write_results` returns."""
     rows: Rows = whole["epochs"]
-    sums, shares = _sums(rows), _shares(rows)
+    sums, shares = _sums(rows), [row | _shares(Figures.of(row)) for row in rows if row["old_tokens"]]
     plots = [
         _curves(rows, "reward", "training reward"),
         _curves(rows, "accuracy", "held-out accuracy"),
@@ -72,15 +73,5 @@ def _sums(rows: Rows) -> Rows:
     return summed
 
 
-def _shares(rows: Rows) -> Rows:
-    """The epochs with something to reuse, with shares of it."""
-    return [
-        {
-            **row,
-            "reuse": row["reused"] / row["old_tokens"],
-            "full_reuse": row["full"] / row["offered"],
-            "drift": row["drift"] / max(row["looked"], 1),
-        }
-        for row in rows
-        if row["old_tokens"]
-    ]
+def _shares(figures: Figures) -> dict[str, float]:
+    return {"reuse": figures.reuse, "full_reuse": figures.full_reuse, "drift": figures.mean_drift}

@@ -9,6 +9,7 @@ from __future__ import annotations
 import json
 from collections.abc import Callable, Sequence
 from itertools import groupby
+from operator import itemgetter
 from pathlib import Path
 from statistics import mean, stdev
 from typing import Any
@@ -21,6 +22,7 @@ from paceline.rollout.demo import grpo
 from paceline.rollout.demo.grpo import Plan, Run, supervised
 from paceline.rollout.demo.task import TASKS
 from paceline.rollout.rules import rule_of
+from paceline.rollout.run import Figures
 
 Progress = Callable[[str, int, int], None]
 """Called with the name of the run, its finished steps, and all its steps."""
@@ -73,33 +75,26 @@ def results(rows: Sequence[dict[str, Any]]) -> list[dict[str, Any]]:
 
 
 def _result(rule: str, rows: list[dict[str, Any]]) -> dict[str, Any]:
-    seeds = sorted({row["seed"] for row in rows})
-    last = [max((r for r in rows if r["seed"] == seed), key=lambda r: r["epoch"]) for seed in seeds]
-
-    def total(name: str) -> float:
-        return sum(row[name] for row in rows)
-
-    def share(part: str, whole: str) -> float:
-        return round(total(part) / total(whole), 4) if total(whole) else 0.0
-
+    last = list({row["seed"]: row for row in sorted(rows, key=itemgetter("epoch"))}.values())  # of each seed
+    seeds, figures = len(last), sum(map(Figures.of, rows), Figures())
     made = rule_of(rule.partition(":")[0], lenience=Plan("", rule, 0, 0, "").lenience)
     return {
         "rule": rule,
         "name": made.name,
         "lossless": made.lossless,
-        "seeds": len(seeds),
+        "seeds": seeds,
         "epochs": max(row["epoch"] for row in rows),
-        "rollouts": round(total("answers")),
-        "tokens": round(total("tokens") / len(seeds)),
-        "tokens_decoded": round(total("decoded") / len(seeds)),
-        "reuse": share("reused", "old_tokens"),
-        "full_reuse": share("full", "offered"),
-        "drift": share("drift", "looked"),
+        "rollouts": figures.answers,
+        "tokens": round(figures.tokens / seeds),
+        "tokens_decoded": round(figures.decoded / seeds),
+        "reuse": round(figures.reuse, 4),
+        "full_reuse": round(figures.full_reuse, 4),
+        "drift": round(figures.mean_drift, 4),
         "final_reward": round(mean(row["reward"] for row in last), 4),
         "final_accuracy": round(mean(row["accuracy"] for row in last), 4),
-        "accuracy_noise": round(stdev(row["accuracy"] for row in last), 4) if len(last) > 1 else None,
-        "seconds": round(total("seconds") / len(seeds), 2),
-        "cpu_seconds": round(total("cpu_seconds") / len(seeds), 2),
+        "accuracy_noise": round(stdev(row["accuracy"] for row in last), 4) if seeds > 1 else None,
+        "seconds": round(figures.seconds / seeds, 2),
+        "cpu_seconds": round(figures.cpu_seconds / seeds, 2),
     }
 
 

@@ -1,0 +1,60 @@
+"""What a recipe is told: data, budget, options. Recipes add options of their own to one of these classes."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any, ClassVar
+
+from paceline.draft.spec import option
+from paceline.train.loop import LoopConfig
+from paceline.train.loss import Distance
+
+
+@dataclass(frozen=True)
+class Training:
+    """What a recipe trains on, and for how long.
+
+    target   folder of the model to draft for.
+    answers  a file of `generated_rows`.
+    out      folder to write.
+    run      folder of checkpoint and log, for resuming."""
+
+    target: Path
+    answers: Path
+    out: Path
+    run: Path
+    loop: LoopConfig
+
+
+@dataclass(frozen=True, kw_only=True)
+class TrainerConfig:
+    """Batches and held-out rows. Recipes add their own fields.
+
+    passes  over the answers, if no budget is given."""
+
+    passes: ClassVar[int]
+
+    length: int = option(512, "Tokens of a training row.", least=8)
+    rows: int = option(16, "Rows of a batch.", least=1)
+    held_out: float = 0.05  # share of the prompts
+    lr: float = option(2e-3, "Peak learning rate.", least=0)
+
+    @property
+    def loop(self) -> dict[str, Any]:
+        """The recipe's settings of `LoopConfig`."""
+        return {"peak_lr": self.lr}
+
+    def check(self, target: Path) -> None:
+        """PacelineError if the recipe cannot work with the model in `target`. Called before the target writes answers,
+        which may take an hour."""
+
+
+LOSS_HELP = "Distance from the target's distribution: soft (cross-entropy), or kl+tv (KL plus total variation)."
+
+
+@dataclass(frozen=True, kw_only=True)
+class StudentConfig(TrainerConfig):
+    """What drafters that learn the target's distribution have in common."""
+
+    loss: Distance = option("soft", LOSS_HELP)
