@@ -11,7 +11,7 @@ import torch
 
 from paceline import Engine, SamplingParams
 from paceline.draft.acceptance import DEEPEST, Acceptance, Lengths
-from paceline.draft.auto import Auto, AutoConfig, Candidate, Limited
+from paceline.draft.auto import Auto, AutoConfig, Candidate
 from paceline.draft.base import Drafter
 from paceline.draft.cost import term_names
 from paceline.draft.registry import create
@@ -249,20 +249,6 @@ def test_the_law_of_samples_is_the_targets() -> None:
     assert Stopping.drawn > 0
 
 
-def test_cutting_a_drawn_draft_by_what_was_drawn_is_found_out(monkeypatch: pytest.MonkeyPatch) -> None:
-    """The same, if drafts that were drawn are cut as others are: the test above would see it."""
-    draft_of = Auto._draft_of
-
-    def careless(self, *arguments):
-        draft = draft_of(self, *arguments)
-        return None if draft is None else draft._replace(is_fixed=False)
-
-    monkeypatch.setattr(Auto, "_draft_of", careless)
-    target = TableTarget(3, order=None, seed=7, eos=[2])
-    alone = outcomes(lambda branches: answered(target, branches, Drafter()))
-    assert largest_difference(outcomes(lambda branches: chosen(target, branches)), alone) > 1e-6
-
-
 def test_how_deep_a_model_drafts_is_settled_before_it_is_asked() -> None:
     deep = Fixed(DraftTree.chain(7, list(range(1, 31))), weight=1)
     limits = {}
@@ -292,11 +278,6 @@ def test_a_drafter_that_does_not_pay_is_left_alone_but_tried_again() -> None:
     for _ in range(20):
         auto.propose([FakeRow()])  # type: ignore[list-item]
     assert len(useless.limits) > asked
-
-
-def test_limited_requests_look_like_the_row() -> None:
-    row = Limited(FakeRow(id=4, max_draft=9), 3)  # type: ignore[arg-type]
-    assert (row.max_draft, row.id, len(row), row.last_token) == (3, 4, 5, 7)
 
 
 def test_a_tree_that_was_cut_knows_its_nodes_numbers() -> None:

@@ -56,12 +56,6 @@ def test_each_row_s_draft_comes_from_the_first_who_has_one():
     assert third.calls == [("propose", 2)]
 
 
-def test_nobody_is_asked_once_all_rows_have_drafts():
-    first, second = Recorder("p", "", "1"), Recorder("q", "", "2")
-    Fallback([first, second]).propose([row("xa")])
-    assert second.calls == []
-
-
 def test_every_part_watches_every_row():
     parts = [Recorder("p", "a", "1"), Recorder("q", "b", "2")]
     drafter = Fallback(parts)
@@ -84,16 +78,6 @@ def test_needs_are_put_together_and_layers_handed_to_those_who_asked():
     drafter.on_layer(2, torch.zeros(1, 1), shown([], [], []))
     assert asked.calls == [("on_layer", 2)]
     assert other.calls == []
-
-
-def test_needs_that_depend_on_the_target():
-    class Late(Recorder):
-        def bind(self, target):
-            self.needs = Needs(top_k=3)
-
-    drafter = Fallback([Recorder("p"), Late("q")])
-    drafter.bind(target())
-    assert drafter.needs.top_k == 3
 
 
 @pytest.mark.parametrize("need", ["resume_layer", "callback_layer"])

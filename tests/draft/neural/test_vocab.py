@@ -9,8 +9,7 @@ import torch
 from safetensors.torch import load_file, save_file
 from tests import models, native
 from tests.fakes import TableTarget
-from tests.lossless_enumeration import BranchingRandom, largest_difference, one_round, outcomes, plain, speculative
-from tests.lossless_statistics import fit
+from tests.lossless_enumeration import largest_difference, plain, speculative
 
 from paceline.draft.neural.drafts import Draft
 from paceline.draft.neural.stepping import Stepping, SteppingConfig
@@ -18,7 +17,6 @@ from paceline.draft.neural.vocab import (
     FILE,
     Vocabulary,
     best_tokens,
-    coverage,
     kept_tokens,
     must_keep,
     read_vocabulary,
@@ -26,12 +24,10 @@ from paceline.draft.neural.vocab import (
     trim,
     vocab_size,
 )
-from paceline.draft.registry import create
-from paceline.engine.accept import Accepted
 from paceline.engine.engine import Engine
 from paceline.engine.request import Row
 from paceline.engine.round import Segment
-from paceline.engine.sampling import SamplingParams, draw
+from paceline.engine.sampling import SamplingParams
 from paceline.errors import MethodError
 from paceline.target.hf import HFTarget
 from paceline.target.linear import Linear
@@ -57,13 +53,6 @@ def test_what_must_be_kept_takes_at_most_half_of_the_places():
     assert best_tokens(COUNTS, 2, must).tolist() == [2, 5]
     assert best_tokens(COUNTS, 5, must).tolist() == [0, 2, 3, 5, 6]
     assert best_tokens(COUNTS, 6, must).tolist() == [1, 2, 3, 4, 5, 6]
-
-
-def test_coverage_does_not_fall_with_k():
-    shares = [coverage(COUNTS, best_tokens(COUNTS, k)) for k in range(1, 9)]
-    assert shares == sorted(shares)
-    assert shares[0] == pytest.approx(9 / 33)
-    assert shares[-1] == 1.0
 
 
 def test_what_must_be_kept_is_found_by_asking_the_tokenizer():
@@ -244,87 +233,6 @@ def answers(world, spec, params, batch=1, **options):
     return engine.generate(PROMPTS, params)
 
 
-@pytest.mark.parametrize("k", [1, 2, 100, 288])
-@pytest.mark.parametrize(("rest", "batch"), [("stop=fixed", 1), ("stop=svip", 8), ("stop=confidence,tree=12", 8)])
-def test_greedy_output_is_the_targets_own(world, k, rest, batch):
-    params = SamplingParams(max_tokens=20)
-    expected = answers(world, "none", params)
-    found = answers(world, f"model:DRAFT,vocab={k},{rest}", params, batch)
-    assert [one.tokens for one in found] == [one.tokens for one in expected]
-    assert sum(one.stats.draft_tokens for one in found) > 0
-    if k >= 100:
-        assert sum(sum(one.stats.accepted[1:]) for one in found) > 0
-
-
-@pytest.mark.parametrize(
-    "params", [SamplingParams(temperature=1.0, seed=3, max_tokens=12), SamplingParams(max_tokens=12)]
-)
-def test_with_the_whole_vocabulary_nothing_changes(world, tmp_path, params):
-    """The same drafts, the same draws, the same rounds."""
-    target, _, draft, _ = world
-    every = Vocabulary(torch.arange(target.vocab_size))
-    save_vocabulary(tmp_path / "all.safetensors", every)
-    trimmed = answers(world, f"model:DRAFT,vocab={tmp_path / 'all.safetensors'}", params)
-    full = answers(world, "model:DRAFT", params)
-    assert [(one.tokens, one.rounds, one.stats.accepted) for one in trimmed] == [
-        (one.tokens, one.rounds, one.stats.accepted) for one in full
-    ]
-    one, other = (load(draft, dtype="float32") for _ in range(2))
-    one.trim_head(every.keep)
-    x = torch.randn(5, 64)
-    assert torch.equal(one.logits(x), other.logits(x))
-
-
-def test_what_is_drafted_is_kept_and_its_input_is_the_full_id(world):
-    target, tokenizer, draft, _ = world
-    drafter = create(f"model:{draft},vocab=16,stop=fixed")
-    engine = Engine(target, drafter, tokenizer=tokenizer)
-    keep = set(drafter.columns.tolist())
-    assert len(keep) == 16
-    fed, drafted = set(), set()
-    verify, propose = drafter.model.verify, drafter.propose
-
-    def listening(segments, *rest):
-        fed.update(token for s in segments for token in s.tokens[s.start :].tolist())
-        verdict = verify(segments, *rest)
-        assert verdict.logits.shape[1] == 16
-        return verdict
-
-    def watched(rows):
-        trees = propose(rows)
-        drafted.update(token for tree in trees for token in tree.tokens[1:].tolist())
-        return trees
-
-    drafter.model.verify, drafter.propose = listening, watched
-    engine.generate(PROMPTS, SamplingParams(max_tokens=12, ignore_eos=True))
-    assert drafted
-    assert drafted <= keep
-    assert fed & drafted  # drafted tokens go into the draft model as themselves
-    assert {310, 319} <= fed  # and so does what is not kept
-
-
-def test_head_bytes_that_are_saved_show_in_weight_bytes(world):
-    target, _, draft, _ = world
-    full, trimmed = (create(f"model:{draft}{more}") for more in ("", ",vocab=16"))
-    for drafter in (full, trimmed):
-        drafter.bind(target)
-    assert full.weight_bytes - trimmed.weight_bytes == (target.vocab_size - 16) * target.hidden_size * 4
-
-
-def test_an_end_token_that_is_not_kept_still_ends_answers(world, tmp_path):
-    _, _, draft, counts = world
-    never = best_tokens(counts, 40)
-    save_vocabulary(tmp_path / "v.safetensors", Vocabulary(never))
-    free = answers(world, "none", SamplingParams(max_tokens=20, ignore_eos=True))
-    end = next(t for one in free for t in one.tokens[6:] if t not in never.tolist())  # an end that cannot be drafted
-    params = SamplingParams(max_tokens=20, stop_token_ids=[end])
-    expected = answers(world, "none", params)
-    found = answers(world, f"model:DRAFT,vocab={tmp_path / 'v.safetensors'}", params)
-    assert [(one.tokens, one.finish_reason) for one in found] == [(one.tokens, one.finish_reason) for one in expected]
-    assert any(one.finish_reason == "stop" for one in found)
-    assert models.EOS in read_vocabulary(draft / FILE).best(16).tolist()
-
-
 def test_bans_and_penalties_reach_tokens_by_their_ids(world):
     """Even when every token that could be drafted is banned: the target has others."""
     banned = best_tokens(world[3], 1).tolist()
@@ -392,76 +300,11 @@ def trimmed(tokens, random):
     return tree
 
 
-def q_behind(tokens):
-    q = torch.zeros(6, dtype=torch.float64)
-    q[KEEP] = DRAFT_MODEL.logits_after(tokens)[KEEP].softmax(-1)
-    return q
-
-
 @pytest.mark.parametrize("tokens", [1, 2, 3])
 def test_the_distribution_is_the_targets_exactly(tokens):
     assert float(LAW[KEEP].sum()) == pytest.approx(0.4)
     found = speculative(TARGET, [1], SAMPLING, trimmed, tokens)
     assert largest_difference(found, plain(TARGET, [1], SAMPLING, tokens)) < 1e-12
-
-
-def test_correcting_from_p_itself_would_not_be_lossless():
-    def careless(requests, trees, logits):
-        [request], [tree], [scores] = requests, trees, logits
-        path, tokens = [0], []
-        for node in range(1, len(tree)):
-            p, q = scores[node - 1].softmax(-1), tree.draft_probs[node - 1]
-            token = int(tree.tokens[node])
-            if not request.random.keep(min(1.0, float(p[token] / q[token]))):
-                break
-            path.append(node)
-            tokens.append(token)
-        p = scores[path[-1]].softmax(-1)
-        return [Accepted(path, [*tokens, request.random.choose(p, request.num_new + len(tokens))])]
-
-    found = speculative(TARGET, [1], SAMPLING, trimmed, 2, careless)
-    assert largest_difference(found, plain(TARGET, [1], SAMPLING, 2)) > 0.01
-
-
-def test_acceptance_is_the_overlap_on_what_is_kept():
-    def first_accepted(branches):
-        return len(one_round(TARGET, [1], (), SAMPLING, trimmed, 2, BranchingRandom(branches))) > 1
-
-    p, q = LAW, q_behind([1])
-    accepted = outcomes(first_accepted)[True]
-    assert accepted == pytest.approx(float(torch.minimum(p, q)[KEEP].sum()))
-    assert accepted <= float(p[KEEP].sum())
-    full = DRAFT_MODEL.probabilities_after([1], SAMPLING)
-    outside = torch.ones(6, dtype=torch.bool)
-    outside[KEEP] = False
-    assert accepted >= float(torch.minimum(p, full).sum() - torch.minimum(p, full)[outside].sum()) - 1e-12
-
-
-def test_the_engine_draws_from_the_targets_distribution():
-    """Two tokens together, by chi-square; the draft's own distribution would not pass for it."""
-    counts = np.zeros((6, 6))
-    engine = Engine(TARGET, stepping(), max_batch=8)
-    params = [SamplingParams(temperature=1.0, max_tokens=2, seed=i) for i in range(4000)]
-    for done in engine.generate([[1]] * len(params), params):
-        counts[tuple(done.tokens)] += 1
-    joint = np.zeros((6, 6))
-    for first in range(6):
-        joint[first] = LAW[first].item() * TARGET.probabilities_after([1, first], SAMPLING).numpy()
-    assert fit(counts.ravel(), joint.ravel()) > 1e-3
-    only = np.zeros(6)
-    rng = np.random.default_rng(0)
-    for _ in range(1000):
-        only[draw(q_behind([1]), rng.random())] += 1
-    assert fit(only, LAW.numpy()) < 1e-3
-
-
-def test_trees_and_best_tokens_are_guesses_among_what_is_kept():
-    for options in ({"tree": 5, "width": 3}, {"sample": "best"}):
-        params = [SamplingParams(temperature=1.0, max_tokens=20, seed=i) for i in range(20)]
-        done = Engine(TARGET, stepping(**options), max_batch=8).generate([[1]] * 20, params)
-        for i, one in enumerate(done):
-            assert one.tokens == TARGET.plain([1], params[i]).new_tokens.tolist()
-        assert sum(sum(one.stats.accepted[1:]) for one in done) > 0
 
 
 @pytest.mark.parametrize("family", ["gpt2", "gpt-neox", "gptj"])  # a tied head, one of its own, one with a bias

@@ -19,11 +19,9 @@ from numpy.typing import NDArray
 
 from paceline.draft.text.automaton import (
     FIRST,
-    LAST,
+    FROM,
     LENGTH,
     LINK,
-    MORE,
-    NEXT,
     RECENT,
     SYMBOL,
     TARGET,
@@ -36,9 +34,6 @@ from paceline.errors import StoreError
 
 FRONT = 8
 """Successors of a block that are sorted by frequency; a tree has at most this many children a node."""
-BUILD_BYTES = 100
-"""Bytes a token of ordinary text takes while the automaton is built; DISK_BYTES: once it is saved."""
-DISK_BYTES = 36
 MOST_TOKENS = (2**31 - 1) // 3
 _STEP = 1 << 18  # tokens between two reports of progress
 
@@ -62,22 +57,45 @@ def freeze(text: NDArray[Any], progress: Callable[[float], None]) -> dict[str, N
     for at in range(0, len(text), _STEP):
         growing.extend(text[at : at + _STEP])
         progress(0.8 * at / len(text))
-    states, edges, counts = growing._states, growing._edges, growing._counts
-    states = states[: counts[0]]
+    num_states, num_edges, last, _ = growing._counts.tolist()
+    states, edges = growing._states[:num_states], growing._edges[:num_edges]
     del growing  # and with it the hash table, a third of the memory
     occurs = _count(states, len(text))
     progress(0.85)
-    number, num_blocks, num_edges = _number(states, edges, counts[LAST])
+    is_block = (states[:, TOKEN] >= 0) + np.bincount(edges[:, FROM], minlength=num_states) != 1
+    while last >= 0:  # the text's own suffixes; the last one is the empty string
+        is_block[last] = True
+        last = int(states[last, LINK])
+    num_blocks = int(is_block.sum())
+    number = np.empty(num_states, np.int32)  # new numbers, blocks first
+    number[is_block], number[~is_block] = np.arange(num_blocks), np.arange(num_blocks, num_states)
+    links = np.append(-1, number[states[1:, LINK]])
+    new_states = np.empty((num_states, 3), np.int32)
+    new_states[number] = np.stack([states[:, LENGTH], links, states[:, FIRST]], 1)
     progress(0.9)
-    frozen = {
-        "states": np.empty((len(states), 3), np.int32),
-        "targets": np.empty(len(states) - num_blocks, np.int32),
-        "blocks": np.empty((num_blocks + 1, 3), np.int32),
-        "edges": np.empty((num_edges, 3), np.int32),
-    }
-    _rearrange(states, edges, occurs, number, *frozen.values())
+    new_edges, begins = _sorted_edges(states, edges, is_block, number, occurs)
+    blocks = np.full((num_blocks + 1, 3), len(new_edges), np.int32)
+    blocks[:-1] = np.stack([begins, occurs[is_block], states[is_block, RECENT]], 1)
     progress(1.0)
-    return frozen
+    return {"states": new_states, "targets": number[states[~is_block, TARGET]], "blocks": blocks, "edges": new_edges}
+
+
+def _sorted_edges(
+    states: IntArray, edges: IntArray, is_block: NDArray[np.bool_], number: IntArray, occurs: IntArray
+) -> tuple[NDArray[np.int32], IntArray]:
+    """The blocks' edges int32 [E, 3], and where those of each block begin: the FRONT most frequent first, ties by
+    token; the rest by token."""
+    own = np.flatnonzero(is_block & (states[:, TOKEN] >= 0))
+    more = edges[is_block[edges[:, FROM]]]
+    block = number[np.append(own, more[:, FROM])]
+    token = np.append(states[own, TOKEN], more[:, SYMBOL])
+    target = np.append(states[own, TARGET], more[:, TO])
+    order = np.lexsort((token, -occurs[target], block))
+    begins = np.searchsorted(block[order], np.arange(is_block.sum()))
+    rank = np.empty(len(order), np.int64)
+    rank[order] = np.arange(len(order)) - begins[block[order]]
+    order = np.lexsort((np.where(rank < FRONT, rank - FRONT, token), block))
+    return np.stack([token, number[target], occurs[target]], 1)[order], begins
 
 
 @njit(cache=True)
@@ -106,90 +124,6 @@ def _count(states, n):  # type: ignore[no-untyped-def]
         occurs[link] += occurs[state]
         states[link, RECENT] = max(states[link, RECENT], states[state, RECENT])
     return occurs
-
-
-@njit(cache=True)
-def _number(states, edges, last):  # type: ignore[no-untyped-def]
-    """New numbers, blocks first; the number of blocks; the number of their edges."""
-    degree = np.empty(len(states), np.int32)
-    for state in range(len(states)):
-        degree[state] = states[state, TOKEN] >= 0
-        edge = states[state, MORE]
-        while edge >= 0:
-            degree[state] += 1
-            edge = edges[edge, NEXT]
-    is_block = degree != 1
-    is_block[0] = True
-    while last > 0:
-        is_block[last] = True
-        last = states[last, LINK]
-    num_blocks = is_block.sum()
-    number = np.empty(len(states), np.int32)
-    block, other, num_edges = 0, num_blocks, 0
-    for state in range(len(states)):
-        if is_block[state]:
-            number[state] = block
-            block += 1
-            num_edges += degree[state]
-        else:
-            number[state] = other
-            other += 1
-    return number, num_blocks, num_edges
-
-
-@njit(cache=True)
-def _rearrange(states, edges, occurs, number, new_states, targets, blocks, new_edges):  # type: ignore[no-untyped-def]
-    """Fill the frozen arrays."""
-    num_blocks = len(blocks) - 1
-    end = 0
-    for state in range(len(states)):
-        new = number[state]
-        new_states[new, 0] = states[state, LENGTH]
-        new_states[new, 1] = number[states[state, LINK]] if state > 0 else -1
-        new_states[new, 2] = states[state, FIRST]
-        if new >= num_blocks:
-            targets[new - num_blocks] = number[states[state, TARGET]]
-            continue
-        begin = end
-        if states[state, TOKEN] >= 0:
-            end = _put(new_edges, end, states[state, TOKEN], states[state, TARGET], occurs, number)
-        edge = states[state, MORE]
-        while edge >= 0:
-            end = _put(new_edges, end, edges[edge, SYMBOL], edges[edge, TO], occurs, number)
-            edge = edges[edge, NEXT]
-        _sort(new_edges, begin, end)
-        blocks[new, AT] = begin
-        blocks[new, COUNT] = occurs[state]
-        blocks[new, LATEST] = states[state, RECENT]
-    for column in range(3):
-        blocks[num_blocks, column] = end
-
-
-@njit
-def _put(edges, at, token, target, occurs, number):  # type: ignore[no-untyped-def]
-    edges[at, 0] = token
-    edges[at, 1] = number[target]
-    edges[at, 2] = occurs[target]
-    return at + 1
-
-
-@njit
-def _sort(edges, begin, end):  # type: ignore[no-untyped-def]
-    """The FRONT most frequent first, ties by token; the rest by token."""
-    front = min(begin + FRONT, end)
-    for i in range(begin, front):
-        best = i
-        for j in range(i + 1, end):
-            more, same = edges[j, 2] > edges[best, 2], edges[j, 2] == edges[best, 2]
-            if more or (same and edges[j, 0] < edges[best, 0]):
-                best = j
-        for column in range(3):
-            edges[i, column], edges[best, column] = edges[best, column], edges[i, column]
-    if end - front > 1:
-        order, rest = np.argsort(edges[front:end, 0]), edges[front:end].copy()
-        for i in range(len(order)):  # element by element: compiles in half the time
-            for column in range(3):
-                edges[front + i, column] = rest[order[i], column]
 
 
 # Reading -------------------------------------------------------------------------------------------------------------
