@@ -148,7 +148,7 @@ def test_help_teaches_by_example(command: Command) -> None:
 
 @pytest.mark.slow
 def test_prompt_lookup_on_vicunas_answers_to_spec_bench(command: Command, shared: Path) -> None:
-    """Figures noted beside the recording, from other code; tests/draft/test_trace.py has them without the command."""
+    """Figures noted beside the recording, from other code."""
     data = shared / "data"
     trace = data / "traces" / "spec-bench-vicuna-7b-v1.3-greedy.jsonl"
     if not trace.exists():

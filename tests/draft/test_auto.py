@@ -134,17 +134,6 @@ def test_the_same_table_and_seed_make_the_same_choices(tmp_path: Path) -> None:
     assert [done[0] for done in run(3)] == [done[0] for done in run(4)]  # type: ignore[index]
 
 
-def test_point_mass_drafters_give_a_seeds_tokens_in_any_batch() -> None:
-    """What is chosen depends on the batch and on clocks; with point masses the tokens do not."""
-    prompts = [[i + 9, *REPEATING] for i in range(4)]
-    wish = [SamplingParams(max_tokens=40, temperature=0.8, seed=seed) for seed in range(4)]
-    plain = [d.tokens for d in Engine(repeating(), "none", max_batch=4).generate(prompts, wish)]
-    for batch in (1, 2, 4):
-        out = Engine(repeating(), "auto:sam|suffix,explore=0.3", max_batch=batch).generate(prompts, wish)
-        assert [d.tokens for d in out] == plain
-        assert sum(sum(d.stats.accepted[1:]) for d in out) > 0
-
-
 class Fixed(Drafter):
     """The same draft for every row; counts how often it is asked."""
 
@@ -278,14 +267,6 @@ def test_a_drafter_that_does_not_pay_is_left_alone_but_tried_again() -> None:
     for _ in range(20):
         auto.propose([FakeRow()])  # type: ignore[list-item]
     assert len(useless.limits) > asked
-
-
-def test_a_tree_that_was_cut_knows_its_nodes_numbers() -> None:
-    tree = DraftTree.of(7, [1, 2, 3, 4], [0, 0, 2, 3])
-    cut = tree.keeping(np.array([0, 2, 3]))
-    assert cut.tokens.tolist() == [7, 2, 3]
-    assert cut.proposed([0, 1, 2]) == [0, 2, 3]
-    assert cut.clipped(1).proposed([0, 1]) == [0, 2]
 
 
 # What is refused -----------------------------------------------------------------------------------------------------

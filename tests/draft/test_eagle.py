@@ -13,7 +13,6 @@ import torch
 
 from paceline.draft import registry
 from paceline.draft.base import Drafter
-from paceline.draft.cost import RoundTimes
 from paceline.draft.fallback import Fallback
 from paceline.draft.neural import pending
 from paceline.draft.neural.drafts import Draft, Growth
@@ -164,28 +163,6 @@ def test_only_tokens_of_the_vocabulary_are_drafted(world: Callable[..., World], 
         engine.step()
         drafted |= {token for draft in drafter._drafts.values() for token in draft.drafted}
     assert own is None or drafted <= own
-
-
-@pytest.mark.parametrize("method", METHODS)
-@pytest.mark.parametrize(
-    ("seconds", "least", "most"),
-    [({1: 1.0, 64: 1.001}, 20, 63), ({1: 1.0, 64: 64.0}, 0, 0), ({1: 1.0, 5: 1.01, 6: 9.0}, 3, 4)],
-    ids=["free", "dear", "a step"],
-)
-def test_auto_verifies_the_nodes_that_pay(
-    world: Callable[..., World],
-    monkeypatch: pytest.MonkeyPatch,
-    method: str,
-    seconds: dict[int, float],
-    least: int,
-    most: int,
-) -> None:
-    """Of a head that is sure of nothing. Where few pay, drafts near the end of an answer have fewer still."""
-    monkeypatch.setattr("paceline.draft.neural.stepping.time_forwards", lambda target: RoundTimes.of_forwards(seconds))
-    here = world()
-    for done in here.check(here.drafter(method, "random", tree="auto"), batch=1):
-        if done.stats.rounds > 3:
-            assert least <= done.stats.draft_tokens / done.stats.rounds <= most
 
 
 def test_the_kept_nodes_hang_together_whatever_ties() -> None:

@@ -5,12 +5,11 @@ import torch
 
 from paceline.draft.base import Drafter
 from paceline.draft.fallback import Fallback
-from paceline.draft.registry import create
 from paceline.engine.accept import Accepted
 from paceline.engine.tree import DraftTree
 from paceline.errors import MethodError
 from paceline.target.base import Needs
-from tests.draft.rows import draft_of, letters, row, target
+from tests.draft.rows import letters, row, target
 from tests.rounds import shown
 
 
@@ -85,12 +84,3 @@ def test_parts_that_cut_the_forward_at_different_layers(need):
     with pytest.raises(MethodError, match=rf"p\+q: its parts want layers \[2, 5\] as {need}"):
         Fallback([Recorder("p", **{need: 2}), Recorder("q", **{need: 5})]).bind(target())
     Fallback([Recorder("p", **{need: 2}), Recorder("q", **{need: 2}), Recorder("r")]).bind(target())
-
-
-def test_a_short_match_is_handed_over():
-    drafter = create("sam,min_match=3,grow=4+prompt-lookup,variant=transformers,max_ngram=1")
-    assert draft_of(drafter, "abcdXYcd") == "XYcd"
-    assert draft_of(drafter, "abcdXYZbcd") == "XYZbcdXYZbcd"
-    one = row("abcdXYcd")
-    drafter.start(one)
-    assert drafter.propose([one])[0].source == "prompt-lookup"

@@ -59,9 +59,3 @@ def test_what_is_forced_is_drafted_and_accepted(temperature: float) -> None:
     for one in done:
         assert all((b - a) % 4 == 1 for a, b in zip(one.tokens, one.tokens[1:], strict=False))
         assert one.rounds == 3  # one token, then seven at a time
-
-
-def test_without_a_grammar_nothing_is_drafted() -> None:
-    target = TableTarget(vocab_size=4, order=2, seed=3)
-    (done,) = Engine(target, Forced()).generate([[1]], SamplingParams(max_tokens=6))
-    assert done.stats.draft_tokens == 0

@@ -198,22 +198,6 @@ def test_a_round_in_which_all_matches_gives_n_tokens(tmp_path, order):
     assert done.stats.accepted == [1, 0, 0, 0, 6]
 
 
-# Requests ------------------------------------------------------------------------------------------------------------
-
-
-def test_finished_requests_are_learned_from():
-    drafter = bound(past=100)
-    done = row("xa1234", id=0)
-    drafter.start(done)
-    done.extend(tokens("b567"))
-    done.finish_reason = "stop"
-    drafter.drop(done)
-    assert sequences(drafter, "za") == ["1234"]
-    assert sequences(drafter, "z4") == ["b567"]
-    assert sequences(drafter, "aWXYZa") == ["WXYZ", "1234"]
-    assert sequences(bound(past=100, order="W"), "za") == []
-
-
 # What can go wrong ---------------------------------------------------------------------------------------------------
 
 

@@ -18,7 +18,6 @@ from paceline.engine.sampling import SamplingParams
 from paceline.engine.tree import DraftTree, ancestors
 from paceline.errors import MethodError
 from tests.draft.rows import row
-from tests.draft.tables import counting
 from tests.fakes import TableTarget
 
 
@@ -123,18 +122,6 @@ def test_the_table_is_what_the_target_says_in_the_slots():
         assert len(way) == int(tree.depth.max()) - len(path) + 1 or path[-1]
 
 
-def test_a_draft_that_is_accepted_whole_leaves_copied_and_random_tokens_only():
-    target, drafter = counting(30), Watched()
-    engine = Engine(target, drafter)
-    one = engine.add([*range(30), *range(5)], SamplingParams(max_tokens=24))
-    engine.step()
-    engine.step()
-    assert len(drafter.rounds[-1].accepted[0].tokens) == 6
-    assert drafter._tables[one.id] == []
-    known = set(one.tokens.tolist())
-    assert set(drafted(drafter, one).tokens.tolist()) <= known
-
-
 def test_linear_jacobi_keeps_the_guesses_that_survive():
     drafter, one = bound(tree=0, window=4, retrieve="none"), row("abcdef")
     drafter.start(one)
@@ -144,14 +131,6 @@ def test_linear_jacobi_keeps_the_guesses_that_survive():
     drafter._tables[one.id] = [[7], [8]]
     assert drafted(drafter, one).tokens[1:3].tolist() == [7, 8]
     assert set(drafted(drafter, one).tokens[3:].tolist()) <= {ord(letter) for letter in "abcde"}
-
-
-@pytest.mark.parametrize("depth", [1, 2, 3])
-def test_no_draft_is_deeper_than_the_depths_that_have_candidates(depth):
-    target, params = TableTarget(30, order=2, seed=4), SamplingParams(max_tokens=30)
-    (done,) = Engine(target, f"jacobi,depth={depth}").generate([[1, 2]], params)
-    assert done.tokens == target.plain([1, 2], params).new_tokens.tolist()
-    assert len(done.stats.drafted) == depth + 1
 
 
 # What is copied ------------------------------------------------------------------------------------------------------

@@ -37,8 +37,8 @@ def check(number: int, spec: str, count: int, lengths: Sequence[int]) -> None:
     assert [one.tokens for one in done] == [target.plain(p, params).new_tokens.tolist() for p in prompts]
 
 
-def test_greedy_text_on_200_random_models():
-    for number in range(200):  # 4 specs, 5 lengths
+def test_greedy_text_on_random_models():
+    for number in range(60):  # 4 specs, 5 lengths
         check(number, SPECS[number % len(SPECS)], 16, LENGTHS[number % len(LENGTHS) :][:1])
 
 

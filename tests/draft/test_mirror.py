@@ -83,9 +83,9 @@ def test_a_window_drafted_ahead_is_the_one_that_would_have_been_drafted(folders)
 
 def test_a_sampled_window_drafted_ahead_has_the_draws_of_the_round_that_verifies_it(folders):
     """So rounds are those of plain speculation seed for seed, whatever was hit and missed."""
-    params = [SamplingParams(max_tokens=40, temperature=0.5, seed=seed, ignore_eos=True) for seed in range(len(TEXTS))]
+    params = [SamplingParams(max_tokens=20, temperature=0.5, seed=seed, ignore_eos=True) for seed in range(len(TEXTS))]
     plainly = answered(folders, LINE + "kappa=0", params)[1]
-    engine, out = answered(folders, LINE + "kappa=20", params)
+    engine, out = answered(folders, LINE + "kappa=6", params)
     assert [done.tokens for done in out] == [done.tokens for done in plainly]
     assert [done.stats.accepted for done in out] == [done.stats.accepted for done in plainly]
     assert engine.drafter.counts.hits
@@ -99,17 +99,6 @@ def test_the_draft_draws_with_a_seed_of_its_own(folders, monkeypatch):
     seeds = range(len(TEXTS))
     answered(folders, LINE + "kappa=1", [SamplingParams(max_tokens=2, temperature=1.0, seed=seed) for seed in seeds])
     assert len({*opened} - {*seeds}) == len(seeds)
-
-
-def test_hits_grow_with_the_candidates_up_to_all(folders):
-    rates = []
-    for kappa in (1, 3, 400):
-        engine, _ = answered(folders, LINE + f"kappa={kappa},draft=1", SamplingParams(max_tokens=8))
-        counts = engine.drafter.counts
-        rates.append(counts.hit_rate)
-        assert counts.hit_rate == sum(counts.hits.values()) / (sum(counts.hits.values()) + sum(counts.misses.values()))
-    assert rates == sorted(rates)
-    assert rates[0] < rates[-1] == 1
 
 
 @pytest.mark.parametrize("source", ["draft", pytest.param("both", marks=pytest.mark.slow)])
@@ -204,17 +193,11 @@ def test_by_default_more_windows_are_there_than_with_as_many_for_every_position(
     assert rates[""] > rates[",layout=uniform"]
 
 
-@pytest.fixture
-def worker(folders):
-    """The draft's process, whose answers may take half a second."""
+def test_the_process_takes_long_messages_answers_the_last_question_alone_and_may_hang(folders):
+    """Its answers may take half a second."""
     target = Engine(str(folders["target"]), "none", dtype="float32", device="cpu").target
     facts = facts_to_send(target, target.device)
-    made = DraftWorker(Setup(f"model:{folders['close']},stop=fixed", facts, {"num_candidates": 1}, limit_s=0.5))
-    yield made
-    made.close()
-
-
-def test_the_process_takes_long_messages_and_answers_the_last_question_alone(worker):
+    worker = DraftWorker(Setup(f"model:{folders['close']},stop=fixed", facts, {"num_candidates": 1}, limit_s=0.5))
     prompt = np.random.default_rng(0).integers(4, models.VOCAB_SIZE, 1_000_000)  # 8 MB, more than a socket holds
     worker.open(1, [5, 6, 7], GREEDY, 2048)
     worker.open(2, prompt, GREEDY, 2_000_000)
@@ -224,19 +207,11 @@ def test_the_process_takes_long_messages_and_answers_the_last_question_alone(wor
     assert window.id == 1
     assert len(window.tokens) == 5
     assert 0 < worker.round_trip() < 0.5
-
-
-def test_a_process_that_fails_says_why(worker):
-    with pytest.raises(Closed, match="KeyError: 99"):
-        worker.windows([Ask(99, [])])
-
-
-def test_messages_to_a_process_that_hangs_come_to_an_end(worker):
     os.kill(worker.process.pid, signal.SIGSTOP)
     with pytest.raises(Closed, match=r"^$"):
         worker.windows([])
     with pytest.raises(Closed):
-        worker.open(1, np.zeros(1_000_000, np.int64), GREEDY, 2048)
+        worker.open(1, prompt, GREEDY, 2048)
     worker.close()
     assert not worker.process.is_alive()
 

@@ -18,7 +18,6 @@ from paceline.engine.tree import DraftTree
 from paceline.errors import MethodError, PacelineError
 from paceline.target.hf import HFTarget
 from paceline.target.load import load_tokenizer
-from paceline.target.tokenizer import Tokenizer
 from tests import models, native
 from tests.draft.answered import target_and_close_draft
 from tests.draft.drafting import SPECS, DraftTable, drafter, like
@@ -233,10 +232,6 @@ def test_the_same_tokens_with_other_ids_are_another_tokenizer(folders, tmp_path)
     (moved / "tokenizer.json").write_text(json.dumps(spelled))
     with pytest.raises(MethodError, match="2 have another id"):
         check_tokenizer("moved", load_tokenizer(moved), load_tokenizer(folders["target"]))
-
-
-def test_tokenizers_with_the_same_ids_are_the_same(folders):
-    check_tokenizer("x", Tokenizer(models.tokenizer()), load_tokenizer(folders["target"]))
 
 
 def test_without_tokenizers_the_vocabularies_must_be_as_large(folders):

@@ -147,13 +147,3 @@ def test_finished_requests_are_searched_for_longer_matches(variant, options):
 def test_published_wants_a_full_draft_behind_past_matches_too():
     assert past("published", ["abcd"], "yab", draft=2) == "cd"
     assert past("published", ["abcd"], "yab", draft=4) == ""
-
-
-def test_what_is_remembered_is_bounded():
-    drafter = PromptLookup(PromptLookupConfig("transformers", past=10))
-    for id in range(5):
-        one = row("abcdef", id=id)
-        one.finish_reason = "stop"
-        drafter.drop(one)
-        assert len(drafter._past) <= 10
-    assert drafter._past.tolist() == [*map(ord, "abcdef"), -1, *map(ord, "abc")]

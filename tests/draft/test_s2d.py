@@ -379,17 +379,6 @@ def checkpoint(world: World, out: Path, **changes: Any) -> Path:
     return out
 
 
-def test_one_draft_serves_every_target_of_its_tokenizer(world: World, tmp_path: Path) -> None:
-    draft = checkpoint(world, tmp_path / "draft")
-    for layers, width in ((4, 32), (2, 64), (6, 96)):
-        folder = models.make("llama2", tmp_path / f"{width}", num_hidden_layers=layers, hidden_size=width, seed=width)
-        engine = Engine(folder, f"s2d:{draft},thresholds=0.1", dtype="float32", device="cpu")
-        assert tokens(engine.generate(world.prompts[:3], GREEDY)) == tokens(
-            Engine(folder, dtype="float32", device="cpu").generate(world.prompts[:3], GREEDY)
-        )
-        assert [section.last for section in drafter_of(engine).sections] == [1, 2, 4]
-
-
 def test_thresholds_are_those_that_training_noted(world: World, tmp_path: Path) -> None:
     def thresholds(options: str = "", **noted: Any) -> list[float]:
         draft = checkpoint(world, tmp_path / "draft", **noted)

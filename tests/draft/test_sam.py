@@ -151,19 +151,6 @@ def test_the_cursor_has_read_the_last_token(tmp_path):
     assert letters(steps.propose([one])[0].tokens[1:])[:1] == "y", "two tokens tell y from z"
 
 
-def test_what_is_remembered_is_bounded_and_the_oldest_goes_first():
-    drafter = bound("sam,past=40")
-    for text in ["0123456789", "abcdefghij", "klmnopqrst", "ABCDEFGHIJ"]:
-        draft_of(drafter, text)
-    assert draft_of(drafter, "_klm") == "nopqrstABCDEFGHIJ"
-    draft_of(drafter, "KLMNOPQRST")
-    assert draft_of(drafter, "_012") == ""
-    assert draft_of(drafter, "_ABC") != ""
-    draft_of(drafter, "x" * 50 + "abcdefghijklmnopqrst")
-    assert draft_of(drafter, "_ghi") == "jklmnopqrst"
-    assert all(len(past.automaton) <= 20 for past in drafter._past.halves)
-
-
 def test_the_row_s_own_text_comes_first_and_the_newest_next():
     drafter = bound("sam,past=100")
     for text in ["uvwA", "uvwB"]:

@@ -75,16 +75,6 @@ def test_a_tree_holds_the_likeliest_nodes():
     assert tree.source == "suffix"
 
 
-def test_finished_requests_are_learned_from():
-    drafter = Suffix(SuffixConfig(past=100))
-    assert offered(drafter, "xyab") == ""
-    finish(drafter, "abcdef")
-    assert offered(drafter, "xyab") == "cd"
-    finish(drafter, "abzzz")
-    finish(drafter, "abzzz")
-    assert offered(drafter, "xyab") == "zz"
-
-
 def test_what_is_remembered_is_bounded_and_the_oldest_goes_first():
     drafter = Suffix(SuffixConfig(past=10))
     for text in ["abcdef", "mnop", "uvwxyz"]:

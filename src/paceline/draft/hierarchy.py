@@ -103,11 +103,12 @@ class Hierarchy(Drafter):
         A sequence replaces one with which it begins, and is left out where another begins with it."""
         sequences: list[Gram] = []
         for gram in chain.from_iterable(self._stores[letter](row) for letter in self.config.order):
-            same = (i for i, other in enumerate(sequences) if all(a == b for a, b in zip(gram, other, strict=False)))
-            if (at := next(same, None)) is None:
+            for at, other in enumerate(sequences):
+                if gram[: len(other)] == other[: len(gram)]:
+                    sequences[at] = max(gram, other, key=len)
+                    break
+            else:
                 sequences.append(gram)
-            elif len(gram) > len(sequences[at]):
-                sequences[at] = gram
             if len(sequences) == self.config.k:
                 break
         return sequences

@@ -18,10 +18,9 @@ from tests.lossless_enumeration import largest_difference, speculative
 from tests.lossless_enumeration import plain as plainly
 from transformers import AutoModelForCausalLM
 
-from paceline.draft.model import Model, ModelConfig
+from paceline.draft.model import ModelConfig
 from paceline.draft.neural.drafts import Draft
 from paceline.draft.neural.streams import FILE, Streams, open_streams
-from paceline.draft.registry import create
 from paceline.engine.engine import Engine
 from paceline.engine.request import Row
 from paceline.engine.round import Segment
@@ -86,8 +85,12 @@ WARPED = {
 }
 
 
-@pytest.mark.parametrize("warped", WARPED)
-@pytest.mark.parametrize("options", [{"stop": "fixed", "draft": 3}, {"stop": "svip", "threshold": 0.38}], ids=str)
+FIXED, SVIP = {"stop": "fixed", "draft": 3}, {"stop": "svip", "threshold": 0.38}
+
+
+@pytest.mark.parametrize(
+    ("options", "warped"), [(FIXED, "as it is"), (FIXED, "filtered"), (SVIP, "as it is"), (SVIP, "penalised")]
+)
 def test_every_answer_has_the_targets_probability(options, warped):
     """By enumeration: guesses that stand, guesses that are replaced, and guesses that end a window."""
     target, params = TableTarget(seed=3, **SMALL), WARPED[warped]
@@ -197,9 +200,3 @@ def test_any_answer_is_plain_decodings(folders, spec):
 def test_refusals(folders, spec, says):
     with pytest.raises(MethodError, match=says):
         Engine(str(folders["target"]), spec.format(**folders), dtype="float32", device="cpu")
-
-
-def test_without_the_option_the_folder_is_a_draft_model_like_any_other(folders):
-    made = create(f"model:{folders['close']}")
-    assert isinstance(made, Model)
-    assert made.num_streams == 0

@@ -2,6 +2,7 @@
 
 from collections.abc import Sequence
 from pathlib import Path
+from types import SimpleNamespace
 
 import numpy as np
 import pytest
@@ -24,14 +25,13 @@ from paceline.draft.neural.vocab import (
     trim,
     vocab_size,
 )
-from paceline.engine.engine import Engine
 from paceline.engine.request import Row
 from paceline.engine.round import Segment
 from paceline.engine.sampling import SamplingParams
 from paceline.errors import MethodError
 from paceline.target.hf import HFTarget
 from paceline.target.linear import Linear
-from paceline.target.load import load, load_tokenizer
+from paceline.target.load import load
 from paceline.target.tokenizer import Tokenizer
 
 COUNTS = torch.tensor([5, 0, 9, 9, 1, 0, 7, 2])
@@ -165,6 +165,10 @@ def test_the_option_is_a_number_or_a_file(tmp_path):
     save_vocabulary(tmp_path / "map.safetensors", Vocabulary(torch.tensor([1, 9])))
     with pytest.raises(MethodError, match=r"map.safetensors: .* has token 9; the tokens are 0 to 7"):
         kept_tokens(str(tmp_path / "map.safetensors"), "elsewhere", target)
+    target.tokenizer = SimpleNamespace(fingerprint="here")
+    save_vocabulary(tmp_path / FILE, Vocabulary(torch.tensor([1, 9]), tokenizer="0123"))
+    with pytest.raises(MethodError, match="of another tokenizer"):
+        kept_tokens(str(tmp_path / FILE), "elsewhere", target)
     save_vocabulary(tmp_path / FILE, Vocabulary(torch.tensor([1, 9])))
     with pytest.raises(MethodError, match="a map of 2 tokens without counts"):
         kept_tokens("1", tmp_path, target)
@@ -197,58 +201,22 @@ def test_a_head_with_a_bias_keeps_its_entries():
     torch.testing.assert_close(head.rows(ids)(x), head(x)[:, ids])
 
 
-# In front of a target ---------------------------------------------------------------------------------------------
-
-
-@pytest.fixture(scope="module")
-def world(tmp_path_factory):
-    """A target, and a draft model that is the target with other last words; counts beside it."""
-    folder = tmp_path_factory.mktemp("world")
-    target = models.make("llama2", folder / "target")
-    draft = models.make("llama2", folder / "draft")
-    tensors = load_file(draft / "model.safetensors")
-    noise = torch.randn(tensors["lm_head.weight"].shape, generator=torch.Generator().manual_seed(5))
-    tensors["lm_head.weight"] += 0.1 * noise
-    save_file(tensors, draft / "model.safetensors", metadata={"format": "pt"})
-    tokenizer = load_tokenizer(target)
-    engine = Engine(str(target), "none", dtype="float32", max_batch=8)
-    prompts = [[0, 7, 30 + i, 40] for i in range(24)]
-    counts = torch.zeros(288, dtype=torch.int64)
-    for done in engine.generate(prompts, SamplingParams(max_tokens=24, ignore_eos=True)):
-        for token in done.tokens:
-            if token < 288:
-                counts[token] += 1
-    known = Vocabulary(best_tokens(counts, 100), counts, must_keep(tokenizer, [models.EOS]), tokenizer.fingerprint)
-    save_vocabulary(draft / FILE, known)
-    return engine.target, tokenizer, draft, counts
-
-
-PROMPTS = [[0, 7, 30, 40], [0, 9], [0, 7, 33, 40, 41, 42, 310, 319], [5, 6, 5, 6, 5], [0, 7, 35, 40]]
-"""The third holds tokens that no vocabulary here keeps."""
-
-
-def answers(world, spec, params, batch=1, **options):
-    target, tokenizer, draft, _ = world
-    engine = Engine(target, spec.replace("DRAFT", str(draft)), tokenizer=tokenizer, max_batch=batch, **options)
-    return engine.generate(PROMPTS, params)
-
-
-def test_bans_and_penalties_reach_tokens_by_their_ids(world):
-    """Even when every token that could be drafted is banned: the target has others."""
-    banned = best_tokens(world[3], 1).tolist()
-    params = SamplingParams(max_tokens=12, bad_words=[banned], repetition_penalty=1.2)
-    for k in (1, 100):
-        found = answers(world, f"model:DRAFT,vocab={k}", params)
-        assert [one.tokens for one in found] == [one.tokens for one in answers(world, "none", params)]
-
-
-def test_a_map_of_another_tokenizer_is_refused(world, tmp_path):
-    target, tokenizer, draft, _ = world
-    save_vocabulary(tmp_path / "v.safetensors", Vocabulary(torch.arange(5), tokenizer="0123"))
-    with pytest.raises(MethodError, match="of another tokenizer"):
-        Engine(target, f"model:{draft},vocab={tmp_path / 'v.safetensors'}", tokenizer=tokenizer)
-    with pytest.raises(MethodError, match="of 289 tokens is asked for; the tokenizer has 288"):
-        Engine(target, f"model:{draft},vocab=289", tokenizer=tokenizer)
+@pytest.mark.parametrize("family", ["gpt2", "gptj"])  # a tied head, one with a bias
+def test_heads_of_transformers_are_trimmed_too(family, tmp_path):
+    draft = models.make(family, tmp_path / "draft")
+    save_vocabulary(draft / FILE, Vocabulary(torch.arange(4), torch.arange(models.VOCAB_SIZE)))
+    full, trimmed = (load(draft, dtype="float32") for _ in range(2))
+    assert isinstance(trimmed, HFTarget)
+    keep = trim(trimmed, "40", draft, TableTarget(models.VOCAB_SIZE))
+    logits = []
+    for model in (full, trimmed):
+        segment = Segment.chunk(model.add_row(8), np.array([5, 300, 7, 30]), last=True)
+        logits.append(model.verify([segment]).logits)
+    torch.testing.assert_close(logits[1], logits[0][:, keep])
+    bias = 4 if family == "gptj" else 0
+    assert full.weight_bytes - trimmed.weight_bytes == (models.VOCAB_SIZE - 40) * (64 * 4 + bias)
+    with pytest.raises(MethodError, match="vocab=4: table has no output head"):
+        trim(TableTarget(models.VOCAB_SIZE), "4", draft, TableTarget(models.VOCAB_SIZE))
 
 
 # Sampling ---------------------------------------------------------------------------------------------------------
@@ -305,32 +273,3 @@ def test_the_distribution_is_the_targets_exactly(tokens):
     assert float(LAW[KEEP].sum()) == pytest.approx(0.4)
     found = speculative(TARGET, [1], SAMPLING, trimmed, tokens)
     assert largest_difference(found, plain(TARGET, [1], SAMPLING, tokens)) < 1e-12
-
-
-@pytest.mark.parametrize("family", ["gpt2", "gpt-neox", "gptj"])  # a tied head, one of its own, one with a bias
-def test_heads_of_transformers_are_trimmed_too(world, family, tmp_path):
-    target, tokenizer, _, counts = world
-    draft = models.make(family, tmp_path / "draft")
-    save_vocabulary(draft / FILE, Vocabulary(best_tokens(counts, 4), counts))
-    full, trimmed = (load(draft, dtype="float32") for _ in range(2))
-    assert isinstance(trimmed, HFTarget)
-    keep = trim(trimmed, "40", draft, target)
-    tokens = np.array([5, 300, 7, 30])
-    logits = []
-    for model in (full, trimmed):
-        segment = Segment.chunk(model.add_row(8), tokens, last=True)
-        logits.append(model.verify([segment]).logits)
-    torch.testing.assert_close(logits[1], logits[0][:, keep])
-    bias = 4 if family == "gptj" else 0
-    assert full.weight_bytes - trimmed.weight_bytes == (models.VOCAB_SIZE - 40) * (64 * 4 + bias)
-    params = SamplingParams(max_tokens=10)
-    engine = Engine(target, f"model:{draft},vocab=40", tokenizer=tokenizer)
-    found = engine.generate(PROMPTS, params)
-    assert [one.tokens for one in found] == [one.tokens for one in answers(world, "none", params)]
-
-
-def test_what_has_no_head_is_refused(world):
-    target, _, draft, _ = world
-    table = TableTarget(vocab_size=288)
-    with pytest.raises(MethodError, match="vocab=4: table has no output head"):
-        trim(table, "4", draft, target)

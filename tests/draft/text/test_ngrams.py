@@ -8,8 +8,6 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from paceline.draft.text.ngrams import FrequentNgrams, PastNgrams, RecentNgrams, build_part
-from paceline.draft.text.store import open_store, writing
-from paceline.errors import StoreError
 
 TEXT = st.lists(st.integers(0, 3), max_size=40)
 DOCUMENTS = st.lists(st.lists(st.integers(0, 3), max_size=12), max_size=8)
@@ -106,20 +104,6 @@ def test_a_part_says_how_far_it_is_and_how_often_each_ngram_was_seen():
     assert arrays["ngrams_starts"].tolist() == [0, 1, 3, 3, 3, 3]
     assert arrays["ngrams_values"].tolist() == [[1], [2], [1]]
     assert arrays["ngrams_counts"].tolist() == [3, 1, 1]
-
-
-def test_a_store_on_disk(tmp_path):
-    text, ends = np.array([7, 70_000, 3, 4, 5, 6], np.int32), np.array([6])
-    with writing(tmp_path / "corpus", kind="corpus", tokenizer="t") as store:
-        for name, array in build_part(text, ends, 70_001).items():
-            store.add(name, array)
-    found = FrequentNgrams.of(open_store(tmp_path / "corpus", kind="corpus"))
-    assert after(found, 7) == [[70_000, 3, 4, 5]]
-    assert after(found, 70_000) == [[3, 4, 5, 6]]
-    with writing(tmp_path / "other", kind="corpus", tokenizer="t") as store:
-        store.add("text", text)
-    with pytest.raises(StoreError, match=r"has no ngrams_starts .*build it again with that part"):
-        FrequentNgrams.of(open_store(tmp_path / "other", kind="corpus"))
 
 
 @pytest.mark.parametrize("documents", [[], [[]], [[1, 2, 3, 4]]])

@@ -38,9 +38,9 @@ class Part:
 
 
 PARTS = {
-    "automaton": Part(frozen.build_part, disk=36, memory=100),
-    "ngrams": Part(ngrams.build_part, disk=0, memory=50),
-    "suffix-array": Part(suffix_array.build_part, disk=4, memory=40),
+    "automaton": Part(frozen.build_part, disk=36, memory=110),
+    "ngrams": Part(ngrams.build_part, disk=0, memory=40),
+    "suffix-array": Part(suffix_array.build_part, disk=4, memory=50),
 }
 
 Report = Callable[[str, float], None]

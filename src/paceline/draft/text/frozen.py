@@ -22,6 +22,8 @@ from paceline.draft.text.automaton import (
     FROM,
     LENGTH,
     LINK,
+    MORE,
+    NEXT,
     RECENT,
     SYMBOL,
     TARGET,
@@ -62,40 +64,26 @@ def freeze(text: NDArray[Any], progress: Callable[[float], None]) -> dict[str, N
     del growing  # and with it the hash table, a third of the memory
     occurs = _count(states, len(text))
     progress(0.85)
-    is_block = (states[:, TOKEN] >= 0) + np.bincount(edges[:, FROM], minlength=num_states) != 1
+    is_block = states[:, TOKEN] < 0
+    is_block[edges[:, FROM]] = True  # more edges than the one a state holds
     while last >= 0:  # the text's own suffixes; the last one is the empty string
         is_block[last] = True
         last = int(states[last, LINK])
     num_blocks = int(is_block.sum())
     number = np.empty(num_states, np.int32)  # new numbers, blocks first
-    number[is_block], number[~is_block] = np.arange(num_blocks), np.arange(num_blocks, num_states)
-    links = np.append(-1, number[states[1:, LINK]])
-    new_states = np.empty((num_states, 3), np.int32)
-    new_states[number] = np.stack([states[:, LENGTH], links, states[:, FIRST]], 1)
+    number[is_block] = np.arange(num_blocks, dtype=np.int32)
+    number[~is_block] = np.arange(num_blocks, num_states, dtype=np.int32)
+    num_edges += np.count_nonzero(states[:, TOKEN] >= 0) - (num_states - num_blocks)  # the others have one each
     progress(0.9)
-    new_edges, begins = _sorted_edges(states, edges, is_block, number, occurs)
-    blocks = np.full((num_blocks + 1, 3), len(new_edges), np.int32)
-    blocks[:-1] = np.stack([begins, occurs[is_block], states[is_block, RECENT]], 1)
+    frozen = {
+        "states": np.empty((num_states, 3), np.int32),
+        "targets": np.empty(num_states - num_blocks, np.int32),
+        "blocks": np.empty((num_blocks + 1, 3), np.int32),
+        "edges": np.empty((num_edges, 3), np.int32),
+    }
+    _rearrange(states, edges, occurs, number, *frozen.values())
     progress(1.0)
-    return {"states": new_states, "targets": number[states[~is_block, TARGET]], "blocks": blocks, "edges": new_edges}
-
-
-def _sorted_edges(
-    states: IntArray, edges: IntArray, is_block: NDArray[np.bool_], number: IntArray, occurs: IntArray
-) -> tuple[NDArray[np.int32], IntArray]:
-    """The blocks' edges int32 [E, 3], and where those of each block begin: the FRONT most frequent first, ties by
-    token; the rest by token."""
-    own = np.flatnonzero(is_block & (states[:, TOKEN] >= 0))
-    more = edges[is_block[edges[:, FROM]]]
-    block = number[np.append(own, more[:, FROM])]
-    token = np.append(states[own, TOKEN], more[:, SYMBOL])
-    target = np.append(states[own, TARGET], more[:, TO])
-    order = np.lexsort((token, -occurs[target], block))
-    begins = np.searchsorted(block[order], np.arange(is_block.sum()))
-    rank = np.empty(len(order), np.int64)
-    rank[order] = np.arange(len(order)) - begins[block[order]]
-    order = np.lexsort((np.where(rank < FRONT, rank - FRONT, token), block))
-    return np.stack([token, number[target], occurs[target]], 1)[order], begins
+    return frozen
 
 
 @njit(cache=True)
@@ -124,6 +112,61 @@ def _count(states, n):  # type: ignore[no-untyped-def]
         occurs[link] += occurs[state]
         states[link, RECENT] = max(states[link, RECENT], states[state, RECENT])
     return occurs
+
+
+@njit(cache=True)
+def _rearrange(states, edges, occurs, number, new_states, targets, blocks, new_edges):  # type: ignore[no-untyped-def]
+    """Fill the frozen arrays."""
+    num_blocks = len(blocks) - 1
+    end = 0
+    for state in range(len(states)):
+        new = number[state]
+        new_states[new, 0] = states[state, LENGTH]
+        new_states[new, 1] = number[states[state, LINK]] if state > 0 else -1
+        new_states[new, 2] = states[state, FIRST]
+        if new >= num_blocks:
+            targets[new - num_blocks] = number[states[state, TARGET]]
+            continue
+        begin = end
+        if states[state, TOKEN] >= 0:
+            end = _put(new_edges, end, states[state, TOKEN], states[state, TARGET], occurs, number)
+        edge = states[state, MORE]
+        while edge >= 0:
+            end = _put(new_edges, end, edges[edge, SYMBOL], edges[edge, TO], occurs, number)
+            edge = edges[edge, NEXT]
+        _sort(new_edges, begin, end)
+        blocks[new, AT] = begin
+        blocks[new, COUNT] = occurs[state]
+        blocks[new, LATEST] = states[state, RECENT]
+    for column in range(3):
+        blocks[num_blocks, column] = end
+
+
+@njit
+def _put(edges, at, token, target, occurs, number):  # type: ignore[no-untyped-def]
+    edges[at, 0] = token
+    edges[at, 1] = number[target]
+    edges[at, 2] = occurs[target]
+    return at + 1
+
+
+@njit
+def _sort(edges, begin, end):  # type: ignore[no-untyped-def]
+    """The FRONT most frequent first, ties by token; the rest by token."""
+    front = min(begin + FRONT, end)
+    for i in range(begin, front):
+        best = i
+        for j in range(i + 1, end):
+            more, same = edges[j, 2] > edges[best, 2], edges[j, 2] == edges[best, 2]
+            if more or (same and edges[j, 0] < edges[best, 0]):
+                best = j
+        for column in range(3):
+            edges[i, column], edges[best, column] = edges[best, column], edges[i, column]
+    if end - front > 1:
+        order, rest = np.argsort(edges[front:end, 0]), edges[front:end].copy()
+        for i in range(len(order)):  # element by element: compiles in half the time
+            for column in range(3):
+                edges[front + i, column] = rest[order[i], column]
 
 
 # Reading -------------------------------------------------------------------------------------------------------------

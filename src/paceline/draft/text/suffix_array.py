@@ -34,7 +34,7 @@ def sorted_positions(text: NDArray[Any], ends: IntArray, report: Callable[[float
     length = 1
     while len(open_):
         is_first = np.append(True, key[1:] != key[:-1])
-        rank[order[open_]] = open_[np.maximum.accumulate(np.where(is_first, np.arange(len(open_)), 0))]
+        rank[order[open_]] = np.maximum.accumulate(np.where(is_first, open_, 0))
         open_ = open_[~(is_first & np.append(is_first[1:], True))]
         suffix = order[open_]
         key = (rank[suffix].astype(np.int64) << 32) + rank[suffix + length]
