@@ -85,6 +85,7 @@ def test_lengths_of_drafts_that_were_limited() -> None:
     assert lengths.steps(4, 1)[-1] == pytest.approx(4, abs=0.3)
     assert lengths.steps(8, 1)[-1] < 5
     assert lengths.steps(8, 4)[-1] >= lengths.steps(8, 1)[-1]
+    assert len(lengths.reach(2 * DEEPEST)) == 2 * DEEPEST
 
 
 # The drafter ---------------------------------------------------------------------------------------------------------

@@ -182,7 +182,8 @@ class Lengths:
 
     def reach(self, most: int) -> Floats:
         """P(a run has 1, 2, ... `most` tokens or more)."""
-        return np.minimum(self._went_on[:most] / self._could[:most], 1.0).cumprod()
+        steps = np.minimum(self._went_on / self._could, 1.0)
+        return steps[np.minimum(np.arange(most), DEEPEST)].cumprod()
 
     def steps(self, most: int, rows: int) -> Floats:
         """Expected length of the longest of `rows` runs, by their limit: 1, 2, ... `most` tokens."""

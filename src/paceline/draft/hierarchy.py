@@ -15,13 +15,12 @@ Where we differ from the published method and why: docs/methods/hierarchy.md.
 
 from __future__ import annotations
 
-from collections import Counter
 from collections.abc import Iterator
 from dataclasses import dataclass
-from heapq import nlargest
 from itertools import chain, islice
 
 import numpy as np
+from numpy.typing import NDArray
 
 from paceline.draft.base import Drafter
 from paceline.draft.spec import Options, option
@@ -131,7 +130,7 @@ class Hierarchy(Drafter):
             for length in range(min(KEY, len(row)), 0, -1):
                 low, high = self._array.find(row.tokens[-length:])
                 lines = self._array.continuations(low, high, SAMPLE, self.config.n - 1, skip=length)
-                yield from frequent_paths(lines.tolist(), self.config.k * (self.config.n - 1))
+                yield from frequent_paths(lines, self.config.k * (self.config.n - 1))
 
     def draft(self, row: Request) -> DraftTree:
         if row.max_draft < 1:
@@ -147,15 +146,21 @@ class Hierarchy(Drafter):
         return self.tree_after(row, np.array([path[-1] for path in nodes], np.int64), parents)
 
 
-def frequent_paths(lines: list[list[int]], most: int) -> list[Gram]:
-    """The `most` most frequent beginnings of `lines`, most frequent first, without those that another begins with.
+def frequent_paths(lines: NDArray[np.int32], most: int) -> list[Gram]:
+    """The `most` most frequent beginnings of `lines` [m, length], most frequent first, without those that another
+    begins with.
 
-    lines  what follows a key in a corpus, padded with -1, in a suffix array's order. Of equally frequent ones the
-           earlier goes first."""
-    counts: Counter[Gram] = Counter()
-    for line in lines:
-        path = tuple(line[: line.index(-1)] if -1 in line else line)
-        counts.update(path[:depth] for depth in range(1, len(path) + 1))
-    paths = nlargest(most, counts, key=counts.__getitem__)
+    lines  what follows a key in a corpus, padded with -1, in a suffix array's order: equal beginnings are adjacent. Of
+           equally frequent ones the earlier goes first."""
+    begins = np.ones(lines.shape, np.bool_)  # [line, depth]: the line is the first with its first depth + 1 tokens
+    begins[1:] = np.logical_or.accumulate(lines[1:] != lines[:-1], axis=1)
+    count = np.zeros(lines.shape, np.int64)
+    for depth in range(lines.shape[1]):
+        first = np.flatnonzero(begins[:, depth])
+        count[first, depth] = np.diff(first, append=len(lines))
+    line, depths = np.nonzero(begins & (lines >= 0))
+    best = np.argsort(-count[line, depths], kind="stable")[:most]
+    ends = zip(line[best].tolist(), depths[best].tolist(), strict=True)
+    paths = [tuple(lines[at, : depth + 1].tolist()) for at, depth in ends]
     inner = {path[:-1] for path in paths}
     return [path for path in paths if path not in inner]
