@@ -9,7 +9,7 @@ Prints the tables of docs/methods.
 
 import sys
 from collections import Counter
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from statistics import median
 from time import perf_counter, thread_time
 
@@ -19,7 +19,7 @@ from material import EOS, VOCAB_SIZE, best, conversations, text
 from paceline.draft.hierarchy import Hierarchy
 from paceline.draft.recording import Recording
 from paceline.draft.registry import create
-from paceline.draft.text.ngrams import ContextNgrams, PastNgrams, build_part
+from paceline.draft.text.ngrams import Gram, PastNgrams, RecentNgrams, build_part
 from paceline.engine.request import Row
 from paceline.engine.tree import DraftTree
 from paceline.workbench.walk import Tally, replay
@@ -40,27 +40,27 @@ class Watched(Hierarchy):
         self._stores = {letter: self._watched(letter, ask) for letter, ask in self._stores.items()}
 
     def propose(self, rows: Sequence[Row]) -> list[DraftTree]:
-        self._round: list[tuple[str, int, int]] = []
+        self._round: list[tuple[str, Gram]] = []
         began = thread_time()
         trees = super().propose(rows)
         self.seconds.append(thread_time() - began)
         (row,) = rows
         truth = row.recorded[len(row) : -1][: self.config.n - 1]  # type: ignore[attr-defined]
-        right = (self._drafts[:, : len(truth)] == truth).cumprod(1).sum(1)
-        best = [(max(right[begin:size], default=0), letter) for letter, begin, size in self._round]
-        kept, letter = max(best, key=lambda one: one[0], default=(0, ""))
+        most = len(truth)
+        right = [(int((np.array(gram)[:most] == truth[: len(gram)]).cumprod().sum()), one) for one, gram in self._round]
+        kept, letter = max(right, key=lambda one: one[0], default=(0, ""))
         if kept:
             self.hits[letter] += 1
             self.kept[letter] += int(kept)
         return trees
 
-    def _watched(self, letter: str, ask: Callable[[Row, int], int]) -> Callable[[Row, int], int]:
-        def asked(row: Row, begin: int) -> int:
-            size = ask(row, begin)
+    def _watched(self, letter: str, ask: Callable[[Row], Iterator[Gram]]) -> Callable[[Row], Iterator[Gram]]:
+        def asked(row: Row) -> Iterator[Gram]:
             self.asked[letter] += 1
-            self.gave[letter] += size - begin
-            self._round.append((letter, begin, size))
-            return size
+            for gram in ask(row):
+                self.gave[letter] += 1
+                self._round.append((letter, gram))
+                yield gram
 
         return asked
 
@@ -70,17 +70,17 @@ def print_times() -> None:
     tokens = text(1 << 20).astype(np.int32)
     ends = np.arange(1024, len(tokens) + 1, 1024)
     prompt = tokens[:4096].astype(np.int64)
-    context, drafts = ContextNgrams(), np.full((7, 4), -1, np.int32)
+    context = RecentNgrams(5, 7)
     updates, lookups = [], []
     for end in range(1000, len(prompt), 3):
         began = perf_counter()
         context.update(prompt[:end])
         updated = perf_counter()
-        context.collect(int(prompt[end - 1]), drafts, 0)
+        context.after(int(prompt[end - 1]))
         updates.append(updated - began)
         lookups.append(perf_counter() - updated)
-    learn = best(lambda: PastNgrams(2 * len(prompt)).learn(prompt)) / len(prompt)
-    insert = best(lambda: ContextNgrams().update(prompt)) / len(prompt)
+    learn = best(lambda: PastNgrams(5, 7).learn(prompt)) / len(prompt)
+    insert = best(lambda: RecentNgrams(5, 7).update(prompt)) / len(prompt)
     build = best(lambda: build_part(tokens, ends, VOCAB_SIZE), 3) / len(tokens)
     print(f"a round of 3 tokens: taken in {1e6 * median(updates):.1f} us, looked up {1e6 * median(lookups):.1f} us")
     each = f"a prompt {1e6 * insert:.2f} us, a finished request {1e6 * learn:.2f} us, a corpus {1e6 * build:.2f} us"

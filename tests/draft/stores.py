@@ -1,4 +1,4 @@
-"""Corpus stores out of letters, for drafters that read one."""
+"""Corpus stores, of a tokenizer called "letters", for drafters that read one."""
 
 from collections.abc import Sequence
 from pathlib import Path
@@ -6,27 +6,38 @@ from types import ModuleType
 
 import numpy as np
 
-from paceline.draft.text import suffix_array
+from paceline.draft.text import frozen, ngrams, suffix_array
 from paceline.draft.text.store import writing
 from tests.draft.rows import tokens
+
+ALL = (frozen, ngrams, suffix_array)
 
 
 def corpus(
     folder: Path,
-    documents: list[str],
+    documents: Sequence[str],
     end: str = ".",
     dtype: type = np.uint16,
     parts: Sequence[ModuleType] = (suffix_array,),
 ) -> str:
-    """A store of `documents`, a letter a token, each closed with `end`; of a tokenizer called "letters".
+    """A store of `documents`, a letter a token, each closed with `end`."""
+    return corpus_of(folder, [tokens(one) for one in documents], ord(end), dtype, parts)
 
-    parts  the modules whose arrays it has."""
-    text = np.array(tokens("".join(one + end for one in documents)), dtype)
+
+def corpus_of(
+    folder: Path,
+    documents: Sequence[Sequence[int]],
+    eos: int,
+    dtype: type = np.int32,
+    parts: Sequence[ModuleType] = ALL,
+) -> str:
+    """A store of documents of tokens, each closed with `eos`. parts: the modules whose arrays it has."""
+    text = np.array([token for one in documents for token in [*one, eos]], dtype)
     ends = np.cumsum([len(one) + 1 for one in documents], dtype=np.int64)
-    with writing(folder, kind="corpus", tokenizer="letters", tokenizer_name="letters") as store:
+    with writing(folder, kind="corpus", tokenizer="letters", tokenizer_name="letters", eos=eos) as store:
         store.add("text", text)
         store.add("ends", ends)
         for part in parts:
-            for name, array in part.build_part(text, ends, 256).items():
+            for name, array in part.build_part(text, ends, max(256, int(text.max(initial=0)) + 1)).items():
                 store.add(name, array)
     return str(folder)

@@ -11,7 +11,7 @@ import torch
 
 from paceline import Engine, SamplingParams
 from paceline.draft.acceptance import DEEPEST, Acceptance, Lengths
-from paceline.draft.auto import Auto, AutoConfig, Candidate, Limited
+from paceline.draft.auto import Auto, AutoConfig, Candidate
 from paceline.draft.base import Drafter
 from paceline.draft.cost import term_names
 from paceline.draft.registry import create
@@ -85,6 +85,7 @@ def test_lengths_of_drafts_that_were_limited() -> None:
     assert lengths.steps(4, 1)[-1] == pytest.approx(4, abs=0.3)
     assert lengths.steps(8, 1)[-1] < 5
     assert lengths.steps(8, 4)[-1] >= lengths.steps(8, 1)[-1]
+    assert len(lengths.reach(2 * DEEPEST)) == 2 * DEEPEST
 
 
 # The drafter ---------------------------------------------------------------------------------------------------------
@@ -132,17 +133,6 @@ def test_the_same_table_and_seed_make_the_same_choices(tmp_path: Path) -> None:
 
     assert run(3) == run(3)
     assert [done[0] for done in run(3)] == [done[0] for done in run(4)]  # type: ignore[index]
-
-
-def test_point_mass_drafters_give_a_seeds_tokens_in_any_batch() -> None:
-    """What is chosen depends on the batch and on clocks; with point masses the tokens do not."""
-    prompts = [[i + 9, *REPEATING] for i in range(4)]
-    wish = [SamplingParams(max_tokens=40, temperature=0.8, seed=seed) for seed in range(4)]
-    plain = [d.tokens for d in Engine(repeating(), "none", max_batch=4).generate(prompts, wish)]
-    for batch in (1, 2, 4):
-        out = Engine(repeating(), "auto:sam|suffix,explore=0.3", max_batch=batch).generate(prompts, wish)
-        assert [d.tokens for d in out] == plain
-        assert sum(sum(d.stats.accepted[1:]) for d in out) > 0
 
 
 class Fixed(Drafter):
@@ -249,20 +239,6 @@ def test_the_law_of_samples_is_the_targets() -> None:
     assert Stopping.drawn > 0
 
 
-def test_cutting_a_drawn_draft_by_what_was_drawn_is_found_out(monkeypatch: pytest.MonkeyPatch) -> None:
-    """The same, if drafts that were drawn are cut as others are: the test above would see it."""
-    draft_of = Auto._draft_of
-
-    def careless(self, *arguments):
-        draft = draft_of(self, *arguments)
-        return None if draft is None else draft._replace(is_fixed=False)
-
-    monkeypatch.setattr(Auto, "_draft_of", careless)
-    target = TableTarget(3, order=None, seed=7, eos=[2])
-    alone = outcomes(lambda branches: answered(target, branches, Drafter()))
-    assert largest_difference(outcomes(lambda branches: chosen(target, branches)), alone) > 1e-6
-
-
 def test_how_deep_a_model_drafts_is_settled_before_it_is_asked() -> None:
     deep = Fixed(DraftTree.chain(7, list(range(1, 31))), weight=1)
     limits = {}
@@ -292,19 +268,6 @@ def test_a_drafter_that_does_not_pay_is_left_alone_but_tried_again() -> None:
     for _ in range(20):
         auto.propose([FakeRow()])  # type: ignore[list-item]
     assert len(useless.limits) > asked
-
-
-def test_limited_requests_look_like_the_row() -> None:
-    row = Limited(FakeRow(id=4, max_draft=9), 3)  # type: ignore[arg-type]
-    assert (row.max_draft, row.id, len(row), row.last_token) == (3, 4, 5, 7)
-
-
-def test_a_tree_that_was_cut_knows_its_nodes_numbers() -> None:
-    tree = DraftTree.of(7, [1, 2, 3, 4], [0, 0, 2, 3])
-    cut = tree.keeping(np.array([0, 2, 3]))
-    assert cut.tokens.tolist() == [7, 2, 3]
-    assert cut.proposed([0, 1, 2]) == [0, 2, 3]
-    assert cut.clipped(1).proposed([0, 1]) == [0, 2]
 
 
 # What is refused -----------------------------------------------------------------------------------------------------

@@ -7,26 +7,16 @@ import numpy as np
 import pytest
 
 from paceline.draft.blend import CORPUS_DOUBT, ENOUGH, OWN_DOUBT, Blend, BlendConfig
-from paceline.draft.text.frozen import build_part
-from paceline.draft.text.store import writing
+from paceline.draft.text import frozen
 from paceline.engine.request import Row
 from paceline.engine.sampling import SamplingParams
 from paceline.engine.tree import DraftTree
 from tests.draft.rows import letters, row, tokens
-
-
-def corpus(folder: Path, documents: list[list[int]], eos: int = 0) -> str:
-    text = np.array([t for document in documents for t in [*document, eos]], np.int32)
-    ends = np.cumsum([len(document) + 1 for document in documents])
-    with writing(folder / "corpus", kind="corpus", tokenizer="abc", eos=eos) as store:
-        store.add("text", text)
-        for name, array in build_part(text, ends, int(text.max()) + 1).items():
-            store.add(name, array)
-    return str(folder / "corpus")
+from tests.draft.stores import corpus_of
 
 
 def with_tokenizer(eos: str = "") -> SimpleNamespace:
-    return SimpleNamespace(eos_token_ids=tuple(tokens(eos)), tokenizer=SimpleNamespace(fingerprint="abc"))
+    return SimpleNamespace(eos_token_ids=tuple(tokens(eos)), tokenizer=SimpleNamespace(fingerprint="letters"))
 
 
 def followers(text: list[int], context: tuple[int, ...]) -> list[int]:
@@ -94,13 +84,14 @@ def by_hand(text: list[int], other: list[int], config: BlendConfig, depth: int) 
     return sorted(found, reverse=True)
 
 
-@pytest.mark.parametrize("seed", range(12))
+@pytest.mark.parametrize("seed", range(6))
 @pytest.mark.parametrize("with_corpus", [False, True])
 def test_the_tree_holds_the_most_probable_paths(seed: int, with_corpus: bool, tmp_path: Path) -> None:
     rng = np.random.default_rng(seed)
     text = rng.integers(1, 5, 40).tolist()
     documents = [rng.integers(1, 5, 25).tolist() for _ in range(3)] if with_corpus else []
-    config = BlendConfig(nodes=12, longest=4, least=0.02, corpus=corpus(tmp_path, documents) if with_corpus else None)
+    store = corpus_of(tmp_path / "c", documents, 0, parts=(frozen,)) if with_corpus else None
+    config = BlendConfig(nodes=12, longest=4, least=0.02, corpus=store)
     drafter = Blend(config)
     drafter.bind(with_tokenizer())
     one = Row(0, text, SamplingParams(max_tokens=6), max_context=1 << 20)

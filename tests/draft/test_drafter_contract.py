@@ -16,6 +16,7 @@ import numpy as np
 import pytest
 import torch
 
+from paceline.draft.auto import TRIALS, Auto
 from paceline.draft.base import Drafter
 from paceline.draft.fallback import Fallback
 from paceline.draft.neural import pending
@@ -29,6 +30,7 @@ from paceline.errors import MethodError, PacelineError
 from paceline.target.cache import RaggedCache
 from tests import drafters, models, native
 from tests.draft.folders import SILENT, SPECS, Folders, specs
+from tests.draft.test_cost import times_of
 from tests.preempting import preempt_often
 
 NEW = 12
@@ -320,3 +322,32 @@ def test_a_drafter_with_weights_says_how_many_bytes_a_forward_reads(folders: Fol
     drafter = made(folders, SPECS[name])
     drafter.bind(folders.target)
     assert (0 < drafter.weight_bytes <= folders.target.weight_bytes * 2) == (name != "rest")
+
+
+@pytest.mark.parametrize("name", STATES)
+def test_heads_in_blocks_of_eight_bits_read_less(folders: Folders, name: str) -> None:
+    whole, blocks = made(folders, f"{SPECS[name]}"), made(folders, f"{SPECS[name]},dtype=int8")
+    assert answered(folders, blocks, GREEDY)[1] == expected(folders, GREEDY)
+    whole.bind(folders.target)
+    assert blocks.weight_bytes < whole.weight_bytes
+
+
+# Inside auto ---------------------------------------------------------------------------------------------------------
+
+WITHIN = {name: spec.replace(",", ";") for name, spec in specs().items() if name != "auto"} | {
+    "kangaroo, trees": "kangaroo:{kangaroo};tree=9;width=3",
+    "kangaroo, after sam": "sam|kangaroo:{kangaroo}",
+}
+
+
+@pytest.mark.parametrize("name", WITHIN)
+def test_inside_auto_a_drafter_is_asked_and_changes_no_answer(folders: Folders, name: str) -> None:
+    auto, params, drafted = made(folders, f"auto:{WITHIN[name]},explore=0"), replace(GREEDY, ignore_eos=True), 0
+    assert isinstance(auto, Auto)
+    auto.times = times_of(round=1.0, token_after_0=0.05)
+    for _ in range(2):  # some remember the first time
+        _, tokens, new = answered(folders, auto, params, max_batch=3)
+        assert tokens == expected(folders, params)
+        drafted += new
+    assert auto.candidates[-1].drafts > TRIALS, "it was not asked"
+    assert drafted or name in SILENT

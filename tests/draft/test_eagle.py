@@ -13,7 +13,6 @@ import torch
 
 from paceline.draft import registry
 from paceline.draft.base import Drafter
-from paceline.draft.cost import RoundTimes
 from paceline.draft.fallback import Fallback
 from paceline.draft.neural import pending
 from paceline.draft.neural.drafts import Draft, Growth
@@ -47,12 +46,6 @@ def accepted(out: Sequence) -> int:  # type: ignore[type-arg]
 
 
 # Losslessness -------------------------------------------------------------------------------------------------------
-
-
-@pytest.mark.parametrize("method", METHODS)
-def test_greedy_text_is_the_targets_whatever_the_head_says(world: Callable[..., World], method: str) -> None:
-    here = world("qwen3", 0.3)
-    here.check(here.drafter(method, "random"), chunk=24)
 
 
 @pytest.mark.parametrize("method", METHODS)
@@ -170,51 +163,6 @@ def test_only_tokens_of_the_vocabulary_are_drafted(world: Callable[..., World], 
         engine.step()
         drafted |= {token for draft in drafter._drafts.values() for token in draft.drafted}
     assert own is None or drafted <= own
-
-
-@pytest.mark.parametrize("method", METHODS)
-@pytest.mark.parametrize(
-    ("seconds", "least", "most"),
-    [({1: 1.0, 64: 1.001}, 20, 63), ({1: 1.0, 64: 64.0}, 0, 0), ({1: 1.0, 5: 1.01, 6: 9.0}, 3, 4)],
-    ids=["free", "dear", "a step"],
-)
-def test_auto_verifies_the_nodes_that_pay(
-    world: Callable[..., World],
-    monkeypatch: pytest.MonkeyPatch,
-    method: str,
-    seconds: dict[int, float],
-    least: int,
-    most: int,
-) -> None:
-    """Of a head that is sure of nothing. Where few pay, drafts near the end of an answer have fewer still."""
-    monkeypatch.setattr("paceline.draft.neural.stepping.time_forwards", lambda target: RoundTimes.of_forwards(seconds))
-    here = world()
-    for done in here.check(here.drafter(method, "random", tree="auto"), batch=1):
-        if done.stats.rounds > 3:
-            assert least <= done.stats.draft_tokens / done.stats.rounds <= most
-
-
-@pytest.mark.parametrize("method", METHODS)
-def test_auto_follows_what_the_head_is_sure_of(
-    world: Callable[..., World], monkeypatch: pytest.MonkeyPatch, method: str
-) -> None:
-    """At the same price, by how sure one says to be of the same tokens."""
-    times = RoundTimes.of_forwards({1: 1.0, 64: 1 + 63 * 0.1})
-    monkeypatch.setattr("paceline.draft.neural.stepping.time_forwards", lambda target: times)
-    here = world()
-
-    def drafted(sureness: float) -> float:
-        drafter = here.drafter(method, tree="auto")
-        assert isinstance(drafter, FeatureDrafter)
-        engine = Engine(here.target, drafter)
-        head = drafter.head
-        drafter.head = lambda read: head(read) * sureness  # type: ignore[assignment]
-        out = engine.generate(here.prompts, SamplingParams(max_tokens=NEW))
-        assert texts(here.prompts, out) == list(here.answers.values())
-        return float(np.mean([done.stats.draft_tokens / done.stats.rounds for done in out]))
-
-    assert drafted(0.1) == 0
-    assert drafted(10.0) > 0.5
 
 
 def test_the_kept_nodes_hang_together_whatever_ties() -> None:

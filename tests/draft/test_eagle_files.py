@@ -8,18 +8,15 @@ from pathlib import Path
 import numpy as np
 import pytest
 import torch
-from safetensors.torch import load_file, save_file
+from safetensors.torch import save_file
 from transformers import PreTrainedModel
 
 from paceline.draft import registry
-from paceline.draft.eagle import EagleNetwork, eagle_shapes
-from paceline.draft.eagle3 import Eagle3Network, Flags, default_taps, eagle3_shapes
-from paceline.draft.neural.checkpoint import open_head
+from paceline.draft.eagle3 import Flags, default_taps
 from paceline.draft.neural.features import FeatureDrafter
 from paceline.engine.round import Segment
 from paceline.errors import MethodError
 from paceline.target.decoder import Decoder
-from paceline.target.shape import Shape
 from tests import models, native
 from tests.draft.eagles import d2t_of, described, eagle1, eagle3, speculators, write
 
@@ -76,23 +73,6 @@ def test_an_original_head_and_its_speculators_form_are_the_same(
     assert first.columns is not None
     assert first.columns.tolist() == second.columns.tolist()
     assert first.needs.hidden_layers == (2, 4, 5) == default_taps(8)  # null: the paper's
-
-
-def test_the_draft_vocabulary_goes_there_and_back(model: PreTrainedModel, target: Decoder, tmp_path: Path) -> None:
-    offsets, members = d2t_of(model)
-    columns = bound(write(tmp_path, speculators(model), eagle3(model, prefix="layers.0.")), target).columns
-    assert columns is not None
-    assert columns.tolist() == (torch.arange(len(offsets)) + offsets).tolist() == members.nonzero().flatten().tolist()
-    assert columns.tolist() == sorted(columns.tolist())
-    assert len(columns) == int(members.sum())
-
-
-def test_a_missing_map_is_the_first_tokens(model: PreTrainedModel, target: Decoder, tmp_path: Path) -> None:
-    tensors = {name: tensor for name, tensor in eagle3(model).items() if name not in ("d2t", "t2d")}
-    size = len(d2t_of(model)[0])
-    columns = bound(write(tmp_path, described(model, draft_vocab_size=size), tensors), target).columns
-    assert columns is not None
-    assert columns.tolist() == list(range(size))
 
 
 def test_pickled_weights_are_read_where_they_are_named(model: PreTrainedModel, target: Decoder, tmp_path: Path) -> None:
@@ -187,27 +167,6 @@ def test_biases_norms_of_heads_and_a_second_layer_are_read(
     assert said(drafter).isfinite().all()
 
 
-# Sizes ----------------------------------------------------------------------------------------------------------------
-
-
-def numbers(shapes: dict[str, tuple[int, ...]]) -> int:
-    return sum(int(np.prod(shape)) for shape in shapes.values())
-
-
-def shape_of(hidden: int, heads: int, kv_heads: int, inner: int) -> Shape:
-    from transformers import LlamaConfig
-
-    sizes = {"hidden_size": hidden, "num_attention_heads": heads, "num_key_value_heads": kv_heads}
-    return Shape.of(LlamaConfig(**sizes, intermediate_size=inner, num_hidden_layers=1, vocab_size=32000))
-
-
-def test_heads_have_as_many_parameters_as_are_published() -> None:
-    """Vicuna-7B 0.24 billion, 13B 0.37 (EAGLE); LLaMA-3.1-8B 0.42 with a draft vocabulary of 32,000 (EAGLE-3)."""
-    assert round(numbers(eagle_shapes(shape_of(4096, 32, 32, 11008), ["fc.bias"])) / 1e6, 1) == 235.9
-    assert round(numbers(eagle_shapes(shape_of(5120, 40, 40, 13824), ["fc.bias"])) / 1e6, 1) == 369.6
-    assert round(numbers(eagle3_shapes(shape_of(4096, 32, 8, 14336), 4096, 3, 32000, Flags())) / 1e6, 1) == 424.7
-
-
 # Refusals -------------------------------------------------------------------------------------------------------------
 
 
@@ -262,19 +221,3 @@ def test_what_is_no_head_is_refused_in_one_line(model: PreTrainedModel, target: 
     assert "activation 'gelu' is not 'silu'" in refusal(folder, target, "eagle")
     with pytest.raises(MethodError, match="needs a checkpoint: write eagle3:PATH"):
         registry.create("eagle3")
-
-
-def test_the_networks_read_what_the_files_say(model: PreTrainedModel, target: Decoder, tmp_path: Path) -> None:
-    """Byte for byte: no tensor is cast on the way where the target is in float32."""
-    folder = write(tmp_path, speculators(model), eagle3(model, prefix="layers.0."))
-    config, tensors = open_head(folder, "eagle3", target)
-    assert {name: t.tolist() for name, t in tensors.items()} == {
-        name: t.tolist() for name, t in load_file(folder / "model.safetensors").items()
-    }
-    network = Eagle3Network(str(folder), config, tensors, target)
-    assert torch.equal(network.fc.dense(), tensors["fc.weight"])
-    first = write(tmp_path / "one", described(model), eagle1(model))
-    config, tensors = open_head(first, "eagle", target)
-    one = EagleNetwork(str(first), config, tensors, target)
-    assert torch.equal(one.fc.dense(), tensors["fc.weight"])
-    assert one.table is target.embedding

@@ -5,12 +5,11 @@ import torch
 
 from paceline.draft.base import Drafter
 from paceline.draft.fallback import Fallback
-from paceline.draft.registry import create
 from paceline.engine.accept import Accepted
 from paceline.engine.tree import DraftTree
 from paceline.errors import MethodError
 from paceline.target.base import Needs
-from tests.draft.rows import draft_of, letters, row, target
+from tests.draft.rows import letters, row, target
 from tests.rounds import shown
 
 
@@ -56,12 +55,6 @@ def test_each_row_s_draft_comes_from_the_first_who_has_one():
     assert third.calls == [("propose", 2)]
 
 
-def test_nobody_is_asked_once_all_rows_have_drafts():
-    first, second = Recorder("p", "", "1"), Recorder("q", "", "2")
-    Fallback([first, second]).propose([row("xa")])
-    assert second.calls == []
-
-
 def test_every_part_watches_every_row():
     parts = [Recorder("p", "a", "1"), Recorder("q", "b", "2")]
     drafter = Fallback(parts)
@@ -86,27 +79,8 @@ def test_needs_are_put_together_and_layers_handed_to_those_who_asked():
     assert other.calls == []
 
 
-def test_needs_that_depend_on_the_target():
-    class Late(Recorder):
-        def bind(self, target):
-            self.needs = Needs(top_k=3)
-
-    drafter = Fallback([Recorder("p"), Late("q")])
-    drafter.bind(target())
-    assert drafter.needs.top_k == 3
-
-
 @pytest.mark.parametrize("need", ["resume_layer", "callback_layer"])
 def test_parts_that_cut_the_forward_at_different_layers(need):
     with pytest.raises(MethodError, match=rf"p\+q: its parts want layers \[2, 5\] as {need}"):
         Fallback([Recorder("p", **{need: 2}), Recorder("q", **{need: 5})]).bind(target())
     Fallback([Recorder("p", **{need: 2}), Recorder("q", **{need: 2}), Recorder("r")]).bind(target())
-
-
-def test_a_short_match_is_handed_over():
-    drafter = create("sam,min_match=3,grow=4+prompt-lookup,variant=transformers,max_ngram=1")
-    assert draft_of(drafter, "abcdXYcd") == "XYcd"
-    assert draft_of(drafter, "abcdXYZbcd") == "XYZbcdXYZbcd"
-    one = row("abcdXYcd")
-    drafter.start(one)
-    assert drafter.propose([one])[0].source == "prompt-lookup"

@@ -59,23 +59,3 @@ def test_what_is_forced_is_drafted_and_accepted(temperature: float) -> None:
     for one in done:
         assert all((b - a) % 4 == 1 for a, b in zip(one.tokens, one.tokens[1:], strict=False))
         assert one.rounds == 3  # one token, then seven at a time
-
-
-def test_without_a_grammar_nothing_is_drafted() -> None:
-    target = TableTarget(vocab_size=4, order=2, seed=3)
-    (done,) = Engine(target, Forced()).generate([[1]], SamplingParams(max_tokens=6))
-    assert done.stats.draft_tokens == 0
-
-
-@pytest.mark.parametrize("field", ["presence_penalty", "frequency_penalty", "min_tokens"])
-def test_what_looks_back_looks_at_the_answer_alone(field: str) -> None:
-    """Exact with drafts, and the prompt's tokens count for nothing."""
-    target = TableTarget(vocab_size=4, order=1, seed=3, scale=1.0, eos=(2,))
-    value = 2 if field == "min_tokens" else 1.5
-    params = SamplingParams(temperature=1.0, **{field: value}).of_row(3, frozenset({2}))
-    law = plain(target, [0, 2, 1], params, 3)
-    draft = drawn(like(target), [0, 1], params=params)
-    assert largest_difference(speculative(target, [0, 2, 1], params, draft, 3), law) < 1e-9
-    assert largest_difference(law, plain(target, [0, 2, 1], SamplingParams(temperature=1.0), 3)) > 0.02
-    other = SamplingParams(temperature=1.0, **{field: value}).of_row(1, frozenset({2}))
-    assert largest_difference(law, plain(target, [1], other, 3)) < 1e-12

@@ -13,7 +13,6 @@ from functools import cache
 from pathlib import Path
 from typing import Any
 
-import numpy as np
 import pytest
 import torch
 
@@ -21,8 +20,8 @@ from paceline.draft import registry
 from paceline.draft.amphista import Amphista
 from paceline.draft.base import Drafter
 from paceline.draft.cost import RoundTimes
-from paceline.draft.neural.networks import JointHeads, Switches, concat_scaled
-from paceline.draft.neural.static_heads import StaticHeads, planted
+from paceline.draft.neural.networks import JointHeads, Switches
+from paceline.draft.neural.static_heads import StaticHeads
 from paceline.draft.shapes import compile_template, published
 from paceline.engine.engine import Engine
 from paceline.engine.request import Completion, Row
@@ -46,36 +45,15 @@ NETWORKS: dict[str, tuple[str, dict[str, Any]]] = {
     "amphista": ("amphista", {"switches": FULL}),
     "amphista, no layers": ("amphista", {"switches": Switches(HEADS, stage1_layers=0, stage2_layers=0)}),
     "amphista, no token": ("amphista", {"switches": Switches(HEADS, stage2_input="none", positions="none")}),
-    "amphista, after the norm": (
-        "amphista",
-        {
-            "switches": Switches(
-                HEADS,
-                tap="post_norm",
-                stage1_input="state+token",
-                stage2_input="add",
-                mlp="swiglu",
-                positions="rotary",
-                encoder_sight="causal",
-                own_heads=True,
-            )
-        },
-    ),
-    "amphista, deep": (
-        "amphista",
-        {
-            "switches": Switches(
-                HEADS,
-                stage1_layers=2,
-                stage1_input="state+next",
-                stage2_layers=2,
-                positions="sinusoidal",
-                encoder_layers=2,
-                encoder_ffn=False,
-            )
-        },
-    ),
-}
+    "amphista, after the norm": ("amphista", {"switches": Switches(
+        HEADS, tap="post_norm", stage1_input="state+token", stage2_input="add", mlp="swiglu", positions="rotary",
+        encoder_sight="causal", own_heads=True,
+    )}),
+    "amphista, deep": ("amphista", {"switches": Switches(
+        HEADS, stage1_layers=2, stage1_input="state+next", stage2_layers=2, positions="sinusoidal", encoder_layers=2,
+        encoder_ffn=False,
+    )}),
+}  # fmt: skip
 
 
 @cache
@@ -162,6 +140,8 @@ def test_what_is_trained_is_what_drafts(made: Any, name: str) -> None:
     Engine(world().target, drafter, max_batch=3).generate(world().prompts[:4], SamplingParams(max_tokens=6))
     checked = 0
     for text, tree in seen[::3]:
+        if models.EOS not in tree.tokens:  # below which nothing is drafted
+            assert tree.parent.tolist() == drafter.template.parent[: len(tree)].tolist()
         for node in range(1, len(tree)):
             way = path(tree, node)
             candidates = best(module, [*text, *way[:-1]], len(text) - 2, len(way) - 1)
@@ -188,7 +168,7 @@ def best(module: HeadsLoss, text: list[int], at: int, k: int) -> list[int]:
     return order
 
 
-@pytest.mark.parametrize("family", ["llama2", "llama3", "qwen3", "mistral", "qwen2"])
+@pytest.mark.parametrize("family", ["llama2", "qwen3"])
 def test_an_untrained_network_says_what_the_targets_own_head_says(family: str) -> None:
     """Every residual output at zero and the identity before stage 2: the base head's logits at every depth."""
     here = World(family)
@@ -204,14 +184,6 @@ def test_an_untrained_network_says_what_the_targets_own_head_says(family: str) -
         expected = here.model(ids).logits[0, :-1]
         for k in range(HEADS):
             torch.testing.assert_close(drafted[:, k] @ module.table(k).T, expected, atol=1e-4, rtol=1e-4)
-
-
-def test_a_tokens_embedding_comes_in_as_large_as_the_state() -> None:
-    states, embedded = 13 * torch.randn(5, 32), 0.07 * torch.randn(5, 32)
-    left, right = concat_scaled(states, embedded).chunk(2, -1)
-    assert torch.equal(left, states)
-    torch.testing.assert_close(right.square().mean(-1), states.square().mean(-1))
-    torch.testing.assert_close(right / right.norm(dim=-1, keepdim=True), embedded / embedded.norm(dim=-1, keepdim=True))
 
 
 def test_later_tokens_of_the_text_are_not_seen() -> None:
@@ -235,32 +207,6 @@ def test_with_full_sight_every_depth_sees_the_others_and_with_causal_sight_those
             heads.mlps[-1].linear.bias += 1  # type: ignore[operator, union-attr]
         changed = (heads(z) - before).abs().amax((0, 2)) > 1e-6
         assert changed.tolist() == [seen] * (HEADS - 1) + [True]
-
-
-def parameters(switches: Switches, h: int, inner: int, vocab: int) -> int:
-    """Of the whole network, by the formula of section 3.3, for a target whose heads each have keys of their own."""
-    layer = 4 * h * h + 3 * h * inner + 2 * h
-    heads = switches.heads * (h * h + h) + switches.heads * h
-    return (
-        2 * layer
-        + 2 * h * h
-        + heads
-        + 4 * h * h
-        + 3 * h * inner
-        + 2 * h
-        + switches.heads * vocab * h * switches.own_heads
-    )
-
-
-def test_the_network_has_as_many_parameters_as_the_formula_says() -> None:
-    here = World("llama1")
-    s = here.target.shape
-    for switches in (FULL, Switches(5), Switches(4, own_heads=True)):
-        module = here.module("amphista", switches=switches)
-        count = sum(weight.numel() for weight in module.saved().values())
-        assert count == parameters(switches, s.hidden_size, s.intermediate_size, s.vocab_size)
-    assert abs(parameters(Switches(5), 4096, 11008, 32000) / 1e6 - 724.7) < 0.1
-    assert round(parameters(Switches(5, own_heads=True), 4096, 11008, 32000) / 1e9, 2) == 1.38
 
 
 # The tree ------------------------------------------------------------------------------------------------------------
@@ -291,21 +237,6 @@ def bound(spec: str) -> StaticHeads:
     return drafter
 
 
-@pytest.mark.parametrize(
-    ("tree", "says"),
-    [
-        ("0 00 10", "path 1-0 needs path 1, which is missing"),
-        ("0 00 000 0000", "is 4 deep, and .* has 3 heads"),
-        ("0 0", "path 0 is there twice"),
-    ],
-)
-def test_a_file_that_holds_no_tree_is_one_clear_line(made: Any, tree: str, says: str, tmp_path: Path) -> None:
-    (tmp_path / "tree").write_text(tree)
-    with pytest.raises(MethodError, match=says) as error:
-        bound(f"{made('medusa')[0]},tree={tmp_path}/tree")
-    assert "\n" not in str(error.value)
-
-
 def test_auto_takes_the_size_that_pays(made: Any, monkeypatch: pytest.MonkeyPatch) -> None:
     spec, _ = made("medusa")
     nodes = {}
@@ -322,24 +253,7 @@ def test_auto_takes_the_size_that_pays(made: Any, monkeypatch: pytest.MonkeyPatc
     assert nodes["step"] == 4
 
 
-def test_nothing_hangs_below_an_end_token() -> None:
-    template = compile_template([(0,), (1,), (0, 0), (1, 0), (0, 0, 0)], 2)
-    tokens = np.array([9, 5, 6, 7, 8, 4])
-    whole = planted(template, tokens, frozenset({1}), "x")
-    assert whole.parent.tolist() == template.parent.tolist()
-    cut = planted(template, tokens, frozenset({5}), "x")
-    assert cut.tokens.tolist() == [9, 5, 6, 8]
-    assert cut.parent.tolist() == [-1, 0, 0, 2]
-    root = planted(template, np.array([5, 5, 6, 7, 8, 4]), frozenset({5}), "x")
-    assert root.parent.tolist() == [-1, 0, 0, 2]
-
-
 # Heads for another target --------------------------------------------------------------------------------------------
-
-
-def test_heads_for_other_weights_are_refused(made: Any) -> None:
-    with pytest.raises(MethodError, match="same shape, other weights"):
-        Engine(World(rms_norm_eps=1e-4, seed=9).target, made("medusa")[0])
 
 
 def test_an_unknown_switch_is_refused(made: Any, tmp_path: Path) -> None:

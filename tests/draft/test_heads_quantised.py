@@ -16,25 +16,23 @@ from tests.paths import REPOSITORY
 
 MODELS = REPOSITORY / "models"
 NEW = 24
-METHODS = ("eagle", "eagle3", "medusa", "hydra", "amphista", "kangaroo")
 PROMPTS = ("What is the capital of France?", "Write two sentences about the sea.")
 
 
 @cache
-def demo(dtype: str = "float32") -> Decoder:
-    """The demo model; every answer of it is the same in any draft, bit for bit."""
-    target = load(MODELS / "demo", dtype=dtype)
+def demo() -> Decoder:
+    """The demo model in blocks; every answer of it is the same in any draft, bit for bit."""
+    target = load(MODELS / "demo", dtype="int4")
     target.make_exact()
     assert isinstance(target, Decoder)
     return target
 
 
-def answers(target: Decoder, draft: str, temperature: float = 0.0) -> tuple[Engine, list[Completion]]:
+def answers(target: Decoder, draft: str) -> list[Completion]:
     assert target.tokenizer is not None
     chats = [target.tokenizer.encode_chat([{"role": "user", "content": text}]) for text in PROMPTS]
-    engine = Engine(target, draft, max_batch=2, exact=True)
-    wish = SamplingParams(temperature=temperature, max_tokens=NEW, seed=5)
-    return engine, engine.generate(chats, wish)
+    wish = SamplingParams(temperature=0.8, max_tokens=NEW, seed=5)
+    return Engine(target, draft, max_batch=2, exact=True).generate(chats, wish)
 
 
 def tokens(out: list[Completion]) -> list[list[int]]:
@@ -45,24 +43,11 @@ def accepted(out: list[Completion]) -> int:
     return sum(sum(one.stats.accepted[1:]) for one in out)
 
 
-@pytest.mark.parametrize("method", METHODS)
-def test_text_is_the_targets_and_the_head_reads_less(method: str) -> None:
-    plain = tokens(answers(demo(), "none")[1])
-    whole, out = answers(demo(), f"{method}:{MODELS / f'demo-{method}'}")
-    engine, fewer = answers(demo(), f"{method}:{MODELS / f'demo-{method}'},dtype=int8")
-    assert tokens(out) == tokens(fewer) == plain
-    assert accepted(fewer) >= 0.85 * accepted(out) > 0
-    # Of kangaroo's the target's own first layers are most, and of medusa's and eagle's the target's head.
-    most = {"kangaroo": 0.99, "medusa": 0.9, "eagle": 0.8}.get(method, 0.6)
-    assert engine.drafter.weight_bytes < most * whole.drafter.weight_bytes
-
-
-@pytest.mark.parametrize("method", ["eagle", "eagle3", "hydra"])
-@pytest.mark.parametrize("temperature", [0.0, 0.8])
-def test_text_of_a_quantised_target_is_its_own(method: str, temperature: float) -> None:
-    target = demo("int4")
-    _, plain = answers(target, "none", temperature)
-    _, out = answers(target, f"{method}:{MODELS / f'demo-{method}'},dtype=int4", temperature)
+@pytest.mark.parametrize("method", ["eagle", "hydra"])
+def test_text_of_a_quantised_target_is_its_own(method: str) -> None:
+    target = demo()
+    plain = answers(target, "none")
+    out = answers(target, f"{method}:{MODELS / f'demo-{method}'},dtype=int4")
     assert tokens(out) == tokens(plain)
     assert accepted(out) > 0
 

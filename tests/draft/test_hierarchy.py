@@ -1,6 +1,6 @@
 """hierarchy: what each store says, in which order they are asked, and the tree that is made of it."""
 
-from collections import Counter, defaultdict
+from collections import Counter
 from contextlib import nullcontext
 from pathlib import Path
 from types import SimpleNamespace
@@ -10,35 +10,21 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from paceline.draft.hierarchy import Hierarchy, HierarchyConfig, _tree
+from paceline.draft.hierarchy import Hierarchy, HierarchyConfig
 from paceline.draft.registry import create
 from paceline.draft.text import ngrams, suffix_array
-from paceline.draft.text.store import writing
 from paceline.draft.text.suffix_array import SuffixArray
 from paceline.engine.engine import Engine
 from paceline.engine.sampling import SamplingParams
 from paceline.engine.tree import DraftTree
 from paceline.errors import StoreError
 from tests.draft.rows import letters, row, target, tokens
-from tests.fakes import TableTarget
-from tests.lossless_statistics import fit
-
-
-def corpus(folder: Path, documents: list[list[int]], *, parts=(ngrams, suffix_array), dtype: type = np.int32) -> str:
-    """A corpus store of `documents`, which end with the end token, of the tokenizer "letters"."""
-    text = np.array([token for document in documents for token in document], dtype)
-    ends = np.cumsum([len(document) for document in documents], dtype=np.int64)
-    with writing(folder, kind="corpus", tokenizer="letters", tokenizer_name="letters") as store:
-        store.add("text", text)
-        store.add("ends", ends)
-        for part in parts:
-            for name, array in part.build_part(text, ends, int(text.max(initial=0)) + 1).items():
-                store.add(name, array)
-    return str(folder)
+from tests.draft.stores import corpus, corpus_of
+from tests.draft.tables import counting
 
 
 def spoken(folder: Path, *documents: str) -> str:
-    return corpus(folder, [tokens(document + ".") for document in documents])
+    return corpus(folder, documents, dtype=np.int32, parts=(ngrams, suffix_array))
 
 
 def bound(**options: object) -> Hierarchy:
@@ -53,7 +39,7 @@ def sequences(drafter: Hierarchy, text: str) -> list[str]:
     drafter.start(one)
     found = drafter.collect(one)
     drafter.drop(one)
-    return ["".join(chr(token) for token in line if token >= 0) for line in found.tolist()]
+    return ["".join(map(chr, line)) for line in found]
 
 
 def paths(tree: DraftTree) -> list[str]:
@@ -75,12 +61,6 @@ class Raising:
 
 
 # The stores, and the order they are asked in -------------------------------------------------------------------------
-
-
-def test_the_context_alone_says_what_followed_newest_first():
-    assert sequences(bound(), "a1234a5678a") == ["5678", "1234"]
-    assert sequences(bound(k=1), "a1234a5678a") == ["5678"]
-    assert sequences(bound(n=3), "a1234a5678a") == ["56", "12"]
 
 
 def test_the_model_s_most_frequent_follow_the_context(tmp_path):
@@ -175,101 +155,10 @@ def test_the_corpus_says_what_a_scan_of_it_says(documents, text, k, n):
     drafter._array = SuffixArray(whole, ends, positions)
     one = row("".join(map(chr, text)))
     drafter.start(one)
-    found = [[token for token in line if token >= 0] for line in drafter.collect(one).tolist()]
-    assert found == expected(documents, text, k, n - 1)
-
-
-def test_a_frequent_key_is_sampled_over_all_its_places(tmp_path):
-    documents = [f"a{letter}xyz" for letter in "ABCD" for _ in range(100 * (ord(letter) - 64))]
-    drafter = bound(corpus=spoken(tmp_path / "c", *documents), order="L")
-    assert sequences(drafter, "a") == ["Dxyz", "Cxyz", "Bxyz", "Axyz"]
+    assert [list(line) for line in drafter.collect(one)] == expected(documents, text, k, n - 1)
 
 
 # The tree ------------------------------------------------------------------------------------------------------------
-
-LINES = st.lists(st.lists(st.integers(0, 2), min_size=1, max_size=4), min_size=1, max_size=7)
-
-
-def padded(lines: list[list[int]]) -> np.ndarray:
-    return np.array([line + [-1] * (4 - len(line)) for line in lines], np.int32)
-
-
-def tree_of(lines: list[list[int]], ends: tuple[int, ...] = (), deep: int = 4, most: int = 28) -> DraftTree:
-    return DraftTree(*_tree(9, padded(lines), np.array(ends, np.int64), deep, most))
-
-
-@settings(max_examples=100, deadline=None)
-@given(LINES, st.integers(1, 4), st.integers(1, 28))
-def test_the_tree_has_every_beginning_once_and_keeps_to_its_budget(lines, deep, most):
-    tree = tree_of(lines, deep=deep, most=most)
-    DraftTree.of(9, tree.tokens[1:].tolist(), tree.parent[1:].tolist())  # parents before children, one root
-    beginnings = {tuple(line[:n]) for line in lines for n in range(1, min(len(line), deep) + 1)}
-    held = []
-    for node in range(1, len(tree)):
-        path = []
-        while node:
-            path, node = [int(tree.tokens[node]), *path], int(tree.parent[node])
-        held.append(tuple(path))
-    assert len(set(held)) == len(held) == min(len(beginnings), most) <= sum(map(len, lines))
-    assert set(held) <= beginnings
-    cut = max(map(len, held))
-    assert all(path in held for path in beginnings if len(path) < cut)  # whole levels, the nearest first
-
-
-def test_a_path_ends_with_an_end_token():
-    assert paths(tree_of([[1, 2, 0, 1], [1, 0, 2, 2], [0, 1]], ends=(0,))) == ["\0", "\1\0", "\1\2\0"]
-
-
-Law = dict[tuple[int, ...], float]
-
-
-def probabilities(seed: int, path: tuple[int, ...]) -> np.ndarray:
-    return np.random.default_rng([seed, len(path), *path]).dirichlet(np.ones(3))
-
-
-def side_by_side(seed: int, lines: list[list[int]]) -> Law:
-    """The law of a round's tokens when `lines` are verified next to each other, each token tried in turn and struck
-    out of p when it is rejected (the authors' rule, with the residual)."""
-    law: Law = defaultdict(float)
-
-    def visit(path: tuple[int, ...], alive: list[list[int]], chance: float) -> None:
-        p = probabilities(seed, path)
-        for line in alive:
-            if len(path) < len(line) and p[token := line[len(path)]] > 0:
-                visit((*path, token), [a for a in alive if a[: len(path) + 1] == [*path, token]], chance * p[token])
-                chance *= 1 - p[token]
-                p[token] = 0
-                p = p / p.sum() if p.sum() > 0 else p
-        for token in np.flatnonzero(p):
-            law[(*path, int(token))] += chance * p[token]
-
-    visit((), lines, 1.0)
-    return law
-
-
-def along_the_tree(seed: int, tree: DraftTree) -> Law:
-    """The law of a round's tokens when one is drawn at each node and its child, if there is one, gone to."""
-    law: Law = defaultdict(float)
-
-    def visit(node: int, path: tuple[int, ...], chance: float) -> None:
-        children = {int(tree.tokens[child]): child for child in tree.children(node)}
-        for token, p in enumerate(probabilities(seed, path)):
-            if token in children:
-                visit(children[token], (*path, token), chance * p)
-            else:
-                law[(*path, token)] += chance * p
-
-    visit(0, (), 1.0)
-    return law
-
-
-@settings(max_examples=60, deadline=None)
-@given(LINES, st.integers(0, 1000))
-def test_the_tree_has_the_law_of_sequences_side_by_side(lines, seed):
-    one, other = side_by_side(seed, lines), along_the_tree(seed, tree_of(lines))
-    outcomes = {*one, *other}
-    assert all(one[outcome] == pytest.approx(other[outcome], abs=1e-12) for outcome in outcomes)
-    assert sum(other.values()) == pytest.approx(1)
 
 
 def test_options_that_bound_the_tree():
@@ -298,17 +187,10 @@ def test_options_that_bound_the_tree():
 # In the engine -------------------------------------------------------------------------------------------------------
 
 
-def cycle(prefix: tuple[int, ...]) -> np.ndarray:
-    """A target that counts 0 to 9, over and over."""
-    logits = np.zeros(10)
-    logits[(prefix[-1] + 1) % 10] = 50
-    return logits
-
-
 @pytest.mark.parametrize("order", ["W", "S", "L", "WS", "SL", "WSL", "LSW"])
 def test_a_round_in_which_all_matches_gives_n_tokens(tmp_path, order):
-    store = corpus(tmp_path / "c", [list(range(10)) * 2])
-    engine = Engine(TableTarget(10, logits=cycle, order=1), create(f"hierarchy,order={order},corpus={store}"))
+    store = corpus_of(tmp_path / "c", [list(range(10)) * 2], 9)
+    engine = Engine(counting(10), create(f"hierarchy,order={order},corpus={store}"))
     (done,) = engine.generate([[*range(10), 0]], SamplingParams(max_tokens=31))
     assert done.tokens == [i % 10 for i in range(1, 32)]
     # 1 token from the prompt's own round, then 4 drafted and 1 of the target's in each.
@@ -316,49 +198,12 @@ def test_a_round_in_which_all_matches_gives_n_tokens(tmp_path, order):
     assert done.stats.accepted == [1, 0, 0, 0, 6]
 
 
-def test_the_first_three_tokens_have_the_target_s_law():
-    """A draft stands behind the prompt from the first round on that follows it."""
-    made = TableTarget(3, order=1, seed=7, scale=1.0)
-    prompt = [0, 1, 2, 0, 2, 1, 0, 0, 1, 1, 2, 2, 0, 1]
-    counts, law = np.zeros((3, 3, 3)), np.zeros((3, 3, 3))
-    params = [SamplingParams(max_tokens=4, temperature=1.0, seed=seed) for seed in range(2000)]
-    engine = Engine(made, "hierarchy,n=3,k=2", max_batch=50)
-    done = engine.generate([prompt] * len(params), params)
-    assert sum(one.stats.draft_rounds for one in done) > len(done)
-    for one in done:
-        counts[tuple(one.tokens[:3])] += 1
-
-    def p(*context: int) -> np.ndarray:
-        return made.probabilities_after([*prompt, *context], params[0]).numpy()
-
-    for a in range(3):
-        for b in range(3):
-            law[a, b] = p()[a] * p(a)[b] * p(a, b)
-    assert fit(counts.ravel(), law.ravel()) > 1e-3
-
-
-# Requests ------------------------------------------------------------------------------------------------------------
-
-
-def test_finished_requests_are_learned_from():
-    drafter = bound(past=100)
-    done = row("xa1234", id=0)
-    drafter.start(done)
-    done.extend(tokens("b567"))
-    done.finish_reason = "stop"
-    drafter.drop(done)
-    assert sequences(drafter, "za") == ["1234"]
-    assert sequences(drafter, "z4") == ["b567"]
-    assert sequences(drafter, "aWXYZa") == ["WXYZ", "1234"]
-    assert sequences(bound(past=100, order="W"), "za") == []
-
-
 # What can go wrong ---------------------------------------------------------------------------------------------------
 
 
 def test_stores_that_do_not_fit(tmp_path):
-    only_ngrams = corpus(tmp_path / "n", [[1, 2, 3, 4, 5]], parts=(ngrams,))
-    only_array = corpus(tmp_path / "a", [[1, 2, 3, 4, 5]], parts=(suffix_array,))
+    only_ngrams = corpus(tmp_path / "n", ["abcde"], parts=(ngrams,))
+    only_array = corpus(tmp_path / "a", ["abcde"])
     other = SimpleNamespace(eos_token_ids=(), tokenizer=SimpleNamespace(fingerprint="words"))
     for options, met, says in [
         ({"corpus": only_ngrams}, None, "has no suffix_positions"),

@@ -10,16 +10,14 @@ import torch
 
 from paceline.draft.jacobi import Jacobi, JacobiConfig, after_match, slots
 from paceline.draft.registry import create
-from paceline.draft.shapes import best_paths, chain, compile_template, published
+from paceline.draft.shapes import best_paths, chain, published
 from paceline.engine.engine import Engine
 from paceline.engine.request import Row
-from paceline.engine.round import Round, Segment
+from paceline.engine.round import Round
 from paceline.engine.sampling import SamplingParams
-from paceline.engine.tree import DraftTree, ancestors, depths
+from paceline.engine.tree import DraftTree, ancestors
 from paceline.errors import MethodError
-from tests import models, native
 from tests.draft.rows import row
-from tests.draft.tables import counting
 from tests.fakes import TableTarget
 
 
@@ -65,16 +63,6 @@ def test_the_published_tree_with_the_copied_chain():
     assert leaves[0] == 5
     assert [int(tree.depth[leaf]) + 1 for leaf in leaves].count(6) == 1
     assert np.bincount([len(path) for path in published()]).tolist() == [0, 10, 28, 23, 2]
-
-
-def test_siblings_with_one_token_are_one_node():
-    drafter, one = bound(tree=63), row("aaaaaaaa")
-    drafter.start(one)
-    tree = drafted(drafter, one)  # every random token and every copied one is an a
-    assert tree.is_chain
-    assert tree.max_depth == 5
-    pairs = list(zip(tree.parent.tolist(), tree.tokens.tolist(), strict=True))
-    assert len(set(pairs)) == len(pairs)
 
 
 def test_shapes_of_other_sizes_take_the_most_likely_paths():
@@ -134,29 +122,6 @@ def test_the_table_is_what_the_target_says_in_the_slots():
         assert len(way) == int(tree.depth.max()) - len(path) + 1 or path[-1]
 
 
-def test_a_draft_that_is_accepted_whole_leaves_copied_and_random_tokens_only():
-    target, drafter = counting(30), Watched()
-    engine = Engine(target, drafter)
-    one = engine.add([*range(30), *range(5)], SamplingParams(max_tokens=24))
-    engine.step()
-    engine.step()
-    assert len(drafter.rounds[-1].accepted[0].tokens) == 6
-    assert drafter._tables[one.id] == []
-    known = set(one.tokens.tolist())
-    assert set(drafted(drafter, one).tokens.tolist()) <= known
-
-
-def test_nothing_accepted_and_nothing_copied_still_commits_a_token():
-    """A target that never says a token twice."""
-    target = counting(40)
-    (done,) = Engine(target, "jacobi,retrieve=none,candidates=1,tree=3").generate(
-        [[0, 39]], SamplingParams(max_tokens=3)
-    )
-    assert done.tokens == [0, 1, 2]
-    (done,) = Engine(target, "jacobi").generate([[7]], SamplingParams(max_tokens=20))
-    assert done.tokens == list(range(8, 28))
-
-
 def test_linear_jacobi_keeps_the_guesses_that_survive():
     drafter, one = bound(tree=0, window=4, retrieve="none"), row("abcdef")
     drafter.start(one)
@@ -166,49 +131,6 @@ def test_linear_jacobi_keeps_the_guesses_that_survive():
     drafter._tables[one.id] = [[7], [8]]
     assert drafted(drafter, one).tokens[1:3].tolist() == [7, 8]
     assert set(drafted(drafter, one).tokens[3:].tolist()) <= {ord(letter) for letter in "abcde"}
-
-
-def test_random_tokens_are_those_before_the_last_one():
-    drafter, one = bound(tree=0, window=50, retrieve="none"), row("abc")
-    drafter.start(one)
-    assert set(drafted(drafter, one).tokens[1:].tolist()) == {ord("a"), ord("b")}
-
-
-@pytest.mark.parametrize("depth", [1, 2, 3])
-def test_no_draft_is_deeper_than_the_depths_that_have_candidates(depth):
-    target, params = TableTarget(30, order=2, seed=4), SamplingParams(max_tokens=30)
-    (done,) = Engine(target, f"jacobi,depth={depth}").generate([[1, 2]], params)
-    assert done.tokens == target.plain([1, 2], params).new_tokens.tolist()
-    assert len(done.stats.drafted) == depth + 1
-
-
-def test_random_tokens_are_the_seed_s_and_the_row_s_own():
-    def tokens(seed: int, id: int) -> list[int]:
-        drafter, one = bound(seed=seed, retrieve="none"), row("abcdefghijklmnop", id=id)
-        drafter.start(one)
-        return drafted(drafter, one).tokens.tolist()
-
-    assert tokens(0, 1) == tokens(0, 5) != tokens(1, 1)
-
-
-def test_the_cache_holds_the_committed_tokens_alone():
-    """After every round keys and values are those of a fresh prefill of what is committed, the root left out."""
-    target = native.of(models.model("llama3", num_hidden_layers=2, **native.TINY), eos=())
-    drafter = Watched()
-    engine = Engine(target, drafter)
-    one = engine.add([5, 6, 7, 5, 6, 7, 5], SamplingParams(max_tokens=24))
-    while engine.has_work:
-        engine.step()
-        if one.finish_reason is None:
-            committed = one.tokens[:-1]
-            assert target.length(one.slot) == len(committed)
-            slot = target.add_row(len(committed))
-            target.verify([Segment.chunk(slot, committed, last=True)])
-            target.commit(slot, range(len(committed)))
-            held, fresh = (target.cache._kv[:, :, s, :, : len(committed)] for s in (one.slot, slot))
-            torch.testing.assert_close(held, fresh, rtol=1e-4, atol=1e-5)
-            target.drop_row(slot)
-    assert max(len(round.accepted[0].path) for round in drafter.rounds if not round.is_prompt(0)) > 2
 
 
 # What is copied ------------------------------------------------------------------------------------------------------
@@ -264,9 +186,3 @@ def test_what_copies_may_not_run_a_model():
     drafter._copier.weight_bytes = 1
     with pytest.raises(MethodError, match="retrieve is 'sam', which runs a model"):
         drafter.bind(TableTarget(8))
-
-
-def test_depths_are_those_of_the_paths():
-    template = compile_template(published(), 10)
-    assert template.depth.tolist() == depths(template.parent).tolist()
-    assert np.diff(template.levels).tolist() == [10, 28, 23, 2]

@@ -6,7 +6,6 @@ drafts themselves are predicted from `AdapterModule` over whole texts: no cache,
 
 from __future__ import annotations
 
-import json
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from functools import cache
@@ -16,14 +15,14 @@ from typing import Any
 import numpy as np
 import pytest
 import torch
-from transformers import LlamaConfig, PreTrainedModel
+from transformers import PreTrainedModel
 
 import paceline.draft.kangaroo as kangaroo
 from paceline.draft import registry
 from paceline.draft.fallback import Fallback
 from paceline.draft.kangaroo import Kangaroo, KangarooConfig, adapter_shapes
 from paceline.draft.neural.checkpoint import TargetFacts, save_drafter
-from paceline.draft.neural.drafts import Draft, chain_tree
+from paceline.draft.neural.drafts import Draft
 from paceline.engine.engine import Engine
 from paceline.engine.request import Row
 from paceline.engine.round import Round, Segment
@@ -87,22 +86,6 @@ def world(tmp_path_factory: pytest.TempPathFactory) -> Callable[..., World]:
 # The trained module -------------------------------------------------------------------------------------------------
 
 
-def shape(**changes: int) -> Shape:
-    return Shape.of(LlamaConfig(**changes))
-
-
-def parameters(of: Shape) -> int:
-    return sum(int(np.prod(one)) for one in adapter_shapes(of).values())
-
-
-def test_the_adapter_has_as_many_parameters_as_the_paper_says() -> None:
-    assert parameters(shape(hidden_size=4096, num_attention_heads=32)) == 67_117_056
-    assert parameters(shape(hidden_size=5120, num_attention_heads=40)) == 104_867_840
-    assert parameters(shape(hidden_size=128, num_attention_heads=4)) == 65_792
-    grouped = shape(hidden_size=64, num_attention_heads=4, num_key_value_heads=2, head_dim=16)
-    assert parameters(grouped) == 2 * 64 * 64 + 2 * 64 * 32 + 2 * 64
-
-
 def reference(world: World, weights: str) -> AdapterModule:
     module = AdapterModule(world.model)
     module.load_state_dict(adapters(world.model)[weights])
@@ -118,35 +101,16 @@ def drafted_logits(world: World, weights: str, text: Sequence[int]) -> torch.Ten
     return world.model.lm_head(y)[0]
 
 
-def test_without_an_output_projection_the_adapter_is_its_norm(world: Callable[..., World]) -> None:
-    here = world()
-    weights = adapters(here.model)["random"]
-    weights["o_proj.weight"].zero_()
-    adapter = kangaroo.Adapter(weights, here.target)
-    states = torch.randn(5, here.target.hidden_size)
-    slot = adapter.cache.add_row(5)
-    y = adapter(states, [Segment(slot, np.arange(5), np.arange(-1, 4), num_logits=5)])
-    norm = torch.nn.functional.rms_norm(states, (64,), weights["output_norm.weight"], here.target.shape.eps)
-    torch.testing.assert_close(y, norm)
-
-
 # Losslessness -------------------------------------------------------------------------------------------------------
 
 
 @pytest.mark.parametrize(
     ("family", "exit", "weights", "options"),
     [
-        *((family, 2, "trained", {"threshold": 0.3}) for family in ("llama1", "llama3", "qwen2", "qwen3")),
-        ("mistral-window", 2, "trained", {"threshold": 0.3}),
-        *(
-            ("llama2", exit, "random", {"threshold": 0.1, "tree": tree, "width": 3})
-            for exit in (0, 1, 3)
-            for tree in (0, 9)
-        ),
-        ("llama2", 2, "random", {"threshold": 0.0}),
+        *((family, 2, "trained", {"threshold": 0.3}) for family in ("qwen2", "qwen3", "mistral-window")),
+        ("llama2", 0, "random", {"threshold": 0.1}),
+        ("llama2", 3, "random", {"threshold": 0.1, "tree": 9, "width": 3}),
         ("llama2", 2, "zero", {"threshold": 0.0}),
-        ("llama2", 2, "trained", {"threshold": 0.2, "tree": 20, "width": 3}),
-        ("llama2", 2, "trained", {"threshold": 1.0, "draft": 7}),
     ],
 )
 def test_greedy_text_is_transformers_in_every_family_at_every_exit(
@@ -156,12 +120,6 @@ def test_greedy_text_is_transformers_in_every_family_at_every_exit(
     here = world(family, exit)
     out = here.check(here.drafter(weights, **options), batch=3, chunk=24)
     assert sum(done.stats.draft_tokens for done in out) > 0
-
-
-def test_a_wider_tree_accepts_more(world: Callable[..., World]) -> None:
-    here = world(share=0.6)
-    chain, tree = (sum(d.rounds for d in here.check(here.drafter(threshold=0.0, tree=n, width=4))) for n in (0, 40))
-    assert tree < chain
 
 
 # Ends ---------------------------------------------------------------------------------------------------------------
@@ -244,13 +202,6 @@ def test_no_layer_runs_twice_on_a_token(counted: tuple[World, Counting]) -> None
         assert sum(n * count for n, count in enumerate(done.stats.accepted)) + done.rounds >= done.new_tokens
 
 
-def test_layers_run_once_a_token_in_a_batch_too(counted: tuple[World, Counting]) -> None:
-    here, drafter = counted
-    out = here.check(drafter)
-    total = sum(len(p) + done.rounds - 1 + done.stats.draft_tokens for p, done in zip(here.prompts, out, strict=True))
-    assert drafter.nodes == [total] * 4
-
-
 def test_the_adapter_lags_by_one_token_only_after_a_whole_draft(counted: tuple[World, Counting]) -> None:
     here, drafter = counted
     here.check(drafter)
@@ -325,8 +276,7 @@ def lengths(world: World, drafter: Kangaroo, prompt: Sequence[int], new: int) ->
     return found[1:]
 
 
-@pytest.mark.parametrize("most", [1, 2, 6])
-@pytest.mark.parametrize("eta", [0.0, 0.3, 0.6, 1.0])
+@pytest.mark.parametrize(("most", "eta"), [(1, 0.0), (2, 0.3), (6, 0.0), (6, 0.6), (6, 1.0)])
 def test_every_round_is_as_the_whole_text_predicts(world: Callable[..., World], most: int, eta: float) -> None:
     here = world(share=0.5)
     for prompt in here.prompts[:2]:
@@ -336,36 +286,10 @@ def test_every_round_is_as_the_whole_text_predicts(world: Callable[..., World], 
         assert sum(wanted) == 29
 
 
-def test_rounds_are_monotone_in_threshold_and_length(world: Callable[..., World]) -> None:
-    here = world(share=0.5)
-    rounds = np.array(
-        [
-            [len(lengths(here, here.drafter(draft=most, threshold=eta), here.prompts[0], 40)) for most in (1, 2, 6)]
-            for eta in (0.0, 0.3, 0.7, 1.0)
-        ]
-    )
-    assert (np.diff(rounds, axis=0) >= 0).all()  # more rounds the higher the threshold
-    assert (np.diff(rounds, axis=1) <= 0).all()  # fewer the longer a draft may be
-    assert rounds.min() < rounds.max()
-    assert (rounds[-1] == rounds[-1, 0]).all()  # a threshold of 1 drafts one token
-
-
 # The distribution ---------------------------------------------------------------------------------------------------
 
 FEW = 5
 """Tokens of the vocabulary whose every outcome is walked."""
-
-
-class Dropping(Kangaroo):
-    """What a stop rule must not do: drop a token because of what was drawn."""
-
-    def _chains(self, drafts: Sequence[Draft]) -> list[DraftTree]:
-        super()._chains(drafts)
-        for draft in drafts:
-            if float(draft.probs[-1][draft.tokens[-1]]) < 0.3:
-                for items in (draft.tokens, draft.parent, draft.probs):
-                    items.pop()  # type: ignore[attr-defined]
-        return [chain_tree(draft, self.name) for draft in drafts]
 
 
 @pytest.fixture(scope="module")
@@ -380,13 +304,12 @@ def few(tmp_path_factory: pytest.TempPathFactory) -> tuple[Decoder, Path]:
 
 @pytest.mark.parametrize("eta", [0.0, 0.5, 1.0])
 def test_sampled_text_has_the_targets_distribution(few: tuple[Decoder, Path], eta: float) -> None:
-    """Exactly: no chance is left. The rule that drops tokens for what they are is found out."""
+    """Exactly: no chance is left."""
     target, folder = few
     prompt, new = [1, 3, 2], 3
     config = KangarooConfig(checkpoint=str(folder), threshold=eta)
     expected = plainly(target, prompt, new)
     assert largest_difference(law(target, Kangaroo(config), prompt, new), expected) < 1e-5
-    assert largest_difference(law(target, Dropping(config), prompt, new), expected) > 5e-3
 
 
 # Bad input ----------------------------------------------------------------------------------------------------------
@@ -419,31 +342,3 @@ def test_what_does_not_fit_is_refused_in_one_line(world: Callable[..., World], t
     assert "threshold is 1.5" in refusal(here.target, here.folder / "trained", threshold=1.5)
     with pytest.raises(MethodError, match="needs a checkpoint: write kangaroo:PATH"):
         registry.create("kangaroo")
-
-
-def test_reports_know_its_weights(world: Callable[..., World]) -> None:
-    """A draft step reads the adapter, the first layers and the head: the rest of the target it does not."""
-    here = world()
-    drafter = here.drafter()
-    drafter.bind(here.target)
-    state = here.model.state_dict()
-    early = sum(w.nbytes for name, w in state.items() if name.startswith(("model.layers.0.", "model.layers.1.")))
-    adapter = sum(w.nbytes for w in adapters(here.model)["trained"].values())
-    assert drafter.weight_bytes == pytest.approx(early + adapter + state["lm_head.weight"].nbytes, rel=1e-3)
-    assert json.loads((here.folder / "trained" / "config.json").read_text())["exit_layer"] == 2
-
-
-@pytest.mark.skipif(not torch.cpu._is_amx_tile_supported(), reason="the fused kernels are for bfloat16 units")
-def test_bfloat16_drafts_nearly_as_float32_does(world: Callable[..., World]) -> None:
-    here = world()
-    narrow = native.of(here.model, torch.bfloat16, eos=here.target.eos_token_ids)
-    text = np.array(here.prompts[2])
-    found = []
-    for target in (here.target, narrow):
-        adapter = kangaroo.Adapter(adapters(here.model)["trained"], target)
-        slots = target.add_row(40), adapter.cache.add_row(40)
-        early = target.run_layers([Segment.chunk(slots[0], text, last=False)], 2)
-        y = adapter(early, [Segment(slots[1], text, np.arange(-1, len(text) - 1), num_logits=len(text))])
-        found.append(target.logits(y, normalise=False).float().softmax(-1))
-        target.drop_row(slots[0])
-    assert float((found[0] - found[1]).abs().sum(-1).mean()) < 0.1

@@ -2,7 +2,6 @@
 
 import json
 from collections.abc import Sequence
-from functools import cache
 from pathlib import Path
 
 import numpy as np
@@ -10,20 +9,16 @@ import pytest
 import torch
 
 from paceline.draft.model import CHUNK, Model, ModelConfig, check_tokenizer
-from paceline.draft.registry import create
 from paceline.engine.accept import Accepted
 from paceline.engine.engine import Engine
 from paceline.engine.request import Row
 from paceline.engine.round import Segment
 from paceline.engine.sampling import SamplingParams
 from paceline.engine.tree import DraftTree
-from paceline.errors import MethodError, ModelError, PacelineError
-from paceline.target.base import Needs
-from paceline.target.decoder import Decoder
+from paceline.errors import MethodError, PacelineError
 from paceline.target.hf import HFTarget
-from paceline.target.load import load, load_tokenizer
-from paceline.target.tokenizer import Tokenizer
-from tests import drafters, models, native
+from paceline.target.load import load_tokenizer
+from tests import models, native
 from tests.draft.answered import target_and_close_draft
 from tests.draft.drafting import SPECS, DraftTable, drafter, like
 from tests.draft.prompts import PROMPTS, plain
@@ -53,38 +48,16 @@ def written(target: Path | str, draft: str, params: SamplingParams | Sequence[Sa
     return Engine(str(target), draft, dtype="float32", device="cpu", **options).generate(TEXTS, params)
 
 
-@cache
-def alone(target: Path) -> list[list[int]]:
-    """What the target writes without drafts."""
-    return [done.tokens for done in written(target, "none")]
-
-
 # Lossless ------------------------------------------------------------------------------------------------------------
 
 
-@pytest.mark.parametrize(
-    ("target", "draft", "rule"),
-    [
-        *(("target", "close", rule) for rule in RULES),
-        *((*pair, rule) for pair in (("target", "foreign"), ("foreign", "close")) for rule in (RULES[1], RULES[-1])),
-    ],
-)
-def test_any_pair_writes_what_the_target_alone_writes(folders, target, draft, rule):
+@pytest.mark.parametrize(("target", "draft"), [("target", "foreign"), ("foreign", "close")])
+def test_any_pair_writes_what_the_target_alone_writes(folders, target, draft):
     """A draft model in transformers behind a native target, and the other way round."""
-    expected = alone(folders[target])
-    for batch in (1, 8):
-        out = written(folders[target], f"model:{folders[draft]},stop={rule}", max_batch=batch)
-        assert [done.tokens for done in out] == expected
+    for rule in (RULES[1], RULES[-1]):
+        out = written(folders[target], f"model:{folders[draft]},stop={rule}", max_batch=2)
+        assert [done.tokens for done in out] == [done.tokens for done in written(folders[target], "none")]
         assert sum(done.stats.draft_tokens for done in out) > 0
-
-
-def test_the_pairs_are_run_by_what_the_test_says(folders):
-    engine = Engine(str(folders["target"]), f"model:{folders['foreign']}", dtype="float32")
-    assert isinstance(engine.target, Decoder)
-    assert isinstance(engine.drafter, Model)
-    assert isinstance(engine.drafter.model, HFTarget)
-    assert engine.drafter.model.dtype == engine.target.dtype
-    assert engine.drafter.weight_bytes == engine.drafter.model.weight_bytes > 0
 
 
 def test_a_close_draft_saves_forwards(folders):
@@ -107,7 +80,7 @@ def test_the_target_drafts_for_itself(folders, temperature):
 # A context and a vocabulary that are not the target's -----------------------------------------------------------------
 
 
-@pytest.mark.parametrize("spec", SPECS)
+@pytest.mark.parametrize("spec", ["svip", "tree"])
 def test_a_draft_model_with_a_shorter_context(spec):
     """It drafts as long as it can read the whole text, and no further: the table would refuse."""
     target = TableTarget(vocab_size=8, order=2, seed=4)
@@ -132,11 +105,6 @@ def test_room_is_used_to_the_last_token():
         made.start(row)
         assert made.propose([row])[0].num_drafted == drafted
         made.drop(row)
-
-
-def test_a_real_model_with_a_shorter_context(folders):
-    out = written(folders["target"], f"model:{folders['short']},stop=fixed")
-    assert [done.tokens for done in out] == [done.tokens for done in written(folders["target"], "none")]
 
 
 @pytest.mark.parametrize("draft", ["narrow", "wide"])
@@ -178,17 +146,6 @@ def test_a_long_prompt_is_run_in_chunks():
 # A draft model that reads a part of the text ------------------------------------------------------------------------
 
 
-@pytest.mark.parametrize("spec", SPECS)
-@pytest.mark.parametrize("temperature", [0.0, 0.8])
-def test_what_a_draft_reads_is_not_what_the_target_says(spec, temperature):
-    """Rows come and go, and the draft model of two tokens forgets what the target goes by."""
-    target = TableTarget(vocab_size=8, order=3, seed=4)
-    params = SamplingParams(max_tokens=40, temperature=temperature, seed=3)
-    made = drafter(like(target, 0.5), context=2, sample="best", **SPECS[spec])
-    out = Engine(target, made, max_batch=2, prefill_chunk=4).generate(PROMPTS, params)
-    assert [(done.tokens, done.finish_reason) for done in out] == plain(target, params)
-
-
 def test_a_draft_reads_the_last_tokens_and_goes_on_from_there():
     """Of a table that goes by two tokens, two are enough to draft what the whole text would."""
     target = TableTarget(vocab_size=8, order=2, seed=4)
@@ -207,7 +164,7 @@ def test_a_draft_reads_the_last_tokens_and_goes_on_from_there():
     assert runs[0][1:] == (4, [1, 0, 0, 3])
 
 
-@pytest.mark.parametrize("spec", SPECS)
+@pytest.mark.parametrize("spec", ["svip", "tree", "adaptive"])
 def test_a_draft_whose_own_context_is_full_begins_anew(spec):
     """Texts of up to 45 tokens and more, a draft model that can read 20: it goes on drafting, 8 tokens back."""
     target = TableTarget(vocab_size=8, order=2, seed=4)
@@ -238,15 +195,6 @@ def test_behind_another_drafter_it_skips_what_was_copied_meanwhile():
     assert table.ran == [[3], [2], [5]]
 
 
-def test_a_real_model_that_reads_the_last_tokens(folders):
-    expected = [done.tokens for done in written(folders["target"], "none")]
-    for draft in ("close", "foreign", "short"):
-        for batch in (1, 8):
-            out = written(folders["target"], f"model:{folders[draft]},stop=fixed,context=6", max_batch=batch)
-            assert [done.tokens for done in out] == expected
-            assert all(done.stats.draft_tokens > 0 for done in out)
-
-
 # What is refused -----------------------------------------------------------------------------------------------------
 
 
@@ -257,41 +205,12 @@ def refused(target: Path, spec: str) -> str:
     return str(error.value)
 
 
-def test_a_folder_that_is_not_there(folders):
-    says = refused(folders["target"], f"model:{folders['target'].parent / 'clos'}")
-    assert "there is no folder" in says
-    assert "Did you mean 'close'?" in says
-
-
 def test_a_context_that_cannot_be(folders):
     says = refused(folders["target"], f"model:{folders['close']},context=0")
     assert "model: context is 0; it must be 1 or more." in says
     says = refused(folders["target"], f"model:{folders['short']},context=25")
     assert "context is 25" in says
     assert "can read 24 tokens" in says
-
-
-def test_a_folder_without_weights(folders, tmp_path):
-    models.tokenizer().save_pretrained(tmp_path)
-    with pytest.raises(ModelError):
-        Engine(str(folders["target"]), f"model:{tmp_path}", dtype="float32")
-
-
-@pytest.mark.parametrize(
-    ("options", "says"),
-    [
-        ("stop=entropy", "stop is 'entropy'; it must be fixed or confidence or svip or heuristic or adaptive."),
-        ("draft=0", "model: draft is 0; it must be 1 or more"),
-        ("threshold=11", "threshold is 11; for this stop rule it is between 0 and 10"),
-        ("stop=confidence,threshold=2", "threshold is 2; for this stop rule it is between 0 and 1"),
-        ("stop=fixed,threshold=0.5", "the stop rule fixed has no threshold"),
-        ("tree=-1", "model: tree is -1; it must be 0 or more"),
-    ],
-)
-def test_options_out_of_range(options, says):
-    with pytest.raises(MethodError) as error:
-        create(f"model:x,{options}")
-    assert says in str(error.value)
 
 
 def test_another_tokenizer_is_refused_with_what_differs(folders, tmp_path):
@@ -315,10 +234,6 @@ def test_the_same_tokens_with_other_ids_are_another_tokenizer(folders, tmp_path)
         check_tokenizer("moved", load_tokenizer(moved), load_tokenizer(folders["target"]))
 
 
-def test_tokenizers_with_the_same_ids_are_the_same(folders):
-    check_tokenizer("x", Tokenizer(models.tokenizer()), load_tokenizer(folders["target"]))
-
-
 def test_without_tokenizers_the_vocabularies_must_be_as_large(folders):
     target = TableTarget(vocab_size=8)
     with pytest.raises(MethodError, match="knows 320 tokens and the target 8: a draft model needs the target's"):
@@ -333,7 +248,7 @@ def _in_float32(target: TableTarget) -> TableTarget:
 # Going on within a row, in transformers ------------------------------------------------------------------------------
 
 
-@pytest.mark.parametrize("family", ["gpt2", "llama2", "gpt-neox"])
+@pytest.mark.parametrize("family", ["gpt2", "llama2"])
 def test_a_transformers_model_goes_on_from_nodes_it_has_run(family):
     """A tree run in three parts, beside a row that is run at once, gives the logits of the whole tree; and what is
     committed of it is as if it had been run at once."""
@@ -358,20 +273,3 @@ def test_a_transformers_model_goes_on_from_nodes_it_has_run(family):
         model.commit(slot, path)
         after.append(model.verify([Segment.chunk(slot, tokens[:1], last=True)]).logits)
     torch.testing.assert_close(after[0], after[1], atol=1e-4, rtol=1e-4)
-
-
-# A trained model -----------------------------------------------------------------------------------------------------
-
-
-@pytest.mark.parametrize("options", ["stop=svip", "stop=adaptive", "stop=fixed,tree=12,width=4"])
-def test_a_trained_model_as_its_own_draft(stories, options):
-    """Its own weights and its own tokenizer, between prompts that other drafters make ragged."""
-    target, tokenizer = load(stories, dtype="float32", device="cpu"), load_tokenizer(stories)
-    prompts = [tokenizer.encode(text) for text in ("Once upon a time", "The cat sat on the mat. The cat", "Tom")]
-    params = SamplingParams(max_tokens=24)
-    expected = [done.tokens for done in Engine(target, "none", tokenizer=tokenizer).generate(prompts, params)]
-    out = Engine(target, f"model:{stories},{options}", tokenizer=tokenizer, max_batch=2).generate(prompts, params)
-    assert [done.tokens for done in out] == expected
-    assert sum(done.rounds for done in out) < sum(map(len, expected))
-    watched = drafters.Listening(create(f"model:{stories},{options}"), Needs(top_k=2))
-    assert [done.tokens for done in Engine(target, watched, tokenizer=tokenizer).generate(prompts, params)] == expected

@@ -2,15 +2,13 @@
 
 import numpy as np
 import pytest
-from hypothesis import given, settings
-from hypothesis import strategies as st
 
-from paceline.draft.ngram_pool import NgramPool, NgramPoolConfig, Pool, Window
-from paceline.draft.registry import create
+from paceline.draft.ngram_pool import NgramPool, NgramPoolConfig, Window
 from paceline.engine.engine import Engine
 from paceline.engine.sampling import SamplingParams
 from paceline.engine.tree import DraftTree, ancestors
 from tests.draft.rows import letters, row, target, tokens
+from tests.draft.tables import counting
 from tests.fakes import TableTarget
 
 
@@ -58,75 +56,12 @@ def test_the_latest_guesses_stay():
     assert guesses("xaxbxcxax", level=2, guesses=2) == {"c", "a"}
 
 
-def test_guesses_end_where_the_answer_does():
-    assert guesses("xa.cdexpqrstx") == {"a.", "pqrs"}
-    assert guesses("xabcdexpqrstx", room=3) == {"ab", "pq"}
-    assert guesses("xabcdexpqrstx", room=1) == set()
-
-
 def test_the_prompt_may_be_left_out():
     made, one = drafter(window=0, prompt=False, level=3), row("xabx")
     made.start(one)
     assert len(made.propose([one])[0]) == 1
     one.extend(tokens("xcdx"))
     assert words(made.propose([one])[0]) == {"cd"}
-
-
-def naive_pool(grams: list[tuple[int, ...]], most_of_each: int, most: int) -> dict[int, list[tuple[int, ...]]]:
-    """By first token, the latest first."""
-    kept: list[tuple[int, ...]] = []
-    for gram in grams:
-        kept = [other for other in kept if other != gram] + [gram]
-        same = [other for other in kept if other[0] == gram[0]]
-        if len(same) > most_of_each:
-            kept.remove(same[0])
-        kept = kept[-most:]
-    return {token: [gram[1:] for gram in reversed(kept) if gram[0] == token] for token in range(4)}
-
-
-@settings(max_examples=100, deadline=None)
-@given(st.lists(st.tuples(*[st.integers(0, 3)] * 3), max_size=60), st.integers(1, 4), st.integers(1, 12))
-def test_a_pool_forgets_what_was_not_seen_for_longest(grams, most_of_each, most):
-    pool = Pool(most_of_each, most)
-    for gram in grams:
-        pool.add(gram)
-    assert {token: pool.after(token) for token in range(4)} == naive_pool(grams, most_of_each, most)
-    assert len(pool) <= most
-
-
-@settings(max_examples=60, deadline=None)
-@given(st.lists(st.integers(0, 3), min_size=1, max_size=30), st.lists(st.integers(1, 7), max_size=5), st.integers(2, 5))
-def test_every_n_gram_of_the_text_is_added_once_and_in_order(text, rounds, level):
-    made, one = drafter(window=0, level=level, guesses=1000), row("".join(map(chr, text)), room=1000)
-    made.start(one)
-    random = np.random.default_rng(len(text))
-    for gained in [0, *rounds]:
-        one.extend(random.integers(0, 4, gained).tolist())
-        made.propose([one])
-    whole = Pool(1000)
-    whole.add_text(one.tokens, level)
-    assert [made._pools[0].after(token) for token in range(4)] == [whole.after(token) for token in range(4)]
-
-
-def test_finished_requests_are_remembered_if_asked():
-    made = drafter(window=0, level=3, past=6)
-    first, given_up, second = row("xabx", id=0), row("xefx", id=1), row("yx", id=2)
-    for one in (first, given_up):
-        made.start(one)
-    first.finish_reason, given_up.finish_reason = "stop", "abort"
-    made.drop(first)
-    made.drop(given_up)
-    made.drop(given_up)
-    made.start(second)
-    assert words(made.propose([second])[0]) == {"ab"}
-    for id in range(3, 9):
-        other = row(f"012{id}3{id}", id=id)
-        made.start(other)
-        other.finish_reason = "length"
-        made.drop(other)
-    assert len(made._past) <= 6
-    assert len(made.propose([second])[0]) == 1
-    assert set(made._pools) == {2}
 
 
 # The window ----------------------------------------------------------------------------------------------------------
@@ -158,14 +93,6 @@ def test_a_node_of_the_window_sees_the_oldest_row_to_its_left_and_its_column(wid
             assert tree.depth[node[100 * r + column]] == column + r + (r == 0)
     deepest = [0, *range(width - 1)] if level == 2 else [100 * (level - 2) + i for i in range(width)]
     assert [int(tree.tokens[leaf]) for leaf in window.leaves[level == 2 :]] == deepest[level == 2 :]
-
-
-def test_positions_of_a_full_forward_are_the_paper_s():
-    seven = ["abcd", "efgh", "ijkl", "mnop", "qrst", "uvwy", "ABCD"]
-    made, one = drafter(), row("".join(f"x{word}" for word in seven) + "x")
-    made.start(one)
-    made._windows[0] = settled(7, 5)
-    assert len(made.propose([one])[0]) == (5 - 1) * (7 + 7)
 
 
 def test_a_step_of_the_window():
@@ -207,15 +134,6 @@ def test_the_window_s_predictions_are_the_target_s_behind_each_column():
         assert gram[-1] == int(toy.logits_after([*context, *left, *gram[1:-1]]).argmax())
 
 
-def counting(vocab_size: int) -> TableTarget:
-    """A target that counts in a circle from whatever token is last."""
-
-    def logits(prefix: tuple[int, ...]) -> np.ndarray:
-        return -((np.arange(vocab_size) - prefix[-1] - 1) % vocab_size).astype(float)
-
-    return TableTarget(vocab_size, order=1, logits=logits)
-
-
 def test_trajectories_fill_the_pool_and_are_accepted():
     """The answer never repeats a token within this budget: only the window can know what comes next."""
     toy, prompt, params = counting(100), [*range(97, 0, -4), 0], SamplingParams(max_tokens=100)
@@ -245,15 +163,3 @@ def test_the_window_rests_where_the_row_has_no_room_for_it():
     (tree,) = made.propose([one])
     assert tree.probe is None
     assert len(tree) == 1
-
-
-def test_in_front_of_another_drafter_there_is_no_window():
-    parts = create("ngram-pool+ngram-pool").parts  # type: ignore[attr-defined]
-    assert [part.config.window for part in parts] == [0, 7]
-
-
-def test_two_runs_are_one():
-    toy = TableTarget(vocab_size=40, order=2, seed=9)
-    prompts, params = [[1], [2, 3]], SamplingParams(max_tokens=60)
-    first, second = (Engine(toy, "ngram-pool").generate(prompts, params) for _ in range(2))
-    assert [(one.tokens, one.rounds) for one in first] == [(one.tokens, one.rounds) for one in second]

@@ -51,11 +51,6 @@ def test_an_answer_that_was_given_up_is_not_remembered() -> None:
     assert draft_of(drafter, "who?") == "the cat"
 
 
-def test_an_answer_that_was_replaced_takes_no_room() -> None:
-    drafter = taught("past-answer,past=8", *[("a", "1234")] * 5, ("b", "5678"))
-    assert [draft_of(drafter, prompt) for prompt in "ab"] == ["1234", "5678"]
-
-
 def test_an_answer_that_a_row_brings_along_comes_first_and_is_not_remembered() -> None:
     drafter = taught("past-answer", ("a", "remembered"))
     one = row("a")

@@ -34,11 +34,6 @@ def test_an_edit_in_the_middle_costs_a_few_rounds() -> None:
     assert done.rounds < 12
 
 
-def test_samples_are_plain_ones_seed_for_seed() -> None:
-    plainly = answer([], temperature=1.0, seed=4)
-    assert answer(plainly.tokens, temperature=1.0, seed=4).tokens == plainly.tokens
-
-
 def test_of_several_places_the_next_one_counts() -> None:
     drafter = Prediction(PredictionConfig(draft=2))
     one = row("?", prediction=tokens("abXXabYYabZ"))

@@ -87,27 +87,10 @@ def test_transformers(text, longest, draft):
     assert draft_of(drafter, "".join(map(chr, text))) == "".join(map(chr, transformers(text, longest, draft, eos)))
 
 
-def test_full_draft_behind_the_match():
-    text = "abcdefghijklmnabc"
-    assert lookup(text) == "defghijklm"
-    assert lookup(text, variant="transformers") == "defghijklm"
-    assert lookup(text, variant="vllm", min_ngram=2, max_ngram=3) == "defghijklm"
-
-
 def test_less_than_a_full_draft_behind_the_match():
     assert lookup("xyzxyz") == ""
     assert lookup("xyzxyz", variant="transformers") == "xyz"
     assert lookup("xyzxyz", variant="vllm", min_ngram=1, max_ngram=5, draft=4) == "xyz"
-
-
-def test_vllm_documents_this_example():
-    drafter = PromptLookup(PromptLookupConfig("vllm", draft=4, min_ngram=2, max_ngram=3))
-    assert drafter.lookup(np.array([1, 2, 3, 4, 2, 3])).tolist() == [4, 2, 3]
-
-
-@pytest.mark.parametrize("variant", ["published", "transformers", "vllm"])
-def test_the_earliest_of_two_places_wins(variant):
-    assert lookup("uvwxyAuvwxyBuvwxy", variant=variant, draft=1) == "A"
 
 
 def test_published_skips_a_place_too_near_the_end():
@@ -164,13 +147,3 @@ def test_finished_requests_are_searched_for_longer_matches(variant, options):
 def test_published_wants_a_full_draft_behind_past_matches_too():
     assert past("published", ["abcd"], "yab", draft=2) == "cd"
     assert past("published", ["abcd"], "yab", draft=4) == ""
-
-
-def test_what_is_remembered_is_bounded():
-    drafter = PromptLookup(PromptLookupConfig("transformers", past=10))
-    for id in range(5):
-        one = row("abcdef", id=id)
-        one.finish_reason = "stop"
-        drafter.drop(one)
-        assert len(drafter._past) <= 10
-    assert drafter._past.tolist() == [*map(ord, "abcdef"), -1, *map(ord, "abc")]

@@ -8,10 +8,8 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from paceline.draft.registry import create
 from paceline.draft.rest import Rest, RestConfig
-from paceline.errors import MethodError, StoreError
-from tests.draft.rows import row, target, tokens
+from tests.draft.rows import row, target
 from tests.draft.stores import corpus
 
 DOCUMENTS = ["the cat sat", "the cat ran", "the cat sat", "a cat sat", "the dog"]
@@ -63,20 +61,6 @@ def test_a_document_s_end_is_the_end(store):
     assert draft(bound(store), "the dog") == ["."]
     assert draft(bound(store), "the dog.") == []
     assert draft(bound(store), "sat.the") == draft(bound(store, longest=3), "sat.the"), "no match across the end"
-
-
-def test_nothing_matched_nothing_drafted(store):
-    drafter = bound(store)
-    assert draft(drafter, "xyz") == []
-    assert draft(drafter, "t") == []
-    assert draft(drafter, "xt") == []
-
-
-def test_nothing_is_drafted_behind_an_end_token(store):
-    assert draft(bound(store, eos="a", nodes=3), "cat ") == ["s", "sa", "r"]
-    assert draft(bound(store, eos="a"), "the ca") == []
-    assert draft(bound(store, eos="a"), "the c", ignore_eos=True)[:3] == ["a", "at", "at "]
-    assert draft(bound(store), "the d", stop_token_ids=tokens("o")) == ["o"]
 
 
 def trie(documents, key, length):
@@ -135,10 +119,3 @@ def test_token_ids_above_16_bits(tmp_path):
 
 def test_an_empty_corpus_drafts_nothing(tmp_path):
     assert draft(bound(corpus(tmp_path / "s", [])), "abab") == []
-
-
-def test_a_place_without_a_store():
-    with pytest.raises(StoreError, match="there is no store nowhere"):
-        bound("nowhere")
-    with pytest.raises(MethodError, match="rest needs a checkpoint: write rest:PATH"):
-        create("rest")

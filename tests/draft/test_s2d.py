@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
-from functools import cache
 from itertools import pairwise
 from pathlib import Path
 from typing import Any
@@ -30,7 +29,6 @@ from tests.fakes import TableTarget
 LAYERS = 4
 MIXED = "exits=1,2,4,thresholds=0.06,0.05"
 """Thresholds between which a random model's confidence lies: tokens leave at every exit."""
-TREE = "tree=12,width=3"
 GREEDY = SamplingParams(max_tokens=16)
 LONG = SamplingParams(max_tokens=100)
 WARM = SamplingParams(temperature=0.8, max_tokens=16)
@@ -167,27 +165,6 @@ def test_an_exit_says_what_a_model_of_its_depth_says_whatever_was_left_before(wo
         alone.check_cache(text)
 
 
-def test_catching_up_equals_never_having_been_behind(world: World) -> None:
-    behind, deep = (Alone(world, "exits=1,2,4,thresholds=0.5", world.prompts[4]) for _ in range(2))
-    for alone, exit in ((behind, 0), (deep, 2)):
-        alone.force(exit)
-        draft = alone.begin()
-        for token in (7, 8, 9, 10):
-            alone.step(draft)
-            draft.add(token)
-        slot = alone.drafter._slots[0]
-        waiting = [len(section.waiting[slot]) for section in alone.drafter.sections]
-        assert waiting == ([0, 20, 0] if exit == 0 else [0, 0, 0])
-        alone.force(2)
-        alone.step(draft)
-        assert [len(section.waiting[slot]) for section in alone.drafter.sections] == [0, 0, 0]
-        alone.drafter.keep(draft, range(len(draft.tokens)))
-    for one, other in zip(behind.drafter.sections, deep.drafter.sections, strict=True):
-        n = one.cache.length(slot)
-        assert n == other.cache.length(slot) == 21
-        torch.testing.assert_close(one.cache._kv[:, :, slot, :, :n], other.cache._kv[:, :, slot, :, :n])
-
-
 def test_a_long_prompt_comes_in_chunks_through_every_layer(world: World, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr("paceline.draft.model.CHUNK", 16)
     alone = Alone(world, "exits=1,2,4,thresholds=0.01", world.prompts[2])
@@ -314,58 +291,7 @@ def test_above_one_every_token_takes_all_layers_and_at_zero_the_first_exit(world
     assert drafter_of(always).weight_bytes < drafter_of(never).weight_bytes == plain_model.drafter.weight_bytes
 
 
-def test_lower_thresholds_mean_fewer_layers(world: World) -> None:
-    depths, bytes_ = [], []
-    for threshold in ("0.02", "0.1", "0.2", "0.9"):
-        engine = world.engine(f"exits=1,2,4,thresholds={threshold}")
-        engine.generate(world.prompts, GREEDY)
-        depths.append(drafter_of(engine).mean_depth)
-        bytes_.append(drafter_of(engine).weight_bytes)
-    assert depths == sorted(depths)
-    assert bytes_ == sorted(bytes_)
-    assert 1 < depths[1] < depths[2] < LAYERS
-
-
 # Losslessness -----------------------------------------------------------------------------------------------------
-
-
-@pytest.mark.parametrize(
-    "options",
-    [
-        MIXED,
-        f"{MIXED},{TREE}",
-        f"{MIXED},stop=fixed,draft=1",
-        f"{MIXED},stop=adaptive",
-        f"{MIXED},stop=svip,{TREE}",
-        f"{MIXED},context=7",
-        f"{MIXED},context=7,{TREE}",
-        "exits=1,2,4,thresholds=0",
-        "exits=1,2,4,thresholds=1.01",
-    ],
-)
-def test_greedy_text_is_plain_decodings(world: World, options: str) -> None:
-    expected = world.plain(GREEDY)
-    for batch, chunk in ((1, 512), (8, 16)):
-        engine = world.engine(options, batch, prefill_chunk=chunk)
-        out = engine.generate(world.prompts, GREEDY)
-        assert tokens(out) == expected
-        assert sum(sum(one.stats.accepted[1:]) for one in out) > 0
-    if options.startswith(MIXED):
-        assert min(left(drafter_of(engine))) > 0, "no exit is left out"
-
-
-@pytest.mark.slow
-def test_greedy_text_is_plain_decodings_whatever_the_options(world: World) -> None:
-    rng = np.random.default_rng(4)
-    for _ in range(30):
-        prompts = [rng.integers(4, 288, int(rng.integers(1, 90))).tolist() for _ in range(8)]
-        thresholds = ",".join(f"{t:.3f}" for t in rng.uniform(0.02, 0.2, 2))
-        options = f"exits=1,{rng.integers(2, 4)},4,thresholds={thresholds},draft={rng.integers(1, 9)}"
-        if rng.random() < 0.5:
-            options += f",tree={rng.integers(2, 20)},width={rng.integers(1, 5)}"
-        params = SamplingParams(max_tokens=int(rng.integers(2, 20)))
-        expected = tokens(Engine(world.target, tokenizer=world.tokenizer).generate(prompts, params))
-        assert tokens(world.engine(options, int(rng.integers(1, 9))).generate(prompts, params)) == expected, options
 
 
 def tiny(folder: Path, seed: int, vocab_size: int = 4) -> Path:
@@ -425,50 +351,7 @@ def test_sampled_text_has_the_targets_distribution(tmp_path: Path, options: str)
     assert sum(n > 0 for n in left(drafting.drafter)) > 1, "tokens leave at several exits"
 
 
-def test_an_exit_chosen_by_the_token_that_was_drawn_is_noticed(tmp_path: Path) -> None:
-    """What the module's docstring warns of; the test above would be worth nothing if it could not tell."""
-    target, params = table(), SamplingParams(temperature=0.7, max_tokens=8)
-    drafter = Drafting(tiny(tmp_path, 2), target, SURE, params).drafter
-
-    @cache
-    def distributions(text: tuple[int, ...]) -> list[torch.Tensor]:
-        row = Row(0, text, params, max_context=64)
-        drafter.start(row)
-        states = [drafter._through(section, [Draft.of(row, 0)])[0][-1:] for section in drafter.sections]
-        drafter.drop(row)
-        return [(drafter.decoder.logits(state)[0] / params.temperature).softmax(-1) for state in states]
-
-    def biased(text: Sequence[int], random: RowRandom) -> DraftTree:
-        for q in distributions(tuple(text)):
-            token = random.draft(q)
-            if q[token] > 0.5:
-                break
-        return DraftTree.chain(text[-1], [token], draft_probs=torch.stack([q, torch.zeros_like(q)]))
-
-    found = enumeration.speculative(target, [1, 2], params, biased, 2)
-    assert enumeration.largest_difference(found, enumeration.plain(target, [1, 2], params, 2)) > 1e-3
-
-
 # Rows' ends, and company ------------------------------------------------------------------------------------------
-
-
-def test_after_a_whole_acceptance_two_tokens_are_run(world: World, monkeypatch: pytest.MonkeyPatch) -> None:
-    known: list[int] = []
-
-    def run(self: Sorted, drafts: Sequence[Draft], num_logits: Sequence[int]) -> torch.Tensor:
-        known.extend(draft.known for draft in drafts if not draft.done)
-        return real(self, drafts, num_logits)
-
-    real = Sorted.run
-    monkeypatch.setattr(Sorted, "run", run)
-    own = f"s2d:{world.folder},exits=1,2,4,thresholds=0.15,stop=fixed,draft=3"  # the target's own layers
-    engine = Engine(world.target, own, tokenizer=world.tokenizer)
-    [out] = engine.generate(world.prompts[:1], GREEDY)
-    whole = out.stats.accepted[3]  # rounds in which all three drafted tokens stood
-    assert whole > 0
-    assert known[0] == len(world.prompts[0]) + 1
-    assert set(known[1:]) <= {1, 2}
-    assert known.count(2) in (whole, whole - 1)  # there is no round after the last
 
 
 def test_what_became_of_the_tokens_of_every_exit(world: World) -> None:
@@ -496,17 +379,6 @@ def checkpoint(world: World, out: Path, **changes: Any) -> Path:
     return out
 
 
-def test_one_draft_serves_every_target_of_its_tokenizer(world: World, tmp_path: Path) -> None:
-    draft = checkpoint(world, tmp_path / "draft")
-    for layers, width in ((4, 32), (2, 64), (6, 96)):
-        folder = models.make("llama2", tmp_path / f"{width}", num_hidden_layers=layers, hidden_size=width, seed=width)
-        engine = Engine(folder, f"s2d:{draft},thresholds=0.1", dtype="float32", device="cpu")
-        assert tokens(engine.generate(world.prompts[:3], GREEDY)) == tokens(
-            Engine(folder, dtype="float32", device="cpu").generate(world.prompts[:3], GREEDY)
-        )
-        assert [section.last for section in drafter_of(engine).sections] == [1, 2, 4]
-
-
 def test_thresholds_are_those_that_training_noted(world: World, tmp_path: Path) -> None:
     def thresholds(options: str = "", **noted: Any) -> list[float]:
         draft = checkpoint(world, tmp_path / "draft", **noted)
@@ -518,13 +390,6 @@ def test_thresholds_are_those_that_training_noted(world: World, tmp_path: Path) 
     assert thresholds(thresholds=[0.0, 0.3]) == [0]
     assert thresholds(",thresholds=0.2", thresholds=[0.7, 0.3]) == [0.2, 0.2, 0]
     assert thresholds(",exits=1,4", thresholds=[0.7, 0.3]) == [0.5, 0]  # they are of other exits
-
-
-def test_transformers_reads_it_as_a_model(world: World, tmp_path: Path) -> None:
-    ids = torch.tensor([world.prompts[0]])
-    one, other = (AutoModelForCausalLM.from_pretrained(folder) for folder in (checkpoint(world, tmp_path), world.draft))
-    assert one.config.exits == [1, 2, 4]
-    assert torch.equal(one(ids).logits, other(ids).logits)
 
 
 @pytest.mark.parametrize(

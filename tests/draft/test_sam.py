@@ -1,18 +1,15 @@
 """sam: what it copies, how much, and that rows do not disturb one another."""
 
-from pathlib import Path
 
 import numpy as np
-import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from paceline.draft.registry import create
 from paceline.draft.sam import Sam, SamConfig
-from paceline.draft.text import automaton, frozen
-from paceline.draft.text.frozen import build_part
-from paceline.draft.text.store import writing
+from paceline.draft.text import frozen
 from tests.draft.rows import draft_of, letters, row, target, tokens
+from tests.draft.stores import corpus
 
 
 def drafts(text: str, **options: object) -> str:
@@ -78,30 +75,6 @@ def test_the_draft_grows_with_the_match():
     assert drafts(text + "0", grow=0.5) == ""
 
 
-def test_a_short_match_is_left_to_others():
-    assert drafts("abcdxabc", min_match=4) == ""
-    assert drafts("abcdxabc", min_match=3, draft=2) == "dx"
-
-
-def test_nothing_is_drafted_behind_an_end_token():
-    drafter = Sam(SamConfig(grow=0, draft=6))
-    drafter.bind(target(eos="."))
-    assert draft_of(drafter, "ab.cdefab") == "."
-    assert draft_of(drafter, "ab.cdefab", ignore_eos=True) == ".cdefa"
-    assert draft_of(drafter, "ab.cdefab", ignore_eos=True, stop_token_ids=tokens("d")) == ".cd"
-
-
-def corpus(folder: Path, *documents: str, tokenizer: str = "letters") -> str:
-    """A store of these documents, a letter a token, each ending with a full stop."""
-    text = np.array(tokens("".join(f"{document}." for document in documents)), np.int32)
-    ends = np.cumsum([len(document) + 1 for document in documents])
-    with writing(folder / "corpus", kind="corpus", tokenizer=tokenizer, eos=ord(".")) as store:
-        store.add("text", text)
-        for name, array in build_part(text, ends, 128).items():
-            store.add(name, array)
-    return str(folder / "corpus")
-
-
 def bound(spec: str, eos: str = "") -> Sam:
     drafter, met = create(spec), target(eos)
     met.tokenizer = None
@@ -114,7 +87,7 @@ def chain(folder: str, **options: object) -> Sam:
 
 
 def test_the_corpus_is_copied_where_it_matches_longer(tmp_path):
-    folder = corpus(tmp_path, "hello world", "the sea is blue")
+    folder = corpus(tmp_path / "c", ["hello world", "the sea is blue"], parts=(frozen,))
     assert draft_of(chain(folder), "wxthe s") == "ea is blue."
     assert draft_of(chain(folder), "the sky, the s") == "ky, the sky, the sky, the sky,"  # 5 letters each
     assert draft_of(chain(folder), "the sky; is bl") == "ue."
@@ -122,7 +95,7 @@ def test_the_corpus_is_copied_where_it_matches_longer(tmp_path):
 
 
 def test_bias_is_what_a_match_in_the_corpus_counts_less(tmp_path):
-    folder = corpus(tmp_path, "the sea is blue")
+    folder = corpus(tmp_path / "c", ["the sea is blue"], parts=(frozen,))
     text = "sky. the s"  # 1 letter in the text, 5 in the corpus
     assert draft_of(chain(folder, bias=3), text) == "ea is blue."
     assert draft_of(chain(folder, bias=4), text) == "ky. th"
@@ -131,30 +104,21 @@ def test_bias_is_what_a_match_in_the_corpus_counts_less(tmp_path):
 
 
 def test_in_front_of_another_drafter_a_match_in_the_corpus_has_to_be_long(tmp_path):
-    folder = corpus(tmp_path, "0123456789abcdef")
+    folder = corpus(tmp_path / "c", ["0123456789abcdef"], parts=(frozen,))
     both = bound(f"sam,corpus={folder}+none")
     assert draft_of(both, "xx012345678") == ""
     assert draft_of(both, "xx0123456789") == "abcdef."
 
 
-@pytest.mark.parametrize("shape", ["chain", "tree"])
-def test_no_draft_crosses_into_the_next_document(tmp_path, shape):
-    folder = corpus(tmp_path, "one two", "three four")
-    drafter = bound(f"sam,corpus={folder},shape={shape}")
-    for params in ({}, {"ignore_eos": True}):
-        assert draft_of(drafter, "xxone t", **params) == "wo."
-    assert draft_of(drafter, "xxone t", stop_token_ids=tokens("w")) == "w"
-
-
 def test_recent_or_earliest_in_the_corpus(tmp_path):
-    folder = corpus(tmp_path, "uvwxyA", "uvwxyB")
+    folder = corpus(tmp_path / "c", ["uvwxyA", "uvwxyB"], parts=(frozen,))
     assert draft_of(chain(folder), "uvwxy") == "B."
     assert draft_of(chain(folder, source="earliest"), "uvwxy") == "A."
     assert draft_of(chain(folder), "uvw") == "xyB."
 
 
 def test_a_tree_of_the_corpus(tmp_path):
-    drafter = bound(f"sam,corpus={corpus(tmp_path, 'abcx', 'abcy', 'abd')},draft=5,width=2")
+    drafter = bound(f"sam,corpus={corpus(tmp_path / 'c', ['abcx', 'abcy', 'abd'], parts=(frozen,))},draft=5,width=2")
     one = row("#ab")
     drafter.start(one)
     (tree,) = drafter.propose([one])
@@ -166,14 +130,8 @@ def test_a_tree_of_the_corpus(tmp_path):
     assert drafter.propose([short])[0].max_depth == 1
 
 
-def test_a_token_the_corpus_does_not_know(tmp_path):
-    folder = corpus(tmp_path, "abcabc")
-    assert draft_of(chain(folder), "ab~") == ""
-    assert draft_of(chain(folder), "ab~a") == "b~ab~a"
-
-
 def test_the_cursor_follows_the_row(tmp_path):
-    folder = corpus(tmp_path, "the sea is blue", "the sky is high")
+    folder = corpus(tmp_path / "c", ["the sea is blue", "the sky is high"], parts=(frozen,))
     steps, one = bound(f"sam,corpus={folder}"), row("#", room=100)
     steps.start(one)
     for gained in ["t", "he s", "ky is ", "blue", "!", "the se"]:
@@ -183,7 +141,7 @@ def test_the_cursor_follows_the_row(tmp_path):
 
 
 def test_the_cursor_has_read_the_last_token(tmp_path):
-    folder = corpus(tmp_path, "qz", "pqy")
+    folder = corpus(tmp_path / "c", ["qz", "pqy"], parts=(frozen,))
     steps, one = bound(f"sam,corpus={folder},bias=0,grow=1"), row("#q", room=100)
     steps.start(one)
     assert letters(steps.propose([one])[0].tokens[1:])[:1] in ("z", "y"), "one token is enough, if it is the last one"
@@ -193,41 +151,9 @@ def test_the_cursor_has_read_the_last_token(tmp_path):
     assert letters(steps.propose([one])[0].tokens[1:])[:1] == "y", "two tokens tell y from z"
 
 
-def test_finished_requests_are_remembered(tmp_path):
-    drafter = bound("sam,past=100", eos=".")
-    draft_of(drafter, "the sea is blue")
-    assert draft_of(drafter, "#sea i") == "s blue."
-    assert draft_of(drafter, "#sea i") != "s blue."  # by then "#sea i" itself has been remembered
-    assert draft_of(bound("sam"), "#sea i") == ""
-
-
-def test_what_is_remembered_is_bounded_and_the_oldest_goes_first():
-    drafter = bound("sam,past=40")
-    for text in ["0123456789", "abcdefghij", "klmnopqrst", "ABCDEFGHIJ"]:
-        draft_of(drafter, text)
-    assert draft_of(drafter, "_klm") == "nopqrstABCDEFGHIJ"
-    draft_of(drafter, "KLMNOPQRST")
-    assert draft_of(drafter, "_012") == ""
-    assert draft_of(drafter, "_ABC") != ""
-    draft_of(drafter, "x" * 50 + "abcdefghijklmnopqrst")
-    assert draft_of(drafter, "_ghi") == "jklmnopqrst"
-    assert all(len(past.automaton) <= 20 for past in drafter._past.halves)
-
-
 def test_the_row_s_own_text_comes_first_and_the_newest_next():
     drafter = bound("sam,past=100")
     for text in ["uvwA", "uvwB"]:
         draft_of(drafter, text)
     assert draft_of(drafter, "#uvw")[0] == "B"
     assert draft_of(drafter, "uvwC_uvw")[0] == "C"
-
-
-def test_bind_compiles_what_a_corpus_needs(tmp_path):
-    folder = corpus(tmp_path, "the sea is blue")
-    drafters = [bound(f"sam,corpus={folder},past=100,shape={shape}") for shape in ("chain", "tree")]
-    kernels = [frozen.transfer, frozen._chain, frozen._tree, automaton._transfer, automaton._extend]
-    before = [len(kernel.signatures) for kernel in kernels]
-    for drafter in drafters:
-        for text in ("#the s", "ab", "abab", "#the sea"):
-            draft_of(drafter, text)
-    assert [len(kernel.signatures) for kernel in kernels] == before

@@ -6,7 +6,7 @@ import pytest
 
 from paceline.draft.suffix import Suffix, SuffixConfig
 from paceline.errors import StoreError
-from tests.draft.rows import draft_of, letters, row, target, tokens
+from tests.draft.rows import draft_of, letters, row, target
 from tests.draft.stores import corpus
 
 
@@ -57,12 +57,6 @@ def test_a_longer_match_is_followed_further():
     assert drafts(text + "012", draft=2) == "34"
 
 
-def test_match_and_draft_share_the_depth():
-    text = "0123456789abcdefghijklmnopqrstuvwxyz"
-    assert len(drafts(text + "0123456", depth=8)) == 4
-    assert len(drafts(text + "0123456", depth=64)) == 7
-
-
 def test_what_is_unlikely_is_left_out():
     text = "ab" * 8 + "ac" * 2 + "ab" * 8 + "a"
     assert drafts(text, min_prob=0.1, offset=1, factor=0, depth=2) == "b"
@@ -79,23 +73,6 @@ def test_a_tree_holds_the_likeliest_nodes():
     assert letters(tree.tokens[1:]) == "xaya", "x after two b in three, y after one, and each has been followed by a"
     assert tree.parent.tolist() == [-1, 0, 1, 0, 3]
     assert tree.source == "suffix"
-
-
-def test_nothing_is_drafted_behind_an_end_token():
-    drafter = bound(eos=".")
-    assert draft_of(drafter, "ab.cdefab") == "."
-    assert draft_of(drafter, "ab.cdefab", ignore_eos=True) == ".c"
-    assert draft_of(drafter, "ab.cdefab", ignore_eos=True, stop_token_ids=tokens(".")) == "."
-
-
-def test_finished_requests_are_learned_from():
-    drafter = Suffix(SuffixConfig(past=100))
-    assert offered(drafter, "xyab") == ""
-    finish(drafter, "abcdef")
-    assert offered(drafter, "xyab") == "cd"
-    finish(drafter, "abzzz")
-    finish(drafter, "abzzz")
-    assert offered(drafter, "xyab") == "zz"
 
 
 def test_what_is_remembered_is_bounded_and_the_oldest_goes_first():

@@ -12,8 +12,8 @@ METHODS = ["prompt-lookup", "sam", "rest", "suffix", "hierarchy"]
 
 PROGRAM = """
 import os, sys, traceback
-from paceline.draft import hierarchy, prompt_lookup, rest
-from paceline.draft.text import automaton, ngrams, suffix_array
+from paceline.draft import prompt_lookup
+from paceline.draft.text import automaton, suffix_array
 from paceline.draft.text import suffix_tree as suffix_nodes
 from paceline.draft.registry import create
 from tests.draft.rows import row, target
@@ -24,10 +24,7 @@ KERNELS = {
     "sam": [automaton._extend, automaton._hash_all],
     f"rest:{STORE}": [suffix_array._longest, suffix_array.likeliest],
     f"suffix,corpus={STORE},past=50": [suffix_nodes.append, suffix_nodes.speculate, suffix_array._speculate],
-    f"hierarchy,past=50,corpus={STORE}": [
-        ngrams._insert, ngrams._learn, ngrams._collect, ngrams._collect_frequent, ngrams._hash_all,
-        suffix_array._find, suffix_array._gather, hierarchy._tree, hierarchy._collect_paths,
-    ],
+    f"hierarchy,past=50,corpus={STORE}": [suffix_array._find, suffix_array._gather],
 }
 
 def check(spec, kernels):

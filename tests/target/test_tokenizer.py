@@ -1,5 +1,6 @@
 """Tokens to text and back; above all that text handed out token by token is the text of all tokens."""
 
+import builtins
 import io
 import logging
 from collections.abc import Callable
@@ -19,7 +20,14 @@ from transformers import PreTrainedTokenizerFast
 
 from paceline.errors import ModelError, PromptError
 from paceline.target.load import load_tokenizer
-from paceline.target.tokenizer import Tokenizer, WindowDetokenizer, fewest_tokens, longest_token
+from paceline.target.tokenizer import (
+    SentencePiece,
+    Tokenizer,
+    WindowDetokenizer,
+    fewest_tokens,
+    fingerprint,
+    longest_token,
+)
 
 TEXT = "Once upon a time, a wölf 狼 met 🐺🐾;\n\n  he said: “naïve”.\t 한국어 ü"
 RANDOM = settings(max_examples=150, deadline=None)
@@ -298,3 +306,62 @@ def test_half_a_surrogate_pair(tiny: Tokenizer) -> None:
     for attempt in (tiny.encode, tiny.encode_text, lambda text: tiny.encode_chat([{"role": "user", "content": text}])):
         with pytest.raises(PromptError, match=r"at character 2 stands \\udcff"):
             attempt("ab\udcff")
+
+
+# SentencePiece files
+
+
+def test_a_conversion_has_the_fingerprint_of_its_sentencepiece_file(shared: Path) -> None:
+    """Hugging Face's conversion keeps tokens and ids; only the order in which they are listed is its own."""
+    pytest.importorskip("sentencepiece")
+    ours = load_tokenizer(shared / "data/tokenizers/llama/tokenizer.model")
+    converted = dict(reversed(ours.inner.get_vocab().items()))
+    assert fingerprint(converted) == ours.fingerprint
+    assert fingerprint(converted | {"<pad>": 32_000}) != ours.fingerprint
+
+
+def test_a_broken_sentencepiece_file(tmp_path: Path) -> None:
+    pytest.importorskip("sentencepiece")
+    (tmp_path / "tokenizer.model").write_text("no model")
+    with pytest.raises(ModelError, match="cannot be read as a SentencePiece model"):
+        load_tokenizer(tmp_path / "tokenizer.model")
+
+
+def test_sentencepiece_is_not_installed(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    (tmp_path / "tokenizer.model").write_text("")
+    real = builtins.__import__
+
+    def without(name: str, *rest: object) -> object:
+        if name == "sentencepiece":
+            raise ImportError(name)
+        return real(name, *rest)  # type: ignore[arg-type]
+
+    monkeypatch.setattr(builtins, "__import__", without)
+    with pytest.raises(ModelError, match="pip install sentencepiece, or name a folder with"):
+        load_tokenizer(tmp_path / "tokenizer.model")
+
+
+class Nameless(list[str]):
+    """A SentencePiece processor over these pieces, of which none begins or ends a text."""
+
+    id_to_piece = list.__getitem__
+
+    def bos_id(self) -> int:
+        return -1
+
+    eos_id = bos_id
+
+    def is_control(self, id: int) -> bool:
+        return False
+
+    def is_unknown(self, id: int) -> bool:
+        return id == 0
+
+    def encode(self, text: str) -> list[int]:
+        return [self.index(letter) for letter in text]
+
+
+def test_a_sentencepiece_model_without_beginning_and_end() -> None:
+    tokenizer = Tokenizer(SentencePiece(Nameless(["<unk>", "a", "b"])))
+    assert tokenizer.encode("ab") == tokenizer.encode_text("ab") == [1, 2]
+    assert tokenizer.eos_token_id is None

@@ -18,11 +18,9 @@ from itertools import pairwise
 from math import log
 
 import numpy as np
-from numpy.typing import NDArray
 
+from paceline.draft.cost import Floats
 from paceline.engine.tree import DraftTree
-
-Floats = NDArray[np.float64]
 
 DEEPEST = 64
 """Deeper nodes count as this deep."""
@@ -164,25 +162,32 @@ def _length_class(length: int) -> int:
 
 
 class Lengths:
-    """The lengths at which drafts end by themselves; a limited draft counts up to its limit."""
+    """How far runs of tokens get: drafts until they end by themselves, windows until a token is rejected.
 
-    def __init__(self) -> None:
+    memory  runs after which the counts are halved."""
+
+    def __init__(self, memory: float = MEMORY) -> None:
+        self.memory = memory
         self._went_on = np.ones(DEEPEST + 1)
         self._could = np.full(DEEPEST + 1, 1.25)
 
     def note(self, length: int, limit: int) -> None:
-        """A draft ended after `length` tokens; it could have had `limit`."""
+        """A run ended after `length` tokens; one that could have no more than `limit` counts up to there."""
         length = min(length, DEEPEST - 1)
         self._could[: min(length + 1, limit)] += 1
         self._went_on[:length] += 1
-        if self._could[0] > MEMORY:
+        if self._could[0] > self.memory:
             self._could /= 2
             self._went_on /= 2
 
+    def reach(self, most: int) -> Floats:
+        """P(a run has 1, 2, ... `most` tokens or more)."""
+        steps = np.minimum(self._went_on / self._could, 1.0)
+        return steps[np.minimum(np.arange(most), DEEPEST)].cumprod()
+
     def steps(self, most: int, rows: int) -> Floats:
-        """Expected length of the longest of `rows` drafts, by their limit: 1, 2, ... `most` tokens."""
-        reach = np.minimum(self._went_on[:most] / self._could[:most], 1.0).cumprod()
-        return (1 - (1 - reach) ** rows).cumsum()
+        """Expected length of the longest of `rows` runs, by their limit: 1, 2, ... `most` tokens."""
+        return (1 - (1 - self.reach(most)) ** rows).cumsum()
 
 
 class Worth:

@@ -90,7 +90,7 @@ class Amphista(ReadingHeads):
 
     def open(self, target: Facts) -> int:
         path = self.config.checkpoint
-        target = self.target = native(target, self.name)
+        target = self.target = native(target, "amphista has layers of the target's kind")
         config, tensors = open_drafter(path, self.name, target)
         try:
             switches = self.switches = Switches.read(config.get("network", {}))

@@ -29,11 +29,10 @@ from time import perf_counter
 from typing import NamedTuple, cast
 
 import numpy as np
-from numpy.typing import NDArray
 
 from paceline.draft.acceptance import Acceptance, Lengths, Worth
 from paceline.draft.base import Drafter, stamp
-from paceline.draft.cost import DraftTimes, Rate, RoundTimes, choose, read_table
+from paceline.draft.cost import DraftTimes, Floats, Rate, RoundTimes, choose, read_table
 from paceline.draft.fallback import Fallback
 from paceline.draft.registry import create
 from paceline.draft.spec import Options, option
@@ -42,8 +41,6 @@ from paceline.engine.round import Round
 from paceline.engine.tree import DraftTree
 from paceline.errors import MethodError
 from paceline.target.base import Facts
-
-Floats = NDArray[np.float64]
 
 ORDER_EVERY = 32
 """Rounds between two updates of the order in which drafters are asked."""

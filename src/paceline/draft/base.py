@@ -112,7 +112,10 @@ class Drafter:
         return DraftTree.chain(row.last_token, tokens, source=self.name if len(tokens) else "")
 
     def tree_after(self, row: Request, tokens: IntArray, parent: IntArray) -> DraftTree:
-        """A tree of `tokens` int64 [n]; parent int64 [n]: 0 is the row's last token, 1 the first drafted one."""
+        """A tree of `tokens` int64 [n], without what is below a token that ends the row's answer.
+
+        parent  int64 [n]: 0 is the row's last token, 1 the first drafted one."""
+        tokens, parent = up_to_ends(tokens, parent, self.end_tokens(row))
         source = self.name if len(tokens) else ""
         return DraftTree(np.append(row.last_token, tokens), np.append(-1, parent), source=source)
 
@@ -121,6 +124,20 @@ class Drafter:
             return self.draft(row)
         except Exception as error:
             raise RowError(row.id) from error
+
+
+def up_to_ends(tokens: IntArray, parent: IntArray, ends: frozenset[int]) -> tuple[IntArray, IntArray]:
+    """Tokens and parents int64 [n] (0 is the root, 1 the first token) without the nodes below a token of `ends`."""
+    if ends.isdisjoint(tokens.tolist()):
+        return tokens, parent
+    nodes: list[int] = []
+    number = {0: 0}
+    for i, (token, above) in enumerate(zip(tokens.tolist(), parent.tolist(), strict=True)):
+        if above in number:
+            nodes.append(i)
+            if token not in ends:
+                number[i + 1] = len(nodes)
+    return tokens[nodes], np.array([number[above] for above in parent[nodes].tolist()], np.int64)
 
 
 def stamp(trees: list[DraftTree], drafter: Drafter) -> list[DraftTree]:

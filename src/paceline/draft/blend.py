@@ -27,6 +27,7 @@ from paceline.draft.text.copying import Generations
 from paceline.draft.text.counts import COUNT, DISTINCT, HEAD, NEXT, TOKEN, TOTAL, ContextCounts, locate, mixed
 from paceline.draft.text.frozen import FRONT, FrozenAutomaton, from_parts, transfer
 from paceline.draft.text.store import open_for
+from paceline.draft.text.suffix_tree import insert
 from paceline.engine.request import Request
 from paceline.engine.tree import DraftTree
 from paceline.target.base import Facts
@@ -119,8 +120,8 @@ def _tree(  # type: ignore[no-untyped-def]
 
     counted  arrays of ContextCounts, the row's own first.
 
-    The waiting nodes are sorted, the best last, and no more than the tree still needs."""
-    tokens, parents, levels = np.empty(nodes, np.int64), np.empty(nodes, np.int64), np.empty(nodes, np.int64)
+    One list in order of probability is read from the front, and what may follow the node read is inserted."""
+    entries, probs = np.empty((nodes, 3), np.int64), np.empty(nodes)  # token, parent, depth
     places = np.empty((nodes + 1, 2), np.int64)  # in the corpus: state, length
     text, states, targets, blocks, edges = corpus
     places[0, 0], places[0, 1] = transfer(text, states, targets, blocks, edges, 0, 0, tail)
@@ -129,53 +130,30 @@ def _tree(  # type: ignore[no-untyped-def]
     known[0] = min(longest, len(tail))
     for i in range(known[0]):
         before[0, i] = tail[len(tail) - 1 - i]
-    waiting, chance = np.empty((nodes + 1, 2), np.int64), np.empty(nodes + 1)  # token, parent
     candidates, mass = np.empty(_MOST, np.int64), np.empty(_MOST)
-    done, num_waiting, node, level, probability = 0, 0, 0, 0, 1.0
+    num, node, level, probability, is_end = 0, 0, 0, 1.0, False
     while True:
-        if level < depth and not (node > 0 and (ends == tokens[node - 1]).any()):
+        if level < depth and not is_end:
             count = _predict(
                 counted, corpus, before[node, : known[node]], places[node], candidates, mass, own_doubt, corpus_doubt
             )
             for i in range(count):
-                if probability * mass[i] >= least:
-                    num_waiting = _wait(
-                        waiting, chance, num_waiting, nodes - done, candidates[i], node, probability * mass[i]
-                    )
-        if num_waiting == 0 or done == nodes:
+                share = probability * min(mass[i], 1.0)  # never above `probability`, however it is rounded
+                if share >= least:
+                    num = insert(entries, probs, num, (candidates[i], np.int64(node), np.int64(level + 1)), share)
+        if node == num:
             break
-        num_waiting -= 1
-        token, parent, probability = waiting[num_waiting, 0], waiting[num_waiting, 1], chance[num_waiting]
-        tokens[done], parents[done] = token, parent
-        levels[done] = levels[parent - 1] + 1 if parent > 0 else 1
-        level = levels[done]
-        done += 1
-        node = done
+        token, parent, level = entries[node, 0], entries[node, 1], entries[node, 2]
+        probability, is_end = probs[node], (ends == token).any()
+        node += 1
         places[node, 0], places[node, 1] = transfer(
-            text, states, targets, blocks, edges, places[parent, 0], places[parent, 1], tokens[done - 1 : done]
+            text, states, targets, blocks, edges, places[parent, 0], places[parent, 1], entries[node - 1, :1]
         )
         known[node] = min(longest, known[parent] + 1)
         before[node, 0] = token
         for i in range(1, known[node]):
             before[node, i] = before[parent, i - 1]
-    return tokens[:done], parents[:done]
-
-
-@njit
-def _wait(waiting, chance, count, most, token, parent, probability):  # type: ignore[no-untyped-def]
-    """Insert a node into the waiting ones, the best last; drops the worst above `most`. Returns their number."""
-    if count >= most:
-        if most == 0 or probability <= chance[0]:
-            return count
-        for i in range(1, count):
-            waiting[i - 1], chance[i - 1] = waiting[i], chance[i]
-        count -= 1
-    at = count
-    while at > 0 and chance[at - 1] >= probability:
-        waiting[at], chance[at] = waiting[at - 1], chance[at - 1]
-        at -= 1
-    waiting[at, 0], waiting[at, 1], chance[at] = token, parent, probability
-    return count + 1
+    return entries[:num, 0].copy(), entries[:num, 1].copy()
 
 
 @njit

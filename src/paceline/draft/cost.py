@@ -1,10 +1,10 @@
 """The time of a round on this machine, and the drafted nodes that pay: for auto, tree=auto, stop=adaptive and tune.
 
-    times = RoundTimes()                               # learns as rounds run
-    times.note(rows=8, nodes=20, widest=5, prompt=0, seconds=3e-3)
-    times.of(8)[20]                                    # seconds of a round of 8 rows and 20 nodes
-    choose(probabilities, 8, times, rate=2000)         # the nodes of 8 drafts that pay
-    best_size(gains, time_forwards(target))            # the size of a draft, from a few forwards timed beforehand
+times = RoundTimes()                               # learns as rounds run
+times.note(rows=8, nodes=20, widest=5, prompt=0, seconds=3e-3)
+times.of(8)[20]                                    # seconds of a round of 8 rows and 20 nodes
+choose(probabilities, 8, times, rate=2000)         # the nodes of 8 drafts that pay
+best_size(gains, time_forwards(target))            # the size of a draft, from a few forwards timed beforehand
 """
 
 from __future__ import annotations
@@ -317,9 +317,7 @@ class Cut(NamedTuple):
     price: float
 
 
-def choose(
-    drafts: Sequence[Floats], rows: int, times: RoundTimes, rate: float, fixed: int = 0, widest: int = 1
-) -> Cut:
+def choose(drafts: Sequence[Floats], rows: int, times: RoundTimes, rate: float, fixed: int = 0, widest: int = 1) -> Cut:
     """The nodes that pay, in a round of `rows` rows. drafts: for each, the acceptance probabilities of its nodes.
 
     Verifying the k likeliest nodes of all rows brings the sum of their probabilities, in tokens, and lengthens the

@@ -93,7 +93,6 @@ class EagleNetwork:
         return y, y if layout.wanted is None else y[layout.wanted]
 
 
-
 class Eagle(FeatureDrafter):
     """Drafts with one layer that predicts the target's next state; trees of the most probable tokens, or chains."""
 

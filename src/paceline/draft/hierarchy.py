@@ -15,20 +15,20 @@ Where we differ from the published method and why: docs/methods/hierarchy.md.
 
 from __future__ import annotations
 
+from collections.abc import Iterator
 from dataclasses import dataclass
+from itertools import chain, islice
 
 import numpy as np
-from numba import njit
 from numpy.typing import NDArray
 
 from paceline.draft.base import Drafter
 from paceline.draft.spec import Options, option
 from paceline.draft.text.copying import Generations
-from paceline.draft.text.ngrams import ContextNgrams, FrequentNgrams, PastNgrams, put
+from paceline.draft.text.ngrams import FrequentNgrams, Gram, PastNgrams, RecentNgrams
 from paceline.draft.text.store import open_for
 from paceline.draft.text.suffix_array import SuffixArray
-from paceline.engine.request import Request, Row
-from paceline.engine.sampling import SamplingParams
+from paceline.engine.request import Request
 from paceline.engine.tree import DraftTree
 from paceline.errors import MethodError
 from paceline.target.base import Facts
@@ -71,11 +71,10 @@ class Hierarchy(Drafter):
     def __init__(self, config: HierarchyConfig = HierarchyConfig()):
         self.config = config
         self._stores = {"W": self._context, "S": self._model, "L": self._statistics}
-        self._contexts: dict[int, ContextNgrams] = {}
-        self._past = Generations(config.past, lambda tokens: PastNgrams(tokens, config.n, config.k))
+        self._contexts: dict[int, RecentNgrams] = {}
+        self._past = Generations(config.past, lambda tokens: PastNgrams(config.n, config.k))
         self._frequent: FrequentNgrams | None = None
         self._array: SuffixArray | None = None
-        self._drafts = np.full((config.k, config.n - 1), -1, np.int32)
 
     def bind(self, target: Facts) -> None:
         """Open the stores; compile.
@@ -87,151 +86,81 @@ class Hierarchy(Drafter):
             self._frequent = FrequentNgrams.of(open_for(target, model))
         if corpus is not None and "L" in self.config.order:
             self._array = SuffixArray.of(open_for(target, corpus))
-        self._warm_up()
+            self._array.continuations(*self._array.find([0]), SAMPLE, 1, skip=1)
 
     def start(self, row: Request) -> None:
-        self._contexts[row.id] = ContextNgrams(self.config.n, self.config.k)
+        self._contexts[row.id] = RecentNgrams(self.config.n, self.config.k)
 
     def drop(self, row: Request) -> None:
         self._contexts.pop(row.id, None)
         if self.config.past and row.is_complete:
             self._past.learn(row.tokens)
 
-    def collect(self, row: Request) -> NDArray[np.int32]:
-        """The sequences that the stores propose after the row, int32 [up to k, n - 1], padded with -1, in the order of
-        the stores. The next call overwrites them."""
-        size = 0
-        for letter in self.config.order:
-            if size < self.config.k:
-                size = self._stores[letter](row, size)
-        return self._drafts[:size]
+    def collect(self, row: Request) -> list[Gram]:
+        """The sequences that the stores propose after the row, at most k of n - 1 tokens, in the order of the stores.
 
-    def _context(self, row: Request, size: int) -> int:
-        """W, after taking in the row's new tokens."""
-        context = self._contexts[row.id]
-        context.update(row.tokens)
-        return context.collect(row.last_token, self._drafts, size)
-
-    def _model(self, row: Request, size: int) -> int:
-        """S: finished requests, then recorded answers."""
-        for past in self._past.halves:
-            size = past.collect(row.last_token, self._drafts, size)
-        return size if self._frequent is None else self._frequent.collect(row.last_token, self._drafts, size)
-
-    def _statistics(self, row: Request, size: int) -> int:
-        """L: after the last 2 tokens, then the last 1."""
-        if self._array is None:
-            return size
-        for length in range(min(KEY, len(row)), 0, -1):
-            low, high = self._array.find(row.tokens[-length:])
-            if low < high and size < self.config.k:
-                seen = self._array.continuations(low, high, SAMPLE, self.config.n - 1, skip=length)
-                size = _collect_paths(seen, self._drafts, size)
-        return size
-
-    def draft(self, row: Request) -> DraftTree:
-        drafts = self.collect(row)
-        if not len(drafts) or row.max_draft < 1:
-            return DraftTree.root(row.last_token)
-        most = drafts.size if self.config.nodes is None else self.config.nodes
-        ends = np.array([*self.end_tokens(row)], np.int64)
-        tokens, parent = _tree(row.last_token, drafts, ends, row.max_draft, most)
-        return DraftTree(tokens, parent, source=self.name)
-
-    def _warm_up(self) -> None:
-        """Compile, or load from the cache of earlier runs, so that no round has to."""
-        rehearsal = Row(-1, [0, 1] * self.config.n, SamplingParams(), max_context=8 * self.config.n)
-        self.start(rehearsal)
-        for letter in self.config.order:
-            self._stores[letter](rehearsal, 0)
-        if self._array is not None:
-            self._array.continuations(0, min(len(self._array.positions), 1), 1, 1, skip=0)
-        _collect_paths(self._drafts, self._drafts, 0)
-        self.draft(rehearsal)
-        self._contexts.pop(rehearsal.id)
-        past = PastNgrams(2 * len(rehearsal), self.config.n, self.config.k)
-        past.learn(rehearsal.tokens)
-        past.collect(0, self._drafts, 0)
-
-
-@njit(cache=True)
-def _tree(root, drafts, ends, deep, most):  # type: ignore[no-untyped-def]
-    """Tokens and parents of the tree whose paths are `drafts` [k, length], padded with -1, no deeper than `deep`.
-
-    Filled level by level, so that a budget of `most` drafted nodes goes to the likelier ones near the root. A path ends
-    at the first token of `ends`."""
-    tokens = np.empty(min(most, drafts.size) + 1, np.int64)
-    parent = np.empty(len(tokens), np.int64)
-    tokens[0], parent[0] = root, -1
-    num = 1
-    # The node that each draft has reached, -1 when it has ended: at the level above and at this one.
-    above = np.zeros(len(drafts), np.int64)
-    here = np.empty(len(drafts), np.int64)
-    for depth in range(min(drafts.shape[1], deep)):
-        for row in range(len(drafts)):
-            here[row] = -1
-            token = drafts[row, depth]
-            if above[row] < 0 or token < 0:
-                continue
-            for other in range(row):
-                if above[other] == above[row] and drafts[other, depth] == token:
-                    here[row] = here[other]
+        A sequence replaces one with which it begins, and is left out where another begins with it."""
+        sequences: list[Gram] = []
+        for gram in chain.from_iterable(self._stores[letter](row) for letter in self.config.order):
+            for at, other in enumerate(sequences):
+                if gram[: len(other)] == other[: len(gram)]:
+                    sequences[at] = max(gram, other, key=len)
                     break
             else:
-                if num < len(tokens):
-                    tokens[num], parent[num] = token, above[row]
-                    here[row] = num
-                    num += 1
-        for row in range(len(drafts)):
-            above[row] = here[row]
-            if here[row] >= 0 and np.any(ends == drafts[row, depth]):
-                above[row] = -1
-    return tokens[:num].copy(), parent[:num].copy()
+                sequences.append(gram)
+            if len(sequences) == self.config.k:
+                break
+        return sequences
+
+    def _context(self, row: Request) -> Iterator[Gram]:
+        """W, after taking in the row's new tokens."""
+        self._contexts[row.id].update(row.tokens)
+        yield from self._contexts[row.id].after(row.last_token)
+
+    def _model(self, row: Request) -> Iterator[Gram]:
+        """S: finished requests, then recorded answers, cut to n tokens."""
+        for past in self._past.halves:
+            yield from past.after(row.last_token)
+        if self._frequent is not None:
+            yield from (gram[: self.config.n - 1] for gram in self._frequent.after(row.last_token))
+
+    def _statistics(self, row: Request) -> Iterator[Gram]:
+        """L: after the last 2 tokens, then the last 1."""
+        if self._array is not None:
+            for length in range(min(KEY, len(row)), 0, -1):
+                low, high = self._array.find(row.tokens[-length:])
+                lines = self._array.continuations(low, high, SAMPLE, self.config.n - 1, skip=length)
+                yield from frequent_paths(lines, self.config.k * (self.config.n - 1))
+
+    def draft(self, row: Request) -> DraftTree:
+        if row.max_draft < 1:
+            return DraftTree.root(row.last_token)
+        ends, sequences = self.end_tokens(row), self.collect(row)
+        depths = range(1, min(self.config.n - 1, row.max_draft) + 1)
+        # Level by level, so that a budget of nodes goes to the likelier ones near the root.
+        whole = (gram[:depth] for depth in depths for gram in sequences if len(gram) >= depth)
+        paths = dict.fromkeys(path for path in whole if ends.isdisjoint(path[:-1]))
+        nodes = list(islice(paths, self.config.nodes))
+        number = {path: node for node, path in enumerate([(), *nodes])}
+        parents = np.array([number[path[:-1]] for path in nodes], np.int64)
+        return self.tree_after(row, np.array([path[-1] for path in nodes], np.int64), parents)
 
 
-@njit(cache=True)
-def _collect_paths(seen, drafts, size):  # type: ignore[no-untyped-def]
-    """Add the most frequent paths through `seen` [m, length] to the first `size` drafts.
+def frequent_paths(lines: NDArray[np.int32], most: int) -> list[Gram]:
+    """The `most` most frequent beginnings of `lines` [m, length], most frequent first, without those that another
+    begins with.
 
-    seen  what follows a key in a corpus, padded with -1, in a suffix array's order: equal prefixes are adjacent.
-
-    Keeps the most frequent prefixes, as many as the drafts have nodes, and adds those that are no prefix of another,
-    the most frequent first; where counts are equal, the earlier one in `seen`."""
-    length = seen.shape[1]
-    tokens = np.empty(seen.size, np.int64)
-    above = np.empty(seen.size, np.int64)
-    count = np.zeros(seen.size, np.int64)
-    path = np.empty(length, np.int64)
-    num, deep = 0, 0
-    for row in range(len(seen)):
-        same = 0
-        while same < deep and seen[row, same] == tokens[path[same]]:
-            same += 1
-        deep = same
-        while deep < length and seen[row, deep] >= 0:
-            tokens[num] = seen[row, deep]
-            above[num] = path[deep - 1] if deep else -1
-            path[deep] = num
-            num += 1
-            deep += 1
-        for depth in range(deep):
-            count[path[depth]] += 1
-    # A prefix is at least as frequent as its extensions and stands before them, so it is kept if one of them is.
-    frequent = np.argsort(-count[:num], kind="mergesort")[: drafts.size]
-    inner = np.zeros(num + 1, np.bool_)
-    inner[above[frequent]] = True
-    for node in frequent:
-        if inner[node]:
-            continue
-        if size == len(drafts):
-            break
-        deep = 0
-        while node >= 0:
-            path[deep] = node
-            node = above[node]
-            deep += 1
-        line = np.empty(deep, np.int64)
-        for depth in range(deep):
-            line[depth] = tokens[path[deep - 1 - depth]]
-        size = put(drafts, size, line, 0, deep)
-    return size
+    lines  what follows a key in a corpus, padded with -1, in a suffix array's order: equal beginnings are adjacent. Of
+           equally frequent ones the earlier goes first."""
+    begins = np.ones(lines.shape, np.bool_)  # [line, depth]: the line is the first with its first depth + 1 tokens
+    begins[1:] = np.logical_or.accumulate(lines[1:] != lines[:-1], axis=1)
+    count = np.zeros(lines.shape, np.int64)
+    for depth in range(lines.shape[1]):
+        first = np.flatnonzero(begins[:, depth])
+        count[first, depth] = np.diff(first, append=len(lines))
+    line, depths = np.nonzero(begins & (lines >= 0))
+    best = np.argsort(-count[line, depths], kind="stable")[:most]
+    ends = zip(line[best].tolist(), depths[best].tolist(), strict=True)
+    paths = [tuple(lines[at, : depth + 1].tolist()) for at, depth in ends]
+    inner = {path[:-1] for path in paths}
+    return [path for path in paths if path not in inner]

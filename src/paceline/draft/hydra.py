@@ -57,7 +57,8 @@ class Hydra(ReadingHeads):
         network = GroundedHeads(heads, layers, target.hidden_size, tied=False)
         shapes = {name: tuple(parameter.shape) for name, parameter in network.named_parameters()}
         if has_prefix:
-            shapes |= own_shapes(native(target, self.name), [LAYER]) | {NORM: (target.hidden_size,)}
+            decoder = native(target, "hydra with a prefix layer has layers of the target's kind")
+            shapes |= own_shapes(decoder, [LAYER]) | {NORM: (target.hidden_size,)}
         for head in own:
             shapes |= {f"{head}.weight": (target.vocab_size, target.hidden_size), f"{head}.bias": (target.vocab_size,)}
         check_all(path, tensors, shapes)
@@ -65,7 +66,7 @@ class Hydra(ReadingHeads):
         self.network, vectors = load_module(network, here, target), tensors_of(here)
         if own:
             self.own_heads = [linear([here[f"{h}.weight"]], vectors[f"{h}.bias"], target.dtype) for h in own]
-        self.prefix = OwnLayers(here, [LAYER], native(target, self.name)) if has_prefix else None
+        self.prefix = OwnLayers(here, [LAYER], decoder) if has_prefix else None
         self.device = target.device
         self.pending = Pending(target, (target.num_layers,), None if self.prefix is None else self.prefix.cache)
         self.needs = Needs(hidden_layers=(target.num_layers,))

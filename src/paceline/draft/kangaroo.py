@@ -26,7 +26,7 @@ import torch
 from paceline.draft.neural import stop
 from paceline.draft.neural.checkpoint import check_all, open_drafter
 from paceline.draft.neural.drafts import Draft, segments
-from paceline.draft.neural.layers import PRECISION, Precision, nbytes, placed
+from paceline.draft.neural.layers import PRECISION, Precision, native, nbytes, placed
 from paceline.draft.neural.pending import Pending, StateReader
 from paceline.draft.neural.stepping import Stepping, SteppingConfig
 from paceline.draft.neural.vocab import kept_tokens
@@ -97,11 +97,7 @@ class Kangaroo(StateReader, Stepping):
         """Load the adapter. MethodError if the target does not run natively, or the adapter is not for it."""
         super().bind(target)
         path = self.config.checkpoint
-        if not isinstance(target, Decoder):
-            raise MethodError(
-                f"{self.name} goes on in the middle of a forward, and {target.name} runs in transformers: "
-                "it needs a model of a family that the native decoder runs, or another drafter"
-            )
+        target = native(target, "kangaroo goes on in the middle of a forward", "another drafter")
         config, weights = open_drafter(path, self.name, target)
         self.exit = exit_layer(path, config, target.num_layers)
         check_all(path, weights, adapter_shapes(target.shape))

@@ -28,6 +28,7 @@ from paceline.draft.model import check_tokenizer
 from paceline.draft.neural.branches import Ahead, Ask, Layout, Top, Window, most_candidates, top_of
 from paceline.draft.neural.draft_worker import Closed, DraftWorker, Setup, confined, facts_to_send, split_cores
 from paceline.draft.neural.drafts import drawn_chain
+from paceline.draft.neural.layers import native
 from paceline.draft.neural.stepping import Stepping
 from paceline.draft.neural.vocab import kept_tokens
 from paceline.draft.spec import Options, option, parse
@@ -36,7 +37,6 @@ from paceline.engine.round import Round
 from paceline.engine.tree import DraftTree
 from paceline.errors import MethodError
 from paceline.target.base import Facts, Needs
-from paceline.target.decoder import Decoder
 from paceline.target.load import device_named, load_tokenizer
 
 log = logging.getLogger("paceline")
@@ -269,11 +269,7 @@ class EarlyExit:
     if the target has no such layer."""
 
     def __init__(self, config: MirrorConfig, target: Facts):
-        if not isinstance(target, Decoder):
-            raise MethodError(
-                f"mirror: source={config.source} reads a middle layer, and {target.name} runs in transformers: "
-                "it needs a model of a family that the native decoder runs, or source=draft"
-            )
+        target = native(target, f"mirror: source={config.source} reads a middle layer", "source=draft")
         layer = target.num_layers // 2 if config.layer is None else config.layer
         if not 0 < layer < target.num_layers:
             last = target.num_layers - 1

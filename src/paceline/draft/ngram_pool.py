@@ -28,8 +28,6 @@ Where we differ from the published method and why: docs/methods/ngram-pool.md.
 
 from __future__ import annotations
 
-import math
-from collections import OrderedDict
 from collections.abc import Sequence
 from dataclasses import dataclass
 from itertools import chain, islice
@@ -40,13 +38,12 @@ import torch
 from paceline.draft.base import Drafter
 from paceline.draft.spec import Options, option
 from paceline.draft.text.copying import up_to_end
+from paceline.draft.text.ngrams import Gram, RecentNgrams
 from paceline.engine.logits import best_token
 from paceline.engine.request import Request
 from paceline.engine.round import Round
 from paceline.engine.sampling import on_accelerator
-from paceline.engine.tree import DraftTree, IntArray, merge
-
-Gram = tuple[int, ...]
+from paceline.engine.tree import DraftTree, merge
 
 
 @dataclass(frozen=True)
@@ -60,44 +57,6 @@ class NgramPoolConfig(Options):
     guesses: int = option(7, "n-grams kept and drafted for each token; paper: same as the window", least=1)
     prompt: bool = option(True, "also put the prompt's n-grams into the pool; paper: false")
     past: int = option(0, "tokens of finished requests whose n-grams are remembered, the latest; paper: 0", least=0)
-
-
-class Pool:
-    """N-grams by their first token: the latest `guesses` of each, the latest `most` in all."""
-
-    def __init__(self, guesses: int, most: float = math.inf):
-        self.guesses, self.most = guesses, most
-        self._by_key: dict[int, OrderedDict[Gram, None]] = {}
-        self._all: OrderedDict[Gram, None] = OrderedDict()
-
-    def __len__(self) -> int:
-        return len(self._all)
-
-    def add(self, gram: Gram) -> None:
-        """Remember `gram` as the latest; above the limits, forget the one not seen for longest."""
-        same_key = self._by_key.setdefault(gram[0], OrderedDict())
-        for grams in (same_key, self._all):
-            grams[gram] = None
-            grams.move_to_end(gram)
-        if len(same_key) > self.guesses:
-            self._forget(next(iter(same_key)))
-        if len(self) > self.most:
-            self._forget(next(iter(self._all)))
-
-    def add_text(self, tokens: IntArray, level: int) -> None:
-        """Remember every n-gram of `level` tokens in `tokens`."""
-        words = tokens.tolist()
-        for i in range(len(words) - level + 1):
-            self.add(tuple(words[i : i + level]))
-
-    def after(self, token: int) -> list[Gram]:
-        """What followed `token`, without it, the latest first."""
-        return [gram[1:] for gram in reversed(self._by_key.get(token, {}))]
-
-    def _forget(self, gram: Gram) -> None:
-        del self._all[gram], self._by_key[gram[0]][gram]
-        if not self._by_key[gram[0]]:
-            del self._by_key[gram[0]]
 
 
 class Window:
@@ -156,14 +115,13 @@ class NgramPool(Drafter):
 
     def __init__(self, config: NgramPoolConfig = NgramPoolConfig()):
         self.config = config
-        self._past = Pool(config.guesses, config.past)
-        self._pools: dict[int, Pool] = {}
+        self._past = RecentNgrams(config.level, config.guesses, most=config.past)
+        self._pools: dict[int, RecentNgrams] = {}
         self._windows: dict[int, Window] = {}
-        self._known: dict[int, int] = {}
 
     def start(self, row: Request) -> None:
-        self._pools[row.id] = Pool(self.config.guesses)
-        self._known[row.id] = 0 if self.config.prompt else row.prompt_length
+        read = 0 if self.config.prompt else row.prompt_length
+        self._pools[row.id] = RecentNgrams(self.config.level, self.config.guesses, read=read)
         if self.config.window:
             # Any tokens would do to begin with; those of the prompt are likelier.
             begin = np.random.default_rng(0).choice(row.tokens, self.config.window + self.config.level - 3)
@@ -179,17 +137,14 @@ class NgramPool(Drafter):
                     self._pools[row.id].add(gram)
 
     def drop(self, row: Request) -> None:
-        self._pools.pop(row.id, None)
         self._windows.pop(row.id, None)
-        if self._known.pop(row.id, None) is not None and row.is_complete:
+        if self._pools.pop(row.id, None) is not None and row.is_complete:
             # No more than the pool remembers.
-            self._past.add_text(row.tokens[max(0, len(row) - self.config.past) :], self.config.level)
+            self._past.learn(row.tokens[max(0, len(row) - self.config.past) :])
 
     def draft(self, row: Request) -> DraftTree:
         pool = self._pools[row.id]
-        pool.add_text(row.tokens[self._known[row.id] :], self.config.level)
-        # The last level - 1 tokens begin n-grams that are not complete yet.
-        self._known[row.id] = max(self._known[row.id], len(row) - self.config.level + 1)
+        pool.update(row.tokens)
         draft = DraftTree.root(row.last_token)
         if row.max_draft > 0:
             known = islice(chain(pool.after(row.last_token), self._past.after(row.last_token)), self.config.guesses)

@@ -20,7 +20,6 @@ from typing import Literal
 
 from paceline.draft.base import Drafter
 from paceline.draft.spec import Options, option
-from paceline.draft.text.copying import tree_up_to_ends
 from paceline.draft.text.store import open_for
 from paceline.draft.text.suffix_array import SuffixArray
 from paceline.draft.text.suffix_tree import Speculator, SuffixTree, warm_up
@@ -99,5 +98,4 @@ class Suffix(Drafter):
         config, context = self.config, row.tokens[1 - self.config.depth :]
         sizes = most, config.factor, config.offset, config.min_prob, config.shape == "tree"
         best = max((text.speculate(context, *sizes) for text in (tree, *self._shared)), key=lambda draft: draft.score)
-        tokens, parent = tree_up_to_ends(best.tokens, best.parent, self.end_tokens(row))
-        return self.tree_after(row, tokens, parent)
+        return self.tree_after(row, best.tokens, best.parent)

@@ -11,9 +11,7 @@ from tests.fakes import TableTarget
 
 from paceline.draft.neural.checkpoint import CONFIG, WEIGHTS, TargetFacts, check_target, open_drafter, save_drafter
 from paceline.errors import MethodError
-from paceline.target.hf import HFTarget
 from paceline.target.load import load, load_tokenizer
-from paceline.target.tokenizer import Tokenizer
 
 TENSORS = {"adapter.weight": torch.randn(3, 4), "norm": torch.randn(4).bfloat16(), "ids": torch.arange(5)}
 
@@ -52,17 +50,6 @@ def test_what_was_saved_comes_back(saved, target):
         assert tensors[name].dtype == tensor.dtype
         assert torch.equal(tensors[name], tensor)
     assert sorted(p.name for p in saved.iterdir()) == [CONFIG, WEIGHTS]
-
-
-def test_saving_again_replaces_it_and_leaves_other_files(saved, target):
-    (saved / "vocab.json").write_text("{}")
-    facts = TargetFacts.of(target)
-    save_drafter(saved, "demo", config={"exit": 3}, tensors={"norm": torch.ones(2)}, target=facts)
-    config, tensors = open_drafter(saved, "demo", target)
-    assert config["exit"] == 3
-    assert "data" not in config
-    assert list(tensors) == ["norm"]
-    assert (saved / "vocab.json").exists()
 
 
 def test_a_kill_while_saving_leaves_no_mixture(saved, target, monkeypatch):
@@ -153,11 +140,3 @@ def test_weights_are_known_by_what_they_are_not_by_how_they_are_held(tmp_path, f
     with torch.no_grad():  # what merging a small adapter would do
         tuned.model.layers[2].self_attn.q_proj.weight *= 1.02
     assert TargetFacts.of(native.of(tuned)).weights_fingerprint != one
-
-
-def test_a_target_of_transformers_has_facts_too(tmp_path):
-    made = HFTarget(models.model("gpt2"), name="theirs")
-    made.tokenizer = Tokenizer(models.tokenizer())
-    facts = TargetFacts.of(made)
-    assert (facts.name, facts.hidden_size, facts.vocab_size) == ("theirs", 64, 320)
-    assert json.dumps(vars(facts))

@@ -4,7 +4,6 @@ import math
 from collections import Counter
 from collections.abc import Sequence
 from dataclasses import replace
-from functools import cache
 
 import numpy as np
 import pytest
@@ -14,7 +13,7 @@ from hypothesis import strategies as st
 from tests import models, native
 from tests.draft.answered import disturbed
 from tests.draft.drafting import SPECS, DraftTable, OnModel, Replaying, drafter, like, positions
-from tests.draft.prompts import PARAMS, PROMPTS, plain
+from tests.draft.prompts import PROMPTS, plain
 from tests.draft.worlds import confident
 from tests.fakes import TableTarget
 from tests.lossless_enumeration import Draft, largest_difference, speculative
@@ -29,7 +28,7 @@ from paceline.draft.neural.stop import Adaptive, Outcome, Svip
 from paceline.engine.engine import Engine
 from paceline.engine.request import Row
 from paceline.engine.round import Segment
-from paceline.engine.sampling import RowRandom, SamplingParams, probabilities
+from paceline.engine.sampling import RowRandom, SamplingParams
 from paceline.engine.tree import DraftTree
 from paceline.target.base import Target
 
@@ -45,23 +44,6 @@ def tokens(out) -> list[tuple[list[int], str]]:
 
 
 # Lossless ------------------------------------------------------------------------------------------------------------
-
-
-@cache
-def case(kind: str, eos: tuple[int, ...]):
-    """A target, and what plain decoding answers, for every drafter."""
-    target = TableTarget(vocab_size=8, order=2, seed=4, eos=eos)
-    return target, plain(target, PARAMS[kind])
-
-
-@pytest.mark.parametrize("spec", SPECS)
-@pytest.mark.parametrize("options", [{"max_batch": 2, "prefill_chunk": 4}, {"max_batch": 8}], ids=["few", "all"])
-def test_equals_plain_decoding(spec, options):
-    """Point masses: greedy, and sampled with the best tokens as drafts; rows come and go, some end with a token."""
-    for turn, (kind, params) in enumerate(PARAMS.items()):
-        target, expected = case(kind, ((), (0,))[(turn + len(options)) % 2])
-        made = drafter(like(target, 1.5), sample="best", **SPECS[spec])
-        assert tokens(answers(target, made, params, **options)) == expected
 
 
 SMALL = {"vocab_size": 3, "order": 1, "scale": 1.5}
@@ -127,10 +109,7 @@ def test_nor_does_what_the_adaptive_rule_has_learned_bend_it():
     assert len(lengths) > 1, "where it stops depends on the draft"
 
 
-@pytest.mark.parametrize(
-    "options",
-    [{"stop": "svip", "threshold": 0.4}, {"stop": "heuristic"}, {"stop": "adaptive"}, {"stop": "fixed", "context": 1}],
-)
+@pytest.mark.parametrize("options", [{"stop": "heuristic"}, {"stop": "adaptive"}])
 def test_samples_through_the_engine_have_the_targets_distribution(options):
     """Rounds one after another, rows beside each other, rules that remember: chi-square over whole answers."""
     target = TableTarget(vocab_size=3, order=1, seed=3, scale=1.0)
@@ -142,39 +121,6 @@ def test_samples_through_the_engine_have_the_targets_distribution(options):
     drafted, kept = (sum(done.stats.draft_tokens for done in out), sum(sum(done.stats.accepted[1:]) for done in out))
     assert 0 < kept < drafted
     assert kept > 300 or options["stop"] == "adaptive"  # which may find that decoding plainly is faster
-
-
-def drops_what_is_improbable(inner: Draft, least: float, *, keep: bool) -> Draft:
-    """Ends a draft at the first token that was drawn with less than `least`; with that token if `keep`."""
-
-    def draft(tokens: Sequence[int], random: RowRandom) -> DraftTree:
-        tree = inner(tokens, random)
-        q = [float(tree.draft_probs[above][token]) for above, token in enumerate(tree.tokens[1:])]
-        bad = next((n for n, p in enumerate(q, 1) if p < least), len(tree))
-        return tree.clipped(bad if keep else bad - 1)
-
-    return draft
-
-
-def test_to_drop_a_token_for_its_own_probability_is_not_lossless():
-    """The rule that must not be: the enumeration finds it out, and finds the same rule right if the token stays."""
-    target, params = TableTarget(seed=3, **SMALL), SamplingParams(temperature=1.0)
-    made = drafter(like(target, 1.0), stop="fixed", draft=3)
-    inner = Replaying(made, target, params)
-    assert exact(drops_what_is_improbable(inner, 0.3, keep=True), target, params) < 1e-9
-    assert exact(drops_what_is_improbable(inner, 0.3, keep=False), target, params) > 0.02
-
-
-@pytest.mark.parametrize("spec", [spec for spec in SPECS if "adaptive" not in spec])
-@pytest.mark.parametrize("temperature", [0.0, 0.8])
-def test_a_row_does_not_depend_on_its_batch(spec, temperature):
-    target = TableTarget(vocab_size=8, order=2, seed=4, eos=(0,))
-    params = [SamplingParams(max_tokens=25, temperature=temperature, seed=i) for i in range(len(PROMPTS))]
-    one = Engine(target, drafter(like(target), **SPECS[spec]), max_batch=1).generate(PROMPTS, params)
-    for batch in (3, 8):
-        many = Engine(target, drafter(like(target), **SPECS[spec]), max_batch=batch).generate(PROMPTS, params)
-        assert tokens(many) == tokens(one)
-        assert [done.rounds for done in many] == [done.rounds for done in one]
 
 
 # A perfect draft -----------------------------------------------------------------------------------------------------
@@ -190,13 +136,6 @@ def test_the_target_as_its_own_draft_is_accepted_whole(options, temperature):
         assert rejected == 0
         if options["stop"] == "fixed":  # the first token comes with the prompt, a round brings one more than is drafted
             assert done.rounds == 1 + math.ceil(59 / (1 + options.get("draft", 5)))
-
-
-def test_a_perfect_tree_is_accepted_to_its_end():
-    target = TableTarget(vocab_size=8, order=2, seed=4)
-    made = drafter(like(target, 0.0), stop="fixed", draft=4, tree=40, width=3)
-    for done in answers(target, made, SamplingParams(max_tokens=51), PROMPTS[1:]):
-        assert done.rounds == 1 + 50 / 5
 
 
 # Where a draft ends --------------------------------------------------------------------------------------------------
@@ -233,49 +172,17 @@ def test_uncertainty_is_that_of_temperature_one(temperature):
     assert propose(drafter(table, stop="svip"), [1, 2, 3], params).num_drafted == 2
 
 
-def test_a_draft_ends_with_what_ends_the_answer():
-    after = {3: 0, 4: 0, 5: 2}
-    table = DraftTable(6, order=None, logits=lambda prefix: 9.0 * np.eye(6)[after.get(len(prefix), 1)])
-    made = drafter(table, stop="fixed", draft=20)
-    assert propose(made, [1, 2, 3], eos=(2,)).tokens.tolist() == [3, 0, 0, 2]
-    assert propose(made, [1, 2, 3], replace(GREEDY, stop_token_ids=[2])).tokens.tolist() == [3, 0, 0, 2]
-    assert propose(made, [1, 2, 3], replace(GREEDY, ignore_eos=True), eos=(2,)).num_drafted == 20
-
-
 @pytest.mark.parametrize("broken", [np.nan, np.inf, -np.inf])
 @pytest.mark.parametrize("options", SPECS.values(), ids=SPECS.keys())
-@pytest.mark.parametrize("temperature", [0.0, 1.0])
-def test_nothing_is_drafted_from_what_is_no_distribution(options, broken, temperature):
+def test_nothing_is_drafted_from_what_is_no_distribution(options, broken):
     """Never runs on, never fails: what was drafted before stands."""
     table = DraftTable(6, order=None, logits=positions({5: np.full(6, broken)}, SURE))
-    params = SamplingParams(temperature=temperature, seed=0, max_tokens=30)
-    tree = propose(drafter(table, **{**options, "draft": 9}), [1, 2, 3], params)
-    assert tree.max_depth == 2
     at_once = DraftTable(6, order=None, logits=lambda prefix: np.full(6, broken))
-    assert propose(drafter(at_once, **options), [1, 2, 3], params).num_drafted == 0
-
-
-@pytest.mark.parametrize("options", SPECS.values(), ids=SPECS.keys())
-def test_a_draft_model_that_breaks_down_costs_speed_alone(options):
-    target = TableTarget(vocab_size=8, order=2, seed=4)
-    good = like(target)
-    table = DraftTable(
-        8, order=2, logits=lambda prefix: good.logits_after(prefix).numpy() * (np.nan if 3 in prefix else 1)
-    )
     for temperature in (0.0, 1.0):
-        params = SamplingParams(max_tokens=30, temperature=temperature, seed=3)
-        out = answers(target, drafter(table, sample="best", **options), params)
-        assert tokens(out) == plain(target, params)
-
-
-def test_what_is_impossible_is_not_drafted():
-    forbidding = np.array([-np.inf, -np.inf, 2.0, -np.inf, 1.0, -np.inf])
-    table = DraftTable(6, order=None, logits=lambda prefix: forbidding)
-    tree = propose(drafter(table, stop="fixed", tree=30, draft=2, width=6), [1])
-    assert set(tree.tokens[1:].tolist()) == {2, 4}
-    assert tree.num_drafted == 2 + 4
-    params = SamplingParams(temperature=1.0, seed=0)
-    assert set(propose(drafter(table, stop="fixed", draft=30), [1], params).tokens[1:].tolist()) == {2, 4}
+        params = SamplingParams(temperature=temperature, seed=0, max_tokens=30)
+        tree = propose(drafter(table, **{**options, "draft": 9}), [1, 2, 3], params)
+        assert tree.max_depth == 2
+        assert propose(drafter(at_once, **options), [1, 2, 3], params).num_drafted == 0
 
 
 def test_what_the_row_bans_is_not_drafted():
@@ -313,11 +220,11 @@ def foretold(target: TableTarget, draft: TableTarget, prompt: list[int], new: in
 def test_greedy_rounds_are_those_of_a_replay_and_fall_with_threshold_and_cap():
     target = TableTarget(vocab_size=8, order=2, seed=4, scale=4.0)
     draft = like(target, 1.5)
-    for prompt in PROMPTS[1:]:
+    for prompt in PROMPTS[1:3]:
         by_cap = []
         for cap in (1, 3, 40):
             rounds = []
-            for threshold in (0.0, 0.1, 0.2, 0.3, 0.5, 1.0):
+            for threshold in (0.0, 0.2, 0.3, 1.0):
                 made = drafter(like(target, 1.5), stop="svip", threshold=threshold, draft=cap)
                 (done,) = answers(target, made, prompts=[prompt])
                 assert done.rounds == foretold(target, draft, prompt, 40, threshold, cap)
@@ -326,16 +233,6 @@ def test_greedy_rounds_are_those_of_a_replay_and_fall_with_threshold_and_cap():
             assert cap > 1 or len(set(rounds)) == 1, "with one token a round the threshold has no say"
             by_cap.append(rounds)
         assert all((np.diff(rounds) <= 0).all() for rounds in np.array(by_cap).T)
-
-
-def test_a_threshold_of_zero_drafts_one_token_and_a_high_one_all():
-    target = TableTarget(vocab_size=8, order=2, seed=4)
-    one = answers(target, drafter(like(target), stop="svip", threshold=0.0))
-    assert all(done.stats.draft_tokens == sum(done.stats.drafted[1:2]) for done in one)
-    never = math.sqrt(0.15 * math.log(8)) + 1e-6
-    high = answers(target, drafter(like(target), stop="svip", threshold=never))
-    fixed = answers(target, drafter(like(target), stop="fixed", draft=40))
-    assert [done.stats.accepted for done in high] == [done.stats.accepted for done in fixed]
 
 
 # In step with the row ------------------------------------------------------------------------------------------------
@@ -370,30 +267,6 @@ def test_rows_stop_at_different_lengths_and_the_others_go_on():
     assert table.ran == [[1, 1, 1], [1, 1], [1], [1], [1]]
 
 
-class Sometimes(Drafter):
-    """Drafts in every other round of a row, right or wrong."""
-
-    name = "sometimes"
-
-    def __init__(self, target: TableTarget):
-        self.target = target
-
-    def draft(self, row: Row) -> DraftTree:
-        right = int(self.target.logits_after(row.tokens).argmax())
-        return DraftTree.chain(row.last_token, [right, right, right][: row.max_draft if len(row) % 2 else 0])
-
-
-@pytest.mark.parametrize("spec", SPECS)
-def test_while_another_drafter_was_asked_tokens_wait(spec):
-    target = TableTarget(vocab_size=8, order=2, seed=4)
-    for batch in (1, 8):
-        made = drafter(like(target), **SPECS[spec])
-        out = answers(target, Fallback([Sometimes(target), made]), max_batch=batch)
-        assert tokens(out) == plain(target, GREEDY)
-        assert {who for done in out for who, _ in done.runs} >= {"sometimes", "model"} or "short" in spec
-        assert max(made.lags[1:]) > 1
-
-
 def test_the_rule_hears_how_many_drafted_tokens_stood():
     target, heard = TableTarget(vocab_size=8, order=2, seed=4), []
     made = drafter(like(target), stop="fixed", draft=3)
@@ -425,20 +298,6 @@ def test_two_of_a_kind_do_not_take_each_others_drafts():
     out = answers(target, Fallback([first, second]))
     assert tokens(out) == plain(target, GREEDY)
     assert sum(sum(done.stats.accepted[2:]) for done in out) > 0
-
-
-def test_a_round_that_is_given_up_leaves_nothing_behind():
-    target = TableTarget(vocab_size=8, order=2, seed=4)
-    table = like(target)
-    engine = Engine(target, drafter(table, stop="fixed"), max_batch=2)
-    row = engine.add([1, 2, 3], GREEDY)
-    for _ in range(3):
-        engine.step()
-    engine.abort(row)
-    assert table.num_rows == 0
-    assert tokens(engine.generate(PROMPTS, GREEDY)) == plain(target, GREEDY)
-    assert table.num_rows == 0
-    assert engine.drafter._drafts == {}
 
 
 # Trees ---------------------------------------------------------------------------------------------------------------
@@ -477,7 +336,7 @@ def test_a_tree_is_the_best_of_all_candidates(seed, width, depth, size):
     assert len(table.ran) == tree.calls <= depth
 
 
-@pytest.mark.parametrize("threshold", [0.0, 0.2, 0.3, 0.4])
+@pytest.mark.parametrize("threshold", [0.2, 0.4])
 def test_a_tree_one_node_wide_is_the_chain(threshold):
     target = TableTarget(vocab_size=8, order=2, seed=4)
     chain = answers(target, drafter(like(target), stop="svip", threshold=threshold))
@@ -538,21 +397,3 @@ def test_the_draft_models_cache_is_that_of_a_fresh_prefill(options, temperature)
     if temperature == 0:
         rounds = Engine(target, "none").generate([[5, 6, 7], [8], list(range(10, 40))], params)
         assert tokens(out) == tokens(rounds)
-
-
-def test_the_distribution_that_is_handed_over_is_the_one_drawn_from():
-    target = TableTarget(vocab_size=8, order=2, seed=4)
-    table = like(target)
-    params = SamplingParams(temperature=0.7, top_p=0.8, seed=5, max_tokens=20)
-    made = drafter(table, stop="fixed", draft=6)
-    made.bind(target)
-    row = Row(0, [1, 2, 3], params, max_context=4096)
-    made.start(row)
-    (tree,) = made.propose([row])
-    text = [1, 2, 3]
-    for node, token in enumerate(tree.tokens[1:].tolist()):
-        q = probabilities(table.logits_after(text)[None], params, [])[0]
-        torch.testing.assert_close(tree.draft_probs[node], q)
-        assert q[token] > 0
-        text.append(token)
-    assert tree.draft_probs[6].sum() == 0

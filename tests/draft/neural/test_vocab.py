@@ -2,6 +2,7 @@
 
 from collections.abc import Sequence
 from pathlib import Path
+from types import SimpleNamespace
 
 import numpy as np
 import pytest
@@ -9,8 +10,7 @@ import torch
 from safetensors.torch import load_file, save_file
 from tests import models, native
 from tests.fakes import TableTarget
-from tests.lossless_enumeration import BranchingRandom, largest_difference, one_round, outcomes, plain, speculative
-from tests.lossless_statistics import fit
+from tests.lossless_enumeration import largest_difference, plain, speculative
 
 from paceline.draft.neural.drafts import Draft
 from paceline.draft.neural.stepping import Stepping, SteppingConfig
@@ -18,7 +18,6 @@ from paceline.draft.neural.vocab import (
     FILE,
     Vocabulary,
     best_tokens,
-    coverage,
     kept_tokens,
     must_keep,
     read_vocabulary,
@@ -26,16 +25,13 @@ from paceline.draft.neural.vocab import (
     trim,
     vocab_size,
 )
-from paceline.draft.registry import create
-from paceline.engine.accept import Accepted
-from paceline.engine.engine import Engine
 from paceline.engine.request import Row
 from paceline.engine.round import Segment
-from paceline.engine.sampling import SamplingParams, draw
+from paceline.engine.sampling import SamplingParams
 from paceline.errors import MethodError
 from paceline.target.hf import HFTarget
 from paceline.target.linear import Linear
-from paceline.target.load import load, load_tokenizer
+from paceline.target.load import load
 from paceline.target.tokenizer import Tokenizer
 
 COUNTS = torch.tensor([5, 0, 9, 9, 1, 0, 7, 2])
@@ -57,13 +53,6 @@ def test_what_must_be_kept_takes_at_most_half_of_the_places():
     assert best_tokens(COUNTS, 2, must).tolist() == [2, 5]
     assert best_tokens(COUNTS, 5, must).tolist() == [0, 2, 3, 5, 6]
     assert best_tokens(COUNTS, 6, must).tolist() == [1, 2, 3, 4, 5, 6]
-
-
-def test_coverage_does_not_fall_with_k():
-    shares = [coverage(COUNTS, best_tokens(COUNTS, k)) for k in range(1, 9)]
-    assert shares == sorted(shares)
-    assert shares[0] == pytest.approx(9 / 33)
-    assert shares[-1] == 1.0
 
 
 def test_what_must_be_kept_is_found_by_asking_the_tokenizer():
@@ -176,6 +165,10 @@ def test_the_option_is_a_number_or_a_file(tmp_path):
     save_vocabulary(tmp_path / "map.safetensors", Vocabulary(torch.tensor([1, 9])))
     with pytest.raises(MethodError, match=r"map.safetensors: .* has token 9; the tokens are 0 to 7"):
         kept_tokens(str(tmp_path / "map.safetensors"), "elsewhere", target)
+    target.tokenizer = SimpleNamespace(fingerprint="here")
+    save_vocabulary(tmp_path / FILE, Vocabulary(torch.tensor([1, 9]), tokenizer="0123"))
+    with pytest.raises(MethodError, match="of another tokenizer"):
+        kept_tokens(str(tmp_path / FILE), "elsewhere", target)
     save_vocabulary(tmp_path / FILE, Vocabulary(torch.tensor([1, 9])))
     with pytest.raises(MethodError, match="a map of 2 tokens without counts"):
         kept_tokens("1", tmp_path, target)
@@ -208,139 +201,22 @@ def test_a_head_with_a_bias_keeps_its_entries():
     torch.testing.assert_close(head.rows(ids)(x), head(x)[:, ids])
 
 
-# In front of a target ---------------------------------------------------------------------------------------------
-
-
-@pytest.fixture(scope="module")
-def world(tmp_path_factory):
-    """A target, and a draft model that is the target with other last words; counts beside it."""
-    folder = tmp_path_factory.mktemp("world")
-    target = models.make("llama2", folder / "target")
-    draft = models.make("llama2", folder / "draft")
-    tensors = load_file(draft / "model.safetensors")
-    noise = torch.randn(tensors["lm_head.weight"].shape, generator=torch.Generator().manual_seed(5))
-    tensors["lm_head.weight"] += 0.1 * noise
-    save_file(tensors, draft / "model.safetensors", metadata={"format": "pt"})
-    tokenizer = load_tokenizer(target)
-    engine = Engine(str(target), "none", dtype="float32", max_batch=8)
-    prompts = [[0, 7, 30 + i, 40] for i in range(24)]
-    counts = torch.zeros(288, dtype=torch.int64)
-    for done in engine.generate(prompts, SamplingParams(max_tokens=24, ignore_eos=True)):
-        for token in done.tokens:
-            if token < 288:
-                counts[token] += 1
-    known = Vocabulary(best_tokens(counts, 100), counts, must_keep(tokenizer, [models.EOS]), tokenizer.fingerprint)
-    save_vocabulary(draft / FILE, known)
-    return engine.target, tokenizer, draft, counts
-
-
-PROMPTS = [[0, 7, 30, 40], [0, 9], [0, 7, 33, 40, 41, 42, 310, 319], [5, 6, 5, 6, 5], [0, 7, 35, 40]]
-"""The third holds tokens that no vocabulary here keeps."""
-
-
-def answers(world, spec, params, batch=1, **options):
-    target, tokenizer, draft, _ = world
-    engine = Engine(target, spec.replace("DRAFT", str(draft)), tokenizer=tokenizer, max_batch=batch, **options)
-    return engine.generate(PROMPTS, params)
-
-
-@pytest.mark.parametrize("k", [1, 2, 100, 288])
-@pytest.mark.parametrize(("rest", "batch"), [("stop=fixed", 1), ("stop=svip", 8), ("stop=confidence,tree=12", 8)])
-def test_greedy_output_is_the_targets_own(world, k, rest, batch):
-    params = SamplingParams(max_tokens=20)
-    expected = answers(world, "none", params)
-    found = answers(world, f"model:DRAFT,vocab={k},{rest}", params, batch)
-    assert [one.tokens for one in found] == [one.tokens for one in expected]
-    assert sum(one.stats.draft_tokens for one in found) > 0
-    if k >= 100:
-        assert sum(sum(one.stats.accepted[1:]) for one in found) > 0
-
-
-@pytest.mark.parametrize(
-    "params", [SamplingParams(temperature=1.0, seed=3, max_tokens=12), SamplingParams(max_tokens=12)]
-)
-def test_with_the_whole_vocabulary_nothing_changes(world, tmp_path, params):
-    """The same drafts, the same draws, the same rounds."""
-    target, _, draft, _ = world
-    every = Vocabulary(torch.arange(target.vocab_size))
-    save_vocabulary(tmp_path / "all.safetensors", every)
-    trimmed = answers(world, f"model:DRAFT,vocab={tmp_path / 'all.safetensors'}", params)
-    full = answers(world, "model:DRAFT", params)
-    assert [(one.tokens, one.rounds, one.stats.accepted) for one in trimmed] == [
-        (one.tokens, one.rounds, one.stats.accepted) for one in full
-    ]
-    one, other = (load(draft, dtype="float32") for _ in range(2))
-    one.trim_head(every.keep)
-    x = torch.randn(5, 64)
-    assert torch.equal(one.logits(x), other.logits(x))
-
-
-def test_what_is_drafted_is_kept_and_its_input_is_the_full_id(world):
-    target, tokenizer, draft, _ = world
-    drafter = create(f"model:{draft},vocab=16,stop=fixed")
-    engine = Engine(target, drafter, tokenizer=tokenizer)
-    keep = set(drafter.columns.tolist())
-    assert len(keep) == 16
-    fed, drafted = set(), set()
-    verify, propose = drafter.model.verify, drafter.propose
-
-    def listening(segments, *rest):
-        fed.update(token for s in segments for token in s.tokens[s.start :].tolist())
-        verdict = verify(segments, *rest)
-        assert verdict.logits.shape[1] == 16
-        return verdict
-
-    def watched(rows):
-        trees = propose(rows)
-        drafted.update(token for tree in trees for token in tree.tokens[1:].tolist())
-        return trees
-
-    drafter.model.verify, drafter.propose = listening, watched
-    engine.generate(PROMPTS, SamplingParams(max_tokens=12, ignore_eos=True))
-    assert drafted
-    assert drafted <= keep
-    assert fed & drafted  # drafted tokens go into the draft model as themselves
-    assert {310, 319} <= fed  # and so does what is not kept
-
-
-def test_head_bytes_that_are_saved_show_in_weight_bytes(world):
-    target, _, draft, _ = world
-    full, trimmed = (create(f"model:{draft}{more}") for more in ("", ",vocab=16"))
-    for drafter in (full, trimmed):
-        drafter.bind(target)
-    assert full.weight_bytes - trimmed.weight_bytes == (target.vocab_size - 16) * target.hidden_size * 4
-
-
-def test_an_end_token_that_is_not_kept_still_ends_answers(world, tmp_path):
-    _, _, draft, counts = world
-    never = best_tokens(counts, 40)
-    save_vocabulary(tmp_path / "v.safetensors", Vocabulary(never))
-    free = answers(world, "none", SamplingParams(max_tokens=20, ignore_eos=True))
-    end = next(t for one in free for t in one.tokens[6:] if t not in never.tolist())  # an end that cannot be drafted
-    params = SamplingParams(max_tokens=20, stop_token_ids=[end])
-    expected = answers(world, "none", params)
-    found = answers(world, f"model:DRAFT,vocab={tmp_path / 'v.safetensors'}", params)
-    assert [(one.tokens, one.finish_reason) for one in found] == [(one.tokens, one.finish_reason) for one in expected]
-    assert any(one.finish_reason == "stop" for one in found)
-    assert models.EOS in read_vocabulary(draft / FILE).best(16).tolist()
-
-
-def test_bans_and_penalties_reach_tokens_by_their_ids(world):
-    """Even when every token that could be drafted is banned: the target has others."""
-    banned = best_tokens(world[3], 1).tolist()
-    params = SamplingParams(max_tokens=12, bad_words=[banned], repetition_penalty=1.2)
-    for k in (1, 100):
-        found = answers(world, f"model:DRAFT,vocab={k}", params)
-        assert [one.tokens for one in found] == [one.tokens for one in answers(world, "none", params)]
-
-
-def test_a_map_of_another_tokenizer_is_refused(world, tmp_path):
-    target, tokenizer, draft, _ = world
-    save_vocabulary(tmp_path / "v.safetensors", Vocabulary(torch.arange(5), tokenizer="0123"))
-    with pytest.raises(MethodError, match="of another tokenizer"):
-        Engine(target, f"model:{draft},vocab={tmp_path / 'v.safetensors'}", tokenizer=tokenizer)
-    with pytest.raises(MethodError, match="of 289 tokens is asked for; the tokenizer has 288"):
-        Engine(target, f"model:{draft},vocab=289", tokenizer=tokenizer)
+@pytest.mark.parametrize("family", ["gpt2", "gptj"])  # a tied head, one with a bias
+def test_heads_of_transformers_are_trimmed_too(family, tmp_path):
+    draft = models.make(family, tmp_path / "draft")
+    save_vocabulary(draft / FILE, Vocabulary(torch.arange(4), torch.arange(models.VOCAB_SIZE)))
+    full, trimmed = (load(draft, dtype="float32") for _ in range(2))
+    assert isinstance(trimmed, HFTarget)
+    keep = trim(trimmed, "40", draft, TableTarget(models.VOCAB_SIZE))
+    logits = []
+    for model in (full, trimmed):
+        segment = Segment.chunk(model.add_row(8), np.array([5, 300, 7, 30]), last=True)
+        logits.append(model.verify([segment]).logits)
+    torch.testing.assert_close(logits[1], logits[0][:, keep])
+    bias = 4 if family == "gptj" else 0
+    assert full.weight_bytes - trimmed.weight_bytes == (models.VOCAB_SIZE - 40) * (64 * 4 + bias)
+    with pytest.raises(MethodError, match="vocab=4: table has no output head"):
+        trim(TableTarget(models.VOCAB_SIZE), "4", draft, TableTarget(models.VOCAB_SIZE))
 
 
 # Sampling ---------------------------------------------------------------------------------------------------------
@@ -392,102 +268,8 @@ def trimmed(tokens, random):
     return tree
 
 
-def q_behind(tokens):
-    q = torch.zeros(6, dtype=torch.float64)
-    q[KEEP] = DRAFT_MODEL.logits_after(tokens)[KEEP].softmax(-1)
-    return q
-
-
 @pytest.mark.parametrize("tokens", [1, 2, 3])
 def test_the_distribution_is_the_targets_exactly(tokens):
     assert float(LAW[KEEP].sum()) == pytest.approx(0.4)
     found = speculative(TARGET, [1], SAMPLING, trimmed, tokens)
     assert largest_difference(found, plain(TARGET, [1], SAMPLING, tokens)) < 1e-12
-
-
-def test_correcting_from_p_itself_would_not_be_lossless():
-    def careless(requests, trees, logits):
-        [request], [tree], [scores] = requests, trees, logits
-        path, tokens = [0], []
-        for node in range(1, len(tree)):
-            p, q = scores[node - 1].softmax(-1), tree.draft_probs[node - 1]
-            token = int(tree.tokens[node])
-            if not request.random.keep(min(1.0, float(p[token] / q[token]))):
-                break
-            path.append(node)
-            tokens.append(token)
-        p = scores[path[-1]].softmax(-1)
-        return [Accepted(path, [*tokens, request.random.choose(p, request.num_new + len(tokens))])]
-
-    found = speculative(TARGET, [1], SAMPLING, trimmed, 2, careless)
-    assert largest_difference(found, plain(TARGET, [1], SAMPLING, 2)) > 0.01
-
-
-def test_acceptance_is_the_overlap_on_what_is_kept():
-    def first_accepted(branches):
-        return len(one_round(TARGET, [1], (), SAMPLING, trimmed, 2, BranchingRandom(branches))) > 1
-
-    p, q = LAW, q_behind([1])
-    accepted = outcomes(first_accepted)[True]
-    assert accepted == pytest.approx(float(torch.minimum(p, q)[KEEP].sum()))
-    assert accepted <= float(p[KEEP].sum())
-    full = DRAFT_MODEL.probabilities_after([1], SAMPLING)
-    outside = torch.ones(6, dtype=torch.bool)
-    outside[KEEP] = False
-    assert accepted >= float(torch.minimum(p, full).sum() - torch.minimum(p, full)[outside].sum()) - 1e-12
-
-
-def test_the_engine_draws_from_the_targets_distribution():
-    """Two tokens together, by chi-square; the draft's own distribution would not pass for it."""
-    counts = np.zeros((6, 6))
-    engine = Engine(TARGET, stepping(), max_batch=8)
-    params = [SamplingParams(temperature=1.0, max_tokens=2, seed=i) for i in range(4000)]
-    for done in engine.generate([[1]] * len(params), params):
-        counts[tuple(done.tokens)] += 1
-    joint = np.zeros((6, 6))
-    for first in range(6):
-        joint[first] = LAW[first].item() * TARGET.probabilities_after([1, first], SAMPLING).numpy()
-    assert fit(counts.ravel(), joint.ravel()) > 1e-3
-    only = np.zeros(6)
-    rng = np.random.default_rng(0)
-    for _ in range(1000):
-        only[draw(q_behind([1]), rng.random())] += 1
-    assert fit(only, LAW.numpy()) < 1e-3
-
-
-def test_trees_and_best_tokens_are_guesses_among_what_is_kept():
-    for options in ({"tree": 5, "width": 3}, {"sample": "best"}):
-        params = [SamplingParams(temperature=1.0, max_tokens=20, seed=i) for i in range(20)]
-        done = Engine(TARGET, stepping(**options), max_batch=8).generate([[1]] * 20, params)
-        for i, one in enumerate(done):
-            assert one.tokens == TARGET.plain([1], params[i]).new_tokens.tolist()
-        assert sum(sum(one.stats.accepted[1:]) for one in done) > 0
-
-
-@pytest.mark.parametrize("family", ["gpt2", "gpt-neox", "gptj"])  # a tied head, one of its own, one with a bias
-def test_heads_of_transformers_are_trimmed_too(world, family, tmp_path):
-    target, tokenizer, _, counts = world
-    draft = models.make(family, tmp_path / "draft")
-    save_vocabulary(draft / FILE, Vocabulary(best_tokens(counts, 4), counts))
-    full, trimmed = (load(draft, dtype="float32") for _ in range(2))
-    assert isinstance(trimmed, HFTarget)
-    keep = trim(trimmed, "40", draft, target)
-    tokens = np.array([5, 300, 7, 30])
-    logits = []
-    for model in (full, trimmed):
-        segment = Segment.chunk(model.add_row(8), tokens, last=True)
-        logits.append(model.verify([segment]).logits)
-    torch.testing.assert_close(logits[1], logits[0][:, keep])
-    bias = 4 if family == "gptj" else 0
-    assert full.weight_bytes - trimmed.weight_bytes == (models.VOCAB_SIZE - 40) * (64 * 4 + bias)
-    params = SamplingParams(max_tokens=10)
-    engine = Engine(target, f"model:{draft},vocab=40", tokenizer=tokenizer)
-    found = engine.generate(PROMPTS, params)
-    assert [one.tokens for one in found] == [one.tokens for one in answers(world, "none", params)]
-
-
-def test_what_has_no_head_is_refused(world):
-    target, _, draft, _ = world
-    table = TableTarget(vocab_size=288)
-    with pytest.raises(MethodError, match="vocab=4: table has no output head"):
-        trim(table, "4", draft, target)

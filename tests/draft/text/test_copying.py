@@ -3,7 +3,8 @@
 import numpy as np
 import pytest
 
-from paceline.draft.text.copying import Generations, tree_up_to_ends
+from paceline.draft.base import up_to_ends
+from paceline.draft.text.copying import Generations
 from paceline.errors import MethodError
 
 
@@ -54,5 +55,5 @@ def test_a_tree_is_cut_after_end_tokens() -> None:
         ({4}, [2, 3, 4, 5, 4], [0, 0, 1, 1, 2]),
         ({2, 3}, [2, 3], [0, 0]),
     ]:
-        found = tree_up_to_ends(drafted, parent, frozenset(ends))
+        found = up_to_ends(drafted, parent, frozenset(ends))
         assert [one.tolist() for one in found] == [left, above]

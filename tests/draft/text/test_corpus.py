@@ -1,6 +1,5 @@
 """Building a corpus: what is read, how it is joined, and one line for whatever is wrong."""
 
-import builtins
 import gzip
 import json
 from pathlib import Path
@@ -8,13 +7,11 @@ from pathlib import Path
 import numpy as np
 import pytest
 
-from paceline.draft.text import corpus
-from paceline.draft.text.corpus import PARTS, Plan
+from paceline.draft.text.corpus import PARTS, Part, Plan
 from paceline.draft.text.frozen import from_parts
 from paceline.draft.text.store import HEADER, open_store
-from paceline.errors import ModelError, PacelineError, StoreError
-from paceline.target.load import load_tokenizer
-from paceline.target.tokenizer import SentencePiece, Tokenizer, fingerprint
+from paceline.errors import PacelineError, StoreError
+from paceline.target.tokenizer import Tokenizer
 from paceline.workbench import corpus as reading
 from paceline.workbench.corpus import build, texts
 
@@ -180,7 +177,7 @@ def test_an_interrupted_build_leaves_what_was_there(tmp_path, monkeypatch):
     def interrupted(*_: object) -> None:
         raise KeyboardInterrupt
 
-    monkeypatch.setattr(corpus, "_add_part", interrupted)
+    monkeypatch.setitem(PARTS, "automaton", Part(interrupted, 0, 0))
     for out in ("out", "new"):
         with pytest.raises(KeyboardInterrupt):
             build(tmp_path / out, [file], LETTERS, Plan(["automaton"]))
@@ -192,88 +189,6 @@ def test_a_store_without_the_automaton_says_so(tmp_path):
     build(tmp_path / "out", [written(tmp_path, "a.txt", "abc")], LETTERS, ONLY)
     with pytest.raises(StoreError, match=r"has no automaton_states .*build it again with that part"):
         from_parts(open_store(tmp_path / "out", kind="corpus").array)
-
-
-@pytest.fixture
-def llama(shared: Path) -> Path:
-    pytest.importorskip("sentencepiece")
-    file = shared / "data/tokenizers/llama/tokenizer.model"
-    if not file.exists():
-        pytest.skip(f"{file} not found; set PACELINE_SHARED")
-    return file
-
-
-def test_a_sentencepiece_file_is_a_tokenizer(llama: Path):
-    for name in (llama, llama.parent):
-        tokenizer = load_tokenizer(name)
-        assert tokenizer.encode("Hello there") == [1, 15043, 727]
-        assert tokenizer.encode_text("Hello there") == [15043, 727]
-        assert tokenizer.decode([1, 15043, 727, 2]) == "Hello there"
-        assert (tokenizer.eos_token_id, tokenizer.vocab_size) == (2, 32_000)
-        assert not tokenizer.has_chat_template
-
-
-def test_text_comes_out_as_it_went_in(llama: Path):
-    tokenizer = load_tokenizer(llama)
-    text = "Grüße,\n  “two”  spaces 😀 and 漢字"
-    detokenizer = tokenizer.detokenizer()
-    pieces = [detokenizer.push(token) for token in tokenizer.encode(text)]
-    assert "".join(pieces) + detokenizer.flush() == tokenizer.decode(tokenizer.encode(text)) == text
-
-
-def test_a_conversion_has_the_fingerprint_of_its_sentencepiece_file(llama: Path):
-    """Hugging Face's conversion keeps tokens and ids; only the order in which they are listed is its own."""
-    ours = load_tokenizer(llama)
-    converted = dict(reversed(ours.inner.get_vocab().items()))
-    assert fingerprint(converted) == ours.fingerprint
-    assert fingerprint(converted | {"<pad>": 32_000}) != ours.fingerprint
-
-
-def test_a_broken_sentencepiece_file(tmp_path):
-    pytest.importorskip("sentencepiece")
-    (tmp_path / "tokenizer.model").write_text("no model")
-    with pytest.raises(ModelError, match="cannot be read as a SentencePiece model"):
-        load_tokenizer(tmp_path / "tokenizer.model")
-
-
-def test_sentencepiece_is_not_installed(tmp_path, monkeypatch):
-    (tmp_path / "tokenizer.model").write_text("")
-    real = builtins.__import__
-
-    def without(name: str, *rest: object) -> object:
-        if name == "sentencepiece":
-            raise ImportError(name)
-        return real(name, *rest)  # type: ignore[arg-type]
-
-    monkeypatch.setattr(builtins, "__import__", without)
-    with pytest.raises(ModelError, match="pip install sentencepiece, or name a folder with"):
-        load_tokenizer(tmp_path / "tokenizer.model")
-
-
-class Nameless(list):
-    """A SentencePiece processor over these pieces, of which none begins or ends a text."""
-
-    id_to_piece = list.__getitem__
-
-    def bos_id(self) -> int:
-        return -1
-
-    eos_id = bos_id
-
-    def is_control(self, id: int) -> bool:
-        return False
-
-    def is_unknown(self, id: int) -> bool:
-        return id == 0
-
-    def encode(self, text: str) -> list[int]:
-        return [self.index(letter) for letter in text]
-
-
-def test_a_sentencepiece_model_without_beginning_and_end():
-    tokenizer = Tokenizer(SentencePiece(Nameless(["<unk>", "a", "b"])))
-    assert tokenizer.encode("ab") == tokenizer.encode_text("ab") == [1, 2]
-    assert tokenizer.eos_token_id is None
 
 
 @pytest.mark.parametrize("most", [None, 200, 14, 11, 10, 3])

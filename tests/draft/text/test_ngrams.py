@@ -7,20 +7,14 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from paceline.draft.text.ngrams import ContextNgrams, FrequentNgrams, PastNgrams, build_part
-from paceline.draft.text.store import open_store, writing
-from paceline.errors import StoreError
+from paceline.draft.text.ngrams import FrequentNgrams, PastNgrams, RecentNgrams, build_part
 
 TEXT = st.lists(st.integers(0, 3), max_size=40)
 DOCUMENTS = st.lists(st.lists(st.integers(0, 3), max_size=12), max_size=8)
 
 
-def behind(store: object, token: int, n: int = 5, most: int = 7) -> list[list[int]]:
-    """What a store says behind `token`."""
-    drafts = np.full((most, n - 1), -1, np.int32)
-    size = store.collect(token, drafts, 0)  # type: ignore[attr-defined]
-    assert (drafts[size:] == -1).all()
-    return drafts[:size].tolist()
+def after(store: object, token: int) -> list[list[int]]:
+    return [list(gram) for gram in store.after(token)]  # type: ignore[attr-defined]
 
 
 def frequent(documents: list[list[int]], vocab_size: int = 8, **how: int) -> FrequentNgrams:
@@ -43,88 +37,34 @@ def newest(text: list[int], token: int, n: int, ways: int) -> list[list[int]]:
 # The context ---------------------------------------------------------------------------------------------------------
 
 
-def test_a_prompt_s_keys_are_its_tokens_but_the_last_four():
-    store = ContextNgrams()
-    store.update(np.arange(10, 20))
-    assert [token for token in range(30) if behind(store, token)] == [10, 11, 12, 13, 14, 15]
-    assert behind(store, 12) == [[13, 14, 15, 16]]
-
-
-@pytest.mark.parametrize("length", range(5))
-def test_a_text_shorter_than_n_has_no_ngrams(length):
-    store = ContextNgrams()
-    store.update(np.arange(length))
-    assert not any(behind(store, token) for token in range(9))
-
-
 def test_an_ngram_seen_again_is_the_newest_and_the_one_longest_unseen_goes():
-    store = ContextNgrams(n=2)
+    store = RecentNgrams(2, 7)
     text = [0, 1, 0, 2, 0, 3, 0, 4, 0, 5, 0, 6, 0, 7]
     store.update(np.array(text))
-    assert behind(store, 0, 2) == [[7], [6], [5], [4], [3], [2], [1]]
+    assert after(store, 0) == [[7], [6], [5], [4], [3], [2], [1]]
     store.update(np.array([*text, 0, 3]))
-    assert behind(store, 0, 2) == [[3], [7], [6], [5], [4], [2], [1]]
+    assert after(store, 0) == [[3], [7], [6], [5], [4], [2], [1]]
     store.update(np.array([*text, 0, 3, 0, 8]))
-    assert behind(store, 0, 2) == [[8], [3], [7], [6], [5], [4], [2]]
-
-
-@pytest.mark.parametrize("gained", [1, 2, 3, 5, 9])
-def test_the_newest_ngrams_are_there_after_every_round(gained):
-    """However few tokens a round commits, as many n-grams end in them."""
-    text, store = np.arange(60), ContextNgrams()
-    store.update(text[:10])
-    for end in range(10 + gained, 60, gained):
-        store.update(text[:end])
-        for last in range(end - gained, end):
-            assert behind(store, last - 4) == [text[last - 3 : last + 1].tolist()]
-        assert not behind(store, end - 4)
+    assert after(store, 0) == [[8], [3], [7], [6], [5], [4], [2]]
 
 
 @settings(max_examples=100, deadline=None)
 @given(TEXT, st.lists(st.integers(0, 9), max_size=6), st.integers(2, 6), st.integers(1, 8))
 def test_the_context_is_its_definition(text, rounds, n, ways):
-    store, end = ContextNgrams(n, ways), 0
+    store, end = RecentNgrams(n, ways), 0
     whole = np.array(text, np.int64)
     for gained in [*rounds, len(text)]:
         end = min(end + gained, len(text))
         store.update(whole[:end])
         for token in range(5):
-            assert behind(store, token, n, ways) == newest(text[:end], token, n, ways)
+            assert after(store, token) == newest(text[:end], token, n, ways)
 
 
-def test_many_keys():
-    text = np.random.default_rng(0).integers(0, 5000, 20_000)
-    store = ContextNgrams(n=3)
-    for end in (10, 11, 500, 503, 20_000):
-        store.update(text[:end])
-        for token in text[:end:397].tolist():
-            assert behind(store, token, 3) == newest(text[:end].tolist(), token, 3, 7)
-
-
-# Collecting ----------------------------------------------------------------------------------------------------------
-
-
-def test_what_another_store_gave_is_not_given_again():
-    store, other = ContextNgrams(n=3), ContextNgrams(n=2)
-    store.update(np.array([1, 2, 3, 1, 4, 5]))
-    other.update(np.array([1, 6, 1, 2]))
-    drafts = np.full((4, 2), -1, np.int32)
-    size = other.collect(1, drafts, 0)
-    assert drafts[:size].tolist() == [[2, -1], [6, -1]]
-    size = store.collect(1, drafts, size)
-    assert drafts[:size].tolist() == [[2, 3], [6, -1], [4, 5]]  # 2 goes on with 3, in its place
-    assert other.collect(1, drafts, size) == size == 3  # 2 is the beginning of 2 3
-    assert store.collect(1, drafts, size) == 3
-
-
-def test_no_more_than_there_is_room_for():
-    store = ContextNgrams(n=2)
-    store.update(np.array([0, 1, 0, 2, 0, 3, 0, 4]))
-    assert behind(store, 0, 2, most=2) == [[4], [3]]
-    assert behind(store, 0, 6, most=1) == [[4, -1, -1, -1, -1]]
-    whole = ContextNgrams(n=5)
-    whole.update(np.arange(9))
-    assert behind(whole, 0, 3) == [[1, 2]]  # a narrower draft takes the beginning
+def test_of_all_keys_together_the_one_longest_unseen_goes():
+    store = RecentNgrams(2, ways=2, most=3)
+    store.learn(np.array([0, 1, 2, 3, 0, 1, 3]))
+    assert [after(store, token) for token in range(4)] == [[[1]], [[3]], [], [[0]]]
+    assert len(store) == 3
 
 
 # The model -----------------------------------------------------------------------------------------------------------
@@ -141,14 +81,9 @@ def definition(documents: list[list[int]], n: int, most: int) -> dict[int, list[
     return of_token
 
 
-def test_the_most_frequent_come_first_seven_at_most():
-    documents = [[0, 1 + i] for i in range(9) for _ in range(i + 1)]
-    assert behind(frequent(documents, 12, n=2), 0, 2) == [[9], [8], [7], [6], [5], [4], [3]]
-
-
 def test_documents_are_counted_not_places():
     store = frequent([[0, 1, 0, 1, 0, 1, 0, 1], [0, 2], [0, 2]], n=2)
-    assert behind(store, 0, 2) == [[2], [1]]
+    assert after(store, 0) == [[2], [1]]
 
 
 @settings(max_examples=80, deadline=None)
@@ -156,13 +91,12 @@ def test_documents_are_counted_not_places():
 def test_the_model_s_ngrams_are_their_definition(documents, n, most):
     store = frequent(documents, n=n, most=most)
     expected = definition(documents, n, most)
-    assert {token: behind(store, token, n, 100) for token in range(8)} == expected
+    assert {token: after(store, token) for token in range(8)} == expected
     assert len(store) == sum(map(len, expected.values())) <= most
-    assert behind(store, 8, n) == behind(store, 10**9, n) == []  # a token the corpus's tokenizer does not have
+    assert after(store, 8) == after(store, 10**9) == []  # a token the corpus's tokenizer does not have
 
 
-def test_a_part_says_how_far_it_is_and_how_often_each_ngram_was_seen(monkeypatch):
-    monkeypatch.setattr("paceline.draft.text.ngrams._CHUNK", 4)
+def test_a_part_says_how_far_it_is_and_how_often_each_ngram_was_seen():
     text, ends, told = np.array([0, 1, 2, 0, 1, 0, 1, 1], np.uint16), np.array([3, 5, 5, 8]), []
     arrays = build_part(text, ends, 5, told.append, n=2)
     assert told == sorted(told)
@@ -172,25 +106,11 @@ def test_a_part_says_how_far_it_is_and_how_often_each_ngram_was_seen(monkeypatch
     assert arrays["ngrams_counts"].tolist() == [3, 1, 1]
 
 
-def test_a_store_on_disk(tmp_path):
-    text, ends = np.array([7, 70_000, 3, 4, 5, 6], np.int32), np.array([6])
-    with writing(tmp_path / "corpus", kind="corpus", tokenizer="t") as store:
-        for name, array in build_part(text, ends, 70_001).items():
-            store.add(name, array)
-    found = FrequentNgrams.of(open_store(tmp_path / "corpus", kind="corpus"))
-    assert behind(found, 7) == [[70_000, 3, 4, 5]]
-    assert behind(found, 70_000) == [[3, 4, 5, 6]]
-    with writing(tmp_path / "other", kind="corpus", tokenizer="t") as store:
-        store.add("text", text)
-    with pytest.raises(StoreError, match=r"has no ngrams_starts .*build it again with that part"):
-        FrequentNgrams.of(open_store(tmp_path / "other", kind="corpus"))
-
-
 @pytest.mark.parametrize("documents", [[], [[]], [[1, 2, 3, 4]]])
 def test_a_corpus_without_ngrams(documents):
     store = frequent(documents)
     assert len(store) == 0
-    assert behind(store, 1) == []
+    assert after(store, 1) == []
 
 
 # Finished requests ---------------------------------------------------------------------------------------------------
@@ -199,7 +119,7 @@ def test_a_corpus_without_ngrams(documents):
 @settings(max_examples=80, deadline=None)
 @given(DOCUMENTS, st.integers(2, 4), st.integers(1, 4))
 def test_what_most_requests_had_comes_first_the_latest_among_equals(documents, n, ways):
-    store = PastNgrams(1000, n, ways)
+    store = PastNgrams(n, ways)
     counts: Counter[tuple[int, ...]] = Counter()
     latest: dict[tuple[int, ...], int] = {}
     clock = 0
@@ -210,4 +130,4 @@ def test_what_most_requests_had_comes_first_the_latest_among_equals(documents, n
             latest[gram] = clock = clock + 1
         for token in range(4):
             best = sorted((g for g in counts if g[0] == token), key=lambda g: (-counts[g], -latest[g]))
-            assert behind(store, token, n, ways) == [list(gram[1:]) for gram in best[:ways]]
+            assert after(store, token) == [list(gram[1:]) for gram in best[:ways]]

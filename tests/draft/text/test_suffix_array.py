@@ -7,7 +7,6 @@ from hypothesis import strategies as st
 from tests.draft.text_reading import count
 
 from paceline.draft.text import suffix_array
-from paceline.draft.text.store import open_store, writing
 from paceline.draft.text.suffix_array import SuffixArray, build_part
 from paceline.draft.text.suffix_tree import SuffixTree
 from paceline.errors import StoreError
@@ -98,26 +97,6 @@ def test_an_empty_corpus_has_nothing():
     assert array.longest([1, 2]) == (0, 0, 0)
     assert array.continuations(0, 0, 5, 4, 1).shape == (0, 4)
     assert array.end_token == -1
-
-
-def test_it_is_read_from_a_store(tmp_path):
-    array, _ = array_of([[1, 2, 3], [1, 2, 4]])
-    with writing(tmp_path / "s", kind="corpus", tokenizer="abc") as store:
-        store.add("text", array.text.astype(np.uint16))
-        store.add("ends", array.ends)
-        for name, part in build_part(array.text, array.ends, 10).items():
-            store.add(name, part)
-    opened = SuffixArray.of(open_store(tmp_path / "s", kind="corpus"))
-    assert opened.longest([9, 1, 2]) == (2, *array.find([1, 2]))
-    assert opened.end_token == END
-
-
-def test_a_store_without_the_array_says_so(tmp_path):
-    with writing(tmp_path / "s", kind="corpus", tokenizer="abc") as store:
-        store.add("text", np.zeros(1, np.int32))
-        store.add("ends", np.ones(1, np.int64))
-    with pytest.raises(StoreError, match="has no suffix_positions"):
-        SuffixArray.of(open_store(tmp_path / "s", kind="corpus"))
 
 
 def test_a_corpus_too_large_is_refused(monkeypatch):

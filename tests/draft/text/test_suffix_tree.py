@@ -2,7 +2,6 @@
 
 from collections import Counter
 
-import numpy as np
 import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
@@ -84,35 +83,6 @@ def test_counts_are_those_by_hand_whatever_came_and_went(work, depth):
     assert num_nodes(tree) <= 2 * len(tree) + 1
     for run in [*expected, (9,), (0, 9)]:
         assert count(tree, run) == expected[run]
-
-
-@settings(max_examples=80, deadline=None)
-@given(WORK, st.integers(1, 8))
-def test_taking_everything_out_leaves_the_root(work, depth):
-    tree = SuffixTree(depth, 1)
-    sequences = worked(tree, work)
-    tree.close()
-    for _ in sequences:
-        tree.remove()
-    assert num_nodes(tree) == 1
-    assert held(tree) == {}
-    assert (tree._heads < 0).all()
-    tree.append([1, 2, 1])
-    assert held(tree) == counted([[1, 2, 1]], depth)
-
-
-def test_many_sequences_come_and_go():
-    random = np.random.default_rng(0)
-    tree, sequences = SuffixTree(6, 1), []
-    for _ in range(300):
-        sequences.append(random.integers(0, 3, random.integers(0, 40)).tolist())
-        tree.append(sequences[-1])
-        tree.close()
-        while sum(map(len, sequences)) > 200:
-            sequences.pop(0)
-            tree.remove()
-    assert held(tree) == counted(sequences, 6)
-    assert tree._nodes.nbytes + tree._heads.nbytes + tree._text.nbytes < 200_000
 
 
 def seen(sequences, counts, suffix):

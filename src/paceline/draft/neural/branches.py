@@ -24,8 +24,10 @@ from dataclasses import dataclass, field, replace
 from itertools import islice, takewhile, zip_longest
 from typing import Any, Literal, NamedTuple
 
+import numpy as np
 import torch
 
+from paceline.draft.acceptance import Lengths
 from paceline.draft.neural.drafts import Draft, best_tokens
 from paceline.draft.neural.stepping import Stepping
 from paceline.engine.request import Row
@@ -38,6 +40,8 @@ Candidates = Sequence[Top]
 """Candidates after the root and after each token of a window."""
 Layout = Literal["measured", "uniform"]
 """measured: the branches likeliest to be needed; uniform: as many for every position, as in the paper."""
+WINDOWS = 64
+"""Past windows that say where verification ends; older ones count less."""
 SPREAD = 4
 """In the measured layout a position gets at most this many times the mean number of branches."""
 
@@ -120,35 +124,6 @@ class _Later:
         return len(self._row)
 
 
-class Hazard:
-    """P(verification ends at a position | it gets there), from past windows; older ones count less."""
-
-    KEPT, PRIOR = 0.98, 0.4
-
-    def __init__(self) -> None:
-        self._ended: list[float] = []
-        self._seen: list[float] = []
-
-    def note(self, window: int, accepted: int) -> None:
-        """Count a window of `window` tokens, of which the first `accepted` were accepted."""
-        for position in range(min(window, accepted + 1)):
-            if position == len(self._seen):
-                self._ended.append(2 * self.PRIOR)
-                self._seen.append(2.0)
-            self._ended[position] = self._ended[position] * self.KEPT + (position == accepted)
-            self._seen[position] = self._seen[position] * self.KEPT + 1
-
-    def stops(self, window: int) -> list[float]:
-        """P(exactly a tokens are accepted) for a = 0..window."""
-        left, shares = 1.0, []
-        for position in range(window):
-            known = position < len(self._seen)
-            ends = self._ended[position] / self._seen[position] if known else self.PRIOR
-            shares.append(left * ends)
-            left -= shares[-1]
-        return [*shares, left]
-
-
 class Ahead:
     """The draft's side: a drafter with a model, copies of the rows, and their branches.
 
@@ -166,7 +141,7 @@ class Ahead:
     ):
         self.drafter, self.num_candidates, self.branches = drafter, num_candidates, branches
         self.layout, self.fresh = layout, fresh
-        self.hazard = Hazard()
+        self.lengths = Lengths(WINDOWS)  # accepted tokens of windows
         self._most = most_candidates(num_candidates, layout)
         self._states: dict[int, _State] = {}
         self._out: list[_State] = []
@@ -216,7 +191,7 @@ class Ahead:
         self.drafter.keep(main, nodes)
         if accepted < len(new) - 1:
             return None
-        self.hazard.note(len(window), accepted)
+        self.lengths.note(accepted, len(window))
         branch = table.get((accepted, new[-1]))
         if branch is not None:
             self._move_in(state, branch, len(nodes))
@@ -289,7 +264,8 @@ class Ahead:
 
     def _keys(self, window: Sequence[int], tops: Candidates) -> list[tuple[int, int]]:
         """The outcomes (a, v) that get a branch, the likeliest first. v is not y_{a+1}: the target rejected that."""
-        stops = self.hazard.stops(len(window))
+        reach = np.concatenate([[1.0], self.lengths.reach(len(window)), [0.0]])
+        stops = -np.diff(reach)  # P(exactly a tokens are accepted)
         worth: list[tuple[float, tuple[int, int]]] = []
         for a, top in enumerate(tops[: len(window) + 1]):
             others = [(v, p) for v, p in top if a == len(window) or v != window[a]][: self._most]

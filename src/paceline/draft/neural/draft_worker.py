@@ -23,7 +23,7 @@ from multiprocessing.process import BaseProcess
 from statistics import median
 from time import perf_counter
 from types import SimpleNamespace
-from typing import Any, NamedTuple, cast
+from typing import Any, cast
 from weakref import finalize
 
 import torch
@@ -41,18 +41,13 @@ class Closed(Exception):
     """The process is gone, or did not answer in time."""
 
 
-class Fingerprint(NamedTuple):
-    """What the process knows of the target's tokenizer. Drafters compare nothing but the fingerprint."""
-
-    fingerprint: str
-    name: str
-    eos_token_id: int | None = None
-
-
 def facts_to_send(target: Facts, device: torch.device) -> Facts:
-    """The facts of `target` for the process, whose draft model runs on `device`."""
+    """The facts of `target` for the process, whose draft model runs on `device`. Of its tokenizer drafters compare the
+    fingerprint alone."""
     facts = {name: getattr(target, name) for name in Facts.__annotations__}
-    tokenizer = target.tokenizer and Fingerprint(target.tokenizer.fingerprint, target.tokenizer.name)
+    tokenizer = target.tokenizer and SimpleNamespace(
+        fingerprint=target.tokenizer.fingerprint, name=target.tokenizer.name, eos_token_id=None
+    )
     return cast(Facts, SimpleNamespace(**facts | {"tokenizer": tokenizer, "device": device}))
 
 

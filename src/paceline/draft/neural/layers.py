@@ -93,13 +93,13 @@ def table_and_head(target: Facts) -> tuple[Tensor, Linear]:
     )
 
 
-def native(target: Facts, who: str) -> Decoder:
-    """The target as a native decoder; MethodError for another one."""
+def native(target: Facts, what: str, instead: str = "heads without layers of their own") -> Decoder:
+    """The target as a native decoder; MethodError for another one. what: the method, and why it needs one."""
     if isinstance(target, Decoder):
         return target
     raise MethodError(
-        f"{who} has layers of the target's kind, and {target.name} runs in transformers: it needs a model of a family "
-        "that the native decoder runs, or heads without layers of their own"
+        f"{what}, and {target.name} runs in transformers: it needs a model of a family that the native decoder runs, "
+        f"or {instead}"
     )
 
 

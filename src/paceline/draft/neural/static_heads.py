@@ -136,7 +136,7 @@ class StaticHeads(Drafter):
             with torch.inference_mode():
                 tokens = self.guess(self.states(able), roots, max(sizes))
             for row, of_row, size in zip(able, tokens, sizes, strict=True):
-                made[row.id] = planted(self.template, of_row[:size], self.end_tokens(row), self.name)
+                made[row.id] = self.tree_after(row, of_row[1:size], self.template.parent[1:size])
         return [made.get(row.id) or DraftTree.root(row.last_token) for row in rows]
 
     def candidates(self, read: torch.Tensor, k: int) -> IntArray:
@@ -215,21 +215,6 @@ class StaticHeads(Drafter):
                 times.append(perf_counter() - began)
         gains = [0.0, *accumulate(path_values(shares, paths))]
         return max(best_size(gains, time_forwards(target), min(times)), 1)
-
-
-def planted(template: Template, tokens: IntArray, ends: frozenset[int], source: str) -> DraftTree:
-    """The tree of a template's first n nodes with these `tokens` int64 [n], the root's first. A token of `ends` has no
-    children."""
-    parent = template.parent[: len(tokens)]
-    if not ends or not np.isin(tokens[1:], list(ends)).any():
-        return DraftTree(tokens, parent, source=source)
-    number = {0: 0}
-    for node in range(1, len(tokens)):
-        above = int(parent[node])
-        if above in number and (above == 0 or int(tokens[above]) not in ends):
-            number[node] = len(number)
-    nodes = list(number)
-    return DraftTree(tokens[nodes], np.array([-1, *(number[int(parent[node])] for node in nodes[1:])]), source=source)
 
 
 class ReadingHeads(StateReader, StaticHeads):

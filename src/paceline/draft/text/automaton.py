@@ -10,13 +10,12 @@ text").
 
 A state stands for the substrings that end at the same set of positions. The suffix link of the whole sequence's state
 leads to the longest suffix that also ends elsewhere, so the match is read off that link, without a cursor.
-`tests/draft/automaton_reference.py` is the textbook's form, with which the tests compare this one.
 """
 
 from __future__ import annotations
 
 from collections.abc import Sequence
-from typing import NamedTuple
+from typing import Any, NamedTuple
 
 import numpy as np
 from numba import njit
@@ -44,7 +43,7 @@ class Match(NamedTuple):
 # Columns. Nine states in ten have one edge, so a state holds its first edge. Further edges are rows of `edges`, found
 # by an open-addressing hash `table` of (state, token), and chained from their state for the copy in a split.
 LENGTH, LINK, FIRST, RECENT, TOKEN, TARGET, MORE = range(7)
-_FROM, SYMBOL, TO, NEXT = range(4)
+FROM, SYMBOL, TO, NEXT = range(4)
 _STATES, _EDGES, LAST, _FOUND = range(4)
 _HERE, _NOWHERE = -1, -2
 
@@ -98,8 +97,8 @@ class SuffixAutomaton:
     def _grow(self, capacity: int) -> None:
         """Make room for `capacity` tokens."""
         self._capacity = capacity
-        self._states = _enlarged(self._states, 2 * capacity + 1)
-        self._edges = _enlarged(self._edges, 3 * capacity)
+        self._states = enlarged(self._states, 2 * capacity + 1)
+        self._edges = enlarged(self._edges, 3 * capacity)
         self._table = np.full(1 << (4 * capacity - 1).bit_length(), -1, np.int32)
         _hash_all(self._edges, self._table, self._counts[_EDGES])
 
@@ -111,9 +110,9 @@ def warm_up() -> None:
     automaton.transfer(0, 0, [0])
 
 
-def _enlarged(array: NDArray[np.int32], rows: int) -> NDArray[np.int32]:
+def enlarged(array: NDArray[Any], rows: int) -> NDArray[Any]:
     """`array` with room for `rows` rows; the new memory is not touched."""
-    larger = np.empty((rows, array.shape[1]), np.int32)
+    larger = np.empty((rows, *array.shape[1:]), array.dtype)
     larger[: len(array)] = array
     return larger
 
@@ -210,7 +209,7 @@ def _locate(states, edges, table, state, token):  # type: ignore[no-untyped-def]
     slot = _slot(table, state, token)
     while table[slot] >= 0:
         edge = table[slot]
-        if edges[edge, _FROM] == state and edges[edge, SYMBOL] == token:
+        if edges[edge, FROM] == state and edges[edge, SYMBOL] == token:
             return np.int64(edge)
         slot = (slot + 1) & (len(table) - 1)
     return _NOWHERE
@@ -231,7 +230,7 @@ def _add(states, edges, table, counts, state, token, target):  # type: ignore[no
         return
     edge = counts[_EDGES]
     counts[_EDGES] = edge + 1
-    edges[edge, _FROM] = state
+    edges[edge, FROM] = state
     edges[edge, SYMBOL] = token
     edges[edge, TO] = target
     edges[edge, NEXT] = states[state, MORE]
@@ -241,7 +240,7 @@ def _add(states, edges, table, counts, state, token, target):  # type: ignore[no
 
 @njit
 def _hash(edges, table, edge):  # type: ignore[no-untyped-def]
-    slot = _slot(table, edges[edge, _FROM], edges[edge, SYMBOL])
+    slot = _slot(table, edges[edge, FROM], edges[edge, SYMBOL])
     while table[slot] >= 0:
         slot = (slot + 1) & (len(table) - 1)
     table[slot] = edge

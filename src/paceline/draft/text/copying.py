@@ -26,20 +26,6 @@ def up_to_end(drafted: IntArray, ends: frozenset[int], *, keep: bool) -> IntArra
     return drafted
 
 
-def tree_up_to_ends(tokens: IntArray, parent: IntArray, ends: frozenset[int]) -> tuple[IntArray, IntArray]:
-    """Tokens and parents int64 [n] (0 is the root, 1 the first token) without the nodes below a token of `ends`."""
-    if ends.isdisjoint(tokens.tolist()):
-        return tokens, parent
-    nodes: list[int] = []
-    number = {0: 0}
-    for i, (token, above) in enumerate(zip(tokens.tolist(), parent.tolist(), strict=True)):
-        if above in number:
-            nodes.append(i)
-            if token not in ends:
-                number[i + 1] = len(nodes)
-    return tokens[nodes], np.array([number[above] for above in parent[nodes].tolist()], np.int64)
-
-
 class Memory(Protocol):
     """Holds texts."""
 

@@ -11,7 +11,6 @@ returns them by name. `workbench.corpus.build` reads files.
 
 from __future__ import annotations
 
-import importlib
 import sys
 from collections.abc import Callable, Generator, Sequence
 from contextlib import closing
@@ -23,7 +22,7 @@ from typing import Any
 import numpy as np
 from numpy.typing import NDArray
 
-from paceline.draft.text.frozen import BUILD_BYTES, DISK_BYTES
+from paceline.draft.text import frozen, ngrams, suffix_array
 from paceline.draft.text.store import Store, open_store, writing
 from paceline.errors import StoreError, meant
 from paceline.target.tokenizer import Tokenizer
@@ -33,15 +32,15 @@ from paceline.target.tokenizer import Tokenizer
 class Part:
     """The function that builds a part, and about how many bytes a token takes on disk, and in memory while building."""
 
-    builder: str
+    build: Callable[..., dict[str, NDArray[Any]]]
     disk: int
     memory: int
 
 
 PARTS = {
-    "automaton": Part("paceline.draft.text.frozen:build_part", DISK_BYTES, BUILD_BYTES),
-    "ngrams": Part("paceline.draft.text.ngrams:build_part", 0, 20),
-    "suffix-array": Part("paceline.draft.text.suffix_array:build_part", 4, 17),
+    "automaton": Part(frozen.build_part, disk=36, memory=110),
+    "ngrams": Part(ngrams.build_part, disk=0, memory=40),
+    "suffix-array": Part(suffix_array.build_part, disk=4, memory=50),
 }
 
 Report = Callable[[str, float], None]
@@ -104,7 +103,10 @@ def build(
         store.add("text", text)
         store.add("ends", ends)
         for name in plan.parts:
-            _add_part(name, store.add, text, ends, vocab_size, notify)
+            notify(name, 0.0)
+            for array_name, array in PARTS[name].build(text, ends, vocab_size, partial(notify, name)).items():
+                store.add(array_name, array)
+            notify(name, 1.0)
         store.facts.update(vocab_size=vocab_size, tokens=len(text), documents=len(ends))
     return open_store(out, kind="corpus")
 
@@ -153,19 +155,3 @@ def _estimate(text: NDArray[Any], parts: Sequence[str]) -> tuple[int, int]:
     disk = text.itemsize + sum(PARTS[name].disk for name in parts)
     memory = text.itemsize + max((PARTS[name].memory for name in parts), default=0)
     return disk * len(text), memory * len(text)
-
-
-def _add_part(
-    name: str,
-    add: Callable[[str, NDArray[Any]], None],
-    text: NDArray[Any],
-    ends: NDArray[np.int64],
-    vocab_size: int,
-    report: Report,
-) -> None:
-    module, _, function = PARTS[name].builder.partition(":")
-    build_part = getattr(importlib.import_module(module), function)
-    report(name, 0.0)
-    for array_name, array in build_part(text, ends, vocab_size, lambda done: report(name, done)).items():
-        add(array_name, array)
-    report(name, 1.0)

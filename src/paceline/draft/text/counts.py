@@ -17,6 +17,7 @@ import numpy as np
 from numba import njit
 from numpy.typing import NDArray
 
+from paceline.draft.text.automaton import enlarged
 from paceline.engine.tree import IntArray
 
 TOTAL, DISTINCT, HEAD = range(3)  # columns of `contexts`
@@ -73,17 +74,11 @@ class ContextCounts:
         contexts, items = (int(size) + tokens * self.longest for size in self.sizes)
         if contexts > len(self.keys):
             room = max(contexts, 2 * len(self.keys))
-            self.keys, self.contexts = _enlarged(self.keys, room), _enlarged(self.contexts, room)
+            self.keys, self.contexts = enlarged(self.keys, room), enlarged(self.contexts, room)
             self.table = np.full(1 << (2 * room - 1).bit_length(), -1, np.int64)
             _index(self.table, self.keys, self.sizes[_CONTEXTS])
         if items > len(self.items):
-            self.items = _enlarged(self.items, max(items, 2 * len(self.items)))
-
-
-def _enlarged(array: NDArray[Any], rows: int) -> NDArray[Any]:
-    larger = np.empty((rows, *array.shape[1:]), array.dtype)
-    larger[: len(array)] = array
-    return larger
+            self.items = enlarged(self.items, max(items, 2 * len(self.items)))
 
 
 @njit

@@ -19,7 +19,7 @@ from numpy.typing import NDArray
 
 from paceline.draft.text.automaton import (
     FIRST,
-    LAST,
+    FROM,
     LENGTH,
     LINK,
     MORE,
@@ -36,9 +36,6 @@ from paceline.errors import StoreError
 
 FRONT = 8
 """Successors of a block that are sorted by frequency; a tree has at most this many children a node."""
-BUILD_BYTES = 100
-"""Bytes a token of ordinary text takes while the automaton is built; DISK_BYTES: once it is saved."""
-DISK_BYTES = 36
 MOST_TOKENS = (2**31 - 1) // 3
 _STEP = 1 << 18  # tokens between two reports of progress
 
@@ -62,16 +59,25 @@ def freeze(text: NDArray[Any], progress: Callable[[float], None]) -> dict[str, N
     for at in range(0, len(text), _STEP):
         growing.extend(text[at : at + _STEP])
         progress(0.8 * at / len(text))
-    states, edges, counts = growing._states, growing._edges, growing._counts
-    states = states[: counts[0]]
+    num_states, num_edges, last, _ = growing._counts.tolist()
+    states, edges = growing._states[:num_states], growing._edges[:num_edges]
     del growing  # and with it the hash table, a third of the memory
     occurs = _count(states, len(text))
     progress(0.85)
-    number, num_blocks, num_edges = _number(states, edges, counts[LAST])
+    is_block = states[:, TOKEN] < 0
+    is_block[edges[:, FROM]] = True  # more edges than the one a state holds
+    while last >= 0:  # the text's own suffixes; the last one is the empty string
+        is_block[last] = True
+        last = int(states[last, LINK])
+    num_blocks = int(is_block.sum())
+    number = np.empty(num_states, np.int32)  # new numbers, blocks first
+    number[is_block] = np.arange(num_blocks, dtype=np.int32)
+    number[~is_block] = np.arange(num_blocks, num_states, dtype=np.int32)
+    num_edges += np.count_nonzero(states[:, TOKEN] >= 0) - (num_states - num_blocks)  # the others have one each
     progress(0.9)
     frozen = {
-        "states": np.empty((len(states), 3), np.int32),
-        "targets": np.empty(len(states) - num_blocks, np.int32),
+        "states": np.empty((num_states, 3), np.int32),
+        "targets": np.empty(num_states - num_blocks, np.int32),
         "blocks": np.empty((num_blocks + 1, 3), np.int32),
         "edges": np.empty((num_edges, 3), np.int32),
     }
@@ -106,35 +112,6 @@ def _count(states, n):  # type: ignore[no-untyped-def]
         occurs[link] += occurs[state]
         states[link, RECENT] = max(states[link, RECENT], states[state, RECENT])
     return occurs
-
-
-@njit(cache=True)
-def _number(states, edges, last):  # type: ignore[no-untyped-def]
-    """New numbers, blocks first; the number of blocks; the number of their edges."""
-    degree = np.empty(len(states), np.int32)
-    for state in range(len(states)):
-        degree[state] = states[state, TOKEN] >= 0
-        edge = states[state, MORE]
-        while edge >= 0:
-            degree[state] += 1
-            edge = edges[edge, NEXT]
-    is_block = degree != 1
-    is_block[0] = True
-    while last > 0:
-        is_block[last] = True
-        last = states[last, LINK]
-    num_blocks = is_block.sum()
-    number = np.empty(len(states), np.int32)
-    block, other, num_edges = 0, num_blocks, 0
-    for state in range(len(states)):
-        if is_block[state]:
-            number[state] = block
-            block += 1
-            num_edges += degree[state]
-        else:
-            number[state] = other
-            other += 1
-    return number, num_blocks, num_edges
 
 
 @njit(cache=True)

@@ -1,8 +1,7 @@
 """Suffix array of a corpus: all places of a run of tokens are one range of a sorted array.
 
-Built in O(n) by induced sorting (Nong, Zhang and Chan 2009, "Linear Suffix Array Construction by Almost Pure
-Induced-Sorting"): suffixes that begin a rise (LMS) are sorted by recursion, all others by one pass up and one pass down
-the buckets. It takes about 13 bytes a token, without text and result.
+Built by prefix doubling (Larsson and Sadakane 1999, "Faster Suffix Sorting"): suffixes sorted by their first n tokens
+are sorted by 2n with the ranks of what follows these; those that are told apart already are left alone.
 """
 
 from __future__ import annotations
@@ -15,7 +14,7 @@ from numba import njit
 from numpy.typing import NDArray
 
 from paceline.draft.text.store import Store
-from paceline.draft.text.suffix_tree import Speculator
+from paceline.draft.text.suffix_tree import Speculator, insert
 from paceline.engine.tree import IntArray
 from paceline.errors import StoreError
 
@@ -26,142 +25,25 @@ def sorted_positions(text: NDArray[Any], ends: IntArray, report: Callable[[float
     """int32 [n]: the start of each suffix of `text` int [n], in sorted order. A suffix ends with its document.
 
     ends    int64 [d], the offset after each document. report: called with the share done, 0 to 1."""
-    string = _with_ends(text, ends)
-    order = _sort(string, int(string.max(initial=0)) + 1, report)
-    return _without_ends(string, ends, order)
-
-
-@njit(cache=True)
-def _with_ends(text, ends):  # type: ignore[no-untyped-def]
-    """int32 [n + d]: the text with a symbol of its own after each document, below all tokens."""
-    string = np.empty(len(text) + len(ends), np.int32)
-    at = begin = 0
-    for i in range(len(ends)):
-        for j in range(begin, ends[i]):
-            string[at] = np.int64(text[j]) + len(ends)
-            at += 1
-        string[at] = i
-        at += 1
-        begin = ends[i]
-    return string
-
-
-@njit(cache=True)
-def _without_ends(string, ends, order):  # type: ignore[no-untyped-def]
-    """int32 [n]: `order` of `_with_ends` in places of the text. The suffixes of the added symbols stand first."""
-    at = begin = 0
-    for i in range(len(ends)):
-        for j in range(begin, ends[i]):
-            string[at] = j
-            at += 1
-        at += 1
-        begin = ends[i]
-    return string[order[len(ends) :]]
-
-
-def _sort(string: Positions, symbols: int, report: Callable[[float], None]) -> Positions:
-    """The start of each suffix of `string` int32 [n], in sorted order; symbols are 0 to symbols - 1."""
-    order = np.full(len(string), -1, np.int32)
-    rises = np.empty(len(string), np.bool_)
-    buckets = np.zeros((2, symbols + 1), np.int32)
-    bottoms = _classify(string, rises, buckets)
-    _induce(string, rises, buckets, bottoms, order)
-    report(0.3)
-    if len(bottoms) > 1:
-        names, distinct = _names(string, rises, order, bottoms)
-        if distinct < len(bottoms):
-            ranked = _sort(names, distinct, lambda done: report(0.3 + 0.4 * done))
-        else:
-            ranked = np.empty(len(bottoms), np.int32)
-            ranked[names] = np.arange(len(bottoms), dtype=np.int32)
-        report(0.7)
-        order.fill(-1)
-        _induce(string, rises, buckets, bottoms[ranked], order)
-    report(1.0)
-    return order
-
-
-@njit(cache=True)
-def _classify(string, rises, buckets):  # type: ignore[no-untyped-def]
-    """Fill `rises` (the suffix is smaller than the next one) and `buckets`; returns the bottoms, where a rise begins.
-
-    buckets  [0, c]: where the suffixes that begin with c start; [1, c]: where the rising ones among them start."""
-    count = 0
-    for i in range(len(string) - 1, -1, -1):
-        last = i + 1 == len(string)
-        rises[i] = not last and (string[i] < string[i + 1] or (string[i] == string[i + 1] and rises[i + 1]))
-        if not last and rises[i + 1] and not rises[i]:
-            count += 1
-        buckets[0, string[i] + 1] += 1
-        if not rises[i]:
-            buckets[1, string[i]] += 1
-    for symbol in range(buckets.shape[1] - 1):
-        buckets[0, symbol + 1] += buckets[0, symbol]
-        buckets[1, symbol] += buckets[0, symbol]
-    bottoms = np.empty(count, np.int32)
-    at = 0
-    for i in range(1, len(string)):
-        if rises[i] and not rises[i - 1]:
-            bottoms[at] = i
-            at += 1
-    return bottoms
-
-
-@njit(cache=True)
-def _induce(string, rises, buckets, bottoms, order):  # type: ignore[no-untyped-def]
-    """Sort all suffixes into `order` (all -1) from the sorted `bottoms`: falling ones first, then rising ones."""
-    if len(string) == 0:
-        return
-    free = buckets[1].copy()
-    for bottom in bottoms:
-        order[free[string[bottom]]] = bottom
-        free[string[bottom]] += 1
-    free[:] = buckets[0]
-    last = len(string) - 1
-    order[free[string[last]]] = last
-    free[string[last]] += 1
-    for i in range(len(string)):
-        before = order[i] - 1
-        if before >= 0 and not rises[before]:
-            order[free[string[before]]] = before
-            free[string[before]] += 1
-    free[:] = buckets[0]
-    for i in range(len(string) - 1, -1, -1):
-        before = order[i] - 1
-        if before >= 0 and rises[before]:
-            free[string[before] + 1] -= 1
-            order[free[string[before] + 1]] = before
-
-
-@njit(cache=True)
-def _names(string, rises, order, bottoms):  # type: ignore[no-untyped-def]
-    """int32 [m]: the rank of the piece from each bottom to the next one, the same for equal pieces; number of ranks."""
-    # Bottoms are at least two apart, so half the length is enough.
-    rank_at = np.empty(len(string) // 2 + 1, np.int32)
-    rank, previous = -1, -1
-    for begin in order:
-        if begin > 0 and rises[begin] and not rises[begin - 1]:
-            if previous < 0 or not _same_piece(string, rises, previous, begin):
-                rank += 1
-            rank_at[begin // 2] = rank
-            previous = begin
-    names = np.empty(len(bottoms), np.int32)
-    for i in range(len(bottoms)):
-        names[i] = rank_at[bottoms[i] // 2]
-    return names, rank + 1
-
-
-@njit
-def _same_piece(string, rises, a, b):  # type: ignore[no-untyped-def]
-    """Whether the pieces from the bottoms a and b up to and including the next bottom are equal."""
-    i = 0
-    while a + i < len(string) and b + i < len(string):
-        if string[a + i] != string[b + i] or rises[a + i] != rises[b + i]:
-            return False
-        if i > 0 and rises[a + i] and not rises[a + i - 1]:
-            return True
-        i += 1
-    return False
+    # A symbol of its own after each document, below all tokens: two suffixes differ before or at it.
+    string = np.insert(text.astype(np.int32) + np.int32(len(ends)), ends, np.arange(len(ends), dtype=np.int32))
+    order = np.argsort(string, kind="stable").astype(np.int32)
+    rank = np.empty(len(string), np.int32)  # of every suffix: the place of the first one that begins alike
+    open_ = np.arange(len(string), dtype=np.int32)  # places of suffixes that are not told apart yet
+    key: NDArray[Any] = string[order]
+    length = 1
+    while len(open_):
+        is_first = np.append(True, key[1:] != key[:-1])
+        rank[order[open_]] = np.maximum.accumulate(np.where(is_first, open_, 0))
+        open_ = open_[~(is_first & np.append(is_first[1:], True))]
+        suffix = order[open_]
+        key = (rank[suffix].astype(np.int64) << 32) + rank[suffix + length]
+        sorting = np.argsort(key, kind="stable")
+        order[open_], key = suffix[sorting], key[sorting]
+        length *= 2
+        report(1 - len(open_) / len(string))
+    place = np.cumsum(string >= len(ends), dtype=np.int32) - np.int32(1)  # in the text, without the symbols
+    return place[order[len(ends) :]]
 
 
 # The array -----------------------------------------------------------------------------------------------------------
@@ -353,12 +235,12 @@ def likeliest(text, positions, skip, size, deepest, stop, min_prob, branch):  # 
             token, first, begin = _run(text, positions, begin, begin + stride - 1, hi, skip + depth)
             share = prob * ((begin - first) / (hi - lo))  # by a ratio: never above `prob`, however it is rounded
             if share >= min_prob and branch:
-                num = _insert(nodes, probs, num, (token, read, depth + 1, first, begin), share)
+                num = insert(nodes, probs, num, (token, read, depth + 1, first, begin), share)
             elif begin - first > heaviest[2] - heaviest[1]:
                 heaviest = (token, first, begin)
         share = prob * ((heaviest[2] - heaviest[1]) / (hi - lo))
         if not branch and share >= min_prob:
-            num = _insert(nodes, probs, num, (heaviest[0], read, depth + 1, heaviest[1], heaviest[2]), share)
+            num = insert(nodes, probs, num, (heaviest[0], read, depth + 1, heaviest[1], heaviest[2]), share)
         while read < num and (nodes[read, _DEPTH] >= deepest or (stop == nodes[read, TOKEN]).any()):
             read += 1
         if read == num:
@@ -390,20 +272,3 @@ def _run(text, positions, lo, at, hi, offset):  # type: ignore[no-untyped-def]
         else:
             outside = middle
     return np.int64(token), first, outside
-
-
-@njit
-def _insert(nodes, probs, num, node, prob):  # type: ignore[no-untyped-def]
-    """Insert a node after all that are as likely or likelier; drops the last one if the list is full. Returns the
-    number of nodes."""
-    if num == len(nodes) and probs[num - 1] >= prob:
-        return num
-    i = min(num, len(nodes) - 1)
-    while i > 0 and probs[i - 1] < prob:
-        nodes[i] = nodes[i - 1]
-        probs[i] = probs[i - 1]
-        i -= 1
-    for column in range(5):
-        nodes[i, column] = node[column]
-    probs[i] = prob
-    return num + 1 if num < len(nodes) else num

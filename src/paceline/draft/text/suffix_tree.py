@@ -18,6 +18,7 @@ import numpy as np
 from numba import njit
 from numpy.typing import NDArray
 
+from paceline.draft.text.automaton import enlarged
 from paceline.engine.tree import IntArray
 
 # Columns of a node. BEST is the child with the highest count, the latest among equals, or STALE; CHAIN is the next node
@@ -302,43 +303,45 @@ def speculate(nodes, heads, text, active, context, most, factor, offset, min_pro
 def _likeliest(nodes, text, node, used, prob, size, min_prob, branch):  # type: ignore[no-untyped-def]
     """Tokens, parents and probabilities of what follows `used` tokens of the edge to `node`; shares are times `prob`.
 
-    One list in order of probability is read from the front, and what may follow the entry read is inserted. Entry i is
-    a drafted token: its node, the tokens used of that node's edge, its parent and its probability."""
-    at, upto, parent = np.empty(size, np.int64), np.empty(size, np.int64), np.empty(size, np.int64)
-    probs = np.empty(size, np.float64)
+    One list in order of probability is read from the front, and what may follow the entry read is inserted. An entry is
+    a drafted token: its node, the tokens used of that node's edge, and its parent."""
+    entries, probs = np.empty((size, 3), np.int64), np.empty(size, np.float64)
     num, read = 0, 0
     while True:
         if used < nodes[node, LENGTH]:
-            num = _insert(at, upto, parent, probs, num, node, used + 1, read, prob)
+            num = insert(entries, probs, num, (np.int64(node), np.int64(used + 1), np.int64(read)), prob)
         else:
             child = nodes[node, FIRST] if branch else _best(nodes, node)
             while child >= 0:
                 share = prob * (nodes[child, COUNT] / nodes[node, COUNT])  # a ratio: never above `prob`
                 if share >= min_prob:
-                    num = _insert(at, upto, parent, probs, num, child, 1, read, share)
+                    num = insert(entries, probs, num, (np.int64(child), np.int64(1), np.int64(read)), share)
                 child = nodes[child, NEXT] if branch else NONE
         if read == num:
             break
-        node, used, prob = at[read], upto[read], probs[read]
+        node, used, prob = entries[read, 0], entries[read, 1], probs[read]
         read += 1
     tokens = np.empty(num, np.int64)
     for i in range(num):
-        tokens[i] = text[nodes[at[i], START] + upto[i] - 1]
-    return tokens, parent[:num], probs[:num]
+        tokens[i] = text[nodes[entries[i, 0], START] + entries[i, 1] - 1]
+    return tokens, entries[:num, 2].copy(), probs[:num]
 
 
 @njit
-def _insert(at, upto, parent, probs, num, node, used, above, prob):  # type: ignore[no-untyped-def]
-    """Insert an entry after all that are as likely or likelier; drops the last one if the list is full. Returns the
-    number of entries."""
-    if num == len(at) and probs[num - 1] >= prob:
+def insert(entries, probs, num, entry, prob):  # type: ignore[no-untyped-def]
+    """Insert an entry, int64 [columns], after all of the `num` that are as likely or likelier; drops the last one if
+    the list is full. Returns the number of entries."""
+    if num == len(entries) and probs[num - 1] >= prob:
         return num
-    i = min(num, len(at) - 1)
+    i = min(num, len(entries) - 1)
     while i > 0 and probs[i - 1] < prob:
-        at[i], upto[i], parent[i], probs[i] = at[i - 1], upto[i - 1], parent[i - 1], probs[i - 1]
+        entries[i] = entries[i - 1]
+        probs[i] = probs[i - 1]
         i -= 1
-    at[i], upto[i], parent[i], probs[i] = node, used, above, prob
-    return num + 1 if num < len(at) else num
+    for column in range(entries.shape[1]):
+        entries[i, column] = entry[column]
+    probs[i] = prob
+    return num + 1 if num < len(entries) else num
 
 
 # The tree ------------------------------------------------------------------------------------------------------------
@@ -440,10 +443,8 @@ class SuffixTree(Speculator):
         gone = int(self._counts[TEXT]) - live
         text = np.empty(capacity, np.int32)
         text[:live] = self._text[gone : gone + live]
-        nodes = np.empty((2 * capacity + 2, 9), np.int32)
-        nodes[: len(self._nodes)] = self._nodes
-        nodes[: len(self._nodes), START] -= gone
-        self._text, self._nodes = text, nodes
+        self._nodes[:, START] -= gone
+        self._text, self._nodes = text, enlarged(self._nodes, 2 * capacity + 2)
         self._counts[TEXT] = live
         self._heads = np.full(1 << (2 * capacity).bit_length(), NONE, np.int32)
         hash_all(self._nodes, self._heads, self._text, self._counts[NODES])
