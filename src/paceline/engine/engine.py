@@ -427,7 +427,7 @@ class Engine:
 def _schedule(schedule: str | Schedule | None, max_batch: int, prefill_chunk: int) -> Schedule:
     if schedule is None:
         return Ragged(max_batch, prefill_chunk)
-    from paceline.engine.rectangles import create_schedule
+    from paceline.engine.published import create_schedule
 
     return create_schedule(schedule, max_batch, prefill_chunk)
 
@@ -449,7 +449,7 @@ def _target(
         target = load(model, native=False if is_rectangular else None, **loading)
         target.tokenizer = tokenizer or target.tokenizer or load_tokenizer(model)  # its error names what is missing
     if is_rectangular:
-        from paceline.engine.rectangles import rectangular
+        from paceline.target.rectangles import rectangular
 
         target = rectangular(target)
     if isinstance(model, Target):

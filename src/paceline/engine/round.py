@@ -193,7 +193,8 @@ def score_prompts(plan: Round, verdict: Verdict) -> Verdict:
         if row.count_unscored(len(segment.tokens)):
             end = row.cached + len(segment.tokens)
             own = row.tokens[end - segment.num_logits + 1 : min(end + 1, row.prompt_length)].tolist()
-            row.prompt_logprobs += token_logprobs(verdict.of(i)[: len(own)].float(), own, row.params.prompt_logprobs or 0)
+            logits = verdict.of(i)[: len(own)].float()
+            row.prompt_logprobs += token_logprobs(logits, own, row.params.prompt_logprobs or 0)
             last = int(not row.num_new and end == row.prompt_length)
             deciding[i] = slice(deciding[i].stop - last, deciding[i].stop)
     return verdict.select(deciding)

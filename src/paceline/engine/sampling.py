@@ -190,7 +190,7 @@ def token_logprobs(logits: torch.Tensor, tokens: Sequence[int], count: int) -> l
     """Log-probabilities of tokens [n], each with the `count` best at its place, from logits [n, V]."""
     logs = logits.log_softmax(-1)
     own = logs.gather(-1, torch.tensor(tokens, device=logs.device).unsqueeze(-1))[:, 0].tolist()
-    values, ids = top_tokens(logs, min(count, logs.shape[-1])) if count else (logs[:, :0], logs[:, :0].long())
+    values, ids = top_tokens(logs, min(count, logs.shape[-1])) if count else (logs[:, :0],) * 2
     tops = [tuple(zip(*best, strict=True)) for best in zip(ids.tolist(), values.tolist(), strict=True)]
     return [TokenLogprob(*entry) for entry in zip(tokens, own, tops, strict=True)]
 
