@@ -10,9 +10,9 @@ from tests.schedules import broken, world
 from tests.schedules.world import World
 
 from paceline.bench.metrics import exact, partial
-from paceline.engine import rectangles
 from paceline.engine.engine import Engine
 from paceline.engine.sampling import SamplingParams
+from paceline.target import rectangles
 from paceline.target.rectangles import RectangularCache
 from paceline.workbench.contestant import cut
 
