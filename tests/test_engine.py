@@ -296,30 +296,28 @@ def test_broken_weights_are_said_to_be_broken(world: World) -> None:
     assert not engine.has_work
 
 
-@pytest.mark.parametrize("temperature", [0.0, 0.9])
 @pytest.mark.parametrize("make", MAKERS.values(), ids=MAKERS)
 def test_a_row_whose_logits_are_not_numbers_ends_alone(
-    world: World, make: Callable[[World], Drafter], temperature: float, monkeypatch: pytest.MonkeyPatch
+    world: World, make: Callable[[World], Drafter], monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    params = [SamplingParams(max_tokens=NEW, temperature=temperature, seed=i) for i in range(len(world.prompts))]
+    params = [SamplingParams(max_tokens=NEW, temperature=0.9 * (i % 2), seed=i) for i in range(len(world.prompts))]
     engine = world.engine(make(world), max_batch=4)
-    expected = [o.tokens for o in world.engine(make(world), max_batch=4).generate(world.prompts, params)]
-    verify, bad = engine.target.verify, 1
+    expected = [world.answer(prompt, of_row).tokens for prompt, of_row in zip(world.prompts, params, strict=True)]
+    verify, bad = engine.target.verify, (1, 4)  # a sampled one and a greedy one
 
     def broken(segments: Sequence[Segment], *rest: Any) -> Verdict:
         verdict = verify(segments, *rest)
         verdict.logits = verdict.logits.clone()
         for i, row in enumerate(engine.rows):
-            if row.id == bad and row.num_new >= 4:
+            if row.id in bad and row.num_new >= 4:
                 verdict.of(i).fill_(float("nan"))
         return verdict
 
     monkeypatch.setattr(engine.target, "verify", broken)
     out = engine.generate(world.prompts, params)
-    assert [i for i, o in enumerate(out) if o.finish_reason == "error"] == [bad]
-    assert "NaN or infinite" in out[bad].error
-    assert out[bad].tokens == expected[bad][: len(out[bad].tokens)]
-    assert [o.tokens for i, o in enumerate(out) if i != bad] == [t for i, t in enumerate(expected) if i != bad]
+    for i, (done, tokens) in enumerate(zip(out, expected, strict=True)):
+        assert done.tokens == (tokens[: len(done.tokens)] if i in bad else tokens)
+        assert ("NaN or infinite" in done.error) == (done.finish_reason == "error") == (i in bad)
     assert not world.taken
     assert not engine.has_work
 
@@ -673,7 +671,7 @@ def _first_occurrence(tokens: list[int], after: int) -> int:
     return next(i for i in range(after, len(tokens)) if tokens[i] not in tokens[:i])
 
 
-@pytest.mark.parametrize(("after", "branches"), [(0, 0), (3, 0), (8, 0), (0, 2), (1, 2), (3, 2), (5, 2), (8, 2)])
+@pytest.mark.parametrize(("after", "branches"), [(0, 0), (8, 0), (0, 2), (1, 2), (3, 2)])
 def test_rows_end_inside_drafts_exactly_where_plain_decoding_ends(world: World, after: int, branches: int) -> None:
     prompts = world.prompts[1:6]
     whole = [world.text(i)[len(world.prompts[i]) :] for i in range(1, 6)]
