@@ -305,8 +305,10 @@ def _completions(app: FastAPI, server: Server) -> None:
         server.check(request)
         prompted = await _prepared(http, request, lambda: _of_text(server, request))
         frame = Frame("text_completion", server.settings.model, server.tokenizer)
-        shown = {"logprobs": request.logprobs is not None, "pieces": _pieces(http)}
-        styles = [Style(frame, request, one.prompt, echo=one.text, **shown) for one in prompted]
+        logprobs, pieces = request.logprobs is not None, _pieces(http)
+        styles = [
+            Style(frame, request, one.prompt, logprobs=logprobs, pieces=pieces, echo=one.text) for one in prompted
+        ]
         submitted = server.submit(prompted)
         if request.stream:
             return server.stream(submitted[0], styles[0])

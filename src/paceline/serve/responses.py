@@ -188,7 +188,7 @@ class Style:
         if not self.logprobs:
             return None
         if self.reader:
-            return {"content": self.frame.entries(logprobs), "refusal": None}
+            return {"content": self.frame.entries([one for one in logprobs if one is not None]), "refusal": None}
         if index not in self._offsets:
             self._offsets[index] = TextOffsets(self.frame.tokenizer, () if self.echo is not None else self.prompt)
         return self.frame.columns(logprobs, self._offsets[index], self.prompt[0])
