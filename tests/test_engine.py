@@ -261,31 +261,28 @@ def test_rows_that_ended_leave_even_if_the_drafter_fails_to_observe_it(world: Wo
         assert row.new_tokens.tolist() == world.answer(world.prompts[i], row.params).tokens[: row.num_new]
 
 
-def test_rows_for_which_there_is_no_memory_end_and_the_others_go_on(world: World) -> None:
+def test_rows_for_which_there_is_no_memory_end_and_the_others_go_on(
+    world: World, monkeypatch: pytest.MonkeyPatch
+) -> None:
     engine = world.engine()
     add_row = world.decoder.add_row
 
     def full(length: int) -> int:
-        if len(engine.rows) == 2:
+        if len(engine.rows) == 3:  # with the one that joins
             raise MemoryError
         return add_row(length)
 
     rows = [engine.add(prompt, SamplingParams(max_tokens=4)) for prompt in world.prompts[:4]]
-    world.decoder.add_row = full  # type: ignore[method-assign]
-    try:
+    with monkeypatch.context() as patch:
+        patch.setattr(world.decoder, "add_row", full)
         deltas = engine.step()
-    finally:
-        del world.decoder.add_row  # type: ignore[method-assign]
     assert engine.rows == rows[:2]
     assert [row.finish_reason for row in rows] == [None, None, "error", "error"]
     assert [delta.row for delta in deltas if delta.finished] == rows[2:]
     assert len(world.taken) == 2
-    while engine.has_work:
-        engine.step()
-    assert all(
-        row.new_tokens.tolist() == world.answer(p, row.params).tokens
-        for p, row in zip(world.prompts, rows[:2], strict=False)
-    )
+    engine.finish(rows[:2])
+    for prompt, row in zip(world.prompts, rows[:2], strict=False):
+        assert row.new_tokens.tolist() == world.answer(prompt, row.params).tokens
     assert not world.taken
 
 
@@ -299,38 +296,35 @@ def test_broken_weights_are_said_to_be_broken(world: World) -> None:
     assert not engine.has_work
 
 
-@pytest.mark.parametrize("temperature", [0.0, 0.9])
 @pytest.mark.parametrize("make", MAKERS.values(), ids=MAKERS)
 def test_a_row_whose_logits_are_not_numbers_ends_alone(
-    world: World, make: Callable[[World], Drafter], temperature: float
+    world: World, make: Callable[[World], Drafter], monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    params = [SamplingParams(max_tokens=NEW, temperature=temperature, seed=i) for i in range(len(world.prompts))]
+    params = [SamplingParams(max_tokens=NEW, temperature=0.9 * (i % 2), seed=i) for i in range(len(world.prompts))]
     engine = world.engine(make(world), max_batch=4)
-    expected = [o.tokens for o in world.engine(make(world), max_batch=4).generate(world.prompts, params)]
-    verify, bad = engine.target.verify, 1
+    expected = [world.answer(prompt, of_row).tokens for prompt, of_row in zip(world.prompts, params, strict=True)]
+    verify, bad = engine.target.verify, (1, 4)  # a sampled one and a greedy one
 
     def broken(segments: Sequence[Segment], *rest: Any) -> Verdict:
         verdict = verify(segments, *rest)
         verdict.logits = verdict.logits.clone()
         for i, row in enumerate(engine.rows):
-            if row.id == bad and row.num_new >= 4:
+            if row.id in bad and row.num_new >= 4:
                 verdict.of(i).fill_(float("nan"))
         return verdict
 
-    engine.target.verify = broken  # type: ignore[method-assign]
-    try:
-        out = engine.generate(world.prompts, params)
-    finally:
-        del engine.target.verify  # type: ignore[method-assign]
-    assert [i for i, o in enumerate(out) if o.finish_reason == "error"] == [bad]
-    assert "NaN or infinite" in out[bad].error
-    assert out[bad].tokens == expected[bad][: len(out[bad].tokens)]
-    assert [o.tokens for i, o in enumerate(out) if i != bad] == [t for i, t in enumerate(expected) if i != bad]
+    monkeypatch.setattr(engine.target, "verify", broken)
+    out = engine.generate(world.prompts, params)
+    for i, (done, tokens) in enumerate(zip(out, expected, strict=True)):
+        assert done.tokens == (tokens[: len(done.tokens)] if i in bad else tokens)
+        assert ("NaN or infinite" in done.error) == (done.finish_reason == "error") == (i in bad)
     assert not world.taken
     assert not engine.has_work
 
 
-def test_a_forward_that_fails_ends_its_rows_and_the_engine_serves_the_next(world: World) -> None:
+def test_a_forward_that_fails_ends_its_rows_and_the_engine_serves_the_next(
+    world: World, monkeypatch: pytest.MonkeyPatch
+) -> None:
     engine = world.engine(max_batch=2)
     verify, calls = engine.target.verify, iter(range(10**6))
 
@@ -339,11 +333,8 @@ def test_a_forward_that_fails_ends_its_rows_and_the_engine_serves_the_next(world
             raise RuntimeError("out of memory")
         return verify(*given)
 
-    engine.target.verify = broken  # type: ignore[method-assign]
-    try:
-        out = engine.generate(world.prompts[:4], SamplingParams(max_tokens=5))
-    finally:
-        del engine.target.verify  # type: ignore[method-assign]
+    monkeypatch.setattr(engine.target, "verify", broken)
+    out = engine.generate(world.prompts[:4], SamplingParams(max_tokens=5))
     assert [o.finish_reason for o in out] == ["error", "error", "length", "length"]
     assert [o.tokens for o in out] == [
         world.answer(p, SamplingParams(max_tokens=5)).tokens[: len(o.tokens)]
@@ -467,7 +458,9 @@ def test_any_requests_in_any_company(every: list[Wish], kind: str, batch: int, c
 
 
 @pytest.mark.parametrize("chunk", [1, 2, 7, 31, 512])
-def test_prompts_run_in_chunks_between_the_rounds_of_others(world: World, chunk: int) -> None:
+def test_prompts_run_in_chunks_between_the_rounds_of_others(
+    world: World, chunk: int, monkeypatch: pytest.MonkeyPatch
+) -> None:
     drafter = listening(world.oracle(error=0.3, branches=1))
     engine = world.engine(drafter, prefill_chunk=chunk, max_batch=8)
     sizes: list[int] = []
@@ -478,17 +471,14 @@ def test_prompts_run_in_chunks_between_the_rounds_of_others(world: World, chunk:
         sizes.append(sum(len(s.tokens) for s in segments if s.slot in reading))
         return verify(segments, *rest)
 
-    world.decoder.verify = spy  # type: ignore[method-assign]
-    try:
-        first = engine.add(world.prompts[0], SamplingParams(max_tokens=NEW))
+    monkeypatch.setattr(world.decoder, "verify", spy)
+    first = engine.add(world.prompts[0], SamplingParams(max_tokens=NEW))
+    engine.step()
+    rows = [first] + [engine.add(p, SamplingParams(max_tokens=NEW)) for p in world.prompts[1:]]
+    while engine.has_work:
+        before = [(row, row.num_new) for row in engine.rows if row.num_new]
         engine.step()
-        rows = [first] + [engine.add(p, SamplingParams(max_tokens=NEW)) for p in world.prompts[1:]]
-        while engine.has_work:
-            before = [(row, row.num_new) for row in engine.rows if row.num_new]
-            engine.step()
-            assert all(row.num_new > n for row, n in before), "a row past its prompt gains a token every round"
-    finally:
-        del world.decoder.verify  # type: ignore[method-assign]
+        assert all(row.num_new > n for row, n in before), "a row past its prompt gains a token every round"
     for prompt, row in zip(world.prompts, rows, strict=True):
         assert row.new_tokens.tolist() == world.answer(prompt, row.params).tokens
     assert max(sizes) <= chunk
@@ -512,12 +502,8 @@ BAD_PROMPTS = {
 @pytest.mark.parametrize(("prompt", "words"), BAD_PROMPTS.values(), ids=BAD_PROMPTS)
 def test_a_bad_prompt_is_refused_and_nothing_stays_queued(world: World, prompt: Any, words: str) -> None:
     engine = world.engine()
-    with pytest.raises(PromptError, match=words) as caught:
+    with pytest.raises(PromptError, match=rf"^.*({words}).*\Z"):  # one line
         engine.generate([world.prompts[0], prompt])
-    assert "\n" not in str(caught.value)
-    assert not engine.has_work
-    with pytest.raises(PromptError, match=words):
-        engine.add(prompt)
     assert not engine.has_work
 
 
@@ -554,10 +540,10 @@ def test_one_string_is_not_a_list_of_prompts(world: World) -> None:
     assert world.engine().generate([]) == []
 
 
-@pytest.mark.parametrize("wrong", [{"max_batch": 0}, {"prefill_chunk": 0}, {"max_batch": -1}])
-def test_an_engine_without_room_is_refused(world: World, wrong: dict[str, int]) -> None:
-    with pytest.raises(PacelineError, match="1 or more"):
-        world.engine(**wrong)
+def test_an_engine_without_room_is_refused(world: World) -> None:
+    for wrong in ({"max_batch": 0}, {"prefill_chunk": 0}):
+        with pytest.raises(PacelineError, match="1 or more"):
+            world.engine(**wrong)
 
 
 @pytest.mark.parametrize("make", MAKERS.values(), ids=MAKERS)
@@ -685,7 +671,7 @@ def _first_occurrence(tokens: list[int], after: int) -> int:
     return next(i for i in range(after, len(tokens)) if tokens[i] not in tokens[:i])
 
 
-@pytest.mark.parametrize(("after", "branches"), [(0, 0), (3, 0), (8, 0), (0, 2), (1, 2), (3, 2), (5, 2), (8, 2)])
+@pytest.mark.parametrize(("after", "branches"), [(0, 0), (8, 0), (0, 2), (1, 2), (3, 2)])
 def test_rows_end_inside_drafts_exactly_where_plain_decoding_ends(world: World, after: int, branches: int) -> None:
     prompts = world.prompts[1:6]
     whole = [world.text(i)[len(world.prompts[i]) :] for i in range(1, 6)]
@@ -717,7 +703,7 @@ def test_rows_end_inside_drafts_exactly_where_plain_decoding_ends(world: World, 
     assert inside or after < 3, "no answer ended inside a draft"
 
 
-@pytest.mark.parametrize("room", [1, 2, 3, 7, 8, 9, 20])
+@pytest.mark.parametrize("room", [1, 2, 8, 20])
 @pytest.mark.parametrize("make", MAKERS.values(), ids=MAKERS)
 def test_the_context_fills_to_the_last_token(world: World, make: Callable[[World], Drafter], room: int) -> None:
     prompt = world.text(2)[: models.MAX_CONTEXT - room]

@@ -274,6 +274,19 @@ def test_what_prompts_share_is_computed_once(decoder: Decoder, batch: int) -> No
     assert all(61 <= one.reused <= 63 for one in done[1:])
 
 
+def test_of_a_prompt_that_is_being_answered_the_last_token_is_run(decoder: Decoder) -> None:
+    wish = SamplingParams(max_tokens=8)
+    (wanted,) = engine(decoder, reuse=False).generate([PROMPTS[2]], wish)
+    twice = engine(decoder)
+    rows = [twice.add(PROMPTS[2], wish)]
+    for _ in range(3):
+        twice.step()
+    rows.append(twice.add(PROMPTS[2], wish))
+    twice.finish(rows)
+    assert [row.new_tokens.tolist() for row in rows] == [wanted.tokens] * 2
+    assert [row.reused for row in rows] == [0, len(PROMPTS[2]) - 1]
+
+
 def test_a_drafter_that_must_see_the_prompt_sees_all_of_it(decoder: Decoder) -> None:
     listening = drafters.Listening(Drafter(), Needs(hidden_layers=(1,)))
     done = engine(decoder, listening, max_batch=1).generate([PROMPTS[2]] * 2, SamplingParams(max_tokens=4))

@@ -25,6 +25,11 @@ def row(params: SamplingParams, prompt: Sequence[int] = (1, 2), max_context: int
     return Row(0, prompt, params, max_context=max_context, eos_token_ids=[END], detokenizer=detokenizer)
 
 
+def text_of(of: Row) -> str:
+    """Text that is new and can no longer change."""
+    return "".join(text for _, text in of.take_pieces())
+
+
 def result(of: Row) -> tuple[list[int], str, str | None]:
     return of.new_tokens.tolist(), of.text, of.finish_reason
 
@@ -94,7 +99,7 @@ def test_any_rounds_end_where_single_tokens_end(
     for of_round in rounds_of(tokens, sizes):
         took = drafted.extend(of_round, "drafter")
         taken += took
-        streamed += drafted.take_text()
+        streamed += text_of(drafted)
         assert drafted.text.startswith(streamed)
         if drafted.finish_reason is not None:
             break
@@ -160,26 +165,26 @@ def test_the_beginning_of_a_stop_string_is_held_back() -> None:
     seen = []
     for token in (2, 1, 2, 5, 1, 1):  # b, a, b, space, a, a
         made.extend([token])
-        seen.append(made.take_text())
+        seen.append(text_of(made))
     assert seen == ["b", "", "", "", "", "ab a"]
     made.extend([2, 5, 1, 2], "drafter")
-    assert (made.take_text(), made.text, made.finish_reason) == ("", "bab a", "stop")
+    assert (text_of(made), made.text, made.finish_reason) == ("", "bab a", "stop")
 
 
 def test_what_was_held_back_comes_when_the_answer_ends() -> None:
     for ending, reason in (([END], "stop"), ([1], "length")):
         made = row(SamplingParams(stop=["bbb"], max_tokens=4))
         made.extend([1, 2, 2])
-        assert made.take_text() == "a"
+        assert text_of(made) == "a"
         made.extend(ending)
-        assert made.take_text() == ("bb" if reason == "stop" else "bba")
+        assert text_of(made) == ("bb" if reason == "stop" else "bba")
         assert made.finish_reason == reason
 
 
 def test_an_aborted_row_gives_what_it_has() -> None:
     made = row(SamplingParams(stop=["bb"]))
     made.extend([1, 2, 6], "drafter")
-    assert made.take_text() == "a"
+    assert text_of(made) == "a"
     made.finish_reason = "abort"
     made.finish_text()
     assert made.take_pieces() == [("drafter", "b"), ("", "\ufffd")]

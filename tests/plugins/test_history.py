@@ -14,7 +14,7 @@ from paceline.draft.recording import Recording
 from paceline.engine.round import Round
 from paceline.engine.tree import DraftTree
 from paceline.errors import PacelineError
-from paceline.plugins.history import History, HostRow, create_paced
+from paceline.plugins.history import History, HostRow, OneAtATime, create_paced
 from paceline.workbench.walk import tokens_only
 from tests.drafters import TOKENS_ONLY
 
@@ -106,6 +106,19 @@ def test_a_drafter_hears_how_far_its_chain_went() -> None:
     history.advance([row], [np.array([3, 4, 6])])
     history.advance([row], [[6]])
     assert drafter.kept == [([0, 1], [2, 3, 4]), ([0, 1, 2], [8, 3, 4]), ([0], [6])]
+
+
+def test_one_request_at_a_time_is_followed_by_its_text() -> None:
+    drafter, dropped = Watching(), list[int]()
+    drafter.drop = lambda row: dropped.append(row.id)  # type: ignore[method-assign]
+    one = OneAtATime(History(drafter, FACTS, paced=False), 50)
+    assert one.draft(np.array([1, 2])).tolist() == [3, 4]
+    one.draft(np.array([1, 2, 3, 7]))
+    assert (drafter.kept, dropped) == ([([0, 1], [2, 3, 4])], [])
+    one.draft(np.array([1, 2, 3]))  # shorter: another request
+    assert dropped == [0]
+    one.close()
+    assert dropped == [0, 1]
 
 
 def test_a_row_grows_and_knows_its_room() -> None:

@@ -10,10 +10,10 @@ from tests.schedules import broken, world
 from tests.schedules.world import World
 
 from paceline.bench.metrics import exact, partial
-from paceline.engine import rectangles
 from paceline.engine.engine import Engine
-from paceline.engine.rectangles import RectangularCache
 from paceline.engine.sampling import SamplingParams
+from paceline.target import rectangles
+from paceline.target.rectangles import RectangularCache
 from paceline.workbench.contestant import cut
 
 NEW, DEPTH = 10, 3

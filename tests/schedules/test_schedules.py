@@ -17,21 +17,14 @@ from tests.schedules.world import NEW, SAMPLED, World
 from paceline.draft import registry
 from paceline.draft.base import Drafter
 from paceline.engine.engine import Engine
-from paceline.engine.rectangles import (
-    Block,
-    Equal,
-    Grouped,
-    RectangularCache,
-    RectangularTarget,
-    create_schedule,
-    rectangular,
-)
+from paceline.engine.published import Equal, Grouped, create_schedule
 from paceline.engine.request import Row
 from paceline.engine.round import Segment
 from paceline.engine.sampling import SamplingParams
 from paceline.engine.tree import DraftTree
 from paceline.errors import ModelError, PacelineError
 from paceline.target.base import Needs
+from paceline.target.rectangles import Block, RectangularCache, RectangularTarget, rectangular
 
 SCHEDULES = ("equal", "grouped")
 GREEDY = SamplingParams(max_tokens=NEW)

@@ -54,17 +54,8 @@ BODIES: dict[str, dict[str, Any]] = {
 }  # fmt: skip
 NEEDED = {"messages", "prompt", "tokens", "max_tokens"}
 OTHERS = (
-    "/",
-    "/health",
-    "/v1/models",
-    "/metrics",
-    "/stats",
-    "/version",
-    "/openapi.json",
-    "/docs",
-    "/v1/nothing",
-    "/%ff",
-)
+    "/", "/health", "/v1/models", "/metrics", "/stats", "/version", "/openapi.json", "/docs", "/v1/nothing", "/%ff",
+)  # fmt: skip
 METHODS = ("GET", "POST", "PUT", "HEAD", "OPTIONS", "DELETE", "PATCH", "TRACE")
 ODD: list[Any] = [
     None, True, False, 0, 1, -1, 2, 3.5, 1e308, -1e308, 1e-300, 2**31, 2**63, -(2**63), 10**400, -100, 100,

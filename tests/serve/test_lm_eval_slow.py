@@ -21,32 +21,10 @@ from tests.serve.live import engine, serving
 LM_EVAL = os.environ.get("PACELINE_LM_EVAL") or shutil.which("lm-eval")
 pytestmark = [pytest.mark.slow, pytest.mark.skipif(LM_EVAL is None, reason="lm-eval is not installed")]
 
-WORDS = [
-    "dog",
-    "Paris",
-    "blue",
-    "seven",
-    "train",
-    "London",
-    "house",
-    "restaurant",
-    "green",
-    "tree",
-    "monday",
-    "water",
-    "hotel",
-    "friend",
-    "school",
-    "music",
-    "doctor",
-    "winter",
-    "bread",
-    "garden",
-    "movie",
-    "flight",
-    "mother",
-    "river",
-]
+WORDS = (
+    "dog", "Paris", "blue", "seven", "train", "London", "house", "restaurant", "green", "tree", "monday", "water",
+    "hotel", "friend", "school", "music", "doctor", "winter", "bread", "garden", "movie", "flight", "mother", "river",
+)  # fmt: skip
 ECHOES = [{"question": f'The word is "{word}". Again, the word is "', "answer": word} for word in WORDS]
 ENDINGS: list[dict[str, Any]] = [
     {"text": text, "choices": choices, "answer": i % 3}

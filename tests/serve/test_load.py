@@ -24,7 +24,7 @@ def idle(made: Any) -> bool:
 
 
 def test_many_kinds_of_clients_at_once(folder):
-    traffic, made = Traffic(150, kinds=60, seed=1), engine(folder, max_batch=16)
+    traffic, made = Traffic(80, kinds=40, seed=1), engine(folder, max_batch=16)
     with serving(made, most_waiting=256, api_keys=("right",), max_body=60_000) as address:
         traffic.run(address, "right")
         for _ in range(100):

@@ -6,7 +6,7 @@ import json
 from collections.abc import Iterator
 from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
-from time import sleep
+from time import perf_counter, sleep
 from typing import Any
 
 import httpx2 as httpx
@@ -100,7 +100,10 @@ def test_a_stream_adds_up_to_the_whole(client, alone):
 
 def test_text_completions_with_several_prompts_and_answers(client, alone):
     done = client.completions.create(model="tiny", prompt=["the cat", "there was"], max_tokens=6, temperature=0)
-    assert [c.text for c in done.choices] == [alone(p, max_tokens=6).text for p in ("the cat", "there was")]
+    wanted = [alone(p, max_tokens=6) for p in ("the cat", "there was")]
+    assert [c.text for c in done.choices] == [one.text for one in wanted]
+    assert done.usage.prompt_tokens == sum(one.prompt_tokens for one in wanted)
+    assert done.usage.total_tokens == done.usage.prompt_tokens + sum(one.new_tokens for one in wanted)
     ask = {"model": "tiny", "prompt": "the cat", "max_tokens": 6, "temperature": 1.0, "seed": 5}
     texts = [c.text for c in client.completions.create(**ask, n=3).choices]
     assert texts == [alone("the cat", max_tokens=6, temperature=1.0, seed=5 + i).text for i in range(3)]
@@ -240,14 +243,15 @@ def test_a_deadline_ends_an_answer_where_it_is(folder, stream):
 
 def test_a_client_that_leaves_frees_its_slot(folder):
     made = engine(folder, max_batch=2)
+    step = made.step
+    made.step = lambda: (sleep(0.05), step())[1]  # by itself an answer ends after half a minute
     with serving(made) as address:
-        ask = {"messages": MESSAGES, "max_tokens": 2000, "ignore_eos": True, "stream": True}
+        ask = {"messages": MESSAGES, "max_tokens": 900, "min_tokens": 900, "draft": "none", "stream": True}
         for _ in range(3):
-            with httpx.stream("POST", f"{address}/v1/chat/completions", json=ask) as reply:
+            with httpx.stream("POST", f"{address}/v1/chat/completions", json=ask, timeout=60) as reply:
                 next(reply.iter_lines())
-        for _ in range(200):
-            if not made.rows and not made.waiting:
-                break
+        ends = perf_counter() + 15
+        while (made.rows or made.waiting) and perf_counter() < ends:
             sleep(0.05)
         assert not made.rows
         assert not made.waiting

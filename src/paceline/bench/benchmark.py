@@ -29,7 +29,7 @@ from paceline.bench.runner import LeftOut, QuestionGroup, Runner, fitting, group
 from paceline.bench.suites import Question, Suite, read_suite
 from paceline.cost.model import DEVICES, Machine, Size, predict
 from paceline.draft.registry import create
-from paceline.engine.rectangles import is_rectangular
+from paceline.engine.published import is_rectangular
 from paceline.errors import PacelineError, PromptError
 from paceline.target.base import Target
 from paceline.target.folder import SMALL_FILES, find, gguf_of, is_gguf, tuned_note

@@ -23,12 +23,13 @@ from paceline.bench.runner import QuestionGroup
 from paceline.bench.suites import Question, tasks_in_turn
 from paceline.draft.registry import create
 from paceline.engine.engine import Engine
-from paceline.engine.rectangles import RectangularTarget, check_schedule, create_schedule, fitted
+from paceline.engine.published import check_schedule, create_schedule, fitted
 from paceline.engine.request import Delta, Row
 from paceline.engine.sampling import SamplingParams
 from paceline.engine.scheduler import Schedule, Turn
 from paceline.errors import PacelineError
 from paceline.target.base import Target
+from paceline.target.rectangles import RectangularTarget
 from paceline.target.tokenizer import Tokenizer
 from paceline.workbench.contestant import Ask, Contestant, Reply
 

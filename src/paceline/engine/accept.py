@@ -37,6 +37,7 @@ from paceline.engine.sampling import (
     is_compiled,
     on_accelerator,
     probabilities,
+    token_logprobs,
     warp,
 )
 from paceline.engine.tree import DraftTree, IntArray
@@ -131,7 +132,9 @@ def accept(
         active = [w for group in _alike(active) for w in _decide(rule, group)]
     for cursor in cursors:
         if cursor.request.params.logprobs is not None and cursor.done.error is None:
-            cursor.done.logprobs = _logprobs(cursor, cursor.request.params.logprobs)
+            path, tokens = cursor.done.path, cursor.done.tokens
+            scores = cursor.logits[path[: len(tokens)]].double()
+            cursor.done.logprobs = token_logprobs(scores, tokens, cursor.request.params.logprobs)
     return [w.done for w in cursors]
 
 
@@ -145,19 +148,6 @@ def _decide(rule: Rule, cursors: Sequence[Cursor]) -> list[Cursor]:
             return [stepped for w in cursors for stepped in _decide(rule, [w])]
         cursors[0].done.error = error
         return []
-
-
-def _logprobs(cursor: Cursor, count: int) -> list[TokenLogprob]:
-    """The log-probability of every decided token, with the `count` best tokens at its place."""
-    scores = cursor.logits[cursor.done.path[: len(cursor.done.tokens)]].double().log_softmax(-1)
-    tokens = torch.tensor(cursor.done.tokens, device=scores.device)
-    chosen = scores.gather(-1, tokens.unsqueeze(-1))[:, 0].tolist()
-    best = scores.topk(min(count, scores.shape[-1]), dim=-1)
-    tops = zip(best.indices.tolist(), best.values.tolist(), strict=True)
-    return [
-        TokenLogprob(token, logprob, tuple(zip(*top, strict=True)))
-        for token, logprob, top in zip(cursor.done.tokens, chosen, tops, strict=True)
-    ]
 
 
 def _greedy_at_once(cursors: Sequence[Cursor]) -> list[Cursor]:

@@ -114,25 +114,22 @@ class Engine:
         self._threads = torch.get_num_threads()
         self.rounds = 0
         self._next_id = 0
-        self._failed: list[Row] = []
 
     # The loop ------------------------------------------------------------------------------------------------
 
     def step(self) -> list[Delta]:
         """Run one round; return what each row gained. Rows that ended have left the batch when it returns."""
-        plan, deltas = Round([], [], []), list[Delta]()
-        before = self._begin()
+        before, plan = self._begin(), Round([], [], [])
         try:
-            self._admit()
+            failed = self._admit()
             plan = self._plan(self.schedule.select(self.memory.ready(self.rows)))
             verdict = self._verify(plan)
             outcomes = self._accept(plan, verdict)
             deltas = self._apply(plan, outcomes)
             self._observe(plan, verdict, outcomes)
         finally:
-            self._end(plan, before)
-        failed, self._failed = self._failed, []
-        return [*deltas, *(Delta.end(row) for row in failed)]
+            ended = self._end(plan, before)
+        return deltas + [Delta.end(row) for row in failed + ended if row.finish_reason == "error"]
 
     def _plan(self, turns: Sequence[Turn]) -> Round:
         """The round to run: a draft for every row that is decoding, a piece of the prompt for the others."""
@@ -162,7 +159,7 @@ class Engine:
         while rows := [row for row in rows if row.finish_reason is None]:
             for row in rows:
                 row.random.begin_round(row.num_new)
-            with _Guard(self._failed, rows):
+            with _Guard(rows):
                 trees = stamp(self.drafter.propose(rows), self.drafter)
                 return {row.id: rooted(tree, row, self.drafter) for row, tree in zip(rows, trees, strict=True)}
         return {}
@@ -173,13 +170,13 @@ class Engine:
             return None
         needs = self.drafter.needs
         callback = None if needs.callback_layer is None else partial(self.drafter.on_layer, round=plan)
-        with _Guard(self._failed, plan.rows):
+        with _Guard(plan.rows):
             verdict = self.target.verify(plan.segments, needs, callback)
             wants_scores = any(row.params.prompt_logprobs is not None for row in plan.rows)
             return score_prompts(plan, verdict) if wants_scores else verdict
         for row in plan.rows:
             if row.finish_reason is None:  # the error named another row
-                _fail(row, MethodError("the forward of its round failed at another request"), self._failed)
+                _fail(row, MethodError("the forward of its round failed at another request"))
         return None
 
     def _accept(self, plan: Round, verdict: Verdict | None) -> list[Accepted]:
@@ -187,11 +184,11 @@ class Engine:
         outcomes = [Accepted(list(range(len(segment.tokens))), []) for segment in plan.segments]
         decisive = [i for i in range(len(plan)) if verdict.count(i)] if verdict else []
         rows, trees = [plan.rows[i] for i in decisive], [plan.trees[i] for i in decisive]
-        with _Guard(self._failed, rows):
+        with _Guard(rows):
             decided = accept(rows, trees, [verdict.of(i) for i in decisive], self.rule) if verdict else []
             for i, accepted in zip(decisive, decided, strict=True):
                 if accepted.error is not None:
-                    _fail(plan.rows[i], accepted.error, self._failed)
+                    _fail(plan.rows[i], accepted.error)
                 elif plan.is_prompt(i):
                     accepted.path = outcomes[i].path
                 outcomes[i] = accepted
@@ -202,14 +199,14 @@ class Engine:
         """Commit the accepted paths to the target's cache and give the rows their new tokens."""
         for row, outcome in zip(plan.rows, outcomes, strict=True):
             if row.finish_reason != "error":
-                with _Guard(self._failed, [row]):
+                with _Guard([row]):
                     self.target.commit(row.slot, outcome.path)
                     row.cached += len(outcome.path)
         self.clock.lap("commit")
         deltas = []
         for row, tree, outcome in zip(plan.rows, plan.trees, outcomes, strict=True):
             if outcome.tokens and row.finish_reason != "error":
-                with _Guard(self._failed, [row]):
+                with _Guard([row]):
                     deltas.append(_extended(row, tree, outcome))
         self.clock.lap("rows")
         return deltas
@@ -220,7 +217,7 @@ class Engine:
         if alive:
             round = Round(plan.rows, plan.trees, plan.segments, verdict, outcomes)
             round = round if len(alive) == len(plan) else round.only(alive)
-            with _Guard(self._failed, round.rows):
+            with _Guard(round.rows):
                 self.drafter.observe(round)
             self.clock.lap("observe")
 
@@ -263,11 +260,10 @@ class Engine:
     def abort(self, row: Row) -> None:
         """End a request where it is; its text so far stays on the row."""
         row.end("abort")
-        if row in self.waiting:
-            self.waiting.remove(row)
-            self._leave(row)
-        elif row in self.rows:
-            self._drop(row)
+        for rows in (self.waiting, self.rows):
+            if row in rows:
+                rows.remove(row)
+                self._leave(row)
 
     def with_weights_of(self, target: Target) -> None:
         """Replace the target by one with new weights, between requests, and forget the prefixes of earlier prompts."""
@@ -284,39 +280,40 @@ class Engine:
         finally:
             self.rule, self.schedule = before
 
-    def _admit(self) -> None:
-        """Preempt rows that have outgrown the memory, then let requests join, in order, while they fit."""
+    def _admit(self) -> list[Row]:
+        """Preempt rows that have outgrown the memory, then let requests join, in order, while they fit; return those
+        that failed to join."""
         for row in self.memory.preempt(self.rows):
             self.rows.remove(row)
             self.waiting.appendleft(row)
-        joining = self.schedule.admit(self.waiting, self.rows)
+        joining, failed = self.schedule.admit(self.waiting, self.rows), list[Row]()
         while joining and self.memory.has_room(joining[0], self.rows):
             self._join(joining.pop(0))
+            failed += self._drop_ended()
         self.waiting.extendleft(reversed(joining))
-        self._drop_ended()
+        return failed
 
     def _join(self, row: Row) -> None:
-        with _Guard(self._failed, [row]):
+        self.rows.append(row)
+        with _Guard([row]):
             self.memory.start(row, self.rows)
             row.joined = row.joined or perf_counter()
-            self.rows.append(row)
             self.clock.lap("rows")
             (self.drafter.restart if row.preempted else self.drafter.start)(row)
             self.clock.lap("draft")
-        if row.slot < 0:
+
+    def _drop_ended(self) -> list[Row]:
+        """Let the rows that have ended leave the batch; return them."""
+        ended = [row for row in self.rows if row.finish_reason is not None]
+        for row in ended:
+            self.rows.remove(row)
             self._leave(row)
-
-    def _drop_ended(self) -> None:
-        for row in [row for row in self.rows if row.finish_reason is not None]:
-            self._drop(row)
-
-    def _drop(self, row: Row) -> None:
-        self.rows.remove(row)
-        self.memory.end(row)
-        self._leave(row)
+        return ended
 
     def _leave(self, row: Row) -> None:
-        """Let the drafter forget a row, if the row was ever started."""
+        """Free a row's slot and let the drafter forget it, as far as it ever had them."""
+        if row.slot >= 0:
+            self.memory.end(row)
         if not row.joined:
             return
         row.ended = perf_counter()
@@ -392,20 +389,20 @@ class Engine:
         self._threads = self.target.threads.begin(keep=None if may_change else self._threads)
         return dict(self.clock.seconds)
 
-    def _end(self, plan: Round, before: Mapping[str, float]) -> None:
-        """Give the threads back, drop ended rows, and book every row's share of the round's time."""
+    def _end(self, plan: Round, before: Mapping[str, float]) -> list[Row]:
+        """Give the threads back, drop ended rows, and book every row's share of the round's time; return the rows."""
         nodes = sum(segment.num_run for segment in plan.segments)
         has_prompts = any(segment.is_prompt for segment in plan.segments)
         kind = None if has_prompts or not nodes else (self.drafter.name, len(plan), nodes.bit_length())
         self.target.threads.end(kind)
-        self._drop_ended()
+        ended = self._drop_ended()
         self.clock.lap("rows")
-        if not plan.rows:
-            return
-        self.rounds += 1
-        for part, share in self.clock.shares(before, len(plan)).items():
-            for row in plan.rows:
-                row.stats.seconds[part] = row.stats.seconds.get(part, 0.0) + share
+        if plan.rows:
+            self.rounds += 1
+            for part, share in self.clock.shares(before, len(plan)).items():
+                for row in plan.rows:
+                    row.stats.seconds[part] = row.stats.seconds.get(part, 0.0) + share
+        return ended
 
     @property
     def profile(self) -> Profile:
@@ -421,7 +418,7 @@ class Engine:
 def _schedule(schedule: str | Schedule | None, max_batch: int, prefill_chunk: int) -> Schedule:
     if schedule is None:
         return Ragged(max_batch, prefill_chunk)
-    from paceline.engine.rectangles import create_schedule
+    from paceline.engine.published import create_schedule
 
     return create_schedule(schedule, max_batch, prefill_chunk)
 
@@ -443,7 +440,7 @@ def _target(
         target = load(model, native=False if is_rectangular else None, **loading)
         target.tokenizer = tokenizer or target.tokenizer or load_tokenizer(model)  # its error names what is missing
     if is_rectangular:
-        from paceline.engine.rectangles import rectangular
+        from paceline.target.rectangles import rectangular
 
         target = rectangular(target)
     if isinstance(model, Target):
@@ -464,14 +461,14 @@ def _extended(row: Row, tree: DraftTree, outcome: Accepted) -> Delta:
 
 
 class _Guard:
-    """A context in which an error ends the row that it names, or all of `rows`; they are added to `failed`.
+    """A context in which an error ends the row that it names, or all of `rows`.
 
     A class, because it is entered several times a round, and a generator costs five times as much."""
 
-    __slots__ = ("failed", "rows")
+    __slots__ = ("rows",)
 
-    def __init__(self, failed: list[Row], rows: Sequence[Row]):
-        self.failed, self.rows = failed, rows
+    def __init__(self, rows: Sequence[Row]):
+        self.rows = rows
 
     def __enter__(self) -> _Guard:
         return self
@@ -484,14 +481,12 @@ class _Guard:
         if not isinstance(cause, PacelineError):  # a bug, whose traceback is worth having
             log.error("a round failed", exc_info=cause)
         for row in named or self.rows:
-            _fail(row, cause, self.failed)
+            _fail(row, cause)
         return True
 
 
-def _fail(row: Row, error: BaseException, failed: list[Row]) -> None:
-    """End a row with an error and add it to `failed`; a row that has ended in this round stays as it is."""
+def _fail(row: Row, error: BaseException) -> None:
+    """End a row with an error; a row that has ended in this round stays as it is."""
     message = str(error) if isinstance(error, PacelineError) else f"{type(error).__name__}: {error}"
     log.error("request %d ended with an error: %s", row.id, message)
     row.end("error", message)
-    if row.finish_reason == "error":
-        failed.append(row)

@@ -4,12 +4,11 @@ from __future__ import annotations
 
 import logging
 import re
-from collections import OrderedDict
 from collections.abc import Sequence
 from contextlib import suppress
+from dataclasses import dataclass
 from itertools import product
 from pathlib import Path
-from typing import NamedTuple
 
 import numpy as np
 import torch
@@ -33,11 +32,13 @@ MOST_PREFIXES = 64
 UNITS = {"": 1, "K": 10**3, "M": 10**6, "G": 10**9, "T": 10**12, "KI": 2**10, "MI": 2**20, "GI": 2**30, "TI": 2**40}
 
 
-class Prefix(NamedTuple):
-    """Tokens int64 [n], and their keys and values [layers, 2, kv_heads, n, head_dim]."""
+@dataclass(eq=False)
+class Prefix:
+    """Tokens int64 [n], and their keys and values [layers, 2, kv_heads, n, head_dim]. begins: `beginning` of tokens."""
 
     tokens: IntArray
     kv: torch.Tensor
+    begins: bytes
 
 
 class Prefixes:
@@ -45,56 +46,51 @@ class Prefixes:
 
     At most `most` prefixes, each of SHORTEST tokens or more; the least recently used go first. nbytes: their memory.
 
-    Each is a copy outside the batch's cache, so that attention does not read it. The first SHORTEST tokens are the key:
-    with a hundred rows, comparing each with each takes longer than the forwards of a small model."""
+    Each is a copy outside the batch's cache, so that attention does not read it. Texts whose first SHORTEST tokens
+    differ are not compared further: with a hundred rows, that takes longer than the forwards of a small model."""
 
     def __init__(self, most: int):
         self.most = most
         self.nbytes = 0
-        self._prefixes: OrderedDict[int, Prefix] = OrderedDict()
-        self._alike: dict[bytes, dict[int, Prefix]] = {}
-        self._next = 0
+        self._prefixes: list[Prefix] = []  # the least recently used first
 
     def __len__(self) -> int:
         return len(self._prefixes)
 
+    def _shared(self, tokens: IntArray) -> list[tuple[int, Prefix]]:
+        """The prefixes that begin as `tokens`, each with the length of the common beginning."""
+        begins = beginning(tokens)
+        return [(common(one.tokens, tokens), one) for one in self._prefixes if one.begins == begins]
+
     def best(self, tokens: IntArray) -> tuple[int, Prefix | None]:
         """(length, prefix) of the longest common beginning with `tokens`; 0 and None if it is too short."""
-        alike = self._alike.get(beginning(tokens), {})
-        shared = {number: common(prefix.tokens, tokens) for number, prefix in alike.items()}
-        number = max(shared, key=shared.__getitem__, default=-1)
-        if number < 0 or shared[number] < SHORTEST:
+        shared, prefix = max(self._shared(tokens), key=lambda pair: pair[0], default=(0, None))
+        if prefix is None or shared < SHORTEST:
             return 0, None
-        self._prefixes.move_to_end(number)
-        return shared[number], self._prefixes[number]
+        self._prefixes.remove(prefix)
+        self._prefixes.append(prefix)
+        return shared, prefix
 
     def has(self, tokens: IntArray) -> bool:
         """Whether a prefix begins with all of `tokens`."""
-        alike = self._alike.get(beginning(tokens), {})
-        return any(common(prefix.tokens, tokens) == len(tokens) for prefix in alike.values())
+        return any(shared == len(tokens) for shared, _ in self._shared(tokens))
 
     def add(self, tokens: IntArray, kv: torch.Tensor) -> None:
         """Add a prefix; it replaces its own prefixes."""
-        begins = beginning(tokens)
-        for number, prefix in list(self._alike.get(begins, {}).items()):
-            if common(prefix.tokens, tokens) == len(prefix.tokens):
-                self._remove(number)
+        for shared, prefix in self._shared(tokens):
+            if shared == len(prefix.tokens):
+                self._remove(prefix)
         while self._prefixes and len(self._prefixes) >= self.most:
             self.forget()
-        self._prefixes[self._next] = self._alike.setdefault(begins, {})[self._next] = Prefix(tokens, kv)
+        self._prefixes.append(Prefix(tokens, kv, beginning(tokens)))
         self.nbytes += kv.nbytes
-        self._next += 1
 
     def forget(self) -> None:
         """Drop the least recently used prefix."""
-        self._remove(next(iter(self._prefixes)))
+        self._remove(self._prefixes[0])
 
-    def _remove(self, number: int) -> None:
-        prefix = self._prefixes.pop(number)
-        begins = beginning(prefix.tokens)
-        del self._alike[begins][number]
-        if not self._alike[begins]:
-            del self._alike[begins]
+    def _remove(self, prefix: Prefix) -> None:
+        self._prefixes.remove(prefix)
         self.nbytes -= prefix.kv.nbytes
 
 
@@ -125,7 +121,6 @@ class Memory:
         self.prefixes = Prefixes(max(MOST_PREFIXES, 4 * max_batch))
         self._slack = SLACK
         self._fresh: dict[int, tuple[Row | None, int]] = {}
-        self._begins: dict[int, bytes] = {}
         if self.cache is not None:
             self.cache.most_bytes = self.budget
 
@@ -154,7 +149,6 @@ class Memory:
         if not self.reuse or len(row) <= SHORTEST or row.params.prompt_logprobs is not None:
             return
         tokens = row.tokens[:-1]
-        self._begins[row.id] = beginning(tokens)
         least, lead = self.prefixes.best(tokens)[0] + SHORTEST, None
         for other in self._alike(row, running):
             if other.id < row.id and (shared := common(other.tokens, tokens)) > least:
@@ -194,9 +188,9 @@ class Memory:
         row.reused += row.cached
 
     def _alike(self, row: Row, running: Sequence[Row]) -> list[Row]:
-        """The running rows with the key of `row`."""
-        begins = self._begins[row.id]
-        return [other for other in running if self._begins.get(other.id) == begins]
+        """The running rows whose texts begin as that of `row`."""
+        begins = beginning(row.tokens)
+        return [other for other in running if beginning(other.tokens) == begins]
 
     # Running --------------------------------------------------------------------------------------------------
 
@@ -223,7 +217,7 @@ class Memory:
     def release(self, row: Row) -> None:
         """Take a row's slot; its tokens will be run again."""
         self.target.drop_row(row.slot)
-        self._forget(row)
+        self._fresh.pop(row.id, None)
         row.slot, row.cached = -1, 0
         row.preempted += 1
 
@@ -259,7 +253,7 @@ class Memory:
 
     def end(self, row: Row) -> None:
         """Free a row's slot; its keys and values are copied for later requests if they fit into the budget."""
-        self._forget(row)
+        self._fresh.pop(row.id, None)
         try:
             if self.reuse and row.finish_reason != "error" and row.cached >= SHORTEST:
                 self._store(row)
@@ -267,10 +261,6 @@ class Memory:
             log.exception("request %d is not kept for reuse", row.id)
         finally:
             self.target.drop_row(row.slot)
-
-    def _forget(self, row: Row) -> None:
-        self._fresh.pop(row.id, None)
-        self._begins.pop(row.id, None)
 
     def _store(self, row: Row) -> None:
         assert self.cache is not None

@@ -299,10 +299,6 @@ class Row:
                 self._written.popleft()
         return pieces
 
-    def take_text(self) -> str:
-        """The text of `take_pieces`."""
-        return "".join(text for _, text in self.take_pieces())
-
 
 def overlap(text: str, stop: str) -> int:
     """Length of the longest suffix of `text` that is a proper prefix of `stop`."""

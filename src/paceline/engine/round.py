@@ -10,9 +10,8 @@ import numpy as np
 import torch
 
 from paceline.engine.accept import Accepted
-from paceline.engine.logits import top_tokens
 from paceline.engine.request import Row
-from paceline.engine.sampling import TokenLogprob
+from paceline.engine.sampling import token_logprobs
 from paceline.engine.tree import DraftTree, IntArray, depths
 from paceline.errors import MethodError
 
@@ -194,19 +193,8 @@ def score_prompts(plan: Round, verdict: Verdict) -> Verdict:
         if row.count_unscored(len(segment.tokens)):
             end = row.cached + len(segment.tokens)
             own = row.tokens[end - segment.num_logits + 1 : min(end + 1, row.prompt_length)].tolist()
-            row.prompt_logprobs += _logprobs(verdict.of(i)[: len(own)], own, row.params.prompt_logprobs or 0)
+            logits = verdict.of(i)[: len(own)].float()
+            row.prompt_logprobs += token_logprobs(logits, own, row.params.prompt_logprobs or 0)
             last = int(not row.num_new and end == row.prompt_length)
             deciding[i] = slice(deciding[i].stop - last, deciding[i].stop)
     return verdict.select(deciding)
-
-
-@torch.inference_mode()
-def _logprobs(logits: torch.Tensor, tokens: Sequence[int], top: int) -> list[TokenLogprob]:
-    """The log-probabilities of tokens [n], each with the `top` best at its place, from logits [n, V]."""
-    logs = logits.float() - logits.float().logsumexp(-1, keepdim=True)
-    own = logs.gather(-1, torch.tensor(tokens, device=logs.device).unsqueeze(-1)).squeeze(-1).tolist()
-    alternatives: list[tuple[tuple[int, float], ...]] = [()] * len(tokens)
-    if top:
-        values, ids = top_tokens(logs, min(top, logs.shape[-1]))
-        alternatives = [tuple(zip(*pair, strict=True)) for pair in zip(ids.tolist(), values.tolist(), strict=True)]
-    return [TokenLogprob(*entry) for entry in zip(tokens, own, alternatives, strict=True)]

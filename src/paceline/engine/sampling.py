@@ -16,7 +16,7 @@ from typing import Any, NamedTuple, Protocol
 import numpy as np
 import torch
 
-from paceline.engine.logits import keep_best, softmax_of_row, softmax_of_rows, token_at
+from paceline.engine.logits import keep_best, softmax_of_row, softmax_of_rows, token_at, top_tokens
 from paceline.engine.tree import IntArray
 from paceline.errors import NumericError, PacelineError, shortened
 
@@ -183,6 +183,16 @@ class TokenLogprob(NamedTuple):
     token: int
     logprob: float
     top: tuple[tuple[int, float], ...] = ()
+
+
+@torch.inference_mode()
+def token_logprobs(logits: torch.Tensor, tokens: Sequence[int], count: int) -> list[TokenLogprob]:
+    """Log-probabilities of tokens [n], each with the `count` best at its place, from logits [n, V]."""
+    logs = logits.log_softmax(-1)
+    own = logs.gather(-1, torch.tensor(tokens, device=logs.device).unsqueeze(-1))[:, 0].tolist()
+    values, ids = top_tokens(logs, min(count, logs.shape[-1])) if count else (logs[:, :0],) * 2
+    tops = [tuple(zip(*best, strict=True)) for best in zip(ids.tolist(), values.tolist(), strict=True)]
+    return [TokenLogprob(*entry) for entry in zip(tokens, own, tops, strict=True)]
 
 
 class FreeNoise:

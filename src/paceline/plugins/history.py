@@ -120,6 +120,32 @@ class History:
             self.drafter.drop(row)
 
 
+class OneAtATime:
+    """The request of a host that answers one at a time and tells nothing of it but its text.
+
+    limit  most tokens of the text, prompt included."""
+
+    def __init__(self, history: History, limit: int):
+        self.history, self.limit = history, limit
+        self._row: HostRow | None = None
+
+    def draft(self, text: IntArray) -> IntArray:
+        """The chain to verify after `text`, int64, which goes on from the text before or is another request's."""
+        row = self._row
+        if row is not None and len(row) < len(text) and np.array_equal(row.tokens, text[: len(row)]):
+            self.history.advance([row], [text[len(row) :]])
+        else:
+            self.close()
+            row = self._row = self.history.start(text, self.limit - len(text))
+        return self.history.draft([row])[0]
+
+    def close(self) -> None:
+        """End the request."""
+        row, self._row = self._row, None
+        if row is not None:
+            self.history.drop(row)
+
+
 def create_paced(spec: str, vocab_size: int) -> Drafter:
     """The drafter that `spec` names, unbound; if it reads tokens alone, its drafts are cut to what pays."""
     drafter = create(spec)

@@ -20,11 +20,11 @@ from numpy.typing import NDArray
 
 from paceline.draft.recording import Recording
 from paceline.errors import ModelError
-from paceline.plugins.history import History, HostRow
+from paceline.plugins.history import History, OneAtATime
 from paceline.target.tokenizer import Tokenizer
 
-ROOM = 1 << 30
-"""Most new tokens of a request: the host does not pass its limit, and cuts drafts itself."""
+LIMIT = 1 << 30
+"""Most tokens of a text: the host does not pass its limit, and cuts drafts itself."""
 ANY = 1 << 18
 """Vocabulary size of an unknown model: more than any has. Tokens of drafts come from the text in any case."""
 
@@ -33,25 +33,11 @@ class Draft(LlamaDraftModel):
     """Drafts for one `Llama`."""
 
     def __init__(self, history: History):
-        self.history = history
-        self._row: HostRow | None = None
+        self._request = OneAtATime(history, LIMIT)
 
     def __call__(self, input_ids: NDArray[np.intc], /, **_: Any) -> NDArray[np.intc]:
         """The draft after `input_ids`, a live view of the whole text."""
-        row = self._follow(input_ids)
-        return self.history.draft([row])[0].astype(np.intc)
-
-    def _follow(self, text: NDArray[np.intc]) -> HostRow:
-        """The row of this text: the last row with its new tokens, or a new row."""
-        row = self._row
-        if row is not None and len(row) < len(text) and np.array_equal(row.tokens, text[: len(row)]):
-            self.history.advance([row], [text[len(row) :].astype(np.int64)])
-            return row
-        if row is not None:
-            self._row = None
-            self.history.drop(row)
-        self._row = self.history.start(text.astype(np.int64), ROOM)
-        return self._row
+        return self._request.draft(input_ids.astype(np.int64)).astype(np.intc)
 
 
 def draft(

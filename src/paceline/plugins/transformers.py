@@ -18,7 +18,7 @@ import copy
 import functools
 import types
 from collections.abc import Callable, Iterator, Sequence
-from contextlib import contextmanager
+from contextlib import ExitStack, contextmanager
 from functools import partial
 from typing import Any
 from weakref import WeakKeyDictionary
@@ -45,7 +45,7 @@ from paceline.engine.sampling import SamplingParams
 from paceline.engine.scheduler import Ragged
 from paceline.engine.tree import IntArray
 from paceline.errors import PacelineError
-from paceline.plugins.history import History, HostRow, create_paced
+from paceline.plugins.history import History, OneAtATime, create_paced
 from paceline.target.hf import HFTarget
 
 HANDLED = {"attention_mask", "position_ids", "past_key_values", "use_cache", "logits_to_keep", "cache_position"}
@@ -389,32 +389,18 @@ def _params(config: GenerationConfig, ends: _Ends, count: int) -> list[SamplingP
 
 
 class Candidates(CandidateGenerator):
-    """Drafts for transformers' assisted generation: one prompt, chains, any drafter that reads tokens only.
-
-    limit  most tokens of the text, prompt included."""
+    """Drafts for transformers' assisted generation: one prompt, chains, any drafter that reads tokens only."""
 
     def __init__(self, history: History, limit: int):
-        self.history, self.limit = history, limit
-        self._row: HostRow | None = None
+        self.request = OneAtATime(history, limit)
 
     def get_candidates(self, input_ids: torch.Tensor, **_: Any) -> Any:
         """The text with its draft; None for probabilities, as every drafted token is a point mass."""
-        text = input_ids[0].cpu().numpy().astype(np.int64)
-        if self._row is None:
-            self._row = self.history.start(text, self.limit - len(text))
-        else:
-            self.history.advance([self._row], [text[len(self._row) :]])
-        chain = torch.from_numpy(self.history.draft([self._row])[0]).to(input_ids)
-        return torch.cat([input_ids, chain.unsqueeze(0)], -1), None
+        chain = torch.from_numpy(self.request.draft(input_ids[0].cpu().numpy().astype(np.int64)))
+        return torch.cat([input_ids, chain.to(input_ids).unsqueeze(0)], -1), None
 
     def update_candidate_strategy(self, input_ids: torch.Tensor, scores: torch.Tensor, num_matches: int) -> None:
         """Nothing to adapt: the drafter sees what was accepted."""
-
-    def close(self) -> None:
-        """End the row of the last answer."""
-        if self._row is not None:
-            self.history.drop(self._row)
-            self._row = None
 
 
 @contextmanager
@@ -428,18 +414,16 @@ def candidates(model: Any, draft: str = "sam", *, most: int = 16, paced: bool = 
     vocab_size = model.config.get_text_config().vocab_size
     facts = Recording(None, eos, vocab_size, name=getattr(model, "name_or_path", "a model"))
     history = History(draft, facts, most, paced)
-    open_ones: list[Candidates] = []
+    with ExitStack() as last:
 
-    def seat(self: Any, generation_config: GenerationConfig, **_: Any) -> Candidates:
-        while open_ones:  # the call before this one has ended
-            open_ones.pop().close()
-        open_ones.append(Candidates(history, generation_config.max_length))
-        return open_ones[-1]
+        def next_one(self: Any, generation_config: GenerationConfig, **_: Any) -> Candidates:
+            last.close()  # the call before this one has ended
+            made = Candidates(history, generation_config.max_length)
+            last.callback(made.request.close)
+            return made
 
-    model._get_candidate_generator = types.MethodType(seat, model)
-    try:
-        yield
-    finally:
-        del model._get_candidate_generator
-        for one in open_ones:
-            one.close()
+        model._get_candidate_generator = types.MethodType(next_one, model)
+        try:
+            yield
+        finally:
+            del model._get_candidate_generator

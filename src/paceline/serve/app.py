@@ -28,10 +28,10 @@ from paceline.errors import PacelineError, shortened
 from paceline.serve import reading
 from paceline.serve import tools as tool
 from paceline.serve.fields import ChatRequest, Common, DetokenizeRequest, TextRequest, TokenizeRequest, Tool, text_of
-from paceline.serve.guard import LIGHT, Gone, Guard, add_errors, body_of, describe_bodies, off_loop
+from paceline.serve.guard import Gone, Guard, add_errors, body_of, describe_bodies, off_loop, worked
 from paceline.serve.listener import CutOff
 from paceline.serve.metrics import Metrics, RequestLog
-from paceline.serve.responses import Echo, Frame, Style, stream
+from paceline.serve.responses import Frame, Style, stream
 from paceline.serve.settings import Refused, Settings
 from paceline.serve.structure import Grammars
 from paceline.workbench.worker import EngineFailed, Job, Unavailable, Worker
@@ -47,7 +47,7 @@ class Prompted(NamedTuple):
 
     prompt: list[int]
     params: list[SamplingParams]
-    text: str = ""
+    text: str | None = None
 
 
 class Server:
@@ -215,6 +215,10 @@ class Server:
         self.note(jobs)
         return completions
 
+    def stream(self, jobs: list[Job], style: Style) -> Response:
+        """The answers as they come."""
+        return StreamingResponse(stream(jobs, style, self.note, self.abort), media_type="text/event-stream")
+
     def note(self, jobs: list[Job]) -> None:
         """Write each job to the log, once, if there is a log. A full disk costs the line, not the answer."""
         if self.log is None:
@@ -278,21 +282,18 @@ def _completions(app: FastAPI, server: Server) -> None:
             prompt = server.prompt_of(request)
             return [Prompted(prompt, server.answers_of(request, prompt, top))]
 
-        prompted = await _prepared(http, request, prepare)
-        prompt = prompted[0].prompt
-        (jobs,) = server.submit(prompted)
+        (prompted,) = await _prepared(http, request, prepare)
+        prompt = prompted.prompt
+        (jobs,) = server.submit([prompted])
         frame = Frame("chat.completion", server.settings.model, server.tokenizer)
         reader = partial(server.reader, request, prompt)
+        style = Style(frame, request, prompt, reader, logprobs=request.logprobs, pieces=_pieces(http))
         if request.stream:
-            style = Style(frame, request, prompt, reader, logprobs=request.logprobs, pieces=_pieces(http))
-            return StreamingResponse(stream(server, jobs, style), media_type="text/event-stream")
+            return server.stream(jobs, style)
         completions = await server.finished(http, jobs)
 
         def body() -> dict[str, Any]:
-            choices = [
-                frame.message(i, done, reader(), logprobs=request.logprobs, ids=request.return_token_ids)
-                for i, done in enumerate(completions)
-            ]
+            choices = [style.whole(i, done) for i, done in enumerate(completions)]
             return frame.whole(choices, completions, predicted=len(jobs[0].params.prediction))
 
         entries = sum(len(done.logprobs) for done in completions) * (1 + (top or 0))
@@ -303,21 +304,22 @@ def _completions(app: FastAPI, server: Server) -> None:
         """OpenAI's text completions, with the prompt's own log-probabilities for echo."""
         server.check(request)
         prompted = await _prepared(http, request, lambda: _of_text(server, request))
-        frame = Frame("text_completion", server.settings.model, server.tokenizer, "cmpl")
-        logprobs, ids = request.logprobs is not None, request.return_token_ids
+        frame = Frame("text_completion", server.settings.model, server.tokenizer)
+        logprobs, pieces = request.logprobs is not None, _pieces(http)
+        styles = [
+            Style(frame, request, one.prompt, logprobs=logprobs, pieces=pieces, echo=one.text) for one in prompted
+        ]
         submitted = server.submit(prompted)
         if request.stream:
-            echo = Echo(prompted[0].text, []) if request.echo else None
-            style = Style(frame, request, prompted[0].prompt, logprobs=logprobs, echo=echo, pieces=_pieces(http))
-            return StreamingResponse(stream(server, submitted[0], style), media_type="text/event-stream")
-        every: list[tuple[Prompted, Completion, list[TokenLogprob | None]]] = []
+            return server.stream(submitted[0], styles[0])
+        every: list[tuple[Style, Completion, list[TokenLogprob | None]]] = []
         try:
-            for one, jobs in zip(prompted, submitted, strict=True):
+            for style, jobs in zip(styles, submitted, strict=True):
                 completions = await server.finished(http, jobs)
                 scored = [job.row.prompt_logprobs for job in jobs if job.row is not None] or [[]]
                 if _only_echo(request):
-                    completions = [Completion(0, "", [], len(one.prompt), "length", 0.0, RowStats(), [])]
-                every += [(one, *pair) for pair in zip(completions, scored, strict=True)]
+                    completions = [Completion(0, "", [], len(style.prompt), "length", 0.0, RowStats(), [])]
+                every += [(style, *pair) for pair in zip(completions, scored, strict=True)]
         except Unavailable:
             server.note([job for jobs in submitted for job in jobs])
             raise
@@ -325,14 +327,8 @@ def _completions(app: FastAPI, server: Server) -> None:
             server.abort([job for jobs in submitted for job in jobs])
 
         def body() -> dict[str, Any]:
-            choices = []
-            for i, (one, done, scored) in enumerate(every):
-                echo = Echo(one.text, scored) if request.echo else None
-                choices.append(frame.text(i, done, one.prompt, logprobs=logprobs, ids=ids, echo=echo))
-            made = frame.whole(choices, [done for _, done, _ in every])
-            made["usage"]["prompt_tokens"] = prompt_tokens = sum(len(one.prompt) for one in prompted)
-            made["usage"]["total_tokens"] = prompt_tokens + made["usage"]["completion_tokens"]
-            return made
+            choices = [style.whole(i, done, scored) for i, (style, done, scored) in enumerate(every)]
+            return frame.whole(choices, [done for _, done, _ in every], prompt=sum(len(one.prompt) for one in prompted))
 
         entries = sum(len(done.logprobs) + len(scored) for _, done, scored in every) * (1 + (request.logprobs or 0))
         return await _reply(request, prompted[0].prompt, entries, body)
@@ -341,7 +337,7 @@ def _completions(app: FastAPI, server: Server) -> None:
 async def _prepared(http: Request, request: Common, work: Callable[[], list[Prompted]]) -> list[Prompted]:
     """What a request asks the engine for, made in a thread where that may take long."""
     shaped = any(getattr(request, name, None) for name in ("response_format", "tools", "chat_template_kwargs"))
-    return work() if http.state.size <= LIGHT and not shaped else await off_loop(work)
+    return await off_loop(work) if shaped else await worked(http.state.size, work)
 
 
 def _of_text(server: Server, request: TextRequest) -> list[Prompted]:
@@ -357,7 +353,7 @@ def _of_text(server: Server, request: TextRequest) -> list[Prompted]:
     prompted = []
     for prompt in given:
         ids = server.engine.encode(prompt).tolist()
-        text = server.tokenizer.decode(ids) if request.echo else ""
+        text = server.tokenizer.decode(ids) if request.echo else None
         prompted.append(Prompted(ids, server.answers_of(request, ids, request.logprobs), text))
     return prompted
 
@@ -407,7 +403,7 @@ def _facts(app: FastAPI, server: Server) -> None:
             facts = {"tokens": tokens, "count": len(tokens), "max_model_len": engine.target.max_context}
             return JSONResponse(facts)
 
-        return body() if http.state.size <= LIGHT else await off_loop(body)
+        return await worked(http.state.size, body)
 
     @app.post("/detokenize")
     async def detokenize(
@@ -421,7 +417,7 @@ def _facts(app: FastAPI, server: Server) -> None:
                 raise PacelineError(f"tokens has an id outside the model's 0 to {engine.target.vocab_size - 1}")
             return JSONResponse({"prompt": str(server.tokenizer.inner.decode(request.tokens))})
 
-        return body() if http.state.size <= LIGHT else await off_loop(body)
+        return await worked(http.state.size, body)
 
     @app.get("/health")
     async def health() -> Response:

@@ -23,8 +23,8 @@ from starlette.requests import ClientDisconnect
 from starlette.types import ASGIApp, Message, Receive, Scope, Send
 
 from paceline.errors import PacelineError
-from paceline.jsonl import NotJSON, loads
 from paceline.serve.settings import Limits, Refused, Settings
+from paceline.strict_json import NotJSON, loads
 from paceline.workbench.worker import Busy, EngineFailed, Unavailable
 
 Fields = TypeVar("Fields", bound=BaseModel)
@@ -181,6 +181,11 @@ async def off_loop(work: Callable[[], Result]) -> Result:
         _waiting -= 1
 
 
+async def worked(size: int, work: Callable[[], Result]) -> Result:
+    """The result of `work` on a body of `size` bytes, which is done at once if the body is small."""
+    return work() if size <= LIGHT else await off_loop(work)
+
+
 def body_of(kind: type[Fields], settings: Settings) -> Callable[[Request], Awaitable[Fields]]:
     """A dependency: the fields of a request's body."""
 
@@ -191,9 +196,7 @@ def body_of(kind: type[Fields], settings: Settings) -> Callable[[Request], Await
         http.state.size = size = int(http.headers["content-length"])  # the guard has looked at it
         with _holding(size):
             raw = await _received(http, settings)
-            if size <= LIGHT:
-                return parsed(kind, raw, settings.limits)
-            return await off_loop(lambda: parsed(kind, raw, settings.limits))
+            return await worked(size, lambda: parsed(kind, raw, settings.limits))
 
     return read
 

@@ -21,7 +21,7 @@ from uuid import uuid4
 
 from paceline.engine.request import overlap
 from paceline.errors import PacelineError
-from paceline.jsonl import NotJSON, loads
+from paceline.strict_json import NotJSON, loads
 
 
 @dataclass(frozen=True)

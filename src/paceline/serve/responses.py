@@ -6,9 +6,9 @@ from __future__ import annotations
 import asyncio
 import json
 from collections.abc import AsyncIterator, Callable, Sequence
-from dataclasses import dataclass, field, replace
+from dataclasses import dataclass, field
 from time import time
-from typing import TYPE_CHECKING, Any
+from typing import Any
 from uuid import uuid4
 
 from paceline.engine.request import Completion, Delta, RowStats
@@ -21,25 +21,8 @@ from paceline.serve.reading import Reader
 from paceline.target.tokenizer import Tokenizer
 from paceline.workbench.worker import EngineFailed, Job, Unavailable
 
-if TYPE_CHECKING:
-    from paceline.serve.app import Server
-
 DONE = "data: [DONE]\n\n"
 REASONS = {"stop": "stop", "length": "length", "context": "length", "abort": "abort", "error": "error"}
-
-
-def reason_of(done: Completion, reader: Reader) -> str:
-    """Why the answer to a chat ended, once `reader` has read it."""
-    reason = REASONS[done.finish_reason]
-    return "tool_calls" if reader.called and reason == "stop" else reason
-
-
-@dataclass
-class Echo:
-    """A prompt that comes back. logprobs: of its tokens, None for the first, which nothing predicts."""
-
-    text: str
-    logprobs: list[TokenLogprob | None]
 
 
 class TextOffsets:
@@ -66,23 +49,14 @@ class Frame:
     kind: str  # chat.completion or text_completion
     model: str
     tokenizer: Tokenizer
-    prefix: str = "chatcmpl"
-    id: str = ""
     created: int = field(default_factory=lambda: int(time()))
 
     def __post_init__(self) -> None:
-        self.id = self.id or f"{self.prefix}-{uuid4().hex}"
+        self.id = f"{'chatcmpl' if self.kind == 'chat.completion' else 'cmpl'}-{uuid4().hex}"
 
-    def whole(
-        self, choices: list[dict[str, Any]], completions: Sequence[Completion], predicted: int = 0
-    ) -> dict[str, Any]:
-        """The whole answer. predicted: tokens of the request's prediction."""
-        return {
-            **self._head(self.kind),
-            "choices": choices,
-            "usage": usage(completions, predicted),
-            "metrics": {"speculative_decoding": speculation(completions[0].stats) if len(completions) == 1 else None},
-        }
+    def whole(self, choices: list[dict[str, Any]], completions: Sequence[Completion], **counts: int) -> dict[str, Any]:
+        """The whole answer. counts: as in `usage`."""
+        return {**self._head(self.kind), "choices": choices, **statistics(completions, **counts)}
 
     def chunk(self, choice: dict[str, Any] | None, **more: Any) -> str:
         """A piece of a stream, as server-sent events have it; None: no choice, as with usage."""
@@ -92,33 +66,6 @@ class Frame:
 
     def _head(self, kind: str) -> dict[str, Any]:
         return {"id": self.id, "object": kind, "created": self.created, "model": self.model}
-
-    # Choices --------------------------------------------------------------------------------------------------
-
-    def message(self, index: int, done: Completion, reader: Reader, *, logprobs: bool, ids: bool) -> dict[str, Any]:
-        """One choice of a chat. ids: with token ids."""
-        message = reading.message(reader.push(done.text) + reader.end())
-        choice: dict[str, Any] = {
-            "index": index,
-            "message": message,
-            "logprobs": {"content": self.entries(done.logprobs), "refusal": None} if logprobs else None,
-            "finish_reason": reason_of(done, reader),
-        }
-        return choice | ({"token_ids": done.tokens} if ids else {})
-
-    def text(
-        self, index: int, done: Completion, prompt: list[int], *, logprobs: bool, ids: bool, echo: Echo | None
-    ) -> dict[str, Any]:
-        """One choice of a text completion. echo: the prompt, where it is to come back."""
-        places = TextOffsets(self.tokenizer, () if echo else prompt)
-        scored = [*(echo.logprobs if echo else []), *done.logprobs]
-        choice: dict[str, Any] = {
-            "index": index,
-            "text": (echo.text if echo else "") + done.text,
-            "logprobs": self.columns(scored, places, prompt[0]) if logprobs else None,
-            "finish_reason": REASONS[done.finish_reason],
-        }
-        return choice | ({"token_ids": done.tokens, "prompt_token_ids": prompt} if ids else {})
 
     def entries(self, logprobs: Sequence[TokenLogprob]) -> list[dict[str, Any]]:
         """Log-probabilities as chats have them."""
@@ -144,9 +91,18 @@ class Frame:
         return str(self.tokenizer.inner.decode([token]))
 
 
-def usage(completions: Sequence[Completion], predicted: int = 0) -> dict[str, Any]:
-    """Tokens of the prompt, which is one for all choices, and of the answers."""
-    prompt, new = completions[0].prompt_tokens, sum(done.new_tokens for done in completions)
+def statistics(completions: Sequence[Completion], **counts: int) -> dict[str, Any]:
+    """The usage, and the speculation of a single answer."""
+    metrics = {"speculative_decoding": speculation(completions[0].stats) if len(completions) == 1 else None}
+    return {"usage": usage(completions, **counts), "metrics": metrics}
+
+
+def usage(completions: Sequence[Completion], predicted: int = 0, prompt: int | None = None) -> dict[str, Any]:
+    """Tokens of prompts and answers.
+
+    predicted: of the request's prediction; prompt: of all prompts; None: the answers have one prompt."""
+    prompt = completions[0].prompt_tokens if prompt is None else prompt
+    new = sum(done.new_tokens for done in completions)
     facts: dict[str, Any] = {"prompt_tokens": prompt, "completion_tokens": new, "total_tokens": prompt + new}
     facts["prompt_tokens_details"] = {"cached_tokens": completions[0].reused}
     if predicted:
@@ -172,17 +128,22 @@ def speculation(stats: RowStats) -> dict[str, Any]:
     }
 
 
-# Streams --------------------------------------------------------------------------------------------------------------
+# Choices --------------------------------------------------------------------------------------------------------------
+
+
+def choice(index: int, body: dict[str, Any], logprobs: Any = None, reason: str | None = None) -> dict[str, Any]:
+    """A choice, or what a chunk adds to it. reason: why the answer ended; None: it has not."""
+    return {"index": index, **body, "logprobs": logprobs, "finish_reason": reason}
 
 
 @dataclass
 class Style:
-    """How a request is streamed.
+    """How a request is answered, whole or as a stream.
 
-    reader  makes the reader of an answer; None for text completions.
-    pieces  whether chunks say which drafter wrote what.
-    echo    the prompt, where it comes back.
-    offsets  by choice, once they are needed."""
+    reader    makes the reader of an answer to a chat; None for text completions.
+    pieces    whether chunks say which drafter wrote what.
+    echo      the prompt's text, where it comes back.
+    _offsets  by choice, once they are needed."""
 
     frame: Frame
     request: Common
@@ -190,101 +151,108 @@ class Style:
     reader: Callable[[], Reader] | None = None
     logprobs: bool = False
     pieces: bool = False
-    echo: Echo | None = None
-    offsets: dict[int, TextOffsets] = field(default_factory=dict)
+    echo: str | None = None
+    _offsets: dict[int, TextOffsets] = field(default_factory=dict)
 
-    def echoed(self, index: int, echo: Echo) -> dict[str, Any]:
-        """The choice with the prompt."""
-        logs = self._columns(index, echo.logprobs) if self.logprobs else None
-        return {"index": index, "text": echo.text, "logprobs": logs, "finish_reason": None}
-
-    def scored(self, index: int, job: Job) -> dict[str, Any]:
-        """As `echoed`, with the log-probabilities of the prompt's tokens."""
-        assert self.echo is not None
-        return self.echoed(index, replace(self.echo, logprobs=job.row.prompt_logprobs if job.row else []))
-
-    def _columns(self, index: int, logprobs: Sequence[TokenLogprob | None]) -> dict[str, Any]:
-        if index not in self.offsets:
-            self.offsets[index] = TextOffsets(self.frame.tokenizer, () if self.echo else self.prompt)
-        return self.frame.columns(logprobs, self.offsets[index], self.prompt[0])
+    def whole(self, index: int, done: Completion, scored: Sequence[TokenLogprob | None] = ()) -> dict[str, Any]:
+        """The choice with a whole answer. scored: log-probabilities of the tokens of a prompt that comes back."""
+        reader = self.reader() if self.reader else None
+        body: dict[str, Any] = {"text": (self.echo or "") + done.text}
+        if reader is not None:
+            body = {"message": reading.message(reader.push(done.text) + reader.end())}
+        made = choice(index, body, self._logs(index, [*scored, *done.logprobs]), reason_of(done, reader))
+        if not self.request.return_token_ids:
+            return made
+        return made | {"token_ids": done.tokens} | ({} if reader else {"prompt_token_ids": self.prompt})
 
     def piece(self, index: int, delta: Delta, reader: Reader | None) -> dict[str, Any]:
         """The choice with what one round adds to answer `index`."""
-        choice: dict[str, Any] = {"index": index, "finish_reason": None}
+        body: dict[str, Any] = {"text": delta.text}
         if reader is not None:
-            choice |= {"delta": reading.delta(reader.push(delta.text)) or {"content": ""}, "logprobs": None}
-            if self.logprobs:
-                choice["logprobs"] = {"content": self.frame.entries(delta.logprobs), "refusal": None}
-        else:
-            choice |= {"text": delta.text, "logprobs": None}
-            if self.logprobs:
-                choice["logprobs"] = self._columns(index, delta.logprobs)
+            body = {"delta": reading.delta(reader.push(delta.text)) or {"content": ""}}
+        made = choice(index, body, self._logs(index, delta.logprobs))
         if self.request.return_token_ids:
-            choice["token_ids"] = delta.tokens
-        return choice | ({"pieces": delta.pieces} if self.pieces else {})
+            made["token_ids"] = delta.tokens
+        return made | ({"pieces": delta.pieces} if self.pieces else {})
 
-    def end(self, index: int, reason: str | None) -> dict[str, Any]:
-        """The choice with the reason why answer `index` ended; None: it has not."""
-        empty: dict[str, Any] = {"delta": {}} if self.reader else {"text": ""}
-        return {"index": index, **empty, "logprobs": None, "finish_reason": reason}
+    def echoed(self, index: int, job: Job) -> dict[str, Any]:
+        """The choice with the prompt and the log-probabilities of its tokens."""
+        return choice(index, {"text": self.echo}, self._logs(index, job.row.prompt_logprobs if job.row else []))
+
+    def end(self, index: int, reason: str) -> dict[str, Any]:
+        """The choice with the reason why answer `index` ended."""
+        return choice(index, {"delta": {}} if self.reader else {"text": ""}, reason=reason)
+
+    def _logs(self, index: int, logprobs: Sequence[TokenLogprob | None]) -> dict[str, Any] | None:
+        """Log-probabilities of the next tokens of answer `index`, if the request wants them."""
+        if not self.logprobs:
+            return None
+        if self.reader:
+            return {"content": self.frame.entries([one for one in logprobs if one is not None]), "refusal": None}
+        if index not in self._offsets:
+            self._offsets[index] = TextOffsets(self.frame.tokenizer, () if self.echo is not None else self.prompt)
+        return self.frame.columns(logprobs, self._offsets[index], self.prompt[0])
 
 
-async def stream(server: Server, jobs: list[Job], style: Style) -> AsyncIterator[str]:
-    """The events of one request. If the client leaves, what is unfinished is aborted."""
+def reason_of(done: Completion, reader: Reader | None) -> str:
+    """Why an answer ended, once its reader has read it."""
+    reason = REASONS[done.finish_reason]
+    return "tool_calls" if reader and reader.called and reason == "stop" else reason
+
+
+# Streams --------------------------------------------------------------------------------------------------------------
+
+Do = Callable[[list[Job]], None]
+
+
+async def stream(jobs: list[Job], style: Style, note: Do, abort: Do) -> AsyncIterator[str]:
+    """The events of one request.
+
+    note   called with the jobs when they are over, unless the client has left.
+    abort  called with the jobs at the end: if the client leaves, some are unfinished."""
     frame, options = style.frame, style.request.stream_options
     counted = options is not None and options.include_usage
     none: dict[str, Any] = {"usage": None} if counted else {}
     ids = {"prompt_token_ids": style.prompt} if style.request.return_token_ids else {}
+    unscored = set(range(len(jobs))) if style.echo is not None and style.logprobs else set[int]()
     unfinished = dict(enumerate(jobs))
     try:
-        for i in range(len(jobs)):
+        for i in unfinished:
             if style.reader:
-                yield frame.chunk(_added(i, {"role": "assistant", "content": ""}), **none, **ids)
-            elif style.echo is not None and not style.logprobs:
-                yield frame.chunk(style.echoed(i, style.echo), **none, **ids)
-            elif ids:
-                yield frame.chunk(style.end(i, None), **none, **ids)
+                yield frame.chunk(choice(i, {"delta": {"role": "assistant", "content": ""}}), **none, **ids)
+            elif ids or (style.echo is not None and not unscored):
+                yield frame.chunk(choice(i, {"text": "" if unscored else style.echo or ""}), **none, **ids)
         readers = [style.reader() if style.reader else None for _ in jobs]
-        unscored = set(range(len(jobs))) if style.echo is not None and style.logprobs else set()
         async for i, delta in _merged(jobs):
             if i in unscored:  # the first tokens come when the prompt has been run
                 unscored.remove(i)
-                yield frame.chunk(await asyncio.to_thread(style.scored, i, jobs[i]), **none)
+                yield frame.chunk(await asyncio.to_thread(style.echoed, i, jobs[i]), **none)
             if delta.text or delta.tokens:
-                so_far = usage([job.completion for job in jobs]) if options and options.continuous_usage_stats else None
-                more = {"usage": so_far} if so_far else none
+                so_far = options is not None and options.continuous_usage_stats
+                more = {"usage": usage([job.completion for job in jobs])} if so_far else none
                 yield frame.chunk(style.piece(i, delta, readers[i]), **more)
-        for i, job in enumerate(jobs):
+        for i, (job, reader) in enumerate(zip(jobs, readers, strict=True)):
             done = job.completion
             if done.finish_reason == "error":
                 raise EngineFailed(done.error)
-            reason = REASONS[done.finish_reason]
-            if (reader := readers[i]) is not None:
-                if last := reading.delta(reader.end()):
-                    yield frame.chunk(_added(i, last), **none)
-                reason = reason_of(done, reader)
-            yield frame.chunk(style.end(i, reason), **none)
+            if reader is not None and (last := reading.delta(reader.end())):
+                yield frame.chunk(choice(i, {"delta": last}), **none)
+            yield frame.chunk(style.end(i, reason_of(done, reader)), **none)
             del unfinished[i]
         if counted:
             completions = [job.completion for job in jobs]
-            statistics = speculation(completions[0].stats) if len(jobs) == 1 else None
-            totals = usage(completions, len(jobs[0].params.prediction))
-            yield frame.chunk(None, usage=totals, metrics={"speculative_decoding": statistics})
-        server.note(jobs)
+            yield frame.chunk(None, **statistics(completions, predicted=len(jobs[0].params.prediction)))
+        note(jobs)
         yield DONE
     except PacelineError as error:
         yield f"data: {json.dumps(problem(error, 'server_error'), ensure_ascii=False)}\n\n"
         for i, job in unfinished.items():  # for clients that look for nothing else
             yield frame.chunk(style.end(i, REASONS[job.completion.finish_reason]), **none)
         if isinstance(error, Unavailable):
-            server.note(jobs)
+            note(jobs)
         yield DONE
     finally:
-        server.abort(jobs)
-
-
-def _added(index: int, delta: dict[str, Any]) -> dict[str, Any]:
-    return {"index": index, "delta": delta, "logprobs": None, "finish_reason": None}
+        abort(jobs)
 
 
 async def _merged(jobs: list[Job]) -> AsyncIterator[tuple[int, Delta]]:

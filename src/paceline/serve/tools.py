@@ -17,9 +17,9 @@ from jinja2 import nodes
 from jinja2.parser import Parser
 
 from paceline.errors import PacelineError
-from paceline.jsonl import NotJSON, loads
 from paceline.serve.fields import ChatRequest, Tool, ToolChoice
 from paceline.serve.settings import Refused
+from paceline.strict_json import NotJSON, loads
 from paceline.target.tokenizer import Tokenizer
 
 _FIXED = {"messages", "tools", "raise_exception", "strftime_now", *jinja2.Environment().globals}

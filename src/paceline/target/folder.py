@@ -19,7 +19,7 @@ from safetensors import SafetensorError, safe_open
 from transformers import AutoConfig, PretrainedConfig
 
 from paceline.errors import ModelError, meant, shortened
-from paceline.jsonl import NotJSON, loads
+from paceline.strict_json import NotJSON, loads
 from paceline.target.quantised.blocks import Blocks
 
 SMALL_FILES = ["*.json", "*.jinja", "*.txt", "*.model"]

@@ -13,7 +13,7 @@ from safetensors.torch import save_file
 from transformers import PretrainedConfig
 
 from paceline.errors import ModelError, PacelineError, meant
-from paceline.jsonl import NotJSON, loads
+from paceline.strict_json import NotJSON, loads
 from paceline.target.folder import INDEX, METHOD, SMALL_FILES, check_shape, fingerprint, quantisation, refuse_absent
 from paceline.target.quantised.blocks import KINDS, PRECISIONS, Blocks, Weights, quantised
 from paceline.target.shape import weight_shapes

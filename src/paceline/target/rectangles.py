@@ -1,4 +1,4 @@
-"""The schedules EQSPEC and EXSPEC, and the rectangular cache that they run on, for comparison with `Ragged`.
+"""A transformers target whose rows lie in rectangles, as the schedules EQSPEC and EXSPEC have it, for comparison.
 
 Zhang et al. 2025, arXiv 2510.22876. Rows of one forward lie right-aligned in a block, padded on the left:
 
@@ -13,7 +13,6 @@ every row is copied into a new block, all layers in one copy.
 
 from __future__ import annotations
 
-from collections import deque
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass, field
 from typing import Any
@@ -24,11 +23,9 @@ from numpy.typing import NDArray
 from transformers import Cache
 from transformers.cache_utils import DynamicLayer
 
-from paceline.engine.request import Row
 from paceline.engine.round import Segment
-from paceline.engine.scheduler import Ragged, Schedule, Turn, take
 from paceline.engine.tree import IntArray, ancestors
-from paceline.errors import ModelError, PacelineError, meant
+from paceline.errors import ModelError
 from paceline.target.base import Target
 from paceline.target.hf import HFTarget, Padding
 
@@ -249,106 +246,3 @@ class _Columns(Cache):
     def get_mask_sizes(self, query_length: int, layer_idx: int = 0) -> tuple[int, int]:
         """Number and offset of the columns that `update` returns."""
         return self._block.end + self._block.width, 0
-
-
-# The schedules --------------------------------------------------------------------------------------------------------
-
-
-class Equal:
-    """EQSPEC: batches of at most `max_batch` rows; a batch begins when the last row of the one before has ended.
-
-    prefill_chunk  most tokens of each row's prompt in one round. Drafting begins when all prompts are done."""
-
-    is_rectangular = True
-
-    def __init__(self, max_batch: int, prefill_chunk: int):
-        self.max_batch, self.prefill_chunk = max_batch, prefill_chunk
-
-    def admit(self, waiting: deque[Row], running: Sequence[Row]) -> list[Row]:
-        """A whole batch, in order of arrival, when no row runs."""
-        return [] if running else take(waiting, self.max_batch)
-
-    def select(self, running: Sequence[Row]) -> list[Turn]:
-        """The prompts, until they are done; then every row."""
-        return _prompts(running, self.max_batch, self.prefill_chunk) or [Turn(row, 0) for row in running]
-
-
-class Grouped:
-    """EXSPEC: a window of requests, of which `max_batch` run in a round.
-
-    window         most requests in the window; more than `max_batch`, or there is no choice.
-    prefill_chunk  most tokens of each row's prompt in one round.
-
-    A request with a length of its own runs only while it is among the window's first and no group is full, so it can
-    wait long. That is the method's weakness."""
-
-    is_rectangular = True
-
-    def __init__(self, max_batch: int, prefill_chunk: int, window: int):
-        self.max_batch, self.prefill_chunk, self.window = max_batch, prefill_chunk, window
-
-    def admit(self, waiting: deque[Row], running: Sequence[Row]) -> list[Row]:
-        """As many as fit into the window, in order of arrival."""
-        return take(waiting, self.window - len(running))
-
-    def select(self, running: Sequence[Row]) -> list[Turn]:
-        """New prompts, `max_batch` at a time; else the window's first full group; else its first rows."""
-        prompts = _prompts(running, self.max_batch, self.prefill_chunk)
-        return prompts or [Turn(row, 0) for row in self._group(running) or running[: self.max_batch]]
-
-    def _group(self, running: Sequence[Row]) -> list[Row]:
-        """The first `max_batch` rows of one length; none if no length has so many rows."""
-        by_length: dict[int, list[Row]] = {}
-        for row in running:
-            group = by_length.setdefault(len(row), [])
-            group.append(row)
-            if len(group) == self.max_batch:
-                return group
-        return []
-
-
-def _prompts(running: Sequence[Row], most: int, chunk: int) -> list[Turn]:
-    """Pieces of the first `most` unfinished prompts."""
-    fresh = [row for row in running if not row.is_decoding]
-    return [Turn(row, min(chunk, len(row.pending))) for row in fresh[:most]]
-
-
-NAMES = ("ragged", "equal", "grouped")
-WINDOW = 32
-"""Default window of `grouped`, as in the published program; at least twice the batch."""
-
-
-def create_schedule(spec: str | Schedule, max_batch: int, prefill_chunk: int) -> Schedule:
-    """The schedule of that name; a Schedule: itself. PacelineError for a wrong name."""
-    if not isinstance(spec, str):
-        return spec
-    name, window = check_schedule(spec)
-    if name == "grouped":
-        if window is not None and window <= max_batch:
-            raise PacelineError(f"schedule {spec!r}: a window is larger than the batch, which is {max_batch}")
-        return Grouped(max_batch, prefill_chunk, window or max(WINDOW, 2 * max_batch))
-    return Equal(max_batch, prefill_chunk) if name == "equal" else Ragged(max_batch, prefill_chunk)
-
-
-def check_schedule(spec: str) -> tuple[str, int | None]:
-    """Name and window of `spec`; PacelineError if it is wrong."""
-    name, colon, window = spec.partition(":")
-    if name not in NAMES:
-        raise PacelineError(f"there is no schedule {name!r}; there are {', '.join(NAMES)}.{meant(name, NAMES)}")
-    if not colon:
-        return name, None
-    if name != "grouped" or not window.isdecimal() or int(window) < 1:
-        raise PacelineError(f"schedule {spec!r}: only grouped takes a number, its window, as in grouped:48")
-    return name, int(window)
-
-
-def is_rectangular(schedule: str | Schedule) -> bool:
-    """Whether a schedule runs on a transformers target with a rectangular cache."""
-    if isinstance(schedule, str):
-        return check_schedule(schedule)[0] != "ragged"
-    return getattr(schedule, "is_rectangular", False)
-
-
-def fitted(target: Target, schedule: Schedule) -> Target:
-    """`target` as the schedule needs it; ModelError as `rectangular`."""
-    return rectangular(target) if is_rectangular(schedule) else target

@@ -1,0 +1,52 @@
+"""JSON from outside, read strictly: what cannot be used is a NotJSON of one line."""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Callable
+from typing import Any
+
+from paceline.errors import PacelineError
+
+DEPTH = 100
+"""Most levels of nesting. Python's own limit depends on the caller's depth in the stack."""
+BOM = b"\xef\xbb\xbf"
+_DEEP = f"nested more than {DEPTH} levels deep"
+
+
+class NotJSON(PacelineError, ValueError):
+    """Text that is not JSON, or JSON that cannot be used."""
+
+
+def loads(text: str | bytes, parse_constant: Callable[[str], Any] | None = None) -> Any:
+    """As `json.loads`. NotJSON for bytes that are not UTF-8, a syntax error, nesting deeper than DEPTH, an integer with
+    more digits than Python reads, and half of a surrogate pair, which no text can hold."""
+    try:
+        text = text.removeprefix(BOM).decode() if isinstance(text, bytes) else text
+        value = json.loads(text, parse_constant=parse_constant)
+    except UnicodeDecodeError as error:
+        raise NotJSON(f"not UTF-8 at byte {error.start}") from None
+    except json.JSONDecodeError as error:
+        line = f"line {error.lineno}, " if "\n" in error.doc.rstrip() else ""
+        raise NotJSON(f"not JSON: {error.msg} at {line}column {error.colno}") from None
+    except RecursionError:
+        raise NotJSON(_DEEP) from None
+    except ValueError:  # int() refuses a long text, which would take quadratic time
+        raise NotJSON("a whole number of more than 4,300 digits is not read") from None
+    if text.count("[") + text.count("{") > DEPTH and _is_deep(value):
+        raise NotJSON(_DEEP)
+    if "\\ud" in text or "\\uD" in text:
+        try:
+            json.dumps(value, ensure_ascii=False).encode()
+        except UnicodeEncodeError as error:
+            half = f"\\u{ord(error.object[error.start]):04x}"
+            raise NotJSON(f"{half} is half of a surrogate pair and stands alone, which is not a character") from None
+    return value
+
+
+def _is_deep(value: Any) -> bool:
+    level = [value]
+    for _ in range(DEPTH + 1):
+        holders = [value for value in level if isinstance(value, (dict, list)) and value]
+        level = [inner for holder in holders for inner in (holder.values() if isinstance(holder, dict) else holder)]
+    return bool(holders)
