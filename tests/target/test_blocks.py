@@ -4,8 +4,24 @@ import gguf
 import numpy as np
 import pytest
 import torch
+from tests.gguf_files import random_blocks
 
-from paceline.target.quantised.blocks import KINDS, Q4_0, Q4_K, Q6_K, Q8_0, Blocks, Kind, joined, quantise
+from paceline.target.quantised.blocks import (
+    KINDS,
+    Q4_0,
+    Q4_K,
+    Q6_K,
+    Q8_0,
+    Blocks,
+    Kind,
+    joined,
+    kind_of,
+    multipliable,
+    quantise,
+)
+
+READABLE = [kind for number in gguf.GGMLQuantizationType if (kind := kind_of(number)) and kind.inputs > 1]
+"""All formats of blocks that the package can expand."""
 
 
 def reference(blocks: Blocks) -> torch.Tensor:
@@ -32,7 +48,7 @@ def test_sizes_are_ggmls() -> None:
         assert (known.name, gguf.GGML_QUANT_SIZES[known]) == (kind.name, (kind.inputs, kind.nbytes))
 
 
-@pytest.mark.parametrize("kind", KINDS.values(), ids=lambda kind: kind.name)
+@pytest.mark.parametrize("kind", READABLE, ids=lambda kind: kind.name)
 def test_any_bytes_are_read_as_the_reference_reads_them(kind: Kind, monkeypatch: pytest.MonkeyPatch) -> None:
     blocks = anything(kind)
     assert torch.equal(bits(blocks.dense()), bits(reference(blocks)))
@@ -76,6 +92,21 @@ def test_what_is_made_is_near(kind: Kind, error: float) -> None:
     largest = weight.view(9, 3, 32).abs().amax(-1, keepdim=True).expand(9, 3, 32).reshape(9, 96)
     bound = error * largest + weight.abs() / 1024  # the scale is rounded to float16
     assert bool(((quantise(weight, kind).dense() - weight).abs() <= 1.001 * bound).all())
+
+
+@pytest.mark.parametrize("kind", [kind for kind in READABLE if kind not in KINDS.values()], ids=lambda kind: kind.name)
+def test_other_formats_are_held_as_q8_0_but_not_what_is_only_looked_up(kind: Kind) -> None:
+    """A weight is off by at most half a step of Q8_0, and by what rounding its scale to float16 brings."""
+    names = ("q", "k", "model.embed_tokens.weight")
+    own = {name: random_blocks(kind, 64, 512, seed) for seed, name in enumerate(names)}
+    made, note = multipliable({**own, "v": random_blocks(Q4_K, 64, 512), "norm": torch.ones(5)})
+    assert note == f"3 matrices in {kind.name} are held as Q8_0, 0 MB instead of 0"
+    assert [w.kind.name for w in made.values() if isinstance(w, Blocks)] == ["Q8_0"] * 3 + ["Q4_K"]
+    weight, held = own["q"].dense(), made["q"].dense()
+    largest = weight.view(64, -1, 32).abs().amax(-1, keepdim=True).expand(64, -1, 32).reshape(64, 512)
+    assert bool(((held - weight).abs() <= largest / 254 + 2**-11 * weight.abs() + 2**-17).all())
+    untied, _ = multipliable({**own, "lm_head.weight": own["q"]})
+    assert untied["model.embed_tokens.weight"] is own["model.embed_tokens.weight"]
 
 
 def test_joined_parts_are_below_each_other() -> None:
