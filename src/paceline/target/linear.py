@@ -112,7 +112,7 @@ def linear(parts: Sequence[torch.Tensor | Blocks], bias: torch.Tensor | None, dt
 
         if dtype in integer.DTYPES and integer.supported():
             for kind in {part.kind for part in blocks}:
-                integer.product_of(kind, dtype, integer.fast())  # compile now, not in the middle of an answer
+                integer.tiles_of(kind, dtype, integer.fast())  # compile now, not in the middle of an answer
             return BlockLinear(blocks, bias)
     dense = [part.dense(dtype) if isinstance(part, Blocks) else part for part in parts]
     return Linear(dense[0] if len(dense) == 1 else torch.cat(dense), bias)

@@ -17,10 +17,8 @@ that every call has the same order of sums:
 
 from __future__ import annotations
 
-import ctypes
 from array import array
 from collections.abc import Callable
-from functools import cache
 from typing import Any
 
 import numpy as np
@@ -29,9 +27,9 @@ from llvmlite import ir
 from numba import carray, cfunc, njit, types
 from numba.core import cgutils
 
-from paceline.compiled import address, intrinsic, put, widened
+from paceline.compiled import address, intrinsic, put, take, widened
 from paceline.target.cache import Writer
-from paceline.target.kernels import parallel
+from paceline.target.kernels import on_threads
 from paceline.target.layout import BLOCK, COUNT, FIRST, LIMIT, PATHS, SLOT, STRIDE, TILE, PathPlan
 
 LANES = 16
@@ -58,22 +56,8 @@ def attend_paths(queries: torch.Tensor, plan: PathPlan, cache: Writer, layer: in
             keys_at, values_at, *plan.addresses, nodes,
         ),
     )  # fmt: skip
-    attend = _ATTENTION[queries.dtype]
-    threads = torch.get_num_threads() if plan.scores * heads >= WORTH_SHARING else 1
-    fork = _fork()
-    if threads == 1 or fork is None:
-        attend.ctypes(task.buffer_info()[0])
-    else:
-        fork(attend.address, task.buffer_info()[0], threads, 0)
+    on_threads(_ATTENTION[queries.dtype], task, torch.get_num_threads() if plan.scores * heads >= WORTH_SHARING else 1)
     return out
-
-
-@cache
-def _fork() -> Any:
-    """GOMP_parallel, which runs a function on several threads; None if torch has another OpenMP."""
-    where = parallel()
-    kinds = ctypes.c_void_p, ctypes.c_void_p, ctypes.c_uint, ctypes.c_uint
-    return None if where is None else ctypes.CFUNCTYPE(None, *kinds)(where)
 
 
 # One query against 64 keys -------------------------------------------------------------------------------------------
@@ -321,17 +305,6 @@ to end - 1 in order, for j below 64 (gather4) or 16 (gather1). values float32 [B
 # Tiles of queries ----------------------------------------------------------------------------------------------------
 
 
-@intrinsic
-def _take(typingctx: Any, counter: Any) -> Any:
-    """counter[0], and add one to it, atomically."""
-
-    def generate(context: Any, builder: Any, signature: Any, arguments: Any) -> Any:
-        data = context.make_array(signature.args[0])(context, builder, arguments[0]).data
-        return builder.atomic_rmw("add", data, ir.Constant(cgutils.intp_t, 1), "monotonic")
-
-    return types.int64(counter), generate
-
-
 @njit
 def _aligned(size):  # type: ignore[no-untyped-def]
     """Zeros, float32 [size], aligned to 64 bytes."""
@@ -389,7 +362,7 @@ def _work(task, queries, out, keys, values):  # type: ignore[no-untyped-def]
     places = np.empty(BLOCK, np.int64)
     scale = np.float32(1) / np.sqrt(np.float32(dim))
     while True:
-        piece = _take(task)
+        piece = take(task, 1)
         if piece >= task[TILES] * kv_heads:
             return
         tile, head = tiles[piece // kv_heads], piece % kv_heads

@@ -6,14 +6,14 @@ Rows of x are rounded to eight bits in records: 32 inputs and a scale. The codes
 are multiplied and summed as integers; this sum, times both scales, is added in float32. Every sum has one order, so a
 row's result is the same, bit for bit, among any other rows and on any number of threads.
 
-Panels have the blocks of 16 outputs in the order of use. The kernel has the frame of `products.py`: @round makes
-records, and tiles multiply up to 12 rows by a panel.
+Panels have the blocks of 16 outputs in the order of use. Tiles multiply the records of up to 12 rows by a panel, in the
+frame of `products.py`.
 """
 
 from __future__ import annotations
 
 import platform
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
 from functools import cache, reduce
 from operator import or_
@@ -21,9 +21,11 @@ from typing import NamedTuple
 
 import llvmlite.binding as llvm
 import torch
+from numba import njit
 from torch.nn.functional import pad
 
-from paceline.target.kernels.products import compiled, constant, masks, module, splat, store
+from paceline.compiled import call
+from paceline.target.kernels.products import Tiles, constant, loaded, prefetched, splat, tile
 from paceline.target.quantised.blocks import (
     Q4_0,
     Q4_1,
@@ -209,13 +211,15 @@ class _Part:
 
     def multiply(self, x: torch.Tensor, out: torch.Tensor) -> None:
         """Fill this part's columns of `out`."""
-        rows, columns = out.shape
+        (rows, columns), size = out.shape, out.element_size()
         records = self._records(rows * self._row_records, dtype=torch.uint8)
-        size = out.element_size()
-        product_of(self.kind, x.dtype, fast())(
-            x.data_ptr(), records.data_ptr(), *self._at, out.data_ptr() + self.first * size, rows, self.width // 32,
-            self._units, self.outputs, columns * size, torch.get_num_threads(),
+        tiles = tiles_of(self.kind, x.dtype, fast())
+        _round_rows(
+            tiles.address("round"), x.data_ptr(), records.data_ptr(), rows, tiles.most, self.width // 32,
+            self.width * size, self._row_records, self._unit.record,
         )  # fmt: skip
+        sizes = {"rows": rows, "outputs": self.outputs, "stride": columns * size, "units": self._units}
+        tiles.multiply(records.data_ptr(), *self._at, out.data_ptr() + self.first * size, **sizes)
 
     def blocks(self, ids: torch.Tensor | None = None) -> Blocks:
         """The outputs `ids`; None: all."""
@@ -356,70 +360,30 @@ declare i32 @llvm.vector.reduce.umax.v16i32(<16 x i32>)
 declare i32 @llvm.vector.reduce.add.v16i32(<16 x i32>)
 """
 
-_PRODUCT = """
-define internal void @round_rows(ptr %x, ptr %records, i64 %rows, i64 %blocks, i64 %units) {
-entry:
-  %deal = call %Deal @deal(i64 %rows)
-  %row.bytes = mul i64 %units, $ROW_UNIT
-  %x.width = mul i64 %blocks, 32
-  %x.bytes = mul i64 %x.width, $ITEMSIZE
-  br label %tile
-tile:
-  %t = phi i64 [0, %entry], [%t.next, %tile.done]
-  %first = phi i64 [0, %entry], [%end, %tile.done]
-  %t.next = add i64 %t, 1
-  %end = call i64 @end_of(%Deal %deal, i64 %t.next)
-  %here = sub i64 %end, %first
-  %stride = mul i64 %here, $RECORD
-  %tile.at = mul i64 %first, %row.bytes
-  %tile.records = getelementptr i8, ptr %records, i64 %tile.at
-  br label %row
-row:
-  %r = phi i64 [%first, %tile], [%r.next, %row]
-  %inside = sub i64 %r, %first
-  %record.at = mul i64 %inside, $RECORD
-  %record = getelementptr i8, ptr %tile.records, i64 %record.at
-  %x.at = mul i64 %r, %x.bytes
-  %x.row = getelementptr i8, ptr %x, i64 %x.at
-  call void @round(ptr %x.row, ptr %record, i64 %stride, i64 %blocks)
-  %r.next = add i64 %r, 1
-  %r.more = icmp ult i64 %r.next, %end
-  br i1 %r.more, label %row, label %tile.done
-tile.done:
-  %t.more = icmp ult i64 %end, %rows
-  br i1 %t.more, label %tile, label %done
-done:
-  ret void
-}
-
-define void @product(ptr %x, ptr %records, ptr %w, ptr %bias, ptr %y, i64 %rows, i64 %blocks,
-                     i64 %units, i64 %outputs, i64 %stride, i64 %threads) {
-  call void @round_rows(ptr %x, ptr %records, i64 %rows, i64 %blocks, i64 %units)
-  call void @run(ptr %records, ptr %w, ptr %bias, ptr %y, i64 %rows, i64 %outputs,
-                 i64 %stride, i64 %units, i64 %threads)
-  ret void
-}
-"""
-
 
 @cache
-def product_of(kind: Kind, dtype: torch.dtype, vnni: bool) -> Callable[..., None]:
-    """product(x, records, panels, bias, out, rows, blocks, units, outputs, stride, threads), addresses and integers.
-
-    blocks  of a row of x. units: of a panel. stride: bytes from one row of `out` to the next."""
-    return compiled(_source(kind, dtype, vnni), 11)
-
-
-def _source(kind: Kind, dtype: torch.dtype, vnni: bool) -> str:
-    rows, unit = ROWS if vnni else SLOW_ROWS, UNITS[kind]
-    functions = [*_rounding(kind, dtype), *(line for n in range(1, rows + 1) for line in _tile(kind, n, dtype, vnni))]
-    sizes = {"unit": unit.nbytes, "row_unit": unit.blocks * unit.record, "RECORD": unit.record}
-    return module(_DECLARATIONS, functions, _PRODUCT, rows=rows, columns=COLUMNS, dtype=dtype, **sizes)
+def tiles_of(kind: Kind, dtype: torch.dtype, vnni: bool) -> Tiles:
+    """Tiles for blocks of a kind, and @round; for rows and results of a dtype."""
+    unit, functions = UNITS[kind], [*_rounding(kind, dtype)]
+    most = ROWS if vnni else SLOW_ROWS
+    for rows in range(1, most + 1):
+        functions += tile(rows, 1, "%turns", _turn(kind, rows, vnni), dtype)
+    row_unit = unit.blocks * unit.record
+    return Tiles(
+        _DECLARATIONS, functions, most=most, columns=COLUMNS, dtype=dtype, unit=unit.nbytes, row_unit=row_unit
+    )
 
 
-def _loaded(name: str, base: str, at: int, kind: str, align: int = 4) -> Iterator[str]:
-    yield f"  {name}.p = getelementptr i8, ptr {base}, i64 {at}"
-    yield f"  {name} = load {kind}, ptr {name}.p, align {align}"
+@njit(f"void({', '.join(['int64'] * 9)})", cache=True)
+def _round_rows(function, x, records, rows, most, blocks, x_bytes, row_bytes, record):  # type: ignore[no-untyped-def]
+    """Call @round at address `function` for all rows. The rows of a tile have their records block by block."""
+    tiles, first = -(-rows // most), 0
+    for at in range(tiles):
+        here = rows // tiles + (at < rows % tiles)
+        for row in range(here):
+            to = records + first * row_bytes + row * record
+            call(function, (x + (first + row) * x_bytes, to, here * record, blocks))
+        first += here
 
 
 # Rounding ------------------------------------------------------------------------------------------------------------
@@ -427,7 +391,7 @@ def _loaded(name: str, base: str, at: int, kind: str, align: int = 4) -> Iterato
 
 def _rounding(kind: Kind, dtype: torch.dtype) -> Iterator[str]:
     """@round(x, records, stride, blocks) rounds one row to records that are `stride` bytes apart."""
-    yield "define internal void @round(ptr %x, ptr %records, i64 %stride, i64 %blocks) {"
+    yield "define void @round(ptr %x, ptr %records, i64 %stride, i64 %blocks) {"
     yield "entry:"
     yield "  br label %loop"
     yield "loop:"
@@ -472,9 +436,9 @@ def _floats(half: int, dtype: torch.dtype) -> Iterator[str]:
     """%bits{half}: 16 numbers as bits of float32."""
     at = 16 * dtype.itemsize * half
     if dtype == torch.float32:
-        yield from _loaded(f"%bits{half}", "%from", at, "<16 x i32>")
+        yield from loaded(f"%bits{half}", "%from", at, "<16 x i32>")
         return
-    yield from _loaded(f"%narrow{half}", "%from", at, "<16 x i16>", 2)
+    yield from loaded(f"%narrow{half}", "%from", at, "<16 x i16>", 2)
     yield f"  %wide{half} = zext <16 x i16> %narrow{half} to <16 x i32>"
     yield f"  %bits{half} = shl <16 x i32> %wide{half}, {constant(16, 'i32')}"
 
@@ -500,51 +464,31 @@ def _begun(kind: Kind) -> Iterator[str]:
 # A tile --------------------------------------------------------------------------------------------------------------
 
 
-def _tile(kind: Kind, rows: int, dtype: torch.dtype, vnni: bool) -> Iterator[str]:
-    """@tileN for N = `rows`: their records times one panel, plus the bias, with sums in registers."""
+def _turn(kind: Kind, rows: int, vnni: bool) -> Iterator[str]:
+    """PAIR blocks of a panel times the records of `rows` rows."""
     unit = UNITS[kind]
     turns = unit.blocks // PAIR
-    takes = "ptr %x, ptr %w, ptr %ahead, ptr %bias, ptr %y, i64 %stride, i64 %columns, i64 %units"
-    yield f"define internal void @tile{rows}({takes}) {{"
-    yield "entry:"
-    yield "  %b = load <16 x float>, ptr %bias, align 64"
-    yield f"  %pairs = mul i64 %units, {turns}"
-    yield "  br label %loop"
-    yield "loop:"
-    yield "  %pair = phi i64 [0, %entry], [%next, %loop]"
-    for row in range(rows):
-        yield f"  %s{row} = phi <16 x float> [%b, %entry], [%s{row}.b{PAIR - 1}, %loop]"
-    yield f"  %unit = udiv i64 %pair, {turns}"
-    yield f"  %turn = urem i64 %pair, {turns}"
+    yield f"  %turns = mul i64 %units, {turns}"
+    yield f"  %unit = udiv i64 %turn, {turns}"
+    yield f"  %pair = urem i64 %turn, {turns}"
     yield f"  %unit.at = mul i64 %unit, {unit.nbytes}"
     yield "  %wu = getelementptr i8, ptr %w, i64 %unit.at"
-    yield f"  %lines.at = mul i64 %turn, {4 * COLUMNS * unit.words // turns}"
+    yield f"  %lines.at = mul i64 %pair, {4 * COLUMNS * unit.words // turns}"
     yield "  %wl = getelementptr i8, ptr %wu, i64 %lines.at"
-    yield f"  %scales.at = mul i64 %turn, {PAIR * COLUMNS * unit.runs}"
+    yield f"  %scales.at = mul i64 %pair, {PAIR * COLUMNS * unit.runs}"
     yield "  %ws = getelementptr i8, ptr %wu, i64 %scales.at"
-    yield f"  %x.at = mul i64 %pair, {PAIR * rows * unit.record}"
+    yield f"  %x.at = mul i64 %turn, {PAIR * rows * unit.record}"
     yield "  %xp = getelementptr i8, ptr %x, i64 %x.at"
-    yield f"  %a.at = mul i64 %pair, {unit.nbytes // turns}"
+    yield f"  %a.at = mul i64 %turn, {unit.nbytes // turns}"
     yield "  %ap = getelementptr i8, ptr %ahead, i64 %a.at"
-    for line in range(0, unit.nbytes // turns, 64):
-        yield f"  %a{line} = getelementptr i8, ptr %ap, i64 {line}"
-        yield f"  call void @llvm.prefetch.p0(ptr %a{line}, i32 0, i32 2, i32 1)"
+    yield from prefetched("%ap", 0, unit.nbytes // turns)
     for block in range(PAIR):
         yield from _block(kind, block, rows, vnni)
-    yield "  %next = add nuw nsw i64 %pair, 1"
-    yield "  %more = icmp ult i64 %next, %pairs"
-    yield "  br i1 %more, label %loop, label %store"
-    yield "store:"
-    yield from masks(1)
-    for row in range(rows):
-        yield from store(str(row), row, 0, f"%s{row}.b{PAIR - 1}", dtype)
-    yield "  ret void"
-    yield "}"
 
 
 def _block(kind: Kind, block: int, rows: int, vnni: bool) -> Iterator[str]:
     """Add the scaled sums of one block."""
-    before = {row: f"%s{row}" if block == 0 else f"%s{row}.b{block - 1}" for row in range(rows)}
+    before = {row: f"%s{row}.0" if block == 0 else f"%s{row}.b{block - 1}" for row in range(rows)}
     runs = UNITS[kind].runs
     for run in range(runs):
         at = f"{block}.{run}"
@@ -557,24 +501,25 @@ def _block(kind: Kind, block: int, rows: int, vnni: bool) -> Iterator[str]:
             if kind.has_minimum:
                 yield f"  %t{at}.{row}.{groups[0]} = add <16 x i32> zeroinitializer, zeroinitializer"
             else:
-                yield from _loaded(f"%c{at}.{row}", "%xp", start + 36 + 4 * run, "i32")
+                yield from loaded(f"%c{at}.{row}", "%xp", start + 36 + 4 * run, "i32")
                 yield from splat(f"%t{at}.{row}.{groups[0]}", f"%c{at}.{row}", "i32")
         for group in groups:
             for row in range(rows):
                 start = (block * rows + row) * UNITS[kind].record
-                yield from _loaded(f"%q{at}.{row}.{group}", "%xp", start + 4 * group, "i32")
+                yield from loaded(f"%q{at}.{row}.{group}", "%xp", start + 4 * group, "i32")
                 yield from _dot(f"{at}.{row}.{group}", f"{at}.{row}.{group + 1}", f"{block}.{group}", vnni)
         for row in range(rows):
             start = (block * rows + row) * UNITS[kind].record
-            done = f"%s{row}.b{block}" if run == runs - 1 else f"%h{at}.{row}"
-            yield from _loaded(f"%d{at}.{row}", "%xp", start + 32, "float")
+            whole = f"%z{row}.0" if block == PAIR - 1 else f"%s{row}.b{block}"
+            done = whole if run == runs - 1 else f"%h{at}.{row}"
+            yield from loaded(f"%d{at}.{row}", "%xp", start + 32, "float")
             yield from splat(f"%ds{at}.{row}", f"%d{at}.{row}", "float")
             yield f"  %f{at}.{row} = sitofp <16 x i32> %t{at}.{row}.{groups[-1] + 1} to <16 x float>"
             yield f"  %g{at}.{row} = fmul <16 x float> %scale{at}, %ds{at}.{row}"
             gain = f"%gain{at}.{row}" if kind.has_minimum else done
             yield _fma(gain, f"%f{at}.{row}", f"%g{at}.{row}", before[row])
             if kind.has_minimum:
-                yield from _loaded(f"%m{at}.{row}", "%xp", start + 36, "float")
+                yield from loaded(f"%m{at}.{row}", "%xp", start + 36, "float")
                 yield from splat(f"%ms{at}.{row}", f"%m{at}.{row}", "float")
                 yield _fma(done, f"%least{at}", f"%ms{at}.{row}", gain)
             before[row] = done
@@ -589,15 +534,15 @@ def _scale(kind: Kind, block: int, run: int) -> Iterator[str]:
     at, names = f"{block}.{run}", ("scale", "least")[: 2 if kind.has_minimum else 1]
     if kind.inputs == 32:
         for i, name in enumerate(names):
-            yield from _loaded(f"%{name}{at}.h", "%wu", 32 * (len(names) * block + i), "<16 x half>", 32)
+            yield from loaded(f"%{name}{at}.h", "%wu", 32 * (len(names) * block + i), "<16 x half>", 32)
             yield f"  %{name}{at} = fpext <16 x half> %{name}{at}.h to <16 x float>"
         return
     unit = UNITS[kind]
     widen = "uitofp" if kind.has_minimum else "sitofp"
     for i, name in enumerate(names):
         byte_at = 32 * unit.halves + COLUMNS * (unit.blocks * i + unit.runs * block + run)
-        yield from _loaded(f"%{name}{at}.h", "%wu", 32 * i, "<16 x half>", 32)
-        yield from _loaded(f"%{name}{at}.b", "%ws", byte_at, "<16 x i8>", 16)
+        yield from loaded(f"%{name}{at}.h", "%wu", 32 * i, "<16 x half>", 32)
+        yield from loaded(f"%{name}{at}.b", "%ws", byte_at, "<16 x i8>", 16)
         yield f"  %{name}{at}.f = fpext <16 x half> %{name}{at}.h to <16 x float>"
         yield f"  %{name}{at}.n = {widen} <16 x i8> %{name}{at}.b to <16 x float>"
         product = f"%{name}{at}.p" if name == "least" else f"%{name}{at}"
@@ -610,19 +555,19 @@ def _codes(kind: Kind, block: int, group: int) -> Iterator[str]:
     """%w{block}.{group}: codes of 16 outputs and four inputs."""
     unit, at = UNITS[kind], f"{block}.{group}"
     if unit.bits == 8:
-        yield from _loaded(f"%w{at}", "%wl", unit.header + 64 * (8 * block + group), "<16 x i32>", 64)
+        yield from loaded(f"%w{at}", "%wl", unit.header + 64 * (8 * block + group), "<16 x i32>", 64)
         return
     # As in files, a line has groups g and g + 4 of a block of 32, and the same group of two blocks in kinds of 256.
     line, upper = (4 * block + group % 4, group > 3) if kind.inputs == 32 else (group, block == 1)
-    nibble = f"%n{at}" if unit.high else f"%w{at}"
-    yield from _loaded(f"%l{at}", "%wl", unit.header + 64 * line, "<16 x i32>", 64)
+    nibble = f"%k{at}" if unit.high else f"%w{at}"
+    yield from loaded(f"%l{at}", "%wl", unit.header + 64 * line, "<16 x i32>", 64)
     if upper:
         yield f"  %l{at}.h = lshr <16 x i32> %l{at}, {constant(4, 'i32')}"
     yield f"  {nibble} = and <16 x i32> %l{at}{'.h' if upper else ''}, {constant(0x0F0F0F0F, 'i32')}"
     if unit.high:
         line, shift = divmod((PAIR * group + block) * unit.high, 8)
         mask = constant(0x10101010 * (2**unit.high - 1), "i32")
-        yield from _loaded(f"%u{at}", "%wl", unit.header + 64 * (8 + line), "<16 x i32>", 64)
+        yield from loaded(f"%u{at}", "%wl", unit.header + 64 * (8 + line), "<16 x i32>", 64)
         yield f"  %u{at}.s = {'lshr' if shift > 4 else 'shl'} <16 x i32> %u{at}, {constant(abs(shift - 4), 'i32')}"
         yield f"  %u{at}.m = and <16 x i32> %u{at}.s, {mask}"
         yield f"  %w{at} = or <16 x i32> {nibble}, %u{at}.m"
