@@ -262,7 +262,7 @@ def _alone(kind: str, tokens: tuple[int, ...]) -> torch.Tensor:
     return plain_logits(_double(kind, "alone"), tokens).logits
 
 
-MACHINE = settings(max_examples=25, stateful_step_count=16, deadline=None)
+MACHINE = settings(max_examples=15, stateful_step_count=16, deadline=None)
 
 
 def machine(kind: str) -> type:
@@ -530,14 +530,12 @@ def test_a_slot_is_none_the_worse_for_the_nan_of_an_earlier_row(dtype: torch.dty
     assert torch.equal(decoder.verify([chain(slot, [3, 4, 5])]).logits, fresh)
 
 
-@pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16])
-def test_a_forward_that_wants_no_logits(dtype: torch.dtype) -> None:
-    decoder, _ = native.pair("llama2", dtype)
+def test_a_forward_that_wants_no_logits() -> None:
+    decoder, _ = native.pair("llama2", torch.bfloat16)
     slots = [decoder.add_row(1) for _ in range(2)]
     verdict = decoder.verify([chain(slot, [3, 4, 5], logits=0) for slot in slots], Needs(top_k=3, hidden_layers=(1,)))
-    assert verdict.logits.shape == (0, models.VOCAB_SIZE)
     assert verdict.top_k is not None
-    assert verdict.top_k[0].shape == (0, 3)
+    assert (verdict.logits.shape, verdict.top_k[0].shape) == ((0, models.VOCAB_SIZE), (0, 3))
     assert verdict.hidden[1].shape == (6, decoder.hidden_size)
 
 

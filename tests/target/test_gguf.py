@@ -124,9 +124,9 @@ def dequantised(path: Path, dtype: torch.dtype = torch.float32) -> Decoder:
 def test_a_16_or_32_bit_dtype_expands_blocks_and_rounds_nothing(tmp_path: Path) -> None:
     """Of every type, those that are not multiplied as blocks too."""
     folder = models.make("smollm", tmp_path / "folder", hidden_size=256, intermediate_size=512, head_dim=64)
-    for kind in ("Q8_0", "MXFP4", "Q4_K"):
+    for kind in ("MXFP4", "Q8_0"):
         path = write(folder, tmp_path / f"{kind}.gguf", lambda name, kind=kind: "Q6_K" if "attn_v" in name else kind)
-        for dtype in (torch.float32, torch.bfloat16, torch.float16):
+        for dtype in (torch.float32, torch.bfloat16):
             made, right = load(path, dtype=dtype, exact=False), dequantised(path, dtype)
             assert isinstance(made, Decoder)
             assert torch.equal(logits(made), logits(right)), (kind, dtype)
