@@ -70,7 +70,6 @@ def test_weights_of_any_dtype_are_made_into_the_references_bytes(kind: Kind, mon
         made = quantise(weight, kind)
         assert made.shape == weight.shape
         assert torch.equal(made.data, torch.from_numpy(right))
-        assert made.nbytes * 8 == kind.bits * weight.numel()
 
 
 @pytest.mark.parametrize(("kind", "error"), [(Q8_0, 1 / 254), (Q4_0, 1 / 8)])
@@ -83,12 +82,12 @@ def test_what_is_made_is_near(kind: Kind, error: float) -> None:
 
 @pytest.mark.parametrize("kind", [kind for kind in READABLE if kind not in KINDS.values()], ids=lambda kind: kind.name)
 def test_other_formats_are_held_as_q8_0_but_not_what_is_only_looked_up(kind: Kind) -> None:
-    """A weight is off by at most half a step of Q8_0, and by what rounding its scale to float16 brings: by less than 1 %
-    of all weights' root mean square (docs/quantised.md)."""
+    """A weight is off by at most half a step of Q8_0, and by what rounding its scale to float16 brings; all together by
+    less than 1 % of their root mean square (docs/quantised.md)."""
     names = ("q", "k", "model.embed_tokens.weight")
     own = {name: random_blocks(kind, 64, 512, seed) for seed, name in enumerate(names)}
     made, note = multipliable({**own, "v": random_blocks(Q4_K, 64, 512), "norm": torch.ones(5)})
-    assert note == f"3 matrices in {kind.name} are held as Q8_0, 0 MB instead of 0"
+    assert note == f"matrices held as Q8_0: 3 in {kind.name}; 0 MB instead of 0"
     assert [w.kind.name for w in made.values() if isinstance(w, Blocks)] == ["Q8_0"] * 3 + ["Q4_K"]
     weight, held = own["q"].dense(), made["q"].dense()
     largest = weight.view(64, -1, 32).abs().amax(-1, keepdim=True).expand(64, -1, 32).reshape(64, 512)

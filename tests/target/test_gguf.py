@@ -170,7 +170,7 @@ def test_formats_that_are_not_multiplied_are_held_as_q8_0(tmp_path: Path) -> Non
     folder = models.make("smollm", tmp_path / "folder", hidden_size=256, intermediate_size=512, head_dim=64)
     path = write(folder, tmp_path / "m.gguf", low_bits)
     made, right = load(path, dtype="auto-float32"), dequantised(path)
-    assert made.notes[1].startswith("m: 3 matrices in IQ2_XXS and 3 matrices in Q2_K are held as Q8_0, ")
+    assert made.notes[1].startswith("m: matrices held as Q8_0: 3 in IQ2_XXS and 3 in Q2_K; ")
     assert off(logits(made), logits(right)) < 0.08
     assert made.weights_fingerprint == load(path, dtype="float32").weights_fingerprint
 

@@ -93,7 +93,7 @@ def way(request: pytest.FixtureRequest, monkeypatch: pytest.MonkeyPatch) -> Way:
     return way
 
 
-@pytest.fixture(params=[1, 2, 3])
+@pytest.fixture(params=[1, 3])
 def _threads(request: pytest.FixtureRequest) -> Iterator[None]:
     before = torch.get_num_threads()
     torch.set_num_threads(request.param)
@@ -225,7 +225,6 @@ def test_parts_of_several_kinds_are_one_product() -> None:
     panels, dense = IntegerPanels(parts, bias), torch.cat([part.dense() for part in parts])
     Way(FULL, Q8_0).check(panels(x), x, dense, bias)
     assert torch.equal(torch.cat([part.dense() for part in panels.blocks()]), dense)
-    assert panels.nbytes == sum(part.nbytes for part in parts)
     few = torch.tensor([99, 0, 45, 20, 44])
     assert torch.equal(torch.cat([part.dense() for part in panels.rows(few)]), dense[few])
     assert torch.equal(IntegerPanels(panels.rows(few), bias[few])(x), panels(x)[:, few])

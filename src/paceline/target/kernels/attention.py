@@ -135,10 +135,6 @@ def _store(builder: Any, vector: Any, pointer: Any) -> None:
     builder.store(vector, builder.bitcast(pointer, _floats.as_pointer()), align=4)
 
 
-def _index(builder: Any, pointer: Any, at: Any) -> Any:
-    return builder.gep(pointer, [at])
-
-
 def _i64(value: int) -> ir.Constant:
     return ir.Constant(ir.IntType(64), value)
 
@@ -237,7 +233,7 @@ def soften(
             _exponential(builder, _splat(builder, builder.fsub(before, highest))), ir.Constant(_word, 0)
         )
         builder.store(highest, held)
-        to = _index(builder, held, _i64(1))
+        to = builder.gep(held, [_i64(1)])
         builder.store(builder.fadd(builder.fmul(builder.load(to), scale), total), to)
         return scale
 
@@ -250,10 +246,10 @@ def soften(
 def _products(builder: Any, size: Any, query: Any, keys: Any, places: list[Any]) -> list[Any]:
     """Four vectors of scores: query [size] times keys [size, BLOCK], in the order of the query's numbers."""
     with cgutils.for_range(builder, size) as loop:
-        number = _splat(builder, builder.load(_index(builder, query, loop.index)))
-        line = _index(builder, keys, builder.mul(loop.index, _i64(BLOCK)))
+        number = _splat(builder, builder.load(builder.gep(query, [loop.index])))
+        line = builder.gep(keys, [builder.mul(loop.index, _i64(BLOCK))])
         for vector, place in enumerate(places):
-            part = _load(builder, _index(builder, line, _i64(LANES * vector)))
+            part = _load(builder, builder.gep(line, [_i64(LANES * vector)]))
             builder.store(_fma(builder, number, part, builder.load(place)), place)
     return [builder.load(place) for place in places]
 
@@ -285,7 +281,7 @@ def _gather(vectors: int) -> Any:
                 weight = _splat(builder, builder.load(_address(context, builder, kinds[0], weights, key)))
                 line = _address(context, builder, kinds[1], values, builder.add(builder.mul(key, size), part))
                 for vector, place in enumerate(places):
-                    value = _load(builder, _index(builder, line, _i64(LANES * vector)))
+                    value = _load(builder, builder.gep(line, [_i64(LANES * vector)]))
                     builder.store(_fma(builder, weight, value, builder.load(place)), place)
             for pointer, place in zip(to, places, strict=True):
                 _store(builder, builder.load(place), pointer)

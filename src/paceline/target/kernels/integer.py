@@ -144,11 +144,6 @@ class IntegerPanels:
             first += outputs
         self.outputs = first
 
-    @property
-    def nbytes(self) -> int:
-        """Bytes of the blocks in a file."""
-        return sum(part.outputs * part.row_bytes for part in self._parts)
-
     def __call__(self, x: torch.Tensor) -> torch.Tensor:
         """x [rows, width] @ weight.T + bias, [rows, outputs], in the dtype of x."""
         x = x.contiguous()

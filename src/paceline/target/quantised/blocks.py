@@ -42,11 +42,6 @@ class Kind:
     offset: int
 
     @property
-    def bits(self) -> float:
-        """Bits of a weight, including scales."""
-        return 8 * self.nbytes / self.inputs
-
-    @property
     def has_minimum(self) -> bool:
         """Whether a weight is scale * code and a minimum, instead of scale * (code - offset)."""
         return self.offset == 0
@@ -181,8 +176,8 @@ def multipliable(weights: Weights) -> tuple[Weights, str | None]:
     made = {name: quantise(w, Q8_0) for name, w in others.items()}
     counts = Counter(w.kind.name for w in others.values()).most_common()
     now, before = (sum(w.nbytes for w in group.values()) / 1e6 for group in (made, others))
-    what = " and ".join(f"{count} matrices in {kind}" for kind, count in counts)
-    return weights | made, f"{what} are held as Q8_0, {now:,.0f} MB instead of {before:,.0f}"
+    what = " and ".join(f"{count} in {kind}" for kind, count in counts)
+    return weights | made, f"matrices held as Q8_0: {what}; {now:,.0f} MB instead of {before:,.0f}"
 
 
 def tensors_of(weights: Mapping[str, torch.Tensor | Blocks]) -> dict[str, torch.Tensor]:
