@@ -30,7 +30,7 @@ class Linear:
 
     def __init__(self, weight: torch.Tensor, bias: torch.Tensor | None = None, *, exact: bool = False):
         self.bias, self.is_exact, self.nbytes = bias, exact, weight.nbytes
-        self.packed = weight.device.type == "cpu" and weight.dtype == torch.bfloat16 and _has_bf16_units()
+        self.packed = weight.device.type == "cpu" and weight.dtype == torch.bfloat16 and has_bf16_units()
         self.panels: Panels | IntegerPanels | None = None
         if kernels.supported(weight.dtype) if exact else kernels.preferred(weight.dtype):
             from paceline.target.kernels.products import Panels, fits
@@ -118,5 +118,6 @@ def linear(parts: Sequence[torch.Tensor | Blocks], bias: torch.Tensor | None, dt
     return Linear(dense[0] if len(dense) == 1 else torch.cat(dense), bias)
 
 
-def _has_bf16_units() -> bool:
+def has_bf16_units() -> bool:
+    """Whether this processor has units for bfloat16."""
     return torch.backends.mkldnn.is_available() and torch.ops.mkldnn._is_mkldnn_bf16_supported()

@@ -27,6 +27,7 @@ from transformers import PretrainedConfig
 from paceline.errors import ModelError, shortened
 from paceline.target.decoder import Decoder
 from paceline.target.folder import check_config, fingerprint, one_line, refuse_pointer
+from paceline.target.linear import has_bf16_units
 from paceline.target.quantised.blocks import (
     PRECISIONS,
     Blocks,
@@ -278,9 +279,8 @@ def end_tokens(facts: Mapping[str, Any]) -> set[int]:
 
 
 def _own_dtype(weights: Mapping[str, torch.Tensor | Blocks]) -> torch.dtype:
-    has_units = torch.backends.mkldnn.is_available() and torch.ops.mkldnn._is_mkldnn_bf16_supported()
     narrow = all(isinstance(w, Blocks) or w.ndim == 1 or w.dtype == torch.bfloat16 for w in weights.values())
-    return torch.bfloat16 if has_units and narrow else torch.float32
+    return torch.bfloat16 if has_bf16_units() and narrow else torch.float32
 
 
 # The configuration ---------------------------------------------------------------------------------------------------
