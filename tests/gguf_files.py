@@ -1,4 +1,4 @@
-"""Model folders written as GGUF files by the package gguf, as llama.cpp's converter would.
+"""Model folders written as GGUF files by the package gguf, as llama.cpp's converter would; and random blocks.
 
 file = write(folder, tmp_path / "model.gguf", "Q8_0")
 """
@@ -17,6 +17,7 @@ from gguf import GGMLQuantizationType as Type
 from safetensors.torch import load_file
 from transformers import AutoConfig
 
+from paceline.target.quantised.blocks import Blocks, Kind, kind_of
 from paceline.target.shape import Shape
 
 INNER = {
@@ -97,21 +98,27 @@ def _add(writer: gguf.GGUFWriter, name: str, values: Any, kind: str) -> None:
     elif kind == "BF16":
         data = torch.from_numpy(values).bfloat16().view(torch.uint8).numpy()
         writer.add_tensor(name, data, raw_dtype=Type.BF16)
-    elif kind in ("Q4_K", "Q6_K"):
-        writer.add_tensor(name, _random(kind, *values.shape, seed=len(name)), raw_dtype=Type[kind])
     else:
-        writer.add_tensor(name, gguf.quants.quantize(values, Type[kind]), raw_dtype=Type[kind])
+        try:
+            data = gguf.quants.quantize(values, Type[kind])
+        except NotImplementedError:  # the package can only read it
+            known = kind_of(Type[kind])
+            assert known is not None
+            data = random_blocks(known, *values.shape, seed=len(name), sizes=(0.02, 0.2)).data.numpy()
+        writer.add_tensor(name, data, raw_dtype=Type[kind])
 
 
-def _random(kind: str, outputs: int, width: int, seed: int) -> Any:
-    """Blocks that the package can read but not make: any codes, and scales of ordinary size."""
-    rng = np.random.default_rng(seed)
-    size = gguf.GGML_QUANT_SIZES[Type[kind]][1]
-    blocks = rng.integers(0, 256, (outputs, width // 256, size), np.uint8)
-    for at in {"Q4_K": (0, 2), "Q6_K": (208,)}[kind]:
-        scale = rng.uniform(0.0, 2e-4, (outputs, width // 256, 1)).astype(np.float16)
-        blocks[..., at : at + 2] = scale.view(np.uint8)
-    return blocks.reshape(outputs, -1)
+def random_blocks(
+    kind: Kind, outputs: int, width: int, seed: int = 0, sizes: tuple[float, float] = (1e-3, 10.0)
+) -> Blocks:
+    """Blocks of random bytes, of any format: those whose largest weight is in the range `sizes`."""
+    rng, count, chosen = np.random.default_rng(seed), outputs * width // kind.inputs, list[Any]()
+    while sum(map(len, chosen)) < count:
+        some = rng.integers(0, 256, (4 * count, kind.nbytes), np.uint8)
+        with np.errstate(all="ignore"):
+            largest = abs(gguf.quants.dequantize(some, Type(kind.number))).max(1)
+        chosen.append(some[(sizes[0] < largest) & (largest < sizes[1])])
+    return Blocks(kind, torch.from_numpy(np.concatenate(chosen)[:count].reshape(outputs, -1)))
 
 
 def _positions(writer: gguf.GGUFWriter, config: Any, head_dim: int) -> Any:

@@ -4,9 +4,12 @@ from __future__ import annotations
 
 from typing import Any
 
+import numpy as np
 import torch
 from transformers import PreTrainedModel
 
+from paceline.engine.round import Segment
+from paceline.target.base import Target
 from paceline.target.decoder import Decoder
 from paceline.target.quantised.blocks import quantised
 from paceline.target.shape import weight_shapes
@@ -34,3 +37,18 @@ def pair(family: str, dtype: torch.dtype = torch.float32, **changes: Any) -> tup
     """A native decoder and the float32 transformers model with the same weights."""
     model = models.model(family, **changes)
     return of(model, dtype), model
+
+
+TEXT = [5, 17, 200, 31, 5, 17, 9, 44, 45, 46, 270, 31]
+
+
+def logits(target: Target) -> torch.Tensor:
+    """Logits [12, V] after every token of TEXT, on a row of its own."""
+    segment = Segment.chunk(target.add_row(len(TEXT)), np.array(TEXT), last=True)
+    segment.num_logits = len(TEXT)
+    return target.verify([segment]).logits.float()
+
+
+def off(one: torch.Tensor, other: torch.Tensor) -> float:
+    """Root of the mean square of the difference, relative to that of `other`."""
+    return float((one - other).norm() / other.norm())

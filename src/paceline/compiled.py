@@ -5,6 +5,7 @@ from __future__ import annotations
 from typing import Any
 
 import numpy as np
+from llvmlite import ir
 from numba import carray, njit, types
 from numba.core import cgutils
 from numba.extending import intrinsic as numba_intrinsic
@@ -41,6 +42,30 @@ def bits_of(typingctx: Any, number: Any) -> Any:
         return builder.bitcast(arguments[0], context.get_value_type(types.uint32))
 
     return types.uint32(types.float32), generate
+
+
+@intrinsic
+def take(typingctx: Any, counter: Any, count: Any) -> Any:
+    """counter[0], and add `count` to it, atomically; int64."""
+
+    def generate(context: Any, builder: Any, signature: Any, arguments: Any) -> Any:
+        data = context.make_array(signature.args[0])(context, builder, arguments[0]).data
+        return builder.atomic_rmw("add", data, arguments[1], "monotonic")
+
+    return types.int64(counter, types.int64), generate
+
+
+@intrinsic
+def call(typingctx: Any, function: Any, arguments: Any) -> Any:
+    """Call the function without result at an address. arguments: a tuple of int64."""
+
+    def generate(context: Any, builder: Any, signature: Any, values: Any) -> Any:
+        words = cgutils.unpack_tuple(builder, values[1])
+        kind = ir.FunctionType(ir.VoidType(), [word.type for word in words])
+        builder.call(builder.inttoptr(values[0], kind.as_pointer()), words)
+        return context.get_dummy_value()
+
+    return types.void(types.int64, arguments), generate
 
 
 @njit(inline="always")

@@ -89,7 +89,7 @@ def test_batches_of_1_to_32_rows_beside_a_piece_of_a_prompt(dtype: torch.dtype) 
     texts = [text(10 + i, int(length)) for i, length in enumerate(rng.integers(2, LONG, 32))]
     alone = [exact.in_pieces(target, tokens, [len(tokens)])[-1:] for tokens in texts]
     prompt = text(9, 90)
-    for rows in (1, 2, 8, 32):
+    for rows in (2, 32):
         slots = exact.prepared(target, [tokens[:-1] for tokens in texts[:rows]])
         slots.append(target.add_row(len(prompt)))
         segments = [
@@ -129,7 +129,7 @@ def test_a_product_is_the_same_for_any_number_of_rows(
     assert (linear.panels is not None) == (ours and kernels.supported(dtype))
     whole = linear(x)
     assert torch.allclose(whole.double(), x.double() @ weight.double().T + bias.double(), rtol=0.01, atol=1e-2)
-    for rows in [*range(1, 70), 129]:
+    for rows in [*range(1, 18), 31, 64, 69, 129]:
         assert torch.equal(linear(x[:rows]), whole[:rows])
         assert torch.equal(linear(x[-rows:]), whole[-rows:])
     assert torch.equal(linear.dense(), weight)

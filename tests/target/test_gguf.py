@@ -14,29 +14,18 @@ import pytest
 import torch
 from tests import models
 from tests.gguf_files import write
+from tests.native import TEXT, logits, off
 
 from paceline.engine.engine import Engine
-from paceline.engine.round import Segment
 from paceline.engine.sampling import SamplingParams
 from paceline.errors import ModelError
-from paceline.target.base import Target
 from paceline.target.decoder import Decoder
 from paceline.target.linear import BlockLinear
 from paceline.target.load import load, load_tokenizer
 from paceline.target.quantised.gguf import GGUF, config_of, end_tokens, weights_of
 from paceline.target.quantised.gguf_tokenizer import same_tokens, tokenizer_of
 
-TEXT = np.array([5, 17, 200, 31, 5, 17, 9, 44, 45, 46, 270, 31])
 FAMILIES = [family for family in models.NATIVE if family != "qwen3-bias"]  # llama.cpp's Qwen3 has no biases
-
-
-def logits(target: Target) -> torch.Tensor:
-    segment = Segment(target.add_row(len(TEXT)), TEXT, np.arange(-1, len(TEXT) - 1), num_logits=len(TEXT))
-    return target.verify([segment]).logits.float()
-
-
-def off(one: torch.Tensor, other: torch.Tensor) -> float:
-    return float((one - other).norm() / other.norm())
 
 
 @pytest.fixture(scope="module")
@@ -119,6 +108,10 @@ def mixed(name: str) -> str:
     return "Q6_K" if name.startswith("token_embd") or "attn_v" in name or "ffn_down" in name else "Q4_K"
 
 
+def low_bits(name: str) -> str:
+    return "IQ2_XXS" if "ffn_up" in name else "Q2_K" if "ffn_down" in name else "Q8_0"
+
+
 def dequantised(path: Path, dtype: torch.dtype = torch.float32) -> Decoder:
     """The model in a file, every tensor as the reference reads it."""
     dense = {t.name: gguf.quants.dequantize(t.data, t.tensor_type) for t in gguf.GGUFReader(path).tensors}
@@ -131,9 +124,9 @@ def dequantised(path: Path, dtype: torch.dtype = torch.float32) -> Decoder:
 def test_a_16_or_32_bit_dtype_expands_blocks_and_rounds_nothing(tmp_path: Path) -> None:
     """Of every type, those that are not multiplied as blocks too."""
     folder = models.make("smollm", tmp_path / "folder", hidden_size=256, intermediate_size=512, head_dim=64)
-    for kind in ("Q8_0", "Q4_1", "Q5_0", "Q4_K"):
+    for kind in ("MXFP4", "Q8_0"):
         path = write(folder, tmp_path / f"{kind}.gguf", lambda name, kind=kind: "Q6_K" if "attn_v" in name else kind)
-        for dtype in (torch.float32, torch.bfloat16, torch.float16):
+        for dtype in (torch.float32, torch.bfloat16):
             made, right = load(path, dtype=dtype, exact=False), dequantised(path, dtype)
             assert isinstance(made, Decoder)
             assert torch.equal(logits(made), logits(right)), (kind, dtype)
@@ -168,9 +161,18 @@ def test_mixed_kinds_are_what_the_reference_makes_of_them(family: str, tmp_path:
     target = load(path, dtype="auto-float32")
     assert "Q4_K and Q6_K" in str(target.quantised) or "Q6_K and Q4_K" in str(target.quantised)
     assert off(logits(target), logits(dequantised(path))) < 0.08
-    answers = Engine(target).generate([TEXT.tolist()], SamplingParams(max_tokens=12, ignore_eos=True))
-    drafted = Engine(target, "sam").generate([TEXT.tolist()], SamplingParams(max_tokens=12, ignore_eos=True))
+    answers = Engine(target).generate([TEXT], SamplingParams(max_tokens=12, ignore_eos=True))
+    drafted = Engine(target, "sam").generate([TEXT], SamplingParams(max_tokens=12, ignore_eos=True))
     assert answers[0].tokens == drafted[0].tokens
+
+
+def test_formats_that_are_not_multiplied_are_held_as_q8_0(tmp_path: Path) -> None:
+    folder = models.make("smollm", tmp_path / "folder", hidden_size=256, intermediate_size=512, head_dim=64)
+    path = write(folder, tmp_path / "m.gguf", low_bits)
+    made, right = load(path, dtype="auto-float32"), dequantised(path)
+    assert made.notes[1].startswith("m: matrices held as Q8_0: 3 in IQ2_XXS and 3 in Q2_K; ")
+    assert off(logits(made), logits(right)) < 0.08
+    assert made.weights_fingerprint == load(path, dtype="float32").weights_fingerprint
 
 
 def test_a_model_in_several_files_is_one(tiny: Path, tmp_path: Path) -> None:
@@ -289,9 +291,7 @@ def test_models_that_are_not_supported(tiny: Path, tmp_path: Path) -> None:
     refused(write(tiny, path, more=lambda w: w.add_expert_count(8)), "a mixture of 8 experts")
     refused(write(tiny, path, more=lambda w: w.add_rope_scaling_type(gguf.RopeScalingType.LONGROPE)), "'longrope'")
     refused(write(tiny, path, more=odd_yarn), "with yarn_log_multiplier")
-    write(tiny, path, lambda name: "Q5_0" if "ffn_up" in name else "Q8_0")
-    refused(path, "ffn_up.weight is of type Q5_0", "Q8_0, Q4_0, Q4_K, Q6_K", "such as bfloat16", "make the file anew")
-    file = GGUF(path)
+    file = GGUF(write(tiny, path))
     file.places["output_norm.weight"] = replace(file.places["output_norm.weight"], type=15)
     with pytest.raises(ModelError, match=r"output_norm.weight is of ggml's type 15, which .* gguf cannot read"):
         file.tensor("output_norm.weight")

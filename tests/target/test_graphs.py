@@ -39,7 +39,7 @@ def in_forms(decoder: Decoder, monkeypatch: pytest.MonkeyPatch) -> list[bool]:
     return seen
 
 
-@pytest.mark.parametrize("family", models.NATIVE)
+@pytest.mark.parametrize("family", ["llama3", "mistral-window", "qwen3-bias"])
 def test_answers_are_those_of_forwards_without_forms(family: str, monkeypatch: pytest.MonkeyPatch) -> None:
     plain, decoder = native.of(models.model(family), eos=()), with_forms(family)
     plain.recorder = None

@@ -133,6 +133,10 @@ def check(case: Case, layout: Layout) -> None:
     assert layout.reach == {
         seg.slot: length + len(seg.tokens) for seg, length in zip(case.segments, case.lengths, strict=True)
     }
+    ends = [end for _, end in layout.spans]
+    wanted = [i for seg, end in zip(case.segments, ends, strict=True) for i in range(end - seg.num_logits, end)]
+    assert layout.wanted_at == [0, *np.cumsum([seg.num_logits for seg in case.segments])]
+    assert wanted == (list(range(layout.num_nodes)) if layout.wanted is None else layout.wanted.tolist())
     attended: dict[int, tuple[set[int], int]] = {}
     for group in layout.groups:
         found = seen_in(group, case.shared)
@@ -148,18 +152,6 @@ def check(case: Case, layout: Layout) -> None:
 @given(cases())
 def test_every_node_sees_its_past_its_ancestors_and_itself(case: Case) -> None:
     check(case, case.plan())
-
-
-@given(cases())
-def test_logits_are_those_of_the_last_nodes_of_each_segment(case: Case) -> None:
-    layout = case.plan()
-    ends = np.cumsum([len(s.tokens) - s.start for s in case.segments])
-    wanted = [int(i) for s, end in zip(case.segments, ends, strict=True) for i in range(end - s.num_logits, end)]
-    assert layout.wanted_at == [0, *np.cumsum([s.num_logits for s in case.segments])]
-    if layout.wanted is None:
-        assert wanted == list(range(layout.num_nodes))
-    else:
-        assert layout.wanted.tolist() == wanted
 
 
 def test_padded_sizes_are_few_and_near() -> None:

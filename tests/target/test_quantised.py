@@ -6,12 +6,11 @@ import json
 from pathlib import Path
 from statistics import median
 
-import numpy as np
 import pytest
 import torch
 from tests import models
+from tests.native import logits, off
 
-from paceline.engine.round import Segment
 from paceline.errors import ModelError, PacelineError
 from paceline.target.decoder import Decoder
 from paceline.target.linear import BlockLinear
@@ -19,8 +18,6 @@ from paceline.target.load import load, load_tokenizer, quantise_folder
 from paceline.target.quantised.blocks import Blocks, exact_dtype, quantised
 from paceline.target.quantised.checkpoint import MEASURED
 from paceline.target.shape import weight_shapes
-
-TEXT = [5, 17, 200, 31, 5, 17, 9, 44, 45, 46, 270, 31]
 
 
 def decoders(family: str, word: str, dtype: torch.dtype = torch.float32) -> tuple[Decoder, Decoder, Decoder]:
@@ -30,16 +27,6 @@ def decoders(family: str, word: str, dtype: torch.dtype = torch.float32) -> tupl
     blocks = quantised(weights, word)
     dense = {name: w.dense() if isinstance(w, Blocks) else w for name, w in blocks.items()}
     return tuple(Decoder(model.config, w, dtype=dtype) for w in (weights, blocks, dense))  # type: ignore[return-value]
-
-
-def logits(target: Decoder) -> torch.Tensor:
-    parent, slot = np.arange(-1, len(TEXT) - 1), target.add_row(len(TEXT))
-    return target.verify([Segment(slot, np.array(TEXT), parent, num_logits=len(TEXT))]).logits.float()
-
-
-def off(one: torch.Tensor, other: torch.Tensor) -> float:
-    """Root of the mean square of the difference, of the size of what is compared."""
-    return float((one - other).norm() / other.norm())
 
 
 @pytest.mark.parametrize("family", list(models.NATIVE))

@@ -87,6 +87,7 @@ class Target(ABC):
     weights_fingerprint  differs between two trainings.
     quantised            formats of weights in blocks, in words; None without blocks.
     measured             a sentence on what quantising changed, if that was measured.
+    held                 in words, the matrices that are held in another format than the file's.
     expanded             in words, the blocks from which the weights were expanded to 16 or 32 bits.
     tokenizer            the engine's, if any: drafters with token ids on disk compare its fingerprint with theirs.
     clock                the engine's; `verify` books its time there as "prepare", "layers" and "head".
@@ -104,6 +105,7 @@ class Target(ABC):
     quantised: str | None = None
     expanded: str | None = None
     measured: str | None = None
+    held: str | None = None
     name: str
     dtype: torch.dtype
     device: torch.device
@@ -117,10 +119,11 @@ class Target(ABC):
         """Lines that a user should read about this model."""
         if self.quantised is None:
             return [f"{self.name} has its weights in {self.expanded}"] if self.expanded else []
-        return [
+        note = (
             f"{self.name} has its weights in {self.quantised}: another model than in 16 bits"
             f"{f' ({self.measured})' if self.measured else ''}, and drafting does not change what it says"
-        ]
+        )
+        return [note, f"{self.name}: {self.held}"] if self.held else [note]
 
     @cached_property
     def threads(self) -> Threads:

@@ -30,7 +30,7 @@ class Linear:
 
     def __init__(self, weight: torch.Tensor, bias: torch.Tensor | None = None, *, exact: bool = False):
         self.bias, self.is_exact, self.nbytes = bias, exact, weight.nbytes
-        self.packed = weight.device.type == "cpu" and weight.dtype == torch.bfloat16 and _has_bf16_units()
+        self.packed = weight.device.type == "cpu" and weight.dtype == torch.bfloat16 and has_bf16_units()
         self.panels: Panels | IntegerPanels | None = None
         if kernels.supported(weight.dtype) if exact else kernels.preferred(weight.dtype):
             from paceline.target.kernels.products import Panels, fits
@@ -112,11 +112,12 @@ def linear(parts: Sequence[torch.Tensor | Blocks], bias: torch.Tensor | None, dt
 
         if dtype in integer.DTYPES and integer.supported():
             for kind in {part.kind for part in blocks}:
-                integer.product_of(kind, dtype, integer.fast())  # compile now, not in the middle of an answer
+                integer.tiles_of(kind, dtype, integer.fast())  # compile now, not in the middle of an answer
             return BlockLinear(blocks, bias)
     dense = [part.dense(dtype) if isinstance(part, Blocks) else part for part in parts]
     return Linear(dense[0] if len(dense) == 1 else torch.cat(dense), bias)
 
 
-def _has_bf16_units() -> bool:
+def has_bf16_units() -> bool:
+    """Whether this processor has units for bfloat16."""
     return torch.backends.mkldnn.is_available() and torch.ops.mkldnn._is_mkldnn_bf16_supported()

@@ -3,8 +3,10 @@
 from __future__ import annotations
 
 import ctypes
+from array import array
 from functools import cache
 from pathlib import Path
+from typing import Any
 
 import llvmlite.binding as llvm
 import torch
@@ -42,3 +44,25 @@ def parallel() -> int | None:
         except (OSError, AttributeError):
             continue
     return None
+
+
+def on_threads(work: Any, task: array[int], threads: int) -> None:
+    """Run `work`, compiled by numba.cfunc, on so many threads of torch's OpenMP at once; on one where torch has another
+    OpenMP. Its argument is the address of `task`, numbers of 64 bits that all threads share."""
+    at, fork = task.buffer_info()[0], _fork()
+    if threads == 1 or fork is None:
+        _alone(work.address)(at)
+    else:
+        fork(work.address, at, threads, 0)
+
+
+@cache
+def _fork() -> Any:
+    where = parallel()
+    kinds = ctypes.c_void_p, ctypes.c_void_p, ctypes.c_uint, ctypes.c_uint
+    return None if where is None else ctypes.CFUNCTYPE(None, *kinds)(where)
+
+
+@cache
+def _alone(work: int) -> Any:
+    return ctypes.CFUNCTYPE(None, ctypes.c_void_p)(work)

@@ -17,10 +17,8 @@ that every call has the same order of sums:
 
 from __future__ import annotations
 
-import ctypes
 from array import array
 from collections.abc import Callable
-from functools import cache
 from typing import Any
 
 import numpy as np
@@ -29,9 +27,9 @@ from llvmlite import ir
 from numba import carray, cfunc, njit, types
 from numba.core import cgutils
 
-from paceline.compiled import address, intrinsic, put, widened
+from paceline.compiled import address, intrinsic, put, take, widened
 from paceline.target.cache import Writer
-from paceline.target.kernels import parallel
+from paceline.target.kernels import on_threads
 from paceline.target.layout import BLOCK, COUNT, FIRST, LIMIT, PATHS, SLOT, STRIDE, TILE, PathPlan
 
 LANES = 16
@@ -58,22 +56,8 @@ def attend_paths(queries: torch.Tensor, plan: PathPlan, cache: Writer, layer: in
             keys_at, values_at, *plan.addresses, nodes,
         ),
     )  # fmt: skip
-    attend = _ATTENTION[queries.dtype]
-    threads = torch.get_num_threads() if plan.scores * heads >= WORTH_SHARING else 1
-    fork = _fork()
-    if threads == 1 or fork is None:
-        attend.ctypes(task.buffer_info()[0])
-    else:
-        fork(attend.address, task.buffer_info()[0], threads, 0)
+    on_threads(_ATTENTION[queries.dtype], task, torch.get_num_threads() if plan.scores * heads >= WORTH_SHARING else 1)
     return out
-
-
-@cache
-def _fork() -> Any:
-    """GOMP_parallel, which runs a function on several threads; None if torch has another OpenMP."""
-    where = parallel()
-    kinds = ctypes.c_void_p, ctypes.c_void_p, ctypes.c_uint, ctypes.c_uint
-    return None if where is None else ctypes.CFUNCTYPE(None, *kinds)(where)
 
 
 # One query against 64 keys -------------------------------------------------------------------------------------------
@@ -149,10 +133,6 @@ def _load(builder: Any, pointer: Any) -> Any:
 
 def _store(builder: Any, vector: Any, pointer: Any) -> None:
     builder.store(vector, builder.bitcast(pointer, _floats.as_pointer()), align=4)
-
-
-def _index(builder: Any, pointer: Any, at: Any) -> Any:
-    return builder.gep(pointer, [at])
 
 
 def _i64(value: int) -> ir.Constant:
@@ -253,7 +233,7 @@ def soften(
             _exponential(builder, _splat(builder, builder.fsub(before, highest))), ir.Constant(_word, 0)
         )
         builder.store(highest, held)
-        to = _index(builder, held, _i64(1))
+        to = builder.gep(held, [_i64(1)])
         builder.store(builder.fadd(builder.fmul(builder.load(to), scale), total), to)
         return scale
 
@@ -266,10 +246,10 @@ def soften(
 def _products(builder: Any, size: Any, query: Any, keys: Any, places: list[Any]) -> list[Any]:
     """Four vectors of scores: query [size] times keys [size, BLOCK], in the order of the query's numbers."""
     with cgutils.for_range(builder, size) as loop:
-        number = _splat(builder, builder.load(_index(builder, query, loop.index)))
-        line = _index(builder, keys, builder.mul(loop.index, _i64(BLOCK)))
+        number = _splat(builder, builder.load(builder.gep(query, [loop.index])))
+        line = builder.gep(keys, [builder.mul(loop.index, _i64(BLOCK))])
         for vector, place in enumerate(places):
-            part = _load(builder, _index(builder, line, _i64(LANES * vector)))
+            part = _load(builder, builder.gep(line, [_i64(LANES * vector)]))
             builder.store(_fma(builder, number, part, builder.load(place)), place)
     return [builder.load(place) for place in places]
 
@@ -301,7 +281,7 @@ def _gather(vectors: int) -> Any:
                 weight = _splat(builder, builder.load(_address(context, builder, kinds[0], weights, key)))
                 line = _address(context, builder, kinds[1], values, builder.add(builder.mul(key, size), part))
                 for vector, place in enumerate(places):
-                    value = _load(builder, _index(builder, line, _i64(LANES * vector)))
+                    value = _load(builder, builder.gep(line, [_i64(LANES * vector)]))
                     builder.store(_fma(builder, weight, value, builder.load(place)), place)
             for pointer, place in zip(to, places, strict=True):
                 _store(builder, builder.load(place), pointer)
@@ -319,17 +299,6 @@ to end - 1 in order, for j below 64 (gather4) or 16 (gather1). values float32 [B
 
 
 # Tiles of queries ----------------------------------------------------------------------------------------------------
-
-
-@intrinsic
-def _take(typingctx: Any, counter: Any) -> Any:
-    """counter[0], and add one to it, atomically."""
-
-    def generate(context: Any, builder: Any, signature: Any, arguments: Any) -> Any:
-        data = context.make_array(signature.args[0])(context, builder, arguments[0]).data
-        return builder.atomic_rmw("add", data, ir.Constant(cgutils.intp_t, 1), "monotonic")
-
-    return types.int64(counter), generate
 
 
 @njit
@@ -389,7 +358,7 @@ def _work(task, queries, out, keys, values):  # type: ignore[no-untyped-def]
     places = np.empty(BLOCK, np.int64)
     scale = np.float32(1) / np.sqrt(np.float32(dim))
     while True:
-        piece = _take(task)
+        piece = take(task, 1)
         if piece >= task[TILES] * kv_heads:
             return
         tile, head = tiles[piece // kv_heads], piece % kv_heads

@@ -6,24 +6,39 @@ Rows of x are rounded to eight bits in records: 32 inputs and a scale. The codes
 are multiplied and summed as integers; this sum, times both scales, is added in float32. Every sum has one order, so a
 row's result is the same, bit for bit, among any other rows and on any number of threads.
 
-Panels have the blocks of 16 outputs in the order of use. The kernel has the frame of `products.py`: @round makes
-records, and tiles multiply up to 12 rows by a panel.
+Panels have the blocks of 16 outputs in the order of use. Tiles multiply the records of up to 12 rows by a panel, in the
+frame of `products.py`.
 """
 
 from __future__ import annotations
 
 import platform
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
-from functools import cache
+from functools import cache, reduce
+from operator import or_
 from typing import NamedTuple
 
 import llvmlite.binding as llvm
 import torch
+from numba import njit
 from torch.nn.functional import pad
 
-from paceline.target.kernels.products import compiled, constant, masks, module, splat, store
-from paceline.target.quantised.blocks import Q4_0, Q4_K, Q6_K, Q8_0, Blocks, Kind, joined
+from paceline.compiled import call
+from paceline.target.kernels.products import Tiles, constant, loaded, prefetched, splat, tile
+from paceline.target.quantised.blocks import (
+    Q4_0,
+    Q4_1,
+    Q4_K,
+    Q5_0,
+    Q5_1,
+    Q5_K,
+    Q6_K,
+    Q8_0,
+    Blocks,
+    Kind,
+    joined,
+)
 
 COLUMNS = 16
 """Outputs of a panel. With 32, the sums of twelve rows do not fit into the registers."""
@@ -32,7 +47,7 @@ ROWS = 12
 SLOW_ROWS = 4
 """The same without VNNI: larger tiles are hardly faster, for a row needs many instructions, and compile for seconds."""
 PAIR = 2
-"""Blocks in a turn of the innermost loop: in Q4_K two blocks share their bytes."""
+"""Blocks in a turn of the innermost loop: two blocks share bytes."""
 STEP = 64
 """Panels that are packed at once."""
 DTYPES = (torch.bfloat16, torch.float32)
@@ -43,32 +58,55 @@ DTYPES = (torch.bfloat16, torch.float32)
 class Unit:
     """A unit of a panel: what it holds of each of its outputs.
 
-    blocks                number of blocks of 32 inputs.
-    halves, bytes, words  number of values of two, one and four bytes.
-    record                bytes of a record, the block of a rounded row."""
+    blocks         number of blocks of 32 inputs.
+    bits           bits of a code.
+    halves, bytes  number of values of two bytes and of one.
+    runs           sums of a block: inputs that share a scale have one.
+
+    Codes follow in lines, a word of four bytes for each output. Codes of eight bits: a line has four inputs of a block.
+    Of others, eight lines have the low four bits of two blocks; where bits are left, the lines of `high` follow."""
 
     blocks: int
+    bits: int
     halves: int
-    bytes: int
-    words: int
-    record: int
+    bytes: int = 0
+    runs: int = 1
+
+    @property
+    def high(self) -> int:
+        """Bits of a code that are not in its nibble."""
+        return 0 if self.bits == 8 else self.bits - 4
 
     @property
     def header(self) -> int:
-        """Bytes of all outputs before their words."""
+        """Bytes of all outputs before their codes."""
         return COLUMNS * (2 * self.halves + self.bytes)
+
+    @property
+    def words(self) -> int:
+        """Lines of codes."""
+        return self.blocks * self.bits
 
     @property
     def nbytes(self) -> int:
         """Bytes of all outputs; a multiple of a cache line's 64."""
         return self.header + 4 * COLUMNS * self.words
 
+    @property
+    def record(self) -> int:
+        """Bytes of a record, the block of a rounded row: its 32 numbers, their scale, and what its sums begin with."""
+        return 36 + 4 * self.runs
+
 
 UNITS = {
-    Q8_0: Unit(2, 2, 0, 16, 40),
-    Q4_0: Unit(2, 2, 0, 8, 40),
-    Q4_K: Unit(8, 2, 16, 32, 40),
-    Q6_K: Unit(8, 2, 16, 64, 44),
+    Q8_0: Unit(blocks=2, bits=8, halves=2),
+    Q4_0: Unit(blocks=2, bits=4, halves=2),
+    Q4_1: Unit(blocks=2, bits=4, halves=4),
+    Q5_0: Unit(blocks=2, bits=5, halves=2),
+    Q5_1: Unit(blocks=2, bits=5, halves=4),
+    Q4_K: Unit(blocks=8, bits=4, halves=2, bytes=16),
+    Q5_K: Unit(blocks=8, bits=5, halves=2, bytes=16),
+    Q6_K: Unit(blocks=8, bits=6, halves=2, bytes=16, runs=2),
 }
 
 
@@ -105,11 +143,6 @@ class IntegerPanels:
             self._parts.append(_Part(same, first, None if bias is None else bias[first : first + outputs]))
             first += outputs
         self.outputs = first
-
-    @property
-    def nbytes(self) -> int:
-        """Bytes of the blocks in a file."""
-        return sum(part.outputs * part.row_bytes for part in self._parts)
 
     def __call__(self, x: torch.Tensor) -> torch.Tensor:
         """x [rows, width] @ weight.T + bias, [rows, outputs], in the dtype of x."""
@@ -173,13 +206,15 @@ class _Part:
 
     def multiply(self, x: torch.Tensor, out: torch.Tensor) -> None:
         """Fill this part's columns of `out`."""
-        rows, columns = out.shape
+        (rows, columns), size = out.shape, out.element_size()
         records = self._records(rows * self._row_records, dtype=torch.uint8)
-        size = out.element_size()
-        product_of(self.kind, x.dtype, fast())(
-            x.data_ptr(), records.data_ptr(), *self._at, out.data_ptr() + self.first * size, rows, self.width // 32,
-            self._units, self.outputs, columns * size, torch.get_num_threads(),
+        tiles = tiles_of(self.kind, x.dtype, fast())
+        _round_rows(
+            tiles.address("round"), x.data_ptr(), records.data_ptr(), rows, tiles.most, self.width // 32,
+            self.width * size, self._row_records, self._unit.record,
         )  # fmt: skip
+        sizes = {"rows": rows, "outputs": self.outputs, "stride": columns * size, "units": self._units}
+        tiles.multiply(records.data_ptr(), *self._at, out.data_ptr() + self.first * size, **sizes)
 
     def blocks(self, ids: torch.Tensor | None = None) -> Blocks:
         """The outputs `ids`; None: all."""
@@ -201,78 +236,92 @@ class _Columns(NamedTuple):
 
 def _columns(kind: Kind, data: torch.Tensor) -> _Columns:
     """Columns of the blocks of a file, uint8 [outputs, bytes]; a unit that is not full ends with zeros."""
-    unit = UNITS[kind]
-    per_unit = unit.blocks * 32 // kind.inputs
+    unit, per_unit = UNITS[kind], _per_unit(kind)
     blocks = data.unflatten(1, (-1, kind.nbytes))
     if missing := -blocks.shape[1] % per_unit:
         blocks = pad(blocks, (0, 0, 0, missing))
-    if kind == Q4_K:
-        return _Columns(_halves(blocks[..., :4]), torch.cat(_scales_of_q4_k(blocks), -1), _words(blocks[..., 16:]))
+    blocks = blocks.unflatten(1, (-1, per_unit))
     if kind == Q6_K:
-        halves = pad(_halves(blocks[..., 208:]), (0, 1))
-        return _Columns(halves, blocks[..., 192:208], _words(_codes_of_q6_k(blocks)))
-    codes = blocks[..., 2:] ^ (0x80 if kind == Q8_0 else 0)
-    halves = _halves(blocks[..., :2]).unflatten(1, (-1, per_unit)).flatten(2)
-    return _Columns(halves, blocks[:, ::per_unit, :0], _words(codes).unflatten(1, (-1, per_unit)).flatten(2))
+        codes, high, scales, halves = blocks.split([128, 64, 16, 2], -1)
+        codes = _merged(_fields(codes, 4, 64).unflatten(-1, (2, 32)).flatten(-3, -2), 4)
+        halves = pad(halves, (0, 2))
+    else:
+        halves, scales, high, codes = blocks.split(_sizes(kind), -1)
+        scales = _scales(scales) if kind.inputs == 256 else scales
+        codes = codes ^ 0x80 if kind == Q8_0 else codes
+    lines = codes.flatten(2).unflatten(2, (unit.blocks // PAIR, -1))
+    if unit.high:
+        fields = _fields(high, unit.high, _high_run(kind)).flatten(2).unflatten(2, (-1, PAIR, 8, 4))
+        lines = torch.cat([lines, _merged(fields.transpose(3, 4).flatten(3, 4), unit.high)], -1)
+    return _Columns(_seen_as(torch.int16, halves), scales.flatten(2), _seen_as(torch.int32, lines))
 
 
 def _file_bytes(kind: Kind, columns: _Columns) -> torch.Tensor:
     """The inverse of `_columns`: uint8 [outputs, bytes]."""
-    halves, codes = columns.halves.contiguous().view(torch.uint8), columns.words.contiguous().view(torch.uint8)
-    if kind == Q4_K:
-        return torch.cat([halves, _packed_scales(columns.bytes), codes], -1).flatten(1)
+    unit, per_unit = UNITS[kind], _per_unit(kind)
+    halves, scales, lines = (_seen_as(torch.uint8, part) for part in columns)
+    halves, scales = (part.unflatten(2, (per_unit, part.shape[2] // per_unit)) for part in (halves, scales))
+    lines = lines.unflatten(2, (unit.blocks // PAIR, -1))
+    codes, high = lines.split([64 if unit.bits == 8 else 32, 8 * unit.high], -1)
+    codes = codes.flatten(2).unflatten(2, (per_unit, -1))
+    if unit.high:
+        fields = _fields(high, unit.high, 4).unflatten(3, (8, PAIR)).transpose(3, 4).flatten(2)
+        high = _merged(fields.unflatten(2, (per_unit, -1, _high_run(kind))), unit.high)
+    else:
+        high = high.reshape(*codes.shape[:3], 0)
     if kind == Q6_K:
-        return torch.cat([*_packed_codes(codes), columns.bytes, halves[..., :2]], -1).flatten(1)
-    per_unit = UNITS[kind].blocks
-    codes = codes ^ (0x80 if kind == Q8_0 else 0)
-    blocks = torch.cat([halves.unflatten(2, (per_unit, -1)), codes.unflatten(2, (per_unit, -1))], -1)
-    return blocks.flatten(1)
+        codes = _merged(_fields(codes, 4, 32).unflatten(-2, (4, 2)).flatten(-2), 4)
+        return torch.cat([codes, high, scales, halves[..., :2]], -1).flatten(1)
+    scales = _packed_scales(scales) if kind.inputs == 256 else scales
+    codes = codes ^ 0x80 if kind == Q8_0 else codes
+    return torch.cat([halves, scales, high, codes], -1).flatten(1)
 
 
-def _nibbles(block: torch.Tensor) -> torch.Tensor:
-    """Low halves of bytes [..., bytes], then their high halves: [..., 2, bytes]."""
-    return torch.stack([block & 15, block >> 4], -2)
+def _per_unit(kind: Kind) -> int:
+    """A file's blocks in a unit."""
+    return UNITS[kind].blocks * 32 // kind.inputs
 
 
-def _scales_of_q4_k(block: torch.Tensor) -> tuple[torch.Tensor, torch.Tensor]:
-    """Scales and minima of the eight runs of each block, uint8 [..., 8] each, from six bits each in twelve bytes."""
-    low, high, mixed = block[..., 4:8], block[..., 8:12], block[..., 12:16]
-    scale = torch.cat([low & 63, (mixed & 15) | (low >> 6 << 4)], -1)
-    minimum = torch.cat([high & 63, (mixed >> 4) | (high >> 6 << 4)], -1)
-    return scale, minimum
+def _sizes(kind: Kind) -> list[int]:
+    """Bytes of a file's block but Q6_K's: its float16 numbers, packed scales, high bits, and nibbles or bytes."""
+    unit = UNITS[kind]
+    sizes = [2 * unit.halves // _per_unit(kind), 12 if kind.inputs == 256 else 0, kind.inputs * unit.high // 8]
+    return [*sizes, kind.nbytes - sum(sizes)]
 
 
-def _codes_of_q6_k(block: torch.Tensor) -> torch.Tensor:
-    """Codes 0 to 63 of each block, uint8 [..., 256]: four bits from one place, two from another."""
-    low = _nibbles(block[..., :128].unflatten(-1, (2, 64))).unflatten(-1, (2, 32)).flatten(-3, -2)
-    shifts = torch.tensor([[0], [2], [4], [6]], dtype=torch.uint8)
-    high = (block[..., 128:192].unflatten(-1, (2, 1, 32)) >> shifts) & 3
-    return (low | (high << 4)).flatten(-3)
+def _high_run(kind: Kind) -> int:
+    """Neighbouring inputs whose high bits are in as many bytes of a file."""
+    return 1 if kind.inputs == 32 else 32
+
+
+def _fields(data: torch.Tensor, bits: int, run: int) -> torch.Tensor:
+    """Bytes [..., N] as fields of `bits` bits, [..., fields, run]: the lowest of `run` bytes, the next of these, ..."""
+    shifts = torch.arange(0, 8, bits, dtype=torch.uint8)[:, None]
+    return (data.unflatten(-1, (-1, 1, run)) >> shifts).flatten(-3, -2) & ((1 << bits) - 1)
+
+
+def _merged(fields: torch.Tensor, bits: int) -> torch.Tensor:
+    """The inverse of `_fields`."""
+    parts = fields.unflatten(-2, (-1, 8 // bits)).unbind(-2)
+    return reduce(or_, (part << bits * i for i, part in enumerate(parts))).flatten(-2)
+
+
+def _scales(packed: torch.Tensor) -> torch.Tensor:
+    """Scales of the eight runs in Q4_K and Q5_K, then their minima, uint8 [..., 16], from twelve bytes of six bits."""
+    low, high, mixed = packed.split(4, -1)
+    return torch.cat([low & 63, (mixed & 15) | (low >> 6 << 4), high & 63, (mixed >> 4) | (high >> 6 << 4)], -1)
 
 
 def _packed_scales(scales: torch.Tensor) -> torch.Tensor:
-    """Scales and minima of Q4_K, [..., 16], in their twelve bytes."""
-    scale, minimum = scales[..., :8], scales[..., 8:]
-    low = scale[..., :4] | (scale[..., 4:] >> 4 << 6)
-    high = minimum[..., :4] | (minimum[..., 4:] >> 4 << 6)
-    return torch.cat([low, high, (scale[..., 4:] & 15) | (minimum[..., 4:] << 4)], -1)
+    """The inverse of `_scales`."""
+    scale, scale_4, minimum, minimum_4 = scales.split(4, -1)
+    low, high = scale | (scale_4 >> 4 << 6), minimum | (minimum_4 >> 4 << 6)
+    return torch.cat([low, high, (scale_4 & 15) | (minimum_4 << 4)], -1)
 
 
-def _packed_codes(codes: torch.Tensor) -> tuple[torch.Tensor, torch.Tensor]:
-    """Codes of Q6_K, [..., 256], as 128 bytes of low and 64 of high bits."""
-    halves = codes.unflatten(-1, (2, 2, 64))
-    low = (halves[..., 0, :] & 15) | (halves[..., 1, :] << 4)
-    quarters = codes.unflatten(-1, (2, 4, 32)) >> 4
-    high = quarters[..., 0, :] | quarters[..., 1, :] << 2 | quarters[..., 2, :] << 4 | quarters[..., 3, :] << 6
-    return low.flatten(-2), high.flatten(-2)
-
-
-def _halves(data: torch.Tensor) -> torch.Tensor:
-    return data.contiguous().view(torch.int16)
-
-
-def _words(data: torch.Tensor) -> torch.Tensor:
-    return data.contiguous().view(torch.int32)
+def _seen_as(dtype: torch.dtype, data: torch.Tensor) -> torch.Tensor:
+    """[outputs, units, count] of `dtype`, from any number of dimensions after the units."""
+    return data.flatten(2).contiguous().view(dtype)
 
 
 def _packed(columns: _Columns) -> torch.Tensor:
@@ -306,70 +355,30 @@ declare i32 @llvm.vector.reduce.umax.v16i32(<16 x i32>)
 declare i32 @llvm.vector.reduce.add.v16i32(<16 x i32>)
 """
 
-_PRODUCT = """
-define internal void @round_rows(ptr %x, ptr %records, i64 %rows, i64 %blocks, i64 %units) {
-entry:
-  %deal = call %Deal @deal(i64 %rows)
-  %row.bytes = mul i64 %units, $ROW_UNIT
-  %x.width = mul i64 %blocks, 32
-  %x.bytes = mul i64 %x.width, $ITEMSIZE
-  br label %tile
-tile:
-  %t = phi i64 [0, %entry], [%t.next, %tile.done]
-  %first = phi i64 [0, %entry], [%end, %tile.done]
-  %t.next = add i64 %t, 1
-  %end = call i64 @end_of(%Deal %deal, i64 %t.next)
-  %here = sub i64 %end, %first
-  %stride = mul i64 %here, $RECORD
-  %tile.at = mul i64 %first, %row.bytes
-  %tile.records = getelementptr i8, ptr %records, i64 %tile.at
-  br label %row
-row:
-  %r = phi i64 [%first, %tile], [%r.next, %row]
-  %inside = sub i64 %r, %first
-  %record.at = mul i64 %inside, $RECORD
-  %record = getelementptr i8, ptr %tile.records, i64 %record.at
-  %x.at = mul i64 %r, %x.bytes
-  %x.row = getelementptr i8, ptr %x, i64 %x.at
-  call void @round(ptr %x.row, ptr %record, i64 %stride, i64 %blocks)
-  %r.next = add i64 %r, 1
-  %r.more = icmp ult i64 %r.next, %end
-  br i1 %r.more, label %row, label %tile.done
-tile.done:
-  %t.more = icmp ult i64 %end, %rows
-  br i1 %t.more, label %tile, label %done
-done:
-  ret void
-}
-
-define void @product(ptr %x, ptr %records, ptr %w, ptr %bias, ptr %y, i64 %rows, i64 %blocks,
-                     i64 %units, i64 %outputs, i64 %stride, i64 %threads) {
-  call void @round_rows(ptr %x, ptr %records, i64 %rows, i64 %blocks, i64 %units)
-  call void @run(ptr %records, ptr %w, ptr %bias, ptr %y, i64 %rows, i64 %outputs,
-                 i64 %stride, i64 %units, i64 %threads)
-  ret void
-}
-"""
-
 
 @cache
-def product_of(kind: Kind, dtype: torch.dtype, vnni: bool) -> Callable[..., None]:
-    """product(x, records, panels, bias, out, rows, blocks, units, outputs, stride, threads), addresses and integers.
-
-    blocks  of a row of x. units: of a panel. stride: bytes from one row of `out` to the next."""
-    return compiled(_source(kind, dtype, vnni), 11)
-
-
-def _source(kind: Kind, dtype: torch.dtype, vnni: bool) -> str:
-    rows, unit = ROWS if vnni else SLOW_ROWS, UNITS[kind]
-    functions = [*_rounding(kind, dtype), *(line for n in range(1, rows + 1) for line in _tile(kind, n, dtype, vnni))]
-    sizes = {"unit": unit.nbytes, "row_unit": unit.blocks * unit.record, "RECORD": unit.record}
-    return module(_DECLARATIONS, functions, _PRODUCT, rows=rows, columns=COLUMNS, dtype=dtype, **sizes)
+def tiles_of(kind: Kind, dtype: torch.dtype, vnni: bool) -> Tiles:
+    """Tiles for blocks of a kind, and @round; for rows and results of a dtype."""
+    unit, functions = UNITS[kind], [*_rounding(kind, dtype)]
+    most = ROWS if vnni else SLOW_ROWS
+    for rows in range(1, most + 1):
+        functions += tile(rows, 1, "%turns", _turn(kind, rows, vnni), dtype)
+    row_unit = unit.blocks * unit.record
+    return Tiles(
+        _DECLARATIONS, functions, most=most, columns=COLUMNS, dtype=dtype, unit=unit.nbytes, row_unit=row_unit
+    )
 
 
-def _loaded(name: str, base: str, at: int, kind: str, align: int = 4) -> Iterator[str]:
-    yield f"  {name}.p = getelementptr i8, ptr {base}, i64 {at}"
-    yield f"  {name} = load {kind}, ptr {name}.p, align {align}"
+@njit(f"void({', '.join(['int64'] * 9)})", cache=True)
+def _round_rows(function, x, records, rows, most, blocks, x_bytes, row_bytes, record):  # type: ignore[no-untyped-def]
+    """Call @round at address `function` for all rows. The rows of a tile have their records block by block."""
+    tiles, first = -(-rows // most), 0
+    for at in range(tiles):
+        here = rows // tiles + (at < rows % tiles)
+        for row in range(here):
+            to = records + first * row_bytes + row * record
+            call(function, (x + (first + row) * x_bytes, to, here * record, blocks))
+        first += here
 
 
 # Rounding ------------------------------------------------------------------------------------------------------------
@@ -377,7 +386,7 @@ def _loaded(name: str, base: str, at: int, kind: str, align: int = 4) -> Iterato
 
 def _rounding(kind: Kind, dtype: torch.dtype) -> Iterator[str]:
     """@round(x, records, stride, blocks) rounds one row to records that are `stride` bytes apart."""
-    yield "define internal void @round(ptr %x, ptr %records, i64 %stride, i64 %blocks) {"
+    yield "define void @round(ptr %x, ptr %records, i64 %stride, i64 %blocks) {"
     yield "entry:"
     yield "  br label %loop"
     yield "loop:"
@@ -422,29 +431,26 @@ def _floats(half: int, dtype: torch.dtype) -> Iterator[str]:
     """%bits{half}: 16 numbers as bits of float32."""
     at = 16 * dtype.itemsize * half
     if dtype == torch.float32:
-        yield from _loaded(f"%bits{half}", "%from", at, "<16 x i32>")
+        yield from loaded(f"%bits{half}", "%from", at, "<16 x i32>")
         return
-    yield from _loaded(f"%narrow{half}", "%from", at, "<16 x i16>", 2)
+    yield from loaded(f"%narrow{half}", "%from", at, "<16 x i16>", 2)
     yield f"  %wide{half} = zext <16 x i16> %narrow{half} to <16 x i32>"
     yield f"  %bits{half} = shl <16 x i32> %wide{half}, {constant(16, 'i32')}"
 
 
 def _begun(kind: Kind) -> Iterator[str]:
-    """Store the scale, and the initial value of the block's sums; for Q4_K, which has minima, -d * sum(q)."""
+    """Store the scale, and what the block's sums begin with, or d * sum(q) for kinds with a minimum."""
     places = {32: "float %d"}
-    if kind == Q6_K:
+    if UNITS[kind].runs == 2:
         yield f"  %begin0 = mul i32 %s0, {-kind.offset}"
         yield f"  %begin1 = mul i32 %s1, {-kind.offset}"
         places |= {36: "i32 %begin0", 40: "i32 %begin1"}
     else:
         yield "  %s = add i32 %s0, %s1"
-        if kind == Q4_K:
-            yield "  %sf = sitofp i32 %s to float"
-            yield "  %less = fmul float %d, %sf"
-            yield "  %begin = fneg float %less"
-        else:
-            yield f"  %begin = mul i32 %s, {-kind.offset}"
-        places[36] = "float %begin" if kind == Q4_K else "i32 %begin"
+        yield f"  %begin = mul i32 %s, {-kind.offset}"
+        yield "  %sf = sitofp i32 %s to float"
+        yield "  %all = fmul float %d, %sf"
+        places[36] = "float %all" if kind.has_minimum else "i32 %begin"
     for at, value in places.items():
         yield f"  %at{at} = getelementptr i8, ptr %to, i64 {at}"
         yield f"  store {value}, ptr %at{at}, align 4"
@@ -453,80 +459,62 @@ def _begun(kind: Kind) -> Iterator[str]:
 # A tile --------------------------------------------------------------------------------------------------------------
 
 
-def _tile(kind: Kind, rows: int, dtype: torch.dtype, vnni: bool) -> Iterator[str]:
-    """@tileN for N = `rows`: their records times one panel, plus the bias, with sums in registers."""
+def _turn(kind: Kind, rows: int, vnni: bool) -> Iterator[str]:
+    """PAIR blocks of a panel times the records of `rows` rows."""
     unit = UNITS[kind]
     turns = unit.blocks // PAIR
-    takes = "ptr %x, ptr %w, ptr %ahead, ptr %bias, ptr %y, i64 %stride, i64 %columns, i64 %units"
-    yield f"define internal void @tile{rows}({takes}) {{"
-    yield "entry:"
-    yield "  %b = load <16 x float>, ptr %bias, align 64"
-    yield f"  %pairs = mul i64 %units, {turns}"
-    yield "  br label %loop"
-    yield "loop:"
-    yield "  %pair = phi i64 [0, %entry], [%next, %loop]"
-    for row in range(rows):
-        yield f"  %s{row} = phi <16 x float> [%b, %entry], [%s{row}.b{PAIR - 1}, %loop]"
-    yield f"  %unit = udiv i64 %pair, {turns}"
-    yield f"  %turn = urem i64 %pair, {turns}"
+    yield f"  %turns = mul i64 %units, {turns}"
+    yield f"  %unit = udiv i64 %turn, {turns}"
+    yield f"  %pair = urem i64 %turn, {turns}"
     yield f"  %unit.at = mul i64 %unit, {unit.nbytes}"
     yield "  %wu = getelementptr i8, ptr %w, i64 %unit.at"
-    yield f"  %lines.at = mul i64 %turn, {4 * COLUMNS * unit.words // turns}"
+    yield f"  %lines.at = mul i64 %pair, {4 * COLUMNS * unit.words // turns}"
     yield "  %wl = getelementptr i8, ptr %wu, i64 %lines.at"
-    yield f"  %scales.at = mul i64 %turn, {PAIR * COLUMNS * (2 if kind == Q6_K else 1)}"
+    yield f"  %scales.at = mul i64 %pair, {PAIR * COLUMNS * unit.runs}"
     yield "  %ws = getelementptr i8, ptr %wu, i64 %scales.at"
-    yield f"  %x.at = mul i64 %pair, {PAIR * rows * unit.record}"
+    yield f"  %x.at = mul i64 %turn, {PAIR * rows * unit.record}"
     yield "  %xp = getelementptr i8, ptr %x, i64 %x.at"
-    yield f"  %a.at = mul i64 %pair, {unit.nbytes // turns}"
+    yield f"  %a.at = mul i64 %turn, {unit.nbytes // turns}"
     yield "  %ap = getelementptr i8, ptr %ahead, i64 %a.at"
-    for line in range(0, unit.nbytes // turns, 64):
-        yield f"  %a{line} = getelementptr i8, ptr %ap, i64 {line}"
-        yield f"  call void @llvm.prefetch.p0(ptr %a{line}, i32 0, i32 2, i32 1)"
+    yield from prefetched("%ap", 0, unit.nbytes // turns)
     for block in range(PAIR):
         yield from _block(kind, block, rows, vnni)
-    yield "  %next = add nuw nsw i64 %pair, 1"
-    yield "  %more = icmp ult i64 %next, %pairs"
-    yield "  br i1 %more, label %loop, label %store"
-    yield "store:"
-    yield from masks(1)
-    for row in range(rows):
-        yield from store(str(row), row, 0, f"%s{row}.b{PAIR - 1}", dtype)
-    yield "  ret void"
-    yield "}"
 
 
 def _block(kind: Kind, block: int, rows: int, vnni: bool) -> Iterator[str]:
     """Add the scaled sums of one block."""
-    before = {row: f"%s{row}" if block == 0 else f"%s{row}.b{block - 1}" for row in range(rows)}
-    parts = 2 if kind == Q6_K else 1
-    for part in range(parts):
-        at = f"{block}.{part}"
-        yield from _scale(kind, block, part)
-        yield from _codes(kind, block, part)
-        groups = range(part * 8 // parts, (part + 1) * 8 // parts)
+    before = {row: f"%s{row}.0" if block == 0 else f"%s{row}.b{block - 1}" for row in range(rows)}
+    runs = UNITS[kind].runs
+    for run in range(runs):
+        at = f"{block}.{run}"
+        groups = range(run * 8 // runs, (run + 1) * 8 // runs)
+        yield from _scale(kind, block, run)
+        for group in groups:
+            yield from _codes(kind, block, group)
         for row in range(rows):
             start = (block * rows + row) * UNITS[kind].record
-            if kind == Q4_K:
+            if kind.has_minimum:
                 yield f"  %t{at}.{row}.{groups[0]} = add <16 x i32> zeroinitializer, zeroinitializer"
             else:
-                yield from _loaded(f"%c{at}.{row}", "%xp", start + 36 + 4 * part, "i32")
+                yield from loaded(f"%c{at}.{row}", "%xp", start + 36 + 4 * run, "i32")
                 yield from splat(f"%t{at}.{row}.{groups[0]}", f"%c{at}.{row}", "i32")
         for group in groups:
             for row in range(rows):
                 start = (block * rows + row) * UNITS[kind].record
-                yield from _loaded(f"%q{at}.{row}.{group}", "%xp", start + 4 * group, "i32")
+                yield from loaded(f"%q{at}.{row}.{group}", "%xp", start + 4 * group, "i32")
                 yield from _dot(f"{at}.{row}.{group}", f"{at}.{row}.{group + 1}", f"{block}.{group}", vnni)
         for row in range(rows):
             start = (block * rows + row) * UNITS[kind].record
-            done = f"%s{row}.b{block}" if part == parts - 1 else f"%h{at}.{row}"
-            yield from _loaded(f"%d{at}.{row}", "%xp", start + 32, "float")
+            whole = f"%z{row}.0" if block == PAIR - 1 else f"%s{row}.b{block}"
+            done = whole if run == runs - 1 else f"%h{at}.{row}"
+            yield from loaded(f"%d{at}.{row}", "%xp", start + 32, "float")
             yield from splat(f"%ds{at}.{row}", f"%d{at}.{row}", "float")
             yield f"  %f{at}.{row} = sitofp <16 x i32> %t{at}.{row}.{groups[-1] + 1} to <16 x float>"
             yield f"  %g{at}.{row} = fmul <16 x float> %scale{at}, %ds{at}.{row}"
-            gain = f"%less{at}.{row}" if kind == Q4_K else done
+            gain = f"%gain{at}.{row}" if kind.has_minimum else done
             yield _fma(gain, f"%f{at}.{row}", f"%g{at}.{row}", before[row])
-            if kind == Q4_K:
-                yield from _loaded(f"%m{at}.{row}", "%xp", start + 36, "float")
+            if kind.has_minimum:
+                yield from loaded(f"%m{at}.{row}", "%xp", start + 36, "float")
                 yield from splat(f"%ms{at}.{row}", f"%m{at}.{row}", "float")
                 yield _fma(done, f"%least{at}", f"%ms{at}.{row}", gain)
             before[row] = done
@@ -536,42 +524,48 @@ def _fma(name: str, a: str, b: str, c: str) -> str:
     return f"  {name} = call <16 x float> @llvm.fma.v16f32(<16 x float> {a}, <16 x float> {b}, <16 x float> {c})"
 
 
-def _scale(kind: Kind, block: int, part: int) -> Iterator[str]:
-    """%scale, and for Q4_K %least, the minimum: float32 of 16 outputs."""
-    at = f"{block}.{part}"
-    if kind in (Q8_0, Q4_0):
-        yield from _loaded(f"%half{at}", "%wu", 32 * block, "<16 x half>", 32)
-        yield f"  %scale{at} = fpext <16 x half> %half{at} to <16 x float>"
+def _scale(kind: Kind, block: int, run: int) -> Iterator[str]:
+    """%scale, and %least, the minimum, of kinds that have one: float32 of 16 outputs."""
+    at, names = f"{block}.{run}", ("scale", "least")[: 2 if kind.has_minimum else 1]
+    if kind.inputs == 32:
+        for i, name in enumerate(names):
+            yield from loaded(f"%{name}{at}.h", "%wu", 32 * (len(names) * block + i), "<16 x half>", 32)
+            yield f"  %{name}{at} = fpext <16 x half> %{name}{at}.h to <16 x float>"
         return
-    bytes_at = 32 * UNITS[kind].halves
-    if kind == Q4_K:
-        fields = {"scale": (0, bytes_at + COLUMNS * block), "least": (32, bytes_at + COLUMNS * (8 + block))}
-    else:
-        fields = {"scale": (0, bytes_at + COLUMNS * (PAIR * block + part))}
-    for name, (half_at, byte_at) in fields.items():
-        yield from _loaded(f"%{name}{at}.h", "%wu", half_at, "<16 x half>", 32)
-        yield from _loaded(f"%{name}{at}.b", "%ws", byte_at, "<16 x i8>", 16)
+    unit = UNITS[kind]
+    widen = "uitofp" if kind.has_minimum else "sitofp"
+    for i, name in enumerate(names):
+        byte_at = 32 * unit.halves + COLUMNS * (unit.blocks * i + unit.runs * block + run)
+        yield from loaded(f"%{name}{at}.h", "%wu", 32 * i, "<16 x half>", 32)
+        yield from loaded(f"%{name}{at}.b", "%ws", byte_at, "<16 x i8>", 16)
         yield f"  %{name}{at}.f = fpext <16 x half> %{name}{at}.h to <16 x float>"
-        widen = "uitofp" if kind == Q4_K else "sitofp"
         yield f"  %{name}{at}.n = {widen} <16 x i8> %{name}{at}.b to <16 x float>"
-        yield f"  %{name}{at} = fmul <16 x float> %{name}{at}.f, %{name}{at}.n"
+        product = f"%{name}{at}.p" if name == "least" else f"%{name}{at}"
+        yield f"  {product} = fmul <16 x float> %{name}{at}.f, %{name}{at}.n"
+    if kind.has_minimum:  # which these kinds subtract
+        yield f"  %least{at} = fneg <16 x float> %least{at}.p"
 
 
-def _codes(kind: Kind, block: int, part: int) -> Iterator[str]:
-    """%w{block}.{group}: codes of 16 outputs and four inputs, for the groups of this part."""
-    header, low = UNITS[kind].header, constant(0x0F0F0F0F, "i32")
-    if kind in (Q8_0, Q6_K):
-        for group in range(8) if kind == Q8_0 else range(4 * part, 4 * part + 4):
-            yield from _loaded(f"%w{block}.{group}", "%wl", header + 64 * (8 * block + group), "<16 x i32>", 64)
+def _codes(kind: Kind, block: int, group: int) -> Iterator[str]:
+    """%w{block}.{group}: codes of 16 outputs and four inputs."""
+    unit, at = UNITS[kind], f"{block}.{group}"
+    if unit.bits == 8:
+        yield from loaded(f"%w{at}", "%wl", unit.header + 64 * (8 * block + group), "<16 x i32>", 64)
         return
-    for group in range(8):
-        # A line has groups g (low bits) and g + 4 in Q4_0, and the same group of two blocks in Q4_K.
-        line, high = (4 * block + group % 4, group > 3) if kind == Q4_0 else (group, block == 1)
-        at = f"{block}.{group}"
-        yield from _loaded(f"%l{at}", "%wl", header + 64 * line, "<16 x i32>", 64)
-        if high:
-            yield f"  %l{at}.h = lshr <16 x i32> %l{at}, {constant(4, 'i32')}"
-        yield f"  %w{at} = and <16 x i32> %l{at}{'.h' if high else ''}, {low}"
+    # As in files, a line has groups g and g + 4 of a block of 32, and the same group of two blocks in kinds of 256.
+    line, upper = (4 * block + group % 4, group > 3) if kind.inputs == 32 else (group, block == 1)
+    nibble = f"%k{at}" if unit.high else f"%w{at}"
+    yield from loaded(f"%l{at}", "%wl", unit.header + 64 * line, "<16 x i32>", 64)
+    if upper:
+        yield f"  %l{at}.h = lshr <16 x i32> %l{at}, {constant(4, 'i32')}"
+    yield f"  {nibble} = and <16 x i32> %l{at}{'.h' if upper else ''}, {constant(0x0F0F0F0F, 'i32')}"
+    if unit.high:
+        line, shift = divmod((PAIR * group + block) * unit.high, 8)
+        mask = constant(0x10101010 * (2**unit.high - 1), "i32")
+        yield from loaded(f"%u{at}", "%wl", unit.header + 64 * (8 + line), "<16 x i32>", 64)
+        yield f"  %u{at}.s = {'lshr' if shift > 4 else 'shl'} <16 x i32> %u{at}, {constant(abs(shift - 4), 'i32')}"
+        yield f"  %u{at}.m = and <16 x i32> %u{at}.s, {mask}"
+        yield f"  %w{at} = or <16 x i32> {nibble}, %u{at}.m"
 
 
 def _dot(before: str, after: str, weights: str, vnni: bool) -> Iterator[str]:

@@ -7,212 +7,109 @@ are stored in panels of 32 outputs, in the order of use. Up to 12 rows are summe
 with more rows, the last ones prefetch the next panel.
 
 The kernel is LLVM code, because Numba lacks the instruction. It runs on the threads of torch's OpenMP, because two
-thread pools would compete for the cores. `integer.py` uses the same frame (`module`).
+thread pools would compete for the cores. `integer.py` uses the same frame (`Tiles`).
 """
 
 from __future__ import annotations
 
-import ctypes
-from collections.abc import Callable, Iterable, Iterator
+from array import array
+from collections.abc import Iterable, Iterator
 from functools import cache
-from string import Template
-from typing import Any
 
 import llvmlite.binding as llvm
+import numpy as np
 import torch
+from numba import carray, cfunc
 
-from paceline.target import kernels
+from paceline.compiled import address, call, take
+from paceline.target.kernels import on_threads
+
+# The frame of a kernel -----------------------------------------------------------------------------------------------
 
 AHEAD = 4096
 """Distance of the prefetch into the L2 cache, in bytes: a page, where the processor's own prefetch ends."""
-
-# The frame of a kernel -----------------------------------------------------------------------------------------------
+(
+    NEXT, CHUNK, X, WEIGHTS, BIAS, OUT, NUM_ROWS, OUTPUTS, STRIDE, UNITS, UNIT_BYTES, ROW_BYTES, PANEL, ITEMSIZE, TILES,
+    MOST,
+) = range(16)  # fmt: skip
+"""Places in the task of the compiled function. NEXT: the next panel; X to OUT and TILES: addresses."""
 
 _DECLARATIONS = """
 declare void @llvm.prefetch.p0(ptr, i32, i32, i32)
 declare <16 x float> @llvm.fma.v16f32(<16 x float>, <16 x float>, <16 x float>)
 declare void @llvm.masked.store.v16i16.p0(<16 x i16>, ptr, i32, <16 x i1>)
 declare void @llvm.masked.store.v16f32.p0(<16 x float>, ptr, i32, <16 x i1>)
-declare i64 @llvm.umax.i64(i64, i64)
-declare i64 @llvm.umin.i64(i64, i64)
-declare void @GOMP_parallel(ptr, ptr, i32, i32)
-
-; rows, panels, bias, y, number of rows, outputs, stride of y, units, panels taken at once, next panel
-%Work = type { ptr, ptr, ptr, ptr, i64, i64, i64, i64, i64, i64 }
-; rows of a tile, and how many tiles have one more
-%Deal = type { i64, i64 }
-"""
-
-# Rows are dealt evenly to as few tiles as possible. Each thread takes a few panels at a time, so that a slow thread
-# does not hold up the others.
-_FRAME = """
-define internal %Deal @deal(i64 %rows) {
-  %up = add i64 %rows, $UP
-  %tiles = udiv i64 %up, $ROWS
-  %few = udiv i64 %rows, %tiles
-  %extra = urem i64 %rows, %tiles
-  %some = insertvalue %Deal poison, i64 %few, 0
-  %deal = insertvalue %Deal %some, i64 %extra, 1
-  ret %Deal %deal
-}
-
-; the first row after the first %tiles tiles
-define internal i64 @end_of(%Deal %deal, i64 %tiles) {
-  %few = extractvalue %Deal %deal, 0
-  %extra = extractvalue %Deal %deal, 1
-  %least = mul i64 %few, %tiles
-  %more = call i64 @llvm.umin.i64(i64 %extra, i64 %tiles)
-  %end = add i64 %least, %more
-  ret i64 %end
-}
-
-define internal void @work(ptr %work) {
-entry:
-  %all = load %Work, ptr %work
-  %x = extractvalue %Work %all, 0
-  %w = extractvalue %Work %all, 1
-  %bias = extractvalue %Work %all, 2
-  %y = extractvalue %Work %all, 3
-  %rows = extractvalue %Work %all, 4
-  %outputs = extractvalue %Work %all, 5
-  %stride = extractvalue %Work %all, 6
-  %units = extractvalue %Work %all, 7
-  %chunk = extractvalue %Work %all, 8
-  %next = getelementptr %Work, ptr %work, i64 0, i32 9
-  %ceil = add i64 %outputs, $OVER
-  %panels = udiv i64 %ceil, $COLUMNS
-  %deal = call %Deal @deal(i64 %rows)
-  %first.end = call i64 @end_of(%Deal %deal, i64 1)
-  %alone = icmp eq i64 %first.end, %rows
-  %panel.bytes = mul i64 %units, $UNIT
-  %row.bytes = mul i64 %units, $ROW_UNIT
-  %away = select i1 %alone, i64 $AHEAD, i64 %panel.bytes
-  br label %take
-take:
-  %begin = atomicrmw add ptr %next, i64 %chunk monotonic
-  %some = icmp ult i64 %begin, %panels
-  br i1 %some, label %taken, label %done
-taken:
-  %wanted = add i64 %begin, %chunk
-  %end = call i64 @llvm.umin.i64(i64 %wanted, i64 %panels)
-  br label %panel
-panel:
-  %p = phi i64 [%begin, %taken], [%p.next, %panel.done]
-  %w.offset = mul i64 %p, %panel.bytes
-  %w.panel = getelementptr i8, ptr %w, i64 %w.offset
-  %w.away = getelementptr i8, ptr %w.panel, i64 %away
-  %column = mul i64 %p, $COLUMNS
-  %bias.panel = getelementptr float, ptr %bias, i64 %column
-  %y.offset = mul i64 %column, $ITEMSIZE
-  %y.panel = getelementptr i8, ptr %y, i64 %y.offset
-  %columns = sub i64 %outputs, %column
-  br label %tile
-tile:
-  %t = phi i64 [0, %panel], [%t.next, %tile]
-  %row = phi i64 [0, %panel], [%row.next, %tile]
-  %t.next = add i64 %t, 1
-  %row.next = call i64 @end_of(%Deal %deal, i64 %t.next)
-  %t.more = icmp ult i64 %row.next, %rows
-  ; the last tile of a panel prefetches what comes after the panel
-  %ahead = select i1 %t.more, ptr %w.panel, ptr %w.away
-  %x.bytes = mul i64 %row, %row.bytes
-  %x.tile = getelementptr i8, ptr %x, i64 %x.bytes
-  %y.bytes = mul i64 %row, %stride
-  %y.tile = getelementptr i8, ptr %y.panel, i64 %y.bytes
-  %here = sub i64 %row.next, %row
-  %which = sub i64 %here, 1
-  %tile.at = getelementptr [$ROWS x ptr], ptr @tiles, i64 0, i64 %which
-  %kernel = load ptr, ptr %tile.at
-  call void %kernel(ptr %x.tile, ptr %w.panel, ptr %ahead, ptr %bias.panel, ptr %y.tile,
-                    i64 %stride, i64 %columns, i64 %units)
-  br i1 %t.more, label %tile, label %panel.done
-panel.done:
-  %p.next = add i64 %p, 1
-  %p.more = icmp ult i64 %p.next, %end
-  br i1 %p.more, label %panel, label %take
-done:
-  ret void
-}
-
-define internal void @run(ptr %x, ptr %w, ptr %bias, ptr %y, i64 %rows, i64 %outputs,
-                          i64 %stride, i64 %units, i64 %threads) {
-  %work = alloca %Work, align 64
-  %ceil = add i64 %outputs, $OVER
-  %panels = udiv i64 %ceil, $COLUMNS
-  %parts = mul i64 %threads, 4
-  %part = udiv i64 %panels, %parts
-  %chunk = call i64 @llvm.umax.i64(i64 %part, i64 1)
-  %w0 = insertvalue %Work poison, ptr %x, 0
-  %w1 = insertvalue %Work %w0, ptr %w, 1
-  %w2 = insertvalue %Work %w1, ptr %bias, 2
-  %w3 = insertvalue %Work %w2, ptr %y, 3
-  %w4 = insertvalue %Work %w3, i64 %rows, 4
-  %w5 = insertvalue %Work %w4, i64 %outputs, 5
-  %w6 = insertvalue %Work %w5, i64 %stride, 6
-  %w7 = insertvalue %Work %w6, i64 %units, 7
-  %w8 = insertvalue %Work %w7, i64 %chunk, 8
-  %w9 = insertvalue %Work %w8, i64 0, 9
-  store %Work %w9, ptr %work
-  %count = trunc i64 %threads to i32
-  $RUN
-  ret void
-}
 """
 
 
-def module(
-    declarations: str,
-    functions: Iterable[str],
-    entry: str,
-    *,
-    rows: int,
-    columns: int,
-    dtype: torch.dtype,
-    unit: int,
-    row_unit: int,
-    **numbers: int,
-) -> str:
-    """A kernel as LLVM code.
+class Tiles:
+    """The compiled functions @tile1 to @tileN: @tile3 multiplies 3 adjacent rows by a panel.
 
-    functions       include @tile1 to @tileN for N = `rows`: @tile3 multiplies 3 adjacent rows by a panel of `columns`
-                    outputs.
-    entry           the function @product, which calls @run.
-    unit, row_unit  bytes of a unit of a panel and of a row; @run is given the length of both in units.
-    numbers         values for further names with a dollar in `entry`."""
-    tiles = ", ".join(f"ptr @tile{number}" for number in range(1, rows + 1))
-    on_all_threads = "call void @GOMP_parallel(ptr @work, ptr %work, i32 %count, i32 0)"
-    filled = Template(_FRAME + entry).substitute(
-        ROWS=rows,
-        UP=rows - 1,
-        COLUMNS=columns,
-        OVER=columns - 1,
-        ITEMSIZE=dtype.itemsize,
-        UNIT=unit,
-        ROW_UNIT=row_unit,
-        AHEAD=AHEAD,
-        RUN="call void @work(ptr %work)" if kernels.parallel() is None else on_all_threads,
-        **numbers,
-    )
-    table = f"@tiles = internal constant [{rows} x ptr] [{tiles}]"
-    return "\n".join([_DECLARATIONS + declarations, *functions, table, filled])
+    most            N. address: of a function, by its name.
+    columns         outputs of a panel.
+    unit, row_unit  bytes of a unit of a panel, and of a unit of a row."""
+
+    def __init__(
+        self,
+        declarations: str,
+        functions: Iterable[str],
+        *,
+        most: int,
+        columns: int,
+        dtype: torch.dtype,
+        unit: int,
+        row_unit: int,
+    ):
+        llvm.initialize_native_target()
+        llvm.initialize_native_asmprinter()
+        machine = llvm.Target.from_default_triple().create_target_machine(
+            cpu=llvm.get_host_cpu_name(), features=llvm.get_host_cpu_features().flatten(), opt=3, reloc="pic", jit=True
+        )
+        parsed = llvm.parse_assembly("\n".join([_DECLARATIONS, declarations, *functions]))
+        parsed.verify()
+        self._engine = llvm.create_mcjit_compiler(parsed, machine)  # the code lives as long as its engine
+        self._engine.finalize_object()
+        self.most, self.address = most, cache(self._engine.get_function_address)
+        self._tiles = array("q", [self.address(f"tile{n}") for n in range(1, most + 1)])
+        self._sizes = unit, row_unit, columns, dtype.itemsize, self._tiles.buffer_info()[0], most
+
+    def multiply(
+        self, x: int, weights: int, bias: int, out: int, *, rows: int, outputs: int, stride: int, units: int
+    ) -> None:
+        """out = x @ weights.T + bias, at these addresses.
+
+        stride  bytes from one row of `out` to the next. units: of a panel, and of a row of x."""
+        unit, row_unit, columns, *others = self._sizes
+        threads = torch.get_num_threads()
+        # Each thread takes a few panels at a time, so that a slow thread does not hold up the others.
+        chunk = max(-(-outputs // columns) // (4 * threads), 1)
+        sizes = rows, outputs, stride, units, unit, units * row_unit, columns, *others
+        on_threads(_work, array("q", (0, chunk, x, weights, bias, out, *sizes)), threads)
 
 
-def compiled(source: str, arguments: int) -> Callable[..., None]:
-    """The function @product of a module; arguments: their number, addresses and integers."""
-    llvm.initialize_native_target()
-    llvm.initialize_native_asmprinter()
-    if kernels.parallel() is not None:
-        llvm.add_symbol("GOMP_parallel", kernels.parallel())
-    machine = llvm.Target.from_default_triple().create_target_machine(
-        cpu=llvm.get_host_cpu_name(), features=llvm.get_host_cpu_features().flatten(), opt=3, reloc="pic", jit=True
-    )
-    parsed = llvm.parse_assembly(source)
-    parsed.verify()
-    engine = llvm.create_mcjit_compiler(parsed, machine)
-    engine.finalize_object()
-    product: Any = ctypes.CFUNCTYPE(None, *[ctypes.c_int64] * arguments)(engine.get_function_address("product"))
-    product.engine = engine  # the code lives as long as its engine
-    return product
+@cfunc("void(voidptr)", cache=True, error_model="numpy")
+def _work(at):  # type: ignore[no-untyped-def]
+    """Take a few panels at a time, until none is left, and multiply all rows by them. Rows are dealt evenly to as few
+    tiles as possible."""
+    task = carray(at, (16,), np.int64)
+    functions = carray(address(task[TILES]), (task[MOST],), np.int64)
+    rows, columns, panel_bytes = task[NUM_ROWS], task[PANEL], task[UNITS] * task[UNIT_BYTES]
+    panels, tiles = -(-task[OUTPUTS] // columns), -(-rows // task[MOST])
+    while True:
+        begin = take(task, task[CHUNK])
+        if begin >= panels:
+            return
+        for panel in range(begin, min(begin + task[CHUNK], panels)):
+            weights, first = task[WEIGHTS] + panel * panel_bytes, 0
+            for tile in range(tiles):
+                here = rows // tiles + (tile < rows % tiles)
+                # The last tile of a panel prefetches what comes after the panel.
+                away = 0 if tile < tiles - 1 else AHEAD if tiles == 1 else panel_bytes
+                x, bias = task[X] + first * task[ROW_BYTES], task[BIAS] + 4 * columns * panel
+                out = task[OUT] + task[ITEMSIZE] * columns * panel + first * task[STRIDE]
+                left = task[OUTPUTS] - columns * panel
+                call(functions[here - 1], (x, weights, weights + away, bias, out, task[STRIDE], left, task[UNITS]))
+                first += here
 
 
 def splat(name: str, value: str, kind: str) -> Iterator[str]:
@@ -226,15 +123,52 @@ def constant(value: int, kind: str) -> str:
     return "<" + ", ".join([f"{kind} {value}"] * 16) + ">"
 
 
-def masks(halves: int) -> Iterator[str]:
-    """%mask0, and %mask1 for 32 columns: which of 16 outputs are below %columns."""
+def tile(rows: int, halves: int, turns: str, turn: Iterable[str], dtype: torch.dtype) -> Iterator[str]:
+    """@tileN for N = `rows`: rows times a panel of 16 * `halves` outputs, plus the bias, with sums in registers; stores
+    the first %columns.
+
+    turns  how often the loop runs: a number, or a name that `turn` defines.
+    turn   code that adds to the sums %s{row}.{half} what turn %turn has, as %z{row}.{half}."""
+    sums = [(row, half) for row in range(rows) for half in range(halves)]
+    takes = "ptr %x, ptr %w, ptr %ahead, ptr %bias, ptr %y, i64 %stride, i64 %columns, i64 %units"
+    yield f"define void @tile{rows}({takes}) {{"
+    yield "entry:"
+    for half in range(halves):
+        yield from loaded(f"%b{half}", "%bias", 64 * half, "<16 x float>", 64)
+    yield "  br label %loop"
+    yield "loop:"
+    yield "  %turn = phi i64 [0, %entry], [%next, %loop]"
+    for row, half in sums:
+        yield f"  %s{row}.{half} = phi <16 x float> [%b{half}, %entry], [%z{row}.{half}, %loop]"
+    yield from turn
+    yield "  %next = add nuw nsw i64 %turn, 1"
+    yield f"  %more = icmp ult i64 %next, {turns}"
+    yield "  br i1 %more, label %loop, label %store"
+    yield "store:"
     for half in range(halves):
         yield f"  %left{half} = sub i64 %columns, {16 * half}"
         yield from splat(f"%ends{half}", f"%left{half}", "i64")
         yield f"  %mask{half} = icmp slt <16 x i64> <{', '.join(f'i64 {i}' for i in range(16))}>, %ends{half}"
+    for row, half in sums:
+        yield from _store(f"{row}.{half}", row, half, f"%z{row}.{half}", dtype)
+    yield "  ret void"
+    yield "}"
 
 
-def store(at: str, row: int, half: int, value: str, dtype: torch.dtype) -> Iterator[str]:
+def loaded(name: str, base: str, at: int, kind: str, align: int = 4) -> Iterator[str]:
+    """%name: a value `at` bytes after `base`."""
+    yield f"  {name}.p = getelementptr i8, ptr {base}, i64 {at}"
+    yield f"  {name} = load {kind}, ptr {name}.p, align {align}"
+
+
+def prefetched(base: str, begin: int, end: int) -> Iterator[str]:
+    """Prefetch the cache lines `begin` to `end` bytes after `base` into the L2 cache."""
+    for at in range(begin, end, 64):
+        yield f"  {base}.{at} = getelementptr i8, ptr {base}, i64 {at}"
+        yield f"  call void @llvm.prefetch.p0(ptr {base}.{at}, i32 0, i32 2, i32 1)"
+
+
+def _store(at: str, row: int, half: int, value: str, dtype: torch.dtype) -> Iterator[str]:
     """Store 16 sums of a row, rounded to the dtype; `at` makes names unique."""
     yield f"  %o{at} = mul i64 %stride, {row}"
     yield f"  %r{at} = getelementptr i8, ptr %y, i64 %o{at}"
@@ -277,18 +211,8 @@ STEPS = 4
 PER_STEP = {torch.bfloat16: 2, torch.float32: 1}
 """Inputs of a step."""
 
-
 _DOTS = """
 declare <16 x float> @llvm.x86.avx512bf16.dpbf16ps.512(<16 x float>, <32 x bfloat>, <32 x bfloat>)
-"""
-
-_PRODUCT = """
-define void @product(ptr %x, ptr %w, ptr %bias, ptr %y, i64 %rows, i64 %outputs, i64 %threads) {
-  %stride = mul i64 %outputs, $ITEMSIZE
-  call void @run(ptr %x, ptr %w, ptr %bias, ptr %y, i64 %rows, i64 %outputs,
-                 i64 %stride, i64 $STEPS, i64 %threads)
-  ret void
-}
 """
 
 
@@ -311,7 +235,8 @@ class Panels:
         self._bias = torch.zeros(columns)
         if bias is not None:
             self._bias[: self.outputs] = bias
-        self._product = _product(self.width // inputs, weight.dtype)
+        self._steps = self.width // inputs
+        self._tiles = _tiles(self._steps, weight.dtype)
         self._at = self._panels.data_ptr(), self._bias.data_ptr()
 
     def __call__(self, x: torch.Tensor) -> torch.Tensor:
@@ -319,7 +244,8 @@ class Panels:
         x, rows = x.contiguous(), len(x)
         out = x.new_empty(rows, self.outputs)
         if rows:
-            self._product(x.data_ptr(), *self._at, out.data_ptr(), rows, self.outputs, torch.get_num_threads())
+            sizes = {"rows": rows, "outputs": self.outputs, "stride": self.outputs * x.itemsize, "units": self._steps}
+            self._tiles.multiply(x.data_ptr(), *self._at, out.data_ptr(), **sizes)
         return out
 
     def dense(self) -> torch.Tensor:
@@ -328,68 +254,36 @@ class Panels:
 
 
 @cache
-def _product(steps: int, dtype: torch.dtype) -> Callable[..., None]:
-    """product(x, panels, bias, out, rows, outputs, threads), addresses and integers, for rows of `steps` steps."""
-    return compiled(_source(steps, dtype), 7)
+def _tiles(steps: int, dtype: torch.dtype) -> Tiles:
+    """For rows of `steps` steps."""
+    turns, functions = str(steps // STEPS), list[str]()
+    for rows in range(1, ROWS + 1):
+        functions += tile(rows, 2, turns, _turn(rows, steps, dtype), dtype)
+    return Tiles(_DOTS, functions, most=ROWS, columns=COLUMNS, dtype=dtype, unit=4 * COLUMNS, row_unit=4)
 
 
-def _source(steps: int, dtype: torch.dtype) -> str:
-    tiles = (line for rows in range(1, ROWS + 1) for line in _tile(rows, steps, dtype))
-    unit = {"unit": 4 * COLUMNS, "row_unit": 4}
-    return module(_DOTS, tiles, _PRODUCT, rows=ROWS, columns=COLUMNS, dtype=dtype, **unit, STEPS=steps)
-
-
-def _tile(rows: int, steps: int, dtype: torch.dtype) -> Iterator[str]:
-    """@tileN for N = `rows`: rows times one panel, plus the bias, with sums in registers; stores `columns` at most."""
-    sums = [(row, half) for row in range(rows) for half in (0, 1)]
-    takes = "ptr %x, ptr %w, ptr %ahead, ptr %bias, ptr %y, i64 %stride, i64 %columns, i64 %units"
-    yield f"define internal void @tile{rows}({takes}) {{"
-    yield "entry:"
-    for half in (0, 1):
-        yield f"  %bias{half} = getelementptr float, ptr %bias, i64 {16 * half}"
-        yield f"  %b{half} = load <16 x float>, ptr %bias{half}, align 64"
-    yield "  br label %loop"
-    yield "loop:"
-    yield "  %step = phi i64 [0, %entry], [%next, %loop]"
-    for row, half in sums:
-        yield f"  %s{row}.{half}.0 = phi <16 x float> [%b{half}, %entry], [%s{row}.{half}.{STEPS}, %loop]"
-    yield "  %wbytes = shl i64 %step, 7"
-    yield "  %wpair = getelementptr i8, ptr %w, i64 %wbytes"
-    yield "  %apair = getelementptr i8, ptr %ahead, i64 %wbytes"
-    yield "  %xbytes = shl i64 %step, 2"
-    yield "  %xpair = getelementptr i8, ptr %x, i64 %xbytes"
-    for step in range(STEPS):
-        yield from _step(step, rows, steps, dtype)
-    yield f"  %next = add nuw nsw i64 %step, {STEPS}"
-    yield f"  %more = icmp ult i64 %next, {steps}"
-    yield "  br i1 %more, label %loop, label %store"
-    yield "store:"
-    yield from masks(2)
-    for row, half in sums:
-        yield from store(f"{row}.{half}", row, half, f"%s{row}.{half}.{STEPS}", dtype)
-    yield "  ret void"
-    yield "}"
-
-
-def _step(step: int, rows: int, steps: int, dtype: torch.dtype) -> Iterator[str]:
-    """One step: four bytes of every row, one or two inputs, times their weights of 32 outputs."""
+def _turn(rows: int, steps: int, dtype: torch.dtype) -> Iterator[str]:
+    """STEPS steps: in each four bytes of every row, one or two inputs, times their weights of 32 outputs."""
     kind, multiply = "<16 x float>", "@llvm.fma.v16f32(<16 x float> {w}, <16 x float> {x}, <16 x float> {s})"
     if dtype == torch.bfloat16:
         kind = "<32 x bfloat>"
         multiply = "@llvm.x86.avx512bf16.dpbf16ps.512(<16 x float> {s}, <32 x bfloat> {w}, <32 x bfloat> {x})"
-    for half in (0, 1):
-        at, byte = f"{step}.{half}", 128 * step + 64 * half
-        yield f"  %a{at} = getelementptr i8, ptr %apair, i64 {byte}"
-        yield f"  call void @llvm.prefetch.p0(ptr %a{at}, i32 0, i32 2, i32 1)"
-        yield f"  %p{at} = getelementptr i8, ptr %wpair, i64 {byte}"
-        yield f"  %w{at} = load {kind}, ptr %p{at}, align 64"
-    for row in range(rows):
-        at = f"{step}.{row}"
-        yield f"  %q{at} = getelementptr i8, ptr %xpair, i64 {4 * (steps * row + step)}"
-        yield f"  %i{at} = load i32, ptr %q{at}, align 4"
-        yield f"  %v{at} = insertelement <16 x i32> poison, i32 %i{at}, i64 0"
-        yield f"  %e{at} = shufflevector <16 x i32> %v{at}, <16 x i32> poison, <16 x i32> zeroinitializer"
-        yield f"  %x{at} = bitcast <16 x i32> %e{at} to {kind}"
+    yield f"  %wbytes = mul i64 %turn, {4 * COLUMNS * STEPS}"
+    yield "  %wturn = getelementptr i8, ptr %w, i64 %wbytes"
+    yield "  %aturn = getelementptr i8, ptr %ahead, i64 %wbytes"
+    yield f"  %xbytes = mul i64 %turn, {4 * STEPS}"
+    yield "  %xturn = getelementptr i8, ptr %x, i64 %xbytes"
+    sums = {(row, half): f"%s{row}.{half}" for row in range(rows) for half in (0, 1)}
+    for step in range(STEPS):
+        yield from prefetched("%aturn", 128 * step, 128 * (step + 1))
         for half in (0, 1):
-            call = multiply.format(w=f"%w{step}.{half}", x=f"%x{at}", s=f"%s{row}.{half}.{step}")
-            yield f"  %s{row}.{half}.{step + 1} = call <16 x float> {call}"
+            yield from loaded(f"%w{step}.{half}", "%wturn", 128 * step + 64 * half, kind, 64)
+        for row in range(rows):
+            at = f"{step}.{row}"
+            yield from loaded(f"%i{at}", "%xturn", 4 * (steps * row + step), "i32")
+            yield from splat(f"%e{at}", f"%i{at}", "i32")
+            yield f"  %x{at} = bitcast <16 x i32> %e{at} to {kind}"
+            for half in (0, 1):
+                call = multiply.format(w=f"%w{step}.{half}", x=f"%x{at}", s=sums[row, half])
+                sums[row, half] = f"%z{row}.{half}" + f".{step}" * (step < STEPS - 1)
+                yield f"  {sums[row, half]} = call <16 x float> {call}"

@@ -63,82 +63,6 @@ def _inverse_rms(x: Any, eps: Any) -> Any:
     return np.float32(1) / np.sqrt(square / np.float32(len(x)) + eps)
 
 
-@njit(inline="always")
-def _add_norm(x_at, delta_at, weight_at, sum_at, out_at, rows, width, eps, kind, size):  # type: ignore[no-untyped-def]
-    """sum = x + delta, out = RMS norm of sum. If delta_at is 0, sum is x and is not written.
-
-    size  bytes of a number, here and below."""
-    # With copies in float32 the compiler knows that nothing overlaps, and vectorises every loop.
-    weight, numbers = np.empty(width, np.float32), np.empty(width, np.float32)
-    _widen(weight_at, kind, weight)
-    for row in range(rows):
-        begin = size * row * width
-        x = _at(x_at + begin, width, kind)
-        if delta_at != 0:
-            delta, total = _at(delta_at + begin, width, kind), _at(sum_at + begin, width, kind)
-            for i in range(width):
-                put(total, i, widened(x[i]) + widened(delta[i]))
-            x = total
-        for i in range(width):
-            numbers[i] = widened(x[i])
-        scale = _inverse_rms(numbers, eps)
-        out = _at(out_at + begin, width, kind)
-        for i in range(width):
-            put(out, i, numbers[i] * scale * weight[i])
-
-
-@njit(inline="always")
-def _rotate(  # type: ignore[no-untyped-def]
-    qkv_at, out_at, cos_at, sin_at, norm_at, positions_at, slots_at, places_at, keys_at, values_at,
-    nodes, heads, kv_heads, dim, capacity, eps, kind, size,
-):  # fmt: skip
-    """Norm (unless norm_at is 0) and rotate q and k; write q to `out`, k and v to their places in the cache."""
-    positions = carray(address(positions_at), (nodes,), np.int64)
-    slots = carray(address(slots_at), (nodes,), np.int64)
-    places = carray(address(places_at), (nodes,), np.int64)
-    half = dim // 2
-    cos, sin, head, turned, weight = np.empty((5, dim), np.float32)
-    for node in range(nodes):
-        _widen(cos_at + size * positions[node] * dim, kind, cos)
-        _widen(sin_at + size * positions[node] * dim, kind, sin)
-        source = qkv_at + size * node * (heads + 2 * kv_heads) * dim
-        place = size * (slots[node] * kv_heads * capacity + places[node]) * dim
-        for h in range(heads + kv_heads):
-            _widen(source + size * h * dim, kind, head)
-            if norm_at != 0:
-                _widen(norm_at + size * h * dim, kind, weight)
-                scale = _inverse_rms(head, eps)
-                for i in range(dim):
-                    head[i] *= scale * weight[i]
-            for i in range(half):
-                turned[i] = head[i] * cos[i] + head[i + half] * sin[i]
-            for i in range(half):
-                turned[i + half] = head[i + half] * cos[i + half] + head[i] * sin[i + half]
-            to_at = out_at + size * (node * heads + h) * dim
-            if h >= heads:
-                to_at = keys_at + place + size * (h - heads) * capacity * dim
-            to = _at(to_at, dim, kind)
-            for i in range(dim):
-                put(to, i, turned[i])
-        for h in range(kv_heads):
-            value = _at(source + size * (heads + kv_heads + h) * dim, dim, kind)
-            to = _at(values_at + place + size * h * capacity * dim, dim, kind)
-            for i in range(dim):
-                to[i] = value[i]
-
-
-@njit(inline="always")
-def _gate(gate_up_at, out_at, rows, width, kind, size):  # type: ignore[no-untyped-def]
-    """out = silu(gate) * up."""
-    for row in range(rows):
-        begin = 2 * size * row * width
-        gate, up = _at(gate_up_at + begin, width, kind), _at(gate_up_at + begin + size * width, width, kind)
-        out = _at(out_at + size * row * width, width, kind)
-        for i in range(width):
-            x = widened(gate[i])
-            put(out, i, x / (np.float32(1) + _exp(-x)) * widened(up[i]))
-
-
 class _Kernels(NamedTuple):
     """The compiled functions for one dtype."""
 
@@ -148,24 +72,79 @@ class _Kernels(NamedTuple):
 
 
 def _kernels(kind: Any, size: int) -> _Kernels:
-    """kind: np.uint16 for the bits of bfloat16, or np.float32. size: bytes of a number."""
+    """kind: np.uint16 for the bits of bfloat16, or np.float32. size: bytes of a number. Arguments are addresses, then
+    sizes."""
 
     @njit("void(int64, int64, int64, int64, int64, int64, int64, float32)", **FAST)
-    def add_norm(x, delta, weight, total, out, rows, width, eps):  # type: ignore[no-untyped-def]
-        _add_norm(x, delta, weight, total, out, rows, width, eps, kind, size)
+    def add_norm(x_at, delta_at, weight_at, sum_at, out_at, rows, width, eps):  # type: ignore[no-untyped-def]
+        """sum = x + delta, out = RMS norm of sum. If delta_at is 0, sum is x and is not written."""
+        # With copies in float32 the compiler knows that nothing overlaps, and vectorises every loop.
+        weight, numbers = np.empty(width, np.float32), np.empty(width, np.float32)
+        _widen(weight_at, kind, weight)
+        for row in range(rows):
+            begin = size * row * width
+            x = _at(x_at + begin, width, kind)
+            if delta_at != 0:
+                delta, total = _at(delta_at + begin, width, kind), _at(sum_at + begin, width, kind)
+                for i in range(width):
+                    put(total, i, widened(x[i]) + widened(delta[i]))
+                x = total
+            for i in range(width):
+                numbers[i] = widened(x[i])
+            scale = _inverse_rms(numbers, eps)
+            out = _at(out_at + begin, width, kind)
+            for i in range(width):
+                put(out, i, numbers[i] * scale * weight[i])
 
     @njit(f"void({'int64, ' * 15}float32)", **FAST)
     def rotate(  # type: ignore[no-untyped-def]
-        qkv, out, cos, sin, norm, positions, slots, places, keys, values, nodes, heads, kv_heads, dim, capacity, eps
-    ):
-        _rotate(
-            qkv, out, cos, sin, norm, positions, slots, places, keys, values, nodes, heads, kv_heads, dim, capacity,
-            eps, kind, size,
-        )  # fmt: skip
+        qkv_at, out_at, cos_at, sin_at, norm_at, positions_at, slots_at, places_at, keys_at, values_at,
+        nodes, heads, kv_heads, dim, capacity, eps,
+    ):  # fmt: skip
+        """Norm (unless norm_at is 0) and rotate q and k; write q to `out`, k and v to their places in the cache."""
+        positions = carray(address(positions_at), (nodes,), np.int64)
+        slots = carray(address(slots_at), (nodes,), np.int64)
+        places = carray(address(places_at), (nodes,), np.int64)
+        half = dim // 2
+        cos, sin, head, turned, weight = np.empty((5, dim), np.float32)
+        for node in range(nodes):
+            _widen(cos_at + size * positions[node] * dim, kind, cos)
+            _widen(sin_at + size * positions[node] * dim, kind, sin)
+            source = qkv_at + size * node * (heads + 2 * kv_heads) * dim
+            place = size * (slots[node] * kv_heads * capacity + places[node]) * dim
+            for h in range(heads + kv_heads):
+                _widen(source + size * h * dim, kind, head)
+                if norm_at != 0:
+                    _widen(norm_at + size * h * dim, kind, weight)
+                    scale = _inverse_rms(head, eps)
+                    for i in range(dim):
+                        head[i] *= scale * weight[i]
+                for i in range(half):
+                    turned[i] = head[i] * cos[i] + head[i + half] * sin[i]
+                for i in range(half):
+                    turned[i + half] = head[i + half] * cos[i + half] + head[i] * sin[i + half]
+                to_at = out_at + size * (node * heads + h) * dim
+                if h >= heads:
+                    to_at = keys_at + place + size * (h - heads) * capacity * dim
+                to = _at(to_at, dim, kind)
+                for i in range(dim):
+                    put(to, i, turned[i])
+            for h in range(kv_heads):
+                value = _at(source + size * (heads + kv_heads + h) * dim, dim, kind)
+                to = _at(values_at + place + size * h * capacity * dim, dim, kind)
+                for i in range(dim):
+                    to[i] = value[i]
 
     @njit("void(int64, int64, int64, int64)", **FAST)
-    def gate(gate_up, out, rows, width):  # type: ignore[no-untyped-def]
-        _gate(gate_up, out, rows, width, kind, size)
+    def gate(gate_up_at, out_at, rows, width):  # type: ignore[no-untyped-def]
+        """out = silu(gate) * up."""
+        for row in range(rows):
+            begin = 2 * size * row * width
+            gate, up = _at(gate_up_at + begin, width, kind), _at(gate_up_at + begin + size * width, width, kind)
+            out = _at(out_at + size * row * width, width, kind)
+            for i in range(width):
+                x = widened(gate[i])
+                put(out, i, x / (np.float32(1) + _exp(-x)) * widened(up[i]))
 
     return _Kernels(add_norm, rotate, gate)
 
@@ -199,13 +178,7 @@ class FusedOps(TorchOps):
         return total, out
 
     def rotate(
-        self,
-        qkv: torch.Tensor,
-        heads: int,
-        kv_heads: int,
-        qk_norm: torch.Tensor | None,
-        cache: Writer,
-        layer: int,
+        self, qkv: torch.Tensor, heads: int, kv_heads: int, qk_norm: torch.Tensor | None, cache: Writer, layer: int
     ) -> torch.Tensor:
         """As `TorchOps.rotate`, into the cache and a new tensor in one pass."""
         nodes, _, dim = qkv.shape

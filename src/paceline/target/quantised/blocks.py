@@ -11,6 +11,7 @@ checkpoint.
 
 from __future__ import annotations
 
+from collections import Counter
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from functools import cache
@@ -32,7 +33,7 @@ class Kind:
     name, number  ggml's.
     inputs        weights of a block.
     nbytes        bytes of a block.
-    offset        to subtract from the unsigned codes of panels (`kernels/integer.py`)."""
+    offset        to subtract from unsigned codes (`kernels/integer.py`); 0 for formats with a minimum."""
 
     name: str
     number: int
@@ -41,16 +42,20 @@ class Kind:
     offset: int
 
     @property
-    def bits(self) -> float:
-        """Bits of a weight, including scales."""
-        return 8 * self.nbytes / self.inputs
+    def has_minimum(self) -> bool:
+        """Whether a weight is scale * code and a minimum, instead of scale * (code - offset)."""
+        return self.offset == 0
 
 
 Q8_0 = Kind("Q8_0", 8, 32, 34, 128)
 Q4_0 = Kind("Q4_0", 2, 32, 18, 8)
+Q4_1 = Kind("Q4_1", 3, 32, 20, 0)
+Q5_0 = Kind("Q5_0", 6, 32, 22, 16)
+Q5_1 = Kind("Q5_1", 7, 32, 24, 0)
 Q4_K = Kind("Q4_K", 12, 256, 144, 0)
+Q5_K = Kind("Q5_K", 13, 256, 176, 0)
 Q6_K = Kind("Q6_K", 14, 256, 210, 32)
-KINDS = {kind.number: kind for kind in (Q8_0, Q4_0, Q4_K, Q6_K)}
+KINDS = {kind.number: kind for kind in (Q8_0, Q4_0, Q4_1, Q5_0, Q5_1, Q4_K, Q5_K, Q6_K)}
 """By number, the formats that `kernels/integer.py` multiplies. All others can only be expanded."""
 
 
@@ -84,8 +89,8 @@ class Blocks:
         """Bytes of all blocks."""
         return self.data.nbytes
 
-    def rows(self, ids: torch.Tensor) -> Blocks:
-        """A copy of the outputs `ids`."""
+    def rows(self, ids: torch.Tensor | slice) -> Blocks:
+        """The outputs `ids`."""
         return Blocks(self.kind, self.data[ids])
 
     def dense(self, dtype: torch.dtype = torch.float32) -> torch.Tensor:
@@ -104,16 +109,17 @@ def joined(parts: Sequence[Blocks]) -> Blocks:
     return parts[0] if len(parts) == 1 else Blocks(parts[0].kind, torch.cat([part.data for part in parts]))
 
 
-def quantise(weight: torch.Tensor, kind: Kind) -> Blocks:
+def quantise(weight: torch.Tensor | Blocks, kind: Kind) -> Blocks:
     """A weight [outputs, width] in blocks of `kind`, Q8_0 or Q4_0, with the bytes of llama.cpp's quantiser.
     `width` is a multiple of 32."""
     from gguf import GGMLQuantizationType, quants
 
     number = GGMLQuantizationType(kind.number)
-    data = torch.empty(len(weight), weight.shape[1] // kind.inputs * kind.nbytes, dtype=torch.uint8)
+    data = torch.empty(weight.shape[0], weight.shape[1] // kind.inputs * kind.nbytes, dtype=torch.uint8)
     with np.errstate(all="ignore"):  # as in `dense`
         for some in _chunks(weight.shape):
-            data[some] = torch.from_numpy(quants.quantize(weight[some].float().numpy(), number))
+            part = weight.rows(some).dense() if isinstance(weight, Blocks) else weight[some].float()
+            data[some] = torch.from_numpy(quants.quantize(part.numpy(), number))
     return Blocks(kind, data)
 
 
@@ -154,6 +160,24 @@ def quantised(weights: Mapping[str, torch.Tensor], word: str) -> Weights:
         fits = weight.ndim == 2 and weight.shape[1] % inner.inputs == 0
         made[name] = quantise(weight, outer if name in _OUTER else inner) if fits else weight
     return made
+
+
+def multipliable(weights: Weights) -> tuple[Weights, str | None]:
+    """The weights, with matrices whose formats are not in KINDS made into Q8_0, and the line that says so; None if
+    there are none. An embedding that is not the output head too is not multiplied, and stays."""
+    looked_up = _OUTER[0] if _OUTER[1] in weights else None
+    others = {
+        name: w
+        for name, w in weights.items()
+        if isinstance(w, Blocks) and w.kind.number not in KINDS and name != looked_up
+    }
+    if not others:
+        return weights, None
+    made = {name: quantise(w, Q8_0) for name, w in others.items()}
+    counts = Counter(w.kind.name for w in others.values()).most_common()
+    now, before = (sum(w.nbytes for w in group.values()) / 1e6 for group in (made, others))
+    what = " and ".join(f"{count} in {kind}" for kind, count in counts)
+    return weights | made, f"matrices held as Q8_0: {what}; {now:,.0f} MB instead of {before:,.0f}"
 
 
 def tensors_of(weights: Mapping[str, torch.Tensor | Blocks]) -> dict[str, torch.Tensor]:

@@ -26,13 +26,15 @@ from transformers import PretrainedConfig
 
 from paceline.errors import ModelError, shortened
 from paceline.target.decoder import Decoder
-from paceline.target.folder import check_config, one_line, refuse_pointer
+from paceline.target.folder import check_config, fingerprint, one_line, refuse_pointer
+from paceline.target.linear import has_bf16_units
 from paceline.target.quantised.blocks import (
-    KINDS,
     PRECISIONS,
     Blocks,
+    Weights,
     describe,
     kind_of,
+    multipliable,
     quantised,
     refuse_requantising,
     tensors_of,
@@ -245,19 +247,14 @@ def load_gguf(
     Raises ModelError, one line, if it cannot be read or used."""
     file = GGUF(path)
     config = config_of(file)
-    weights = weights_of(file, config)
+    weights, held = weights_of(file, config), None
+    made_from = fingerprint(weights)
     refuse_requantising(path, describe(weights), precision or "")
     if precision in PRECISIONS:
         weights = quantised(tensors_of(weights), precision)
     elif precision is not None:
-        for name, weight in weights.items():
-            if isinstance(weight, Blocks) and weight.kind.number not in KINDS:
-                raise ModelError(
-                    f"{path}: {tensor_name(file.family, name)} is of type {weight.kind.name}, and products are "
-                    f"computed of {', '.join(kind.name for kind in KINDS.values())}: name a dtype to expand it, such "
-                    "as bfloat16, or make the file anew, as Q8_0, Q4_0 or Q4_K_M"
-                )
-    return Decoder(
+        weights, held = multipliable(weights)
+    decoder = Decoder(
         config,
         weights,
         name=path.stem,
@@ -265,8 +262,11 @@ def load_gguf(
         device=device,
         expand=precision is None,
         eos_token_ids=sorted(end_tokens(file.facts)),
+        weights_fingerprint=made_from,
         inverse_frequencies=_frequencies(file, config),
     )
+    decoder.held = held
+    return decoder
 
 
 def end_tokens(facts: Mapping[str, Any]) -> set[int]:
@@ -279,9 +279,8 @@ def end_tokens(facts: Mapping[str, Any]) -> set[int]:
 
 
 def _own_dtype(weights: Mapping[str, torch.Tensor | Blocks]) -> torch.dtype:
-    has_units = torch.backends.mkldnn.is_available() and torch.ops.mkldnn._is_mkldnn_bf16_supported()
     narrow = all(isinstance(w, Blocks) or w.ndim == 1 or w.dtype == torch.bfloat16 for w in weights.values())
-    return torch.bfloat16 if has_units and narrow else torch.float32
+    return torch.bfloat16 if has_bf16_units() and narrow else torch.float32
 
 
 # The configuration ---------------------------------------------------------------------------------------------------
@@ -388,10 +387,10 @@ def _frequencies(file: GGUF, config: PretrainedConfig) -> torch.Tensor | None:
 # Tensors -------------------------------------------------------------------------------------------------------------
 
 
-def weights_of(file: GGUF, config: PretrainedConfig) -> dict[str, torch.Tensor | Blocks]:
+def weights_of(file: GGUF, config: PretrainedConfig) -> Weights:
     """The tensors that the native decoder reads, by their names in a checkpoint."""
     heads = {"q_proj": config.num_attention_heads, "k_proj": config.num_key_value_heads}
-    weights: dict[str, torch.Tensor | Blocks] = {}
+    weights: Weights = {}
     for name, shape in weight_shapes(config).items():
         theirs = tensor_name(file.family, name)
         if theirs is None or theirs not in file:

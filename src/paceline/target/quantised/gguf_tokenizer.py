@@ -33,19 +33,12 @@ def _split(digits: str) -> Any:
     return pre_tokenizers.Sequence([words, pre_tokenizers.ByteLevel(add_prefix_space=False, use_regex=False)])
 
 
-def _gpt2() -> Any:
-    return pre_tokenizers.ByteLevel(add_prefix_space=False)
-
-
-def _smollm() -> Any:
-    return pre_tokenizers.Sequence([pre_tokenizers.Digits(individual_digits=True), _gpt2()])
-
-
-RULES = {
-    "gpt-2": _gpt2,
-    "llama-bpe": lambda: _split("{1,3}"),
-    "qwen2": lambda: _split(""),
-    "smollm": _smollm,
+_GPT2 = pre_tokenizers.ByteLevel(add_prefix_space=False)
+RULES: dict[str, Any] = {
+    "gpt-2": _GPT2,
+    "llama-bpe": _split("{1,3}"),
+    "qwen2": _split(""),
+    "smollm": pre_tokenizers.Sequence([pre_tokenizers.Digits(individual_digits=True), _GPT2]),
 }
 """Rules by which byte-level tokenizers split text, by tokenizer.ggml.pre."""
 _WHOLE_FIRST = ("llama-bpe",)
@@ -108,7 +101,7 @@ def _bytes(facts: Mapping[str, Any]) -> Backend:
     backend = Backend(models.BPE(ids, merges, ignore_merges=pre in _WHOLE_FIRST))
     if pre in _NORMAL_FORM:
         backend.normalizer = normalizers.NFC()
-    backend.pre_tokenizer = RULES[pre]()
+    backend.pre_tokenizer = RULES[pre]
     backend.decoder = decoders.ByteLevel()
     return backend
 
