@@ -25,7 +25,7 @@ Ctrl-C stops an answer and keeps the chat."""
 
 @with_options
 def chat(
-    model: options.Model,
+    model: options.Model = options.SMOLLM2,
     draft: options.Draft = "sam",
     tune: options.Tune = None,
     max_tokens: options.MaxTokens = 512,
@@ -36,7 +36,8 @@ def chat(
     """Talk with a model. /help lists the commands.
 
     \b
-    paceline chat models/demo --draft sam --color
+    paceline chat                               with smollm2
+    paceline chat path/to/model --draft sam --color
     """
     params = sampling.params(max_tokens=max_tokens)
     engine = running.open(model, options.tuned(draft, tune))

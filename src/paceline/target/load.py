@@ -37,7 +37,7 @@ from paceline.target.folder import (
     quantisation,
     read_config,
 )
-from paceline.target.quantised.blocks import PRECISIONS, describe, quantised, refuse_requantising, split_dtype
+from paceline.target.quantised.blocks import PRECISIONS, in_precision, split_dtype
 from paceline.target.shape import unsupported, weight_shapes
 from paceline.target.tokenizer import SentencePiece, Tokenizer
 
@@ -57,7 +57,8 @@ def load(
 ) -> Target:
     """The model, ready to verify.
 
-    model    a folder, a name on the Hugging Face hub, a GGUF file, or one on the hub (owner/name:FILE.gguf).
+    model    a folder, a name on the Hugging Face hub, a GGUF file, one on the hub (owner/name:FILE.gguf), or "smollm2",
+             the file of an installed package.
     dtype    "float32", "bfloat16", "float16", or "auto": the checkpoint's own, but float32 on processors that would
              only emulate it. "int8" and "int4": matrices in blocks of eight or four bits, all else as with "auto", or
              as in "int8-float32"; on CPUs, with our decoder. A model in blocks keeps them with "auto" ("auto-float32":
@@ -122,14 +123,13 @@ def _load_folder(
             from paceline.target.quantised import checkpoint
 
             weights, made_from = checkpoint.read(folder, config, tensors)
-            refuse_requantising(name, describe(weights), precision or "")
         else:
-            dense = native_weights(folder, config, tensors)
-            made_from = fingerprint(dense)
-            weights = quantised(dense, precision) if precision in PRECISIONS else {**dense}
+            weights = {**native_weights(folder, config, tensors)}
+            made_from = fingerprint(weights)
+        weights, made_of = in_precision(name, weights, precision)
         made = Decoder(
             config, weights, name=name, dtype=dtype, device=to, eos_token_ids=ends, weights_fingerprint=made_from,
-            expand=precision is None,
+            made_of=made_of, expand=precision is None,
         )  # fmt: skip
         if made.quantised is not None:
             from paceline.target.quantised import checkpoint

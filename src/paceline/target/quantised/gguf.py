@@ -26,17 +26,8 @@ from transformers import PretrainedConfig
 
 from paceline.errors import ModelError, shortened
 from paceline.target.decoder import Decoder
-from paceline.target.folder import check_config, one_line, refuse_pointer
-from paceline.target.quantised.blocks import (
-    KINDS,
-    PRECISIONS,
-    Blocks,
-    describe,
-    kind_of,
-    quantised,
-    refuse_requantising,
-    tensors_of,
-)
+from paceline.target.folder import check_config, fingerprint, one_line, refuse_pointer
+from paceline.target.quantised.blocks import KINDS, Blocks, in_precision, kind_of
 from paceline.target.shape import unsupported, weight_shapes
 
 VERSIONS = (2, 3)
@@ -240,16 +231,16 @@ def load_gguf(
     """The model in a GGUF file, without tokenizer.
 
     dtype      of all but the blocks; None: bfloat16 if the processor has units for it, else float32.
-    precision  "auto": keep the blocks. None: expand them to `dtype`. "int8" or "int4": quantise 16 or 32 bits.
+    precision  "auto": keep the blocks. None: expand them to `dtype`. "int8" or "int4": quantise 16 or 32 bits, and
+               blocks of fewer than eight bits to "int8".
 
     Raises ModelError, one line, if it cannot be read or used."""
     file = GGUF(path)
     config = config_of(file)
     weights = weights_of(file, config)
-    refuse_requantising(path, describe(weights), precision or "")
-    if precision in PRECISIONS:
-        weights = quantised(tensors_of(weights), precision)
-    elif precision is not None:
+    made_from = fingerprint(weights)
+    weights, made_of = in_precision(path, weights, precision)
+    if precision == "auto":
         for name, weight in weights.items():
             if isinstance(weight, Blocks) and weight.kind.number not in KINDS:
                 raise ModelError(
@@ -265,6 +256,8 @@ def load_gguf(
         device=device,
         expand=precision is None,
         eos_token_ids=sorted(end_tokens(file.facts)),
+        weights_fingerprint=made_from,
+        made_of=made_of,
         inverse_frequencies=_frequencies(file, config),
     )
 
