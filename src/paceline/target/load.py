@@ -131,7 +131,7 @@ def _load_folder(
             config, weights, name=name, dtype=dtype, device=to, eos_token_ids=ends, weights_fingerprint=made_from,
             made_of=made_of, expand=precision is None,
         )  # fmt: skip
-        if made.quantised is not None:
+        if made.quantised is not None and made_of is None:
             from paceline.target.quantised import checkpoint
 
             made.measured = checkpoint.measured(folder)
@@ -225,10 +225,10 @@ def _own_dtype(config: PretrainedConfig, tensors: Mapping[str, Any], device: tor
     own = getattr(config, "dtype", None) or next(
         (t.dtype for t in (f.get_tensor(key) for key, f in tensors.items()) if t.is_floating_point()), torch.float32
     )
-    return torch.float32 if device.type == "cpu" and not _has_units(own) else own
+    return torch.float32 if device.type == "cpu" and not has_units(own) else own
 
 
-def _has_units(dtype: torch.dtype) -> bool:
+def has_units(dtype: torch.dtype) -> bool:
     """Whether this processor has units for `dtype`."""
     if dtype == torch.float32 or not torch.backends.mkldnn.is_available():
         return dtype == torch.float32
