@@ -7,6 +7,7 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from importlib.resources import as_file, files
 from pathlib import Path
+from textwrap import fill
 from time import perf_counter
 from typing import TYPE_CHECKING, Annotated
 
@@ -58,8 +59,8 @@ SETTINGS = {
 }
 MOST_TURNS, PATIENCE = 7, 45.0
 """Without --repeats: answers are timed so often, but no further turn begins after so many seconds."""
-MOST_COLUMNS = 7
-"""Prompts that have a column of their own in a table of 80 columns."""
+COLUMN, OTHERS = 9, 36
+"""Widths in the table: of a prompt's column at most, and of what else there is."""
 NOTHING = 0.03
 """A ratio so close to 1 is no difference."""
 
@@ -130,7 +131,7 @@ def demo(
     runs = {spec: done for spec, one in zip(specs, drafted, strict=True) if (done := _complete(jobs, one, plain))}
     if runs:
         screen.out.print("\nHow many times as fast as plain decoding is each drafter?\n", markup=False, soft_wrap=True)
-        screen.out.print(_table(runs))
+        screen.out.print(_table(runs, screen.out.width))
         (_, ratio, accepted), *_ = totals = [(spec, *_total(done)) for spec, done in runs.items()]
         lines = ["", *_meaning(runs, totals), *doubts(ratio, accepted), *_closing(model, dtype, perf_counter() - began)]
         for line in lines:
@@ -209,11 +210,12 @@ def _complete(jobs: Sequence[Job], drafted: Driven, plain: Driven) -> list[Compa
     return [both for job in jobs if (both := Compared.of(job, drafted, plain))]
 
 
-def _table(runs: Mapping[str, list[Compared]]) -> Table:
-    """A line a drafter, a column a prompt, and all of them together: all tokens over all seconds."""
+def _table(runs: Mapping[str, list[Compared]], width: int) -> Table:
+    """A line a drafter; a column a prompt, if they fit, and all of them together: all tokens over all seconds."""
     first, *_ = runs.values()
-    shown = first if len(first) <= MOST_COLUMNS else []
-    names = [escape(both.job.name) for both in shown]
+    names = [fill(escape(both.job.name), COLUMN) for both in first]
+    shown = first if sum(1 + min(len(name), COLUMN) for name in names) <= width - OTHERS else []
+    names = names[: len(shown)]
     table = plain_table("", *names, "all", "tokens\na round", "same\ntext", text=("",), gap=1)
     new, seconds = zip(*((both.pair[1].row.num_new, both.pair[1].seconds) for both in first), strict=True)
     speeds = [f"{both.pair[1].tokens_per_second:.0f}" for both in shown]
