@@ -5,6 +5,7 @@ from __future__ import annotations
 import sys
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
+from functools import partial
 from importlib.resources import as_file, files
 from pathlib import Path
 from textwrap import fill
@@ -59,7 +60,7 @@ SETTINGS = {
 }
 MOST_TURNS, PATIENCE = 7, 45.0
 """Without --repeats: answers are timed so often, but no further turn begins after so many seconds."""
-COLUMN, OTHERS = 9, 36
+COLUMN, OTHERS = 9, 37
 """Widths in the table: of a prompt's column at most, and of what else there is."""
 NOTHING = 0.03
 """A ratio so close to 1 is no difference."""
@@ -97,6 +98,8 @@ def demo(
     """
     began = perf_counter()
     screen = Screen(color=sys.stdout.isatty())
+    # A terminal would break words; a file should have whole lines.
+    say = partial(screen.out.print, markup=False, soft_wrap=not screen.out.is_terminal)
     model = model or _installed(screen)
 
     from paceline.bench.metrics import BASELINE
@@ -119,6 +122,11 @@ def demo(
         plain = Driven(BASELINE, *how)
         # Names differ even where a drafter is given twice, or is plain decoding.
         drafted = [Driven(spec, *how, name=f"{i} {spec}") for i, spec in enumerate(specs)]
+        say(
+            f"Everything is answered twice: [plain], a token a forward of the model; and [{engine.drafter.name}]: what "
+            "may come next is drafted, and the model checks all of it in one forward. The answer stays the same."
+            + (" Coloured text was drafted and accepted." if screen.color else "")
+        )
         _stream(screen, jobs, {"plain": plain, engine.drafter.name: drafted[0]}, interrupt)
         screen.legend()
         screen.note(f"Now plain decoding and {', '.join(specs)} answer in turns, and are timed.")
@@ -130,12 +138,12 @@ def demo(
                 runner([plain, *drafted], jobs, 1, interrupt, lambda job: bar.advance()).repeat(turn)
     runs = {spec: done for spec, one in zip(specs, drafted, strict=True) if (done := _complete(jobs, one, plain))}
     if runs:
-        screen.out.print("\nHow many times as fast as plain decoding is each drafter?\n", markup=False, soft_wrap=True)
+        say("\nHow many times as fast as plain decoding is each drafter?\n")
         screen.out.print(_table(runs, screen.out.width))
         (_, ratio, accepted), *_ = totals = [(spec, *_total(done)) for spec, done in runs.items()]
         lines = ["", *_meaning(runs, totals), *doubts(ratio, accepted), *_closing(model, dtype, perf_counter() - began)]
         for line in lines:
-            screen.out.print(line, markup=False, soft_wrap=True)
+            say(line)
     if interrupt.pressed:
         screen.note("interrupted; the figures above are of the answers so far")
         return 130
@@ -216,7 +224,7 @@ def _table(runs: Mapping[str, list[Compared]], width: int) -> Table:
     names = [fill(escape(both.job.name), COLUMN) for both in first]
     shown = first if sum(1 + min(len(name), COLUMN) for name in names) <= width - OTHERS else []
     names = names[: len(shown)]
-    table = plain_table("", *names, "all", "tokens\na round", "same\ntext", text=("",), gap=1)
+    table = plain_table("", *names, "all", "tokens a\nforward", "same\ntext", text=("",), gap=1)
     new, seconds = zip(*((both.pair[1].row.num_new, both.pair[1].seconds) for both in first), strict=True)
     speeds = [f"{both.pair[1].tokens_per_second:.0f}" for both in shown]
     table.add_row("new tokens", *(str(count) for count in new[: len(shown)]), str(sum(new)))
