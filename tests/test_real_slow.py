@@ -5,7 +5,8 @@ alone would, and the commands answer with it. `pytest -n 0 -m slow tests/test_re
 from __future__ import annotations
 
 import json
-from collections.abc import Iterator
+import os
+from collections.abc import Callable, Iterator
 from functools import cache
 from pathlib import Path
 from typing import NamedTuple
@@ -24,7 +25,7 @@ from paceline.engine.sampling import SamplingParams
 from paceline.errors import ModelError
 from paceline.target.base import Target
 from paceline.target.folder import gguf_of
-from paceline.target.load import load, load_tokenizer
+from paceline.target.load import load
 from tests.paths import REPOSITORY
 
 NAME, NEW = "smollm2", 32
@@ -48,7 +49,7 @@ pytestmark = [
 def _all_threads() -> Iterator[None]:
     """One real model at a time: it gets the cores that the small models of other tests share."""
     before = torch.get_num_threads()
-    torch.set_num_threads(len(__import__("os").sched_getaffinity(0)))
+    torch.set_num_threads(os.cpu_count() or 1)
     yield
     torch.set_num_threads(before)
 
@@ -116,29 +117,34 @@ def world(dtype: str) -> World:
 
 
 @pytest.fixture(scope="module")
-def corpus(tmp_path_factory: pytest.TempPathFactory) -> Path:
-    """Text like the prompts': the answers that float32 writes to them, and the texts that they bring."""
-    lines = (REPOSITORY / "src/paceline/cli/demo-prompts.jsonl").read_text("utf-8").splitlines()
-    tokenizer, folder = load_tokenizer(NAME), tmp_path_factory.mktemp("corpus") / "texts"
-    texts = [json.dumps(json.loads(line)) for line in lines] + [answer.text for answer in world("float32").plain]
+def corpus_of(tmp_path_factory: pytest.TempPathFactory) -> Callable[[str], Path]:
+    """A corpus of what a dtype answers plainly: some of its drafts are right."""
 
-    def read(eos: int, report: object) -> Iterator[np.ndarray]:
-        for text in texts:
-            yield np.array([*tokenizer.encode_text(text), eos], np.int32)
+    @cache
+    def corpus(dtype: str) -> Path:
+        target, _, _, plain = world(dtype)
+        assert target.tokenizer is not None
 
-    build(folder, read, "this test", tokenizer)  # type: ignore[arg-type]
-    return folder
+        def read(eos: int, report: object) -> Iterator[np.ndarray]:
+            for answer in plain:
+                yield np.array([*answer.tokens[: NEW // 2], eos], np.int32)
+
+        folder = tmp_path_factory.mktemp("corpus") / dtype
+        build(folder, read, "this test", target.tokenizer)  # type: ignore[arg-type]
+        return folder
+
+    return corpus
 
 
 @pytest.mark.parametrize("dtype", FORMS)
 @pytest.mark.parametrize("spec", DRAFTERS)
 @pytest.mark.timeout(600)
-def test_drafts_change_no_token(dtype: str, spec: str, corpus: Path) -> None:
+def test_drafts_change_no_token(dtype: str, spec: str, corpus_of: Callable[[str], Path]) -> None:
     """Greedy and sampled, in batches of one and of five; with five, prompts are read in pieces beside rows that answer,
     and the last two rows join where others have left."""
     target, prompts, params, plain = world(dtype)
     for batch, chunk in ((1, 512), (5, 64)):
-        drafter = registry.create(spec.format(corpus=corpus))
+        drafter = registry.create(spec.format(corpus=corpus_of(dtype) if "{corpus}" in spec else ""))
         if isinstance(drafter, PastAnswer):  # the first half of what it remembers is right
             for prompt, answer in zip(prompts, plain, strict=True):
                 drafter.remember(np.array(prompt), np.array([*answer.tokens[: NEW // 2], 5]))

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import sys
+from contextlib import suppress
 from typing import TYPE_CHECKING
 
 from paceline.cli import options
@@ -60,7 +61,8 @@ class Conversation:
     def run(self) -> None:
         """Until /quit or the end of the input."""
         if sys.stdin.isatty():
-            _line_editing()
+            with suppress(ImportError):  # arrow keys and history in `input`, where Python has them
+                import readline  # noqa: F401
             self.screen.note("Type a message; /help lists the commands.")
         while (line := self._read()) is not None:
             words = line.strip()
@@ -134,11 +136,3 @@ class Conversation:
             f"{len(self.answers)} answers, {new} new tokens in {rounds} rounds, {mean:.2f} mean accepted tokens, "
             f"{speed:.1f} tokens/s; {context} of {self.engine.target.max_context} tokens of context used"
         )
-
-
-def _line_editing() -> None:
-    """Arrow keys and history in `input`, where Python has them."""
-    try:
-        import readline  # noqa: F401
-    except ImportError:
-        return
