@@ -40,7 +40,7 @@ def test_the_table_says_what_the_engine_did(command: Command, endless: Path) -> 
         for chat, job in zip(chats, jobs, strict=True):
             answers += Engine(endless, spec, max_batch=1).generate([chat], job.params)
         # Folded where it is longer than its column.
-        row = re.search(rf"^{re.escape(spec[:15])} +((?:[\d.]+ +){{8}})6 of 6 *$", result.out, re.MULTILINE)
+        row = re.search(rf"^{re.escape(spec[:15])}8? +((?:[\d.]+ +){{8}})6 of 6 *$", result.out, re.MULTILINE)
         assert row is not None, result.out
         if spec == "sam":  # the others learn from one answer for the next
             mean = sum(answer.new_tokens for answer in answers) / sum(answer.rounds for answer in answers)
@@ -68,7 +68,7 @@ def test_what_is_said_follows_from_the_table() -> None:
     pays = {"a": [_compared(1.5, name="long"), _compared(0.9, name="short", loops=True)], "b": [_compared(1.0)] * 2}
     said = " ".join(_meaning(pays, [("a", 1.2, 1.6), ("b", 1.0, 1.1)]))  # type: ignore[arg-type]
     assert "Drafting with a pays here: over all prompts it is 1.20 times as fast" in said
-    assert "most on long (1.50), least on short (0.90)" in said
+    assert "long gains most (1.50), short least (0.90, slower than without)" in said
     assert "4 of 4 drafted answers" in said
     assert "1 of 2 answers run" in said
     lost = {"a": [_compared(0.8, same=False)]}
@@ -77,6 +77,12 @@ def test_what_is_said_follows_from_the_table() -> None:
     assert "pays here" not in said
     assert "0 of 1 drafted answers" in said
     assert "--exact rules that out" in said
+
+
+def test_figures_that_cannot_be_are_not_said_to_pay() -> None:
+    said = " ".join(_meaning({"a": [_compared(3.0)]}, [("a", 3.0, 1.5)]))  # type: ignore[arg-type]
+    assert "a ratio of 3.00 at 1.50 mean accepted tokens is impossible" in said
+    assert "pays" not in said
 
 
 def test_many_prompts_have_no_columns_of_their_own(command: Command, endless: Path, tmp_path: Path) -> None:
@@ -109,7 +115,7 @@ def test_both_answers_are_shown(command: Command, endless: Path, tmp_path: Path)
     prompts = tmp_path / "p.jsonl"
     prompts.write_text(json.dumps({"prompt": "the cat", "id": "x"}) + "\n" + json.dumps({"prompt": "the dog"}))
     result = command("demo", endless, "-p", prompts, "-n", 20, "--repeats", 1)
-    assert result.out.count("[plain]") == result.out.count("[sam]") == 2
+    assert result.out.count("\n[plain]\n") == result.out.count("\n[sam]\n") == 2
     first = result.out.split("[plain]\n")[1].split("[sam]\n")
     assert first[0].strip() == first[1].split("\n\n")[0].strip() != ""
     assert result.err.count("20 new tokens in") == 4

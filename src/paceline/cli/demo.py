@@ -20,7 +20,7 @@ from paceline.cli import options
 from paceline.cli.options import SMOLLM2, open_engine
 from paceline.cli.show import Screen, plain_table, statistics
 from paceline.draft.spec import parse, split
-from paceline.errors import ModelError, PacelineError, PromptError, shortened
+from paceline.errors import ModelError, PacelineError, PromptError
 
 if TYPE_CHECKING:
     from paceline.cli.compare import Compared, Driven
@@ -58,8 +58,8 @@ SETTINGS = {
         ),
     ),
 }
-MOST_TURNS, PATIENCE = 7, 45.0
-"""Without --repeats: answers are timed so often, but no further turn begins after so many seconds."""
+MOST_TURNS, PATIENCE = 7, 75.0
+"""Without --repeats: answers are timed so often, but after the first time no turn begins later than so many seconds."""
 COLUMN, OTHERS = 9, 37
 """Widths in the table: of a prompt's column at most, and of what else there is."""
 NOTHING = 0.03
@@ -81,7 +81,10 @@ def demo(
     max_tokens: options.MaxTokens = 128,
     repeats: Annotated[
         int | None,
-        typer.Option(min=1, help="Time every answer this often; the table has the median. [default: for a minute]"),
+        typer.Option(
+            min=1,
+            help="Time every answer this often; the table has the median. [default: at least once, for about a minute]",
+        ),
     ] = None,
     dtype: Annotated[
         str | None, typer.Option(help="As for generate. [default: auto; smollm2 is expanded to bfloat16]")
@@ -104,7 +107,7 @@ def demo(
     model = model or _installed(screen)
 
     from paceline.bench.metrics import BASELINE
-    from paceline.cli.compare import Driven, doubts, runner
+    from paceline.cli.compare import Driven, runner
     from paceline.cli.drive import Interrupt
     from paceline.cli.prompts import from_file
     from paceline.engine.sampling import SamplingParams
@@ -131,9 +134,8 @@ def demo(
         _stream(screen, jobs, {"plain": plain, engine.drafter.name: drafted[0]}, interrupt)
         screen.legend()
         screen.note(f"Now plain decoding and {', '.join(specs)} answer in turns, and are timed.")
-        timing = perf_counter()
         for turn in range(1, 1 + (repeats or MOST_TURNS)):
-            if interrupt.pressed or (turn > 1 and not repeats and perf_counter() - timing > PATIENCE):
+            if interrupt.pressed or (turn > 1 and not repeats and perf_counter() - began > PATIENCE):
                 break
             with screen.progress((1 + len(drafted)) * len(jobs), shown=True) as bar:
                 runner([plain, *drafted], jobs, 1, interrupt, lambda job: bar.advance()).repeat(turn)
@@ -141,9 +143,8 @@ def demo(
     if runs:
         say("\nHow many times as fast as plain decoding is each drafter?\n")
         screen.out.print(_table(runs, screen.out.width))
-        (_, ratio, accepted), *_ = totals = [(spec, *_total(done)) for spec, done in runs.items()]
-        lines = ["", *_meaning(runs, totals), *doubts(ratio, accepted), *_closing(model, dtype, perf_counter() - began)]
-        for line in lines:
+        totals = [(spec, *_total(done)) for spec, done in runs.items()]
+        for line in ("", *_meaning(runs, totals), *_closing(model, dtype, perf_counter() - began)):
             say(line)
     if interrupt.pressed:
         screen.note("interrupted; the figures above are of the answers so far")
@@ -196,10 +197,9 @@ def _stream(screen: Screen, jobs: Sequence[Job], by: Mapping[str, Driven], inter
         contestant.forget()
         contestant.watch = lambda engine, job, delta: screen.write(delta.pieces)
     for job in jobs:
-        text = job.prompt if isinstance(job.prompt, str) else job.prompt[-1]["content"]
         screen.out.print()
         screen.out.rule(job.name, align="left")
-        screen.out.print(shortened(text, 300), style="dim", markup=False, soft_wrap=True)
+        screen.out.print(_excerpt(job), style="dim", markup=False, soft_wrap=not screen.out.is_terminal)
         for name, contestant in by.items():
             if interrupt.pressed:
                 return
@@ -210,6 +210,12 @@ def _stream(screen: Screen, jobs: Sequence[Job], by: Mapping[str, Driven], inter
                 screen.note(statistics(answer.row, answer.tokens_per_second))
     for contestant in by.values():
         contestant.watch = ignore
+
+
+def _excerpt(job: Job) -> str:
+    """The prompt, or both ends of a long one."""
+    text = job.prompt if isinstance(job.prompt, str) else job.prompt[-1]["content"]
+    return text if len(text) < 320 else f"{text[:200].rpartition(' ')[0]} [...] {text[-100:].partition(' ')[2]}"
 
 
 def _complete(jobs: Sequence[Job], drafted: Driven, plain: Driven) -> list[Compared]:
@@ -250,21 +256,25 @@ def _total(done: Sequence[Compared]) -> tuple[float, float]:
 
 def _meaning(runs: Mapping[str, list[Compared]], totals: Sequence[tuple[str, float, float]]) -> list[str]:
     """What the table says, and no more."""
+    from paceline.cli.compare import doubts
+
     best, ratio, accepted = max(totals, key=lambda total: total[1])
     done = sorted(runs[best], key=lambda both: both.speedup)
-    if ratio > 1 + NOTHING:
+    most, least = done[-1], done[0]
+    lines = [line for _, *figures in totals for line in doubts(*figures)][:1]
+    if not lines and ratio > 1 + NOTHING:
         lines = [
             f"Drafting with {best} pays here: over all prompts it is {ratio:.2f} times as fast as plain decoding, for "
             f"a forward of the model brings {accepted:.2f} tokens instead of one."
         ]
-    else:
+    elif not lines:
         few = f"{accepted:.2f} tokens a forward are too few for what drafts cost"
         lines = [f"No drafter pays on these prompts as a whole: {best} has the best ratio, {ratio:.2f}; {few}."]
     if len(done) > 1:
-        most, least = done[-1], done[0]
+        slower = ", slower than without" if least.speedup < 1 - NOTHING else ""
         lines.append(
-            f"It depends on the text: most on {most.job.name} ({most.speedup:.2f}), least on {least.job.name} "
-            f"({least.speedup:.2f})."
+            f"It depends on the text: {most.job.name} gains most ({most.speedup:.2f}), {least.job.name} least "
+            f"({least.speedup:.2f}{slower})."
         )
     everything = [both for of_one in runs.values() for both in of_one]
     same = sum(both.first_difference is None for both in everything)
