@@ -46,8 +46,8 @@ def by_peer(asked: Any, model: str, target: Target) -> Answer:
     """A peer's plain decoding; NotInstalled if it is not there."""
     assert target.tokenizer is not None
     spec = asked.against.removeprefix(PEER)
-    if spec == "llama-cpp" and is_gguf(model):
-        spec = f"llama-cpp:{gguf_of(model)}"
+    if "llamacpp" in spec.replace("-", "") and ":" not in spec and is_gguf(model):
+        spec = f"{spec}:{gguf_of(model)}"
     peer = create_peer(
         spec,
         model,
