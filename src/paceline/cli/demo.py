@@ -261,7 +261,7 @@ def _meaning(runs: Mapping[str, list[Compared]], totals: Sequence[tuple[str, flo
     best, ratio, accepted = max(totals, key=lambda total: total[1])
     done = sorted(runs[best], key=lambda both: both.speedup)
     most, least = done[-1], done[0]
-    lines = [line for _, *figures in totals for line in doubts(*figures)][:1]
+    lines = [line for _, *both in totals for line in doubts(both[0], both[1])][:1]
     if not lines and ratio > 1 + NOTHING:
         lines = [
             f"Drafting with {best} pays here: over all prompts it is {ratio:.2f} times as fast as plain decoding, for "
