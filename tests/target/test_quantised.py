@@ -115,6 +115,10 @@ def test_a_folder_in_blocks_is_expanded_by_a_16_or_32_bit_dtype(tmp_path: Path) 
         assert isinstance(expanded, Decoder)
         assert torch.equal(logits(expanded), logits(Decoder(model.config, dense, dtype=dtype)))
         assert expanded.weights_fingerprint == blocks.weights_fingerprint
+    eight = load(tmp_path / "made", dtype="int8-float32")
+    assert eight.notes[0].startswith("made has its weights in Q8_0, 8.5 bits a weight, made of Q4_0 and Q8_0, ")
+    assert "measured" not in eight.notes[0]  # that was of the four bits
+    assert off(logits(eight), logits(load(tmp_path / "made", dtype="float32"))) < 0.1
     (note,) = load(tmp_path / "made", dtype="float32").notes
     assert note.startswith("made has its weights in float32, expanded from Q4_0 and Q8_0, ")
     assert "measured" not in note  # in blocks, which is another model
@@ -185,7 +189,7 @@ def test_all_else_may_be_in_float32(tmp_path: Path) -> None:
     assert wide.dtype == torch.float32
     assert wide.quantised == own.quantised
     assert off(logits(own), logits(wide)) < 0.2  # bfloat16, which this random model magnifies
-    assert exact_dtype("int8") == exact_dtype("int8-bfloat16") == "int8-float32"
-    assert exact_dtype("bfloat16") == "float32"
-    assert exact_dtype("auto") == "auto-float32"  # of a file in blocks, which stay
+    assert exact_dtype("int8", "Q8_0") == exact_dtype("int8-bfloat16", "Q8_0") == "int8-float32"
+    assert exact_dtype("bfloat16", None) == exact_dtype("auto", None) == "float32"
+    assert exact_dtype("auto", "Q4_K") == "auto-float32"  # blocks stay
     assert load(folder, dtype="auto-float32").dtype == torch.float32

@@ -193,7 +193,8 @@ def _judge(setting: Setting, watch: Watch) -> Judge:
     exact = setting.target
     watch.say("comparing differing answers with the model in float32")
     if exact.dtype != torch.float32:
-        exact = load(setting.folder, dtype=exact_dtype(setting.benchmark.dtype), device=setting.benchmark.device)
+        dtype = exact_dtype(setting.benchmark.dtype, exact.quantised)
+        exact = load(setting.folder, dtype=dtype, device=setting.benchmark.device)
     return Judge(setting.target, exact)
 
 

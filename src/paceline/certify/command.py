@@ -86,7 +86,7 @@ def _references(subject: Subject, target: Target, dtype: str) -> tuple[Model, Mo
             f"{model} has its weights in {kinds}, which only our engine multiplies as it does: "
             f"--engine {subject.engine} runs another model; certify it in 16 bits"
         )
-    plainly = PlainDecoding(load(model, dtype=exact_dtype(subject.dtype), device=target.device))
+    plainly = PlainDecoding(load(model, dtype=exact_dtype(subject.dtype, target.quantised), device=target.device))
     if dtype != "float32":
         own = PlainDecoding(load(model, dtype=subject.dtype, device=target.device))
     return plainly, own, f"our own plain decoding of these weights ({kinds}), not transformers"

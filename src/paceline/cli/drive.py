@@ -28,11 +28,9 @@ Refused = Callable[[Job, PacelineError], None]
 class Interrupt:
     """Within it Ctrl-C sets `pressed`, for a loop to see between rounds; a second Ctrl-C raises KeyboardInterrupt."""
 
-    def __init__(self) -> None:
-        self.pressed = False
+    pressed = False
 
     def __enter__(self) -> Interrupt:
-        self.pressed = False
         self._before = signal.signal(signal.SIGINT, self._press)
         return self
 

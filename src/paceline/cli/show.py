@@ -79,7 +79,7 @@ class Screen:
             line = Text("colours: ")
             for source, color in self._colors.items():
                 line.append(f"drafted by {source} and accepted", style=color).append(", ")
-            self.err.print(line.append("uncoloured: the target's own tokens"), soft_wrap=True)
+            self.err.print(line.append("uncoloured: the model's own"), soft_wrap=True)
 
     def _color(self, source: str) -> str:
         return self._colors.setdefault(source, PALETTE[len(self._colors) % len(PALETTE)])

@@ -69,6 +69,7 @@ class Decoder(CachedTarget):
                          of few bits stay as they are; `dtype` is then that of all else.
     expand               cast blocks to `dtype` too. Inputs of products are then not rounded to eight bits.
     weights_fingerprint  that of the weights from which these were quantised; None: that of `weights`.
+    made_of              formats of the blocks from which these were quantised, in words; None: of no blocks.
     inverse_frequencies  [head_dim / 2], instead of those that `config` describes.
     threads              the `Threads` of another target on this machine, with its measurements.
     """
@@ -83,6 +84,7 @@ class Decoder(CachedTarget):
         device: torch.device | str = "cpu",
         eos_token_ids: Sequence[int] = (),
         weights_fingerprint: str | None = None,
+        made_of: str | None = None,
         inverse_frequencies: torch.Tensor | None = None,
         expand: bool = False,
         threads: Threads | None = None,
@@ -91,7 +93,7 @@ class Decoder(CachedTarget):
         self.name, self.dtype, self.device = name, dtype, torch.device(device)
         self.vocab_size, self.hidden_size, self.num_layers = s.vocab_size, s.hidden_size, s.num_layers
         self.max_context, self.eos_token_ids = s.max_context, tuple(eos_token_ids)
-        self.quantised = describe(weights)
+        self.quantised = f"{describe(weights)}, made of {made_of}" if made_of else describe(weights)
         self.weights_fingerprint = weights_fingerprint or fingerprint(
             {key: weights[key] for key in weight_shapes(config)}
         )

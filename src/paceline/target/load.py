@@ -31,13 +31,14 @@ from paceline.target.folder import (
     fingerprint,
     gguf_of,
     is_gguf,
+    is_packaged,
     name_of,
     one_line,
     open_weights,
     quantisation,
     read_config,
 )
-from paceline.target.quantised.blocks import PRECISIONS, describe, quantised, refuse_requantising, split_dtype
+from paceline.target.quantised.blocks import PRECISIONS, in_precision, split_dtype
 from paceline.target.shape import unsupported, weight_shapes
 from paceline.target.tokenizer import SentencePiece, Tokenizer
 
@@ -57,11 +58,13 @@ def load(
 ) -> Target:
     """The model, ready to verify.
 
-    model    a folder, a name on the Hugging Face hub, a GGUF file, or one on the hub (owner/name:FILE.gguf).
+    model    a folder, a name on the Hugging Face hub, a GGUF file, one on the hub (owner/name:FILE.gguf), or "smollm2",
+             the file of an installed package.
     dtype    "float32", "bfloat16", "float16", or "auto": the checkpoint's own, but float32 on processors that would
              only emulate it. "int8" and "int4": matrices in blocks of eight or four bits, all else as with "auto", or
              as in "int8-float32"; on CPUs, with our decoder. A model in blocks keeps them with "auto" ("auto-float32":
-             all else in float32), and has them expanded with a dtype of 16 or 32 bits.
+             all else in float32), and has them expanded with a dtype of 16 or 32 bits. Of a package's model "auto" is
+             the expanded one: it is small, and inputs rounded to eight bits change what it says.
     device   "auto" (a CUDA device if there is one), or a device name of torch.
     native   True: our decoder; False: the transformers implementation; None: ours if it supports the model.
     trust_remote_code  run code from the model's folder.
@@ -74,6 +77,8 @@ def load(
     to, wanted = device_named(device), _dtype(rest)
     if is_gguf(model):
         path = gguf_of(model)
+        if dtype == "auto" and is_packaged(model):
+            precision = None
         made: Target = _load_file(path, wanted, precision, _cpu(path.name, device) if precision else to, native)
     else:
         made = _load_folder(model, wanted, precision, device, to, native, trust_remote_code)
@@ -122,16 +127,15 @@ def _load_folder(
             from paceline.target.quantised import checkpoint
 
             weights, made_from = checkpoint.read(folder, config, tensors)
-            refuse_requantising(name, describe(weights), precision or "")
         else:
-            dense = native_weights(folder, config, tensors)
-            made_from = fingerprint(dense)
-            weights = quantised(dense, precision) if precision in PRECISIONS else {**dense}
+            weights = {**native_weights(folder, config, tensors)}
+            made_from = fingerprint(weights)
+        weights, made_of = in_precision(name, weights, precision)
         made = Decoder(
             config, weights, name=name, dtype=dtype, device=to, eos_token_ids=ends, weights_fingerprint=made_from,
-            expand=precision is None,
+            made_of=made_of, expand=precision is None,
         )  # fmt: skip
-        if made.quantised is not None:
+        if made.quantised is not None and made_of is None:
             from paceline.target.quantised import checkpoint
 
             made.measured = checkpoint.measured(folder)
@@ -225,10 +229,10 @@ def _own_dtype(config: PretrainedConfig, tensors: Mapping[str, Any], device: tor
     own = getattr(config, "dtype", None) or next(
         (t.dtype for t in (f.get_tensor(key) for key, f in tensors.items()) if t.is_floating_point()), torch.float32
     )
-    return torch.float32 if device.type == "cpu" and not _has_units(own) else own
+    return torch.float32 if device.type == "cpu" and not has_units(own) else own
 
 
-def _has_units(dtype: torch.dtype) -> bool:
+def has_units(dtype: torch.dtype) -> bool:
     """Whether this processor has units for `dtype`."""
     if dtype == torch.float32 or not torch.backends.mkldnn.is_available():
         return dtype == torch.float32

@@ -42,6 +42,11 @@ class Kind:
     offset: int
 
     @property
+    def bits(self) -> float:
+        """Bits of a weight, including scales."""
+        return 8 * self.nbytes / self.inputs
+
+    @property
     def has_minimum(self) -> bool:
         """Whether a weight is scale * code and a minimum, instead of scale * (code - offset)."""
         return self.offset == 0
@@ -146,17 +151,22 @@ def split_dtype(dtype: str | torch.dtype) -> tuple[str | None, str | torch.dtype
     return (word, rest or "auto") if word in ("auto", *PRECISIONS) else (None, dtype)
 
 
-def exact_dtype(dtype: str | torch.dtype) -> str:
-    """The same model with everything but its blocks in float32."""
+def exact_dtype(dtype: str | torch.dtype, kinds: str | None) -> str:
+    """The dtype of the same model with everything but its blocks in float32; kinds: `Target.quantised` with `dtype`."""
     precision, _ = split_dtype(dtype)
-    return f"{precision}-float32" if precision else "float32"
+    return f"{precision}-float32" if precision and kinds else "float32"
 
 
-def quantised(weights: Mapping[str, torch.Tensor], word: str) -> Weights:
-    """The weights with matrices in blocks of precision `word`, unless their width is not a multiple of 32."""
+def quantised(weights: Mapping[str, torch.Tensor | Blocks], word: str) -> Weights:
+    """The weights with matrices in blocks of precision `word`, unless their width is not a multiple of 32.
+
+    Blocks of fewer bits are expanded first, and those of at least as many stay."""
     inner, outer = PRECISIONS[word]
     made: Weights = {}
     for name, weight in weights.items():
+        if isinstance(weight, Blocks):
+            made[name] = quantise(weight.dense(), inner) if weight.kind.bits < inner.bits else weight
+            continue
         fits = weight.ndim == 2 and weight.shape[1] % inner.inputs == 0
         made[name] = quantise(weight, outer if name in _OUTER else inner) if fits else weight
     return made
@@ -185,13 +195,24 @@ def tensors_of(weights: Mapping[str, torch.Tensor | Blocks]) -> dict[str, torch.
     return {name: w for name, w in weights.items() if isinstance(w, torch.Tensor)}
 
 
-def refuse_requantising(name: str | Path, kinds: str | None, precision: str) -> None:
-    """ModelError if a model that is in blocks (`kinds`) is to be quantised to `precision`."""
-    if kinds is not None and precision in PRECISIONS:
+def in_precision(
+    name: str | Path, weights: Mapping[str, torch.Tensor | Blocks], word: str | None
+) -> tuple[Weights, str | None]:
+    """A model's weights in precision `word`, "int8" or "int4" (else unchanged), and the formats of the blocks they are
+    made of; None if of no blocks.
+
+    ModelError for blocks, unless they are of fewer than eight bits and int8 is asked for: Q8_0 rounds a weight by at
+    most a 254th of its block's largest, which is little next to what fewer bits have lost."""
+    in_blocks = [weight for weight in weights.values() if isinstance(weight, Blocks)]
+    if word not in PRECISIONS:
+        return {**weights}, None
+    if in_blocks and (word == "int4" or all(w.kind.bits >= Q8_0.bits for w in in_blocks)):
         raise ModelError(
-            f"{name} has its weights in {kinds} already, so {precision} cannot be made of it: leave dtype out to keep "
-            "its blocks (auto-float32: all else in float32), or name float32, bfloat16 or float16 to expand them"
+            f"{name} has its weights in {describe(weights)} already, so {word} cannot be made of it: leave dtype out "
+            "to keep its blocks (auto-float32: all else in float32), or name float32, bfloat16 or float16 to expand "
+            "them"
         )
+    return quantised(weights, word), describe(weights) if in_blocks else None
 
 
 def describe(weights: Mapping[str, torch.Tensor | Blocks]) -> str | None:

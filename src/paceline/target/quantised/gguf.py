@@ -28,17 +28,7 @@ from paceline.errors import ModelError, shortened
 from paceline.target.decoder import Decoder
 from paceline.target.folder import check_config, fingerprint, one_line, refuse_pointer
 from paceline.target.linear import has_bf16_units
-from paceline.target.quantised.blocks import (
-    PRECISIONS,
-    Blocks,
-    Weights,
-    describe,
-    kind_of,
-    multipliable,
-    quantised,
-    refuse_requantising,
-    tensors_of,
-)
+from paceline.target.quantised.blocks import Blocks, Weights, in_precision, kind_of, multipliable
 from paceline.target.shape import unsupported, weight_shapes
 
 VERSIONS = (2, 3)
@@ -242,17 +232,16 @@ def load_gguf(
     """The model in a GGUF file, without tokenizer.
 
     dtype      of all but the blocks; None: bfloat16 if the processor has units for it, else float32.
-    precision  "auto": keep the blocks. None: expand them to `dtype`. "int8" or "int4": quantise 16 or 32 bits.
+    precision  "auto": keep the blocks. None: expand them to `dtype`. "int8" or "int4": quantise 16 or 32 bits, and
+               blocks of fewer than eight bits to "int8".
 
     Raises ModelError, one line, if it cannot be read or used."""
     file = GGUF(path)
     config = config_of(file)
     weights, held = weights_of(file, config), None
     made_from = fingerprint(weights)
-    refuse_requantising(path, describe(weights), precision or "")
-    if precision in PRECISIONS:
-        weights = quantised(tensors_of(weights), precision)
-    elif precision is not None:
+    weights, made_of = in_precision(path, weights, precision)
+    if precision == "auto":
         weights, held = multipliable(weights)
     decoder = Decoder(
         config,
@@ -263,6 +252,7 @@ def load_gguf(
         expand=precision is None,
         eos_token_ids=sorted(end_tokens(file.facts)),
         weights_fingerprint=made_from,
+        made_of=made_of,
         inverse_frequencies=_frequencies(file, config),
     )
     decoder.held = held

