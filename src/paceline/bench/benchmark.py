@@ -41,7 +41,8 @@ from paceline.workbench.runs import RUN, Run, check
 @dataclass(frozen=True)
 class Result:
     """results: a dict for each method and category, see `metrics.summarize`; unavailable: why peers did not take part;
-    notes: what else there is to say; disturbed: see `checks.disturbances`."""
+    notes: what else there is to say; disturbed: see `checks.disturbances`; repeated: see
+    `checks.repeated`."""
 
     out: Path
     complete: bool
@@ -49,6 +50,7 @@ class Result:
     unavailable: dict[str, str]
     notes: list[str]
     disturbed: list[str]
+    repeated: str
 
 
 def bench(benchmark: Benchmark, watch: Watch = Watch()) -> Result:
@@ -273,8 +275,7 @@ def _conclude(
         temperature=benchmark.options.temperature,
         suite=setting.suite,
     )  # fmt: skip
-    notes += [again] if again else []
-    return Result(run.path, complete, figures, unavailable, notes, disturbed)
+    return Result(run.path, complete, figures, unavailable, notes, disturbed, again)
 
 
 def _on_devices(setting: Setting, answers: Sequence[Answer]) -> dict[str, dict[str, list[float]]]:

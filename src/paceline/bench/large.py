@@ -23,13 +23,13 @@ import torch
 from safetensors import SafetensorError
 from safetensors.torch import save_file
 
-from paceline.bench.suites import cache_folder
 from paceline.draft.neural.vocab import FILE as VOCABULARY
 from paceline.errors import ModelError, PacelineError
 from paceline.jsonl import loads
 from paceline.target.folder import INDEX, SMALL_FILES, check_shapes, find, open_weights, read_config
 from paceline.target.load import TOKENIZER_FILES
 from paceline.target.shape import Shape, unsupported, weight_shapes
+from paceline.workbench.environment import cache_folder
 
 RECORD = "enlargement.json"
 """File of an enlarged model's folder that says what was done."""

@@ -12,7 +12,6 @@ from __future__ import annotations
 
 import gzip
 import json
-import os
 import zlib
 from collections.abc import Callable, Sequence
 from contextlib import suppress
@@ -32,6 +31,7 @@ from paceline.bench.metrics import OVERALL
 from paceline.errors import PacelineError, meant
 from paceline.jsonl import numbered, write_whole
 from paceline.workbench.conversations import MT_BENCH, Conversation, is_spec_bench, parse
+from paceline.workbench.environment import cache_folder
 
 T = TypeVar("T")
 
@@ -106,11 +106,6 @@ def fingerprint(questions: Sequence[Question]) -> str:
         [question.id, question.category, question.turns, *filter(None, [question.prediction])] for question in questions
     ]
     return sha256(json.dumps(texts, ensure_ascii=False).encode("utf-8")).hexdigest()[:16]
-
-
-def cache_folder() -> Path:
-    """Where downloads are kept: $XDG_CACHE_HOME/paceline, or ~/.cache/paceline."""
-    return Path(os.environ.get("XDG_CACHE_HOME") or Path.home() / ".cache") / "paceline"
 
 
 # Where the lines are ---------------------------------------------------------------------------------------------

@@ -25,9 +25,8 @@ class NotInstalled(PacelineError):
 
 @dataclass(frozen=True)
 class Ask:
-    """How to answer. seeds: one for each prompt, for sampling; ends: token ids that end an answer; predictions: for each
-    prompt token ids that its answer should resemble, which only drafters of ours read; the others as in
-    `SamplingParams`."""
+    """How to answer. seeds: one for each prompt, for sampling; ends: token ids that end an answer; predictions: token
+    ids that each answer should resemble, which only drafters of ours read; the others as in `SamplingParams`."""
 
     max_tokens: int
     temperature: float = 0.0
