@@ -131,7 +131,8 @@ def command(plan: Plan, asked: argparse.Namespace) -> list[str]:
     if any("{corpus}" in method for method in methods):
         methods = methods if asked.corpus else tuple(method for method in methods if "{corpus}" not in method)
     names = {"model": model, "corpus": _corpus(asked, option, model) if asked.corpus else ""}
-    words = [sys.executable, "-m", "paceline", "bench", model, "--dtype", dtype, "-n", "128", "--warm-up", "1"]
+    words = [sys.executable, "-m", "paceline", "bench", model, "--dtype", dtype, "-n", str(asked.max_tokens)]
+    words += ["--warm-up", "1"]
     words += ["--suite", getattr(asked, plan.suite.replace("-", "_")), "--out", str(asked.out / plan.name)]
     words += ["--limit", str(min(plan.questions, asked.limit or plan.questions)), "-t", str(plan.temperature)]
     words += [word for method in methods for word in ("-d", method.format(**names))]
@@ -274,6 +275,7 @@ def main(words: Sequence[str] | None = None) -> int:
     running.add_argument("runs", nargs="*", metavar="RUN", help="names of the plan; none: all")
     running.add_argument("--minutes", type=float, default=24.0)
     running.add_argument("--limit", type=int, help="questions of each run, to try it out")
+    running.add_argument("--max-tokens", type=int, default=128)
     running.add_argument("--qwen", default="qwen2.5-coder-1.5b-instruct-Q4_K_M.gguf")
     running.add_argument("--smollm2", default="smollm2")
     running.add_argument("--spec-bench", default="spec-bench")
