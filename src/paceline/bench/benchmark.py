@@ -41,8 +41,7 @@ from paceline.workbench.runs import RUN, Run, check
 @dataclass(frozen=True)
 class Result:
     """results: a dict for each method and category, see `metrics.summarize`; unavailable: why peers did not take part;
-    notes: what else there is to say; disturbed: see `checks.disturbances`; repeated: see
-    `checks.repeated`."""
+    notes: what else there is to say; disturbed, repeated: see the functions of these names in `checks`."""
 
     out: Path
     complete: bool
@@ -116,7 +115,7 @@ def _peer(spec: str, setting: Setting) -> Contestant:
         threads=torch.get_num_threads(),
         python=setting.benchmark.peer_python,
         batch=setting.benchmark.options.batch,
-        max_context=setting.target.max_context,
+        max_context=setting.peer_context,
         decode=setting.tokenizer.decode,
         device=str(setting.target.device),
     )

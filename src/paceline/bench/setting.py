@@ -24,6 +24,8 @@ from paceline.target.tokenizer import Tokenizer
 from paceline.workbench.environment import environment
 from paceline.workbench.transcript import Transcriber
 
+SPARE = 256
+
 
 @dataclass(frozen=True)
 class Watch:
@@ -59,6 +61,17 @@ class Setting:
     @property
     def num_questions(self) -> int:
         return sum(len(group.questions) for group in self.groups)
+
+    @property
+    def peer_context(self) -> int:
+        """Tokens of the longest conversation, and SPARE, since an answer may have more tokens when it is encoded again.
+        Some engines set memory aside for their whole context; a model's own may be gigabytes."""
+        lengths = [
+            len(self.prompt(question, [""] * (turns - 1))) + turns * self.benchmark.options.max_tokens
+            for group in self.groups
+            for question, turns in zip(group.questions, group.turns, strict=True)
+        ]
+        return min(self.target.max_context, max(lengths) + SPARE)
 
     def question(self, id: str) -> Question:
         """The question of that id."""
