@@ -30,7 +30,7 @@ from paceline.target.shape import Shape
 
 PROMPTS = ["the cat and the dog", "there was", "hello: the little mat sat on the dog"]
 PARAMS = SamplingParams(max_tokens=16, ignore_eos=True)
-SIZE = 3_000_000
+SIZE = 6_000_000
 
 
 def opened(folder: Path) -> Target:

@@ -18,9 +18,9 @@ from transformers import PretrainedConfig
 from paceline.errors import PacelineError
 from paceline.jsonl import loads
 from paceline.target.load import read_config
-from paceline.workbench.contestant import Ask, Contestant, NotInstalled, Reply, cut
+from paceline.workbench.contestant import Ask, Reply, cut
 from paceline.workbench.peers.setup import Setup, cut_rounds, folder_of, model_bytes
-from paceline.workbench.peers.worker import Worker, environment
+from paceline.workbench.peers.worker import InWorker, environment
 
 WORKER = Path(__file__).with_name("vllm_worker.py")
 START_SECONDS = 1800.0
@@ -60,50 +60,35 @@ class HeadConfig(PlainConfig):
     k: int = field(default=3, metadata={"help": "num_speculative_tokens: tokens drafted a round"})
 
 
-class Plain(Contestant):
+class Plain(InWorker):
     """One token a forward."""
 
     Config: type = PlainConfig
+    engine, how = "vLLM", HOW
     guarded = True
     """Refuse to sample where vLLM is known to do it wrongly."""
     learns = False
     """Whether its drafter keeps what it has seen beyond a request."""
 
     def __init__(self, name: str, setup: Setup, config: Any):
-        super().__init__(name, max_batch=setup.batch, in_process=False)
-        self.setup, self.config = setup, config
-        self.worker: Worker | None = None
+        super().__init__(name, setup, config, setup.batch)
 
     def open(self) -> None:
-        python = self.setup.python
-        if python is None:
-            raise NotInstalled(f"{self.name}: vLLM wants an environment of its own: {HOW}")
-        folder = self.setup.folder
+        folder, drafting = self.setup.folder, self.speculative()
         self.target_bytes = model_bytes(str(folder), self.setup.torch_dtype)
-        self.worker = Worker([python, str(WORKER)], self.environment(), self.name, HOW)
-        drafting = self.speculative()
-        reply = self.worker.ask(
-            {
-                "model": str(folder),
-                "dtype": self.setup.dtype,
-                "max_context": self.setup.max_context,
-                "batch": self.setup.batch,
-                "kv_bytes": self._kv_bytes(),
-                "speculative": drafting,
-                "eager": self.config.eager,
-                "additional": self.additional(),
-            },
-            START_SECONDS,
-        )
-        if "missing" in reply:
-            raise NotInstalled(f"{self.name}: {python} cannot run it ({reply['missing']}): {HOW}")
-        self.settings = {
-            **reply["ready"],
+        asked = {
+            "model": str(folder),
             "dtype": self.setup.dtype,
-            "prefix_caching": False,
-            "speculative_config": drafting,
-            **asdict(self.config),
+            "max_context": self.setup.max_context,
+            "batch": self.setup.batch,
+            "kv_bytes": self._kv_bytes(),
+            "speculative": drafting,
+            "eager": self.config.eager,
+            "additional": self.additional(),
         }
+        self.start(WORKER, self.environment(), asked, START_SECONDS)
+        self.settings |= {"dtype": self.setup.dtype, "prefix_caching": False, "speculative_config": drafting}
+        self.settings |= asdict(self.config)
 
     def speculative(self) -> dict[str, Any] | None:
         """vLLM's speculative_config."""
@@ -123,27 +108,16 @@ class Plain(Contestant):
 
     def forget(self) -> None:
         if self.learns and self.worker is not None:
-            self.worker.ask({"forget": True})
-
-    def wake(self, seconds: float) -> None:
-        if self.worker is not None:
-            self.worker.ask({"wake": seconds})
-
-    def close(self) -> None:
-        if self.worker is not None:
-            self.worker.stop()
-            self.worker = None
+            self.ask({"forget": True})
 
     def answer(self, prompts: Sequence[Sequence[int]], ask: Ask) -> list[Reply]:
-        if self.worker is None:
-            raise PacelineError(f"{self.name} is not running")
         limits = [self.setup.max_new(prompt, ask) for prompt in prompts]
         if ask.temperature > 0 and self.guarded and self.speculative() is not None and not self._samples_right():
             raise PacelineError(
                 f"{self.name} cannot sample here: on a CPU without triton-cpu, vLLM's verification reads memory that "
                 "nobody wrote (vllm-project/vllm issue 55005); use temperature 0 or a GPU"
             )
-        reply = self.worker.ask(
+        reply = self.ask(
             {
                 "prompts": [list(map(int, prompt)) for prompt in prompts],
                 "limits": limits,

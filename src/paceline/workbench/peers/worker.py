@@ -20,7 +20,7 @@ from pathlib import Path
 from typing import Any
 
 from paceline.errors import PacelineError
-from paceline.workbench.contestant import NotInstalled
+from paceline.workbench.contestant import Contestant, NotInstalled
 from paceline.workbench.peers.setup import Setup
 
 THREADS = ("OMP_NUM_THREADS", "NUMBA_NUM_THREADS")
@@ -128,3 +128,39 @@ class Worker:
         """The last line of its standard error."""
         lines = Path(self.log.name).read_text("utf-8", errors="replace").strip().splitlines()
         return f"its last words: {lines[-1].strip()[:300]}" if lines else "it left no message"
+
+
+class InWorker(Contestant):
+    """A contestant in a process of its own. engine: its name; how: what to install, and what to say then."""
+
+    engine = how = ""
+
+    def __init__(self, name: str, setup: Setup, config: Any, max_batch: int):
+        super().__init__(name, max_batch=max_batch, in_process=False)
+        self.setup, self.config = setup, config
+        self.worker: Worker | None = None
+
+    def start(self, script: Path, environment: Mapping[str, str], asked: Mapping[str, Any], limit: float) -> None:
+        """Run a script with --peer-python; what it says of itself becomes the settings."""
+        python = self.setup.python
+        if python is None:
+            raise NotInstalled(f"{self.name}: {self.engine} wants an environment of its own: {self.how}")
+        self.worker = Worker([python, str(script)], environment, self.name, self.how)
+        reply = self.worker.ask(asked, limit)
+        if "missing" in reply:
+            raise NotInstalled(f"{self.name}: {python} cannot run it ({reply['missing']}): {self.how}")
+        self.settings = dict(reply["ready"])
+
+    def ask(self, message: Mapping[str, Any], limit: float | None = None) -> dict[str, Any]:
+        if self.worker is None:
+            raise PacelineError(f"{self.name} is not running")
+        return self.worker.ask(message, limit)
+
+    def wake(self, seconds: float) -> None:
+        if self.worker is not None:
+            self.worker.ask({"wake": seconds})
+
+    def close(self) -> None:
+        if self.worker is not None:
+            self.worker.stop()
+            self.worker = None

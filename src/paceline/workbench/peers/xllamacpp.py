@@ -14,14 +14,14 @@ from dataclasses import asdict, dataclass, field
 from pathlib import Path
 from typing import Literal
 
-from paceline.errors import ModelError, PacelineError
-from paceline.workbench.contestant import Ask, Contestant, NotInstalled, Reply, cut
+from paceline.errors import PacelineError
+from paceline.target.folder import gguf_of
+from paceline.workbench.contestant import Ask, Reply, cut
 from paceline.workbench.peers.setup import Setup, cut_rounds
-from paceline.workbench.peers.worker import Worker, environment
+from paceline.workbench.peers.worker import InWorker, environment
 
 WORKER = Path(__file__).with_name("xllamacpp_worker.py")
 START_SECONDS = 600.0
-HOW = "python -m venv ENV && ENV/bin/pip install xllamacpp, then --peer-python xllamacpp=ENV/bin/python"
 
 
 @dataclass(frozen=True)
@@ -32,52 +32,34 @@ class ServerConfig:
     )
 
 
-class Server(Contestant):
+class Server(InWorker):
     """One slot, prompts computed whole."""
 
     Config = ServerConfig
+    engine = "xllamacpp"
+    how = "python -m venv ENV && ENV/bin/pip install xllamacpp, then --peer-python xllamacpp=ENV/bin/python"
 
     def __init__(self, name: str, setup: Setup, config: ServerConfig):
-        super().__init__(name, max_batch=1, in_process=False)
-        self.setup, self.config = setup, config
-        self.worker: Worker | None = None
+        super().__init__(name, setup, config, max_batch=1)
 
     def open(self) -> None:
-        python, file = self.setup.python, Path(self.config.checkpoint).expanduser()
-        if python is None:
-            raise NotInstalled(f"{self.name}: xllamacpp wants an environment of its own: {HOW}")
-        if not file.is_file():
-            raise ModelError(f"{self.name}: there is no file {file}; name the model in GGUF format")
-        self.worker = Worker([python, str(WORKER)], environment(self.setup), self.name, HOW)
-        config = {"model": str(file.resolve()), "max_context": self.setup.max_context, "threads": self.setup.threads}
-        reply = self.worker.ask(config | {"spec": self.config.spec}, START_SECONDS)
-        if "missing" in reply:
-            raise NotInstalled(f"{self.name}: {python} cannot run it ({reply['missing']}): {HOW}")
+        file = gguf_of(self.config.checkpoint).resolve()
         self.target_bytes = file.stat().st_size
-        self.settings = {**reply["ready"], "device": "cpu", "asked": "over HTTP on this machine", **asdict(self.config)}
+        asked = {"model": str(file), "max_context": self.setup.max_context, "threads": self.setup.threads}
+        self.start(WORKER, environment(self.setup), asked | {"spec": self.config.spec}, START_SECONDS)
+        self.settings |= {"device": "cpu", "asked": "over HTTP on this machine", **asdict(self.config)}
 
     def forget(self) -> None:
         """Some of its drafters keep what was said before, so it starts anew."""
         if self.worker is not None and self.config.spec != "none":
-            self.worker.ask({"forget": True}, START_SECONDS)
-
-    def wake(self, seconds: float) -> None:
-        if self.worker is not None:
-            self.worker.ask({"wake": seconds})
-
-    def close(self) -> None:
-        if self.worker is not None:
-            self.worker.stop()
-            self.worker = None
+            self.ask({"forget": True}, START_SECONDS)
 
     def answer(self, prompts: Sequence[Sequence[int]], ask: Ask) -> list[Reply]:
-        if self.worker is None:
-            raise PacelineError(f"{self.name} is not running")
         if len(prompts) > 1:
             raise PacelineError(f"{self.name} answers 1 at a time, not {len(prompts)}.")
         (prompt,) = prompts
         limit = self.setup.max_new(prompt, ask)
-        row = self.worker.ask(
+        row = self.ask(
             {
                 "prompt": list(map(int, prompt)),
                 "limit": limit,
