@@ -2,9 +2,9 @@
 
     python benchmarks/results.py plan
     python benchmarks/results.py run build/results --minutes 24 --qwen FILE.gguf --smollm2 FILE.gguf --corpus TEXT ...
-    python benchmarks/results.py collect build/results     # the figures of all runs into docs/results/runs.json
-    python benchmarks/results.py table                     # docs/results/README.md: the speed-ups of every target
-    python benchmarks/results.py full                      # docs/results/runs.md: every figure of every run
+    python benchmarks/results.py collect build/results     # figures into docs/results/runs.json, tables into its pages
+    python benchmarks/results.py table                     # those of README.md: the speed-ups of every target
+    python benchmarks/results.py full                      # runs.md: every figure of every run
 
 `run` goes through the runs, the most important first, each in a folder of its own. After --minutes it stops, and the
 same command goes on. Naming runs takes those alone, --limit so many questions of each. A run whose peers are not
@@ -29,6 +29,8 @@ from typing import Any
 from paceline.bench.report import machine, read_run, setting
 
 RECORD = Path(__file__).parent.parent / "docs" / "results" / "runs.json"
+BEGIN, END = "<!-- python benchmarks/results.py table -->\n", "<!-- end -->"
+"""Around the table of README.md."""
 FIGURES = (
     "answers", "speedup", "speedup_low", "speedup_high", "speedup_decode", "mean_accepted_tokens", "tokens_per_second",
     "tokens_per_second_decode", "identical", "looping", "speedup_without_loops", "repeated", "failed",
@@ -70,24 +72,24 @@ class Plan:
 
 
 PLANS = (
-    Plan("qwen-q4", "spec-bench", 60, COPYING, (*LLAMA, *XLLAMA[:3]), minutes=110),
-    Plan("qwen-q4", "code-edits", 20, (*COPYING, "prediction"), (*LLAMA, *XLLAMA[:3]), minutes=50),
-    Plan("smollm2", "spec-bench", 120, (*COPYING, *OTHERS), HOSTS, minutes=90),
-    Plan("qwen-q4", "humaneval", 40, COPYING, (*LLAMA, *XLLAMA[:3]), minutes=60),
+    Plan("qwen-q4", "spec-bench", 60, COPYING, (*LLAMA, *XLLAMA[:3]), minutes=130),
+    Plan("qwen-q4", "code-edits", 20, (*COPYING, "prediction"), (*LLAMA, *XLLAMA[:3]), minutes=45),
+    Plan("smollm2", "spec-bench", 120, (*COPYING, *OTHERS), HOSTS, minutes=105),
+    Plan("qwen-q4", "humaneval", 40, COPYING, (*LLAMA, *XLLAMA[:3]), minutes=70),
     Plan("smollm2", "code-edits", 20, (*COPYING, *OTHERS, "prediction"), HOSTS, minutes=20),
-    Plan("smollm2", "humaneval", 40, (*COPYING, *OTHERS), HOSTS, minutes=30),
-    Plan("qwen-q4", "spec-bench", 60, SAMPLED, LLAMA[:1] + XLLAMA[:2], 0.7, minutes=80),
-    Plan("smollm2", "spec-bench", 120, SAMPLED, (*HOSTS[:2], "vllm"), 0.7, minutes=45),
-    Plan("qwen-bf16", "spec-bench", 60, COPYING, HOSTS, minutes=180),
-    Plan("qwen-q4", "spec-bench", 30, OTHERS, XLLAMA, part="more", minutes=80),
-    Plan("qwen-q4", "code-edits", 20, (*SAMPLED, "prediction"), LLAMA[:1] + XLLAMA[:2], 0.7, minutes=40),
-    Plan("qwen-q4", "code-edits", 20, OTHERS, XLLAMA, part="more", minutes=60),
+    Plan("smollm2", "humaneval", 40, (*COPYING, *OTHERS), HOSTS, minutes=35),
+    Plan("qwen-q4", "spec-bench", 60, SAMPLED, LLAMA[:1] + XLLAMA[:2], 0.7, minutes=90),
+    Plan("smollm2", "spec-bench", 120, SAMPLED, (*HOSTS[:2], "vllm"), 0.7, minutes=55),
+    Plan("qwen-bf16", "spec-bench", 60, COPYING, HOSTS, minutes=210),
+    Plan("qwen-q4", "spec-bench", 30, OTHERS, XLLAMA, part="more", minutes=85),
+    Plan("qwen-q4", "code-edits", 20, (*SAMPLED, "prediction"), LLAMA[:1] + XLLAMA[:2], 0.7, minutes=35),
+    Plan("qwen-q4", "code-edits", 20, OTHERS, XLLAMA, part="more", minutes=50),
     Plan("qwen-q4", "humaneval", 40, SAMPLED, LLAMA[:1] + XLLAMA[:2], 0.7, minutes=50),
     Plan("smollm2", "code-edits", 20, (*SAMPLED, "prediction"), (*HOSTS[:2], "vllm"), 0.7, minutes=10),
-    Plan("smollm2", "humaneval", 40, SAMPLED, (*HOSTS[:2], "vllm"), 0.7, minutes=15),
-    Plan("qwen-bf16", "code-edits", 20, (*COPYING, "prediction"), HOSTS, minutes=90),
-    Plan("qwen-bf16", "humaneval", 40, COPYING, HOSTS, minutes=120),
-    Plan("qwen-bf16", "spec-bench", 60, SAMPLED, (*HOSTS[:2], "vllm"), 0.7, minutes=150),
+    Plan("smollm2", "humaneval", 40, SAMPLED, (*HOSTS[:2], "vllm"), 0.7, minutes=20),
+    Plan("qwen-bf16", "code-edits", 20, (*COPYING, "prediction"), HOSTS, minutes=75),
+    Plan("qwen-bf16", "humaneval", 40, COPYING, HOSTS, minutes=125),
+    Plan("qwen-bf16", "spec-bench", 60, SAMPLED, (*HOSTS[:2], "vllm"), 0.7, minutes=170),
 )
 
 
@@ -153,7 +155,7 @@ def _corpus(asked: argparse.Namespace, option: str, model: str) -> Path:
 
 
 def collect(out: Path) -> None:
-    """Write the record: of every run in `out` that has figures what the tables show."""
+    """Write the record, of every run in `out` that has figures what the tables show; and the tables into the pages."""
     record = {}
     for plan in PLANS:
         if not (out / plan.name / "summary.json").exists():
@@ -171,6 +173,10 @@ def collect(out: Path) -> None:
             "methods": {label(m.name): _facts(m, found.tasks) for m in found.methods},
         }
     RECORD.write_text(json.dumps(record, indent=1) + "\n", "utf-8")
+    page, every = RECORD.with_name("README.md"), RECORD.with_name("runs.md")
+    before, after = page.read_text("utf-8").split(BEGIN)[0], page.read_text("utf-8").split(END)[1]
+    page.write_text("".join([before, BEGIN, *(f"{line}\n" for line in speedups(record)), END, after]), "utf-8")
+    every.write_text("\n".join(full(record)) + "\n", "utf-8")
     print(f"{RECORD} holds {len(record)} of {len(PLANS)} runs")
 
 

@@ -9,9 +9,9 @@ from pathlib import Path
 from typing import Any
 
 import pytest
-from tests.bench.runs import make_run
-
 from benchmarks import results
+
+from tests.bench.runs import make_run
 from tests.paths import REPOSITORY
 
 RESULTS = REPOSITORY / "docs" / "results"
@@ -29,10 +29,8 @@ def printed(capsys: pytest.CaptureFixture[str]) -> Any:
 
 
 def test_the_pages_are_what_the_command_prints(printed: Any) -> None:
-    table = printed("table").strip()
-    between = f"\n{table}\n\n" if table else "\n"
     page = (RESULTS / "README.md").read_text("utf-8")
-    assert f"<!-- python benchmarks/results.py table -->{between}<!-- end -->" in page
+    assert page.split(results.BEGIN)[1].split(results.END)[0] == printed("table").lstrip("\n")
     assert (RESULTS / "runs.md").read_text("utf-8") == printed("full")
 
 
@@ -41,7 +39,10 @@ def test_runs_become_a_record_and_tables(tmp_path: Path, printed: Any, monkeypat
     methods = {"none": 1.0, "sam": 1.25, "rest:/a/corpus-qwen": 0.9, "peer:llama-cpp:/models/q.gguf": 0.75}
     for name in ("qwen-q4-spec-bench", "qwen-q4-spec-bench-more", "qwen-q4-code-edits", "smollm2-spec-bench-sampled"):
         make_run(tmp_path / name, methods, not_installed={"peer:xllamacpp:/models/q.gguf,spec=ngram-mod": "not there"})
+    (tmp_path / "README.md").write_text(f"before {results.BEGIN}old\n{results.END} after")
     assert "holds 4 of 18 runs" in printed("collect", str(tmp_path))
+    assert (tmp_path / "README.md").read_text() == f"before {results.BEGIN}{printed('table')}{results.END} after"
+    assert (tmp_path / "runs.md").read_text() == printed("full")
     lines = printed("table").splitlines()
     assert lines[0] == "| Qwen2.5-Coder-1.5B, Q4_K_M | Spec-Bench | Code edits |"
     assert lines[2] == "| `sam` | 1.25 (1.20 to 1.31), 1.50 a round | 1.25 (1.20 to 1.31), 1.50 a round |"
