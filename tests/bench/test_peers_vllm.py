@@ -271,7 +271,8 @@ def test_the_worker_is_stopped_between_answers(noisy: dict[str, str]) -> None:
 @pytest.mark.slow
 def test_a_stopped_worker_dies_with_whoever_asks(noisy: dict[str, str]) -> None:
     program = (
-        "import os, sys\nfrom paceline.workbench.peers import vllm\nfrom paceline.workbench.peers.worker import Worker\n"
+        "import os, sys\nfrom paceline.workbench.peers import vllm\n"
+        "from paceline.workbench.peers.worker import Worker\n"
         f"worker = Worker([sys.executable, str(vllm.WORKER)], {{**os.environ, 'PYTHONPATH': "
         f"{noisy['PYTHONPATH']!r}}}, 'peer:vllm', vllm.HOW)\n"
         f"worker.ask({ {**CONFIG, 'speculative': None}!r}, 60)\nprint(worker.process.pid, flush=True)\n"

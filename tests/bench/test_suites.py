@@ -20,7 +20,6 @@ import pytest
 from paceline.bench import suites
 from paceline.bench.suites import Question, fingerprint, read_suite
 from paceline.errors import PacelineError
-from paceline.jsonl import write_whole
 from paceline.workbench.conversations import SPEC_BENCH
 from paceline.workbench.environment import cache_folder
 
@@ -307,17 +306,6 @@ def test_offline_is_one_line(cache: Path, monkeypatch: pytest.MonkeyPatch) -> No
 def test_the_cache_has_a_home_without_the_variable(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setenv("XDG_CACHE_HOME", "")
     assert cache_folder() == Path.home() / ".cache" / "paceline"
-
-
-def test_files_are_written_whole_or_not_at_all(tmp_path: Path) -> None:
-    write_whole(tmp_path / "a" / "b", b"old")
-    assert (tmp_path / "a" / "b").read_bytes() == b"old"
-    with pytest.raises(PacelineError, match="cannot be written: "):
-        write_whole(tmp_path / "a" / "b" / "c", b"new")
-    (tmp_path / "folder").mkdir()
-    with pytest.raises(PacelineError, match="folder cannot be written: "):
-        write_whole(tmp_path / "folder", b"new")
-    assert sorted(path.name for path in tmp_path.rglob("*")) == ["a", "b", "folder"]
 
 
 def test_spec_bench_itself(shared: Path) -> None:
