@@ -32,14 +32,18 @@ class Kinds:
 
     def __init__(self) -> None:
         self._seconds: dict[int, list[float]] = {}
+        self._medians: dict[int, float | None] = {}
 
     def add(self, tokens: int, seconds: float) -> None:
         self._seconds.setdefault(tokens, []).append(seconds)
+        self._medians.clear()
 
     def expected(self, tokens: int) -> float | None:
         """The median of rounds with about as many tokens; None where too few were seen."""
-        alike = [s for n, some in self._seconds.items() if tokens / ALIKE <= n <= tokens * ALIKE for s in some]
-        return float(np.median(alike)) if len(alike) >= SEEN else None
+        if tokens not in self._medians:
+            alike = [s for n, some in self._seconds.items() if tokens / ALIKE <= n <= tokens * ALIKE for s in some]
+            self._medians[tokens] = float(np.median(alike)) if len(alike) >= SEEN else None
+        return self._medians[tokens]
 
 
 class Pace:
@@ -55,8 +59,8 @@ class Pace:
         for turn in answer.turns if answer.failed is None else ():
             if rounds := _rounds(turn):
                 self._prompts.add(turn.prompt_tokens, rounds[0][1] / max(turn.prompt_tokens, 1))
-                for nodes, seconds in rounds[1:]:
-                    self._rounds.add(nodes, seconds)
+                for tokens, seconds in rounds[1:]:
+                    self._rounds.add(tokens, seconds)
 
     def is_late(self, answer: Answer) -> bool:
         expected = self._expected(answer)
@@ -66,22 +70,21 @@ class Pace:
         return sum(turn.seconds - self._lost(turn) for turn in answer.turns)
 
     def _lost(self, turn: Reply) -> float:
-        """Seconds more than expected."""
-        lost, rounds, cached = 0.0, _rounds(turn), dict[int, float | None]()
-        for i, (nodes, seconds) in enumerate(rounds):
-            if i == 0:
-                each = self._prompts.expected(turn.prompt_tokens)
-                expected = None if each is None else each * turn.prompt_tokens
+        """Seconds more than expected, over the rounds of which something is known."""
+        lost = 0.0
+        for i, (tokens, seconds) in enumerate(_rounds(turn)):
+            if i > 0:
+                expected = self._rounds.expected(tokens)
+            elif each := self._prompts.expected(turn.prompt_tokens):
+                expected = each * turn.prompt_tokens
             else:
-                if nodes not in cached:
-                    cached[nodes] = self._rounds.expected(nodes)
-                expected = cached[nodes]
+                expected = None
             lost += seconds - expected if expected is not None else 0.0
         return lost
 
 
 def _rounds(turn: Reply) -> list[tuple[int, float]]:
-    """(verified nodes, seconds) of every round of a turn, the prompt's first; none where the engine does not tell."""
+    """(tokens of the forward, seconds) of each round, the prompt's first; none if the engine does not tell."""
     if not turn.times or turn.nodes is None or len(turn.nodes) != len(turn.times):
         return []
     seconds = np.diff(turn.times, prepend=0.0).tolist()

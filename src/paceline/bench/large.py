@@ -146,26 +146,21 @@ def num_parameters(s: Shape) -> int:
 def choose_shape(small: Shape, params: int, name: str) -> Shape:
     """The shape of about `params` parameters that is nearest to ordinary proportions."""
     now = num_parameters(small)
-    shapes = _shapes(small, params) if params > now else []
-    if shapes:
-        return min(shapes, key=lambda s: (_oddness(s), abs(num_parameters(s) - params)))
+    near = {shape: num_parameters(shape) for shape in _near(small, params)}
+    shapes = [s for s, size in near.items() if size > now and abs(size - params) <= TOLERANCE * params]
+    if shapes and params > now:
+        return min(shapes, key=lambda s: (_oddness(s), abs(near[s] - params)))
     smallest = min(num_parameters(s) for s in _neighbours(small))
     if params <= now:
         raise ModelError(
             f"{name} has {now:,} parameters already, so it cannot be enlarged to {params:,}; "
             f"the smallest enlargement has {smallest:,}"
         )
-    near = sorted({num_parameters(s) for s in _near(small, params)}, key=lambda size: abs(size - params))[:2]
+    sizes = sorted(sorted(set(near.values()), key=lambda size: abs(size - params))[:2])
     raise ModelError(
         f"{name} cannot be enlarged to within {TOLERANCE:.0%} of {params:,} parameters; "
-        f"the nearest sizes are {' and '.join(f'{size:,}' for size in sorted(near))}"
+        f"the nearest sizes are {' and '.join(f'{size:,}' for size in sizes)}"
     )
-
-
-def _shapes(small: Shape, params: int) -> list[Shape]:
-    """Every larger shape within the tolerance whose MLP brings it nearest to `params`."""
-    near = [s for s in _near(small, params) if abs(num_parameters(s) - params) <= TOLERANCE * params]
-    return [s for s in near if num_parameters(s) > num_parameters(small)]
 
 
 def _near(small: Shape, params: int) -> Iterator[Shape]:
