@@ -119,10 +119,12 @@ def _interruptible(words: Sequence[str], until: float) -> int:
     with subprocess.Popen(words) as process:
         try:
             return process.wait(max(until - time.monotonic(), 1.0))
-        except (subprocess.TimeoutExpired, KeyboardInterrupt):
+        except subprocess.TimeoutExpired:
             process.send_signal(signal.SIGINT)
-            process.wait()
-            return 130
+        except KeyboardInterrupt:
+            pass  # the terminal sent it to both
+        process.wait()
+        return 130
 
 
 def command(plan: Plan, asked: argparse.Namespace) -> list[str]:
