@@ -18,11 +18,11 @@ from paceline.bench.record import Answer, good
 from paceline.workbench.contestant import Reply
 
 LATE = 1.5
-"""Times the expected seconds from which an answer is late; a longer context, which is not thought of, costs less."""
+"""An answer is late from so many times the expected seconds. A longer context, which is ignored, costs less."""
 LEAST = 0.05
-"""Seconds that a late answer has lost at least."""
+"""Seconds that a late answer takes too long at least."""
 SEEN = 5
-"""Fewest rounds of a kind that say what is to be expected."""
+"""Fewest rounds of a kind that give an expectation."""
 ALIKE = sqrt(2)
 """Rounds are of a kind if one has at most so many times the tokens of the other."""
 
@@ -47,8 +47,8 @@ class Kinds:
 
 
 class Pace:
-    """What one method's rounds took so far, of questions answered one at a time: a batch's rounds take as long as all
-    rows together."""
+    """What one method's rounds took so far. Only for questions answered one at a time: a round of a batch takes as
+    long as all of its rows."""
 
     def __init__(self, answers: Iterable[Answer] = ()):
         self._prompts, self._rounds = Kinds(), Kinds()
