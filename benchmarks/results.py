@@ -281,7 +281,7 @@ def main(words: Sequence[str] | None = None) -> int:
     commands = parser.add_subparsers(dest="command", required=True)
     running = commands.add_parser("run")
     running.add_argument("out", type=Path)
-    running.add_argument("runs", nargs="*", metavar="RUN", help="names of the plan; none: all")
+    running.add_argument("runs", nargs="*", metavar="RUN", help="names of the plan, right after OUT; none: all")
     running.add_argument("--minutes", type=float, default=24.0)
     running.add_argument("--limit", type=int, help="questions of each run, to try it out")
     running.add_argument("--max-tokens", type=int, default=128)
