@@ -25,9 +25,11 @@ class Peer(Contestant):
 
     asked: list[tuple[str, int]] = []
     opened: list[str] = []
+    contexts: set[int] = set()
 
     def __init__(self, spec: str, *folder: str, **settings: Any):
         super().__init__(spec)
+        Peer.contexts.add(settings["max_context"])
 
     def open(self) -> None:
         Peer.opened.append(self.name)
@@ -46,7 +48,7 @@ class Peer(Contestant):
 @pytest.fixture(autouse=True)
 def _peers(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(benchmarks, "create_peer", Peer)
-    Peer.asked, Peer.opened = [], []
+    Peer.asked, Peer.opened, Peer.contexts = [], [], set()
 
 
 @pytest.fixture(scope="module")
@@ -77,6 +79,8 @@ def test_engines_are_put_away_before_answers_are_judged(
     outcome = bench(plan(model, tmp_path))
     assert outcome.complete
     assert found == [[]]
+    (context,) = Peer.contexts
+    assert 256 + 8 < context < 300, "of the longest conversation, not the model's 512"
 
 
 def test_judging_says_how_far_it_is_can_be_stopped_and_goes_on(model: str, tmp_path: Path) -> None:

@@ -59,7 +59,9 @@ def test_a_flip_that_bfloat16_really_makes_is_a_tie(pair: tuple[Target, Target],
         if rough != exact:
             flips += 1
             assert judge.verdict(prefix, exact, rough).verdict == "tie"
-    assert flips > 0
+        if flips == 3:
+            return
+    pytest.fail("bfloat16 flipped no near-tie, so nothing was tested")
 
 
 def test_in_float32_next_to_nothing_is_a_tie(pair: tuple[Target, Target]) -> None:

@@ -29,8 +29,8 @@ from paceline.target.load import load, load_tokenizer, read_config
 from paceline.target.shape import Shape
 
 PROMPTS = ["the cat and the dog", "there was", "hello: the little mat sat on the dog"]
-PARAMS = SamplingParams(max_tokens=24, ignore_eos=True)
-SIZE = 12_000_000
+PARAMS = SamplingParams(max_tokens=16, ignore_eos=True)
+SIZE = 6_000_000
 
 
 def opened(folder: Path) -> Target:

@@ -8,7 +8,7 @@ from time import perf_counter
 from typing import Any
 
 import pytest
-from tests import models
+from tests import gguf_files, models
 from tests.bench.peers import NEW, PROMPTS, answers, check, opened, peer
 
 from paceline.errors import MethodError, ModelError, PacelineError, PromptError
@@ -191,3 +191,18 @@ def test_transformers_is_woken(spec: str, tiny: Path) -> None:
         hook.remove()
         [after] = one.answer(PROMPTS[:1], Ask(max_tokens=NEW))
     assert after.tokens == before.tokens
+
+
+def test_a_gguf_file_is_run_with_the_weights_that_our_engine_expands(tmp_path: Path, monkeypatch: Any) -> None:
+    """From a folder that is made once."""
+    monkeypatch.setenv("XDG_CACHE_HOME", str(tmp_path / "cache"))
+    file = tmp_path / "model.gguf"
+    gguf_files.write(models.make("llama2", tmp_path / "folder", num_hidden_layers=2), file, "Q8_0")
+    expected = answers(file)
+    written = set()
+    for _ in range(2):
+        with opened("transformers", file) as one:
+            assert [one.answer([prompt], Ask(max_tokens=NEW))[0].tokens for prompt in PROMPTS] == expected
+        (made,) = (tmp_path / "cache" / "paceline" / "expanded").iterdir()
+        written.add((made.name, (made / "model.safetensors").stat().st_mtime_ns))
+    assert len(written) == 1

@@ -20,6 +20,7 @@ from paceline.target.load import read_config
 from paceline.workbench.contestant import Ask, NotInstalled
 from paceline.workbench.peers import vllm
 from paceline.workbench.peers.vllm import cache_bytes, verified
+from paceline.workbench.peers.worker import Worker
 
 READY = '{"ready": {"engine": "vllm 0", "device": "cpu", "triton": false, "threads": 2}}'
 HEAD = "import json, os, sys, time\nconfig = json.loads(sys.stdin.readline())\n"
@@ -224,7 +225,7 @@ ASKED = {"prompts": [[1, 2]], "limits": [4], "temperature": 0.0, "seeds": [], "e
 
 
 def test_the_worker_keeps_its_answers_apart_from_noise(noisy: dict[str, str]) -> None:
-    worker = vllm.Worker([sys.executable, str(vllm.WORKER)], noisy, "peer:vllm")
+    worker = Worker([sys.executable, str(vllm.WORKER)], noisy, "peer:vllm", vllm.HOW)
     ready = worker.ask({**CONFIG, "speculative": {"method": "ngram"}}, 60)["ready"]
     assert ready["engine"] == "vllm 0.0"
     reply = worker.ask(ASKED)
@@ -257,7 +258,7 @@ def becomes(pid: int, wanted: Sequence[str]) -> bool:
 
 @pytest.mark.skipif(sys.platform != "linux", reason="elsewhere it would not be sure to die with us")
 def test_the_worker_is_stopped_between_answers(noisy: dict[str, str]) -> None:
-    worker = vllm.Worker([sys.executable, str(vllm.WORKER)], noisy, "peer:vllm")
+    worker = Worker([sys.executable, str(vllm.WORKER)], noisy, "peer:vllm", vllm.HOW)
     worker.ask({**CONFIG, "speculative": None}, 60)
     for _ in range(2):
         assert becomes(worker.process.pid, "T")
@@ -271,8 +272,9 @@ def test_the_worker_is_stopped_between_answers(noisy: dict[str, str]) -> None:
 def test_a_stopped_worker_dies_with_whoever_asks(noisy: dict[str, str]) -> None:
     program = (
         "import os, sys\nfrom paceline.workbench.peers import vllm\n"
-        f"worker = vllm.Worker([sys.executable, str(vllm.WORKER)], {{**os.environ, 'PYTHONPATH': "
-        f"{noisy['PYTHONPATH']!r}}}, 'peer:vllm')\n"
+        "from paceline.workbench.peers.worker import Worker\n"
+        f"worker = Worker([sys.executable, str(vllm.WORKER)], {{**os.environ, 'PYTHONPATH': "
+        f"{noisy['PYTHONPATH']!r}}}, 'peer:vllm', vllm.HOW)\n"
         f"worker.ask({ {**CONFIG, 'speculative': None}!r}, 60)\nprint(worker.process.pid, flush=True)\n"
         "os.kill(os.getpid(), 9)\n"
     )

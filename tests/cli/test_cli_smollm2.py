@@ -136,4 +136,4 @@ def test_int8_of_the_file(command: Command, installed: Path, tiny: Path) -> None
     assert said.code == 0
     assert "Q8_0, 8.5 bits a weight, made of Q4_1 and Q8_0" in said.err
     assert load("smollm2").quantised is None
-    assert load("smollm2", dtype="auto-float32").quantised == "Q4_1 and Q8_0, 5.7 bits a weight"
+    assert load("smollm2", dtype="auto-float32").quantised == "Q4_1 and Q8_0, 5.5 bits a weight"

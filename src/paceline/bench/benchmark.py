@@ -9,8 +9,8 @@ works out the figures and writes the files that others read.
 
 from __future__ import annotations
 
-from collections.abc import Callable, Sequence
-from dataclasses import asdict, dataclass, replace
+from collections.abc import Sequence
+from dataclasses import asdict, dataclass
 from pathlib import Path
 from typing import Any
 
@@ -18,47 +18,30 @@ import numpy as np
 import torch
 
 from paceline.bench import specbench
-from paceline.bench.checks import disturbances, judge_differences
-from paceline.bench.large import Enlargement, large_folder, parse_size
+from paceline.bench.checks import disturbances, judge_differences, repeated
 from paceline.bench.large_draft import large_draft_model, large_spec
 from paceline.bench.metrics import BASELINE, recorded_rounds, summarize
 from paceline.bench.options import Benchmark
-from paceline.bench.ours import Ours, check_schedules, mixed_groups, scheduled_contestants
+from paceline.bench.ours import Ours, check_schedules, scheduled_contestants
 from paceline.bench.record import ANSWERS, KIND, SUMMARY, Answer, answered, read_answers, settled
-from paceline.bench.runner import LeftOut, QuestionGroup, Runner, fitting, grouped, has_answered
-from paceline.bench.suites import Question, Suite, read_suite
+from paceline.bench.runner import Runner, has_answered
+from paceline.bench.setting import Setting, Watch, set_up
 from paceline.cost.model import DEVICES, Machine, Size, predict
 from paceline.draft.registry import create
-from paceline.engine.published import is_rectangular
-from paceline.errors import PacelineError, PromptError
-from paceline.target.base import Target
-from paceline.target.folder import SMALL_FILES, find, gguf_of, is_gguf, tuned_note
-from paceline.target.load import load, load_tokenizer, read_config
+from paceline.errors import PacelineError
+from paceline.target.folder import is_gguf, tuned_note
+from paceline.target.load import read_config
 from paceline.target.shape import unsupported
-from paceline.target.tokenizer import Tokenizer
 from paceline.workbench.contestant import PEER, Contestant
-from paceline.workbench.environment import environment, machine
+from paceline.workbench.environment import machine
 from paceline.workbench.peers import create_peer, parse_peer
 from paceline.workbench.runs import RUN, Run, check
-from paceline.workbench.transcript import Transcriber
-
-
-@dataclass(frozen=True)
-class Watch:
-    """Callbacks of a run. say: a sentence; total: the number of answers to come; answered: one more answer;
-    judged: differing answers judged, and to be judged; stopped: True ends the run."""
-
-    say: Callable[[str], None] = lambda text: None
-    total: Callable[[int], None] = lambda count: None
-    answered: Callable[[Answer], None] = lambda answer: None
-    judged: Callable[[int, int], None] = lambda done, total: None
-    stopped: Callable[[], bool] = lambda: False
 
 
 @dataclass(frozen=True)
 class Result:
     """results: a dict for each method and category, see `metrics.summarize`; unavailable: why peers did not take part;
-    notes: what else there is to say; disturbed: see `checks.disturbances`."""
+    notes: what else there is to say; disturbed, repeated: see the functions of these names in `checks`."""
 
     out: Path
     complete: bool
@@ -66,42 +49,7 @@ class Result:
     unavailable: dict[str, str]
     notes: list[str]
     disturbed: list[str]
-
-
-@dataclass
-class Setting:
-    """Everything that is loaded. folder: of the model, enlarged if that was asked for; or its GGUF file."""
-
-    benchmark: Benchmark
-    folder: Path
-    target: Target
-    tokenizer: Tokenizer
-    transcriber: Transcriber
-    suite: Suite
-    groups: list[QuestionGroup]
-    left_out: list[LeftOut]
-    enlargement: Enlargement | None
-
-    @property
-    def dtype(self) -> str:
-        """Of the target, by name."""
-        return str(self.target.dtype).removeprefix("torch.")
-
-    @property
-    def num_questions(self) -> int:
-        return sum(len(group.questions) for group in self.groups)
-
-    def question(self, id: str) -> Question:
-        """The question of that id."""
-        return next(question for question in self.suite.questions if question.id == id)
-
-    def prompt(self, question: Question, answers: Sequence[str]) -> list[int]:
-        """Token ids of the question's turn after `answers`, the conversation before it included."""
-        return _prompt(self.transcriber, question, answers)
-
-    def environment(self) -> dict[str, Any]:
-        """The machine and the software."""
-        return environment(dtype=self.dtype, device=str(self.target.device))
+    repeated: str
 
 
 def bench(benchmark: Benchmark, watch: Watch = Watch()) -> Result:
@@ -136,56 +84,7 @@ def bench(benchmark: Benchmark, watch: Watch = Watch()) -> Result:
         _close_all(contestants)
 
 
-# What is loaded --------------------------------------------------------------------------------------------------
-
-
-def set_up(benchmark: Benchmark, watch: Watch) -> Setting:
-    """Load the model and the questions. PacelineError for what the caller has to change."""
-    suite = read_suite(benchmark.suite, limit=benchmark.limit, categories=benchmark.categories)
-    size = parse_size(benchmark.as_large) if benchmark.as_large else 0
-    gguf = is_gguf(benchmark.model)
-    folder = gguf_of(benchmark.model) if gguf else find(benchmark.model, [*SMALL_FILES, "*.safetensors"])
-    enlargement = None
-    if size:
-        if gguf:
-            raise PacelineError(
-                f"{folder} cannot be enlarged: --as-large takes a folder, and --dtype int4 its precision"
-            )
-        watch.say(f"enlarging {benchmark.model} to {benchmark.as_large}")
-        folder = large_folder(folder, size)
-        enlargement = Enlargement.read(folder)
-    native = False if any(map(is_rectangular, benchmark.schedules)) else None
-    target = load(
-        folder,
-        dtype=benchmark.dtype,
-        device=benchmark.device,
-        native=native,
-        exact=benchmark.exact,
-        threads=torch.get_num_threads(),  # the same for all contestants during the whole run
-    )
-    tokenizer = load_tokenizer(folder)
-    target.tokenizer = tokenizer  # drafters compare both with those they were trained for
-    transcriber = Transcriber(tokenizer, benchmark.template)
-    questions = suite.questions
-    if benchmark.schedules:
-        questions = tuple(replace(question, turns=question.turns[:1]) for question in questions)
-    fit, left_out = fitting(
-        questions,
-        lambda question, answers: _prompt(transcriber, question, answers),
-        max_context=target.max_context,
-        max_tokens=benchmark.options.max_tokens,
-    )
-    if not fit:
-        raise PromptError(f"no question of {suite.name} fits: {left_out[0].why}; try a smaller --max-tokens")
-    groups = mixed_groups(fit, benchmark.batches) if benchmark.schedules else grouped(fit, benchmark.options.batch)
-    return Setting(benchmark, folder, target, tokenizer, transcriber, suite, groups, left_out, enlargement)
-
-
-def _prompt(transcriber: Transcriber, question: Question, answers: Sequence[str]) -> list[int]:
-    messages = []
-    for turn, answer in zip(question.turns, answers, strict=False):
-        messages += [{"role": "user", "content": turn}, {"role": "assistant", "content": answer}]
-    return list(transcriber.prompt([*messages, {"role": "user", "content": question.turns[len(answers)]}]))
+# Who is asked -----------------------------------------------------------------------------------------------------
 
 
 def create_contestants(setting: Setting) -> list[Contestant]:
@@ -216,7 +115,7 @@ def _peer(spec: str, setting: Setting) -> Contestant:
         threads=torch.get_num_threads(),
         python=setting.benchmark.peer_python,
         batch=setting.benchmark.options.batch,
-        max_context=setting.target.max_context,
+        max_context=setting.peer_context,
         decode=setting.tokenizer.decode,
         device=str(setting.target.device),
     )
@@ -335,6 +234,7 @@ def _run(setting: Setting, run: Run, present: Sequence[Contestant], watch: Watch
         setting.groups,
         options,
         prompt=setting.prompt,
+        prediction=lambda question: setting.tokenizer.encode_text(question.prediction) if question.prediction else (),
         recount=lambda text: max(len(encode(text)) - 1, 0) if text else 0,
         ends=tuple(setting.target.eos_token_ids),
         device=setting.target.device,
@@ -342,6 +242,7 @@ def _run(setting: Setting, run: Run, present: Sequence[Contestant], watch: Watch
         record=record,
         stopped=watch.stopped,
         progress=watch.answered,
+        again=not setting.benchmark.schedules,
     )
     return runner.run(), answers
 
@@ -356,9 +257,11 @@ def _conclude(
     figures = summarize(answers, facts, judged=judged)
     compares = bool(benchmark.schedules)  # a larger batch may be faster than its drafts alone allow
     disturbed = disturbances(answers, [] if compares else figures, threads=torch.get_num_threads())
+    again = repeated(answers)
     summary = {
         "complete": complete,
         "disturbed": disturbed,
+        "repeated": again,
         "results": figures,
         "predictions": {"devices": {} if compares else _on_devices(setting, answers)},
     }
@@ -371,7 +274,7 @@ def _conclude(
         temperature=benchmark.options.temperature,
         suite=setting.suite,
     )  # fmt: skip
-    return Result(run.path, complete, figures, unavailable, notes, disturbed)
+    return Result(run.path, complete, figures, unavailable, notes, disturbed, again)
 
 
 def _on_devices(setting: Setting, answers: Sequence[Answer]) -> dict[str, dict[str, list[float]]]:

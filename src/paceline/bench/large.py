@@ -13,23 +13,24 @@ import re
 import shutil
 import tempfile
 import zlib
-from collections.abc import Callable, Iterator, Mapping
+from collections.abc import Iterator, Mapping
 from contextlib import contextmanager
 from dataclasses import asdict, dataclass, replace
 from pathlib import Path
 from typing import Any
 
 import torch
+from huggingface_hub import split_torch_state_dict_into_shards
 from safetensors import SafetensorError
 from safetensors.torch import save_file
 
-from paceline.bench.suites import cache_folder
 from paceline.draft.neural.vocab import FILE as VOCABULARY
 from paceline.errors import ModelError, PacelineError
 from paceline.jsonl import loads
 from paceline.target.folder import INDEX, SMALL_FILES, check_shapes, find, open_weights, read_config
 from paceline.target.load import TOKENIZER_FILES
 from paceline.target.shape import Shape, unsupported, weight_shapes
+from paceline.workbench.environment import cache_folder
 
 RECORD = "enlargement.json"
 """File of an enlarged model's folder that says what was done."""
@@ -145,26 +146,21 @@ def num_parameters(s: Shape) -> int:
 def choose_shape(small: Shape, params: int, name: str) -> Shape:
     """The shape of about `params` parameters that is nearest to ordinary proportions."""
     now = num_parameters(small)
-    shapes = _shapes(small, params) if params > now else []
-    if shapes:
-        return min(shapes, key=lambda s: (_oddness(s), abs(num_parameters(s) - params)))
+    near = {shape: num_parameters(shape) for shape in _near(small, params)}
+    shapes = [s for s, size in near.items() if size > now and abs(size - params) <= TOLERANCE * params]
+    if shapes and params > now:
+        return min(shapes, key=lambda s: (_oddness(s), abs(near[s] - params)))
     smallest = min(num_parameters(s) for s in _neighbours(small))
     if params <= now:
         raise ModelError(
             f"{name} has {now:,} parameters already, so it cannot be enlarged to {params:,}; "
             f"the smallest enlargement has {smallest:,}"
         )
-    near = sorted({num_parameters(s) for s in _near(small, params)}, key=lambda size: abs(size - params))[:2]
+    sizes = sorted(sorted(set(near.values()), key=lambda size: abs(size - params))[:2])
     raise ModelError(
         f"{name} cannot be enlarged to within {TOLERANCE:.0%} of {params:,} parameters; "
-        f"the nearest sizes are {' and '.join(f'{size:,}' for size in sorted(near))}"
+        f"the nearest sizes are {' and '.join(f'{size:,}' for size in sizes)}"
     )
-
-
-def _shapes(small: Shape, params: int) -> list[Shape]:
-    """Every larger shape within the tolerance whose MLP brings it nearest to `params`."""
-    near = [s for s in _near(small, params) if abs(num_parameters(s) - params) <= TOLERANCE * params]
-    return [s for s in near if num_parameters(s) > num_parameters(small)]
 
 
 def _near(small: Shape, params: int) -> Iterator[Shape]:
@@ -229,13 +225,8 @@ COPIED = (
     VOCABULARY,
 )
 
-Progress = Callable[[int, int], None]
-"""Called as progress(bytes written, bytes in all)."""
 
-
-def enlarge(
-    folder: str | Path, params: int | Enlargement, out: str | Path, progress: Progress | None = None
-) -> Enlargement:
+def enlarge(folder: str | Path, params: int | Enlargement, out: str | Path) -> Enlargement:
     """Write the Llama-family model in `folder` (or of that name on the hub), enlarged to about `params` parameters,
     to the new folder `out`: config.json, safetensors in the dtype of the original, tokenizer files.
 
@@ -256,7 +247,7 @@ def enlarge(
         _write_json(new / "config.json", _config(source, large))
         _write_json(new / RECORD, asdict(made))
         copy_files(source.folder, new)
-        _write(new, source, weight_shapes(read_config(new)), progress)
+        _write(new, source, weight_shapes(read_config(new)))
     return made
 
 
@@ -272,14 +263,14 @@ def _write_json(file: Path, value: Any) -> None:
     file.write_text(json.dumps(value, indent=2) + "\n", "utf-8")
 
 
-def large_folder(folder: str | Path, params: int | Enlargement, progress: Progress | None = None) -> Path:
+def large_folder(folder: str | Path, params: int | Enlargement) -> Path:
     """The model in `folder` enlarged as `enlarge` does it: a copy in the user's cache, made the first time and kept.
     `Enlargement.read` tells what was done. Errors as `enlarge`."""
     source = find(folder, [*SMALL_FILES, "*.safetensors"])
     size = params if isinstance(params, int) else f"as-{params.large.parameters}"
     made = cache_home() / f"{source.resolve().name}-{size}-{fingerprint_of(source)}"
     if not made.exists():
-        enlarge(source, params, made, progress)
+        enlarge(source, params, made)
     return made
 
 
@@ -414,34 +405,11 @@ def _new_folder(out: Path, size: int) -> Iterator[Path]:
         shutil.rmtree(new, ignore_errors=True)
 
 
-def _write(folder: Path, source: Source, shapes: Mapping[str, tuple[int, ...]], progress: Progress | None) -> None:
-    """The tensors `shapes` into shards in `folder`, one in memory at a time."""
-    sizes = {name: math.prod(shape) * source.like(name).element_size() for name, shape in shapes.items()}
-    shards, total, written = _shards(sizes), sum(sizes.values()), 0
-    for number, names in enumerate(shards, start=1):
-        file = _shard_name(number, len(shards))
+def _write(folder: Path, source: Source, shapes: Mapping[str, tuple[int, ...]]) -> None:
+    """The tensors `shapes` into shards in `folder`, one shard in memory at a time."""
+    sizes = {name: torch.empty(shape, dtype=source.like(name).dtype, device="meta") for name, shape in shapes.items()}
+    plan = split_torch_state_dict_into_shards(sizes, max_shard_size=SHARD_BYTES)
+    for file, names in plan.filename_to_tensors.items():
         save_file({name: source.enlarged(name, shapes[name]) for name in names}, folder / file, {"format": "pt"})
-        written += sum(sizes[name] for name in names)
-        if progress is not None:
-            progress(written, total)
-    if len(shards) > 1:
-        where = {name: _shard_name(n, len(shards)) for n, names in enumerate(shards, start=1) for name in names}
-        index = {"metadata": {"total_size": total}, "weight_map": where}
-        _write_json(folder / INDEX, index)
-
-
-def _shards(sizes: Mapping[str, int]) -> list[list[str]]:
-    """Names in their order, as many to a shard as SHARD_BYTES holds and at least one."""
-    shards: list[list[str]] = [[]]
-    left = SHARD_BYTES
-    for name, size in sizes.items():
-        if size > left and shards[-1]:
-            shards.append([])
-            left = SHARD_BYTES
-        shards[-1].append(name)
-        left -= size
-    return shards
-
-
-def _shard_name(number: int, of: int) -> str:
-    return "model.safetensors" if of == 1 else f"model-{number:05}-of-{of:05}.safetensors"
+    if plan.is_sharded:
+        _write_json(folder / INDEX, {"metadata": plan.metadata, "weight_map": plan.tensor_to_filename})

@@ -379,7 +379,8 @@ def summarize(
     judged  differing answers, with "method" and "question"; returned under "differs".
 
     "answers" counts the method's answers and "compared" those in its speed-up. "failed" is None or the reason.
-    "new_tokens", "seconds" and "rounds" are of all repeats. An unknown figure is None."""
+    "new_tokens", "seconds" and "rounds" are of all repeats; "repeated" counts answers that were asked again since they
+    were late. An unknown figure is None."""
     every = list(answers)
     by_method: dict[str, list[Answer]] = {method: [] for method in facts}  # in the order they were given
     for answer in every:
@@ -444,6 +445,7 @@ def _figures(mine: Answers, plain: Answers, facts: Mapping[str, Any], resamples:
         "lengths": lengths,
         "rounds": sum(lengths) if lengths else None,
         "new_tokens": sum(answer.num_new for answer in good(mine)),
+        "repeated": sum(bool(answer.attempts) for answer in good(mine)),
         "seconds": float(sum(cell.turns[:, 1].sum() for cell in cells(mine).values())),
         "inter_token_ms_p50": waits[0],
         "inter_token_ms_p99": waits[1],

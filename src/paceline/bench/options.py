@@ -34,7 +34,9 @@ class Benchmark:
     model: str = ""
     drafts: Sequence[str] = ()
     peers: Sequence[str] = ()
-    suite: str = option("demo", "demo, spec-bench, or a JSON Lines file of questions.", names=("--suite", "-s"))
+    suite: str = option(
+        "demo", "demo, code-edits, spec-bench, humaneval, or a JSON Lines file of questions.", names=("--suite", "-s")
+    )
     out: Path = Path("bench")
     limit: int | None = option(None, "Most questions, spread evenly over the tasks.", least=1)
     categories: Sequence[str] = ()
@@ -43,7 +45,7 @@ class Benchmark:
         None, "Enlarge the model to 500M, 1B, ... without changing what it says: realistic cost."
     )
     template: str | None = option(None, "vicuna, chatml, ..., or a Jinja file. [default: the tokenizer's own]")
-    peer_python: str | None = option(None, "The interpreter of the environment that vLLM is installed in.")
+    peer_python: str | None = option(None, "The interpreter with vLLM or xllamacpp, or both: vllm=PATH,xllamacpp=PATH.")
     dtype: str = "auto"
     device: str = "auto"
     exact: bool | None = None

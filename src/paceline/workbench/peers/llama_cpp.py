@@ -10,11 +10,11 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 from dataclasses import asdict, dataclass, field
-from pathlib import Path
 from time import perf_counter
 from typing import Any
 
 from paceline.errors import ModelError, PacelineError
+from paceline.target.folder import gguf_of
 from paceline.workbench.contestant import Ask, Contestant, NotInstalled, Reply
 from paceline.workbench.peers.setup import Rounds, Setup
 
@@ -48,9 +48,7 @@ class Plain(Contestant):
         except ImportError:
             how = "pip install llama-cpp-python"
             raise NotInstalled(f"{self.name}: llama-cpp-python is not installed: {how}") from None
-        file = Path(self.config.checkpoint).expanduser()
-        if not file.is_file():
-            raise ModelError(f"{self.name}: there is no file {file}; name the model in GGUF format")
+        file = gguf_of(self.config.checkpoint)
         gpu = self.setup.device != "cpu" and bool(llama_cpp.llama_supports_gpu_offload())
         drafting = self._drafting(gpu)
         draft_model = self._draft_model(drafting)

@@ -13,11 +13,16 @@ from pathlib import Path
 from typing import Any
 
 import torch
+from safetensors.torch import save_file
 from transformers import AutoModelForCausalLM, PretrainedConfig
+from transformers.models.auto.modeling_auto import MODEL_FOR_CAUSAL_LM_MAPPING_NAMES
 
 from paceline.errors import PacelineError, PromptError, meant
+from paceline.target.folder import gguf_of, is_gguf
 from paceline.target.load import DTYPES, find, read_config
+from paceline.target.quantised.blocks import Blocks
 from paceline.workbench.contestant import Ask, Reply
+from paceline.workbench.environment import cache_folder
 
 FILES = ["*.json", "*.jinja", "*.txt", "*.model", "*.safetensors"]
 """Of a hub repository: all that an engine reads."""
@@ -27,7 +32,7 @@ FILES = ["*.json", "*.jinja", "*.txt", "*.model", "*.safetensors"]
 class Setup:
     """One model, one machine.
 
-    model        a folder or a hub id; dtype float32, bfloat16 or float16, the target's own.
+    model        a folder, a hub id or a GGUF file; dtype float32, bfloat16 or float16, the target's own.
     threads      processor threads; None: the engine's choice.
     python       the interpreter of another environment, for peers that need one.
     batch        most prompts answered together.
@@ -54,6 +59,11 @@ class Setup:
     @property
     def torch_dtype(self) -> torch.dtype:
         return DTYPES[self.dtype]
+
+    @property
+    def folder(self) -> Path:
+        """A folder with the model's configuration and weights, those of a GGUF file expanded to `dtype`."""
+        return expanded(gguf_of(self.model), self.torch_dtype) if is_gguf(self.model) else folder_of(self.model)
 
     def max_new(self, prompt: Sequence[int], ask: Ask) -> int:
         """Most new tokens after `prompt`; PromptError if its context has no room for any."""
@@ -100,6 +110,27 @@ def cut_rounds(lengths: Sequence[int], total: int) -> list[int]:
         first.append(min(length, left))
         left -= length
     return first
+
+
+def expanded(file: Path, dtype: torch.dtype) -> Path:
+    """A folder in the user's cache with the weights of a GGUF file in `dtype`, made the first time, for engines that
+    read no such files. They are the weights that `load(file, dtype=dtype)` computes with."""
+    from paceline.target.quantised.gguf import GGUF, config_of, weights_of
+
+    told = file.stat()
+    folder = cache_folder() / "expanded" / f"{file.stem}-{str(dtype)[6:]}-{told.st_size}-{int(told.st_mtime)}"
+    if not (folder / "config.json").exists():
+        opened = GGUF(file)
+        config = config_of(opened)
+        weights = {
+            name: (weight.dense(dtype) if isinstance(weight, Blocks) else weight.to(dtype)).contiguous()
+            for name, weight in weights_of(opened, config).items()
+        }
+        folder.mkdir(parents=True, exist_ok=True)
+        save_file(weights, folder / "model.safetensors", {"format": "pt"})
+        config.architectures, config.dtype = [MODEL_FOR_CAUSAL_LM_MAPPING_NAMES[config.model_type]], dtype
+        config.save_pretrained(folder)  # last: with it the folder is whole
+    return folder
 
 
 def folder_of(model: str) -> Path:

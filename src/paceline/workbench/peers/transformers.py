@@ -13,6 +13,7 @@ import warnings
 from collections.abc import Iterator, Sequence
 from contextlib import ExitStack, contextmanager
 from dataclasses import asdict, dataclass, field
+from pathlib import Path
 from time import perf_counter
 from typing import Any, Literal
 
@@ -69,7 +70,7 @@ class Plain(Contestant):
     def open(self) -> None:
         if self.setup.threads is not None:
             torch.set_num_threads(self.setup.threads)
-        self.model = _borrow(self.setup, self.setup.model, "target", self._lent)
+        self.model = _borrow(self.setup, self.setup.folder, "target", self._lent)
         self.target_bytes = weight_bytes(self.model.config, self.setup.torch_dtype)
         self.settings = {
             "engine": f"transformers {transformers.__version__}",
@@ -171,7 +172,7 @@ class Assisted(_WithModel):
 
     def open(self) -> None:
         super().open()
-        self.assistant = _borrow(self.setup, self.config.checkpoint, "assistant", self._lent)
+        self.assistant = _borrow(self.setup, folder_of(self.config.checkpoint), "assistant", self._lent)
         theirs, ours = (model.config.get_text_config().vocab_size for model in (self.assistant, self.model))
         if theirs != ours:
             raise ModelError(
@@ -314,12 +315,12 @@ _LOADED: dict[tuple[str, ...], tuple[Any, int]] = {}
 """Model and number of peers that use it, by folder, dtype, device and role."""
 
 
-def _borrow(setup: Setup, name: str, role: str, lent: ExitStack) -> Any:
-    """The model `name`, loaded unless another peer has it already; closing `lent` gives it back, and the last one to
-    do so drops it.
+def _borrow(setup: Setup, folder: Path, role: str, lent: ExitStack) -> Any:
+    """The model in `folder`, loaded unless another peer has it already; closing `lent` gives it back, and the last one
+    to do so drops it.
 
     role: a model that is its own draft model is loaded twice, so that the forwards of the two can be distinguished."""
-    key = (str(folder_of(name)), setup.dtype, setup.device, role)
+    key = (str(folder), setup.dtype, setup.device, role)
     if key not in _LOADED:
         _LOADED[key] = (load_model(key[0], setup.torch_dtype).to(setup.device), 0)
     model, users = _LOADED[key]

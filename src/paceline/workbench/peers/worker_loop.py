@@ -1,0 +1,73 @@
+"""What the scripts of other environments share: answering lines of JSON with lines of JSON. See `worker.py`.
+
+    serve(Engine)      # Engine(the first line), then .do(every other line)
+
+Imports nothing of Paceline: it runs where only another engine is installed. Answers go to what was standard output when
+it started; whatever the engine and its children print there goes to standard error instead.
+"""
+
+from __future__ import annotations
+
+import ctypes
+import json
+import os
+import signal
+import sys
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any, TextIO
+
+# A script's folder comes first in its search path, and modules in this one are called as the engines are.
+_HERE = Path(__file__).resolve().parent
+sys.path[:] = [path for path in sys.path if Path(path or ".").resolve() != _HERE]
+
+
+def serve(engine: Callable[[dict[str, Any]], Any]) -> None:
+    """Make an engine of the first line, say {"ready": its facts} or {"missing": why}, and answer the others by `do`."""
+    _die_with_parent()
+    answers = os.fdopen(os.dup(1), "w", encoding="utf-8")
+    os.dup2(2, 1)
+    requests = map(json.loads, sys.stdin)
+    try:
+        made = engine(next(requests))
+    except ImportError as error:
+        return _send(answers, {"missing": _one_line(error)})
+    except Exception as error:
+        return _send(answers, {"error": _one_line(error)})
+    _send(answers, {"ready": made.facts()})
+    for request in requests:
+        try:
+            _send(answers, made.do(request))
+        except Exception as error:
+            _send(answers, {"error": _one_line(error)})
+
+
+def _die_with_parent() -> None:
+    """Whoever asks stops this process between two answers, and it could not see then that nobody will ask any more."""
+    if sys.platform == "linux":
+        PR_SET_PDEATHSIG = 1
+        ctypes.CDLL(None).prctl(PR_SET_PDEATHSIG, signal.SIGKILL)
+
+
+def _send(answers: TextIO, message: dict[str, Any]) -> None:
+    answers.write(json.dumps(message) + "\n")
+    answers.flush()
+
+
+def _one_line(error: Exception) -> str:
+    return f"{type(error).__name__}: {' '.join(str(error).split())}"[:500]
+
+
+def forget_peak() -> bool:
+    """Count this process's peak memory from now on; False where nobody tells."""
+    try:
+        Path("/proc/self/clear_refs").write_text("5")
+    except OSError:
+        return False
+    return True
+
+
+def peak_bytes() -> int | None:
+    """Most memory of this process since then."""
+    lines = Path("/proc/self/status").read_text().splitlines()
+    return next((int(line.split()[1]) * 1024 for line in lines if line.startswith("VmHWM:")), None)
