@@ -1,6 +1,6 @@
 """Drafting beside the target: how often the next window is there, and what it saves.
 
-    python benchmarks/mirror.py hits MODEL DRAFT --prompts FILE        # hit rate by source and kappa, in line
+    python benchmarks/mirror.py hits MODEL DRAFT --prompts FILE        # hit rate by source and candidates, in line
     python benchmarks/mirror.py time MODEL DRAFT --prompts FILE        # in turn: alone, plain speculation, mirror
 
 `time` runs plain decoding and plain speculation with two threads, plain speculation with one, and mirror with one for
@@ -26,14 +26,14 @@ from recycling import read_prompts
 
 
 def hits(model: str, draft: str, prompts: list[list[int]], new: int, layers: list[int], layout: str) -> None:
-    """One line a source and kappa."""
-    print("| source | kappa | hit rate | after 0 | after some | tokens a round |")
+    """One line a source and candidates."""
+    print("| source | candidates | hit rate | after 0 | after some | tokens a round |")
     print("|---|---:|---:|---:|---:|---:|")
     sources = [("draft", "source=draft"), *((f"layer {n}", f"source=early_exit,layer={n}") for n in layers)]
     sources.append(("both", f"source=both,layer={layers[-1]}"))
     for name, source in sources:
-        for kappa in (1, 2, 4, 8):
-            spec = f"mirror:{draft},where=line,kappa={kappa},{source},layout={layout}"
+        for candidates in (1, 2, 4, 8):
+            spec = f"mirror:{draft},where=line,candidates={candidates},{source},layout={layout}"
             engine = Engine(model, spec, dtype="float32", max_batch=8)
             done = engine.generate(prompts, SamplingParams(max_tokens=new))
             counts: Any = engine.drafter.counts  # type: ignore[attr-defined]
@@ -41,7 +41,8 @@ def hits(model: str, draft: str, prompts: list[list[int]], new: int, layers: lis
             rest = sum(counts.hits.values()) - counts.hits[0], sum(counts.misses.values()) - counts.misses[0]
             mean = sum(one.new_tokens for one in done) / sum(one.rounds for one in done)
             later = rest[0] / max(sum(rest), 1)
-            print(f"| {name} | {kappa} | {counts.hit_rate:.2f} | {first:.2f} | {later:.2f} | {mean:.2f} |", flush=True)
+            rates = f"{counts.hit_rate:.2f} | {first:.2f} | {later:.2f}"
+            print(f"| {name} | {candidates} | {rates} | {mean:.2f} |", flush=True)
 
 
 def timed(model: str, draft: str, prompts: list[list[int]], new: int, ahead: str, repeats: int) -> None:
@@ -90,7 +91,7 @@ def main() -> None:
     parser.add_argument("--every", type=int, default=16)
     parser.add_argument("--characters", type=int, default=1500)
     parser.add_argument("-n", "--new", type=int, default=48)
-    parser.add_argument("--kappa", type=int, default=4)
+    parser.add_argument("--candidates", type=int, default=4)
     parser.add_argument("--layout", default="measured", choices=["measured", "uniform"])
     parser.add_argument("--repeats", type=int, default=3)
     parser.add_argument("--as-large", type=parse_size, help="parameters of the target, such as 1B")
@@ -103,7 +104,7 @@ def main() -> None:
         layers = load(args.model).num_layers
         hits(args.model, args.draft, prompts, args.new, [layers // 2, layers - 2], args.layout)
     else:
-        ahead = f"kappa={args.kappa},layout={args.layout}"
+        ahead = f"candidates={args.candidates},layout={args.layout}"
         timed(args.model, args.draft, prompts, args.new, ahead, args.repeats)
 
 

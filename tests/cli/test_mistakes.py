@@ -93,7 +93,7 @@ MISTAKES: list[tuple[str, ...]] = [
     ("tune model -o nowhere/tune.json", "no folder"),
     ("tune model --traffic nothing.jsonl", "nothing.jsonl"),
     ("predict model --draft model --on H100", "H100-SXM"),
-    ("predict model --draft model --on L4 --beside mine", "--beside is 'mine'"),
+    ("predict model --draft model --on L4 --draft-on mine", "--draft-on is 'mine'"),
     ("predict model --draft model --on L4 --table nothing.json", "has no hit rate"),
     ("predict model --draft model --on L4 --hit 2", "--hit"),
     ("certify", "name either a TARGET, or a server by --endpoint"),

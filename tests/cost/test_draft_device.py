@@ -29,7 +29,7 @@ def test_the_parts_of_a_round_are_measured(folder: Path, monkeypatch: pytest.Mon
     target, cores = load(folder, dtype="float32"), os.sched_getaffinity(0)
     threads = target.threads
     monkeypatch.setattr(torch, "get_num_threads", lambda: 1)
-    answer = measure(target, load_tokenizer(folder), f"{folder},kappa=3", PROMPTS, max_tokens=24)
+    answer = measure(target, load_tokenizer(folder), f"{folder},candidates=3", PROMPTS, max_tokens=24)
     assert answer.here is None, "one thread is not split"
     assert answer.latency.after > 0 < answer.latency.ahead
     assert 0 < answer.latency.hit <= 1
@@ -68,10 +68,10 @@ def test_tune_answers_and_predict_takes_its_hit_rate(
     log, out = tmp_path / "log.jsonl", tmp_path / "tune.json"
     log.write_text(json.dumps({"prompt": "the little cat", "response": "the little cat and the little dog"}) + "\n")
     tune = ["tune", folder, "--traffic", log, "-o", out, "--batches", "1", "--seconds", "0.1", "--no-check"]
-    assert main([str(a) for a in [*tune, "-d", "sam", "--beside", folder, "--threads", "1"]]) == 0
+    assert main([str(a) for a in [*tune, "-d", "sam", "--mirror", folder, "--threads", "1"]]) == 0
     assert "A second device that drafts ahead" in capsys.readouterr().out
-    hit = json.loads(out.read_text())["beside"]["separate"]["hit"]
-    predict = ["predict", folder, "--draft", folder, "--on", "H100-SXM", "--beside", "L4"]
+    hit = json.loads(out.read_text())["mirror"]["separate"]["hit"]
+    predict = ["predict", folder, "--draft", folder, "--on", "H100-SXM", "--draft-on", "L4"]
     assert main([str(a) for a in [*predict, "--table", out, "--json"]]) == 0
     facts = json.loads(capsys.readouterr().out)
     assert facts["hit"] == hit

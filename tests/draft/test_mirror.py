@@ -56,9 +56,9 @@ LINE = "mirror:{close},where=line,"
 @pytest.mark.parametrize(
     "options",
     [
-        "kappa=0", "kappa=1", "kappa=3,layout=uniform", "branches=5,stop=svip", "miss=empty",
-        "source=early_exit", "source=early_exit,layer=1,kappa=40,draft=1", "source=both,miss=empty", "stop=confidence",
-        "source=early_exit,vocab={few}",
+        "candidates=0", "candidates=1", "candidates=3,layout=uniform", "branches=5,stop=svip", "miss=empty",
+        "source=early_exit", "source=early_exit,layer=1,candidates=40,draft=1", "source=early_exit,vocab={few}",
+        "source=both,miss=empty", "stop=confidence",
     ],
 )  # fmt: skip
 @pytest.mark.parametrize("batch", [3])
@@ -72,7 +72,7 @@ def test_a_window_drafted_ahead_is_the_one_that_would_have_been_drafted(folders)
     """Greedily every window equals a fresh one, so the rounds are the same, whatever was hit and missed."""
     for rule in ("stop=fixed", "stop=svip"):
         plainly = answered(folders, f"model:{{close}},{rule}")[1]
-        engine, out = answered(folders, LINE + f"{rule},kappa=2")
+        engine, out = answered(folders, LINE + f"{rule},candidates=2")
         assert [done.stats.accepted for done in out] == [done.stats.accepted for done in plainly]
         assert [done.stats.drafted for done in out] == [done.stats.drafted for done in plainly]
         counts = engine.drafter.counts
@@ -84,8 +84,8 @@ def test_a_window_drafted_ahead_is_the_one_that_would_have_been_drafted(folders)
 def test_a_sampled_window_drafted_ahead_has_the_draws_of_the_round_that_verifies_it(folders):
     """So rounds are those of plain speculation seed for seed, whatever was hit and missed."""
     params = [SamplingParams(max_tokens=20, temperature=0.5, seed=seed, ignore_eos=True) for seed in range(len(TEXTS))]
-    plainly = answered(folders, LINE + "kappa=0", params)[1]
-    engine, out = answered(folders, LINE + "kappa=6", params)
+    plainly = answered(folders, LINE + "candidates=0", params)[1]
+    engine, out = answered(folders, LINE + "candidates=6", params)
     assert [done.tokens for done in out] == [done.tokens for done in plainly]
     assert [done.stats.accepted for done in out] == [done.stats.accepted for done in plainly]
     assert engine.drafter.counts.hits
@@ -97,13 +97,14 @@ def test_the_draft_draws_with_a_seed_of_its_own(folders, monkeypatch):
     opened, usual = [], Ahead.open
     monkeypatch.setattr(Ahead, "open", lambda self, *row: (opened.append(row[2].seed), usual(self, *row)))
     seeds = range(len(TEXTS))
-    answered(folders, LINE + "kappa=1", [SamplingParams(max_tokens=2, temperature=1.0, seed=seed) for seed in seeds])
+    each = [SamplingParams(max_tokens=2, temperature=1.0, seed=seed) for seed in seeds]
+    answered(folders, LINE + "candidates=1", each)
     assert len({*opened} - {*seeds}) == len(seeds)
 
 
 @pytest.mark.parametrize("source", ["draft", pytest.param("both", marks=pytest.mark.slow)])
 def test_the_process_writes_the_same(folders, alone, source):
-    spec = f"mirror:{{close}},check=false,limit=60,source={source},kappa=3"
+    spec = f"mirror:{{close}},check=false,limit=60,source={source},candidates=3"
     engine, out = answered(folders, spec)
     try:
         assert [done.tokens for done in out] == alone
@@ -111,7 +112,7 @@ def test_the_process_writes_the_same(folders, alone, source):
         drawn = {"temperature": 0.8, "logit_bias": {5: 1.0}}
         params = [SamplingParams(max_tokens=NEW, seed=i, **drawn) for i in range(len(TEXTS))]
         sampled = engine.generate(TEXTS, params)
-        inline = answered(folders, LINE + f"source={source},kappa=3", params)[1]
+        inline = answered(folders, LINE + f"source={source},candidates=3", params)[1]
         assert [done.tokens for done in sampled] == [done.tokens for done in inline]
     finally:
         engine.drafter.close()
@@ -171,7 +172,7 @@ def test_after_a_hit_the_cache_is_that_of_a_fresh_reading(folders):
 
 
 def test_branches_go_where_windows_end_unless_they_are_to_be_spread_evenly():
-    """Always as many in all: kappa a position."""
+    """As many in all as `candidates` a position."""
     window, tops = [0, 0, 0], [[(v, 0.5**v) for v in range(40)]] * 4
     counts = {}
     for layout in ("measured", "uniform"):
@@ -188,7 +189,7 @@ def test_branches_go_where_windows_end_unless_they_are_to_be_spread_evenly():
 def test_by_default_more_windows_are_there_than_with_as_many_for_every_position(folders):
     rates = {}
     for layout in ("", ",layout=uniform"):
-        engine, _ = answered(folders, LINE + "kappa=2" + layout, SamplingParams(max_tokens=60, ignore_eos=True))
+        engine, _ = answered(folders, LINE + "candidates=2" + layout, SamplingParams(max_tokens=60, ignore_eos=True))
         rates[layout] = engine.drafter.counts.hit_rate
     assert rates[""] > rates[",layout=uniform"]
 

@@ -26,11 +26,11 @@ class PredictOptions:
     model: options.Model
     draft: str = option(help="Folder or hub id of the draft model.", names=("--draft", "-d"))
     on: str = option(help="Device of the model, as in the cost model: H100-SXM, RTX-4090, ...")
-    beside: str | None = option(None, "Device of the draft. [default: a second one like the model's]")
+    draft_on: str | None = option(None, "Device of the draft. [default: a second one like the model's]")
     hit: float | None = option(
         None, "Share of windows that are there in time. [default: --table's, or 0.5]", least=0, most=1
     )
-    table: Path | None = option(None, "What `paceline tune --beside` wrote, for the hit rate that it measured.")
+    table: Path | None = option(None, "What `paceline tune --mirror` wrote, for the hit rate that it measured.")
     window: int = option(5, "Tokens of a window.", least=1)
     branches: int = option(24, "Windows drafted ahead at once.", least=1)
     context: int = option(512, "Tokens before the answer.", least=0)
@@ -43,17 +43,17 @@ def predict(asked: PredictOptions) -> int:
     takes all weights to have 16 bits, those of GGUF files too.
 
     A round of `mirror` on two devices is compared with a round of plain speculation with the same draft on the first.
-    Figures of devices are datasheets'; the hit rate is yours to measure (`paceline tune MODEL --beside DRAFT`).
+    Figures of devices are datasheets'; the hit rate is yours to measure (`paceline tune MODEL --mirror DRAFT`).
 
     \b
     paceline predict MODEL --draft DRAFT --on H100-SXM
-    paceline predict MODEL --draft DRAFT --on H100-SXM --beside L4 --table tune.json
+    paceline predict MODEL --draft DRAFT --on H100-SXM --draft-on L4 --table tune.json
     """
     from paceline.cost.mirror import latency_on, size_that_pays
 
-    model, draft, on, beside = asked.model, asked.draft, asked.on, asked.beside or asked.on
+    model, draft, on, draft_on = asked.model, asked.draft, asked.on, asked.draft_on or asked.on
     sizes = _size(model), _size(draft)
-    machines = _machine("--on", on), _machine("--beside", beside)
+    machines = _machine("--on", on), _machine("--draft-on", draft_on)
     rate = asked.hit if asked.hit is not None else HIT if asked.table is None else _measured_hit(asked.table)
     settings: dict[str, Any] = {
         "hit": rate, "window": asked.window, "branches": asked.branches, "context": asked.context
@@ -62,14 +62,14 @@ def predict(asked: PredictOptions) -> int:
     pays = size_that_pays(*machines, *sizes, **settings)
     if asked.as_json:
         facts = {
-            "model": model, "draft": draft, "on": on, "beside": beside, **settings, "latency": vars(latency),
+            "model": model, "draft": draft, "on": on, "draft_on": draft_on, **settings, "latency": vars(latency),
             "round": latency.round, "plain_round": latency.plain_round, "speedup": latency.speedup,
             "parameters": sizes[0].parameters, "pays_from_parameters": pays,
         }  # fmt: skip
         print(json.dumps(facts))
         return 0
     print(
-        f"{model} on {on}: {1e3 * latency.after:.2f} ms a forward of {asked.window + 1} tokens; {draft} on {beside}: "
+        f"{model} on {on}: {1e3 * latency.after:.2f} ms a forward of {asked.window + 1} tokens; {draft} on {draft_on}: "
         f"{1e3 * latency.ahead:.2f} ms for {asked.branches} windows ahead, {1e3 * (latency.late or 0):.2f} ms for one "
         f"after a miss ({1 - rate:.0%} of rounds)\n"
         f"a round: {1e3 * latency.round:.2f} ms; plain speculation on {on} alone: {1e3 * latency.plain_round:.2f} ms; "
@@ -110,9 +110,9 @@ def _measured_hit(table: Path) -> float:
     from paceline.jsonl import loads
 
     try:
-        return float(loads(table.read_bytes())["beside"]["separate"]["hit"])
+        return float(loads(table.read_bytes())["mirror"]["separate"]["hit"])
     except (OSError, ValueError, KeyError, TypeError) as error:
         raise PacelineError(
             f"{table} has no hit rate ({type(error).__name__}: {error}); "
-            f"`paceline tune MODEL --beside DRAFT -o {table}` writes one"
+            f"`paceline tune MODEL --mirror DRAFT -o {table}` writes one"
         ) from None

@@ -96,8 +96,8 @@ def measure(
     alone, mirror, _ = run(f"mirror:{draft},where=line", max(cores - 1, 1))
     counts = mirror.counts
     latency = LatencyModel(0.0, _median(alone.forward), _median(counts.ahead), _median(counts.fresh), counts.hit_rate)
-    same = re.sub(r",\s*kappa=[^,]*", "", draft)
-    plain, _, _ = run(f"mirror:{same},where=line,kappa=0", cores)
+    same = re.sub(r",\s*candidates=[^,]*", "", draft)
+    plain, _, _ = run(f"mirror:{same},where=line,candidates=0", cores)
     if not splits or stopped():
         return Measurement(latency, None, None, _mean(plain.whole))
     both, _, trip = run(f"mirror:{draft},check=false", cores)

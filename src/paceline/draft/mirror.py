@@ -54,11 +54,11 @@ class MirrorConfig(Options):
     """Options of mirror."""
 
     checkpoint: str = option(help="folder or hub id of the draft model, or a drafter that has one (model:PATH)")
-    kappa: int = option(
+    candidates: int = option(
         4, "windows drafted ahead for each position, on average; 0: plain speculation; paper: 8", least=0
     )
     branches: int | None = option(
-        None, "most windows drafted ahead for a row; none: kappa for each position", least=1
+        None, "most windows drafted ahead for a row; none: as many as candidates says", least=1
     )
     layout: Layout = option(
         "measured",
@@ -149,7 +149,7 @@ class Mirror(Drafter):
         spec, drafter = stateless_drafter(self.config)
         c = self.config
         options: dict[str, Any] = {
-            "num_candidates": c.kappa,
+            "num_candidates": c.candidates,
             "branches": c.branches,
             "layout": c.layout,
             "fresh": c.miss == "fresh",
@@ -249,7 +249,7 @@ class Mirror(Drafter):
             for i, (row, tree) in enumerate(zip(round.rows, round.trees, strict=True))
             if not round.is_prompt(i) and row.id in self._has_window and (round.is_from(i, self) or len(tree) == 1)
         ]
-        if own and self.config.kappa:
+        if own and self.config.candidates:
             spans = round.spans()
             tops = iter(self._exit.candidates(torch.cat([hidden[spans[i]] for i in own])))
             given = {round.rows[i].id: [next(tops) for _ in range(len(round.trees[i]))] for i in own}
@@ -280,7 +280,7 @@ class EarlyExit:
             path = config.checkpoint.partition(":")[2] or config.checkpoint
             self._columns = kept_tokens(config.vocab, path, target)
             self._head = target.head.rows(self._columns)
-        self._count = most_candidates(config.kappa, config.layout) + 1
+        self._count = most_candidates(config.candidates, config.layout) + 1
 
     def candidates(self, states: torch.Tensor) -> list[Top]:
         """The best tokens after each of the states [N, H], with their probabilities."""

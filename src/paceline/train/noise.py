@@ -6,7 +6,7 @@ it, replaced ones included, because decoding fills its slots with known tokens o
 but its weights change: decoding with `jacobi` is exact for the tuned weights, not for the original ones. A second run
 with `--noise 0` and the same data, seed and budget shows the effect of the noise alone.
 
-At the end it measures the loss on clean held-out answers, also of the original model and of others (`--beside`), and
+At the end it measures the loss on clean held-out answers, also of the original model and of others (`--also`), and
 how often the candidates of each slot after the root are the model's own tokens. From these comes slots.json, with which
 `jacobi:OUT,tree=N` builds its tree.
 
@@ -200,12 +200,12 @@ class Noisy:
 
 
 def train_noisy(
-    training: Training, config: NoisyConfig = NoisyConfig(), beside: Sequence[Path] = (), compiled: bool = True
+    training: Training, config: NoisyConfig = NoisyConfig(), also: Sequence[Path] = (), compiled: bool = True
 ) -> bool:
     """Tune the target on its answers; writes a model folder in the target's own dtype. False when interrupted; the same
     call goes on.
 
-    beside  other models to measure the clean loss of, as folders."""
+    also  other models to measure the clean loss of, as folders."""
     trainer, seed = Trainer.open(training, config), training.loop.seed
     network = trainer.teacher
     noise = replace(config.noise, vocab_size=network.config.vocab_size, mask=pad_token(trainer.tokenizer))
@@ -219,7 +219,7 @@ def train_noisy(
         report, measured, slots = [], {}, []
         if held:
             after = clean_loss(tuned, held)
-            before = {path: clean_loss(open_teacher(path), held) for path in (training.target, *beside)}
+            before = {path: clean_loss(open_teacher(path), held) for path in (training.target, *also)}
             measured = {"loss": after, "losses": {path.name: loss for path, loss in before.items()}}
             slots = measure_slots(tuned, held, noise, seed)
             against = [f"  {after / loss - 1:+.2%} against {path.name}, {loss:.4f}" for path, loss in before.items()]
@@ -285,7 +285,7 @@ def measure_slots(network: Any, held: Mapping[str, Rows], noise: NoiseConfig, se
 def command(
     setup: DrafterOptions,
     config: NoisyConfig,
-    beside: Annotated[
+    also: Annotated[
         list[Path] | None,
         typer.Option(help="Another model to measure the clean loss of, such as a run with --noise 0.", file_okay=False),
     ] = None,
@@ -298,4 +298,4 @@ def command(
     This is supervised fine-tuning: the answers in --data may come from anywhere. The model's own answers, from
     --prompts and --generate, keep it closest to what it was.
     """
-    return train_noisy(setup.training(config), config, beside or (), compiled and not config.lora)
+    return train_noisy(setup.training(config), config, also or (), compiled and not config.lora)
