@@ -30,7 +30,7 @@ def test_the_prompts_are_six_of_six_kinds_and_fit_a_table(setting: Setting) -> N
 
 
 def test_the_table_says_what_the_engine_did(command: Command, endless: Path) -> None:
-    more = ("--also", "prompt-lookup", "--also", "recycling,tree=8", "--repeats", 1)
+    more = ("-d", "sam", "--also", "prompt-lookup", "--also", "recycling,tree=8", "--repeats", 1)
     result = command("demo", endless, "-p", PROMPTS, "-n", 80, *more)
     assert result.code == 0
     jobs, _ = from_file(str(PROMPTS), SamplingParams(max_tokens=80))
@@ -89,7 +89,7 @@ def test_many_prompts_have_no_columns_of_their_own(command: Command, endless: Pa
     prompts = tmp_path / "p.jsonl"
     prompts.write_text("".join(json.dumps({"prompt": "the cat", "id": f"prompt {i}"}) + "\n" for i in range(7)))
     out = command("demo", endless, "-p", prompts, "-n", 4, "--repeats", 1).out
-    assert re.search(r"^sam +[\d.]+ +[\d.]+ +7 of 7 *$", out, re.MULTILINE), out
+    assert re.search(r"^suffix +[\d.]+ +[\d.]+ +7 of 7 *$", out, re.MULTILINE), out
 
 
 def test_drafters_of_the_demo_model_are_compared_where_they_are(tmp_path: Path) -> None:
@@ -115,8 +115,8 @@ def test_both_answers_are_shown(command: Command, endless: Path, tmp_path: Path)
     prompts = tmp_path / "p.jsonl"
     prompts.write_text(json.dumps({"prompt": "the cat", "id": "x"}) + "\n" + json.dumps({"prompt": "the dog"}))
     result = command("demo", endless, "-p", prompts, "-n", 20, "--repeats", 1)
-    assert result.out.count("\n[plain]\n") == result.out.count("\n[sam]\n") == 2
-    first = result.out.split("[plain]\n")[1].split("[sam]\n")
+    assert result.out.count("\n[plain]\n") == result.out.count("\n[suffix]\n") == 2
+    first = result.out.split("[plain]\n")[1].split("[suffix]\n")
     assert first[0].strip() == first[1].split("\n\n")[0].strip() != ""
     assert result.err.count("20 new tokens in") == 4
 

