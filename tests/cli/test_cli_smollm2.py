@@ -2,6 +2,7 @@
 
 import json
 import shutil
+from importlib import import_module
 from pathlib import Path
 
 import pytest
@@ -148,7 +149,7 @@ def test_the_demo_runs_it_exactly_on_a_cpu(
         seen.append(exact)
         raise ModelError("seen enough")
 
-    monkeypatch.setattr("paceline.cli.demo.open_engine", refuse)
+    monkeypatch.setattr(import_module("paceline.cli.demo"), "open_engine", refuse)
     for words in ((), ("--no-exact",)):
         command("demo", *words, "--device", "cpu")
     assert seen == [True, False]
