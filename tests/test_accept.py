@@ -8,6 +8,7 @@ every kind of draft; and wrong rules, which look right on most days, do not.
 from __future__ import annotations
 
 from collections.abc import Sequence
+from functools import partial
 from typing import Any
 
 import numpy as np
@@ -19,7 +20,7 @@ from hypothesis import strategies as st
 import paceline.engine.accept as rules
 from paceline.draft.base import Drafter
 from paceline.engine import sampling
-from paceline.engine.accept import Cursor, accept, follow, residual, target_distributions
+from paceline.engine.accept import TOKENWISE, Cursor, accept, follow, residual, target_distributions
 from paceline.engine.engine import Engine
 from paceline.engine.sampling import RowRandom, SamplingParams, draw, draw_rows
 from paceline.engine.tree import DraftTree
@@ -70,6 +71,9 @@ seeds = st.integers(0, 10_000)
 zeros = st.sampled_from([0.0, 0.3, 0.7])
 
 
+tokenwise = partial(accept, rule=TOKENWISE)
+
+
 def model(seed: int, vocab_size: int = 3, zeros: float = 0.0, scale: float = 1.2) -> TableTarget:
     """A target or a draft model in which every token of the prefix matters."""
     return TableTarget(vocab_size, order=None, seed=seed, zeros=zeros, scale=scale)
@@ -90,6 +94,40 @@ def error(target: TableTarget, params: SamplingParams, draft: Draft, max_tokens:
 def test_chains_drawn_from_q(a: int, b: int, p_zeros: float, q_zeros: float, shape: list[int], go_on: float) -> None:
     draft = drawn(model(b, zeros=q_zeros), shape, go_on=go_on)
     assert error(model(a, zeros=p_zeros), SAMPLING, draft) < EXACT
+
+
+@settings(max_examples=10, deadline=None)
+@given(seeds, seeds, zeros, zeros, st.sampled_from(CHAINS))
+def test_token_after_token_is_lossless_too(a: int, b: int, p_zeros: float, q_zeros: float, shape: list[int]) -> None:
+    draft = drawn(model(b, zeros=q_zeros), shape, go_on=0.4)
+    target = model(a, zeros=p_zeros)
+    answers = speculative(target, PROMPT, SAMPLING, draft, 3, rule=tokenwise)
+    assert largest_difference(answers, plain(target, PROMPT, SAMPLING, 3)) < EXACT
+
+
+def expected_length(target: TableTarget, draft: Draft, rule: Any) -> float:
+    """Mean tokens of one round of at most four."""
+
+    def run(branches: Branches) -> int:
+        return len(one_round(target, PROMPT, (), SAMPLING, draft, 4, BranchingRandom(branches), rule))
+
+    return sum(length * probability for length, probability in outcomes(run).items())
+
+
+@settings(max_examples=20, deadline=None)
+@given(seeds, seeds, zeros, zeros, st.sampled_from([0.0, 0.4]))
+def test_block_verification_never_accepts_fewer(a: int, b: int, p_zeros: float, q_zeros: float, go_on: float) -> None:
+    target, draft = model(a, zeros=p_zeros), drawn(model(b, zeros=q_zeros), [0, 1, 2], go_on=go_on)
+    assert expected_length(target, draft, accept) > expected_length(target, draft, tokenwise) - EXACT
+
+
+def test_block_verification_accepts_what_the_paper_says() -> None:
+    """Sun et al. 2024, section 2: p is (1/3, 2/3) and q (2/3, 1/3) at every position, and two tokens are drafted."""
+    target = TableTarget(2, logits=lambda _: np.log([1 / 3, 2 / 3]))
+    helper = TableTarget(2, logits=lambda _: np.log([2 / 3, 1 / 3]))
+    draft = drawn(helper, [0, 1])
+    assert expected_length(target, draft, tokenwise) == pytest.approx(1 + 10 / 9)
+    assert expected_length(target, draft, accept) == pytest.approx(1 + 11 / 9)
 
 
 @settings(max_examples=6, deadline=None)
@@ -359,8 +397,8 @@ def strikes_the_token(p: torch.Tensor, q: torch.Tensor, token: int, replacement:
 @pytest.mark.parametrize(
     ("wrong", "draft"),
     [
-        (keeps_p, drawn(model(8), [0])),
-        (strikes_the_token, drawn(model(8), [0])),
+        (keeps_p, drawn(model(8), [0, 0])),
+        (strikes_the_token, drawn(model(8), [0, 0])),
         (never_strikes, drawn(model(8), [0, 0])),
     ],
     ids=lambda it: getattr(it, "__name__", ""),

@@ -8,12 +8,14 @@ else the row is done.
 * Sampling, point-mass drafts (retrieval, argmax; chain or tree): the token is drawn from the target's p. Rejection
   sampling has the same distribution: each child x is accepted with probability p(x), and if none is, the token is drawn
   from p with the children struck out.
-* Sampling, drafts drawn from q (chain or tree): the children are tried in the order they were drawn. Child x is
+* Sampling, a chain drawn from q: block verification, which judges the chain as a whole and keeps the longest beginning
+  that stands. It accepts at least as many tokens as one token after the other. (Sun et al. 2024, arXiv 2403.10444.)
+* Sampling, a tree drawn from q: the children are tried in the order they were drawn. Child x is
   accepted with probability min(1, p(x) / q(x)). After a rejection p becomes normalise(max(p - q, 0)), and, if the
   children were drawn without replacement, x is struck out of q. If no child is accepted, the token is drawn from the
   last p. A child with q(x) = 0 is passed over.
-  (Leviathan et al. 2023, section 2.3 for chains; SpecInfer, Miao et al. 2024, section 4.3 for trees with replacement;
-  recursive rejection sampling, Jeon et al. 2024, for trees without.)
+  (SpecInfer, Miao et al. 2024, section 4.3 for trees with replacement; recursive rejection sampling, Jeon et al. 2024,
+  for trees without. On a chain it is the rule of Leviathan et al. 2023, section 2.3: `TOKENWISE`.)
 
 This holds for any q, if every drafted child stays in the tree, whatever token was drawn. The number of children and
 their q may depend on everything that was drawn before them.
@@ -96,15 +98,25 @@ class Rule(Protocol):
 
 
 class Lossless:
-    """Greedy decoding and sampling as in the module's docstring."""
+    """Greedy decoding and sampling as in the module's docstring. block: whether drawn chains are judged as a whole."""
 
     name, lossless = "lossless", True
+
+    def __init__(self, block: bool = True):
+        self.block = block
 
     def decide(self, cursors: Sequence[Cursor]) -> list[Cursor]:
         """As `Rule.decide`, for rows of one group of `_alike`."""
         params = cursors[0].request.params
         if params.is_greedy:
             return [w for w, token in zip(cursors, _greedy(cursors), strict=True) if follow(w, token)]
+        if cursors[0].tree.draft_probs is not None and self.block:
+            chains = [w for w in cursors if w.tree.is_chain and w.tree.probe is None]
+            for cursor in chains:
+                _verify_block(cursor)
+            cursors = [w for w in cursors if w not in chains]
+            if not cursors:
+                return []
         probs = target_distributions(cursors)
         if cursors[0].tree.draft_probs is not None:
             return [w for w, p in zip(cursors, probs, strict=True) if _reject_or_follow(w, p)]
@@ -112,6 +124,7 @@ class Lossless:
 
 
 LOSSLESS = Lossless()
+TOKENWISE = Lossless(block=False)
 
 
 def accept(
@@ -269,6 +282,40 @@ def _reject_or_follow(cursor: Cursor, p: torch.Tensor) -> bool:
         p, q = residual(p, q, token, tree.replacement or is_last)
     done.tokens.append(request.random.choose(p, cursor.position))
     return False
+
+
+def _verify_block(cursor: Cursor) -> None:
+    """Decide all tokens of a row whose draft is a chain drawn from q (Sun et al. 2024, algorithm 2).
+
+    With w = 1 at the root and w = min(1, w p(x) / q(x)) after a drafted token x, a beginning of the chain stands with
+    probability s / (s + 1 - w), where s is the sum of max(w p - q, 0) at its end; the whole chain stands with
+    probability w. The longest beginning that stands is accepted. The next token is drawn from max(w p - q, 0), or from p
+    after the whole chain. Altogether a beginning is accepted with probability w, wherever the chain ends, so its length
+    may depend on all tokens before its end."""
+    request, tree, logits, done = cursor
+    tokens, weight = tree.tokens.tolist(), 1.0
+    for node in range(len(tree)):
+        path = list(range(node + 1))
+        [p] = target_distributions([Cursor(request, tree, logits, Accepted(path, tokens[1 : node + 1]))])
+        q = tree.draft_probs[node].to(p)
+        q_token = float(q[tokens[node + 1]]) if node + 1 < len(tree) else 0.0
+        if q_token == 0:  # the chain ends here, or the next token was not drawn from q
+            chance, rest = weight, p
+        else:
+            rest = (weight * p - q).clamp_min(0)
+            total = float(rest.sum())
+            chance = total / (total + 1 - weight) if weight < 1 else 1.0
+            # If p equals q, only rounding rejects what follows; then p itself is the residual.
+            rest = rest / total if total > 0 else p
+        if request.random.keep(chance):
+            done.path, after = path, rest
+        if q_token == 0:
+            break
+        weight = min(1.0, weight * float(p[tokens[node + 1]]) / q_token)
+        if weight == 0:
+            break
+    length = len(done.path) - 1
+    done.tokens = [*tokens[1 : length + 1], request.random.choose(after, request.num_new + length)]
 
 
 def residual(
