@@ -289,9 +289,9 @@ def _verify_block(cursor: Cursor) -> None:
 
     With w = 1 at the root and w = min(1, w p(x) / q(x)) after a drafted token x, a beginning of the chain stands with
     probability s / (s + 1 - w), where s is the sum of max(w p - q, 0) at its end; the whole chain stands with
-    probability w. The longest beginning that stands is accepted. The next token is drawn from max(w p - q, 0), or from p
-    after the whole chain. Altogether a beginning is accepted with probability w, wherever the chain ends, so its length
-    may depend on all tokens before its end."""
+    probability w. The longest beginning that stands is accepted. The next token is drawn from max(w p - q, 0) there, or
+    from p after the whole chain. Altogether a beginning is accepted with probability w, wherever the chain ends, so
+    its length may depend on all tokens before its end."""
     request, tree, logits, done = cursor
     tokens, weight = tree.tokens.tolist(), 1.0
     for node in range(len(tree)):
