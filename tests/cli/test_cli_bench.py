@@ -69,9 +69,6 @@ def test_a_whole_run(
     described = json.loads((out / "run.json").read_text())
     assert described["environment"]["command"] == "paceline bench 'a model'"
     assert [m["method"] for m in described["methods"]] == [*methods, "peer:vllm-ngram"]
-    assert set(json.loads((out / "summary.json").read_text())["predictions"]["devices"]["A100-80"]) == {
-        "sam", "prompt-lookup",
-    }  # fmt: skip
 
     before = (out / "answers.jsonl").read_bytes()
     again = command(*arguments)  # nothing is left to answer

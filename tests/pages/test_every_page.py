@@ -103,7 +103,7 @@ def of_align(folder: Path) -> str:
 
 
 def of_bench(folder: Path) -> str:
-    """Twenty methods, long names, a long word, failures, predictions: everything a report can hold."""
+    """Twenty methods, long names, a long word, failures: everything a report can hold."""
     methods = {
         "none": 1.0, "hierarchy,order=WL,model=build/own,corpus=build/four,n=8": 1.7,
         "averylongnamewithoutanyplacetobreakitatall": 1.5, "peer:transformers-assisted:models/draft": 0.8,
@@ -116,8 +116,6 @@ def of_bench(folder: Path) -> str:
         summary["results"][1 + len(TASKS)]["differs"] = [
             {"question": "q" * 60, "repeat": 0, "turn": 0, "at": 35, "verdict": "bug", "gap": 0.5, "noise": 0.01}
         ]
-        devices = ("A100 SXM 80 GB", "H100 SXM5", "H200 SXM", "RTX 3090", "RTX 4090", "L4", "Jetson AGX Orin 64")
-        summary["predictions"] = {"devices": {d: {name: [0.9, 1, 1.1] for name in methods} for d in devices}}
 
     text = "An answer of some words\n\n  and lines <b>, then " + "w" * 400 + " end"
     run = make_run(

@@ -381,18 +381,6 @@ def test_broken_folders_get_one_line(
     assert not (tmp_path / "report.html").exists()
 
 
-# Predictions --------------------------------------------------------------------------------------------------
-
-
-def test_predictions_for_devices_have_their_band(tmp_path: Path) -> None:
-    def change(about: dict[str, Any], summary: dict[str, Any]) -> None:
-        summary["predictions"] = {"devices": {"H100": {"sam": [2.1, 2.3, 2.5]}, "L4": {}}}
-
-    found = seen(make_run(tmp_path, change=change))
-    assert found.row("H100", "sam") == ["sam", "2.302.10 to 2.50", DASH]
-    assert [row[0] for row in next(rows for rows in found.tables if "H100" in rows[0])] == ["method", "sam"]
-
-
 # Markdown and words -------------------------------------------------------------------------------------------
 
 

@@ -14,24 +14,20 @@ from dataclasses import asdict, dataclass
 from pathlib import Path
 from typing import Any
 
-import numpy as np
 import torch
 
 from paceline.bench import specbench
 from paceline.bench.checks import disturbances, judge_differences, repeated
 from paceline.bench.large_draft import large_draft_model, large_spec
-from paceline.bench.metrics import BASELINE, recorded_rounds, summarize
+from paceline.bench.metrics import BASELINE, summarize
 from paceline.bench.options import Benchmark
 from paceline.bench.ours import Ours, check_schedules, scheduled_contestants
 from paceline.bench.record import ANSWERS, KIND, SUMMARY, Answer, answered, read_answers, settled
 from paceline.bench.runner import Runner, has_answered
 from paceline.bench.setting import Setting, Watch, set_up
-from paceline.cost.model import DEVICES, Machine, Size, predict
 from paceline.draft.registry import create
 from paceline.errors import PacelineError
 from paceline.target.folder import is_gguf, tuned_note
-from paceline.target.load import read_config
-from paceline.target.shape import unsupported
 from paceline.workbench.contestant import PEER, Contestant
 from paceline.workbench.environment import machine
 from paceline.workbench.peers import create_peer, parse_peer
@@ -263,7 +259,6 @@ def _conclude(
         "disturbed": disturbed,
         "repeated": again,
         "results": figures,
-        "predictions": {"devices": {} if compares else _on_devices(setting, answers)},
     }
     run.write(SUMMARY, summary)
     notes = [] if compares else specbench.export(
@@ -275,20 +270,3 @@ def _conclude(
         suite=setting.suite,
     )  # fmt: skip
     return Result(run.path, complete, figures, unavailable, notes, disturbed, again)
-
-
-def _on_devices(setting: Setting, answers: Sequence[Answer]) -> dict[str, dict[str, list[float]]]:
-    """{device: {method: [low, speed-up, high]}}: recorded rounds on other machines, forwards from datasheets."""
-    if is_gguf(setting.folder) or setting.target.quantised or unsupported(config := read_config(setting.folder)):
-        return {}  # the devices are GPUs, which run neither GGUF files nor blocks here
-    size = Size.of(config, setting.target.dtype.itemsize, setting.target.dtype.itemsize)
-    context = int(np.mean([t.prompt_tokens + len(t.tokens) / 2 for a in answers for t in a.turns] or [0]))
-    predictions: dict[str, dict[str, list[float]]] = {name: {} for name in DEVICES}
-    for method in dict.fromkeys(answer.method for answer in answers):
-        rounds = recorded_rounds(answer for answer in answers if answer.method == method)
-        if method == BASELINE or method.startswith(PEER) or rounds is None:
-            continue
-        batch = setting.benchmark.options.batch
-        for name, device in DEVICES.items():
-            predictions[name][method] = list(predict(rounds, size, Machine(device), batch=batch, context=context))
-    return predictions
