@@ -5,8 +5,7 @@
 
 `time` runs plain decoding and plain speculation with two threads, plain speculation with one, and mirror with one for
 each side, in turn; and from the parts of a round, measured over the same prompts, it says beforehand what the latency
-model expects (`LatencyModel` of paceline.cost.model). Prompts as in benchmarks/recycling.py; greedy. `--as-large 1B`
-widens the target with zeros to that many parameters, and the draft in proportion.
+model expects (`LatencyModel` of paceline.cost.model). Prompts as in benchmarks/recycling.py; greedy.
 """
 
 from __future__ import annotations
@@ -20,8 +19,6 @@ from typing import Any
 import torch
 
 from paceline import Engine, SamplingParams
-from paceline.bench.large import Enlargement, large_folder, parse_size
-from paceline.bench.large_draft import large_draft_model
 from paceline.cost.model import LatencyModel
 from paceline.draft.neural.draft_worker import DraftWorker
 from paceline.target.load import load, load_tokenizer
@@ -135,12 +132,8 @@ def main() -> None:
     parser.add_argument("--candidates", type=int, default=4)
     parser.add_argument("--layout", default="measured", choices=["measured", "uniform"])
     parser.add_argument("--repeats", type=int, default=3)
-    parser.add_argument("--as-large", type=parse_size, help="parameters of the target, such as 1B")
     args = parser.parse_args()
     prompts = read_prompts(args.prompts, load_tokenizer(args.model), args.every, args.characters)
-    if args.as_large:
-        args.model = str(large_folder(args.model, args.as_large))
-        args.draft = str(large_draft_model(args.draft, Enlargement.read(args.model)))
     if args.what == "hits":
         layers = load(args.model).num_layers
         hits(args.model, args.draft, prompts, args.new, [layers // 2, layers - 2], args.layout)

@@ -120,7 +120,6 @@ MISTAKES: list[tuple[str, ...]] = [
     ("bench model --out out --peer vlm-ngram", "Did you mean 'vllm-ngram'?"),
     ("bench model --out out --peer transformers-lookup,tokns=3", "tokens"),
     ("bench model --out out --categories poetry", "poetry"),
-    ("bench model --out out --as-large huge", "not a size"),
     ("bench model --out out -n 4000", "no question of"),
     ("bench model --out out --template vicunia", "Did you mean 'vicuna'?"),
     ("bench model --out out --suite suite.jsonl", "line 2"),

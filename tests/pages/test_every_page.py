@@ -111,7 +111,6 @@ def of_bench(folder: Path) -> str:
     }  # fmt: skip
 
     def change(about: dict[str, Any], summary: dict[str, Any]) -> None:
-        about["as_large"] = "The model was enlarged to 1.0B parameters without changing what it says."
         about["environment"]["command"] = "paceline bench models/demo " + "--draft=" + "x" * 300
         summary["results"][1 + len(TASKS)]["differs"] = [
             {"question": "q" * 60, "repeat": 0, "turn": 0, "at": 35, "verdict": "bug", "gap": 0.5, "noise": 0.01}

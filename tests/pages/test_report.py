@@ -299,7 +299,7 @@ def test_what_a_model_wrote_is_text(tmp_path: Path) -> None:
     gains = {"none": 1.0, '"><script>x</script>': 2.0}
 
     def change(about: dict[str, Any], summary: dict[str, Any]) -> None:
-        about["model_name"] = about["as_large"] = about["environment"]["cpu"] = about["methods"][0]["settings"] = why
+        about["model_name"] = about["environment"]["cpu"] = about["methods"][0]["settings"] = why
         about["left_out"] = [{"question": why, "why": why}]
 
     make_run(tmp_path, gains, text=hostile, tasks=("<b>",), not_installed={"<i>": why}, change=change)
