@@ -25,7 +25,6 @@ from paceline.evals.vision.evaluate import run as run_vision
 from paceline.evals.vision.options import RunOptions
 from paceline.evals.vision.report import write_page
 from paceline.replay import page as replay
-from paceline.rollout.demo import page as rollout
 
 CHROMIUM = shutil.which("chromium")
 pytestmark = pytest.mark.skipif(CHROMIUM is None, reason="there is no chromium here")
@@ -159,25 +158,6 @@ def of_certificate(folder: Path) -> str:
     )  # fmt: skip
 
 
-def of_rollout(folder: Path) -> str:
-    rules = {"vanilla": "no reuse", "exact": "ratio, exact", "plain:0.5": "plain, e^0.5 (not lossless)",
-             "specrl": "SPEC-RL's own rule, lenience e^0.5 (not lossless)"}  # fmt: skip
-    epochs = [
-        {"rule": rule, "seed": 0, "epoch": epoch, "reward": 0.3 + 0.001 * i, "accuracy": 0.0, "decoded": 41405 - i,
-         "cpu_seconds": 12.5, "reused": 10 * i, "old_tokens": 100 * epoch, "full": i, "offered": 10, "drift": 0.1,
-         "looked": 10}
-        for i, rule in enumerate(rules)
-        for epoch in range(4)
-    ]  # fmt: skip
-    results = [
-        {"name": name, "rule": rule, "tokens_decoded": 41405, "reuse": 0.532, "full_reuse": 0.321, "drift": 0.0123,
-         "final_reward": 0.354, "final_accuracy": 0.363, "accuracy_noise": 0.012, "seconds": 123.4,
-         "cpu_seconds": 234.5}
-        for rule, name in rules.items()
-    ]  # fmt: skip
-    return rollout.page({"epochs": epochs, "results": results})
-
-
 def of_vision(folder: Path) -> str:
     for name in ("random", "oracle"):
         run_vision(sample(), RunOptions(name, out=folder / name))
@@ -197,7 +177,6 @@ PAGES: dict[str, Callable[[Path], str]] = {
     "schedules": of_schedules,
     "replay": of_replay,
     "certificate": of_certificate,
-    "rollout": of_rollout,
     "vision": of_vision,
     "server": of_server,
     **{name: lambda folder, file=file: file.read_text("utf-8") for name, file in RESULTS.items()},  # type: ignore[misc]

@@ -29,7 +29,6 @@ from paceline.cli.quality import quality
 from paceline.cli.quantize import quantize
 from paceline.cli.replay import replay
 from paceline.cli.report import report
-from paceline.cli.rollout import rollout
 from paceline.cli.serve import serve
 from paceline.cli.train import train
 from paceline.cli.tune import tune
@@ -57,7 +56,6 @@ app.command(short_help="Make a model of eight or four bits.")(quantize)
 app.command(short_help="Say what a quantised model has lost.")(quality)
 app.command(short_help="Measure this machine, and say which drafter to use.")(tune)
 app.add_typer(evaluate, name="eval", short_help="Evaluate what a model says.")
-app.add_typer(rollout, name="rollout", short_help="Reuse answers in reinforcement learning.")
 app.add_typer(train, name="train", short_help="Train drafters, or a model family.")
 
 # Typer brings a copy of Click along; this is the copy's UsageError.
