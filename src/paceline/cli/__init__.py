@@ -63,7 +63,7 @@ UsageError: type[Exception] = typer.BadParameter.__bases__[0]
 EXTRAS = {
     **dict.fromkeys(("accelerate", "datasets", "matplotlib"), "train"),
     **dict.fromkeys(("openai", "httpx2", "yaml", "markdown_it"), "eval"),
-    **dict.fromkeys(("PIL", "skia", "peft", "sklearn"), "vision"),
+    **dict.fromkeys(("PIL", "peft", "sklearn"), "vision"),
     "scipy": "certify",
     "diffusers": "diffusion",
     "ray": "ray",

@@ -28,7 +28,6 @@ class BuildOptions:
     split: Split = option("all", "Objects and templates: all, or one of two disjoint parts.")
     objects: str = option("procedural", "procedural, diffusion:MODEL, or a folder of RGBA cut-outs with objects.json.")
     backgrounds: str | None = option(None, "A folder of pictures, or inpaint:MODEL; drawn if left out.")
-    renderer: Literal["auto", "skia", "pillow"] = option("auto", "What draws the objects.")
     count_size: Literal["case", "image"] = option(
         "case", "Counted objects: one size for a case, or another in each picture."
     )
