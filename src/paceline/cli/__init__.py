@@ -62,7 +62,7 @@ app.add_typer(train, name="train", short_help="Train drafters, or a model family
 UsageError: type[Exception] = typer.BadParameter.__bases__[0]
 EXTRAS = {
     **dict.fromkeys(("accelerate", "datasets", "matplotlib"), "train"),
-    **dict.fromkeys(("openai", "httpx2", "yaml", "markdown_it"), "eval"),
+    **dict.fromkeys(("openai", "httpx2", "yaml"), "eval"),
     **dict.fromkeys(("PIL", "peft", "sklearn"), "vision"),
     "scipy": "certify",
     "diffusers": "diffusion",
