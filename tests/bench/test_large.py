@@ -22,11 +22,8 @@ PROMPTS = [[5, 17, 200, 33, 8], [300, 2, 9]]
 # (family, changes, parameters, width factor that these lead to)
 CASES = {
     "layers, GQA, untied": ("llama2", SMALL, 200_000, 1),
-    "width 4, tied": ("smollm", SMALL, 600_000, 4),
     "width 16, tied": ("smollm", SMALL | {"num_hidden_layers": 2}, 1_500_000, 16),
-    "width 4, no GQA": ("llama1", SMALL | {"num_key_value_heads": 4}, 600_000, 4),
     "width 4, every bias": ("llama-bias", SMALL, 1_000_000, 4),
-    "width 4, qwen2": ("qwen2", SMALL, 1_000_000, 4),
     "width 4, qwen3": ("qwen3", SMALL | {"head_dim": 8}, 600_000, 4),
     "width 4, sliding window": ("mistral-window", SMALL, 400_000, 4),
 }

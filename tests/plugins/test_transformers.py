@@ -24,7 +24,7 @@ from paceline.plugins import transformers as paceline
 from tests import models
 
 NEW = 20
-FAMILIES = ("llama2", "llama3", "qwen2", "qwen3", "mistral", "gpt2", "gpt-neox", "phi", "gptj", "opt", "qwen2-moe")
+FAMILIES = ("llama2", "qwen3", "mistral", "gpt2", "gpt-neox", "phi", "opt", "qwen2-moe")
 
 MIXING = ("o_proj", "down_proj", "c_proj", "out_proj", "fc2", "fc_out", "dense_4h", "attention.dense")
 """Parts of the names of weights that mix what a layer found into the next token."""
