@@ -84,12 +84,17 @@ def test_a_draft_model(small: Path, tmp_path: Path) -> None:
         pair.same(spec.format, draft, grown)
 
 
-def test_a_draft_model_of_another_shape_grows_by_as_many_parameters(small: Path, tmp_path: Path) -> None:
+def test_a_draft_model_grows_by_as_many_parameters_and_part_of_the_target_like_it(small: Path, tmp_path: Path) -> None:
     draft = models.make("llama2", tmp_path / "narrow", num_hidden_layers=2, intermediate_size=48)
     done = enlarge(small, SIZE, tmp_path / "large")
     grown, times = enlarge_draft(draft, done, tmp_path / "grown"), done.large.parameters / done.small.parameters
     assert grown == Enlargement.read(tmp_path / "grown")
     assert grown.large.parameters / grown.small.parameters == pytest.approx(times, rel=0.06)
+    cut = models.make("llama2", tmp_path / "cut", num_hidden_layers=2)  # half of the target's own layers
+    layers = enlarge_draft(cut, done, tmp_path / "layers").large
+    assert layers.num_layers == 2 * done.layer_factor
+    assert layers.hidden_size == done.large.hidden_size
+    assert layers.intermediate_size == done.large.intermediate_size
 
 
 def test_a_draft_with_exits(small: Path, tmp_path: Path) -> None:

@@ -14,7 +14,7 @@ from PIL import Image, ImageDraw
 from paceline.errors import PacelineError
 from paceline.evals.vision import engine
 from paceline.evals.vision.captions import HELD_OUT_TEMPLATES, PLACES, RATIOS, SAME, TEMPLATES, VALUES, holds
-from paceline.evals.vision.drawing import KINDS, sprite, trace
+from paceline.evals.vision.drawing import KINDS, Drawing, Shape, sprite, trace
 from paceline.evals.vision.engine import ENGINE, PLAIN, compose, drawn_area, open_provider, render
 from paceline.evals.vision.options import BuildOptions
 from paceline.evals.vision.providers import cut_out
@@ -50,6 +50,22 @@ def test_what_this_version_of_the_engine_draws() -> None:
     plan = BuildOptions(seed=5, size=96)
     cases = [compose(plan, subset, n).facts(plan) for subset in (*VALUES, *PLAIN) for n in range(4)]
     assert (ENGINE, _digest(drawn), _digest(cases)) == (2, "5cccf5e542f32597", "2c074fcf73b86486")
+
+
+def test_shapes_stand_where_they_are_and_are_lit_from_the_upper_left() -> None:
+    """A grey square, and on it a red one with an edge in its lower right quarter."""
+    grey = Shape(trace("M0 0 L100 0 L100 100 L0 100"), "#808080", None, 0.0)
+    red = Shape(trace("M50 50 L90 50 L90 90 L50 90"), "#d00000", "#000000", 4.0)
+    pixels = np.asarray(sprite(Drawing((grey, red)), 50, 50), int)
+    assert (pixels[..., 3] == 255).all()
+    is_red = pixels[..., 0] > pixels[..., 1] + 60
+    rows, columns = np.nonzero(is_red)
+    assert all(abs(found - wanted) <= 2 for found, wanted in zip(
+        (rows.min(), rows.max(), columns.min(), columns.max()), (26, 43, 26, 43), strict=True
+    ))  # fmt: skip
+    assert pixels[25, 35, :3].max() < 60, "the edge"
+    assert pixels[2, 2, 1] > 128 > pixels[47, 47, 1]
+    assert pixels[28, 28, 0] > pixels[42, 42, 0]
 
 
 @pytest.mark.parametrize("subset", VALUES)
