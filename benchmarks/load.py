@@ -18,7 +18,6 @@ from statistics import median
 from time import perf_counter
 
 from paceline import Engine, SamplingParams
-from paceline.bench.large import large_folder, parse_size
 from paceline.bench.suites import read_suite
 from paceline.target.base import Target
 from paceline.target.load import load, load_tokenizer
@@ -36,7 +35,6 @@ def main() -> None:
     parser.add_argument("--repeats", type=int, default=5)
     parser.add_argument("--max-tokens", type=int, default=96)
     parser.add_argument("--requests", type=int, help="of a piece, for each row of the batch (default: 3 to 8)")
-    parser.add_argument("--as-large", help="enlarge the model, such as 1B: realistic cost, the same answers")
     parser.add_argument("--out", type=Path, required=True)
     parser.add_argument("--seconds", type=float, default=1e9, help="begin no piece after this time")
     parser.add_argument("--table", action="store_true", help="measure nothing")
@@ -50,10 +48,7 @@ def main() -> None:
 def measure(options: argparse.Namespace, drafts: Sequence[str]) -> None:
     """Make the pieces that are missing, as long as there is time."""
     began = perf_counter()
-    model = options.model
-    if options.as_large:
-        model = large_folder(model, parse_size(options.as_large))
-    bench = Bench(load(model), drafts, options)
+    bench = Bench(load(options.model), drafts, options)
     done = {(line["repeat"], line["batch"]) for line in read(options.out)}
     for repeat in range(options.repeats):
         for batch in options.batches:

@@ -5,22 +5,22 @@
 
 `time` runs plain decoding and plain speculation with two threads, plain speculation with one, and mirror with one for
 each side, in turn; and from the parts of a round, measured over the same prompts, it says beforehand what the latency
-model expects (paceline.cost.draft_device). Prompts as in benchmarks/recycling.py; greedy. `--as-large 1B` widens the
-target with zeros to that many parameters, and the draft in proportion.
+model expects (`LatencyModel` of paceline.cost.model). Prompts as in benchmarks/recycling.py; greedy.
 """
 
 from __future__ import annotations
 
 import argparse
+from dataclasses import replace
 from statistics import median
 from time import perf_counter
 from typing import Any
 
+import torch
+
 from paceline import Engine, SamplingParams
-from paceline.bench.large import Enlargement, large_folder, parse_size
-from paceline.bench.large_draft import large_draft_model
-from paceline.cost.draft_device import measure
-from paceline.cost.mirror import pays_from
+from paceline.cost.model import LatencyModel
+from paceline.draft.neural.draft_worker import DraftWorker
 from paceline.target.load import load, load_tokenizer
 from recycling import read_prompts
 
@@ -45,17 +45,55 @@ def hits(model: str, draft: str, prompts: list[list[int]], new: int, layers: lis
             print(f"| {name} | {candidates} | {rates} | {mean:.2f} |", flush=True)
 
 
+def measured(model: str, draft: str, prompts: list[list[int]], new: int) -> LatencyModel:
+    """The terms of the latency model here: in line first, on the threads that mirror leaves to the target, then with
+    the draft in a process of its own."""
+    cores = torch.get_num_threads()
+
+    def run(options: str, threads: int) -> tuple[float, Any, float]:
+        """Median seconds of the target's part of a round, the drafter, and seconds of a message to its process."""
+        engine = Engine(model, f"mirror:{draft},{options}", threads=threads, max_batch=1)
+        mirror: Any = engine.drafter
+        trips = [0.0]
+        if isinstance(mirror.side, DraftWorker):
+            trips = [seconds_of(lambda: mirror.side.windows([])) for _ in range(20)]
+        times = []
+        for prompt in prompts:
+            row = engine.add(prompt, SamplingParams(max_tokens=new))
+            while row.finish_reason is None:
+                before, drafts = forward(engine), row.num_new > 1
+                engine.step()
+                times += [forward(engine) - before] if drafts else []
+        mirror.close()
+        return median(times), mirror, median(trips)
+
+    alone, mirror, _ = run("where=line", max(cores - 1, 1))
+    counts = mirror.counts
+    latency = LatencyModel(0.0, alone, median(counts.ahead), median(counts.fresh), counts.hit_rate)
+    both, _, trip = run("check=false", max(cores - 1, 1))
+    together = 1 + max(0.0, both - alone) / min(latency.after, latency.ahead)
+    return replace(latency, together=together, rendezvous=trip)
+
+
+def forward(engine: Engine) -> float:
+    """Seconds of the target so far, by the engine's clock."""
+    return sum(engine.clock.seconds.get(part, 0.0) for part in ("prepare", "layers", "head", "accept"))
+
+
+def seconds_of(act: Any) -> float:
+    began = perf_counter()
+    act()
+    return perf_counter() - began
+
+
 def timed(model: str, draft: str, prompts: list[list[int]], new: int, ahead: str, repeats: int) -> None:
     """What the latency model expects, and a line a contestant."""
-    target = load(model)
-    answer = measure(target, load_tokenizer(model), f"{draft},{ahead}", prompts, max_tokens=new)
-    expected = answer.here or answer.latency
+    expected = measured(model, f"{draft},{ahead}", prompts, new)
     print(
         f"expected: forward {1e3 * expected.after:.1f} ms, branches {1e3 * expected.ahead:.1f}, a window "
         f"{1e3 * expected.fresh:.1f}, hit rate {expected.hit:.2f}, both at once take {expected.together:.2f} times as "
         f"long: a round {1e3 * expected.round:.1f} ms against {1e3 * expected.plain_round:.1f}, {expected.speedup:.2f} "
-        f"times plain speculation's speed with one thread; pays from {pays_from(expected) or float('nan'):.2f} times "
-        "this target's time on"
+        "times plain speculation's speed with one thread"
     )
     plain = f"model:{draft},stop=fixed"
     contestants = {
@@ -94,12 +132,8 @@ def main() -> None:
     parser.add_argument("--candidates", type=int, default=4)
     parser.add_argument("--layout", default="measured", choices=["measured", "uniform"])
     parser.add_argument("--repeats", type=int, default=3)
-    parser.add_argument("--as-large", type=parse_size, help="parameters of the target, such as 1B")
     args = parser.parse_args()
     prompts = read_prompts(args.prompts, load_tokenizer(args.model), args.every, args.characters)
-    if args.as_large:
-        args.model = str(large_folder(args.model, args.as_large))
-        args.draft = str(large_draft_model(args.draft, Enlargement.read(args.model)))
     if args.what == "hits":
         layers = load(args.model).num_layers
         hits(args.model, args.draft, prompts, args.new, [layers // 2, layers - 2], args.layout)

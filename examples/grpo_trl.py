@@ -14,18 +14,17 @@ from pathlib import Path
 os.environ.setdefault("TRL_EXPERIMENTAL_SILENCE", "1")  # rollout_func is experimental, and says so
 
 from datasets import Dataset
+from rollout_rules import ALPHABET, SPECIAL, policy
 from tokenizers import Regex, Tokenizer, models, pre_tokenizers
 from transformers import PreTrainedTokenizerFast
 from trl import GRPOConfig, GRPOTrainer
 
 from paceline.rollout import RolloutStore
-from paceline.rollout.demo.grpo import policy
-from paceline.rollout.demo.task import ALPHABET, SPECIAL
 from paceline.rollout.trl import RolloutReuse
 
 
 def tokenizer() -> PreTrainedTokenizerFast:
-    """One token for each character of the demo's task."""
+    """One token for each character of the other example's task."""
     ids = {symbol: i for i, symbol in enumerate([*SPECIAL, *ALPHABET])}
     characters = Tokenizer(models.WordLevel(ids, unk_token="<pad>"))
     characters.pre_tokenizer = pre_tokenizers.Split(Regex("."), "isolated")

@@ -152,8 +152,9 @@ EXACT = SamplingParams(temperature=0.8, max_tokens=NEW, seed=4)
 
 
 @pytest.mark.skipif(DEVICE != "cpu", reason="exact needs a CPU")
-@pytest.mark.parametrize("name", [*TEST_DRAFTERS, *registered()])
+@pytest.mark.parametrize("name", [*TEST_DRAFTERS, "sam", "recycling", "ngram-pool", "jacobi"])
 def test_exact_answers_in_bfloat16_are_plain_ones(name: str) -> None:
+    """Drafts of every shape, and methods that ask the forward for more; which tokens are drafted does not matter."""
     target, prompts, answers = exact_world()
     out = Engine(target, drafter_of(name, answers), max_batch=4, prefill_chunk=32).generate(prompts, EXACT)
     assert texts(prompts, out) == list(answers.values())
@@ -243,11 +244,11 @@ def chats(demo: Path) -> tuple[Target, list[list[int]], Answers]:
     return target, prompts, {tuple(p): generate(model, p, NEW, target.eos_token_ids) for p in prompts}
 
 
-@pytest.mark.parametrize("name", [name for name in (*registered(), "oracle tree") if "=" not in name])
+@pytest.mark.parametrize("name", ["none", "oracle tree", "sam", "recycling", "jacobi"])
 def test_greedy_answers_of_the_demo_model_are_transformers_own(
     chats: tuple[Target, list[list[int]], Answers], name: str
 ) -> None:
-    """Every method on a second trained model; all batch sizes and variants are above."""
+    """A second trained model, with a tokenizer and a template; every method, batch size and variant is above."""
     target, prompts, answers = chats
     engine = Engine(target, drafter_of(name, answers), max_batch=3, prefill_chunk=48)
     out = engine.generate(prompts, SamplingParams(max_tokens=NEW))

@@ -35,7 +35,6 @@ def make_run(
         "paceline": "0.1.0",
         "identity": {
             "model": "models/demo",
-            "as_large": None,
             "suite": {"name": "demo", "source": "shipped", "fingerprint": "0123456789abcdef", "questions": 48},
             "options": {"max_tokens": 128, "temperature": 0.0, "batch": 1, "repeats": 3, "warm_up": 3, "seed": 0},
         },

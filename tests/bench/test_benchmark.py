@@ -28,7 +28,7 @@ class Peer(Contestant):
     contexts: set[int] = set()
 
     def __init__(self, spec: str, *folder: str, **settings: Any):
-        super().__init__(spec)
+        super().__init__(f"peer:{spec}")
         Peer.contexts.add(settings["max_context"])
 
     def open(self) -> None:

@@ -1,11 +1,13 @@
 """Drafters of an enlarged model: they draft what they drafted for the small one, round for round."""
 
 import json
+from collections.abc import Callable
 from dataclasses import asdict
 from pathlib import Path
 
 import pytest
 import torch
+from benchmarks.large import Enlargement, enlarge, enlarge_draft, enlarge_head
 from safetensors.torch import load_file
 from tests import models
 from tests.draft.answered import weakened
@@ -13,8 +15,6 @@ from tests.draft.eagles import knowing_head
 from tests.draft.head_worlds import HEADS, World
 from transformers import AutoModelForCausalLM
 
-from paceline.bench.large import Enlargement, large_folder
-from paceline.bench.large_draft import large_spec
 from paceline.draft.kangaroo import adapter_shapes
 from paceline.draft.neural.checkpoint import TargetFacts, save_drafter
 from paceline.draft.neural.networks import Switches
@@ -45,43 +45,56 @@ def rounds(target: Target, spec: str) -> list[tuple[list[int], list[tuple[str, i
 
 
 @pytest.fixture
-def small(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
-    monkeypatch.setenv("XDG_CACHE_HOME", str(tmp_path / "cache"))
+def small(tmp_path: Path) -> Path:
     return models.make("llama2", tmp_path / "small", num_hidden_layers=4)
 
 
-def large_of(small: Path) -> tuple[Target, Enlargement]:
-    folder = large_folder(small, SIZE)
-    return opened(folder), Enlargement.read(folder)
+class Pair:
+    """The small model and the enlarged one."""
 
+    def __init__(self, small: Path):
+        self.folder = small.with_name("large")
+        self.done = enlarge(small, SIZE, self.folder)
+        self.small, self.large = opened(small), opened(self.folder)
 
-def same(small: Path, spec: str) -> str:
-    """Check that both write the same in the same rounds; the enlarged spec."""
-    target, done = large_of(small)
-    large = large_spec(spec, target, done)
-    found = rounds(target, large)
-    assert found == rounds(opened(small), spec)
-    assert any(who for _, runs in found for who, _ in runs), "something was drafted and accepted"
-    return large
+    def model(self, draft: Path) -> Path:
+        """A draft model, enlarged."""
+        enlarge_draft(draft, self.done, out := draft.with_name(f"{draft.name}-large"))
+        return out
+
+    def head(self, head: Path) -> Path:
+        """A head or adapter, enlarged."""
+        enlarge_head(head, self.large, self.done, out := head.with_name(f"{head.name}-large"))
+        return out
+
+    def same(self, spec: Callable[[Path], str], draft: Path, grown: Path) -> None:
+        """Check that both write the same in the same rounds."""
+        found = rounds(self.large, spec(grown))
+        assert found == rounds(self.small, spec(draft))
+        assert any(who for _, runs in found for who, _ in runs), "something was drafted and accepted"
 
 
 def test_a_draft_model(small: Path, tmp_path: Path) -> None:
     draft = models.make("llama2", tmp_path / "draft", num_hidden_layers=4)  # the target's twin: all is accepted
     counts = torch.arange(read_config(draft).vocab_size)
     save_vocabulary(draft / VOCABULARY, Vocabulary(best_tokens(counts, 40), counts))
-    same(small, f"model:{draft},stop=fixed,draft=3,vocab=60")
-    large = same(small, f"model:{draft},stop=fixed,draft=3")
-    assert str(draft) + "," not in large
-    inside = same(small, f"mirror:model:{draft},where=line,draft=3")
-    assert inside.removeprefix("mirror:").split(",")[0] == large.split(",")[0], "a drafter named inside another"
+    pair = Pair(small)
+    grown = pair.model(draft)
+    for spec in ("model:{},stop=fixed,draft=3,vocab=60", "mirror:model:{},where=line,draft=3"):
+        pair.same(spec.format, draft, grown)
 
 
-def test_a_draft_model_of_another_shape_grows_by_as_many_parameters(small: Path, tmp_path: Path) -> None:
+def test_a_draft_model_grows_by_as_many_parameters_and_part_of_the_target_like_it(small: Path, tmp_path: Path) -> None:
     draft = models.make("llama2", tmp_path / "narrow", num_hidden_layers=2, intermediate_size=48)
-    target, done = large_of(small)
-    large = large_spec(f"model:{draft}", target, done)
-    grown, times = Enlargement.read(large.removeprefix("model:")), done.large.parameters / done.small.parameters
+    done = enlarge(small, SIZE, tmp_path / "large")
+    grown, times = enlarge_draft(draft, done, tmp_path / "grown"), done.large.parameters / done.small.parameters
+    assert grown == Enlargement.read(tmp_path / "grown")
     assert grown.large.parameters / grown.small.parameters == pytest.approx(times, rel=0.06)
+    cut = models.make("llama2", tmp_path / "cut", num_hidden_layers=2)  # half of the target's own layers
+    layers = enlarge_draft(cut, done, tmp_path / "layers").large
+    assert layers.num_layers == 2 * done.layer_factor
+    assert layers.hidden_size == done.large.hidden_size
+    assert layers.intermediate_size == done.large.intermediate_size
 
 
 def test_a_draft_with_exits(small: Path, tmp_path: Path) -> None:
@@ -89,17 +102,16 @@ def test_a_draft_with_exits(small: Path, tmp_path: Path) -> None:
     marks = {"paceline_drafter": "s2d", "target": asdict(TargetFacts.of(opened(small))), "exits": [1, 2, 4]}
     config = json.loads((draft / "config.json").read_text())
     (draft / "config.json").write_text(json.dumps(config | marks))
-    large = same(small, f"s2d:{draft},thresholds=0.3,stop=fixed,draft=3")
-    grown = json.loads((Path(large.removeprefix("s2d:").split(",")[0]) / "config.json").read_text())
-    whole = json.loads((large_folder(small, SIZE) / "config.json").read_text())
-    factor = large_of(small)[1].layer_factor
+    pair = Pair(small)
+    large = pair.model(draft)
+    pair.same("s2d:{},thresholds=0.3,stop=fixed,draft=3".format, draft, large)
+    grown, whole = (json.loads((folder / "config.json").read_text()) for folder in (large, pair.folder))
+    factor = pair.done.layer_factor
     assert factor > 1
     for key in ("hidden_size", "intermediate_size", "num_attention_heads", "num_key_value_heads"):
         assert grown[key] == whole[key], "a layer costs what the target's costs"
     assert grown["num_hidden_layers"] == 4 * factor
     assert grown["exits"] == [factor, 2 * factor, 4 * factor]
-    named = same(small, f"s2d:{draft},exits=1,3,thresholds=0.3,stop=fixed,draft=3")
-    assert f",exits={factor},{3 * factor},thresholds" in named
 
 
 def test_an_adapter(small: Path, tmp_path: Path) -> None:
@@ -110,31 +122,21 @@ def test_an_adapter(small: Path, tmp_path: Path) -> None:
     norm = load(small, dtype="float32").norm  # type: ignore[attr-defined]
     tensors["input_norm.weight"], tensors["output_norm.weight"] = norm.clone(), norm.clone()
     tensors["o_proj.weight"] *= 0.1
-    save_drafter(
-        tmp_path / "adapter", "kangaroo", config={"exit_layer": 2}, tensors=tensors, target=TargetFacts.of(target)
-    )
+    adapter = tmp_path / "adapter"
+    save_drafter(adapter, "kangaroo", config={"exit_layer": 2}, tensors=tensors, target=TargetFacts.of(target))
     counts = torch.arange(read_config(small).vocab_size)
-    save_vocabulary(tmp_path / "adapter" / VOCABULARY, Vocabulary(best_tokens(counts, 40), counts))
-    for options in ("stop=fixed,draft=3,vocab=60", "stop=fixed,draft=3", "stop=fixed,draft=3,tree=6,width=3"):
-        large = same(small, f"kangaroo:{tmp_path / 'adapter'},{options}")
-    grown = json.loads((Path(large.removeprefix("kangaroo:").split(",")[0]) / "config.json").read_text())
-    assert grown["exit_layer"] == 2 * large_of(small)[1].layer_factor
-
-
-def test_what_has_no_weights_stays(small: Path, tmp_path: Path) -> None:
-    target, done = large_of(small)
-    (tmp_path / "corpus").mkdir()
-    corpus = tmp_path / "corpus"
-    others = "sam", "sam+recycling,tree=16", "mirror:model:nowhere"
-    for spec in (*others, f"sam,corpus={corpus}", f"rest:{corpus}"):
-        assert large_spec(spec, target, done) == spec
+    save_vocabulary(adapter / VOCABULARY, Vocabulary(best_tokens(counts, 40), counts))
+    pair = Pair(small)
+    large = pair.head(adapter)
+    for options in ("vocab=60", "tree=6,width=3"):
+        pair.same(f"kangaroo:{{}},stop=fixed,draft=3,{options}".format, adapter, large)
+    assert json.loads((large / "config.json").read_text())["exit_layer"] == 2 * pair.done.layer_factor
 
 
 def test_a_draft_that_cannot_grow_is_named(small: Path, tmp_path: Path) -> None:
     draft = models.make("gpt2", tmp_path / "gpt2")
-    target, done = large_of(small)
     with pytest.raises(PacelineError, match="cannot be enlarged"):
-        large_spec(f"model:{draft}", target, done)
+        enlarge_draft(draft, enlarge(small, SIZE, tmp_path / "large"), tmp_path / "out")
 
 
 @pytest.mark.parametrize("method", ["eagle", "eagle3"])
@@ -153,9 +155,8 @@ def test_a_head(small: Path, tmp_path: Path, method: str) -> None:
     else:
         del tensors["embed_tokens.weight"]
     save_drafter(head, method, config=config, tensors=tensors, target=facts)
-    for options in ("tree=0,draft=3", "tree=8,width=3"):
-        large = same(small, f"{method}:{head},{options}")
-    assert str(head) not in large
+    pair = Pair(small)
+    pair.same(f"{method}:{{}},tree=8,width=3".format, head, pair.head(head))
 
 
 @pytest.mark.parametrize("method", ["medusa", "hydra", "amphista"])
@@ -173,6 +174,6 @@ def test_a_head_of_a_fixed_tree(small: Path, tmp_path: Path, method: str) -> Non
         "hydra": ({"layers": 1, "prefix": True}, said),
         "amphista": ({"switches": switches}, {"network": asdict(switches)}),
     }[method]
-    module = world.module(method, **changes)
-    spec = world.save(module, method, tmp_path / "head", facts)
-    assert spec != same(small, f"{spec},tree=6")
+    head, pair = tmp_path / "head", Pair(small)
+    world.save(world.module(method, **changes), method, head, facts)
+    pair.same(f"{method}:{{}},tree=6".format, head, pair.head(head))

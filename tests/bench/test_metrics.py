@@ -28,7 +28,6 @@ from paceline.bench.metrics import (
     mean_accepted_tokens,
     parts_ms,
     peak_bytes,
-    recorded_rounds,
     speedup,
     speedup_interval,
     speedup_spec_bench,
@@ -40,7 +39,7 @@ from paceline.bench.metrics import (
 )
 from paceline.bench.pairs import Pairs
 from paceline.bench.record import Answer
-from paceline.cost.model import DEVICES, Machine, Size, predict, round_cost
+from paceline.cost.model import round_cost
 from paceline.workbench.contestant import Reply
 
 
@@ -520,29 +519,3 @@ def test_speedups_at_the_same_batch() -> None:
     ]
     gains = {"none": 1.0, "sam equal 1": 1.5, "sam equal 4": 0.75, "none ragged 4": 1.0}
     assert batch_speedups(results) == gains
-
-
-# Rounds, as predictions for other machines take them
-
-
-def drafted(rounds: int, tokens: int, drafted: int, drafting: float = 0.0) -> Answer:
-    """After its first token an answer of so many rounds, each with `tokens` tokens after `drafted` drafted ones."""
-    lengths, nodes = [1] + [tokens] * rounds, [0] + [drafted] * rounds
-    reply = Reply(9, [1] * sum(lengths), "", 1.0, lengths, None, nodes, nodes, parts={"draft": drafting})
-    return Answer("x", 0, "q", "qa", "qa", 0, turns=[reply])
-
-
-def test_rounds_of_all_answers_after_their_first_tokens() -> None:
-    rounds = recorded_rounds([drafted(50, 2, 10, 0.1), drafted(100, 1, 0)])
-    assert rounds is not None
-    assert (rounds.tokens, rounds.sizes, rounds.draft_seconds) == (200, {11: 50, 1: 100}, 0.1)
-    size = Size(7e9, layers=32, width=4096, cache_bytes=131072)
-    assert 1 < predict(rounds, size, Machine(DEVICES["H100-SXM"])).speedup < 200 / 150
-
-
-def test_rounds_that_are_not_known() -> None:
-    silent, failed = drafted(2, 2, 3), replace(drafted(2, 2, 3), failed="out of memory")
-    silent.turns[0].nodes = None
-    assert recorded_rounds([drafted(2, 2, 3), silent]) is None
-    assert recorded_rounds([failed]) is None
-    assert recorded_rounds([]) is None

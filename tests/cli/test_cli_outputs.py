@@ -20,7 +20,6 @@ OUT, HERE, NOWHERE = "<out>", "<here>", "nowhere/model"
 FOLDERS = [
     ("bench", NOWHERE, "--out", OUT),
     ("certify", NOWHERE, "--out", OUT),
-    ("rollout", "demo", "--out", OUT),
     ("quantize", NOWHERE, OUT),
     ("corpus", "build", OUT, "--text", "nowhere.txt", "--tokenizer", NOWHERE),
     ("eval", "align", "--model", NOWHERE, "--out", OUT),

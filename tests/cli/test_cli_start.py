@@ -77,7 +77,7 @@ def test_a_package_that_is_missing_is_named_with_its_extra(
     for name in [name for name in sys.modules if name.startswith(("paceline.evals", "paceline.workbench"))]:
         if not name.endswith(".options"):  # the command line has read these already
             monkeypatch.delitem(sys.modules, name)
-    for name in ("openai", "PIL", "skia"):
+    for name in ("openai", "PIL"):
         monkeypatch.setitem(sys.modules, name, None)
     result = command(*arguments)
     assert result.code == 2

@@ -1,30 +1,14 @@
-"""The cost model: limits, and tables of figures worked out elsewhere."""
+"""The cost model: limits, and the round of `mirror` against two threads that sleep for its times."""
 
-from pathlib import Path
+from __future__ import annotations
+
+from queue import SimpleQueue
+from threading import Thread
+from time import perf_counter, sleep
 
 import pytest
-from hypothesis import given, settings
-from hypothesis import strategies as st
-from tests import models
 
-from paceline.cost.model import (
-    DEVICES,
-    Device,
-    Machine,
-    Rounds,
-    Size,
-    chain_tokens,
-    forward_seconds,
-    memory_bound_speedup,
-    predict,
-    round_cost,
-    speedup,
-)
-
-VICUNA_7B = Size(6.61e9, layers=32, width=4096, cache_bytes=2 * 32 * 4096 * 2)
-LLAMA_8B = Size(7.505e9, layers=32, width=4096, cache_bytes=2 * 32 * 1024 * 2)
-
-# Tokens per round --------------------------------------------------------------------------------------------
+from paceline.cost.model import LatencyModel, chain_tokens, memory_bound_speedup, round_cost, speedup
 
 
 def test_tokens_of_a_chain() -> None:
@@ -32,9 +16,6 @@ def test_tokens_of_a_chain() -> None:
     assert chain_tokens([1.0] * 5) == 6
     assert chain_tokens([0.8] * 4) == pytest.approx((1 - 0.8**5) / (1 - 0.8))
     assert chain_tokens([0.5, 0.25]) == 1 + 0.5 + 0.125
-
-
-# Speed-up -----------------------------------------------------------------------------------------------------
 
 
 def test_limits() -> None:
@@ -46,89 +27,66 @@ def test_limits() -> None:
     assert round_cost(3.0, 1.5) == 2.0
 
 
-# Forwards ----------------------------------------------------------------------------------------------------
+# The round of mirror --------------------------------------------------------------------------------------------------
+
+REGIMES = {
+    "hidden": LatencyModel(0.0, 0.02, 0.012, 0.008, 1.0),
+    "exposed": LatencyModel(0.0, 0.012, 0.03, 0.008, 1.0),
+    "missed": LatencyModel(0.0, 0.02, 0.012, 0.016, 0.5),
+    "early exit": LatencyModel(0.01, 0.01, 0.02, 0.01, 0.75, proxy=0.004),
+}
 
 
-def test_a_forward_reads_or_computes() -> None:
-    machine = Machine(Device("toy", 1e9, 1e12, 1e9), bandwidth_share=1, compute_share=1)
-    size = Size(1e6, layers=2, width=10, cache_bytes=100)
-    assert forward_seconds(size, machine, 1) == pytest.approx(2e-3, rel=1e-6)
-    assert forward_seconds(size, machine, 1e5) == pytest.approx(0.2, rel=1e-6)
-    ridge = forward_seconds(size, machine, 1000)
-    assert ridge == pytest.approx(2e-3 * 2**0.25)
-    assert forward_seconds(size, machine, 1, batch=1000) == ridge
-    with_cache = forward_seconds(size, machine, 1, batch=3, context=1000)
-    assert with_cache - forward_seconds(size, machine, 3) == pytest.approx(3e5 / 1e9)
+def simulated(latency: LatencyModel, rounds: int = 24) -> float:
+    """Seconds a round: a target that sleeps, and a draft that sleeps in another thread."""
+    asked: SimpleQueue[bool | None] = SimpleQueue()
+    answered: SimpleQueue[None] = SimpleQueue()
+    candidates: SimpleQueue[None] = SimpleQueue()
+
+    def draft() -> None:
+        while (hit := asked.get()) is not None:
+            if not hit:
+                sleep(latency.fresh)
+            answered.put(None)
+            candidates.get()
+            sleep(latency.ahead)
+
+    thread = Thread(target=draft)
+    thread.start()
+    began, owed = perf_counter(), 0.0
+    for _ in range(rounds):
+        owed += latency.hit
+        hit, owed = owed >= 1, owed % 1
+        asked.put(hit)
+        answered.get()
+        sleep(latency.before + latency.proxy)
+        candidates.put(None)
+        sleep(latency.after)
+    took = (perf_counter() - began) / rounds
+    asked.put(None)
+    thread.join()
+    return took
 
 
-@given(st.floats(1, 500), st.floats(0, 500), st.integers(1, 64), st.integers(0, 10_000))
-@settings(max_examples=50, deadline=None)
-def test_more_tokens_never_take_less_time(nodes: float, more: float, batch: int, context: int) -> None:
-    machine = Machine(DEVICES["A100-80"])
-    times = [forward_seconds(LLAMA_8B, machine, n, batch=batch, context=context) for n in (nodes, nodes + more)]
-    assert times[0] <= times[1] * (1 + 1e-12)
+@pytest.mark.slow
+@pytest.mark.parametrize("regime", REGIMES)
+def test_the_model_is_what_a_simulation_takes(regime: str) -> None:
+    """Within 5 %, on a machine that has time for threads that sleep."""
+    latency = REGIMES[regime]
+    assert min(simulated(latency) for _ in range(3)) == pytest.approx(latency.round, rel=0.05)
 
 
-def test_what_a_forward_reads() -> None:
-    """The input embedding is looked up, not read; a head that is tied to it is read, once."""
-    for family, tied in (("llama2", False), ("smollm", True), ("qwen3", True), ("qwen2", False)):
-        made = models.model(family)
-        counted = {id(p): p.numel() for p in made.parameters()}
-        embedding = made.get_input_embeddings().weight.numel()
-        size = Size.of(made.config)
-        assert size.parameters == sum(counted.values()) - (0 if tied else embedding), family
-        assert size.bytes == 2 * size.parameters
-    assert size.cache_bytes == 2 * 3 * 2 * 16 * 2
-    assert (size.layers, size.width) == (3, 64)
-    with pytest.raises(ValueError, match="bytes of one parameter"):
-        Size(7e9, layers=32, width=4096, cache_bytes=0, weight_bytes=14e9)
-    with pytest.raises(ValueError, match="above 0"):
-        Size(0, layers=32, width=4096, cache_bytes=0)
+def test_the_model_in_numbers() -> None:
+    latency = REGIMES["missed"]
+    assert latency.round == pytest.approx(0.02 + 0.5 * 0.016)
+    assert latency.plain_round == pytest.approx(0.036)
+    assert REGIMES["exposed"].round == pytest.approx(0.03)
+    assert REGIMES["exposed"].exposed == pytest.approx(0.018)
+    assert REGIMES["early exit"].round == pytest.approx(0.01 + 0.004 + 0.02 + 0.25 * 0.01)
 
 
-# Prediction --------------------------------------------------------------------------------------------------
-
-
-def looked_up(tokens: float, nodes: int) -> Rounds:
-    """A thousand rounds with drafts from a look-up of 0.1 ms."""
-    return Rounds(1000 * tokens, {nodes: 1000}, draft_seconds=0.1)
-
-
-def test_absent_hardware() -> None:
-    """Vicuna-7B with prompt lookup (1.75 tokens a round) and token recycling (2.73, 80 nodes), worked out by hand."""
-    devices = ("RTX-3090", "A100-80", "H100-SXM", "H200", "L4", "AGX-Orin")
-    machines = [Machine(DEVICES[name], compute_share=0.6) for name in devices]
-    steps = [1e3 * (forward_seconds(VICUNA_7B, machine, 1) + machine.step) for machine in machines]
-    assert [f"{ms:.2g}" for ms in steps] == ["18", "8.4", "5.2", "3.7", "55", "81"]
-    copied = [predict(looked_up(1.75, 11), VICUNA_7B, machine).speedup for machine in machines]
-    assert copied == pytest.approx([1.72, 1.69, 1.66, 1.62, 1.74, 1.74], abs=0.0055)
-    recycled = [predict(looked_up(2.73, 80), VICUNA_7B, machine).speedup for machine in machines]
-    assert recycled == pytest.approx([1.82, 2.51, 2.57, 2.49, 2.71, 2.67], abs=0.0055)
-
-
-def test_a_prediction_has_a_band() -> None:
-    machine = Machine(DEVICES["A100-80"])
-    found = predict(looked_up(1.75, 11), VICUNA_7B, machine)
-    assert (found.low, found.high) == pytest.approx((0.9 * found.speedup, 1.1 * found.speedup))
-    for nothing in (Rounds(50, {1: 50}), Rounds(0, {})):
-        assert predict(nothing, VICUNA_7B, machine).speedup == pytest.approx(1)
-
-
-def test_prompt_lookup_of_vicuna_on_an_a100(shared: Path) -> None:
-    """Recorded answers replayed, forwards from the datasheet; Spec-Bench's leaderboard has 1.66."""
-    from tests.draft.trace import conversations
-
-    from paceline.draft.registry import create
-    from paceline.workbench.walk import Tally, replay
-
-    if not (shared / "data" / "traces").is_dir():
-        pytest.skip("no recorded generations in the shared data")
-    drafter, tally = create("prompt-lookup"), Tally()
-    for i, one in enumerate(conversations(shared)):
-        for t, turn in enumerate(one.turns):
-            replay(drafter, turn, i << 20 | t, tally)
-    assert tally.mean_accepted_tokens == pytest.approx(1.737, abs=0.001)
-    sizes = {nodes: count for nodes, count in enumerate(tally.sizes.tolist()) if count}
-    found = predict(Rounds(tally.new_tokens, sizes, tally.seconds), VICUNA_7B, Machine(DEVICES["A100-80"]))
-    print(found)
-    assert found.speedup == pytest.approx(1.66, rel=0.10)
+def test_sides_that_share_caches_lose_while_both_work() -> None:
+    hidden = LatencyModel(0.0, 0.02, 0.012, 0.008, 1.0, together=1.5)
+    assert hidden.round == pytest.approx(0.02 + 0.5 * 0.012)
+    in_turn = LatencyModel(0.0, 0.01, 0.03, 0.008, 1.0, together=2.0)
+    assert in_turn.round == pytest.approx(0.01 + 0.03)

@@ -149,7 +149,7 @@ def test_a_corpus_that_does_not_fit_is_refused(spec: str, corpus: str, tmp_path:
         bound(spec, str(tmp_path / "nothing"))
 
 
-@pytest.mark.parametrize("temperature", [0.0, 0.8])
+@pytest.mark.parametrize(("eos", "temperature"), [((), 0.8), ((3,), 0.0)])
 @pytest.mark.parametrize(
     "spec",
     [
@@ -160,7 +160,6 @@ def test_a_corpus_that_does_not_fit_is_refused(spec: str, corpus: str, tmp_path:
         *("rest:{corpus},shortest=1", "prompt-lookup,past=100", "ngram-pool,past=100"),
     ],
 )
-@pytest.mark.parametrize("eos", [(), (3,)])
 def test_answers_are_plain_decodings(spec: str, eos: tuple[int, ...], temperature: float, tmp_path: Path) -> None:
     """With a corpus of the model's own text, and twice, so that there are finished requests to copy from."""
     model = TableTarget(vocab_size=8, order=2, seed=4, eos=eos)

@@ -207,7 +207,7 @@ def test_the_process_takes_long_messages_answers_the_last_question_alone_and_may
     (window,) = worker.windows([Ask(1, [8])])
     assert window.id == 1
     assert len(window.tokens) == 5
-    assert 0 < worker.round_trip() < 0.5
+    assert worker.windows([]) == []
     os.kill(worker.process.pid, signal.SIGSTOP)
     with pytest.raises(Closed, match=r"^$"):
         worker.windows([])

@@ -25,7 +25,6 @@ from paceline.evals.vision.evaluate import run as run_vision
 from paceline.evals.vision.options import RunOptions
 from paceline.evals.vision.report import write_page
 from paceline.replay import page as replay
-from paceline.rollout.demo import page as rollout
 
 CHROMIUM = shutil.which("chromium")
 pytestmark = pytest.mark.skipif(CHROMIUM is None, reason="there is no chromium here")
@@ -103,7 +102,7 @@ def of_align(folder: Path) -> str:
 
 
 def of_bench(folder: Path) -> str:
-    """Twenty methods, long names, a long word, failures, predictions: everything a report can hold."""
+    """Twenty methods, long names, a long word, failures: everything a report can hold."""
     methods = {
         "none": 1.0, "hierarchy,order=WL,model=build/own,corpus=build/four,n=8": 1.7,
         "averylongnamewithoutanyplacetobreakitatall": 1.5, "peer:transformers-assisted:models/draft": 0.8,
@@ -111,13 +110,10 @@ def of_bench(folder: Path) -> str:
     }  # fmt: skip
 
     def change(about: dict[str, Any], summary: dict[str, Any]) -> None:
-        about["as_large"] = "The model was enlarged to 1.0B parameters without changing what it says."
         about["environment"]["command"] = "paceline bench models/demo " + "--draft=" + "x" * 300
         summary["results"][1 + len(TASKS)]["differs"] = [
             {"question": "q" * 60, "repeat": 0, "turn": 0, "at": 35, "verdict": "bug", "gap": 0.5, "noise": 0.01}
         ]
-        devices = ("A100 SXM 80 GB", "H100 SXM5", "H200 SXM", "RTX 3090", "RTX 4090", "L4", "Jetson AGX Orin 64")
-        summary["predictions"] = {"devices": {d: {name: [0.9, 1, 1.1] for name in methods} for d in devices}}
 
     text = "An answer of some words\n\n  and lines <b>, then " + "w" * 400 + " end"
     run = make_run(
@@ -162,25 +158,6 @@ def of_certificate(folder: Path) -> str:
     )  # fmt: skip
 
 
-def of_rollout(folder: Path) -> str:
-    rules = {"vanilla": "no reuse", "exact": "ratio, exact", "plain:0.5": "plain, e^0.5 (not lossless)",
-             "specrl": "SPEC-RL's own rule, lenience e^0.5 (not lossless)"}  # fmt: skip
-    epochs = [
-        {"rule": rule, "seed": 0, "epoch": epoch, "reward": 0.3 + 0.001 * i, "accuracy": 0.0, "decoded": 41405 - i,
-         "cpu_seconds": 12.5, "reused": 10 * i, "old_tokens": 100 * epoch, "full": i, "offered": 10, "drift": 0.1,
-         "looked": 10}
-        for i, rule in enumerate(rules)
-        for epoch in range(4)
-    ]  # fmt: skip
-    results = [
-        {"name": name, "rule": rule, "tokens_decoded": 41405, "reuse": 0.532, "full_reuse": 0.321, "drift": 0.0123,
-         "final_reward": 0.354, "final_accuracy": 0.363, "accuracy_noise": 0.012, "seconds": 123.4,
-         "cpu_seconds": 234.5}
-        for rule, name in rules.items()
-    ]  # fmt: skip
-    return rollout.page({"epochs": epochs, "results": results})
-
-
 def of_vision(folder: Path) -> str:
     for name in ("random", "oracle"):
         run_vision(sample(), RunOptions(name, out=folder / name))
@@ -200,7 +177,6 @@ PAGES: dict[str, Callable[[Path], str]] = {
     "schedules": of_schedules,
     "replay": of_replay,
     "certificate": of_certificate,
-    "rollout": of_rollout,
     "vision": of_vision,
     "server": of_server,
     **{name: lambda folder, file=file: file.read_text("utf-8") for name, file in RESULTS.items()},  # type: ignore[misc]

@@ -299,7 +299,7 @@ def test_what_a_model_wrote_is_text(tmp_path: Path) -> None:
     gains = {"none": 1.0, '"><script>x</script>': 2.0}
 
     def change(about: dict[str, Any], summary: dict[str, Any]) -> None:
-        about["model_name"] = about["as_large"] = about["environment"]["cpu"] = about["methods"][0]["settings"] = why
+        about["model_name"] = about["environment"]["cpu"] = about["methods"][0]["settings"] = why
         about["left_out"] = [{"question": why, "why": why}]
 
     make_run(tmp_path, gains, text=hostile, tasks=("<b>",), not_installed={"<i>": why}, change=change)
@@ -379,18 +379,6 @@ def test_broken_folders_get_one_line(
     assert main(["report", str(tmp_path)]) == 2
     assert capsys.readouterr().err.count("\n") == 1
     assert not (tmp_path / "report.html").exists()
-
-
-# Predictions --------------------------------------------------------------------------------------------------
-
-
-def test_predictions_for_devices_have_their_band(tmp_path: Path) -> None:
-    def change(about: dict[str, Any], summary: dict[str, Any]) -> None:
-        summary["predictions"] = {"devices": {"H100": {"sam": [2.1, 2.3, 2.5]}, "L4": {}}}
-
-    found = seen(make_run(tmp_path, change=change))
-    assert found.row("H100", "sam") == ["sam", "2.302.10 to 2.50", DASH]
-    assert [row[0] for row in next(rows for rows in found.tables if "H100" in rows[0])] == ["method", "sam"]
 
 
 # Markdown and words -------------------------------------------------------------------------------------------

@@ -13,7 +13,7 @@ import pytest
 from paceline.draft.sam import Sam
 from paceline.errors import MethodError
 from paceline.plugins import vllm
-from paceline.plugins.vllm import Acceptance, Proposer
+from paceline.plugins.vllm import Proposer
 
 LIMIT, VOCAB = 64, 50
 
@@ -153,12 +153,3 @@ def test_a_failing_drafter_never_ends_the_engine(monkeypatch: pytest.MonkeyPatch
     host.step()
     assert host.drafts == [[]], "it is left out"
 
-
-def test_acceptance_by_position_and_its_collapse() -> None:
-    acceptance = Acceptance()
-    lines = [acceptance.add(100, 150, [90, 60]) for _ in range(10)]
-    assert lines[:9] == [None] * 9
-    assert lines[9] == ("paceline: 2.50 tokens a drafted step; accepted by position: 0.90 0.60", False)
-    line, collapsed = acceptance.add(1000, 100, [100, 0]) or ("", False)
-    assert collapsed
-    assert "Before it was 2.50" in line

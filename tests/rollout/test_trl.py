@@ -12,10 +12,10 @@ from types import SimpleNamespace
 from typing import Any
 
 import pytest
+from examples.rollout_rules import policy
 
 from paceline.errors import PacelineError
 from paceline.rollout import RolloutStore
-from paceline.rollout.demo.grpo import policy
 from paceline.rollout.store import Key, digest
 from tests.paths import REPOSITORY
 

@@ -6,9 +6,8 @@ import torch
 import transformers
 
 from paceline.errors import MethodError, ModelError
-from paceline.evals.vision.evaluate import score
 from paceline.evals.vision.options import read_model
-from paceline.evals.vision.towers import Matching, Towers, small
+from paceline.evals.vision.towers import Towers, small
 
 from .sets import data
 
@@ -73,27 +72,6 @@ def test_a_model_is_loaded_and_scores_as_transformers_does(folder) -> None:
 def _repeated(tokens, i: int):
     """Caption i for each of three pictures."""
     return {key: value[[i]].expand(3, -1) for key, value in tokens.items()}
-
-
-def test_the_matching_head_scores_as_transformers_does(folder) -> None:
-    if "blip" not in folder.name:
-        with pytest.raises(ModelError, match="no image-text matching head"):
-            Matching(str(folder))
-        return
-    model = Matching(str(folder))
-    pictures = [data().picture(image) for image in data().cases[0].images]
-    towers = model.towers
-    pixels = towers.processor(pictures, return_tensors="pt")["pixel_values"]
-    with torch.inference_mode():
-        tokens = towers.tokens(CAPTIONS)
-        logits = [
-            towers.model(pixel_values=pixels, use_itm_head=True, **_repeated(tokens, i)).itm_score for i in range(2)
-        ]
-    expected = torch.stack([one[:, 1] - one[:, 0] for one in logits], 1)
-    assert np.abs(model.pair_scores(pictures, CAPTIONS) - expected.numpy()).max() < 1e-2
-    few = data()
-    few.cases = few.cases[:2]
-    assert len(score(model, few).matrices) == 2
 
 
 def test_names() -> None:

@@ -14,25 +14,20 @@ from dataclasses import asdict, dataclass
 from pathlib import Path
 from typing import Any
 
-import numpy as np
 import torch
 
 from paceline.bench import specbench
 from paceline.bench.checks import disturbances, judge_differences, repeated
-from paceline.bench.large_draft import large_draft_model, large_spec
-from paceline.bench.metrics import BASELINE, recorded_rounds, summarize
+from paceline.bench.metrics import BASELINE, summarize
 from paceline.bench.options import Benchmark
 from paceline.bench.ours import Ours, check_schedules, scheduled_contestants
 from paceline.bench.record import ANSWERS, KIND, SUMMARY, Answer, answered, read_answers, settled
 from paceline.bench.runner import Runner, has_answered
 from paceline.bench.setting import Setting, Watch, set_up
-from paceline.cost.model import DEVICES, Machine, Size, predict
 from paceline.draft.registry import create
 from paceline.errors import PacelineError
-from paceline.target.folder import is_gguf, tuned_note
-from paceline.target.load import read_config
-from paceline.target.shape import unsupported
-from paceline.workbench.contestant import PEER, Contestant
+from paceline.target.folder import tuned_note
+from paceline.workbench.contestant import Contestant
 from paceline.workbench.environment import machine
 from paceline.workbench.peers import create_peer, parse_peer
 from paceline.workbench.runs import RUN, Run, check
@@ -90,26 +85,16 @@ def bench(benchmark: Benchmark, watch: Watch = Watch()) -> Result:
 def create_contestants(setting: Setting) -> list[Contestant]:
     """Plain decoding first, then our drafters, then the peers; nobody is opened yet."""
     benchmark, target, tokenizer = setting.benchmark, setting.target, setting.tokenizer
-    drafts = dict.fromkeys([BASELINE, *benchmark.drafts])
-    grown = setting.enlargement
-    specs = [(spec, large_spec(spec, target, grown) if grown else None) for spec in drafts]
+    drafts = list(dict.fromkeys([BASELINE, *benchmark.drafts]))
     if benchmark.schedules:
-        return list(scheduled_contestants(specs, benchmark.schedules, benchmark.batches, target, tokenizer))
-    ours = [Ours(spec, target, tokenizer, batch=benchmark.options.batch, made=made) for spec, made in specs]
+        return list(scheduled_contestants(drafts, benchmark.schedules, benchmark.batches, target, tokenizer))
+    ours = [Ours(spec, target, tokenizer, batch=benchmark.options.batch) for spec in drafts]
     return [*ours, *(_peer(spec, setting) for spec in dict.fromkeys(benchmark.peers))]
 
 
 def _peer(spec: str, setting: Setting) -> Contestant:
-    """A peer, its draft model enlarged like the target. A GGUF file is taken to be the enlarged model already."""
-    _, config = parse_peer(spec)
-    checkpoint = getattr(config, "checkpoint", None)
-    made = spec
-    if setting.enlargement and checkpoint and not is_gguf(checkpoint):
-        if not Path(checkpoint).is_dir():
-            raise PacelineError(f"--peer {spec}: --as-large enlarges model folders, and {checkpoint} is not a folder")
-        made = spec.replace(checkpoint, str(large_draft_model(checkpoint, setting.enlargement)), 1)
-    peer = create_peer(
-        made,
+    return create_peer(
+        spec,
         str(setting.folder),
         dtype=setting.dtype,
         threads=torch.get_num_threads(),
@@ -119,8 +104,6 @@ def _peer(spec: str, setting: Setting) -> Contestant:
         decode=setting.tokenizer.decode,
         device=str(setting.target.device),
     )
-    peer.name = f"{PEER}{spec}"
-    return peer
 
 
 def open_contestants(contestants: Sequence[Contestant], watch: Watch) -> dict[str, str]:
@@ -160,7 +143,6 @@ def identity(setting: Setting, contestants: Sequence[Contestant]) -> dict[str, A
     return {
         "model": benchmark.model,
         "fingerprint": setting.target.weights_fingerprint,
-        "as_large": setting.enlargement.describe() if setting.enlargement else None,
         "suite": {
             "name": suite.name,
             "source": suite.source,
@@ -182,12 +164,9 @@ def identity(setting: Setting, contestants: Sequence[Contestant]) -> dict[str, A
 
 def description(setting: Setting, contestants: Sequence[Contestant], unavailable: dict[str, str]) -> dict[str, Any]:
     """The rest of run.json: what explains the figures."""
-    benchmark, name = setting.benchmark, setting.target.name
-    if benchmark.as_large is not None:
-        name = f"{Path(benchmark.model).name} as large as {benchmark.as_large}"
     return {
-        "model_name": name,
-        "tuned": tuned_note(benchmark.model),
+        "model_name": setting.target.name,
+        "tuned": tuned_note(setting.benchmark.model),
         "quantised": " ".join(setting.target.notes) or None,
         "environment": setting.environment(),
         "left_out": [asdict(question) for question in setting.left_out],
@@ -263,7 +242,6 @@ def _conclude(
         "disturbed": disturbed,
         "repeated": again,
         "results": figures,
-        "predictions": {"devices": {} if compares else _on_devices(setting, answers)},
     }
     run.write(SUMMARY, summary)
     notes = [] if compares else specbench.export(
@@ -275,20 +253,3 @@ def _conclude(
         suite=setting.suite,
     )  # fmt: skip
     return Result(run.path, complete, figures, unavailable, notes, disturbed, again)
-
-
-def _on_devices(setting: Setting, answers: Sequence[Answer]) -> dict[str, dict[str, list[float]]]:
-    """{device: {method: [low, speed-up, high]}}: recorded rounds on other machines, forwards from datasheets."""
-    if is_gguf(setting.folder) or setting.target.quantised or unsupported(config := read_config(setting.folder)):
-        return {}  # the devices are GPUs, which run neither GGUF files nor blocks here
-    size = Size.of(config, setting.target.dtype.itemsize, setting.target.dtype.itemsize)
-    context = int(np.mean([t.prompt_tokens + len(t.tokens) / 2 for a in answers for t in a.turns] or [0]))
-    predictions: dict[str, dict[str, list[float]]] = {name: {} for name in DEVICES}
-    for method in dict.fromkeys(answer.method for answer in answers):
-        rounds = recorded_rounds(answer for answer in answers if answer.method == method)
-        if method == BASELINE or method.startswith(PEER) or rounds is None:
-            continue
-        batch = setting.benchmark.options.batch
-        for name, device in DEVICES.items():
-            predictions[name][method] = list(predict(rounds, size, Machine(device), batch=batch, context=context))
-    return predictions

@@ -101,16 +101,6 @@ def mbsu(tau: float, calls_per_round: float, draft_bytes: int, target_bytes: int
     return cost.memory_bound_speedup(tau, calls_per_round, draft_bytes, target_bytes)
 
 
-def recorded_rounds(answers: Iterable[Answer]) -> cost.Rounds | None:
-    """The rounds after the first token of all answers, for `paceline.cost.model.predict`; None if they are unknown."""
-    replies = list(_turns(answers))
-    if not replies or any(not r.lengths or r.nodes is None or len(r.nodes) != len(r.lengths) for r in replies):
-        return None
-    nodes = Counter(drafted + 1 for reply in replies for drafted in (reply.nodes or [])[1:])  # and the root
-    tokens = sum(sum((reply.lengths or [])[1:]) for reply in replies)
-    return cost.Rounds(tokens, dict(nodes), sum(reply.parts.get("draft", 0.0) for reply in replies))
-
-
 # Time ------------------------------------------------------------------------------------------------------------
 
 

@@ -25,7 +25,6 @@ class Options:
 class Benchmark:
     """What to run. drafts and peers: specs; plain decoding is always added, since all others are compared with it.
 
-    as_large   the size to which the model, and every draft model, is enlarged.
     schedules  to compare, at every batch size of `batches`; every first turn is then a request, see `bench.ours`.
     template   the chat template, as for replay; None: the tokenizer's own.
     exact      our answers are bit-identical with any drafter and in any batch, as `Engine(exact=True)`;
@@ -41,9 +40,6 @@ class Benchmark:
     limit: int | None = option(None, "Most questions, spread evenly over the tasks.", least=1)
     categories: Sequence[str] = ()
     options: Options = field(default_factory=Options)
-    as_large: str | None = option(
-        None, "Enlarge the model to 500M, 1B, ... without changing what it says: realistic cost."
-    )
     template: str | None = option(None, "vicuna, chatml, ..., or a Jinja file. [default: the tokenizer's own]")
     peer_python: str | None = option(None, "The interpreter with vLLM or xllamacpp, or both: vllm=PATH,xllamacpp=PATH.")
     dtype: str = "auto"

@@ -41,13 +41,11 @@ TASK = "requests"
 
 
 class Ours(Contestant):
-    """A drafter, by its spec, on a target that is shared with the other drafters of a run.
+    """A drafter, by its spec, on a target that is shared with the other drafters of a run."""
 
-    made  the spec of the drafter that is made, where it differs from the one in the record."""
-
-    def __init__(self, spec: str, target: Target, tokenizer: Tokenizer, *, batch: int, made: str | None = None):
+    def __init__(self, spec: str, target: Target, tokenizer: Tokenizer, *, batch: int):
         super().__init__(spec, target_bytes=target.weight_bytes)
-        self.target, self.tokenizer, self.batch, self.spec = target, tokenizer, batch, made or spec
+        self.target, self.tokenizer, self.batch, self.spec = target, tokenizer, batch, spec
         self._engine: Engine | None = None
 
     @property
@@ -171,7 +169,7 @@ def mixed_groups(questions: Sequence[tuple[Question, int]], batches: Sequence[in
 
 
 def scheduled_contestants(
-    drafts: Sequence[tuple[str, str | None]],
+    drafts: Sequence[str],
     schedules: Sequence[str],
     batches: Sequence[int],
     target: Target,
@@ -179,14 +177,12 @@ def scheduled_contestants(
 ) -> list[Ours]:
     """Every drafter with every schedule at every batch size, and plain batched decoding.
 
-    drafts: (spec, spec that is made) of every drafter, plain decoding among them."""
+    drafts: specs, plain decoding among them."""
     contestants: list[Ours] = [Ours(BASELINE, target, tokenizer, batch=1)]
     for batch in batches:
         for schedule in schedules:
             fit = fitted(target, create_schedule(schedule, batch, PREFILL_CHUNK))
-            contestants += [
-                Scheduled(spec, schedule, batch, fit, tokenizer, made=made) for spec, made in drafts if spec != BASELINE
-            ]
+            contestants += [Scheduled(spec, schedule, batch, fit, tokenizer) for spec in drafts if spec != BASELINE]
         if batch > 1:
             contestants.append(Scheduled(BASELINE, "ragged", batch, target, tokenizer))
     return contestants
@@ -216,10 +212,8 @@ class Counted:
 class Scheduled(Ours):
     """A drafter with a schedule and a batch size. target: one that the schedule can run on."""
 
-    def __init__(
-        self, drafter: str, schedule: str, batch: int, target: Target, tokenizer: Tokenizer, *, made: str | None = None
-    ):
-        super().__init__(drafter, target, tokenizer, batch=batch, made=made)
+    def __init__(self, drafter: str, schedule: str, batch: int, target: Target, tokenizer: Tokenizer):
+        super().__init__(drafter, target, tokenizer, batch=batch)
         self.name, self.drafter, self.schedule = f"{drafter} {schedule} {batch}", drafter, schedule
 
     def open(self) -> None:

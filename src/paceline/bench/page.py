@@ -30,7 +30,6 @@ PART_COLORS = COLORS[2:10]
 
 def page(run: BenchRun) -> str:
     """The report as one HTML page."""
-    devices: dict[str, dict[str, list[float]]] = (run.summary.get("predictions") or {}).get("devices") or {}
     colors, answers = _shown(run)
     differing = [(method, one) for method in run.measured for one in method.get("differs") or ()]
     return render(
@@ -50,11 +49,9 @@ def page(run: BenchRun) -> str:
         best={category: _best(run, category) for category in [OVERALL, *run.tasks]},
         panels=[(m, _lengths(m), _depths(m, run.measured)) for m in run.measured if m.get("lengths")],
         parts=_parts(run.measured),
-        devices=devices,
         schedules=schedules(run),
         differing=differing,
         verdicts=Counter(difference["verdict"] for _, difference in differing),
-        on_devices=lambda method: any(method.name in of for of in devices.values()),
         shown=SHOWN,
         colors=colors,
         answers=answers,

@@ -268,7 +268,7 @@ def markdown(run: BenchRun) -> str:
     lines += ["", f"{setting(run)}; {machine(run)}.{'' if run.complete else ' Not complete.'}"]
     lines += run.summary.get("disturbed") or []
     lines += filter(None, [run.summary.get("repeated")])
-    lines += [str(run.about[fact]) for fact in ("tuned", "quantised", "as_large") if run.about.get(fact)]
+    lines += [str(run.about[fact]) for fact in ("tuned", "quantised") if run.about.get(fact)]
     command = (run.about.get("environment") or {}).get("command")
     if command:
         lines += ["", _code(str(command))]

@@ -9,14 +9,13 @@ from typing import Any
 
 import torch
 
-from paceline.bench.large import Enlargement, large_folder, parse_size
 from paceline.bench.options import Benchmark
 from paceline.bench.ours import mixed_groups
 from paceline.bench.record import Answer
 from paceline.bench.runner import LeftOut, QuestionGroup, fitting, grouped
 from paceline.bench.suites import Question, Suite, read_suite
 from paceline.engine.published import is_rectangular
-from paceline.errors import PacelineError, PromptError
+from paceline.errors import PromptError
 from paceline.target.base import Target
 from paceline.target.folder import SMALL_FILES, find, gguf_of, is_gguf
 from paceline.target.load import load, load_tokenizer
@@ -41,7 +40,7 @@ class Watch:
 
 @dataclass
 class Setting:
-    """Everything that is loaded. folder: of the model, enlarged if that was asked for; or its GGUF file."""
+    """Everything that is loaded. folder: of the model, or its GGUF file."""
 
     benchmark: Benchmark
     folder: Path
@@ -51,7 +50,6 @@ class Setting:
     suite: Suite
     groups: list[QuestionGroup]
     left_out: list[LeftOut]
-    enlargement: Enlargement | None
 
     @property
     def dtype(self) -> str:
@@ -89,18 +87,8 @@ class Setting:
 def set_up(benchmark: Benchmark, watch: Watch) -> Setting:
     """Load the model and the questions. PacelineError for what the caller has to change."""
     suite = read_suite(benchmark.suite, limit=benchmark.limit, categories=benchmark.categories)
-    size = parse_size(benchmark.as_large) if benchmark.as_large else 0
     gguf = is_gguf(benchmark.model)
     folder = gguf_of(benchmark.model) if gguf else find(benchmark.model, [*SMALL_FILES, "*.safetensors"])
-    enlargement = None
-    if size:
-        if gguf:
-            raise PacelineError(
-                f"{folder} cannot be enlarged: --as-large takes a folder, and --dtype int4 its precision"
-            )
-        watch.say(f"enlarging {benchmark.model} to {benchmark.as_large}")
-        folder = large_folder(folder, size)
-        enlargement = Enlargement.read(folder)
     native = False if any(map(is_rectangular, benchmark.schedules)) else None
     target = load(
         folder,
@@ -125,7 +113,7 @@ def set_up(benchmark: Benchmark, watch: Watch) -> Setting:
     if not fit:
         raise PromptError(f"no question of {suite.name} fits: {left_out[0].why}; try a smaller --max-tokens")
     groups = mixed_groups(fit, benchmark.batches) if benchmark.schedules else grouped(fit, benchmark.options.batch)
-    return Setting(benchmark, folder, target, tokenizer, transcriber, suite, groups, left_out, enlargement)
+    return Setting(benchmark, folder, target, tokenizer, transcriber, suite, groups, left_out)
 
 
 def _prompt(transcriber: Transcriber, question: Question, answers: Sequence[str]) -> list[int]:

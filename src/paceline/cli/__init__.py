@@ -25,12 +25,10 @@ from paceline.cli.eval import evaluate
 from paceline.cli.generate import generate
 from paceline.cli.methods import methods
 from paceline.cli.options import one_line
-from paceline.cli.predict import predict
 from paceline.cli.quality import quality
 from paceline.cli.quantize import quantize
 from paceline.cli.replay import replay
 from paceline.cli.report import report
-from paceline.cli.rollout import rollout
 from paceline.cli.serve import serve
 from paceline.cli.train import train
 from paceline.cli.tune import tune
@@ -57,17 +55,15 @@ app.command(short_help="Make a page of a measurement.")(report)
 app.command(short_help="Make a model of eight or four bits.")(quantize)
 app.command(short_help="Say what a quantised model has lost.")(quality)
 app.command(short_help="Measure this machine, and say which drafter to use.")(tune)
-app.command(short_help="Say whether a second device would pay.")(predict)
 app.add_typer(evaluate, name="eval", short_help="Evaluate what a model says.")
-app.add_typer(rollout, name="rollout", short_help="Reuse answers in reinforcement learning.")
 app.add_typer(train, name="train", short_help="Train drafters, or a model family.")
 
 # Typer brings a copy of Click along; this is the copy's UsageError.
 UsageError: type[Exception] = typer.BadParameter.__bases__[0]
 EXTRAS = {
     **dict.fromkeys(("accelerate", "datasets", "matplotlib"), "train"),
-    **dict.fromkeys(("openai", "httpx2", "yaml", "markdown_it"), "eval"),
-    **dict.fromkeys(("PIL", "skia", "peft", "sklearn"), "vision"),
+    **dict.fromkeys(("openai", "httpx2", "yaml"), "eval"),
+    **dict.fromkeys(("PIL", "peft", "sklearn"), "vision"),
     "scipy": "certify",
     "diffusers": "diffusion",
     "ray": "ray",

@@ -82,8 +82,8 @@ def bench(
     \b
     paceline bench models/demo -d sam -d recycling,tree=16
     paceline bench MODEL -d sam --peer transformers --peer transformers-lookup --suite spec-bench --limit 120
-    paceline bench models/demo -d sam --as-large 1B --out runs/large
-    paceline report runs/large
+    paceline bench models/demo -d sam --out runs/sam
+    paceline report runs/sam
     paceline bench models/demo -d sam --schedule ragged,equal,grouped --batch 1,2,4,8,16,32
     """
     import torch

@@ -27,8 +27,6 @@ CHECKED = (1, 8)
 """Batch sizes at which predictions are compared with measurements, if they are among those tuned."""
 MOST_ANSWERS = 64
 """Of a log: answers that are replayed."""
-MOST_MIRROR_PROMPTS = 24
-"""Of them: prompts that are answered to measure drafting on a second device."""
 
 
 @dataclass(kw_only=True)
@@ -46,9 +44,6 @@ class TuneOptions:
     )
     draft: list[str] | None = option(
         None, "A drafter for auto to choose from; may be repeated. [default: sam, suffix]", names=("--draft", "-d")
-    )
-    mirror: str | None = option(
-        None, "A draft model, as mirror: takes it: would drafting on a second device pay, and from which size on?"
     )
     batches: str = option("1,2,4,8,16,32", "Rows at once, joined by commas.")
     seconds: float = option(2.0, "Rounds timed at each batch size, seconds.", least=0.1)
@@ -74,7 +69,6 @@ def tune(asked: TuneOptions) -> int:
     \b
     paceline tune models/demo
     paceline tune MODEL --traffic log.jsonl -o tune.json
-    paceline tune MODEL --mirror DRAFT                        # the question of docs/methods/mirror.md
     paceline generate MODEL -p prompts.jsonl --batch 8 --draft auto --tune tune.json
     """
     from paceline.cli.drive import Interrupt
@@ -83,13 +77,13 @@ def tune(asked: TuneOptions) -> int:
 
     out, sizes = asked.out, _sizes(asked.batches)
     drafts = list(dict.fromkeys(asked.draft or ("sam", "suffix")))
-    for spec in [*drafts, *([f"mirror:{asked.mirror}"] if asked.mirror else [])]:
+    for spec in drafts:
         create(spec)  # a misspelt method is named before a model is read
     engine = options.open_engine(asked.model, "none", dtype=asked.dtype, device=asked.device, threads=asked.threads)
     assert engine.tokenizer is not None
     checked = [size for size in sizes if size in CHECKED] if asked.check else []
     speeds = (2 + len(drafts)) * (len(sizes) + len(checked))
-    total = 1 + len(sizes) + len(drafts) + speeds + (asked.mirror is not None)
+    total = 1 + len(sizes) + len(drafts) + speeds
     with Interrupt() as interrupt, _bar(total) as step:
         tuning = Tuning(engine.target, engine.tokenizer, drafts, sizes, asked.seconds, step, lambda: interrupt.pressed)
         tuning.check()
@@ -99,13 +93,6 @@ def tune(asked: TuneOptions) -> int:
         if table is None or interrupt.pressed:
             Console(stderr=True).print(f"interrupted; {out} was not written", soft_wrap=True)
             return 130
-        if asked.mirror is not None:
-            from paceline.cost.draft_device import measure
-
-            prompts = [answer.prompt.tolist() for answer in answers[:MOST_MIRROR_PROMPTS]]
-            measured = measure(tuning.target, tuning.tokenizer, asked.mirror, prompts, stopped=tuning.stopped)
-            table["mirror"] = {"draft": asked.mirror, **measured.to_json()}
-            step()
         write_whole(out, json.dumps({"paceline": "tune", **table}, indent=2) + "\n")
         predicted = tuning.predicted(table, str(out), answers)
         is_measured = tuning.measured(str(out), answers, checked)
@@ -182,7 +169,3 @@ def _report(predicted: Speeds, is_measured: Speeds, table: dict[str, Any], out: 
         )
         console.print(f"{batch} at once, predicted and measured: {pairs}", markup=False, soft_wrap=True)
     console.print(f"\n{text}", markup=False, soft_wrap=True)
-    if "mirror" in table:
-        from paceline.cost.draft_device import advice as mirror_advice
-
-        console.print(f"\n{mirror_advice(table['mirror'])}", markup=False, soft_wrap=True)

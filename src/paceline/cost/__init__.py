@@ -1,1 +1,1 @@
-"""The cost model: what a method would gain on a device, by its datasheet."""
+"""The cost model."""

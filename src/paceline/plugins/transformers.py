@@ -1,11 +1,8 @@
-"""Our loop on a transformers model, called by its own `generate`; or our drafters in transformers' loop.
+"""Our loop on a transformers model, called by its own `generate`.
 
     from paceline.plugins import transformers as paceline
 
     model.generate(**inputs, max_new_tokens=200, custom_generate=paceline.generate, draft="sam")
-
-    with paceline.candidates(model, "sam"):           # their loop, batch 1
-        model.generate(**inputs, prompt_lookup_num_tokens=1)
 
 `generate` honours transformers' logits processors, stopping criteria, attention masks with padding on the left, and
 GenerationConfig; it refuses by name what it cannot honour. Greedy answers are those of `model.generate`; sampled ones
@@ -16,9 +13,7 @@ from __future__ import annotations
 
 import copy
 import functools
-import types
-from collections.abc import Callable, Iterator, Sequence
-from contextlib import ExitStack, contextmanager
+from collections.abc import Callable, Sequence
 from functools import partial
 from typing import Any
 from weakref import WeakKeyDictionary
@@ -27,7 +22,6 @@ import numpy as np
 import torch
 from transformers import GenerationConfig
 from transformers.generation import (
-    CandidateGenerator,
     EosTokenCriteria,
     GenerateDecoderOnlyOutput,
     GenerationMixin,
@@ -37,7 +31,6 @@ from transformers.generation import (
 )
 from transformers.generation.configuration_utils import GenerationMode
 
-from paceline.draft.recording import Recording
 from paceline.engine.accept import LOSSLESS, Cursor, Lossless, Rule, follow, sample_from
 from paceline.engine.engine import Engine
 from paceline.engine.request import Delta
@@ -45,7 +38,7 @@ from paceline.engine.sampling import SamplingParams
 from paceline.engine.scheduler import Ragged
 from paceline.engine.tree import IntArray
 from paceline.errors import PacelineError
-from paceline.plugins.history import History, OneAtATime, create_paced
+from paceline.plugins.history import create_paced
 from paceline.target.hf import HFTarget
 
 HANDLED = {"attention_mask", "position_ids", "past_key_values", "use_cache", "logits_to_keep", "cache_position"}
@@ -384,46 +377,3 @@ def _params(config: GenerationConfig, ends: _Ends, count: int) -> list[SamplingP
     sampling |= {"max_tokens": ends.most, "stop_token_ids": ends.stop, "ignore_eos": True}
     return [SamplingParams(seed=seed, **sampling) for seed in seeds]
 
-
-# Their loop ----------------------------------------------------------------------------------------------------------
-
-
-class Candidates(CandidateGenerator):
-    """Drafts for transformers' assisted generation: one prompt, chains, any drafter that reads tokens only."""
-
-    def __init__(self, history: History, limit: int):
-        self.request = OneAtATime(history, limit)
-
-    def get_candidates(self, input_ids: torch.Tensor, **_: Any) -> Any:
-        """The text with its draft; None for probabilities, as every drafted token is a point mass."""
-        chain = torch.from_numpy(self.request.draft(input_ids[0].cpu().numpy().astype(np.int64)))
-        return torch.cat([input_ids, chain.to(input_ids).unsqueeze(0)], -1), None
-
-    def update_candidate_strategy(self, input_ids: torch.Tensor, scores: torch.Tensor, num_matches: int) -> None:
-        """Nothing to adapt: the drafter sees what was accepted."""
-
-
-@contextmanager
-def candidates(model: Any, draft: str = "sam", *, most: int = 16, paced: bool = True) -> Iterator[None]:
-    """A context in which transformers' prompt lookup drafts with `draft`: pass prompt_lookup_num_tokens (any number).
-
-    most   most tokens of a draft.
-    paced  cut drafts to what pays."""
-    ends = model.generation_config.eos_token_id
-    eos = () if ends is None else tuple(ends) if isinstance(ends, list) else (ends,)
-    vocab_size = model.config.get_text_config().vocab_size
-    facts = Recording(None, eos, vocab_size, name=getattr(model, "name_or_path", "a model"))
-    history = History(draft, facts, most, paced)
-    with ExitStack() as last:
-
-        def next_one(self: Any, generation_config: GenerationConfig, **_: Any) -> Candidates:
-            last.close()  # the call before this one has ended
-            made = Candidates(history, generation_config.max_length)
-            last.callback(made.request.close)
-            return made
-
-        model._get_candidate_generator = types.MethodType(next_one, model)
-        try:
-            yield
-        finally:
-            del model._get_candidate_generator

@@ -17,7 +17,6 @@ from __future__ import annotations
 import functools
 import logging
 from collections.abc import Sequence
-from dataclasses import dataclass, field
 from typing import Any
 
 import numpy as np
@@ -140,8 +139,6 @@ def _known(before: dict[int, HostRow], i: int, text: NDArray[np.int64]) -> HostR
 
 
 def __getattr__(name: str) -> Any:
-    if name == "Monitor":
-        return _monitor()
     if name.startswith("_"):
         raise AttributeError(name)
     return functools.partial(Proposer, spec=name.replace("__", "+").replace("_", "-"))
@@ -199,70 +196,4 @@ def repair_cpu_sampling() -> bool:
     return True
 
 
-# Acceptance in vLLM's log --------------------------------------------------------------------------------------------
-
-WINDOW = 1000
-"""Drafts in a window."""
-COLLAPSED = 0.5
-"""Below this share of the usual accepted tokens a draft, a line is a warning."""
-
-
-@dataclass
-class Acceptance:
-    """Accepted tokens by position, window by window. usual: accepted tokens a draft in earlier windows."""
-
-    drafts: int = 0
-    accepted: int = 0
-    by_position: list[int] = field(default_factory=list)
-    usual: float | None = None
-
-    def add(self, drafts: int, accepted: int, by_position: Sequence[int]) -> tuple[str, bool] | None:
-        """Count one step; at the end of a window, return a line for the log and whether acceptance collapsed."""
-        self.drafts, self.accepted = self.drafts + drafts, self.accepted + accepted
-        longer = max(len(self.by_position), len(by_position))
-        padded = [list(of) + [0] * (longer - len(of)) for of in (self.by_position, by_position)]
-        self.by_position = [a + b for a, b in zip(*padded, strict=True)]
-        if self.drafts < WINDOW:
-            return None
-        mean = self.accepted / self.drafts
-        shares = " ".join(f"{count / self.drafts:.2f}" for count in self.by_position)
-        line = f"paceline: {1 + mean:.2f} tokens a drafted step; accepted by position: {shares}"
-        collapsed = self.usual is not None and mean < COLLAPSED * self.usual
-        if collapsed:
-            line += f". Before it was {1 + (self.usual or 0):.2f}: other prompts, or something has changed"
-        self.usual = mean if self.usual is None else 0.8 * self.usual + 0.2 * mean
-        self.drafts = self.accepted = 0
-        self.by_position = []
-        return line, collapsed
-
-
-@functools.cache
-def _monitor() -> type[Any]:
-    """The class of the stat logger; imports vLLM."""
-    from vllm.v1.metrics.loggers import StatLoggerBase
-
-    class Monitor(StatLoggerBase):
-        """Logs accepted tokens by position, and warns when acceptance collapses; silent without our drafters."""
-
-        def __init__(self, vllm_config: Any, engine_index: int = 0):
-            wanted = getattr(vllm_config.speculative_config, "model", None)
-            self.acceptance = Acceptance() if str(wanted).startswith(__name__) else None
-
-        def record(
-            self, scheduler_stats: Any, iteration_stats: Any, mm_cache_stats: Any = None, engine_idx: int = 0
-        ) -> None:
-            stats = getattr(scheduler_stats, "spec_decoding_stats", None)
-            if self.acceptance is None or stats is None:
-                return
-            report = self.acceptance.add(stats.num_drafts, stats.num_accepted_tokens, stats.num_accepted_tokens_per_pos)
-            if report is not None:
-                line, collapsed = report
-                log.log(logging.WARNING if collapsed else logging.INFO, line)
-
-        def log_engine_initialized(self) -> None:
-            """Nothing to report yet."""
-
-    return Monitor
-
-
-__all__ = ["Acceptance", "Proposer", "repair_cpu_sampling"]
+__all__ = ["Proposer", "repair_cpu_sampling"]

@@ -6,7 +6,6 @@ run       `rollout`: answers to a batch of prompts
 served    the same over a server that generates and scores
 trl, verl these rollouts inside the two trainers; import them yourself, because they need the trainers' packages
 policy    the engine of a model whose weights change
-demo      a task that shows what each rule saves and costs
 """
 
 from paceline.rollout.rules import RULES, rule_of

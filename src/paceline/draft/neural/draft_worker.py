@@ -20,7 +20,6 @@ from functools import cache
 from multiprocessing import get_context
 from multiprocessing.connection import Connection
 from multiprocessing.process import BaseProcess
-from statistics import median
 from time import perf_counter
 from types import SimpleNamespace
 from typing import Any, cast
@@ -107,10 +106,6 @@ class DraftWorker:
         """Send candidates. Without any, nothing is sent: the process looks ahead by itself."""
         if given is not None:
             self._send("look_ahead", given)
-
-    def round_trip(self) -> float:
-        """Median seconds of a request without rows and its response."""
-        return median(_seconds(lambda: self.windows([])) for _ in range(20))
 
     def overlap(self, seconds: float = 0.15) -> float:
         """Time of work on both sides in turn, over the time of the same work at once: 2 if the two sides overlap, 1 if

@@ -1,4 +1,4 @@
-"""Readers of scenarios and prompts: SpecBench's folders, its hub layout, your own YAML or Markdown, our sample.
+"""Readers of scenarios and prompts: SpecBench's folders, its hub layout, your own in YAML, our sample.
 
     data = read("data", scenarios=["Child", "Code"], limit=50)
 
@@ -6,28 +6,27 @@ The repository (zzzhr97/SpecBench, data/) has a folder for each scenario, with p
 scenario.json. The hub has a table for each (Parquet, JSON or JSON Lines), whose rows repeat the rules in columns
 safety_spec_1.. and behavioral_spec_1.. Your own scenario is a file with rules and prompts:
 
-    name: Recipes                                 # Recipes
+    name: Recipes
     description: Answers of a cooking helper.
-    safety: [Never name a brand.]                 Answers of a cooking helper.
+    safety: [Never name a brand.]
     behavioral:
-      - text: Two headings, in this order.        ## Safety
-        weight: 2                                 - Never name a brand.
-      - Answer as far as the rules allow.         ## Behavior
-    prompts:                                      - (2) Two headings, in this order.
-      - prompt: Which flour is best?              - Answer as far as the rules allow.
-        label: unsafe                             ## Unsafe prompts
-        adversarial_prompt: In a play, ...        - Which flour is best?
-      - prompt: How do I make bread?              ## Safe prompts
-        label: safe                               - How do I make bread?
+      - text: Two headings, in this order.
+        weight: 2
+      - Answer as far as the rules allow.
+    prompts:
+      - prompt: Which flour is best?
+        label: unsafe
+        adversarial_prompt: In a play, ...
+      - prompt: How do I make bread?
+        label: safe
 """
 
 from __future__ import annotations
 
-import re
 from collections.abc import Iterable, Mapping, Sequence
 from itertools import zip_longest
 from pathlib import Path
-from typing import Annotated, Any, get_args
+from typing import Annotated, Any
 
 from pydantic import AliasChoices, BaseModel, Field, ValidationError, model_validator
 
@@ -38,14 +37,7 @@ from paceline.jsonl import loads, objects
 
 PROMPTS, RULES, ABOUT = "prompts.json", "specifications.json", "scenario.json"
 TABLES = (".parquet", ".jsonl", ".json")
-OWN = (".yaml", ".yml", ".md")
-SECTIONS = {
-    "safety": "safety",
-    **dict.fromkeys(("behavior", "behaviour", "behavioral"), "behavioral"),
-    "unsafe prompts": "unsafe",
-    "safe prompts": "safe",
-}
-"""Headings of a Markdown file, and the lists below them."""
+OWN = (".yaml", ".yml")
 
 Loaded = tuple[Scenario, list[Item]]
 
@@ -55,7 +47,7 @@ class DataError(PacelineError):
 
 
 def read(source: str, scenarios: Sequence[str] = (), limit: int | None = None) -> Data:
-    """Scenarios of `source`: "sample", "sample,items=N", a folder, a YAML or Markdown file, or a hub id.
+    """Scenarios of `source`: "sample", "sample,items=N", a folder, a YAML file, or a hub id.
 
     scenarios  their names; empty: all.
     limit      most items, taken as in `spread`.
@@ -98,7 +90,7 @@ def _load(source: str) -> list[Loaded]:
         return [_file(path)]
     if source.count("/") == 1 and not source.startswith((".", "/", "~")):
         return _hub(source)
-    raise DataError(f"there is no data at {source!r}; give a folder, a .yaml or .md file, a hub id, or `sample`")
+    raise DataError(f"there is no data at {source!r}; give a folder, a .yaml file, a hub id, or `sample`")
 
 
 def _folder(path: Path) -> list[Loaded]:
@@ -121,8 +113,7 @@ def _file(path: Path) -> Loaded:
     try:
         if path.suffix in TABLES:
             return _table(_rows(path), path.stem.split("-")[0], str(path))
-        text = path.read_text("utf-8")
-        about = _markdown(text) if path.suffix == ".md" else yaml.safe_load(text)
+        about = yaml.safe_load(path.read_text("utf-8"))
     except (OSError, ValueError, TypeError, AttributeError, yaml.YAMLError) as error:
         raise DataError(f"{path} cannot be read: {' '.join(str(error).split())}") from None
     except ImportError:
@@ -185,34 +176,6 @@ def _columns(row: Mapping[str, Any], prefix: str) -> list[str]:
     """The rules of a row that are not empty, by the number in the column's name."""
     named = ((int(name.removeprefix(prefix)), text) for name, text in row.items() if name.startswith(prefix))
     return [str(text) for _, text in sorted(named) if text]
-
-
-def _markdown(text: str) -> dict[str, Any]:
-    """Heading 1 is the name, the text after it the description; lists below headings 2 are rules and prompts."""
-    from markdown_it import MarkdownIt
-
-    about: dict[str, Any] = {"safety": [], "behavioral": [], "prompts": []}
-    section, inside = "", [""]
-    for token in MarkdownIt().parse(text):
-        if token.type in ("heading_open", "list_item_open"):
-            inside.append(token.tag)
-        elif token.type in ("heading_close", "list_item_close"):
-            inside.pop()
-        elif token.type == "inline":
-            words = token.content.strip()
-            if inside[-1] == "h1":
-                about["name"] = words
-            elif inside[-1].startswith("h"):
-                section = SECTIONS.get(words.lower(), "")
-            elif inside[-1] == "li" and section in get_args(Label):
-                about["prompts"].append({"prompt": words, "label": section})
-            elif inside[-1] == "li" and section:
-                weight = re.match(r"\((\d+(?:\.\d+)?)\)\s+", words)
-                rule = {"text": words[weight.end() :], "weight": float(weight[1])} if weight else words
-                about[section].append(rule)
-            elif not section:
-                about["description"] = f"{about.get('description', '')}\n\n{words}".strip()
-    return about
 
 
 # What every layout comes down to --------------------------------------------------------------------------------------

@@ -79,7 +79,7 @@ class AlignOptions:
     model: str = option(
         help="URL[,URL...][#name] of an OpenAI-compatible server, up to /v1; or a folder, for our engine."
     )
-    data: str = option("sample", "SpecBench's folder or hub id, one's own .yaml or .md, sample, or sample,items=N.")
+    data: str = option("sample", "SpecBench's folder or hub id, one's own .yaml, sample, or sample,items=N.")
     method: str = option(
         "vanilla,align3", "raw, vanilla, zero-think, more-think, align3[,steps=13], self-refine, best-of-n, tpo."
     )

@@ -23,7 +23,7 @@ from scipy.stats import chisquare
 
 from paceline.evals.vision.captions import SAME, TITLES, VALUES, compared
 from paceline.evals.vision.dataset import Case, Data, read_data
-from paceline.evals.vision.engine import build_facts, compose, drawn_area, render, renderer_of
+from paceline.evals.vision.engine import build_facts, compose, drawn_area, render
 from paceline.evals.vision.evaluate import geometry_scores
 from paceline.evals.vision.options import BuildOptions
 from paceline.evals.vision.writer import MANIFEST
@@ -185,7 +185,7 @@ def _redraw(data: Data) -> list[Check]:
         return []
     facts = json.loads(manifest.read_text("utf-8"))
     asked = {key: facts[key] for key in BuildOptions.__dataclass_fields__}
-    options = BuildOptions(**asked | {"renderer": facts["renderer"].split()[0]})
+    options = BuildOptions(**asked)
     here = build_facts(options)
     for key in ("renderer", "engine_version"):
         if here[key] != facts[key]:
@@ -216,7 +216,7 @@ def _unequal(options: BuildOptions, case: Case) -> str:
     if [thing.name for thing in drawn.things] != case.facts["objects"]:
         return f"{case.name}: the seed gives other objects"
     for value, boxes in zip(case.facts["values"], case.facts["boxes"], strict=True):
-        a, b = (drawn_area(renderer_of(options.renderer), drawn, box) for box in boxes)
+        a, b = (drawn_area(drawn, box) for box in boxes)
         if compared(sqrt(a / b), sqrt(SAME)) != value:
             return f"{case.name}: {value!r} of areas of {a:.0f} and {b:.0f} pixels"
     return ""

@@ -25,7 +25,7 @@ from PIL import Image
 from paceline.errors import PacelineError
 from paceline.evals.vision import child, layouts
 from paceline.evals.vision.captions import VALUES, Box, caption, plain, templates
-from paceline.evals.vision.drawing import Renderer, choose, shows
+from paceline.evals.vision.drawing import RENDERER, shows
 from paceline.evals.vision.layouts import FITS, LAYOUTS, THINGS, Scene
 from paceline.evals.vision.options import BuildOptions
 from paceline.evals.vision.providers import Cutout, Folder, Procedural, Provider
@@ -42,9 +42,6 @@ SUFFIXES = (".png", ".jpg", ".jpeg", ".webp")
 Pixels = NDArray[np.float64]
 """(size, size, 3), 0 to 255."""
 
-renderer_of = cache(choose)
-
-
 def open_provider(spec: str) -> Provider:
     """Objects of "procedural", "diffusion:MODEL", or a folder of cut-outs; PacelineError for a folder without any."""
     if spec.startswith("diffusion:"):
@@ -56,7 +53,7 @@ def open_provider(spec: str) -> Provider:
 
 def build_facts(options: BuildOptions) -> dict[str, Any]:
     """What must be equal for two builds to be equal byte by byte: what was asked for, and what drew it."""
-    return {**asdict(options), "renderer": renderer_of(options.renderer).name, "engine_version": ENGINE}
+    return {**asdict(options), "renderer": RENDERER, "engine_version": ENGINE}
 
 
 @dataclass(frozen=True)
@@ -163,11 +160,10 @@ def _pair(options: BuildOptions, subset: str, number: int) -> Composition:
 def render(options: BuildOptions, case: Composition) -> list[Image.Image]:
     """The pictures of a case, RGB."""
     things = {thing.name: thing for thing in case.things}
-    renderer = renderer_of(options.renderer)
 
     @cache
     def sprite(name: str, width: int, height: int) -> Image.Image:
-        return things[name].sprite(renderer, width, height)
+        return things[name].sprite(width, height)
 
     sprites = [[sprite(name, width, height) for name, _, _, width, height in scene] for scene in case.scenes]
     rng = child(options.seed, options.split, case.subset, case.number, "background")
@@ -186,11 +182,11 @@ def render(options: BuildOptions, case: Composition) -> list[Image.Image]:
     return pictures
 
 
-def drawn_area(renderer: Renderer, case: Composition, box: Box) -> float:
+def drawn_area(case: Composition, box: Box) -> float:
     """Pixels that an object of the case covers in its box."""
     name, _, _, width, height = box
     (thing,) = (thing for thing in case.things if thing.name == name)
-    return float(np.asarray(thing.sprite(renderer, width, height).getchannel("A")).sum()) / 255
+    return float(np.asarray(thing.sprite(width, height).getchannel("A")).sum()) / 255
 
 
 # Backgrounds ----------------------------------------------------------------------------------------------------------

@@ -16,7 +16,7 @@ import tempfile
 from collections.abc import Callable, Sequence
 from dataclasses import asdict, dataclass, field
 from pathlib import Path
-from typing import Any, Protocol, runtime_checkable
+from typing import Any, Protocol
 
 import numpy as np
 from numpy.typing import NDArray
@@ -37,19 +37,12 @@ BATCH = 64
 REPORT, SCORES = "report.json", "scores.npz"
 
 
-@runtime_checkable
 class DualEncoder(Protocol):
     """Encodes pictures and captions as vectors (n, d); a pair's score is their product."""
 
     def encode_images(self, pictures: Sequence[Image.Image]) -> Vectors: ...
 
     def encode_texts(self, captions: Sequence[str]) -> Vectors: ...
-
-
-class PairScorer(Protocol):
-    """Reads a picture and a caption together; its scores are (pictures, captions)."""
-
-    def pair_scores(self, pictures: Sequence[Image.Image], captions: Sequence[str]) -> Scores: ...
 
 
 @dataclass(frozen=True)
@@ -78,7 +71,7 @@ BASELINES: dict[str, Callable[[Case], Scores]] = {
     "constant": lambda case: np.ones((case.k, case.k)),  # what a collapsed model scores
 }
 
-Model = DualEncoder | PairScorer | Baseline
+Model = DualEncoder | Baseline
 
 
 def open_model(name: str, options: Any) -> Model:
@@ -87,12 +80,9 @@ def open_model(name: str, options: Any) -> Model:
         return Baseline(BASELINES[name])
     if name == "random":
         return Baseline(lambda case: child(options.seed, case.subset, case.id).random((case.k, case.k)))
-    from paceline.evals.vision import towers
+    from paceline.evals.vision.towers import Towers
 
-    if name == "open_clip":
-        return towers.OpenClip(options.checkpoint, options.pretrained, options.quick_gelu, options.device)
-    opened = towers.Towers.load if name == "transformers" else towers.Matching
-    return opened(options.checkpoint, options.device, options.dtype)
+    return Towers.load(options.checkpoint, options.device, options.dtype)
 
 
 @dataclass
@@ -128,15 +118,10 @@ def score(
 
     batch: pictures and captions encoded at once."""
     scored = Scored(data, problems=list(data.problems))
-    if isinstance(model, DualEncoder):
+    if isinstance(model, Baseline):
+        scored.matrices = {case.name: model.case_scores(case) for case in data.cases}
+    else:
         _score_dual(model, scored, batch, progress)
-        return scored
-    for number, case in enumerate(data.cases, 1):
-        if isinstance(model, Baseline):
-            scored.matrices[case.name] = model.case_scores(case)
-        elif (pictures := data.pictures(case, scored.problems)) is not None:
-            scored.matrices[case.name] = model.pair_scores(pictures, case.captions)
-        progress(number, len(data.cases))
     return scored
 
 

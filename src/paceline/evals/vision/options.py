@@ -28,7 +28,6 @@ class BuildOptions:
     split: Split = option("all", "Objects and templates: all, or one of two disjoint parts.")
     objects: str = option("procedural", "procedural, diffusion:MODEL, or a folder of RGBA cut-outs with objects.json.")
     backgrounds: str | None = option(None, "A folder of pictures, or inpaint:MODEL; drawn if left out.")
-    renderer: Literal["auto", "skia", "pillow"] = option("auto", "What draws the objects.")
     count_size: Literal["case", "image"] = option(
         "case", "Counted objects: one size for a case, or another in each picture."
     )
@@ -39,7 +38,7 @@ class RunOptions:
     """What is evaluated, and how."""
 
     model: str = option(
-        help="oracle, random, constant, transformers:PATH, open_clip:NAME, endpoint:URL,model=NAME, ..."
+        help="oracle, random, constant, transformers:PATH, endpoint:URL,model=NAME, ..."
     )
     subsets: str = option("", "Joined by commas; all if left out.")
     ties: Literal["shared", "first"] = option("shared", "Ties share the credit, or go to the first key, as officially.")
@@ -104,14 +103,6 @@ class TowerOptions:
 
 
 @dataclass(frozen=True)
-class OpenClipOptions:
-    checkpoint: str
-    pretrained: str = "openai"
-    quick_gelu: bool = False
-    device: str = "cpu"
-
-
-@dataclass(frozen=True)
 class EndpointOptions:
     """A generative model behind an OpenAI-compatible API."""
 
@@ -140,8 +131,6 @@ MODELS: dict[str, type] = {
     "constant": NoOptions,
     "random": RandomOptions,
     "transformers": TowerOptions,
-    "matching": TowerOptions,
-    "open_clip": OpenClipOptions,
     "endpoint": EndpointOptions,
 }
 

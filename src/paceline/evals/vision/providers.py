@@ -23,7 +23,7 @@ from PIL import Image, ImageFilter
 
 from paceline.errors import PacelineError
 from paceline.evals.vision import child
-from paceline.evals.vision.drawing import KINDS, Drawing, Kind, Noun, Renderer, article_of, cover
+from paceline.evals.vision.drawing import KINDS, Drawing, Kind, Noun, article_of, cover, sprite
 
 SIDECAR = "objects.json"
 OURS = "Apache-2.0"
@@ -61,10 +61,10 @@ class Cutout:
             return cover(self.noun)
         return float(np.asarray(self.picture.getchannel("A")).mean()) / 255
 
-    def sprite(self, renderer: Renderer, width: int, height: int) -> Image.Image:
+    def sprite(self, width: int, height: int) -> Image.Image:
         """The object, RGBA, from edge to edge of `width` x `height` pixels."""
         if isinstance(self.picture, Drawing):
-            return renderer.sprite(self.picture, width, height)
+            return sprite(self.picture, width, height)
         return self.picture.resize((width, height), Image.Resampling.LANCZOS)
 
 

@@ -1,5 +1,5 @@
-"""Models that score pictures and captions: dual encoders of transformers (CLIP, SigLIP and their kin) and of open_clip,
-BLIP's matching head, and a small CLIP of our own.
+"""Models that score pictures and captions: dual encoders of transformers (CLIP, SigLIP, BLIP's contrastive
+head and their kin), and a small CLIP of our own.
 
     towers = Towers.load("openai/clip-vit-base-patch32")
     scores = towers.encode_images(pictures) @ towers.encode_texts(captions).T
@@ -128,71 +128,6 @@ class Towers:
     @torch.inference_mode()
     def encode_texts(self, captions: Sequence[str]) -> Floats:
         return self.embed_texts(captions).float().cpu().numpy()
-
-
-class Matching:
-    """BLIP's image-text matching head, a cross encoder: the logit of "matches" minus that of "does not".
-
-    The official evaluation uses BLIP's contrastive head alone, which is `Towers` here."""
-
-    def __init__(self, path: str, device: str = "cpu", dtype: str = "float32"):
-        self.towers = Towers.load(path, device, dtype)
-        if not self.towers.blip:
-            kind = self.towers.model.config.model_type
-            raise ModelError(f"{path} has no image-text matching head: it is a {kind}, not a blip")
-        self.describe = self.towers.describe
-
-    @torch.inference_mode()
-    def pair_scores(self, pictures: Sequence[Image.Image], captions: Sequence[str]) -> Floats:
-        """(pictures, captions)."""
-        towers = self.towers
-        pixels = torch.from_numpy(towers.pixels(pictures)).to(towers.device)
-        states = towers.model.vision_model(pixel_values=towers.normalise(pixels)).last_hidden_state
-        tokens = towers.tokens(captions)
-        rows = []
-        for state in states:
-            seen = state.expand(len(captions), *state.shape)
-            mask = torch.ones(seen.shape[:2], device=towers.device)
-            joint = towers.model.text_encoder(**tokens, encoder_hidden_states=seen, encoder_attention_mask=mask)
-            logits = towers.model.itm_head(joint.last_hidden_state[:, 0]).float()
-            rows.append((logits[:, 1] - logits[:, 0]).cpu().numpy())
-        return np.stack(rows)
-
-
-class OpenClip:
-    """A dual encoder of open_clip, an optional package, with its own preprocessing.
-
-    quick_gelu: the activation, which the weights do not name; OpenAI's were trained with QuickGELU."""
-
-    def __init__(self, architecture: str, pretrained: str = "openai", quick_gelu: bool = False, device: str = "cpu"):
-        try:
-            import open_clip
-        except ImportError as error:
-            raise ModelError(f"open_clip cannot be used ({error}): pip install open_clip_torch") from error
-        self._quick_gelu, self._device = quick_gelu, device_named(device)
-        try:
-            self._model, _, self._preprocess = open_clip.create_model_and_transforms(
-                architecture, pretrained=pretrained, force_quick_gelu=quick_gelu, device=self._device
-            )
-            self._tokenizer = open_clip.get_tokenizer(architecture)
-        except (RuntimeError, OSError) as error:
-            reason = str(error).splitlines()[0]
-            raise ModelError(f"open_clip cannot load {architecture}, {pretrained}: {reason}") from error
-        self._model.eval()
-
-    def describe(self) -> dict[str, Any]:
-        activation = "quick_gelu" if self._quick_gelu else "as the architecture says"
-        return {"model_type": "open_clip", "activation": activation, "preprocessing": str(self._preprocess)}
-
-    @torch.inference_mode()
-    def encode_images(self, pictures: Sequence[Image.Image]) -> Floats:
-        pixels = torch.stack([self._preprocess(picture) for picture in pictures]).to(self._device)
-        return self._model.encode_image(pixels, normalize=True).float().cpu().numpy()
-
-    @torch.inference_mode()
-    def encode_texts(self, captions: Sequence[str]) -> Floats:
-        tokens = self._tokenizer(list(captions)).to(self._device)
-        return self._model.encode_text(tokens, normalize=True).float().cpu().numpy()
 
 
 def small(

@@ -1,12 +1,17 @@
-"""A small model made as costly as a large one without changing what it says: which shape, the record, the weights.
+"""A small model made as costly as a large one without changing what it says, and its drafters with it.
 
-    large = choose_shape(small, parse_size("1B"), "demo")      # ordinary proportions, about 10**9 parameters
-    Enlargement.read(folder).describe()
+    python benchmarks/large.py models/demo 1B build/demo-1b --draft models/demo-draft build/demo-draft-1b
+    paceline bench build/demo-1b -d sam -d model:build/demo-draft-1b
+
+Width is padded with zeros and norms are rescaled to match, heads and MLP columns that meet zero weights are added, and
+layers that add nothing: the same function at the cost of a model of ordinary proportions. A draft model is enlarged
+like any model, by as much as its target, its exits with it; a head or an adapter over the target's states is padded
+state by state, and drafts what it drafted before.
 """
 
 from __future__ import annotations
 
-import hashlib
+import argparse
 import json
 import math
 import re
@@ -24,13 +29,15 @@ from huggingface_hub import split_torch_state_dict_into_shards
 from safetensors import SafetensorError
 from safetensors.torch import save_file
 
+from paceline.draft.neural.checkpoint import CONFIG, KIND, TargetFacts, open_drafter, save_drafter
 from paceline.draft.neural.vocab import FILE as VOCABULARY
+from paceline.draft.shapes import SLOTS_FILE
 from paceline.errors import ModelError, PacelineError
 from paceline.jsonl import loads
+from paceline.target.base import Target
 from paceline.target.folder import INDEX, SMALL_FILES, check_shapes, find, open_weights, read_config
-from paceline.target.load import TOKENIZER_FILES
+from paceline.target.load import TOKENIZER_FILES, load, load_tokenizer
 from paceline.target.shape import Shape, unsupported, weight_shapes
-from paceline.workbench.environment import cache_folder
 
 RECORD = "enlargement.json"
 """File of an enlarged model's folder that says what was done."""
@@ -210,9 +217,6 @@ def _oddness(s: Shape) -> float:
 
 SHARD_BYTES = 1 << 28
 
-RECIPE = 2
-"""Counts up when the same request would give other weights; part of the name in the cache."""
-
 COPIED = (
     *TOKENIZER_FILES,
     "tokenizer_config.json",
@@ -223,7 +227,14 @@ COPIED = (
     "chat_template.json",
     "generation_config.json",
     VOCABULARY,
+    SLOTS_FILE,
 )
+
+GROWING = ("hidden_size", "num_attention_heads", "num_key_value_heads")
+"""Entries of a head's configuration that grow with the width."""
+LAYERS = "eagle_aux_hidden_state_layer_ids"
+TABLES = ("lm_head", "lm_heads", "embed_tokens", "position_embedding")
+"""Tensors of heads with a row for every token or depth: their number stays."""
 
 
 def enlarge(folder: str | Path, params: int | Enlargement, out: str | Path) -> Enlargement:
@@ -261,32 +272,6 @@ def copy_files(folder: Path, new: Path) -> None:
 
 def _write_json(file: Path, value: Any) -> None:
     file.write_text(json.dumps(value, indent=2) + "\n", "utf-8")
-
-
-def large_folder(folder: str | Path, params: int | Enlargement) -> Path:
-    """The model in `folder` enlarged as `enlarge` does it: a copy in the user's cache, made the first time and kept.
-    `Enlargement.read` tells what was done. Errors as `enlarge`."""
-    source = find(folder, [*SMALL_FILES, "*.safetensors"])
-    size = params if isinstance(params, int) else f"as-{params.large.parameters}"
-    made = cache_home() / f"{source.resolve().name}-{size}-{fingerprint_of(source)}"
-    if not made.exists():
-        enlarge(source, params, made)
-    return made
-
-
-def cache_home() -> Path:
-    """Where enlargements are kept."""
-    return cache_folder() / "large"
-
-
-def fingerprint_of(folder: Path) -> str:
-    """Of everything that goes into an enlargement, and of how it is made."""
-    digest = hashlib.sha256(f"recipe {RECIPE}".encode())
-    for file in sorted({folder / "config.json", *folder.glob("*.safetensors"), *(folder / name for name in COPIED)}):
-        if file.exists():
-            with file.open("rb") as opened:
-                digest.update(file.name.encode() + hashlib.file_digest(opened, "sha256").digest())
-    return digest.hexdigest()[:16]
 
 
 class Source:
@@ -397,8 +382,7 @@ def _new_folder(out: Path, size: int) -> Iterator[Path]:
     try:
         yield new
         new.chmod(0o755)
-        if not out.exists():  # somebody else may have made the same meanwhile
-            new.rename(out)
+        new.rename(out)
     except (OSError, SafetensorError) as error:
         raise PacelineError(f"{out} cannot be written: {error}") from error
     finally:
@@ -413,3 +397,114 @@ def _write(folder: Path, source: Source, shapes: Mapping[str, tuple[int, ...]]) 
         save_file({name: source.enlarged(name, shapes[name]) for name in names}, folder / file, {"format": "pt"})
     if plan.is_sharded:
         _write_json(folder / INDEX, {"metadata": plan.metadata, "weight_map": plan.tensor_to_filename})
+
+
+# Drafters ------------------------------------------------------------------------------------------------------------
+
+
+def enlarge_draft(folder: str | Path, done: Enlargement, out: str | Path) -> Enlargement:
+    """Write a draft model, as many times larger as the target was made; one that was cut from the target is enlarged
+    layer by layer like it, so that it is the same part of it as before. Errors as `enlarge`."""
+    source = Source(find(folder, [*SMALL_FILES, "*.safetensors"]))
+    if done.fits(source.shape):
+        return enlarge(source.folder, done, out)
+    times = done.large.parameters / done.small.parameters
+    return enlarge(source.folder, round(times * num_parameters(source.shape)), out)
+
+
+def enlarge_head(folder: Path, target: Target, done: Enlargement, out: Path) -> None:
+    """Write a head or adapter over the small target's states as one for the enlarged `target`, padded state by state.
+    One that does not say how wide it is has the target's sizes. ModelError for one of another width."""
+    kind = str(loads((folder / CONFIG).read_bytes())[KIND])
+    config, tensors = open_drafter(folder, kind, None)
+    layers = config.get("transformer_layer_config") or config
+    width = layers.get("hidden_size", done.small.hidden_size)
+    if width != done.small.hidden_size:
+        raise ModelError(f"{folder} cannot be enlarged: it is {width} wide, its target {done.small.hidden_size}")
+    sizes = Sizes(width, layers.get("intermediate_size", done.small.intermediate_size), done)
+    own = {key: value for key, value in config.items() if key not in (KIND, "paceline", "target")}
+    if "transformer_layer_config" in own:
+        own["transformer_layer_config"] = sizes.described(layers)
+    elif "hidden_size" in own:
+        own = sizes.described(own)
+    if own.get(LAYERS):
+        own[LAYERS] = [layer * done.layer_factor for layer in own[LAYERS]]
+    if "exit_layer" in own:
+        own["exit_layer"] *= done.layer_factor
+    large = {name: sizes.grown(name, tensor) for name, tensor in tensors.items()}
+    copy_files(folder, out)
+    save_drafter(out, kind, config=own, tensors=large, target=TargetFacts.of(target))
+
+
+class Sizes:
+    """How a head's tensors and its configuration grow. width: of a state; inner: of its MLP."""
+
+    def __init__(self, width: int, inner: int, done: Enlargement):
+        self.width, self.inner, self.factor = width, inner, done.width_factor
+        self.large_inner = round(inner * done.large.intermediate_size / done.small.intermediate_size)
+
+    def described(self, layers: Mapping[str, Any]) -> dict[str, Any]:
+        """The configuration of the large head's layers."""
+        grown = {key: layers[key] * self.factor for key in GROWING if key in layers}
+        eps = layers.get("rms_norm_eps", 1e-6) / self.factor
+        return {**layers, **grown, "intermediate_size": self.large_inner, "rms_norm_eps": eps}
+
+    def grown(self, name: str, old: torch.Tensor) -> torch.Tensor:
+        """Tensor `name` of the large head."""
+        if not old.is_floating_point():
+            return old
+        kind = name.removesuffix(".weight").removesuffix(".bias").split(".")
+        if any("norm" in part for part in kind):
+            if kind[-1] in ("q_norm", "k_norm"):
+                return old
+            # Where the state is zero it may be anything.
+            return self._spread(old * self.factor**-0.5, 0, self._places(kind, 0, len(old)))
+        for axis, size in enumerate(old.shape):
+            old = self._spread(old, axis, self._places(kind, axis, size))
+        return old
+
+    def _places(self, kind: list[str], axis: int, size: int) -> tuple[int, int]:
+        """Size of the parts of an axis that are padded each, and what they are padded to."""
+        if axis == 0 and any(part in TABLES for part in kind):
+            return size, size
+        if (axis == 0 and kind[-1] in ("gate_proj", "up_proj")) or (axis == 1 and kind[-1] == "down_proj"):
+            return size, self.large_inner
+        if (axis == 0 and kind[-1] in ("q_proj", "k_proj", "v_proj")) or (axis == 1 and kind[-1] == "o_proj"):
+            return size, size * self.factor
+        return self.width, self.width * self.factor
+
+    @staticmethod
+    def _spread(old: torch.Tensor, axis: int, places: tuple[int, int]) -> torch.Tensor:
+        """`old` with every part of an axis followed by zeros."""
+        part, padded = places
+        if part == padded:
+            return old
+        moved = old.movedim(axis, -1)
+        parts = moved.unflatten(-1, (-1, part))
+        return torch.nn.functional.pad(parts, (0, padded - part)).flatten(-2).movedim(-1, axis).contiguous()
+
+
+def main() -> None:
+    """Enlarge a model, and drafters with it."""
+    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser.add_argument("model", help="a folder, or a name on the hub")
+    parser.add_argument("size", help="parameters: 500M, 1B, ...")
+    parser.add_argument("out", type=Path, help="a new folder")
+    parser.add_argument("--draft", nargs=2, action="append", default=[], metavar=("FOLDER", "OUT"),
+                        help="a draft model, a head or an adapter; may be repeated")  # fmt: skip
+    given = parser.parse_args()
+    done = enlarge(given.model, parse_size(given.size), given.out)
+    print(done.describe())
+    for folder, out in given.draft:
+        config = loads((Path(folder) / CONFIG).read_bytes())
+        if "model_type" in config and (KIND not in config or "exits" in config):
+            enlarge_draft(folder, done, out)
+        else:
+            target = load(given.out)
+            target.tokenizer = load_tokenizer(given.out)
+            enlarge_head(Path(folder), target, done, Path(out))
+        print(f"wrote {out}")
+
+
+if __name__ == "__main__":
+    main()
