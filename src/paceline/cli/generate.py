@@ -113,7 +113,9 @@ def generate(
         run.compare(jobs) if compare else run.answer(jobs)
     screen.legend()
     if profile:
-        screen.table(profile_table(engine.profile.table(), engine.profile.rounds))
+        reading = engine.prompt_profile
+        screen.table(profile_table(reading, "a round that read a prompt"))
+        screen.table(profile_table(engine.profile.without(reading), "a round of decoding"))
     if not run.drafted and not has_predictions and (why := unmet(engine.drafter)):
         screen.note(f"{engine.drafter.name} drafted nothing: {why}")
     if run.interrupt.pressed:

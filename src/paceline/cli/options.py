@@ -57,6 +57,11 @@ CacheMemory = Annotated[
         help="Most memory for keys and values, such as 2GB; requests wait for it. [default: half of what is free]"
     ),
 ]
+PrefixCache = Annotated[
+    str | None,
+    typer.Option(help="A folder for the keys and values of prompts: a later run does not read what it has in common."),
+]
+PrefixCacheSize = Annotated[str, typer.Option(help="Most bytes of that folder; what was used longest ago goes first.")]
 Reuse = Annotated[
     bool, typer.Option(help="Compute what prompts begin with in common once. Not with drafters that must see it.")
 ]
@@ -110,8 +115,9 @@ def open_engine(
     if threads is not None:
         torch.set_num_threads(threads)
     drafter = create(draft)  # a misspelt method is named before a large model is read
-    if options.get("cache_memory") is not None:
-        parse_bytes(options["cache_memory"])
+    for option in ("cache_memory", "prefix_cache_size"):
+        if options.get(option) is not None:
+            parse_bytes(options[option], option)
     named = None if tokenizer is None else tokenizer_for(model, tokenizer)
     return Engine(model, drafter, threads=threads, max_batch=max_batch, tokenizer=named, **options)
 
@@ -145,6 +151,8 @@ class EngineOptions:
     threads: Threads = None
     cache_memory: CacheMemory = None
     reuse: Reuse = True
+    prefix_cache: PrefixCache = None
+    prefix_cache_size: PrefixCacheSize = "8GB"
     exact: Exact = None
 
     def open(self, model: str, draft: str, **more: Any) -> Engine:

@@ -43,6 +43,8 @@ def serve(
     max_batch: Annotated[int, typer.Option(help="Requests answered at once.", min=1)] = 16,
     max_waiting: Annotated[int, typer.Option(help="Requests that may wait; more get 429.", min=1)] = 256,
     cache_memory: Annotated[str | None, typer.Option(help="Most memory for keys and values, such as 4GB.")] = None,
+    prefix_cache: options.PrefixCache = None,
+    prefix_cache_size: options.PrefixCacheSize = "8GB",
     tokenizer: options.TokenizerPath = None,
     dtype: options.Dtype = "auto",
     device: Annotated[str, typer.Option(help="cpu, cuda, or auto.")] = "auto",
@@ -105,6 +107,8 @@ def serve(
         device=device,
         max_batch=max_batch,
         cache_memory=cache_memory,
+        prefix_cache=prefix_cache,
+        prefix_cache_size=prefix_cache_size,
         threads=threads,
     )
     if engine.tokenizer is None:

@@ -7,7 +7,7 @@ and nothing else. Knows nothing of engines.
 from __future__ import annotations
 
 import sys
-from collections.abc import Collection, Iterable, Iterator, Sequence
+from collections.abc import Collection, Iterable, Iterator
 from contextlib import contextmanager
 from typing import TYPE_CHECKING, Any
 
@@ -17,6 +17,7 @@ from rich.table import Table
 from rich.text import Text
 
 if TYPE_CHECKING:
+    from paceline.engine.clock import Profile
     from paceline.engine.request import Row
 
 Pieces = Iterable[tuple[str, str]]
@@ -138,10 +139,11 @@ def plain_table(*columns: str, text: Collection[str] = (), gap: int = 2) -> Tabl
     return table
 
 
-def profile_table(rows: Sequence[tuple[str, float, float]], rounds: int) -> Table:
-    """The mean time of a round by part; rows of (part, milliseconds per round, share)."""
+def profile_table(profile: Profile, title: str) -> Table:
+    """The mean time of a round by part."""
     table = plain_table("part", "ms", "share", text=("part",))
-    table.title, table.title_justify = f"a round, mean of {rounds}", "left"
+    rows = profile.table()
+    table.title, table.title_justify = f"{title}, mean of {profile.rounds}", "left"
     for part, milliseconds, share in rows:
         table.add_row(part, f"{milliseconds:.3f}", f"{share:.1%}")
     table.add_row("all", f"{sum(row[1] for row in rows):.3f}", f"{sum(row[2] for row in rows):.1%}", style="bold")

@@ -56,6 +56,16 @@ class Profile:
     rounds: int
     parts: dict[str, float]
 
+    def plus(self, now: Mapping[str, float], before: Mapping[str, float]) -> Profile:
+        """With one round more, between two states of a clock's `seconds`."""
+        parts = {part: self.parts.get(part, 0.0) + s - before.get(part, 0.0) for part, s in now.items()}
+        return Profile(self.rounds + 1, parts)
+
+    def without(self, other: Profile) -> Profile:
+        """The rounds that are not in `other`."""
+        parts = {part: s - other.parts.get(part, 0.0) for part, s in self.parts.items()}
+        return Profile(self.rounds - other.rounds, parts)
+
     @property
     def seconds(self) -> float:
         """All parts together."""

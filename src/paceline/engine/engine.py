@@ -32,7 +32,7 @@ from paceline.draft.base import Drafter, rooted, stamp
 from paceline.draft.registry import create
 from paceline.engine.accept import LOSSLESS, Accepted, Rule, accept
 from paceline.engine.clock import Clock, Profile
-from paceline.engine.memory import Memory
+from paceline.engine.memory import Memory, parse_bytes
 from paceline.engine.prompt import Prompt, encode, is_chat
 from paceline.engine.request import Completion, Delta, Row
 from paceline.engine.round import Round, Segment, Verdict, score_prompts
@@ -71,6 +71,8 @@ class Engine:
     cache_memory   most memory for keys and values, in bytes or as "2GB"; None: half of the free memory. Requests wait
                    for it. If rows outgrow it, the youngest is preempted and run again later (docs/batching.md).
     reuse          copy the keys and values of earlier requests whose prompts begin alike.
+    prefix_cache   a folder for the keys and values of prompts, which later processes with the same model reuse.
+    prefix_cache_size  most bytes of that folder, or as "8GB"; what was used longest ago is removed.
     threads        processor threads of a round, for all engines of its target; None: torch's number, or fewer while
                    other processes want the cores.
     tokenizer      replaces the model's own.
@@ -89,6 +91,8 @@ class Engine:
         rule: Rule | None = None,
         cache_memory: int | str | None = None,
         reuse: bool = True,
+        prefix_cache: str | Path | None = None,
+        prefix_cache_size: int | str = "8GB",
         threads: int | None = None,
         tokenizer: Tokenizer | None = None,
         exact_profile: bool = False,
@@ -105,7 +109,9 @@ class Engine:
         self.drafter.bind(self.target)
         self.target.check(self.drafter.needs)
         reuse = reuse and not self.drafter.needs.whole_prompt
-        self.memory = Memory(self.target, cache_memory, max_batch=max_batch, reuse=reuse)
+        size = parse_bytes(prefix_cache_size, "prefix_cache_size")
+        self._disk = None if prefix_cache is None else (prefix_cache, size)
+        self.memory = Memory(self.target, cache_memory, max_batch=max_batch, reuse=reuse, disk=self._disk)
         self.rows: list[Row] = []
         self.waiting: deque[Row] = deque()
         self.clock = Clock(exact_profile)
@@ -113,6 +119,7 @@ class Engine:
             self.target.threads.fix(threads)
         self._threads = torch.get_num_threads()
         self.rounds = 0
+        self._prompts = Profile(0, {})
         self._next_id = 0
 
     # The loop ------------------------------------------------------------------------------------------------
@@ -268,7 +275,8 @@ class Engine:
     def with_weights_of(self, target: Target) -> None:
         """Replace the target by one with new weights, between requests, and forget the prefixes of earlier prompts."""
         self.target = target
-        self.memory = Memory(target, self.memory.budget, max_batch=self.max_batch, reuse=self.memory.reuse)
+        reuse = self.memory.reuse
+        self.memory = Memory(target, self.memory.budget, max_batch=self.max_batch, reuse=reuse, disk=self._disk)
 
     @contextmanager
     def using(self, *, rule: Rule | None = None, schedule: Schedule | None = None) -> Iterator[None]:
@@ -399,6 +407,8 @@ class Engine:
         self.clock.lap("rows")
         if plan.rows:
             self.rounds += 1
+            if has_prompts:
+                self._prompts = self._prompts.plus(self.clock.seconds, before)
             for part, share in self.clock.shares(before, len(plan)).items():
                 for row in plan.rows:
                     row.stats.seconds[part] = row.stats.seconds.get(part, 0.0) + share
@@ -409,10 +419,15 @@ class Engine:
         """The time of all rounds so far, by part."""
         return Profile(self.rounds, dict(self.clock.seconds))
 
+    @property
+    def prompt_profile(self) -> Profile:
+        """The rounds of `profile` that ran a piece of a prompt, perhaps beside rows that were decoding."""
+        return self._prompts
+
     def reset_profile(self) -> None:
         """Forget the time spent so far, such as a warm-up's."""
         self.clock.seconds.clear()
-        self.rounds = 0
+        self.rounds, self._prompts = 0, Profile(0, {})
 
 
 def _schedule(schedule: str | Schedule | None, max_batch: int, prefill_chunk: int) -> Schedule:

@@ -7,12 +7,14 @@ import re
 from collections.abc import Sequence
 from contextlib import suppress
 from dataclasses import dataclass
+from functools import partial
 from itertools import product
 from pathlib import Path
 
 import numpy as np
 import torch
 
+from paceline.engine.prefix_cache import BLOCK, PrefixCache
 from paceline.engine.request import Row
 from paceline.engine.tree import IntArray
 from paceline.errors import PacelineError, PromptError
@@ -110,9 +112,18 @@ class Memory:
     """The cache's memory in an engine. For a target without a `RaggedCache` it only adds and drops rows.
 
     budget  most bytes; None: SHARE of the free memory.
-    reuse   whether prompts that begin alike share keys and values."""
+    reuse   whether prompts that begin alike share keys and values.
+    disk    folder and most bytes of prompts' keys and values that later processes reuse; None: they are not stored."""
 
-    def __init__(self, target: Target, budget: int | str | None, *, max_batch: int, reuse: bool):
+    def __init__(
+        self,
+        target: Target,
+        budget: int | str | None,
+        *,
+        max_batch: int,
+        reuse: bool,
+        disk: tuple[str | Path, int] | None = None,
+    ):
         self.target, self.max_batch = target, max_batch
         cache = getattr(target, "cache", None)
         self.cache = cache if isinstance(cache, RaggedCache) else None
@@ -123,6 +134,15 @@ class Memory:
         self._fresh: dict[int, tuple[Row | None, int]] = {}
         if self.cache is not None:
             self.cache.most_bytes = self.budget
+        self.disk: PrefixCache | None = None
+        if disk is not None:
+            if not self.reuse or self.cache is None:
+                raise PacelineError(
+                    "prefix_cache stores what prompts share, and here they share nothing: it needs reuse, a cache of "
+                    "rows of any length, and a drafter that does not read whole prompts"
+                )
+            layers, two, _, heads, _, dim = self.cache.shape
+            self.disk = PrefixCache(disk[0], target, (layers, two, heads, BLOCK, dim), disk[1])
 
     # Joining --------------------------------------------------------------------------------------------------
 
@@ -149,11 +169,18 @@ class Memory:
         if not self.reuse or len(row) <= SHORTEST or row.params.prompt_logprobs is not None:
             return
         tokens = row.tokens[:-1]
+        self._load(tokens)
         least, lead = self.prefixes.best(tokens)[0] + SHORTEST, None
         for other in self._alike(row, running):
             if other.id < row.id and (shared := common(other.tokens, tokens)) > least:
                 least, lead = shared, other
         self._fresh[row.id] = lead, least
+
+    def _load(self, tokens: IntArray) -> None:
+        """Take over from the disk what it has of `tokens`, if that is more than the memory has."""
+        kv = None if self.disk is None else self.disk.load(tokens, self.prefixes.best(tokens)[0])
+        if kv is not None and self._make_room(kv.shape[3]):
+            self.prefixes.add(tokens[: kv.shape[3]].copy(), kv)
 
     def ready(self, running: Sequence[Row]) -> Sequence[Row]:
         """The rows that may run in this round."""
@@ -257,6 +284,9 @@ class Memory:
         try:
             if self.reuse and row.finish_reason != "error" and row.cached >= SHORTEST:
                 self._store(row)
+                if self.disk is not None and self.cache is not None:
+                    prompt = row.tokens[: min(row.cached, row.prompt_length)]
+                    self.disk.store(prompt, partial(self.cache.copy, row.slot))
         except Exception:  # the row's answer stands, and other rows must not suffer
             log.exception("request %d is not kept for reuse", row.id)
         finally:
@@ -265,20 +295,24 @@ class Memory:
     def _store(self, row: Row) -> None:
         assert self.cache is not None
         tokens = row.tokens[: row.cached].copy()
-        left = self.budget - self.cache.nbytes - row.cached * self.cache.token_bytes
-        if left < 0 or self.prefixes.has(tokens):
-            return
-        while self.prefixes.nbytes > left:
+        if not self.prefixes.has(tokens) and self._make_room(row.cached):
+            self.prefixes.add(tokens, self.cache.copy(row.slot, row.cached))
+
+    def _make_room(self, length: int) -> bool:
+        """Forget prefixes until one of `length` tokens fits into the budget; False if it cannot."""
+        assert self.cache is not None
+        left = self.budget - self.cache.nbytes - length * self.cache.token_bytes
+        while left >= 0 and self.prefixes.nbytes > left:
             self.prefixes.forget()
-        self.prefixes.add(tokens, self.cache.copy(row.slot, row.cached))
+        return left >= 0
 
 
-def parse_bytes(text: int | str) -> int:
+def parse_bytes(text: int | str, option: str = "cache_memory") -> int:
     """Bytes of 2000000000, "2GB", "1.5 GiB" or "500M"; PacelineError for anything else, and for 0."""
     match = re.fullmatch(r"([0-9]+(?:\.[0-9]+)?)\s*([KMGT]?I?)B?", str(text).strip().upper())
     size = int(float(match[1]) * UNITS[match[2]]) if match and match[2] in UNITS else 0
     if size < 1 or isinstance(text, bool):
-        raise PacelineError(f"cache_memory is {text!r}; it must be a number of bytes above 0, such as 2GB or 500MB.")
+        raise PacelineError(f"{option} is {text!r}; it must be a number of bytes above 0, such as 2GB or 500MB.")
     return size
 
 

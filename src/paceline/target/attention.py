@@ -59,13 +59,13 @@ class TorchOps:
 
 def attend(queries: torch.Tensor, layout: Layout, cache: Writer, layer: int) -> torch.Tensor:
     """Attention of the packed queries [N, heads, head_dim] over their rows' caches; [N, heads * head_dim]."""
+    if layout.paths is None and len(layout.groups) == 1 and layout.groups[0].gather is None:
+        return _attend_group(queries, layout, cache, layer, 0)
+    out = queries.new_empty(queries.shape[0], queries.shape[1] * queries.shape[2])
     if layout.paths is not None:
         from paceline.target.kernels.attention import attend_paths  # the first compilation takes seconds
 
-        return attend_paths(queries, layout.paths, cache, layer)
-    if len(layout.groups) == 1 and layout.groups[0].gather is None:
-        return _attend_group(queries, layout, cache, layer, 0)
-    out = queries.new_empty(queries.shape[0], queries.shape[1] * queries.shape[2])
+        attend_paths(queries, layout.paths, cache, layer, out)
     for g, group in enumerate(layout.groups):
         if group.gather is None:
             out[group.begin : group.end] = _attend_group(queries[group.begin : group.end], layout, cache, layer, g)
@@ -81,6 +81,8 @@ def _attend_group(queries: torch.Tensor, layout: Layout, cache: Writer, layer: i
     group = layout.groups[g]
     keys, values = cache.read(layer, g)
     slots, kv_heads = keys.shape[:2]
+    if group.is_long and group.mask is None and group.keys > group.queries:
+        return _attend_piece(queries, keys, values)
     if group.is_long:
         q = queries.unsqueeze(0).transpose(1, 2)
         out = F.scaled_dot_product_attention(
@@ -93,6 +95,26 @@ def _attend_group(queries: torch.Tensor, layout: Layout, cache: Writer, layer: i
     out = F.scaled_dot_product_attention(q, keys, values, attn_mask=group.mask)
     out = out[:, :, : group.queries * (queries.shape[1] // kv_heads)]
     return out.unflatten(2, (group.queries, -1)).transpose(1, 2).reshape(queries.shape[0], -1)
+
+
+def _attend_piece(queries: torch.Tensor, keys: torch.Tensor, values: torch.Tensor) -> torch.Tensor:
+    """Attention of a piece of a prompt on the CPU: queries [N, heads, head_dim], keys and values [1, kv_heads, n,
+    head_dim].
+
+    The n - N earlier tokens and, causally, its own are two calls. Their sums of exponentials say how to weigh them, so
+    no mask of N times n numbers is needed."""
+    nodes, heads, dim = queries.shape
+    kv_heads, earlier = keys.shape[1], keys.shape[2] - nodes
+    attention = torch.ops.aten._scaled_dot_product_flash_attention_for_cpu
+    q = queries.transpose(0, 1)
+    own = (one[:, :, earlier:].repeat_interleave(heads // kv_heads, 1) for one in (keys, values))
+    near, near_sum = attention(q[None], *own, is_causal=True)
+    # Query heads that share a key head are queries of one head, so that its keys are read once.
+    grouped = q.reshape(1, kv_heads, -1, dim)
+    far, far_sum = attention(grouped, keys[:, :, :earlier], values[:, :, :earlier])
+    share = torch.sigmoid(far_sum.reshape(heads, nodes, 1) - near_sum.reshape(heads, nodes, 1))
+    out = torch.lerp(near[0].to(share.dtype), far.reshape(heads, nodes, dim).to(share.dtype), share)
+    return out.to(queries.dtype).transpose(0, 1).reshape(nodes, -1)
 
 
 class Attention:
@@ -177,6 +199,7 @@ def begin(
         shared=shape.num_heads // shape.num_kv_heads,
         dtype=like.dtype,
         device=like.device,
+        pieces=True,
     )
     ops.begin(layout)
     return layout, cache.writer(layout)

@@ -125,6 +125,11 @@ class Target(ABC):
         )
         return [note, f"{self.name}: {self.held}"] if self.held else [note]
 
+    @property
+    def prefix_key(self) -> str:
+        """Differs between targets that compute other keys and values of the same tokens."""
+        return f"{self.weights_fingerprint} {self.dtype} {self.quantised} {self.expanded} {self.exact}"
+
     @cached_property
     def threads(self) -> Threads:
         """Processor threads of a round, for all engines of this target: chosen by measured time on a CPU, fixed on an

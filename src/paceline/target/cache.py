@@ -8,7 +8,9 @@ a token is copied a constant number of times on average. `reshape` lays the rows
 
 from __future__ import annotations
 
+from array import array
 from collections.abc import Sequence
+from functools import cached_property
 
 import torch
 
@@ -18,6 +20,9 @@ from paceline.target.layout import Layout
 
 GRANULE = 64
 """Capacity is a multiple of this many tokens."""
+KEYS, LAYER, VALUES, CAPACITY, POSITIONS, SLOTS, AT, TILES, TILES_AT, LOWS, ENDS, PLACES, HEADER = range(13)
+"""Places in `Writer.header`, and their number. KEYS: address of the first layer's keys; LAYER, VALUES: bytes from them
+to the next layer's, and to the values; POSITIONS to AT: addresses of `Layout`'s; TILES to PLACES: `PathPlan.header`."""
 
 
 def in_granules(length: int) -> int:
@@ -260,11 +265,14 @@ class Writer:
         """Number of key heads."""
         return self._kv.shape[3]
 
-    def addresses(self, layer: int) -> tuple[int, int, int]:
-        """Addresses of a layer's keys and values, [slots, kv_heads, capacity, head_dim] each; and the capacity."""
-        kv = self._kv
-        begin = kv.data_ptr() + layer * kv.stride(0) * kv.element_size()
-        return begin, begin + kv.stride(1) * kv.element_size(), kv.shape[4]
+    @cached_property
+    def header(self) -> array[int]:
+        """What compiled code knows of this forward: see `HEADER`."""
+        kv, layout = self._kv, self._layout
+        layer, values = (kv.stride(i) * kv.element_size() for i in (0, 1))
+        nodes = (one.data_ptr() for one in (layout.positions, layout.slots, layout.at))
+        paths = (0,) * 5 if layout.paths is None else layout.paths.header
+        return array("q", (kv.data_ptr(), layer, values, kv.shape[4], *nodes, *paths))
 
     def read(self, layer: int, group: int) -> tuple[torch.Tensor, torch.Tensor]:
         """Keys and values of a group, [slots, kv_heads, keys, head_dim] each."""

@@ -10,8 +10,10 @@ from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
 from functools import cached_property
+from itertools import pairwise
 from typing import TYPE_CHECKING
 
+import llvmlite.binding as llvm
 import torch
 import torch.nn.functional as F
 from transformers import PretrainedConfig
@@ -24,7 +26,7 @@ from paceline.target.attention import Layer, TorchOps
 from paceline.target.base import BEFORE_NORM, LayerCallback, Needs
 from paceline.target.cache import CachedTarget, RaggedCache, Writer
 from paceline.target.folder import fingerprint
-from paceline.target.layout import Layout, padded_size, plan
+from paceline.target.layout import SHARED_QUERIES, Layout, padded_size, plan
 from paceline.target.linear import BlockLinear, linear
 from paceline.target.quantised.blocks import Blocks, describe, tensors_of
 from paceline.target.shape import Shape, rotary_tables, weight_shapes
@@ -32,13 +34,11 @@ from paceline.target.threads import Threads
 
 if TYPE_CHECKING:
     from paceline.target.graphs import Recorder
+    from paceline.target.kernels.program import Programs
 
 
-def _fused(ops: TorchOps) -> TorchOps:
-    """`ops`, compiled. Imported on demand: the first compilation takes seconds."""
-    from paceline.target.kernels.steps import FusedOps
-
-    return FusedOps(ops.cos, ops.sin, ops.eps)
+MOST_ROWS = 4096
+"""About as many rows of an embedding in blocks are remembered: expanding one takes half a millisecond."""
 
 
 class Block:
@@ -117,9 +117,13 @@ class Decoder(CachedTarget):
             self._table = self.head  # it can return its rows; a separate embedding would take the same memory again
         cos, sin = (table.to(self.device, dtype) for table in rotary_tables(config, s, inverse_frequencies))
         ops = TorchOps(cos, sin, s.eps)
-        self.ops = _fused(ops) if self.head.packed else ops
+        self.ops = ops
+        self._programs: Programs | None = None
+        if self.head.packed:
+            self._compile()
         self.blocks = [Block(weights, layer, s, self.ops) for layer in range(s.num_layers)]
         self.same_on_any_threads = self._has_own_products()
+        self._rows: dict[int, torch.Tensor] = {}
         self.cache = self.new_cache(s.num_layers)
         self.recorder: Recorder | None = None
         if self.device.type == "cuda":
@@ -148,11 +152,36 @@ class Decoder(CachedTarget):
     def _embedded(self, tokens: torch.Tensor) -> torch.Tensor:
         if isinstance(self._table, torch.Tensor):
             return F.embedding(tokens, self._table)
+        if len(tokens) > SHARED_QUERIES:
+            return self._expanded(tokens)
+        if len(self._rows) > MOST_ROWS:
+            self._rows.clear()
+        ids = tokens.tolist()
+        if missing := sorted({*ids} - self._rows.keys()):
+            self._rows.update(zip(missing, self._expanded(torch.tensor(missing)), strict=True))
+        return torch.stack([self._rows[token] for token in ids])
+
+    def _expanded(self, tokens: torch.Tensor) -> torch.Tensor:
+        """Rows of an embedding in blocks."""
+        assert not isinstance(self._table, torch.Tensor)
         if isinstance(self._table, BlockLinear):
             (rows,) = self._table.panels.rows(tokens)
         else:
             rows = self._table.rows(tokens)
         return rows.dense(self.dtype)
+
+    @property
+    def prefix_key(self) -> str:
+        """As `Target.prefix_key`. If exact, it also differs where another processor or torch may round differently."""
+        where = f"{llvm.get_host_cpu_name()} {torch.__version__}" if self.exact else ""
+        return f"{super().prefix_key} {self.shape} {fingerprint({'cos': self.ops.cos})} {where}"
+
+    def _compile(self) -> None:
+        """Compute all but the products by compiled steps. Imported on demand: the first compilation takes seconds."""
+        from paceline.target.kernels.program import Programs
+        from paceline.target.kernels.steps import FusedOps
+
+        self.ops, self._programs = FusedOps(self.ops.cos, self.ops.sin, self.ops.eps), Programs()
 
     def _has_own_products(self) -> bool:
         """Whether all products are ours. The order of sums in oneDNN and MKL depends on the number of threads; in our
@@ -177,7 +206,7 @@ class Decoder(CachedTarget):
             )
         if self.dtype not in (torch.bfloat16, torch.float32):
             raise ModelError(f"exact: {self.name} runs in {self.dtype}; it needs bfloat16 or float32 (--dtype)")
-        self.ops = _fused(self.ops)
+        self._compile()
         for block in self.blocks:
             block.layer.make_exact(self.ops)
         self.head = self.head.exact()
@@ -213,18 +242,15 @@ class Decoder(CachedTarget):
     ) -> tuple[torch.Tensor, dict[int, torch.Tensor]]:
         """From states x [N, H] before layer `first` to the wanted logits [M, V], and the states of `needs`."""
         taps: dict[int, torch.Tensor] = {}
-        stops = {*needs.hidden_layers, needs.callback_layer} & set(range(first, self.num_layers))
-        delta: torch.Tensor | None = None
-        for layer in range(first, self.num_layers):
-            if layer in stops:
-                x, delta = x if delta is None else x + delta, None
-                if layer in needs.hidden_layers:
-                    taps[layer] = x[: layout.num_nodes]
-                if on_layer is not None and layer == needs.callback_layer:
-                    on_layer(layer, x[: layout.num_nodes])
-            x, delta = self.blocks[layer](x, delta, layout, cache, layer)
+        stops = {first, *needs.hidden_layers, needs.callback_layer}
+        here = [layer for layer in range(first, self.num_layers) if layer in stops]
+        for layer, end in pairwise([*here, self.num_layers]):
+            if layer in needs.hidden_layers:
+                taps[layer] = x[: layout.num_nodes]
+            if on_layer is not None and layer == needs.callback_layer:
+                on_layer(layer, x[: layout.num_nodes])
+            x = self._run(x, range(layer, end), layout, cache)
         self.clock.lap("layers")
-        x = x if delta is None else x + delta
         if BEFORE_NORM in needs.hidden_layers:
             taps[BEFORE_NORM] = x[: layout.num_nodes]
         if self.num_layers in needs.hidden_layers:
@@ -259,11 +285,23 @@ class Decoder(CachedTarget):
             x = _padded(torch.cat(given).to(self.dtype), layout)
         else:
             x = self._embedded(layout.tokens)
-        delta: torch.Tensor | None = None
-        place = first if cache is None else 0
-        for layer, block in enumerate(self.blocks[first:last], place):
-            x, delta = block(x, delta, layout, writer, layer)
-        return (x if delta is None else x + delta)[: layout.num_nodes]
+        return self._run(x, range(first, last), layout, writer, 0 if cache is None else first)[: layout.num_nodes]
+
+    def _run(
+        self, x: torch.Tensor, layers: range, layout: Layout, cache: Writer, cache_begins: int = 0
+    ) -> torch.Tensor:
+        """`layers` over the states x [N, H]; [N, H]. cache_begins: the layer that is the cache's first."""
+
+        def step(layer: int, x: torch.Tensor, delta: torch.Tensor | None) -> tuple[torch.Tensor, torch.Tensor]:
+            return self.blocks[layer](x, delta, layout, cache, layer - cache_begins)
+
+        recorded = None
+        if self._programs is not None and layers and not layout.groups:
+            recorded = self._programs.run(step, layers, cache_begins, x, cache)
+        x, delta = (x, None) if recorded is None else recorded
+        for layer in layers if recorded is None else ():
+            x, delta = step(layer, x, delta)
+        return x if delta is None else x + delta
 
     def logits(self, hidden: torch.Tensor, normalise: bool = True) -> torch.Tensor:
         """The head's logits [N, V] of hidden states [N, H]. normalise: apply the final norm first."""
@@ -295,7 +333,8 @@ class Decoder(CachedTarget):
             window=s.window,
             dtype=self.dtype,
             device=self.device,
-            exact=self.exact,
+            most_on_paths=1 << 62 if self.exact else SHARED_QUERIES if self._programs is not None else 0,
+            pieces=True,
         )
 
     def _padding(self, segments: Sequence[Segment], last: int) -> int:
@@ -305,7 +344,7 @@ class Decoder(CachedTarget):
         number of queries and keys in attention (benchmarks/shapes.py). Rows without drafts need no padding."""
         nodes = sum(segment.num_run for segment in segments)
         padding = padded_size(nodes) - nodes
-        if self.exact or not self.head.packed or nodes == len(segments):
+        if self.same_on_any_threads or self.exact or not self.head.packed or nodes == len(segments):
             return 0
         return padding if last + len(segments[-1].tokens) + padding <= self.max_context else 0
 

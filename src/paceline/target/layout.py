@@ -50,7 +50,8 @@ class Group:
     packed      int64 [nodes]: the group's packed nodes; None as above.
     mask        additive, 0 or -inf, [slots, 1, queries * shared, keys]: for each node a row for each of the `shared`
                 query heads of a key head, and at least `FEWEST` rows, the last unused. A long segment has one row for
-                each node, which is cheaper there. None for the first chunk of a prompt, which is causal.
+                each node, which is cheaper there. None for a piece of a prompt, which sees all earlier tokens, and
+                its own causally.
     """
 
     first: int
@@ -76,7 +77,7 @@ class Layout:
 
     tokens, positions, slots, at   int64 [N + padding]; `at` is the place in the row's slot.
     spans      (begin, end) of every segment in the packed order.
-    groups     the calls of torch's attention; empty if `paths` has the keys of each node (`plan(exact=True)`).
+    groups     the calls of torch's attention, for segments that are not in `paths`.
     wanted     int64 [M]: packed nodes whose logits are wanted; None: all.
     wanted_at  as Verdict.logits_at.
     reach      by slot: the row's tokens in the cache, including those of this forward.
@@ -109,7 +110,8 @@ def plan(
     dtype: torch.dtype = torch.float32,
     device: torch.device | str = "cpu",
     padding: int = 0,
-    exact: bool = False,
+    most_on_paths: int = 0,
+    pieces: bool = False,
 ) -> Layout:
     """Lay out `segments`; lengths[s] is the committed length of segment s's row.
 
@@ -117,7 +119,9 @@ def plan(
     window   most tokens that a node sees, including itself (sliding-window attention).
     padding  nodes to add to the last segment. Like rejected drafts, they stay in the cache after the row until they are
              overwritten.
-    exact    compute attention along paths (`PathPlan`), so that results do not depend on the layout."""
+    most_on_paths  segments of at most this many nodes attend along paths (`PathPlan`), where results do not depend on
+             the layout; the others by torch.
+    pieces   on the CPU, no mask for a piece of a prompt after the first (`attend` does without)."""
     counts = [s.num_logits for s in segments]
     asked = _spans(segments)
     wanted = None
@@ -133,10 +137,11 @@ def plan(
         return torch.from_numpy(array).to(device)
 
     def groups() -> list[Group]:
-        short = [s for s, segment in enumerate(segments) if segment.num_run <= SHARED_QUERIES]
-        long = [s for s, segment in enumerate(segments) if segment.num_run > SHARED_QUERIES]
+        rest = [s for s, segment in enumerate(segments) if segment.num_run > most_on_paths]
+        short = [s for s in rest if segments[s].num_run <= SHARED_QUERIES]
+        long = [s for s in rest if segments[s].num_run > SHARED_QUERIES]
         return [
-            _group(members, segments, lengths, spans, positions, shared, window, dtype, device)
+            _group(members, segments, lengths, spans, positions, shared, window, dtype, device, pieces)
             for members in ([short] if short else []) + [[s] for s in long]
         ]
 
@@ -146,12 +151,12 @@ def plan(
         slots=put(_join([np.full(s.num_run, s.slot) for s in segments])),
         at=put(_join(at)),
         spans=asked,
-        groups=[] if exact else groups(),
+        groups=groups(),
         wanted=None if wanted is None else put(wanted),
         wanted_at=[0, *accumulate(counts)],
         reach={s.slot: length + len(s.tokens) for s, length in zip(segments, lengths, strict=True)},
         padding=padding,
-        paths=PathPlan.of(segments, lengths, shared=shared, window=window) if exact else None,
+        paths=PathPlan.of(segments, lengths, shared=shared, window=window, most=most_on_paths),
     )
 
 
@@ -174,6 +179,7 @@ def _group(
     window: int | None,
     dtype: torch.dtype,
     device: torch.device | str,
+    pieces: bool,
 ) -> Group:
     """The attention call of segments `members`, each in its own slot."""
     slots = [segments[s].slot for s in members]
@@ -182,7 +188,8 @@ def _group(
     keys = max(lengths[s] + len(segments[s].tokens) for s in members)
     begin, end = spans[members[0]][0], spans[members[-1]][1]
     if queries > SHARED_QUERIES:
-        if _is_first_chunk(segments[members[0]], keys, window):
+        segment, length = segments[members[0]], lengths[members[0]]
+        if _is_whole_chain(segment, keys, window) and (not length or (pieces and torch.device(device).type == "cpu")):
             return Group(first, last, queries, keys, begin, end, None, None, None, None)
         shared = 1
     keys = -(-keys // KEY_GRANULE) * KEY_GRANULE
@@ -200,10 +207,10 @@ def _group(
     return Group(first, last, queries, keys, begin, end, put(gather), put(scatter), put(packed), whole)
 
 
-def _is_first_chunk(segment: Segment, keys: int, window: int | None) -> bool:
-    """Whether the segment is a chain, begins its row, and fits into the window."""
+def _is_whole_chain(segment: Segment, keys: int, window: int | None) -> bool:
+    """Whether the segment is a chain that runs from its root and sees all of its row's `keys` tokens."""
     n = len(segment.tokens)
-    return n == keys and segment.start == 0 and int(segment.depth[-1]) == n - 1 and (window is None or n <= window)
+    return segment.start == 0 and int(segment.depth[-1]) == n - 1 and (window is None or keys <= window)
 
 
 def _padding(
@@ -273,7 +280,7 @@ class PathPlan:
     lows, ends  [N + padding]: a node sees positions lows to ends - 1, the last its own.
     places      flat: the cache places of each node's path from position LIMIT on.
     scores      number of scores of a query head.
-    addresses   of tiles, lows, ends and places, for compiled code.
+    header      number of tiles, and addresses of tiles, lows, ends and places, for compiled code.
     """
 
     tiles: IntArray
@@ -281,21 +288,33 @@ class PathPlan:
     ends: IntArray
     places: IntArray
     scores: int
-    addresses: tuple[int, ...] = ()
+    header: tuple[int, ...] = ()
 
     def __post_init__(self) -> None:
-        self.addresses = tuple(a.ctypes.data for a in (self.tiles, self.lows, self.ends, self.places))
+        arrays = self.tiles, self.lows, self.ends, self.places
+        self.header = len(self.tiles), *(a.ctypes.data for a in arrays)
 
     @classmethod
     def of(
-        cls, segments: Sequence[Segment], lengths: Sequence[int], *, shared: int = 1, window: int | None = None
-    ) -> PathPlan:
-        """The paths of `segments`; arguments as in `plan`."""
+        cls,
+        segments: Sequence[Segment],
+        lengths: Sequence[int],
+        *,
+        shared: int = 1,
+        window: int | None = None,
+        most: int = 1 << 62,
+    ) -> PathPlan | None:
+        """The paths of segments of at most `most` nodes; None if there are none. Other arguments as in `plan`."""
+        if all(segment.num_run > most for segment in segments):
+            return None
         tiles: list[tuple[int, ...]] = []
         places: list[IntArray] = []
         packed = written = 0
         step = max(1, TILE // shared)
         for segment, length in zip(segments, lengths, strict=True):
+            if segment.num_run > most:
+                packed += segment.num_run
+                continue
             limit, stride = length + len(segment.tokens), 0
             if segment.depth[-1] != len(segment.tokens) - 1:
                 limit = length // BLOCK * BLOCK

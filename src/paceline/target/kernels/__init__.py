@@ -3,7 +3,10 @@
 from __future__ import annotations
 
 import ctypes
+import threading
 from array import array
+from collections.abc import Iterator
+from contextlib import contextmanager
 from functools import cache
 from pathlib import Path
 from typing import Any
@@ -30,9 +33,19 @@ def preferred(dtype: torch.dtype = torch.bfloat16) -> bool:
     return supported() and supported(dtype) and not llvm.get_host_cpu_features().get("amx-bf16")
 
 
-@cache
 def parallel() -> int | None:
     """Address of GOMP_parallel, which runs a task on the threads of torch's OpenMP; None if that is not GNU's."""
+    return _openmp("GOMP_parallel")
+
+
+def barrier() -> int | None:
+    """Address of GOMP_barrier, at which the threads of `parallel` wait for each other."""
+    return _openmp("GOMP_barrier")
+
+
+@cache
+def _openmp(function: str) -> int | None:
+    """Address of a function of torch's OpenMP; None if that is not GNU's."""
     try:
         maps = Path("/proc/self/maps").read_text()
     except OSError:
@@ -40,15 +53,37 @@ def parallel() -> int | None:
     libraries = {line.split()[-1] for line in maps.splitlines() if "gomp" in line}
     for library in sorted(libraries, key=lambda path: "torch" not in path):
         try:
-            return ctypes.cast(ctypes.CDLL(library).GOMP_parallel, ctypes.c_void_p).value
+            return ctypes.cast(getattr(ctypes.CDLL(library), function), ctypes.c_void_p).value
         except (OSError, AttributeError):
             continue
     return None
 
 
+_recording = threading.local()
+
+
+@contextmanager
+def recorded() -> Iterator[list[Any]]:
+    """A context in which this thread's calls of `on_threads` are listed and not run: what to run, its task, and whether
+    it is for one thread alone."""
+    _recording.calls = []
+    try:
+        yield _recording.calls
+    finally:
+        _recording.calls = None
+
+
+def is_recording() -> bool:
+    """Whether this thread is in a context of `recorded`."""
+    return getattr(_recording, "calls", None) is not None
+
+
 def on_threads(work: Any, task: array[int], threads: int) -> None:
     """Run `work`, compiled by numba.cfunc, on so many threads of torch's OpenMP at once; on one where torch has another
     OpenMP. Its argument is the address of `task`, numbers of 64 bits that all threads share."""
+    if is_recording():
+        _recording.calls.append((work, task, threads == 1))
+        return
     at, fork = task.buffer_info()[0], _fork()
     if threads == 1 or fork is None:
         _alone(work.address)(at)

@@ -28,36 +28,29 @@ from numba import carray, cfunc, njit, types
 from numba.core import cgutils
 
 from paceline.compiled import address, intrinsic, put, take, widened
-from paceline.target.cache import Writer
-from paceline.target.kernels import on_threads
-from paceline.target.layout import BLOCK, COUNT, FIRST, LIMIT, PATHS, SLOT, STRIDE, TILE, PathPlan
+from paceline.target.cache import CAPACITY, ENDS, HEADER, KEYS, LAYER, LOWS, PLACES, TILES, TILES_AT, VALUES, Writer
+from paceline.target.kernels import is_recording, on_threads
+from paceline.target.layout import BLOCK, COUNT, FIRST, LIMIT, PATHS, SLOT, STRIDE, PathPlan
 
 LANES = 16
 """Numbers in a vector."""
 WORTH_SHARING = 8192
 """Fewest scores of a layer for more threads than one."""
-(
-    NEXT, TILES, KV_HEADS, SHARED, DIM, CAPACITY, QUERIES, OUT, KEYS, VALUES, TILES_AT, LOWS, ENDS, PLACES, NODES
-) = range(15)  # fmt: skip
-"""Places in the task of the compiled function. NEXT: number of the next piece of work; QUERIES to PLACES: addresses."""
+NEXT, KV_HEADS, SHARED, DIM, NODES, NUMBER, QUERIES, OUT, FORWARD = range(9)
+"""Places in the task of the compiled function. NEXT: number of the next piece of work; NUMBER: of the layer; QUERIES,
+OUT, FORWARD: addresses, the last of `Writer.header`."""
 
 
-def attend_paths(queries: torch.Tensor, plan: PathPlan, cache: Writer, layer: int) -> torch.Tensor:
-    """Attention of the packed queries [N, heads, head_dim] along their paths; [N, heads * head_dim]."""
+def attend_paths(queries: torch.Tensor, plan: PathPlan, cache: Writer, layer: int, out: torch.Tensor) -> None:
+    """Attention of the packed queries [N, heads, head_dim] along their paths, into `out`, [N, heads * head_dim]."""
     queries = queries.contiguous()
     nodes, heads, dim = queries.shape
-    out = queries.new_empty(nodes, heads * dim)
-    keys_at, values_at, capacity = cache.addresses(layer)
-    kv_heads = cache.kv_heads
-    task = array(
-        "q",
-        (
-            0, len(plan.tiles), kv_heads, heads // kv_heads, dim, capacity, queries.data_ptr(), out.data_ptr(),
-            keys_at, values_at, *plan.addresses, nodes,
-        ),
-    )  # fmt: skip
-    on_threads(_ATTENTION[queries.dtype], task, torch.get_num_threads() if plan.scores * heads >= WORTH_SHARING else 1)
-    return out
+    kv_heads, header = cache.kv_heads, cache.header.buffer_info()[0]
+    sizes = kv_heads, heads // kv_heads, dim, nodes, layer
+    task = array("q", (0, *sizes, queries.data_ptr(), out.data_ptr(), header))
+    # In a recorded forward, which later contexts will be longer is not known, and sharing costs little.
+    few = plan.scores * heads < WORTH_SHARING and not is_recording()
+    on_threads(_ATTENTION[queries.dtype], task, 1 if few else torch.get_num_threads())
 
 
 # One query against 64 keys -------------------------------------------------------------------------------------------
@@ -303,8 +296,8 @@ to end - 1 in order, for j below 64 (gather4) or 16 (gather1). values float32 [B
 
 @njit
 def _aligned(size):  # type: ignore[no-untyped-def]
-    """Zeros, float32 [size], aligned to 64 bytes."""
-    numbers = np.zeros(size + LANES, np.float32)
+    """Memory for float32 [size], aligned to 64 bytes. Numbers that no step sets are masked, or of no use."""
+    numbers = np.empty(size + LANES, np.float32)
     shift = (-numbers.ctypes.data % 64) // 4
     return numbers[shift : shift + size]
 
@@ -344,22 +337,24 @@ def _add_block(query, row, dim, padded, turned, wide, begin, end, state, weights
 
 
 @njit
-def _work(task, queries, out, keys, values):  # type: ignore[no-untyped-def]
+def _work(task, header, queries, out, keys, values):  # type: ignore[no-untyped-def]
     """Take pieces of work, a key head of a tile each, until none is left."""
-    kv_heads, shared, dim, capacity = task[KV_HEADS], task[SHARED], task[DIM], task[CAPACITY]
+    kv_heads, shared, dim, capacity = task[KV_HEADS], task[SHARED], task[DIM], header[CAPACITY]
     heads, size = kv_heads * shared, capacity * dim
     padded = (dim + LANES - 1) // LANES * LANES
-    tiles = carray(address(task[TILES_AT]), (task[TILES], 6), np.int64)
-    lows = carray(address(task[LOWS]), (task[NODES],), np.int64)
-    ends = carray(address(task[ENDS]), (task[NODES],), np.int64)
-    most = max(shared, TILE)
+    tiles = carray(address(header[TILES_AT]), (header[TILES], 6), np.int64)
+    lows = carray(address(header[LOWS]), (task[NODES],), np.int64)
+    ends = carray(address(header[ENDS]), (task[NODES],), np.int64)
+    most = 0
+    for tile in tiles:
+        most = max(most, tile[COUNT] * shared)
     query, sums, state = _aligned(most * dim), _aligned(most * padded), _aligned(2 * most)
     turned, wide, weights = _aligned(padded * BLOCK), _aligned(padded * BLOCK), _aligned(BLOCK)
     places = np.empty(BLOCK, np.int64)
     scale = np.float32(1) / np.sqrt(np.float32(dim))
     while True:
         piece = take(task, 1)
-        if piece >= task[TILES] * kv_heads:
+        if piece >= len(tiles) * kv_heads:
             return
         tile, head = tiles[piece // kv_heads], piece % kv_heads
         first, count, limit = tile[FIRST], tile[COUNT], tile[LIMIT]
@@ -385,7 +380,7 @@ def _work(task, queries, out, keys, values):  # type: ignore[no-untyped-def]
                 begin, stop = max(lows[node] - base, 0), min(ends[node] - base, length)
                 _add_block(query, row, dim, padded, turned, wide, begin, stop, state, weights, sums)
         if end > limit:
-            paths = carray(address(task[PLACES] + 8 * tile[PATHS]), (count, tile[STRIDE]), np.int64)
+            paths = carray(address(header[PLACES] + 8 * tile[PATHS]), (count, tile[STRIDE]), np.int64)
             for node in range(first, first + count):
                 for base in range(max(limit, lows[node] // BLOCK * BLOCK), ends[node], BLOCK):
                     length = min(BLOCK, ends[node] - base)
@@ -406,14 +401,17 @@ def _attention(kind: Any) -> Any:
 
     @cfunc("void(voidptr)", cache=True, error_model="numpy")  # without fastmath: sums must not be reordered
     def attend(at):  # type: ignore[no-untyped-def]
-        task = carray(at, (15,), np.int64)
+        task = carray(at, (9,), np.int64)
+        header = carray(address(task[FORWARD]), (HEADER,), np.int64)
+        keys_at = header[KEYS] + task[NUMBER] * header[LAYER]
         size = 1 << 60  # the arrays' true sizes are not known here
         _work(
             task,
+            header,
             carray(address(task[QUERIES]), (size,), kind),
             carray(address(task[OUT]), (size,), kind),
-            carray(address(task[KEYS]), (size,), kind),
-            carray(address(task[VALUES]), (size,), kind),
+            carray(address(keys_at), (size,), kind),
+            carray(address(keys_at + header[VALUES]), (size,), kind),
         )
 
     return attend

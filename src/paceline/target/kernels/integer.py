@@ -13,6 +13,7 @@ frame of `products.py`.
 from __future__ import annotations
 
 import platform
+from array import array
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
 from functools import cache, reduce
@@ -20,11 +21,13 @@ from operator import or_
 from typing import NamedTuple
 
 import llvmlite.binding as llvm
+import numpy as np
 import torch
-from numba import njit
+from numba import carray, cfunc
 from torch.nn.functional import pad
 
 from paceline.compiled import call
+from paceline.target.kernels import on_threads
 from paceline.target.kernels.products import Tiles, constant, loaded, prefetched, splat, tile
 from paceline.target.quantised.blocks import (
     Q4_0,
@@ -209,10 +212,11 @@ class _Part:
         (rows, columns), size = out.shape, out.element_size()
         records = self._records(rows * self._row_records, dtype=torch.uint8)
         tiles = tiles_of(self.kind, x.dtype, fast())
-        _round_rows(
-            tiles.address("round"), x.data_ptr(), records.data_ptr(), rows, tiles.most, self.width // 32,
+        task = (
+            0, tiles.address("round"), x.data_ptr(), records.data_ptr(), rows, tiles.most, self.width // 32,
             self.width * size, self._row_records, self._unit.record,
         )  # fmt: skip
+        on_threads(_round_rows, array("q", task), 1)
         sizes = {"rows": rows, "outputs": self.outputs, "stride": columns * size, "units": self._units}
         tiles.multiply(records.data_ptr(), *self._at, out.data_ptr() + self.first * size, **sizes)
 
@@ -369,12 +373,15 @@ def tiles_of(kind: Kind, dtype: torch.dtype, vnni: bool) -> Tiles:
     )
 
 
-@njit(f"void({', '.join(['int64'] * 9)})", cache=True)
-def _round_rows(function, x, records, rows, most, blocks, x_bytes, row_bytes, record):  # type: ignore[no-untyped-def]
+@cfunc("void(voidptr)", cache=True, error_model="numpy")
+def _round_rows(at):  # type: ignore[no-untyped-def]
     """Call @round at address `function` for all rows. The rows of a tile have their records block by block."""
+    task = carray(at, (10,), np.int64)
+    function, x, records, rows, most = task[1], task[2], task[3], task[4], task[5]
+    blocks, x_bytes, row_bytes, record = task[6], task[7], task[8], task[9]
     tiles, first = -(-rows // most), 0
-    for at in range(tiles):
-        here = rows // tiles + (at < rows % tiles)
+    for tile_at in range(tiles):
+        here = rows // tiles + (tile_at < rows % tiles)
         for row in range(here):
             to = records + first * row_bytes + row * record
             call(function, (x + (first + row) * x_bytes, to, here * record, blocks))

@@ -2,22 +2,24 @@
 
 A forward of a small model is hundreds of operators over a few kilobytes, and launching them takes longer than running
 them. Each kernel here replaces four to ten of torch's operators (`TorchOps` is the reference). It computes in float32
-with one rounding at the end, on one thread, because the arrays are small. Rows are computed one by one, so a row's
-result does not depend on their number. Kernels are for bfloat16, and for float32 where results must be exact
-(docs/exact.md).
+with one rounding at the end. Rows are computed one by one, so a row's result does not depend on their number; many rows
+are shared among threads. Kernels are for bfloat16, and for float32 where results must be exact (docs/exact.md).
 """
 
 from __future__ import annotations
 
+import struct
+from array import array
 from typing import Any, NamedTuple
 
 import numpy as np
 import torch
-from numba import carray, njit
+from numba import carray, cfunc, njit
 
-from paceline.compiled import address, float_of, put, widened
+from paceline.compiled import address, float_of, put, take, widened
 from paceline.target.attention import TorchOps
-from paceline.target.cache import Writer
+from paceline.target.cache import AT, CAPACITY, HEADER, KEYS, LAYER, POSITIONS, SLOTS, VALUES, Writer
+from paceline.target.kernels import on_threads
 from paceline.target.layout import Layout
 
 # Sums may be reordered and products fused, but NaN stays NaN: broken weights must not look like numbers.
@@ -71,85 +73,117 @@ class _Kernels(NamedTuple):
     gate: Any
 
 
-def _kernels(kind: Any, size: int) -> _Kernels:
-    """kind: np.uint16 for the bits of bfloat16, or np.float32. size: bytes of a number. Arguments are addresses, then
-    sizes."""
+ROWS = 4
+"""Rows that a thread takes at a time."""
+WORTH_SHARING = 8192
+"""Fewest numbers of a step for more threads than one."""
 
-    @njit("void(int64, int64, int64, int64, int64, int64, int64, float32)", **FAST)
-    def add_norm(x_at, delta_at, weight_at, sum_at, out_at, rows, width, eps):  # type: ignore[no-untyped-def]
-        """sum = x + delta, out = RMS norm of sum. If delta_at is 0, sum is x and is not written."""
+
+def _kernels(kind: Any, size: int) -> _Kernels:
+    """kind: np.uint16 for the bits of bfloat16, or np.float32. size: bytes of a number. Tasks are a counter of rows,
+    the number of rows, then addresses and sizes."""
+
+    @cfunc("void(voidptr)", **FAST)
+    def add_norm(at):  # type: ignore[no-untyped-def]
+        """sum = x + delta, out = RMS norm of sum. If delta's address is 0, sum is x and is not written."""
+        task = carray(at, (9,), np.int64)
+        rows, x_at, delta_at, weight_at, sum_at, out_at = task[1], task[2], task[3], task[4], task[5], task[6]
+        width, eps = task[7], float_of(np.uint32(task[8]))
         # With copies in float32 the compiler knows that nothing overlaps, and vectorises every loop.
         weight, numbers = np.empty(width, np.float32), np.empty(width, np.float32)
         _widen(weight_at, kind, weight)
-        for row in range(rows):
-            begin = size * row * width
-            x = _at(x_at + begin, width, kind)
-            if delta_at != 0:
-                delta, total = _at(delta_at + begin, width, kind), _at(sum_at + begin, width, kind)
+        while True:
+            first = take(task, ROWS)
+            if first >= rows:
+                return
+            for row in range(first, min(first + ROWS, rows)):
+                begin = size * row * width
+                x = _at(x_at + begin, width, kind)
+                if delta_at != 0:
+                    delta, total = _at(delta_at + begin, width, kind), _at(sum_at + begin, width, kind)
+                    for i in range(width):
+                        put(total, i, widened(x[i]) + widened(delta[i]))
+                    x = total
                 for i in range(width):
-                    put(total, i, widened(x[i]) + widened(delta[i]))
-                x = total
-            for i in range(width):
-                numbers[i] = widened(x[i])
-            scale = _inverse_rms(numbers, eps)
-            out = _at(out_at + begin, width, kind)
-            for i in range(width):
-                put(out, i, numbers[i] * scale * weight[i])
+                    numbers[i] = widened(x[i])
+                scale = _inverse_rms(numbers, eps)
+                out = _at(out_at + begin, width, kind)
+                for i in range(width):
+                    put(out, i, numbers[i] * scale * weight[i])
 
-    @njit(f"void({'int64, ' * 15}float32)", **FAST)
-    def rotate(  # type: ignore[no-untyped-def]
-        qkv_at, out_at, cos_at, sin_at, norm_at, positions_at, slots_at, places_at, keys_at, values_at,
-        nodes, heads, kv_heads, dim, capacity, eps,
-    ):  # fmt: skip
-        """Norm (unless norm_at is 0) and rotate q and k; write q to `out`, k and v to their places in the cache."""
-        positions = carray(address(positions_at), (nodes,), np.int64)
-        slots = carray(address(slots_at), (nodes,), np.int64)
-        places = carray(address(places_at), (nodes,), np.int64)
+    @cfunc("void(voidptr)", **FAST)
+    def rotate(at):  # type: ignore[no-untyped-def]
+        """Norm (unless its weight's address is 0) and rotate q and k; write q to `out`, k and v to their places in the
+        cache."""
+        task = carray(at, (13,), np.int64)
+        nodes, heads, kv_heads, dim, layer = task[1], task[2], task[3], task[4], task[5]
+        qkv_at, out_at, cos_at, sin_at, norm_at = task[6], task[7], task[8], task[9], task[10]
+        header, eps = carray(address(task[11]), (HEADER,), np.int64), float_of(np.uint32(task[12]))
+        positions = carray(address(header[POSITIONS]), (nodes,), np.int64)
+        slots = carray(address(header[SLOTS]), (nodes,), np.int64)
+        places = carray(address(header[AT]), (nodes,), np.int64)
+        capacity, keys_at = header[CAPACITY], header[KEYS] + layer * header[LAYER]
+        values_at = keys_at + header[VALUES]
         half = dim // 2
         cos, sin, head, turned, weight = np.empty((5, dim), np.float32)
-        for node in range(nodes):
-            _widen(cos_at + size * positions[node] * dim, kind, cos)
-            _widen(sin_at + size * positions[node] * dim, kind, sin)
-            source = qkv_at + size * node * (heads + 2 * kv_heads) * dim
-            place = size * (slots[node] * kv_heads * capacity + places[node]) * dim
-            for h in range(heads + kv_heads):
-                _widen(source + size * h * dim, kind, head)
-                if norm_at != 0:
-                    _widen(norm_at + size * h * dim, kind, weight)
-                    scale = _inverse_rms(head, eps)
+        while True:
+            first = take(task, ROWS)
+            if first >= nodes:
+                return
+            for node in range(first, min(first + ROWS, nodes)):
+                _widen(cos_at + size * positions[node] * dim, kind, cos)
+                _widen(sin_at + size * positions[node] * dim, kind, sin)
+                source = qkv_at + size * node * (heads + 2 * kv_heads) * dim
+                place = size * (slots[node] * kv_heads * capacity + places[node]) * dim
+                for h in range(heads + kv_heads):
+                    _widen(source + size * h * dim, kind, head)
+                    if norm_at != 0:
+                        _widen(norm_at + size * h * dim, kind, weight)
+                        scale = _inverse_rms(head, eps)
+                        for i in range(dim):
+                            head[i] *= scale * weight[i]
+                    for i in range(half):
+                        turned[i] = head[i] * cos[i] + head[i + half] * sin[i]
+                    for i in range(half):
+                        turned[i + half] = head[i + half] * cos[i + half] + head[i] * sin[i + half]
+                    to_at = out_at + size * (node * heads + h) * dim
+                    if h >= heads:
+                        to_at = keys_at + place + size * (h - heads) * capacity * dim
+                    to = _at(to_at, dim, kind)
                     for i in range(dim):
-                        head[i] *= scale * weight[i]
-                for i in range(half):
-                    turned[i] = head[i] * cos[i] + head[i + half] * sin[i]
-                for i in range(half):
-                    turned[i + half] = head[i + half] * cos[i + half] + head[i] * sin[i + half]
-                to_at = out_at + size * (node * heads + h) * dim
-                if h >= heads:
-                    to_at = keys_at + place + size * (h - heads) * capacity * dim
-                to = _at(to_at, dim, kind)
-                for i in range(dim):
-                    put(to, i, turned[i])
-            for h in range(kv_heads):
-                value = _at(source + size * (heads + kv_heads + h) * dim, dim, kind)
-                to = _at(values_at + place + size * h * capacity * dim, dim, kind)
-                for i in range(dim):
-                    to[i] = value[i]
+                        put(to, i, turned[i])
+                for h in range(kv_heads):
+                    value = _at(source + size * (heads + kv_heads + h) * dim, dim, kind)
+                    to = _at(values_at + place + size * h * capacity * dim, dim, kind)
+                    for i in range(dim):
+                        to[i] = value[i]
 
-    @njit("void(int64, int64, int64, int64)", **FAST)
-    def gate(gate_up_at, out_at, rows, width):  # type: ignore[no-untyped-def]
+    @cfunc("void(voidptr)", **FAST)
+    def gate(at):  # type: ignore[no-untyped-def]
         """out = silu(gate) * up."""
-        for row in range(rows):
-            begin = 2 * size * row * width
-            gate, up = _at(gate_up_at + begin, width, kind), _at(gate_up_at + begin + size * width, width, kind)
-            out = _at(out_at + size * row * width, width, kind)
-            for i in range(width):
-                x = widened(gate[i])
-                put(out, i, x / (np.float32(1) + _exp(-x)) * widened(up[i]))
+        task = carray(at, (5,), np.int64)
+        rows, gate_up_at, out_at, width = task[1], task[2], task[3], task[4]
+        while True:
+            first = take(task, ROWS)
+            if first >= rows:
+                return
+            for row in range(first, min(first + ROWS, rows)):
+                begin = 2 * size * row * width
+                gate, up = _at(gate_up_at + begin, width, kind), _at(gate_up_at + begin + size * width, width, kind)
+                out = _at(out_at + size * row * width, width, kind)
+                for i in range(width):
+                    x = widened(gate[i])
+                    put(out, i, x / (np.float32(1) + _exp(-x)) * widened(up[i]))
 
     return _Kernels(add_norm, rotate, gate)
 
 
 _BY_DTYPE = {torch.bfloat16: _kernels(np.uint16, 2), torch.float32: _kernels(np.float32, 4)}
+
+
+def _run(kernel: Any, rows: int, width: int, *task: int) -> None:
+    """Run a kernel over `rows` rows of `width` numbers; on one thread if they are few."""
+    on_threads(kernel, array("q", (0, rows, *task)), torch.get_num_threads() if rows * width >= WORTH_SHARING else 1)
 
 
 class FusedOps(TorchOps):
@@ -159,40 +193,39 @@ class FusedOps(TorchOps):
         super().__init__(cos.contiguous(), sin.contiguous(), eps)
         self._kernels = _BY_DTYPE[cos.dtype]
         self._tables = (self.cos.data_ptr(), self.sin.data_ptr())
+        (self._eps,) = struct.unpack("I", struct.pack("f", eps))
 
     def begin(self, layout: Layout) -> None:
-        self._nodes = (layout.positions.data_ptr(), layout.slots.data_ptr(), layout.at.data_ptr())
+        """Nothing: kernels find the forward's positions in `Writer.header`."""
 
     def norm(self, x: torch.Tensor, weight: torch.Tensor) -> torch.Tensor:
         x = x.contiguous()
         out = torch.empty_like(x)
         rows, width = x.shape
-        self._kernels.add_norm(x.data_ptr(), 0, weight.data_ptr(), 0, out.data_ptr(), rows, width, self.eps)
+        at = (x.data_ptr(), 0, weight.data_ptr(), 0, out.data_ptr())
+        _run(self._kernels.add_norm, rows, width, *at, width, self._eps)
         return out
 
     def add_norm(self, x: torch.Tensor, delta: torch.Tensor, weight: torch.Tensor) -> tuple[torch.Tensor, torch.Tensor]:
         total, out = torch.empty_like(delta), torch.empty_like(delta)
         rows, width = delta.shape
         at = (x.data_ptr(), delta.data_ptr(), weight.data_ptr(), total.data_ptr(), out.data_ptr())
-        self._kernels.add_norm(*at, rows, width, self.eps)
+        _run(self._kernels.add_norm, rows, width, *at, width, self._eps)
         return total, out
 
     def rotate(
         self, qkv: torch.Tensor, heads: int, kv_heads: int, qk_norm: torch.Tensor | None, cache: Writer, layer: int
     ) -> torch.Tensor:
         """As `TorchOps.rotate`, into the cache and a new tensor in one pass."""
-        nodes, _, dim = qkv.shape
+        nodes, every, dim = qkv.shape
         queries = qkv.new_empty(nodes, heads, dim)
-        keys_at, values_at, capacity = cache.addresses(layer)
         norm_at = 0 if qk_norm is None else qk_norm.data_ptr()
-        self._kernels.rotate(
-            qkv.data_ptr(), queries.data_ptr(), *self._tables, norm_at, *self._nodes, keys_at, values_at,
-            nodes, heads, kv_heads, dim, capacity, self.eps,
-        )  # fmt: skip
+        at = (qkv.data_ptr(), queries.data_ptr(), *self._tables, norm_at, cache.header.buffer_info()[0])
+        _run(self._kernels.rotate, nodes, every * dim, heads, kv_heads, dim, layer, *at, self._eps)
         return queries
 
     def gate(self, gate_up: torch.Tensor) -> torch.Tensor:
         rows, width = gate_up.shape
         out = gate_up.new_empty(rows, width // 2)
-        self._kernels.gate(gate_up.data_ptr(), out.data_ptr(), rows, width // 2)
+        _run(self._kernels.gate, rows, width, gate_up.data_ptr(), out.data_ptr(), width // 2)
         return out

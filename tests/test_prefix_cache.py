@@ -1,0 +1,112 @@
+"""Prefixes on disk: read by later engines, with the same answers; damaged, foreign and old files do no harm."""
+
+from __future__ import annotations
+
+from concurrent.futures import ThreadPoolExecutor
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pytest
+import torch
+
+from paceline.engine.engine import Engine
+from paceline.engine.prefix_cache import BLOCK, PrefixCache
+from paceline.engine.request import Completion
+from paceline.engine.sampling import SamplingParams
+from paceline.errors import PacelineError
+from paceline.target.decoder import Decoder
+from tests import models, native
+
+PROMPT = np.random.default_rng(1).integers(4, models.VOCAB_SIZE, 3 * BLOCK + 20).tolist()
+SHARED = 3 * BLOCK
+"""Tokens of PROMPT in whole blocks."""
+
+
+def decoder(seed: int = 0, dtype: torch.dtype = torch.float32, exact: bool = False) -> Decoder:
+    torch.manual_seed(seed)
+    made = native.of(models.model("llama2", max_position_embeddings=1024, **native.TINY), dtype, eos=())
+    if exact:
+        made.make_exact()
+    return made
+
+
+def answer(target: Decoder, folder: Path | None, prompt: list[int] = PROMPT, **options: Any) -> Completion:
+    """Of an engine of its own, as another process has."""
+    engine = Engine(target, prefix_cache=folder, **options)
+    (done,) = engine.generate([prompt], SamplingParams(max_tokens=12))
+    return done
+
+
+@pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16])
+@pytest.mark.parametrize("exact", [False, True])
+def test_a_later_engine_reads_only_what_is_new(tmp_path: Path, dtype: torch.dtype, exact: bool) -> None:
+    alone = answer(decoder(dtype=dtype, exact=exact), None)
+    first = answer(decoder(dtype=dtype, exact=exact), tmp_path)
+    again = answer(decoder(dtype=dtype, exact=exact), tmp_path)
+    longer = answer(decoder(dtype=dtype, exact=exact), tmp_path, [*PROMPT, *PROMPT])
+    other = answer(decoder(dtype=dtype, exact=exact), tmp_path, [7, *PROMPT])
+    assert [one.reused for one in (alone, first, again, longer, other)] == [0, 0, SHARED, SHARED, 0]
+    assert alone.tokens == first.tokens == again.tokens
+    assert longer.tokens == answer(decoder(dtype=dtype, exact=exact), None, [*PROMPT, *PROMPT]).tokens
+
+
+def test_is_of_one_model_dtype_and_exactness(tmp_path: Path) -> None:
+    answer(decoder(), tmp_path)
+    changed = decoder()
+    changed.weights_fingerprint = "another"
+    for target in (changed, decoder(dtype=torch.bfloat16), decoder(exact=True)):
+        assert answer(target, tmp_path).reused == 0
+    assert answer(decoder(), tmp_path).reused == SHARED
+
+
+@pytest.mark.parametrize("damage", [lambda data: data[:-5], lambda data: data[:-1] + bytes([data[-1] ^ 1])])
+def test_a_damaged_file_is_removed_with_one_line(tmp_path: Path, damage: Any, caplog: Any) -> None:
+    whole = answer(decoder(), tmp_path)
+    paths = list(Engine(decoder(), prefix_cache=tmp_path).memory.disk._paths(np.array(PROMPT)))
+    paths[1].write_bytes(damage(paths[1].read_bytes()))
+    again = answer(decoder(), tmp_path)
+    assert (again.reused, again.tokens) == (BLOCK, whole.tokens)
+    assert [record.getMessage() for record in caplog.records] == [
+        f"prefix_cache: {paths[1]} is damaged, and was removed"
+    ]
+    assert answer(decoder(), tmp_path).reused == SHARED, "it was written again"
+
+
+def test_two_writers_at_once_and_readers_among_them(tmp_path: Path) -> None:
+    target, kv = decoder(), torch.randn(3, 2, 2, SHARED, 4)
+    shape, tokens = (3, 2, 2, BLOCK, 4), np.array(PROMPT)
+
+    def work(_: int) -> bool:
+        cache = PrefixCache(tmp_path, target, shape, 10**9)
+        cache.store(tokens, lambda length: kv[:, :, :, :length])
+        found = cache.load(tokens, 0)
+        for path in list(tmp_path.iterdir())[:1]:
+            path.unlink(missing_ok=True)
+        return found is None or torch.equal(found, kv[:, :, :, : found.shape[3]])
+
+    with ThreadPoolExecutor(4) as pool:
+        assert all(pool.map(work, range(40)))
+    assert not list(tmp_path.glob("*.part"))
+
+
+def test_what_was_used_longest_ago_goes_first(tmp_path: Path) -> None:
+    prompts = [[first, *PROMPT[:BLOCK]] for first in (10, 11, 12)]
+    answer(decoder(), tmp_path, prompts[0])
+    size = sum(path.stat().st_size for path in tmp_path.iterdir())
+    limit = {"prefix_cache_size": 2 * size}
+    answer(decoder(), tmp_path, prompts[1], **limit)
+    assert answer(decoder(), tmp_path, prompts[0], **limit).reused == BLOCK
+    answer(decoder(), tmp_path, prompts[2], **limit)
+    assert [answer(decoder(), tmp_path, prompt, **limit).reused for prompt in prompts[::2]] == [BLOCK, BLOCK]
+    assert sum(path.stat().st_size for path in tmp_path.iterdir()) <= 2 * size
+
+
+def test_what_cannot_be(tmp_path: Path) -> None:
+    with pytest.raises(PacelineError, match="it needs reuse"):
+        Engine(decoder(), prefix_cache=tmp_path, reuse=False)
+    with pytest.raises(PacelineError, match=r"prefix_cache_size is .* such as 2GB"):
+        Engine(decoder(), prefix_cache=tmp_path, prefix_cache_size="much")
+    (tmp_path / "file").write_text("")
+    with pytest.raises(PacelineError, match="cannot be a folder"):
+        Engine(decoder(), prefix_cache=tmp_path / "file")
