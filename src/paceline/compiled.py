@@ -46,11 +46,11 @@ def bits_of(typingctx: Any, number: Any) -> Any:
 
 @intrinsic
 def take(typingctx: Any, counter: Any, count: Any) -> Any:
-    """counter[0], and add `count` to it, atomically; int64."""
+    """counter[0], and add `count` to it, atomically; int64. What was written before an earlier take can be read."""
 
     def generate(context: Any, builder: Any, signature: Any, arguments: Any) -> Any:
         data = context.make_array(signature.args[0])(context, builder, arguments[0]).data
-        return builder.atomic_rmw("add", data, arguments[1], "monotonic")
+        return builder.atomic_rmw("add", data, arguments[1], "acq_rel")
 
     return types.int64(counter, types.int64), generate
 

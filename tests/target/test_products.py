@@ -21,12 +21,11 @@ from paceline.target.quantised.blocks import KINDS, Q4_0, Q4_1, Q4_K, Q6_K, Q8_0
 HALF, FULL = torch.bfloat16, torch.float32
 ROUNDING = {HALF: 2.0**-8, FULL: 0.0}
 """Half a unit in the last place of bfloat16, relative. What sums in float32 are off by is added to it."""
-MOST = {12: (1, 2, 7, 12, 13, 41), 3: (1, 2, 3, 4, 7, 13)}
-"""Numbers of rows that make tiles of all sizes, by the largest tile."""
+COUNTS = (1, 2, 4, 5, 7, 12, 13, 41)
+"""Numbers of rows that make tiles of many sizes: of few rows, and of many."""
 
 needs_halves = pytest.mark.skipif(not kernels.supported(), reason="this CPU has no AVX-512 BF16")
 needs_blocks = pytest.mark.skipif(not integer.supported(), reason="this CPU has no float16 conversion")
-needs_vnni = pytest.mark.skipif(not integer.fast(), reason="this CPU has no AVX-512 VNNI")
 
 
 def random(seed: int, *size: int) -> torch.Tensor:
@@ -36,18 +35,19 @@ def random(seed: int, *size: int) -> torch.Tensor:
 def rounded(x: torch.Tensor) -> torch.Tensor:
     """x as the kernel of blocks sees it: whole numbers -127 to 127 by 32 inputs, times a float32 scale; float64."""
     blocks = x.float().unflatten(-1, (-1, 32))
-    scale = blocks.abs().amax(-1, keepdim=True) / 127
-    numbers = torch.where(scale > 0, blocks / scale, 0).round()
+    largest = blocks.abs().amax(-1, keepdim=True)
+    scale, inverse = largest / 127, 127 / largest
+    numbers = torch.where(inverse.isfinite(), blocks * inverse, 0).round()
     return (numbers.double() * scale.double()).flatten(-2)
 
 
 @dataclass(frozen=True)
 class Way:
-    """A kernel: of numbers (`kind` None) or of blocks, for inputs of a dtype."""
+    """A kernel: of numbers (`kind` None) or of blocks, for inputs of a dtype; path: the instructions for blocks."""
 
     dtype: torch.dtype
     kind: Kind | None = None
-    vnni: bool = False
+    path: str = "plain"
 
     @property
     def step(self) -> int:
@@ -75,21 +75,24 @@ class Way:
         assert bool(((out.double() - exact).abs() <= sums * size + 1.01 * ROUNDING[self.dtype] * exact.abs()).all())
 
 
-WAYS = [Way(HALF), Way(FULL), *(Way(FULL, kind, vnni) for kind in KINDS.values() for vnni in (True, False))]
+WAYS = [
+    *(Way(dtype) for dtype in (HALF, FULL)),
+    *(Way(FULL, kind, integer.path()) for kind in KINDS.values()),
+    *(Way(FULL, kind, path) for kind in (Q4_1, Q6_K) for path in integer.paths()[1:]),
+]
 
 
 def name(way: Way) -> str:
-    return str(way.dtype) if way.kind is None else f"{way.kind.name}-{'vnni' if way.vnni else 'plain'}"
+    return str(way.dtype) if way.kind is None else f"{way.kind.name}-{way.path}"
 
 
 @pytest.fixture(params=WAYS, ids=name)
 def way(request: pytest.FixtureRequest, monkeypatch: pytest.MonkeyPatch) -> Way:
     """Every kernel that this CPU can run."""
     way: Way = request.param
-    runs = kernels.supported(way.dtype) if way.kind is None else integer.supported()
-    if not runs or (way.vnni and not integer.fast()):
+    if not (kernels.supported(way.dtype) if way.kind is None else integer.supported()):
         pytest.skip("not on this CPU")
-    monkeypatch.setattr(integer, "fast", lambda: way.vnni)
+    monkeypatch.setattr(integer, "path", lambda: way.path)
     return way
 
 
@@ -109,7 +112,7 @@ def test_is_the_product_rounded_once(way: Way, outputs: int, steps: int) -> None
     bias, width = random(2, outputs), steps * way.step
     panels, weight = way.made(outputs, width, bias)
     without, _ = way.made(outputs, width)
-    for rows in MOST[products.ROWS if way.kind is None else integer.ROWS]:
+    for rows in COUNTS:
         x = way.x(3, rows, width)
         way.check(panels(x), x, weight, bias)
         way.check(without(x), x, weight, torch.zeros(outputs))
@@ -119,9 +122,7 @@ def test_is_the_product_rounded_once(way: Way, outputs: int, steps: int) -> None
 def test_a_row_is_the_same_alone_and_among_others(way: Way) -> None:
     x, (panels, _) = way.x(4, 40, 768), way.made(100, 768)
     alone = torch.cat([panels(x[i : i + 1]) for i in range(len(x))])
-    # The slow way deals rows out as the fast one does, so it need only show every size of a tile.
-    counts = (*range(1, 14), 27, 40) if way.kind is not None and not way.vnni else range(1, 41)
-    for rows in counts:
+    for rows in range(1, 41):
         assert torch.equal(panels(x[:rows]), alone[:rows])
 
 
@@ -203,13 +204,41 @@ def test_is_not_preferred_where_tiles_are_multiplied(monkeypatch: pytest.MonkeyP
 # Blocks --------------------------------------------------------------------------------------------------------------
 
 
-@needs_vnni
+@needs_blocks
 @pytest.mark.parametrize("kind", KINDS.values(), ids=lambda kind: kind.name)
-def test_both_ways_give_the_same_bits(kind: Kind, monkeypatch: pytest.MonkeyPatch) -> None:
-    x, panels = 100 * random(4, 14, 512), IntegerPanels([random_blocks(kind, 33, 512)])
-    quick = panels(x)
-    monkeypatch.setattr(integer, "fast", lambda: False)
-    assert torch.equal(panels(x), quick)
+def test_all_instructions_give_the_same_bits(kind: Kind, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Those of other processors too, as far as this one has them: every path that it can run."""
+    x, panels = 100 * random(4, 33, 512), IntegerPanels([random_blocks(kind, 33, 512)])
+    right = None
+    for path in integer.paths():
+        monkeypatch.setattr(integer, "path", lambda path=path: path)
+        for rows in (4, 33):
+            out = panels(x[:rows])
+            right = panels(x) if right is None else right
+            assert torch.equal(out, right[:rows]), path
+
+
+@needs_blocks
+def test_rows_beyond_the_cache_are_multiplied_in_turn(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Here 16 at a time. 288 inputs: the last unit is not full, and what follows a row must not be read as a scale."""
+    x, panels = random(4, 100, 288), IntegerPanels([random_blocks(Q8_0, 40, 288)])
+    x[:50] *= 1e30
+    right = panels(x)
+    monkeypatch.setattr(integer, "_cached_bytes", lambda: 16 * 40 * 10)
+    assert torch.equal(panels(x), right)
+
+
+@needs_blocks
+@pytest.mark.skipif("amx" not in integer.paths(), reason="this CPU has no AMX-INT8")
+@pytest.mark.usefixtures("_threads")
+def test_other_users_of_tiles_keep_theirs() -> None:
+    """oneDNN multiplies in bfloat16 on the same threads, with tiles of its own sizes."""
+    x, panels = random(4, 48, 512), IntegerPanels([random_blocks(Q4_K, 48, 512)])
+    a, b = random(5, 128, 256).to(HALF), random(6, 256, 128).to(HALF)
+    right, theirs = panels(x), a @ b
+    for _ in range(20):
+        assert torch.equal(a @ b, theirs)
+        assert torch.equal(panels(x), right)
 
 
 @needs_blocks
@@ -239,20 +268,20 @@ def test_the_bytes_come_back(kind: Kind) -> None:
 
 
 @needs_blocks
-@pytest.mark.parametrize("vnni", [pytest.param(True, marks=needs_vnni), False])
-def test_zeros_and_the_smallest_numbers_are_no_trouble(vnni: bool, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(integer, "fast", lambda: vnni)
+@pytest.mark.parametrize("path", integer.paths())
+def test_zeros_and_the_smallest_numbers_are_no_trouble(path: str, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(integer, "path", lambda: path)
     x, panels = torch.zeros(3, 64), IntegerPanels([random_blocks(Q4_0, 16, 64)])
     x[1], x[2] = 1e-45, 1e-38
     assert bool((panels(x).abs() < 1e-36).all())
 
 
 @needs_blocks
-@pytest.mark.parametrize("vnni", [pytest.param(True, marks=needs_vnni), False])
+@pytest.mark.parametrize("path", integer.paths())
 @pytest.mark.parametrize("kind", [Q8_0, Q4_K], ids=lambda kind: kind.name)
-def test_bfloat16_is_float32_rounded_to_the_nearest(kind: Kind, vnni: bool, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_bfloat16_is_float32_rounded_to_the_nearest(kind: Kind, path: str, monkeypatch: pytest.MonkeyPatch) -> None:
     """Also where the CPU has no instruction for it."""
-    monkeypatch.setattr(integer, "fast", lambda: vnni)
+    monkeypatch.setattr(integer, "path", lambda: path)
     panels = IntegerPanels([random_blocks(kind, 45, 8 * kind.inputs)])
     x = random(3, 40, panels.width).to(HALF)
     x[1] *= 1e30

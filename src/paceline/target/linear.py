@@ -111,8 +111,9 @@ def linear(parts: Sequence[torch.Tensor | Blocks], bias: torch.Tensor | None, dt
         from paceline.target.kernels import integer
 
         if dtype in integer.DTYPES and integer.supported():
-            for kind in {part.kind for part in blocks}:
-                integer.tiles_of(kind, dtype, integer.fast())  # compile now, not in the middle of an answer
+            for kind in {part.kind for part in blocks}:  # compile now, not in the middle of an answer
+                for many in (False, True):
+                    integer.tiles_of(kind, dtype, integer.path(), many)
             return BlockLinear(blocks, bias)
     dense = [part.dense(dtype) if isinstance(part, Blocks) else part for part in parts]
     return Linear(dense[0] if len(dense) == 1 else torch.cat(dense), bias)
