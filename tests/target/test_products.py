@@ -13,7 +13,7 @@ from tests.gguf_files import random_blocks
 
 from paceline.target import kernels
 from paceline.target.kernels import integer, products
-from paceline.target.kernels.integer import IntegerPanels
+from paceline.target.kernels.integer import MANY, IntegerPanels
 from paceline.target.kernels.products import Panels
 from paceline.target.linear import BlockLinear, Linear, linear
 from paceline.target.quantised.blocks import KINDS, Q4_0, Q4_1, Q4_K, Q6_K, Q8_0, Blocks, Kind, quantise
@@ -25,6 +25,7 @@ COUNTS = (1, 2, 4, 5, 7, 12, 13, 41)
 """Numbers of rows that make tiles of many sizes: of few rows, and of many."""
 
 needs_halves = pytest.mark.skipif(not kernels.supported(), reason="this CPU has no AVX-512 BF16")
+needs_amx = pytest.mark.skipif(not integer.has_amx(), reason="this CPU has no AMX, or may not use it")
 needs_blocks = pytest.mark.skipif(not integer.supported(), reason="this CPU has no float16 conversion")
 
 
@@ -60,7 +61,7 @@ class Way:
             weight = random(1, outputs, width).to(self.dtype)
             return Panels(weight, bias), weight
         blocks = random_blocks(self.kind, outputs, width)
-        return IntegerPanels([blocks], bias), blocks.dense()
+        return IntegerPanels([blocks], bias, exact=True), blocks.dense()
 
     def x(self, seed: int, rows: int, width: int) -> torch.Tensor:
         return random(seed, rows, width).to(self.dtype)
@@ -228,12 +229,31 @@ def test_rows_beyond_the_cache_are_multiplied_in_turn(monkeypatch: pytest.Monkey
     assert torch.equal(panels(x), right)
 
 
-@needs_blocks
-@pytest.mark.skipif("amx" not in integer.paths(), reason="this CPU has no AMX-INT8")
+@needs_amx
 @pytest.mark.usefixtures("_threads")
-def test_other_users_of_tiles_keep_theirs() -> None:
-    """oneDNN multiplies in bfloat16 on the same threads, with tiles of its own sizes."""
-    x, panels = random(4, 48, 512), IntegerPanels([random_blocks(Q4_K, 48, 512)])
+@pytest.mark.parametrize("kind", KINDS.values(), ids=lambda kind: kind.name)
+def test_many_rows_are_multiplied_in_bfloat16_unless_exact(kind: Kind) -> None:
+    """Without rounding x to eight bits. A row is the same among any number of rows, of which each has its place."""
+    bias, x = random(2, 77), random(3, 100, 512).to(HALF)
+    blocks = random_blocks(kind, 77, 512)
+    panels, exact = IntegerPanels([blocks], bias), IntegerPanels([blocks], bias, exact=True)
+    weight = blocks.dense().double()
+    right = x.double() @ weight.T + bias.double()
+    size = x.double().abs() @ weight.abs().T + bias.double().abs()
+    whole = panels(x)
+    assert bool(((whole - right).abs() <= ROUNDING[HALF] * (size + right.abs())).all())
+    assert float((whole - right).norm()) < float((exact(x) - right).norm())
+    for rows in (MANY, 47, 64, 81):
+        assert torch.equal(panels(x[:rows]), whole[:rows])
+    few = MANY - 1
+    assert torch.equal(panels(x[:few]), exact(x)[:few])
+
+
+@needs_amx
+@pytest.mark.usefixtures("_threads")
+def test_other_users_of_amx_keep_their_sizes() -> None:
+    """oneDNN multiplies in bfloat16 on the same threads, with registers of its own sizes."""
+    x, panels = random(4, 48, 512).to(HALF), IntegerPanels([random_blocks(Q4_K, 48, 512)])
     a, b = random(5, 128, 256).to(HALF), random(6, 256, 128).to(HALF)
     right, theirs = panels(x), a @ b
     for _ in range(20):
@@ -282,7 +302,7 @@ def test_zeros_and_the_smallest_numbers_are_no_trouble(path: str, monkeypatch: p
 def test_bfloat16_is_float32_rounded_to_the_nearest(kind: Kind, path: str, monkeypatch: pytest.MonkeyPatch) -> None:
     """Also where the CPU has no instruction for it."""
     monkeypatch.setattr(integer, "path", lambda: path)
-    panels = IntegerPanels([random_blocks(kind, 45, 8 * kind.inputs)])
+    panels = IntegerPanels([random_blocks(kind, 45, 8 * kind.inputs)], exact=True)
     x = random(3, 40, panels.width).to(HALF)
     x[1] *= 1e30
     x[2, 5], x[3, 5] = float("nan"), float("inf")
@@ -303,7 +323,8 @@ def test_a_linear_keeps_blocks_where_they_can_be_multiplied(monkeypatch: pytest.
     parts, bias, x = [random_blocks(Q8_0, 20, 64), random_blocks(Q4_0, 12, 64)], random(9, 32), random(10, 5, 64)
     made = linear(parts, bias, FULL)
     assert isinstance(made, BlockLinear)
-    assert made.exact() is made
+    assert torch.equal(made.exact()(x), made(x))
+    assert made.exact().rows(torch.tensor([2])).is_exact
     dense = torch.cat([part.dense() for part in parts])
     assert torch.equal(made.dense(), dense)
     few = torch.tensor([31, 2])

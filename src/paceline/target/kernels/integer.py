@@ -1,4 +1,4 @@
-"""x @ weight.T with weights in blocks of four to eight bits, multiplied as integers on CPUs.
+"""x @ weight.T with weights in blocks of four to eight bits, on CPUs.
 
     IntegerPanels([Blocks, ...])(x)
 
@@ -7,8 +7,10 @@ are multiplied and summed as integers; this sum, times both scales, is added in 
 float32 sums have one order, so a row's result is the same, bit for bit, among any other rows, on any number of threads
 and by any of the instructions of `PATHS`.
 
-Panels have the blocks of 16 outputs in the order of use (`tiles.py`). Few rows are multiplied by a panel as it is. For
-many, each thread first unpacks a panel to bytes, which stay in its caches while all rows are multiplied by it.
+Many rows in bfloat16, a prompt's, are multiplied in bfloat16 where the processor has AMX, unless the product must be
+exact: weights are expanded panel by panel, and the rows are not rounded.
+
+Panels have the blocks of 16 outputs in the order of use (`tiles.py`).
 """
 
 from __future__ import annotations
@@ -19,9 +21,10 @@ import os
 import platform
 import struct
 import sys
-from collections.abc import Callable, Iterable, Iterator, Sequence
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from functools import cache, partial, reduce
+from itertools import product
 from operator import or_
 from typing import NamedTuple
 
@@ -30,7 +33,7 @@ import torch
 from torch.nn.functional import pad
 
 from paceline.target.kernels import vectors as v
-from paceline.target.kernels.tiles import Tiles, tile
+from paceline.target.kernels.tiles import Tiles, first_lanes, narrowed, tile
 from paceline.target.kernels.vectors import Value
 from paceline.target.quantised.blocks import (
     Q4_0,
@@ -50,8 +53,6 @@ COLUMNS = 16
 """Outputs of a panel. With 32, the sums of twelve rows do not fit into the registers."""
 PAIR = 2
 """Blocks in a turn of the innermost loop: two blocks share bytes."""
-SPARE = 512
-"""Bytes after the last record: an AMX tile has 16 rows even where fewer are left."""
 STEP = 64
 """Panels that are packed at once."""
 DTYPES = (torch.bfloat16, torch.float32)
@@ -71,18 +72,16 @@ class Path(NamedTuple):
     rows: int
 
 
-_AVX_512 = ("amx", "avx512", "avx10", "evex512")
+_AVX_512 = ("avx512", "avx10", "evex512")
 PATHS = {
-    "amx": Path(("amx-int8", "avx512vnni", "avx512bw"), (), 12),
-    "vnni": Path(("avx512vnni", "avx512bw"), ("amx",), 12),
+    "vnni": Path(("avx512vnni", "avx512bw"), (), 12),
     "avxvnni": Path(("avxvnni",), _AVX_512, 4),
     "avx2": Path(("avx2",), (*_AVX_512, "avxvnni"), 4),
     "plain": Path((), (*_AVX_512, "avxvnni"), 4),
 }
-"""From the fastest: AMX-INT8 tiles, AVX-512 VNNI, AVX-VNNI, AVX2, and ordinary multiplications. All give the same
-bits."""
-TILE_ROWS = 16
-"""Rows of an AMX tile."""
+"""From the fastest: AVX-512 VNNI, AVX-VNNI, AVX2, and ordinary multiplications. All give the same bits."""
+MANY = 32
+"""Rows from which on a product in bfloat16 is faster: a panel is expanded once for all of them."""
 
 
 @dataclass(frozen=True)
@@ -145,8 +144,7 @@ UNITS = {
 def paths() -> list[str]:
     """The names of `PATHS` that this CPU has, the fastest first."""
     features = llvm.get_host_cpu_features()
-    has = [name for name, path in PATHS.items() if all(features.get(need) for need in path.needs)]
-    return [name for name in has if name != "amx" or _tiles_allowed()]
+    return [name for name, path in PATHS.items() if all(features.get(need) for need in path.needs)]
 
 
 def path() -> str:
@@ -154,10 +152,12 @@ def path() -> str:
     return paths()[0]
 
 
-def _tiles_allowed() -> bool:
-    """Ask Linux for AMX tiles, whose registers a process may use only then."""
+@cache
+def has_amx() -> bool:
+    """Whether this CPU multiplies tiles of bfloat16, and Linux lets this process use their registers."""
     arch_prctl, request, tile_data = 158, 0x1023, 18
-    return sys.platform == "linux" and ctypes.CDLL(None).syscall(arch_prctl, request, tile_data) == 0
+    has = bool(llvm.get_host_cpu_features().get("amx-bf16")) and sys.platform == "linux"
+    return has and ctypes.CDLL(None).syscall(arch_prctl, request, tile_data) == 0
 
 
 @cache
@@ -171,22 +171,24 @@ def warnings() -> list[str]:
     """Lines for users of blocks on this CPU."""
     if not supported():
         return ["this CPU cannot multiply weights of eight and four bits: they were expanded, and save nothing"]
-    slow = path() not in ("amx", "vnni")
+    slow = path() != "vnni"
     return ["this CPU has no AVX-512 VNNI: weights of eight and four bits are multiplied slowly"] if slow else []
 
 
 @cache
 def _cached_bytes() -> int:
-    """Bytes of records that stay in a core's L2 cache while a panel is multiplied by them: half of it."""
+    """Bytes of rows that stay in a core's L2 cache while panels are multiplied by them."""
     name = "SC_LEVEL2_CACHE_SIZE"
-    return (os.sysconf(name) if name in os.sysconf_names else 0) // 2 or 1 << 19
+    return (os.sysconf(name) if name in os.sysconf_names else 0) or 1 << 20
 
 
 class IntegerPanels:
-    """A weight [outputs, width] of stacked parts, whose kinds of blocks may differ; and a bias [outputs] or None."""
+    """A weight [outputs, width] of stacked parts, whose kinds of blocks may differ; and a bias [outputs] or None.
 
-    def __init__(self, parts: Sequence[Blocks], bias: torch.Tensor | None = None):
-        self.width = parts[0].shape[1]
+    exact  always multiply as integers: a row's result is the same among any other rows."""
+
+    def __init__(self, parts: Sequence[Blocks], bias: torch.Tensor | None = None, *, exact: bool = False):
+        self.width, self.exact = parts[0].shape[1], exact
         self._parts: list[_Part] = []
         first = 0
         for same in _runs(parts):
@@ -197,11 +199,15 @@ class IntegerPanels:
 
     def __call__(self, x: torch.Tensor) -> torch.Tensor:
         """x [rows, width] @ weight.T + bias, [rows, outputs], in the dtype of x."""
-        x = x.contiguous()
+        rows, x = len(x), x.contiguous()
+        fits = x.dtype == torch.bfloat16 and self.width % (32 * PAIR) == 0
+        in_bfloat16 = rows >= MANY and fits and not self.exact and has_amx()
+        if in_bfloat16:
+            x = pad(x, (0, 0, 0, -rows % TILE_ROWS))
         out = x.new_empty(len(x), self.outputs)
-        for part in self._parts if len(x) else ():
-            part.multiply(x, out)
-        return out
+        for part in self._parts if rows else ():
+            part.multiply(x, out, in_bfloat16)
+        return out[:rows]
 
     def blocks(self) -> list[Blocks]:
         """The weight, part by part."""
@@ -242,10 +248,12 @@ class _Part:
         self._unit = UNITS[self.kind]
         self._units = -(-self.width // (32 * self._unit.blocks))
         count = -(-self.outputs // COLUMNS)
-        self._panels = torch.empty(count, self._units, self._unit.nbytes, dtype=torch.uint8)
+        count += count % TWO  # `wide_tiles` take pairs
+        self._panels = torch.zeros(count, self._units, self._unit.nbytes, dtype=torch.uint8)
         for begin in range(0, count, STEP):
             some = blocks.data[begin * COLUMNS : (begin + STEP) * COLUMNS]
-            self._panels[begin : begin + STEP] = _packed(_columns(self.kind, some))
+            packed = _packed(_columns(self.kind, some))
+            self._panels[begin : begin + len(packed)] = packed
         self._bias = torch.zeros(count * COLUMNS)
         if bias is not None:
             self._bias[: self.outputs] = bias
@@ -255,17 +263,23 @@ class _Part:
         # A unit that is not full ends with blocks of padding, whose records must be zeros.
         self._records = torch.empty if blocks_run * 32 == self.width else torch.zeros
 
-    def multiply(self, x: torch.Tensor, out: torch.Tensor) -> None:
+    def multiply(self, x: torch.Tensor, out: torch.Tensor, in_bfloat16: bool) -> None:
         """Fill this part's columns of `out`."""
-        tiles, size = tiles_of(self.kind, x.dtype, path(), many=len(x) > PATHS[path()].rows), x.itemsize
-        step = max(_cached_bytes() // self._row_records // tiles.most, 1) * tiles.most
+        size, row_bytes = x.itemsize, self.width * x.itemsize
+        sizes = {"outputs": self.outputs, "units": self._units}
+        tiles = wide_tiles(self.kind) if in_bfloat16 else tiles_of(self.kind, x.dtype, path())
+        used = row_bytes * TILE_ROWS if in_bfloat16 else self._row_records
+        step = max(_cached_bytes() // used // tiles.most, 1) * tiles.most * (TILE_ROWS if in_bfloat16 else 1)
         for some, to in zip(x.split(step), out[:, self.first :].split(step), strict=True):
-            records = self._records(len(some) * self._row_records + SPARE, dtype=torch.uint8)
-            tiles.multiply(
-                records.data_ptr(), *self._at, to.data_ptr(), rows=len(some), outputs=self.outputs,
-                stride=out.stride(0) * size, units=self._units, input=some.data_ptr(), input_bytes=self.width * size,
-                blocks=self.width // 32,
-            )  # fmt: skip
+            rows, stride = len(some), out.stride(0) * size
+            if in_bfloat16:  # whose tiles have 16 rows
+                some = some.view(-1, TILE_ROWS, self.width // 32, 32).transpose(1, 2).contiguous()
+                sizes |= {"rows": rows // TILE_ROWS, "stride": stride * TILE_ROWS}
+                tiles.multiply(some.data_ptr(), *self._at, to.data_ptr(), **sizes)
+                continue
+            records = self._records(rows * self._row_records, dtype=torch.uint8)
+            sizes |= {"rows": rows, "stride": stride, "input": some.data_ptr(), "input_bytes": row_bytes}
+            tiles.multiply(records.data_ptr(), *self._at, to.data_ptr(), **sizes, blocks=self.width // 32)
 
     def blocks(self, ids: torch.Tensor | None = None) -> Blocks:
         """The outputs `ids`; None: all."""
@@ -400,28 +414,21 @@ def _unpacked(kind: Kind, panels: torch.Tensor, ids: torch.Tensor) -> _Columns:
 
 
 @cache
-def tiles_of(kind: Kind, dtype: torch.dtype, path: str, many: bool) -> Tiles:
-    """Tiles for blocks of a kind, and for rows and results of a dtype, by one of `PATHS`. many: for panels that are
-    unpacked first."""
-    unit, by_tiles, module = UNITS[kind], many and path == "amx", v.Module(PATHS[path].without)
-    turns, most = unit.blocks // PAIR, TILE_ROWS if by_tiles else PATHS[path].rows
-    panel_of, sums_of = _Unpacked if many else _Packed, _by_tiles if by_tiles else partial(_by_dots, DOTS[path])
+def tiles_of(kind: Kind, dtype: torch.dtype, path: str) -> Tiles:
+    """Tiles for blocks of a kind, and for rows and results of a dtype, by one of `PATHS`."""
+    unit, module = UNITS[kind], v.Module(PATHS[path].without)
+    turns = unit.blocks // PAIR
 
     def turn(x: Value, w: Value, ahead: Value, i: Value, sums: list[Value]) -> list[Value]:
         v.prefetch(ahead + i * (unit.nbytes // turns), unit.nbytes // turns)
-        return _added(panel_of(kind, w, i), x + i * (PAIR * unit.record * len(sums)), sums, sums_of)
+        return _added(_Panel(kind, w, i), x + i * (PAIR * unit.record * len(sums)), sums, DOTS[path])
 
-    for rows in range(1, most + 1):
-        module.add(f"tile{rows}", tile(rows, 1, dtype, lambda units: units * turns, turn))
     module.add("round", partial(_round, kind, dtype))
-    if many:
-        module.add("unpack", partial(_unpack, kind, by_tiles))
-    if by_tiles:
-        module.add("configure", _configure)
+    for rows in range(1, PATHS[path].rows + 1):
+        module.add(f"tile{rows}", tile(rows, 1, dtype, lambda units: units * turns, turn))
     return Tiles(
-        module.compile(), most, columns=COLUMNS, dtype=dtype, unit=unit.nbytes, row_unit=unit.blocks * unit.record,
-        record=unit.record, unpacked=unit.blocks * _Unpacked.nbytes(kind) if many else 0,
-        sizes=_tile_sizes(unit.runs) if by_tiles else b"",
+        module.compile(), PATHS[path].rows, columns=COLUMNS, dtype=dtype, unit=unit.nbytes,
+        row_unit=unit.blocks * unit.record, record=unit.record,
     )  # fmt: skip
 
 
@@ -462,7 +469,7 @@ def _float_bits(at: Value, dtype: torch.dtype) -> Value:
     return v.load(at, v.I16, align=2).cast("zext", v.I32) << 16
 
 
-class _Packed:
+class _Panel:
     """Blocks 2 i and 2 i + 1 of a panel, as they are stored."""
 
     def __init__(self, kind: Kind, panel: Value, i: Value):
@@ -507,93 +514,27 @@ class _Packed:
         return nibbles | bits & 0x10101010 * (2**high - 1)
 
 
-class _Unpacked:
-    """The same blocks in a thread's memory: for each the scales, the minima, and eight lines of codes."""
-
-    def __init__(self, kind: Kind, memory: Value, i: Value):
-        self.kind, self.unit = kind, UNITS[kind]
-        self._at = memory + i * (PAIR * self.nbytes(kind))
-
-    @staticmethod
-    def nbytes(kind: Kind) -> int:
-        """Of a block of 16 outputs."""
-        return 64 * (UNITS[kind].runs + kind.has_minimum + 8)
-
-    def scale(self, block: int, run: int) -> Value:
-        """As `_Packed`'s, and so are the others."""
-        return v.load(self._at + self.nbytes(self.kind) * block + 64 * run, v.F32, align=64)
-
-    def least(self, block: int) -> Value:
-        return v.load(self._at + self.nbytes(self.kind) * block + 64 * self.unit.runs, v.F32, align=64)
-
-    def codes(self, block: int, group: int) -> Value:
-        return v.load(self.line(block, group), v.I32, align=64)
-
-    def line(self, block: int, group: int) -> Value:
-        """The address of codes."""
-        return self._at + (self.nbytes(self.kind) * (block + 1) + 64 * (group - 8))
-
-
-def _unpack(kind: Kind, signed: bool, panel: Value, memory: Value, units: Value) -> None:
-    """Unpack a panel. signed: codes minus the kind's offset."""
-
-    def turn(i: Value, _: list[Value]) -> list[Value]:
-        packed, to = _Packed(kind, panel, i), memory + i * (PAIR * _Unpacked.nbytes(kind))
-        for block in range(PAIR):
-            factors = [packed.scale(block, run) for run in range(packed.unit.runs)]
-            factors += [packed.least(block)] if kind.has_minimum else []
-            codes = [packed.codes(block, group) for group in range(8)]
-            if signed and kind.offset:
-                codes = [(line.view(v.I8, 64) + -kind.offset).view(v.I32, v.LANES) for line in codes]
-            for place, line in enumerate([*factors, *codes]):
-                v.store(to + _Unpacked.nbytes(kind) * block + 64 * place, line, align=64)
-        return []
-
-    v.loop(units * (UNITS[kind].blocks // PAIR), [], turn)
-
-
-# A tile --------------------------------------------------------------------------------------------------------------
-
-_Sums = Callable[["_Packed | _Unpacked", Value, int], Iterable[Iterable[Value]]]
-"""(panel, records, rows): for each run of PAIR blocks and each row, sums of codes times numbers, of 16 outputs."""
-
-
-def _added(panel: _Packed | _Unpacked, x: Value, sums: list[Value], sums_of: _Sums) -> list[Value]:
+def _added(panel: _Panel, x: Value, sums: list[Value], dot: Callable[[Value, Value, Value], Value]) -> list[Value]:
     """`sums`, plus PAIR blocks of a panel times the records of the rows."""
     rows, kind, unit = len(sums), panel.kind, panel.unit
-    for (block, run), totals in zip(_runs_of(unit), sums_of(panel, x, rows), strict=True):
-        scales = x + rows * (unit.record * block + 32)
-        scale, least = panel.scale(block, run), panel.least(block) if kind.has_minimum else None
-        for row, total in enumerate(totals):
-            d = v.splat(v.load(scales + 4 * row, v.F32, 1))
-            sums[row] = v.fma(total.cast("sitofp", v.F32), scale * d, sums[row])
-            if least is not None:
-                sums[row] = v.fma(least, v.splat(v.load(scales + 4 * (rows + row), v.F32, 1)), sums[row])
-    return sums
-
-
-def _runs_of(unit: Unit) -> list[tuple[int, int]]:
-    """(block, run) of PAIR blocks."""
-    return [(block, run) for block in range(PAIR) for run in range(unit.runs)]
-
-
-def _by_dots(
-    dot: Callable[[Value, Value, Value], Value], panel: _Packed | _Unpacked, x: Value, rows: int
-) -> Iterator[list[Value]]:
-    """Sums by instructions for vectors; codes have no sign."""
-    unit = panel.unit
-    for block, run in _runs_of(unit):
+    for block, run in product(range(PAIR), range(unit.runs)):
         numbers, groups = x + rows * unit.record * block, 8 // unit.runs
-        begin = numbers + rows * (36 + 4 * run)
-        if panel.kind.has_minimum:
-            totals = [v.literal(v.I32, *[0] * v.LANES)] * rows
-        else:
-            totals = [v.splat(v.load(begin + 4 * row, v.I32, 1)) for row in range(rows)]
+        scales = numbers + 32 * rows
+        begins = scales + 4 * rows * (run + 1)
+        totals = [v.literal(v.I32, *[0] * v.LANES)] * rows
+        if not kind.has_minimum:
+            totals = [v.splat(v.load(begins + 4 * row, v.I32, 1)) for row in range(rows)]
         for group in range(groups * run, groups * (run + 1)):
             codes = panel.codes(block, group)
             for row in range(rows):
                 totals[row] = dot(totals[row], codes, v.load(numbers + 32 * row + 4 * group, v.I32, 1))
-        yield totals
+        scale, least = panel.scale(block, run), panel.least(block) if kind.has_minimum else None
+        for row in range(rows):
+            d = v.splat(v.load(scales + 4 * row, v.F32, 1))
+            sums[row] = v.fma(totals[row].cast("sitofp", v.F32), scale * d, sums[row])
+            if least is not None:
+                sums[row] = v.fma(least, v.splat(v.load(begins + 4 * row, v.F32, 1)), sums[row])
+    return sums
 
 
 def _vnni(total: Value, codes: Value, numbers: Value) -> Value:
@@ -624,34 +565,88 @@ def _plain(total: Value, codes: Value, numbers: Value) -> Value:
     return total
 
 
-DOTS = {"amx": _vnni, "vnni": _vnni, "avxvnni": _avx_vnni, "avx2": _avx2, "plain": _plain}
+DOTS = {"vnni": _vnni, "avxvnni": _avx_vnni, "avx2": _avx2, "plain": _plain}
 
 
-# AMX: eight registers, each a tile of up to 16 rows of 64 bytes ------------------------------------------------------
+# Many rows in bfloat16, by AMX ---------------------------------------------------------------------------------------
+
+TILE_ROWS = 16
+"""Rows of a register of AMX, each of 64 bytes."""
+TWO = 2
+"""Registers of rows, and of weights, that are multiplied at once: their four products are summed in four others."""
 
 
-def _by_tiles(panel: _Unpacked, x: Value, rows: int) -> Iterator[Iterable[Value]]:
-    """Sums by AMX tiles. Codes have signs. A tile has 16 rows, whatever lies after the last of `rows`."""
-    unit, buffers = panel.unit, v.reserve(1024 * PAIR * panel.unit.runs)
-    for i, (block, run) in enumerate(_runs_of(unit)):
-        sums, numbers, codes = (v.literal(v.I8, 2 * which + i % 2) for which in range(3))
-        first, line = x + (rows * unit.record * block + 32 // unit.runs * run), panel.line(block, 8 // unit.runs * run)
-        v.intrinsic("llvm.x86.tileloadd64", v.VOID, numbers, v.pointer(first), v.literal(v.I64, 32))
-        v.intrinsic("llvm.x86.tileloadd64", v.VOID, codes, v.pointer(line), v.literal(v.I64, 64))
-        v.intrinsic("llvm.x86.tilezero", v.VOID, sums)
-        v.intrinsic("llvm.x86.tdpbssd", v.VOID, sums, numbers, codes)
-        v.intrinsic("llvm.x86.tilestored64", v.VOID, sums, v.pointer(buffers + 1024 * i), v.literal(v.I64, 64))
-    for i in range(PAIR * unit.runs):
-        yield (v.load(buffers + (1024 * i + 64 * row), v.I32, align=64) for row in range(rows))
+@cache
+def wide_tiles(kind: Kind) -> Tiles:
+    """Tiles that multiply pairs of expanded panels by rows in bfloat16. A row of theirs is a group of TILE_ROWS, block
+    by block."""
+    module, unit = v.Module(), UNITS[kind]
+    module.add("unpack", partial(_expand, kind))
+    module.add("configure", _configure)
+    for groups in range(1, TWO + 1):
+        module.add(f"tile{groups}", partial(_wide_tile, groups, unit.blocks))
+    return Tiles(
+        module.compile(), TWO, columns=TWO * COLUMNS, dtype=torch.bfloat16, unit=TWO * unit.nbytes,
+        row_unit=1024 * unit.blocks, unpacked=TWO * 1024 * unit.blocks,
+        sizes=struct.pack("<2B14x8H16x8B8x", 1, 0, *[64] * 8, *[TILE_ROWS] * 8),
+    )  # fmt: skip
 
 
-def _tile_sizes(runs: int) -> bytes:
-    """Sizes of the tiles of `_by_tiles`, as the processor loads them: two of sums, of numbers, and of codes."""
-    columns, rows = (64, 64, 32 // runs, 32 // runs, 64, 64), (16, 16, 16, 16, 8 // runs, 8 // runs)
-    return struct.pack("<2B14x6H20x6B10x", 1, 0, *columns, *rows)
+def _expand(kind: Kind, panels: Value, memory: Value, units: Value) -> None:
+    """Expand panels to bfloat16, each to 1024 bytes a block: lines of two inputs of each output."""
+    turns = units * (UNITS[kind].blocks // PAIR)
+    for place in range(TWO):
+        panel, to = panels + units * (UNITS[kind].nbytes * place), memory + turns * (PAIR * 1024 * place)
+        v.loop(turns, [], partial(_expanded, kind, panel, to))
+
+
+def _expanded(kind: Kind, panel: Value, to: Value, i: Value, _: list[Value]) -> list[Value]:
+    blocks, lines = _Panel(kind, panel, i), to + i * (PAIR * 1024)
+    for block, run in product(range(PAIR), range(blocks.unit.runs)):
+        scale, groups = blocks.scale(block, run), 8 // blocks.unit.runs
+        least = blocks.least(block) if kind.has_minimum else scale * -float(kind.offset)
+        for group in range(groups * run, groups * (run + 1)):
+            codes = blocks.codes(block, group)
+            weights = [v.fma((codes >> 8 * k & 255).cast("uitofp", v.F32), scale, least).view(v.I32) for k in range(4)]
+            near = [weight + 0x8000 for weight in weights]  # the nearest in bfloat16, of two the larger
+            for k in (0, 2):
+                pairs = near[k] >> 16 | near[k + 1] & 0xFFFF0000
+                v.store(lines + (1024 * block + 128 * group + 32 * k), pairs, align=64)
+    return []
+
+
+def _wide_tile(
+    groups: int, blocks: int, x: Value, w: Value, ahead: Value, bias: Value, y: Value, stride: Value, columns: Value,
+    units: Value,
+) -> None:  # fmt: skip
+    """Groups of rows times a pair of expanded panels, plus the bias. Registers: sums 0 to 3, weights 4 and 5, rows 6
+    and 7."""
+    own, buffer, number, line = units * (1024 * blocks), v.reserve(4096), partial(v.literal, v.I8), v.literal(v.I64, 64)
+    sums = {(group, half): number(TWO * group + half) for group in range(groups) for half in range(TWO)}
+    for total in sums.values():
+        v.intrinsic("llvm.x86.tilezero", v.VOID, total)
+
+    def block(i: Value, _: list[Value]) -> list[Value]:
+        for first, begin, count in ((4, w, TWO), (6, x, groups)):
+            for k in range(count):
+                at = v.pointer(begin + own * k + i * 1024)
+                v.intrinsic("llvm.x86.tileloadd64", v.VOID, number(first + k), at, line)
+        for (group, half), total in sums.items():
+            v.intrinsic("llvm.x86.tdpbf16ps", v.VOID, total, number(6 + group), number(4 + half))
+        return []
+
+    v.loop(units * blocks, [], block)
+    for k, total in enumerate(sums.values()):
+        v.intrinsic("llvm.x86.tilestored64", v.VOID, total, v.pointer(buffer + 1024 * k), line)
+    begins = [v.load(bias + 64 * half, v.F32, align=64) for half in range(TWO)]
+    mask = first_lanes(columns, TWO * COLUMNS)
+    for group, row in product(range(groups), range(TILE_ROWS)):
+        at = [buffer + (1024 * (TWO * group + half) + 64 * row) for half in range(TWO)]
+        outs = [narrowed(v.load(at[half], v.F32, align=64) + begins[half]) for half in range(TWO)]
+        v.store(y + stride * group + (stride >> 4) * row, v.join(*outs), align=2, mask=mask)
 
 
 def _configure(to: Value, sizes: Value) -> None:
-    """Load sizes of tiles from an address, and store those before at another: oneDNN has its own."""
+    """Load sizes of registers from an address, and store those before at another: oneDNN has its own."""
     v.intrinsic("llvm.x86.sttilecfg", v.VOID, v.pointer(to))
     v.intrinsic("llvm.x86.ldtilecfg", v.VOID, v.pointer(sizes))

@@ -166,9 +166,8 @@ def tile(
     ) -> None:
         begin = [v.load(bias + 64 * half, v.F32, align=64) for half in range(halves)] * rows
         sums = v.loop(turns(units), begin, lambda i, sums: turn(x, w, ahead, i, sums))
-        lanes = v.literal(v.I64, *range(v.LANES))
         for half in range(halves):
-            mask = lanes.below(v.splat(columns - v.LANES * half))
+            mask = first_lanes(columns - v.LANES * half)
             for row, total in enumerate(sums[half::halves]):
                 out = narrowed(total) if dtype == torch.bfloat16 else total
                 at = y + stride * row + dtype.itemsize * v.LANES * half
@@ -183,3 +182,8 @@ def narrowed(x: Value) -> Value:
     high = bits >> 16
     near = (bits + ((high & 1) + 0x7FFF)) >> 16
     return v.select(x.is_nan(), high | 64, near).cast("trunc", v.I16)
+
+
+def first_lanes(count: Value, lanes: int = v.LANES) -> Value:
+    """A mask of the first `count` of so many lanes."""
+    return v.literal(v.I64, *range(lanes)).below(v.splat(count, lanes))
