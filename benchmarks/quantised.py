@@ -2,11 +2,12 @@
 
     python benchmarks/quantised.py                        # six layers and a head of 1B parameters' width, two threads
     python benchmarks/quantised.py --threads 1
-    python benchmarks/quantised.py --kinds Q4_K --rows 1 8 16 32 128 512 --paths amx vnni
+    python benchmarks/quantised.py --kinds Q4_K --rows 1 8 16 32 128 512 --paths vnni
 
-All ways in turn, the least of all turns in milliseconds, for other processes only ever add time; in brackets how many
-of its own first column that is. Random weights: speed does not depend on them. The head is in Q8_0, as --dtype int4
-makes it, and in Q6_K beside Q4_K, Q5_K and Q6_K. bfloat16: by oneDNN where this CPU has AMX, else by our panels.
+All ways in turn, the least of all turns in milliseconds, for other processes only ever add time (with one thread, of
+its processor time: they then add little); in brackets how many of its own first column that is. Random weights: speed
+does not depend on them. The head is in Q8_0, as --dtype int4 makes it, and in Q6_K beside Q4_K, Q5_K and Q6_K. --paths: exact products by instructions of kernels/integer.py too,
+those of other processors as far as this one has them. bfloat16: by oneDNN where this CPU has AMX, else by our panels.
 """
 
 from __future__ import annotations
@@ -37,7 +38,7 @@ def main() -> None:
     parser.add_argument("--vocab", type=int, default=8192)
     parser.add_argument("--kinds", nargs="+", choices=NAMES, default=["Q8_0", "Q4_0"])
     parser.add_argument("--rows", type=int, nargs="+", default=[1, 2, 4, 8, 12, 16])
-    parser.add_argument("--paths", nargs="+", choices=[*integer.PATHS], default=[integer.path()], help="instructions")
+    parser.add_argument("--paths", nargs="+", choices=integer.paths(), default=[], help="exact products, by these")
     parser.add_argument("--threads", type=int, default=torch.get_num_threads())
     parser.add_argument("--turns", type=int, default=21)
     parser.add_argument("--ggml", type=Path, help="folder with llama.cpp's libggml*.so, to measure its products too")
@@ -59,9 +60,10 @@ def main() -> None:
     for kind in (kind for kind in KINDS.values() if kind.name in wish.kinds):
         layers = [random_blocks(kind, *shape) for shape in shapes]
         head = random_blocks(Q6_K if kind.inputs == Q6_K.inputs else Q8_0, wish.vocab, h)
-        panels = [IntegerPanels([weight]) for weight in (*layers, head)]
-        for path in wish.paths:
-            ways[f"{kind.name}, {path}"] = multiplied(panels, [p.width for p in panels], wish.rows, path)
+        for path in (None, *wish.paths):
+            panels = [IntegerPanels([weight], exact=path is not None) for weight in (*layers, head)]
+            name = f"{kind.name}, {path}" if path else kind.name
+            ways[name] = multiplied(panels, [p.width for p in panels], wish.rows, path or integer.path())
         if library is not None:
             ways[f"{kind.name}, ggml"] = Products(library, [*layers, head])
     print(f"{wish.threads} threads, milliseconds")
@@ -74,7 +76,7 @@ def main() -> None:
 
 def multiplied(
     products: Sequence[Callable[[torch.Tensor], torch.Tensor]], widths: Sequence[int], counts: Sequence[int],
-    path: str | None = None,
+    path: str = integer.path(),
 ) -> Callable[[int], None]:  # fmt: skip
     """All products with so many rows; path: by these instructions."""
     x = {(n, width): torch.randn(n, width).bfloat16() for n in counts for width in set(widths)}
@@ -91,13 +93,14 @@ def measured(
     ways: Mapping[str, Callable[[int], None]], counts: Sequence[int], turns: int
 ) -> dict[tuple[str, int], float]:
     """Least milliseconds of all products, by way and number of rows."""
+    clock = time.thread_time if torch.get_num_threads() == 1 else time.perf_counter
     times: dict[tuple[str, int], list[float]] = {(name, rows): [] for name in ways for rows in counts}
     for turn in range(turns + 1):  # the first one is not counted
         for rows in counts:
             for name, multiply in ways.items():
-                began = time.perf_counter()
+                began = clock()
                 multiply(rows)
-                times[name, rows] += [1e3 * (time.perf_counter() - began)] * (turn > 0)
+                times[name, rows] += [1e3 * (clock() - began)] * (turn > 0)
     return {key: min(values) for key, values in times.items()}
 
 

@@ -74,7 +74,7 @@ class Path(NamedTuple):
 
 _AVX_512 = ("avx512", "avx10", "evex512")
 PATHS = {
-    "vnni": Path(("avx512vnni", "avx512bw"), (), 12),
+    "vnni": Path(("avx512vnni", "avx512bw"), (), 16),
     "avxvnni": Path(("avxvnni",), _AVX_512, 4),
     "avx2": Path(("avx2",), (*_AVX_512, "avxvnni"), 4),
     "plain": Path((), (*_AVX_512, "avxvnni"), 4),

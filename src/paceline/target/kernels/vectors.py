@@ -8,9 +8,9 @@
     address = module.compile()("double")            # of a function that doubles the 16 numbers at x
 
 A function such as `double` runs once, to write the code: its arguments are `Value`s, each operation adds an
-instruction, and a Python loop is unrolled; `loop` makes a loop of the compiled function. Arguments of compiled functions
-are whole numbers of 64 bits; addresses are such numbers. Numba has no vectors, and lacks the instructions that kernels
-need; C would need a compiler where Paceline is installed, or a wheel for every platform.
+instruction, and a Python loop is unrolled; `loop` makes a loop of the compiled function. Arguments of compiled
+functions are whole numbers of 64 bits; addresses are such numbers. Why not C: docs/quantised.md, "How the kernels are
+written".
 """
 
 from __future__ import annotations
@@ -101,6 +101,7 @@ def vector(kind: ir.Type, lanes: int = LANES) -> ir.Type:
     return kind if lanes == 1 else ir.VectorType(kind, lanes)
 
 
+@cache
 def literal(kind: ir.Type, *lanes: float) -> Value:
     """A vector of these numbers; a number if there is one."""
     return Value(ir.Constant(vector(kind, len(lanes)), lanes[0] if len(lanes) == 1 else list(lanes)))
