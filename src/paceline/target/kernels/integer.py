@@ -445,12 +445,12 @@ def _round(
         sizes = v.intrinsic("llvm.umax.v16i32", v.vector(v.I32), *(b & 0x7FFFFFFF for b in bits))
         largest = v.intrinsic("llvm.vector.reduce.umax.v16i32", v.I32, sizes)
         finite, inverse = largest < 0x7F800000, v.literal(v.F32, 127.0) / largest.view(v.F32)
-        any = v.splat(finite & (inverse < math.inf))  # else all are 0, or too small to be told from it
+        usable = v.splat(finite & (inverse < math.inf))  # else all are 0, or too small to be told from it
         d = v.select(finite, largest.view(v.F32) / 127.0, v.literal(v.F32, math.nan))
         sums = []
         for half in (0, 1):
             near = v.intrinsic("llvm.rint.v16f32", v.vector(v.F32), bits[half].view(v.F32) * v.splat(inverse))
-            whole = v.select(any, near, v.literal(v.F32, *[0.0] * v.LANES)).cast("fptosi", v.I32)
+            whole = v.select(usable, near, v.literal(v.F32, *[0.0] * v.LANES)).cast("fptosi", v.I32)
             v.store(to + v.LANES * half, whole.cast("trunc", v.I8))
             sums.append(v.intrinsic("llvm.vector.reduce.add.v16i32", v.I32, whole))
         v.store(scale, d)
