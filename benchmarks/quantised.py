@@ -6,8 +6,9 @@
 
 All ways in turn, the least of all turns in milliseconds, for other processes only ever add time (with one thread, of
 its processor time: they then add little); in brackets how many of its own first column that is. Random weights: speed
-does not depend on them. The head is in Q8_0, as --dtype int4 makes it, and in Q6_K beside Q4_K, Q5_K and Q6_K. --paths: exact products by instructions of kernels/integer.py too,
-those of other processors as far as this one has them. bfloat16: by oneDNN where this CPU has AMX, else by our panels.
+does not depend on them. The head is in Q8_0, as --dtype int4 makes it, and in Q6_K beside Q4_K, Q5_K and Q6_K. --paths:
+exact products by instructions of kernels/integer.py too, those of other processors as far as this one has them.
+bfloat16: by oneDNN where this CPU has AMX, else by our panels.
 """
 
 from __future__ import annotations
