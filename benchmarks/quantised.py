@@ -2,10 +2,13 @@
 
     python benchmarks/quantised.py                        # six layers and a head of 1B parameters' width, two threads
     python benchmarks/quantised.py --threads 1
+    python benchmarks/quantised.py --kinds Q4_K --rows 1 8 16 32 128 512 --paths vnni
 
-All ways in turn, the least of all turns in milliseconds, for other processes only ever add time; in brackets how
-many of its own single rows that is. Random weights: speed does not depend on them. The head is in Q8_0, as
---dtype int4 makes it, and in Q6_K beside Q4_K, Q5_K and Q6_K.
+All ways in turn, the least of all turns in milliseconds, for other processes only ever add time (with one thread, of
+its processor time: they then add little); in brackets how many of its own first column that is. Random weights: speed
+does not depend on them. The head is in Q8_0, as --dtype int4 makes it, and in Q6_K beside Q4_K, Q5_K and Q6_K. --paths:
+exact products by instructions of kernels/integer.py too, those of other processors as far as this one has them.
+bfloat16: by oneDNN where this CPU has AMX, else by our panels.
 """
 
 from __future__ import annotations
@@ -14,16 +17,16 @@ import argparse
 import time
 from collections.abc import Callable, Mapping, Sequence
 from pathlib import Path
+from unittest.mock import patch
 
 import torch
 
 from paceline.target import kernels
 from paceline.target.kernels import integer
 from paceline.target.kernels.integer import IntegerPanels
-from paceline.target.kernels.products import Panels
+from paceline.target.linear import Linear
 from paceline.target.quantised.blocks import KINDS, Q6_K, Q8_0, Blocks, Kind
 
-ROWS = (1, 2, 4, 8, 12, 16)
 NAMES = [kind.name for kind in KINDS.values()]
 
 
@@ -35,6 +38,8 @@ def main() -> None:
     parser.add_argument("--layers", type=int, default=6)
     parser.add_argument("--vocab", type=int, default=8192)
     parser.add_argument("--kinds", nargs="+", choices=NAMES, default=["Q8_0", "Q4_0"])
+    parser.add_argument("--rows", type=int, nargs="+", default=[1, 2, 4, 8, 12, 16])
+    parser.add_argument("--paths", nargs="+", choices=integer.paths(), default=[], help="exact products, by these")
     parser.add_argument("--threads", type=int, default=torch.get_num_threads())
     parser.add_argument("--turns", type=int, default=21)
     parser.add_argument("--ggml", type=Path, help="folder with llama.cpp's libggml*.so, to measure its products too")
@@ -50,43 +55,53 @@ def main() -> None:
     ways: dict[str, Callable[[int], None]] = {}
     if kernels.supported():
         dense = [torch.randn(shape).bfloat16() for shape in (*shapes, (wish.vocab, h))]
-        ways["bfloat16"] = ours([Panels(weight) for weight in dense])
+        ways["bfloat16"] = multiplied([Linear(weight) for weight in dense], [h, h, h, m] * wish.layers + [h], wish.rows)
         if library is not None:
             ways["bfloat16, ggml"] = Products(library, dense)
     for kind in (kind for kind in KINDS.values() if kind.name in wish.kinds):
         layers = [random_blocks(kind, *shape) for shape in shapes]
         head = random_blocks(Q6_K if kind.inputs == Q6_K.inputs else Q8_0, wish.vocab, h)
-        ways[kind.name] = ours([IntegerPanels([weight]) for weight in (*layers, head)])
+        for path in (None, *wish.paths):
+            panels = [IntegerPanels([weight], exact=path is not None) for weight in (*layers, head)]
+            name = f"{kind.name}, {path}" if path else kind.name
+            ways[name] = multiplied(panels, [p.width for p in panels], wish.rows, path or integer.path())
         if library is not None:
             ways[f"{kind.name}, ggml"] = Products(library, [*layers, head])
-    print(f"{wish.threads} threads; {'VNNI' if integer.fast() else 'no VNNI: slow'}")
-    print("rows           " + "".join(f"{rows:>15}" for rows in ROWS))
-    took = measured(ways, wish.turns)
+    print(f"{wish.threads} threads, milliseconds")
+    print("rows           " + "".join(f"{rows:>16}" for rows in wish.rows))
+    took = measured(ways, wish.rows, wish.turns)
     for name in ways:
-        alone = took[name, 1]
-        print(f"{name:15}" + "".join(f"{took[name, n]:9.2f} ({took[name, n] / alone:3.1f})" for n in ROWS), flush=True)
+        alone = took[name, wish.rows[0]]
+        print(f"{name:15}" + "".join(f"{took[name, n]:10.2f} ({took[name, n] / alone:3.1f})" for n in wish.rows))
 
 
-def ours(all_of_them: Sequence[Panels | IntegerPanels]) -> Callable[[int], None]:
-    """All products with so many rows."""
-    x = {(n, panels.width): torch.randn(n, panels.width).bfloat16() for n in ROWS for panels in all_of_them}
+def multiplied(
+    products: Sequence[Callable[[torch.Tensor], torch.Tensor]], widths: Sequence[int], counts: Sequence[int],
+    path: str = integer.path(),
+) -> Callable[[int], None]:  # fmt: skip
+    """All products with so many rows; path: by these instructions."""
+    x = {(n, width): torch.randn(n, width).bfloat16() for n in counts for width in set(widths)}
 
     def multiply(rows: int) -> None:
-        for panels in all_of_them:
-            panels(x[rows, panels.width])
+        with patch.object(integer, "path", lambda: path):
+            for product, width in zip(products, widths, strict=True):
+                product(x[rows, width])
 
     return multiply
 
 
-def measured(ways: Mapping[str, Callable[[int], None]], turns: int) -> dict[tuple[str, int], float]:
+def measured(
+    ways: Mapping[str, Callable[[int], None]], counts: Sequence[int], turns: int
+) -> dict[tuple[str, int], float]:
     """Least milliseconds of all products, by way and number of rows."""
-    times: dict[tuple[str, int], list[float]] = {(name, rows): [] for name in ways for rows in ROWS}
+    clock = time.thread_time if torch.get_num_threads() == 1 else time.perf_counter
+    times: dict[tuple[str, int], list[float]] = {(name, rows): [] for name in ways for rows in counts}
     for turn in range(turns + 1):  # the first one is not counted
-        for rows in ROWS:
+        for rows in counts:
             for name, multiply in ways.items():
-                began = time.perf_counter()
+                began = clock()
                 multiply(rows)
-                times[name, rows] += [1e3 * (time.perf_counter() - began)] * (turn > 0)
+                times[name, rows] += [1e3 * (clock() - began)] * (turn > 0)
     return {key: min(values) for key, values in times.items()}
 
 

@@ -39,8 +39,10 @@ class Rounded(Linear):
 
     def __call__(self, x: torch.Tensor) -> torch.Tensor:
         parts = x.unflatten(-1, (-1, 32))
-        scale = parts.abs().amax(-1, keepdim=True) / 127
-        return super().__call__((torch.where(scale > 0, parts / scale, 0).round() * scale).flatten(-2))
+        largest = parts.abs().amax(-1, keepdim=True)
+        inverse = 127 / largest
+        numbers = torch.where(inverse.isfinite(), parts * inverse, 0).round()
+        return super().__call__((numbers * (largest / 127)).flatten(-2))
 
 
 def rounding(target: Decoder, *, layers: bool, head: bool) -> Decoder:

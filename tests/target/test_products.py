@@ -13,7 +13,7 @@ from tests.gguf_files import random_blocks
 
 from paceline.target import kernels
 from paceline.target.kernels import integer, products
-from paceline.target.kernels.integer import IntegerPanels
+from paceline.target.kernels.integer import MANY, IntegerPanels
 from paceline.target.kernels.products import Panels
 from paceline.target.linear import BlockLinear, Linear, linear
 from paceline.target.quantised.blocks import KINDS, Q4_0, Q4_1, Q4_K, Q6_K, Q8_0, Blocks, Kind, quantise
@@ -21,12 +21,12 @@ from paceline.target.quantised.blocks import KINDS, Q4_0, Q4_1, Q4_K, Q6_K, Q8_0
 HALF, FULL = torch.bfloat16, torch.float32
 ROUNDING = {HALF: 2.0**-8, FULL: 0.0}
 """Half a unit in the last place of bfloat16, relative. What sums in float32 are off by is added to it."""
-MOST = {12: (1, 2, 7, 12, 13, 41), 3: (1, 2, 3, 4, 7, 13)}
-"""Numbers of rows that make tiles of all sizes, by the largest tile."""
+COUNTS = (1, 2, 4, 5, 7, 12, 13, 41)
+"""Numbers of rows that make tiles of many sizes: of few rows, and of many."""
 
 needs_halves = pytest.mark.skipif(not kernels.supported(), reason="this CPU has no AVX-512 BF16")
+needs_amx = pytest.mark.skipif(not integer.has_amx(), reason="this CPU has no AMX, or may not use it")
 needs_blocks = pytest.mark.skipif(not integer.supported(), reason="this CPU has no float16 conversion")
-needs_vnni = pytest.mark.skipif(not integer.fast(), reason="this CPU has no AVX-512 VNNI")
 
 
 def random(seed: int, *size: int) -> torch.Tensor:
@@ -36,18 +36,19 @@ def random(seed: int, *size: int) -> torch.Tensor:
 def rounded(x: torch.Tensor) -> torch.Tensor:
     """x as the kernel of blocks sees it: whole numbers -127 to 127 by 32 inputs, times a float32 scale; float64."""
     blocks = x.float().unflatten(-1, (-1, 32))
-    scale = blocks.abs().amax(-1, keepdim=True) / 127
-    numbers = torch.where(scale > 0, blocks / scale, 0).round()
+    largest = blocks.abs().amax(-1, keepdim=True)
+    scale, inverse = largest / 127, 127 / largest
+    numbers = torch.where(inverse.isfinite(), blocks * inverse, 0).round()
     return (numbers.double() * scale.double()).flatten(-2)
 
 
 @dataclass(frozen=True)
 class Way:
-    """A kernel: of numbers (`kind` None) or of blocks, for inputs of a dtype."""
+    """A kernel: of numbers (`kind` None) or of blocks, for inputs of a dtype; path: the instructions for blocks."""
 
     dtype: torch.dtype
     kind: Kind | None = None
-    vnni: bool = False
+    path: str = "plain"
 
     @property
     def step(self) -> int:
@@ -60,7 +61,7 @@ class Way:
             weight = random(1, outputs, width).to(self.dtype)
             return Panels(weight, bias), weight
         blocks = random_blocks(self.kind, outputs, width)
-        return IntegerPanels([blocks], bias), blocks.dense()
+        return IntegerPanels([blocks], bias, exact=True), blocks.dense()
 
     def x(self, seed: int, rows: int, width: int) -> torch.Tensor:
         return random(seed, rows, width).to(self.dtype)
@@ -75,21 +76,24 @@ class Way:
         assert bool(((out.double() - exact).abs() <= sums * size + 1.01 * ROUNDING[self.dtype] * exact.abs()).all())
 
 
-WAYS = [Way(HALF), Way(FULL), *(Way(FULL, kind, vnni) for kind in KINDS.values() for vnni in (True, False))]
+WAYS = [
+    *(Way(dtype) for dtype in (HALF, FULL)),
+    *(Way(FULL, kind, integer.path()) for kind in KINDS.values()),
+    *(Way(FULL, kind, path) for kind in (Q4_1, Q6_K) for path in integer.paths()[1:]),
+]
 
 
 def name(way: Way) -> str:
-    return str(way.dtype) if way.kind is None else f"{way.kind.name}-{'vnni' if way.vnni else 'plain'}"
+    return str(way.dtype) if way.kind is None else f"{way.kind.name}-{way.path}"
 
 
 @pytest.fixture(params=WAYS, ids=name)
 def way(request: pytest.FixtureRequest, monkeypatch: pytest.MonkeyPatch) -> Way:
     """Every kernel that this CPU can run."""
     way: Way = request.param
-    runs = kernels.supported(way.dtype) if way.kind is None else integer.supported()
-    if not runs or (way.vnni and not integer.fast()):
+    if not (kernels.supported(way.dtype) if way.kind is None else integer.supported()):
         pytest.skip("not on this CPU")
-    monkeypatch.setattr(integer, "fast", lambda: way.vnni)
+    monkeypatch.setattr(integer, "path", lambda: way.path)
     return way
 
 
@@ -109,7 +113,7 @@ def test_is_the_product_rounded_once(way: Way, outputs: int, steps: int) -> None
     bias, width = random(2, outputs), steps * way.step
     panels, weight = way.made(outputs, width, bias)
     without, _ = way.made(outputs, width)
-    for rows in MOST[products.ROWS if way.kind is None else integer.ROWS]:
+    for rows in COUNTS:
         x = way.x(3, rows, width)
         way.check(panels(x), x, weight, bias)
         way.check(without(x), x, weight, torch.zeros(outputs))
@@ -119,9 +123,7 @@ def test_is_the_product_rounded_once(way: Way, outputs: int, steps: int) -> None
 def test_a_row_is_the_same_alone_and_among_others(way: Way) -> None:
     x, (panels, _) = way.x(4, 40, 768), way.made(100, 768)
     alone = torch.cat([panels(x[i : i + 1]) for i in range(len(x))])
-    # The slow way deals rows out as the fast one does, so it need only show every size of a tile.
-    counts = (*range(1, 14), 27, 40) if way.kind is not None and not way.vnni else range(1, 41)
-    for rows in counts:
+    for rows in range(1, 41):
         assert torch.equal(panels(x[:rows]), alone[:rows])
 
 
@@ -203,13 +205,60 @@ def test_is_not_preferred_where_tiles_are_multiplied(monkeypatch: pytest.MonkeyP
 # Blocks --------------------------------------------------------------------------------------------------------------
 
 
-@needs_vnni
+@needs_blocks
 @pytest.mark.parametrize("kind", KINDS.values(), ids=lambda kind: kind.name)
-def test_both_ways_give_the_same_bits(kind: Kind, monkeypatch: pytest.MonkeyPatch) -> None:
-    x, panels = 100 * random(4, 14, 512), IntegerPanels([random_blocks(kind, 33, 512)])
-    quick = panels(x)
-    monkeypatch.setattr(integer, "fast", lambda: False)
-    assert torch.equal(panels(x), quick)
+def test_all_instructions_give_the_same_bits(kind: Kind, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Those of other processors too, as far as this one has them: every path that it can run."""
+    x, panels = 100 * random(4, 33, 512), IntegerPanels([random_blocks(kind, 33, 512)])
+    right = None
+    for path in integer.paths():
+        monkeypatch.setattr(integer, "path", lambda path=path: path)
+        for rows in (4, 33):
+            out = panels(x[:rows])
+            right = panels(x) if right is None else right
+            assert torch.equal(out, right[:rows]), path
+
+
+@needs_blocks
+def test_rows_beyond_the_cache_are_multiplied_in_turn(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Here 16 at a time. 288 inputs: the last unit is not full, and what follows a row must not be read as a scale."""
+    x, panels = random(4, 100, 288), IntegerPanels([random_blocks(Q8_0, 40, 288)])
+    x[:50] *= 1e30
+    right = panels(x)
+    monkeypatch.setattr(integer, "_cached_bytes", lambda: 16 * 40 * 10)
+    assert torch.equal(panels(x), right)
+
+
+@needs_amx
+@pytest.mark.usefixtures("_threads")
+@pytest.mark.parametrize("kind", KINDS.values(), ids=lambda kind: kind.name)
+def test_many_rows_are_multiplied_in_bfloat16_unless_exact(kind: Kind) -> None:
+    """Without rounding x to eight bits. A row is the same among any number of rows, of which each has its place."""
+    bias, x = random(2, 77), random(3, 100, 512).to(HALF)
+    blocks = random_blocks(kind, 77, 512)
+    panels, exact = IntegerPanels([blocks], bias), IntegerPanels([blocks], bias, exact=True)
+    weight = blocks.dense().double()
+    right = x.double() @ weight.T + bias.double()
+    size = x.double().abs() @ weight.abs().T + bias.double().abs()
+    whole = panels(x)
+    assert bool(((whole - right).abs() <= ROUNDING[HALF] * (size + right.abs())).all())
+    assert float((whole - right).norm()) < float((exact(x) - right).norm())
+    for rows in (MANY, 47, 64, 81):
+        assert torch.equal(panels(x[:rows]), whole[:rows])
+    few = MANY - 1
+    assert torch.equal(panels(x[:few]), exact(x)[:few])
+
+
+@needs_amx
+@pytest.mark.usefixtures("_threads")
+def test_other_users_of_amx_keep_their_sizes() -> None:
+    """oneDNN multiplies in bfloat16 on the same threads, with registers of its own sizes."""
+    x, panels = random(4, 48, 512).to(HALF), IntegerPanels([random_blocks(Q4_K, 48, 512)])
+    a, b = random(5, 128, 256).to(HALF), random(6, 256, 128).to(HALF)
+    right, theirs = panels(x), a @ b
+    for _ in range(20):
+        assert torch.equal(a @ b, theirs)
+        assert torch.equal(panels(x), right)
 
 
 @needs_blocks
@@ -239,21 +288,21 @@ def test_the_bytes_come_back(kind: Kind) -> None:
 
 
 @needs_blocks
-@pytest.mark.parametrize("vnni", [pytest.param(True, marks=needs_vnni), False])
-def test_zeros_and_the_smallest_numbers_are_no_trouble(vnni: bool, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(integer, "fast", lambda: vnni)
+@pytest.mark.parametrize("path", integer.paths())
+def test_zeros_and_the_smallest_numbers_are_no_trouble(path: str, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(integer, "path", lambda: path)
     x, panels = torch.zeros(3, 64), IntegerPanels([random_blocks(Q4_0, 16, 64)])
     x[1], x[2] = 1e-45, 1e-38
     assert bool((panels(x).abs() < 1e-36).all())
 
 
 @needs_blocks
-@pytest.mark.parametrize("vnni", [pytest.param(True, marks=needs_vnni), False])
+@pytest.mark.parametrize("path", integer.paths())
 @pytest.mark.parametrize("kind", [Q8_0, Q4_K], ids=lambda kind: kind.name)
-def test_bfloat16_is_float32_rounded_to_the_nearest(kind: Kind, vnni: bool, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_bfloat16_is_float32_rounded_to_the_nearest(kind: Kind, path: str, monkeypatch: pytest.MonkeyPatch) -> None:
     """Also where the CPU has no instruction for it."""
-    monkeypatch.setattr(integer, "fast", lambda: vnni)
-    panels = IntegerPanels([random_blocks(kind, 45, 8 * kind.inputs)])
+    monkeypatch.setattr(integer, "path", lambda: path)
+    panels = IntegerPanels([random_blocks(kind, 45, 8 * kind.inputs)], exact=True)
     x = random(3, 40, panels.width).to(HALF)
     x[1] *= 1e30
     x[2, 5], x[3, 5] = float("nan"), float("inf")
@@ -274,7 +323,8 @@ def test_a_linear_keeps_blocks_where_they_can_be_multiplied(monkeypatch: pytest.
     parts, bias, x = [random_blocks(Q8_0, 20, 64), random_blocks(Q4_0, 12, 64)], random(9, 32), random(10, 5, 64)
     made = linear(parts, bias, FULL)
     assert isinstance(made, BlockLinear)
-    assert made.exact() is made
+    assert torch.equal(made.exact()(x), made(x))
+    assert made.exact().rows(torch.tensor([2])).is_exact
     dense = torch.cat([part.dense() for part in parts])
     assert torch.equal(made.dense(), dense)
     few = torch.tensor([31, 2])

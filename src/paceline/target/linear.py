@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
+from copy import copy
 from typing import TYPE_CHECKING
 
 import torch
@@ -87,20 +88,27 @@ class Linear:
 
 
 class BlockLinear(Linear):
-    """The same over stacked blocks of four to eight bits, always in one order of sums, in the dtype of x. Rows of x are
-    rounded to eight bits first (`kernels/integer.py`)."""
+    """The same over stacked blocks of four to eight bits, in the dtype of x. Rows of x are rounded to eight bits first,
+    and have one order of sums; unless it is exact, many rows may be multiplied otherwise (`kernels/integer.py`)."""
 
     panels: IntegerPanels
 
-    def __init__(self, parts: Sequence[Blocks], bias: torch.Tensor | None = None):
+    def __init__(self, parts: Sequence[Blocks], bias: torch.Tensor | None = None, *, exact: bool = False):
         from paceline.target.kernels.integer import IntegerPanels
 
-        self.bias, self.is_exact, self.packed = bias, True, True
+        self.bias, self.is_exact, self.packed = bias, exact, True
         self.nbytes = sum(part.nbytes for part in parts)
-        self.panels = IntegerPanels(parts, bias)
+        self.panels = IntegerPanels(parts, bias, exact=exact)
+
+    def exact(self) -> BlockLinear:
+        made = copy(self)
+        made.is_exact, made.panels = True, copy(self.panels)
+        made.panels.exact = True
+        return made
 
     def rows(self, ids: torch.Tensor) -> BlockLinear:
-        return BlockLinear(self.panels.rows(ids), None if self.bias is None else self.bias[ids])
+        bias = None if self.bias is None else self.bias[ids]
+        return BlockLinear(self.panels.rows(ids), bias, exact=self.is_exact)
 
 
 def linear(parts: Sequence[torch.Tensor | Blocks], bias: torch.Tensor | None, dtype: torch.dtype) -> Linear:
@@ -111,8 +119,10 @@ def linear(parts: Sequence[torch.Tensor | Blocks], bias: torch.Tensor | None, dt
         from paceline.target.kernels import integer
 
         if dtype in integer.DTYPES and integer.supported():
-            for kind in {part.kind for part in blocks}:
-                integer.tiles_of(kind, dtype, integer.fast())  # compile now, not in the middle of an answer
+            for kind in {part.kind for part in blocks}:  # compile now, not in the middle of an answer
+                integer.tiles_of(kind, dtype, integer.path())
+                if dtype == torch.bfloat16 and integer.has_amx():
+                    integer.wide_tiles(kind)
             return BlockLinear(blocks, bias)
     dense = [part.dense(dtype) if isinstance(part, Blocks) else part for part in parts]
     return Linear(dense[0] if len(dense) == 1 else torch.cat(dense), bias)

@@ -1,34 +1,40 @@
-"""x @ weight.T with weights in blocks of four to eight bits, multiplied as integers on CPUs.
+"""x @ weight.T with weights in blocks of four to eight bits, on CPUs.
 
     IntegerPanels([Blocks, ...])(x)
 
 Rows of x are rounded to eight bits in records: 32 inputs and a scale. The codes of a block and the numbers of a record
-are multiplied and summed as integers; this sum, times both scales, is added in float32. Every sum has one order, so a
-row's result is the same, bit for bit, among any other rows and on any number of threads.
+are multiplied and summed as integers; this sum, times both scales, is added in float32. Integer sums are exact, and the
+float32 sums have one order, so a row's result is the same, bit for bit, among any other rows, on any number of threads
+and by any of the instructions of `PATHS`.
 
-Panels have the blocks of 16 outputs in the order of use. Tiles multiply the records of up to 12 rows by a panel, in the
-frame of `products.py`.
+Many rows in bfloat16, a prompt's, are multiplied in bfloat16 where the processor has AMX, unless the product must be
+exact: weights are expanded panel by panel, and the rows are not rounded.
+
+Panels have the blocks of 16 outputs in the order of use (`tiles.py`).
 """
 
 from __future__ import annotations
 
+import ctypes
+import math
+import os
 import platform
-from array import array
-from collections.abc import Iterator, Sequence
+import struct
+import sys
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass
-from functools import cache, reduce
+from functools import cache, partial, reduce
+from itertools import product
 from operator import or_
 from typing import NamedTuple
 
 import llvmlite.binding as llvm
-import numpy as np
 import torch
-from numba import carray, cfunc
 from torch.nn.functional import pad
 
-from paceline.compiled import call
-from paceline.target.kernels import on_threads
-from paceline.target.kernels.products import Tiles, constant, loaded, prefetched, splat, tile
+from paceline.target.kernels import vectors as v
+from paceline.target.kernels.tiles import Tiles, first_lanes, narrowed, tile
+from paceline.target.kernels.vectors import Value
 from paceline.target.quantised.blocks import (
     Q4_0,
     Q4_1,
@@ -45,16 +51,37 @@ from paceline.target.quantised.blocks import (
 
 COLUMNS = 16
 """Outputs of a panel. With 32, the sums of twelve rows do not fit into the registers."""
-ROWS = 12
-"""Most rows of a tile: each needs two of 32 registers, for its sum and that of the current block."""
-SLOW_ROWS = 4
-"""The same without VNNI: larger tiles are hardly faster, for a row needs many instructions, and compile for seconds."""
 PAIR = 2
 """Blocks in a turn of the innermost loop: two blocks share bytes."""
 STEP = 64
 """Panels that are packed at once."""
 DTYPES = (torch.bfloat16, torch.float32)
 """Dtypes of x and of the result."""
+
+
+class Path(NamedTuple):
+    """Instructions that multiply bytes.
+
+    needs    features of the processor.
+    without  beginnings of names of features that its code does not use.
+    rows     most rows of a tile. In AVX-512 each needs two of 32 registers, for its sum and that of the current block;
+             elsewhere a row needs many instructions, and larger tiles are hardly faster."""
+
+    needs: tuple[str, ...]
+    without: tuple[str, ...]
+    rows: int
+
+
+_AVX_512 = ("avx512", "avx10", "evex512")
+PATHS = {
+    "vnni": Path(("avx512vnni", "avx512bw"), (), 16),
+    "avxvnni": Path(("avxvnni",), _AVX_512, 4),
+    "avx2": Path(("avx2",), (*_AVX_512, "avxvnni"), 4),
+    "plain": Path((), (*_AVX_512, "avxvnni"), 4),
+}
+"""From the fastest: AVX-512 VNNI, AVX-VNNI, AVX2, and ordinary multiplications. All give the same bits."""
+MANY = 32
+"""Rows from which on a product in bfloat16 is faster: a panel is expanded once for all of them."""
 
 
 @dataclass(frozen=True)
@@ -114,10 +141,23 @@ UNITS = {
 
 
 @cache
-def fast() -> bool:
-    """Whether this CPU multiplies bytes at full speed (AVX-512 VNNI)."""
+def paths() -> list[str]:
+    """The names of `PATHS` that this CPU has, the fastest first."""
     features = llvm.get_host_cpu_features()
-    return bool(features.get("avx512vnni")) and bool(features.get("avx512bw"))
+    return [name for name, path in PATHS.items() if all(features.get(need) for need in path.needs)]
+
+
+def path() -> str:
+    """The path to take here."""
+    return paths()[0]
+
+
+@cache
+def has_amx() -> bool:
+    """Whether this CPU multiplies tiles of bfloat16, and Linux lets this process use their registers."""
+    arch_prctl, request, tile_data = 158, 0x1023, 18
+    has = bool(llvm.get_host_cpu_features().get("amx-bf16")) and sys.platform == "linux"
+    return has and ctypes.CDLL(None).syscall(arch_prctl, request, tile_data) == 0
 
 
 @cache
@@ -131,14 +171,24 @@ def warnings() -> list[str]:
     """Lines for users of blocks on this CPU."""
     if not supported():
         return ["this CPU cannot multiply weights of eight and four bits: they were expanded, and save nothing"]
-    return [] if fast() else ["this CPU has no AVX-512 VNNI: weights of eight and four bits are multiplied slowly"]
+    slow = path() != "vnni"
+    return ["this CPU has no AVX-512 VNNI: weights of eight and four bits are multiplied slowly"] if slow else []
+
+
+@cache
+def _cached_bytes() -> int:
+    """Bytes of rows that stay in a core's L2 cache while panels are multiplied by them."""
+    name = "SC_LEVEL2_CACHE_SIZE"
+    return (os.sysconf(name) if name in os.sysconf_names else 0) or 1 << 20
 
 
 class IntegerPanels:
-    """A weight [outputs, width] of stacked parts, whose kinds of blocks may differ; and a bias [outputs] or None."""
+    """A weight [outputs, width] of stacked parts, whose kinds of blocks may differ; and a bias [outputs] or None.
 
-    def __init__(self, parts: Sequence[Blocks], bias: torch.Tensor | None = None):
-        self.width = parts[0].shape[1]
+    exact  always multiply as integers: a row's result is the same among any other rows."""
+
+    def __init__(self, parts: Sequence[Blocks], bias: torch.Tensor | None = None, *, exact: bool = False):
+        self.width, self.exact = parts[0].shape[1], exact
         self._parts: list[_Part] = []
         first = 0
         for same in _runs(parts):
@@ -149,11 +199,15 @@ class IntegerPanels:
 
     def __call__(self, x: torch.Tensor) -> torch.Tensor:
         """x [rows, width] @ weight.T + bias, [rows, outputs], in the dtype of x."""
-        x = x.contiguous()
+        rows, x = len(x), x.contiguous()
+        fits = x.dtype == torch.bfloat16 and self.width % (32 * PAIR) == 0
+        in_bfloat16 = rows >= MANY and fits and not self.exact and has_amx()
+        if in_bfloat16:
+            x = pad(x, (0, 0, 0, -rows % TILE_ROWS))
         out = x.new_empty(len(x), self.outputs)
-        for part in self._parts if len(x) else ():
-            part.multiply(x, out)
-        return out
+        for part in self._parts if rows else ():
+            part.multiply(x, out, in_bfloat16)
+        return out[:rows]
 
     def blocks(self) -> list[Blocks]:
         """The weight, part by part."""
@@ -194,10 +248,12 @@ class _Part:
         self._unit = UNITS[self.kind]
         self._units = -(-self.width // (32 * self._unit.blocks))
         count = -(-self.outputs // COLUMNS)
-        self._panels = torch.empty(count, self._units, self._unit.nbytes, dtype=torch.uint8)
+        count += count % TWO  # `wide_tiles` take pairs
+        self._panels = torch.zeros(count, self._units, self._unit.nbytes, dtype=torch.uint8)
         for begin in range(0, count, STEP):
             some = blocks.data[begin * COLUMNS : (begin + STEP) * COLUMNS]
-            self._panels[begin : begin + STEP] = _packed(_columns(self.kind, some))
+            packed = _packed(_columns(self.kind, some))
+            self._panels[begin : begin + len(packed)] = packed
         self._bias = torch.zeros(count * COLUMNS)
         if bias is not None:
             self._bias[: self.outputs] = bias
@@ -207,18 +263,23 @@ class _Part:
         # A unit that is not full ends with blocks of padding, whose records must be zeros.
         self._records = torch.empty if blocks_run * 32 == self.width else torch.zeros
 
-    def multiply(self, x: torch.Tensor, out: torch.Tensor) -> None:
+    def multiply(self, x: torch.Tensor, out: torch.Tensor, in_bfloat16: bool) -> None:
         """Fill this part's columns of `out`."""
-        (rows, columns), size = out.shape, out.element_size()
-        records = self._records(rows * self._row_records, dtype=torch.uint8)
-        tiles = tiles_of(self.kind, x.dtype, fast())
-        task = (
-            0, tiles.address("round"), x.data_ptr(), records.data_ptr(), rows, tiles.most, self.width // 32,
-            self.width * size, self._row_records, self._unit.record,
-        )  # fmt: skip
-        on_threads(_round_rows, array("q", task), 1)
-        sizes = {"rows": rows, "outputs": self.outputs, "stride": columns * size, "units": self._units}
-        tiles.multiply(records.data_ptr(), *self._at, out.data_ptr() + self.first * size, **sizes)
+        size, row_bytes = x.itemsize, self.width * x.itemsize
+        sizes = {"outputs": self.outputs, "units": self._units}
+        tiles = wide_tiles(self.kind) if in_bfloat16 else tiles_of(self.kind, x.dtype, path())
+        used = row_bytes * TILE_ROWS if in_bfloat16 else self._row_records
+        step = max(_cached_bytes() // used // tiles.most, 1) * tiles.most * (TILE_ROWS if in_bfloat16 else 1)
+        for some, to in zip(x.split(step), out[:, self.first :].split(step), strict=True):
+            rows, stride = len(some), out.stride(0) * size
+            if in_bfloat16:  # whose tiles have 16 rows
+                some = some.view(-1, TILE_ROWS, self.width // 32, 32).transpose(1, 2).contiguous()
+                sizes |= {"rows": rows // TILE_ROWS, "stride": stride * TILE_ROWS}
+                tiles.multiply(some.data_ptr(), *self._at, to.data_ptr(), **sizes)
+                continue
+            records = self._records(rows * self._row_records, dtype=torch.uint8)
+            sizes |= {"rows": rows, "stride": stride, "input": some.data_ptr(), "input_bytes": row_bytes}
+            tiles.multiply(records.data_ptr(), *self._at, to.data_ptr(), **sizes, blocks=self.width // 32)
 
     def blocks(self, ids: torch.Tensor | None = None) -> Blocks:
         """The outputs `ids`; None: all."""
@@ -351,246 +412,241 @@ def _unpacked(kind: Kind, panels: torch.Tensor, ids: torch.Tensor) -> _Columns:
 
 # The kernel ----------------------------------------------------------------------------------------------------------
 
-_DECLARATIONS = """
-declare <16 x i32> @llvm.x86.avx512.vpdpbusd.512(<16 x i32>, <16 x i32>, <16 x i32>)
-declare <16 x float> @llvm.rint.v16f32(<16 x float>)
-declare <16 x i32> @llvm.umax.v16i32(<16 x i32>, <16 x i32>)
-declare i32 @llvm.vector.reduce.umax.v16i32(<16 x i32>)
-declare i32 @llvm.vector.reduce.add.v16i32(<16 x i32>)
-"""
+
+@cache
+def tiles_of(kind: Kind, dtype: torch.dtype, path: str) -> Tiles:
+    """Tiles for blocks of a kind, and for rows and results of a dtype, by one of `PATHS`."""
+    unit, module = UNITS[kind], v.Module(PATHS[path].without)
+    turns = unit.blocks // PAIR
+
+    def turn(x: Value, w: Value, ahead: Value, i: Value, sums: list[Value]) -> list[Value]:
+        v.prefetch(ahead + i * (unit.nbytes // turns), unit.nbytes // turns)
+        return _added(_Panel(kind, w, i), x + i * (PAIR * unit.record * len(sums)), sums, DOTS[path])
+
+    module.add("round", partial(_round, kind, dtype))
+    for rows in range(1, PATHS[path].rows + 1):
+        module.add(f"tile{rows}", tile(rows, 1, dtype, lambda units: units * turns, turn))
+    return Tiles(
+        module.compile(), PATHS[path].rows, columns=COLUMNS, dtype=dtype, unit=unit.nbytes,
+        row_unit=unit.blocks * unit.record, record=unit.record,
+    )  # fmt: skip
+
+
+def _round(
+    kind: Kind, dtype: torch.dtype, x: Value, numbers: Value, scales: Value, step: Value, stride: Value, blocks: Value
+) -> None:
+    """Round the blocks of a row: 32 numbers, their scale d, and `step` bytes after it what the sums of each run begin
+    with, or d * sum(numbers) for kinds with a minimum. Records are `stride` bytes apart."""
+
+    def block(i: Value, _: list[Value]) -> list[Value]:
+        to, scale = numbers + i * stride, scales + i * stride
+        bits = [_float_bits(x + i * (32 * dtype.itemsize) + v.LANES * dtype.itemsize * half, dtype) for half in (0, 1)]
+        # Bits of absolute values, compared as integers, have the same order; NaN and infinity are above all.
+        sizes = v.intrinsic("llvm.umax.v16i32", v.vector(v.I32), *(b & 0x7FFFFFFF for b in bits))
+        largest = v.intrinsic("llvm.vector.reduce.umax.v16i32", v.I32, sizes)
+        finite, inverse = largest < 0x7F800000, v.literal(v.F32, 127.0) / largest.view(v.F32)
+        usable = v.splat(finite & (inverse < math.inf))  # else all are 0, or too small to be told from it
+        d = v.select(finite, largest.view(v.F32) / 127.0, v.literal(v.F32, math.nan))
+        sums = []
+        for half in (0, 1):
+            near = v.intrinsic("llvm.rint.v16f32", v.vector(v.F32), bits[half].view(v.F32) * v.splat(inverse))
+            whole = v.select(usable, near, v.literal(v.F32, *[0.0] * v.LANES)).cast("fptosi", v.I32)
+            v.store(to + v.LANES * half, whole.cast("trunc", v.I8))
+            sums.append(v.intrinsic("llvm.vector.reduce.add.v16i32", v.I32, whole))
+        v.store(scale, d)
+        for run, total in enumerate(sums if UNITS[kind].runs == 2 else [sums[0] + sums[1]], 1):
+            begin = d * total.cast("sitofp", v.F32) if kind.has_minimum else total * -kind.offset
+            v.store(scale + step * run, begin)
+        return []
+
+    v.loop(blocks, [], block)
+
+
+def _float_bits(at: Value, dtype: torch.dtype) -> Value:
+    """16 numbers as bits of float32."""
+    if dtype == torch.float32:
+        return v.load(at, v.I32)
+    return v.load(at, v.I16, align=2).cast("zext", v.I32) << 16
+
+
+class _Panel:
+    """Blocks 2 i and 2 i + 1 of a panel, as they are stored."""
+
+    def __init__(self, kind: Kind, panel: Value, i: Value):
+        self.kind, self.unit = kind, UNITS[kind]
+        turns = self.unit.blocks // PAIR
+        self._at, pair = panel + i // turns * self.unit.nbytes, i % turns
+        self._bytes = self._at + pair * (PAIR * COLUMNS * self.unit.runs) + 2 * COLUMNS * self.unit.halves
+        self._lines = self._at + pair * (64 * self.unit.words // turns) + self.unit.header
+
+    def scale(self, block: int, run: int) -> Value:
+        """Scales of 16 outputs, float32."""
+        return self._factor(0, block, run)
+
+    def least(self, block: int) -> Value:
+        """Minima of 16 outputs, float32."""
+        least = self._factor(1, block, 0)
+        return least if self.kind.inputs == 32 else -least  # which these kinds subtract
+
+    def _factor(self, which: int, block: int, run: int) -> Value:
+        unit = self.unit
+        if self.kind.inputs == 32:
+            place = (2 if self.kind.has_minimum else 1) * block + which
+            return v.load(self._at + 2 * COLUMNS * place, v.F16, align=32).cast("fpext", v.F32)
+        of_unit = v.load(self._at + 2 * COLUMNS * which, v.F16, align=32).cast("fpext", v.F32)
+        of_run = v.load(self._bytes + COLUMNS * (unit.blocks * which + unit.runs * block + run), v.I8, align=16)
+        return of_unit * of_run.cast("uitofp" if self.kind.has_minimum else "sitofp", v.F32)
+
+    def codes(self, block: int, group: int) -> Value:
+        """Codes of 16 outputs and inputs 4 group to 4 group + 3, without signs."""
+        if self.unit.bits == 8:
+            return v.load(self._lines + 64 * (8 * block + group), v.I32, align=64)
+        # As in files, a line has groups g and g + 4 of a block of 32, and the same group of two blocks in kinds of 256.
+        line, upper = (4 * block + group % 4, group > 3) if self.kind.inputs == 32 else (group, block == 1)
+        nibbles = v.load(self._lines + 64 * line, v.I32, align=64)
+        nibbles = (nibbles >> 4 if upper else nibbles) & 0x0F0F0F0F
+        high = self.unit.high
+        if not high:
+            return nibbles
+        line, shift = divmod((PAIR * group + block) * high, 8)
+        bits = v.load(self._lines + 64 * (8 + line), v.I32, align=64)
+        bits = bits >> shift - 4 if shift > 4 else bits << 4 - shift
+        return nibbles | bits & 0x10101010 * (2**high - 1)
+
+
+def _added(panel: _Panel, x: Value, sums: list[Value], dot: Callable[[Value, Value, Value], Value]) -> list[Value]:
+    """`sums`, plus PAIR blocks of a panel times the records of the rows."""
+    rows, kind, unit = len(sums), panel.kind, panel.unit
+    for block, run in product(range(PAIR), range(unit.runs)):
+        numbers, groups = x + rows * unit.record * block, 8 // unit.runs
+        scales = numbers + 32 * rows
+        begins = scales + 4 * rows * (run + 1)
+        totals = [v.literal(v.I32, *[0] * v.LANES)] * rows
+        if not kind.has_minimum:
+            totals = [v.splat(v.load(begins + 4 * row, v.I32, 1)) for row in range(rows)]
+        for group in range(groups * run, groups * (run + 1)):
+            codes = panel.codes(block, group)
+            for row in range(rows):
+                totals[row] = dot(totals[row], codes, v.load(numbers + 32 * row + 4 * group, v.I32, 1))
+        scale, least = panel.scale(block, run), panel.least(block) if kind.has_minimum else None
+        for row in range(rows):
+            d = v.splat(v.load(scales + 4 * row, v.F32, 1))
+            sums[row] = v.fma(totals[row].cast("sitofp", v.F32), scale * d, sums[row])
+            if least is not None:
+                sums[row] = v.fma(least, v.splat(v.load(begins + 4 * row, v.F32, 1)), sums[row])
+    return sums
+
+
+def _vnni(total: Value, codes: Value, numbers: Value) -> Value:
+    """total, plus four codes times four numbers in each lane: as AVX-512 VNNI does, and so do the others."""
+    return v.intrinsic("llvm.x86.avx512.vpdpbusd.512", v.vector(v.I32), total, codes, v.splat(numbers))
+
+
+def _avx_vnni(total: Value, codes: Value, numbers: Value) -> Value:
+    name, some = "llvm.x86.avx512.vpdpbusd.256", v.splat(numbers, 8)
+    return v.join(*(v.intrinsic(name, v.vector(v.I32, 8), total.part(i, 8), codes.part(i, 8), some) for i in (0, 8)))
+
+
+def _avx2(total: Value, codes: Value, numbers: Value) -> Value:
+    """By products of 16 bits, of the even and of the odd bytes."""
+    name, some = "llvm.x86.avx2.pmadd.wd", v.splat(numbers, 8).view(v.I16, 16)
+    even, odd = codes & 0x00FF00FF, codes >> 8 & 0x00FF00FF
+    halves = []
+    for i in (0, 8):
+        pairs = (even, (some << 8).shifted(8)), (odd, some.shifted(8))
+        sums = [v.intrinsic(name, v.vector(v.I32, 8), part.part(i, 8).view(v.I16, 16), x) for part, x in pairs]
+        halves.append(total.part(i, 8) + (sums[0] + sums[1]))
+    return v.join(*halves)
+
+
+def _plain(total: Value, codes: Value, numbers: Value) -> Value:
+    for i in range(4):
+        total = total + (codes >> 8 * i & 255) * v.splat((numbers << 24 - 8 * i).shifted(24))
+    return total
+
+
+DOTS = {"vnni": _vnni, "avxvnni": _avx_vnni, "avx2": _avx2, "plain": _plain}
+
+
+# Many rows in bfloat16, by AMX ---------------------------------------------------------------------------------------
+
+TILE_ROWS = 16
+"""Rows of a register of AMX, each of 64 bytes."""
+TWO = 2
+"""Registers of rows, and of weights, that are multiplied at once: their four products are summed in four others."""
 
 
 @cache
-def tiles_of(kind: Kind, dtype: torch.dtype, vnni: bool) -> Tiles:
-    """Tiles for blocks of a kind, and @round; for rows and results of a dtype."""
-    unit, functions = UNITS[kind], [*_rounding(kind, dtype)]
-    most = ROWS if vnni else SLOW_ROWS
-    for rows in range(1, most + 1):
-        functions += tile(rows, 1, "%turns", _turn(kind, rows, vnni), dtype)
-    row_unit = unit.blocks * unit.record
+def wide_tiles(kind: Kind) -> Tiles:
+    """Tiles that multiply pairs of expanded panels by rows in bfloat16. A row of theirs is a group of TILE_ROWS, block
+    by block."""
+    module, unit = v.Module(), UNITS[kind]
+    module.add("unpack", partial(_expand, kind))
+    module.add("configure", _configure)
+    for groups in range(1, TWO + 1):
+        module.add(f"tile{groups}", partial(_wide_tile, groups, unit.blocks))
     return Tiles(
-        _DECLARATIONS, functions, most=most, columns=COLUMNS, dtype=dtype, unit=unit.nbytes, row_unit=row_unit
-    )
+        module.compile(), TWO, columns=TWO * COLUMNS, dtype=torch.bfloat16, unit=TWO * unit.nbytes,
+        row_unit=1024 * unit.blocks, unpacked=TWO * 1024 * unit.blocks,
+        sizes=struct.pack("<2B14x8H16x8B8x", 1, 0, *[64] * 8, *[TILE_ROWS] * 8),
+    )  # fmt: skip
 
 
-@cfunc("void(voidptr)", cache=True, error_model="numpy")
-def _round_rows(at):  # type: ignore[no-untyped-def]
-    """Call @round at address `function` for all rows. The rows of a tile have their records block by block."""
-    task = carray(at, (10,), np.int64)
-    function, x, records, rows, most = task[1], task[2], task[3], task[4], task[5]
-    blocks, x_bytes, row_bytes, record = task[6], task[7], task[8], task[9]
-    tiles, first = -(-rows // most), 0
-    for tile_at in range(tiles):
-        here = rows // tiles + (tile_at < rows % tiles)
-        for row in range(here):
-            to = records + first * row_bytes + row * record
-            call(function, (x + (first + row) * x_bytes, to, here * record, blocks))
-        first += here
+def _expand(kind: Kind, panels: Value, memory: Value, units: Value) -> None:
+    """Expand panels to bfloat16, each to 1024 bytes a block: lines of two inputs of each output."""
+    turns = units * (UNITS[kind].blocks // PAIR)
+    for place in range(TWO):
+        panel, to = panels + units * (UNITS[kind].nbytes * place), memory + turns * (PAIR * 1024 * place)
+        v.loop(turns, [], partial(_expanded, kind, panel, to))
 
 
-# Rounding ------------------------------------------------------------------------------------------------------------
+def _expanded(kind: Kind, panel: Value, to: Value, i: Value, _: list[Value]) -> list[Value]:
+    blocks, lines = _Panel(kind, panel, i), to + i * (PAIR * 1024)
+    for block, run in product(range(PAIR), range(blocks.unit.runs)):
+        scale, groups = blocks.scale(block, run), 8 // blocks.unit.runs
+        least = blocks.least(block) if kind.has_minimum else scale * -float(kind.offset)
+        for group in range(groups * run, groups * (run + 1)):
+            codes = blocks.codes(block, group)
+            weights = [v.fma((codes >> 8 * k & 255).cast("uitofp", v.F32), scale, least).view(v.I32) for k in range(4)]
+            near = [weight + 0x8000 for weight in weights]  # the nearest in bfloat16, of two the larger
+            for k in (0, 2):
+                pairs = near[k] >> 16 | near[k + 1] & 0xFFFF0000
+                v.store(lines + (1024 * block + 128 * group + 32 * k), pairs, align=64)
+    return []
 
 
-def _rounding(kind: Kind, dtype: torch.dtype) -> Iterator[str]:
-    """@round(x, records, stride, blocks) rounds one row to records that are `stride` bytes apart."""
-    yield "define void @round(ptr %x, ptr %records, i64 %stride, i64 %blocks) {"
-    yield "entry:"
-    yield "  br label %loop"
-    yield "loop:"
-    yield "  %b = phi i64 [0, %entry], [%next, %loop]"
-    yield f"  %x.at = mul i64 %b, {32 * dtype.itemsize}"
-    yield "  %from = getelementptr i8, ptr %x, i64 %x.at"
-    yield "  %r.at = mul i64 %b, %stride"
-    yield "  %to = getelementptr i8, ptr %records, i64 %r.at"
-    for half in (0, 1):
-        yield from _floats(half, dtype)
-        yield f"  %size{half} = and <16 x i32> %bits{half}, {constant(2147483647, 'i32')}"
-    # Bits of absolute values, compared as integers, have the same order; NaN and infinity are above all.
-    yield "  %sizes = call <16 x i32> @llvm.umax.v16i32(<16 x i32> %size0, <16 x i32> %size1)"
-    yield "  %top = call i32 @llvm.vector.reduce.umax.v16i32(<16 x i32> %sizes)"
-    yield "  %finite = icmp ult i32 %top, 2139095040"
-    yield "  %max = bitcast i32 %top to float"
-    yield "  %d.some = fdiv float %max, 127.0"
-    yield "  %d = select i1 %finite, float %d.some, float 0x7FF8000000000000"
-    yield "  %some = fcmp ogt float %d, 0.0"
-    yield from splat("%by", "%d", "float")
-    yield from splat("%any", "%some", "i1")
-    for half in (0, 1):
-        yield f"  %v{half} = bitcast <16 x i32> %bits{half} to <16 x float>"
-        yield f"  %n{half} = fdiv <16 x float> %v{half}, %by"
-        yield f"  %r{half} = call <16 x float> @llvm.rint.v16f32(<16 x float> %n{half})"
-        yield f"  %k{half} = select <16 x i1> %any, <16 x float> %r{half}, <16 x float> zeroinitializer"
-        yield f"  %q{half} = fptosi <16 x float> %k{half} to <16 x i32>"
-        yield f"  %c{half} = trunc <16 x i32> %q{half} to <16 x i8>"
-        yield f"  %c{half}.p = getelementptr i8, ptr %to, i64 {16 * half}"
-        yield f"  store <16 x i8> %c{half}, ptr %c{half}.p, align 4"
-        yield f"  %s{half} = call i32 @llvm.vector.reduce.add.v16i32(<16 x i32> %q{half})"
-    yield from _begun(kind)
-    yield "  %next = add nuw nsw i64 %b, 1"
-    yield "  %more = icmp ult i64 %next, %blocks"
-    yield "  br i1 %more, label %loop, label %done"
-    yield "done:"
-    yield "  ret void"
-    yield "}"
+def _wide_tile(
+    groups: int, blocks: int, x: Value, w: Value, ahead: Value, bias: Value, y: Value, stride: Value, columns: Value,
+    units: Value,
+) -> None:  # fmt: skip
+    """Groups of rows times a pair of expanded panels, plus the bias. Registers: sums 0 to 3, weights 4 and 5, rows 6
+    and 7."""
+    own, buffer, number, line = units * (1024 * blocks), v.reserve(4096), partial(v.literal, v.I8), v.literal(v.I64, 64)
+    sums = {(group, half): number(TWO * group + half) for group in range(groups) for half in range(TWO)}
+    for total in sums.values():
+        v.intrinsic("llvm.x86.tilezero", v.VOID, total)
+
+    def block(i: Value, _: list[Value]) -> list[Value]:
+        for first, begin, count in ((4, w, TWO), (6, x, groups)):
+            for k in range(count):
+                at = v.pointer(begin + own * k + i * 1024)
+                v.intrinsic("llvm.x86.tileloadd64", v.VOID, number(first + k), at, line)
+        for (group, half), total in sums.items():
+            v.intrinsic("llvm.x86.tdpbf16ps", v.VOID, total, number(6 + group), number(4 + half))
+        return []
+
+    v.loop(units * blocks, [], block)
+    for k, total in enumerate(sums.values()):
+        v.intrinsic("llvm.x86.tilestored64", v.VOID, total, v.pointer(buffer + 1024 * k), line)
+    begins = [v.load(bias + 64 * half, v.F32, align=64) for half in range(TWO)]
+    mask = first_lanes(columns, TWO * COLUMNS)
+    for group, row in product(range(groups), range(TILE_ROWS)):
+        at = [buffer + (1024 * (TWO * group + half) + 64 * row) for half in range(TWO)]
+        outs = [narrowed(v.load(at[half], v.F32, align=64) + begins[half]) for half in range(TWO)]
+        v.store(y + stride * group + (stride >> 4) * row, v.join(*outs), align=2, mask=mask)
 
 
-def _floats(half: int, dtype: torch.dtype) -> Iterator[str]:
-    """%bits{half}: 16 numbers as bits of float32."""
-    at = 16 * dtype.itemsize * half
-    if dtype == torch.float32:
-        yield from loaded(f"%bits{half}", "%from", at, "<16 x i32>")
-        return
-    yield from loaded(f"%narrow{half}", "%from", at, "<16 x i16>", 2)
-    yield f"  %wide{half} = zext <16 x i16> %narrow{half} to <16 x i32>"
-    yield f"  %bits{half} = shl <16 x i32> %wide{half}, {constant(16, 'i32')}"
-
-
-def _begun(kind: Kind) -> Iterator[str]:
-    """Store the scale, and what the block's sums begin with, or d * sum(q) for kinds with a minimum."""
-    places = {32: "float %d"}
-    if UNITS[kind].runs == 2:
-        yield f"  %begin0 = mul i32 %s0, {-kind.offset}"
-        yield f"  %begin1 = mul i32 %s1, {-kind.offset}"
-        places |= {36: "i32 %begin0", 40: "i32 %begin1"}
-    else:
-        yield "  %s = add i32 %s0, %s1"
-        yield f"  %begin = mul i32 %s, {-kind.offset}"
-        yield "  %sf = sitofp i32 %s to float"
-        yield "  %all = fmul float %d, %sf"
-        places[36] = "float %all" if kind.has_minimum else "i32 %begin"
-    for at, value in places.items():
-        yield f"  %at{at} = getelementptr i8, ptr %to, i64 {at}"
-        yield f"  store {value}, ptr %at{at}, align 4"
-
-
-# A tile --------------------------------------------------------------------------------------------------------------
-
-
-def _turn(kind: Kind, rows: int, vnni: bool) -> Iterator[str]:
-    """PAIR blocks of a panel times the records of `rows` rows."""
-    unit = UNITS[kind]
-    turns = unit.blocks // PAIR
-    yield f"  %turns = mul i64 %units, {turns}"
-    yield f"  %unit = udiv i64 %turn, {turns}"
-    yield f"  %pair = urem i64 %turn, {turns}"
-    yield f"  %unit.at = mul i64 %unit, {unit.nbytes}"
-    yield "  %wu = getelementptr i8, ptr %w, i64 %unit.at"
-    yield f"  %lines.at = mul i64 %pair, {4 * COLUMNS * unit.words // turns}"
-    yield "  %wl = getelementptr i8, ptr %wu, i64 %lines.at"
-    yield f"  %scales.at = mul i64 %pair, {PAIR * COLUMNS * unit.runs}"
-    yield "  %ws = getelementptr i8, ptr %wu, i64 %scales.at"
-    yield f"  %x.at = mul i64 %turn, {PAIR * rows * unit.record}"
-    yield "  %xp = getelementptr i8, ptr %x, i64 %x.at"
-    yield f"  %a.at = mul i64 %turn, {unit.nbytes // turns}"
-    yield "  %ap = getelementptr i8, ptr %ahead, i64 %a.at"
-    yield from prefetched("%ap", 0, unit.nbytes // turns)
-    for block in range(PAIR):
-        yield from _block(kind, block, rows, vnni)
-
-
-def _block(kind: Kind, block: int, rows: int, vnni: bool) -> Iterator[str]:
-    """Add the scaled sums of one block."""
-    before = {row: f"%s{row}.0" if block == 0 else f"%s{row}.b{block - 1}" for row in range(rows)}
-    runs = UNITS[kind].runs
-    for run in range(runs):
-        at = f"{block}.{run}"
-        groups = range(run * 8 // runs, (run + 1) * 8 // runs)
-        yield from _scale(kind, block, run)
-        for group in groups:
-            yield from _codes(kind, block, group)
-        for row in range(rows):
-            start = (block * rows + row) * UNITS[kind].record
-            if kind.has_minimum:
-                yield f"  %t{at}.{row}.{groups[0]} = add <16 x i32> zeroinitializer, zeroinitializer"
-            else:
-                yield from loaded(f"%c{at}.{row}", "%xp", start + 36 + 4 * run, "i32")
-                yield from splat(f"%t{at}.{row}.{groups[0]}", f"%c{at}.{row}", "i32")
-        for group in groups:
-            for row in range(rows):
-                start = (block * rows + row) * UNITS[kind].record
-                yield from loaded(f"%q{at}.{row}.{group}", "%xp", start + 4 * group, "i32")
-                yield from _dot(f"{at}.{row}.{group}", f"{at}.{row}.{group + 1}", f"{block}.{group}", vnni)
-        for row in range(rows):
-            start = (block * rows + row) * UNITS[kind].record
-            whole = f"%z{row}.0" if block == PAIR - 1 else f"%s{row}.b{block}"
-            done = whole if run == runs - 1 else f"%h{at}.{row}"
-            yield from loaded(f"%d{at}.{row}", "%xp", start + 32, "float")
-            yield from splat(f"%ds{at}.{row}", f"%d{at}.{row}", "float")
-            yield f"  %f{at}.{row} = sitofp <16 x i32> %t{at}.{row}.{groups[-1] + 1} to <16 x float>"
-            yield f"  %g{at}.{row} = fmul <16 x float> %scale{at}, %ds{at}.{row}"
-            gain = f"%gain{at}.{row}" if kind.has_minimum else done
-            yield _fma(gain, f"%f{at}.{row}", f"%g{at}.{row}", before[row])
-            if kind.has_minimum:
-                yield from loaded(f"%m{at}.{row}", "%xp", start + 36, "float")
-                yield from splat(f"%ms{at}.{row}", f"%m{at}.{row}", "float")
-                yield _fma(done, f"%least{at}", f"%ms{at}.{row}", gain)
-            before[row] = done
-
-
-def _fma(name: str, a: str, b: str, c: str) -> str:
-    return f"  {name} = call <16 x float> @llvm.fma.v16f32(<16 x float> {a}, <16 x float> {b}, <16 x float> {c})"
-
-
-def _scale(kind: Kind, block: int, run: int) -> Iterator[str]:
-    """%scale, and %least, the minimum, of kinds that have one: float32 of 16 outputs."""
-    at, names = f"{block}.{run}", ("scale", "least")[: 2 if kind.has_minimum else 1]
-    if kind.inputs == 32:
-        for i, name in enumerate(names):
-            yield from loaded(f"%{name}{at}.h", "%wu", 32 * (len(names) * block + i), "<16 x half>", 32)
-            yield f"  %{name}{at} = fpext <16 x half> %{name}{at}.h to <16 x float>"
-        return
-    unit = UNITS[kind]
-    widen = "uitofp" if kind.has_minimum else "sitofp"
-    for i, name in enumerate(names):
-        byte_at = 32 * unit.halves + COLUMNS * (unit.blocks * i + unit.runs * block + run)
-        yield from loaded(f"%{name}{at}.h", "%wu", 32 * i, "<16 x half>", 32)
-        yield from loaded(f"%{name}{at}.b", "%ws", byte_at, "<16 x i8>", 16)
-        yield f"  %{name}{at}.f = fpext <16 x half> %{name}{at}.h to <16 x float>"
-        yield f"  %{name}{at}.n = {widen} <16 x i8> %{name}{at}.b to <16 x float>"
-        product = f"%{name}{at}.p" if name == "least" else f"%{name}{at}"
-        yield f"  {product} = fmul <16 x float> %{name}{at}.f, %{name}{at}.n"
-    if kind.has_minimum:  # which these kinds subtract
-        yield f"  %least{at} = fneg <16 x float> %least{at}.p"
-
-
-def _codes(kind: Kind, block: int, group: int) -> Iterator[str]:
-    """%w{block}.{group}: codes of 16 outputs and four inputs."""
-    unit, at = UNITS[kind], f"{block}.{group}"
-    if unit.bits == 8:
-        yield from loaded(f"%w{at}", "%wl", unit.header + 64 * (8 * block + group), "<16 x i32>", 64)
-        return
-    # As in files, a line has groups g and g + 4 of a block of 32, and the same group of two blocks in kinds of 256.
-    line, upper = (4 * block + group % 4, group > 3) if kind.inputs == 32 else (group, block == 1)
-    nibble = f"%k{at}" if unit.high else f"%w{at}"
-    yield from loaded(f"%l{at}", "%wl", unit.header + 64 * line, "<16 x i32>", 64)
-    if upper:
-        yield f"  %l{at}.h = lshr <16 x i32> %l{at}, {constant(4, 'i32')}"
-    yield f"  {nibble} = and <16 x i32> %l{at}{'.h' if upper else ''}, {constant(0x0F0F0F0F, 'i32')}"
-    if unit.high:
-        line, shift = divmod((PAIR * group + block) * unit.high, 8)
-        mask = constant(0x10101010 * (2**unit.high - 1), "i32")
-        yield from loaded(f"%u{at}", "%wl", unit.header + 64 * (8 + line), "<16 x i32>", 64)
-        yield f"  %u{at}.s = {'lshr' if shift > 4 else 'shl'} <16 x i32> %u{at}, {constant(abs(shift - 4), 'i32')}"
-        yield f"  %u{at}.m = and <16 x i32> %u{at}.s, {mask}"
-        yield f"  %w{at} = or <16 x i32> {nibble}, %u{at}.m"
-
-
-def _dot(before: str, after: str, weights: str, vnni: bool) -> Iterator[str]:
-    """%t{after} = %t{before} + four unsigned codes times four signed numbers, for 16 outputs."""
-    if vnni:
-        yield from splat(f"%e{before}", f"%q{before}", "i32")
-        vectors = f"<16 x i32> %t{before}, <16 x i32> %w{weights}, <16 x i32> %e{before}"
-        yield f"  %t{after} = call <16 x i32> @llvm.x86.avx512.vpdpbusd.512({vectors})"
-        return
-    total = f"%t{before}"
-    for k in range(4):
-        at = f"{before}.{k}"
-        yield f"  %xu{at} = shl i32 %q{before}, {24 - 8 * k}"
-        yield f"  %xs{at} = ashr i32 %xu{at}, 24"
-        yield from splat(f"%xb{at}", f"%xs{at}", "i32")
-        yield f"  %wu{at} = lshr <16 x i32> %w{weights}, {constant(8 * k, 'i32')}"
-        yield f"  %wb{at} = and <16 x i32> %wu{at}, {constant(255, 'i32')}"
-        yield f"  %m{at} = mul <16 x i32> %wb{at}, %xb{at}"
-        done = f"%t{after}" if k == 3 else f"%sum{at}"
-        yield f"  {done} = add <16 x i32> {total}, %m{at}"
-        total = done
+def _configure(to: Value, sizes: Value) -> None:
+    """Load sizes of registers from an address, and store those before at another: oneDNN has its own."""
+    v.intrinsic("llvm.x86.sttilecfg", v.VOID, v.pointer(to))
+    v.intrinsic("llvm.x86.ldtilecfg", v.VOID, v.pointer(sizes))

@@ -1,0 +1,230 @@
+"""Kernels written with Python's operators on vectors, which LLVM compiles when they are first used.
+
+    def double(x: v.Value, y: v.Value) -> None:
+        v.store(y, v.load(x, v.F32) * 2.0)
+
+    module = v.Module()
+    module.add("double", double)
+    address = module.compile()("double")            # of a function that doubles the 16 numbers at x
+
+A function such as `double` runs once, to write the code: its arguments are `Value`s, each operation adds an
+instruction, and a Python loop is unrolled; `loop` makes a loop of the compiled function. Arguments of compiled
+functions are whole numbers of 64 bits; addresses are such numbers. Why not C: docs/quantised.md, "How the kernels are
+written".
+"""
+
+from __future__ import annotations
+
+import threading
+from collections.abc import Callable, Sequence
+from functools import cache
+from inspect import signature
+from typing import Any
+
+import llvmlite.binding as llvm
+from llvmlite import ir
+
+I8, I16, I32, I64 = (ir.IntType(bits) for bits in (8, 16, 32, 64))
+F16, F32, VOID = ir.HalfType(), ir.FloatType(), ir.VoidType()
+LANES = 16
+"""Numbers of 32 bits in a vector: a register of AVX-512, two of AVX2."""
+_now: Any = threading.local()
+"""builder: of the function that is being written in this thread."""
+
+
+def _operator(name: str) -> Callable[[Value, Value | float], Value]:
+    def operate(a: Value, b: Value | float) -> Value:
+        kind = f"f{name}" if a.kind in (F16, F32) else name
+        return Value(getattr(_now.builder, kind)(a.ir, a.like(b).ir))
+
+    return operate
+
+
+def _comparison(sign: str) -> Callable[[Value, Value | float], Value]:
+    def compare(a: Value, b: Value | float) -> Value:
+        builder = _now.builder
+        compare = builder.fcmp_ordered if a.kind in (F16, F32) else builder.icmp_unsigned
+        return Value(compare(sign, a.ir, a.like(b).ir))
+
+    return compare
+
+
+class Value:
+    """A number or a vector of the function that is being written. A Python number stands for a vector of it.
+
+    <, >, // and % take whole numbers as unsigned; >> shifts in zeros."""
+
+    __add__, __sub__, __mul__ = map(_operator, ("add", "sub", "mul"))
+    __truediv__, __floordiv__, __mod__ = map(_operator, ("div", "udiv", "urem"))
+    __and__, __or__, __lshift__, __rshift__ = map(_operator, ("and_", "or_", "shl", "lshr"))
+    __lt__, __gt__ = map(_comparison, "<>")
+
+    def __init__(self, value: Any):
+        self.ir = value
+        self.lanes = value.type.count if isinstance(value.type, ir.VectorType) else 1
+        self.kind = value.type.element if self.lanes > 1 else value.type
+
+    def __neg__(self) -> Value:
+        return Value(_now.builder.fneg(self.ir))
+
+    def like(self, other: Value | float) -> Value:
+        """`other`; for a Python number it in all lanes, in the type of this."""
+        return other if isinstance(other, Value) else literal(self.kind, *[other] * self.lanes)
+
+    def below(self, other: Value) -> Value:
+        """Whether it is smaller, with signs."""
+        return Value(_now.builder.icmp_signed("<", self.ir, other.ir))
+
+    def is_nan(self) -> Value:
+        """Lane by lane."""
+        return Value(_now.builder.fcmp_unordered("uno", self.ir, self.ir))
+
+    def shifted(self, bits: int) -> Value:
+        """>> that keeps the sign."""
+        return Value(_now.builder.ashr(self.ir, self.like(bits).ir))
+
+    def cast(self, how: str, kind: ir.Type) -> Value:
+        """Every lane converted by an instruction of LLVM: zext, sext, trunc, sitofp, uitofp, fptosi, fpext."""
+        return Value(getattr(_now.builder, how)(self.ir, vector(kind, self.lanes)))
+
+    def view(self, kind: ir.Type, lanes: int | None = None) -> Value:
+        """The same bits as lanes of another type."""
+        return Value(_now.builder.bitcast(self.ir, vector(kind, lanes or self.lanes)))
+
+    def part(self, first: int, count: int) -> Value:
+        """Lanes first to first + count - 1."""
+        return _shuffled(self, self, range(first, first + count))
+
+
+def vector(kind: ir.Type, lanes: int = LANES) -> ir.Type:
+    """The type of a vector; of a number for one lane."""
+    return kind if lanes == 1 else ir.VectorType(kind, lanes)
+
+
+@cache
+def literal(kind: ir.Type, *lanes: float) -> Value:
+    """A vector of these numbers; a number if there is one."""
+    return Value(ir.Constant(vector(kind, len(lanes)), lanes[0] if len(lanes) == 1 else list(lanes)))
+
+
+def splat(number: Value, lanes: int = LANES) -> Value:
+    """A vector of `number` in all lanes."""
+    anything = ir.Constant(vector(number.kind, lanes), ir.Undefined)
+    first = Value(_now.builder.insert_element(anything, number.ir, ir.Constant(I64, 0)))
+    return _shuffled(first, first, [0] * lanes)
+
+
+def join(low: Value, high: Value) -> Value:
+    """The lanes of one vector, then those of the other."""
+    return _shuffled(low, high, range(low.lanes + high.lanes))
+
+
+def _shuffled(low: Value, high: Value, lanes: Sequence[int]) -> Value:
+    return Value(_now.builder.shuffle_vector(low.ir, high.ir, literal(I32, *lanes).ir))
+
+
+def select(condition: Value, true: Value, false: Value) -> Value:
+    """Lane by lane."""
+    return Value(_now.builder.select(condition.ir, true.ir, false.ir))
+
+
+def fma(a: Value, b: Value, c: Value) -> Value:
+    """a * b + c, rounded once; float32."""
+    return intrinsic(f"llvm.fma.v{a.lanes}f32", a.ir.type, a, b, c)
+
+
+def intrinsic(name: str, kind: ir.Type, *arguments: Value) -> Value:
+    """The result, of type `kind`, of one of LLVM's intrinsic functions."""
+    values = [argument.ir for argument in arguments]
+    function = ir.FunctionType(kind, [value.type for value in values])
+    return Value(_now.builder.call(_now.builder.module.declare_intrinsic(name, (), function), values))
+
+
+# Memory --------------------------------------------------------------------------------------------------------------
+
+
+def pointer(at: Value) -> Value:
+    """An address as intrinsics take it."""
+    return Value(_now.builder.inttoptr(at.ir, ir.PointerType()))
+
+
+def load(at: Value, kind: ir.Type, lanes: int = LANES, align: int = 4) -> Value:
+    """What is at an address, of which `align` is a divisor."""
+    return Value(_now.builder.load(pointer(at).ir, typ=vector(kind, lanes), align=align))
+
+
+def store(at: Value, value: Value, align: int = 4, mask: Value | None = None) -> None:
+    """Write a value to an address; mask: only these lanes."""
+    if mask is None:
+        _now.builder.store(value.ir, pointer(at).ir, align=align)
+    else:
+        name = f"llvm.masked.store.v{value.lanes}{value.kind.intrinsic_name}.p0"
+        intrinsic(name, VOID, value, pointer(at), literal(I32, align), mask)
+
+
+def prefetch(at: Value, nbytes: int) -> None:
+    """Prefetch so many bytes into the L2 cache."""
+    for line in range(0, nbytes, 64):
+        intrinsic("llvm.prefetch.p0", VOID, pointer(at + line), *(literal(I32, hint) for hint in (0, 2, 1)))
+
+
+def reserve(nbytes: int) -> Value:
+    """The address, a multiple of 64, of memory that the function has for itself."""
+    with _now.builder.goto_entry_block():
+        place = _now.builder.alloca(ir.ArrayType(I8, nbytes))
+        place.align = 64
+        return Value(_now.builder.ptrtoint(place, I64))
+
+
+# Functions -----------------------------------------------------------------------------------------------------------
+
+
+def loop(count: Value, begin: Sequence[Value], turn: Callable[[Value, list[Value]], Sequence[Value]]) -> list[Value]:
+    """values = turn(i, values) for i from 0 to count - 1, at least once, from values `begin`: the last ones."""
+    builder, before = _now.builder, _now.builder.block
+    inside, after = builder.append_basic_block("loop"), builder.append_basic_block("after")
+    builder.branch(inside)
+    builder.position_at_end(inside)
+    first = [literal(I64, 0), *begin]
+    values = [Value(builder.phi(value.ir.type)) for value in first]
+    done = list(turn(values[0], values[1:]))
+    following = [values[0] + 1, *done]
+    for value, early, late in zip(values, first, following, strict=True):
+        value.ir.add_incoming(early.ir, before)
+        value.ir.add_incoming(late.ir, builder.block)
+    builder.cbranch((following[0] < count).ir, inside, after)
+    builder.position_at_end(after)
+    return done
+
+
+class Module:
+    """Functions that are compiled together.
+
+    without  beginnings of names of processor features that they do not use, though this CPU may have them."""
+
+    def __init__(self, without: tuple[str, ...] = ()):
+        self._ir, self._without = ir.Module(), without
+
+    def add(self, name: str, body: Callable[..., None]) -> None:
+        """A function of as many whole numbers as `body` has parameters, without result."""
+        arguments = [I64] * len(signature(body).parameters)
+        function = ir.Function(self._ir, ir.FunctionType(VOID, arguments), name)
+        _now.builder = ir.IRBuilder(function.append_basic_block("entry"))
+        body(*map(Value, function.args))
+        _now.builder.ret_void()
+
+    def compile(self) -> Callable[[str], int]:
+        """Compile for this CPU: addresses of functions by name. The code lives as long as what is returned."""
+        llvm.initialize_native_target()
+        llvm.initialize_native_asmprinter()
+        features = llvm.get_host_cpu_features()
+        for name in features:
+            features[name] = features[name] and not name.startswith(self._without)
+        machine = llvm.Target.from_default_triple().create_target_machine(
+            cpu=llvm.get_host_cpu_name(), features=features.flatten(), opt=3, reloc="pic", jit=True
+        )
+        parsed = llvm.parse_assembly(str(self._ir))
+        parsed.verify()
+        engine = llvm.create_mcjit_compiler(parsed, machine)
+        engine.finalize_object()
+        return cache(engine.get_function_address)
