@@ -7,6 +7,7 @@ from collections.abc import Sequence
 from contextlib import closing
 from datetime import UTC, datetime
 from pathlib import Path
+from time import perf_counter
 from typing import TYPE_CHECKING, Any
 
 import numpy as np
@@ -26,7 +27,7 @@ from paceline.workbench.environment import environment
 from paceline.workbench.peers import PEERS, create_peer
 
 if TYPE_CHECKING:
-    from paceline.certify.endpoint import Messages
+    from paceline.certify.asking import Control, Messages
 
 HOSTS = {"transformers": "transformers-paceline", "vllm": "vllm-paceline", "llama-cpp": "llama-cpp-paceline"}
 """Hosts of our plug-ins, and the peers that they are."""
@@ -65,6 +66,8 @@ def certify_engine(subject: Subject, watch: Watch) -> dict[str, Any]:
             engine, models, prompts, starts, subject.scope,
             draft=draft, chains=subject.engine != "paceline", watch=watch,
         )  # fmt: skip
+        if target.tokenizer is not None and subject.scope.seconds:
+            certificate |= _scenarios(subject, engine, target, certificate, watch)
     if target.tokenizer is not None:
         _spell(certificate, target)
     about = {"target": subject.model, "reference": reference}
@@ -94,19 +97,61 @@ def _references(subject: Subject, target: Target, dtype: str) -> tuple[Model, Mo
 
 def certify_server(subject: Subject, key: str | None, watch: Watch) -> dict[str, Any]:
     """The certificate of the server `subject.endpoint`."""
-    from paceline.certify.endpoint import Server, certify_endpoint  # brings an HTTP client along
+    from paceline.certify.asking import Control, Server, control_of  # brings an HTTP client along
+    from paceline.certify.endpoint import certify_endpoint
 
-    prompts: list[Messages] = [({"role": "user", "content": text},) for text in QUESTIONS]
-    if subject.prompts is not None:
-        prompts = [_messages(prompt) for prompt in subject.prompts]
     server = Server(str(subject.endpoint), key=key, slots=subject.batch)
-    against = None if subject.reference is None else Server(subject.reference, key=key, slots=subject.batch)
-    certificate = certify_endpoint(server, against, prompts, subject.scope, watch)
+    if subject.reference is None and subject.model is not None:
+        control = _plain(subject)
+    else:
+        reference = None if subject.reference is None else Server(subject.reference, key=key, slots=subject.batch)
+        control = Control(reference) if reference is not None else control_of(server)
+    certificate = certify_endpoint(server, control, _chats(subject.prompts), subject.scope, watch)
     return {
         "target": server.model,
         **certificate,
         "environment": {"started": datetime.now(UTC).isoformat("T", "seconds")},
     }
+
+
+def _plain(subject: Subject, target: Target | None = None) -> Control:
+    """Our own plain decoding of the model in the endpoint's place, in float32 where the model has such weights."""
+    from paceline.certify.asking import Control, Hosted
+
+    dtype = "float32" if target is None else exact_dtype(subject.dtype, target.quantised)
+    plainly = load(str(subject.model), dtype=dtype, device=subject.device)
+    if plainly.tokenizer is None:
+        raise PacelineError(f"{subject.model} has no tokenizer, and a server is asked with text")
+    return Control(Hosted(Ours(plainly, plainly.tokenizer, "none", batch=subject.batch), plainly.tokenizer))
+
+
+def _scenarios(
+    subject: Subject, engine: UnderTest, target: Target, certificate: dict[str, Any], watch: Watch
+) -> dict[str, Any]:
+    """What scenarios add to the certificate of an engine of this process, whose greedy answers are in it already."""
+    from paceline.certify.asking import Hosted
+    from paceline.certify.scenarios import Play
+    from paceline.certify.shrink import greedy_reports
+
+    assert target.tokenizer is not None
+    hosted, scope = Hosted(engine, target.tokenizer), subject.scope
+    until = perf_counter() + scope.seconds
+    play = Play(hosted, _plain(subject, target), _chats(subject.prompts), scope.max_tokens, until, watch)
+    play.run()
+    return {
+        "lossless": certificate["lossless"] and not play.bugs,
+        "scenarios": play.rows,
+        "features": sorted(play.features),
+        "reports": greedy_reports(play),
+        "not_tested": [*certificate["not_tested"], *play.not_tested()],
+    }
+
+
+def _chats(given: Sequence[Prompt] | None) -> list[Messages]:
+    """Prompts as servers of chats take them."""
+    if given is not None:
+        return [_messages(prompt) for prompt in given]
+    return [({"role": "user", "content": text},) for text in QUESTIONS]
 
 
 def _open(subject: Subject, target: Target, dtype: str) -> UnderTest:

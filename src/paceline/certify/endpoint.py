@@ -1,196 +1,186 @@
-"""Servers: an OpenAI-compatible endpoint against another one that does not speculate, or against itself.
+"""An endpoint against its control: greedily in the scenarios, and sampled.
 
-    certificate = certify_endpoint(Server(url), Server(reference_url), prompts, Scope())
+    server = Server("http://localhost:8000/v1")
+    certificate = certify_endpoint(server, control_of(server, None), prompts, Scope(budget="5m"))
 
-With a reference: greedy tokens are compared one by one, and the two samples of first tokens with each other. Without
-one: every greedy token must be the server's own best by the log-probabilities that it reports, and sampled tokens must
-fall on their ranks as often as those say. What verification itself gets wrong is then seen; a cache or a mask that is
-wrong for the log-probabilities too is not.
+With a control the texts of two samples are compared. Without one sampled tokens must fall on their ranks as often as
+the log-probabilities say that the server reports.
 """
 
 from __future__ import annotations
 
-import asyncio
-from collections import Counter
-from collections.abc import Iterator, Sequence
+from collections import defaultdict
+from collections.abc import Sequence
+from dataclasses import dataclass, field
 from math import exp
 from time import perf_counter
-from typing import Any, NamedTuple
+from typing import Any
 
 import numpy as np
 
 from paceline.certify import stats, verdict
 from paceline.certify.acceptance import acceptance
+from paceline.certify.asking import Control, Endpoint, Fields, Messages, places
 from paceline.certify.options import Scope, Watch
-from paceline.certify.sampled import COARSE
-from paceline.certify.verdict import CONTEXT, LEVEL, Divergence, Greedy, Look, Stops
-from paceline.workbench.client import Client, Completion, find_model, parse
+from paceline.certify.sampled import LOOKS
+from paceline.certify.scenarios import MIXED, Play
+from paceline.certify.shrink import greedy_reports, sampled_report
+from paceline.certify.verdict import LEVEL, Greedy, Look, Stops
+from paceline.workbench.client import Completion
 
-REQUESTS = 4000
-"""Sampled requests of a certificate where none are asked for: HTTP is slow."""
-TOP = 20
-"""Log-probabilities asked for at a place; servers allow no more."""
+MOST = 40_000
+"""Most sampled requests of a certificate where none are asked for; the budget may allow fewer."""
+SAMPLED_TOKENS = 12
+"""Of a sampled answer: enough for drafts to be accepted, cut and followed by others."""
 RANKS = (1, 2, 5, 20)
 """Ends of the bins of ranks; one more holds what lies below."""
-TIE = 0.25
-"""Greatest gap, in nats, between two tokens that may be a tie: what bfloat16 resolves of logits near 32."""
-Fields = dict[str, Any]
-"""Fields of a request's body that say how tokens are chosen."""
 WAYS: dict[str, Fields] = {
     "temperature 1": {"temperature": 1.0},
     "temperature 0.7, top-p 0.9": {"temperature": 0.7, "top_p": 0.9},
     "temperature 1, frequency penalty 0.5": {"temperature": 1.0, "frequency_penalty": 0.5},
+    "temperature 1.3, min-p 0.05": {"temperature": 1.3, "min_p": 0.05},
 }
-"""How the cases of the sampling test are sampled; without a reference as the first one alone, whose log-probabilities
+"""How the cases of the sampling test are sampled; without a control as the first one alone, whose log-probabilities
 are those that servers report."""
-Messages = tuple[dict[str, str], ...]
-
-
-class Server:
-    """An endpoint, asked from ordinary code. spec: URL[,URL...][#model]."""
-
-    def __init__(self, spec: str, *, key: str | None = None, slots: int = 8):
-        self.urls, self.model = parse(spec)
-        self.key, self.slots = key, slots
-
-    def ask(self, prompts: Sequence[Messages], fields: Sequence[Fields], slots: int | None = None) -> list[Completion]:
-        """The completions, at most `slots` requests under way. Raises CompletionError where one cannot be had."""
-        return asyncio.run(self._ask(prompts, fields, slots or self.slots))
-
-    async def _ask(self, prompts: Sequence[Messages], fields: Sequence[Fields], slots: int) -> list[Completion]:
-        self.model = self.model or await find_model(self.urls[0], self.key)
-        async with Client(self.urls, key=self.key, slots=slots) as client:
-            asked = zip(prompts, fields, strict=True)
-            bodies = [{"model": self.model, "messages": list(prompt), **more} for prompt, more in asked]
-            return list(await asyncio.gather(*map(client.complete, bodies)))
-
-
-class Place(NamedTuple):
-    """One token of a reply: its text, its log-probability, and the best ones there, best first."""
-
-    token: str
-    logprob: float
-    top: list[tuple[str, float]]
-
-
-def places(reply: Completion) -> list[Place]:
-    """The tokens of a reply; empty where the server reports no log-probabilities."""
-    return [
-        Place(
-            one["token"],
-            one["logprob"],
-            sorted(((t["token"], t["logprob"]) for t in one.get("top_logprobs") or ()), key=lambda t: -t[1]),
-        )
-        for one in reply.logprobs
-    ]
+FOR_SAMPLES, FOR_REPORTS = 0.5, 0.15
+"""Shares of the budget that scenarios leave for the sampling test, and both for making findings small."""
 
 
 def certify_endpoint(
-    server: Server, reference: Server | None, prompts: Sequence[Messages], scope: Scope, watch: Watch = Watch()
+    server: Endpoint, control: Control, prompts: Sequence[Messages], scope: Scope, watch: Watch = Watch()
 ) -> dict[str, Any]:
-    """The certificate of a server; its parts are named as those of `certificate.certify`."""
+    """The certificate of an endpoint; its parts are named as those of `certificate.certify`."""
     began = perf_counter()
-    greedy = _greedy(server, reference, prompts, scope, watch)
-    sampled, power = _sampled(server, reference, prompts, scope, watch)
-    against = "its own log-probabilities" if reference is None else ",".join(reference.urls)
-    missing = ["stop strings"]
-    if reference is None:
-        missing.append("a cache or mask that spoils the log-probabilities as well: give a reference")
+    for_samples = 0.0 if scope.requests == 0 else FOR_SAMPLES
+    until = began + scope.seconds * (1 - FOR_REPORTS - for_samples)
+    play = Play(server, control, prompts, scope.max_tokens, until, watch)
+    play.run()
+    greedy = Greedy(play.answers, play.tokens, play.divergences)
+    if control.is_self and "log-probabilities" not in play.features:
+        greedy.why = "the server reports no log-probabilities (logprobs, top_logprobs)"
+    cases = _cases(play, scope)
+    looks = sample(play, cases, scope, began + scope.seconds * (1 - FOR_REPORTS)) if cases else []
+    facts = [case.facts() for case in cases]
+    play.until = max(began + scope.seconds, perf_counter() + FOR_REPORTS * scope.seconds)
+    reports = greedy_reports(play)
+    if looks and looks[-1].accuses:
+        worst = min(range(len(cases)), key=lambda i: facts[i]["p"])
+        reports.append(sampled_report(server, cases[worst].body, facts[worst], looks[-1]))
+    count, df, tests = sum(one["requests"] for one in facts), sum(one["df"] for one in facts), 2 * len(LOOKS)
+    power = verdict.power(scope, count, df, LEVEL / tests, samples=1 if control.is_self else 2)
+    missing = ["what the log-probabilities share with the answers: give a control"] if control.is_self else []
     return verdict.certificate(
-        greedy, Stops(), sampled, power, scope,
-        engine=f"{','.join(server.urls)}, {server.model}, against {against}", draft=None, not_tested=missing,
-        ran_on={"endpoint": ",".join(server.urls), "model": server.model},
-        acceptance=acceptance(None, None),
+        greedy, Stops(), verdict.sampled_facts(looks, facts), power, scope,
+        engine=f"{server.name}, against {control.name}", draft=None, not_tested=[*missing, *play.not_tested()],
+        ran_on={"endpoint": server.url}, acceptance=acceptance(None, None),
+        scenarios=play.rows, features=sorted(play.features), reports=reports,
         seconds=round(perf_counter() - began, 1),
     )  # fmt: skip
 
 
-def _greedy(
-    server: Server, reference: Server | None, prompts: Sequence[Messages], scope: Scope, watch: Watch
-) -> Greedy:
-    """Every prompt alone and all together."""
-    watch.say("greedy answers")
-    fields = {"max_tokens": scope.max_tokens, "temperature": 0.0, "logprobs": True, "top_logprobs": 2}
-    each = [fields] * len(prompts)
-    right = [places(one) for one in reference.ask(prompts, each, 1)] if reference else None
-    found = Greedy()
-    for company, slots in (("alone", 1), (f"{server.slots} at once", server.slots)):
-        for number, one in enumerate(map(places, server.ask(prompts, each, slots))):
-            found.answers += 1
-            found.tokens += len(one)
-            for at, facts in _by_itself(one) if right is None else _against(one, right[number]):
-                before = "".join(place.token for place in one[max(0, at - CONTEXT) : at])
-                found.divergences.append(Divergence(number, at, company, before=before, noise=TIE / 2, **facts))
-            watch.step(number + 1, len(prompts))
-    if not found.tokens:
-        found.why = "the server reports no log-probabilities (logprobs, top_logprobs)"
-    return found
+def _cases(play: Play, scope: Scope) -> list[Texts]:
+    """Prompts whose answers are free and copied, each sampled in every way that the endpoint takes."""
+    known = {"temperature", "top_p", *play.features}
+    ways = [(name, way) for name, way in WAYS.items() if way.keys() <= known][: 1 if play.control.is_self else None]
+    texts = [play.prompts[0], ({"role": "user", "content": MIXED[0]},)]
+    logprobs = play.asked({}) if play.control.is_self else {}
+    return [
+        Texts(name, {"messages": list(text), "max_tokens": SAMPLED_TOKENS, **way, **logprobs})
+        for name, way in ways for text in texts if scope.requests != 0
+    ]  # fmt: skip
 
 
-def _by_itself(mine: Sequence[Place]) -> Iterator[tuple[int, Fields]]:
-    """All tokens that are not the server's own best: where, and fields of a divergence."""
-    for at, place in enumerate(mine):
-        best, logprob = place.top[0] if place.top else (place.token, place.logprob)
-        if place.logprob < logprob and place.token != best:
-            yield at, {"said": place.token, "best": best, "gap": logprob - place.logprob}
+@dataclass
+class Texts:
+    """A case of the sampling test: a request, and the answers to it by endpoint and control."""
+
+    name: str
+    body: Fields
+    mine: list[Completion] = field(default_factory=list)
+    others: list[Completion] = field(default_factory=list)
+
+    def views(self) -> list[Fields]:
+        """The test in coarse bins and in fine ones; without a control, that of the ranks."""
+        if not self.others:
+            return [_by_rank(self.mine)]
+        texts = [one.text for one in self.mine], [one.text for one in self.others]
+        return [_by_text(*texts, share) for share in (0.08, 0.01)]
+
+    def facts(self) -> Fields:
+        """For the certificate: the view that shows most, and of each outcome how often either had it."""
+        return {"name": self.name, "requests": len(self.mine), **min(self.views(), key=lambda view: view["p"])}
 
 
-def _against(mine: Sequence[Place], right: Sequence[Place]) -> Iterator[tuple[int, Fields]]:
-    """The first difference from the reference; after it the texts are two."""
-    for at, (place, other) in enumerate(zip(mine, right, strict=False)):
-        if place.token != other.token:
-            said = {"said": place.token, "best": other.token}
-            logprob = dict(other.top).get(place.token)
-            why = "the reference has another token, and this one is not among its two best"
-            yield at, said | ({"why": why} if logprob is None else {"gap": abs(other.logprob - logprob)})
+def sample(play: Play, cases: Sequence[Texts], scope: Scope, until: float) -> list[Look]:
+    """Ask for samples until the budget is spent or something is found."""
+    play.watch.say("sampled requests")
+    rng = np.random.default_rng(scope.seed)
+    began, each = perf_counter(), 8
+    _ask(play, cases, each, rng)
+    rate = (perf_counter() - began) / each
+    total = scope.requests if scope.requests is not None else MOST
+    planned = max(each, min(total // len(cases), int((until - perf_counter()) / rate)))
+    looks: list[Look] = []
+    for share, of_level in LOOKS:
+        until_now = int(np.ceil(planned * share))
+        while each < until_now:
+            more = min(64, until_now - each)
+            _ask(play, cases, more, rng)
+            each += more
+            play.watch.step(each, planned)
+        views = list(zip(*(case.views() for case in cases), strict=True))
+        p = min(stats.tail(sum(v["statistic"] for v in view), sum(v["df"] for v in view)) for view in views)
+        worst = min(stats.worst([v["p"] for v in view]) for view in views)
+        looks.append(Look(each * len(cases), p, worst, LEVEL * of_level / (2 * len(views))))
+        if looks[-1].accuses:
+            break
+    return looks
+
+
+def _ask(play: Play, cases: Sequence[Texts], each: int, rng: np.random.Generator) -> None:
+    asked = [case for case in cases for _ in range(each)]
+    rng.shuffle(asked)  # type: ignore[arg-type]
+    sides = [(play.server, "mine")] + ([] if play.control.is_self else [(play.control.source, "others")])
+    for endpoint, name in sides:
+        seeds = rng.integers(1 << 31, size=len(asked)).tolist()
+        bodies = [{**case.body, "seed": seed} for case, seed in zip(asked, seeds, strict=True)]
+        for case, one in zip(asked, endpoint.ask(bodies), strict=True):
+            getattr(case, name).append(one)
+
+
+def _by_text(mine: Sequence[str], others: Sequence[str], share: float) -> Fields:
+    """Two samples of texts. Outcomes are beginnings, each continued by its next character while both samples together
+    have it often enough: short where texts soon differ, and long where most are alike."""
+    least = max(2 * stats.LEAST_COUNT, share * (len(mine) + len(others)))
+    bins: list[tuple[str, list[int]]] = []
+
+    def split(prefix: str, members: list[tuple[str, int]]) -> None:
+        groups = defaultdict[str, list[tuple[str, int]]](list)
+        for text, side in members:
+            groups[text[len(prefix) : len(prefix) + 1]].append((text, side))
+        large = [char for char, group in groups.items() if len(group) >= least]
+        rare = [one for char, group in groups.items() if char not in large for one in group]
+        if not large or large == [""] or (len(large) == 1 and rare and len(rare) < least):
+            bins.append((prefix, [side for _, side in members]))
             return
-    if len(mine) != len(right):
-        why = f"{len(mine)} tokens, and the reference has {len(right)}"
-        yield min(len(mine), len(right)), {"why": why}
+        if rare and len(rare) < least:
+            rare += groups[fewest := min(large, key=lambda char: len(groups[char]))]
+            large.remove(fewest)
+        if rare:
+            bins.append((prefix + "...", [side for _, side in rare]))
+        for char in large:
+            if char:
+                split(prefix + char, groups[char])
+            else:
+                bins.append((prefix, [side for _, side in groups[char]]))
 
-
-def _sampled(
-    server: Server, reference: Server | None, prompts: Sequence[Messages], scope: Scope, watch: Watch
-) -> tuple[dict[str, Any], dict[str, Any]]:
-    """(sampled, power)."""
-    requests = REQUESTS if scope.requests is None else scope.requests
-    ways = [*WAYS.items()][: None if reference else 1]
-    asked = [(*way, prompt) for way in ways for prompt in prompts[:2]]
-    each = requests // len(asked)
-    cases: list[dict[str, Any]] = []
-    for number, (name, way, prompt) in enumerate(asked if each else ()):
-        watch.say(f"{each:,} sampled requests, {name}")
-        more = {} if reference else {"logprobs": True, "top_logprobs": TOP}
-        fields = [
-            {"max_tokens": scope.length, **way, "seed": seed, **more}
-            for seed in np.random.default_rng([scope.seed, number]).integers(1 << 31, size=each).tolist()
-        ]
-        mine = server.ask([prompt] * each, fields)
-        if reference is None:
-            case = _by_rank(mine)
-        else:
-            # Another seed: with the same one, two servers may say the same thing.
-            others = [one | {"seed": (one["seed"] + 1) % (1 << 31)} for one in fields]
-            case = _by_text(mine, reference.ask([prompt] * each, others))
-        cases.append({"name": name, "requests": each} | case)
-        watch.step(number + 1, len(asked))
-    count, level, df = each * len(cases), LEVEL / 2, sum(one["df"] for one in cases)
-    p = stats.tail(sum(one["statistic"] for one in cases), df)
-    look = Look(count, p, stats.worst([one["p"] for one in cases]), level)
-    power = verdict.power(scope, count, df, level, samples=2 if reference else 1)
-    return verdict.sampled_facts([look], cases), power
-
-
-def _by_text(mine: Sequence[Completion], others: Sequence[Completion]) -> dict[str, Any]:
-    """Two samples of texts, rare texts pooled."""
-    one, other = Counter(reply.text for reply in mine), Counter(reply.text for reply in others)
-    texts = sorted(one | other)
-    counts, expected = (np.array([c[text] for text in texts], float) for c in (one, other))
-    bins = stats.pooled((counts + expected) / (counts + expected).sum(), max(COARSE, stats.LEAST_COUNT / len(mine)))
-    counts, expected = stats.by_bin(counts, bins), stats.by_bin(expected, bins)
-    statistic, df = stats.chi_square_of_two(counts, expected), len(counts) - 1
-    both = (counts + expected) / (counts + expected).sum()
-    return _case(counts, expected / expected.sum(), statistic, df, stats.noise(both, len(mine)) * 2**0.5)
+    split("", [(text, 0) for text in mine] + [(text, 1) for text in others])
+    counts = np.array([[sides.count(side) for _, sides in bins] for side in (0, 1)], float)
+    statistic, both = stats.chi_square_of_two(*counts), counts.sum(0) / counts.sum()
+    noise = stats.noise(both, len(mine)) * 2**0.5
+    case = _case(counts[0], counts[1] / counts[1].sum(), statistic, len(bins) - 1, noise)
+    shares = (counts / counts.sum(1, keepdims=True)).round(4).tolist()
+    return case | {"seen": [[prefix, *pair] for (prefix, _), *pair in zip(bins, *shares, strict=True)]}
 
 
 def _by_rank(mine: Sequence[Completion]) -> dict[str, Any]:

@@ -52,7 +52,10 @@ class UnderTest(ABC):
 class Ours(UnderTest):
     """Our engine. draft: a spec, or what makes the drafter of a new engine. options: others of `Engine`."""
 
-    takes = frozenset({"top_k", "top_p", "min_p", "repetition_penalty", "logit_bias", "bad_words", "stop"})
+    takes = frozenset({
+        "top_k", "top_p", "min_p", "repetition_penalty", "frequency_penalty", "presence_penalty", "logit_bias",
+        "bad_words", "stop", "stop_token_ids",
+    })  # fmt: skip
 
     def __init__(
         self,

@@ -2,11 +2,13 @@
 
 from __future__ import annotations
 
+import re
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field
 from typing import Any
 
 from paceline.draft.spec import option
+from paceline.errors import PacelineError
 
 
 @dataclass(frozen=True)
@@ -25,6 +27,14 @@ class Scope:
     length: int = 3
     max_tokens: int = option(64, "Of a greedy answer.", least=1, names=("--max-tokens", "-n"))
     seed: int = option(0, "Of the requests' seeds.", least=0)
+    budget: str = option("5m", "Time for scenarios and for a server's sampled requests: 90s, 5m, 1h.", metavar="TIME")
+
+    @property
+    def seconds(self) -> float:
+        """The budget; PacelineError for what is no time."""
+        if (match := re.fullmatch(r"([0-9.]*[0-9])\s*([smh]?)", self.budget.strip())) is None:
+            raise PacelineError(f"--budget is {self.budget!r}; it is a time such as 90s, 5m or 1h")
+        return float(match[1]) * {"": 1, "s": 1, "m": 60, "h": 3600}[match[2]]
 
 
 @dataclass(frozen=True)
@@ -36,9 +46,13 @@ class Subject:
     engine: str = option(
         "paceline", "paceline, transformers, vllm, llama-cpp:FILE.gguf (with --draft), or a peer of `bench`."
     )
-    endpoint: str | None = option(None, "URL[#model] of an OpenAI-compatible server instead, up to /v1.")
+    endpoint: str | None = option(
+        None, "URL[#model] of an OpenAI-compatible server instead, up to /v1; TARGET is then its control."
+    )
     reference: str | None = option(
-        None, "A server of the same model without drafts. [default: its own log-probabilities]"
+        None,
+        "A server of the same model without drafts. [default: TARGET, else the server with its drafts off where a "
+        "request can say so, else its own answers alone and their log-probabilities]",
     )
     prompts: Sequence[Any] | None = None
     scope: Scope = field(default_factory=Scope)

@@ -46,6 +46,10 @@ def findings(certificate: dict[str, Any]) -> list[str]:
             f"Sampling: the first tokens have another distribution (p = {p:.1g}); the total variation of the worst "
             f"case is {sampled['tv']:.3f}, and chance makes {sampled['tv_by_chance']:.3f}."
         )
+    wrong = [row for row in certificate.get("scenarios", ()) if row["verdict"] == "wrong"]
+    lines += [f"{row['scenario']}: {row['bugs']} of {row['answers']} answers are wrong." for row in wrong]
+    for one in certificate.get("reports", ()):
+        lines.append(f"{one['scenario']}: {one['why']}. The smallest request that shows it: {' '.join(one['curl'])}")
     if not lines:
         ties = f", {greedy['ties']} ties" if greedy["ties"] else ""
         asked = f"; {sampled['requests']:,} sampled requests, p = {sampled['p']:.2g}" if sampled["requests"] else ""

@@ -17,7 +17,7 @@ from paceline.certify.options import Subject, Watch
 from paceline.cli import options
 from paceline.draft.spec import option
 from paceline.errors import PacelineError
-from paceline.jsonl import check_folder
+from paceline.jsonl import check_folder, write_whole
 from paceline.workbench.options import with_options
 
 
@@ -34,6 +34,8 @@ class CertifyOptions(Subject):
     device: options.Device = "auto"
     threads: options.Threads = None
     out: Path | None = option(None, "Folder for certificate.json and certificate.html.", callback=check_folder)
+    report: Path | None = option(None, "File for what one would file upstream, Markdown; written if a bug is found.")
+    junit: Path | None = option(None, "File for the tests as JUnit's XML.")
     as_json: options.AsJson = False
 
 
@@ -50,8 +52,10 @@ def certify(asked: CertifyOptions) -> int:
 
     A server's key is read from OPENAI_API_KEY.
     """
-    if (asked.model is None) == (asked.endpoint is None):
-        raise PacelineError("name either a TARGET, or a server by --endpoint")
+    if asked.engine.startswith(("http://", "https://")):
+        asked = replace(asked, endpoint=asked.engine, engine="paceline")
+    if asked.model is None and asked.endpoint is None:
+        raise PacelineError("name a TARGET, or a server by --endpoint")
     if asked.reference is not None and asked.endpoint is None:
         raise PacelineError("--reference is a server to compare --endpoint with; a TARGET is its own reference")
     if asked.threads is not None:
@@ -59,6 +63,7 @@ def certify(asked: CertifyOptions) -> int:
 
         torch.set_num_threads(asked.threads)
     from paceline.certify.command import certify_engine, certify_server, write
+    from paceline.certify.filing import issue, junit
 
     subject: Subject = replace(asked, prompts=_read(asked.prompts))  # type: ignore[arg-type]
     watch = _watch()
@@ -66,7 +71,13 @@ def certify(asked: CertifyOptions) -> int:
         certificate = certify_server(subject, os.environ.get("OPENAI_API_KEY"), watch)
     else:
         certificate = certify_engine(subject, watch)
-    files = write(certificate, asked.out) if asked.out is not None else ()
+    files = list(write(certificate, asked.out)) if asked.out is not None else []
+    if asked.junit is not None:
+        write_whole(asked.junit, junit(certificate))
+        files.append(asked.junit)
+    if asked.report is not None and not certificate["lossless"]:
+        write_whole(asked.report, issue(certificate))
+        files.append(asked.report)
     if asked.as_json:
         print(json.dumps(certificate, indent=2))
     else:

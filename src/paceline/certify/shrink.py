@@ -1,0 +1,136 @@
+"""The smallest requests that still show a bug, and the report of it.
+
+    for report in greedy_reports(play):          # of the bugs that scenarios found
+        print(report["curl"], report["expected"], report["observed"])
+"""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Callable
+from time import perf_counter
+
+from paceline.certify.asking import Endpoint, Fields
+from paceline.certify.filing import curl, lines
+from paceline.certify.scenarios import Case, Finding, Group, Play, Step
+from paceline.certify.verdict import LEVEL, Look
+from paceline.errors import PacelineError
+
+SHRUNK = 3
+"""Findings that are made small, each of another scenario."""
+REPEATS = 3
+"""How often the smallest requests are made once more."""
+Change = Callable[[Fields], Fields]
+
+
+def greedy_reports(play: Play) -> list[Fields]:
+    """A report of the first bug of each scenario."""
+    first = {one.scenario: one for one in reversed(play.bugs)}
+    return [_report(play, Shrinking(play, one).run()) for one in list(first.values())[::-1][:SHRUNK]]
+
+
+class Shrinking:
+    """Makes the requests of a finding fewer, shorter and plainer, for as long as they show a bug and there is time."""
+
+    def __init__(self, play: Play, finding: Finding):
+        self.play, self.best = play, finding
+
+    def run(self) -> Finding:
+        """The smallest finding."""
+        self._company()
+        self._length()
+        self._words()
+        for name in sorted(self.best.case.body.keys() - {"messages", "max_tokens", "temperature"}):
+            self._change(lambda body, name=name: {key: value for key, value in body.items() if key != name})
+        return self.best
+
+    def shows(self, group: Group) -> bool:
+        """Whether these requests show a bug; if so they are the best so far."""
+        if perf_counter() > self.play.until:
+            return False
+        try:
+            bugs = [one for one in self.play.play(group, self.best.scenario) if not one.divergence.is_tie]
+        except PacelineError:  # a request that the endpoint refuses
+            return False
+        self.best = bugs[0] if bugs else self.best
+        return bool(bugs)
+
+    def _company(self) -> None:
+        """Alone, twice in a row, after one of the steps before, and with fewer other requests at once."""
+        *before, last = self.best.group
+        alone, company = Step([self.best.case]), last.cases[:-1]
+        tries: list[Group] = [[alone], [alone, alone], *([step, alone] for step in before)]
+        fewer = [n for n in (1, 2, 4, 8, 16) if n < len(company)]
+        tries += [[Step([*company[:n], self.best.case], n + 1)] for n in fewer]
+        next((group for group in tries if self.shows(group)), None)
+
+    def _length(self) -> None:
+        """To the wrong token, or by halves."""
+        if not self._change(lambda body: body | {"max_tokens": self.best.divergence.at + 1}):
+            while (most := self.best.case.body["max_tokens"]) > 1:
+                if not self._change(lambda body, most=most: body | {"max_tokens": most // 2}):
+                    return
+
+    def _words(self) -> None:
+        """The words of the last message without halves, quarters, ... of them, as long as that works."""
+        words = self.best.case.body["messages"][-1]["content"].split(" ")
+        size = len(words) // 2
+        while size:
+            begin = 0
+            while begin < len(words):
+                fewer = [*words[:begin], *words[begin + size :]]
+                text = " ".join(fewer)
+                if fewer and self._change(lambda body, text=text: _with_text(body, text)):
+                    words = fewer
+                else:
+                    begin += size
+            size //= 2
+
+    def _change(self, change: Change) -> bool:
+        """Whether a bug still shows when the wrong request, and where it comes before, is asked otherwise."""
+        messages = self.best.case.body["messages"]
+
+        def changed(case: Case) -> Case:
+            if case.body["messages"] != messages:
+                return case
+            return Case(change(case.body), None if case.plain is None else change(case.plain), case.cut, case.form)
+
+        return self.shows([Step(list(map(changed, step.cases)), step.slots) for step in self.best.group])
+
+
+def _with_text(body: Fields, text: str) -> Fields:
+    *before, last = body["messages"]
+    return body | {"messages": [*before, last | {"content": text}]}
+
+
+def _report(play: Play, found: Finding) -> Fields:
+    again = Shrinking(play, found)
+    shown = sum(again.shows(found.group) for _ in range(REPEATS))
+    one, right = found.divergence, found.right
+    sure = [f"the same requests show it {shown} times of {REPEATS}"]
+    if one.gap is not None:
+        sure.append(f"the two tokens are {one.gap:.3g} nats apart, and rounding moves them by {one.noise:.2g}")
+    why = one.why or f"token {one.at} is {one.said!r}, and must be {one.best!r}"
+    calls = found.answer.tool_calls
+    return {
+        "scenario": found.scenario,
+        "why": why,
+        "curl": curl(play.server, found.group),
+        "expected": f"as {play.control.name}: {right.text!r}" if right is not None and not one.why else why,
+        "observed": json.dumps(calls) if calls and not found.answer.text else found.answer.text,
+        "sure": "; ".join(sure),
+    }
+
+
+def sampled_report(server: Endpoint, body: Fields, facts: Fields, look: Look) -> Fields:
+    """Of the worst case of the sampling test, with the outcomes that are furthest from what they should be."""
+    far = sorted(facts.get("seen", ()), key=lambda row: -abs(row[1] - row[2]))[:8]
+    p = min(look.p, look.p_of_worst_case)
+    return {
+        "scenario": f"sampled answers, {facts['name']}",
+        "why": f"texts have another distribution than the control's (p = {p:.1g})",
+        "curl": [f"for seed in $(seq {facts['requests']}); do", *lines(server, body, seed="$seed"), "done"],
+        "expected": {text: expected for text, _, expected in far},
+        "observed": {text: share for text, share, _ in far},
+        "sure": f"p = {p:.1g} in {look.requests:,} requests; a lossless engine is accused in {LEVEL:g} of certificates",
+    }
