@@ -4,8 +4,9 @@ from __future__ import annotations
 
 import json
 from collections.abc import Sequence
-from contextlib import closing
+from contextlib import ExitStack, closing
 from datetime import UTC, datetime
+from functools import cache
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
@@ -30,6 +31,8 @@ if TYPE_CHECKING:
 
 HOSTS = {"transformers": "transformers-paceline", "vllm": "vllm-paceline", "llama-cpp": "llama-cpp-paceline"}
 """Hosts of our plug-ins, and the peers that they are."""
+LIBRARIES = ("transformers", "vllm", "llama-cpp", "xllamacpp")
+"""What names of peers begin with; by itself, a library without drafts."""
 TEXTS = (
     "one two three one two three one two",
     "The cat sat on the mat. The cat sat on the",
@@ -60,10 +63,14 @@ def certify_engine(subject: Subject, watch: Watch) -> dict[str, Any]:
     models = Models(exact, own, target.tokenizer, target.eos_token_ids, target.vocab_size)
     prompts, starts = _prompts(target, subject.prompts)
     draft = subject.draft if subject.engine == "paceline" or subject.engine.partition(":")[0] in HOSTS else None
-    with closing(_open(subject, target, dtype)) as engine:
+    with ExitStack() as opened:
+        engine = opened.enter_context(closing(_open(subject, target, dtype)))
+        control = None if subject.engine == "paceline" and subject.draft == "none" else cache(
+            lambda: opened.enter_context(closing(_open(subject, target, dtype, plain=True)))
+        )
         certificate = certify(
             engine, models, prompts, starts, subject.scope,
-            draft=draft, chains=subject.engine != "paceline", watch=watch,
+            draft=draft, chains=subject.engine != "paceline", control=control, watch=watch,
         )  # fmt: skip
     if target.tokenizer is not None:
         _spell(certificate, target)
@@ -109,10 +116,12 @@ def certify_server(subject: Subject, key: str | None, watch: Watch) -> dict[str,
     }
 
 
-def _open(subject: Subject, target: Target, dtype: str) -> UnderTest:
-    """The engine under test. Raises PacelineError for one that does not exist, or is not installed."""
+def _open(subject: Subject, target: Target, dtype: str, *, plain: bool = False) -> UnderTest:
+    """The engine under test; plain: the same without drafts.
+
+    Raises PacelineError for one that does not exist, or is not installed."""
     if subject.engine == "paceline":
-        return Ours(target, target.tokenizer, subject.draft, batch=subject.batch)
+        return Ours(target, target.tokenizer, "none" if plain else subject.draft, batch=subject.batch)
     name, colon, checkpoint = subject.engine.partition(":")
     spec = subject.engine
     if name in HOSTS:
@@ -122,6 +131,9 @@ def _open(subject: Subject, target: Target, dtype: str) -> UnderTest:
     elif name.partition(",")[0] not in PEERS:
         known = ("paceline", *HOSTS, *PEERS)
         raise PacelineError(f"there is no engine {name!r}.{meant(name, known)} Engines: {', '.join(known)}")
+    if plain:
+        library = next(one for one in LIBRARIES if name.startswith(one))
+        spec = f"{library}:{checkpoint.partition(',')[0]}" if "llama" in library else library
     contestant = create_peer(
         spec,
         str(subject.model),
