@@ -10,7 +10,6 @@ under way run in rounds, as in a real engine; a planted bug overrides one method
 
 from __future__ import annotations
 
-import json
 from collections import Counter
 from collections.abc import Sequence
 from dataclasses import dataclass, field
@@ -20,7 +19,7 @@ from typing import Any
 import numpy as np
 import regex
 
-from paceline.certify.scenarios import COLOURS, ANIMALS
+from paceline.certify.scenarios import ANIMALS, COLOURS
 from paceline.workbench.client import Completion, CompletionError
 
 END, THOUGHT = "<end>", "</think>"

@@ -4,8 +4,9 @@ from __future__ import annotations
 
 import json
 from collections.abc import Sequence
-from contextlib import closing
+from contextlib import ExitStack, closing
 from datetime import UTC, datetime
+from functools import cache
 from pathlib import Path
 from time import perf_counter
 from typing import TYPE_CHECKING, Any
@@ -16,6 +17,7 @@ from paceline.certify.certificate import Models, certify
 from paceline.certify.engines import Host, Ours, UnderTest
 from paceline.certify.options import Subject, Watch
 from paceline.certify.reference import Model, PlainDecoding, Reference
+from paceline.certify.verdict import NOT_LOSSLESS
 from paceline.engine.prompt import Prompt, encode, is_chat
 from paceline.errors import PacelineError, meant
 from paceline.jsonl import write_whole
@@ -31,6 +33,8 @@ if TYPE_CHECKING:
 
 HOSTS = {"transformers": "transformers-paceline", "vllm": "vllm-paceline", "llama-cpp": "llama-cpp-paceline"}
 """Hosts of our plug-ins, and the peers that they are."""
+LIBRARIES = ("transformers", "vllm", "llama-cpp", "xllamacpp")
+"""What names of peers begin with; by itself, a library without drafts."""
 TEXTS = (
     "one two three one two three one two",
     "The cat sat on the mat. The cat sat on the",
@@ -61,10 +65,14 @@ def certify_engine(subject: Subject, watch: Watch) -> dict[str, Any]:
     models = Models(exact, own, target.tokenizer, target.eos_token_ids, target.vocab_size)
     prompts, starts = _prompts(target, subject.prompts)
     draft = subject.draft if subject.engine == "paceline" or subject.engine.partition(":")[0] in HOSTS else None
-    with closing(_open(subject, target, dtype)) as engine:
+    with ExitStack() as opened:
+        engine = opened.enter_context(closing(_open(subject, target, dtype)))
+        control = None if subject.engine == "paceline" and subject.draft == "none" else cache(
+            lambda: opened.enter_context(closing(_open(subject, target, dtype, plain=True)))
+        )
         certificate = certify(
             engine, models, prompts, starts, subject.scope,
-            draft=draft, chains=subject.engine != "paceline", watch=watch,
+            draft=draft, chains=subject.engine != "paceline", control=control, watch=watch,
         )  # fmt: skip
         if target.tokenizer is not None and subject.scope.seconds:
             certificate |= _scenarios(subject, engine, target, certificate, watch)
@@ -138,8 +146,8 @@ def _scenarios(
     until = perf_counter() + scope.seconds
     play = Play(hosted, _plain(subject, target), _chats(subject.prompts), scope.max_tokens, until, watch)
     play.run()
-    return {
-        "lossless": certificate["lossless"] and not play.bugs,
+    about = {"verdict": NOT_LOSSLESS, "why": "scenarios", "lossless": False} if play.bugs else {}
+    return about | {
         "scenarios": play.rows,
         "features": sorted(play.features),
         "reports": greedy_reports(play),
@@ -154,10 +162,12 @@ def _chats(given: Sequence[Prompt] | None) -> list[Messages]:
     return [({"role": "user", "content": text},) for text in QUESTIONS]
 
 
-def _open(subject: Subject, target: Target, dtype: str) -> UnderTest:
-    """The engine under test. Raises PacelineError for one that does not exist, or is not installed."""
+def _open(subject: Subject, target: Target, dtype: str, *, plain: bool = False) -> UnderTest:
+    """The engine under test; plain: the same without drafts.
+
+    Raises PacelineError for one that does not exist, or is not installed."""
     if subject.engine == "paceline":
-        return Ours(target, target.tokenizer, subject.draft, batch=subject.batch)
+        return Ours(target, target.tokenizer, "none" if plain else subject.draft, batch=subject.batch)
     name, colon, checkpoint = subject.engine.partition(":")
     spec = subject.engine
     if name in HOSTS:
@@ -167,6 +177,9 @@ def _open(subject: Subject, target: Target, dtype: str) -> UnderTest:
     elif name.partition(",")[0] not in PEERS:
         known = ("paceline", *HOSTS, *PEERS)
         raise PacelineError(f"there is no engine {name!r}.{meant(name, known)} Engines: {', '.join(known)}")
+    if plain:
+        library = next(one for one in LIBRARIES if name.startswith(one))
+        spec = f"{library}:{checkpoint.partition(',')[0]}" if "llama" in library else library
     contestant = create_peer(
         spec,
         str(subject.model),

@@ -10,6 +10,9 @@ from typing import Any
 from paceline.draft.spec import option
 from paceline.errors import PacelineError
 
+SHIFT = 0.02
+"""`Scope.shift` where none is asked for."""
+
 
 @dataclass(frozen=True)
 class Scope:
@@ -18,8 +21,12 @@ class Scope:
     requests  of the sampling test; None: as many as `shift` takes, 0: no sampling.
     length    tokens whose joint distribution is tested."""
 
-    shift: float = option(
-        0.02, "Smallest shift of a sampled distribution to be found with 95 %.", least=0.001, most=0.5
+    shift: float | None = option(
+        None,
+        "Smallest shift of a sampled distribution to be found with 95 %. "
+        "[default: 0.02; for a server as small as the budget allows]",
+        least=0.001,
+        most=0.5,
     )
     requests: int | None = option(
         None, "Sampled requests; 0: greedy alone. [default: as many as --shift takes]", least=0

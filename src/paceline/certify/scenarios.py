@@ -125,7 +125,7 @@ def probe(endpoint: Endpoint, features: Mapping[str, tuple[Sequence[Fields], Sig
     for name, (ways, shows) in features.items():
         for fields in ways:
             try:
-                one = endpoint.ask([_body(_user(ASKED), 160 if name in LONG else 4, **fields)], 1)[0]
+                one = endpoint.ask([_body(user(ASKED), 160 if name in LONG else 4, **fields)], 1)[0]
             except CompletionError:
                 continue
             if shows(one):
@@ -169,7 +169,7 @@ class Scenario:
 
 
 @dataclass(frozen=True)
-class Finding:
+class Wrong:
     """A wrong answer. group: the requests that show it, the last case of the last step being the wrong one."""
 
     scenario: str
@@ -196,7 +196,7 @@ class Play:
     tokens: int = 0
     divergences: list[Divergence] = field(default_factory=list)
     rows: list[Fields] = field(default_factory=list)
-    bugs: list[Finding] = field(default_factory=list)
+    bugs: list[Wrong] = field(default_factory=list)
 
     def run(self, scenarios: Sequence[Scenario] | None = None) -> None:
         """Find out what can be asked for, and play all scenarios."""
@@ -215,7 +215,7 @@ class Play:
         return [f"{row['scenario']}: {row['why']}" for row in self.rows if row["verdict"] in ("not tested", "partly")]
 
     def _scenario(self, scenario: Scenario) -> Fields:
-        began, answers, found = perf_counter(), self.answers, list[Finding]()
+        began, answers, found = perf_counter(), self.answers, list[Wrong]()
         missing = [name for name in scenario.needs if name not in self.features]
         why = f"the endpoint has no {', no '.join(missing)}" if missing else self._groups(scenario, found)
         bugs = [one for one in found if not one.divergence.is_tie]
@@ -233,7 +233,7 @@ class Play:
             "why": "" if bugs else why,
         }
 
-    def _groups(self, scenario: Scenario, found: list[Finding]) -> str:
+    def _groups(self, scenario: Scenario, found: list[Wrong]) -> str:
         """Play the groups of a scenario, and add what was found; returns why it ended early."""
         try:
             for group in scenario.groups(self):
@@ -246,7 +246,7 @@ class Play:
             return str(error)
         return ""
 
-    def play(self, group: Group, scenario: str) -> list[Finding]:
+    def play(self, group: Group, scenario: str) -> list[Wrong]:
         """Ask for a group, and compare. The control is asked first: if it is the same server, its caches are cold."""
         self.control.expected([case.plain for step in group for case in step.cases if case.plain is not None])
         found = []
@@ -261,7 +261,7 @@ class Play:
                 for wrong in self._wrong(case, reply, right):
                     one = Divergence(self.answers - 1, company=scenario, **wrong)
                     shown = [*group[:number], Step([*others, case], step.slots)]
-                    found.append(Finding(scenario, shown, case, reply, right, one))
+                    found.append(Wrong(scenario, shown, case, reply, right, one))
         return found
 
     def _wrong(self, case: Case, reply: Completion, right: Completion | None) -> Iterator[Fields]:
@@ -282,7 +282,7 @@ class Play:
 
     def case(self, messages: Messages | str, **fields: Any) -> Case:
         """A greedy request whose answer is the control's."""
-        messages = _user(messages) if isinstance(messages, str) else messages
+        messages = user(messages) if isinstance(messages, str) else messages
         body = _body(messages, **{"max_tokens": self.max_tokens, **fields})
         return Case(body, self.asked(body))
 
@@ -292,7 +292,8 @@ class Play:
         return self.control.expected([case.plain])[0]
 
 
-def _user(text: str) -> Messages:
+def user(text: str) -> Messages:
+    """A chat of one message."""
     return ({"role": "user", "content": text},)
 
 
@@ -316,7 +317,7 @@ def _prefixes(play: Play) -> Iterator[Group]:
         short, longer = play.case(shared), play.case(f"{shared} Then write the first line again.")
         yield [Step([case]) for case in (short, short, longer, longer, short)]
         turn = {"role": "assistant", "content": play.expected(short).text}
-        again = play.case((*_user(shared), turn, {"role": "user", "content": "Write that again."}))
+        again = play.case((*user(shared), turn, {"role": "user", "content": "Write that again."}))
         yield [Step([short]), Step([again]), Step([again])]
 
 

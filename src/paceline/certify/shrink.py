@@ -12,8 +12,8 @@ from time import perf_counter
 
 from paceline.certify.asking import Endpoint, Fields
 from paceline.certify.filing import curl, lines
-from paceline.certify.scenarios import Case, Finding, Group, Play, Step
-from paceline.certify.verdict import LEVEL, Look
+from paceline.certify.scenarios import Case, Group, Play, Step, Wrong
+from paceline.certify.verdict import LEVEL, Finding, Look
 from paceline.errors import PacelineError
 
 SHRUNK = 3
@@ -32,10 +32,10 @@ def greedy_reports(play: Play) -> list[Fields]:
 class Shrinking:
     """Makes the requests of a finding fewer, shorter and plainer, for as long as they show a bug and there is time."""
 
-    def __init__(self, play: Play, finding: Finding):
+    def __init__(self, play: Play, finding: Wrong):
         self.play, self.best = play, finding
 
-    def run(self) -> Finding:
+    def run(self) -> Wrong:
         """The smallest finding."""
         self._company()
         self._length()
@@ -103,7 +103,7 @@ def _with_text(body: Fields, text: str) -> Fields:
     return body | {"messages": [*before, last | {"content": text}]}
 
 
-def _report(play: Play, found: Finding) -> Fields:
+def _report(play: Play, found: Wrong) -> Fields:
     again = Shrinking(play, found)
     shown = sum(again.shows(found.group) for _ in range(REPEATS))
     one, right = found.divergence, found.right
@@ -119,6 +119,18 @@ def _report(play: Play, found: Finding) -> Fields:
         "expected": f"as {play.control.name}: {right.text!r}" if right is not None and not one.why else why,
         "observed": json.dumps(calls) if calls and not found.answer.text else found.answer.text,
         "sure": "; ".join(sure),
+    }
+
+
+def long_report(server: Endpoint, found: Finding) -> Fields:
+    """Of what comes too often or too rarely in long sampled answers."""
+    return {
+        "scenario": "long sampled answers",
+        "why": found.what,
+        "curl": lines(server, {"messages": [{"role": "user", "content": "..."}], "logprobs": True, "top_logprobs": 20}),
+        "expected": "tokens as often as the reported log-probabilities say",
+        "observed": found.what,
+        "sure": f"p = {found.p:.1g}; a lossless engine is accused in {LEVEL:g} of certificates",
     }
 
 

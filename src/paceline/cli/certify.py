@@ -42,7 +42,7 @@ class CertifyOptions(Subject):
 @with_options
 def certify(asked: CertifyOptions) -> int:
     """Say whether an engine, with its drafter, writes what the model alone would: greedy token by token, sampled by
-    the distribution of its first tokens. Exit status 0 only if it does, 1 if it does not.
+    the distribution of its tokens. Exit status 0 only if it does, 1 if it does not, 3 if the tests cannot say.
 
     \b
     paceline certify MODEL -d sam
@@ -64,6 +64,7 @@ def certify(asked: CertifyOptions) -> int:
         torch.set_num_threads(asked.threads)
     from paceline.certify.command import certify_engine, certify_server, write
     from paceline.certify.filing import issue, junit
+    from paceline.certify.verdict import EXIT_STATUS
 
     subject: Subject = replace(asked, prompts=_read(asked.prompts))  # type: ignore[arg-type]
     watch = _watch()
@@ -82,7 +83,7 @@ def certify(asked: CertifyOptions) -> int:
         print(json.dumps(certificate, indent=2))
     else:
         _print(certificate, files)
-    return 0 if certificate["lossless"] else 1
+    return EXIT_STATUS[certificate["verdict"]]
 
 
 def _read(file: str | None) -> list[Any] | None:
@@ -120,12 +121,11 @@ def _watch() -> Watch:
 
 
 def _print(certificate: dict[str, Any], files: Sequence[Path]) -> None:
-    from paceline.certify.page import detectable, findings
+    from paceline.certify.page import detectable, findings, verdict
 
     missing = [f"Not tested: {'; '.join(certificate['not_tested'])}."] if certificate["not_tested"] else []
     written = [f"wrote {file}" for file in files]
-    verdict = "lossless, as far as was tested" if certificate["lossless"] else "NOT LOSSLESS"
-    lines = [f"{certificate['engine']}: {verdict}"]
+    lines = [f"{certificate['engine']}: {verdict(certificate)}"]
     lines += [f"  {line}" for line in (*findings(certificate), *detectable(certificate), *missing, *written)]
     for line in lines:
         Console().print(line, markup=False, highlight=False, soft_wrap=True)
