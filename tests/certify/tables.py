@@ -4,8 +4,8 @@
     plain = TableServer(seed=3, drafts=False)    # the same model
     server.ask([{"messages": [...], "temperature": 1.0, "max_tokens": 12, "seed": 5}], slots=8)
 
-The model is made of characters: what may follow hangs on the last three of them and on how the prompt begins. Requests
-under way run in rounds, as in a real engine; a planted bug overrides one method.
+The model is made of characters: what may follow hangs on the last three, on the place, and on how the prompt begins.
+Requests under way run in rounds, as in a real engine; a planted bug overrides one method.
 """
 
 from __future__ import annotations
@@ -26,6 +26,7 @@ END, THOUGHT = "<end>", "</think>"
 CHARS = [*"abcdefghijklmnopqrstuvwxyz0123456789 {}[]\":,-.", "\n", THOUGHT, END]
 IDS = {char: i for i, char in enumerate(CHARS)}
 V = len(CHARS)
+EYE = np.eye(V)
 ONE_OF = '"({})"'.format
 LIST = r'\[' + ", ".join([ONE_OF("|".join(COLOURS))] * 3) + r"\]"
 JSON = rf'\{{"name": {ONE_OF("|".join(ANIMALS))}, "colours": {LIST}, "again": {LIST}\}}'
@@ -34,7 +35,7 @@ Probs = np.ndarray[Any, np.dtype[np.float64]]
 
 @lru_cache(64)
 def tables(seed: int) -> tuple[Probs, Probs, Probs, Probs]:
-    """Logits by the last two tokens, the third last, and the topic; and what a drafter is wrong by."""
+    """Logits by the last two tokens, by the third last, by topic or place; and what a drafter is wrong by."""
     rng = np.random.default_rng(seed)
     two, three, topic = rng.normal(size=(V, V, V)) * 1.6, rng.normal(size=(V, V)) * 0.8, rng.normal(size=(16, V)) * 0.8
     two[:, :, [IDS[THOUGHT], IDS[END]]] = -1e9
@@ -48,7 +49,21 @@ def allowed(pattern: str, text: str) -> Probs:
         fits = [char == END for char in CHARS]
     else:
         fits = [len(char) == 1 and regex.fullmatch(pattern, text + char, partial=True) is not None for char in CHARS]
+        fits[-1] = not any(fits)
     return np.where(fits, 0.0, -np.inf)
+
+
+@lru_cache(100_000)
+def filtered(logits: bytes, temperature: float, top_k: int, top_p: float, min_p: float) -> Probs:
+    values = np.frombuffer(logits)
+    p = np.exp((values - values.max()) / temperature)
+    p /= p.sum()
+    order = np.argsort(-p, kind="stable")
+    p[order[top_k:]] = 0.0
+    if top_p < 1:
+        p[order[np.cumsum(p[order]) - p[order] >= top_p]] = 0.0
+    p[p < min_p * p.max()] = 0.0
+    return np.asarray(p / p.sum())
 
 
 @dataclass
@@ -59,7 +74,7 @@ class Row:
     prompt: list[int]
     rng: np.random.Generator
     hit: bool
-    context: list[int] = field(default_factory=list)
+    context: bytearray = field(default_factory=bytearray)
     said: list[int] = field(default_factory=list)
     seen: list[int] = field(default_factory=list)
     logprobs: list[dict[str, Any]] = field(default_factory=list)
@@ -133,7 +148,7 @@ class TableServer:
         seed = body.get("seed")
         rng = np.random.default_rng([seed, n] if seed is not None else self.seeds.integers(1 << 31))
         row = Row(body, prompt, rng, tuple(prompt[:24]) in self.cached)
-        row.context = list(prompt)
+        row.context = bytearray(prompt)
         return row
 
     def completion(self, row: Row) -> Completion:
@@ -165,12 +180,9 @@ class TableServer:
     def draft(self, row: Row) -> Draft:
         """What followed the last three tokens before, else drawn tokens in every other five places, else nothing."""
         context, tokens = row.context, list[int]()
-        last, begin = context[-3:], len(context) - 4
-        while begin >= max(0, len(context) - 400):
-            if context[begin : begin + 3] == last:
-                tokens = context[begin + 3 : begin + 3 + self.length]
-                return tokens, [self.point(token) for token in tokens]
-            begin -= 1
+        if (begin := context.rfind(context[-3:], 0, -1)) >= 0:
+            tokens = list(context[begin + 3 : begin + 3 + self.length])
+            return tokens, [self.point(token) for token in tokens]
         if len(row.said) // 5 % 2:
             return [], []
         qs = []
@@ -181,18 +193,19 @@ class TableServer:
         return tokens, qs
 
     def point(self, token: int) -> Probs:
-        return np.eye(V)[token]
+        return EYE[token]
 
     def drawn(self, row: Row, q: Probs) -> int:
         return self.pick(row, q)
 
     def pick(self, row: Row, p: Probs) -> int:
-        return min(int(np.searchsorted(np.cumsum(p), row.rng.random())), V - 1) if row.temperature else int(p.argmax())
+        return min(int(p.cumsum().searchsorted(row.rng.random())), V - 1) if row.temperature else int(p.argmax())
 
     def logits(self, row: Row, context: Sequence[int]) -> Probs:
         """Of the next token, before anything that the request asks for."""
         a, b, c = context[-3:]
-        return self.two[b, c] + self.three[a] + self.topics[sum(context[:12]) % 16]
+        place = self.topics[len(context) % 16]
+        return self.two[b, c] + self.three[a] + place + self.topics[sum(context[:12]) % 16]
 
     def q(self, row: Row, tokens: Sequence[int]) -> Probs:
         context = [*row.context, *tokens]
@@ -214,31 +227,18 @@ class TableServer:
 
     def warp(self, row: Row, logits: Probs, tokens: Sequence[int]) -> Probs:
         """The distribution that the request asks for; greedy: all of it on the best token."""
-        body, logits = row.body, logits.copy()
+        body = row.body
         if body.get("frequency_penalty") or body.get("presence_penalty"):
+            logits = logits.copy()
             for token, count in Counter(self.counted(row, tokens)).items():
                 logits[token] -= body.get("frequency_penalty", 0.0) * count + body.get("presence_penalty", 0.0)
         for token, bias in body.get("logit_bias", {}).items():
-            logits[int(token)] += bias
+            logits = logits + bias * EYE[int(token)]
         logits = logits + self.mask(row, tokens)
-        temperature = self.temperature(row)
-        if not temperature:
+        if not row.temperature:
             return self.point(int(logits.argmax()))
-        p = np.exp((logits - logits.max()) / temperature)
-        p /= p.sum()
-        if body.get("top_k"):
-            p[np.argsort(-p, kind="stable")[body["top_k"] :]] = 0.0
-        if (top_p := self.top_p(row)) < 1:
-            order = np.argsort(-p, kind="stable")
-            p[order[np.cumsum(p[order]) - p[order] >= top_p]] = 0.0
-        p[p < body.get("min_p", 0.0) * p.max()] = 0.0
-        return p / p.sum()
-
-    def temperature(self, row: Row) -> float:
-        return row.temperature
-
-    def top_p(self, row: Row) -> float:
-        return float(row.body.get("top_p", 1.0))
+        how = (body.get(name, off) for name, off in (("top_k", V), ("top_p", 1.0), ("min_p", 0.0)))
+        return filtered(logits.tobytes(), row.temperature, *how)
 
     def accept(self, row: Row, tokens: list[int], qs: list[Probs], ps: list[Probs], number: int) -> list[int]:
         """Speculative sampling; the last token is the target's own."""
@@ -425,7 +425,7 @@ class StaleState(TableServer):
     stale = False
 
     def round(self, row: Row, number: int) -> None:
-        had = len(row.drafted) and row.context[-1 - len(row.drafted) : -1] == row.drafted
+        had = len(row.drafted) and row.context[-1 - len(row.drafted) : -1] == bytes(row.drafted)
         self.after_accepted = bool(had)
         super().round(row, number)
 
@@ -488,9 +488,11 @@ class StopInsideDraft(TableServer):
     def emit(self, row: Row, tokens: Sequence[int], drafted: int) -> None:
         stops, row.body = row.body, {**row.body, "stop": ()}
         super().emit(row, tokens[:-1], drafted)
-        row.body = stops
+        ends = [one for one in stops.get("stop", ()) if (row.text + CHARS[tokens[-1]]).endswith(one)]
+        row.body = {**stops, "stop": ends}
         if not row.reason:
             super().emit(row, tokens[-1:], drafted)
+        row.body = stops
 
 
 class DraftsLogprobs(TableServer):

@@ -116,10 +116,7 @@ class Hosted:
         if not isinstance(self.engine, Ours):
             replies = self.engine.answer(prompts, params)
             plain = [[{"token": spell([token]), "logprob": None} for token in one.tokens] for one in replies]
-            return [
-                Completion(one.text, finish_reason=one.finish, logprobs=tokens)
-                for one, tokens in zip(replies, plain, strict=True)
-            ]
+            return [Completion(one.text, "", one.finish, logprobs=of) for one, of in zip(replies, plain, strict=True)]
         done = self.engine.engine.generate(list(map(list, prompts)), list(params))
         return [
             Completion(

@@ -21,6 +21,7 @@ import numpy as np
 from paceline.certify import stats, verdict
 from paceline.certify.acceptance import acceptance
 from paceline.certify.asking import Control, Endpoint, Fields, Messages, places
+from paceline.certify.certificate import REQUESTS_EACH
 from paceline.certify.conditional import Conditional
 from paceline.certify.options import Scope, Watch
 from paceline.certify.reported import Words, is_raw, read_places
@@ -59,7 +60,8 @@ def certify_endpoint(
     greedy = Greedy(play.answers, play.tokens, play.divergences)
     if control.is_self and "log-probabilities" not in play.features:
         greedy.why = "the server reports no log-probabilities (logprobs, top_logprobs)"
-    known = {"temperature", "top_p", *play.features}
+    # What a server takes and ignores would be found by its own log-probabilities; a control ignores it too.
+    known = {"temperature", "top_p", *play.features} - ({"min_p"} if control.is_self else set())
     ways = {name: way for name, way in WAYS.items() if way.keys() <= known} if scope.requests != 0 else {}
     until = began + scope.seconds * (1 - FOR_REPORTS)
     counts, found = _long(play, ways, scope, (perf_counter() + until) / 2)
@@ -92,7 +94,10 @@ def _long(play: Play, ways: Mapping[str, Fields], scope: Scope, until: float) ->
         return Conditional(), []
     play.watch.say("long sampled answers")
     rng, words = np.random.default_rng([scope.seed, 1]), Words()
-    asked = list(islice(zip(cycle(ways), cycle([*play.prompts, *map(user, MIXED)])), LONG_TOKENS // scope.max_tokens))
+    number = LONG_TOKENS // scope.max_tokens
+    if scope.requests is not None:
+        number = min(number, -(-scope.requests // REQUESTS_EACH))
+    asked = list(islice(zip(cycle(ways), cycle([*play.prompts, *map(user, MIXED)])), number))
 
     def counted(endpoint: Endpoint) -> Conditional:
         counts = Conditional()

@@ -1,6 +1,6 @@
-"""A certificate in words, and as a page that loads nothing.
+"""A certificate in words, as a page that loads nothing, as an issue to file upstream, and as JUnit's XML.
 
-page(certificate), findings(certificate)        # of what `paceline certify --json` prints
+page(certificate), issue(certificate), junit(certificate), findings(certificate)   # of what `certify --json` prints
 """
 
 from __future__ import annotations
@@ -11,7 +11,7 @@ from typing import Any
 from paceline.certify.verdict import CANNOT_SAY, LOSSLESS
 from paceline.workbench.report import render
 
-TEMPLATE = Path(__file__).with_name("page.html.jinja")
+PAGE, ISSUE, JUNIT = (Path(__file__).with_name(f"{name}.jinja") for name in ("page.html", "issue.md", "junit.xml"))
 SHOWN = 5
 """Sets of tokens that are named, of those that come too often or too rarely."""
 NOTABLE = 0.001
@@ -20,16 +20,30 @@ NOTABLE = 0.001
 
 def page(certificate: dict[str, Any]) -> str:
     """The page, HTML."""
+    return render(PAGE, verdict=verdict(certificate), detectable=detectable(certificate), **_facts(certificate))
+
+
+def issue(certificate: dict[str, Any]) -> str:
+    """What one would file upstream, Markdown: what is wrong, on what, and how to see it."""
+    return render(ISSUE, **_facts(certificate))
+
+
+def junit(certificate: dict[str, Any]) -> str:
+    """A test case for each scenario and each other test, XML; what was not tested is skipped."""
+    tests = [dict(row) for row in certificate.get("scenarios", ())]
+    for name in ("greedy", "stops", "sampled"):
+        part = certificate[name]
+        asked = part.get("answers") or part.get("requests") or part.get("long")
+        ran = "passed" if part["lossless"] else "wrong"
+        why = "" if part["lossless"] else "; ".join(findings(certificate))
+        tests.append({"scenario": name, "verdict": ran if asked else "not tested", "why": why, "seconds": 0.0})
+    return render(JUNIT, tests=tests, **_facts(certificate))
+
+
+def _facts(certificate: dict[str, Any]) -> dict[str, Any]:
     about = {**certificate["ran_on"], **certificate["environment"]}
     versions = [(k, v) for k, v in about.items() if isinstance(v, str | int | float | bool)]
-    return render(
-        TEMPLATE,
-        c=certificate,
-        verdict=verdict(certificate),
-        findings=findings(certificate),
-        detectable=detectable(certificate),
-        versions=versions,
-    )
+    return {"c": certificate, "findings": findings(certificate), "versions": versions}
 
 
 def verdict(certificate: dict[str, Any]) -> str:

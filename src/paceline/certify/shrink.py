@@ -7,11 +7,11 @@
 from __future__ import annotations
 
 import json
+import shlex
 from collections.abc import Callable
 from time import perf_counter
 
 from paceline.certify.asking import Endpoint, Fields
-from paceline.certify.filing import curl, lines
 from paceline.certify.scenarios import Case, Group, Play, Step, Wrong
 from paceline.certify.verdict import LEVEL, Finding, Look
 from paceline.errors import PacelineError
@@ -40,6 +40,7 @@ class Shrinking:
         self._company()
         self._length()
         self._words()
+        self._length()
         for name in sorted(self.best.case.body.keys() - {"messages", "max_tokens", "temperature"}):
             self._change(lambda body, name=name: {key: value for key, value in body.items() if key != name})
         return self.best
@@ -146,3 +147,22 @@ def sampled_report(server: Endpoint, body: Fields, facts: Fields, look: Look) ->
         "observed": {text: share for text, share, _ in far},
         "sure": f"p = {p:.1g} in {look.requests:,} requests; a lossless engine is accused in {LEVEL:g} of certificates",
     }
+
+
+def curl(server: Endpoint, group: Group) -> list[str]:
+    """The requests of a group. What is asked together runs together."""
+    out = []
+    for step in group:
+        together = len(step.cases) > 1 and step.slots > 1
+        out += [line + (" &" if together else "") for case in step.cases for line in lines(server, case.body)]
+        out += ["wait"] if together else []
+    return out
+
+
+def lines(server: Endpoint, body: Fields, seed: str = "") -> list[str]:
+    """One request. seed: where the shell has its seed."""
+    model = {"model": server.model} if getattr(server, "model", "") else {}
+    data = shlex.quote(json.dumps(model | body))
+    if seed:
+        data = f"""{data[:-2]}, "seed": '{seed}'}}'"""
+    return [f"curl -s {server.url}/chat/completions -H 'content-type: application/json' -d {data}"]

@@ -63,7 +63,7 @@ def certify(asked: CertifyOptions) -> int:
 
         torch.set_num_threads(asked.threads)
     from paceline.certify.command import certify_engine, certify_server, write
-    from paceline.certify.filing import issue, junit
+    from paceline.certify.page import issue, junit
     from paceline.certify.verdict import EXIT_STATUS
 
     subject: Subject = replace(asked, prompts=_read(asked.prompts))  # type: ignore[arg-type]
