@@ -26,7 +26,7 @@ WORDS = [f" w{i}" for i in range(12)]
 
 KNOWN = {
     "model", "messages", "max_tokens", "temperature", "top_p", "seed", "logprobs", "top_logprobs", "frequency_penalty",
-    "presence_penalty", "stream", "speculative.n_max",
+    "presence_penalty", "stream", "draft",
 }  # fmt: skip
 
 
@@ -137,7 +137,7 @@ def test_an_honest_server_is_not_accused(reference: Model | None) -> None:
     assert found["sampled"]["requests"] == (PLAN.requests if reference else 0)
     assert found["sampled"]["long"]["tokens"] > 100
     assert found["features"] == ["frequency_penalty", "log-probabilities", "presence_penalty", "streams"]
-    assert "several answers to a request: the endpoint has no n" in found["not_tested"]
+    assert "several answers to a request: the endpoint shows no n" in found["not_tested"]
     assert {row["verdict"] for row in found["scenarios"]} == {"passed", "not tested"}
     page({"environment": {}, "target": "words", **found})
 
@@ -212,7 +212,7 @@ def test_one_server_switches_its_drafts_off_and_another_is_its_own_control() -> 
     with served(Model()) as server:
         assert control_of(server).is_self
         server.model = ""
-    with served(Model(owner="llamacpp")) as server:
+    with served(Model(owner="paceline")) as server:
         control = control_of(server)
         assert not control.is_self
-        assert "speculative.n_max = 0" in control.name
+        assert "draft = none" in control.name

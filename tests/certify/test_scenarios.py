@@ -21,7 +21,7 @@ from tests.certify.tables import BUGS, SAMPLED, BlockServer, SixteenBits, TableS
 PROMPTS = [user(text) for text in ("hello! what can you do?", "count from 1 to 9, twice.", "the cat sat on the mat.")]
 NAMES = [scenario.name for scenario in SCENARIOS]
 GREEDY = {bug: name for bug, name in BUGS.items() if name != SAMPLED}
-ALONE = ("prompts that are in the prefix cache", "8 requests at once", "JSON schema", "JSON schema after reasoning")
+ALONE = ("prompts that are in the prefix cache", "8 requests at once", "JSON schema after reasoning")
 """Where bugs show without a control: in what the server says under other circumstances, or in its form."""
 
 

@@ -31,8 +31,9 @@ SHIFTED = 0.5
 Fields = dict[str, Any]
 """Fields of a request's body that say how tokens are chosen."""
 RETRY = Retry(tries=3, longest=5.0)
-SWITCHES: Mapping[str, Fields] = {"paceline": {"draft": "none"}, "llamacpp": {"speculative.n_max": 0}}
-"""By the owner that a server names for its model: what switches drafts off for one request."""
+SWITCHES: Mapping[str, Fields] = {"paceline": {"draft": "none"}}
+"""By the owner that a server names for its model: what switches drafts off for one request. llama.cpp's server has
+dropped the field that did, and ignores it silently."""
 Messages = tuple[dict[str, str], ...]
 HELLO: Fields = {"messages": [{"role": "user", "content": "Hello"}], "max_tokens": 1}
 
@@ -88,11 +89,15 @@ class Hosted:
 
     def ask(self, bodies: Sequence[Fields], slots: int | None = None) -> list[Completion]:
         """As `Server.ask`. Requests that run together join and leave as the engine has it."""
-        prompts = [self._encode(body["messages"]) for body in bodies]
-        params = list(map(self._params, bodies))
-        at_once = 1 if slots == 1 else len(bodies)
-        parts = [slice(i, i + at_once) for i in range(0, len(bodies), at_once)] if bodies else []
-        return [one for part in parts for one in self._answer(prompts[part], params[part])]
+        at_once = 1 if slots == 1 else max(len(bodies), 1)
+        parts = [bodies[i : i + at_once] for i in range(0, len(bodies), at_once)]
+        try:
+            return [
+                one for part in parts
+                for one in self._answer([self._encode(body["messages"]) for body in part], list(map(self._params, part)))
+            ]  # fmt: skip
+        except (PacelineError, TypeError) as error:  # a field that is not known, a context that is too long
+            raise CompletionError(f"{self.name} cannot answer this request: {error}") from None
 
     def _encode(self, messages: Sequence[Mapping[str, str]]) -> list[int]:
         if self.tokenizer.has_chat_template:
@@ -103,12 +108,11 @@ class Hosted:
         fields = {name: value for name, value in body.items() if name not in UNREAD}
         ours = isinstance(self.engine, Ours)
         logprobs = fields.pop("top_logprobs", None)
-        try:
-            params = SamplingParams(**fields)
-        except (TypeError, PacelineError) as error:
-            raise CompletionError(f"{self.name} does not take this request: {error}") from None
+        if "logit_bias" in fields:
+            fields["logit_bias"] = {int(token): bias for token, bias in fields["logit_bias"].items()}
+        params = SamplingParams(**fields)
         if not self.engine.honours(params):
-            raise CompletionError(f"{self.name} does not take all of {fields}")
+            raise PacelineError(f"it does not take all of {', '.join(fields)}")
         return SamplingParams(**fields, logprobs=logprobs) if ours else params
 
     def _answer(self, prompts: Sequence[Sequence[int]], params: Sequence[SamplingParams]) -> list[Completion]:
@@ -118,6 +122,8 @@ class Hosted:
             plain = [[{"token": spell([token]), "logprob": None} for token in one.tokens] for one in replies]
             return [Completion(one.text, "", one.finish, logprobs=of) for one, of in zip(replies, plain, strict=True)]
         done = self.engine.engine.generate(list(map(list, prompts)), list(params))
+        if failed := next((one.error for one in done if one.error), ""):
+            raise PacelineError(failed)
         return [
             Completion(
                 one.text,

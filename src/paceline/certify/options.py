@@ -34,7 +34,10 @@ class Scope:
     length: int = 3
     max_tokens: int = option(64, "Of a greedy answer.", least=1, names=("--max-tokens", "-n"))
     seed: int = option(0, "Of the requests' seeds.", least=0)
-    budget: str = option("5m", "Time for scenarios and for a server's sampled requests: 90s, 5m, 1h.", metavar="TIME")
+    budget: str = option("5m", "For scenarios, and all that a server is asked: 90s, 5m, 1h; 0: none.", metavar="TIME")
+
+    def __post_init__(self) -> None:
+        _ = self.seconds
 
     @property
     def seconds(self) -> float:

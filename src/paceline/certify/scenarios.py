@@ -206,7 +206,7 @@ class Play:
     def _scenario(self, scenario: Scenario) -> Fields:
         began, answers, found = perf_counter(), self.answers, list[Wrong]()
         missing = [name for name in scenario.needs if name not in self.features]
-        why = f"the endpoint has no {', no '.join(missing)}" if missing else self._groups(scenario, found)
+        why = f"the endpoint shows no {', no '.join(missing)}" if missing else self._groups(scenario, found)
         bugs = [one for one in found if not one.divergence.is_tie]
         self.bugs += bugs
         self.divergences += [one.divergence for one in found]

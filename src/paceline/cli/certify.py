@@ -42,14 +42,20 @@ class CertifyOptions(Subject):
 @with_options
 def certify(asked: CertifyOptions) -> int:
     """Say whether an engine, with its drafter, writes what the model alone would: greedy token by token, sampled by
-    the distribution of its tokens. Exit status 0 only if it does, 1 if it does not, 3 if the tests cannot say.
+    the distribution of its tokens, and in the situations in which engines with drafts break: cached prompts, company,
+    long contexts, stop strings, penalties, structured output, streams. Exit status 0 only if it does, 1 if it does
+    not, 3 if the tests cannot say.
 
     \b
     paceline certify MODEL -d sam
     paceline certify MODEL -d sam --engine vllm --peer-python ENV/bin/python --out certificate
     paceline certify MODEL --engine transformers-lookup --shift 0.05
-    paceline certify --endpoint http://localhost:8000/v1 --reference http://localhost:8001/v1 --json
+    paceline certify --endpoint http://localhost:8000/v1 --reference http://localhost:8001/v1 --report issue.md
+    paceline certify MODEL --endpoint http://localhost:8000/v1 --budget 15m --junit junit.xml
 
+    A server is compared with --reference, else with TARGET in this process, else with itself without drafts where a
+    request can switch them off (paceline), else with its own answers alone and their log-probabilities.
+    A bug is shown by the smallest requests that were found for it, as lines of curl.
     A server's key is read from OPENAI_API_KEY.
     """
     if asked.engine.startswith(("http://", "https://")):
