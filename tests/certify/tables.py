@@ -106,7 +106,7 @@ Draft = tuple[list[int], list[Probs]]
 class TableServer:
     """A lossless one. drafts: False for plain decoding."""
 
-    url, name = "http://127.0.0.1:9000/v1", "tables"
+    url, name, model = "http://127.0.0.1:9000/v1", "tables", "tables"
     slots, length, most_context = 8, 4, 6000
 
     def __init__(self, seed: int = 0, drafts: bool = True):

@@ -13,6 +13,7 @@ import asyncio
 import json
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
+from math import isnan, nan
 from typing import Any, NamedTuple, Protocol
 
 import numpy as np
@@ -39,11 +40,16 @@ HELLO: Fields = {"messages": [{"role": "user", "content": "Hello"}], "max_tokens
 
 
 class Endpoint(Protocol):
-    """What is asked. name: for the certificate; url: for the requests that are shown; slots: requests at once."""
+    """What is asked. name: for the certificate; url, model: for the requests that are shown; slots: requests at once."""
 
-    name: str
-    url: str
+    model: str
     slots: int
+
+    @property
+    def name(self) -> str: ...
+
+    @property
+    def url(self) -> str: ...
 
     def ask(self, bodies: Sequence[Fields], slots: int | None = None) -> list[Completion]:
         """The completions, at most `slots` requests under way. Raises CompletionError where one cannot be had."""
@@ -81,7 +87,7 @@ UNREAD = frozenset({"messages", "logprobs", "return_token_ids"})
 class Hosted:
     """An engine of this process. Only ours reports log-probabilities."""
 
-    url = "http://127.0.0.1:8000/v1"
+    url, model = "http://127.0.0.1:8000/v1", ""
 
     def __init__(self, engine: UnderTest, tokenizer: Tokenizer):
         self.engine, self.tokenizer = engine, tokenizer
@@ -92,10 +98,7 @@ class Hosted:
         at_once = 1 if slots == 1 else max(len(bodies), 1)
         parts = [bodies[i : i + at_once] for i in range(0, len(bodies), at_once)]
         try:
-            return [
-                one for part in parts
-                for one in self._answer([self._encode(body["messages"]) for body in part], list(map(self._params, part)))
-            ]  # fmt: skip
+            return [one for part in parts for one in self._answer(part)]
         except (PacelineError, TypeError) as error:  # a field that is not known, a context that is too long
             raise CompletionError(f"{self.name} cannot answer this request: {error}") from None
 
@@ -115,13 +118,14 @@ class Hosted:
             raise PacelineError(f"it does not take all of {', '.join(fields)}")
         return SamplingParams(**fields, logprobs=logprobs) if ours else params
 
-    def _answer(self, prompts: Sequence[Sequence[int]], params: Sequence[SamplingParams]) -> list[Completion]:
+    def _answer(self, bodies: Sequence[Fields]) -> list[Completion]:
         spell = self.tokenizer.decode
+        prompts, params = [self._encode(body["messages"]) for body in bodies], list(map(self._params, bodies))
         if not isinstance(self.engine, Ours):
             replies = self.engine.answer(prompts, params)
             plain = [[{"token": spell([token]), "logprob": None} for token in one.tokens] for one in replies]
             return [Completion(one.text, "", one.finish, logprobs=of) for one, of in zip(replies, plain, strict=True)]
-        done = self.engine.engine.generate(list(map(list, prompts)), list(params))
+        done = self.engine.engine.generate(prompts, params)
         if failed := next((one.error for one in done if one.error), ""):
             raise PacelineError(failed)
         return [
@@ -177,10 +181,10 @@ def control_of(server: Server) -> Control:
 
 
 class Place(NamedTuple):
-    """One token of a reply: its text, its log-probability (None: not reported), and the best ones there, best first."""
+    """One token of a reply: its text, its log-probability (NaN: not reported), and the best ones there, best first."""
 
     token: str
-    logprob: float | None
+    logprob: float
     top: list[tuple[str, float]]
 
 
@@ -189,7 +193,7 @@ def places(reply: Completion) -> list[Place]:
     return [
         Place(
             one["token"],
-            one["logprob"],
+            nan if one["logprob"] is None else one["logprob"],
             sorted(((t["token"], t["logprob"]) for t in one.get("top_logprobs") or ()), key=lambda t: -t[1]),
         )
         for one in reply.logprobs
@@ -208,7 +212,7 @@ class Noise:
         apart = [
             abs(a.logprob - b.logprob)
             for one, other in answers if other is not None
-            for a, b in _alike(places(one), places(other)) if a.logprob is not None and b.logprob is not None
+            for a, b in _alike(places(one), places(other)) if not isnan(a.logprob - b.logprob)
         ]  # fmt: skip
         if len(apart) >= 10:
             self.level = min(TIE / 2, max(self.level or 1e-3, 2 * float(np.quantile(apart, 0.9))))
@@ -218,11 +222,11 @@ class Noise:
 
 
 def _alike(one: Sequence[Place], other: Sequence[Place]) -> Iterator[tuple[Place, Place]]:
-    """Pairs of places, up to the first two tokens that differ."""
-    for pair in zip(one, other, strict=False):
-        if pair[0].token != pair[1].token:
+    """Pairs of places, up to the first two tokens that differ. Some servers spell tokens without the space before."""
+    for a, b in zip(one, other, strict=False):
+        if (a.token.strip() or a.token) != (b.token.strip() or b.token):
             return
-        yield pair
+        yield a, b
 
 
 def compare(
@@ -234,13 +238,14 @@ def compare(
     same = list(_alike(mine, others))
     at = len(same)
     facts: Fields = {"at": at, "noise": float(noise), "before": "".join(a.token for a, _ in same[-CONTEXT:])}
-    if at < min(len(mine), len(others)):
+    agree = bool(reply.text) and reply.text == right.text  # however the tokens are spelled
+    if at < min(len(mine), len(others)) and not agree:
         said, best = mine[at], others[at]
         gap = _gap(others, at, said.token, body)
         unranked = f"the control has another token, and this one is not among its {len(best.top)} best"
         return facts | {"said": said.token, "best": best.token, "gap": gap, "why": unranked if gap is None else ""}
     for number, (a, b) in enumerate(same):
-        if a.logprob is not None and b.logprob is not None and abs(a.logprob - b.logprob) > SHIFTED and b.logprob > -3:
+        if abs(a.logprob - b.logprob) > SHIFTED and b.logprob > -3:
             why = f"its log-probability is {a.logprob:.3f}, and the control's {b.logprob:.3f}"
             return facts | {"at": number, "said": a.token, "best": b.token, "why": why}
     if cut is not None:
@@ -250,7 +255,7 @@ def compare(
         }  # fmt: skip
     if mine and others:
         long = min(len(others), body["max_tokens"])
-        return None if at == long else facts | {"why": f"it has {len(mine)} tokens, and the control {long}"}
+        return None if at == long or agree else facts | {"why": f"it has {len(mine)} tokens, and the control {long}"}
     return None if right.text.startswith(reply.text) and (reply.text or not right.text) else facts | {"gap": 0.0}
 
 
@@ -261,17 +266,17 @@ def _gap(right: Sequence[Place], at: int, said: str, body: Fields) -> float | No
     the smaller gap of both. An unranked token is no better than the last ranked one."""
     top, best = dict(right[at].top), right[at]
     often, once = body.get("frequency_penalty", 0.0), body.get("presence_penalty", 0.0)
-    if best.logprob is None or not (often or once):
-        return None if best.logprob is None or said not in top else abs(best.logprob - top[said])
+    if not often and not once:
+        return abs(best.logprob - top[said]) if said in top else None
     written = [place.token for place in right[:at]]
     prompt = json.dumps(body["messages"])
-    values = (best.token, best.logprob), (said, top.get(said, min(top.values(), default=-100.0)))
+    other = top.get(said, min(top.values(), default=-100.0))
 
     def penalised(token: str, logprob: float, with_prompt: bool) -> float:
         count = written.count(token) + (prompt.count(token.strip()) if with_prompt else 0)
         return logprob - often * count - once * (count > 0)
 
-    return min(abs(float(np.subtract(*(penalised(*one, way) for one in values)))) for way in (False, True))
+    return min(abs(penalised(best.token, best.logprob, way) - penalised(said, other, way)) for way in (False, True))
 
 
 PLAIN = frozenset({
@@ -285,8 +290,8 @@ def own_best(reply: Completion, body: Fields, noise: Noise) -> Iterator[Fields]:
     """The tokens of a greedy reply that are not the server's own best; none where fields move what it reports."""
     mine = places(reply) if body.keys() <= PLAIN else []
     for at, place in enumerate(mine):
-        best, logprob = place.top[0] if place.top else (place.token, place.logprob or 0.0)
-        if place.logprob is not None and place.logprob < logprob and place.token != best:
+        best, logprob = place.top[0] if place.top else (place.token, place.logprob)
+        if place.logprob < logprob and place.token != best:
             before = "".join(one.token for one in mine[max(0, at - CONTEXT) : at])
             gap = logprob - place.logprob
             yield {"at": at, "said": place.token, "best": best, "gap": gap, "noise": float(noise), "before": before}

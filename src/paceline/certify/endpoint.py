@@ -26,8 +26,8 @@ from paceline.certify.conditional import Conditional
 from paceline.certify.options import Scope, Watch
 from paceline.certify.reported import Words, is_raw, read_places
 from paceline.certify.sampled import LOOKS
-from paceline.certify.scenarios import MIXED, Play, user
-from paceline.certify.shrink import greedy_reports, long_report, sampled_report
+from paceline.certify.scenarios import MIXED, Play
+from paceline.certify.shrink import greedy_reports, sampled_report
 from paceline.certify.verdict import LEVEL, LONG, Finding, Greedy, Look, Stops
 from paceline.workbench.client import Completion
 
@@ -70,14 +70,18 @@ def certify_endpoint(
     facts = [case.facts(float(play.noise)) for case in cases]
     play.until = max(began + scope.seconds, perf_counter() + FOR_REPORTS * scope.seconds)
     reports = greedy_reports(play)
-    if looks and looks[-1].accuses:
-        worst = min(range(len(cases)), key=lambda i: facts[i]["p"])
-        reports.append(sampled_report(server, cases[worst].body, facts[worst], looks[-1]))
+    sampled = verdict.sampled_facts(looks, facts)
     if found:
-        reports.append(long_report(server, found[0]))
+        way = next((way for name, way in ways.items() if f"({name})" in found[0].what), WAYS["temperature 1"])
+        body = play.asked({"messages": list(play.prompts[0]), "max_tokens": scope.max_tokens, **way})
+        reports.append(sampled_report(server, body, counts.tokens // scope.max_tokens, found[0]))
+    elif not sampled["lossless"]:
+        body, worst = min(zip((case.body for case in cases), facts, strict=True), key=lambda pair: pair[1]["p"])
+        first = Finding(**sampled["findings"][0])
+        reports.append(sampled_report(server, body, worst["requests"], first, worst["seen"]))
     count, df = looks[-1].requests if looks else 0, sum(one["df"] for one in facts)
     power = verdict.power(scope, count, df, _level(-1), samples=2, rounding=float(play.noise))
-    sampled = verdict.with_long(verdict.sampled_facts(looks, facts), counts.facts(LEVEL * LONG), found)
+    sampled = verdict.with_long(sampled, counts.facts(LEVEL * LONG), found)
     missing = ["what the log-probabilities share with the answers: give a control"] if control.is_self else []
     return verdict.certificate(
         greedy, Stops(), sampled, power, scope,
@@ -97,7 +101,7 @@ def _long(play: Play, ways: Mapping[str, Fields], scope: Scope, until: float) ->
     number = LONG_TOKENS // scope.max_tokens
     if scope.requests is not None:
         number = min(number, -(-scope.requests // REQUESTS_EACH))
-    asked = list(islice(zip(cycle(ways), cycle([*play.prompts, *map(user, MIXED)])), number))
+    asked = list(islice(zip(cycle(ways), cycle([*play.prompts, *MIXED])), number))
 
     def counted(endpoint: Endpoint) -> Conditional:
         counts = Conditional()
@@ -129,7 +133,7 @@ def _cases(play: Play, ways: Mapping[str, Fields]) -> list[Texts]:
     """Prompts whose answers are free and copied, each sampled in every way."""
     return [
         Texts(name, {"messages": list(text), "max_tokens": SAMPLED_TOKENS, **way})
-        for name, way in ways.items() for text in (play.prompts[0], user(MIXED[0]))
+        for name, way in ways.items() for text in (play.prompts[0], MIXED[0])
     ]  # fmt: skip
 
 
@@ -182,7 +186,7 @@ def sample(play: Play, cases: Sequence[Texts], scope: Scope, until: float) -> li
 
 def _ask(play: Play, cases: Sequence[Texts], each: int, rng: np.random.Generator) -> None:
     asked = [case for case in cases for _ in range(each)]
-    rng.shuffle(asked)  # type: ignore[arg-type]
+    rng.shuffle(asked)
     for endpoint, name in ((play.server, "mine"), (play.control.source, "others")):
         seeds = rng.integers(1 << 31, size=len(asked)).tolist()
         bodies = [{**case.body, "seed": seed} for case, seed in zip(asked, seeds, strict=True)]
@@ -218,7 +222,7 @@ def _by_text(mine: Sequence[str], others: Sequence[str], share: float, slack: fl
 
     split("", [(text, 0) for text in mine] + [(text, 1) for text in others])
     counts = np.array([[sides.count(side) for _, sides in bins] for side in (0, 1)], float)
-    statistic, df = stats.chi_square_of_two(*counts, slack), len(bins) - 1
+    statistic, df = stats.chi_square_of_two(counts[0], counts[1], slack), len(bins) - 1
     shares = counts / counts.sum(1, keepdims=True)
     return {
         "outcomes": len(bins),

@@ -33,13 +33,14 @@ ENOUGH = 5
 ANIMALS = ("cat", "dog", "horse", "bird", "mouse")
 COLOURS = ("red", "blue", "green", "white", "black")
 LINES = tuple(f"The {colour} {animal} sat on the mat." for colour, animal in zip(COLOURS, ANIMALS, strict=True))
-MIXED = (
+TEXTS = (
     "Write these lines again, and after each of them one short sentence of your own:\n" + "\n".join(LINES),
     f"{LINES[0]} {LINES[1]} Repeat both sentences, then say in your own words why, then repeat them once more.",
     "Count from 1 to 12. Then name three rivers. Then count from 1 to 12 again. Then name three mountains.",
     "Copy the code, then explain it in one sentence, then copy it again:\nfor i in range(10):\n    print(i, i * i)\n",
 )
 """Prompts whose answers are copied in part: drafts come and go."""
+MIXED: tuple[Messages, ...] = tuple(({"role": "user", "content": text},) for text in TEXTS)
 LENGTHS = (512, 1024, 2048, 4096, 8192)
 """Words of long prompts, at least a token each."""
 PATTERN = "[a-c]{2}-[0-9]{3}( [a-c]{2}-[0-9]{3}){3}"
@@ -269,9 +270,8 @@ class Play:
 
     # What scenarios are made of -----------------------------------------------------------------------------------
 
-    def case(self, messages: Messages | str, **fields: Any) -> Case:
+    def case(self, messages: Messages, **fields: Any) -> Case:
         """A greedy request whose answer is the control's."""
-        messages = user(messages) if isinstance(messages, str) else messages
         body = _body(messages, **{"max_tokens": self.max_tokens, **fields})
         return Case(body, self.asked(body))
 
@@ -296,14 +296,14 @@ def _alone(play: Play) -> Iterator[Group]:
 
 
 def _mixed(play: Play) -> Iterator[Group]:
-    for text in MIXED:
-        yield [Step([play.case(text, max_tokens=3 * play.max_tokens)])]
+    for prompt in MIXED:
+        yield [Step([play.case(prompt, max_tokens=3 * play.max_tokens)])]
 
 
 def _prefixes(play: Play) -> Iterator[Group]:
-    for number, text in enumerate(MIXED):
+    for number, text in enumerate(TEXTS):
         shared = f"Text {number}. " + " ".join(LINES) + " " + text
-        short, longer = play.case(shared), play.case(f"{shared} Then write the first line again.")
+        short, longer = play.case(user(shared)), play.case(user(f"{shared} Then write the first line again."))
         yield [Step([case]) for case in (short, short, longer, longer, short)]
         turn = {"role": "assistant", "content": play.expected(short).text}
         again = play.case((*user(shared), turn, {"role": "user", "content": "Write that again."}))
@@ -314,7 +314,7 @@ def _long(play: Play) -> Iterator[Group]:
     for words in LENGTHS:
         lines = (f"{i}. {line}" for i, line in enumerate(cycle(LINES), 1))
         text = "\n".join(islice(lines, words // 7)) + "\nWrite the last three lines again."
-        yield [Step([play.case(text)])]
+        yield [Step([play.case(user(text))])]
 
 
 def _at_once(slots: int) -> Callable[[Play], Iterator[Group]]:
@@ -390,7 +390,7 @@ def _structured(feature: str, *more: str) -> Callable[[Play], Iterator[Group]]:
 
     def groups(play: Play) -> Iterator[Group]:
         fields = {key: value for name in (feature, *more) for key, value in play.features[name].items()}
-        greedy = [play.case(f"{ASKED} {line}", **fields, max_tokens=200) for line in LINES[:4]]
+        greedy = [play.case(user(f"{ASKED} {line}"), **fields, max_tokens=200) for line in LINES[:4]]
         hot = [case.body | {"temperature": 1.0, "seed": seed} for seed, case in enumerate(greedy * 4)]
         sampled = [Case(body, form=form) for body in hot]
         yield [Step([Case(case.body, case.plain, form=form) for case in greedy])]

@@ -8,12 +8,13 @@ from __future__ import annotations
 
 import json
 import shlex
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
+from functools import partial
 from time import perf_counter
 
 from paceline.certify.asking import Endpoint, Fields
 from paceline.certify.scenarios import Case, Group, Play, Step, Wrong
-from paceline.certify.verdict import LEVEL, Finding, Look
+from paceline.certify.verdict import LEVEL, Finding
 from paceline.errors import PacelineError
 
 SHRUNK = 3
@@ -21,6 +22,7 @@ SHRUNK = 3
 REPEATS = 3
 """How often the smallest requests are made once more."""
 Change = Callable[[Fields], Fields]
+Seen = tuple[str, float, float]
 
 
 def greedy_reports(play: Play) -> list[Fields]:
@@ -42,7 +44,7 @@ class Shrinking:
         self._words()
         self._length()
         for name in sorted(self.best.case.body.keys() - {"messages", "max_tokens", "temperature"}):
-            self._change(lambda body, name=name: {key: value for key, value in body.items() if key != name})
+            self._change(partial(_without, name=name))
         return self.best
 
     def shows(self, group: Group) -> bool:
@@ -67,9 +69,9 @@ class Shrinking:
 
     def _length(self) -> None:
         """To the wrong token, or by halves."""
-        if not self._change(lambda body: body | {"max_tokens": self.best.divergence.at + 1}):
+        if not self._change(partial(_shorter, max_tokens=self.best.divergence.at + 1)):
             while (most := self.best.case.body["max_tokens"]) > 1:
-                if not self._change(lambda body, most=most: body | {"max_tokens": most // 2}):
+                if not self._change(partial(_shorter, max_tokens=most // 2)):
                     return
 
     def _words(self) -> None:
@@ -80,8 +82,7 @@ class Shrinking:
             begin = 0
             while begin < len(words):
                 fewer = [*words[:begin], *words[begin + size :]]
-                text = " ".join(fewer)
-                if fewer and self._change(lambda body, text=text: _with_text(body, text)):
+                if fewer and self._change(partial(_with_text, text=" ".join(fewer))):
                     words = fewer
                 else:
                     begin += size
@@ -97,6 +98,14 @@ class Shrinking:
             return Case(change(case.body), None if case.plain is None else change(case.plain), case.cut, case.form)
 
         return self.shows([Step(list(map(changed, step.cases)), step.slots) for step in self.best.group])
+
+
+def _without(body: Fields, name: str) -> Fields:
+    return {key: value for key, value in body.items() if key != name}
+
+
+def _shorter(body: Fields, max_tokens: int) -> Fields:
+    return body | {"max_tokens": max_tokens}
 
 
 def _with_text(body: Fields, text: str) -> Fields:
@@ -123,29 +132,18 @@ def _report(play: Play, found: Wrong) -> Fields:
     }
 
 
-def long_report(server: Endpoint, found: Finding) -> Fields:
-    """Of what comes too often or too rarely in long sampled answers."""
+def sampled_report(server: Endpoint, body: Fields, number: int, found: Finding, seen: Sequence[Seen] = ()) -> Fields:
+    """Of sampled answers, which no single request shows: `number` of them, each with a seed of its own.
+
+    seen: outcomes with their shares here and in the control, of which the furthest apart are shown."""
+    far = sorted(seen, key=lambda row: -abs(row[1] - row[2]))[:8]
     return {
-        "scenario": "long sampled answers",
+        "scenario": "sampled answers",
         "why": found.what,
-        "curl": lines(server, {"messages": [{"role": "user", "content": "..."}], "logprobs": True, "top_logprobs": 20}),
-        "expected": "tokens as often as the reported log-probabilities say",
-        "observed": found.what,
-        "sure": f"p = {found.p:.1g}; a lossless engine is accused in {LEVEL:g} of certificates",
-    }
-
-
-def sampled_report(server: Endpoint, body: Fields, facts: Fields, look: Look) -> Fields:
-    """Of the worst case of the sampling test, with the outcomes that are furthest from what they should be."""
-    far = sorted(facts.get("seen", ()), key=lambda row: -abs(row[1] - row[2]))[:8]
-    p = min(look.p, look.p_of_worst_case)
-    return {
-        "scenario": f"sampled answers, {facts['name']}",
-        "why": f"texts have another distribution than the control's (p = {p:.1g})",
-        "curl": [f"for seed in $(seq {facts['requests']}); do", *lines(server, body, seed="$seed"), "done"],
-        "expected": {text: expected for text, _, expected in far},
-        "observed": {text: share for text, share, _ in far},
-        "sure": f"p = {p:.1g} in {look.requests:,} requests; a lossless engine is accused in {LEVEL:g} of certificates",
+        "curl": [f"for seed in $(seq {number}); do", *lines(server, body, seed="$seed"), "done"],
+        "expected": {text: right for text, _, right in far} or "what the log-probabilities that it reports say",
+        "observed": {text: share for text, share, _ in far} or found.what,
+        "sure": f"p = {found.p:.1g}; a lossless engine is accused in {LEVEL:g} of all certificates",
     }
 
 
@@ -161,7 +159,7 @@ def curl(server: Endpoint, group: Group) -> list[str]:
 
 def lines(server: Endpoint, body: Fields, seed: str = "") -> list[str]:
     """One request. seed: where the shell has its seed."""
-    model = {"model": server.model} if getattr(server, "model", "") else {}
+    model = {"model": server.model} if server.model else {}
     data = shlex.quote(json.dumps(model | body))
     if seed:
         data = f"""{data[:-2]}, "seed": '{seed}'}}'"""
