@@ -290,18 +290,18 @@ class BlockServer(TableServer):
         for i, token in enumerate(tokens, 1):
             weight = min(1.0, weight * ps[i - 1][token] / qs[i - 1][token])
             weights.append(weight)
-            chance = weight
+            chance = self.last_weight(weights)
             if i < len(tokens):
                 rest = np.maximum(weight * ps[i] - qs[i], 0.0).sum()
                 chance = rest / (rest + 1 - weight) if rest + 1 - weight > 0 else 0.0
             stands = i if row.rng.random() < chance else stands
         if stands == len(tokens):
             return [*tokens, self.pick(row, ps[-1])]
-        rest = np.maximum(self.weight_of(weights, stands) * ps[stands] - qs[stands], 0.0)
+        rest = np.maximum(weights[stands] * ps[stands] - qs[stands], 0.0)
         return [*tokens[:stands], self.pick(row, rest / rest.sum() if rest.sum() > 0 else ps[stands])]
 
-    def weight_of(self, weights: Sequence[float], stands: int) -> float:
-        return weights[stands]
+    def last_weight(self, weights: Sequence[float]) -> float:
+        return weights[-1]
 
 
 class SharedNoise(TableServer):
@@ -355,10 +355,10 @@ class TopPOnOneSide(TableServer):
 
 
 class BlockOffByOne(BlockServer):
-    """The residual has the weight of the token before."""
+    """The last drafted token stands by the weight of the one before."""
 
-    def weight_of(self, weights: Sequence[float], stands: int) -> float:
-        return weights[max(stands - 1, 0)]
+    def last_weight(self, weights: Sequence[float]) -> float:
+        return weights[-2]
 
 
 class BonusDropped(TableServer):

@@ -36,11 +36,12 @@ SWITCHES: Mapping[str, Fields] = {"paceline": {"draft": "none"}}
 """By the owner that a server names for its model: what switches drafts off for one request. llama.cpp's server has
 dropped the field that did, and ignores it silently."""
 Messages = tuple[dict[str, str], ...]
+Cut = Callable[[Completion], str | int]
 HELLO: Fields = {"messages": [{"role": "user", "content": "Hello"}], "max_tokens": 1}
 
 
 class Endpoint(Protocol):
-    """What is asked. name: for the certificate; url, model: for the requests that are shown; slots: requests at once."""
+    """What is asked. name: for the certificate; url, model: for requests that are shown; slots: requests at once."""
 
     model: str
     slots: int
@@ -230,7 +231,7 @@ def _alike(one: Sequence[Place], other: Sequence[Place]) -> Iterator[tuple[Place
 
 
 def compare(
-    reply: Completion, right: Completion, body: Fields, noise: Noise, cut: Callable[[Completion], str] | None = None
+    reply: Completion, right: Completion, body: Fields, noise: Noise, cut: Cut | None = None
 ) -> Fields | None:
     """The fields of a Divergence where the reply is not `right`, its beginning of max_tokens, or what `cut` makes of
     it; None where it is. After a tie the texts are two, and nothing more is compared."""
@@ -238,7 +239,7 @@ def compare(
     same = list(_alike(mine, others))
     at = len(same)
     facts: Fields = {"at": at, "noise": float(noise), "before": "".join(a.token for a, _ in same[-CONTEXT:])}
-    agree = bool(reply.text) and reply.text == right.text  # however the tokens are spelled
+    agree = cut is None and bool(reply.text) and reply.text == right.text  # however the tokens are spelled
     if at < min(len(mine), len(others)) and not agree:
         said, best = mine[at], others[at]
         gap = _gap(others, at, said.token, body)
@@ -248,11 +249,12 @@ def compare(
         if abs(a.logprob - b.logprob) > SHIFTED and b.logprob > -3:
             why = f"its log-probability is {a.logprob:.3f}, and the control's {b.logprob:.3f}"
             return facts | {"at": number, "said": a.token, "best": b.token, "why": why}
+    if cut is not None and isinstance(wanted := cut(right), int):  # servers list the token that ends it, or do not
+        right_end = at in (wanted, wanted + 1) or at == len(others)
+        return None if right_end else facts | {"why": f"it has {at} tokens, and must end after {wanted}"}
     if cut is not None:
-        wanted = cut(right)
-        return None if reply.text.strip() == wanted.strip() else facts | {
-            "why": f"the text must be {wanted[-40:]!r} at its end, and is {reply.text[-40:]!r}"
-        }  # fmt: skip
+        right_end = reply.text.strip() == str(wanted).strip()
+        return None if right_end else facts | {"why": f"it ends in {reply.text[-40:]!r}, not in {str(wanted)[-40:]!r}"}
     if mine and others:
         long = min(len(others), body["max_tokens"])
         return None if at == long or agree else facts | {"why": f"it has {len(mine)} tokens, and the control {long}"}

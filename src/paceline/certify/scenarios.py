@@ -19,7 +19,7 @@ from itertools import cycle, islice
 from time import perf_counter
 from typing import Any
 
-from paceline.certify.asking import Control, Endpoint, Fields, Messages, Noise, compare, own_best
+from paceline.certify.asking import Control, Cut, Endpoint, Fields, Messages, Noise, compare, own_best
 from paceline.certify.options import Watch
 from paceline.certify.verdict import Divergence
 from paceline.workbench.client import Completion, CompletionError
@@ -129,12 +129,12 @@ class Case:
     """A request, and what its answer must be.
 
     plain  the control's request for the answer that this one must equal, as far as max_tokens go; None: any will do.
-    cut    the text that the answer must have, given the control's.
+    cut    the text that the answer must have, given the control's, or the number of its tokens before the last one.
     form   says why an answer is wrong by itself."""
 
     body: Fields
     plain: Fields | None = None
-    cut: Callable[[Completion], str] | None = None
+    cut: Cut | None = None
     form: Form | None = None
 
 
@@ -342,7 +342,7 @@ def _stops(play: Play) -> Iterator[Group]:
         yield [Step([Case(case.body | {"stop": [one]}, case.plain, _until(one)) for one in strings], 4)]
 
 
-def _until(stop: str) -> Callable[[Completion], str]:
+def _until(stop: str) -> Cut:
     return lambda right: right.text.partition(stop)[0]
 
 
@@ -354,12 +354,8 @@ def _stop_tokens(play: Play) -> Iterator[Group]:
         yield [Step([Case(case.body | {"stop_token_ids": [one]}, case.plain, _until_token(one)) for one in ids], 4)]
 
 
-def _until_token(stop: int) -> Callable[[Completion], str]:
-    def cut(right: Completion) -> str:
-        end = right.tokens.index(stop) if stop in right.tokens else len(right.tokens)
-        return "".join(one["token"] for one in right.logprobs[:end])
-
-    return cut
+def _until_token(stop: int) -> Cut:
+    return lambda right: [*right.tokens, stop].index(stop)
 
 
 def _fields(play: Play) -> Iterator[Group]:
