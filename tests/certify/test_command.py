@@ -21,7 +21,7 @@ def tiny(tmp_path_factory: pytest.TempPathFactory) -> Path:
 def test_a_certificate_is_printed_and_written(tiny: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
     out = tmp_path / "certificate"
     files = ["--out", str(out), "--junit", str(tmp_path / "junit.xml")]
-    how = ["--requests", "64", "--max-tokens", "16", "--budget", "1h", "--json", *files]
+    how = ["--requests", "64", "--shift", "0.5", "--max-tokens", "16", "--budget", "1h", "--json", *files]
     assert main(["certify", str(tiny), "-d", "sam", *how]) == 0
     found = json.loads(capsys.readouterr().out)
     assert found == json.loads((out / "certificate.json").read_text("utf-8"))
@@ -68,7 +68,7 @@ def test_what_transformers_does_not_have_is_compared_with_its_own_plain_decoding
         quantise_folder(tiny, model := tmp_path / "made", "int8")
     elif kind != "folder":
         model = write(tiny, tmp_path / "model.gguf", kind)
-    how = ["--requests", "32", "--max-tokens", "12", "--budget", "0", "--dtype", dtype]
+    how = ["--requests", "64", "--shift", "0.5", "--max-tokens", "12", "--budget", "0", "--dtype", dtype]
     assert main(["certify", str(model), "-d", "sam", *how]) == 0
     assert f"The reference is our own plain decoding of these weights ({weights}" in capsys.readouterr().out
 
@@ -77,5 +77,5 @@ def test_transformers_is_certified_through_its_plug_in(tiny: Path, capsys: pytes
     how = ["--engine", "transformers", "--requests", "0", "--max-tokens", "12", "--budget", "0", "--dtype", "float32"]
     assert main(["certify", str(tiny), "-d", "sam", *how]) == 0
     said = capsys.readouterr().out
-    assert "peer:transformers-paceline,draft=sam,paced=false: lossless, as far as was tested" in said
+    assert "peer:transformers-paceline,draft=sam,paced=false: Lossless, as far as was tested" in said
     assert "Not tested: " in said

@@ -191,7 +191,7 @@ def _sampled(
                     cases.append(Case(name, list(start), params, distribution))
             watch.step(i + 1, len(WAYS))
     if not cases:
-        return Sampled([], 0)
+        return Sampled([], [], 0)
     requests = scope.requests if scope.requests is not None else needed(cases, scope.shift or SHIFT)
     watch.say(f"{requests:,} sampled requests")
     return sample(engine, cases, requests, np.random.default_rng(scope.seed), watch.step, control)

@@ -59,7 +59,7 @@ def certify_engine(subject: Subject, watch: Watch) -> dict[str, Any]:
     if subject.model is None:
         raise PacelineError("name the model that the engine runs, or --endpoint URL for a server")
     watch.say(f"loading {subject.model}")
-    target = load(subject.model, dtype=subject.dtype, device=subject.device)
+    target = load(subject.model, dtype=subject.dtype, device=subject.device, exact=subject.exact)
     dtype = str(target.dtype).removeprefix("torch.")
     exact, own, reference = _references(subject, target, dtype)
     models = Models(exact, own, target.tokenizer, target.eos_token_ids, target.vocab_size)
@@ -86,6 +86,11 @@ def _references(subject: Subject, target: Target, dtype: str) -> tuple[Model, Mo
     """The model in float32, and in the engine's dtype if that is another; and in words whose code they run."""
     model = str(subject.model)
     own: Model | None = None
+    if subject.exact:
+        if subject.engine != "paceline":
+            raise PacelineError("--exact is for our engine: other engines round as they please")
+        plainly = load(model, dtype=subject.dtype, device=target.device, exact=True)
+        return PlainDecoding(plainly), None, "our own plain decoding, to which drafts must be equal bit for bit"
     kinds = target.quantised or target.expanded
     if kinds is None and not is_gguf(model):
         if dtype != "float32":
@@ -97,10 +102,10 @@ def _references(subject: Subject, target: Target, dtype: str) -> tuple[Model, Mo
             f"{model} has its weights in {kinds}, which only our engine multiplies as it does: "
             f"--engine {subject.engine} runs another model; certify it in 16 bits"
         )
-    plainly = PlainDecoding(load(model, dtype=exact_dtype(subject.dtype, target.quantised), device=target.device))
+    exact = PlainDecoding(load(model, dtype=exact_dtype(subject.dtype, target.quantised), device=target.device))
     if dtype != "float32":
         own = PlainDecoding(load(model, dtype=subject.dtype, device=target.device))
-    return plainly, own, f"our own plain decoding of these weights ({kinds}), not transformers"
+    return exact, own, f"our own plain decoding of these weights ({kinds}), not transformers, which has no such model"
 
 
 def certify_server(subject: Subject, key: str | None, watch: Watch) -> dict[str, Any]:

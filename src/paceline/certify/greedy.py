@@ -46,10 +46,9 @@ class Reader:
         worlds = self.rounding.along(text, start, scales=(1.0,))
         exact, *rounded = [self._warped(one, text, start, params) for one in worlds]
         best, noise = exact.argmax(-1), ROUNDING * _finite(exact).abs().amax(-1)
-        flipped = torch.zeros(len(tokens), dtype=torch.bool)
         for one in rounded:
             noise = noise.maximum(_finite(one - exact).abs().amax(-1))
-            flipped |= _unlike(exact, one.argmax(-1))
+        flipped = _unlike(exact, rounded[0].argmax(-1)) if rounded else torch.zeros(0)
         unlike = _unlike(exact, torch.tensor(tokens, dtype=torch.long))
         for at in range(len(tokens)):
             of = None

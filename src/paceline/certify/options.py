@@ -69,6 +69,7 @@ class Subject:
     batch: int = option(8, "Most requests at once.", least=1)
     dtype: str = "auto"
     device: str = "auto"
+    exact: bool | None = None
     threads: int | None = None
     peer_python: str | None = option(None, "Interpreter of an environment with vLLM.", envvar="PACELINE_VLLM_PYTHON")
 

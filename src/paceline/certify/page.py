@@ -81,7 +81,7 @@ def findings(certificate: dict[str, Any]) -> list[str]:
     if sampled.get("drafted_rounds") is not None:
         lines.append(f"{sampled['drafted_rounds']:,} rounds of sampled answers had a draft.")
     reference = certificate.get("reference", "")
-    own = [f"The reference is {reference}, which has no such model."] if reference.startswith("our own") else []
+    own = [f"The reference is {reference}."] if reference.startswith("our own") else []
     return [*lines, *own, *_acceptance(certificate["acceptance"])]
 
 

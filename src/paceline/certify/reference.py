@@ -12,7 +12,8 @@ and filters (`paceline.engine.sampling.warp`), which has tests of its own agains
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterable, Sequence
+from collections.abc import Callable, Iterable, Iterator, Sequence
+from contextlib import contextmanager, nullcontext
 from typing import Any, Protocol
 
 import numpy as np
@@ -28,21 +29,24 @@ from paceline.workbench.peers.transformers import load_model
 
 TOKENS = 4096
 """Most tokens in one forward."""
-COMPANY = 4
-"""Copies of a text that are read together, so that its matrix products have another width."""
 PIECE = 8
 """Tokens of a piece, as wide as a draft."""
+SHAKEN = 2.0**-8
+"""Share of a number by which bfloat16 rounds it at most."""
+SHAKES = 4
+"""Times that rounding is imitated."""
 SCALES = (1.0, 2.0, -2.0)
-"""Multiples of what rounding changed that it may change elsewhere. No two kernels round alike: as much again, and as
-much the other way, is what a measurement of a few of them leaves open."""
+"""Multiples of what rounding was seen to change that it may change elsewhere: no two kernels round alike."""
 
 
 class Model(Protocol):
     """What says what should have been said.
 
-    ways  in which it can read a text; rounding is all that differs between them. The first one is the default."""
+    ways    in which it can read a text; rounding is all that differs between them. The first one is the default.
+    shakes  others, in which bfloat16's rounding is imitated."""
 
     ways: Sequence[str]
+    shakes: Sequence[str]
 
     def after(self, texts: Sequence[Sequence[int]], way: str = "") -> torch.Tensor:
         """Logits of the token after each text, [N, V]; the texts are equally long."""
@@ -54,7 +58,8 @@ class Model(Protocol):
 class Reference:
     """A transformers model, in evaluation mode."""
 
-    ways = ("whole", "in company", "in pieces")
+    ways: Sequence[str] = ("together", "in pieces")
+    shakes: Sequence[str] = tuple(f"shaken {seed}" for seed in range(SHAKES))
 
     def __init__(self, model: Any):
         self.model = model
@@ -67,8 +72,7 @@ class Reference:
     @torch.inference_mode()
     def after(self, texts: Sequence[Sequence[int]], way: str = "") -> torch.Tensor:
         """Logits of the token after each text, float32 [N, V]; the texts are equally long."""
-        # Whole: each alone, as a prompt is. In company: as many as fit.
-        at_once = 1 if way == "whole" else max(1, TOKENS // max(len(texts[0]), 1))
+        at_once = max(1, TOKENS // max(len(texts[0]), 1))
         parts = [texts[i : i + at_once] for i in range(0, len(texts), at_once)]
         return torch.cat([self._run(part, 1, way)[:, -1].float().cpu() for part in parts])
 
@@ -77,14 +81,14 @@ class Reference:
         """Logits of the tokens `start`.. of a text, float32 [len(text) - start, V]."""
         if start >= len(text):
             return torch.empty(0, 1)
-        copies = COMPANY if way == "in company" else 1
-        return self._run([text[:-1]] * copies, len(text) - start, way)[0].float().cpu()
+        return self._run([text[:-1]], len(text) - start, way)[0].float().cpu()
 
     def _run(self, texts: Sequence[Sequence[int]], keep: int, way: str) -> torch.Tensor:
         """Logits after the last `keep` tokens, [N, keep, V]."""
         ids = torch.tensor([list(text) for text in texts], device=self.model.device)
         if way != "in pieces":
-            whole: torch.Tensor = self.model(input_ids=ids, use_cache=False, logits_to_keep=keep).logits
+            with self._shaken(way) if way in self.shakes else nullcontext():
+                whole: torch.Tensor = self.model(input_ids=ids, use_cache=False, logits_to_keep=keep).logits
             return whole
         begin, cache, parts = max(1, ids.shape[1] - max(keep, 2)), None, []
         for piece in (ids[:, :begin], *ids[:, begin:].split(PIECE, 1)):
@@ -93,11 +97,30 @@ class Reference:
             parts.append(out.logits)
         return torch.cat(parts, 1)[:, -keep:]
 
+    @contextmanager
+    def _shaken(self, way: str) -> Iterator[None]:
+        """Imitate rounding: the outputs of all layers, and of all that they are made of, are off by up to SHAKEN."""
+        noise = torch.Generator(self.model.device).manual_seed(self.shakes.index(way))
+
+        def shake(module: Any, args: Any, out: Any) -> Any:
+            if not isinstance(out, torch.Tensor):
+                return out
+            return out * (1 + SHAKEN * (2 * torch.rand(out.shape, generator=noise, device=out.device) - 1))
+
+        modules = [m for name, m in self.model.named_modules() if name[-1:].isdigit() or not list(m.children())]
+        hooks = [module.register_forward_hook(shake) for module in modules]
+        try:
+            yield
+        finally:
+            for hook in hooks:
+                hook.remove()
+
 
 class PlainDecoding:
     """Our own decoder, without drafts: a text's beginning in one forward, and then one token a forward, alone."""
 
-    ways = ("alone",)
+    ways: Sequence[str] = ("alone",)
+    shakes: Sequence[str] = ()
 
     def __init__(self, target: Target):
         self.target = target
@@ -126,8 +149,10 @@ class Rounding:
     """The model's logits as rounding may have them: W worlds, the first one float32's.
 
     Measured: the same positions read in every way by the model in the engine's dtype (in float32 where that is the
-    engine's). What differs from float32 is scaled by SCALES, so that a world is a whole set of logits that goes through
-    penalties, top-k and top-p: a token at their border is then inside in one world and outside in another.
+    engine's). Kernels of one library round much alike, and another library rounds in places of its own; so float32's
+    forward is shaken, too, for other directions, and what that changes is made as large as what was measured. Each
+    change is scaled by SCALES and gives a world: a whole set of logits, which goes through penalties, top-k and top-p.
+    So a token at their border is inside in one world and outside in another.
 
     exact: the model in float32; own: the same in the engine's dtype, None where that is float32."""
 
@@ -144,8 +169,13 @@ class Rounding:
 
     def _worlds(self, read: Callable[[Model, str], torch.Tensor], scales: Sequence[float] = SCALES) -> torch.Tensor:
         exact = read(self.exact, "")
-        model, ways = (self.exact, self.exact.ways[1:]) if self.own is None else (self.own, self.own.ways)
-        moved = [read(model, way) - exact for way in ways]
+        if self.own is None:
+            moved = [read(self.exact, way) - exact for way in self.exact.ways[1:]]
+        else:
+            moved = [read(self.own, way) - exact for way in self.own.ways]
+            size = max(float(by.square().mean().sqrt()) for by in moved)
+            shaken = [read(self.exact, way) - exact for way in self.exact.shakes]
+            moved += [by * (size / float(by.square().mean().sqrt())) for by in shaken]
         return torch.stack([exact, *(exact + scale * by for by in moved for scale in SCALES)])
 
 

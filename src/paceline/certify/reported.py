@@ -77,9 +77,10 @@ def _worlds(logprobs: Sequence[float], best: Sequence[int], seen: Counter[int], 
     # Below temperature 1 the rest counts the less the more tokens share it, and penalties may lower it.
     exactly = params.temperature == 1 and not presence and not frequency
     worlds = []
-    for logits in (with_rest,) if exactly else (with_rest, shifted):
+    for scores in (with_rest,) if exactly else (with_rest, shifted):
         for top_p in {params.top_p, min(1.0, params.top_p + BORDER), params.top_p - BORDER * (params.top_p < 1)}:
-            probs = probabilities(torch.from_numpy(logits)[None], replace(params, top_p=top_p), [])[0].numpy()
+            logits = torch.tensor(scores, dtype=torch.float32)[None]
+            probs = probabilities(logits, replace(params, top_p=top_p), [])[0].numpy()
             worlds.append(np.append(probs[: len(best)], probs[len(best) :].sum()))
     return np.stack(worlds)
 

@@ -32,6 +32,7 @@ class CertifyOptions(Subject):
     prompts: str | None = option(None, 'JSON Lines for greedy answers: {"prompt": "..."} or {"messages": [...]}.')
     dtype: options.Dtype = "auto"
     device: options.Device = "auto"
+    exact: options.Exact = None
     threads: options.Threads = None
     out: Path | None = option(None, "Folder for certificate.json and certificate.html.", callback=check_folder)
     report: Path | None = option(None, "File for what one would file upstream, Markdown; written if a bug is found.")
