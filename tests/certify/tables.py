@@ -544,7 +544,7 @@ BUGS: dict[type[TableServer], str] = {
     StaleState: "one request at a time",
     WrongAfterHits: "prompts that are in the prefix cache",
     WrongAboveFour: "8 requests at once",
-    WrongBeyond64: "one request at a time",
+    WrongBeyond64: "steps with and without a draft in turn",
     StopInsideDraft: "stop strings",
     DraftsLogprobs: "one request at a time",
     StreamLosesRounds: "streams",

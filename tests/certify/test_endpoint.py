@@ -7,7 +7,7 @@ import json
 import math
 import threading
 from collections.abc import Iterator
-from contextlib import contextmanager
+from contextlib import closing, contextmanager
 from functools import lru_cache
 from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
 from typing import Any
@@ -104,7 +104,8 @@ def served(model: Model) -> Iterator[Server]:
     thread = threading.Thread(target=server.serve_forever, daemon=True)
     thread.start()
     try:
-        yield Server(f"http://127.0.0.1:{server.server_port}/v1")
+        with closing(Server(f"http://127.0.0.1:{server.server_port}/v1")) as asked:
+            yield asked
     finally:
         server.shutdown()
         server.server_close()

@@ -57,11 +57,12 @@ class Endpoint(Protocol):
 
 
 class Server:
-    """A server. spec: URL[,URL...][#model]; extra: fields of every request."""
+    """A server. spec: URL[,URL...][#model]; extra: fields of every request. Its connections stay open until `close`."""
 
     def __init__(self, spec: str, *, key: str | None = None, slots: int = 8, extra: Fields | None = None):
         self.urls, self.model = parse(spec)
         self.key, self.slots, self.extra = key, slots, extra or {}
+        self._loop, self._clients = asyncio.Runner(), dict[int, Client]()
 
     @property
     def url(self) -> str:
@@ -73,13 +74,24 @@ class Server:
 
     def ask(self, bodies: Sequence[Fields], slots: int | None = None) -> list[Completion]:
         """The completions, at most `slots` requests under way. Raises CompletionError where one cannot be had."""
-        return asyncio.run(self._ask(bodies, slots or self.slots))
+        return self._loop.run(self._ask(bodies, slots or self.slots))
 
     async def _ask(self, bodies: Sequence[Fields], slots: int) -> list[Completion]:
         self.model = self.model or await find_model(self.url, self.key)
-        async with Client(self.urls, key=self.key, slots=slots, retry=RETRY) as client:
-            asked = ({"model": self.model, **body, **self.extra} for body in bodies)
-            return list(await asyncio.gather(*map(client.complete, asked)))
+        if slots not in self._clients:
+            self._clients[slots] = Client(self.urls, key=self.key, slots=slots, retry=RETRY)
+        asked = ({"model": self.model, **body, **self.extra} for body in bodies)
+        done = await asyncio.gather(*map(self._clients[slots].complete, asked), return_exceptions=True)
+        for one in done:
+            if isinstance(one, BaseException):  # raised when no request is under way any more
+                raise one
+        return [one for one in done if isinstance(one, Completion)]
+
+    def close(self) -> None:
+        """Close the connections."""
+        for client in self._clients.values():
+            self._loop.run(client.close())
+        self._loop.close()
 
 
 UNREAD = frozenset({"messages", "logprobs", "return_token_ids"})

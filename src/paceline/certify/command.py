@@ -151,7 +151,8 @@ def _scenarios(
     until = perf_counter() + scope.seconds
     play = Play(hosted, _plain(subject, target), _chats(subject.prompts), scope.max_tokens, until, watch)
     play.run()
-    about = {"verdict": NOT_LOSSLESS, "why": "scenarios", "lossless": False} if play.bugs else {}
+    before = f"{certificate['why']}; " if certificate["verdict"] == NOT_LOSSLESS else ""
+    about = {"verdict": NOT_LOSSLESS, "why": f"{before}scenarios", "lossless": False} if play.bugs else {}
     return about | {
         "scenarios": play.rows,
         "features": sorted(play.features),
