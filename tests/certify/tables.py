@@ -37,9 +37,9 @@ Probs = np.ndarray[Any, np.dtype[np.float64]]
 def tables(seed: int) -> tuple[Probs, Probs, Probs, Probs]:
     """Logits by the last two tokens, by the third last, by topic or place; and what a drafter is wrong by."""
     rng = np.random.default_rng(seed)
-    two, three, topic = rng.normal(size=(V, V, V)) * 1.6, rng.normal(size=(V, V)) * 0.8, rng.normal(size=(16, V)) * 0.8
+    two, three, topic = rng.normal(size=(V, V, V)) * 2.6, rng.normal(size=(V, V)) * 0.8, rng.normal(size=(16, V)) * 0.8
     two[:, :, [IDS[THOUGHT], IDS[END]]] = -1e9
-    return two, three, topic, rng.normal(size=(V, V)) * 0.7
+    return two, three, topic, rng.normal(size=(V, V)) * 1.2
 
 
 @lru_cache(200_000)

@@ -41,7 +41,7 @@ def certified(server: TableServer, seed: int, budget: str, **scope: Any) -> dict
 
 
 def test_a_lossless_server_passes_every_scenario_and_all_are_played() -> None:
-    play = played(TableServer(), control_of(TableServer()))
+    play = played(BlockServer(), control_of(BlockServer()))
     assert [row["scenario"] for row in play.rows] == NAMES
     assert {row["verdict"] for row in play.rows[:-1]} == {"passed"}
     assert play.rows[-1]["verdict"] == "partly"  # this model's context ends
@@ -74,7 +74,7 @@ def test_a_bug_is_shown_by_few_and_short_requests(name: str, requests: int, toke
     assert len(asked) <= requests
     bodies = [json.loads(line.removesuffix(" &").split(" -d ")[1].strip("'")) for line in asked]
     assert bodies[-1]["max_tokens"] <= tokens
-    assert len(bodies[-1]["messages"][-1]["content"]) <= min(len(text[0]["content"]) for text in PROMPTS)
+    assert len(bodies[-1]["messages"][-1]["content"]) < 100  # of up to 400
     assert report["sure"].startswith("the same requests show it 3 times of 3")
 
 
