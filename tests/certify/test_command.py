@@ -20,13 +20,13 @@ def tiny(tmp_path_factory: pytest.TempPathFactory) -> Path:
 
 def test_a_certificate_is_printed_and_written(tiny: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
     out = tmp_path / "certificate"
-    how = ["--requests", "64", "--shift", "0.5", "--max-tokens", "16", "--out", str(out), "--json"]
+    how = ["--requests", "100", "--shift", "0.5", "--max-tokens", "16", "--out", str(out), "--json"]
     assert main(["certify", str(tiny), "-d", "sam", *how]) == 0
     found = json.loads(capsys.readouterr().out)
     assert found == json.loads((out / "certificate.json").read_text("utf-8"))
     assert {"lossless", "greedy", "sampled", "power", "acceptance", "not_tested", "environment"} <= found.keys()
     assert found["lossless"]
-    assert found["sampled"]["requests"] == 64
+    assert found["sampled"]["requests"] == 100
     assert "Lossless, as far as was tested" in (out / "certificate.html").read_text("utf-8")
 
 
@@ -49,7 +49,7 @@ def test_what_transformers_does_not_have_is_compared_with_its_own_plain_decoding
         quantise_folder(tiny, model := tmp_path / "made", "int8")
     elif kind != "folder":
         model = write(tiny, tmp_path / "model.gguf", kind)
-    how = ["--requests", "64", "--shift", "0.5", "--max-tokens", "12", "--dtype", dtype]
+    how = ["--requests", "100", "--shift", "0.5", "--max-tokens", "12", "--dtype", dtype]
     assert main(["certify", str(model), "-d", "sam", *how]) == 0
     assert f"The reference is our own plain decoding of these weights ({weights}" in capsys.readouterr().out
 
