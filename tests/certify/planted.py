@@ -95,18 +95,6 @@ class Best(Drafter):
         return DraftTree.chain(tokens[0], tokens[1:], source=self.name)
 
 
-class Ranked(Drafter):
-    """Drafts the second best token of a table."""
-
-    name = "ranked"
-
-    def __init__(self, table: torch.Tensor):
-        self.after = table.topk(2).indices[:, 1].tolist()
-
-    def draft(self, row: Any) -> DraftTree:
-        return DraftTree.chain(row.last_token, [self.after[row.last_token]][: row.max_draft], source=self.name)
-
-
 class OneByOne(Lossless):
     """A rule that decides rows one at a time, by `step`."""
 
@@ -163,14 +151,12 @@ class DraftsAccepted(OneByOne):
 
 
 class Tolerant(OneByOne):
-    """When greedy, a drafted token stands whose logit is nearly the best."""
+    """When greedy, the second best token is taken where its logit is nearly that of the best."""
 
     def step(self, walker: Cursor) -> bool:
-        logits = walker.logits[walker.node]
-        for child in walker.tree.children(walker.node):
-            token = int(walker.tree.tokens[child])
-            if walker.request.params.is_greedy and logits[token] > logits.max() - NEARLY:
-                return follow(walker, token)
+        logits, tokens = walker.logits[walker.node].float().topk(2)
+        if walker.request.params.is_greedy and logits[0] - logits[1] < NEARLY:
+            return follow(walker, int(tokens[1]))
         return super().step(walker)
 
 

@@ -16,11 +16,11 @@ from paceline.certify.page import findings, page
 from paceline.certify.sampled import distribution_of
 from paceline.engine.sampling import SamplingParams
 from paceline.workbench.contestant import Reply
-from tests.certify.planted import BUGS, Ranked, Tolerant, World, planted
+from tests.certify.planted import BUGS, Tolerant, World, planted
 
 GREEDY = ("mask off by one", "positions off by one", "padding accepted", "cache not rolled back")
 """Bugs that greedy answers show; the others but the one of stop strings show in sampled ones."""
-QUICK = Scope(shift=0.4, requests=200, max_tokens=24)
+QUICK = Scope(shift=0.4, requests=160, max_tokens=24)
 
 
 @cache
@@ -115,7 +115,7 @@ def test_a_lossless_engine_is_certified() -> None:
     assert found["power"]["detectable"] <= 0.4
     assert found["power"]["hidden"] < 0.001  # in float32
     assert found["sampled"]["drafted_rounds"] > 0
-    assert found["sampled"]["long"]["tokens"] >= 100
+    assert found["sampled"]["long"]["tokens"] >= 48
     accepted = found["acceptance"]
     assert accepted["tokens_a_round"] == pytest.approx(accepted["reference"], abs=0.1)
     assert found["greedy"]["ties"] == found["greedy"]["ties_of_rounding"] == 0
@@ -137,7 +137,7 @@ def test_an_engine_that_accepts_what_is_nearly_the_best_has_too_many_ties() -> N
     """Each of them by itself may be rounding; plain decoding in bfloat16 has as few as the model."""
     w, prompts = world(0, "bfloat16"), [[one, two] for one in range(10, 34) for two in (40, 50)]
     plan = Scope(requests=0, max_tokens=24)
-    tolerant = Ours(w.target, w.tokenizer, lambda: Ranked(w.table()), rule=Tolerant())
+    tolerant = Ours(w.target, w.tokenizer, "none", rule=Tolerant())
     found = certify(tolerant, w.models, prompts, w.starts, plan)["greedy"]
     assert found["p_of_ties"] < 1e-4, (found["ties"], found["ties_of_rounding"])
     assert not found["lossless"]

@@ -92,13 +92,15 @@ REQUESTS_EACH = 16
 
 @dataclass(frozen=True)
 class Models:
-    """The model that the engine runs. exact: in float32; own: in the engine's dtype, None where that is float32."""
+    """The model that the engine runs. exact: in float32; own: in the engine's dtype, None where that is float32;
+    max_context: of the engine, in tokens."""
 
     exact: Model
     own: Model | None
     tokenizer: Tokenizer | None
     ends: Sequence[int]
     vocab_size: int
+    max_context: int = 1024
 
     @property
     def rounding(self) -> Rounding:
@@ -133,7 +135,8 @@ def certify(
     sampled = _sampled(engine, models, starts, scope, watch, control)
     facts = sampled.facts()
     if sampled.cases and facts["lossless"]:
-        repeating = [list(one) * REPEATED for one in starts]
+        space = models.max_context - scope.max_tokens
+        repeating = [list(one) * max(1, min(REPEATED, space // len(one))) for one in starts]
         facts = _long(facts, engine, models, [*repeating, *prompts], scope, watch, control)
     return certificate(
         greedy, stops, facts, sampled.power(scope), scope,
@@ -183,7 +186,7 @@ def _sampled(
     if scope.requests != 0:
         watch.say("the exact distribution of first tokens")
         for i, (name, way) in enumerate(WAYS.items()):
-            start = starts[i % len(starts)]
+            start = starts[(i + 2) % len(starts)]  # penalties with a text of few different tokens
             params = replace(way, max_tokens=scope.length + AHEAD, ignore_eos=True)
             if engine.honours(params):
                 distribution = distribution_of(models.rounding, start, params, scope.length)

@@ -35,6 +35,8 @@ HOSTS = {"transformers": "transformers-paceline", "vllm": "vllm-paceline", "llam
 """Hosts of our plug-ins, and the peers that they are."""
 LIBRARIES = ("transformers", "vllm", "llama-cpp", "xllamacpp")
 """What names of peers begin with; by itself, a library without drafts."""
+CONTEXT = 1024
+"""Longest context of other libraries."""
 TEXTS = (
     "one two three one two three one two",
     "The cat sat on the mat. The cat sat on the",
@@ -62,7 +64,8 @@ def certify_engine(subject: Subject, watch: Watch) -> dict[str, Any]:
     target = load(subject.model, dtype=subject.dtype, device=subject.device, exact=subject.exact)
     dtype = str(target.dtype).removeprefix("torch.")
     exact, own, reference = _references(subject, target, dtype)
-    models = Models(exact, own, target.tokenizer, target.eos_token_ids, target.vocab_size)
+    context = min(target.max_context, CONTEXT)
+    models = Models(exact, own, target.tokenizer, target.eos_token_ids, target.vocab_size, context)
     prompts, starts = _prompts(target, subject.prompts)
     draft = subject.draft if subject.engine == "paceline" or subject.engine.partition(":")[0] in HOSTS else None
     with ExitStack() as opened:
@@ -193,7 +196,7 @@ def _open(subject: Subject, target: Target, dtype: str, *, plain: bool = False) 
         threads=subject.threads,
         python=subject.peer_python,
         batch=subject.batch,
-        max_context=min(target.max_context, 1024),
+        max_context=min(target.max_context, CONTEXT),
         decode=target.tokenizer.decode if target.tokenizer is not None else str,
         device=str(target.device),
     )

@@ -43,8 +43,8 @@ class Reader:
         self.found.answers += 1
         self.found.tokens += len(tokens)
         start, text = len(prompt), [*prompt, *tokens]
-        worlds = self.rounding.along(text, start, scales=(1.0,))
-        exact, *rounded = [self._warped(one, text, start, params) for one in worlds]
+        readings = self.rounding.measured(text, start)
+        exact, *rounded = [self._warped(one, text, start, params) for one in readings]
         best, noise = exact.argmax(-1), ROUNDING * _finite(exact).abs().amax(-1)
         for one in rounded:
             noise = noise.maximum(_finite(one - exact).abs().amax(-1))

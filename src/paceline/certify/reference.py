@@ -35,7 +35,7 @@ SHAKEN = 2.0**-8
 """Share of a number by which bfloat16 rounds it at most."""
 SHAKES = 4
 """Times that rounding is imitated."""
-SCALES = (1.0, 2.0, -2.0)
+SCALES = (1.5, -1.5)
 """Multiples of what rounding was seen to change that it may change elsewhere: no two kernels round alike."""
 
 
@@ -145,6 +145,9 @@ class PlainDecoding:
         return torch.cat(out)
 
 
+Read = Callable[[Model, str], torch.Tensor]
+
+
 class Rounding:
     """The model's logits as rounding may have them: W worlds, the first one float32's.
 
@@ -163,19 +166,26 @@ class Rounding:
         """Logits of the token after each text, [W, N, V]."""
         return self._worlds(lambda model, way: model.after(texts, way))
 
-    def along(self, text: Sequence[int], start: int, scales: Sequence[float] = SCALES) -> torch.Tensor:
+    def along(self, text: Sequence[int], start: int) -> torch.Tensor:
         """Logits of the tokens `start`.. of a text, [W, len(text) - start, V]."""
-        return self._worlds(lambda model, way: model.along(text, start, way), scales)
+        return self._worlds(lambda model, way: model.along(text, start, way))
 
-    def _worlds(self, read: Callable[[Model, str], torch.Tensor], scales: Sequence[float] = SCALES) -> torch.Tensor:
-        exact = read(self.exact, "")
+    def measured(self, text: Sequence[int], start: int) -> list[torch.Tensor]:
+        """Logits of the tokens `start`.. of a text as they are read, float32's first, [len(text) - start, V] each."""
+        return self._read(lambda model, way: model.along(text, start, way))
+
+    def _read(self, read: Read) -> list[torch.Tensor]:
         if self.own is None:
-            moved = [read(self.exact, way) - exact for way in self.exact.ways[1:]]
-        else:
-            moved = [read(self.own, way) - exact for way in self.own.ways]
-            size = max(float(by.square().mean().sqrt()) for by in moved)
+            return [read(self.exact, way) for way in self.exact.ways]
+        return [read(self.exact, ""), *(read(self.own, way) for way in self.own.ways)]
+
+    def _worlds(self, read: Read) -> torch.Tensor:
+        exact, *others = self._read(read)
+        moved = [other - exact for other in others]
+        if self.own is not None:
+            size = max(float(by.square().mean()) for by in moved)
             shaken = [read(self.exact, way) - exact for way in self.exact.shakes]
-            moved += [by * (size / float(by.square().mean().sqrt())) for by in shaken]
+            moved += [by * (size / float(by.square().mean())) ** 0.5 for by in shaken]
         return torch.stack([exact, *(exact + scale * by for by in moved for scale in SCALES)])
 
 
