@@ -21,13 +21,13 @@ def tiny(tmp_path_factory: pytest.TempPathFactory) -> Path:
 def test_a_certificate_is_printed_and_written(tiny: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
     out = tmp_path / "certificate"
     files = ["--out", str(out), "--junit", str(tmp_path / "junit.xml")]
-    how = ["--requests", "96", "--shift", "0.5", "--max-tokens", "16", "--budget", "1h", "--json", *files]
+    how = ["--requests", "100", "--shift", "0.5", "--max-tokens", "16", "--budget", "1h", "--json", *files]
     assert main(["certify", str(tiny), "-d", "sam", *how]) == 0
     found = json.loads(capsys.readouterr().out)
     assert found == json.loads((out / "certificate.json").read_text("utf-8"))
     assert {"lossless", "greedy", "sampled", "power", "acceptance", "not_tested", "environment"} <= found.keys()
     assert found["lossless"]
-    assert found["sampled"]["requests"] == 96
+    assert found["sampled"]["requests"] == 100
     assert "Lossless, as far as was tested" in (out / "certificate.html").read_text("utf-8")
     verdicts = {row["scenario"]: row["verdict"] for row in found["scenarios"]}
     assert {verdicts[name] for name in ("8 requests at once", "stop strings", "stop tokens")} == {"passed"}
