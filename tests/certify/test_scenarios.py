@@ -16,7 +16,15 @@ from paceline.certify.options import Scope
 from paceline.certify.page import issue, junit, page
 from paceline.certify.scenarios import SCENARIOS, Play, user
 from paceline.certify.shrink import greedy_reports
-from tests.certify.tables import BUGS, SAMPLED, BlockServer, SixteenBits, TableServer
+from tests.certify.tables import (
+    BUGS,
+    SAMPLED,
+    BlockServer,
+    SixteenBits,
+    TableServer,
+    TemperatureOnOneSide,
+    TopPOnOneSide,
+)
 
 PROMPTS = [user(text) for text in ("hello! what can you do?", "count from 1 to 9, twice.", "the cat sat on the mat.")]
 NAMES = [scenario.name for scenario in SCENARIOS]
@@ -91,9 +99,9 @@ def test_a_certificate_becomes_a_page_an_issue_and_junit_xml() -> None:
     assert "one request at a time" in page(found)
 
 
-@pytest.mark.parametrize("bug", [one for one, name in BUGS.items() if name == SAMPLED][:2])
+@pytest.mark.parametrize("bug", [TemperatureOnOneSide, TopPOnOneSide])
 def test_a_bias_is_found(bug: type[TableServer]) -> None:
-    found = certified(bug(), 0, "10m", requests=1600, max_tokens=32)
+    found = certified(bug(), 0, "10m", requests=640, max_tokens=32)
     assert not found["sampled"]["lossless"]
     assert not found["greedy"]["bugs"]
 
