@@ -88,7 +88,7 @@ class Conditional:
         # Chernoff's bound of a normal deviate z is exp(-z^2 / 2).
         deviate = np.sqrt(-2 * np.log(level / max(2 * len(self._places), 1))) + norm.isf(1 - stats.POWER)
         shift = hidden + deviate * float(np.sqrt((middle * (1 - middle)).sum())) / number if self.tokens else 1.0
-        return {"tokens": self.tokens, "detectable": round(min(1.0, shift), 4), "hidden": round(hidden, 5)}
+        return {"tokens": self.tokens, "detectable": round(float(min(1.0, shift)), 4), "hidden": round(hidden, 5)}
 
 
 def _difference(mine: Places, control: Places) -> float:
