@@ -184,7 +184,7 @@ BODY = {"messages": [{"role": "user", "content": "a a a"}], "max_tokens": 2}
         ([PLACES[0], place(" c", {" b": -0.7, " c": -0.8})], {}, 0.1, ""),
         ([PLACES[0], place(" d", {" d": -0.7})], {}, None, "not among its 3 best"),
         (PLACES[:1], {}, None, "it has 1 tokens, and the control 2"),
-        ([place(" a", {" a": -0.9}), PLACES[1]], {}, None, "its log-probability is -0.900"),
+        ([place(" a", {" a": -0.9}), PLACES[1]], {}, None, "the log-probability of ' a' is -0.900"),
         # " a" was there once: a penalty of 1.3 makes the two equal, if the penalty of the answer alone counts.
         ([PLACES[0], place(" a", {" a": -2.0})], {"frequency_penalty": 0.1}, 1.4, ""),
     ],

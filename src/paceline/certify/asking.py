@@ -259,7 +259,7 @@ def compare(
         return facts | {"said": said.token, "best": best.token, "gap": gap, "why": unranked if gap is None else ""}
     for number, (a, b) in enumerate(same):
         if abs(a.logprob - b.logprob) > SHIFTED and b.logprob > -3:
-            why = f"its log-probability is {a.logprob:.3f}, and the control's {b.logprob:.3f}"
+            why = f"the log-probability of {a.token!r} is {a.logprob:.3f}, and the control's {b.logprob:.3f}"
             return facts | {"at": number, "said": a.token, "best": b.token, "why": why}
     if cut is not None and isinstance(wanted := cut(right), int):  # servers list the token that ends it, or do not
         right_end = at in (wanted, wanted + 1) or at == len(others)

@@ -47,9 +47,9 @@ class Shrinking:
             self._change(partial(_without, name=name))
         return self.best
 
-    def shows(self, group: Group) -> bool:
-        """Whether these requests show a bug; if so they are the best so far."""
-        if perf_counter() > self.play.until:
+    def shows(self, group: Group, *, always: bool = False) -> bool:
+        """Whether these requests show a bug; if so they are the best so far. always: also when the time is up."""
+        if perf_counter() > self.play.until and not always:
             return False
         try:
             bugs = [one for one in self.play.play(group, self.best.scenario) if not one.divergence.is_tie]
@@ -115,7 +115,7 @@ def _with_text(body: Fields, text: str) -> Fields:
 
 def _report(play: Play, found: Wrong) -> Fields:
     again = Shrinking(play, found)
-    shown = sum(again.shows(found.group) for _ in range(REPEATS))
+    shown = sum(again.shows(found.group, always=True) for _ in range(REPEATS))
     one, right = found.divergence, found.right
     sure = [f"the same requests show it {shown} times of {REPEATS}"]
     if one.gap is not None:
@@ -125,8 +125,8 @@ def _report(play: Play, found: Wrong) -> Fields:
     return {
         "scenario": found.scenario,
         "why": why,
-        "curl": curl(play.server, found.group),
-        "expected": f"as {play.control.name}: {right.text!r}" if right is not None and not one.why else why,
+        "curl": curl(play, found.group),
+        "expected": why if right is None else f"as {play.control.name}: {right.text!r}",
         "observed": json.dumps(calls) if calls and not found.answer.text else found.answer.text,
         "sure": "; ".join(sure),
     }
@@ -140,27 +140,27 @@ def sampled_report(server: Endpoint, body: Fields, number: int, found: Finding, 
     return {
         "scenario": "sampled answers",
         "why": found.what,
-        "curl": [f"for seed in $(seq {number}); do", *lines(server, body, seed="$seed"), "done"],
+        "curl": [f"for seed in $(seq {number}); do", line(server, body, seed="$seed"), "done"],
         "expected": {text: right for text, _, right in far} or "what the log-probabilities that it reports say",
         "observed": {text: share for text, share, _ in far} or found.what,
         "sure": f"p = {found.p:.1g}; a lossless engine is accused in {LEVEL:g} of all certificates",
     }
 
 
-def curl(server: Endpoint, group: Group) -> list[str]:
+def curl(play: Play, group: Group) -> list[str]:
     """The requests of a group. What is asked together runs together."""
     out = []
     for step in group:
         together = len(step.cases) > 1 and step.slots > 1
-        out += [line + (" &" if together else "") for case in step.cases for line in lines(server, case.body)]
-        out += ["wait"] if together else []
+        asked = [line(play.server, play.asked(case.body)) for case in step.cases]
+        out += [*(f"{one} &" for one in asked), "wait"] if together else asked
     return out
 
 
-def lines(server: Endpoint, body: Fields, seed: str = "") -> list[str]:
+def line(server: Endpoint, body: Fields, seed: str = "") -> str:
     """One request. seed: where the shell has its seed."""
     model = {"model": server.model} if server.model else {}
     data = shlex.quote(json.dumps(model | body))
     if seed:
         data = f"""{data[:-2]}, "seed": '{seed}'}}'"""
-    return [f"curl -s {server.url}/chat/completions -H 'content-type: application/json' -d {data}"]
+    return f"curl -s {server.url}/chat/completions -H 'content-type: application/json' -d {data}"
