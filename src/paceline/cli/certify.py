@@ -71,7 +71,7 @@ def certify(asked: CertifyOptions) -> int:
         torch.set_num_threads(asked.threads)
     from paceline.certify.command import certify_engine, certify_server, write
     from paceline.certify.page import issue, junit
-    from paceline.certify.verdict import EXIT_STATUS
+    from paceline.certify.verdict import EXIT_STATUS, NOT_LOSSLESS
 
     subject: Subject = replace(asked, prompts=_read(asked.prompts))  # type: ignore[arg-type]
     watch = _watch()
@@ -83,7 +83,7 @@ def certify(asked: CertifyOptions) -> int:
     if asked.junit is not None:
         write_whole(asked.junit, junit(certificate))
         files.append(asked.junit)
-    if asked.report is not None and not certificate["lossless"]:
+    if asked.report is not None and certificate["verdict"] == NOT_LOSSLESS:
         write_whole(asked.report, issue(certificate))
         files.append(asked.report)
     if asked.as_json:
