@@ -22,8 +22,9 @@ LEVEL = 1e-3
 """The share of certificates in which a lossless engine is accused all the same."""
 LONG, TIES = 0.2, 0.1
 """Shares of LEVEL for sampled answers beyond their first tokens, and for the number of ties."""
-WEAK = 0.1
-"""A certificate that would miss a larger shift than this, and than the one asked for, cannot say."""
+WEAK, LENIENT = 0.1, 1.2
+"""A certificate that would miss a larger shift than this, and than the one asked for, cannot say; LENIENT: by how much
+it may be larger all the same, for rounding and whole numbers of requests."""
 LOSSLESS, NOT_LOSSLESS, CANNOT_SAY = "lossless", "not lossless", "cannot say"
 EXIT_STATUS = {LOSSLESS: 0, NOT_LOSSLESS: 1, CANNOT_SAY: 3}
 """Of `paceline certify`, by the certificate's verdict; 2 is for what could not be run."""
@@ -215,7 +216,8 @@ def power(
     """What could have been found: the probability of finding the scope's shift, the smallest shift found with
     `stats.POWER`, and the one that rounding would hide from any number of requests. level: of one test; samples,
     rounding: see `stats.power`."""
-    shift, how = scope.shift or SHIFT, {"samples": samples, "rounding": rounding}
+    shift = scope.shift or SHIFT
+    how: dict[str, Any] = {"samples": samples, "rounding": rounding}
     return {
         "shift": shift,
         "power": round(stats.power(requests, df, shift, level, **how), 4) if df and requests else 0.0,
@@ -253,7 +255,7 @@ def _verdict(parts: dict[str, Any], power: dict[str, Any], scope: Scope, draft: 
         return CANNOT_SAY, parts["greedy"]["why"]
     sampled = parts["sampled"]
     if sampled["requests"]:
-        if power["detectable"] > max(WEAK, scope.shift or SHIFT):
+        if power["detectable"] > LENIENT * max(WEAK, scope.shift or SHIFT):
             hidden = f", of which rounding hides {100 * power['hidden']:.2g} %" if power["hidden"] > 0.001 else ""
             return CANNOT_SAY, (
                 f"shifts of sampled distributions below {100 * power['detectable']:.2g} % would be missed{hidden}"
