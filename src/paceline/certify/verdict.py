@@ -79,8 +79,7 @@ class Greedy:
 
     why      why nothing could be compared; "" if it could.
     places   different places that were read; tied: those with a tie.
-    rounded  places where the reference itself has another best token when it is rounded, of `rounded_places`; 0 of 0
-             where that was not measured."""
+    rounded  places where the reference itself has another best token when it is rounded."""
 
     answers: int = 0
     tokens: int = 0
@@ -89,12 +88,10 @@ class Greedy:
     places: int = 0
     tied: int = 0
     rounded: int = 0
-    rounded_places: int = 0
 
     def count(self, *, tied: bool, rounded: bool) -> None:
         """One more place."""
         self.places += 1
-        self.rounded_places += 1
         self.tied += tied
         self.rounded += rounded
 
@@ -109,22 +106,21 @@ class Greedy:
     @property
     def p_of_ties(self) -> float:
         """The chance of so many ties, if the engine has them as often as the reference when it is rounded."""
-        if not self.rounded_places:
-            return 1.0
-        return stats.more_often(self.tied, self.places, self.rounded, self.rounded_places)
+        return stats.more_often(self.tied, self.rounded)
 
     def findings(self, level: float = LEVEL * TIES) -> list[Finding]:
         """What speaks against the engine."""
         found = []
         if bugs := self.bugs:
             first, wrong = bugs[0], len({(one.company, one.prompt) for one in bugs})
-            apart = f"the logits are {first.gap:.4g} apart, and rounding moves them by {first.noise:.2g}"
-            where = f"prompt {first.prompt}, token {first.at}, {first.company}: {first.why or apart}"
+            why = first.why
+            if not why and first.gap is not None:
+                why = f"the logits are {first.gap:.4g} apart, and rounding moves them by {first.noise:.2g}"
+            where = f"prompt {first.prompt}, token {first.at}, {first.company}: {why}"
             more = f" ({len(bugs)} tokens)" if len(bugs) > wrong else ""
             found.append(Finding("greedy", f"{wrong} of {self.answers} answers are wrong{more}; first {where}"))
         if self.p_of_ties < level:
-            what = f"{self.tied} of {self.places:,} tokens are ties; rounding alone makes "
-            what += f"{self.rounded} of {self.rounded_places:,}"
+            what = f"{self.tied} of {self.places:,} tokens are ties, and rounding alone makes {self.rounded}"
             found.append(Finding("greedy", what, self.p_of_ties))
         return found
 
