@@ -240,11 +240,6 @@ def _no_rollback(target: Decoder, slot: int, path: Sequence[int]) -> None:
     _commit(target, slot, [0, *(node + 1 for node in path[1:])] if len(path) > 1 else path)
 
 
-def _without_last(cursor: Cursor) -> Any:
-    """The tokens before the last one: penalties are a token late."""
-    return np.concatenate([cursor.request.tokens, np.array(cursor.done.tokens, np.int64)])[:-1]
-
-
 def _without_top_p(cursors: Sequence[Cursor]) -> Any:
     """The target's distributions, without top-p."""
     request: Any = cursors[0].request
@@ -267,7 +262,6 @@ BUGS: dict[str, Callable[[World], Any]] = {
     "cache not rolled back": _patch(Decoder, "commit", _no_rollback),
     "every n-gram draft accepted": lambda world: _copying(world, DraftsAccepted()),
     "every n-gram draft accepted beyond 64 tokens": lambda world: _copying(world, DraftsAccepted(64)),
-    "penalties that miss the last token": _patch(Cursor, "context", property(_without_last), "drawing"),
     "top-p on the draft alone": _patch(accept, "target_distributions", _without_top_p, "drawing"),
 }
 

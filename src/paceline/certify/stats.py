@@ -85,10 +85,11 @@ def outside(hits: float, low: Floats, high: Floats) -> float:
     return min(1.0, 2 * min(excess(hits, high), excess(len(low) - hits, 1 - low)))
 
 
-def more_often(events: int, of: int, others: int, of_others: int) -> float:
-    """The p-value of `events` in `of` trials where another sample had `others` in `of_others`, if both are as likely.
+def more_often(events: int, others: int) -> float:
+    """The p-value of so many events where another sample of the same size had `others`, if both are as likely.
+
     The other sample is given one more, so that a sample without any proves little."""
-    return float(binom.sf(events - 1, events + others + 1, of / (of + of_others))) if events else 1.0
+    return float(binom.sf(events - 1, events + others + 1, 0.5)) if events else 1.0
 
 
 def slack_of(worlds: Floats) -> Floats:

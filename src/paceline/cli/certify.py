@@ -62,7 +62,7 @@ def certify(asked: CertifyOptions) -> int:
     if asked.engine.startswith(("http://", "https://")):
         asked = replace(asked, endpoint=asked.engine, engine="paceline")
     if asked.model is None and asked.endpoint is None:
-        raise PacelineError("name a TARGET, or a server by --endpoint")
+        raise PacelineError("name either a TARGET, or a server by --endpoint, or both")
     if asked.reference is not None and asked.endpoint is None:
         raise PacelineError("--reference is a server to compare --endpoint with; a TARGET is its own reference")
     if asked.threads is not None:
