@@ -17,7 +17,7 @@ from paceline.certify.options import Subject, Watch
 from paceline.cli import options
 from paceline.draft.spec import option
 from paceline.errors import PacelineError
-from paceline.jsonl import check_folder, write_whole
+from paceline.jsonl import check_file, check_folder, write_whole
 from paceline.workbench.options import with_options
 
 
@@ -35,8 +35,10 @@ class CertifyOptions(Subject):
     exact: options.Exact = None
     threads: options.Threads = None
     out: Path | None = option(None, "Folder for certificate.json and certificate.html.", callback=check_folder)
-    report: Path | None = option(None, "File for what one would file upstream, Markdown; written if a bug is found.")
-    junit: Path | None = option(None, "File for the tests as JUnit's XML.")
+    report: Path | None = option(
+        None, "File for what one would file upstream, Markdown; written if a bug is found.", callback=check_file
+    )
+    junit: Path | None = option(None, "File for the tests as JUnit's XML.", callback=check_file)
     as_json: options.AsJson = False
 
 
