@@ -99,6 +99,12 @@ def test_a_certificate_becomes_a_page_an_issue_and_junit_xml() -> None:
     assert "one request at a time" in page(found)
 
 
+def test_no_time_is_no_certificate() -> None:
+    found = certified(TableServer(), 0, "0s", requests=0)
+    assert (found["verdict"], found["why"]) == ("cannot say", "the budget was spent")
+    assert {row["verdict"] for row in found["scenarios"]} == {"not tested"}
+
+
 @pytest.mark.parametrize("bug", [TemperatureOnOneSide, TopPOnOneSide])
 def test_a_bias_is_found(bug: type[TableServer]) -> None:
     found = certified(bug(), 0, "10m", requests=640, max_tokens=32)

@@ -65,6 +65,8 @@ def certify_endpoint(
     ways = {name: way for name, way in WAYS.items() if way.keys() <= known} if scope.requests != 0 else {}
     until = began + scope.seconds * (1 - FOR_REPORTS)
     counts, found = _long(play, ways, scope, (perf_counter() + until) / 2)
+    if not play.answers:
+        greedy.why = play.rows[0]["why"]
     cases = [] if control.is_self or found else _cases(play, ways)
     looks = sample(play, cases, scope, until) if cases else []
     facts = [case.facts(float(play.noise)) for case in cases]

@@ -115,10 +115,10 @@ def probe(endpoint: Endpoint, features: Mapping[str, tuple[Sequence[Fields], Sig
             body = _body(user(ASKED), 160 if name in LONG else 4, **fields)
             hot = [body | {"temperature": 1.0, "seed": seed} for seed in range(3)] if name in LONG else []
             try:
-                answers = endpoint.ask([body, *hot])
+                shown = any(shows(endpoint.ask([one], 1)[0]) for one in (body, *hot))
             except CompletionError:
                 continue
-            if any(map(shows, answers)):
+            if shown:
                 there[name] = fields
                 break
     return there
