@@ -1,4 +1,4 @@
-"""Ten bugs that engines with drafts have had, planted into ours one at a time, and the small world they live in.
+"""Bugs that engines with drafts have had, planted into ours one at a time, and the small world they live in.
 
 with planted("residual not used", world) as engine:
     certify(engine, world.models, world.prompts, world.starts, ...)
@@ -6,8 +6,10 @@ with planted("residual not used", world) as engine:
 
 from __future__ import annotations
 
+import copy
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
+from dataclasses import replace
 from functools import cache
 from typing import Any
 from unittest.mock import patch
@@ -19,6 +21,7 @@ from paceline.certify.certificate import Models
 from paceline.certify.engines import Ours
 from paceline.certify.reference import PlainDecoding, Reference
 from paceline.draft.base import Drafter
+from paceline.engine import accept
 from paceline.engine.accept import Cursor, Lossless, Rule, follow, residual, target_distributions
 from paceline.engine.request import Row
 from paceline.engine.round import Segment
@@ -37,21 +40,25 @@ PAD = 5
 class World:
     """A random model of one layer's worth of work, its tokenizer, prompts, and drafters that fit it.
 
-    precision  "int8" or "int4": its weights are in blocks, and its reference is our own plain decoding."""
+    precision  "int8" or "int4": its weights are in blocks, and its reference is our own plain decoding; "bfloat16": the
+               engine runs in it."""
 
     def __init__(self, seed: int = 0, family: str = "llama2", precision: str | None = None):
-        wider = {"hidden_size": 32, "intermediate_size": 32, "head_dim": 8} if precision else {}
+        blocks = precision if precision != "bfloat16" else None
+        wider = {"hidden_size": 32, "intermediate_size": 32, "head_dim": 8} if blocks else {}
         model = models.model(family, seed, vocab_size=VOCAB, **native.TINY | wider)
         with torch.no_grad():
             for name, weight in model.named_parameters():
                 if "o_proj" in name or "down_proj" in name:
                     weight.mul_(0.1)  # its tokens hang mostly on the last one: it repeats itself
             model.get_output_embeddings().weight.mul_(2.0)
-        self.target: Decoder = native.of(model, precision=precision)
+        dtype = torch.float32 if precision != "bfloat16" else torch.bfloat16
+        self.target: Decoder = native.of(model, dtype, precision=blocks)
         self.tokenizer = Tokenizer(models.tokenizer())
         self.target.tokenizer = self.tokenizer
-        alone = PlainDecoding(native.of(model, precision=precision)) if precision else Reference(model)
-        self.models = Models(alone, None, self.tokenizer, self.target.eos_token_ids, VOCAB)
+        alone = PlainDecoding(native.of(model, precision=blocks)) if blocks else Reference(model)
+        own = Reference(copy.deepcopy(model).to(dtype)) if precision == "bfloat16" else None
+        self.models = Models(alone, own, self.tokenizer, self.target.eos_token_ids, VOCAB)
         rng = np.random.default_rng(seed)
         self.prompts = [rng.integers(4, VOCAB, n).tolist() for n in (9, 3, 14, 6)]
         self.starts = [rng.integers(4, VOCAB, 4).tolist() for _ in range(4)]
@@ -130,6 +137,29 @@ class ArgmaxRoot(OneByOne):
         return super().step(walker)
 
 
+class DraftsAccepted(OneByOne):
+    """When sampling, whatever was drafted stands. beyond: only after this many tokens."""
+
+    def __init__(self, beyond: int = 0):
+        self.beyond = beyond
+
+    def step(self, walker: Cursor) -> bool:
+        children = walker.tree.children(walker.node)
+        if children and not walker.request.params.is_greedy and len(walker.context) > self.beyond:
+            return follow(walker, int(walker.tree.tokens[children[0]]))
+        return super().step(walker)
+
+
+class Tolerant(OneByOne):
+    """When greedy, the second best token is taken where its logit is nearly that of the best."""
+
+    def step(self, walker: Cursor) -> bool:
+        logits, tokens = walker.logits[walker.node].float().topk(2)
+        if walker.request.params.is_greedy and logits[0] - logits[1] < NEARLY:
+            return follow(walker, int(tokens[1]))
+        return super().step(walker)
+
+
 class PaddingAccepted(OneByOne):
     """A drafted padding token is taken for accepted."""
 
@@ -160,6 +190,8 @@ class ColdWords(drafters.Drawing):
         return DraftTree.chain(tokens[0], tokens[1:], draft_probs=probs, source=self.name)
 
 
+NEARLY = 0.04
+"""What bfloat16 changes of the small world's logits."""
 HOT = SamplingParams(temperature=1.0)
 
 
@@ -208,6 +240,15 @@ def _no_rollback(target: Decoder, slot: int, path: Sequence[int]) -> None:
     _commit(target, slot, [0, *(node + 1 for node in path[1:])] if len(path) > 1 else path)
 
 
+def _without_top_p(cursors: Sequence[Cursor]) -> Any:
+    """The target's distributions, without top-p."""
+    request: Any = cursors[0].request
+    params, request.params = request.params, replace(request.params, top_p=1.0)
+    probs = target_distributions(cursors)
+    request.params = params
+    return probs
+
+
 BUGS: dict[str, Callable[[World], Any]] = {
     "bonus from the draft": _rule(BonusFromDraft()),
     "residual not used": _rule(NoResidual()),
@@ -219,7 +260,15 @@ BUGS: dict[str, Callable[[World], Any]] = {
     "stop string missed inside a draft": _patch(Row, "extend", _at_the_end_only),
     "seed reused": _patch(RowRandom, "emit", lambda random, position: _emit(random, 0)),
     "cache not rolled back": _patch(Decoder, "commit", _no_rollback),
+    "every n-gram draft accepted": lambda world: _copying(world, DraftsAccepted()),
+    "every n-gram draft accepted beyond 64 tokens": lambda world: _copying(world, DraftsAccepted(64)),
+    "top-p on the draft alone": _patch(accept, "target_distributions", _without_top_p, "drawing"),
 }
+
+
+@contextmanager
+def _copying(world: World, rule: Rule) -> Iterator[Ours]:
+    yield Ours(world.target, world.tokenizer, "prompt-lookup", rule=rule)
 
 
 @contextmanager

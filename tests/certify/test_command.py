@@ -15,19 +15,38 @@ from tests.gguf_files import write
 
 @pytest.fixture(scope="module")
 def tiny(tmp_path_factory: pytest.TempPathFactory) -> Path:
-    return models.make_repetitive(tmp_path_factory.mktemp("tiny"), vocab_size=288)
+    return models.make_repetitive(tmp_path_factory.mktemp("tiny"), vocab_size=288, max_position_embeddings=1024)
 
 
 def test_a_certificate_is_printed_and_written(tiny: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
     out = tmp_path / "certificate"
-    how = ["--requests", "64", "--max-tokens", "16", "--out", str(out), "--json"]
+    files = ["--out", str(out), "--junit", str(tmp_path / "junit.xml")]
+    how = ["--requests", "100", "--shift", "0.5", "--max-tokens", "16", "--budget", "1h", "--json", *files]
     assert main(["certify", str(tiny), "-d", "sam", *how]) == 0
     found = json.loads(capsys.readouterr().out)
     assert found == json.loads((out / "certificate.json").read_text("utf-8"))
     assert {"lossless", "greedy", "sampled", "power", "acceptance", "not_tested", "environment"} <= found.keys()
     assert found["lossless"]
-    assert found["sampled"]["requests"] == 64
+    assert found["sampled"]["requests"] == 100
     assert "Lossless, as far as was tested" in (out / "certificate.html").read_text("utf-8")
+    verdicts = {row["scenario"]: row["verdict"] for row in found["scenarios"]}
+    assert {verdicts[name] for name in ("8 requests at once", "stop strings", "stop tokens")} == {"passed"}
+    assert verdicts["JSON schema"] == "not tested"  # the engine itself has none; its server has
+    assert 'failures="0"' in (tmp_path / "junit.xml").read_text("utf-8")
+
+
+@pytest.mark.parametrize(
+    ("arguments", "message"),
+    [
+        (["--budget", "soon"], "it is a time such as 90s, 5m or 1h"),
+        (["--reference", "http://127.0.0.1:9/v1"], "--reference is a server to compare --endpoint with"),
+    ],
+)
+def test_mistakes_are_named(
+    arguments: list[str], message: str, tiny: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    assert main(["certify", str(tiny), *arguments]) == 2
+    assert message in capsys.readouterr().err
 
 
 @pytest.mark.parametrize(
@@ -49,14 +68,14 @@ def test_what_transformers_does_not_have_is_compared_with_its_own_plain_decoding
         quantise_folder(tiny, model := tmp_path / "made", "int8")
     elif kind != "folder":
         model = write(tiny, tmp_path / "model.gguf", kind)
-    how = ["--requests", "32", "--max-tokens", "12", "--dtype", dtype]
+    how = ["--requests", "64", "--shift", "0.5", "--max-tokens", "12", "--budget", "0", "--dtype", dtype]
     assert main(["certify", str(model), "-d", "sam", *how]) == 0
     assert f"The reference is our own plain decoding of these weights ({weights}" in capsys.readouterr().out
 
 
 def test_transformers_is_certified_through_its_plug_in(tiny: Path, capsys: pytest.CaptureFixture[str]) -> None:
-    how = ["--engine", "transformers", "--requests", "0", "--max-tokens", "12", "--dtype", "float32"]
+    how = ["--engine", "transformers", "--requests", "0", "--max-tokens", "12", "--budget", "0", "--dtype", "float32"]
     assert main(["certify", str(tiny), "-d", "sam", *how]) == 0
     said = capsys.readouterr().out
-    assert "peer:transformers-paceline,draft=sam,paced=false: lossless, as far as was tested" in said
+    assert "peer:transformers-paceline,draft=sam,paced=false: Lossless, as far as was tested" in said
     assert "Not tested: " in said

@@ -8,6 +8,7 @@ import numpy as np
 import pytest
 
 from paceline.certify.engines import UnderTest
+from paceline.certify.options import Scope
 from paceline.certify.sampled import Case, Distribution, Sampled, sample
 from paceline.certify.stats import Floats, chi_square, tail
 from paceline.engine.sampling import SamplingParams
@@ -15,7 +16,7 @@ from paceline.workbench.contestant import Reply
 
 FINE = np.tile([0.02, 0.03], 20)
 """Forty tokens; each four are a coarse bin."""
-DISTRIBUTION = Distribution({(): 0, **{(token,): token for token in range(40)}}, FINE, np.arange(40) // 4, 1)
+OUTCOMES = {(): 0, **{(token,): token for token in range(40)}}
 
 
 class Draws(UnderTest):
@@ -28,9 +29,11 @@ class Draws(UnderTest):
         return [Reply(0, [int(token)], "", 0.0) for token in self.rng.choice(40, len(prompts), p=self.probs)]
 
 
-def run(probs: Floats, seed: int, requests: int) -> Sampled:
-    cases = [Case(str(i), [i], SamplingParams(temperature=1.0), DISTRIBUTION) for i in range(3)]
-    return sample(Draws(probs, seed), cases, requests, np.random.default_rng(seed))
+def run(probs: Floats, seed: int, requests: int, worlds: Floats = FINE[None], control: Floats | None = None) -> Sampled:
+    distribution = Distribution(OUTCOMES, worlds, np.arange(40) // 4, 1)
+    cases = [Case(str(i), [i], SamplingParams(temperature=1.0), distribution) for i in range(3)]
+    plain = None if control is None else lambda: Draws(control, seed + 1)
+    return sample(Draws(probs, seed), cases, requests, np.random.default_rng(seed), control=plain)
 
 
 def moved(within: bool) -> Floats:
@@ -47,7 +50,7 @@ def test_what_moves_within_coarse_bins_is_found() -> None:
     assert found.requests < 9000  # in the second look: the first has too few for fine bins
     for case, counts in zip(found.cases, found.counts, strict=True):
         coarse = np.bincount(case.distribution.coarse, counts)
-        assert tail(chi_square(coarse, case.distribution.coarse_probs), case.distribution.df) > 0.01
+        assert tail(chi_square(coarse, case.distribution.coarse_worlds), case.distribution.df) > 0.01
 
 
 def test_what_moves_between_them_is_found() -> None:
@@ -59,3 +62,23 @@ def test_the_right_distribution_is_not_accused() -> None:
     found = [run(FINE, seed, 2000).facts() for seed in range(20)]
     assert all(one["lossless"] for one in found)
     assert min(one["p"] for one in found) < 0.2
+
+
+def test_what_rounding_may_move_is_not_held_against_an_engine_and_more_is() -> None:
+    """A tenth of the probability moves; the worlds move as much, or a fifth of that."""
+    right, wide, narrow = moved(within=False), 2 * moved(within=False) - FINE, FINE + (moved(within=False) - FINE) / 5
+    assert not run(right, 0, 9000).facts()["lossless"]
+    allowed = [run(right, seed, 2000, np.stack([FINE, wide])) for seed in range(5)]
+    assert all(one.facts()["lossless"] for one in allowed)
+    assert not run(right, 0, 9000, np.stack([FINE, narrow])).facts()["lossless"]
+    power = allowed[0].power(Scope(shift=0.02))
+    assert power["hidden"] >= 0.2 - 1e-9
+    assert power["detectable"] > power["hidden"]
+
+
+def test_what_plain_decoding_does_too_is_not_held_against_drafts() -> None:
+    off = moved(within=False)
+    same = run(off, 0, 9000, control=off)
+    assert same.facts()["lossless"]
+    assert same.facts()["plain_differs"]
+    assert not run(off, 0, 9000, control=FINE).facts()["lossless"]

@@ -47,3 +47,54 @@ def test_pooled_outcomes_have_the_least_probability() -> None:
     bins = stats.pooled(probs, 0.08)
     assert stats.by_bin(probs, bins).min() >= 0.08
     assert stats.by_bin(probs, bins).sum() == pytest.approx(1)
+
+
+def test_a_range_of_probabilities_accuses_no_mixture_of_them_more_often_than_the_level() -> None:
+    """Every request has a distribution of its own inside the range; and a shift beyond the range is found as stated."""
+    rng = np.random.default_rng(3)
+    probs = np.array([0.3, 0.3, 0.2, 0.2])
+    worlds = np.stack([probs, *(probs + side * np.array([0.02, -0.02, 0.01, -0.01]) for side in (1, -1))])
+    p = []
+    for _ in range(2000):
+        share = rng.random()
+        counts = rng.multinomial(int(600 * share), worlds[1]) + rng.multinomial(600 - int(600 * share), worlds[2])
+        p.append(stats.tail(stats.chi_square(counts.astype(float), worlds), 3))
+    assert np.mean(np.array(p) < 0.05) <= 0.06
+    radius, count, level = stats.radius(worlds), 20_000, 1e-3
+    shift = stats.detectable(count, 3, level, rounding=radius)
+    assert shift > stats.detectable(count, 3, level) + 0.01
+    far = probs + 2 * shift * np.array([1, -1, 1, -1]) * probs
+    found = [stats.tail(stats.chi_square(c, worlds), 3) < level for c in rng.multinomial(count, far / far.sum(), 500)]
+    assert np.mean(found) >= stats.POWER - 0.02
+
+
+def test_a_tail_bound_holds_for_dependent_trials_and_finds_what_cannot_happen() -> None:
+    """Trials whose probability hangs on the one before."""
+    rng, p = np.random.default_rng(4), []
+    for _ in range(2000):
+        hits, high, last = 0, [], False
+        for noise in rng.random(60):
+            high.append(0.4 if last else 0.1)
+            last = bool(noise < high[-1])
+            hits += last
+        p.append(stats.outside(hits, np.array(high), np.array(high)))
+    assert np.mean(np.array(p) < 0.05) < 0.05
+    assert min(p) < 0.1
+    assert stats.excess(1, np.zeros(9)) == 0.0
+    assert stats.excess(3, np.full(10, 0.3)) == 1.0
+    assert stats.excess(60, np.full(100, 0.3)) < 1e-7
+    assert stats.outside(10, np.full(100, 0.3), np.full(100, 0.35)) < 1e-3
+
+
+def test_ties_are_counted_against_those_of_the_reference() -> None:
+    assert stats.more_often(3, 2) > 0.1
+    assert stats.more_often(30, 2) < 1e-4
+    assert stats.more_often(0, 0) == 1.0
+
+
+def test_two_samples_may_differ_by_the_slack() -> None:
+    rng, probs = np.random.default_rng(5), np.array([0.5, 0.3, 0.2])
+    moved = probs * np.exp([0.05, -0.05, -0.05])
+    many, more = rng.multinomial(200_000, probs), rng.multinomial(200_000, moved / moved.sum())
+    assert stats.tail(stats.chi_square_of_two(many, more), 2) < 1e-6
+    assert stats.tail(stats.chi_square_of_two(many, more, 0.1), 2) > 0.05

@@ -33,6 +33,8 @@ FOLDERS = [
     ("train", "vision", NOWHERE, "--out", OUT),
 ]
 FILES = [
+    ("certify", NOWHERE, "--report", OUT),
+    ("certify", NOWHERE, "--junit", OUT),
     ("generate", NOWHERE, "hi", "--out", OUT),
     ("replay", "nowhere.jsonl", "--tokenizer", NOWHERE, "--html", OUT),
     ("report", NOWHERE, "--out", OUT),

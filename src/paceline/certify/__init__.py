@@ -2,9 +2,10 @@
 
 options.py                     what is to be tested, and how closely
 engines.py, endpoint.py        the engine under test: ours, another library's, a server
-reference.py                   the model alone, by transformers, without a cache
+reference.py                   the model alone, by transformers, and what rounding may make of it
 greedy.py                      every token of greedy answers; where answers end
 sampled.py                     the distribution of the first tokens of sampled answers
+conditional.py, reported.py    every token of long sampled answers; by a server's log-probabilities
 acceptance.py                  whether drafts are accepted as often as they should be
 stats.py                       what counts prove: chi-square tests and their power
 verdict.py                     what is said of each test, whoever was tested

@@ -1,12 +1,12 @@
 """The certificate: greedy, stop strings, sampling and acceptance of one engine, in one dictionary.
 
     certificate = certify(engine, Models(exact, own, tokenizer, ends, vocab_size), prompts, starts, Scope(shift=0.02))
-    certificate["lossless"]
+    certificate["verdict"]
 """
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from time import perf_counter
 from typing import Any
@@ -14,18 +14,20 @@ from typing import Any
 import numpy as np
 
 from paceline.certify.acceptance import acceptance, measured, replayed
+from paceline.certify.conditional import Conditional, read
 from paceline.certify.engines import UnderTest
 from paceline.certify.greedy import Reader, check_stops
-from paceline.certify.options import Scope, Watch
-from paceline.certify.reference import Model
+from paceline.certify.options import SHIFT, Scope, Watch
+from paceline.certify.reference import Model, Rounding
 from paceline.certify.sampled import Case, Sampled, distribution_of, needed, sample
-from paceline.certify.verdict import Greedy, Stops, certificate
+from paceline.certify.verdict import LEVEL, LONG, Greedy, Stops, certificate, with_long
 from paceline.draft.recording import Recording
 from paceline.engine.sampling import SamplingParams
 from paceline.target.tokenizer import Tokenizer
 from paceline.workbench.contestant import Reply
 
 Prompts = Sequence[Sequence[int]]
+Control = Callable[[], UnderTest] | None
 
 
 @dataclass(frozen=True)
@@ -73,21 +75,36 @@ WAYS = {
         temperature=1.0, repetition_penalty=1.2, top_k=40, top_p=0.98
     ),
     "temperature 1.5, top-p 0.9": SamplingParams(temperature=1.5, top_p=0.9),
+    "frequency penalty 0.7, presence penalty 0.4": SamplingParams(
+        temperature=1.0, frequency_penalty=0.7, presence_penalty=0.4
+    ),
 }
-"""How the cases of the sampling test are sampled, in turn."""
+"""How sampled answers are sampled, in turn."""
 AHEAD = 2
 """Tokens that a request has beyond those that are tested, so that drafts may reach beyond them."""
+REPEATED = 6
+"""Times that a beginning stands in the prompt of a long sampled answer, so that there is much to copy."""
+LONG_TOKENS = 6.0
+"""Tokens of long sampled answers that a shift of 1 would take; one of a tenth takes a hundred times as many."""
+REQUESTS_EACH = 16
+"""Sampled requests for each long answer, where their number was asked for."""
 
 
 @dataclass(frozen=True)
 class Models:
-    """The model that the engine runs. exact: in float32; own: in the engine's dtype, None where that is float32."""
+    """The model that the engine runs. exact: in float32; own: in the engine's dtype, None where that is float32;
+    max_context: of the engine, in tokens."""
 
     exact: Model
     own: Model | None
     tokenizer: Tokenizer | None
     ends: Sequence[int]
     vocab_size: int
+    max_context: int = 1024
+
+    @property
+    def rounding(self) -> Rounding:
+        return Rounding(self.exact, self.own)
 
 
 def certify(
@@ -99,13 +116,15 @@ def certify(
     *,
     draft: str | None = None,
     chains: bool = False,
+    control: Control = None,
     watch: Watch = Watch(),
 ) -> dict[str, Any]:
     """Test `engine` and say what was found.
 
     prompts  for greedy answers; starts  short ones, for the distribution of what comes next.
-    draft    the drafter's spec, where it can be replayed for the reference acceptance; chains: cut to chains."""
-    began = perf_counter()
+    draft    the drafter's spec, where it can be replayed for the reference acceptance; chains: cut to chains.
+    control  opens the same engine without drafts; only what differs from it is then held against the engine."""
+    began, scope = perf_counter(), replace(scope, shift=scope.shift or SHIFT)
     greedy, replies = _greedy(engine, models, prompts, scope, watch)
     stops = _stops(engine, models, prompts, replies, scope, watch)
     watch.say("how often drafts are accepted")
@@ -113,10 +132,15 @@ def certify(
     if draft is not None:
         recording = Recording(models.tokenizer, tuple(models.ends), models.vocab_size)
         reference = replayed(draft, recording, prompts, [one.tokens for one in replies], chains=chains)
-    sampled = _sampled(engine, models, starts, scope, watch)
+    sampled = _sampled(engine, models, starts, scope, watch, control)
+    facts = sampled.facts()
+    if sampled.cases and facts["lossless"]:
+        space = models.max_context - scope.max_tokens
+        repeating = [list(one) * max(1, min(REPEATED, space // len(one))) for one in starts]
+        facts = _long(facts, engine, models, [*repeating, *prompts], scope, watch, control)
     return certificate(
-        greedy, stops, sampled.facts(), sampled.power(scope), scope,
-        engine=engine.name, draft=draft, ran_on=engine.facts, not_tested=_not_tested(engine, stops, sampled),
+        greedy, stops, facts, sampled.power(scope), scope,
+        engine=engine.name, draft=draft, ran_on=engine.facts, not_tested=_not_tested(engine, stops, facts),
         acceptance=acceptance(measured([one.lengths or [] for one in replies]), reference),
         seconds=round(perf_counter() - began, 1),
     )  # fmt: skip
@@ -127,7 +151,7 @@ def _greedy(
 ) -> tuple[Greedy, list[Reply]]:
     """Every pass that fits the engine; returns the replies of the first pass too."""
     watch.say("greedy answers")
-    reader = Reader(models.exact, models.own, models.ends)
+    reader = Reader(models.rounding, models.ends)
     first: list[Reply] = []
     for each in PASSES:
         if each.fits(engine):
@@ -155,32 +179,71 @@ def _stops(
     return check_stops(engine, prompts, replies, SamplingParams(max_tokens=scope.max_tokens), decode)
 
 
-def _sampled(engine: UnderTest, models: Models, starts: Prompts, scope: Scope, watch: Watch) -> Sampled:
+def _sampled(
+    engine: UnderTest, models: Models, starts: Prompts, scope: Scope, watch: Watch, control: Control
+) -> Sampled:
     cases = []
     if scope.requests != 0:
         watch.say("the exact distribution of first tokens")
-        model = models.own or models.exact  # rounding shifts probabilities too
-        for i, start in enumerate(starts):
-            name, way = list(WAYS.items())[i % len(WAYS)]
+        for i, (name, way) in enumerate(WAYS.items()):
+            start = starts[(i + 2) % len(starts)]  # penalties with a text of few different tokens
             params = replace(way, max_tokens=scope.length + AHEAD, ignore_eos=True)
             if engine.honours(params):
-                distribution = distribution_of(model, start, params, scope.length)
+                distribution = distribution_of(models.rounding, start, params, scope.length)
                 if distribution.df:
                     cases.append(Case(name, list(start), params, distribution))
-            watch.step(i + 1, len(starts))
+            watch.step(i + 1, len(WAYS))
     if not cases:
         return Sampled([], [], 0)
-    requests = scope.requests if scope.requests is not None else needed(cases, scope.shift)
+    requests = scope.requests if scope.requests is not None else needed(cases, scope.shift or SHIFT)
     watch.say(f"{requests:,} sampled requests")
-    return sample(engine, cases, requests, np.random.default_rng(scope.seed), watch.step)
+    return sample(engine, cases, requests, np.random.default_rng(scope.seed), watch.step, control)
 
 
-def _not_tested(engine: UnderTest, stops: Stops, sampled: Sampled) -> list[str]:
+def _long(
+    sampled: dict[str, Any], engine: UnderTest, models: Models, prompts: Prompts, scope: Scope, watch: Watch,
+    control: Control,
+) -> dict[str, Any]:  # fmt: skip
+    """The facts of sampled answers, with those of answers as long as greedy ones."""
+    ways = [(name, way) for name, way in WAYS.items() if engine.honours(way)]
+    number = int(np.ceil(LONG_TOKENS / (scope.shift or SHIFT) ** 2 / scope.max_tokens))
+    if scope.requests is not None:
+        number = min(number, -(-scope.requests // REQUESTS_EACH))
+    asked = [(list(prompts[i % len(prompts)]), *ways[(i + i // len(prompts)) % len(ways)]) for i in range(number)]
+    rounds = []
+
+    def counted(engine: UnderTest, run: int) -> Conditional:
+        watch.say(f"{number:,} long sampled answers")
+        seeds = np.random.default_rng([scope.seed, run]).integers(1 << 31, size=number).tolist()
+        each = [
+            replace(way, max_tokens=scope.max_tokens, ignore_eos=True, seed=seed)
+            for (_, _, way), seed in zip(asked, seeds, strict=True)
+        ]
+        counts, replies = Conditional(), engine.answer([prompt for prompt, _, _ in asked], each)
+        rounds.append([one.drafted_rounds for one in replies])
+        for i, ((prompt, name, _), params, one) in enumerate(zip(asked, each, replies, strict=True)):
+            read(models.rounding, prompt, one.tokens, params, name, counts)
+            watch.step(i + 1, number)
+        return counts
+
+    counts, level = counted(engine, 1), LEVEL * LONG
+    found = counts.findings(level)
+    if found and control is not None:
+        found = counts.findings(level, counted(control(), 2))
+    drafted = [n for n in (sampled["drafted_rounds"], *rounds[0]) if n is not None]
+    return with_long(sampled, counts.facts(level), found) | {"drafted_rounds": sum(drafted) if drafted else None}
+
+
+def _not_tested(engine: UnderTest, stops: Stops, sampled: dict[str, Any]) -> list[str]:
     """What the certificate does not speak of, in words."""
     names = [name for name, way in WAYS.items() if not engine.honours(way)]
     missing = [f"sampling by {name}: this engine is not asked for it" for name in names]
-    if not sampled.cases:
+    if not sampled["cases"]:
         missing.append("sampling")
+    elif sampled["drafted_rounds"] == 0:
+        missing.append("drafts in sampled answers: none was made")
+    elif sampled["drafted_rounds"] is None:
+        missing.append("drafts in sampled answers: the engine does not say how many it made")
     if not stops.answers:
         missing.append("stop strings")
     if engine.batch == 1:

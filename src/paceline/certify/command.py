@@ -4,9 +4,11 @@ from __future__ import annotations
 
 import json
 from collections.abc import Sequence
-from contextlib import closing
+from contextlib import ExitStack, closing
 from datetime import UTC, datetime
+from functools import cache
 from pathlib import Path
+from time import perf_counter
 from typing import TYPE_CHECKING, Any
 
 import numpy as np
@@ -15,6 +17,7 @@ from paceline.certify.certificate import Models, certify
 from paceline.certify.engines import Host, Ours, UnderTest
 from paceline.certify.options import Subject, Watch
 from paceline.certify.reference import Model, PlainDecoding, Reference
+from paceline.certify.verdict import NOT_LOSSLESS
 from paceline.engine.prompt import Prompt, encode, is_chat
 from paceline.errors import PacelineError, meant
 from paceline.jsonl import write_whole
@@ -26,10 +29,14 @@ from paceline.workbench.environment import environment
 from paceline.workbench.peers import PEERS, create_peer
 
 if TYPE_CHECKING:
-    from paceline.certify.endpoint import Messages
+    from paceline.certify.asking import Control, Messages
 
 HOSTS = {"transformers": "transformers-paceline", "vllm": "vllm-paceline", "llama-cpp": "llama-cpp-paceline"}
 """Hosts of our plug-ins, and the peers that they are."""
+LIBRARIES = ("transformers", "vllm", "llama-cpp", "xllamacpp")
+"""What names of peers begin with; by itself, a library without drafts."""
+CONTEXT = 1024
+"""Longest context of other libraries."""
 TEXTS = (
     "one two three one two three one two",
     "The cat sat on the mat. The cat sat on the",
@@ -54,17 +61,24 @@ def certify_engine(subject: Subject, watch: Watch) -> dict[str, Any]:
     if subject.model is None:
         raise PacelineError("name the model that the engine runs, or --endpoint URL for a server")
     watch.say(f"loading {subject.model}")
-    target = load(subject.model, dtype=subject.dtype, device=subject.device)
+    target = load(subject.model, dtype=subject.dtype, device=subject.device, exact=subject.exact)
     dtype = str(target.dtype).removeprefix("torch.")
     exact, own, reference = _references(subject, target, dtype)
-    models = Models(exact, own, target.tokenizer, target.eos_token_ids, target.vocab_size)
+    context = min(target.max_context, CONTEXT)
+    models = Models(exact, own, target.tokenizer, target.eos_token_ids, target.vocab_size, context)
     prompts, starts = _prompts(target, subject.prompts)
     draft = subject.draft if subject.engine == "paceline" or subject.engine.partition(":")[0] in HOSTS else None
-    with closing(_open(subject, target, dtype)) as engine:
+    with ExitStack() as opened:
+        engine = opened.enter_context(closing(_open(subject, target, dtype)))
+        control = None if subject.engine == "paceline" and subject.draft == "none" else cache(
+            lambda: opened.enter_context(closing(_open(subject, target, dtype, plain=True)))
+        )
         certificate = certify(
             engine, models, prompts, starts, subject.scope,
-            draft=draft, chains=subject.engine != "paceline", watch=watch,
+            draft=draft, chains=subject.engine != "paceline", control=control, watch=watch,
         )  # fmt: skip
+        if target.tokenizer is not None and subject.scope.seconds:
+            certificate |= _scenarios(subject, engine, target, certificate, watch)
     if target.tokenizer is not None:
         _spell(certificate, target)
     about = {"target": subject.model, "reference": reference}
@@ -75,6 +89,11 @@ def _references(subject: Subject, target: Target, dtype: str) -> tuple[Model, Mo
     """The model in float32, and in the engine's dtype if that is another; and in words whose code they run."""
     model = str(subject.model)
     own: Model | None = None
+    if subject.exact:
+        if subject.engine != "paceline":
+            raise PacelineError("--exact is for our engine: other engines round as they please")
+        plainly = load(model, dtype=subject.dtype, device=target.device, exact=True)
+        return PlainDecoding(plainly), None, "our own plain decoding, to which drafts must be equal bit for bit"
     kinds = target.quantised or target.expanded
     if kinds is None and not is_gguf(model):
         if dtype != "float32":
@@ -86,22 +105,24 @@ def _references(subject: Subject, target: Target, dtype: str) -> tuple[Model, Mo
             f"{model} has its weights in {kinds}, which only our engine multiplies as it does: "
             f"--engine {subject.engine} runs another model; certify it in 16 bits"
         )
-    plainly = PlainDecoding(load(model, dtype=exact_dtype(subject.dtype, target.quantised), device=target.device))
+    exact = PlainDecoding(load(model, dtype=exact_dtype(subject.dtype, target.quantised), device=target.device))
     if dtype != "float32":
         own = PlainDecoding(load(model, dtype=subject.dtype, device=target.device))
-    return plainly, own, f"our own plain decoding of these weights ({kinds}), not transformers"
+    return exact, own, f"our own plain decoding of these weights ({kinds}), not transformers, which has no such model"
 
 
 def certify_server(subject: Subject, key: str | None, watch: Watch) -> dict[str, Any]:
     """The certificate of the server `subject.endpoint`."""
-    from paceline.certify.endpoint import Server, certify_endpoint  # brings an HTTP client along
+    from paceline.certify.asking import Control, Server, control_of  # brings an HTTP client along
+    from paceline.certify.endpoint import certify_endpoint
 
-    prompts: list[Messages] = [({"role": "user", "content": text},) for text in QUESTIONS]
-    if subject.prompts is not None:
-        prompts = [_messages(prompt) for prompt in subject.prompts]
     server = Server(str(subject.endpoint), key=key, slots=subject.batch)
-    against = None if subject.reference is None else Server(subject.reference, key=key, slots=subject.batch)
-    certificate = certify_endpoint(server, against, prompts, subject.scope, watch)
+    if subject.reference is None and subject.model is not None:
+        control = _plain(subject)
+    else:
+        reference = None if subject.reference is None else Server(subject.reference, key=key, slots=subject.batch)
+        control = Control(reference) if reference is not None else control_of(server)
+    certificate = certify_endpoint(server, control, _chats(subject.prompts), subject.scope, watch)
     return {
         "target": server.model,
         **certificate,
@@ -109,10 +130,53 @@ def certify_server(subject: Subject, key: str | None, watch: Watch) -> dict[str,
     }
 
 
-def _open(subject: Subject, target: Target, dtype: str) -> UnderTest:
-    """The engine under test. Raises PacelineError for one that does not exist, or is not installed."""
+def _plain(subject: Subject, target: Target | None = None) -> Control:
+    """Our own plain decoding of the model in the endpoint's place, in float32 where the model has such weights."""
+    from paceline.certify.asking import Control, Hosted
+
+    dtype = "float32" if target is None else exact_dtype(subject.dtype, target.quantised)
+    plainly = load(str(subject.model), dtype=dtype, device=subject.device)
+    if plainly.tokenizer is None:
+        raise PacelineError(f"{subject.model} has no tokenizer, and a server is asked with text")
+    return Control(Hosted(Ours(plainly, plainly.tokenizer, "none", batch=subject.batch), plainly.tokenizer))
+
+
+def _scenarios(
+    subject: Subject, engine: UnderTest, target: Target, certificate: dict[str, Any], watch: Watch
+) -> dict[str, Any]:
+    """What scenarios add to the certificate of an engine of this process, whose greedy answers are in it already."""
+    from paceline.certify.asking import Hosted
+    from paceline.certify.scenarios import Play
+    from paceline.certify.shrink import greedy_reports
+
+    assert target.tokenizer is not None
+    hosted, scope = Hosted(engine, target.tokenizer), subject.scope
+    until = perf_counter() + scope.seconds
+    play = Play(hosted, _plain(subject, target), _chats(subject.prompts), scope.max_tokens, until, watch)
+    play.run()
+    before = f"{certificate['why']}; " if certificate["verdict"] == NOT_LOSSLESS else ""
+    about = {"verdict": NOT_LOSSLESS, "why": f"{before}scenarios", "lossless": False} if play.bugs else {}
+    return about | {
+        "scenarios": play.rows,
+        "features": sorted(play.features),
+        "reports": greedy_reports(play),
+        "not_tested": [*certificate["not_tested"], *play.not_tested()],
+    }
+
+
+def _chats(given: Sequence[Prompt] | None) -> list[Messages]:
+    """Prompts as servers of chats take them."""
+    if given is not None:
+        return [_messages(prompt) for prompt in given]
+    return [({"role": "user", "content": text},) for text in QUESTIONS]
+
+
+def _open(subject: Subject, target: Target, dtype: str, *, plain: bool = False) -> UnderTest:
+    """The engine under test; plain: the same without drafts.
+
+    Raises PacelineError for one that does not exist, or is not installed."""
     if subject.engine == "paceline":
-        return Ours(target, target.tokenizer, subject.draft, batch=subject.batch)
+        return Ours(target, target.tokenizer, "none" if plain else subject.draft, batch=subject.batch)
     name, colon, checkpoint = subject.engine.partition(":")
     spec = subject.engine
     if name in HOSTS:
@@ -122,6 +186,9 @@ def _open(subject: Subject, target: Target, dtype: str) -> UnderTest:
     elif name.partition(",")[0] not in PEERS:
         known = ("paceline", *HOSTS, *PEERS)
         raise PacelineError(f"there is no engine {name!r}.{meant(name, known)} Engines: {', '.join(known)}")
+    if plain:
+        library = next(one for one in LIBRARIES if name.startswith(one))
+        spec = f"{library}:{checkpoint.partition(',')[0]}" if "llama" in library else library
     contestant = create_peer(
         spec,
         str(subject.model),
@@ -129,7 +196,7 @@ def _open(subject: Subject, target: Target, dtype: str) -> UnderTest:
         threads=subject.threads,
         python=subject.peer_python,
         batch=subject.batch,
-        max_context=min(target.max_context, 1024),
+        max_context=min(target.max_context, CONTEXT),
         decode=target.tokenizer.decode if target.tokenizer is not None else str,
         device=str(target.device),
     )

@@ -1,232 +1,242 @@
-"""Servers: an OpenAI-compatible endpoint against another one that does not speculate, or against itself.
+"""An endpoint against its control: greedily in the scenarios, and sampled.
 
-    certificate = certify_endpoint(Server(url), Server(reference_url), prompts, Scope())
+    server = Server("http://localhost:8000/v1")
+    certificate = certify_endpoint(server, control_of(server), prompts, Scope(budget="5m"))
 
-With a reference: greedy tokens are compared one by one, and the two samples of first tokens with each other. Without
-one: every greedy token must be the server's own best by the log-probabilities that it reports, and sampled tokens must
-fall on their ranks as often as those say. What verification itself gets wrong is then seen; a cache or a mask that is
-wrong for the log-probabilities too is not.
+Long sampled answers are read token by token, by the log-probabilities that the server reports. Where there is a
+control, beginnings of many short ones are compared with its own.
 """
 
 from __future__ import annotations
 
-import asyncio
-from collections import Counter
-from collections.abc import Iterator, Sequence
-from math import exp
+from collections import defaultdict
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass, field
+from itertools import cycle, islice
 from time import perf_counter
-from typing import Any, NamedTuple
+from typing import Any
 
 import numpy as np
 
 from paceline.certify import stats, verdict
 from paceline.certify.acceptance import acceptance
+from paceline.certify.asking import Control, Endpoint, Fields, Messages, places
+from paceline.certify.certificate import REQUESTS_EACH
+from paceline.certify.conditional import Conditional
 from paceline.certify.options import Scope, Watch
-from paceline.certify.sampled import COARSE
-from paceline.certify.verdict import CONTEXT, LEVEL, Divergence, Greedy, Look, Stops
-from paceline.workbench.client import Client, Completion, find_model, parse
+from paceline.certify.reported import Words, is_raw, read_places
+from paceline.certify.sampled import LOOKS
+from paceline.certify.scenarios import MIXED, Play
+from paceline.certify.shrink import greedy_reports, sampled_report
+from paceline.certify.verdict import LEVEL, LONG, Finding, Greedy, Look, Stops
+from paceline.workbench.client import Completion
 
-REQUESTS = 4000
-"""Sampled requests of a certificate where none are asked for: HTTP is slow."""
-TOP = 20
-"""Log-probabilities asked for at a place; servers allow no more."""
-RANKS = (1, 2, 5, 20)
-"""Ends of the bins of ranks; one more holds what lies below."""
-TIE = 0.25
-"""Greatest gap, in nats, between two tokens that may be a tie: what bfloat16 resolves of logits near 32."""
-Fields = dict[str, Any]
-"""Fields of a request's body that say how tokens are chosen."""
+MOST = 40_000
+"""Most sampled requests of a certificate where none are asked for; the budget may allow fewer."""
+SAMPLED_TOKENS = 12
+"""Of a sampled answer: enough for drafts to be accepted, cut and followed by others."""
 WAYS: dict[str, Fields] = {
     "temperature 1": {"temperature": 1.0},
     "temperature 0.7, top-p 0.9": {"temperature": 0.7, "top_p": 0.9},
     "temperature 1, frequency penalty 0.5": {"temperature": 1.0, "frequency_penalty": 0.5},
+    "temperature 1.3, min-p 0.05": {"temperature": 1.3, "min_p": 0.05},
 }
-"""How the cases of the sampling test are sampled; without a reference as the first one alone, whose log-probabilities
-are those that servers report."""
-Messages = tuple[dict[str, str], ...]
-
-
-class Server:
-    """An endpoint, asked from ordinary code. spec: URL[,URL...][#model]."""
-
-    def __init__(self, spec: str, *, key: str | None = None, slots: int = 8):
-        self.urls, self.model = parse(spec)
-        self.key, self.slots = key, slots
-
-    def ask(self, prompts: Sequence[Messages], fields: Sequence[Fields], slots: int | None = None) -> list[Completion]:
-        """The completions, at most `slots` requests under way. Raises CompletionError where one cannot be had."""
-        return asyncio.run(self._ask(prompts, fields, slots or self.slots))
-
-    async def _ask(self, prompts: Sequence[Messages], fields: Sequence[Fields], slots: int) -> list[Completion]:
-        self.model = self.model or await find_model(self.urls[0], self.key)
-        async with Client(self.urls, key=self.key, slots=slots) as client:
-            asked = zip(prompts, fields, strict=True)
-            bodies = [{"model": self.model, "messages": list(prompt), **more} for prompt, more in asked]
-            return list(await asyncio.gather(*map(client.complete, bodies)))
-
-
-class Place(NamedTuple):
-    """One token of a reply: its text, its log-probability, and the best ones there, best first."""
-
-    token: str
-    logprob: float
-    top: list[tuple[str, float]]
-
-
-def places(reply: Completion) -> list[Place]:
-    """The tokens of a reply; empty where the server reports no log-probabilities."""
-    return [
-        Place(
-            one["token"],
-            one["logprob"],
-            sorted(((t["token"], t["logprob"]) for t in one.get("top_logprobs") or ()), key=lambda t: -t[1]),
-        )
-        for one in reply.logprobs
-    ]
+"""How sampled answers are sampled, in turn."""
+LONG_TOKENS = 20_000
+"""Tokens of long sampled answers; the budget may allow fewer."""
+FOR_SAMPLES, FOR_REPORTS = 0.5, 0.15
+"""Shares of the budget that scenarios leave for the sampling test, and both for making findings small."""
 
 
 def certify_endpoint(
-    server: Server, reference: Server | None, prompts: Sequence[Messages], scope: Scope, watch: Watch = Watch()
+    server: Endpoint, control: Control, prompts: Sequence[Messages], scope: Scope, watch: Watch = Watch()
 ) -> dict[str, Any]:
-    """The certificate of a server; its parts are named as those of `certificate.certify`."""
+    """The certificate of an endpoint; its parts are named as those of `certificate.certify`."""
     began = perf_counter()
-    greedy = _greedy(server, reference, prompts, scope, watch)
-    sampled, power = _sampled(server, reference, prompts, scope, watch)
-    against = "its own log-probabilities" if reference is None else ",".join(reference.urls)
-    missing = ["stop strings"]
-    if reference is None:
-        missing.append("a cache or mask that spoils the log-probabilities as well: give a reference")
+    for_samples = 0.0 if scope.requests == 0 else FOR_SAMPLES
+    until = began + scope.seconds * (1 - FOR_REPORTS - for_samples)
+    play = Play(server, control, prompts, scope.max_tokens, until, watch)
+    play.run()
+    greedy = Greedy(play.answers, play.tokens, play.divergences)
+    if control.is_self and "log-probabilities" not in play.features:
+        greedy.why = "the server reports no log-probabilities (logprobs, top_logprobs)"
+    # What a server takes and ignores would be found by its own log-probabilities; a control ignores it too.
+    known = {"temperature", "top_p", *play.features} - ({"min_p"} if control.is_self else set())
+    ways = {name: way for name, way in WAYS.items() if way.keys() <= known} if scope.requests != 0 else {}
+    until = began + scope.seconds * (1 - FOR_REPORTS)
+    counts, found = _long(play, ways, scope, (perf_counter() + until) / 2)
+    if not play.answers:
+        greedy.why = play.rows[0]["why"]
+    cases = [] if control.is_self or found else _cases(play, ways)
+    looks = sample(play, cases, scope, until) if cases else []
+    facts = [case.facts(float(play.noise)) for case in cases]
+    play.until = max(began + scope.seconds, perf_counter() + FOR_REPORTS * scope.seconds)
+    reports = greedy_reports(play)
+    sampled = verdict.sampled_facts(looks, facts)
+    if found:
+        way = next((way for name, way in ways.items() if f"({name})" in found[0].what), WAYS["temperature 1"])
+        body = play.asked({"messages": list(play.prompts[0]), "max_tokens": scope.max_tokens, **way})
+        reports.append(sampled_report(server, body, counts.tokens // scope.max_tokens, found[0]))
+    elif not sampled["lossless"]:
+        body, worst = min(zip((case.body for case in cases), facts, strict=True), key=lambda pair: pair[1]["p"])
+        first = Finding(**sampled["findings"][0])
+        reports.append(sampled_report(server, body, worst["requests"], first, worst["seen"]))
+    count, df = looks[-1].requests if looks else 0, sum(one["df"] for one in facts)
+    power = verdict.power(scope, count, df, _level(-1), samples=2, rounding=float(play.noise))
+    sampled = verdict.with_long(sampled, counts.facts(LEVEL * LONG), found)
+    missing = ["what the log-probabilities share with the answers: give a control"] if control.is_self else []
     return verdict.certificate(
         greedy, Stops(), sampled, power, scope,
-        engine=f"{','.join(server.urls)}, {server.model}, against {against}", draft=None, not_tested=missing,
-        ran_on={"endpoint": ",".join(server.urls), "model": server.model},
-        acceptance=acceptance(None, None),
+        engine=f"{server.name}, against {control.name}", draft=None, not_tested=[*missing, *play.not_tested()],
+        ran_on={"endpoint": server.url}, acceptance=acceptance(None, None),
+        scenarios=play.rows, features=sorted(play.features), reports=reports,
         seconds=round(perf_counter() - began, 1),
     )  # fmt: skip
 
 
-def _greedy(
-    server: Server, reference: Server | None, prompts: Sequence[Messages], scope: Scope, watch: Watch
-) -> Greedy:
-    """Every prompt alone and all together."""
-    watch.say("greedy answers")
-    fields = {"max_tokens": scope.max_tokens, "temperature": 0.0, "logprobs": True, "top_logprobs": 2}
-    each = [fields] * len(prompts)
-    right = [places(one) for one in reference.ask(prompts, each, 1)] if reference else None
-    found = Greedy()
-    for company, slots in (("alone", 1), (f"{server.slots} at once", server.slots)):
-        for number, one in enumerate(map(places, server.ask(prompts, each, slots))):
-            found.answers += 1
-            found.tokens += len(one)
-            for at, facts in _by_itself(one) if right is None else _against(one, right[number]):
-                before = "".join(place.token for place in one[max(0, at - CONTEXT) : at])
-                found.divergences.append(Divergence(number, at, company, before=before, noise=TIE / 2, **facts))
-            watch.step(number + 1, len(prompts))
-    if not found.tokens:
-        found.why = "the server reports no log-probabilities (logprobs, top_logprobs)"
-    return found
+def _long(play: Play, ways: Mapping[str, Fields], scope: Scope, until: float) -> tuple[Conditional, list[Finding]]:
+    """Long sampled answers, and what comes in them too often or too rarely, also by the control's own."""
+    if not ways or "log-probabilities" not in play.features:
+        return Conditional(), []
+    play.watch.say("long sampled answers")
+    rng, words = np.random.default_rng([scope.seed, 1]), Words()
+    number = LONG_TOKENS // scope.max_tokens
+    if scope.requests is not None:
+        number = min(number, -(-scope.requests // REQUESTS_EACH))
+    asked = list(islice(zip(cycle(ways), cycle([*play.prompts, *MIXED])), number))
+
+    def counted(endpoint: Endpoint) -> Conditional:
+        counts = Conditional()
+        hot, cold = (
+            endpoint.ask([play.asked({"messages": list(play.prompts[0]), "max_tokens": 1, "temperature": t})])[0]
+            for t in (1.0, 0.5)
+        )
+        raw = is_raw(places(hot), places(cold))
+        for begin in range(0, len(asked), 4 * endpoint.slots):
+            some = asked[begin : begin + 4 * endpoint.slots]
+            bodies = [
+                play.asked({"messages": list(prompt), "max_tokens": scope.max_tokens, "seed": seed, **ways[name]})
+                for (name, prompt), seed in zip(some, rng.integers(1 << 31, size=len(some)).tolist(), strict=True)
+            ]
+            for (name, _), one in zip(some, endpoint.ask(bodies), strict=True):
+                read_places(places(one), ways[name], counts, words, name, raw=raw)
+            if perf_counter() > until:
+                break
+        return counts
+
+    counts = counted(play.server)
+    found = counts.findings(LEVEL * LONG)
+    if found and not play.control.is_self:
+        found = counts.findings(LEVEL * LONG, counted(play.control.source))
+    return counts, found
 
 
-def _by_itself(mine: Sequence[Place]) -> Iterator[tuple[int, Fields]]:
-    """All tokens that are not the server's own best: where, and fields of a divergence."""
-    for at, place in enumerate(mine):
-        best, logprob = place.top[0] if place.top else (place.token, place.logprob)
-        if place.logprob < logprob and place.token != best:
-            yield at, {"said": place.token, "best": best, "gap": logprob - place.logprob}
+def _cases(play: Play, ways: Mapping[str, Fields]) -> list[Texts]:
+    """Prompts whose answers are free and copied, each sampled in every way."""
+    return [
+        Texts(name, {"messages": list(text), "max_tokens": SAMPLED_TOKENS, **way})
+        for name, way in ways.items() for text in (play.prompts[0], MIXED[0])
+    ]  # fmt: skip
 
 
-def _against(mine: Sequence[Place], right: Sequence[Place]) -> Iterator[tuple[int, Fields]]:
-    """The first difference from the reference; after it the texts are two."""
-    for at, (place, other) in enumerate(zip(mine, right, strict=False)):
-        if place.token != other.token:
-            said = {"said": place.token, "best": other.token}
-            logprob = dict(other.top).get(place.token)
-            why = "the reference has another token, and this one is not among its two best"
-            yield at, said | ({"why": why} if logprob is None else {"gap": abs(other.logprob - logprob)})
+@dataclass
+class Texts:
+    """A case of the sampling test: a request, and the answers to it by endpoint and control."""
+
+    name: str
+    body: Fields
+    mine: list[Completion] = field(default_factory=list)
+    others: list[Completion] = field(default_factory=list)
+
+    def views(self, slack: float) -> list[Fields]:
+        """The test in coarse bins and in fine ones. slack: see `stats.chi_square_of_two`."""
+        texts = [one.text for one in self.mine], [one.text for one in self.others]
+        return [_by_text(*texts, share, slack) for share in (0.08, 0.01)]
+
+    def facts(self, slack: float) -> Fields:
+        """For the certificate: the view that shows most, and of each outcome how often either had it."""
+        return {"name": self.name, "requests": len(self.mine), **min(self.views(slack), key=lambda view: view["p"])}
+
+
+def sample(play: Play, cases: Sequence[Texts], scope: Scope, until: float) -> list[Look]:
+    """Ask for samples until the budget is spent or something is found."""
+    play.watch.say("sampled requests")
+    rng = np.random.default_rng(scope.seed)
+    began, each = perf_counter(), 8
+    _ask(play, cases, each, rng)
+    rate = (perf_counter() - began) / each
+    total = MOST if scope.requests is None else scope.requests
+    if scope.shift is not None and scope.requests is None:
+        total = stats.samples_for(10 * len(cases), scope.shift, _level(-1), samples=2)
+    planned = max(each, min(total // len(cases), int((until - perf_counter()) / rate)))
+    looks: list[Look] = []
+    for look, (share, _) in enumerate(LOOKS):
+        until_now = int(np.ceil(planned * share))
+        while each < until_now:
+            more = min(64, until_now - each)
+            _ask(play, cases, more, rng)
+            each += more
+            play.watch.step(each, planned)
+        views = list(zip(*(case.views(float(play.noise)) for case in cases), strict=True))
+        p = min(stats.tail(sum(v["statistic"] for v in view), sum(v["df"] for v in view)) for view in views)
+        worst = min(stats.worst([v["p"] for v in view]) for view in views)
+        looks.append(Look(each * len(cases), p, worst, _level(look)))
+        if looks[-1].accuses:
+            break
+    return looks
+
+
+def _ask(play: Play, cases: Sequence[Texts], each: int, rng: np.random.Generator) -> None:
+    asked = [case for case in cases for _ in range(each)]
+    rng.shuffle(asked)
+    for endpoint, name in ((play.server, "mine"), (play.control.source, "others")):
+        seeds = rng.integers(1 << 31, size=len(asked)).tolist()
+        bodies = [{**case.body, "seed": seed} for case, seed in zip(asked, seeds, strict=True)]
+        for case, one in zip(asked, endpoint.ask(bodies), strict=True):
+            getattr(case, name).append(one)
+
+
+def _by_text(mine: Sequence[str], others: Sequence[str], share: float, slack: float) -> Fields:
+    """Two samples of texts. Outcomes are beginnings, each continued by its next character while both samples together
+    have it often enough: short where texts soon differ, and long where most are alike."""
+    least = max(2 * stats.LEAST_COUNT, share * (len(mine) + len(others)))
+    bins: list[tuple[str, list[int]]] = []
+
+    def split(prefix: str, members: list[tuple[str, int]]) -> None:
+        groups = defaultdict[str, list[tuple[str, int]]](list)
+        for text, side in members:
+            groups[text[len(prefix) : len(prefix) + 1]].append((text, side))
+        large = [char for char, group in groups.items() if len(group) >= least]
+        rare = [one for char, group in groups.items() if char not in large for one in group]
+        if not large or large == [""] or (len(large) == 1 and rare and len(rare) < least):
+            bins.append((prefix, [side for _, side in members]))
             return
-    if len(mine) != len(right):
-        why = f"{len(mine)} tokens, and the reference has {len(right)}"
-        yield min(len(mine), len(right)), {"why": why}
+        if rare and len(rare) < least:
+            rare += groups[fewest := min(large, key=lambda char: len(groups[char]))]
+            large.remove(fewest)
+        if rare:
+            bins.append((prefix + "...", [side for _, side in rare]))
+        for char in large:
+            if char:
+                split(prefix + char, groups[char])
+            else:
+                bins.append((prefix, [side for _, side in groups[char]]))
 
-
-def _sampled(
-    server: Server, reference: Server | None, prompts: Sequence[Messages], scope: Scope, watch: Watch
-) -> tuple[dict[str, Any], dict[str, Any]]:
-    """(sampled, power)."""
-    requests = REQUESTS if scope.requests is None else scope.requests
-    ways = [*WAYS.items()][: None if reference else 1]
-    asked = [(*way, prompt) for way in ways for prompt in prompts[:2]]
-    each = requests // len(asked)
-    cases: list[dict[str, Any]] = []
-    for number, (name, way, prompt) in enumerate(asked if each else ()):
-        watch.say(f"{each:,} sampled requests, {name}")
-        more = {} if reference else {"logprobs": True, "top_logprobs": TOP}
-        fields = [
-            {"max_tokens": scope.length, **way, "seed": seed, **more}
-            for seed in np.random.default_rng([scope.seed, number]).integers(1 << 31, size=each).tolist()
-        ]
-        mine = server.ask([prompt] * each, fields)
-        if reference is None:
-            case = _by_rank(mine)
-        else:
-            # Another seed: with the same one, two servers may say the same thing.
-            others = [one | {"seed": (one["seed"] + 1) % (1 << 31)} for one in fields]
-            case = _by_text(mine, reference.ask([prompt] * each, others))
-        cases.append({"name": name, "requests": each} | case)
-        watch.step(number + 1, len(asked))
-    count, level, df = each * len(cases), LEVEL / 2, sum(one["df"] for one in cases)
-    p = stats.tail(sum(one["statistic"] for one in cases), df)
-    look = Look(count, p, stats.worst([one["p"] for one in cases]), level)
-    power = verdict.power(scope, count, df, level, samples=2 if reference else 1)
-    return verdict.sampled_facts([look], cases), power
-
-
-def _by_text(mine: Sequence[Completion], others: Sequence[Completion]) -> dict[str, Any]:
-    """Two samples of texts, rare texts pooled."""
-    one, other = Counter(reply.text for reply in mine), Counter(reply.text for reply in others)
-    texts = sorted(one | other)
-    counts, expected = (np.array([c[text] for text in texts], float) for c in (one, other))
-    bins = stats.pooled((counts + expected) / (counts + expected).sum(), max(COARSE, stats.LEAST_COUNT / len(mine)))
-    counts, expected = stats.by_bin(counts, bins), stats.by_bin(expected, bins)
-    statistic, df = stats.chi_square_of_two(counts, expected), len(counts) - 1
-    both = (counts + expected) / (counts + expected).sum()
-    return _case(counts, expected / expected.sum(), statistic, df, stats.noise(both, len(mine)) * 2**0.5)
-
-
-def _by_rank(mine: Sequence[Completion]) -> dict[str, Any]:
-    """Tokens by their rank at their place, against what the reported log-probabilities say of the ranks.
-
-    Given the tokens before it each token falls on a rank by these probabilities, so sums over all places are compared,
-    with the sum of their covariances (a central limit theorem for martingales)."""
-    bins = len(RANKS) + 1
-    counts, expected, covariance = np.zeros(bins), np.zeros(bins), np.zeros((bins, bins))
-    for reply in mine:
-        for place in places(reply):
-            probs = np.zeros(bins)
-            rank = bins - 1
-            for i, (token, logprob) in enumerate(place.top, 1):
-                probs[int(np.searchsorted(RANKS, i))] += exp(logprob)
-                rank = int(np.searchsorted(RANKS, i)) if token == place.token else rank
-            probs[-1] += max(0.0, 1 - probs.sum())
-            counts[rank] += 1
-            expected += probs
-            covariance += np.diag(probs) - np.outer(probs, probs)
-    if not counts.sum():
-        return _case(counts, expected, 0.0, 0, 0.0)
-    counted = expected >= stats.LEAST_COUNT
-    apart = (counts - expected)[counted][:-1]
-    spread = covariance[np.ix_(counted, counted)][:-1, :-1]
-    statistic = float(apart @ np.linalg.solve(spread, apart)) if len(apart) else 0.0
-    probs = expected / expected.sum()
-    return _case(counts, probs, statistic, len(apart), stats.noise(probs, int(counts.sum())))
-
-
-def _case(counts: stats.Floats, probs: stats.Floats, statistic: float, df: int, noise: float) -> dict[str, Any]:
+    split("", [(text, 0) for text in mine] + [(text, 1) for text in others])
+    counts = np.array([[sides.count(side) for _, sides in bins] for side in (0, 1)], float)
+    statistic, df = stats.chi_square_of_two(counts[0], counts[1], slack), len(bins) - 1
+    shares = counts / counts.sum(1, keepdims=True)
     return {
-        "outcomes": df + 1,
+        "outcomes": len(bins),
         "df": df,
         "statistic": statistic,
         "p": stats.tail(statistic, df),
-        "tv": round(stats.total_variation(counts, probs), 5),
-        "tv_by_chance": round(noise, 5),
+        "tv": round(stats.total_variation(counts[0], shares[1]), 5),
+        "tv_by_chance": round(stats.noise(counts.sum(0) / counts.sum(), len(mine)) * 2**0.5, 5),
+        "seen": [[prefix, *pair] for (prefix, _), *pair in zip(bins, *shares.round(4).tolist(), strict=True)],
     }
+
+
+def _level(look: int) -> float:
+    """Of one of the four tests of a look."""
+    return LEVEL * LOOKS[look][1] / 4

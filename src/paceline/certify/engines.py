@@ -52,7 +52,12 @@ class UnderTest(ABC):
 class Ours(UnderTest):
     """Our engine. draft: a spec, or what makes the drafter of a new engine. options: others of `Engine`."""
 
-    takes = frozenset({"top_k", "top_p", "min_p", "repetition_penalty", "logit_bias", "bad_words", "stop"})
+    takes = frozenset(
+        {
+            "top_k", "top_p", "min_p", "repetition_penalty", "presence_penalty", "frequency_penalty", "logit_bias",
+            "bad_words", "stop", "stop_token_ids",
+        }
+    )  # fmt: skip
 
     def __init__(
         self,
@@ -70,17 +75,25 @@ class Ours(UnderTest):
         self.facts = {"engine": f"paceline {__version__}", "dtype": str(target.dtype).removeprefix("torch.")}
 
     def answer(self, prompts: Sequence[Sequence[int]], params: Sequence[SamplingParams]) -> list[Reply]:
-        lengths: list[list[int]] = [[] for _ in prompts]
+        rounds: list[list[tuple[int, int]]] = [[] for _ in prompts]
         done = self.engine.generate(
             [list(prompt) for prompt in prompts],
             list(params),
-            progress=lambda delta: lengths[delta.index].append(len(delta.tokens)),
+            progress=lambda delta: rounds[delta.index].append((len(delta.tokens), delta.nodes)),
         )
         if failed := next((one.error for one in done if one.error), ""):
             raise PacelineError(f"{self.name} failed: {failed}")
         return [
-            Reply(one.prompt_tokens, one.tokens, one.text, one.seconds, of, finish=one.finish_reason)
-            for one, of in zip(done, lengths, strict=True)
+            Reply(
+                one.prompt_tokens,
+                one.tokens,
+                one.text,
+                one.seconds,
+                lengths=[length for length, _ in of],
+                nodes=[nodes for _, nodes in of],
+                finish=one.finish_reason,
+            )
+            for one, of in zip(done, rounds, strict=True)
         ]
 
 

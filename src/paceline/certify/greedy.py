@@ -2,7 +2,9 @@
 
 An answer is read by the model alone, in float32, in one forward: no second answer is written, and what comes after a
 tie is still judged. A token that is not the best is a tie where its logit lies no further below than rounding moves
-logits there: twice the most that the engine's dtype changes any, or float32 itself. Anything else is a bug.
+logits there: twice the most that the engine's dtype changes any, or float32 itself. Anything else is a bug. And there
+must not be more ties than the model itself has when it is rounded: an engine that accepts whatever is nearly the best
+has no other sign.
 """
 
 from __future__ import annotations
@@ -14,7 +16,7 @@ import numpy as np
 import torch
 
 from paceline.certify.engines import UnderTest
-from paceline.certify.reference import Model
+from paceline.certify.reference import Rounding
 from paceline.certify.verdict import CONTEXT, Divergence, Greedy, Stops
 from paceline.engine.sampling import SamplingParams, warp
 from paceline.workbench.contestant import Reply
@@ -27,13 +29,12 @@ BROKEN = "\N{REPLACEMENT CHARACTER}"
 
 
 class Reader:
-    """Reads greedy answers, and notes where they diverge.
+    """Reads greedy answers, and notes where they diverge."""
 
-    exact: the model in float32; own: the same in the engine's dtype, None where that is float32."""
-
-    def __init__(self, exact: Model, own: Model | None, ends: Collection[int]):
-        self.exact, self.own, self.ends = exact, own, frozenset(ends)
+    def __init__(self, rounding: Rounding, ends: Collection[int]):
+        self.rounding, self.ends = rounding, frozenset(ends)
         self.found = Greedy()
+        self._read: set[int] = set()  # contexts, hashed: passes write the same text again
 
     def read(
         self, number: int, prompt: Sequence[int], tokens: Sequence[int], params: SamplingParams, company: str
@@ -42,31 +43,34 @@ class Reader:
         self.found.answers += 1
         self.found.tokens += len(tokens)
         start, text = len(prompt), [*prompt, *tokens]
-        logits = self._warped(self.exact, text, start, params)
-        for at in _unlike(logits, tokens):
-            gap, noise = self._gap(text, start + at, logits[at], params)
-            before = list(tokens[max(0, at - CONTEXT) : at])
-            one = Divergence(number, at, company, tokens[at], int(logits[at].argmax()), gap, noise, before=before)
-            self.found.divergences.append(one)
-            if not one.is_tie:
-                return
+        readings = self.rounding.measured(text, start)
+        exact, *rounded = [self._warped(one, text, start, params) for one in readings]
+        best, noise = exact.argmax(-1), ROUNDING * _finite(exact).abs().amax(-1)
+        for one in rounded:
+            noise = noise.maximum(_finite(one - exact).abs().amax(-1))
+        flipped = _unlike(exact, rounded[0].argmax(-1)) if rounded else torch.zeros(0)
+        unlike = _unlike(exact, torch.tensor(tokens, dtype=torch.long))
+        for at in range(len(tokens)):
+            of = None
+            if unlike[at]:
+                gap = float(exact[at].max() - exact[at, tokens[at]])
+                before = list(tokens[max(0, at - CONTEXT) : at])
+                of = Divergence(number, at, company, tokens[at], int(best[at]), gap, float(noise[at]), before=before)
+                self.found.divergences.append(of)
+                if not of.is_tie:
+                    return
+            if rounded and (context := hash((params.shifts_logits, *text[: start + at]))) not in self._read:
+                self._read.add(context)
+                self.found.count(tied=of is not None, rounded=bool(flipped[at]))
         if why := self._wrong_end(tokens, params):
             before = list(tokens[-CONTEXT:])
             self.found.divergences.append(Divergence(number, len(tokens), company, why=why, before=before))
 
-    def _warped(self, model: Model, text: Sequence[int], start: int, params: SamplingParams) -> torch.Tensor:
-        logits = model.along(text, start)
+    def _warped(self, logits: torch.Tensor, text: Sequence[int], start: int, params: SamplingParams) -> torch.Tensor:
+        if not params.shifts_logits or not len(logits):
+            return logits
         contexts = [np.array(text[:end]) for end in range(start, len(text))]
-        return warp(logits, params, contexts) if params.shifts_logits and len(logits) else logits
-
-    def _gap(self, text: Sequence[int], at: int, exact: torch.Tensor, params: SamplingParams) -> tuple[float, float]:
-        """How far the logit of token `at` of `text` lies below the best of `exact` [V], and what rounding moves."""
-        finite = torch.isfinite(exact)
-        noise = ROUNDING * float(exact[finite].abs().max())
-        if self.own is not None:
-            own = self._warped(self.own, text[: at + 1], at, params)[0]
-            noise = max(noise, float((own - exact)[finite].abs().max()))
-        return float(exact.max() - exact[text[at]]), noise
+        return warp(logits, params.of_row(start, self.ends), contexts)
 
     def _wrong_end(self, tokens: Sequence[int], params: SamplingParams) -> str:
         """Why an answer does not end where it must, at its first end token or at max_tokens; "" if it does."""
@@ -81,12 +85,16 @@ class Reader:
         return ""
 
 
-def _unlike(logits: torch.Tensor, tokens: Sequence[int]) -> list[int]:
-    """Places of tokens that are not the best of `logits` [n, V]; of equal logits, any is the best."""
-    if not tokens:
-        return []
-    chosen = logits.gather(-1, torch.tensor(tokens).unsqueeze(-1))[:, 0]
-    return torch.nonzero(chosen < logits.amax(-1))[:, 0].tolist()
+def _unlike(logits: torch.Tensor, tokens: torch.Tensor) -> torch.Tensor:
+    """Which of `tokens` [n] are not the best of `logits` [n, V], bool [n]; of equal logits, any is the best."""
+    if not len(tokens):
+        return torch.zeros(0, dtype=torch.bool)
+    return logits.gather(-1, tokens.unsqueeze(-1))[:, 0] < logits.amax(-1)
+
+
+def _finite(logits: torch.Tensor) -> torch.Tensor:
+    """`logits`, with 0 for what is not a finite number: banned tokens, and their differences."""
+    return logits.nan_to_num(0.0, 0.0, 0.0)
 
 
 def check_stops(

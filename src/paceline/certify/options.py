@@ -2,11 +2,16 @@
 
 from __future__ import annotations
 
+import re
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field
 from typing import Any
 
 from paceline.draft.spec import option
+from paceline.errors import PacelineError
+
+SHIFT = 0.02
+"""`Scope.shift` where none is asked for."""
 
 
 @dataclass(frozen=True)
@@ -16,8 +21,12 @@ class Scope:
     requests  of the sampling test; None: as many as `shift` takes, 0: no sampling.
     length    tokens whose joint distribution is tested."""
 
-    shift: float = option(
-        0.02, "Smallest shift of a sampled distribution to be found with 95 %.", least=0.001, most=0.5
+    shift: float | None = option(
+        None,
+        "Smallest shift of a sampled distribution to be found with 95 %. "
+        "[default: 0.02; for a server as small as the budget allows]",
+        least=0.001,
+        most=0.5,
     )
     requests: int | None = option(
         None, "Sampled requests; 0: greedy alone. [default: as many as --shift takes]", least=0
@@ -25,6 +34,17 @@ class Scope:
     length: int = 3
     max_tokens: int = option(64, "Of a greedy answer.", least=1, names=("--max-tokens", "-n"))
     seed: int = option(0, "Of the requests' seeds.", least=0)
+    budget: str = option("5m", "For scenarios, and all that a server is asked: 90s, 5m, 1h; 0: none.", metavar="TIME")
+
+    def __post_init__(self) -> None:
+        _ = self.seconds
+
+    @property
+    def seconds(self) -> float:
+        """The budget; PacelineError for what is no time."""
+        if (match := re.fullmatch(r"([0-9.]*[0-9])\s*([smh]?)", self.budget.strip())) is None:
+            raise PacelineError(f"--budget is {self.budget!r}; it is a time such as 90s, 5m or 1h")
+        return float(match[1]) * {"": 1, "s": 1, "m": 60, "h": 3600}[match[2]]
 
 
 @dataclass(frozen=True)
@@ -36,15 +56,20 @@ class Subject:
     engine: str = option(
         "paceline", "paceline, transformers, vllm, llama-cpp:FILE.gguf (with --draft), or a peer of `bench`."
     )
-    endpoint: str | None = option(None, "URL[#model] of an OpenAI-compatible server instead, up to /v1.")
+    endpoint: str | None = option(
+        None, "URL[#model] of an OpenAI-compatible server instead, up to /v1; TARGET is then its control."
+    )
     reference: str | None = option(
-        None, "A server of the same model without drafts. [default: its own log-probabilities]"
+        None,
+        "A server of the same model without drafts. [default: TARGET, else the server with its drafts off where a "
+        "request can say so, else its own answers alone and their log-probabilities]",
     )
     prompts: Sequence[Any] | None = None
     scope: Scope = field(default_factory=Scope)
     batch: int = option(8, "Most requests at once.", least=1)
     dtype: str = "auto"
     device: str = "auto"
+    exact: bool | None = None
     threads: int | None = None
     peer_python: str | None = option(None, "Interpreter of an environment with vLLM.", envvar="PACELINE_VLLM_PYTHON")
 

@@ -1,4 +1,4 @@
-"""Reference: what the model alone says, by transformers' own code, whole texts at a time, without cache or drafts.
+"""Reference: what the model alone says, by transformers' own code, whole texts at a time, without drafts.
 
 A model with weights of eight and four bits transformers does not have: its reference is `PlainDecoding`, ours.
 `Reference` shares nothing with the engines under test but the weights, and, with ours, the definition of temperature
@@ -7,17 +7,21 @@ and filters (`paceline.engine.sampling.warp`), which has tests of its own agains
     reference = Reference.load("models/demo", dtype="float32")
     reference.after([[1, 2, 3], [1, 2, 4]])      # logits of the next token, [2, V]
     reference.along([1, 2, 3, 4, 5], start=3)    # of tokens 3 and 4, [2, V]
+    Rounding(reference, own).after(...)          # the same as rounding may have them, [W, 2, V]
 """
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Callable, Iterable, Iterator, Sequence
+from contextlib import contextmanager, nullcontext
 from typing import Any, Protocol
 
 import numpy as np
 import torch
+from numpy.typing import NDArray
 
 from paceline.engine.round import Segment
+from paceline.engine.sampling import SamplingParams, probabilities
 from paceline.target.base import Target
 from paceline.target.load import DTYPES
 from paceline.workbench.peers.setup import folder_of
@@ -25,20 +29,37 @@ from paceline.workbench.peers.transformers import load_model
 
 TOKENS = 4096
 """Most tokens in one forward."""
+PIECE = 8
+"""Tokens of a piece, as wide as a draft."""
+SHAKEN = 2.0**-8
+"""Share of a number by which bfloat16 rounds it at most."""
+SHAKES = 4
+"""Times that rounding is imitated."""
+SCALES = (1.5, -1.5)
+"""Multiples of what rounding was seen to change that it may change elsewhere: no two kernels round alike."""
 
 
 class Model(Protocol):
-    """What says what should have been said."""
+    """What says what should have been said.
 
-    def after(self, texts: Sequence[Sequence[int]]) -> torch.Tensor:
+    ways    in which it can read a text; rounding is all that differs between them. The first one is the default.
+    shakes  others, in which bfloat16's rounding is imitated."""
+
+    ways: Sequence[str]
+    shakes: Sequence[str]
+
+    def after(self, texts: Sequence[Sequence[int]], way: str = "") -> torch.Tensor:
         """Logits of the token after each text, [N, V]; the texts are equally long."""
 
-    def along(self, text: Sequence[int], start: int) -> torch.Tensor:
+    def along(self, text: Sequence[int], start: int, way: str = "") -> torch.Tensor:
         """Logits of the tokens `start`.. of a text, [len(text) - start, V]."""
 
 
 class Reference:
     """A transformers model, in evaluation mode."""
+
+    ways: Sequence[str] = ("together", "in pieces")
+    shakes: Sequence[str] = tuple(f"shaken {seed}" for seed in range(SHAKES))
 
     def __init__(self, model: Any):
         self.model = model
@@ -49,36 +70,66 @@ class Reference:
         return cls(load_model(str(folder_of(model)), DTYPES[dtype]).to(device))
 
     @torch.inference_mode()
-    def after(self, texts: Sequence[Sequence[int]]) -> torch.Tensor:
+    def after(self, texts: Sequence[Sequence[int]], way: str = "") -> torch.Tensor:
         """Logits of the token after each text, float32 [N, V]; the texts are equally long."""
         at_once = max(1, TOKENS // max(len(texts[0]), 1))
         parts = [texts[i : i + at_once] for i in range(0, len(texts), at_once)]
-        return torch.cat([self._run(part, 1)[:, -1].float().cpu() for part in parts])
+        return torch.cat([self._run(part, 1, way)[:, -1].float().cpu() for part in parts])
 
     @torch.inference_mode()
-    def along(self, text: Sequence[int], start: int) -> torch.Tensor:
+    def along(self, text: Sequence[int], start: int, way: str = "") -> torch.Tensor:
         """Logits of the tokens `start`.. of a text, float32 [len(text) - start, V]."""
         if start >= len(text):
             return torch.empty(0, 1)
-        return self._run([text[:-1]], len(text) - start)[0].float().cpu()
+        return self._run([text[:-1]], len(text) - start, way)[0].float().cpu()
 
-    def _run(self, texts: Sequence[Sequence[int]], keep: int) -> torch.Tensor:
+    def _run(self, texts: Sequence[Sequence[int]], keep: int, way: str) -> torch.Tensor:
+        """Logits after the last `keep` tokens, [N, keep, V]."""
         ids = torch.tensor([list(text) for text in texts], device=self.model.device)
-        out: torch.Tensor = self.model(input_ids=ids, use_cache=False, logits_to_keep=keep).logits
-        return out
+        if way != "in pieces":
+            with self._shaken(way) if way in self.shakes else nullcontext():
+                whole: torch.Tensor = self.model(input_ids=ids, use_cache=False, logits_to_keep=keep).logits
+            return whole
+        begin, cache, parts = max(1, ids.shape[1] - max(keep, 2)), None, []
+        for piece in (ids[:, :begin], *ids[:, begin:].split(PIECE, 1)):
+            out = self.model(input_ids=piece, past_key_values=cache, use_cache=True)
+            cache = out.past_key_values
+            parts.append(out.logits)
+        return torch.cat(parts, 1)[:, -keep:]
+
+    @contextmanager
+    def _shaken(self, way: str) -> Iterator[None]:
+        """Imitate rounding: the outputs of all layers, and of all that they are made of, are off by up to SHAKEN."""
+        noise = torch.Generator(self.model.device).manual_seed(self.shakes.index(way))
+
+        def shake(module: Any, args: Any, out: Any) -> Any:
+            if not isinstance(out, torch.Tensor):
+                return out
+            return out * (1 + SHAKEN * (2 * torch.rand(out.shape, generator=noise, device=out.device) - 1))
+
+        modules = [m for name, m in self.model.named_modules() if name[-1:].isdigit() or not list(m.children())]
+        hooks = [module.register_forward_hook(shake) for module in modules]
+        try:
+            yield
+        finally:
+            for hook in hooks:
+                hook.remove()
 
 
 class PlainDecoding:
     """Our own decoder, without drafts: a text's beginning in one forward, and then one token a forward, alone."""
 
+    ways: Sequence[str] = ("alone",)
+    shakes: Sequence[str] = ()
+
     def __init__(self, target: Target):
         self.target = target
 
-    def after(self, texts: Sequence[Sequence[int]]) -> torch.Tensor:
+    def after(self, texts: Sequence[Sequence[int]], way: str = "") -> torch.Tensor:
         """Logits of the token after each text, float32 [N, V]."""
         return torch.stack([self._read(text, len(text) - 1)[-1] for text in texts])
 
-    def along(self, text: Sequence[int], start: int) -> torch.Tensor:
+    def along(self, text: Sequence[int], start: int, way: str = "") -> torch.Tensor:
         """Logits of the tokens `start`.. of a text, float32 [len(text) - start, V]."""
         return self._read(text[:-1], start) if start < len(text) else torch.empty(0, 1)
 
@@ -92,3 +143,59 @@ class PlainDecoding:
             out.append(verdict.logits.float().cpu())
         self.target.drop_row(slot)
         return torch.cat(out)
+
+
+Read = Callable[[Model, str], torch.Tensor]
+
+
+class Rounding:
+    """The model's logits as rounding may have them: W worlds, the first one float32's.
+
+    Measured: the same positions read in every way by the model in the engine's dtype (in float32 where that is the
+    engine's). Kernels of one library round much alike, and another library rounds in places of its own; so float32's
+    forward is shaken, too, for other directions, and what that changes is made as large as what was measured. Each
+    change is scaled by SCALES and gives a world: a whole set of logits, which goes through penalties, top-k and top-p.
+    So a token at their border is inside in one world and outside in another.
+
+    exact: the model in float32; own: the same in the engine's dtype, None where that is float32."""
+
+    def __init__(self, exact: Model, own: Model | None = None):
+        self.exact, self.own = exact, own
+
+    def after(self, texts: Sequence[Sequence[int]]) -> torch.Tensor:
+        """Logits of the token after each text, [W, N, V]."""
+        return self._worlds(lambda model, way: model.after(texts, way))
+
+    def along(self, text: Sequence[int], start: int) -> torch.Tensor:
+        """Logits of the tokens `start`.. of a text, [W, len(text) - start, V]."""
+        return self._worlds(lambda model, way: model.along(text, start, way))
+
+    def measured(self, text: Sequence[int], start: int) -> list[torch.Tensor]:
+        """Logits of the tokens `start`.. of a text as they are read, float32's first, [len(text) - start, V] each."""
+        return self._read(lambda model, way: model.along(text, start, way))
+
+    def _read(self, read: Read) -> list[torch.Tensor]:
+        if self.own is None:
+            return [read(self.exact, way) for way in self.exact.ways]
+        return [read(self.exact, ""), *(read(self.own, way) for way in self.own.ways)]
+
+    def _worlds(self, read: Read) -> torch.Tensor:
+        exact, *others = self._read(read)
+        moved = [other - exact for other in others]
+        if self.own is not None:
+            size = max(float(by.square().mean()) for by in moved)
+            shaken = [read(self.exact, way) - exact for way in self.exact.shakes]
+            moved += [by * (size / float(by.square().mean())) ** 0.5 for by in shaken]
+        return torch.stack([exact, *(exact + scale * by for by in moved for scale in SCALES)])
+
+
+def distributions(
+    worlds: Iterable[torch.Tensor], params: SamplingParams, texts: Sequence[Sequence[int]], prompt: int
+) -> NDArray[np.float64]:
+    """What a request draws from in each world, float64 [W, n, V].
+
+    worlds: logits [n, V] of each; texts: the tokens before each of n places, of which the first `prompt` are the
+    prompt's."""
+    of_row = params.of_row(prompt, frozenset())
+    contexts = [np.array(text) for text in texts]
+    return np.stack([probabilities(world, of_row, contexts).double().numpy() for world in worlds])

@@ -1,8 +1,8 @@
 """Sampled answers: the distribution of their first tokens, all together, against the model's own, by chi-square.
 
-The exact distribution is worked out from the model alone: outcomes are prefixes with their probabilities, the rare ones
-put together in bins. Many short requests are asked, and the counts are looked at three times, so that a broken engine
-is found early.
+The distribution is worked out from the model alone, in every world that rounding may make of it: outcomes are prefixes
+with their probabilities, the rare ones put together in bins. Many short requests are asked, and the counts are looked
+at three times, so that a broken engine is found early.
 """
 
 from __future__ import annotations
@@ -17,18 +17,18 @@ from numpy.typing import NDArray
 from paceline.certify import stats, verdict
 from paceline.certify.engines import UnderTest
 from paceline.certify.options import Scope
-from paceline.certify.reference import Model
+from paceline.certify.reference import Rounding, distributions
 from paceline.certify.stats import Floats
 from paceline.certify.verdict import LEVEL, Look
-from paceline.engine.sampling import SamplingParams, probabilities
+from paceline.engine.sampling import SamplingParams
 
 FOLLOWED, NAMED = 0.01, 0.002
 """A prefix at least as probable as FOLLOWED is continued by its next tokens, and a token at least as probable as NAMED
 has an outcome of its own. Both are shares of all answers."""
 FINE, COARSE = 0.01, 0.08
 """Least probability of a bin, and of a coarse one."""
-LOOKS = ((1 / 16, 0.1), (1 / 4, 0.2), (1.0, 0.7))
-"""(share of the requests, share of LEVEL)."""
+LOOKS = ((1 / 16, 0.1), (1 / 4, 0.2), (1.0, 0.4))
+"""(share of the requests, share of LEVEL); the rest of LEVEL is for longer answers and for ties."""
 LEAST_FINE = 10.0
 """Smallest expected count of a fine bin: with fewer, chance exceeds the small levels here more often than it should."""
 AT_ONCE = 512
@@ -37,22 +37,28 @@ AT_ONCE = 512
 Prefix = tuple[int, ...]
 Progress = Callable[[int, int], None]
 View = tuple[Floats, Floats]
-"""Counts and probabilities of bins."""
+"""Counts [B] of bins, and their probabilities in every world, [W, B]."""
 
 
 @dataclass(frozen=True)
 class Distribution:
-    """bin_of: each outcome's bin; probs: of each bin, float64 [B], summing to 1; coarse: each bin's coarse one, [B]."""
+    """bin_of: each outcome's bin; worlds: probabilities of the bins in every world, float64 [W, B], the model's own
+    first; coarse: each bin's coarse one, [B]."""
 
     bin_of: dict[Prefix, int]
-    probs: Floats
+    worlds: Floats
     coarse: NDArray[np.int64]
     length: int
 
     @property
-    def coarse_probs(self) -> Floats:
+    def probs(self) -> Floats:
+        """The model's own probabilities of the bins, [B]."""
+        return self.worlds[0]
+
+    @property
+    def coarse_worlds(self) -> Floats:
         """Probabilities of the coarse bins."""
-        return stats.by_bin(self.probs, self.coarse)
+        return stats.by_bin(self.worlds, self.coarse)
 
     @property
     def df(self) -> int:
@@ -67,37 +73,35 @@ class Distribution:
         return self.bin_of[prefix]
 
 
-def distribution_of(model: Model, prompt: Sequence[int], params: SamplingParams, length: int) -> Distribution:
+def distribution_of(rounding: Rounding, prompt: Sequence[int], params: SamplingParams, length: int) -> Distribution:
     """That of the first `length` tokens after `prompt`, sampled by `params` (which end no answer that soon)."""
-    probability: dict[Prefix, float] = {(): 1.0}
+    probability: dict[Prefix, Floats] = {(): np.ones(1)}
     level: list[Prefix] = [()]
     for _ in range(length):
         below: list[Prefix] = []
-        for prefix, following in zip(level, _next(model, prompt, level, params), strict=True):
-            here = probability[prefix] * following
-            named = np.flatnonzero(here >= NAMED)
-            probability[prefix] = max(0.0, float(here.sum() - here[named].sum()))
+        for prefix, following in zip(level, _next(rounding, prompt, level, params), strict=True):
+            here = probability[prefix][:, None] * following
+            named = np.flatnonzero(here[0] >= NAMED)
+            probability[prefix] = np.maximum(0.0, here.sum(1) - here[:, named].sum(1))
             for token in named.tolist():
-                probability[*prefix, token] = float(here[token])
+                probability[*prefix, token] = here[:, token]
                 below.append((*prefix, token))
-        level = [prefix for prefix in below if probability[prefix] >= FOLLOWED]
+        level = [prefix for prefix in below if probability[prefix][0] >= FOLLOWED]
         if not level:
             break
-    outcomes = list(probability)
-    probs = np.array(list(probability.values()))
-    probs /= probs.sum()
-    probs[probs < 1e-12] = 0.0  # what rounding leaves of prefixes whose tokens all have outcomes of their own
-    bins = stats.pooled(probs, FINE)
-    fine = stats.by_bin(probs, bins)
-    return Distribution(dict(zip(outcomes, bins.tolist(), strict=True)), fine, stats.pooled(fine, COARSE), length)
+    worlds = np.stack(list(probability.values()), 1)
+    worlds /= worlds.sum(1, keepdims=True)
+    worlds[worlds < 1e-12] = 0.0  # what rounding leaves of prefixes whose tokens all have outcomes of their own
+    bins = stats.pooled(worlds[0], FINE)
+    fine = stats.by_bin(worlds, bins)
+    return Distribution(dict(zip(probability, bins.tolist(), strict=True)), fine, stats.pooled(fine[0], COARSE), length)
 
 
-def _next(model: Model, prompt: Sequence[int], prefixes: Sequence[Prefix], params: SamplingParams) -> list[Floats]:
-    """The distribution of the token after each prefix, float64 [V] each."""
+def _next(rounding: Rounding, prompt: Sequence[int], prefixes: Sequence[Prefix], params: SamplingParams) -> Floats:
+    """The distribution of the token after each prefix in every world, float64 [N, W, V]."""
     texts = [[*prompt, *prefix] for prefix in prefixes]
-    logits = model.after(texts).double()
-    rows = zip(logits, texts, strict=True)
-    return [probabilities(row.unsqueeze(0), params, [np.array(text)])[0].numpy() for row, text in rows]
+    exact, *moved = rounding.after(texts)
+    return distributions([exact.double(), *moved], params, texts, len(prompt)).swapaxes(0, 1)
 
 
 @dataclass(frozen=True)
@@ -109,15 +113,28 @@ class Case:
     params: SamplingParams
     distribution: Distribution
 
+    def new_counts(self) -> Floats:
+        return np.zeros(len(self.distribution.probs))
+
+    def views(self, counts: Floats) -> list[View]:
+        """The coarse bins, and the fine ones where there are counts enough for them."""
+        of = self.distribution
+        views = [(stats.by_bin(counts, of.coarse), of.coarse_worlds)]
+        if counts.sum() * of.probs.min() >= LEAST_FINE:
+            views.append((counts, of.worlds))
+        return views
+
 
 @dataclass
 class Sampled:
-    """counts: of each case, [B]; planned: requests of the last look; looks: those taken so far."""
+    """counts: of each case, [B]; planned: requests of the last look; looks: those taken so far; drafted: rounds with a
+    draft, None where the engine does not say."""
 
     cases: list[Case]
     counts: list[Floats]
     planned: int
     looks: list[Look] = field(default_factory=list)
+    drafted: int | None = None
 
     @property
     def requests(self) -> int:
@@ -129,20 +146,25 @@ class Sampled:
 
     def facts(self) -> dict[str, Any]:
         """For the certificate."""
-        return verdict.sampled_facts(self.looks, list(map(_facts, self.cases, self.counts)))
+        facts = verdict.sampled_facts(self.looks, list(map(_facts, self.cases, self.counts)))
+        return facts | {"drafted_rounds": self.drafted}
 
     def power(self, scope: Scope) -> dict[str, Any]:
         """What could have been found in all cases together, and the smallest shift found in one case alone."""
         level, number = _level(-1), max(len(self.cases), 1)
         df = max((case.distribution.df for case in self.cases), default=1)
-        alone = round(stats.detectable(self.planned // number, df, level / number), 4)
-        return verdict.power(scope, self.planned, self.df, level) | {"detectable_in_one_case": alone}
+        radii = [stats.radius(case.distribution.coarse_worlds) for case in self.cases] or [0.0]
+        alone = stats.detectable(self.planned / number, df, level / number, rounding=max(radii))
+        samples = 1 if all(look.difference is None for look in self.looks) else 2
+        rounding = float(np.sqrt(np.mean(np.square(radii))))
+        power = verdict.power(scope, self.planned, self.df, level, samples=samples, rounding=rounding)
+        return power | {"detectable_in_one_case": round(alone, 4)}
 
 
 def needed(cases: Sequence[Case], shift: float) -> int:
     """The number of requests that find a shift of this size in all cases, rounded up to whole ones for each case."""
     total = stats.samples_for(sum(case.distribution.df for case in cases), shift, _level(-1))
-    least = max(int(np.ceil(stats.LEAST_COUNT / case.distribution.coarse_probs.min())) for case in cases)
+    least = max(int(np.ceil(stats.LEAST_COUNT / case.distribution.coarse_worlds[0].min())) for case in cases)
     return len(cases) * max(-(-total // len(cases)), least)
 
 
@@ -152,39 +174,60 @@ def sample(
     requests: int,
     rng: np.random.Generator,
     progress: Progress = lambda done, of: None,
+    control: Callable[[], UnderTest] | None = None,
 ) -> Sampled:
-    """Ask, count, and test; stops at the first look that finds something."""
-    sampled = Sampled(list(cases), [np.zeros(len(case.distribution.probs)) for case in cases], requests)
+    """Ask, count, and test; stops at the first look that finds something.
+
+    control: opens the engine without drafts. It is asked where the engine differs from the model, and only a difference
+    from it is then held against the engine."""
+    sampled = Sampled(list(cases), [case.new_counts() for case in cases], requests)
+    others = Sampled(list(cases), [case.new_counts() for case in cases], requests)
     for look, (share, _) in enumerate(LOOKS):
         until = int(np.ceil(requests * share))
-        while sampled.requests < until:
-            _ask(engine, sampled, min(AT_ONCE, until - sampled.requests), rng)
-            progress(sampled.requests, requests)
-        sampled.looks.append(_look(sampled, look))
-        if sampled.looks[-1].accuses:
+        _ask(engine, sampled, until, rng, progress)
+        found = Look(sampled.requests, *_p_values(sampled), _level(look))
+        if found.differs and control is not None:
+            _ask(control(), others, until, rng, progress)
+            found = replace(found, difference=min(_p_values(sampled, others)))
+        sampled.looks.append(found)
+        if found.accuses:
             break
     return sampled
 
 
-def _ask(engine: UnderTest, sampled: Sampled, number: int, rng: np.random.Generator) -> None:
-    begin = sampled.requests
-    chosen = rng.permutation((begin + np.arange(number)) % len(sampled.cases))
-    seeds = rng.integers(1 << 31, size=number).tolist()
-    cases = [sampled.cases[i] for i in chosen]
-    params = [replace(case.params, seed=seed) for case, seed in zip(cases, seeds, strict=True)]
-    replies = engine.answer([case.prompt for case in cases], params)
-    for i, one in zip(chosen, replies, strict=True):
-        sampled.counts[i][sampled.cases[i].distribution.bin(one.tokens)] += 1
+def _ask(engine: UnderTest, sampled: Sampled, until: int, rng: np.random.Generator, progress: Progress) -> None:
+    """Ask until there are so many answers."""
+    while (begin := sampled.requests) < until:
+        number = min(AT_ONCE, until - begin)
+        chosen = rng.permutation((begin + np.arange(number)) % len(sampled.cases))
+        seeds = rng.integers(1 << 31, size=number).tolist()
+        cases = [sampled.cases[i] for i in chosen]
+        params = [replace(case.params, seed=seed) for case, seed in zip(cases, seeds, strict=True)]
+        replies = engine.answer([case.prompt for case in cases], params)
+        for i, one in zip(chosen, replies, strict=True):
+            sampled.counts[i][sampled.cases[i].distribution.bin(one.tokens)] += 1
+            if (rounds := one.drafted_rounds) is not None:
+                sampled.drafted = (sampled.drafted or 0) + rounds
+        progress(begin + number, until)
 
 
-def _look(sampled: Sampled, look: int) -> Look:
-    """Test the counts so far, in the coarse bins and, where all cases have counts enough, in the fine ones."""
+def _p_values(sampled: Sampled, others: Sampled | None = None) -> tuple[float, float]:
+    """Of the sum over all cases and of the worst case, in the coarse bins and, where all cases have counts enough, in
+    the fine ones; others: of the difference from these, not from the model."""
     p = p_worst = 1.0
-    for views in zip(*map(_views, sampled.cases, sampled.counts), strict=False):
-        statistic, df = sum(stats.chi_square(*view) for view in views), sum(len(probs) - 1 for _, probs in views)
-        p = min(p, stats.tail(statistic, df))
-        p_worst = min(p_worst, stats.worst(list(map(_p, views))))
-    return Look(sampled.requests, p, p_worst, _level(look))
+    counts = zip(sampled.counts, (others or sampled).counts, strict=True)
+    both = [(case.views(mine), case.views(other)) for case, (mine, other) in zip(sampled.cases, counts, strict=True)]
+    for size in range(min(len(views) for of in both for views in of)):
+        views = [(mine[size], other[size][0]) for mine, other in both]
+        statistics = [
+            stats.chi_square(seen, worlds) if others is None
+            else stats.chi_square_of_two(seen, other, stats.slack_of(worlds))
+            for (seen, worlds), other in views
+        ]  # fmt: skip
+        degrees = [len(seen) - 1 for (seen, _), _ in views]
+        p = min(p, stats.tail(sum(statistics), sum(degrees)))
+        p_worst = min(p_worst, stats.worst(list(map(stats.tail, statistics, degrees))))
+    return p, p_worst
 
 
 def _level(look: int) -> float:
@@ -192,28 +235,20 @@ def _level(look: int) -> float:
     return LEVEL * LOOKS[look][1] / 4
 
 
-def _views(case: Case, counts: Floats) -> list[View]:
-    """The coarse bins, and the fine ones where there are counts enough for them."""
-    of = case.distribution
-    views = [(stats.by_bin(counts, of.coarse), of.coarse_probs)]
-    if counts.sum() * of.probs.min() >= LEAST_FINE:
-        views.append((counts, of.probs))
-    return views
-
-
 def _p(view: View) -> float:
-    return stats.tail(stats.chi_square(*view), len(view[1]) - 1)
+    return stats.tail(stats.chi_square(*view), len(view[0]) - 1)
 
 
 def _facts(case: Case, counts: Floats) -> dict[str, Any]:
-    """Of a case, in the view that shows most."""
+    """Of a case, in the view that shows most. rounding: the largest shift that a world has."""
     number = int(counts.sum())
-    seen, probs = min(_views(case, counts), key=_p)
+    seen, worlds = min(case.views(counts), key=_p)
     return {
         "name": case.name,
         "requests": number,
-        "outcomes": len(probs),
-        "tv": round(stats.total_variation(seen, probs), 5),
-        "tv_by_chance": round(stats.noise(probs, number), 5),
-        "p": _p((seen, probs)),
+        "outcomes": len(seen),
+        "tv": round(stats.total_variation(seen, worlds[0]), 5),
+        "tv_by_chance": round(stats.noise(worlds[0], number), 5),
+        "rounding": round(max(float(abs(world - worlds[0]).sum() / 2) for world in worlds), 5),
+        "p": _p((seen, worlds)),
     }

@@ -1,47 +1,67 @@
-"""What counts prove: chi-square tests, their power, and how many samples a shift of a given size takes.
+"""What counts prove: tests whose null hypothesis leaves room for rounding, their power, and how many samples they take.
 
-    p = tail(chi_square(counts, probs), df)
+    p = tail(chi_square(counts, worlds), df)
+    p = excess(hits, high)                        # more hits than their probabilities allow
     samples_for(df, shift=0.02, level=3.5e-4)     # so that a shift of 2 % of the probability is found with 95 %
 
-A shift is a total variation: the share of the probability that lies on other outcomes than it should. By the
+**The null hypothesis is an interval.** Rounding gives every outcome a range of probabilities, `low` to `high`. An
+engine is lossless if every request has a distribution within these ranges, not necessarily the same one, since rounding
+depends on which other rows are in its batch. Then the mean distribution of n requests lies in the ranges too, and the
+covariance of the counts is at most that of n draws from the mean. So Pearson's statistic against the mean, whichever it
+is, is at most a chi-square variable, and the smallest statistic over the ranges is smaller still: p-values are too
+large, never too small.
+
+**Power.** A shift is a total variation: the share of the probability that lies on other outcomes than it should. By the
 inequality of Cauchy and Schwarz, any shift of `d` between the outcomes counted gives the chi-square statistic of n
 samples a noncentrality of at least 4 n d^2. So the power stated here holds for every shift of that size, whichever
-outcomes it moves (up to the chi-square approximation, which counts of 5 or more an outcome make good).
+outcomes it moves (up to the chi-square approximation, which counts of 5 or more an outcome make good). Ranges take at
+most their radius (`radius`) from the root of the statistic, by the triangle inequality.
 """
 
 from __future__ import annotations
 
 from collections.abc import Sequence
-from math import inf
+from math import exp, inf
 
 import numpy as np
 from numpy.typing import NDArray
 from scipy.optimize import brentq
-from scipy.stats import chi2, ncx2
+from scipy.stats import binom, chi2, ncx2
 
 POWER = 0.95
 """With this probability a shift of the stated size is found."""
 LEAST_COUNT = 5.0
 """Smallest expected count of an outcome."""
+TILTS = np.geomspace(1e-3, 30, 80)
+"""Exponents tried for the bound of `excess`; the best one of any set gives a valid bound."""
 
 Floats = NDArray[np.float64]
 
 
-def chi_square(counts: Floats, probs: Floats) -> float:
-    """Pearson's statistic of `counts` [B] against probabilities [B]; infinite where the impossible happened."""
-    expected = probs * counts.sum()
-    if counts[probs == 0].any():
+def chi_square(counts: Floats, worlds: Floats) -> float:
+    """Pearson's statistic of `counts` [B] against the nearest probabilities in the range of `worlds` [W, B], or against
+    one world [B]; infinite where the impossible happened."""
+    low, high = _range(worlds)
+    number = counts.sum()
+    if counts[high == 0].any():
         return inf
+    expected = number * np.clip(counts / max(number, 1), low, high)
     there = expected > 0
     return float((((counts - expected) ** 2)[there] / expected[there]).sum())
 
 
-def chi_square_of_two(counts: Floats, others: Floats) -> float:
-    """The statistic of two samples [B] of one distribution, whatever it is; degrees of freedom as of one sample."""
+def chi_square_of_two(counts: Floats, others: Floats, slack: Floats | float = 0.0) -> float:
+    """The statistic of two samples [B] of one distribution, whatever it is; degrees of freedom as of one sample.
+
+    slack: by how much the logarithms of an outcome's two probabilities may differ all the same, [B] or of all."""
     total = counts + others
-    there = total > 0
     n, m = counts.sum(), others.sum()
-    return float((((counts * np.sqrt(m / n) - others * np.sqrt(n / m)) ** 2)[there] / total[there]).sum())
+    # Given both samples' counts of an outcome, the first one's is binomial, with odds of n r to m.
+    with np.errstate(divide="ignore", invalid="ignore"):
+        ratio = np.clip((counts / n) / (others / m), np.exp(-np.asarray(slack)), np.exp(slack))
+    share = n * ratio / (n * ratio + m)
+    there = total > 0
+    return float(((counts - total * share) ** 2 / (total * share * (1 - share)))[there].sum())
 
 
 def tail(statistic: float, df: int) -> float:
@@ -49,25 +69,76 @@ def tail(statistic: float, df: int) -> float:
     return float(chi2.sf(statistic, df)) if df else float(statistic < inf)
 
 
-def power(count: int, df: int, shift: float, level: float, *, samples: int = 1) -> float:
-    """The probability of finding a shift in `count` samples at `level`. samples: 2 where the distribution is known by
-    another `count` samples alone, which halves the noncentrality."""
-    return float(ncx2.sf(chi2.isf(level, df), df, 4 * count * shift**2 / samples))
+def excess(hits: float, high: Floats) -> float:
+    """The p-value of so many hits in trials [n] whose probabilities are at most `high`, each given all before it.
+
+    Chernoff's bound: exp(t * hits) has at most the expectation prod(1 + high (e^t - 1)). It holds for any number of
+    trials, however rare hits are, and also where an earlier trial decides what the next one is."""
+    if hits <= high.sum():
+        return 1.0
+    logs = [float(np.log1p(high * np.expm1(tilt)).sum() - tilt * hits) for tilt in TILTS]
+    return 0.0 if hits and not high.any() else min(1.0, exp(min(logs)))
+
+
+def outside(hits: float, low: Floats, high: Floats) -> float:
+    """The p-value of hits in trials with probabilities of low..high [n], against too many and too few."""
+    return min(1.0, 2 * min(excess(hits, high), excess(len(low) - hits, 1 - low)))
+
+
+def more_often(events: int, others: int) -> float:
+    """The p-value of so many events where another sample of the same size had `others`, if both are as likely.
+
+    The other sample is given one more, so that a sample without any proves little."""
+    return float(binom.sf(events - 1, events + others + 1, 0.5)) if events else 1.0
+
+
+def slack_of(worlds: Floats) -> Floats:
+    """By how much the logarithms of two probabilities in the range of worlds [W, B] may differ, [B]."""
+    low, high = _range(worlds)
+    with np.errstate(divide="ignore"):
+        return np.log(high) - np.log(low)
+
+
+def radius(worlds: Floats) -> float:
+    """How far the range of worlds [W, B] reaches from the first, in the root of the chi-square of one sample."""
+    (low, high), probs = _range(worlds), worlds[0]
+    reach = np.maximum(probs - low, high - probs)
+    return float(np.sqrt((reach**2 / probs)[probs > 0].sum()))
+
+
+def _range(worlds: Floats) -> tuple[Floats, Floats]:
+    worlds = np.atleast_2d(worlds)
+    return worlds.min(0), worlds.max(0)
+
+
+def power(count: float, df: int, shift: float, level: float, *, samples: int = 1, rounding: float = 0.0) -> float:
+    """The probability of finding `shift` in `count` samples at `level`.
+
+    samples   2 where the distribution is known by another `count` samples alone, which halves the noncentrality.
+    rounding  the radius of the ranges, of all cases together."""
+    return float(ncx2.sf(_bound(count, df, level, rounding), df, 4 * count * shift**2 / samples))
 
 
 def samples_for(df: int, shift: float, level: float, *, samples: int = 1) -> int:
-    """The number of samples that find `shift` with probability POWER."""
-    return int(np.ceil(samples * _noncentrality(df, level) / (4 * shift**2)))
+    """The number of samples that find `shift` with probability POWER where nothing is rounded."""
+    return int(np.ceil(samples * _noncentrality(_bound(1, df, level, 0.0), df) / (4 * shift**2)))
 
 
-def detectable(count: int, df: int, level: float, *, samples: int = 1) -> float:
+def detectable(count: float, df: int, level: float, *, samples: int = 1, rounding: float = 0.0) -> float:
     """The smallest shift that `count` samples find with probability POWER; 1 where they find none."""
-    return min(1.0, float(np.sqrt(samples * _noncentrality(df, level) / (4 * count)))) if count else 1.0
+    if not count:
+        return 1.0
+    noncentrality = _noncentrality(_bound(count, df, level, rounding), df)
+    return min(1.0, float(np.sqrt(samples * noncentrality / (4 * count))))
 
 
-def _noncentrality(df: int, level: float) -> float:
-    """What a test at `level` finds with probability POWER."""
-    bound = float(chi2.isf(level, df))
+def _bound(count: float, df: int, level: float, rounding: float) -> float:
+    """The statistic against the middle of the ranges above which the one against all of them is beyond `level`."""
+    return float((np.sqrt(chi2.isf(level, df)) + rounding * np.sqrt(count)) ** 2)
+
+
+def _noncentrality(bound: float, df: int) -> float:
+    """What exceeds `bound` with probability POWER."""
     return float(brentq(lambda x: ncx2.sf(bound, df, x) - POWER, 0.0, 10 * (bound + df + 10)))
 
 
@@ -96,8 +167,8 @@ def pooled(probs: Floats, least: float) -> NDArray[np.int64]:
 
 
 def by_bin(values: Floats, bins: NDArray[np.int64]) -> Floats:
-    """Sums of probabilities or counts [N] by bin."""
-    return np.bincount(bins, values).astype(np.float64)
+    """Sums of probabilities or counts [..., N] by bin."""
+    return np.apply_along_axis(lambda of: np.bincount(bins, of), -1, values).astype(np.float64)
 
 
 def worst(p_values: Sequence[float]) -> float:

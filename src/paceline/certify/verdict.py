@@ -12,7 +12,7 @@ from dataclasses import asdict, dataclass, field
 from typing import Any
 
 from paceline.certify import stats
-from paceline.certify.options import Scope
+from paceline.certify.options import SHIFT, Scope
 
 SHOWN = 5
 """Divergences that a certificate shows of each verdict."""
@@ -20,6 +20,27 @@ CONTEXT = 12
 """Tokens that it shows before one."""
 LEVEL = 1e-3
 """The share of certificates in which a lossless engine is accused all the same."""
+LONG, TIES = 0.2, 0.1
+"""Shares of LEVEL for sampled answers beyond their first tokens, and for the number of ties."""
+WEAK, LENIENT = 0.1, 1.2
+"""A certificate that would miss a larger shift than this, and than the one asked for, cannot say; LENIENT: by how much
+it may be larger all the same, for rounding and whole numbers of requests."""
+LOSSLESS, NOT_LOSSLESS, CANNOT_SAY = "lossless", "not lossless", "cannot say"
+EXIT_STATUS = {LOSSLESS: 0, NOT_LOSSLESS: 1, CANNOT_SAY: 3}
+"""Of `paceline certify`, by the certificate's verdict; 2 is for what could not be run."""
+
+
+@dataclass(frozen=True)
+class Finding:
+    """What speaks against an engine. test: greedy, sampled or stops; what: in words; p: the chance of it in a lossless
+    engine, corrected for the number of tests; 0 for what a lossless one never does."""
+
+    test: str
+    what: str
+    p: float = 0.0
+
+    def facts(self) -> dict[str, Any]:
+        return asdict(self)
 
 
 @dataclass(frozen=True)
@@ -54,25 +75,66 @@ class Divergence:
 
 @dataclass
 class Greedy:
-    """Greedy answers that were read, and where they diverged. why: why nothing could be compared; "" if it could."""
+    """Greedy answers that were read, and where they diverged.
+
+    why      why nothing could be compared; "" if it could.
+    places   different places that were read; tied: those with a tie.
+    rounded  places where the reference itself has another best token when it is rounded."""
 
     answers: int = 0
     tokens: int = 0
     divergences: list[Divergence] = field(default_factory=list)
     why: str = ""
+    places: int = 0
+    tied: int = 0
+    rounded: int = 0
+
+    def count(self, *, tied: bool, rounded: bool) -> None:
+        """One more place."""
+        self.places += 1
+        self.tied += tied
+        self.rounded += rounded
 
     @property
     def bugs(self) -> list[Divergence]:
         return [one for one in self.divergences if not one.is_tie]
 
+    @property
+    def ties(self) -> list[Divergence]:
+        return [one for one in self.divergences if one.is_tie]
+
+    @property
+    def p_of_ties(self) -> float:
+        """The chance of so many ties, if the engine has them as often as the reference when it is rounded."""
+        return stats.more_often(self.tied, self.rounded)
+
+    def findings(self, level: float = LEVEL * TIES) -> list[Finding]:
+        """What speaks against the engine."""
+        found = []
+        if bugs := self.bugs:
+            first, wrong = bugs[0], len({(one.company, one.prompt) for one in bugs})
+            why = first.why
+            if not why and first.gap is not None:
+                why = f"the logits are {first.gap:.4g} apart, and rounding moves them by {first.noise:.2g}"
+            where = f"prompt {first.prompt}, token {first.at}, {first.company}: {why}"
+            more = f" ({len(bugs)} tokens)" if len(bugs) > wrong else ""
+            found.append(Finding("greedy", f"{wrong} of {self.answers} answers are wrong{more}; first {where}"))
+        if self.p_of_ties < level:
+            what = f"{self.tied} of {self.places:,} tokens are ties, and rounding alone makes {self.rounded}"
+            found.append(Finding("greedy", what, self.p_of_ties))
+        return found
+
     def facts(self) -> dict[str, Any]:
-        bugs, ties = self.bugs, [one for one in self.divergences if one.is_tie]
+        bugs, ties = self.bugs, self.ties
         return {
-            "lossless": not bugs and not self.why,
+            "lossless": not self.findings(),
             "answers": self.answers,
             "tokens": self.tokens,
             "ties": len(ties),
+            "ties_of_rounding": self.rounded,
+            "p_of_ties": self.p_of_ties,
             "bugs": len(bugs),
+            "findings": [one.facts() for one in self.findings()],
             "shown": [one.facts() for one in (*bugs[:SHOWN], *ties[:SHOWN])],
             "why": self.why,
         }
@@ -92,27 +154,45 @@ class Stops:
 
 @dataclass(frozen=True)
 class Look:
-    """A test of all counts so far: p-values of the sum over all cases and of the worst case."""
+    """A test of all counts so far: p-values of the sum over all cases and of the worst case.
+
+    difference: the p-value of the difference from the same engine without drafts, None where that was not asked."""
 
     requests: int
     p: float
     p_of_worst_case: float
     level: float
+    difference: float | None = None
+
+    @property
+    def differs(self) -> bool:
+        """Whether the counts are not the model's."""
+        return min(self.p, self.p_of_worst_case) < self.level
 
     @property
     def accuses(self) -> bool:
-        """Whether the counts show that the engine is not lossless."""
-        return min(self.p, self.p_of_worst_case) < self.level
+        """Whether the counts show that drafts change the distribution."""
+        return self.differs and (self.difference is None or self.difference < self.level)
 
 
 def sampled_facts(looks: Sequence[Look], cases: Sequence[dict[str, Any]]) -> dict[str, Any]:
     """For the certificate. cases: the facts of each, with "tv", the total variation, and "tv_by_chance"."""
     worst = max(cases, key=lambda one: one["tv"] / max(one["tv_by_chance"], 1e-9), default={})
+    p = min((min(look.p, look.p_of_worst_case) for look in looks), default=1.0)
+    differences = [look.difference for look in looks if look.difference is not None]
+    what = (
+        f"the first tokens have another distribution (p = {p:.1g}); the total variation of the worst case is "
+        f"{worst.get('tv', 0.0):.3f}, and chance makes {worst.get('tv_by_chance', 0.0):.3f}"
+    )
+    found = [Finding("sampled", what, p)] if any(look.accuses for look in looks) else []
     return {
-        "lossless": not any(look.accuses for look in looks),
+        "lossless": not found,
         "requests": looks[-1].requests if looks else 0,
         "p": min((look.p for look in looks), default=1.0),
         "p_of_worst_case": min((look.p_of_worst_case for look in looks), default=1.0),
+        "plain_differs": bool(differences) and not found,
+        "p_of_difference": min(differences, default=None),
+        "findings": [one.facts() for one in found],
         "looks": [asdict(look) for look in looks],
         "tv": worst.get("tv", 0.0),
         "tv_by_chance": worst.get("tv_by_chance", 0.0),
@@ -120,13 +200,25 @@ def sampled_facts(looks: Sequence[Look], cases: Sequence[dict[str, Any]]) -> dic
     }
 
 
-def power(scope: Scope, requests: int, df: int, level: float, *, samples: int = 1) -> dict[str, Any]:
-    """What could have been found: the probability of finding the scope's shift, and the smallest shift found with
-    `stats.POWER`. level: of one test; samples: see `stats.power`."""
+def with_long(sampled: dict[str, Any], long: dict[str, Any], found: Sequence[Finding]) -> dict[str, Any]:
+    """The facts of sampled answers, with those of long ones and what speaks against these."""
+    facts = [*sampled["findings"], *(one.facts() for one in found)]
+    return sampled | {"lossless": not facts, "findings": facts, "long": long}
+
+
+def power(
+    scope: Scope, requests: int, df: int, level: float, *, samples: int = 1, rounding: float = 0.0
+) -> dict[str, Any]:
+    """What could have been found: the probability of finding the scope's shift, the smallest shift found with
+    `stats.POWER`, and the one that rounding would hide from any number of requests. level: of one test; samples,
+    rounding: see `stats.power`."""
+    shift = scope.shift or SHIFT
+    how: dict[str, Any] = {"samples": samples, "rounding": rounding}
     return {
-        "shift": scope.shift,
-        "power": round(stats.power(requests, df, scope.shift, level, samples=samples), 4) if df else 0.0,
-        "detectable": round(stats.detectable(requests, df, level, samples=samples), 4) if df else 1.0,
+        "shift": shift,
+        "power": round(stats.power(requests, df, shift, level, **how), 4) if df and requests else 0.0,
+        "detectable": round(stats.detectable(requests, df, level, **how), 4) if df else 1.0,
+        "hidden": round(rounding / 2, 5),
         "level": LEVEL,
         "tokens": scope.length if df else 0,
     }
@@ -139,10 +231,31 @@ def certificate(
 
     about: engine, draft, acceptance, not_tested (in words), ran_on (versions) and seconds."""
     parts: dict[str, Any] = {"greedy": greedy.facts(), "stops": stops.facts(), "sampled": sampled}
+    verdict, why = _verdict(parts, power, scope, str(about.get("draft") or "none"))
     return {
-        "lossless": all(part["lossless"] for part in parts.values()),
+        "verdict": verdict,
+        "why": why,
+        "lossless": verdict == LOSSLESS,
         **parts,
         "power": power | {"greedy_rate": round(3 / max(greedy.tokens, 3), 6)},
         "plan": asdict(scope),
         **about,
     }
+
+
+def _verdict(parts: dict[str, Any], power: dict[str, Any], scope: Scope, draft: str) -> tuple[str, str]:
+    """One of the three verdicts, and why there is no better one; "" for lossless."""
+    if not all(part["lossless"] for part in parts.values()):
+        return NOT_LOSSLESS, "; ".join(name for name, part in parts.items() if not part["lossless"])
+    if parts["greedy"]["why"]:
+        return CANNOT_SAY, parts["greedy"]["why"]
+    sampled = parts["sampled"]
+    if sampled["requests"]:
+        if power["detectable"] > LENIENT * max(WEAK, scope.shift or SHIFT):
+            hidden = f", of which rounding hides {100 * power['hidden']:.2g} %" if power["hidden"] > 0.001 else ""
+            return CANNOT_SAY, (
+                f"shifts of sampled distributions below {100 * power['detectable']:.2g} % would be missed{hidden}"
+            )
+        if draft != "none" and sampled.get("drafted_rounds") == 0:
+            return CANNOT_SAY, "nothing was drafted in sampled answers"
+    return LOSSLESS, ""

@@ -17,7 +17,7 @@ from paceline.certify.options import Subject, Watch
 from paceline.cli import options
 from paceline.draft.spec import option
 from paceline.errors import PacelineError
-from paceline.jsonl import check_folder
+from paceline.jsonl import check_file, check_folder, write_whole
 from paceline.workbench.options import with_options
 
 
@@ -32,26 +32,39 @@ class CertifyOptions(Subject):
     prompts: str | None = option(None, 'JSON Lines for greedy answers: {"prompt": "..."} or {"messages": [...]}.')
     dtype: options.Dtype = "auto"
     device: options.Device = "auto"
+    exact: options.Exact = None
     threads: options.Threads = None
     out: Path | None = option(None, "Folder for certificate.json and certificate.html.", callback=check_folder)
+    report: Path | None = option(
+        None, "File for what one would file upstream, Markdown; written if a bug is found.", callback=check_file
+    )
+    junit: Path | None = option(None, "File for the tests as JUnit's XML.", callback=check_file)
     as_json: options.AsJson = False
 
 
 @with_options
 def certify(asked: CertifyOptions) -> int:
     """Say whether an engine, with its drafter, writes what the model alone would: greedy token by token, sampled by
-    the distribution of its first tokens. Exit status 0 only if it does, 1 if it does not.
+    the distribution of its tokens, and in the situations in which engines with drafts break: cached prompts, company,
+    long contexts, stop strings, penalties, structured output, streams. Exit status 0 only if it does, 1 if it does
+    not, 3 if the tests cannot say.
 
     \b
     paceline certify MODEL -d sam
     paceline certify MODEL -d sam --engine vllm --peer-python ENV/bin/python --out certificate
     paceline certify MODEL --engine transformers-lookup --shift 0.05
-    paceline certify --endpoint http://localhost:8000/v1 --reference http://localhost:8001/v1 --json
+    paceline certify --endpoint http://localhost:8000/v1 --reference http://localhost:8001/v1 --report issue.md
+    paceline certify MODEL --endpoint http://localhost:8000/v1 --budget 15m --junit junit.xml
 
+    A server is compared with --reference, else with TARGET in this process, else with itself without drafts where a
+    request can switch them off (paceline), else with its own answers alone and their log-probabilities.
+    A bug is shown by the smallest requests that were found for it, as lines of curl.
     A server's key is read from OPENAI_API_KEY.
     """
-    if (asked.model is None) == (asked.endpoint is None):
-        raise PacelineError("name either a TARGET, or a server by --endpoint")
+    if asked.engine.startswith(("http://", "https://")):
+        asked = replace(asked, endpoint=asked.engine, engine="paceline")
+    if asked.model is None and asked.endpoint is None:
+        raise PacelineError("name either a TARGET, or a server by --endpoint, or both")
     if asked.reference is not None and asked.endpoint is None:
         raise PacelineError("--reference is a server to compare --endpoint with; a TARGET is its own reference")
     if asked.threads is not None:
@@ -59,6 +72,8 @@ def certify(asked: CertifyOptions) -> int:
 
         torch.set_num_threads(asked.threads)
     from paceline.certify.command import certify_engine, certify_server, write
+    from paceline.certify.page import issue, junit
+    from paceline.certify.verdict import EXIT_STATUS, NOT_LOSSLESS
 
     subject: Subject = replace(asked, prompts=_read(asked.prompts))  # type: ignore[arg-type]
     watch = _watch()
@@ -66,12 +81,18 @@ def certify(asked: CertifyOptions) -> int:
         certificate = certify_server(subject, os.environ.get("OPENAI_API_KEY"), watch)
     else:
         certificate = certify_engine(subject, watch)
-    files = write(certificate, asked.out) if asked.out is not None else ()
+    files = list(write(certificate, asked.out)) if asked.out is not None else []
+    if asked.junit is not None:
+        write_whole(asked.junit, junit(certificate))
+        files.append(asked.junit)
+    if asked.report is not None and certificate["verdict"] == NOT_LOSSLESS:
+        write_whole(asked.report, issue(certificate))
+        files.append(asked.report)
     if asked.as_json:
         print(json.dumps(certificate, indent=2))
     else:
         _print(certificate, files)
-    return 0 if certificate["lossless"] else 1
+    return EXIT_STATUS[certificate["verdict"]]
 
 
 def _read(file: str | None) -> list[Any] | None:
@@ -109,12 +130,11 @@ def _watch() -> Watch:
 
 
 def _print(certificate: dict[str, Any], files: Sequence[Path]) -> None:
-    from paceline.certify.page import detectable, findings
+    from paceline.certify.page import detectable, findings, verdict
 
     missing = [f"Not tested: {'; '.join(certificate['not_tested'])}."] if certificate["not_tested"] else []
     written = [f"wrote {file}" for file in files]
-    verdict = "lossless, as far as was tested" if certificate["lossless"] else "NOT LOSSLESS"
-    lines = [f"{certificate['engine']}: {verdict}"]
+    lines = [f"{certificate['engine']}: {verdict(certificate)}"]
     lines += [f"  {line}" for line in (*findings(certificate), *detectable(certificate), *missing, *written)]
     for line in lines:
         Console().print(line, markup=False, highlight=False, soft_wrap=True)

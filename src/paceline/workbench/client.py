@@ -86,6 +86,9 @@ class Completion:
     finish_reason  "stop", "length" or what else the server says.
     usage          the server's count of tokens, empty if it reports none.
     logprobs       of each token, as servers of chats give them, where they were asked for.
+    tool_calls     name and arguments of each call, as texts.
+    tokens         ids of the new tokens, from servers that return them.
+    others         the answers after the first, where `n` asked for several.
     tries          attempts that it took."""
 
     text: str = ""
@@ -93,6 +96,9 @@ class Completion:
     finish_reason: str = ""
     usage: dict[str, Any] = field(default_factory=dict)
     logprobs: list[dict[str, Any]] = field(default_factory=list)
+    tool_calls: list[dict[str, str]] = field(default_factory=list)
+    tokens: list[int] = field(default_factory=list)
+    others: list[Completion] = field(default_factory=list)
     tries: int = 1
 
     def take(self, part: dict[str, Any]) -> None:
@@ -101,11 +107,25 @@ class Completion:
             raise _Passing(f"the server broke off: {part['error']}")
         self.usage = part.get("usage") or self.usage
         for choice in part.get("choices") or ():
-            message = choice.get("delta") or choice.get("message") or {"content": choice.get("text")}
-            self.text += _writable(message.get("content") or message.get("refusal") or "")
-            self.reasoning += _writable(message.get("reasoning_content") or message.get("reasoning") or "")
-            self.logprobs += (choice.get("logprobs") or {}).get("content") or ()
-            self.finish_reason = choice.get("finish_reason") or self.finish_reason
+            self._answer(choice.get("index") or 0)._add(choice)
+
+    def _answer(self, index: int) -> Completion:
+        while len(self.others) < index:
+            self.others.append(Completion())
+        return self.others[index - 1] if index else self
+
+    def _add(self, choice: dict[str, Any]) -> None:
+        message = choice.get("delta") or choice.get("message") or {"content": choice.get("text")}
+        self.text += _writable(message.get("content") or message.get("refusal") or "")
+        self.reasoning += _writable(message.get("reasoning_content") or message.get("reasoning") or "")
+        self.logprobs += (choice.get("logprobs") or {}).get("content") or ()
+        self.tokens += choice.get("token_ids") or ()
+        for at, call in enumerate(message.get("tool_calls") or ()):
+            at = call.get("index", at)
+            self.tool_calls += [{"name": "", "arguments": ""} for _ in range(at + 1 - len(self.tool_calls))]
+            for key in ("name", "arguments"):
+                self.tool_calls[at][key] += (call.get("function") or {}).get(key) or ""
+        self.finish_reason = choice.get("finish_reason") or self.finish_reason
 
 
 @dataclass
@@ -228,17 +248,23 @@ class Client:
 
 async def find_model(url: str, key: str | None = None) -> str:
     """The model that a server offers; CompletionError if there is none, or more than one to choose from."""
+    names = list(await find_models(url, key))
+    if len(names) != 1:
+        raise CompletionError(f"{url} offers {', '.join(names) or 'nothing'}; name one after a #: {url}#model")
+    return names[0]
+
+
+async def find_models(url: str, key: str | None = None) -> dict[str, str]:
+    """The models that a server offers, and who owns each: servers put their own name there. Raises CompletionError."""
     async with httpx2.AsyncClient(timeout=CONNECT_SECONDS) as http:
         try:
-            names = [model.id async for model in _api(url, key, http).models.list()]
+            models = [model async for model in _api(url, key, http).models.list()]
+            return {model.id: getattr(model, "owned_by", None) or "" for model in models}
         except (openai.OpenAIError, httpx2.InvalidURL, ValueError, TypeError, AttributeError) as error:
             raise CompletionError(
                 f"{url}/models cannot be read ({_cause(error)}); is the server up? "
                 "A model is named after a #: http://host:8000/v1#model"
             ) from None
-    if len(names) != 1:
-        raise CompletionError(f"{url} offers {', '.join(names) or 'nothing'}; name one after a #: {url}#model")
-    return names[0]
 
 
 def is_url(text: str) -> bool:

@@ -85,6 +85,11 @@ class Reply:
     batch: dict[str, int] = field(default_factory=dict)
     finish: str = "stop"
 
+    @property
+    def drafted_rounds(self) -> int | None:
+        """Rounds with a draft, None where the engine does not say."""
+        return None if self.nodes is None else sum(nodes > 0 for nodes in self.nodes)
+
     def __post_init__(self) -> None:
         self.runs = [(str(who), str(text), int(count)) for who, text, count in self.runs]
 

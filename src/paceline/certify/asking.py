@@ -1,0 +1,313 @@
+"""Endpoints, which are servers or engines of this process asked as servers are, and what they are compared with.
+
+The control is the same model without drafts: another server, an engine of this process, or the same server with its
+drafts switched off. Greedy tokens are compared one by one, and samples of texts with each other. Without a control
+every greedy token must be the server's own best by the log-probabilities that it reports, requests must be answered as
+they are when asked alone, and sampled tokens must fall on their ranks as often as the log-probabilities say. What
+verification itself gets wrong is then seen; a cache or a mask that spoils all of that alike is not.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import json
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from dataclasses import dataclass
+from math import isnan, nan
+from typing import Any, NamedTuple, Protocol
+
+import numpy as np
+
+from paceline.certify.engines import Ours, UnderTest
+from paceline.certify.verdict import CONTEXT
+from paceline.engine.sampling import SamplingParams
+from paceline.errors import PacelineError
+from paceline.target.tokenizer import Tokenizer
+from paceline.workbench.client import Client, Completion, CompletionError, Retry, find_model, find_models, parse
+
+TIE = 0.25
+"""Greatest gap, in nats, between two tokens that may be a tie: what bfloat16 resolves of logits near 32."""
+SHIFTED = 0.5
+"""Nats by which rounding does not move the log-probability of a best token."""
+Fields = dict[str, Any]
+"""Fields of a request's body that say how tokens are chosen."""
+RETRY = Retry(tries=3, longest=5.0)
+SWITCHES: Mapping[str, Fields] = {"paceline": {"draft": "none"}}
+"""By the owner that a server names for its model: what switches drafts off for one request. llama.cpp's server has
+dropped the field that did, and ignores it silently."""
+Messages = tuple[dict[str, str], ...]
+Cut = Callable[[Completion], str | int]
+HELLO: Fields = {"messages": [{"role": "user", "content": "Hello"}], "max_tokens": 1}
+
+
+class Endpoint(Protocol):
+    """What is asked. name: for the certificate; url, model: for requests that are shown; slots: requests at once."""
+
+    model: str
+    slots: int
+
+    @property
+    def name(self) -> str: ...
+
+    @property
+    def url(self) -> str: ...
+
+    def ask(self, bodies: Sequence[Fields], slots: int | None = None) -> list[Completion]:
+        """The completions, at most `slots` requests under way. Raises CompletionError where one cannot be had."""
+
+
+class Server:
+    """A server. spec: URL[,URL...][#model]; extra: fields of every request. Its connections stay open until `close`."""
+
+    def __init__(self, spec: str, *, key: str | None = None, slots: int = 8, extra: Fields | None = None):
+        self.urls, self.model = parse(spec)
+        self.key, self.slots, self.extra = key, slots, extra or {}
+        self._loop, self._clients = asyncio.Runner(), dict[int, Client]()
+
+    @property
+    def url(self) -> str:
+        return self.urls[0]
+
+    @property
+    def name(self) -> str:
+        return ", ".join([*self.urls, self.model, *(f"{key} = {value}" for key, value in self.extra.items())])
+
+    def ask(self, bodies: Sequence[Fields], slots: int | None = None) -> list[Completion]:
+        """The completions, at most `slots` requests under way. Raises CompletionError where one cannot be had."""
+        return self._loop.run(self._ask(bodies, slots or self.slots))
+
+    async def _ask(self, bodies: Sequence[Fields], slots: int) -> list[Completion]:
+        self.model = self.model or await find_model(self.url, self.key)
+        if slots not in self._clients:
+            self._clients[slots] = Client(self.urls, key=self.key, slots=slots, retry=RETRY)
+        asked = ({"model": self.model, **body, **self.extra} for body in bodies)
+        done = await asyncio.gather(*map(self._clients[slots].complete, asked), return_exceptions=True)
+        for one in done:
+            if isinstance(one, BaseException):  # raised when no request is under way any more
+                raise one
+        return [one for one in done if isinstance(one, Completion)]
+
+    def close(self) -> None:
+        """Close the connections."""
+        for client in self._clients.values():
+            self._loop.run(client.close())
+        self._loop.close()
+
+
+UNREAD = frozenset({"messages", "logprobs", "return_token_ids"})
+
+
+class Hosted:
+    """An engine of this process. Only ours reports log-probabilities."""
+
+    url, model = "http://127.0.0.1:8000/v1", ""
+
+    def __init__(self, engine: UnderTest, tokenizer: Tokenizer):
+        self.engine, self.tokenizer = engine, tokenizer
+        self.name, self.slots = engine.name, engine.batch
+
+    def ask(self, bodies: Sequence[Fields], slots: int | None = None) -> list[Completion]:
+        """As `Server.ask`. Requests that run together join and leave as the engine has it."""
+        at_once = 1 if slots == 1 else max(len(bodies), 1)
+        parts = [bodies[i : i + at_once] for i in range(0, len(bodies), at_once)]
+        try:
+            return [one for part in parts for one in self._answer(part)]
+        except (PacelineError, TypeError) as error:  # a field that is not known, a context that is too long
+            raise CompletionError(f"{self.name} cannot answer this request: {error}") from None
+
+    def _encode(self, messages: Sequence[Mapping[str, str]]) -> list[int]:
+        if self.tokenizer.has_chat_template:
+            return self.tokenizer.encode_chat(messages)
+        return self.tokenizer.encode("\n".join(one["content"] for one in messages))
+
+    def _params(self, body: Fields) -> SamplingParams:
+        fields = {name: value for name, value in body.items() if name not in UNREAD}
+        ours = isinstance(self.engine, Ours)
+        logprobs = fields.pop("top_logprobs", None)
+        if "logit_bias" in fields:
+            fields["logit_bias"] = {int(token): bias for token, bias in fields["logit_bias"].items()}
+        params = SamplingParams(**fields)
+        if not self.engine.honours(params):
+            raise PacelineError(f"it does not take all of {', '.join(fields)}")
+        return SamplingParams(**fields, logprobs=logprobs) if ours else params
+
+    def _answer(self, bodies: Sequence[Fields]) -> list[Completion]:
+        spell = self.tokenizer.decode
+        prompts, params = [self._encode(body["messages"]) for body in bodies], list(map(self._params, bodies))
+        if not isinstance(self.engine, Ours):
+            replies = self.engine.answer(prompts, params)
+            plain = [[{"token": spell([token]), "logprob": None} for token in one.tokens] for one in replies]
+            return [Completion(one.text, "", one.finish, logprobs=of) for one, of in zip(replies, plain, strict=True)]
+        done = self.engine.engine.generate(prompts, params)
+        if failed := next((one.error for one in done if one.error), ""):
+            raise PacelineError(failed)
+        return [
+            Completion(
+                one.text,
+                finish_reason=one.finish_reason,
+                tokens=one.tokens,
+                logprobs=[
+                    {
+                        "token": spell([place.token]),
+                        "logprob": place.logprob,
+                        "top_logprobs": [{"token": spell([token]), "logprob": value} for token, value in place.top],
+                    }
+                    for place in one.logprobs
+                ],
+            )
+            for one in done
+        ]
+
+
+class Control:
+    """What answers are compared with: `source`, asked alone, once for every request.
+
+    is_self  it is the endpoint itself, with its drafts: what it shows depends on company and caches alone."""
+
+    def __init__(self, source: Endpoint, is_self: bool = False):
+        self.source, self.is_self = source, is_self
+        self._answers: dict[str, Completion] = {}
+
+    @property
+    def name(self) -> str:
+        return "its own answers alone and its own log-probabilities" if self.is_self else self.source.name
+
+    def expected(self, bodies: Sequence[Fields]) -> list[Completion]:
+        """The answers, each asked for when it is first wanted."""
+        keys = [json.dumps(body, sort_keys=True) for body in bodies]
+        wanted = {key: body for key, body in zip(keys, bodies, strict=True) if key not in self._answers}
+        answers = self.source.ask(list(wanted.values()), 1) if wanted else []
+        self._answers |= dict(zip(wanted, answers, strict=True))
+        return [self._answers[key] for key in keys]
+
+
+def control_of(server: Server) -> Control:
+    """The server with its drafts off, where a request can say so, else the server itself."""
+    server.ask([HELLO], 1)
+    owner = asyncio.run(find_models(server.url, server.key)).get(server.model, "")
+    off = Server(f"{server.url}#{server.model}", key=server.key, slots=server.slots, extra=SWITCHES.get(owner))
+    try:
+        off.ask([HELLO], 1)
+    except CompletionError:
+        off.extra = {}
+    return Control(off) if off.extra else Control(server, is_self=True)
+
+
+class Place(NamedTuple):
+    """One token of a reply: its text, its log-probability (NaN: not reported), and the best ones there, best first."""
+
+    token: str
+    logprob: float
+    top: list[tuple[str, float]]
+
+
+def places(reply: Completion) -> list[Place]:
+    """The tokens of a reply; empty where the server reports no log-probabilities."""
+    return [
+        Place(
+            one["token"],
+            nan if one["logprob"] is None else one["logprob"],
+            sorted(((t["token"], t["logprob"]) for t in one.get("top_logprobs") or ()), key=lambda t: -t[1]),
+        )
+        for one in reply.logprobs
+    ]
+
+
+@dataclass
+class Noise:
+    """How far rounding moves log-probabilities, measured: twice what nine in ten of those compared in any step differ
+    by, and no more than TIE / 2. Before anything could be compared it is TIE / 2."""
+
+    level: float | None = None
+
+    def add(self, answers: Sequence[tuple[Completion, Completion | None]]) -> None:
+        """Compare the log-probabilities of the answers of a step, up to where their texts part."""
+        apart = [
+            abs(a.logprob - b.logprob)
+            for one, other in answers if other is not None
+            for a, b in _alike(places(one), places(other)) if not isnan(a.logprob - b.logprob)
+        ]  # fmt: skip
+        if len(apart) >= 10:
+            self.level = min(TIE / 2, max(self.level or 1e-3, 2 * float(np.quantile(apart, 0.9))))
+
+    def __float__(self) -> float:
+        return TIE / 2 if self.level is None else self.level
+
+
+def _alike(one: Sequence[Place], other: Sequence[Place]) -> Iterator[tuple[Place, Place]]:
+    """Pairs of places, up to the first two tokens that differ. Some servers spell tokens without the space before."""
+    for a, b in zip(one, other, strict=False):
+        if (a.token.strip() or a.token) != (b.token.strip() or b.token):
+            return
+        yield a, b
+
+
+def compare(
+    reply: Completion, right: Completion, body: Fields, noise: Noise, cut: Cut | None = None
+) -> Fields | None:
+    """The fields of a Divergence where the reply is not `right`, its beginning of max_tokens, or what `cut` makes of
+    it; None where it is. After a tie the texts are two, and nothing more is compared."""
+    mine, others = places(reply), places(right)
+    same = list(_alike(mine, others))
+    at = len(same)
+    facts: Fields = {"at": at, "noise": float(noise), "before": "".join(a.token for a, _ in same[-CONTEXT:])}
+    agree = cut is None and bool(reply.text) and reply.text == right.text  # however the tokens are spelled
+    if at < min(len(mine), len(others)) and not agree:
+        said, best = mine[at], others[at]
+        gap = _gap(others, at, said.token, body)
+        unranked = f"the control has another token, and this one is not among its {len(best.top)} best"
+        return facts | {"said": said.token, "best": best.token, "gap": gap, "why": unranked if gap is None else ""}
+    for number, (a, b) in enumerate(same):
+        if abs(a.logprob - b.logprob) > SHIFTED and b.logprob > -3:
+            why = f"the log-probability of {a.token!r} is {a.logprob:.3f}, and the control's {b.logprob:.3f}"
+            return facts | {"at": number, "said": a.token, "best": b.token, "why": why}
+    if cut is not None and isinstance(wanted := cut(right), int):  # servers list the token that ends it, or do not
+        right_end = at in (wanted, wanted + 1) or at == len(others)
+        return None if right_end else facts | {"why": f"it has {at} tokens, and must end after {wanted}"}
+    if cut is not None:
+        right_end = reply.text.strip() == str(wanted).strip()
+        return None if right_end else facts | {"why": f"it ends in {reply.text[-40:]!r}, not in {str(wanted)[-40:]!r}"}
+    if mine and others:
+        long = min(len(others), body["max_tokens"])
+        return None if at == long or agree else facts | {"why": f"it has {len(mine)} tokens, and the control {long}"}
+    return None if right.text.startswith(reply.text) and (reply.text or not right.text) else facts | {"gap": 0.0}
+
+
+def _gap(right: Sequence[Place], at: int, said: str, body: Fields) -> float | None:
+    """How far apart the two tokens are by the control, after penalties; None where it does not rank the other one.
+
+    Servers report log-probabilities before penalties, and count the tokens of the answer, or those of the prompt too:
+    the smaller gap of both. An unranked token is no better than the last ranked one."""
+    top, best = dict(right[at].top), right[at]
+    often, once = body.get("frequency_penalty", 0.0), body.get("presence_penalty", 0.0)
+    if not often and not once:
+        return abs(best.logprob - top[said]) if said in top else None
+    written = [place.token for place in right[:at]]
+    prompt = json.dumps(body["messages"])
+    other = top.get(said, min(top.values(), default=-100.0))
+
+    def penalised(token: str, logprob: float, with_prompt: bool) -> float:
+        count = written.count(token) + (prompt.count(token.strip()) if with_prompt else 0)
+        return logprob - often * count - once * (count > 0)
+
+    return min(abs(penalised(best.token, best.logprob, way) - penalised(said, other, way)) for way in (False, True))
+
+
+PLAIN = frozenset({
+    "messages", "max_tokens", "temperature", "logprobs", "top_logprobs", "stream", "n", "stop", "stop_token_ids",
+    "return_token_ids",
+})  # fmt: skip
+"""Fields that leave the log-probabilities that servers report those of the tokens' choice."""
+
+
+def own_best(reply: Completion, body: Fields, noise: Noise) -> Iterator[Fields]:
+    """The tokens of a greedy reply that are not the server's own best; none where fields move what it reports."""
+    mine = places(reply) if body.keys() <= PLAIN else []
+    for at, place in enumerate(mine):
+        best, logprob = place.top[0] if place.top else (place.token, place.logprob)
+        if place.logprob < logprob and place.token != best:
+            before = "".join(one.token for one in mine[max(0, at - CONTEXT) : at])
+            gap = logprob - place.logprob
+            yield {"at": at, "said": place.token, "best": best, "gap": gap, "noise": float(noise), "before": before}
+
+

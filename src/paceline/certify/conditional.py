@@ -1,0 +1,157 @@
+"""Sampled answers of any length: each token, given those before it.
+
+    counts = Conditional()
+    read(rounding, prompt, tokens, params, "temperature 1", counts)     # of every answer
+    counts.findings(level=1e-4)
+
+At every place the tokens before it decide which sets of tokens are looked at: the model's best token, its next ones,
+the token that a drafter would copy, the last token again, and so on. The model says between which probabilities a token
+of the set comes; how often one came is counted over all places and compared with `stats.outside`, which holds although
+the places of an answer hang together. So a bug that moves little at each place adds up, and one that needs a long text
+shows. `reported.py` does the same with the log-probabilities that a server reports.
+"""
+
+from __future__ import annotations
+
+from collections import defaultdict
+from collections.abc import Iterator, Sequence
+from typing import Any
+
+import numpy as np
+from numpy.typing import NDArray
+from scipy.stats import norm
+
+from paceline.certify import stats
+from paceline.certify.reference import Rounding, distributions
+from paceline.certify.stats import Floats
+from paceline.certify.verdict import Finding
+from paceline.engine.sampling import SamplingParams
+
+BEST = "the best token"
+RANKED = 20
+"""Best tokens that are told apart from the rest."""
+MATCH = (3, 2)
+"""Lengths of the n-grams whose last occurrence says which token is copied, the longest first."""
+FAR = 64
+"""Tokens of context beyond which places are counted apart."""
+NEAR, BEYOND = f"within {FAR} tokens of context", f"beyond {FAR} tokens of context"
+AT_ONCE = 8
+"""Places whose distributions are held at once: there is one of the whole vocabulary for every world."""
+Places = tuple[float, Floats, Floats]
+"""How many tokens of a set came, and between which probabilities one comes at each place, [n] and [n]."""
+
+
+class Conditional:
+    """Counts over the places of many answers, by group of places and set of tokens."""
+
+    def __init__(self) -> None:
+        self._places: dict[tuple[str, str], list[tuple[bool, float, float]]] = defaultdict(list)
+        self.tokens = 0
+
+    def add(self, group: str, worlds: Floats, text: Sequence[int], start: int, token: int) -> None:
+        """Count `token`, which came after `text`, of which the answer begins at `start`. worlds: its distribution in
+        each, [W, V]."""
+        for name, chosen, beyond in _sets(worlds, text, start):
+            mass = worlds[:, chosen].sum(1)
+            place = (bool(chosen[token]), min(1.0, float(mass.min())), min(1.0, float(mass.max()) + beyond))
+            for of in (group, NEAR if len(text) <= FAR else BEYOND):
+                self._places[of, name].append(place)
+        self.tokens += 1
+
+    def _of(self, *keys: tuple[str, str]) -> Places:
+        places = [place for key in keys for place in self._places.get(key, ())]
+        hits, low, high = np.array(places, np.float64).reshape(-1, 3).T
+        return float(hits.sum()), low, high
+
+    def findings(self, level: float, control: Conditional | None = None) -> list[Finding]:
+        """What comes too often or too rarely, the surest first; `level` is that of all sets together.
+
+        control: counts of the same engine without drafts; then only what differs from them speaks against it."""
+        found = []
+        for group, name in self._places:
+            hits, low, high = places = self._of((group, name))
+            p = stats.outside(*places)
+            if control is not None:
+                p = max(p, _difference(places, control._of((group, name))))
+            if (p := p * len(self._places)) < level:
+                right = f"{low.sum():,.0f} to {high.sum():,.0f}"
+                what = f"{name} came {hits:,.0f} times in {len(low):,} places, where {right} are right ({group})"
+                found.append(Finding("sampled", what, p))
+        return sorted(found, key=lambda one: one.p)
+
+    def facts(self, level: float) -> dict[str, Any]:
+        """For the certificate. detectable: the smallest shift to or from the best token, as a share of all tokens, that
+        is found with stats.POWER; hidden: what rounding hides of it."""
+        _, low, high = self._of((NEAR, BEST), (BEYOND, BEST))
+        middle, number = (low + high) / 2, max(len(low), 1)
+        hidden = float((high - low).sum()) / 2 / number
+        # Chernoff's bound of a normal deviate z is exp(-z^2 / 2).
+        deviate = np.sqrt(-2 * np.log(level / max(2 * len(self._places), 1))) + norm.isf(1 - stats.POWER)
+        shift = hidden + deviate * float(np.sqrt((middle * (1 - middle)).sum())) / number if self.tokens else 1.0
+        return {"tokens": self.tokens, "detectable": round(float(min(1.0, shift)), 4), "hidden": round(hidden, 5)}
+
+
+def _difference(mine: Places, control: Places) -> float:
+    """The p-value of what came beyond the middle of its range, against the control's: both are sums of martingale
+    differences, nearly normal, and rounding may have moved either by half of its range."""
+    if not len(control[1]):
+        return 1.0
+    apart, slack, variance = 0.0, 0.0, 0.0
+    for sign, (hits, low, high) in ((1, mine), (-1, control)):
+        middle, number = (low + high) / 2, len(low)
+        apart += sign * (hits - float(middle.sum())) / number
+        slack += float((high - low).sum()) / 2 / number
+        variance += float((middle * (1 - middle)).sum()) / number**2
+    return float(2 * norm.sf(max(0.0, abs(apart) - slack) / max(variance, 1e-12) ** 0.5))
+
+
+def _sets(worlds: Floats, text: Sequence[int], start: int) -> Iterator[tuple[str, NDArray[np.bool_], float]]:
+    """Sets of tokens to look at after `text`, as masks [V], and by how much their probability may lie above that in any
+    world. The token that comes has no part in choosing them."""
+    size = worlds.shape[1]
+
+    def mask(tokens: Any) -> NDArray[np.bool_]:
+        chosen = np.zeros(size, bool)
+        chosen[tokens] = True
+        return chosen
+
+    best = np.argpartition(-worlds[0], min(RANKED, size - 1))[:RANKED]
+    best = best[np.argsort(-worlds[0, best], kind="stable")]
+    yield BEST, mask(best[:1]), 0.0
+    yield "a token of rank 2 to 4", mask(best[1:4]), 0.0
+    yield f"a token of rank 5 to {RANKED}", mask(best[4:]), 0.0
+    yield "a rarer token", ~mask(best), 0.0
+    if (never := worlds.max(0) == 0).any():
+        # Tokens at the border are inside in some worlds and outside in others; as many again may be inside elsewhere.
+        yield "a token that is filtered out", never, float(worlds[:, worlds.min(0) == 0].sum(1).max())
+    if (copied := copied_token(text)) is not None:
+        yield "the token that followed the last time", mask(copied), 0.0
+    if len(text) > start:
+        yield "the last token again", mask(text[-1]), 0.0
+        yield "a token that the answer has", mask(np.unique(text[start:])), 0.0
+
+
+def copied_token(text: Sequence[int]) -> int | None:
+    """The token after the latest earlier occurrence of the last few tokens of `text`."""
+    text = list(text)
+    for length in MATCH:
+        last = text[-length:]
+        for end in range(len(text) - 1, length - 1, -1):
+            if text[end - length : end] == last:
+                return text[end]
+    return None
+
+
+def read(
+    rounding: Rounding, prompt: Sequence[int], tokens: Sequence[int], params: SamplingParams, group: str,
+    counts: Conditional,
+) -> None:  # fmt: skip
+    """Add the places of an answer to `counts`. group: how it was sampled, in words."""
+    text = [*prompt, *tokens]
+    before = [text[:end] for end in range(len(prompt), len(text))]
+    logits = rounding.along(text, len(prompt))
+    for begin in range(0, len(before), AT_ONCE):
+        some = before[begin : begin + AT_ONCE]
+        worlds = distributions(logits[:, begin : begin + AT_ONCE], params, some, len(prompt))
+        for place, context in enumerate(some):
+            counts.add(group, worlds[:, place], context, len(prompt), text[len(context)])

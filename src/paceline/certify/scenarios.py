@@ -1,0 +1,416 @@
+"""Situations in which engines with drafts have broken, each a few requests whose answers are known or can be compared.
+
+    play = Play(server, control, prompts, max_tokens=64, until=perf_counter() + 300)
+    play.run()
+    play.rows, play.bugs                             # what came of each scenario, and the wrong answers
+
+A scenario makes groups of steps. A step is requests that are under way together; the steps of a group follow each
+other, and nothing but the group is needed to see what it shows. Greedy answers are compared with the control's to the
+same request, asked alone; sampled ones with structure are only read. A new entry of `SCENARIOS` is a new test.
+"""
+
+from __future__ import annotations
+
+import json
+import re
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+from dataclasses import dataclass, field
+from itertools import cycle, islice
+from time import perf_counter
+from typing import Any
+
+from paceline.certify.asking import Control, Cut, Endpoint, Fields, Messages, Noise, compare, own_best
+from paceline.certify.options import Watch
+from paceline.certify.verdict import Divergence
+from paceline.workbench.client import Completion, CompletionError
+
+BROKEN = "\N{REPLACEMENT CHARACTER}"
+Form = Callable[[Completion], str]
+"""Why an answer is wrong by itself; "" if it is right."""
+Sign = Callable[[Completion], bool]
+ENOUGH = 5
+"""Bugs after which a scenario ends."""
+ANIMALS = ("cat", "dog", "horse", "bird", "mouse")
+COLOURS = ("red", "blue", "green", "white", "black")
+LINES = tuple(f"The {colour} {animal} sat on the mat." for colour, animal in zip(COLOURS, ANIMALS, strict=True))
+TEXTS = (
+    "Write these lines again, and after each of them one short sentence of your own:\n" + "\n".join(LINES),
+    f"{LINES[0]} {LINES[1]} Repeat both sentences, then say in your own words why, then repeat them once more.",
+    "Count from 1 to 12. Then name three rivers. Then count from 1 to 12 again. Then name three mountains.",
+    "Copy the code, then explain it in one sentence, then copy it again:\nfor i in range(10):\n    print(i, i * i)\n",
+)
+"""Prompts whose answers are copied in part: drafts come and go."""
+MIXED: tuple[Messages, ...] = tuple(({"role": "user", "content": text},) for text in TEXTS)
+LENGTHS = (512, 1024, 2048, 4096, 8192)
+"""Words of long prompts, at least a token each."""
+PATTERN = "[a-c]{2}-[0-9]{3}( [a-c]{2}-[0-9]{3}){3}"
+SCHEMA = {
+    "type": "object",
+    "properties": {
+        "name": {"type": "string", "enum": list(ANIMALS)},
+        "colours": {"type": "array", "items": {"type": "string", "enum": list(COLOURS)}, "minItems": 3, "maxItems": 3},
+        "again": {"type": "array", "items": {"type": "string", "enum": list(COLOURS)}, "minItems": 3, "maxItems": 3},
+    },
+    "required": ["name", "colours", "again"],
+    "additionalProperties": False,
+}
+TOOL = {"type": "function", "function": {"name": "note_animal", "parameters": SCHEMA}}
+FORMAT = {"response_format": {"type": "json_schema", "json_schema": {"name": "animal", "schema": SCHEMA}}}
+ASKED = "Name an animal and three colours, and the same three colours again, as JSON."
+
+
+def of_schema(text: str) -> str:
+    """Why a text is not JSON of SCHEMA."""
+    import jsonschema
+
+    try:
+        jsonschema.validate(json.loads(text), SCHEMA)
+    except ValueError as error:
+        return f"the answer is not JSON: {error}"
+    except jsonschema.ValidationError as error:
+        return f"the answer breaks the schema: {error.message}"
+    return ""
+
+
+FORMS: Mapping[str, Form] = {
+    "JSON schema": lambda one: of_schema(one.text),
+    "regular expression": lambda one: "" if re.fullmatch(PATTERN, one.text.strip()) else f"no match of {PATTERN}",
+    "tool calls": lambda one: of_schema(one.tool_calls[0]["arguments"]) if one.tool_calls else "there is no tool call",
+}
+"""By feature, why a whole answer is wrong."""
+
+
+FEATURES: Mapping[str, tuple[Sequence[Fields], Sign]] = {
+    "log-probabilities": (({"logprobs": True, "top_logprobs": 20},), lambda one: bool(one.logprobs)),
+    "streams": (({"stream": True},), lambda one: True),
+    "n": (({"n": 3},), lambda one: len(one.others) == 2),
+    "stop": (({"stop": ["#"]},), lambda one: True),
+    "token ids": (({"return_token_ids": True},), lambda one: bool(one.tokens)),
+    "frequency_penalty": (({"frequency_penalty": 0.8},), lambda one: True),
+    "presence_penalty": (({"presence_penalty": 0.8},), lambda one: True),
+    "logit_bias": (({"logit_bias": {"11": -100, "13": -100}},), lambda one: True),
+    "min_p": (({"min_p": 0.05},), lambda one: True),
+    "top_k": (({"top_k": 20},), lambda one: True),
+    "JSON schema": ((FORMAT,), lambda one: not FORMS["JSON schema"](one)),
+    "regular expression": (
+        ({"structured_outputs": {"regex": PATTERN}}, {"regex": PATTERN}, {"guided_regex": PATTERN}),
+        lambda one: not FORMS["regular expression"](one),
+    ),
+    "tool calls": (
+        ({"tools": [TOOL], "tool_choice": "required"}, {"tools": [TOOL], "tool_choice": "auto"}),
+        lambda one: not FORMS["tool calls"](one),
+    ),
+    "reasoning": (({"chat_template_kwargs": {"enable_thinking": True}},), lambda one: bool(one.reasoning)),
+}
+"""What an endpoint may take: fields that ask for it, the first that it takes, and the sign that it did."""
+LONG = frozenset({"JSON schema", "regular expression", "tool calls", "reasoning"})
+"""Features that show in a whole answer alone; one of several is enough, for a bug may spoil some."""
+
+
+def probe(endpoint: Endpoint, features: Mapping[str, tuple[Sequence[Fields], Sign]] = FEATURES) -> dict[str, Fields]:
+    """The features that an endpoint has, with the fields that ask for them."""
+    there: dict[str, Fields] = {}
+    for name, (ways, shows) in features.items():
+        for fields in ways:
+            body = _body(user(ASKED), 160 if name in LONG else 4, **fields)
+            hot = [body | {"temperature": 1.0, "seed": seed} for seed in range(3)] if name in LONG else []
+            try:
+                shown = any(shows(endpoint.ask([one], 1)[0]) for one in (body, *hot))
+            except CompletionError:
+                continue
+            if shown:
+                there[name] = fields
+                break
+    return there
+
+
+@dataclass(frozen=True)
+class Case:
+    """A request, and what its answer must be.
+
+    plain  the control's request for the answer that this one must equal, as far as max_tokens go; None: any will do.
+    cut    the text that the answer must have, given the control's, or the number of its tokens before the last one.
+    form   says why an answer is wrong by itself."""
+
+    body: Fields
+    plain: Fields | None = None
+    cut: Cut | None = None
+    form: Form | None = None
+
+
+@dataclass(frozen=True)
+class Step:
+    """Requests of which `slots` are under way at any time."""
+
+    cases: Sequence[Case]
+    slots: int = 1
+
+
+Group = list[Step]
+
+
+@dataclass(frozen=True)
+class Scenario:
+    """needs: features without which it says nothing."""
+
+    name: str
+    groups: Callable[[Play], Iterable[Group]]
+    needs: tuple[str, ...] = ()
+
+
+@dataclass(frozen=True)
+class Wrong:
+    """A wrong answer. group: the requests that show it, the last case of the last step being the wrong one."""
+
+    scenario: str
+    group: Group
+    case: Case
+    answer: Completion
+    right: Completion | None
+    divergence: Divergence
+
+
+@dataclass
+class Play:
+    """Runs scenarios. until: when the budget is spent (perf_counter); noise: of log-probabilities compared so far."""
+
+    server: Endpoint
+    control: Control
+    prompts: Sequence[Messages]
+    max_tokens: int
+    until: float
+    watch: Watch = field(default_factory=Watch)
+    features: dict[str, Fields] = field(default_factory=dict)
+    noise: Noise = field(default_factory=Noise)
+    answers: int = 0
+    tokens: int = 0
+    divergences: list[Divergence] = field(default_factory=list)
+    rows: list[Fields] = field(default_factory=list)
+    bugs: list[Wrong] = field(default_factory=list)
+
+    def run(self, scenarios: Sequence[Scenario] | None = None) -> None:
+        """Find out what can be asked for, and play all scenarios."""
+        self.watch.say("what the endpoint takes")
+        self.features = probe(self.control.source)
+        if self.control.source is not self.server:
+            taken = {name: ([fields], bool) for name, fields in self.features.items()}
+            self.features = probe(self.server, taken)
+        for number, scenario in enumerate(SCENARIOS if scenarios is None else scenarios):
+            self.watch.say(scenario.name)
+            self.rows.append(self._scenario(scenario))
+            self.watch.step(number + 1, len(SCENARIOS))
+
+    def not_tested(self) -> list[str]:
+        """Scenarios that were not played, or not to their end, and why."""
+        return [f"{row['scenario']}: {row['why']}" for row in self.rows if row["verdict"] in ("not tested", "partly")]
+
+    def _scenario(self, scenario: Scenario) -> Fields:
+        began, answers, found = perf_counter(), self.answers, list[Wrong]()
+        missing = [name for name in scenario.needs if name not in self.features]
+        why = f"the endpoint shows no {', no '.join(missing)}" if missing else self._groups(scenario, found)
+        bugs = [one for one in found if not one.divergence.is_tie]
+        self.bugs += bugs
+        self.divergences += [one.divergence for one in found]
+        asked = self.answers - answers
+        passed = "passed" if not why else "partly" if asked else "not tested"
+        return {
+            "scenario": scenario.name,
+            "verdict": "wrong" if bugs else passed,
+            "answers": asked,
+            "bugs": len(bugs),
+            "ties": len(found) - len(bugs),
+            "seconds": round(perf_counter() - began, 1),
+            "why": "" if bugs else why,
+        }
+
+    def _groups(self, scenario: Scenario, found: list[Wrong]) -> str:
+        """Play the groups of a scenario, and add what was found; returns why it ended early."""
+        try:
+            for group in scenario.groups(self):
+                if perf_counter() > self.until:
+                    return "the budget was spent"
+                found += self.play(group, scenario.name)
+                if sum(not one.divergence.is_tie for one in found) >= ENOUGH:
+                    break
+        except CompletionError as error:
+            return str(error)
+        return ""
+
+    def play(self, group: Group, scenario: str) -> list[Wrong]:
+        """Ask for a group, and compare. The control is asked first: if it is the same server, its caches are cold."""
+        self.control.expected([case.plain for step in group for case in step.cases if case.plain is not None])
+        found = []
+        for number, step in enumerate(group):
+            replies = self.server.ask([self.asked(case.body) for case in step.cases], step.slots)
+            rights = [None if case.plain is None else self.expected(case) for case in step.cases]
+            self.noise.add(list(zip(replies, rights, strict=True)))
+            for case, reply, right in zip(step.cases, replies, rights, strict=True):
+                self.answers += 1
+                self.tokens += len(reply.logprobs)
+                others = [one for one in step.cases if one is not case]
+                for wrong in self._wrong(case, reply, right):
+                    one = Divergence(self.answers - 1, company=scenario, **wrong)
+                    shown = [*group[:number], Step([*others, case], step.slots)]
+                    found.append(Wrong(scenario, shown, case, reply, right, one))
+        return found
+
+    def _wrong(self, case: Case, reply: Completion, right: Completion | None) -> Iterator[Fields]:
+        """Fields of divergences: what is wrong with the answer by itself, and the first difference from the control."""
+        if case.form is not None and (why := case.form(reply)):
+            yield {"at": len(reply.logprobs), "why": why, "before": reply.text[-80:]}
+        elif right is not None:
+            every = (compare(one, right, case.body, self.noise, case.cut) for one in (reply, *reply.others))
+            yield from [one for one in every if one is not None][:1]
+        if self.control.is_self:
+            yield from own_best(reply, case.body, self.noise)
+
+    def asked(self, body: Fields) -> Fields:
+        """The body with log-probabilities, where the endpoint has them."""
+        return {**self.features.get("log-probabilities", {}), **body}
+
+    # What scenarios are made of -----------------------------------------------------------------------------------
+
+    def case(self, messages: Messages, **fields: Any) -> Case:
+        """A greedy request whose answer is the control's."""
+        body = _body(messages, **{"max_tokens": self.max_tokens, **fields})
+        return Case(body, self.asked(body))
+
+    def expected(self, case: Case) -> Completion:
+        """The control's answer."""
+        assert case.plain is not None
+        return self.control.expected([case.plain])[0]
+
+
+def user(text: str) -> Messages:
+    """A chat of one message."""
+    return ({"role": "user", "content": text},)
+
+
+def _body(messages: Messages, max_tokens: int, **fields: Any) -> Fields:
+    return {"messages": list(messages), "temperature": 0.0, "max_tokens": max_tokens, **fields}
+
+
+def _alone(play: Play) -> Iterator[Group]:
+    for prompt in play.prompts:
+        yield [Step([play.case(prompt)])]
+
+
+def _mixed(play: Play) -> Iterator[Group]:
+    for prompt in MIXED:
+        yield [Step([play.case(prompt, max_tokens=3 * play.max_tokens)])]
+
+
+def _prefixes(play: Play) -> Iterator[Group]:
+    for number, text in enumerate(TEXTS):
+        shared = f"Text {number}. " + " ".join(LINES) + " " + text
+        short, longer = play.case(user(shared)), play.case(user(f"{shared} Then write the first line again."))
+        yield [Step([case]) for case in (short, short, longer, longer, short)]
+        turn = {"role": "assistant", "content": play.expected(short).text}
+        again = play.case((*user(shared), turn, {"role": "user", "content": "Write that again."}))
+        yield [Step([short]), Step([again]), Step([again])]
+
+
+def _long(play: Play) -> Iterator[Group]:
+    for words in LENGTHS:
+        lines = (f"{i}. {line}" for i, line in enumerate(cycle(LINES), 1))
+        text = "\n".join(islice(lines, words // 7)) + "\nWrite the last three lines again."
+        yield [Step([play.case(user(text))])]
+
+
+def _at_once(slots: int) -> Callable[[Play], Iterator[Group]]:
+    def groups(play: Play) -> Iterator[Group]:
+        yield [Step([play.case(one) for one in islice(cycle((*play.prompts, *MIXED)), slots)], slots)]
+
+    return groups
+
+
+def _joining(play: Play) -> Iterator[Group]:
+    """Three times as many requests as run together, of all lengths: rows leave, and others take their places."""
+    prompts = islice(cycle((*play.prompts, *MIXED)), 24)
+    whole = [play.case(one) for one in prompts]
+    lengths = [max(1, play.max_tokens * share // 8) for share in (8, 1, 4, 2, 7)]
+    cases = zip(whole, cycle(lengths))
+    yield [Step([Case(one.body | {"max_tokens": n}, one.plain) for one, n in cases], 8)]
+
+
+def _stops(play: Play) -> Iterator[Group]:
+    for prompt in (*play.prompts[:3], MIXED[0]):
+        case = play.case(prompt)
+        text = play.expected(case).text
+        cuts = [text[len(text) * share // 8 :][:2] for share in range(1, 8)]
+        strings = [one for one in dict.fromkeys(cuts) if one.strip() and BROKEN not in one]
+        yield [Step([Case(case.body | {"stop": [one]}, case.plain, _until(one)) for one in strings], 4)]
+
+
+def _until(stop: str) -> Cut:
+    return lambda right: right.text.partition(stop)[0]
+
+
+def _stop_tokens(play: Play) -> Iterator[Group]:
+    for prompt in (*play.prompts[:3], MIXED[0]):
+        case = play.case(prompt, **play.features["token ids"])
+        tokens = play.expected(case).tokens
+        ids = [tokens[len(tokens) * share // 8] for share in (2, 4, 5, 6)] if tokens else []
+        yield [Step([Case(case.body | {"stop_token_ids": [one]}, case.plain, _until_token(one)) for one in ids], 4)]
+
+
+def _until_token(stop: int) -> Cut:
+    return lambda right: [*right.tokens, stop].index(stop)
+
+
+def _fields(play: Play) -> Iterator[Group]:
+    for name in ("frequency_penalty", "presence_penalty", "logit_bias", "min_p"):
+        if name in play.features:
+            cases = [play.case(one, **play.features[name]) for one in (*play.prompts[:3], *MIXED)]
+            yield [Step(cases, 1)]
+            yield [Step(cases, 8)]
+
+
+def _choices(play: Play) -> Iterator[Group]:
+    for prompt in (*play.prompts[:2], *MIXED[:2]):
+        case = play.case(prompt)
+        yield [Step([Case(case.body | play.features["n"], case.plain)])]
+
+
+def _streams(play: Play) -> Iterator[Group]:
+    cases = [play.case(one) for one in (*play.prompts[:4], *MIXED)]
+    yield [Step([Case(case.body | {"stream": True}, case.plain) for case in cases], slots) for slots in (1, 8)]
+
+
+def _structured(feature: str, *more: str) -> Callable[[Play], Iterator[Group]]:
+    """Greedy and sampled answers of a form, alone and together. What max_tokens cut off has no form."""
+
+    def form(answer: Completion) -> str:
+        unfinished = answer.finish_reason == "length" or (answer.reasoning and not answer.text)
+        return "" if unfinished else FORMS[feature](answer)
+
+    def groups(play: Play) -> Iterator[Group]:
+        fields = {key: value for name in (feature, *more) for key, value in play.features[name].items()}
+        greedy = [play.case(user(f"{ASKED} {line}"), **fields, max_tokens=200) for line in LINES[:4]]
+        hot = [case.body | {"temperature": 1.0, "seed": seed} for seed, case in enumerate(greedy * 4)]
+        sampled = [Case(body, form=form) for body in hot]
+        yield [Step([Case(case.body, case.plain, form=form) for case in greedy])]
+        yield [Step(sampled[:4])]
+        yield [Step(sampled, 8)]
+
+    return groups
+
+
+SCENARIOS = (
+    Scenario("one request at a time", _alone),
+    Scenario("steps with and without a draft in turn", _mixed),
+    Scenario("prompts that are in the prefix cache", _prefixes),
+    Scenario("8 requests at once", _at_once(8)),
+    Scenario("32 requests at once", _at_once(32)),
+    Scenario("requests that join and leave", _joining),
+    Scenario("stop strings", _stops, ("stop",)),
+    Scenario("stop tokens", _stop_tokens, ("token ids", "log-probabilities")),
+    Scenario("penalties and biases", _fields, ("frequency_penalty",)),
+    Scenario("several answers to a request", _choices, ("n",)),
+    Scenario("streams", _streams, ("streams",)),
+    Scenario("JSON schema", _structured("JSON schema"), ("JSON schema",)),
+    Scenario("regular expression", _structured("regular expression"), ("regular expression",)),
+    Scenario("tool calls", _structured("tool calls"), ("tool calls",)),
+    Scenario("JSON schema after reasoning", _structured("JSON schema", "reasoning"), ("JSON schema", "reasoning")),
+    Scenario("long contexts", _long),
+)

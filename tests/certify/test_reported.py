@@ -1,0 +1,79 @@
+"""Sampled tokens judged by the log-probabilities reported with them: honest servers, and one sampling step wrong."""
+
+from __future__ import annotations
+
+from collections import Counter
+from typing import Any
+
+import numpy as np
+import pytest
+import torch
+
+from paceline.certify.conditional import Conditional
+from paceline.certify.reported import Words, is_raw, read_places
+from paceline.engine.sampling import SamplingParams, probabilities
+
+SIZE, TOP = 60, 20
+
+
+def places(fields: dict[str, Any], rng: np.random.Generator, *, wrong: str = "", length: int = 40) -> list[Any]:
+    """An answer of a random model over two tokens of context; wrong: what its sampler does wrongly."""
+    text, made = [0, 1], []
+    for n in range(length):
+        logits = 2.5 * np.random.default_rng(text[-2:]).normal(size=SIZE)
+        logits[text[-1]] += 3
+        logprobs = logits - np.log(np.exp(logits).sum())
+        counted = Counter(text[2:-1] if wrong == "penalty a token late" else text[2:])
+        asked = {} if wrong == "plain" else {k: v for k, v in fields.items() if k != wrong and "penalty" not in k}
+        shifted = logprobs.copy()
+        for token, times in counted.items():
+            shifted[token] -= fields.get("frequency_penalty", 0.0) * times
+        scores = torch.tensor(shifted, dtype=torch.float32)[None]
+        p = probabilities(scores, SamplingParams(temperature=1.0, **asked), [])[0].double().numpy()
+        token = int(rng.choice(SIZE, p=p / p.sum()))
+        if wrong == "best after 20" and n >= 20 and rng.random() < 0.2:
+            token = int(p.argmax())
+        order = np.argsort(-logprobs)[:TOP]
+        made.append((str(token), float(logprobs[token]), [(str(i), float(logprobs[i])) for i in order]))
+        text.append(token)
+    return made
+
+
+def judged(fields: dict[str, Any], wrong: str = "", answers: int = 40, seed: int = 0) -> Conditional:
+    counts, words, rng = Conditional(), Words(), np.random.default_rng(seed)
+    for _ in range(answers):
+        read_places(places(fields, rng, wrong=wrong), fields, counts, words, "a way")
+    return counts
+
+
+WAYS = [{}, {"top_p": 0.8}, {"top_k": 10}, {"frequency_penalty": 1.0}]
+
+
+@pytest.mark.parametrize("fields", WAYS, ids=str)
+def test_an_honest_sampler_is_not_accused(fields: dict[str, Any]) -> None:
+    counts = judged(fields)
+    assert not counts.findings(1e-3)
+    assert counts.tokens == 40 * 40
+    assert counts.facts(1e-3)["detectable"] < 0.2
+
+
+@pytest.mark.parametrize(
+    ("fields", "wrong"),
+    [
+        ({}, "best after 20"),
+        ({"top_p": 0.8}, "top_p"),
+        ({"top_k": 10}, "top_k"),
+        ({"frequency_penalty": 1.0}, "penalty a token late"),
+    ],
+    ids=str,
+)
+def test_a_wrong_step_is_found_without_a_reference(fields: dict[str, Any], wrong: str) -> None:
+    found = judged(fields, wrong).findings(1e-3)
+    assert found, wrong
+    assert found[0].p < 1e-3
+
+
+def test_log_probabilities_after_the_temperature_are_noticed() -> None:
+    hot, cold = [("a", -0.4, [("a", -0.4), ("b", -1.5)])], [("a", -0.1, [("a", -0.1), ("b", -2.4)])]
+    assert is_raw(hot, hot)
+    assert not is_raw(hot, cold)

@@ -1,0 +1,150 @@
+"""Scenarios against servers of tables: planted bugs are found where they show, made small, and lossless ones pass."""
+
+from __future__ import annotations
+
+import json
+from time import perf_counter
+from typing import Any
+from xml.etree import ElementTree
+
+import numpy as np
+import pytest
+
+from paceline.certify.asking import Control
+from paceline.certify.endpoint import certify_endpoint
+from paceline.certify.options import Scope
+from paceline.certify.page import issue, junit, page
+from paceline.certify.scenarios import SCENARIOS, Play, user
+from paceline.certify.shrink import greedy_reports
+from tests.certify.tables import (
+    BUGS,
+    SAMPLED,
+    BlockServer,
+    SixteenBits,
+    TableServer,
+    TemperatureOnOneSide,
+    TopPOnOneSide,
+)
+
+PROMPTS = [user(text) for text in ("hello! what can you do?", "count from 1 to 9, twice.", "the cat sat on the mat.")]
+NAMES = [scenario.name for scenario in SCENARIOS]
+GREEDY = {bug: name for bug, name in BUGS.items() if name != SAMPLED}
+ALONE = ("prompts that are in the prefix cache", "8 requests at once", "JSON schema after reasoning")
+"""Where bugs show without a control: in what the server says under other circumstances, or in its form."""
+
+
+def control_of(server: TableServer, seed: int = 0) -> Control:
+    return Control(TableServer(seed, drafts=False))
+
+
+def played(server: TableServer, control: Control, *names: str) -> Play:
+    play = Play(server, control, PROMPTS, 40, perf_counter() + 600)
+    play.run([one for one in SCENARIOS if one.name in names] if names else SCENARIOS)
+    return play
+
+
+def certified(server: TableServer, seed: int, budget: str, **scope: Any) -> dict[str, Any]:
+    found = certify_endpoint(server, control_of(server, seed), PROMPTS, Scope(budget=budget, seed=seed, **scope))
+    return {"target": "tables", "environment": {}, **found}
+
+
+def test_a_lossless_server_passes_every_scenario_and_all_are_played() -> None:
+    play = played(BlockServer(), control_of(BlockServer()))
+    assert [row["scenario"] for row in play.rows] == NAMES
+    assert {row["verdict"] for row in play.rows[:-1]} == {"passed"}
+    assert play.rows[-1]["verdict"] == "partly"  # this model's context ends
+    assert "context" in play.not_tested()[0]
+    assert not play.divergences
+
+
+@pytest.mark.parametrize("bug", GREEDY)
+def test_a_bug_is_found_in_its_scenario(bug: type[TableServer]) -> None:
+    (row,) = played(bug(), control_of(bug()), GREEDY[bug]).rows
+    assert row["verdict"] == "wrong"
+
+
+@pytest.mark.parametrize("bug", [bug for bug, name in GREEDY.items() if name in ALONE])
+def test_what_depends_on_company_caches_or_form_is_found_without_a_control(bug: type[TableServer]) -> None:
+    server = bug()
+    (row,) = played(server, Control(server, is_self=True), GREEDY[bug]).rows
+    assert row["verdict"] == "wrong"
+
+
+@pytest.mark.parametrize(
+    ("name", "requests", "tokens"),
+    [("one request at a time", 1, 30), ("prompts that are in the prefix cache", 2, 8), ("8 requests at once", 5, 12)],
+)
+def test_a_bug_is_shown_by_few_and_short_requests(name: str, requests: int, tokens: int) -> None:
+    bug = next(bug for bug, where in BUGS.items() if where == name)
+    play = played(bug(), control_of(bug()), name)
+    (report,) = greedy_reports(play)
+    asked = [line for line in report["curl"] if line.startswith("curl")]
+    assert len(asked) <= requests
+    bodies = [json.loads(line.removesuffix(" &").split(" -d ")[1].strip("'")) for line in asked]
+    assert bodies[-1]["max_tokens"] <= tokens
+    assert len(bodies[-1]["messages"][-1]["content"]) < 100  # of up to 400
+    assert report["sure"].startswith("the same requests show it 3 times of 3")
+
+
+def test_a_certificate_becomes_a_page_an_issue_and_junit_xml() -> None:
+    found = certified(next(iter(GREEDY))(), 0, "5m", requests=0)
+    assert found["verdict"] == "not lossless"
+    text, suite = issue(found), ElementTree.fromstring(junit(found))
+    assert "curl -s http://127.0.0.1:9000/v1/chat/completions" in text
+    assert "## one request at a time" in text
+    failed = [case.get("name") for case in suite if case.find("failure") is not None]
+    assert "one request at a time" in failed
+    assert suite.get("failures") == str(len(failed))
+    assert int(suite.get("tests", 0)) == len(NAMES) + 3
+    assert "one request at a time" in page(found)
+
+
+def test_no_time_is_no_certificate() -> None:
+    found = certified(TableServer(), 0, "0s", requests=0)
+    assert (found["verdict"], found["why"]) == ("cannot say", "the budget was spent")
+    assert {row["verdict"] for row in found["scenarios"]} == {"not tested"}
+
+
+@pytest.mark.parametrize("bug", [TemperatureOnOneSide, TopPOnOneSide])
+def test_a_bias_is_found(bug: type[TableServer]) -> None:
+    found = certified(bug(), 0, "10m", requests=640, max_tokens=32)
+    assert not found["sampled"]["lossless"]
+    assert not found["greedy"]["bugs"]
+
+
+@pytest.mark.slow
+@pytest.mark.timeout(900)
+@pytest.mark.parametrize("bug", BUGS)
+def test_every_bug_is_found_within_five_minutes(bug: type[TableServer]) -> None:
+    began = perf_counter()
+    found = certified(bug(1), 1, "5m")
+    first = next((row["scenario"] for row in found["scenarios"] if row["verdict"] == "wrong"), SAMPLED)
+    print(f"{bug.__name__}: {first}, {perf_counter() - began:.0f} s, {[one['why'] for one in found['reports']][:1]}")
+    assert found["verdict"] == "not lossless"
+    assert first == BUGS[bug]
+    assert perf_counter() - began < 330
+
+
+@pytest.mark.slow
+@pytest.mark.timeout(900)
+@pytest.mark.parametrize("seed", range(20))
+@pytest.mark.parametrize("lossless", [TableServer, BlockServer])
+def test_no_lossless_server_is_accused(lossless: type[TableServer], seed: int) -> None:
+    found = certified(lossless(seed), seed, "60s")
+    sampled = found["sampled"]
+    print(f"{lossless.__name__} {seed}: {sampled['requests']} requests, p {sampled['p']:.3f}")
+    assert found["sampled"]["lossless"], found["why"]
+    assert not found["greedy"]["bugs"]
+
+
+def test_drafts_verified_in_sixteen_bits_are_moved_less_than_the_budget_finds() -> None:
+    """The total variation of a drafted token, which docs/certify.md states."""
+    server, moved = SixteenBits(), []
+    rng = np.random.default_rng(0)
+    for _ in range(2000):
+        logits = rng.normal(size=48) * 2
+        q = np.exp(logits) / np.exp(logits).sum()
+        rounded = q.astype(np.float16).astype(np.float64)
+        moved.append(np.abs(q - rounded).sum() / 2)
+    assert server.length == 4
+    assert np.mean(moved) < 5e-4
