@@ -26,12 +26,12 @@ from paceline.engine.sampling import SamplingParams
 from paceline.errors import PacelineError
 from paceline.target.load import load
 from paceline.train.config import Training
+from paceline.train.data import counts_of
 from paceline.train.eagle import (
     Eagle3Config,
     Eagle3Loss,
     EagleConfig,
     EagleLoss,
-    counts_of,
     layer_config,
     speculators_config,
 )  # fmt: skip

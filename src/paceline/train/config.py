@@ -6,25 +6,40 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any, ClassVar
 
+import torch
+
 from paceline.draft.spec import option
+from paceline.jsonl import check_folder
 from paceline.train.loop import LoopConfig
 from paceline.train.loss import Distance
+from paceline.workbench.peers.setup import weights_folder
 
 
 @dataclass(frozen=True)
 class Training:
     """What a recipe trains on, and for how long.
 
-    target   folder of the model to draft for.
+    target   the model to draft for, named as in `load`.
     answers  a file of `generated_rows`.
     out      folder to write.
     run      folder of checkpoint and log, for resuming."""
 
-    target: Path
+    target: str | Path
     answers: Path
     out: Path
     run: Path
     loop: LoopConfig
+
+    @property
+    def folder(self) -> Path:
+        """The folder of the target's weights; those of a GGUF file are expanded in the user's cache."""
+        return training_folder(self.target)
+
+
+def training_folder(target: str | Path) -> Path:
+    """The folder of a model's weights. Those of a GGUF file are expanded to bfloat16 in the user's cache, which are the
+    weights of `smollm2` in generation too, on a processor with units for bfloat16."""
+    return weights_folder(target, torch.bfloat16)
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -51,6 +66,8 @@ class TrainerConfig:
 
 
 LOSS_HELP = "Distance from the target's distribution: soft (cross-entropy), or kl+tv (KL plus total variation)."
+LARGE, LOSS_VOCAB = 32_768, 8_192
+"""Of a vocabulary of more than LARGE tokens, the loss compares the LOSS_VOCAB most frequent ones by default."""
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -58,3 +75,19 @@ class StudentConfig(TrainerConfig):
     """What drafters that learn the target's distribution have in common."""
 
     loss: Distance = option("soft", LOSS_HELP)
+    loss_vocab: int | None = option(
+        None,
+        "Tokens over which the loss compares distributions, the most frequent of the answers; "
+        f"if left out all, or {LOSS_VOCAB:,} of more than {LARGE:,}.",
+        least=1,
+    )
+    states: Path | None = option(
+        None,
+        "Folder for the target's states, so that other trainings on the same answers need not compute them.",
+        file_okay=False,
+        callback=check_folder,
+    )
+
+    def compared(self, vocab_size: int) -> int:
+        """The number of tokens that the loss compares, for a target with so many."""
+        return self.loss_vocab or (LOSS_VOCAB if vocab_size > LARGE else vocab_size)

@@ -96,7 +96,7 @@ class DistilLoss(Student):
         return table
 
     def forward(self, input_ids: Tensor, labels: Tensor) -> Tensor:
-        hidden, last = (self._run if self.training else self._hidden)(input_ids)
+        hidden, last = (self._run if self.training and not self.cache else self._hidden)(input_ids)
         # Padding is a run of the pad token up to the end of the row. A single one may begin a document.
         following = torch.cat([input_ids[:, 1:], torch.full_like(input_ids[:, :1], self.pad)], 1)
         return self.distance(hidden, last, (input_ids != self.pad) | (following != self.pad))
@@ -115,7 +115,9 @@ def train_draft(training: Training, config: DraftConfig = DraftConfig(), compile
         config.shape(facts.max_position_embeddings), training.loop.seed, vocab_size=facts.vocab_size,
         bos_token_id=facts.bos_token_id, eos_token_id=facts.eos_token_id, pad_token_id=None,
     )  # fmt: skip
+    begin_embedding(network, trainer.teacher.get_input_embeddings().weight)
     student = DistilLoss(network, trainer.teacher, pad_token(trainer.tokenizer), compiled, config.loss)
+    trainer.prepare(student, config)
     if not trainer.train(student):
         return False
     if trainer.first:
@@ -135,6 +137,17 @@ def command(setup: DrafterOptions, config: DraftConfig, compiled: Compiled = Tru
     At the end the share of the draft's tokens that the target would accept is measured on held-out answers.
     """
     return train_draft(setup.training(config), config, compiled)
+
+
+@torch.no_grad()
+def begin_embedding(network: Any, table: Tensor) -> None:
+    """Begin a draft's embedding, which is its output head too, as the target's [V, H], along the axes in which its rows
+    differ most, scaled to rows of length 1: with a large vocabulary most of a draft is its embedding."""
+    own = network.get_input_embeddings().weight
+    size = min(own.shape[1], table.shape[1])
+    rows = table - table.mean(0)  # what all rows share changes no probability
+    rows = rows @ torch.linalg.eigh(rows.T @ rows)[1][:, -size:].flip(1)
+    own[:, :size] = rows / rows.norm(dim=1).mean()
 
 
 # Streams ---------------------------------------------------------------------------------------------------------
@@ -247,7 +260,7 @@ def measure_streams(module: StreamsLoss, held: Mapping[str, Rows]) -> Fits:
 def train_streams(training: Training, draft: Path, config: StreamsConfig) -> bool:
     """Train streams for the draft model in `draft` on the target's answers; writes a folder in the draft's own dtype,
     for `model:OUT,streams=N`. False when interrupted; the same call goes on."""
-    shape, of_target = read_config(draft), read_config(training.target)
+    shape, of_target = read_config(draft), read_config(training.folder)
     if config.layers > shape.num_hidden_layers:
         raise PacelineError(f"--layers is {config.layers}; {draft} has {shape.num_hidden_layers}")
     if shape.vocab_size != of_target.vocab_size:

@@ -24,6 +24,13 @@ Memory = list[tuple[Tensor, Tensor]]
 """Keys and values [B, kv_heads, T, head_dim] of every step so far; step 0 is the true text."""
 
 
+def begin_as_last(linear: nn.Linear) -> None:
+    """Begin a projection of several states side by side as the identity on the last of them."""
+    size, inputs = linear.weight.shape
+    with torch.no_grad():
+        linear.weight.copy_(torch.eye(size, inputs).roll(inputs - size, 1))
+
+
 class UnrolledAttention(nn.Module):
     """Rotary attention without norms. width: of its input."""
 

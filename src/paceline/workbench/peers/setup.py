@@ -63,7 +63,7 @@ class Setup:
     @property
     def folder(self) -> Path:
         """A folder with the model's configuration and weights, those of a GGUF file expanded to `dtype`."""
-        return expanded(gguf_of(self.model), self.torch_dtype) if is_gguf(self.model) else folder_of(self.model)
+        return weights_folder(self.model, self.torch_dtype)
 
     def max_new(self, prompt: Sequence[int], ask: Ask) -> int:
         """Most new tokens after `prompt`; PromptError if its context has no room for any."""
@@ -112,6 +112,11 @@ def cut_rounds(lengths: Sequence[int], total: int) -> list[int]:
     return first
 
 
+def weights_folder(model: str | Path, dtype: torch.dtype) -> Path:
+    """A folder with a model's configuration and weights, those of a GGUF file expanded to `dtype`."""
+    return expanded(gguf_of(model), dtype) if is_gguf(model) else folder_of(model)
+
+
 def expanded(file: Path, dtype: torch.dtype) -> Path:
     """A folder in the user's cache with the weights of a GGUF file in `dtype`, made the first time, for engines that
     read no such files. They are the weights that `load(file, dtype=dtype)` computes with."""
@@ -133,7 +138,7 @@ def expanded(file: Path, dtype: torch.dtype) -> Path:
     return folder
 
 
-def folder_of(model: str) -> Path:
+def folder_of(model: str | Path) -> Path:
     """The folder with a model's configuration and weights, from the hub if need be; ModelError if there is none."""
     return find(model, FILES).resolve()
 
