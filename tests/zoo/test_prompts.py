@@ -136,7 +136,7 @@ def test_a_plan_names_recipes_and_trains_all_on_the_same_answers(tmp_path: Path)
         assert name in RECIPES
         words = commands[name].arguments
         assert words[words.index("--data") + 1] == answers
-        assert words[words.index("--minutes") + 1] == "5.0"
+        assert words[words.index("--minutes") + 1] == str(plan.minutes)
     (tmp_path / "bad.toml").write_text("model = 3")
     for file in (tmp_path / "bad.toml", tmp_path / "none.toml"):
         with pytest.raises(PacelineError, match=r"is no plan|cannot be read"):

@@ -10,9 +10,10 @@ import torch
 
 from paceline.draft.spec import option
 from paceline.jsonl import check_folder
+from paceline.target.folder import gguf_of, is_gguf
 from paceline.train.loop import LoopConfig
 from paceline.train.loss import Distance
-from paceline.workbench.peers.setup import weights_folder
+from paceline.workbench.peers.setup import expanded, folder_of
 
 
 @dataclass(frozen=True)
@@ -30,16 +31,11 @@ class Training:
     run: Path
     loop: LoopConfig
 
-    @property
-    def folder(self) -> Path:
-        """The folder of the target's weights; those of a GGUF file are expanded in the user's cache."""
-        return training_folder(self.target)
-
 
 def training_folder(target: str | Path) -> Path:
-    """The folder of a model's weights. Those of a GGUF file are expanded to bfloat16 in the user's cache, which are the
+    """The folder of a model's weights. Those of a GGUF file are expanded to bfloat16 in the user's cache; those are the
     weights of `smollm2` in generation too, on a processor with units for bfloat16."""
-    return weights_folder(target, torch.bfloat16)
+    return expanded(gguf_of(target), torch.bfloat16) if is_gguf(target) else folder_of(target)
 
 
 @dataclass(frozen=True, kw_only=True)

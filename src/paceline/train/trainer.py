@@ -31,7 +31,7 @@ from paceline.target.quantised.blocks import Weights, quantised
 from paceline.target.quantised.gguf import GGUF, weights_of
 from paceline.target.shape import unsupported
 from paceline.target.tokenizer import Tokenizer
-from paceline.train.config import StudentConfig, TrainerConfig, Training
+from paceline.train.config import StudentConfig, TrainerConfig, Training, training_folder
 from paceline.train.data import Mixture, MixtureConfig, Rows, counts_of, first_batch, row_counts, split_rows
 from paceline.train.loop import LOG, Batch, Stream, read_log, train
 from paceline.train.loss import IGNORE
@@ -65,7 +65,7 @@ class Trainer:
         state = PartialState(cpu=not torch.cuda.is_available())
         console = Console(stderr=True, quiet=not state.is_main_process)
         answers, tokenizer = training.answers, load_tokenizer(training.target)
-        teacher = open_teacher(training.folder).to(state.device)
+        teacher = open_teacher(training_folder(training.target)).to(state.device)
         length = min(config.length, teacher.config.max_position_embeddings)
         rows, held = split_rows(answers, length, pad_token(tokenizer), config.held_out)
         most = max(MEASURED // (length * max(len(held), 1)), 1)
@@ -118,7 +118,7 @@ class Trainer:
             file = GGUF(gguf_of(target))
             name, weights = file.path.stem, weights_of(file, config)
         else:
-            name, weights = self.training.folder.name, dict(self.teacher.named_parameters())
+            name, weights = training_folder(self.training.target).name, dict(self.teacher.named_parameters())
         return TargetFacts(
             name,
             self.tokenizer.fingerprint,
@@ -222,7 +222,7 @@ class HeadConfig(StudentConfig):
 
 def train_head(training: Training, config: HeadConfig) -> bool:
     """Train a head, measure it, write a folder for `kind:OUT`. False when interrupted; the same call goes on."""
-    config.check(training.folder)
+    config.check(training_folder(training.target))
     trainer = Trainer.open(training, config, must_hold_out=True)
     student = config.student(trainer)
     trainer.prepare(student, config)

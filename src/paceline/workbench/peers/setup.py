@@ -63,7 +63,7 @@ class Setup:
     @property
     def folder(self) -> Path:
         """A folder with the model's configuration and weights, those of a GGUF file expanded to `dtype`."""
-        return weights_folder(self.model, self.torch_dtype)
+        return expanded(gguf_of(self.model), self.torch_dtype) if is_gguf(self.model) else folder_of(self.model)
 
     def max_new(self, prompt: Sequence[int], ask: Ask) -> int:
         """Most new tokens after `prompt`; PromptError if its context has no room for any."""
@@ -110,11 +110,6 @@ def cut_rounds(lengths: Sequence[int], total: int) -> list[int]:
         first.append(min(length, left))
         left -= length
     return first
-
-
-def weights_folder(model: str | Path, dtype: torch.dtype) -> Path:
-    """A folder with a model's configuration and weights, those of a GGUF file expanded to `dtype`."""
-    return expanded(gguf_of(model), dtype) if is_gguf(model) else folder_of(model)
 
 
 def expanded(file: Path, dtype: torch.dtype) -> Path:
