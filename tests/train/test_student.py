@@ -5,9 +5,7 @@ from __future__ import annotations
 import torch
 import torch.nn.functional as F
 
-from paceline.train.config import LARGE, LOSS_VOCAB, StudentConfig
 from paceline.train.draft import begin_embedding
-from paceline.train.eagle import Eagle3Config
 from paceline.train.student import Student
 from paceline.workbench.llama import ModelConfig, new_llama
 from tests import models
@@ -28,13 +26,6 @@ def test_the_loss_over_a_few_tokens_is_between_the_distributions_among_them() ->
     assert not probs[:, 4:50].any()
     student.tokens = None
     torch.testing.assert_close(student.probs(hidden[where], 0), F.softmax(hidden[where] @ head.T, -1))
-
-
-def test_large_vocabularies_are_compared_in_part_unless_the_head_has_its_own() -> None:
-    config = StudentConfig()
-    assert [config.compared(size) for size in (8192, LARGE, LARGE + 1)] == [8192, LARGE, LOSS_VOCAB]
-    assert StudentConfig(loss_vocab=500).compared(8192) == 500
-    assert Eagle3Config().compared(128_256) == 128_256
 
 
 def test_a_drafts_embedding_begins_as_near_the_targets_as_its_width_allows() -> None:

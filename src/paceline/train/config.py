@@ -62,8 +62,6 @@ class TrainerConfig:
 
 
 LOSS_HELP = "Distance from the target's distribution: soft (cross-entropy), or kl+tv (KL plus total variation)."
-LARGE, LOSS_VOCAB = 32_768, 8_192
-"""Of a vocabulary of more than LARGE tokens, the loss compares the LOSS_VOCAB most frequent ones by default."""
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -71,11 +69,8 @@ class StudentConfig(TrainerConfig):
     """What drafters that learn the target's distribution have in common."""
 
     loss: Distance = option("soft", LOSS_HELP)
-    loss_vocab: int | None = option(
-        None,
-        "Tokens over which the loss compares distributions, the most frequent of the answers; "
-        f"if left out all, or {LOSS_VOCAB:,} of more than {LARGE:,}.",
-        least=1,
+    loss_vocab: int = option(
+        8192, "Tokens over which the loss compares distributions, the most frequent of the answers.", least=1
     )
     states: Path | None = option(
         None,
@@ -83,7 +78,3 @@ class StudentConfig(TrainerConfig):
         file_okay=False,
         callback=check_folder,
     )
-
-    def compared(self, vocab_size: int) -> int:
-        """The number of tokens that the loss compares, for a target with so many."""
-        return self.loss_vocab or (LOSS_VOCAB if vocab_size > LARGE else vocab_size)

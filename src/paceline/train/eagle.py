@@ -33,13 +33,14 @@ from paceline.draft.spec import option
 from paceline.errors import PacelineError
 from paceline.target.load import read_config
 from paceline.target.shape import Shape, rotary_tables
-from paceline.train.config import LARGE
 from paceline.train.loss import IGNORE, distance
 from paceline.train.options import DrafterOptions, Layers, drafter_command, layers_of
 from paceline.train.student import Student, spread
 from paceline.train.trainer import HeadConfig, Trainer, train_head
 from paceline.train.unrolled import Memory, Unrolled, UnrolledLayer, begin_as_last
 
+LARGE = 32_768
+"""A vocabulary of more tokens is large."""
 SERVED = 3
 """Default number of tokens that a server drafts with EAGLE-3."""
 
@@ -191,11 +192,9 @@ class Eagle3Config(LayerConfig):
     """The head and its training."""
 
     vocab: int | None = option(
-        None,
-        f"Size of the draft vocabulary; if left out half of the target's, or a quarter of more than {LARGE:,}.",
-        least=1,
+        None, "Size of the draft vocabulary; half of the target's if left out, a quarter of a large one's.", least=1
     )
-    loss_vocab: int | None = None
+    loss_vocab: int = 1 << 31  # the loss compares the draft vocabulary
     steps: int = option(3, "Steps of the training-time test: the depth that the head learns.", least=1)
     decay: float = option(0.8, "Weight of a step relative to the one before.", least=0)
     taps: Layers | None = option(
@@ -206,9 +205,6 @@ class Eagle3Config(LayerConfig):
     @property
     def loop(self) -> dict[str, Any]:
         return super().loop | {"clip": 0.5}
-
-    def compared(self, vocab_size: int) -> int:
-        return vocab_size  # the loss has a vocabulary of its own
 
     def check(self, target: Path) -> None:
         super().check(target)
@@ -226,7 +222,7 @@ class Eagle3Config(LayerConfig):
 
     def student(self, trainer: Trainer) -> Student:
         total = trainer.teacher.config.vocab_size
-        keep, share = trainer.frequent(self.vocab or (total // 2 if total <= LARGE else total // 4))
+        keep, share = trainer.frequent(self.vocab or total // (2 if total <= LARGE else 4))
         trainer.console.print(
             f"{len(keep):,} tokens to draft: {share:.2%} of what the target writes in held-out answers"
         )

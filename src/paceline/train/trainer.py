@@ -137,10 +137,9 @@ class Trainer:
 
     def prepare(self, student: Student, config: StudentConfig) -> None:
         """Say which tokens the student's loss compares, and where its states are kept."""
-        total = self.teacher.config.vocab_size
-        if (size := config.compared(total)) < total:
-            student.tokens, share = self.frequent(size)
-            self.console.print(f"{size:,} tokens in the loss: {share:.2%} of the held-out answers")
+        if config.loss_vocab < self.teacher.config.vocab_size:
+            student.tokens, share = self.frequent(config.loss_vocab)
+            self.console.print(f"{config.loss_vocab:,} tokens in the loss: {share:.2%} of the held-out answers")
         if config.states is not None:
             every = [row for ids, _ in (*self.rows.values(), *self.held.values()) for row in ids]
             run, facts = partial(target_states, self.teacher), self.target_facts()
@@ -153,15 +152,16 @@ class Trainer:
 
     def held_out(self, student: Student) -> tuple[Fits, dict[str, Any], list[str]]:
         """The figures of a trained student on held-out rows: fits, entries of config.json, and lines of a report."""
+        untrained = student.untrained()
         with self.precision:
             fits, lines = measure(student, self.held), []
+            if untrained:
+                untrained.cache = student.cache
+                before = measure(untrained, self.held)
         if not fits:
             return fits, {}, []
         facts: dict[str, Any] = {"held_out": rows_of(fits)}
-        if untrained := student.untrained():
-            untrained.cache = student.cache
-            with self.precision:
-                before = measure(untrained, self.held)
+        if untrained:
             facts["untrained"] = rows_of(before)
             lines += ["before training:", *fit_lines(before), "after training:"]
         facts["accepted_length"] = length = round(accepted_length(fits["all"]), 3)
