@@ -160,14 +160,13 @@ def test_eagle_learns_the_next_state_where_the_target_wrote_the_next_token() -> 
     assert noisy(ids, labels).item() != pytest.approx(float(wanted), abs=1e-5)
 
 
-def test_eagle3_learns_over_its_own_tokens_where_it_has_the_best_one() -> None:
+def test_eagle3_learns_over_its_own_tokens_where_it_has_the_texts_one() -> None:
     model = network()
     loss = loss_of(model, "eagle3")
     assert isinstance(loss, Eagle3Loss)
     ids = torch.randint(4, models.VOCAB_SIZE, (2, 24))
     taps, last = loss.states(ids)
-    best = model.lm_head(last).argmax(-1)
-    drafted = torch.isin(best, KEEP)
+    drafted = torch.isin(ids, KEEP)  # the labels below
     assert drafted.any()
     assert not drafted.all()
     total = torch.zeros(())

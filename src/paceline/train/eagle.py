@@ -8,9 +8,10 @@ use recorded text.
 
 EAGLE-3 (Li et al. 2025, arXiv 2503.01840, section 3): no state is predicted. At every step of the training-time test
 the head's distribution over its own, smaller vocabulary learns the target's over the same tokens; a step weighs 0.8 of
-the one before. Positions whose best token is not in the draft vocabulary are left out. The vocabulary is counted on the
-answers; the output head begins as the target's rows and learns. The output is a checkpoint of the `speculators` format,
-which vLLM reads too (docs/vllm.md).
+the one before. Positions whose next token is not in the draft vocabulary are left out. (In the paper those whose best
+token is not; to know that takes the target's whole head.) The vocabulary is counted on the answers; the output head
+begins as the target's rows and learns. The output is a checkpoint of the `speculators` format, which vLLM reads too
+(docs/vllm.md).
 
     paceline train eagle models/demo --data answers.jsonl --out build/eagle
     paceline train eagle3 models/demo --data answers.jsonl --out build/eagle3
@@ -299,21 +300,13 @@ class Eagle3Loss(LayerLoss):
 
     def forward(self, input_ids: Tensor, labels: Tensor) -> Tensor:
         taps, last = self.states(input_ids)
-        used = labels != IGNORE
-        with torch.no_grad():
-            used[used.clone()] = self.is_kept[self._best(last[used])]
+        used = (labels != IGNORE) & self.is_kept[labels.clamp_min(0)]
         total, config = torch.zeros((), device=last.device), self.config
         for step, read in enumerate(self.unroll(taps, input_ids, config.steps)):
             here, target = used[:, 1 + step :], last[:, 1 + step :]
             loss = distance(self.loss, read, self.module.lm_head.weight, target, self.target_table, here)
             total = total + config.decay**step * loss
         return total
-
-    def _best(self, last: Tensor) -> Tensor:
-        """The target's best token after every state [N, H]."""
-        head = self.teacher.lm_head
-        parts = [head(part).argmax(-1) for part in last.split(512)]
-        return torch.cat(parts) if parts else torch.zeros(0, dtype=torch.int64, device=last.device)
 
     def probs(self, hidden: Tensor, depth: int) -> Tensor:
         """The head's distribution [N, V]; 0 outside the draft vocabulary."""
