@@ -25,6 +25,7 @@ from paceline.engine.round import Segment
 from paceline.engine.sampling import SamplingParams
 from paceline.errors import PacelineError
 from paceline.target.load import load
+from paceline.train import unrolled
 from paceline.train.config import Training
 from paceline.train.data import counts_of
 from paceline.train.eagle import (
@@ -139,6 +140,18 @@ def test_a_step_sees_the_text_up_to_its_place_and_what_is_above_it() -> None:
         first = 8 - 1 - step
         torch.testing.assert_close(before[step][:, :first], after[step][:, :first])
         assert (before[step][:, first] - after[step][:, first]).abs().max() > 1e-3
+
+
+def test_blocks_of_positions_change_nothing(monkeypatch: pytest.MonkeyPatch) -> None:
+    model = network()
+    loss = loss_of(model, "eagle3")
+    ids = torch.randint(4, models.VOCAB_SIZE, (2, 17))
+    table, taps = model.get_input_embeddings().weight, taps_and_head(loss, ids)[0]
+    with torch.no_grad():
+        whole = list(loss.module.unroll(taps, ids, table, 4))
+        monkeypatch.setattr(unrolled, "BLOCK", 5)
+        for one, other in zip(whole, loss.module.unroll(taps, ids, table, 4), strict=True):
+            torch.testing.assert_close(one, other)
 
 
 # The losses ---------------------------------------------------------------------------------------------------------
