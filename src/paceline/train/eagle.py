@@ -285,8 +285,9 @@ class Eagle3Loss(LayerLoss):
         self.reads = self.taps = config.taps_of(teacher.config.num_hidden_layers)
         self.module = Eagle3Module(teacher.config, len(self.taps), len(keep), config.flags)
         with torch.no_grad():
-            self.module.norm.weight.copy_(teacher.model.norm.weight)
             self.module.lm_head.weight.copy_(teacher.lm_head.weight[keep])
+            # Logits begin near 1: the target's own norm would make an untrained head sure of its guesses.
+            self.module.norm.weight.fill_(1 / self.module.lm_head.weight.norm(dim=1).mean())
         is_kept = torch.zeros(teacher.config.vocab_size, dtype=torch.bool)
         is_kept[keep] = True
         self.register_buffer("keep", keep, persistent=False)
