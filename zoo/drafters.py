@@ -22,8 +22,8 @@ from zoo.family import RECIPES, Step, place
 from zoo.prompts import KINDS
 
 HEADS = ("eagle3", "medusa", "hydra", "amphista", "eagle", "kangaroo")
-ROWS = ("--length", "768", "--rows", "4", "--threads", "2")
-"""Rows hold a long prompt and its answer. Batches are small: a budget of minutes is a few hundred steps."""
+ROWS = ("--length", "768", "--rows", "1", "--threads", "2")
+"""Rows hold a long prompt and its answer. A batch is one row: a budget of minutes is a few hundred steps."""
 TOKENS = 8192
 """Tokens that heads learn to draft, and that `vocab=FILE` keeps."""
 

@@ -4,6 +4,8 @@ import json
 from pathlib import Path
 
 import pytest
+import torch
+from safetensors.torch import save_file
 from typer.testing import CliRunner, Result
 
 from paceline.errors import PacelineError
@@ -13,7 +15,7 @@ from paceline.train.data import parse_source, parse_sources, read
 from paceline.train.generated import openings
 from tests import models
 from zoo.__main__ import app
-from zoo.drafters import read_plan, steps
+from zoo.drafters import card, read_plan, steps
 from zoo.overlap import RUN, Overlap, words
 from zoo.prompts import KINDS
 
@@ -141,3 +143,26 @@ def test_a_plan_names_recipes_and_trains_all_on_the_same_answers(tmp_path: Path)
     for file in (tmp_path / "bad.toml", tmp_path / "none.toml"):
         with pytest.raises(PacelineError, match=r"is no plan|cannot be read"):
             read_plan(file)
+
+
+def test_the_page_has_what_the_drafters_say_of_themselves(tmp_path: Path) -> None:
+    plan = read_plan(Path("zoo/smollm2.toml"))
+    fit = {"top1": 0.25}
+    config = {
+        "recipe": {"spent": {"step": 9, "tokens": 12_345, "minutes": 6.02}},
+        "held_out": {"all": [fit, {"top1": 0.125}, fit, fit]},
+        "accepted_length": 1.375,
+        "learnt_tokens": {"code": 2_000, "chat": 1_000},
+        "target": {"name": "Small", "weights_fingerprint": "aa", "tokenizer_fingerprint": "bb"},
+        "blocks": {"w": "Q8_0"},
+    }
+    folder = tmp_path / "smollm2-medusa"
+    folder.mkdir()
+    (folder / "config.json").write_text(json.dumps(config))
+    save_file({"w": torch.zeros(1000, 340, dtype=torch.uint8)}, folder / "model.safetensors")
+    text = card(plan, tmp_path)
+    assert "the same 3,000 tokens" in text
+    assert "chat 1,000, code 2,000" in text
+    assert f"| `medusa:{folder}` | 0.3 M | 0.3 | 6.0 | 12,345 | 0.250 | 0.125 | 0.250 | 1.38 |" in text
+    with pytest.raises(PacelineError, match="has no drafter of smollm2"):
+        card(plan, tmp_path / "empty")
