@@ -99,7 +99,7 @@ class Trainer:
     def facts(self, stage: str, **measured: Any) -> dict[str, Any]:
         """Entries of config.json about the training: recipe, data with the tokens learnt by source, and what was
         `measured`."""
-        config = {name: str(value) if isinstance(value, Path) else value for name, value in asdict(self.config).items()}
+        config = {name: value.name if isinstance(value, Path) else value for name, value in asdict(self.config).items()}
         log = read_log(self.training.run / LOG)
         spent = {key: row[key] for row in log[-1:] for key in ("step", "tokens", "minutes")}
         recipe = {"stage": stage, "loop": asdict(self.training.loop), "config": config, "spent": spent}
