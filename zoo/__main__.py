@@ -20,6 +20,9 @@ _later("distil", "zoo.commands:distil", "Train a small draft model on the text t
 _later("family", "zoo.commands:family", "Train the whole family; an interrupted stage goes on.")
 _later("held-out", "zoo.commands:held_out", "Write prompts from the held-out part of the sources.")
 _later("evaluate", "zoo.commands:evaluate", "Loss on held-out text against a 5-gram model, and agreement of the draft.")
+_later("drafters", "zoo.commands:drafters", "Make every drafter for a real model, on the same answers of it.")
+_later("prompts", "zoo.commands:prompts", "Write prompts for a real model, without any of an evaluation.")
+_later("overlap", "zoo.commands:overlap", "Check that no prompt shares text with an evaluation.")
 _later("card", "zoo.commands:card", "Write the model card.")
 
 if __name__ == "__main__":

@@ -193,9 +193,9 @@ def family(
 
     python -m zoo family zoo/zoo.toml --out models --checkpoints checkpoints --processes 2
     """
-    from zoo.family import read_zoo, run_zoo
+    from zoo.family import read_zoo, run, steps
 
-    raise typer.Exit(run_zoo(read_zoo(config, scale), out, checkpoints, processes, dry_run))
+    raise typer.Exit(run(steps(read_zoo(config, scale), out, checkpoints), processes, dry_run))
 
 
 def held_out(
@@ -279,3 +279,73 @@ def card(
         typer.echo(f"{counts(answers)}\n\n{practice}")
     elif not show:
         typer.echo(text)
+
+
+Without = Annotated[
+    list[str] | None,
+    typer.Option(help="An evaluation, as a suite of `paceline bench` or a file of conversations; may be repeated."),
+]
+
+
+def prompts(
+    sources: Annotated[list[str], typer.Argument(help="Some of dolly=FILE, gsm8k=FILE (train) and mbpp=FILE.")],
+    out: Out,
+    without: Without = None,
+    count: Annotated[int, typer.Option(help="Most prompts of a kind.", min=1)] = 1000,
+    seed: Seed = 0,
+) -> None:
+    """Write prompts of nine kinds for a real model to answer, without any that share text with an evaluation.
+
+    python -m zoo prompts dolly=dolly.jsonl.gz gsm8k=train.jsonl.gz mbpp=mbpp.jsonl.gz --without question.jsonl
+    --without HumanEval.jsonl.gz --out build/prompts
+    """
+    from paceline.train.data import parse_sources
+    from zoo.overlap import Overlap, texts_of
+    from zoo.prompts import make, write
+
+    evaluation = Overlap(text for suite in without or () for text in texts_of(suite))
+    made, dropped = make({source.name: source for source in parse_sources(sources)}, evaluation, count, seed)
+    write(made, out)
+    for kind, some in made.items():
+        typer.echo(f"{kind}: {len(some):,} prompts")
+    typer.echo(f"{dropped:,} left out, which share text with an evaluation; written to {out}")
+
+
+def overlap(
+    files: Annotated[list[Path], typer.Argument(help="JSON Lines of prompts, or of a target's answers.", exists=True)],
+    without: Without = None,
+    model: Annotated[str | None, typer.Option(help="The model whose tokens the answers are recorded in.")] = None,
+) -> None:
+    """Check that no prompt shares text with an evaluation: ten words in a row, or the whole of a shorter text.
+
+    python -m zoo overlap build/answers.jsonl --model smollm2 --without question.jsonl --without HumanEval.jsonl.gz
+    """
+    from paceline.target.load import load_tokenizer
+    from zoo.overlap import check
+
+    lines, clean = check(files, without or [], load_tokenizer(model) if model else None)
+    typer.echo("\n".join(lines))
+    if not clean:
+        raise typer.Exit(1)
+
+
+def drafters(
+    config: Annotated[Path, typer.Argument(help="TOML file of a model and budgets; see zoo/smollm2.toml.")],
+    out: Annotated[Path, typer.Option(help="Folder of the drafters.", callback=check_folder)] = Path("models"),
+    checkpoints: Annotated[
+        Path, typer.Option(help="Folder of prompts, answers, states and checkpoints.", callback=check_folder)
+    ] = Path("checkpoints"),
+    dry_run: Annotated[bool, typer.Option("--dry-run", help="Print the commands alone.")] = False,
+) -> None:
+    """Make every drafter for a real model, on the same answers of it; what is done is skipped.
+
+    python -m zoo drafters zoo/smollm2.toml --out models --checkpoints build/smollm2
+    """
+    from zoo.drafters import card, read_plan, steps
+    from zoo.family import run
+
+    plan = read_plan(config)
+    status = run(steps(plan, out, checkpoints), dry_run=dry_run)
+    if not status and not dry_run:
+        (out / f"{plan.model}.md").write_text(card(plan, out))
+    raise typer.Exit(status)

@@ -13,7 +13,7 @@ import shlex
 import subprocess
 import sys
 import tomllib
-from collections.abc import Iterator, Mapping
+from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
@@ -88,7 +88,7 @@ def read_zoo(path: Path, scale: float = 1.0) -> Zoo:
     for key in table:
         if key not in known:
             raise PacelineError(f"{path}: no section [{key}].{meant(key, known)} There are {', '.join(sorted(known))}.")
-    sources = [f"{name}={_place(path, p)}" for name, paths in _lists(path, table.get("sources", {})) for p in paths]
+    sources = [f"{name}={place(path, p)}" for name, paths in _lists(path, table.get("sources", {})) for p in paths]
     if not sources:
         raise PacelineError(f'{path} has no [sources]; write NAME = ["FILE", ...] below that line')
     budgets = TOKENS | table.get("tokens", {})
@@ -96,7 +96,7 @@ def read_zoo(path: Path, scale: float = 1.0) -> Zoo:
         if stage not in TOKENS or not isinstance(budget, int) or budget < 1:
             raise PacelineError(f"{path}: tokens.{stage} = {budget!r}; stages are {', '.join(TOKENS)}, in whole tokens")
     looping = table.get("looping", {})
-    prompts = tuple(str(_place(path, p)) for p in looping.get("prompts", []))
+    prompts = tuple(str(place(path, p)) for p in looping.get("prompts", []))
     tokens = {stage: max(int(budget * scale), 1) for stage, budget in budgets.items()}
     answers = max(int(ANSWERS * scale), 1)
     return Zoo(tuple(sources), tokens, answers, prompts, str(looping.get("categories", "")))
@@ -110,7 +110,7 @@ def _lists(path: Path, table: Mapping[str, Any]) -> Iterator[tuple[str, list[str
         yield name, files
 
 
-def _place(config: Path, file: str) -> str | Path:
+def place(config: Path, file: str) -> str | Path:
     """A file relative to the TOML file; data sets of the hub stay as they are."""
     return file if file.startswith("hf:") else config.parent / Path(file).expanduser()
 
@@ -167,10 +167,10 @@ def steps(zoo: Zoo, out: Path, checkpoints: Path) -> list[Step]:
     ]
 
 
-def run_zoo(zoo: Zoo, out: Path, checkpoints: Path, processes: int = 1, dry_run: bool = False) -> int:
+def run(steps: Sequence[Step], processes: int = 1, dry_run: bool = False) -> int:
     """Run what is not done yet; the exit status of the first step that fails, or 0."""
     console = Console(stderr=True)
-    for step in steps(zoo, out, checkpoints):
+    for step in steps:
         if step.done.exists() and step.name != "card":
             console.print(f"[dim]{step.name}: done ({step.done})", highlight=False)
             continue

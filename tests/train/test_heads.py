@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+from collections.abc import Sequence
 from dataclasses import asdict
 from pathlib import Path
 from typing import Any
@@ -10,7 +11,6 @@ from typing import Any
 import numpy as np
 import pytest
 import torch
-from safetensors.torch import save_file
 
 from paceline.draft.neural.networks import Switches
 from paceline.draft.neural.static_heads import StaticHeads
@@ -20,15 +20,10 @@ from paceline.engine.engine import Engine
 from paceline.engine.sampling import SamplingParams
 from paceline.errors import PacelineError
 from paceline.train.data import Example
-from paceline.train.heads import (
-    HeadsConfig,
-    MedusaConfig,
-    MedusaLoss,
-    StateCache,
-    go_on,
-)  # fmt: skip
+from paceline.train.heads import HeadsConfig, MedusaConfig, MedusaLoss, go_on
 from paceline.train.loss import IGNORE
 from paceline.train.measure import Fit, measure, measure_heads, write_slots
+from paceline.train.states import StateCache, target_states
 from paceline.train.student import known_depths
 from tests import models
 from tests.draft.head_worlds import HEADS, World
@@ -94,38 +89,44 @@ def test_training_goes_on_from_heads_of_the_same_make_alone(tmp_path: Path) -> N
     with torch.no_grad():
         for number, weight in enumerate(before.saved().values(), 1):
             weight.fill_(number)
-    save_file(before.saved(), tmp_path / "model.safetensors")
+    world.save(before, "medusa", tmp_path, {})
     go_on(after, tmp_path)
     assert all(torch.equal(weight, before.saved()[name]) for name, weight in after.saved().items())
     with pytest.raises(PacelineError, match="another make"):
+        go_on(world.module("medusa", own_heads=True), tmp_path)
+    with pytest.raises(PacelineError, match="kind medusa where hydra is wanted"):
         go_on(world.module("hydra"), tmp_path)
-    with pytest.raises(PacelineError, match="no model"):
+    with pytest.raises(PacelineError, match="there is no folder"):
         go_on(after, tmp_path / "nowhere")
 
 
 def test_states_are_kept_for_other_trainings(tmp_path: Path) -> None:
-    world = World()
-    teacher = world.module("medusa")
+    teacher = World().model
     rows = np.random.default_rng(0).integers(4, models.VOCAB_SIZE, (6, 12)).astype(np.int32)
     ran: list[int] = []
 
-    def run(ids: torch.Tensor) -> torch.Tensor:
+    def run(ids: torch.Tensor, layers: Sequence[int]) -> torch.Tensor:
         ran.append(len(ids))
-        return teacher.states_before_norm(ids)
+        return target_states(teacher, ids, layers)
 
-    def cache() -> StateCache:
-        return StateCache.open(tmp_path, "weights", run, {"a": (rows[:4], rows[:4])}, 64)
+    def cache(weights: str = "weights") -> StateCache:
+        return StateCache.open(tmp_path, weights, run, rows[:4], 64)
 
-    ids = torch.from_numpy(rows).long()
-    want = teacher.states_before_norm(ids).bfloat16()
-    assert torch.equal(cache().of(ids[[1, 3]]), want[[1, 3]])
-    assert torch.equal(cache().of(ids[[3, 0, 1]]), want[[3, 0, 1]])
-    assert torch.equal(cache().of(ids[[5, 0]]), want[[5, 0]]), "a row that is not among them is run"
-    assert torch.equal(cache().of(ids[[5]]), want[[5]])
+    ids, last = torch.from_numpy(rows).long(), teacher.config.num_hidden_layers
+    want = target_states(teacher, ids, (0, 1, last)).bfloat16().float()
+    assert torch.equal(cache()(ids[[1, 3]], (0, last)), want[[1, 3]][:, :, [0, 2]])
+    assert torch.equal(cache()(ids[[3, 0, 1]], (0, last)), want[[3, 0, 1]][:, :, [0, 2]])
+    assert torch.equal(cache()(ids[[5, 0]], (last,)), want[[5, 0]][:, :, [2]]), "a row that is not among them is run"
+    assert torch.equal(cache()(ids[[5]], (last,)), want[[5]][:, :, [2]])
     assert ran == [2, 1, 1, 1]
-    other = StateCache.open(tmp_path, "other weights", run, {"a": (rows[:4], rows[:4])}, 64)
-    assert torch.equal(other.of(ids[[1]]), want[[1]])
-    assert len(ran) == 5
+    assert torch.equal(cache()(ids[[1, 3]], (1, 0)), want[[1, 3]][:, :, [1, 0]]), "a layer that no one read before"
+    assert torch.equal(cache("other weights")(ids[[1]], (last,)), want[[1]][:, :, [2]])
+    assert ran == [2, 1, 1, 1, 2, 1]
+    with torch.no_grad():
+        out = teacher.model(input_ids=ids, output_hidden_states=True)
+    torch.testing.assert_close(target_states(teacher, ids, (0, 1)), torch.stack(out.hidden_states[:2], -2))
+    normed = teacher.model.norm(target_states(teacher, ids, (last,))[..., 0, :])
+    torch.testing.assert_close(normed.detach(), out.last_hidden_state)
 
 
 def test_every_depth_is_divided_by_its_own_count(tmp_path: Path) -> None:

@@ -16,11 +16,11 @@ from paceline.draft.neural.checkpoint import TargetFacts
 from paceline.draft.shapes import SLOTS_FILE, read_accuracies
 from paceline.engine.engine import Engine
 from paceline.engine.sampling import SamplingParams
-from paceline.errors import PacelineError
+from paceline.errors import MethodError, PacelineError
 from paceline.target.load import load
 from paceline.train.__main__ import app
 from paceline.train.loop import Reporter, read_log
-from tests import models
+from tests import gguf_files, models
 from tests.train.conftest import following_answers
 
 SMALL = {"num_hidden_layers": 3, "hidden_size": 32, "intermediate_size": 48}
@@ -31,7 +31,7 @@ RECIPES = {
     "noise": (["--noise", "3-6", "--every", "8", "--no-compiled"], "jacobi:{out},tree=8,retrieve=none"),
     "kangaroo": (["--exit", "0", "--loss", "kl+tv"], "kangaroo:{out}"),
     "medusa": (["--heads", "3", "--own-heads"], "medusa:{out},tree=5"),
-    "hydra": (["--heads", "3", "--layers", "2", "--states", "STATES"], "hydra:{out},tree=5"),
+    "hydra": (["--heads", "3", "--layers", "2", "--states", "STATES", "--stored", "int8"], "hydra:{out},tree=5"),
     "amphista": (["--heads", "3", "--stage2-input", "add", "--positions-begin", "0.02"], "amphista:{out},tree=5"),
     "eagle": ([], "eagle:{out}"),
     "eagle3": (["--taps", "0,1,2", "--vocab", "200"], "eagle3:{out}"),
@@ -53,7 +53,7 @@ def root(tmp_path_factory: pytest.TempPathFactory) -> Path:
     return folder
 
 
-def run(root: Path, recipe: str, out: Path, *more: str, target: str = "target", data: str = "answers") -> Result:
+def run(root: Path, recipe: str, out: Path, *more: str, target: str = "target", data: str | Path = "answers") -> Result:
     folders = {"DRAFT": str(root / "draft"), "STATES": str(root / "states")}
     options = [folders.get(option, option) for option in RECIPES[recipe][0]]
     places = [str(root / target), "--data", str(root / f"{data}.jsonl"), "--out", str(out)]
@@ -154,3 +154,33 @@ def test_what_cannot_be_trained_is_one_line(
     assert says in str(error)
     assert "\n" not in str(error)
     assert not (tmp_path / "out").exists()
+
+
+def test_a_target_in_a_file_is_trained_for_as_one_in_a_folder(
+    root: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """The head is known by the file's weights: it drafts for the file expanded and in its blocks, and for no other."""
+    monkeypatch.setenv("XDG_CACHE_HOME", str(tmp_path / "cache"))
+    models.make("llama2", tmp_path / "target", **SMALL | {"intermediate_size": 64}, tie_word_embeddings=False)
+    files = [gguf_files.write(tmp_path / "target", tmp_path / f"{kind}.gguf", kind) for kind in ("Q8_0", "Q4_0")]
+    done = run(tmp_path, "eagle3", tmp_path / "head", "--tokens", "256", target=files[0].name, data=root / "answers")
+    assert done.exit_code == 0, done.output
+    config = json.loads((tmp_path / "head" / "config.json").read_text())
+    assert (config["target"]["name"], config["recipe"]["stage"]) == ("Q8_0", "eagle3")
+    prompts, params = [[5, 6, 7], [8]], SamplingParams(max_tokens=12)
+    for dtype in ("bfloat16", "float32", "auto"):
+        target = load(files[0], dtype=dtype, device="cpu", exact=True)
+        specs = ("none", f"eagle3:{tmp_path / 'head'}")
+        plain, drafted = ([one.tokens for one in Engine(target, d).generate(prompts, params)] for d in specs)
+        assert drafted == plain
+    with pytest.raises(MethodError, match="same shape, other weights"):
+        Engine(load(files[1], device="cpu"), f"eagle3:{tmp_path / 'head'}")
+
+
+@pytest.mark.parametrize("recipe", ["medusa", "eagle", "kangaroo", "draft"])
+def test_the_loss_may_compare_a_few_tokens(recipe: str, root: Path, tmp_path: Path) -> None:
+    done = run(root, recipe, tmp_path / "out", "--tokens", "256", "--loss-vocab", "40", "--states", "STATES")
+    assert done.exit_code == 0, done.output
+    assert "40 tokens in the loss: 100.00% of the held-out answers" in done.output
+    facts = json.loads((tmp_path / "out" / "config.json").read_text())
+    assert facts["recipe"]["config"]["loss_vocab"] == 40

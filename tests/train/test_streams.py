@@ -17,9 +17,10 @@ from paceline.draft.neural.streams import FILE
 from paceline.engine.engine import Engine
 from paceline.errors import PacelineError
 from paceline.train.config import Training
-from paceline.train.draft import StreamsConfig, StreamsLoss, later, measure_streams, seen, train_streams
+from paceline.train.draft import StreamsConfig, StreamsLoss, later, seen, train_streams
 from paceline.train.loop import LoopConfig
 from paceline.train.loss import IGNORE
+from paceline.train.measure import measure
 from tests import models
 from tests.train.conftest import following_answers
 from tests.train.test_s2d import SMALL
@@ -47,7 +48,7 @@ def made(keep: bool = False) -> StreamsLoss:
 
 def test_the_loss_is_the_weighted_sum_of_what_each_stream_is_to_say() -> None:
     module, (ids, labels) = made(), batch()
-    logits = module.draft.lm_head(module.states(ids))
+    logits = module.teacher.lm_head(module.states(ids))
     expected = torch.zeros(())
     for j in range(COUNT + 1):
         expected = expected + 0.5**j * cross_entropy(logits[:, j].flatten(0, 1), later(labels, j).flatten())
@@ -58,7 +59,7 @@ def test_a_token_is_the_draft_models_own() -> None:
     """Main states are those of the model without streams; later tokens change nothing before them, nor in streams."""
     module, (ids, _) = made(), batch()
     states = module.states(ids)
-    plain = module.draft.model(input_ids=ids).last_hidden_state
+    plain = module.teacher.model(input_ids=ids).last_hidden_state
     torch.testing.assert_close(states[:, 0], plain, atol=1e-4, rtol=1e-4)
     changed = ids.clone()
     changed[:, 7:] = (changed[:, 7:] + 1) % 280
@@ -85,15 +86,15 @@ def test_with_keep_the_draft_learns_nothing() -> None:
     assert {name for name, _ in module.named_parameters()} == {"down", "up", "embedding"}
     module(*batch()).backward()
     assert module.embedding.grad is not None
-    assert module.draft.lm_head.weight.grad is None
+    assert module.teacher.lm_head.weight.grad is None
 
 
 def test_how_well_streams_foresee_their_own_model() -> None:
     """A stream is measured against what the model itself says at that place."""
     module, (ids, labels) = made(), batch()
     held = {"made": (ids.numpy(), labels.numpy())}
-    fits = [fit.row for fit in measure_streams(module, held)["made"]]
-    logits = module.draft.lm_head(module.states(ids)).detach()
+    fits = [fit.row for fit in measure(module, held)["made"]]
+    logits = module.teacher.lm_head(module.states(ids)).detach()
     known = later(labels, 2)[:, :-2] != IGNORE
     right = logits[:, 0, 2:].argmax(-1)[known] == logits[:, 2, :-2].argmax(-1)[known]
     assert fits[1]["top1"] == pytest.approx(float(right.float().mean()), abs=1e-4)

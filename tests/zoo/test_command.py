@@ -10,8 +10,10 @@ from typer.testing import CliRunner
 from paceline.train.__main__ import main
 from zoo.__main__ import app
 
+COMMANDS = ("sources", "synth", "tokenizer", "pretrain", "chat", "card", "prompts", "overlap", "drafters")
 
-@pytest.mark.parametrize("command", ["sources", "synth", "tokenizer", "pretrain", "chat", "card"])
+
+@pytest.mark.parametrize("command", COMMANDS)
 def test_every_command_explains_itself(command: str) -> None:
     result = CliRunner().invoke(app, [command, "--help"])
     assert result.exit_code == 0

@@ -8,7 +8,10 @@ from typer.testing import CliRunner
 
 from paceline.errors import PacelineError
 from zoo.__main__ import app
-from zoo.family import HEADS, TOKENS, Zoo, read_zoo, run_zoo, steps
+from zoo.family import HEADS, TOKENS, Zoo, read_zoo, run, steps
+
+OTHERS = {"family", "sources", "synth", "drafters", "prompts", "overlap"}
+"""Commands that are no stage of the demo family."""
 
 
 def written(folder: Path, text: str) -> Path:
@@ -60,9 +63,10 @@ def test_what_is_done_is_skipped(
     tokenizer = tmp_path / "ck" / "tokenizer"
     tokenizer.mkdir(parents=True)
     (tokenizer / "tokenizer.json").write_text("{}")
-    assert run_zoo(zoo, tmp_path / "models", tmp_path / "ck", dry_run=True) == 0
+    plan = steps(zoo, tmp_path / "models", tmp_path / "ck")
+    assert run(plan, dry_run=True) == 0
     assert not ran
-    assert run_zoo(zoo, tmp_path / "models", tmp_path / "ck", processes=2) == 1  # chat failed: the rest waits
+    assert run(plan, processes=2) == 1  # chat failed: the rest waits
     assert [next(n for n in ("tokenizer", "pretrain", "chat") if n in c) for c in ran] == ["pretrain", "chat"]
     assert "torch.distributed.run" in ran[0]
     settle = next(step for step in steps(zoo, tmp_path, tmp_path) if step.name == "settle")
@@ -89,7 +93,7 @@ def test_bad_files_are_refused(tmp_path: Path, text: str, message: str) -> None:
 def test_every_stage_is_a_command() -> None:
     listed = set(typer.main.get_command(app).commands)  # type: ignore[attr-defined]
     plan = steps(Zoo(("a=b",), TOKENS, 1, (), ""), Path("o"), Path("c"))
-    assert {step.name for step in plan if step.module == "zoo"} | {"family", "sources", "synth"} == listed
+    assert {step.name for step in plan if step.module == "zoo"} | OTHERS == listed
 
 
 @pytest.mark.parametrize(
@@ -101,6 +105,8 @@ def test_every_stage_is_a_command() -> None:
         ("held-out", "a.txt", "--out", "/dev/null/x"),
         ("evaluate", ".", "a.txt", "--out", "/dev/null/x"),
         ("card", ".", "--out", "/dev/null/x"),
+        ("prompts", "dolly=a.jsonl", "--out", "/dev/null/x"),
+        ("drafters", "a.toml", "--out", "/dev/null/x"),
     ],
     ids=lambda words: words[0],
 )

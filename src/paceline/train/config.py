@@ -6,25 +6,36 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any, ClassVar
 
+import torch
+
 from paceline.draft.spec import option
+from paceline.jsonl import check_folder
+from paceline.target.folder import gguf_of, is_gguf
 from paceline.train.loop import LoopConfig
 from paceline.train.loss import Distance
+from paceline.workbench.peers.setup import expanded, folder_of
 
 
 @dataclass(frozen=True)
 class Training:
     """What a recipe trains on, and for how long.
 
-    target   folder of the model to draft for.
+    target   the model to draft for, named as in `load`.
     answers  a file of `generated_rows`.
     out      folder to write.
     run      folder of checkpoint and log, for resuming."""
 
-    target: Path
+    target: str | Path
     answers: Path
     out: Path
     run: Path
     loop: LoopConfig
+
+
+def training_folder(target: str | Path) -> Path:
+    """The folder of a model's weights. Those of a GGUF file are expanded to bfloat16 in the user's cache; those are the
+    weights of `smollm2` in generation too, on a processor with units for bfloat16."""
+    return expanded(gguf_of(target), torch.bfloat16) if is_gguf(target) else folder_of(target)
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -58,3 +69,12 @@ class StudentConfig(TrainerConfig):
     """What drafters that learn the target's distribution have in common."""
 
     loss: Distance = option("soft", LOSS_HELP)
+    loss_vocab: int = option(
+        8192, "Tokens over which the loss compares distributions, the most frequent of the answers.", least=1
+    )
+    states: Path | None = option(
+        None,
+        "Folder for the target's states, so that other trainings on the same answers need not compute them.",
+        file_okay=False,
+        callback=check_folder,
+    )

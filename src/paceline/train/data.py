@@ -405,6 +405,14 @@ def first_batch(rows: Rows, most: int = 16) -> Batch:
     return {"input_ids": ids, "labels": labels}
 
 
+def counts_of(texts: Mapping[str, Rows], vocab_size: int) -> Tensor:
+    """How often the target wrote each token in the rows, int64 [V]."""
+    counts = np.zeros(vocab_size, np.int64)
+    for _, labels in texts.values():
+        counts += np.bincount(labels[labels != IGNORE], minlength=vocab_size)
+    return torch.from_numpy(counts)
+
+
 def row_counts(rows: dict[str, Rows]) -> list[str]:
     """A line for each source: its rows, and how many of their tokens are trained on."""
     return [

@@ -23,7 +23,7 @@ Difference to the paper: the projection is added to the state and begins at 0, s
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Mapping
+from collections.abc import Iterator
 from dataclasses import asdict, dataclass
 from pathlib import Path
 from typing import Annotated, Any, ClassVar
@@ -38,11 +38,10 @@ from paceline.draft.neural.streams import FILE, KEY
 from paceline.draft.spec import option
 from paceline.errors import PacelineError
 from paceline.target.load import read_config
-from paceline.train.config import LOSS_HELP, StudentConfig, TrainerConfig, Training
-from paceline.train.data import Rows, batches
+from paceline.train.config import LOSS_HELP, StudentConfig, TrainerConfig, Training, training_folder
 from paceline.train.layers import use_blocks
 from paceline.train.loss import IGNORE, Distance, chunked_cross_entropy
-from paceline.train.measure import Fit, Fits, fit_lines, rows_of, with_all
+from paceline.train.measure import fit_lines, measure, rows_of
 from paceline.train.options import Compiled, DrafterOptions, drafter_command
 from paceline.train.student import Student, chain
 from paceline.train.trainer import Trainer, dtype_of, open_teacher, pad_token
@@ -96,7 +95,7 @@ class DistilLoss(Student):
         return table
 
     def forward(self, input_ids: Tensor, labels: Tensor) -> Tensor:
-        hidden, last = (self._run if self.training else self._hidden)(input_ids)
+        hidden, last = (self._run if self.training and not self.cache else self._hidden)(input_ids)
         # Padding is a run of the pad token up to the end of the row. A single one may begin a document.
         following = torch.cat([input_ids[:, 1:], torch.full_like(input_ids[:, :1], self.pad)], 1)
         return self.distance(hidden, last, (input_ids != self.pad) | (following != self.pad))
@@ -115,7 +114,9 @@ def train_draft(training: Training, config: DraftConfig = DraftConfig(), compile
         config.shape(facts.max_position_embeddings), training.loop.seed, vocab_size=facts.vocab_size,
         bos_token_id=facts.bos_token_id, eos_token_id=facts.eos_token_id, pad_token_id=None,
     )  # fmt: skip
+    begin_embedding(network, trainer.teacher.get_input_embeddings().weight)
     student = DistilLoss(network, trainer.teacher, pad_token(trainer.tokenizer), compiled, config.loss)
+    trainer.prepare(student, config)
     if not trainer.train(student):
         return False
     if trainer.first:
@@ -135,6 +136,17 @@ def command(setup: DrafterOptions, config: DraftConfig, compiled: Compiled = Tru
     At the end the share of the draft's tokens that the target would accept is measured on held-out answers.
     """
     return train_draft(setup.training(config), config, compiled)
+
+
+@torch.no_grad()
+def begin_embedding(network: Any, table: Tensor) -> None:
+    """Begin a draft's embedding, which is its output head too, as the target's [V, H], along the axes in which its rows
+    differ most, scaled to rows of length 1: with a large vocabulary most of a draft is its embedding."""
+    own = network.get_input_embeddings().weight
+    size = min(own.shape[1], table.shape[1])
+    rows = table - table.mean(0)  # what all rows share changes no probability
+    rows = rows @ torch.linalg.eigh(rows.T @ rows)[1][:, -size:].flip(1)
+    own[:, :size] = rows / rows.norm(dim=1).mean()
 
 
 # Streams ---------------------------------------------------------------------------------------------------------
@@ -160,31 +172,25 @@ class StreamsConfig(TrainerConfig):
         return super().loop | {"warmup_steps": 20}
 
 
-class StreamsLoss(nn.Module):
-    """A draft model with streams whose forward is its loss. input_ids, labels [B, T], labels shifted.
+class StreamsLoss(Student):
+    """A draft model with streams whose forward is its loss. It is the streams' teacher: they are measured against it.
 
     draft   a transformers model of the Llama kind; its last `layers` layers run `count` streams.
     keep    freeze the draft."""
 
     def __init__(self, draft: Any, count: int, layers: int, rank: int, keep: bool = False) -> None:
-        super().__init__()
+        super().__init__(draft, "")
         size = draft.config.hidden_size
-        self.layers = layers
+        self.layers, self.depths = layers, count
         self.down = nn.Parameter(torch.randn(rank, size) / size**0.5)
         self.up = nn.Parameter(torch.zeros(size, rank))
         self.embedding = nn.Parameter(0.02 * torch.randn(count, size))
         draft.set_attn_implementation("sdpa")  # takes the mask below
-        self._frozen = [draft.requires_grad_(False)] if keep else []  # in a list: not among the parameters
-        self._trained = None if keep else draft
-
-    @property
-    def draft(self) -> Any:
-        """The draft model."""
-        return self._frozen[0] if self._frozen else self._trained
+        self.trained = None if keep else draft.requires_grad_(True)
 
     def states(self, input_ids: Tensor) -> Tensor:
         """Inputs of the output head, [B, 1 + count, T, H]: of the tokens, then of every stream."""
-        model, count, length = self.draft.model, len(self.embedding), input_ids.shape[1]
+        model, count, length = self.teacher.model, len(self.embedding), input_ids.shape[1]
         places = torch.arange(length, device=input_ids.device)
         x = model.embed_tokens(input_ids)
         turns = model.rotary_emb(x, places[None])
@@ -203,9 +209,13 @@ class StreamsLoss(nn.Module):
     def forward(self, input_ids: Tensor, labels: Tensor) -> Tensor:
         states = self.states(input_ids)
         total = torch.zeros((), device=states.device)
-        for j in range(1 if self._frozen else 0, states.shape[1]):
-            total = total + 0.5**j * chunked_cross_entropy(states[:, j], self.draft.lm_head.weight, later(labels, j))
+        for j in range(0 if self.trained else 1, states.shape[1]):
+            total = total + 0.5**j * chunked_cross_entropy(states[:, j], self.table(), later(labels, j))
         return total
+
+    def drafts(self, input_ids: Tensor, depths: int) -> tuple[Tensor, Iterator[Tensor]]:
+        main, *streams = self.states(input_ids).unbind(1)
+        return main, (of_stream[:, : -1 - k] for k, of_stream in enumerate(streams[:depths]))
 
 
 def seen(length: int, count: int) -> Tensor:
@@ -226,28 +236,10 @@ def later(labels: Tensor, steps: int) -> Tensor:
     return torch.where(is_known, result, IGNORE)
 
 
-@torch.no_grad()
-def measure_streams(module: StreamsLoss, held: Mapping[str, Rows]) -> Fits:
-    """For every stream, how its distribution agrees with the draft's own for the same token, over the labelled
-    positions of `held`."""
-    head, fits = module.draft.lm_head, {}
-    for name, rows in held.items():
-        fits[name] = of_source = [Fit() for _ in module.embedding]
-        for batch in batches(rows):
-            ids, labels = (side.to(module.embedding.device) for side in batch)
-            main, *streams = module.states(ids).unbind(1)
-            for j, (fit, states) in enumerate(zip(of_source, streams, strict=True), 1):
-                text = later(labels, j)[:, :-j]
-                known = text != IGNORE
-                p, q = (head(x[known]).float().softmax(-1) for x in (main[:, j:], states[:, :-j]))
-                fit.add(p, q, text[known])
-    return with_all(fits)
-
-
 def train_streams(training: Training, draft: Path, config: StreamsConfig) -> bool:
     """Train streams for the draft model in `draft` on the target's answers; writes a folder in the draft's own dtype,
     for `model:OUT,streams=N`. False when interrupted; the same call goes on."""
-    shape, of_target = read_config(draft), read_config(training.target)
+    shape, of_target = read_config(draft), read_config(training_folder(training.target))
     if config.layers > shape.num_hidden_layers:
         raise PacelineError(f"--layers is {config.layers}; {draft} has {shape.num_hidden_layers}")
     if shape.vocab_size != of_target.vocab_size:
@@ -260,7 +252,7 @@ def train_streams(training: Training, draft: Path, config: StreamsConfig) -> boo
     if trainer.first:
         student = DistilLoss(network.eval(), trainer.teacher, pad_token(trainer.tokenizer))
         _, measured, lines = trainer.held_out(student)
-        fits = measure_streams(module.eval(), trainer.held)
+        fits = measure(module, trainer.held)
         if fits:
             lines += ["the streams, against the draft:", *fit_lines(fits, "stream")]
         dtype = dtype_of(draft)

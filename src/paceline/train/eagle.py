@@ -8,9 +8,10 @@ use recorded text.
 
 EAGLE-3 (Li et al. 2025, arXiv 2503.01840, section 3): no state is predicted. At every step of the training-time test
 the head's distribution over its own, smaller vocabulary learns the target's over the same tokens; a step weighs 0.8 of
-the one before. Positions whose best token is not in the draft vocabulary are left out. The vocabulary is counted on the
-answers; the output head begins as the target's rows and learns. The output is a checkpoint of the `speculators` format,
-which vLLM reads too (docs/vllm.md).
+the one before. Positions whose next token is not in the draft vocabulary are left out. (In the paper those whose best
+token is not; to know that takes the target's whole head.) The vocabulary is counted on the answers; the output head
+begins as the target's rows and learns. The output is a checkpoint of the `speculators` format, which vLLM reads too
+(docs/vllm.md).
 
     paceline train eagle models/demo --data answers.jsonl --out build/eagle
     paceline train eagle3 models/demo --data answers.jsonl --out build/eagle3
@@ -18,30 +19,29 @@ which vLLM reads too (docs/vllm.md).
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Mapping
+from collections.abc import Iterator
 from dataclasses import asdict, dataclass, field
 from pathlib import Path
 from typing import Any, ClassVar
 
-import numpy as np
 import torch
 import torch.nn.functional as F
 from torch import Tensor, nn
 
 from paceline.draft.eagle import Eagle
 from paceline.draft.eagle3 import Eagle3, Flags, default_taps
-from paceline.draft.neural.vocab import best_tokens, coverage, must_keep
 from paceline.draft.spec import option
 from paceline.errors import PacelineError
 from paceline.target.load import read_config
 from paceline.target.shape import Shape, rotary_tables
-from paceline.train.data import Rows
 from paceline.train.loss import IGNORE, distance
 from paceline.train.options import DrafterOptions, Layers, drafter_command, layers_of
-from paceline.train.student import Student
+from paceline.train.student import Student, spread
 from paceline.train.trainer import HeadConfig, Trainer, train_head
-from paceline.train.unrolled import Memory, Unrolled, UnrolledLayer
+from paceline.train.unrolled import Memory, Unrolled, UnrolledLayer, begin_as_last
 
+LARGE = 32_768
+"""A vocabulary of more tokens is large."""
 SERVED = 3
 """Default number of tokens that a server drafts with EAGLE-3."""
 
@@ -104,6 +104,7 @@ class EagleModule(Unrolled):
         self.fc = nn.Linear(2 * shape.hidden_size, shape.hidden_size)
         self.layers = nn.ModuleList([UnrolledLayer(shape, shape.hidden_size)])
         nn.init.zeros_(self.fc.bias)
+        begin_as_last(self.fc)
 
     def step(
         self, embedded: Tensor, features: Tensor, cos: Tensor, sin: Tensor, memory: Memory
@@ -191,7 +192,10 @@ class FlagOptions(Flags):
 class Eagle3Config(LayerConfig):
     """The head and its training."""
 
-    vocab: int | None = option(None, "Size of the draft vocabulary; half of the target's if left out.", least=1)
+    vocab: int | None = option(
+        None, "Size of the draft vocabulary; half of the target's if left out, a quarter of a large one's.", least=1
+    )
+    loss_vocab: int = 1 << 31  # the loss compares the draft vocabulary
     steps: int = option(3, "Steps of the training-time test: the depth that the head learns.", least=1)
     decay: float = option(0.8, "Weight of a step relative to the one before.", least=0)
     taps: Layers | None = option(
@@ -219,10 +223,7 @@ class Eagle3Config(LayerConfig):
 
     def student(self, trainer: Trainer) -> Student:
         total = trainer.teacher.config.vocab_size
-        size = total // 2 if self.vocab is None else self.vocab
-        ends = [token for token in (trainer.tokenizer.eos_token_id,) if token is not None]
-        keep = best_tokens(counts_of(trainer.rows, total), size, must_keep(trainer.tokenizer, ends)[:1])
-        share = coverage(counts_of(trainer.held, total), keep)
+        keep, share = trainer.frequent(self.vocab or total // (2 if total <= LARGE else 4))
         trainer.console.print(
             f"{len(keep):,} tokens to draft: {share:.2%} of what the target writes in held-out answers"
         )
@@ -238,6 +239,7 @@ class Eagle3Module(Unrolled):
         hidden = shape.hidden_size
         self.flags = flags
         self.fc = nn.Linear(taps * hidden, hidden, bias=False)
+        begin_as_last(self.fc)
         self.layers = nn.ModuleList([UnrolledLayer(shape, 2 * hidden, ("input_layernorm", "hidden_norm"))])
         self.norm = nn.RMSNorm(hidden, shape.eps)
         self.lm_head = nn.Linear(hidden, vocab, bias=False)
@@ -280,11 +282,12 @@ class Eagle3Loss(LayerLoss):
     def __init__(self, teacher: Any, keep: Tensor, config: Eagle3Config = Eagle3Config(), **of_trainer: Any) -> None:
         super().__init__(teacher, config.loss)
         self.config, self.of_trainer = config, of_trainer
-        self.taps = config.taps_of(teacher.config.num_hidden_layers)
+        self.reads = self.taps = config.taps_of(teacher.config.num_hidden_layers)
         self.module = Eagle3Module(teacher.config, len(self.taps), len(keep), config.flags)
         with torch.no_grad():
-            self.module.norm.weight.copy_(teacher.model.norm.weight)
             self.module.lm_head.weight.copy_(teacher.lm_head.weight[keep])
+            # Logits begin near 1: the target's own norm would make an untrained head sure of its guesses.
+            self.module.norm.weight.fill_(1 / self.module.lm_head.weight.norm(dim=1).mean())
         is_kept = torch.zeros(teacher.config.vocab_size, dtype=torch.bool)
         is_kept[keep] = True
         self.register_buffer("keep", keep, persistent=False)
@@ -293,14 +296,12 @@ class Eagle3Loss(LayerLoss):
 
     @torch.no_grad()
     def states(self, input_ids: Tensor) -> tuple[Tensor, Tensor]:
-        out = self.teacher.model(input_ids=input_ids, use_cache=False, output_hidden_states=True)
-        return torch.cat([out.hidden_states[layer] for layer in self.taps], -1), out.last_hidden_state
+        states, last = self.target_states(input_ids)
+        return states[..., :-1, :].flatten(-2), last
 
     def forward(self, input_ids: Tensor, labels: Tensor) -> Tensor:
         taps, last = self.states(input_ids)
-        used = labels != IGNORE
-        with torch.no_grad():
-            used[used.clone()] = self.is_kept[self._best(last[used])]
+        used = (labels != IGNORE) & self.is_kept[labels.clamp_min(0)]
         total, config = torch.zeros((), device=last.device), self.config
         for step, read in enumerate(self.unroll(taps, input_ids, config.steps)):
             here, target = used[:, 1 + step :], last[:, 1 + step :]
@@ -308,16 +309,9 @@ class Eagle3Loss(LayerLoss):
             total = total + config.decay**step * loss
         return total
 
-    def _best(self, last: Tensor) -> Tensor:
-        """The target's best token after every state [N, H]."""
-        head = self.teacher.lm_head
-        parts = [head(part).argmax(-1) for part in last.split(512)]
-        return torch.cat(parts) if parts else torch.zeros(0, dtype=torch.int64, device=last.device)
-
     def probs(self, hidden: Tensor, depth: int) -> Tensor:
         """The head's distribution [N, V]; 0 outside the draft vocabulary."""
-        own = self.module.lm_head(hidden).float().softmax(-1)
-        return own.new_zeros(len(own), len(self.is_kept)).index_copy_(-1, self.keep, own)
+        return spread(self.module.lm_head(hidden).float().softmax(-1), self.keep, len(self.is_kept))
 
     def saved(self) -> dict[str, Tensor]:
         tensors = super().saved()
@@ -328,14 +322,6 @@ class Eagle3Loss(LayerLoss):
     def facts(self) -> dict[str, Any]:
         config = speculators_config(self.teacher.config, self.taps, len(self.keep), self.config.flags)
         return config | self.of_trainer
-
-
-def counts_of(texts: Mapping[str, Rows], vocab_size: int) -> Tensor:
-    """How often the target wrote each token in the rows, int64 [V]."""
-    counts = np.zeros(vocab_size, np.int64)
-    for _, labels in texts.values():
-        counts += np.bincount(labels[labels != IGNORE], minlength=vocab_size)
-    return torch.from_numpy(counts)
 
 
 def speculators_config(config: Any, taps: tuple[int, ...], vocab: int, flags: Flags) -> dict[str, Any]:

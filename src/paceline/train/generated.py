@@ -26,7 +26,7 @@ from paceline.target.tokenizer import Tokenizer
 from paceline.train.data import Document, Example, Source, encoded, read, read_examples
 from paceline.workbench.runs import Lines, check_identity
 
-BATCH = 32
+BATCH = 64
 """Prompts answered at once."""
 OPENING = (16, 64)
 """Least and most tokens of a plain text that are a prompt, which the target continues."""
@@ -39,7 +39,7 @@ Question = tuple[str, list[int], SamplingParams]
 
 
 def generated_rows(
-    target_folder: str | Path,
+    target: str | Path,
     *,
     prompts: Sequence[Source] | None = None,
     answers: Sequence[Path] = (),
@@ -61,7 +61,7 @@ def generated_rows(
     if count < 1 and not answers:
         raise PacelineError("there is nothing to train on: give recorded answers, or say how many to generate")
     with PartialState(cpu=not torch.cuda.is_available()).main_process_first():
-        engine = Engine(target_folder, max_batch=BATCH, prefill_chunk=2048)
+        engine = Engine(target, max_batch=BATCH, prefill_chunk=2048)
         tokenizer = engine.tokenizer
         assert tokenizer is not None  # the engine was made from a folder
         facts = TargetFacts.of(engine.target)

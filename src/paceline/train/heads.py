@@ -19,33 +19,26 @@ and the heads. The target's output head is shared: own ones would be most of the
 
 from __future__ import annotations
 
-import hashlib
 import re
-from collections.abc import Callable, Iterator, Mapping
+from collections.abc import Iterator
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any, ClassVar, Literal
 
-import numpy as np
 import torch
-from safetensors.torch import load_file
 from torch import Tensor, nn
 
 from paceline.draft.hydra import Hydra
 from paceline.draft.medusa import Medusa
+from paceline.draft.neural.checkpoint import open_drafter
 from paceline.draft.neural.networks import PREFIX, GroundedHeads, ResidualHeads
 from paceline.draft.spec import option
 from paceline.errors import PacelineError
-from paceline.jsonl import check_folder
-from paceline.train.data import Rows
 from paceline.train.layers import DecoderLayers, use_blocks
 from paceline.train.loss import IGNORE, chunked_cross_entropy
 from paceline.train.options import DrafterOptions, drafter_command
 from paceline.train.student import Student, known_depths
 from paceline.train.trainer import HeadConfig, Trainer, train_head
-
-States = Callable[[Tensor], Tensor]
-"""Token ids [B, T] to states [B, T, H]."""
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -63,12 +56,6 @@ class HeadsConfig(HeadConfig):
     lr: float = option(4e-3, "Peak learning rate.", least=0)
     optimiser: Literal["muon", "adamw"] = option("muon", "muon (for matrices), or adamw for everything.")
     begin: Path | None = option(None, "Heads with the same options to continue from, on more text.", file_okay=False)
-    states: Path | None = option(
-        None,
-        "Folder for the target's states, so that other trainings on the same answers need not compute them.",
-        file_okay=False,
-        callback=check_folder,
-    )
 
     @property
     def loop(self) -> dict[str, Any]:
@@ -78,12 +65,6 @@ class HeadsConfig(HeadConfig):
         heads = self.heads(trainer.teacher)
         if self.begin is not None:
             go_on(heads, self.begin)
-        if self.states is not None:
-            target = trainer.target_facts()
-            cache = StateCache.open(
-                self.states, target.weights_fingerprint, heads.states, trainer.rows, target.hidden_size
-            )
-            heads.states = cache.of
         return heads
 
     def heads(self, teacher: Any) -> HeadsLoss:
@@ -105,7 +86,6 @@ class HeadsLoss(Student):
         use_blocks(teacher)
         self.config, self.depths = config, config.depth
         self.lm_heads: nn.ModuleList | None = None
-        self.states: States = self.states_before_norm
 
     def drafted(self, input_ids: Tensor, states: Tensor, at: Tensor) -> Tensor:
         """Inputs of the output head, [N, depth, H], at N positions `at` of the flattened batch. states [B, T, H]."""
@@ -125,23 +105,10 @@ class HeadsLoss(Student):
             weights += weight
         return total / weights
 
-    @torch.no_grad()
-    def states_before_norm(self, input_ids: Tensor) -> Tensor:
-        """The target's last states [B, T, H] before its final norm."""
-        before: list[Tensor] = []
-        hook = self.teacher.model.norm.register_forward_pre_hook(lambda module, given: before.append(given[0]))
-        try:
-            self.teacher.model(input_ids=input_ids, use_cache=False)
-        finally:
-            hook.remove()
-        return before[0]
-
-    @torch.no_grad()
     def read(self, input_ids: Tensor) -> tuple[Tensor, Tensor]:
         """(states that the heads read, states after the final norm), [B, T, H] each."""
-        before = self.states(input_ids)
-        last = self.teacher.model.norm(before.float())
-        return (last if self.normed else before), last
+        states, last = self.target_states(input_ids)
+        return (last if self.normed else states[..., -1, :]), last
 
     def embedded(self, ids: Tensor) -> Tensor:
         """The target's embeddings of token ids."""
@@ -188,11 +155,8 @@ class HeadsLoss(Student):
 
 @torch.no_grad()
 def go_on(heads: HeadsLoss, folder: Path) -> None:
-    """Load the weights of the heads in `folder`. PacelineError if they were made with other options."""
-    file = folder / "model.safetensors"
-    if not file.exists():
-        raise PacelineError(f"--begin: {folder} has no model.safetensors; name a folder that this command wrote")
-    weights, own = load_file(file), heads.saved()
+    """Load the weights of the heads in `folder`. PacelineError if there are none, or of another make."""
+    (_, weights), own = open_drafter(folder, heads.kind, None), heads.saved()
     wrong = sorted(set(weights) ^ set(own)) or [name for name in own if own[name].shape != weights[name].shape]
     if wrong:
         raise PacelineError(f"--begin: {folder} has heads of another make: {', '.join(wrong[:3])}")
@@ -208,53 +172,6 @@ def own_output_heads(teacher: Any, depth: int) -> nn.ModuleList:
         for weight in heads.parameters():
             weight.copy_(teacher.lm_head.weight)
     return heads
-
-
-# States in a file ------------------------------------------------------------------------------------------------
-
-
-class StateCache:
-    """States [rows, T, H] of a frozen target over training rows, in a file, so that several trainings share one
-    forward. A second file has a byte per row: whether its states are there.
-
-    States are before the final norm, in bfloat16: 2 H bytes a token, 0.8 GB for a million tokens of width 384. The
-    file's name has the fingerprints of the target and the rows. Several processes may fill it at once."""
-
-    def __init__(self, file: Path, run: States, numbers: Mapping[bytes, int], length: int, width: int) -> None:
-        size = len(numbers) * length * width
-        data = torch.from_file(str(file), shared=True, size=size, dtype=torch.bfloat16)
-        self._states = data.view(len(numbers), length, width)
-        self._filled = torch.from_file(
-            str(file.with_suffix(".rows")), shared=True, size=len(numbers), dtype=torch.uint8
-        )
-        self._run, self._numbers = run, numbers
-
-    @classmethod
-    def open(cls, folder: Path, fingerprint: str, run: States, rows: Mapping[str, Rows], width: int) -> StateCache:
-        """The cache of these rows and the target with this fingerprint; made if it is not there."""
-        folder.mkdir(parents=True, exist_ok=True)
-        every = [row for ids, _ in rows.values() for row in ids]
-        numbers = {key: number for number, key in enumerate(dict.fromkeys(map(_key, every)))}  # equal rows once
-        digest = hashlib.sha256(b"".join([fingerprint.encode(), *numbers])).hexdigest()[:16]
-        return cls(folder / f"states-{digest}.bin", run, numbers, len(every[0]), width)
-
-    def of(self, input_ids: Tensor) -> Tensor:
-        """States [B, T, H] of rows [B, T]. Rows that the cache was not made for are computed and not stored."""
-        keys = [_key(row) for row in input_ids.cpu().numpy().astype(np.int32)]
-        known = [self._numbers.get(key, -1) for key in keys]
-        missing = [i for i, number in enumerate(known) if number < 0 or not self._filled[number]]
-        out = self._states[torch.tensor(known).clamp_min(0)].to(input_ids.device)
-        if missing:
-            out[missing] = self._run(input_ids[missing]).to(out)
-        for i in missing:
-            if known[i] >= 0:
-                self._states[known[i]] = out[i].cpu()
-                self._filled[known[i]] = 1  # after the states, because another process may be reading
-        return out
-
-
-def _key(row: np.ndarray) -> bytes:
-    return hashlib.sha256(row.astype("<i4").tobytes()).digest()[:16]
 
 
 # Medusa ----------------------------------------------------------------------------------------------------------

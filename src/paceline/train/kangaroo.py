@@ -90,6 +90,7 @@ class KangarooLoss(Student):
         super().__init__(teacher, config.loss)
         shape = Shape.of(teacher.config)
         self.config, self.exit = config, config.exit_of(shape.num_layers)
+        self.reads = (self.exit,)
         self.adapter = AdapterModule(teacher)
         cos, sin = rotary_tables(teacher.config, shape)
         self.register_buffer("cos", cos, persistent=False)
@@ -98,8 +99,8 @@ class KangarooLoss(Student):
     @torch.no_grad()
     def states(self, input_ids: Tensor) -> tuple[Tensor, Tensor]:
         """Early states, and the last ones after the final norm, [B, T, H] each."""
-        out = self.teacher.model(input_ids=input_ids, use_cache=False, output_hidden_states=True)
-        return out.hidden_states[self.exit], out.last_hidden_state
+        states, last = self.target_states(input_ids)
+        return states[..., 0, :], last
 
     def drafted(self, early: Tensor) -> Tensor:
         """Inputs of the head for drafting, [B, T, H], from early states."""

@@ -32,6 +32,8 @@ from paceline.errors import PacelineError
 from paceline.jsonl import Appender, loads, objects, replacing, write_whole
 
 Batch = dict[str, Tensor]
+LOG = "log.jsonl"
+"""The log of a run, in its folder."""
 
 # Schedule: warm-up, stable, linear decay. With a budget of minutes the decay follows the clock, so that a run that was
 # paused still ends in time.
@@ -308,7 +310,7 @@ def train(
     optimisers = make_optimisers(module, config)
     prepared, *wrapped = accelerator.prepare(module, *optimisers)
     checkpoint = run / "checkpoint.safetensors"
-    reporter = Reporter(config, run / "log.jsonl", quiet=not first)
+    reporter = Reporter(config, run / LOG, quiet=not first)
     progress = Progress()
     if checkpoint.exists():
         progress = load_checkpoint(checkpoint, module, optimisers, stream)

@@ -34,7 +34,7 @@ from paceline.jsonl import check_folder, write_whole
 from paceline.target.base import Target
 from paceline.target.load import load, load_tokenizer
 from paceline.train.data import Example, Rows, batches, read_examples
-from paceline.train.options import Threads, use_threads
+from paceline.train.options import TargetName, Threads, use_threads
 from paceline.train.student import Student, known_depths
 
 RANKS = 10
@@ -220,7 +220,7 @@ def measure_heads(target: Target, drafter: StaticHeads, examples: Iterable[Examp
 
 
 def command(
-    target: Annotated[Path, typer.Argument(exists=True, file_okay=False, help="Folder of the target.")],
+    target: TargetName,
     heads: Annotated[str, typer.Argument(help="The heads as --draft names them, such as medusa:PATH.")],
     data: Annotated[Path, typer.Option(help="JSON Lines of answers with their prompts.", exists=True, dir_okay=False)],
     answers: Annotated[int, typer.Option(help="Most answers to measure on.", min=1)] = 200,

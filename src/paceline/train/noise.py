@@ -33,7 +33,7 @@ from paceline.draft.spec import option
 from paceline.errors import PacelineError, install
 from paceline.jsonl import write_whole
 from paceline.target.folder import TUNED_FILE
-from paceline.train.config import TrainerConfig, Training
+from paceline.train.config import TrainerConfig, Training, training_folder
 from paceline.train.data import Rows, all_batches, batches
 from paceline.train.loop import Batch, Stream
 from paceline.train.loss import IGNORE, LmLoss
@@ -219,13 +219,13 @@ def train_noisy(
         report, measured, slots = [], {}, []
         if held:
             after = clean_loss(tuned, held)
-            before = {path: clean_loss(open_teacher(path), held) for path in (training.target, *also)}
+            before = {path: clean_loss(open_teacher(path), held) for path in (training_folder(training.target), *also)}
             measured = {"loss": after, "losses": {path.name: loss for path, loss in before.items()}}
             slots = measure_slots(tuned, held, noise, seed)
             against = [f"  {after / loss - 1:+.2%} against {path.name}, {loss:.4f}" for path, loss in before.items()]
             report = [f"loss on clean held-out answers  {after:.4f}", *against, *slot_lines(slots)]
         facts = {"tuned_from": asdict(start), **trainer.facts("noise", **measured)}
-        trainer.save_model(tuned, dtype_of(training.target), {})
+        trainer.save_model(tuned, dtype_of(training_folder(training.target)), {})
         write_whole(training.out / TUNED_FILE, json.dumps(facts, indent=2) + "\n")
         if slots:
             write_slots(training.out, slots)

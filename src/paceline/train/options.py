@@ -37,6 +37,7 @@ Tokens = Annotated[
 Threads = Annotated[int, typer.Option(help="torch threads.", min=1)]
 Seed = Annotated[int, typer.Option(min=0)]
 Rate = Annotated[float, typer.Option(help="Peak learning rate.", min=0)]
+TargetName = Annotated[str, typer.Argument(help="The target: a folder, a GGUF file, smollm2, or a name on the hub.")]
 SaveEvery = Annotated[float, typer.Option(help="Minutes between two checkpoints.", min=0)]
 Compiled = Annotated[bool, typer.Option(help="Compile the forward pass (a minute at the start; needs a C++ compiler).")]
 
@@ -68,7 +69,7 @@ class AnswerOptions:
     seed: Seed = 0
     threads: Threads = 1
 
-    def answer(self, target: Path, out: Path, recorded: list[Path] | None = None) -> Path:
+    def answer(self, target: str, out: Path, recorded: list[Path] | None = None) -> Path:
         """Write the `recorded` answers and the generated ones to the file `out`, and return it."""
         from rich.console import Console
 
@@ -93,7 +94,7 @@ class AnswerOptions:
 class DrafterOptions(AnswerOptions):
     """Options of every command that trains a drafter for a target on its own answers."""
 
-    target: Annotated[Path, typer.Argument(exists=True, file_okay=False, help="Folder of the target.")]
+    target: TargetName
     out: Out
     # Not --run: torchrun would read it as its own --run-path.
     run: Annotated[
@@ -116,13 +117,13 @@ class DrafterOptions(AnswerOptions):
 
         PacelineError for two budgets, and if the recipe cannot work with the target; raised before answers are
         generated, which may take an hour."""
-        from paceline.train.config import Training
+        from paceline.train.config import Training, training_folder
         from paceline.train.loop import LoopConfig
 
         use_threads(self.threads)
         if self.minutes is not None and self.tokens is not None:
             raise PacelineError("--minutes and --tokens are two budgets for one training: give one of them, or neither")
-        config.check(self.target)
+        config.check(training_folder(self.target))
         run, tokens = self.run or self.out.with_name(f"{self.out.name}-run"), self.tokens
         answers = self.answer(self.target, run / "answers.jsonl", self.data)
         if self.minutes is None and tokens is None:

@@ -35,7 +35,7 @@ from paceline.draft.s2d import NEVER
 from paceline.draft.spec import option
 from paceline.errors import PacelineError
 from paceline.target.load import read_config
-from paceline.train.config import LOSS_HELP, StudentConfig, Training
+from paceline.train.config import LOSS_HELP, TrainerConfig, Training, training_folder
 from paceline.train.data import Rows, batches, first_batch
 from paceline.train.layers import use_blocks
 from paceline.train.loop import Batch
@@ -46,7 +46,7 @@ from paceline.train.trainer import Trainer, dtype_of, open_teacher
 
 
 @dataclass(frozen=True, kw_only=True)
-class SortedConfig(StudentConfig):
+class SortedConfig(TrainerConfig):
     """The draft's layers and exits. Few passes, because the layers are trained already."""
 
     passes: ClassVar[int] = 3
@@ -137,7 +137,7 @@ def train_sorted(training: Training, config: SortedConfig = SortedConfig(), comp
     trainer = Trainer.open(training, config)
     teacher, held = trainer.teacher, trainer.held
     layers, exits = config.depths(teacher.config.num_hidden_layers)
-    network = cut(training.target, layers)
+    network = cut(training_folder(training.target), layers)
     loss = SortedLoss(network, exits, teacher if config.teacher else None, config.loss, compiled)
     if not trainer.train(loss, validation(held, exits)):
         return False
@@ -151,11 +151,11 @@ def train_sorted(training: Training, config: SortedConfig = SortedConfig(), comp
         if thresholds:
             report.append(
                 f"thresholds {','.join(f'{threshold:g}' for threshold in thresholds)} should be fastest for "
-                f"{training.target.name}: {speed:.2f} times plain decoding where reading weights takes the time"
+                f"{trainer.target_facts().name}: {speed:.2f} times plain decoding where reading weights takes the time"
             )
         of_target = {KIND: "s2d", "paceline": __version__, "target": asdict(trainer.target_facts())}
         facts = trainer.facts("sorted", exits=list(exits), thresholds=thresholds, held_out=rows_of(fits))
-        trainer.save_model(network, dtype_of(training.target), of_target | facts)
+        trainer.save_model(network, dtype_of(training_folder(training.target)), of_target | facts)
         trainer.report(report)
     return True
 

@@ -17,6 +17,7 @@ import torch
 from torch import Tensor, nn
 
 from paceline.train.loss import IGNORE, distance
+from paceline.train.states import StateCache, target_states
 
 
 class Student(nn.Module):
@@ -26,11 +27,17 @@ class Student(nn.Module):
     teacher   the frozen target, a transformers model.
     loss      the distance that `distance` computes, a name of `loss.DISTANCES`.
     depths    depths that are measured.
+    reads     layers whose inputs it reads; the last states, which all drafters learn from, are not named.
+    tokens    tokens int64 [K], ascending: those that it drafts and whose probabilities the loss compares; None: all.
+    cache     where its states come from, instead of the target's forward.
     kind      the drafter's name in the registry.
     has_tree  whether drafts fill a tree of fixed shape, for which `slots.json` is written."""
 
     kind = ""
     depths = 5
+    reads: tuple[int, ...] = ()
+    tokens: Tensor | None = None
+    cache: StateCache | None = None
     has_tree = False
     compiled = False
 
@@ -46,8 +53,18 @@ class Student(nn.Module):
         return self._teacher[0]
 
     @torch.no_grad()
+    def target_states(self, input_ids: Tensor) -> tuple[Tensor, Tensor]:
+        """(the inputs of the layers in `reads` and of the final norm, [B, T, reads + 1, H]; the last states after that
+        norm, [B, T, H])."""
+        layers, body = (*self.reads, self.teacher.config.num_hidden_layers), self.teacher.model
+        states = self.cache(input_ids, layers) if self.cache else target_states(self.teacher, input_ids, layers)
+        return states, body.norm(states[..., -1, :])
+
+    @torch.no_grad()
     def last_states(self, input_ids: Tensor) -> Tensor:
         """The target's states [B, T, H] after its final norm."""
+        if self.cache:
+            return self.target_states(input_ids)[1]
         last: Tensor = self.teacher.model(input_ids=input_ids, use_cache=False).last_hidden_state
         return last
 
@@ -62,8 +79,10 @@ class Student(nn.Module):
         raise NotImplementedError
 
     def probs(self, hidden: Tensor, depth: int) -> Tensor:
-        """The draft's distribution [N, V] for inputs [N, D] of the output head."""
-        return (hidden @ self.table(depth).T).float().softmax(-1)
+        """The draft's distribution [N, V] for inputs [N, D] of the output head; 0 outside `tokens`."""
+        table = self.table(depth)
+        rows = table if self.tokens is None else table[self.tokens]
+        return spread((hidden @ rows.T).float().softmax(-1), self.tokens, len(table))
 
     def target_probs(self, last: Tensor) -> Tensor:
         """The target's distribution [N, V] after states [N, H]."""
@@ -75,6 +94,9 @@ class Student(nn.Module):
 
         hidden [..., D]: inputs of the output head of a depth; last [..., H]: the target's states there."""
         table, of_target, compiled = self.table(depth), self.teacher.lm_head.weight, self.compiled and self.training
+        if self.tokens is not None:
+            few = of_target[self.tokens]
+            table, of_target = few if table is of_target else table[self.tokens], few
         return distance(self.loss, hidden, table, last, of_target, where, compiled=compiled)
 
     def saved(self) -> dict[str, Tensor]:
@@ -88,6 +110,11 @@ class Student(nn.Module):
     def untrained(self) -> Student | None:
         """A drafter to measure for comparison."""
         return None
+
+
+def spread(probs: Tensor, tokens: Tensor | None, size: int) -> Tensor:
+    """Probabilities [N, K] of `tokens` int64 [K] as probabilities [N, size] of all tokens."""
+    return probs if tokens is None else probs.new_zeros(len(probs), size).index_copy_(-1, tokens, probs)
 
 
 def chain(hidden: Tensor, depths: int) -> Iterator[Tensor]:

@@ -11,26 +11,36 @@ import json
 import shutil
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import asdict, dataclass
+from functools import partial
 from pathlib import Path
-from typing import Any
+from typing import Any, Literal
 
 import torch
 from accelerate import PartialState
 from rich.console import Console
-from torch import nn
+from torch import Tensor, nn
 from transformers import AutoConfig, AutoModelForCausalLM
 
 from paceline.draft.neural.checkpoint import TargetFacts, save_drafter, save_folder
+from paceline.draft.neural.vocab import best_tokens, coverage, must_keep
+from paceline.draft.spec import option
 from paceline.errors import ModelError, PacelineError
-from paceline.target.folder import fingerprint
+from paceline.target.folder import fingerprint, gguf_of, is_gguf
 from paceline.target.load import load_tokenizer, read_config
+from paceline.target.quantised.blocks import Weights, quantised
+from paceline.target.quantised.gguf import GGUF, weights_of
 from paceline.target.shape import unsupported
 from paceline.target.tokenizer import Tokenizer
-from paceline.train.config import StudentConfig, TrainerConfig, Training
-from paceline.train.data import Mixture, MixtureConfig, Rows, first_batch, row_counts, split_rows
-from paceline.train.loop import Batch, Stream, train
+from paceline.train.config import StudentConfig, TrainerConfig, Training, training_folder
+from paceline.train.data import Mixture, MixtureConfig, Rows, counts_of, first_batch, row_counts, split_rows
+from paceline.train.loop import LOG, Batch, Stream, read_log, train
+from paceline.train.loss import IGNORE
 from paceline.train.measure import Fits, accepted_length, fit_lines, measure, rows_of, write_slots
+from paceline.train.states import StateCache, target_states
 from paceline.train.student import Student
+
+MEASURED = 1 << 15
+"""Most tokens of held-out rows that are measured."""
 
 
 @dataclass(frozen=True)
@@ -54,10 +64,12 @@ class Trainer:
         out."""
         state = PartialState(cpu=not torch.cuda.is_available())
         console = Console(stderr=True, quiet=not state.is_main_process)
-        target, answers = training.target, training.answers
-        tokenizer, teacher = load_tokenizer(target), open_teacher(target).to(state.device)
+        answers, tokenizer = training.answers, load_tokenizer(training.target)
+        teacher = open_teacher(training_folder(training.target)).to(state.device)
         length = min(config.length, teacher.config.max_position_embeddings)
         rows, held = split_rows(answers, length, pad_token(tokenizer), config.held_out)
+        most = max(MEASURED // (length * max(len(held), 1)), 1)
+        held = {name: (ids[:most], labels[:most]) for name, (ids, labels) in held.items()}
         console.print("\n".join(row_counts(rows)))
         if must_hold_out and not (rows and held):
             raise PacelineError(
@@ -85,31 +97,71 @@ class Trainer:
         return train(module, wrap(rows) if wrap else rows, loop, run, validation)
 
     def facts(self, stage: str, **measured: Any) -> dict[str, Any]:
-        """Entries of config.json about the training: recipe, data, and what was `measured`."""
-        config = {name: str(value) if isinstance(value, Path) else value for name, value in asdict(self.config).items()}
-        recipe = {"stage": stage, "loop": asdict(self.training.loop), "config": config}
-        return {"recipe": recipe, "data": [self.training.answers.name], **measured}
+        """Entries of config.json about the training: recipe, data with the tokens learnt by source, and what was
+        `measured`."""
+        config = {name: value.name if isinstance(value, Path) else value for name, value in asdict(self.config).items()}
+        log = read_log(self.training.run / LOG)
+        spent = {key: row[key] for row in log[-1:] for key in ("step", "tokens", "minutes")}
+        recipe = {"stage": stage, "loop": asdict(self.training.loop), "config": config, "spent": spent}
+        learnt = {name: int((labels != IGNORE).sum()) for name, (_, labels) in self.rows.items()}
+        return {"recipe": recipe, "data": [self.training.answers.name], "learnt_tokens": learnt, **measured}
+
+    @property
+    def precision(self) -> torch.autocast:
+        """The context in which the target runs outside of steps, with the numbers that it has in them."""
+        return torch.autocast(self.teacher.device.type, torch.bfloat16, self.training.loop.mixed_precision == "bf16")
 
     def target_facts(self) -> TargetFacts:
         """The target's entry in a drafter's folder."""
-        config = self.teacher.config
+        config, target = self.teacher.config, self.training.target
+        if is_gguf(target):  # as `load` names it
+            file = GGUF(gguf_of(target))
+            name, weights = file.path.stem, weights_of(file, config)
+        else:
+            name, weights = training_folder(self.training.target).name, dict(self.teacher.named_parameters())
         return TargetFacts(
-            self.training.target.expanduser().resolve().name,
+            name,
             self.tokenizer.fingerprint,
-            fingerprint(dict(self.teacher.named_parameters())),
+            fingerprint(weights),
             config.hidden_size,
             config.num_hidden_layers,
             config.vocab_size,
         )
 
+    def frequent(self, size: int) -> tuple[Tensor, float]:
+        """The `size` tokens that the target writes most, int64 ascending, and their share of the held-out answers."""
+        total = self.teacher.config.vocab_size
+        ends = [token for token in (self.tokenizer.eos_token_id,) if token is not None]
+        tokens = best_tokens(counts_of(self.rows, total), size, must_keep(self.tokenizer, ends)[:1])
+        return tokens.to(self.teacher.device), coverage(counts_of(self.held, total), tokens)
+
+    def prepare(self, student: Student, config: StudentConfig) -> None:
+        """Say which tokens the student's loss compares, and where its states are kept."""
+        if config.loss_vocab < self.teacher.config.vocab_size:
+            student.tokens, share = self.frequent(config.loss_vocab)
+            self.console.print(f"{config.loss_vocab:,} tokens in the loss: {share:.2%} of the held-out answers")
+        if config.states is not None:
+            every = [row for ids, _ in (*self.rows.values(), *self.held.values()) for row in ids]
+            run, facts = partial(target_states, self.teacher), self.target_facts()
+            cache = student.cache = StateCache.open(
+                config.states, facts.weights_fingerprint, run, every, facts.hidden_size
+            )
+            if self.first:
+                with self.precision, self.console.status("states of the target ..."):
+                    cache.fill((*student.reads, facts.num_layers))
+
     def held_out(self, student: Student) -> tuple[Fits, dict[str, Any], list[str]]:
         """The figures of a trained student on held-out rows: fits, entries of config.json, and lines of a report."""
-        fits, lines = measure(student, self.held), []
+        untrained = student.untrained()
+        with self.precision:
+            fits, lines = measure(student, self.held), []
+            if untrained:
+                untrained.cache = student.cache
+                before = measure(untrained, self.held)
         if not fits:
             return fits, {}, []
         facts: dict[str, Any] = {"held_out": rows_of(fits)}
-        if untrained := student.untrained():
-            before = measure(untrained, self.held)
+        if untrained:
             facts["untrained"] = rows_of(before)
             lines += ["before training:", *fit_lines(before), "after training:"]
         facts["accepted_length"] = length = round(accepted_length(fits["all"]), 3)
@@ -118,16 +170,18 @@ class Trainer:
         return fits, facts, lines
 
     def save_head(self, student: Student) -> None:
-        """Measure a head and write it for `kind:OUT`, in bfloat16, with the training's log; then report."""
+        """Measure a head and write it for `kind:OUT`, with the training's log; then report."""
         out, run = self.training.out, self.training.run
-        weights = {
+        weights: Weights = {
             name: tensor.detach().to(torch.bfloat16) if tensor.is_floating_point() else tensor
             for name, tensor in student.saved().items()
         }
+        if isinstance(self.config, HeadConfig) and self.config.stored == "int8":
+            weights = quantised(weights, "int8")
         fits, measured, lines = self.held_out(student)
         config = self.facts(student.kind, **student.facts(), **measured)
         save_drafter(out, student.kind, config=config, tensors=weights, target=self.target_facts())
-        shutil.copy(run / "log.jsonl", out / "training.jsonl")
+        shutil.copy(run / LOG, out / "training.jsonl")
         if student.has_tree:
             write_slots(out, fits["all"])
         self.report(lines)
@@ -154,6 +208,8 @@ class Trainer:
 class HeadConfig(StudentConfig):
     """What drafters that run inside the native decoder have in common. A recipe's config makes its `student`."""
 
+    stored: Literal["bfloat16", "int8"] = option("bfloat16", "Numbers of the matrices in the file.")
+
     def check(self, target: Path) -> None:
         """PacelineError if the native decoder, which heads need, cannot run the model in `target`."""
         if reason := unsupported(read_config(target)):
@@ -166,9 +222,10 @@ class HeadConfig(StudentConfig):
 
 def train_head(training: Training, config: HeadConfig) -> bool:
     """Train a head, measure it, write a folder for `kind:OUT`. False when interrupted; the same call goes on."""
-    config.check(training.target)
+    config.check(training_folder(training.target))
     trainer = Trainer.open(training, config, must_hold_out=True)
     student = config.student(trainer)
+    trainer.prepare(student, config)
     if not trainer.train(student):
         return False
     if trainer.first:

@@ -18,10 +18,17 @@ from torch import Tensor, nn
 from transformers.models.llama.modeling_llama import LlamaMLP
 
 from paceline.target.shape import Shape
-from paceline.train.layers import layer_config
+from paceline.train.layers import BLOCK, layer_config
 
 Memory = list[tuple[Tensor, Tensor]]
 """Keys and values [B, kv_heads, T, head_dim] of every step so far; step 0 is the true text."""
+
+
+def begin_as_last(linear: nn.Linear) -> None:
+    """Begin a projection of several states side by side as the identity on the last of them."""
+    size, inputs = linear.weight.shape
+    with torch.no_grad():
+        linear.weight.copy_(torch.eye(size, inputs).roll(inputs - size, 1))
 
 
 class UnrolledAttention(nn.Module):
@@ -55,19 +62,25 @@ class UnrolledAttention(nn.Module):
         return y
 
     def _below(self, q: Tensor, memory: Memory) -> Tensor:
-        """Attention after step 0: one softmax over the text's keys up to a position and the position's own keys."""
+        """Attention after step 0: one softmax over the text's keys up to a position and the position's own keys. In
+        blocks of positions: fewer keys, and scores that stay in a processor's cache."""
         length, groups = q.shape[2], self.shape.num_heads // self.shape.num_kv_heads
         keys, values = (
             [part[:, :, :length].repeat_interleave(groups, 1) for part in parts] for parts in zip(*memory, strict=True)
         )
-        future = torch.ones(length, length, dtype=torch.bool, device=q.device).triu(1)
-        text = (q @ keys[0].transpose(-1, -2)).masked_fill(future, -torch.inf)
-        own = torch.stack([(q * key).sum(-1) for key in keys[1:]], -1)
-        weights = (torch.cat([text, own], -1).float() * self.shape.head_dim**-0.5).softmax(-1).to(q.dtype)
-        seen = weights[..., :length] @ values[0]
-        for number, value in enumerate(values[1:]):
-            seen = seen + weights[..., length + number, None] * value
-        return seen
+        q, parts = q * self.shape.head_dim**-0.5, []
+        for start in range(0, length, BLOCK):
+            end = min(start + BLOCK, length)
+            here = q[:, :, start:end]
+            future = torch.ones(end - start, end, dtype=torch.bool, device=q.device).triu(1 + start)
+            text = (here @ keys[0][:, :, :end].transpose(-1, -2)).masked_fill(future, -torch.inf)
+            own = torch.stack([(here * key[:, :, start:end]).sum(-1) for key in keys[1:]], -1)
+            weights = torch.cat([text, own], -1).softmax(-1, torch.float32).to(q.dtype)
+            seen = weights[..., :end] @ values[0][:, :, :end]
+            for number, value in enumerate(values[1:]):
+                seen = seen + weights[..., end + number, None] * value[:, :, start:end]
+            parts.append(seen)
+        return torch.cat(parts, 2)
 
 
 class UnrolledLayer(nn.Module):

@@ -29,10 +29,13 @@ from paceline.draft.neural.vocab import (
 )
 from paceline.errors import PacelineError
 from paceline.jsonl import check_folder
+from paceline.target.folder import gguf_of, is_gguf
 from paceline.target.load import SMALL_FILES, find, load_tokenizer, read_config
+from paceline.target.quantised.gguf import GGUF
+from paceline.target.quantised.gguf import end_tokens as end_tokens_of
 from paceline.target.tokenizer import Tokenizer
 from paceline.train.data import Example, read_examples
-from paceline.train.options import AnswerOptions, use_threads, with_options
+from paceline.train.options import AnswerOptions, TargetName, use_threads, with_options
 
 ASIDE = 10
 """One prompt in this number is kept aside for the report, with its answers."""
@@ -116,7 +119,9 @@ def covered(keep: Tensor, counts: Counts) -> Covered:
 
 
 def end_tokens(model: str | Path) -> list[int]:
-    """Tokens that end an answer of a model, from the configurations in its folder; none for a tokenizer's file."""
+    """Tokens that end an answer of a model, as its files say; none for a tokenizer's file."""
+    if is_gguf(model):
+        return sorted(end_tokens_of(GGUF(gguf_of(model)).facts))
     if Path(model).is_file():
         return []
     folder = find(model, SMALL_FILES)
@@ -186,9 +191,7 @@ def _table(rows: Sequence[Covered]) -> list[str]:
 @with_options
 def command(
     setup: AnswerOptions,
-    target: Annotated[
-        Path, typer.Argument(exists=True, help="Folder of the target; for --text, its SentencePiece file is enough.")
-    ],
+    target: TargetName,
     more: Annotated[list[Path] | None, typer.Argument(help="More files, after --text.", metavar="[FILE]...")] = None,
     text: Annotated[
         list[Path] | None, typer.Option(help="JSON Lines of the target's answers; more may follow.", metavar="FILE")
@@ -211,6 +214,7 @@ def command(
 
     paceline train vocab models/demo --prompts mine=prompts.jsonl --generate 2000 --out build/vocab.safetensors
 
+    With --text, a SentencePiece file is target enough.
     Only answers are counted. The answers to a tenth of the prompts are kept aside: the report says by source how much
     of them the most frequent tokens cover, for several sizes. Generated answers are kept next to OUT; the same command
     goes on from there.

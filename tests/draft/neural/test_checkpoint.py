@@ -12,6 +12,7 @@ from tests.fakes import TableTarget
 from paceline.draft.neural.checkpoint import CONFIG, WEIGHTS, TargetFacts, check_target, open_drafter, save_drafter
 from paceline.errors import MethodError
 from paceline.target.load import load, load_tokenizer
+from paceline.target.quantised.blocks import quantised
 
 TENSORS = {"adapter.weight": torch.randn(3, 4), "norm": torch.randn(4).bfloat16(), "ids": torch.arange(5)}
 
@@ -140,3 +141,19 @@ def test_weights_are_known_by_what_they_are_not_by_how_they_are_held(tmp_path, f
     with torch.no_grad():  # what merging a small adapter would do
         tuned.model.layers[2].self_attn.q_proj.weight *= 1.02
     assert TargetFacts.of(native.of(tuned)).weights_fingerprint != one
+
+
+def test_matrices_in_blocks_come_back_as_numbers(tmp_path, target):
+    weights = {"wide.weight": torch.randn(48, 64), "narrow.weight": torch.randn(8, 12), "bias": torch.ones(3)}
+    facts = TargetFacts.of(target)
+    save_drafter(tmp_path / "d", "demo", config={}, tensors=quantised(weights, "int8"), target=facts)
+    _, tensors = open_drafter(tmp_path / "d", "demo", target)
+    assert tensors.keys() == weights.keys()
+    assert tensors["wide.weight"].dtype == torch.bfloat16
+    torch.testing.assert_close(tensors["wide.weight"].float(), weights["wide.weight"], atol=0.03, rtol=0.01)
+    assert torch.equal(tensors["narrow.weight"], weights["narrow.weight"])
+    config = json.loads((tmp_path / "d" / CONFIG).read_text())
+    assert config["blocks"] == {"wide.weight": "Q8_0"}
+    for wrong in ({"wide.weight": "Q9"}, {"other.weight": "Q8_0"}):
+        (tmp_path / "d" / CONFIG).write_text(json.dumps(config | {"blocks": wrong}))
+        assert "disagree about blocks" in refusal(tmp_path / "d", "demo", target)

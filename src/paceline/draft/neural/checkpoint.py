@@ -29,9 +29,12 @@ from paceline import __version__
 from paceline.errors import MethodError, meant
 from paceline.jsonl import loads, replacing, write_whole
 from paceline.target.base import Facts
+from paceline.target.quantised.blocks import KINDS, Blocks
 
 WEIGHTS, CONFIG = "model.safetensors", "config.json"
 KIND = "paceline_drafter"
+BLOCKS = "blocks"
+"""Entry of config.json: the formats of matrices in blocks, by name."""
 PICKLED = (".bin", ".pt", ".pth")
 """Endings of files that torch pickled."""
 
@@ -61,10 +64,13 @@ class TargetFacts:
 
 
 def save_drafter(
-    out: Path, kind: str, *, config: dict[str, Any], tensors: Mapping[str, Tensor], target: TargetFacts
+    out: Path, kind: str, *, config: dict[str, Any], tensors: Mapping[str, Tensor | Blocks], target: TargetFacts
 ) -> None:
-    """Write a drafter into the folder `out`, as `save_folder` does."""
-    save_folder(out, {KIND: kind, "paceline": __version__, "target": asdict(target), **config}, tensors)
+    """Write a drafter into the folder `out`, as `save_folder` does. config.json names the matrices in blocks."""
+    blocks = {name: w for name, w in tensors.items() if isinstance(w, Blocks)}
+    plain = {name: w.data if isinstance(w, Blocks) else w for name, w in tensors.items()}
+    formats = {BLOCKS: {name: w.kind.name for name, w in blocks.items()}} if blocks else {}
+    save_folder(out, {KIND: kind, "paceline": __version__, "target": asdict(target), **config, **formats}, plain)
 
 
 def save_folder(out: Path, config: Mapping[str, Any], tensors: Mapping[str, Tensor]) -> None:
@@ -101,7 +107,7 @@ def open_drafter(
     config = read_drafter(folder, kind)
     if target is not None:
         check_target(folder, _facts(folder, config), target, any_target=any_target)
-    return config, _tensors(folder / WEIGHTS)
+    return config, _expanded(folder, config.get(BLOCKS, {}), _tensors(folder / WEIGHTS))
 
 
 def read_drafter(folder: Path, kind: str) -> dict[str, Any]:
@@ -166,6 +172,16 @@ def _tensors(file: Path) -> dict[str, Tensor]:
     if not isinstance(tensors, dict) or not all(isinstance(one, Tensor) for one in tensors.values()):
         raise MethodError(f"{file} does not hold tensors by name: it is no checkpoint of a head")
     return tensors
+
+
+def _expanded(folder: Path, formats: Mapping[str, str], tensors: dict[str, Tensor]) -> dict[str, Tensor]:
+    """The tensors, those in blocks as bfloat16."""
+    kinds = {kind.name: kind for kind in KINDS.values()}
+    try:
+        dense = {name: Blocks(kinds[kind], tensors[name]).dense(torch.bfloat16) for name, kind in formats.items()}
+    except (KeyError, ValueError, IndexError, AttributeError) as error:
+        raise MethodError(f"{folder / CONFIG} and {WEIGHTS} disagree about blocks ({error}): copy them again") from None
+    return tensors | dense
 
 
 def _check_version(wrote: Any, folder: Path) -> None:

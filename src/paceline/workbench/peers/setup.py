@@ -133,7 +133,7 @@ def expanded(file: Path, dtype: torch.dtype) -> Path:
     return folder
 
 
-def folder_of(model: str) -> Path:
+def folder_of(model: str | Path) -> Path:
     """The folder with a model's configuration and weights, from the hub if need be; ModelError if there is none."""
     return find(model, FILES).resolve()
 

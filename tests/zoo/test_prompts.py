@@ -1,0 +1,168 @@
+"""Prompts for a real model: nine kinds, and none that shares text with an evaluation."""
+
+import json
+from pathlib import Path
+
+import pytest
+import torch
+from safetensors.torch import save_file
+from typer.testing import CliRunner, Result
+
+from paceline.errors import PacelineError
+from paceline.target.load import load_tokenizer
+from paceline.train.__main__ import RECIPES
+from paceline.train.data import parse_source, parse_sources, read
+from paceline.train.generated import openings
+from tests import models
+from zoo.__main__ import app
+from zoo.drafters import card, read_plan, steps
+from zoo.overlap import RUN, Overlap, words
+from zoo.prompts import KINDS
+
+ASKED = "Who wrote the long letter about the seven bridges of Koenigsberg, and to whom was it sent in that year?"
+SHORT = "Who built the seven bridges?"
+TINY = "Explain it."
+
+
+@pytest.fixture
+def evaluation(tmp_path: Path) -> Path:
+    file = tmp_path / "question.jsonl"
+    file.write_text("".join(json.dumps({"prompt": text}) + "\n" for text in (ASKED, SHORT, TINY)))
+    return file
+
+
+@pytest.mark.parametrize(
+    ("prompt", "overlaps"),
+    [
+        (ASKED, True),
+        ("WHO WROTE: the long -- letter\n\nabout the SEVEN bridges of Koenigsberg?", True),
+        (f"A passage. {' '.join(words(ASKED)[4 : 4 + RUN])} and so on", True),
+        (f"A passage. {' '.join(words(ASKED)[4 : 3 + RUN])} and so on", False),
+        ("Tell me: who built the seven bridges", True),
+        ("Who built the eight bridges?", False),
+        ("explain it", True),
+        ("Explain it to a child.", False),
+        ("", False),
+    ],
+)
+def test_an_overlap_is_a_long_run_or_the_whole_of_a_shorter_text(prompt: str, overlaps: bool) -> None:
+    assert (Overlap([ASKED, SHORT, TINY]).shared(prompt) is not None) == overlaps
+
+
+def written(file: Path, rows: list[dict[str, object]]) -> str:
+    file.write_text("".join(json.dumps(row) + "\n" for row in rows))
+    return f"{file.stem}={file}"
+
+
+@pytest.fixture
+def sources(tmp_path: Path) -> list[str]:
+    """Data sets in the forms of Dolly, GSM8K and MBPP; in each a record of the evaluation."""
+    categories = ("open_qa", "closed_qa", "summarization", "information_extraction")
+    dolly: list[dict[str, object]] = [
+        {
+            "instruction": f"What is number {i} for?",
+            "context": "" if i % 4 == 0 else f"Passage {i}: " + "it stands on the shelf of a room. " * 6,
+            "response": f"The thing with number {i} is for the shelf. " + "It is used by people in the house. " * 6,
+            "category": categories[i % 4],
+        }
+        for i in range(40)
+    ]
+    dolly[0]["instruction"], dolly[1]["context"] = ASKED, f"{ASKED} {dolly[1]['context']}"
+    gsm8k: list[dict[str, object]] = [
+        {"question": f"Ann has {i} pens and buys {i}. How many?", "answer": "#### 1"} for i in range(20)
+    ]
+    gsm8k[1]["question"] = ASKED
+    mbpp: list[dict[str, object]] = [
+        {
+            "task_id": i,
+            "text": ASKED if i == 3 else f"Write a function to add {i}.",
+            "code": f"def add_{i}(x):\r\n    return x + {i}",
+            "test_list": [f"assert add_{i}(1) == {i + 1}"],
+        }
+        for i in (1, 3, 11, 510, 600)
+    ]
+    return [written(tmp_path / f"{n}.jsonl", rows) for n, rows in (("dolly", dolly), ("gsm8k", gsm8k), ("mbpp", mbpp))]
+
+
+def run(*words: object) -> Result:
+    return CliRunner().invoke(app, [str(word) for word in words])
+
+
+def test_prompts_of_nine_kinds_without_any_of_the_evaluation(
+    sources: list[str], evaluation: Path, tmp_path: Path
+) -> None:
+    done = run("prompts", *sources, "--without", evaluation, "--out", tmp_path / "made")
+    assert done.exit_code == 0, done.output
+    files = {file.stem: file for file in (tmp_path / "made").iterdir()}
+    assert files.keys() == set(KINDS)
+    texts = {kind: [d.plain() for d in read(parse_source(f"a={file}"))] for kind, file in files.items()}
+    assert all(texts.values())
+    assert not any("Koenigsberg" in text for some in texts.values() for text in some)
+    assert not any("add_11" in text or "add_510" in text for text in texts["code"]), "MBPP's test split"
+    assert any("add_600" in text for text in texts["code"])
+    clean = run("overlap", *files.values(), "--without", evaluation)
+    assert clean.exit_code == 0, clean.output
+    everything = run("prompts", *sources, "--out", tmp_path / "all")
+    assert everything.exit_code == 0
+    found = run("overlap", tmp_path / "all" / "maths.jsonl", "--without", evaluation)
+    assert found.exit_code == 1
+    assert "1 of 20 prompts in maths.jsonl overlap" in found.output
+    assert " ".join(words(ASKED)[:RUN]) in found.output
+
+
+def test_the_prompts_of_recorded_answers_are_checked_as_text(evaluation: Path, tmp_path: Path) -> None:
+    model = models.make("llama2", tmp_path / "model")
+    tokenizer = load_tokenizer(model)
+    rows = [{"prompt_tokens": tokenizer.encode(text), "tokens": [5]} for text in (ASKED, "the cat and the dog")]
+    written(tmp_path / "answers.jsonl", rows)
+    found = run("overlap", tmp_path / "answers.jsonl", "--model", model, "--without", evaluation)
+    assert found.exit_code == 1
+    assert "1 of 2 prompts" in found.output
+
+
+def test_chats_are_asked_at_either_turn(sources: list[str], tmp_path: Path) -> None:
+    assert run("prompts", *sources, "--out", tmp_path / "made").exit_code == 0
+    tokenizer = load_tokenizer(models.make("llama2", tmp_path / "model"))
+    asked = openings(parse_sources([f"chat={tmp_path / 'made' / 'chat.jsonl'}"]), tokenizer, 4096)
+    lengths = [len(ids) for _, ids in asked]
+    assert min(lengths) < 60 < max(lengths)
+
+
+def test_a_plan_names_recipes_and_trains_all_on_the_same_answers(tmp_path: Path) -> None:
+    plan = read_plan(Path("zoo/smollm2.toml"))
+    commands = {step.name: step for step in steps(plan, tmp_path / "models", tmp_path / "work")}
+    answers = str(tmp_path / "work" / "vocab.answers.jsonl")
+    recipes = ["eagle3", "medusa", "hydra", "amphista", "eagle", "kangaroo", "draft"]
+    assert [name for name in commands if name in recipes] == recipes
+    for name in recipes:
+        assert name in RECIPES
+        words = commands[name].arguments
+        assert words[words.index("--data") + 1] == answers
+        assert words[words.index("--minutes") + 1] == str(plan.minutes)
+    (tmp_path / "bad.toml").write_text("model = 3")
+    for file in (tmp_path / "bad.toml", tmp_path / "none.toml"):
+        with pytest.raises(PacelineError, match=r"is no plan|cannot be read"):
+            read_plan(file)
+
+
+def test_the_page_has_what_the_drafters_say_of_themselves(tmp_path: Path) -> None:
+    plan = read_plan(Path("zoo/smollm2.toml"))
+    fit = {"top1": 0.25}
+    config = {
+        "recipe": {"spent": {"step": 9, "tokens": 12_345, "minutes": 6.02}},
+        "held_out": {"all": [fit, {"top1": 0.125}, fit, fit]},
+        "accepted_length": 1.375,
+        "learnt_tokens": {"code": 2_000, "chat": 1_000},
+        "target": {"name": "Small", "weights_fingerprint": "aa", "tokenizer_fingerprint": "bb"},
+        "blocks": {"w": "Q8_0"},
+    }
+    folder = tmp_path / "smollm2-medusa"
+    folder.mkdir()
+    (folder / "config.json").write_text(json.dumps(config))
+    save_file({"w": torch.zeros(1000, 340, dtype=torch.uint8)}, folder / "model.safetensors")
+    text = card(plan, tmp_path)
+    assert "the same 3,000 tokens" in text
+    assert "chat 1,000, code 2,000" in text
+    assert f"| `medusa:{folder}` | 0.3 M | 0.3 | 6.0 | 12,345 | 0.250 | 0.125 | 0.250 | 1.38 |" in text
+    with pytest.raises(PacelineError, match="has no drafter of smollm2"):
+        card(plan, tmp_path / "empty")

@@ -1,0 +1,93 @@
+"""Texts that must not be trained on, and how to find them in prompts.
+
+    evaluation = Overlap(texts_of("spec-bench.jsonl"))
+    evaluation.shared(prompt)                         # the words that both have, or None
+
+A prompt overlaps with a text of an evaluation if both have the same RUN words in a row, whatever their case and
+punctuation. A shorter text must be in the prompt as a whole, and one of less than SHORT words ("Explain your
+answer.") must be all of it.
+"""
+
+import re
+import unicodedata
+from collections import defaultdict
+from collections.abc import Iterable, Iterator, Sequence
+from pathlib import Path
+
+from paceline.bench.suites import SUITES, read_suite
+from paceline.target.tokenizer import Tokenizer
+from paceline.workbench import conversations
+
+RUN = 10
+"""Words in a row that two texts must not share. GPT-3's check took 13 (Brown et al. 2020, appendix C)."""
+SHORT = 5
+"""Least words of a whole text that must not be in a prompt."""
+
+Words = tuple[str, ...]
+
+
+def words(text: str) -> Words:
+    """The words and numbers of a text, in lower case, without accents' encodings, punctuation and white space."""
+    return tuple(re.findall(r"\w+", unicodedata.normalize("NFKC", text).lower()))
+
+
+def runs(text: Words, length: int) -> Iterator[Words]:
+    """All runs of `length` words."""
+    return (text[i : i + length] for i in range(len(text) - length + 1))
+
+
+class Overlap:
+    """Runs of words of an evaluation's texts."""
+
+    def __init__(self, texts: Iterable[str]):
+        every = {words(text) for text in texts} - {()}
+        self.whole = every
+        self.runs: dict[int, set[Words]] = defaultdict(set)
+        for text in every:
+            if len(text) >= SHORT:
+                length = min(len(text), RUN)
+                self.runs[length].update(runs(text, length))
+
+    def shared(self, text: str) -> str | None:
+        """Words that the text shares with the evaluation; None: too few to matter."""
+        own = words(text)
+        if own in self.whole:
+            return " ".join(own)
+        for length, known in self.runs.items():
+            for run in runs(own, length):
+                if run in known:
+                    return " ".join(run)
+        return None
+
+
+def texts_of(suite: str) -> list[str]:
+    """The texts that a suite of `paceline bench` asks, by its name or file; or the texts of any file of
+    conversations."""
+    if suite in SUITES or "HumanEval" in suite:
+        return [turn for question in read_suite(suite).questions for turn in question.turns]
+    return [text for one in conversations.read(suite, ignore=("prediction",)) for text in one.texts()]
+
+
+def asked_in(file: Path, tokenizer: Tokenizer | None = None) -> Iterator[str]:
+    """Every message of the prompts in a file; of recorded answers, the prompts' tokens as text."""
+    for one in conversations.read(file, ignore=()):
+        if one.tokens is not None and tokenizer is not None:
+            yield tokenizer.decode(list(one.tokens[0] or ()))
+        else:
+            yield from (message["content"] for message in one.prompt)
+
+
+def check(files: Sequence[Path], suites: Sequence[str], tokenizer: Tokenizer | None = None) -> tuple[list[str], bool]:
+    """(lines of a report, whether no prompt of `files` overlaps with a text of `suites`)."""
+    lines, clean = [], True
+    asked = {file: list(asked_in(file, tokenizer)) for file in files}
+    for suite in suites:
+        texts = texts_of(suite)
+        evaluation = Overlap(texts)
+        for file, prompts in asked.items():
+            found = [shared for prompt in prompts if (shared := evaluation.shared(prompt))]
+            clean = clean and not found
+            some = f"{len(found)} of {len(prompts):,} prompts"
+            lines.append(f"{suite}, {len(texts)} texts: {some} in {file.name} overlap")
+            lines += [f"  {shared}" for shared in found[:5]]
+    return lines, clean
