@@ -50,7 +50,10 @@ class TrainerConfig:
         which may take an hour."""
 
 
-LOSS_HELP = "Distance from the target's distribution: soft (cross-entropy), or kl+tv (KL plus total variation)."
+LOSS_HELP = (
+    "Distance from the target's distribution: soft (cross-entropy), kl+tv (KL plus total variation), or lk (from KL to "
+    "total variation as more drafts are accepted)."
+)
 
 
 @dataclass(frozen=True, kw_only=True)
