@@ -55,26 +55,25 @@ HOSTS = ("transformers", "transformers-lookup", "vllm", "vllm-ngram")
 SAMPLED = ("suffix", "sam", "prompt-lookup", "auto")
 TRAINED = "smollm2-heads"
 """The target with its drafters of models/."""
-TREES = ("eagle3", "eagle", "hydra", "medusa", "amphista")
-"""Those that draft trees, of 16 nodes and 4 deep unless told otherwise."""
-VOCAB = "vocab={heads}/smollm2-draft/paceline/vocab.safetensors"
-FIXED, SVIP = "model:{heads}/smollm2-draft,stop=fixed,draft=5", "model:{heads}/smollm2-draft,stop=svip"
+VOCAB = "vocab={heads}/smollm2-vocab.safetensors"
+"""The tokens over which all of them learn, but eagle3, which has as many of its own."""
+EAGLE3, EAGLE, HYDRA, MEDUSA, AMPHISTA, KANGAROO, DRAFT = (
+    f"{'model' if name == 'draft' else name}:{{heads}}/smollm2-{name}"
+    for name in ("eagle3", "eagle", "hydra", "medusa", "amphista", "kangaroo", "draft")
+)
 HEADS = (
-    *(f"{name}:{{heads}}/smollm2-{name}" for name in (*TREES, "kangaroo")),
-    FIXED, SVIP, f"{SVIP},{VOCAB}", f"eagle:{{heads}}/smollm2-eagle,{VOCAB}",
-    "sam+eagle3:{heads}/smollm2-eagle3", "sam", "suffix",
+    EAGLE3,
+    *(f"{head},{VOCAB}" for head in (EAGLE, HYDRA, MEDUSA, AMPHISTA, KANGAROO)),
+    f"{DRAFT},stop=fixed,draft=5,{VOCAB}", f"{DRAFT},stop=svip,{VOCAB}", f"{DRAFT},stop=svip", EAGLE,
+    f"sam+{EAGLE3}", "sam", "suffix",
 )  # fmt: skip
-TRIMMED = tuple(
-    f"{name}:{{heads}}/smollm2-{name}{end}"
-    for name in ("hydra", "medusa", "amphista", "kangaroo")
-    for end in ("", f",{VOCAB}")
-)
+TRIMMED = tuple(f"{head}{end}" for head in (HYDRA, MEDUSA, AMPHISTA, KANGAROO) for end in ("", f",{VOCAB}"))
 DRAWN = (
-    *(f"{name}:{{heads}}/smollm2-{name},tree=0,draft=4" for name in ("eagle3", "eagle")),
-    *(f"{spec}:{{heads}}/smollm2-{name},stop=fixed,draft=4" for spec, name in (("kangaroo",) * 2, ("model", "draft"))),
-)
-CHAINS = (*DRAWN, *(f"{name}:{{heads}}/smollm2-{name},tree=benchmarks/chain-4.txt" for name in TREES[2:]))
-"""Chains of four tokens, which is what training simulates."""
+    f"{EAGLE3},tree=0,draft=3", f"{EAGLE},tree=0,draft=3,{VOCAB}",
+    *(f"{drafter},stop=fixed,draft=3,{VOCAB}" for drafter in (KANGAROO, DRAFT)),
+)  # fmt: skip
+CHAINS = (*DRAWN, *(f"{head},tree=benchmarks/chain-3.txt,{VOCAB}" for head in (HYDRA, MEDUSA, AMPHISTA)))
+"""Chains of three tokens, which is what training simulates; no head guesses more."""
 TARGETS = {
     "qwen-q4": ("qwen", "auto", "Qwen2.5-Coder-1.5B, Q4_K_M"),
     "smollm2": ("smollm2", "bfloat16", "SmolLM2-135M, bfloat16"),
@@ -246,32 +245,27 @@ def _facts(method: Any, tasks: Sequence[str]) -> dict[str, Any]:
 
 
 def card(method: str) -> dict[str, Any] | None:
-    """What training noted of a drafter with weights: the tokens it read, its overlap at the first depth, and the mean
-    accepted tokens of a chain of four that follow from its held-out figures, greedy and at temperature 1. These two are
-    left out for a trimmed vocabulary. None for other drafters, and for several in turn."""
+    """What training noted of a drafter with weights: the tokens it read, its minutes, its overlap at the first depth,
+    and the mean accepted tokens of a chain of three that follow from its held-out figures, greedy and at temperature 1.
+    These two are of the tokens over which it learnt, so not without `vocab` or a vocabulary of its own. None for other
+    drafters, and for several in turn."""
     part, *others = map(parse, split(method))
     folder = Path(part.checkpoint or "")
     if others or part.checkpoint is None or not (folder / "config.json").exists():
         return None
     config = json.loads((folder / "config.json").read_text("utf-8"))
-    depths = config.get("held_out", {}).get("all", [])[:4]
+    depths = config.get("held_out", {}).get("all", [])[:3]
     accepted, sampled = ([depth.get(figure) for depth in depths] for figure in ("accepted", "sampled"))
-    if "vocab" in part.options:
+    if "vocab" not in part.options and "draft_vocab_size" not in config:
         accepted = sampled = []
     return {
         "folder": folder.name,
         "fingerprint": fingerprint(load_file(folder / "model.safetensors")),
-        "tokens": config.get("recipe", {}).get("loop", {}).get("tokens") or _tokens_read(folder / "training.jsonl"),
+        **{figure: config.get("recipe", {}).get("spent", {}).get(figure) for figure in ("tokens", "minutes")},
         "overlap": depths[0].get("overlap") if depths else None,
         "greedy": _rounded(1 + sum(accumulate(accepted, mul))) if accepted and None not in accepted else None,
         "sampled": _rounded(1 + sum(sampled)) if sampled and None not in sampled else None,
     }
-
-
-def _tokens_read(log: Path) -> int | None:
-    """Tokens that a training with a budget of minutes has read, from its log."""
-    lines = log.read_text("utf-8").splitlines() if log.exists() else []
-    return int(json.loads(lines[-1])["tokens"]) if lines else None
 
 
 def _rounded(value: Any) -> Any:
@@ -373,8 +367,9 @@ def heads(record: dict[str, Any]) -> Iterator[str]:
         yield f"<!-- measured with {', '.join(weights)} -->"
     yield (
         "SmolLM2-135M-Instruct in bfloat16, and the drafters in `models/smollm2-*` that were "
-        "[trained](../training.md) for it. Trees have 16 nodes and are 4 deep. Tokens are those of a round, the "
-        "target's own included; speed-ups are over plain decoding, prompts included. "
+        "[trained](../training.md) for it. Trees have 16 nodes; `vocab` drafts the tokens over which they learnt, "
+        "`eagle3` has as many of its own. Tokens are those of a round, the target's own included; speed-ups are over "
+        "plain decoding, prompts included. "
         "[The results in short](README.md); [every figure](runs.md)."
     )
     if not runs:
@@ -400,11 +395,11 @@ def _card_table(cards: dict[str, dict[str, Any]]) -> Iterator[str]:
         "All have read as many tokens." if len(trained) == 1 else "**They have not all read as many tokens.**"
     )
     yield ""
-    yield "| | tokens read | sum min(p, q) |"
-    yield "|---|---:|---:|"
+    yield "| | tokens read | minutes | sum min(p, q) |"
+    yield "|---|---:|---:|---:|"
     for folder, one in sorted(folders.items()):
         tokens = "" if one["tokens"] is None else f"{one['tokens']:,}"
-        yield f"| `models/{folder}` | {tokens} | {_number(one['overlap'], 3)} |"
+        yield f"| `models/{folder}` | {tokens} | {_number(one['minutes'], 1)} | {_number(one['overlap'], 3)} |"
 
 
 def _beside_papers(name: str, run: dict[str, Any], published: dict[str, Any]) -> Iterator[str]:
@@ -421,7 +416,7 @@ def _beside_papers(name: str, run: dict[str, Any], published: dict[str, Any]) ->
     yield f"{run['setting']}; {run['machine']}.{'' if run['complete'] else ' Not complete.'}"
     yield from run["notes"]
     yield ""
-    simulated = "simulated, a chain of 4"
+    simulated = "simulated, a chain of 3"
     columns = ["", "tokens a round", simulated, "tokens/s", "speed-up (95 %)", "identical"]
     columns += ["place", "published: place", "tokens", "speed-up", "its authors' own"] if papers else []
     yield f"| {' | '.join(columns)} |"
@@ -492,7 +487,7 @@ def _predicted(runs: dict[str, dict[str, Any]]) -> Iterator[str]:
         yield ""
         yield f"## Simulated and true: {name}"
         yield ""
-        yield f"{run['setting']}. Chains of four tokens, as training simulates them on held-out answers."
+        yield f"{run['setting']}. Chains of three tokens, as training simulates them on held-out answers."
         same = "the same order" if before == after else f"another order, {', '.join(f'`{m}`' for m in after)}"
         yield f"The simulation has them in the order of this table; the run has {same}."
         yield ""

@@ -81,23 +81,23 @@ DRAFTERS = [
 
 
 MODELS = REPOSITORY / "models"
+VOCAB = "vocab={models}/smollm2-vocab.safetensors"
+"""The tokens over which all but eagle3 have learnt."""
 TRAINED = [
     "eagle3:{models}/smollm2-eagle3",
     "eagle3:{models}/smollm2-eagle3,tree=0,sample=best",
     "sam+eagle3:{models}/smollm2-eagle3,tree=auto",
-    "eagle:{models}/smollm2-eagle",
-    "eagle:{models}/smollm2-eagle,tree=0,sample=best,vocab={models}/smollm2-draft/paceline/vocab.safetensors",
-    "medusa:{models}/smollm2-medusa",
-    "hydra:{models}/smollm2-hydra",
-    "amphista:{models}/smollm2-amphista,vocab={models}/smollm2-draft/paceline/vocab.safetensors",
-    "kangaroo:{models}/smollm2-kangaroo,sample=best",
-    "model:{models}/smollm2-draft,sample=best",
-    "sam+model:{models}/smollm2-draft,tree=8,width=3,vocab={models}/smollm2-draft/paceline/vocab.safetensors",
+    *(f"{name}:{{models}}/smollm2-{name},{VOCAB}" for name in ("eagle", "medusa", "hydra", "amphista")),
+    "eagle:{models}/smollm2-eagle,tree=0,sample=best",
+    f"kangaroo:{{models}}/smollm2-kangaroo,sample=best,{VOCAB}",
+    f"model:{{models}}/smollm2-draft,sample=best,{VOCAB}",
+    f"sam+model:{{models}}/smollm2-draft,tree=8,width=3,{VOCAB}",
 ]
 DRAWN = [
-    *(f"{name}:{{models}}/smollm2-{name},tree=0" for name in ("eagle3", "eagle")),
-    "kangaroo:{models}/smollm2-kangaroo",
-    "model:{models}/smollm2-draft",
+    "eagle3:{models}/smollm2-eagle3,tree=0",
+    f"eagle:{{models}}/smollm2-eagle,tree=0,{VOCAB}",
+    f"kangaroo:{{models}}/smollm2-kangaroo,{VOCAB}",
+    f"model:{{models}}/smollm2-draft,{VOCAB}",
 ]
 """Their drafts are drawn, so that seeds give other samples than plain decoding's, but the same in any batch."""
 

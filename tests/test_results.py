@@ -63,20 +63,22 @@ def test_trained_drafters_stand_beside_their_papers_and_what_training_foretold(
     """What a drafter of a speed-up s accepts is 1.2 s a round here."""
     monkeypatch.setattr(results, "RECORD", tmp_path / "runs.json")
     for name, tokens in (("eagle3", 7000), ("eagle", 7000), ("draft", 5000)):
-        depths = [{"accepted": 0.5, "sampled": 0.25, "overlap": 0.625}] * (3 if name == "draft" else 5)
-        config = {"held_out": {"all": depths}, "recipe": {"loop": {"tokens": tokens}}}
+        depths = [{"accepted": 0.5, "sampled": 0.25, "overlap": 0.625}] * (2 if name == "draft" else 5)
+        config = {"held_out": {"all": depths}, "recipe": {"spent": {"tokens": tokens, "minutes": 6.04}}}
+        config |= {"draft_vocab_size": 4} if name == "eagle3" else {}
         (tmp_path / f"smollm2-{name}").mkdir()
         (tmp_path / f"smollm2-{name}" / "config.json").write_text(json.dumps(config))
         save_file({"weight": torch.ones(2, 2)}, tmp_path / f"smollm2-{name}" / "model.safetensors")
     eagle3, eagle, draft = (f"{tmp_path}/smollm2-{name}" for name in ("eagle3", "eagle", "draft"))
-    fixed, svip = f"model:{draft},stop=fixed,draft=5", f"model:{draft},stop=svip"
+    vocab = f"vocab={tmp_path}/smollm2-vocab.safetensors"
+    fixed, svip = f"model:{draft},stop=fixed,draft=5,{vocab}", f"model:{draft},stop=svip,{vocab}"
     methods = {
-        "none": 1.0, "sam": 1.3, f"eagle3:{eagle3}": 1.5, f"eagle:{eagle}": 2.0, f"sam+eagle3:{eagle3}": 1.51,
-        fixed: 1.0, svip: 1.2, f"{svip},vocab={draft}/paceline/vocab.safetensors": 1.4,
+        "none": 1.0, "sam": 1.3, f"eagle3:{eagle3}": 1.5, f"eagle:{eagle},{vocab}": 2.0, f"sam+eagle3:{eagle3}": 1.51,
+        fixed: 1.0, svip: 1.4, f"model:{draft},stop=svip": 1.2,
     }  # fmt: skip
     make_run(tmp_path / "smollm2-heads-spec-bench", methods)
     make_run(tmp_path / "smollm2-heads-humaneval-sampled", {"none": 1.0, fixed: 1.2, svip: 1.0})
-    chains = {f"eagle3:{eagle3},tree=0,draft=4": 1.0, f"medusa:{draft},tree=benchmarks/chain-4.txt": 1.5}
+    chains = {f"eagle3:{eagle3},tree=0,draft=3": 1.0, f"medusa:{draft},tree=benchmarks/chain-3.txt,{vocab}": 1.5}
     make_run(tmp_path / "smollm2-heads-spec-bench-chains", {"none": 1.0, **chains})
     (tmp_path / "README.md").write_text(f"before {results.BEGIN}old\n{results.END} after")
     printed("collect", str(tmp_path))
@@ -86,30 +88,30 @@ def test_trained_drafters_stand_beside_their_papers_and_what_training_foretold(
     weights = fingerprint({"weight": torch.ones(2, 2)})
     assert f"<!-- measured with models/smollm2-draft {weights}, models/smollm2-eagle {weights}, " in page
     assert "**They have not all read as many tokens.**" in page
-    assert "| `models/smollm2-draft` | 5,000 | 0.625 |" in page
+    assert "| `models/smollm2-draft` | 5,000 | 6.0 | 0.625 |" in page
     greedy, sampled = (part.split("\n## ")[0] for part in page.split("\n## smollm2-heads-")[1:])
     rows = {line.split("`")[1]: line.split(" | ")[1:] for line in greedy.splitlines() if line.startswith("| `")}
-    assert list(rows)[:3] == ["eagle", "sam+eagle3", "eagle3"], "the most tokens first"
-    interval = "2.00 (1.92 to 2.10)"
-    assert rows["eagle"][:8] == ["2.40", "1.94", "960.0", interval, "100%", "1", "3", "4.43"], "1 + .5 + .25 + ..."
+    assert list(rows)[:3] == ["eagle,vocab", "sam+eagle3", "eagle3"], "the most tokens first"
+    figures = ["2.40", "1.88", "960.0", "2.00 (1.92 to 2.10)", "100%", "1", "3", "4.43"]
+    assert rows["eagle,vocab"][:8] == figures, "1 + .5 + .25 + .125 in the second place"
     assert rows["eagle3"][5:9] == ["3", "1", "5.71", "3.02"]
-    assert [rows[one][1] for one in ("model,stop=svip", "model,stop=svip,vocab", "sam+eagle3")] == ["1.88", "", ""]
-    assert "- Published figures of `eagle`, `eagle3`: Spec-Bench's leaderboard" in greedy
+    assert [rows[one][1] for one in ("model,stop=svip,vocab", "model,stop=svip", "sam+eagle3")] == ["1.75", "", ""]
+    assert "- Published figures of `eagle,vocab`, `eagle3`: Spec-Bench's leaderboard" in greedy
     assert "its authors' own" not in sampled
-    assert "| `model,stop=svip` | 1.20 | 1.75 | 480.0 |" in sampled, "1 + .25 + .25 + .25"
+    assert "| `model,stop=svip,vocab` | 1.20 | 1.50 | 480.0 |" in sampled, "1 + .25 + .25"
     held = page.split("## Does the published order hold?")[1].split("\n## ")[0]
     said = [line.split(" | ")[-5:] for line in held.splitlines() if "smollm2-heads" in line]
     assert said == [
         ["smollm2-heads-spec-bench", "1.80 to 2.40", "**no**", "1.50 to 2.00", "**no** |"],
-        ["smollm2-heads-spec-bench", "1.44 to 1.20", "", "1.20 to 1.00", "yes |"],
+        ["smollm2-heads-spec-bench", "1.68 to 1.20", "", "1.40 to 1.00", "yes |"],
         ["smollm2-heads-humaneval-sampled", "1.20 to 1.44", "", "1.00 to 1.20", "**no** |"],
         ["smollm2-heads-spec-bench", "1.68 to 1.44", "", "1.40 to 1.20", "yes |"],
         ["smollm2-heads-spec-bench", "1.81 to 1.80", "not told apart", "1.51 to 1.50", "not told apart |"],
         ["smollm2-heads-spec-bench", "1.81 to 1.56", "yes", "1.51 to 1.30", "yes |"],
     ]
     foretold = page.split("## Simulated and true: smollm2-heads-spec-bench-chains")[1]
-    assert "the run has another order, `medusa,tree=chain-4`, `eagle3,tree=0,draft=4`." in foretold
-    assert "| `eagle3,tree=0,draft=4` | 1.94 | 1.20 | 0.62 |" in foretold
+    assert "the run has another order, `medusa,tree=chain-3,vocab`, `eagle3,tree=0,draft=3`." in foretold
+    assert "| `eagle3,tree=0,draft=3` | 1.88 | 1.20 | 0.64 |" in foretold
 
 
 def test_a_run_is_one_command_and_stops_when_the_time_is_up(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:

@@ -50,10 +50,7 @@ class TrainerConfig:
         which may take an hour."""
 
 
-LOSS_HELP = (
-    "Distance from the target's distribution: soft (cross-entropy), kl+tv (KL plus total variation), or lk (from KL to "
-    "total variation as more drafts are accepted)."
-)
+LOSS_HELP = "Distance from the target's distribution: soft (cross-entropy), kl+tv (plus total variation), lk (LK loss)."
 
 
 @dataclass(frozen=True, kw_only=True)
