@@ -247,11 +247,11 @@ def _facts(method: Any, tasks: Sequence[str]) -> dict[str, Any]:
 def card(method: str) -> dict[str, Any] | None:
     """What training noted of a drafter with weights: the tokens it read, its minutes, its overlap at the first depth,
     and the mean accepted tokens of a chain of three that follow from its held-out figures, greedy and at temperature 1.
-    These two are of the tokens over which it learnt, so not without `vocab` or a vocabulary of its own. None for other
-    drafters, and for several in turn."""
-    part, *others = map(parse, split(method))
+    These two are of the tokens over which it learnt, so not without `vocab` or a vocabulary of its own. None if a
+    method's first drafter has no weights, as in sam+eagle3."""
+    part = parse(split(method)[0])
     folder = Path(part.checkpoint or "")
-    if others or part.checkpoint is None or not (folder / "config.json").exists():
+    if part.checkpoint is None or not (folder / "config.json").exists():
         return None
     config = json.loads((folder / "config.json").read_text("utf-8"))
     depths = config.get("held_out", {}).get("all", [])[:3]
