@@ -1,6 +1,6 @@
 """What draft heads weigh and cost: parameters, milliseconds of a draft and of a round, and the tree that pays.
 
-    python benchmarks/heads.py models/demo medusa:models/demo-medusa hydra:models/demo-hydra,tree=16
+    python benchmarks/heads.py models/demo medusa:models/demo-medusa eagle:models/demo-eagle,tree=16
 
 Greedy answers to a few prompts, one at a time. A draft's time is all that the drafter does in a round: reading new
 states, guessing, learning what became of it. `auto` is the number of nodes that tree=auto takes here.

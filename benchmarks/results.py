@@ -5,10 +5,11 @@
     python benchmarks/results.py collect build/results     # figures into docs/results/runs.json, tables into its pages
     python benchmarks/results.py table                     # those of README.md: the speed-ups of every target
     python benchmarks/results.py full                      # runs.md: every figure of every run
+    python benchmarks/results.py heads                     # heads.md: trained drafters beside their papers
 
 `run` goes through the runs, the most important first, each in a folder of its own. After --minutes it stops, and the
 same command goes on. Naming runs takes those alone, --limit so many questions of each. A run whose peers are not
-installed goes on without them; ask again when they are.
+installed, or whose trained drafters are not there, goes on without them; ask again when they are.
 """
 
 from __future__ import annotations
@@ -20,15 +21,23 @@ import signal
 import subprocess
 import sys
 import time
+import tomllib
 from collections import Counter
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
+from itertools import accumulate
+from operator import mul
 from pathlib import Path
 from typing import Any
 
+from safetensors.torch import load_file
+
 from paceline.bench.report import machine, read_run, setting
+from paceline.draft.spec import parse, split
+from paceline.target.folder import fingerprint
 
 RECORD = Path(__file__).parent.parent / "docs" / "results" / "runs.json"
+PUBLISHED = Path(__file__).with_name("published.toml")
 BEGIN, END = "<!-- python benchmarks/results.py table -->\n", "<!-- end -->"
 """Around the table of README.md."""
 FIGURES = (
@@ -44,13 +53,35 @@ KINDS = ("ngram-mod", "ngram-simple", "ngram-cache", "ngram-map-k", "ngram-map-k
 XLLAMA = ("xllamacpp:{model}", *(f"xllamacpp:{{model}},spec={kind}" for kind in KINDS))
 HOSTS = ("transformers", "transformers-lookup", "vllm", "vllm-ngram")
 SAMPLED = ("suffix", "sam", "prompt-lookup", "auto")
+TRAINED = "smollm2-heads"
+"""The target with its drafters of models/."""
+VOCAB = "vocab={heads}/smollm2-vocab.safetensors"
+"""The tokens over which all of them learn, but eagle3, which has as many of its own."""
+EAGLE3, EAGLE, HYDRA, MEDUSA, AMPHISTA, KANGAROO, DRAFT = (
+    f"{'model' if name == 'draft' else name}:{{heads}}/smollm2-{name}"
+    for name in ("eagle3", "eagle", "hydra", "medusa", "amphista", "kangaroo", "draft")
+)
+HEADS = (
+    EAGLE3,
+    *(f"{head},{VOCAB}" for head in (EAGLE, HYDRA, MEDUSA, AMPHISTA, KANGAROO)),
+    f"{DRAFT},stop=fixed,draft=5,{VOCAB}", f"{DRAFT},stop=svip,{VOCAB}", f"{DRAFT},stop=svip", EAGLE,
+    f"sam+{EAGLE3}", "sam", "suffix",
+)  # fmt: skip
+TRIMMED = tuple(f"{head}{end}" for head in (HYDRA, MEDUSA, AMPHISTA, KANGAROO) for end in ("", f",{VOCAB}"))
+DRAWN = (
+    f"{EAGLE3},tree=0,draft=3", f"{EAGLE},tree=0,draft=3,{VOCAB}",
+    *(f"{drafter},stop=fixed,draft=3,{VOCAB}" for drafter in (KANGAROO, DRAFT)),
+)  # fmt: skip
+CHAINS = (*DRAWN, *(f"{head},tree=benchmarks/chain-3.txt,{VOCAB}" for head in (HYDRA, MEDUSA, AMPHISTA)))
+"""Chains of three tokens, which is what training simulates; no head guesses more."""
 TARGETS = {
     "qwen-q4": ("qwen", "auto", "Qwen2.5-Coder-1.5B, Q4_K_M"),
     "smollm2": ("smollm2", "bfloat16", "SmolLM2-135M, bfloat16"),
     "qwen-bf16": ("qwen", "bfloat16", "Qwen2.5-Coder-1.5B, bfloat16"),
+    TRAINED: ("smollm2", "bfloat16", "SmolLM2-135M, bfloat16, drafters trained for it"),
 }
 """Option with the file, dtype and title."""
-SUITES = {"spec-bench": "Spec-Bench", "humaneval": "HumanEval", "code-edits": "Code edits"}
+SUITES = {"spec-bench": "Spec-Bench", "humaneval": "HumanEval", "code-edits": "Code edits", "demo": "Demo suite"}
 
 
 @dataclass(frozen=True)
@@ -78,6 +109,15 @@ PLANS = (
     Plan("qwen-q4", "humaneval", 40, COPYING, (*LLAMA, *XLLAMA[:3]), minutes=70),
     Plan("smollm2", "code-edits", 20, (*COPYING, *OTHERS, "prediction"), HOSTS, minutes=20),
     Plan("smollm2", "humaneval", 40, (*COPYING, *OTHERS), HOSTS, minutes=35),
+    Plan(TRAINED, "spec-bench", 120, HEADS, minutes=75),
+    Plan(TRAINED, "spec-bench", 60, CHAINS, part="chains", minutes=20),
+    Plan(TRAINED, "humaneval", 40, HEADS, minutes=25),
+    Plan(TRAINED, "demo", 48, HEADS, minutes=30),
+    Plan(TRAINED, "spec-bench", 120, HEADS, temperature=0.7, minutes=75),
+    Plan(TRAINED, "spec-bench", 60, DRAWN, temperature=1.0, part="chains", minutes=15),
+    Plan(TRAINED, "humaneval", 40, HEADS, temperature=0.7, minutes=25),
+    Plan(TRAINED, "demo", 48, HEADS, temperature=0.7, minutes=30),
+    Plan(TRAINED, "spec-bench", 60, TRIMMED, part="vocab", minutes=30),
     Plan("qwen-q4", "spec-bench", 60, SAMPLED, LLAMA[:1] + XLLAMA[:2], 0.7, minutes=90),
     Plan("smollm2", "spec-bench", 120, SAMPLED, (*HOSTS[:2], "vllm"), 0.7, minutes=55),
     Plan("qwen-bf16", "spec-bench", 60, COPYING, HOSTS, minutes=210),
@@ -134,14 +174,24 @@ def command(plan: Plan, asked: argparse.Namespace) -> list[str]:
     methods = plan.methods
     if any("{corpus}" in method for method in methods):
         methods = methods if asked.corpus else tuple(method for method in methods if "{corpus}" not in method)
-    names = {"model": model, "corpus": _corpus(asked, option, model) if asked.corpus else ""}
+    names = {"model": model, "corpus": _corpus(asked, option, model) if asked.corpus else "", "heads": asked.heads}
+    specs = [method.format(**names) for method in methods]
+    if missing := [spec for spec in specs if not all(file.exists() for file in _files(spec))]:
+        print(f"{plan.name}: without {', '.join(missing)}, whose files are not there", flush=True)
     words = [sys.executable, "-m", "paceline", "bench", model, "--dtype", dtype, "-n", str(asked.max_tokens)]
     words += ["--warm-up", "1"]
     words += ["--suite", getattr(asked, plan.suite.replace("-", "_")), "--out", str(asked.out / plan.name)]
     words += ["--limit", str(min(plan.questions, asked.limit or plan.questions)), "-t", str(plan.temperature)]
-    words += [word for method in methods for word in ("-d", method.format(**names))]
+    words += [word for spec in specs if spec not in missing for word in ("-d", spec)]
     words += [word for peer in plan.peers for word in ("--peer", peer.format(**names))]
     return words + (["--peer-python", asked.peer_python] if asked.peer_python else [])
+
+
+def _files(spec: str) -> list[Path]:
+    """The checkpoints of a drafter and the files that its options name."""
+    parts = [parse(part) for part in split(spec)]
+    named = [text for part in parts for text in (part.checkpoint or "", *part.options.values())]
+    return [Path(text) for text in named if "/" in text]
 
 
 def _corpus(asked: argparse.Namespace, option: str, model: str) -> Path:
@@ -174,12 +224,15 @@ def collect(out: Path) -> None:
             "tasks": found.tasks,
             "methods": {label(m.name): _facts(m, found.tasks) for m in found.methods},
         }
+        if cards := {label(m.name): one for m in found.methods if (one := card(m.name))}:
+            record[plan.name]["cards"] = cards
     lines = (f"{json.dumps(name)}: {json.dumps(one)}" for name, one in record.items())
     RECORD.write_text("{\n" + ",\n".join(lines) + "\n}\n", "utf-8")  # a line a run
     page, every = RECORD.with_name("README.md"), RECORD.with_name("runs.md")
     before, after = page.read_text("utf-8").split(BEGIN)[0], page.read_text("utf-8").split(END)[1]
     page.write_text("".join([before, BEGIN, *(f"{line}\n" for line in speedups(record)), END, after]), "utf-8")
     every.write_text("\n".join(full(record)) + "\n", "utf-8")
+    RECORD.with_name("heads.md").write_text("\n".join(heads(record)) + "\n", "utf-8")
     print(f"{RECORD} holds {len(record)} of {len(PLANS)} runs")
 
 
@@ -191,21 +244,48 @@ def _facts(method: Any, tasks: Sequence[str]) -> dict[str, Any]:
     return facts
 
 
+def card(method: str) -> dict[str, Any] | None:
+    """What training noted of a drafter with weights: the tokens it read, its minutes, its overlap at the first depth,
+    and the mean accepted tokens of a chain of three that follow from its held-out figures, greedy and at temperature 1.
+    These two are of the tokens over which it learnt, so not without `vocab` or a vocabulary of its own. None if a
+    method's first drafter has no weights, as in sam+eagle3."""
+    part = parse(split(method)[0])
+    folder = Path(part.checkpoint or "")
+    if part.checkpoint is None or not (folder / "config.json").exists():
+        return None
+    config = json.loads((folder / "config.json").read_text("utf-8"))
+    depths = config.get("held_out", {}).get("all", [])[:3]
+    accepted, sampled = ([depth.get(figure) for depth in depths] for figure in ("accepted", "sampled"))
+    if "vocab" not in part.options and "draft_vocab_size" not in config:
+        accepted = sampled = []
+    return {
+        "folder": folder.name,
+        "fingerprint": fingerprint(load_file(folder / "model.safetensors")),
+        **{figure: config.get("recipe", {}).get("spent", {}).get(figure) for figure in ("tokens", "minutes")},
+        "overlap": depths[0].get("overlap") if depths else None,
+        "greedy": _rounded(1 + sum(accumulate(accepted, mul))) if accepted and None not in accepted else None,
+        "sampled": _rounded(1 + sum(sampled)) if sampled and None not in sampled else None,
+    }
+
+
 def _rounded(value: Any) -> Any:
     return round(value, 4) if isinstance(value, float) else value
 
 
 def label(method: str) -> str:
-    """A method's name without the files that it reads."""
-    return re.sub(r"[:=][^,:=]*/[^,]*", "", method)
+    """A method's name without the files that it reads; of a text file, its name stays."""
+    return re.sub(r"[:=][^,:=]*/[^,]*", "", re.sub(r"=[^,]*/([^,/]*)\.txt\b", r"=\1", method))
 
 
 # The tables ------------------------------------------------------------------------------------------------------
 
 
 def speedups(record: dict[str, Any]) -> Iterator[str]:
-    """For every target a table: methods over greedy suites; the speed-up, its interval, and tokens a round."""
+    """For every target a table: methods over greedy suites; the speed-up, its interval, and tokens a round. Trained
+    drafters have a page of their own."""
     for target, (_, _, title) in TARGETS.items():
+        if target == TRAINED:
+            continue
         runs = [one for one in record.values() if one["target"] == target and not one["temperature"]]
         suites = [suite for suite in SUITES if any(one["suite"] == suite for one in runs)]
         if not suites:
@@ -271,6 +351,153 @@ def full(record: dict[str, Any]) -> Iterator[str]:
             yield f"| `{method}` | {' | '.join(cells)} |"
 
 
+# Trained drafters beside their papers ----------------------------------------------------------------------------
+
+
+def heads(record: dict[str, Any]) -> Iterator[str]:
+    """heads.md: trained drafters on SmolLM2, what their papers say, whether the published order holds, and how well
+    training predicted what they bring."""
+    published = tomllib.loads(PUBLISHED.read_text("utf-8"))
+    runs = {name: one for name, one in record.items() if one["target"] == TRAINED}
+    cards = {method: one for run in runs.values() for method, one in run.get("cards", {}).items()}
+    yield "# Drafters trained for SmolLM2"
+    yield ""
+    yield "<!-- Written by `python benchmarks/results.py heads`; do not edit by hand. -->"
+    if weights := sorted({f"models/{one['folder']} {one['fingerprint']}" for one in cards.values()}):
+        yield f"<!-- measured with {', '.join(weights)} -->"
+    yield (
+        "SmolLM2-135M-Instruct in bfloat16, and the drafters in `models/smollm2-*` that were "
+        "[trained](../training.md) for it. Trees have 16 nodes; `vocab` drafts the tokens over which they learnt, "
+        "`eagle3` has as many of its own. Tokens are those of a round, the target's own included; speed-ups are over "
+        "plain decoding, prompts included. "
+        "[The results in short](README.md); [every figure](runs.md)."
+    )
+    if not runs:
+        yield ""
+        yield "None of its runs has been made yet: `python benchmarks/results.py run build/results`."
+        return
+    yield from _card_table(cards)
+    for name, one in runs.items():
+        if "chains" not in name:
+            yield from _beside_papers(name, one, published)
+    yield from _claims({name: one for name, one in runs.items() if "chains" not in name}, published)
+    yield from _predicted({name: one for name, one in runs.items() if "chains" in name})
+
+
+def _card_table(cards: dict[str, dict[str, Any]]) -> Iterator[str]:
+    """Every drafter's training in a line, and whether all have seen as many tokens."""
+    folders = {one["folder"]: one for one in cards.values()}
+    trained = {one["tokens"] for one in folders.values()}
+    yield ""
+    yield "## What they have learnt from"
+    yield ""
+    yield "sum min(p, q) is over held-out answers, for the first drafted token. " + (
+        "All have read as many tokens." if len(trained) == 1 else "**They have not all read as many tokens.**"
+    )
+    yield ""
+    yield "| | tokens read | minutes | sum min(p, q) |"
+    yield "|---|---:|---:|---:|"
+    for folder, one in sorted(folders.items()):
+        tokens = "" if one["tokens"] is None else f"{one['tokens']:,}"
+        yield f"| `models/{folder}` | {tokens} | {_number(one['minutes'], 1)} | {_number(one['overlap'], 3)} |"
+
+
+def _beside_papers(name: str, run: dict[str, Any], published: dict[str, Any]) -> Iterator[str]:
+    """A run's methods, the most tokens a round first. The papers' figures stand beside those of the papers' benchmark,
+    Spec-Bench, greedy."""
+    methods = {method: facts for method, facts in run["methods"].items() if facts["mean_accepted_tokens"] is not None}
+    ranked = sorted(methods, key=lambda method: -methods[method]["mean_accepted_tokens"])
+    papers = published["methods"] if run["suite"] == "spec-bench" and not run["temperature"] else {}
+    order = sorted((m for m in ranked if "tokens" in papers.get(m, {})), key=lambda m: -papers[m]["tokens"])
+    known = [method for method in ranked if method in order]
+    yield ""
+    yield f"## {name}"
+    yield ""
+    yield f"{run['setting']}; {run['machine']}.{'' if run['complete'] else ' Not complete.'}"
+    yield from run["notes"]
+    yield ""
+    simulated = "simulated, a chain of 3"
+    columns = ["", "tokens a round", simulated, "tokens/s", "speed-up (95 %)", "identical"]
+    columns += ["place", "published: place", "tokens", "speed-up", "its authors' own"] if papers else []
+    yield f"| {' | '.join(columns)} |"
+    yield "|---|" + "---:|" * (len(columns) - 1)
+    for method in ranked:
+        facts, paper, one = methods[method], papers.get(method, {}), run.get("cards", {}).get(method, {})
+        cells = [f"`{method}`", _number(facts["mean_accepted_tokens"], 2)]
+        cells += [_number(one.get("sampled" if run["temperature"] else "greedy"), 2)]
+        cells += [_number(facts["tokens_per_second"], 1), _speedup({**facts, "mean_accepted_tokens": None})]
+        cells += ["" if facts["identical"] is None or run["temperature"] else f"{facts['identical']:.0%}"]
+        if papers:
+            cells += [str(places.index(method) + 1) if method in places else "" for places in (known, order)]
+            cells += [_number(paper.get(figure), 2) for figure in ("tokens", "speedup")] + [paper.get("own", "")]
+        yield f"| {' | '.join(cells)} |"
+    if papers:
+        yield ""
+        used = dict.fromkeys(papers[method]["source"] for method in ranked if "source" in papers.get(method, {}))
+        for source in used:
+            of = ", ".join(f"`{method}`" for method in ranked if papers.get(method, {}).get("source") == source)
+            yield f"- Published figures of {of}: {published['sources'][source]}."
+
+
+def _claims(runs: dict[str, dict[str, Any]], published: dict[str, Any]) -> Iterator[str]:
+    """Whether one method is ahead of another where a paper says so, in every run that has both."""
+    yield ""
+    yield "## Does the published order hold?"
+    yield ""
+    yield (
+        "Tokens a round are ahead from 1 % on. A speed-up is ahead if its 95 % interval lies above the other's. "
+        "A paper that does not say which of two has more tokens is not asked."
+    )
+    yield ""
+    yield "| | published | run | tokens a round | ahead | speed-up | ahead |"
+    yield "|---|---|---|---:|---|---:|---|"
+    for claim in published["claims"]:
+        said = f"{claim['published']} ({published['sources'][claim['source']].split(',')[0]})"
+        for name, run in runs.items():
+            better, worse = (run["methods"].get(claim[side]) for side in ("better", "worse"))
+            if not better or not worse or None in (better["speedup"], worse["speedup"]):
+                continue
+            tokens, speeds = ([one[f] for one in (better, worse)] for f in ("mean_accepted_tokens", "speedup"))
+            cells = [claim["title"], said, name, f"{tokens[0]:.2f} to {tokens[1]:.2f}"]
+            cells += [_ahead(tokens[0] / tokens[1], 0.99, 1.01) if claim.get("tokens") else ""]
+            cells += [f"{speeds[0]:.2f} to {speeds[1]:.2f}"]
+            (low, high), (least, most) = ([one[f"speedup_{end}"] for end in ("low", "high")] for one in (better, worse))
+            cells += ["" if None in (low, least) else _ahead(1.0, least / high, most / low)]
+            yield f"| {' | '.join(cells)} |"
+            said = ""
+
+
+def _ahead(value: float, low: float, high: float) -> str:
+    """Whether a value is above what is as good as equal, or below it."""
+    return "yes" if value > high else "**no**" if value < low else "not told apart"
+
+
+def _predicted(runs: dict[str, dict[str, Any]]) -> Iterator[str]:
+    """What training simulated of chains on held-out answers, and what they brought."""
+    for name, run in runs.items():
+        figure = "sampled" if run["temperature"] else "greedy"
+        rows = {
+            method: (one[figure], run["methods"][method]["mean_accepted_tokens"])
+            for method, one in run.get("cards", {}).items()
+            if one[figure] and run["methods"][method]["mean_accepted_tokens"]
+        }
+        if not rows:
+            continue
+        before, after = (sorted(rows, key=lambda method: -rows[method][i]) for i in range(2))
+        yield ""
+        yield f"## Simulated and true: {name}"
+        yield ""
+        yield f"{run['setting']}. Chains of three tokens, as training simulates them on held-out answers."
+        same = "the same order" if before == after else f"another order, {', '.join(f'`{m}`' for m in after)}"
+        yield f"The simulation has them in the order of this table; the run has {same}."
+        yield ""
+        yield "| | simulated | true | true for each simulated |"
+        yield "|---|---:|---:|---:|"
+        for method in before:
+            simulated, true = rows[method]
+            yield f"| `{method}` | {simulated:.2f} | {true:.2f} | {true / simulated:.2f} |"
+
+
 def _number(value: float | None, places: int) -> str:
     return "" if value is None else f"{value:.{places}f}"
 
@@ -290,10 +517,12 @@ def main(words: Sequence[str] | None = None) -> int:
     running.add_argument("--spec-bench", default="spec-bench")
     running.add_argument("--humaneval", default="humaneval")
     running.add_argument("--code-edits", default="code-edits")
+    running.add_argument("--demo", default="demo")
+    running.add_argument("--heads", default="models", help="folder of the drafters smollm2-*")
     running.add_argument("--corpus", nargs="*", default=[], help="texts for rest and sam,corpus=")
     running.add_argument("--peer-python", help="as for paceline bench: vllm=PATH,xllamacpp=PATH")
     commands.add_parser("collect").add_argument("out", type=Path)
-    for name in ("plan", "table", "full"):
+    for name in ("plan", "table", "full", "heads"):
         commands.add_parser(name)
     asked = parser.parse_args(words)
     if asked.command == "run":
@@ -305,7 +534,7 @@ def main(words: Sequence[str] | None = None) -> int:
             print(f"{plan.name:34} {plan.questions:4} questions, about {plan.minutes} minutes")
     else:
         record = json.loads(RECORD.read_text("utf-8"))
-        print("\n".join({"table": speedups, "full": full}[asked.command](record)))
+        print("\n".join({"table": speedups, "full": full, "heads": heads}[asked.command](record)))
     return 0
 
 

@@ -178,12 +178,11 @@ DRAFTERS = [
     "s2d:{folder}-sorted,thresholds=0.5",
     "kangaroo:{folder}-kangaroo",
     "medusa:{folder}-medusa",
-    "hydra:{folder}-hydra,tree=auto",
-    "amphista:{folder}-amphista",
+    "medusa:{folder}-medusa,tree=auto",
     "eagle:{folder}-eagle",
     "eagle3:{folder}-eagle3",
     "sam+eagle3:{folder}-eagle3",
-    "sam+amphista:{folder}-amphista,tree=8,vocab={folder}-draft/paceline/vocab.safetensors",
+    "sam+medusa:{folder}-medusa,tree=8,vocab={folder}-draft/paceline/vocab.safetensors",
 ]
 EXACT_QUESTIONS = 40
 TIES = 0.005

@@ -1,11 +1,13 @@
-"""A trained model from a package, SmolLM2-135M-Instruct: every drafter that needs no training writes what the model
-alone would, and the commands answer with it. `pytest -n 0 -m slow tests/test_real_slow.py`; below ten minutes.
+"""A trained model from a package, SmolLM2-135M-Instruct: every drafter that needs no training, and those that were
+trained for it, write what the model alone would, and the commands answer with it. `pytest -n 0 -m slow
+tests/test_real_slow.py`; about ten minutes.
 """
 
 from __future__ import annotations
 
 import json
 import os
+import re
 from collections.abc import Callable, Iterator
 from functools import cache
 from pathlib import Path
@@ -78,6 +80,37 @@ DRAFTERS = [
 ]
 
 
+MODELS = REPOSITORY / "models"
+VOCAB = "vocab={models}/smollm2-vocab.safetensors"
+"""The tokens over which all but eagle3 have learnt."""
+TRAINED = [
+    "eagle3:{models}/smollm2-eagle3",
+    "eagle3:{models}/smollm2-eagle3,tree=0,sample=best",
+    "sam+eagle3:{models}/smollm2-eagle3,tree=auto",
+    *(f"{name}:{{models}}/smollm2-{name},{VOCAB}" for name in ("eagle", "medusa", "hydra", "amphista")),
+    "eagle:{models}/smollm2-eagle,tree=0,sample=best",
+    f"kangaroo:{{models}}/smollm2-kangaroo,sample=best,{VOCAB}",
+    f"model:{{models}}/smollm2-draft,sample=best,{VOCAB}",
+    f"sam+model:{{models}}/smollm2-draft,tree=8,width=3,{VOCAB}",
+]
+DRAWN = [
+    "eagle3:{models}/smollm2-eagle3,tree=0",
+    f"eagle:{{models}}/smollm2-eagle,tree=0,{VOCAB}",
+    f"kangaroo:{{models}}/smollm2-kangaroo,{VOCAB}",
+    f"model:{{models}}/smollm2-draft,{VOCAB}",
+]
+"""Their drafts are drawn, so that seeds give other samples than plain decoding's, but the same in any batch."""
+
+
+def trained(spec: str) -> str:
+    """The spec of a drafter trained for the model; the test is skipped if its files are not there."""
+    spec = spec.format(models=MODELS)
+    for file in re.findall(rf"{re.escape(str(MODELS))}[^,]*", spec):
+        if not Path(file).exists():
+            pytest.skip(f"{file} has not been trained yet")
+    return spec
+
+
 class World(NamedTuple):
     """A model, requests, and what it answers to each alone, a token a forward."""
 
@@ -143,9 +176,21 @@ def corpus_of(tmp_path_factory: pytest.TempPathFactory) -> Callable[[str], Path]
 def test_drafts_change_no_token(dtype: str, spec: str, corpus_of: Callable[[str], Path]) -> None:
     """Greedy and sampled, in batches of one and of five; with five, prompts are read in pieces beside rows that answer,
     and the last two rows join where others have left."""
+    check(dtype, spec.format(corpus=corpus_of(dtype) if "{corpus}" in spec else ""))
+
+
+@pytest.mark.parametrize("dtype", ["bfloat16", "int8"])
+@pytest.mark.parametrize("spec", TRAINED)
+@pytest.mark.timeout(600)
+def test_drafts_of_trained_weights_change_no_token(dtype: str, spec: str) -> None:
+    check(dtype, trained(spec))
+
+
+def check(dtype: str, spec: str) -> None:
+    """Compare the answers with a drafter to the plain ones."""
     target, prompts, params, plain = world(dtype)
     for batch, chunk in ((1, 512), (5, 64)):
-        drafter = registry.create(spec.format(corpus=corpus_of(dtype) if "{corpus}" in spec else ""))
+        drafter = registry.create(spec)
         if isinstance(drafter, PastAnswer):  # the first half of what it remembers is right
             for prompt, answer in zip(prompts, plain, strict=True):
                 drafter.remember(np.array(prompt), np.array([*answer.tokens[: NEW // 2], 5]))
@@ -156,6 +201,20 @@ def test_drafts_change_no_token(dtype: str, spec: str, corpus_of: Callable[[str]
         assert sum(done.stats.draft_tokens for done in out) > 0
         accepted = sum(sum(done.stats.accepted[1:]) for done in out)
         assert accepted > 0 or spec.startswith("recycling"), "nothing was ever accepted"  # it has hardly begun to learn
+
+
+@pytest.mark.parametrize("spec", DRAWN)
+@pytest.mark.timeout(600)
+def test_drawn_drafts_of_trained_weights_are_the_rows_own(spec: str) -> None:
+    target, prompts, params, plain = world("bfloat16")
+    outs = []
+    for batch, chunk in ((1, 512), (5, 64)):
+        engine = Engine(target, trained(spec), max_batch=batch, prefill_chunk=chunk, reuse=False)
+        outs.append(engine.generate(prompts, params))
+    assert [done.tokens for done in outs[0]] == [done.tokens for done in outs[1]]
+    for one, done, known in zip(params, outs[0], plain, strict=True):
+        assert one.temperature or done.tokens == known.tokens
+        assert sum(done.stats.accepted[1:]) or done.new_tokens < 8
 
 
 @pytest.mark.parametrize("dtype", FORMS)

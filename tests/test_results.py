@@ -9,8 +9,11 @@ from pathlib import Path
 from typing import Any
 
 import pytest
+import torch
 from benchmarks import results
+from safetensors.torch import save_file
 
+from paceline.target.folder import fingerprint
 from tests.bench.runs import make_run
 from tests.paths import REPOSITORY
 
@@ -32,6 +35,7 @@ def test_the_pages_are_what_the_command_prints(printed: Any) -> None:
     page = (RESULTS / "README.md").read_text("utf-8")
     assert page.split(results.BEGIN)[1].split(results.END)[0] == printed("table").lstrip("\n")
     assert (RESULTS / "runs.md").read_text("utf-8") == printed("full")
+    assert (RESULTS / "heads.md").read_text("utf-8") == printed("heads")
 
 
 def test_runs_become_a_record_and_tables(tmp_path: Path, printed: Any, monkeypatch: pytest.MonkeyPatch) -> None:
@@ -40,7 +44,7 @@ def test_runs_become_a_record_and_tables(tmp_path: Path, printed: Any, monkeypat
     for name in ("qwen-q4-spec-bench", "qwen-q4-spec-bench-more", "qwen-q4-code-edits", "smollm2-spec-bench-sampled"):
         make_run(tmp_path / name, methods, not_installed={"peer:xllamacpp:/models/q.gguf,spec=ngram-mod": "not there"})
     (tmp_path / "README.md").write_text(f"before {results.BEGIN}old\n{results.END} after")
-    assert "holds 4 of 18 runs" in printed("collect", str(tmp_path))
+    assert f"holds 4 of {len(results.PLANS)} runs" in printed("collect", str(tmp_path))
     assert (tmp_path / "README.md").read_text() == f"before {results.BEGIN}{printed('table')}{results.END} after"
     assert (tmp_path / "runs.md").read_text() == printed("full")
     lines = printed("table").splitlines()
@@ -53,21 +57,82 @@ def test_runs_become_a_record_and_tables(tmp_path: Path, printed: Any, monkeypat
     assert "| `sam` | 1.25 (1.20 to 1.31) | 1.38 | 1.50 | 600.0 |" in whole
 
 
+def test_trained_drafters_stand_beside_their_papers_and_what_training_foretold(
+    tmp_path: Path, printed: Any, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """What a drafter of a speed-up s accepts is 1.2 s a round here."""
+    monkeypatch.setattr(results, "RECORD", tmp_path / "runs.json")
+    for name, tokens in (("eagle3", 7000), ("eagle", 7000), ("draft", 5000)):
+        depths = [{"accepted": 0.5, "sampled": 0.25, "overlap": 0.625}] * (2 if name == "draft" else 5)
+        config = {"held_out": {"all": depths}, "recipe": {"spent": {"tokens": tokens, "minutes": 6.04}}}
+        config |= {"draft_vocab_size": 4} if name == "eagle3" else {}
+        (tmp_path / f"smollm2-{name}").mkdir()
+        (tmp_path / f"smollm2-{name}" / "config.json").write_text(json.dumps(config))
+        save_file({"weight": torch.ones(2, 2)}, tmp_path / f"smollm2-{name}" / "model.safetensors")
+    eagle3, eagle, draft = (f"{tmp_path}/smollm2-{name}" for name in ("eagle3", "eagle", "draft"))
+    vocab = f"vocab={tmp_path}/smollm2-vocab.safetensors"
+    fixed, svip = f"model:{draft},stop=fixed,draft=5,{vocab}", f"model:{draft},stop=svip,{vocab}"
+    methods = {
+        "none": 1.0, "sam": 1.3, f"eagle3:{eagle3}": 1.5, f"eagle:{eagle},{vocab}": 2.0, f"sam+eagle3:{eagle3}": 1.51,
+        fixed: 1.0, svip: 1.4, f"model:{draft},stop=svip": 1.2,
+    }  # fmt: skip
+    make_run(tmp_path / "smollm2-heads-spec-bench", methods)
+    make_run(tmp_path / "smollm2-heads-humaneval-sampled", {"none": 1.0, fixed: 1.2, svip: 1.0})
+    chains = {f"eagle3:{eagle3},tree=0,draft=3": 1.0, f"medusa:{draft},tree=benchmarks/chain-3.txt,{vocab}": 1.5}
+    make_run(tmp_path / "smollm2-heads-spec-bench-chains", {"none": 1.0, **chains})
+    (tmp_path / "README.md").write_text(f"before {results.BEGIN}old\n{results.END} after")
+    printed("collect", str(tmp_path))
+    assert results.BEGIN + results.END in (tmp_path / "README.md").read_text(), "the page of methods without training"
+    page = printed("heads")
+    assert (tmp_path / "heads.md").read_text() == page
+    weights = fingerprint({"weight": torch.ones(2, 2)})
+    assert f"<!-- measured with models/smollm2-draft {weights}, models/smollm2-eagle {weights}, " in page
+    assert "**They have not all read as many tokens.**" in page
+    assert "| `models/smollm2-draft` | 5,000 | 6.0 | 0.625 |" in page
+    greedy, sampled = (part.split("\n## ")[0] for part in page.split("\n## smollm2-heads-")[1:])
+    rows = {line.split("`")[1]: line.split(" | ")[1:] for line in greedy.splitlines() if line.startswith("| `")}
+    assert list(rows)[:3] == ["eagle,vocab", "sam+eagle3", "eagle3"], "the most tokens first"
+    figures = ["2.40", "1.88", "960.0", "2.00 (1.92 to 2.10)", "100%", "1", "3", "4.43"]
+    assert rows["eagle,vocab"][:8] == figures, "1 + .5 + .25 + .125 in the second place"
+    assert rows["eagle3"][5:9] == ["3", "1", "5.71", "3.02"]
+    assert [rows[one][1] for one in ("model,stop=svip,vocab", "model,stop=svip", "sam+eagle3")] == ["1.75", "", ""]
+    assert "- Published figures of `eagle,vocab`, `eagle3`: Spec-Bench's leaderboard" in greedy
+    assert "its authors' own" not in sampled
+    assert "| `model,stop=svip,vocab` | 1.20 | 1.50 | 480.0 |" in sampled, "1 + .25 + .25"
+    held = page.split("## Does the published order hold?")[1].split("\n## ")[0]
+    said = [line.split(" | ")[-5:] for line in held.splitlines() if "smollm2-heads" in line]
+    assert said == [
+        ["smollm2-heads-spec-bench", "1.80 to 2.40", "**no**", "1.50 to 2.00", "**no** |"],
+        ["smollm2-heads-spec-bench", "1.68 to 1.20", "", "1.40 to 1.00", "yes |"],
+        ["smollm2-heads-humaneval-sampled", "1.20 to 1.44", "", "1.00 to 1.20", "**no** |"],
+        ["smollm2-heads-spec-bench", "1.68 to 1.44", "", "1.40 to 1.20", "yes |"],
+        ["smollm2-heads-spec-bench", "1.81 to 1.80", "not told apart", "1.51 to 1.50", "not told apart |"],
+        ["smollm2-heads-spec-bench", "1.81 to 1.56", "yes", "1.51 to 1.30", "yes |"],
+    ]
+    foretold = page.split("## Simulated and true: smollm2-heads-spec-bench-chains")[1]
+    assert "the run has another order, `medusa,tree=chain-3,vocab`, `eagle3,tree=0,draft=3`." in foretold
+    assert "| `eagle3,tree=0,draft=3` | 1.88 | 1.20 | 0.64 |" in foretold
+
+
 def test_a_run_is_one_command_and_stops_when_the_time_is_up(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     asked = Namespace(
-        runs=["qwen-q4-code-edits", "smollm2-humaneval"], out=tmp_path, minutes=1.0, limit=2, max_tokens=9, corpus=[],
-        qwen="q.gguf", smollm2="s.gguf", spec_bench="s", humaneval="h", code_edits="code-edits", peer_python="x",
+        runs=["qwen-q4-code-edits", "smollm2-humaneval", "smollm2-heads-demo-sampled"], out=tmp_path, minutes=1.0,
+        limit=2, max_tokens=9, corpus=[], qwen="q.gguf", smollm2="s.gguf", spec_bench="s", humaneval="h",
+        code_edits="code-edits", demo="demo", heads=str(tmp_path), peer_python="x",
     )  # fmt: skip
+    (tmp_path / "smollm2-eagle3").mkdir()
     commands: list[list[str]] = []
     monkeypatch.setattr(results, "_interruptible", lambda words, until: commands.append(list(words)) or 0)
     assert results.run(asked) == 0
-    qwen, smollm2 = (" ".join(words[3:]) for words in commands)
+    qwen, smollm2, heads = (" ".join(words[3:]) for words in commands)
     assert qwen.startswith("bench q.gguf --dtype auto -n 9 --warm-up 1 --suite code-edits --out ")
     assert " --limit 2 -t 0.0 -d suffix " in qwen
     assert qwen.endswith(" --peer xllamacpp:q.gguf,spec=ngram-simple --peer-python x")
     assert " -d prediction " in qwen
     assert "corpus" not in smollm2, "without a text for one"
     assert "--dtype bfloat16" in smollm2
+    at = f"{tmp_path}/smollm2-eagle3"
+    assert heads.endswith(f" -t 0.7 -d eagle3:{at} -d sam+eagle3:{at} -d sam -d suffix --peer-python x"), "those here"
     asked.minutes = 0.1
     assert results.run(asked) == 130
     monkeypatch.undo()

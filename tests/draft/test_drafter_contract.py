@@ -328,11 +328,16 @@ def test_a_drafter_with_weights_says_how_many_bytes_a_forward_reads(folders: Fol
 
 
 @pytest.mark.parametrize("name", STATES)
-def test_heads_in_blocks_of_eight_bits_read_less(folders: Folders, name: str) -> None:
-    whole, blocks = made(folders, f"{SPECS[name]}"), made(folders, f"{SPECS[name]},dtype=int8")
-    assert answered(folders, blocks, GREEDY)[1] == expected(folders, GREEDY)
+def test_heads_in_blocks_of_fewer_bits_read_less(folders: Folders, name: str) -> None:
+    whole = made(folders, SPECS[name])
     whole.bind(folders.target)
-    assert blocks.weight_bytes < whole.weight_bytes
+    read = [whole.weight_bytes]
+    for dtype in ("int8", "int4"):
+        blocks = made(folders, f"{SPECS[name]},dtype={dtype}")
+        assert answered(folders, blocks, GREEDY)[1] == expected(folders, GREEDY)
+        read.append(blocks.weight_bytes)
+    assert sorted(read, reverse=True) == read
+    assert len(set(read)) == 3
 
 
 # Inside auto ---------------------------------------------------------------------------------------------------------

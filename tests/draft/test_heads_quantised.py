@@ -43,7 +43,7 @@ def accepted(out: list[Completion]) -> int:
     return sum(sum(one.stats.accepted[1:]) for one in out)
 
 
-@pytest.mark.parametrize("method", ["eagle", "hydra"])
+@pytest.mark.parametrize("method", ["eagle", "medusa"])
 def test_text_of_a_quantised_target_is_its_own(method: str) -> None:
     target = demo()
     plain = answers(target, "none")

@@ -30,6 +30,17 @@ def soft(hidden: Tensor, weight: Tensor) -> Tensor:
     return -((STATES @ TABLE.T).softmax(-1) * log_p(hidden, weight)).sum(-1)[KEPT].mean()
 
 
+def lk(hidden: Tensor, weight: Tensor, chunk: int) -> Tensor:
+    """Chunk by chunk: the weight of KL follows the chunk's own acceptance rate."""
+    p, log_q = (STATES @ TABLE.T).softmax(-1)[KEPT], log_p(hidden, weight)[KEPT]
+    total = torch.zeros(())
+    for of_p, of_q in zip(p.split(chunk), log_q.split(chunk), strict=True):
+        overlap = torch.minimum(of_p, of_q.exp()).sum(-1)
+        share = torch.exp(-3 * overlap.detach().mean())
+        total = total + (share * F.kl_div(of_q, of_p, reduction="none").sum(-1) + (1 - share) * (1 - overlap)).sum()
+    return total / len(p)
+
+
 LOSSES: dict[str, tuple[Callable[..., Tensor], Callable[..., Tensor]]] = {
     "cross-entropy": (
         lambda h, w: chunked_cross_entropy(h.view(2, 11, 8), w, LABELS.view(2, 11), chunk=5),
@@ -37,6 +48,8 @@ LOSSES: dict[str, tuple[Callable[..., Tensor], Callable[..., Tensor]]] = {
     ),
     "kl+tv": (lambda h, w: distance("kl+tv", h, w, STATES, TABLE, KEPT, chunk=4), kl_and_tv),
     "soft": (lambda h, w: distance("soft", h, w, STATES, TABLE, KEPT, chunk=4), soft),
+    "lk, one chunk": (lambda h, w: distance("lk", h, w, STATES, TABLE, KEPT), lambda h, w: lk(h, w, CHUNK)),
+    "lk, chunks of four": (lambda h, w: distance("lk", h, w, STATES, TABLE, KEPT, chunk=4), lambda h, w: lk(h, w, 4)),
 }
 
 

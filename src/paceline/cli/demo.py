@@ -44,7 +44,7 @@ class Setting:
 
 
 SETTINGS = {
-    SMOLLM2: Setting(also=("sam", "auto"), exact=True),
+    SMOLLM2: Setting(also=("sam", "auto", f"sam+eagle3:models/{SMOLLM2}-eagle3"), exact=True),
     TINY: Setting(
         "demo-prompts-tiny.jsonl",
         (
@@ -54,8 +54,6 @@ SETTINGS = {
             f"kangaroo:{TINY}-kangaroo",
             f"s2d:{TINY}-sorted",
             f"medusa:{TINY}-medusa",
-            f"hydra:{TINY}-hydra",
-            f"amphista:{TINY}-amphista",
             f"eagle:{TINY}-eagle",
             f"eagle3:{TINY}-eagle3",
         ),

@@ -6,7 +6,7 @@ they make, an encoder lets the K positions see each other, and the target's outp
 depths, so the candidates of a depth are the same below every node of the depth before. No code of the authors exists:
 `paceline.draft.neural.networks` has the network, called Amphista-R, and its switches.
 
-    Engine("models/demo", draft="amphista:models/demo-amphista,tree=16")
+    Engine("models/demo", draft="amphista:build/amphista,tree=16")
 """
 
 from __future__ import annotations

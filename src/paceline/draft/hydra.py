@@ -6,7 +6,7 @@ layer of Hydra++ a decoder layer and a norm, with a cache of their own, come bet
 share the target's output head or bring their own. Folders that `paceline train hydra` wrote have the names of the
 authors' files, which are read too.
 
-    Engine("models/demo", draft="hydra:models/demo-hydra,tree=16")
+    Engine("models/demo", draft="hydra:build/hydra,tree=16")
 """
 
 from __future__ import annotations

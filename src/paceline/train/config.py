@@ -61,7 +61,7 @@ class TrainerConfig:
         which may take an hour."""
 
 
-LOSS_HELP = "Distance from the target's distribution: soft (cross-entropy), or kl+tv (KL plus total variation)."
+LOSS_HELP = "Distance from the target's distribution: soft (cross-entropy), kl+tv (plus total variation), lk (LK loss)."
 
 
 @dataclass(frozen=True, kw_only=True)

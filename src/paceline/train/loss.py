@@ -25,6 +25,9 @@ IGNORE = -100
 CHUNK = 256
 """Positions whose logits are held at once."""
 
+LK_DECAY = 3.0
+"""How fast the share of KL in `lk` falls with the acceptance rate: the value that its authors find best."""
+
 
 def autocast_dtype(tensor: Tensor) -> torch.dtype:
     """The dtype of products with `tensor`: autocast's if it is on, else the tensor's own."""
@@ -57,15 +60,37 @@ def _kl_and_tv(
     rows: Tensor, table: Tensor, weights: Tensor, target_rows: Tensor, target_table: Tensor | None = None
 ) -> tuple[Tensor, Tensor]:
     """As `_soft_cross_entropy`, for KL(p || q) + TV(p, q)."""
+    (kl, missed), (of_kl, of_missed) = _divergences(rows, table, target_rows, target_table)
+    weights = weights[:, None]
+    return (weights * (kl + missed)).sum(), (weights * (of_kl + of_missed)).to(rows.dtype)
+
+
+def _lk(
+    rows: Tensor, table: Tensor, weights: Tensor, target_rows: Tensor, target_table: Tensor | None = None
+) -> tuple[Tensor, Tensor]:
+    """As `_soft_cross_entropy`, for the hybrid LK loss: s KL(p || q) + (1 - s) TV(p, q) with s = exp(-3 a).
+
+    a is the acceptance rate, the mean of sum min(p, q) over the chunk's positions; s is a constant to the gradient."""
+    (kl, missed), (of_kl, of_missed) = _divergences(rows, table, target_rows, target_table)
+    weights = weights[:, None]
+    accepted = 1 - (weights * missed).sum() / weights.sum().clamp_min(1e-20)
+    share = torch.exp(-LK_DECAY * accepted)
+    loss, error = torch.lerp(missed, kl, share), torch.lerp(of_missed, of_kl, share)
+    return (weights * loss).sum(), (weights * error).to(rows.dtype)
+
+
+Pair = tuple[Tensor, Tensor]
+
+
+def _divergences(rows: Tensor, table: Tensor, target_rows: Tensor, target_table: Tensor | None) -> tuple[Pair, Pair]:
+    """KL(p || q) and TV(p, q) [C, 1], and their gradients with respect to the draft's logits [C, V]."""
     p, log_q = _distributions(rows, table, target_rows, target_table)
-    q, weights = log_q.exp(), weights[:, None]
+    q = log_q.exp()
     kl = (p * (p.clamp_min(1e-20).log() - log_q)).sum(-1, keepdim=True)
     missed = (q - p).clamp_min(0).sum(-1, keepdim=True)  # 1 - sum min(p, q): the chance that a draft is rejected
-    loss = (weights * (kl + missed)).sum()
     # d missed / dq_j is 1[q_j > p_j]; through the softmax it loses its mean under q.
     above = (q > p).float()
-    error = (q - p) + q * (above - (q * above).sum(-1, keepdim=True))
-    return loss, (weights * error).to(rows.dtype)
+    return (kl, missed), (q - p, q * (above - (q * above).sum(-1, keepdim=True)))
 
 
 def _distributions(
@@ -76,13 +101,16 @@ def _distributions(
 
 
 Step = Callable[..., tuple[Tensor, Tensor]]
-Distance = Literal["soft", "kl+tv"]
-DISTANCES: dict[str, Step] = {"soft": _soft_cross_entropy, "kl+tv": _kl_and_tv}
+Distance = Literal["soft", "kl+tv", "lk"]
+DISTANCES: dict[str, Step] = {"soft": _soft_cross_entropy, "kl+tv": _kl_and_tv, "lk": _lk}
 """Distances of a draft's distribution from its target's, which every recipe that learns one can minimise.
 
 * soft: cross-entropy with the target's distribution. Its least possible value is the entropy of p.
 * kl+tv: KL keeps q's tail alive; TV is the rate at which drafts are rejected (Zhou et al. 2024, "DistillSpec", section
-  4)."""
+  4).
+* lk: KL at first, whose gradient is large where p and q hardly overlap; more TV the more drafts are accepted (Samarin
+  et al. 2026, "LK Losses", arXiv 2602.23881, section 4.2). Its authors take one weight for all positions of a depth in
+  a batch, here it is one for each chunk of them."""
 
 
 @cache

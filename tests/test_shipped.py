@@ -1,0 +1,36 @@
+"""The weights in models/: small enough for a checkout, and each drafter for SmolLM2 says how it was made."""
+
+import json
+from pathlib import Path
+
+import pytest
+
+from tests.paths import REPOSITORY
+
+MODELS = REPOSITORY / "models"
+MB = 1_000_000
+DRAFTERS = ("eagle3", "eagle", "medusa", "hydra", "amphista", "kangaroo", "draft")
+
+
+def test_a_checkout_stays_small() -> None:
+    sizes = {True: 0, False: 0}
+    for file in filter(Path.is_file, MODELS.rglob("*")):
+        sizes[file.relative_to(MODELS).parts[0].startswith("smollm2")] += file.stat().st_size
+    assert sizes[True] <= 60 * MB
+    assert sizes[False] <= 65 * MB
+
+
+@pytest.mark.parametrize("name", DRAFTERS)
+def test_a_drafter_for_smollm2_has_its_card(name: str) -> None:
+    """Whose it is, what it has read, and the held-out figures that the page of results compares with the truth."""
+    file = MODELS / f"smollm2-{name}" / "config.json"
+    if not file.exists():
+        pytest.skip(f"{file.parent} has not been trained yet")
+    config = json.loads(file.read_text("utf-8"))
+    assert "smollm2" in config["target"]["name"].lower()
+    assert config["target"]["weights_fingerprint"]
+    assert config["data"]
+    assert config["recipe"]["spent"]["tokens"]
+    depths = config["held_out"]["all"]
+    assert len(depths) >= 3
+    assert all(0 < depth[figure] < 1 for depth in depths[:3] for figure in ("accepted", "overlap", "sampled"))
