@@ -13,7 +13,7 @@ PLACES = [
     *sorted((REPOSITORY / "src" / "paceline" / "cli").glob("*.py")),
 ]
 SHOWN = sorted(
-    {prompt for place in PLACES for prompt in re.findall(r'paceline generate \S+ "([^"]+)"', place.read_text("utf-8"))}
+    {prompt for place in PLACES for prompt in re.findall(r'paceline generate (?!smollm2)\S+ "([^"]+)"', place.read_text("utf-8"))}
 )
 
 

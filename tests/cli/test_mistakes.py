@@ -135,7 +135,7 @@ MISTAKES: list[tuple[str, ...]] = [
     ("train vocab model --text none.jsonl --out out", "none.jsonl cannot be read"),
     ("train vocab model --text answers.jsonl --out out --keep 999", "of 999 tokens is asked for"),
     ("train vocab model --text answers.jsonl --check out", "there is no vocabulary file"),
-    ("train vocab nowhere --out out", "'nowhere' does not exist"),
+    ("train vocab nowhere --text answers.jsonl --out out", "'nowhere' is neither a folder here"),
     (f"train draft model {TRAIN}", "nothing to train on"),
     (f"train draft model {TRAIN} --hidden 100", "--hidden is 100; heads are 64 wide"),
     ("train draft model --out out", "nothing to train on"),

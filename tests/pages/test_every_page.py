@@ -146,13 +146,18 @@ def of_certificate(folder: Path) -> str:
     return certificate.page(
         {
             "engine": "an engine with a name that is long: http://a.host.with.a.long.name.example:8000/v1",
-            "target": "models/demo", "lossless": False, "seconds": 3.5, "ran_on": {}, "environment": {"torch": "2.13"},
-            "greedy": {"lossless": False, "answers": 1000, "tokens": 123456, "bugs": 1, "ties": 2, "shown": [shown]},
-            "stops": {"answers": 40, "bugs": 1, "shown": [{"stop": "x" * 99, "text": "a" * 300, "right": "b" * 300}]},
+            "target": "models/demo", "verdict": "not lossless", "why": "greedy, sampling", "lossless": False, "seconds": 3.5, "ran_on": {}, "environment": {"torch": "2.13"},
+            "greedy": {"lossless": False, "answers": 1000, "tokens": 123456, "bugs": 1, "ties": 2, "shown": [shown], "why": "",
+                       "findings": [{"what": "a token that is not the best, by far more than rounding moves logits"}]},
+            "stops": {"lossless": False, "answers": 40, "bugs": 1, "shown": [{"stop": "x" * 99, "text": "a" * 300, "right": "b" * 300}]},
             "sampled": {"lossless": False, "cases": [case] * 3, "requests": 12345, "p": 1e-9, "p_of_worst_case": 1e-9,
-                        "tv": 0.1, "tv_by_chance": 0.02},
+                        "tv": 0.1, "tv_by_chance": 0.02, "plain_differs": False, "p_of_difference": None,
+                        "findings": [{"what": "tokens that come too often"}], "looks": []},
+            "scenarios": [{"scenario": "prefix cache", "verdict": "wrong", "answers": 8, "bugs": 2, "ties": 0,
+                           "seconds": 0.9, "why": "text parts"}], "reports": [], "features": ["logprobs"],
             "acceptance": {"tokens_a_round": 2.5, "reference": 2.4, "collapsed": False},
-            "power": {"tokens": 3, "greedy_rate": 1e-4, "detectable": 0.05, "shift": 0.05, "power": 0.9, "level": 1e-6},
+            "power": {"tokens": 3, "greedy_rate": 1e-4, "detectable": 0.05, "shift": 0.05, "power": 0.9, "level": 1e-6,
+                      "hidden": 0.01, "detectable_in_one_case": 0.1},
             "not_tested": [],
         }
     )  # fmt: skip

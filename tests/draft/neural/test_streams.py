@@ -158,7 +158,7 @@ def test_they_run_as_they_were_trained(folders, count):
     streams, ids = opened(folders, count), torch.from_numpy(np.random.default_rng(0).integers(2, 280, (2, 12)))
     with torch.no_grad():
         module = trained(folders)
-        expected = module.draft.lm_head(module.states(ids))[:, : 1 + count].transpose(1, 2)
+        expected = module.teacher.lm_head(module.states(ids))[:, : 1 + count].transpose(1, 2)
     slots = [streams.model.add_row(20) for _ in ids]
     for slot, row in zip(slots, ids, strict=True):
         streams.run([Segment.chunk(slot, row[:5].numpy(), last=True)])  # streams of it are no part of the row
