@@ -12,9 +12,8 @@ PLACES = [
     *sorted((REPOSITORY / "docs").rglob("*.md")),
     *sorted((REPOSITORY / "src" / "paceline" / "cli").glob("*.py")),
 ]
-SHOWN = sorted(
-    {prompt for place in PLACES for prompt in re.findall(r'paceline generate (?!smollm2)\S+ "([^"]+)"', place.read_text("utf-8"))}
-)
+COMMAND = re.compile(r'paceline generate (?!smollm2)\S+ "([^"]+)"')
+SHOWN = sorted({prompt for place in PLACES for prompt in COMMAND.findall(place.read_text("utf-8"))})
 
 
 def test_prompts_are_shown_in_the_readme_and_in_help() -> None:

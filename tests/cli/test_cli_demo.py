@@ -100,16 +100,6 @@ def test_drafters_of_the_demo_model_are_compared_where_they_are(tmp_path: Path) 
     assert not _is_there(f"sam+model:{tmp_path / 'none'},vocab=2048")
 
 
-def test_the_real_model_is_shown_with_its_trained_drafter_where_that_is(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    monkeypatch.chdir(tmp_path)
-    also = SETTINGS["smollm2"].also
-    assert list(filter(_is_there, also)) == ["sam", "auto"]
-    (tmp_path / "models" / "smollm2-eagle3").mkdir(parents=True)
-    assert list(filter(_is_there, also)) == ["sam", "auto", "sam+eagle3:models/smollm2-eagle3"]
-
-
 def test_repetitions_teach_a_drafter_nothing(command: Command, endless: Path) -> None:
     def accepted(repeats: int) -> str:
         arguments = ("-d", "recycling,tree=8", "-p", PROMPTS, "-n", 24, "--repeats", repeats)

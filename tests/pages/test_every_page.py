@@ -146,10 +146,12 @@ def of_certificate(folder: Path) -> str:
     return certificate.page(
         {
             "engine": "an engine with a name that is long: http://a.host.with.a.long.name.example:8000/v1",
-            "target": "models/demo", "verdict": "not lossless", "why": "greedy, sampling", "lossless": False, "seconds": 3.5, "ran_on": {}, "environment": {"torch": "2.13"},
-            "greedy": {"lossless": False, "answers": 1000, "tokens": 123456, "bugs": 1, "ties": 2, "shown": [shown], "why": "",
-                       "findings": [{"what": "a token that is not the best, by far more than rounding moves logits"}]},
-            "stops": {"lossless": False, "answers": 40, "bugs": 1, "shown": [{"stop": "x" * 99, "text": "a" * 300, "right": "b" * 300}]},
+            "verdict": "not lossless", "why": "greedy, sampling",
+            "target": "models/demo", "lossless": False, "seconds": 3.5, "ran_on": {}, "environment": {"torch": "2.13"},
+            "greedy": {"lossless": False, "answers": 1000, "tokens": 123456, "bugs": 1, "ties": 2, "shown": [shown],
+                       "why": "", "findings": [{"what": "a token that is not the best, by far"}]},
+            "stops": {"lossless": False, "answers": 40, "bugs": 1,
+                      "shown": [{"stop": "x" * 99, "text": "a" * 300, "right": "b" * 300}]},
             "sampled": {"lossless": False, "cases": [case] * 3, "requests": 12345, "p": 1e-9, "p_of_worst_case": 1e-9,
                         "tv": 0.1, "tv_by_chance": 0.02, "plain_differs": False, "p_of_difference": None,
                         "findings": [{"what": "tokens that come too often"}], "looks": []},

@@ -179,7 +179,8 @@ def test_a_target_in_a_file_is_trained_for_as_one_in_a_folder(
 
 @pytest.mark.parametrize("recipe", ["medusa", "eagle", "kangaroo", "draft"])
 def test_the_loss_may_compare_a_few_tokens(recipe: str, root: Path, tmp_path: Path) -> None:
-    done = run(root, recipe, tmp_path / "out", "--tokens", "256", "--loss-vocab", "40", "--states", str(tmp_path / "states"))
+    options = ("--tokens", "256", "--loss-vocab", "40", "--states", str(tmp_path / "states"))
+    done = run(root, recipe, tmp_path / "out", *options)
     assert done.exit_code == 0, done.output
     assert "40 tokens in the loss: 100.00% of the held-out answers" in done.output
     facts = json.loads((tmp_path / "out" / "config.json").read_text())

@@ -44,7 +44,7 @@ class Setting:
 
 
 SETTINGS = {
-    SMOLLM2: Setting(also=("sam", "auto", f"sam+eagle3:models/{SMOLLM2}-eagle3"), exact=True),
+    SMOLLM2: Setting(also=("sam", "auto"), exact=True),
     TINY: Setting(
         "demo-prompts-tiny.jsonl",
         (
