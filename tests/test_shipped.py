@@ -20,6 +20,13 @@ def test_a_checkout_stays_small() -> None:
     assert sizes[False] <= 65 * MB
 
 
+def test_nothing_of_smollm2_itself_is_shipped() -> None:
+    """Its tokenizer and template are the package's; a drafter knows the tokenizer by its fingerprint."""
+    of_drafters = {"config.json", "generation_config.json", "model.safetensors", "slots.json", "training.jsonl"}
+    files = {file.name for folder in MODELS.glob("smollm2-*/") for file in folder.iterdir()}
+    assert files <= of_drafters
+
+
 @pytest.mark.parametrize("name", DRAFTERS)
 def test_a_drafter_for_smollm2_has_its_card(name: str) -> None:
     """Whose it is, what it has read, and the held-out figures that the page of results compares with the truth."""

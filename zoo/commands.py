@@ -341,11 +341,12 @@ def drafters(
 
     python -m zoo drafters zoo/smollm2.toml --out models --checkpoints build/smollm2
     """
-    from zoo.drafters import card, read_plan, steps
+    from zoo.drafters import card, drop_tokenizer, read_plan, steps
     from zoo.family import run
 
     plan = read_plan(config)
     status = run(steps(plan, out, checkpoints), dry_run=dry_run)
     if not status and not dry_run:
+        drop_tokenizer(out / f"{plan.model}-draft")
         (out / f"{plan.model}.md").write_text(card(plan, out))
     raise typer.Exit(status)

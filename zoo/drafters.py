@@ -94,6 +94,13 @@ def steps(plan: Plan, out: Path, checkpoints: Path) -> list[Step]:
     ]
 
 
+def drop_tokenizer(folder: Path) -> None:
+    """Remove the target's tokenizer and chat template from a draft model's folder: they are not ours to ship, and
+    config.json has the tokenizer's fingerprint."""
+    for file in ("tokenizer.json", "tokenizer_config.json", "chat_template.jinja"):
+        (folder / file).unlink(missing_ok=True)
+
+
 # What was made ---------------------------------------------------------------------------------------------------
 
 COLUMNS = ("drafter", "parameters", "MB", "minutes", "tokens read", "right at depth 1", "2", "3", "simulated length")

@@ -2,6 +2,7 @@
 
 import json
 from collections.abc import Sequence
+from dataclasses import asdict
 from pathlib import Path
 
 import numpy as np
@@ -9,6 +10,7 @@ import pytest
 import torch
 
 from paceline.draft.model import CHUNK, Model, ModelConfig, check_tokenizer
+from paceline.draft.neural.checkpoint import TargetFacts
 from paceline.engine.accept import Accepted
 from paceline.engine.engine import Engine
 from paceline.engine.request import Row
@@ -17,7 +19,7 @@ from paceline.engine.sampling import SamplingParams
 from paceline.engine.tree import DraftTree
 from paceline.errors import MethodError, PacelineError
 from paceline.target.hf import HFTarget
-from paceline.target.load import load_tokenizer
+from paceline.target.load import load, load_tokenizer
 from tests import models, native
 from tests.draft.answered import target_and_close_draft
 from tests.draft.drafting import SPECS, DraftTable, drafter, like
@@ -232,6 +234,22 @@ def test_the_same_tokens_with_other_ids_are_another_tokenizer(folders, tmp_path)
     (moved / "tokenizer.json").write_text(json.dumps(spelled))
     with pytest.raises(MethodError, match="2 have another id"):
         check_tokenizer("moved", load_tokenizer(moved), load_tokenizer(folders["target"]))
+
+
+def test_a_draft_model_without_a_tokenizer_remembers_its_targets(folders, tmp_path):
+    """As the drafters that are shipped for a model whose tokenizer is not ours to ship."""
+    target, bare = load(folders["target"], dtype="float32", device="cpu"), tmp_path / "bare"
+    bare.mkdir()
+    (bare / "model.safetensors").write_bytes((folders["close"] / "model.safetensors").read_bytes())
+    config = json.loads((folders["close"] / "config.json").read_text())
+    for fingerprint in (target.tokenizer.fingerprint, "another"):
+        made_for = asdict(TargetFacts.of(target)) | {"tokenizer_fingerprint": fingerprint}
+        (bare / "config.json").write_text(json.dumps(config | {"target": made_for}))
+        if fingerprint == "another":
+            with pytest.raises(MethodError, match="the two have different tokenizers"):
+                Model(ModelConfig(checkpoint=str(bare))).bind(target)
+        else:
+            Model(ModelConfig(checkpoint=str(bare))).bind(target)
 
 
 def test_without_tokenizers_the_vocabularies_must_be_as_large(folders):

@@ -12,11 +12,13 @@ from __future__ import annotations
 from collections.abc import Sequence
 from contextlib import suppress
 from dataclasses import dataclass
+from pathlib import Path
 from typing import Any, ClassVar, Literal, cast
 
 import numpy as np
 import torch
 
+from paceline.draft.neural.checkpoint import check_target, recorded_target
 from paceline.draft.neural.drafts import Draft, segments
 from paceline.draft.neural.stepping import SteppingConfig
 from paceline.draft.neural.streams import Streaming, Streams, open_streams
@@ -28,7 +30,7 @@ from paceline.engine.tree import IntArray
 from paceline.errors import MethodError, ModelError
 from paceline.target.base import Facts
 from paceline.target.cache import CachedTarget
-from paceline.target.load import load, load_tokenizer
+from paceline.target.load import has_tokenizer, load, load_tokenizer
 from paceline.target.tokenizer import Tokenizer
 
 CHUNK = 512
@@ -82,7 +84,12 @@ class Model(Streaming):
         super().bind(target)
         path = self.config.checkpoint
         if target.tokenizer is not None:
-            check_tokenizer(path, load_tokenizer(path), target.tokenizer)
+            # A draft model without a tokenizer remembers that of the target it was trained for.
+            made_for = None if has_tokenizer(path) else recorded_target(path)
+            if made_for is not None:
+                check_target(Path(path), made_for, target, any_target=True)
+            else:
+                check_tokenizer(path, load_tokenizer(path), target.tokenizer)
         self.model = load(path, dtype=self._dtype(target), device=target.device)
         if getattr(target, "exact", False):  # then a row's draft must not depend on its batch either
             with suppress(ModelError):

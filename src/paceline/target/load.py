@@ -139,7 +139,7 @@ def _load_folder(
             from paceline.target.quantised import checkpoint
 
             made.measured = checkpoint.measured(folder)
-    if any((folder / file).exists() for file in TOKENIZER_FILES):
+    if has_tokenizer(folder):
         made.tokenizer = _tokenizer_in(folder, name, trust_remote_code)
     return made
 
@@ -244,6 +244,12 @@ def has_units(dtype: torch.dtype) -> bool:
 # Tokenizers ----------------------------------------------------------------------------------------------------------
 
 
+def has_tokenizer(folder: str | Path) -> bool:
+    """Whether a model's folder holds a tokenizer; True for a name of the hub."""
+    path = Path(folder).expanduser()
+    return not path.is_dir() or any((path / file).exists() for file in TOKENIZER_FILES)
+
+
 def load_tokenizer(model: str | Path, *, trust_remote_code: bool = False) -> Tokenizer:
     """The tokenizer of a model (named as in `load`), a folder with a tokenizer alone, or a SentencePiece file.
 
@@ -257,7 +263,7 @@ def load_tokenizer(model: str | Path, *, trust_remote_code: bool = False) -> Tok
 
         file = GGUF(gguf_of(model))
         folder, name = file.path.parent, file.path.stem
-        if any((folder / other).exists() for other in TOKENIZER_FILES):
+        if has_tokenizer(folder):
             tokenizer = _tokenizer_in(folder, name, trust_remote_code)
             if same_tokens(tokenizer, file, all_of_them=True):
                 return tokenizer

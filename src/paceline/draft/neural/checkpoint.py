@@ -230,6 +230,13 @@ def _facts(folder: Path, config: dict[str, Any]) -> TargetFacts:
         raise MethodError(f"{folder / CONFIG} does not say which target the drafter is for ({error})") from None
 
 
+def recorded_target(path: str | Path) -> TargetFacts | None:
+    """The target that a folder of `paceline train` was made for; None if it does not say."""
+    folder = Path(path).expanduser()
+    config = _config(folder, "model") if (folder / CONFIG).is_file() else {}
+    return _facts(folder, config) if "target" in config else None
+
+
 def check_all(path: str | Path, tensors: Mapping[str, Tensor], shapes: Mapping[str, tuple[int, ...]]) -> None:
     """MethodError unless there are tensors of just these names and shapes: a key that nobody reads would leave a head
     half random, or be another head."""
