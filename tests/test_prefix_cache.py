@@ -102,6 +102,11 @@ def test_what_was_used_longest_ago_goes_first(tmp_path: Path) -> None:
     assert sum(path.stat().st_size for path in tmp_path.iterdir()) <= 2 * size
 
 
+def test_a_new_folder_is_its_owners_alone(tmp_path: Path) -> None:
+    answer(decoder(), tmp_path / "new")
+    assert (tmp_path / "new").stat().st_mode & 0o077 == 0
+
+
 def test_what_cannot_be(tmp_path: Path) -> None:
     with pytest.raises(PacelineError, match="it needs reuse"):
         Engine(decoder(), prefix_cache=tmp_path, reuse=False)

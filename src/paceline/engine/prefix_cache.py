@@ -45,7 +45,7 @@ class PrefixCache:
         self._nbytes = int(np.prod(shape)) * target.dtype.itemsize
         self._model = sha256(f"{FORMAT} {target.prefix_key} {shape}".encode()).digest()
         try:
-            self.folder.mkdir(parents=True, exist_ok=True)
+            self.folder.mkdir(mode=0o700, parents=True, exist_ok=True)  # prompts can be read from it
         except OSError as error:
             raise PacelineError(f"prefix_cache: {self.folder} cannot be a folder: {error.strerror}") from None
 
