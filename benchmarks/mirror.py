@@ -5,7 +5,7 @@
 
 `time` runs plain decoding and plain speculation with two threads, plain speculation with one, and mirror with one for
 each side, in turn; and from the parts of a round, measured over the same prompts, it says beforehand what the latency
-model expects (`LatencyModel` of paceline.cost.model). Prompts as in benchmarks/recycling.py; greedy.
+model expects (`LatencyModel` of benchmarks/latency.py). Prompts as in benchmarks/recycling.py; greedy.
 """
 
 from __future__ import annotations
@@ -18,8 +18,8 @@ from typing import Any
 
 import torch
 
+from latency import LatencyModel
 from paceline import Engine, SamplingParams
-from paceline.cost.model import LatencyModel
 from paceline.draft.neural.draft_worker import DraftWorker
 from paceline.target.load import load, load_tokenizer
 from recycling import read_prompts

@@ -7,8 +7,9 @@ from threading import Thread
 from time import perf_counter, sleep
 
 import pytest
+from benchmarks.latency import LatencyModel
 
-from paceline.cost.model import LatencyModel, chain_tokens, memory_bound_speedup, round_cost, speedup
+from paceline.cost.model import chain_tokens, memory_bound_speedup, round_cost, speedup
 
 
 def test_tokens_of_a_chain() -> None:

@@ -29,9 +29,9 @@ from huggingface_hub.errors import HTTPError
 
 from paceline.bench.metrics import OVERALL
 from paceline.errors import PacelineError, meant
+from paceline.folders import cache_folder
 from paceline.jsonl import numbered, write_whole
 from paceline.workbench.conversations import MT_BENCH, Conversation, is_spec_bench, parse
-from paceline.workbench.environment import cache_folder
 
 T = TypeVar("T")
 

@@ -25,11 +25,6 @@ from paceline import __version__
 PACKAGES = ("transformers", "tokenizers", "safetensors", "numpy", "numba")
 
 
-def cache_folder() -> Path:
-    """Where downloads and what is made of models are kept: $XDG_CACHE_HOME/paceline, or ~/.cache/paceline."""
-    return Path(os.environ.get("XDG_CACHE_HOME") or Path.home() / ".cache") / "paceline"
-
-
 def environment(*, dtype: str, device: str) -> dict[str, Any]:
     """Everything about the machine and the software that could explain a figure."""
     gpus = [torch.cuda.get_device_name(i) for i in range(torch.cuda.device_count())]

@@ -416,19 +416,21 @@ def _unpacked(kind: Kind, panels: torch.Tensor, ids: torch.Tensor) -> _Columns:
 @cache
 def tiles_of(kind: Kind, dtype: torch.dtype, path: str) -> Tiles:
     """Tiles for blocks of a kind, and for rows and results of a dtype, by one of `PATHS`."""
-    unit, module = UNITS[kind], v.Module(PATHS[path].without)
+    unit = UNITS[kind]
     turns = unit.blocks // PAIR
 
     def turn(x: Value, w: Value, ahead: Value, i: Value, sums: list[Value]) -> list[Value]:
         v.prefetch(ahead + i * (unit.nbytes // turns), unit.nbytes // turns)
         return _added(_Panel(kind, w, i), x + i * (PAIR * unit.record * len(sums)), sums, DOTS[path])
 
-    module.add("round", partial(_round, kind, dtype))
-    for rows in range(1, PATHS[path].rows + 1):
-        module.add(f"tile{rows}", tile(rows, 1, dtype, lambda units: units * turns, turn))
+    def write(module: v.Module) -> None:
+        module.add("round", partial(_round, kind, dtype))
+        for rows in range(1, PATHS[path].rows + 1):
+            module.add(f"tile{rows}", tile(rows, 1, dtype, lambda units: units * turns, turn))
+
     return Tiles(
-        module.compile(), PATHS[path].rows, columns=COLUMNS, dtype=dtype, unit=unit.nbytes,
-        row_unit=unit.blocks * unit.record, record=unit.record,
+        v.compiled(f"{kind.name} {dtype} {path}", write, PATHS[path].without), PATHS[path].rows, columns=COLUMNS,
+        dtype=dtype, unit=unit.nbytes, row_unit=unit.blocks * unit.record, record=unit.record,
     )  # fmt: skip
 
 
@@ -580,14 +582,17 @@ TWO = 2
 def wide_tiles(kind: Kind) -> Tiles:
     """Tiles that multiply pairs of expanded panels by rows in bfloat16. A row of theirs is a group of TILE_ROWS, block
     by block."""
-    module, unit = v.Module(), UNITS[kind]
-    module.add("unpack", partial(_expand, kind))
-    module.add("configure", _configure)
-    for groups in range(1, TWO + 1):
-        module.add(f"tile{groups}", partial(_wide_tile, groups, unit.blocks))
+    unit = UNITS[kind]
+
+    def write(module: v.Module) -> None:
+        module.add("unpack", partial(_expand, kind))
+        module.add("configure", _configure)
+        for groups in range(1, TWO + 1):
+            module.add(f"tile{groups}", partial(_wide_tile, groups, unit.blocks))
+
     return Tiles(
-        module.compile(), TWO, columns=TWO * COLUMNS, dtype=torch.bfloat16, unit=TWO * unit.nbytes,
-        row_unit=1024 * unit.blocks, unpacked=TWO * 1024 * unit.blocks,
+        v.compiled(f"{kind.name} by AMX", write), TWO, columns=TWO * COLUMNS, dtype=torch.bfloat16,
+        unit=TWO * unit.nbytes, row_unit=1024 * unit.blocks, unpacked=TWO * 1024 * unit.blocks,
         sizes=struct.pack("<2B14x8H16x8B8x", 1, 0, *[64] * 8, *[TILE_ROWS] * 8),
     )  # fmt: skip
 

@@ -81,10 +81,14 @@ def _tiles(steps: int, dtype: torch.dtype) -> Tiles:
         return sums
 
     kind, dot = (v.F32, v.fma) if dtype == torch.float32 else (v.I32, _dot_of_pairs)
-    module = v.Module()
-    for rows in range(1, ROWS + 1):
-        module.add(f"tile{rows}", tile(rows, 2, dtype, lambda units: units // STEPS, turn))
-    return Tiles(module.compile(), ROWS, columns=COLUMNS, dtype=dtype, unit=4 * COLUMNS, row_unit=4)
+
+    def write(module: v.Module) -> None:
+        for rows in range(1, ROWS + 1):
+            module.add(f"tile{rows}", tile(rows, 2, dtype, lambda units: units // STEPS, turn))
+
+    return Tiles(
+        v.compiled(f"{dtype} {steps}", write), ROWS, columns=COLUMNS, dtype=dtype, unit=4 * COLUMNS, row_unit=4
+    )
 
 
 def _dot_of_pairs(weights: Value, x: Value, sums: Value) -> Value:

@@ -3,9 +3,8 @@
     def double(x: v.Value, y: v.Value) -> None:
         v.store(y, v.load(x, v.F32) * 2.0)
 
-    module = v.Module()
-    module.add("double", double)
-    address = module.compile()("double")            # of a function that doubles the 16 numbers at x
+    address = v.compiled("doubling", lambda module: module.add("double", double))
+    address("double")                               # of a function that doubles the 16 numbers at x
 
 A function such as `double` runs once, to write the code: its arguments are `Value`s, each operation adds an
 instruction, and a Python loop is unrolled; `loop` makes a loop of the compiled function. Arguments of compiled
@@ -23,6 +22,8 @@ from typing import Any
 
 import llvmlite.binding as llvm
 from llvmlite import ir
+
+from paceline.target.kernels.kept import kept
 
 I8, I16, I32, I64 = (ir.IntType(bits) for bits in (8, 16, 32, 64))
 F16, F32, VOID = ir.HalfType(), ir.FloatType(), ir.VoidType()
@@ -198,33 +199,46 @@ def loop(count: Value, begin: Sequence[Value], turn: Callable[[Value, list[Value
 
 
 class Module:
-    """Functions that are compiled together.
+    """Functions that are compiled together."""
 
-    without  beginnings of names of processor features that they do not use, though this CPU may have them."""
-
-    def __init__(self, without: tuple[str, ...] = ()):
-        self._ir, self._without = ir.Module(), without
+    def __init__(self) -> None:
+        self.ir = ir.Module()
 
     def add(self, name: str, body: Callable[..., None]) -> None:
         """A function of as many whole numbers as `body` has parameters, without result."""
         arguments = [I64] * len(signature(body).parameters)
-        function = ir.Function(self._ir, ir.FunctionType(VOID, arguments), name)
+        function = ir.Function(self.ir, ir.FunctionType(VOID, arguments), name)
         _now.builder = ir.IRBuilder(function.append_basic_block("entry"))
         body(*map(Value, function.args))
         _now.builder.ret_void()
 
-    def compile(self) -> Callable[[str], int]:
-        """Compile for this CPU: addresses of functions by name. The code lives as long as what is returned."""
-        llvm.initialize_native_target()
-        llvm.initialize_native_asmprinter()
-        features = llvm.get_host_cpu_features()
-        for name in features:
-            features[name] = features[name] and not name.startswith(self._without)
-        machine = llvm.Target.from_default_triple().create_target_machine(
-            cpu=llvm.get_host_cpu_name(), features=features.flatten(), opt=3, reloc="pic", jit=True
-        )
-        parsed = llvm.parse_assembly(str(self._ir))
+
+def compiled(name: str, write: Callable[[Module], None], without: tuple[str, ...] = ()) -> Callable[[str], int]:
+    """Addresses, by name, of the functions that `write` adds to a module, compiled for this CPU. The code lives as long
+    as what is returned.
+
+    name     of the module, another for each that `write` can write; the compiled code is kept under it
+    without  beginnings of names of processor features that are not used, though this CPU may have them"""
+    llvm.initialize_native_target()
+    llvm.initialize_native_asmprinter()
+    features = llvm.get_host_cpu_features()
+    for feature in features:
+        features[feature] = features[feature] and not feature.startswith(without)
+    cpu, flags = llvm.get_host_cpu_name(), features.flatten()
+    machine = llvm.Target.from_default_triple().create_target_machine(
+        cpu=cpu, features=flags, opt=3, reloc="pic", jit=True
+    )
+
+    def compile() -> bytes:
+        module = Module()
+        write(module)
+        parsed = llvm.parse_assembly(str(module.ir))
         parsed.verify()
-        engine = llvm.create_mcjit_compiler(parsed, machine)
-        engine.finalize_object()
-        return cache(engine.get_function_address)
+        code: bytes = machine.emit_object(parsed)
+        return code
+
+    code = kept(f"{name} {cpu} {flags}", compile)
+    engine = llvm.create_mcjit_compiler(llvm.parse_assembly(""), machine)
+    engine.add_object_file(llvm.ObjectFileRef.from_data(code))
+    engine.finalize_object()
+    return cache(engine.get_function_address)

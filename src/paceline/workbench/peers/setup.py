@@ -18,11 +18,11 @@ from transformers import AutoModelForCausalLM, PretrainedConfig
 from transformers.models.auto.modeling_auto import MODEL_FOR_CAUSAL_LM_MAPPING_NAMES
 
 from paceline.errors import PacelineError, PromptError, meant
+from paceline.folders import cache_folder
 from paceline.target.folder import gguf_of, is_gguf
 from paceline.target.load import DTYPES, find, read_config
 from paceline.target.quantised.blocks import Blocks
 from paceline.workbench.contestant import Ask, Reply
-from paceline.workbench.environment import cache_folder
 
 FILES = ["*.json", "*.jinja", "*.txt", "*.model", "*.safetensors"]
 """Of a hub repository: all that an engine reads."""

@@ -1,0 +1,48 @@
+"""Compiled kernels kept in the user's cache: to write and compile one takes a second, to read it a millisecond."""
+
+from __future__ import annotations
+
+import hashlib
+import os
+import time
+from collections.abc import Callable
+from contextlib import suppress
+from functools import cache
+from pathlib import Path
+from tempfile import NamedTemporaryFile
+
+import llvmlite
+
+from paceline.folders import cache_folder
+
+UNUSED_DAYS = 30
+
+
+def kept(key: str, compile: Callable[[], bytes]) -> bytes:
+    """The machine code that `compile` makes, or what it made before for this key and these sources.
+
+    A file begins with the digest of its code: one that was cut short or changed is made anew. Where nothing can be
+    written nothing is kept."""
+    path = cache_folder() / "kernels" / f"{hashlib.sha256(f'{_sources()} {key}'.encode()).hexdigest()}.o"
+    with suppress(OSError):
+        content = path.read_bytes()
+        if hashlib.sha256(content[32:]).digest() == content[:32]:
+            os.utime(path)
+            return content[32:]
+    code = compile()
+    with suppress(OSError):
+        path.parent.mkdir(mode=0o700, parents=True, exist_ok=True)
+        for file in path.parent.iterdir():
+            if file.stat().st_mtime < time.time() - UNUSED_DAYS * 86_400:
+                file.unlink()
+        with NamedTemporaryFile(dir=path.parent, delete=False) as part:
+            part.write(hashlib.sha256(code).digest() + code)
+        os.replace(part.name, path)
+    return code
+
+
+@cache
+def _sources() -> str:
+    """A digest of everything that writes kernels: the modules of the package `target`, and LLVM's version."""
+    files = sorted(Path(__file__).parent.parent.rglob("*.py"))
+    return hashlib.sha256(b"".join([llvmlite.__version__.encode(), *(file.read_bytes() for file in files)])).hexdigest()
