@@ -207,8 +207,9 @@ def _corpus(asked: argparse.Namespace, option: str, model: str) -> Path:
 
 
 def collect(out: Path) -> None:
-    """Write the record, of every run in `out` that has figures what the tables show; and the tables into the pages."""
-    record = {}
+    """Write the record, of every run in `out` that has figures what the tables show, beside the runs of other machines;
+    and the tables into the pages."""
+    record = json.loads(RECORD.read_text("utf-8")) if RECORD.exists() else {}
     for plan in PLANS:
         if not (out / plan.name / "summary.json").exists():
             continue
@@ -226,6 +227,7 @@ def collect(out: Path) -> None:
         }
         if cards := {label(m.name): one for m in found.methods if (one := card(m.name))}:
             record[plan.name]["cards"] = cards
+    record = {plan.name: record[plan.name] for plan in PLANS if plan.name in record}
     lines = (f"{json.dumps(name)}: {json.dumps(one)}" for name, one in record.items())
     RECORD.write_text("{\n" + ",\n".join(lines) + "\n}\n", "utf-8")  # a line a run
     page, every = RECORD.with_name("README.md"), RECORD.with_name("runs.md")

@@ -55,6 +55,9 @@ def test_runs_become_a_record_and_tables(tmp_path: Path, printed: Any, monkeypat
     assert whole.count("\n## ") == 4
     assert "| `peer:xllamacpp,spec=ngram-mod` | not there |" in whole
     assert "| `sam` | 1.25 (1.20 to 1.31) | 1.38 | 1.50 | 600.0 |" in whole
+    make_run(tmp_path / "other" / "qwen-q4-humaneval", methods)
+    assert f"holds 5 of {len(results.PLANS)} runs" in printed("collect", str(tmp_path / "other"))
+    assert printed("table").startswith("| Qwen2.5-Coder-1.5B, Q4_K_M | Spec-Bench | HumanEval | Code edits |"), "kept"
 
 
 def test_trained_drafters_stand_beside_their_papers_and_what_training_foretold(
