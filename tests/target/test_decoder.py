@@ -464,6 +464,8 @@ def test_nobody_sees_the_padding_of_a_forward(family: str, monkeypatch: pytest.M
 @pytest.mark.skipif(not torch.ops.mkldnn._is_mkldnn_bf16_supported(), reason="only its kernels are made to measure")
 def test_forwards_are_padded_where_there_is_room() -> None:
     decoder, _ = native.pair("llama2", torch.bfloat16)
+    if decoder.same_on_any_threads:
+        pytest.skip("without AMX all products are ours, which need no padding")
     slot = decoder.add_row(1)
     assert decoder._plan([chain(slot, [4] * 5)]).padding == 1
     assert decoder._plan([chain(slot, [4])]).padding == 0
