@@ -3,10 +3,12 @@
 from __future__ import annotations
 
 import ctypes
+import hashlib
 import os
 import time
 from collections.abc import Callable
 from pathlib import Path
+from typing import Any
 
 import numpy as np
 import pytest
@@ -82,6 +84,38 @@ def test_what_is_not_used_goes(folder: Path) -> None:
     kept("often", lambda: b"not asked for")
     kept("another", lambda: b"another")
     assert sorted(file.read_bytes()[32:] for file in folder.iterdir()) == [b"another", b"often"]
+
+
+@pytest.mark.parametrize("place", ["folder", "file"])
+@pytest.mark.parametrize("doing", ["others may write", "of another user", "a link"])
+def test_code_that_others_could_have_written_is_not_run(
+    folder: Path, monkeypatch: pytest.MonkeyPatch, place: str, doing: str
+) -> None:
+    assert kept("key", lambda: b"ours") == b"ours"
+    [file] = folder.iterdir()
+    file.write_bytes(hashlib.sha256(b"theirs").digest() + b"theirs")
+    assert kept("key", lambda: b"ours") == b"theirs", "a digest keeps out damage, not people"
+    path = folder if place == "folder" else file
+    if doing == "others may write":
+        path.chmod(path.stat().st_mode | 0o002)
+    elif doing == "of another user":
+        before = Path.lstat
+
+        def lstat(self: Path) -> Any:
+            about = before(self)
+            if self != path:
+                return about
+            return os.stat_result([*about[:4], about.st_uid + 1, *about[5:10]])
+
+        monkeypatch.setattr(Path, "lstat", lstat)
+    else:
+        path.rename(path.with_name("elsewhere"))
+        path.symlink_to(path.with_name("elsewhere"))
+    assert kept("key", lambda: b"ours") == b"ours"
+    if place == "folder":
+        assert file.read_bytes()[32:] == b"theirs", "nothing is written there either"
+    elif doing != "of another user":
+        assert kept("key", lambda: b"not asked for") == b"ours", "the file is ours again"
 
 
 def test_without_a_folder_nothing_is_kept(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:

@@ -1,9 +1,10 @@
-"""Compiled kernels kept in the user's cache: to write and compile one takes a second, to read it a millisecond."""
+"""Compiled kernels kept in the user's cache: to write and compile one takes a second, to read it some milliseconds."""
 
 from __future__ import annotations
 
 import hashlib
 import os
+import stat
 import time
 from collections.abc import Callable
 from contextlib import suppress
@@ -22,23 +23,33 @@ def kept(key: str, compile: Callable[[], bytes]) -> bytes:
     """The machine code that `compile` makes, or what it made before for this key and these sources.
 
     A file begins with the digest of its code: one that was cut short or changed is made anew. Where nothing can be
-    written nothing is kept."""
+    written, or others could write code for this user to run, nothing is kept."""
     path = cache_folder() / "kernels" / f"{hashlib.sha256(f'{_sources()} {key}'.encode()).hexdigest()}.o"
     with suppress(OSError):
-        content = path.read_bytes()
-        if hashlib.sha256(content[32:]).digest() == content[:32]:
-            os.utime(path)
-            return content[32:]
+        if _is_ours(path.parent) and _is_ours(path):
+            content = path.read_bytes()
+            if hashlib.sha256(content[32:]).digest() == content[:32]:
+                os.utime(path)
+                return content[32:]
     code = compile()
     with suppress(OSError):
         path.parent.mkdir(mode=0o700, parents=True, exist_ok=True)
-        for file in path.parent.iterdir():
-            if file.stat().st_mtime < time.time() - UNUSED_DAYS * 86_400:
-                file.unlink()
-        with NamedTemporaryFile(dir=path.parent, delete=False) as part:
-            part.write(hashlib.sha256(code).digest() + code)
-        os.replace(part.name, path)
+        if _is_ours(path.parent):
+            for file in path.parent.iterdir():
+                if file.stat().st_mtime < time.time() - UNUSED_DAYS * 86_400:
+                    file.unlink()
+            with NamedTemporaryFile(dir=path.parent, delete=False) as part:
+                part.write(hashlib.sha256(code).digest() + code)
+            os.replace(part.name, path)
     return code
+
+
+def _is_ours(path: Path) -> bool:
+    """Whether this user alone may write there. Links do not count: who made one could turn it."""
+    about = path.lstat()
+    if not hasattr(os, "getuid"):
+        return False  # Windows: its rights are not asked for here
+    return not stat.S_ISLNK(about.st_mode) and about.st_uid == os.getuid() and not about.st_mode & 0o022
 
 
 @cache
