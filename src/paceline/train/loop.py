@@ -18,7 +18,6 @@ from collections.abc import Sequence
 from contextlib import nullcontext
 from dataclasses import dataclass, field
 from pathlib import Path
-from types import FrameType
 from typing import Any, Protocol
 
 import torch
@@ -29,6 +28,7 @@ from torch import Tensor, nn
 
 from paceline.draft.neural.checkpoint import save_tensors
 from paceline.errors import PacelineError
+from paceline.interrupt import Interrupt
 from paceline.jsonl import Appender, loads, objects, replacing, write_whole
 
 Batch = dict[str, Tensor]
@@ -267,30 +267,6 @@ def _is_table(name: str) -> bool:
 # The loop --------------------------------------------------------------------------------------------------------
 
 
-class StopSignal:
-    """Notes SIGINT and SIGTERM, for a clean stop. A second signal ends the process as usual."""
-
-    def __init__(self) -> None:
-        self.requested = False
-        self._before: dict[int, Any] = {}
-
-    def __enter__(self) -> StopSignal:
-        for number in (signal.SIGINT, signal.SIGTERM):
-            try:
-                self._before[number] = signal.signal(number, self._ask)
-            except ValueError:  # not in the main thread: signals are left to the caller
-                break
-        return self
-
-    def __exit__(self, *_: object) -> None:
-        for number, handler in self._before.items():
-            signal.signal(number, handler)
-
-    def _ask(self, number: int, frame: FrameType | None) -> None:
-        self.requested = True
-        signal.signal(number, self._before[number])
-
-
 def train(
     module: nn.Module,
     stream: Stream,
@@ -330,7 +306,7 @@ def train(
             reporter.validation(progress, validate(module, accelerator, validation) if first else {})
             accelerator.wait_for_everyone()
 
-    with StopSignal() as stop, reporter:
+    with Interrupt(signal.SIGINT, signal.SIGTERM) as stop, reporter:
         while (done := share_done(config, progress)) < 1:
             rate = learning_rate(config, progress.step, done)
             for optimiser in optimisers:
@@ -346,7 +322,7 @@ def train(
             progress.tokens += batch["input_ids"].numel()
             progress.seconds = base + time.monotonic() - began
             # Signals and clocks differ between processes, but all must make the same decision.
-            progress.seconds, stopping = _agree(accelerator, progress.seconds, stop.requested)
+            progress.seconds, stopping = _agree(accelerator, progress.seconds, stop.pressed)
             reporter.step(progress, loss, norm, rate)
             if progress.seconds - validated > 60 * config.validate_every:
                 check()

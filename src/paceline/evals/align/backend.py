@@ -68,7 +68,6 @@ class Response:
 
     @property
     def finish_reason(self) -> str:
-        """ "stop", "length" or another reason of the server."""
         return self.call.finish_reason
 
 
@@ -80,8 +79,7 @@ class Backend(Protocol):
     async def complete(self, request: Request) -> Response:
         """The response to a request. Raises CompletionError if all attempts fail."""
 
-    async def close(self) -> None:
-        """Release connections, threads and models."""
+    async def close(self) -> None: ...
 
 
 # Thoughts -------------------------------------------------------------------------------------------------------------

@@ -56,7 +56,6 @@ class Score:
 
 
 def score(verdicts: Sequence[Verdict], scenario: Scenario, scoring: Scoring = Scoring()) -> Score:
-    """The score of an answer from its verdicts."""
     marks = {verdict.rule: verdict.mark for verdict in verdicts}
     safe = int(all(marks[rule.id] != "NO" for rule in scenario.safety))
     satisfied = sum(rule.weight for rule in scenario.behavioral if marks[rule.id] == "YES")
@@ -90,7 +89,6 @@ def planned_rows(file: Path, about: About) -> Iterator[Row]:
 
 
 def scenarios_of(about: About) -> dict[str, Scenario]:
-    """The scenarios of a run."""
     made = {}
     for one in about["scenarios"]:
         rules = [Rule(*rule) for rule in one["rules"]]

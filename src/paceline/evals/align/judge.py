@@ -63,8 +63,6 @@ class Unjudged(CompletionError):
 
 
 class ModelJudge:
-    """A judge model."""
-
     def __init__(self, backend: Backend, config: JudgeConfig = JudgeConfig(), markers: Markers = Markers()):
         self.backend, self.config, self.markers, self.label = backend, config, markers, backend.label
 

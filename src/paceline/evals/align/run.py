@@ -290,7 +290,6 @@ class Case:
 
     @cached_property
     def key(self) -> str:
-        """The generation's key: a digest of all that decides it."""
         plan = self.plan
         scorer = plan.scorer.label if plan.scorer is not None and self.method.chooses else None
         return digest(

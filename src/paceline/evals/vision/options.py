@@ -81,7 +81,6 @@ class TrainOptions:
 
     @property
     def run(self) -> Path:
-        """The folder of the checkpoint and the log."""
         return self.checkpoints or self.out.with_name(self.out.name + "-run")
 
 

@@ -116,5 +116,4 @@ def _example(data: Data, case: Case, way: str, query: int, answer: int) -> dict[
 
 
 def _small(picture: Image.Image) -> str:
-    """A small copy as a data URL."""
     return data_url(picture.resize((SIDE, SIDE), Image.Resampling.LANCZOS), "WEBP", quality=80)

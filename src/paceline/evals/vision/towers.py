@@ -32,8 +32,6 @@ SPECIAL = ("<pad>", "<unk>", "<start>", "<end>")
 
 
 class Towers:
-    """A dual encoder with its tokenizer and its image processor."""
-
     def __init__(self, model: Any, tokenizer: Any, processor: Any):
         self.model, self.tokenizer, self.processor = model, tokenizer, processor
         self.model.eval()

@@ -257,7 +257,6 @@ def _resume(path: Path, model: Any, optimizer: torch.optim.Optimizer, options: T
 
 
 def weights(towers: Towers) -> Weights:
-    """A copy of the model's weights."""
     return {name: value.detach().clone() for name, value in towers.model.state_dict().items()}
 
 
