@@ -37,10 +37,8 @@ FACTOR = 1.1
 """Speed-ups may exceed the mean accepted tokens by this factor: that much is noise, more is impossible."""
 SCATTER = 2.0
 """Mean time of a plain round over that of the fastest tenth: on a quiet machine they are nearly alike."""
-ROUNDS = 50
-"""Fewest plain rounds whose scatter says something."""
-OTHERS = 0.5
-"""Load average beyond the run's own threads that is still quiet."""
+ROUNDS = 50  # fewest plain rounds whose scatter says something
+OTHERS = 0.5  # load average beyond the run's own threads that is still quiet
 MANY_LATE = 0.05
 """Share of answers that may be late, or have been until they were asked again, on a quiet machine."""
 

@@ -27,10 +27,8 @@ from paceline.workbench.client import Client, Completion, CompletionError, Retry
 
 TIE = 0.25
 """Greatest gap, in nats, between two tokens that may be a tie: what bfloat16 resolves of logits near 32."""
-SHIFTED = 0.5
-"""Nats by which rounding does not move the log-probability of a best token."""
-Fields = dict[str, Any]
-"""Fields of a request's body that say how tokens are chosen."""
+SHIFTED = 0.5  # nats by which rounding does not move the log-probability of a best token
+Fields = dict[str, Any]  # fields of a request's body that say how tokens are chosen
 RETRY = Retry(tries=3, longest=5.0)
 SWITCHES: Mapping[str, Fields] = {"paceline": {"draft": "none"}}
 """By the owner that a server names for its model: what switches drafts off for one request. llama.cpp's server has

@@ -35,8 +35,7 @@ HOSTS = {"transformers": "transformers-paceline", "vllm": "vllm-paceline", "llam
 """Hosts of our plug-ins, and the peers that they are."""
 LIBRARIES = ("transformers", "vllm", "llama-cpp", "xllamacpp")
 """What names of peers begin with; by itself, a library without drafts."""
-CONTEXT = 1024
-"""Longest context of other libraries."""
+CONTEXT = 1024  # longest context of other libraries
 TEXTS = (
     "one two three one two three one two",
     "The cat sat on the mat. The cat sat on the",

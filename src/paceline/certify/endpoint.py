@@ -31,10 +31,8 @@ from paceline.certify.shrink import greedy_reports, sampled_report
 from paceline.certify.verdict import LEVEL, LONG, Finding, Greedy, Look, Stops
 from paceline.workbench.client import Completion
 
-MOST = 40_000
-"""Most sampled requests of a certificate where none are asked for; the budget may allow fewer."""
-SAMPLED_TOKENS = 12
-"""Of a sampled answer: enough for drafts to be accepted, cut and followed by others."""
+MOST = 40_000  # most sampled requests of a certificate where none are asked for; the budget may allow fewer
+SAMPLED_TOKENS = 12  # of a sampled answer: enough for drafts to be accepted, cut and followed by others
 WAYS: dict[str, Fields] = {
     "temperature 1": {"temperature": 1.0},
     "temperature 0.7, top-p 0.9": {"temperature": 0.7, "top_p": 0.9},
@@ -42,8 +40,7 @@ WAYS: dict[str, Fields] = {
     "temperature 1.3, min-p 0.05": {"temperature": 1.3, "min_p": 0.05},
 }
 """How sampled answers are sampled, in turn."""
-LONG_TOKENS = 20_000
-"""Tokens of long sampled answers; the budget may allow fewer."""
+LONG_TOKENS = 20_000  # tokens of long sampled answers; the budget may allow fewer
 FOR_SAMPLES, FOR_REPORTS = 0.5, 0.15
 """Shares of the budget that scenarios leave for the sampling test, and both for making findings small."""
 

@@ -12,10 +12,8 @@ from paceline.certify.verdict import CANNOT_SAY, LOSSLESS
 from paceline.workbench.report import render
 
 PAGE, ISSUE, JUNIT = (Path(__file__).with_name(f"{name}.jinja") for name in ("page.html", "issue.md", "junit.xml"))
-SHOWN = 5
-"""Sets of tokens that are named, of those that come too often or too rarely."""
-NOTABLE = 0.001
-"""A shift that is named where rounding hides it."""
+SHOWN = 5  # sets of tokens that are named, of those that come too often or too rarely
+NOTABLE = 0.001  # a shift that is named where rounding hides it
 
 
 def page(certificate: dict[str, Any]) -> str:

@@ -27,14 +27,10 @@ from paceline.target.load import DTYPES
 from paceline.workbench.peers.setup import folder_of
 from paceline.workbench.peers.transformers import load_model
 
-TOKENS = 4096
-"""Most tokens in one forward."""
-PIECE = 8
-"""Tokens of a piece, as wide as a draft."""
-SHAKEN = 2.0**-8
-"""Share of a number by which bfloat16 rounds it at most."""
-SHAKES = 4
-"""Times that rounding is imitated."""
+TOKENS = 4096  # most tokens in one forward
+PIECE = 8  # tokens of a piece, as wide as a draft
+SHAKEN = 2.0**-8  # share of a number by which bfloat16 rounds it at most
+SHAKES = 4  # times that rounding is imitated
 SCALES = (1.5, -1.5)
 """Multiples of what rounding was seen to change that it may change elsewhere: no two kernels round alike."""
 

@@ -24,10 +24,8 @@ from paceline.certify.conditional import Conditional
 from paceline.certify.stats import Floats
 from paceline.engine.sampling import SamplingParams, probabilities
 
-BORDER = 0.005
-"""By how much the probability inside top-p may be off: rounding decides about the last token."""
-REST = 200
-"""Most tokens that stand for what is not among the best."""
+BORDER = 0.005  # by how much the probability inside top-p may be off: rounding decides about the last token
+REST = 200  # most tokens that stand for what is not among the best
 Reported = tuple[str, float, list[tuple[str, float]]]
 """A token, its log-probability, and the best ones at its place with theirs, best first."""
 

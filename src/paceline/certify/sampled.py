@@ -25,19 +25,16 @@ from paceline.engine.sampling import SamplingParams
 FOLLOWED, NAMED = 0.01, 0.002
 """A prefix at least as probable as FOLLOWED is continued by its next tokens, and a token at least as probable as NAMED
 has an outcome of its own. Both are shares of all answers."""
-FINE, COARSE = 0.01, 0.08
-"""Least probability of a bin, and of a coarse one."""
+FINE, COARSE = 0.01, 0.08  # least probability of a bin, and of a coarse one
 LOOKS = ((1 / 16, 0.1), (1 / 4, 0.2), (1.0, 0.4))
 """(share of the requests, share of LEVEL); the rest of LEVEL is for longer answers and for ties."""
 LEAST_FINE = 10.0
 """Smallest expected count of a fine bin: with fewer, chance exceeds the small levels here more often than it should."""
-AT_ONCE = 512
-"""Requests handed to the engine together."""
+AT_ONCE = 512  # requests handed to the engine together
 
 Prefix = tuple[int, ...]
 Progress = Callable[[int, int], None]
-View = tuple[Floats, Floats]
-"""Counts [B] of bins, and their probabilities in every world, [W, B]."""
+View = tuple[Floats, Floats]  # counts [B] of bins, and their probabilities in every world, [W, B]
 
 
 @dataclass(frozen=True)

@@ -17,10 +17,8 @@ from paceline.certify.scenarios import Case, Group, Play, Step, Wrong
 from paceline.certify.verdict import LEVEL, Finding
 from paceline.errors import PacelineError
 
-SHRUNK = 3
-"""Findings that are made small, each of another scenario."""
-REPEATS = 3
-"""How often the smallest requests are made once more."""
+SHRUNK = 3  # findings that are made small, each of another scenario
+REPEATS = 3  # how often the smallest requests are made once more
 Change = Callable[[Fields], Fields]
 Seen = tuple[str, float, float]
 

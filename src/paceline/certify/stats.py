@@ -28,10 +28,8 @@ from numpy.typing import NDArray
 from scipy.optimize import brentq
 from scipy.stats import binom, chi2, ncx2
 
-POWER = 0.95
-"""With this probability a shift of the stated size is found."""
-LEAST_COUNT = 5.0
-"""Smallest expected count of an outcome."""
+POWER = 0.95  # with this probability a shift of the stated size is found
+LEAST_COUNT = 5.0  # smallest expected count of an outcome
 TILTS = np.geomspace(1e-3, 30, 80)
 """Exponents tried for the bound of `excess`; the best one of any set gives a valid bound."""
 

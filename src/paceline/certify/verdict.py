@@ -14,12 +14,9 @@ from typing import Any
 from paceline.certify import stats
 from paceline.certify.options import SHIFT, Scope
 
-SHOWN = 5
-"""Divergences that a certificate shows of each verdict."""
-CONTEXT = 12
-"""Tokens that it shows before one."""
-LEVEL = 1e-3
-"""The share of certificates in which a lossless engine is accused all the same."""
+SHOWN = 5  # divergences that a certificate shows of each verdict
+CONTEXT = 12  # tokens that it shows before one
+LEVEL = 1e-3  # the share of certificates in which a lossless engine is accused all the same
 LONG, TIES = 0.2, 0.1
 """Shares of LEVEL for sampled answers beyond their first tokens, and for the number of ties."""
 WEAK, LENIENT = 0.1, 1.2

@@ -61,10 +61,8 @@ SETTINGS = {
 }
 MOST_TURNS, PATIENCE = 7, 75.0
 """Without --repeats: answers are timed so often, but after the first time no turn begins later than so many seconds."""
-COLUMN, OTHERS = 9, 37
-"""Widths in the table: of a prompt's column at most, and of what else there is."""
-NOTHING = 0.03
-"""A ratio so close to 1 is no difference."""
+COLUMN, OTHERS = 9, 37  # widths in the table: of a prompt's column at most, and of what else there is
+NOTHING = 0.03  # a ratio so close to 1 is no difference
 
 
 def demo(

@@ -26,8 +26,7 @@ if TYPE_CHECKING:
     from paceline.evals.align.run import Outcome
     from paceline.evals.align.run import Progress as State
 
-SPOKEN = 60.0
-"""Seconds between two lines about progress where there is no terminal."""
+SPOKEN = 60.0  # seconds between two lines about progress where there is no terminal
 
 
 @with_options

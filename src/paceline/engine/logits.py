@@ -18,8 +18,7 @@ from paceline.errors import NumericError
 
 BLOCK = 256
 """Numbers in a block. Its maximum or sum is computed without an index, so that the inner loop vectorises."""
-BEST_BLOCK = 512
-"""The same in the search for the best token."""
+BEST_BLOCK = 512  # the same in the search for the best token
 BROKEN = "The target's logits are NaN or infinite; its weights or dtype are broken."
 
 # Sums may be added in any order. There are no NaNs, as `_best` has checked, but there are infinities.

@@ -75,8 +75,7 @@ def _prompts(running: Sequence[Row], most: int, chunk: int) -> list[Turn]:
 
 
 NAMES = ("ragged", "equal", "grouped")
-WINDOW = 32
-"""Default window of `grouped`, as in the published program; at least twice the batch."""
+WINDOW = 32  # default window of `grouped`, as in the published program; at least twice the batch
 
 
 def create_schedule(spec: str | Schedule, max_batch: int, prefill_chunk: int) -> Schedule:

@@ -21,8 +21,7 @@ FinishReason = Literal["stop", "length", "context", "abort", "error"]
 """stop: an end token or stop string; length: max_tokens; context: the model's context is full; abort: the caller gave
 up; error: see `Row.error`."""
 
-AHEAD = 256
-"""Tokens reserved for an answer when its request joins; most answers are shorter."""
+AHEAD = 256  # tokens reserved for an answer when its request joins; most answers are shorter
 
 
 class Request(Protocol):

@@ -20,10 +20,8 @@ from paceline.engine.logits import keep_best, softmax_of_row, softmax_of_rows, t
 from paceline.engine.tree import IntArray
 from paceline.errors import NumericError, PacelineError, shortened
 
-COLDEST = 1e-6
-"""Lowest temperature above greedy; logits divided by a lower one could overflow."""
-MOST = 2**31 - 1
-"""Largest count that the compiled functions take."""
+COLDEST = 1e-6  # lowest temperature above greedy; logits divided by a lower one could overflow
+MOST = 2**31 - 1  # largest count that the compiled functions take
 
 RULES: dict[str, tuple[Callable[[Any], bool], str]] = {
     "temperature": (lambda t: t == 0 or COLDEST <= t + 0.0 < math.inf, f"0 (greedy), or {COLDEST:g} or more"),

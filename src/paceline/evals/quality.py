@@ -19,8 +19,7 @@ from paceline.engine.round import Segment
 from paceline.errors import ModelError
 from paceline.target.base import Target
 
-WINDOW = 256
-"""Tokens of a window."""
+WINDOW = 256  # tokens of a window
 
 
 @dataclass(frozen=True)

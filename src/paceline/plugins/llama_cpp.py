@@ -23,8 +23,7 @@ from paceline.errors import ModelError
 from paceline.plugins.history import History, OneAtATime
 from paceline.target.tokenizer import Tokenizer
 
-LIMIT = 1 << 30
-"""Most tokens of a text: the host does not pass its limit, and cuts drafts itself."""
+LIMIT = 1 << 30  # most tokens of a text: the host does not pass its limit, and cuts drafts itself
 ANY = 1 << 18
 """Vocabulary size of an unknown model: more than any has. Tokens of drafts come from the text in any case."""
 

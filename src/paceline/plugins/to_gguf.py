@@ -26,8 +26,7 @@ from paceline.target.quantised import checkpoint
 from paceline.target.quantised.blocks import Blocks, Weights
 from paceline.target.shape import Shape
 
-FILE_TYPES = {"int4": 2, "int8": 7}
-"""llama.cpp's numbers for files that are mostly Q4_0 and Q8_0."""
+FILE_TYPES = {"int4": 2, "int8": 7}  # llama.cpp's numbers for files that are mostly Q4_0 and Q8_0
 TYPES = {"f32": (np.float32, 0), "f16": (np.float16, 1)}
 """NumPy's type of matrices, and llama.cpp's number for it; vectors are always float32."""
 

@@ -42,13 +42,11 @@ from paceline.rollout.store import Entry, Key, visit_after
 
 log = logging.getLogger("paceline")
 
-TOP = 20
-"""Best tokens stored of each position for `residual`: as many as vLLM reports by default."""
+TOP = 20  # best tokens stored of each position for `residual`: as many as vLLM reports by default
 BLOCK = 1 << 16
 """Probabilities (positions * vocabulary) computed together. One position at a time costs ten times as much with small
 vocabularies; a whole draft at once is wasted if a row leaves its old answer early."""
-ROUNDING = 1e-6
-"""A tail up to this is rounding: the listed tokens hold all of the mass."""
+ROUNDING = 1e-6  # a tail up to this is rounding: the listed tokens hold all of the mass
 
 
 class OldToken(NamedTuple):
@@ -133,8 +131,7 @@ class RolloutRule:
 
     name = ""
     lossless = True
-    uses_old = True
-    """Whether it uses old answers."""
+    uses_old = True  # whether it uses old answers
     compares = False
     """Whether it compares old probabilities, which must then have the present temperature and filters."""
 

@@ -25,8 +25,7 @@ from paceline.errors import PacelineError
 from paceline.rollout.rules import TOP, decide_between
 from paceline.rollout.store import Entry, visit_after
 
-BANNED = -100.0
-"""Added to the logits of banned tokens."""
+BANNED = -100.0  # added to the logits of banned tokens
 SAMPLING = "temperature=1.0, as a server scores"
 
 

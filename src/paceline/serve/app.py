@@ -38,8 +38,7 @@ from paceline.workbench.worker import EngineFailed, Job, Unavailable, Worker
 
 log = logging.getLogger("paceline")
 
-MANY = 200
-"""Log-probabilities that are written down in a thread."""
+MANY = 200  # log-probabilities that are written down in a thread
 
 
 class Prompted(NamedTuple):

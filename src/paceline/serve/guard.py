@@ -32,12 +32,9 @@ Result = TypeVar("Result")
 
 OPEN = frozenset({"/", "/health", "/version", "/metrics", "/stats", "/docs", "/openapi.json"})
 """Routes that need no key, unless all are protected."""
-MOST_HELD = 256 << 20
-"""Bytes of all bodies that are being received or read."""
-LIGHT = 16 << 10
-"""Bytes of a body that is worked on at once: its parsing takes well below a millisecond."""
-MOST_HEAVY = 64
-"""Requests whose preparation may wait for a thread."""
+MOST_HELD = 256 << 20  # bytes of all bodies that are being received or read
+LIGHT = 16 << 10  # bytes of a body that is worked on at once: its parsing takes well below a millisecond
+MOST_HEAVY = 64  # requests whose preparation may wait for a thread
 
 
 class Gone(Exception):

@@ -44,8 +44,7 @@ FORMATS = {
     "llama3": Format(("<|python_tag|>",), bare=True),
     "mistral": Format(("[TOOL_CALLS]",), named=True),
 }
-BARE = Format((), bare=True)
-"""What a grammar forces: a call and nothing else."""
+BARE = Format((), bare=True)  # what a grammar forces: a call and nothing else
 REASONING = {
     "think": ("<think>", "</think>"),
     "mistral": ("[THINK]", "[/THINK]"),

@@ -14,8 +14,7 @@ from typing import Any
 from paceline.draft.spec import option
 from paceline.errors import PacelineError
 
-PIECE = 1 << 16
-"""Bytes that are looked at in one go; other threads run in between."""
+PIECE = 1 << 16  # bytes that are looked at in one go; other threads run in between
 
 
 class Refused(PacelineError):

@@ -31,8 +31,7 @@ WHITE_SPACE: dict[str, JsonCompileOptions] = {
 }
 """What may stand between the parts of JSON: one space or one line break with its indentation; as much as the model
 likes, which a small one may fill its budget with; nothing. llguidance's options."""
-CACHED = 64
-"""Most compiled grammars in memory."""
+CACHED = 64  # most compiled grammars in memory
 
 
 class Matched:

@@ -33,12 +33,10 @@ from paceline.workbench import conversations
 from paceline.workbench.conversations import FORMS, Conversation
 from paceline.workbench.transcript import Transcriber
 
-Message = dict[str, str]
-"""{"role": one of ROLES, "content": text}"""
+Message = dict[str, str]  # {"role": one of ROLES, "content": text}
 ROLES = ("system", "user", "assistant")
 HUB = "hf:"
-TEXT_CHUNK = 8000
-"""Least characters of a document that is cut from a plain-text file, at a paragraph."""
+TEXT_CHUNK = 8000  # least characters of a document that is cut from a plain-text file, at a paragraph
 
 
 @dataclass(frozen=True)
@@ -298,8 +296,7 @@ def _key(example: Example) -> str:
 Rows = tuple[np.ndarray, np.ndarray]
 """Input ids and labels, int32 [num_rows, length]; a label is the next token, or IGNORE."""
 
-Rendered = tuple[list[int], list[bool]]
-"""Token ids of a document, and for each whether it is trained on."""
+Rendered = tuple[list[int], list[bool]]  # token ids of a document, and for each whether it is trained on
 
 
 @dataclass(frozen=True)

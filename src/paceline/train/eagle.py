@@ -40,10 +40,8 @@ from paceline.train.student import Student, spread
 from paceline.train.trainer import HeadConfig, Trainer, train_head
 from paceline.train.unrolled import Memory, Unrolled, UnrolledLayer, begin_as_last
 
-LARGE = 32_768
-"""A vocabulary of more tokens is large."""
-SERVED = 3
-"""Default number of tokens that a server drafts with EAGLE-3."""
+LARGE = 32_768  # a vocabulary of more tokens is large
+SERVED = 3  # default number of tokens that a server drafts with EAGLE-3
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -61,8 +59,7 @@ class LayerConfig(HeadConfig):
 class LayerLoss(Student):
     """A layer over the target's states, in training the `module`."""
 
-    module: Any
-    """An `Unrolled`."""
+    module: Any  # an `Unrolled`
 
     def states(self, input_ids: Tensor) -> tuple[Tensor, Tensor]:
         """(states that the layer reads [B, T, ...], last states after the final norm [B, T, H])."""

@@ -26,16 +26,12 @@ from paceline.target.tokenizer import Tokenizer
 from paceline.train.data import Document, Example, Source, encoded, read, read_examples
 from paceline.workbench.runs import Lines, check_identity
 
-BATCH = 64
-"""Prompts answered at once."""
-OPENING = (16, 64)
-"""Least and most tokens of a plain text that are a prompt, which the target continues."""
+BATCH = 64  # prompts answered at once
+OPENING = (16, 64)  # least and most tokens of a plain text that are a prompt, which the target continues
 
-Progress = Callable[[int, int], None]
-"""Called with the number of answers so far, and in all."""
+Progress = Callable[[int, int], None]  # called with the number of answers so far, and in all
 
-Question = tuple[str, list[int], SamplingParams]
-"""Source, prompt, sampling parameters."""
+Question = tuple[str, list[int], SamplingParams]  # source, prompt, sampling parameters
 
 
 def generated_rows(

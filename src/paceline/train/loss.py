@@ -19,11 +19,9 @@ from torch.nn.functional import pad
 
 from paceline.train.layers import use_blocks
 
-IGNORE = -100
-"""Label of a position that is not trained on."""
+IGNORE = -100  # label of a position that is not trained on
 
-CHUNK = 256
-"""Positions whose logits are held at once."""
+CHUNK = 256  # positions whose logits are held at once
 
 LK_DECAY = 3.0
 """How fast the share of KL in `lk` falls with the acceptance rate: the value that its authors find best."""

@@ -37,10 +37,8 @@ from paceline.train.data import Example, Rows, batches, read_examples
 from paceline.train.options import TargetName, Threads, use_threads
 from paceline.train.student import Student, known_depths
 
-RANKS = 10
-"""Candidates of each depth that are counted."""
-SHOWN = (8, 16, 32, 63)
-"""Sizes in nodes of the example trees in slots.json."""
+RANKS = 10  # candidates of each depth that are counted
+SHOWN = (8, 16, 32, 63)  # sizes in nodes of the example trees in slots.json
 
 
 class Fit:
@@ -115,8 +113,7 @@ class Fit:
         return both
 
 
-Fits = dict[str, list[Fit]]
-"""By source, and over all sources as "all": a fit for every depth, exit or stream."""
+Fits = dict[str, list[Fit]]  # by source, and over all sources as "all": a fit for every depth, exit or stream
 
 
 def with_all(fits: Fits) -> Fits:

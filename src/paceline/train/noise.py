@@ -41,10 +41,8 @@ from paceline.train.measure import RANKS, Fit, slot_lines, write_slots
 from paceline.train.options import Compiled, DrafterOptions, drafter_command
 from paceline.train.trainer import Trainer, dtype_of, open_teacher, pad_token
 
-SLOTS = 5
-"""Slots that are measured, as many as `jacobi` has."""
-MOST_ROWS, PLACES = 32, 4
-"""Held-out rows measured per source, and measurements per row."""
+SLOTS = 5  # slots that are measured, as many as `jacobi` has
+MOST_ROWS, PLACES = 32, 4  # held-out rows measured per source, and measurements per row
 SOURCES = ("prefix", "vocabulary", "mask")
 """Noise is drawn from the tokens before it (the paper), from the whole vocabulary, or is always the same token."""
 

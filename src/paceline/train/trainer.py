@@ -39,8 +39,7 @@ from paceline.train.measure import Fits, accepted_length, fit_lines, measure, ro
 from paceline.train.states import StateCache, target_states
 from paceline.train.student import Student
 
-MEASURED = 1 << 15
-"""Most tokens of held-out rows that are measured."""
+MEASURED = 1 << 15  # most tokens of held-out rows that are measured
 
 
 @dataclass(frozen=True)

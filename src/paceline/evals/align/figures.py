@@ -37,10 +37,8 @@ ALPHAS = (0.0, 0.1, 0.2, 0.3, 0.4, 0.5, 0.7, 1.0)
 RESAMPLES = 2000
 TOKENS = ("prefilled", "cached", "injected", "generated", "seconds", "requests", "tries")
 
-About = Mapping[str, Any]
-"""run.json."""
-Row = Mapping[str, Any]
-"""A row of a run's files, or of its figures."""
+About = Mapping[str, Any]  # run.json
+Row = Mapping[str, Any]  # a row of a run's files, or of its figures
 
 
 # One answer -----------------------------------------------------------------------------------------------------------

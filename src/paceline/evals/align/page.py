@@ -28,8 +28,7 @@ from paceline.evals.align.figures import (
 from paceline.workbench.report import COLORS, Curve, number, plot, render
 
 TEMPLATE = Path(__file__).with_name("page.html.jinja")
-SHOWN = 3
-"""Answers shown of each scenario and method."""
+SHOWN = 3  # answers shown of each scenario and method
 MARKS = {"YES": "#1f8f4e", "NO": "#c43a31", "NA": "transparent"}
 
 

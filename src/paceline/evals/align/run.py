@@ -40,8 +40,7 @@ from paceline.workbench.runs import Lines, Run
 
 SELF = "self"
 """The judge that is the model under test."""
-HOPELESS = 20
-"""Failures in a row, in addition to one for each item under way, that end a run."""
+HOPELESS = 20  # failures in a row, in addition to one for each item under way, that end a run
 
 
 @dataclass

@@ -41,8 +41,7 @@ from paceline.evals.vision.scores import summarise
 from paceline.workbench.client import Client, Completion, Retry
 from paceline.workbench.runs import Lines
 
-PROMPTS = 2
-"""Version of the wordings below; other wordings are other questions."""
+PROMPTS = 2  # version of the wordings below; other wordings are other questions
 YES_NO = 'Does this caption fit the picture? "{caption}"\nAnswer yes or no.'
 DIRECT = {
     "count": "How many of this are in the picture: {thing}? Answer with a number.",
@@ -53,15 +52,11 @@ LETTERS = "ABCDEFGHI"
 GREY = (127, 127, 127)
 REPLIES = "replies.jsonl"
 RETRY = Retry(tries=5)
-TOP_TOKENS = 20
-"""Most probable tokens that are asked for where probabilities are scores."""
-FAILURES = 3
-"""Questions in a row that fail at the beginning before no more are asked."""
+TOP_TOKENS = 20  # most probable tokens that are asked for where probabilities are scores
+FAILURES = 3  # questions in a row that fail at the beginning before no more are asked
 
-Part = dict[str, Any]
-"""Text or a picture of a message."""
-Reply = dict[str, Any]
-"""A row of replies.jsonl."""
+Part = dict[str, Any]  # text or a picture of a message
+Reply = dict[str, Any]  # a row of replies.jsonl
 Read = list[tuple[Reply, Any]]
 """Replies and their meanings: a key's number, a score or a value's number; None for an invalid reply."""
 
@@ -75,12 +70,10 @@ class Question:
 
     case: str
     subset: str
-    way: str
-    """i2t, t2i, yesno or question."""
+    way: str  # i2t, t2i, yesno or question
     query: int
     order: tuple[int, ...]
-    content: Callable[[], list[Part]]
-    """Called when the question is sent, because pictures are large."""
+    content: Callable[[], list[Part]]  # called when the question is sent, because pictures are large
 
     def key(self, **more: Any) -> str:
         """What makes two questions the same, as a digest. more: what else does."""

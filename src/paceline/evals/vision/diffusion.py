@@ -32,16 +32,14 @@ from paceline.target.load import device_named
 
 PROMPT = "a photo of a single {name}, whole, centred, on a plain white background"
 BACKGROUND = "a plain indoor scene, out of focus"
-PATCH = 1.4
-"""Side of the patch of the first painting that goes with an object, in sides of the object."""
+PATCH = 1.4  # side of the patch of the first painting that goes with an object, in sides of the object
 
 
 @dataclass(frozen=True)
 class DiffusionOptions:
     checkpoint: str
     steps: int = 30
-    size: int = 1024
-    """Pixels that the model was trained on."""
+    size: int = 1024  # pixels that the model was trained on
     device: str = "cpu"
     cache: str = "build/diffusion"
     """Folder of generated objects, by model, prompt and seed."""

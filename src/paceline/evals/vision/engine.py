@@ -30,17 +30,14 @@ from paceline.evals.vision.layouts import FITS, LAYOUTS, THINGS, Scene
 from paceline.evals.vision.options import BuildOptions
 from paceline.evals.vision.providers import Cutout, Folder, Procedural, Provider
 
-ENGINE = 2
-"""Version of what a seed makes: the cases of another version are others."""
+ENGINE = 2  # version of what a seed makes: the cases of another version are others
 PLAIN = ("plain", "classes")
 """Pairs in addition to the six subsets: pictures of one to three objects, and of single ones, whose captions name them
 and say nothing else."""
 
-SUFFIXES = (".png", ".jpg", ".jpeg", ".webp")
-"""Of pictures in a folder of backgrounds."""
+SUFFIXES = (".png", ".jpg", ".jpeg", ".webp")  # of pictures in a folder of backgrounds
 
-Pixels = NDArray[np.float64]
-"""(size, size, 3), 0 to 255."""
+Pixels = NDArray[np.float64]  # (size, size, 3), 0 to 255
 
 def open_provider(spec: str) -> Provider:
     """Objects of "procedural", "diffusion:MODEL", or a folder of cut-outs; PacelineError for a folder without any."""

@@ -16,10 +16,8 @@ import numpy as np
 from paceline.evals.vision.captions import RATIOS, SAME, SIDES, VALUES, Box
 from paceline.evals.vision.providers import Cutout
 
-PAIR = 0.56
-"""Most that the longer sides a and b of two compared objects add up to, as sqrt(a^2 + b^2)."""
-GAP = 0.05
-"""Least distance of two objects."""
+PAIR = 0.56  # most that the longer sides a and b of two compared objects add up to, as sqrt(a^2 + b^2)
+GAP = 0.05  # least distance of two objects
 SLACK = 0.9 * SAME
 """Largest ratio of the longer sides of compared objects of equal area; the rest of SAME is for whole pixels."""
 

@@ -105,18 +105,15 @@ class TowerOptions:
 class EndpointOptions:
     """A generative model behind an OpenAI-compatible API."""
 
-    checkpoint: str
-    """The address up to and including /v1."""
-    model: str
-    """The name that the server knows."""
+    checkpoint: str  # the address up to and including /v1
+    model: str  # the name that the server knows
     ask: Literal["choice", "circular", "yesno", "question"] = "choice"
     cases: int = 50
     """Of each subset; 0 asks all. Pairwise questions about all 9-way cases are 40,500 requests."""
     concurrency: int = 4
     max_tokens: int = 16
     seed: int = 0
-    blind: bool = False
-    """Send a grey picture instead, to see what captions alone give away."""
+    blind: bool = False  # send a grey picture instead, to see what captions alone give away
     detail: Literal["low", "high", "auto"] = "high"
     key: str = "OPENAI_API_KEY"
     """Environment variable that holds the API key, where the server wants one."""

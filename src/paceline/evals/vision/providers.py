@@ -28,8 +28,7 @@ from paceline.evals.vision.drawing import KINDS, Drawing, Kind, Noun, article_of
 SIDECAR = "objects.json"
 OURS = "Apache-2.0"
 """Licence of what our own code draws."""
-NEAR = 40
-"""Distance of a colour from the border's, in RGB, up to which it is background."""
+NEAR = 40  # distance of a colour from the border's, in RGB, up to which it is background
 
 
 @dataclass(frozen=True)
@@ -37,8 +36,7 @@ class Cutout:
     """One object as it looks in one case."""
 
     noun: Noun
-    picture: Drawing | Image.Image
-    """Shapes, or RGBA pixels without an empty margin."""
+    picture: Drawing | Image.Image  # shapes, or RGBA pixels without an empty margin
     licence: str
     source: str
 

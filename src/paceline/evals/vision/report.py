@@ -24,10 +24,8 @@ from paceline.jsonl import write_whole
 from paceline.workbench.report import COLORS, Curve, plot, render
 
 TEMPLATE, PUBLISHED = (Path(__file__).with_name(name) for name in ("page.html.jinja", "published.toml"))
-SIDE = 132
-"""Pixels of a picture on the page."""
-SHOWN = 2
-"""Right and wrong queries of each subset and direction that are shown."""
+SIDE = 132  # pixels of a picture on the page
+SHOWN = 2  # right and wrong queries of each subset and direction that are shown
 
 
 def write_page(runs: Sequence[Path], out: Path) -> None:

@@ -38,15 +38,11 @@ from paceline.evals.vision.scores import overall
 from paceline.evals.vision.towers import Towers, small
 from paceline.jsonl import Appender, replacing, write_whole
 
-LARGEST_SCALE = 100.0
-"""Of the logits; CLIP (Radford et al. 2021, 2.5) bounds its learnt temperature by it."""
-CACHED = 10_000
-"""Pictures that are kept in memory: 1.5 GB at 224 x 224 pixels, 3.4 GB at 336 x 336."""
+LARGEST_SCALE = 100.0  # of the logits; CLIP (Radford et al. 2021, 2.5) bounds its learnt temperature by it
+CACHED = 10_000  # pictures that are kept in memory: 1.5 GB at 224 x 224 pixels, 3.4 GB at 336 x 336
 SAVE_SECONDS = 60.0
-SHARES = tuple(tenth / 10 for tenth in range(11))
-"""Of the way from the weights before to those after."""
-EVERY = 20
-"""Steps between two lines of the log."""
+SHARES = tuple(tenth / 10 for tenth in range(11))  # of the way from the weights before to those after
+EVERY = 20  # steps between two lines of the log
 
 Weights = dict[str, Tensor]
 
@@ -58,14 +54,10 @@ Weights = dict[str, Tensor]
 class Pairs:
     """n pictures and n captions, row i of one for row i of the other."""
 
-    images: Tensor
-    """(n, d), of unit length."""
-    texts: Tensor
-    """(n, d), of unit length."""
-    captions: Tensor
-    """(n,): equal numbers for equal captions."""
-    cases: Tensor | None = None
-    """(n,): equal numbers for pairs of one case; None where there are no cases."""
+    images: Tensor  # (n, d), of unit length
+    texts: Tensor  # (n, d), of unit length
+    captions: Tensor  # (n,): equal numbers for equal captions
+    cases: Tensor | None = None  # (n,): equal numbers for pairs of one case; None where there are no cases
 
     def same_caption(self) -> Tensor:
         """(n, n): true for two different pairs with one caption, which would be false negatives."""

