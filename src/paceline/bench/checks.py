@@ -110,7 +110,6 @@ class _Reader:
         return self._target.verify([Segment.chunk(self._slot, tokens[cut:], last=True)]).of(0)[-1].float().cpu()
 
     def close(self) -> None:
-        """Give the row back."""
         if self._slot is not None:
             self._target.drop_row(self._slot)
         self._slot, self._read = None, ()

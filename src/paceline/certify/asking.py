@@ -71,7 +71,6 @@ class Server:
         return ", ".join([*self.urls, self.model, *(f"{key} = {value}" for key, value in self.extra.items())])
 
     def ask(self, bodies: Sequence[Fields], slots: int | None = None) -> list[Completion]:
-        """The completions, at most `slots` requests under way. Raises CompletionError where one cannot be had."""
         return self._loop.run(self._ask(bodies, slots or self.slots))
 
     async def _ask(self, bodies: Sequence[Fields], slots: int) -> list[Completion]:
@@ -86,7 +85,6 @@ class Server:
         return [one for one in done if isinstance(one, Completion)]
 
     def close(self) -> None:
-        """Close the connections."""
         for client in self._clients.values():
             self._loop.run(client.close())
         self._loop.close()

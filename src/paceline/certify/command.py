@@ -56,7 +56,6 @@ QUESTIONS = (
 
 
 def certify_engine(subject: Subject, watch: Watch) -> dict[str, Any]:
-    """The certificate of an engine that runs the model in `subject.model`."""
     if subject.model is None:
         raise PacelineError("name the model that the engine runs, or --endpoint URL for a server")
     watch.say(f"loading {subject.model}")
@@ -111,7 +110,6 @@ def _references(subject: Subject, target: Target, dtype: str) -> tuple[Model, Mo
 
 
 def certify_server(subject: Subject, key: str | None, watch: Watch) -> dict[str, Any]:
-    """The certificate of the server `subject.endpoint`."""
     from paceline.certify.asking import Control, Server, control_of  # brings an HTTP client along
     from paceline.certify.endpoint import certify_endpoint
 

@@ -17,7 +17,6 @@ NOTABLE = 0.001  # a shift that is named where rounding hides it
 
 
 def page(certificate: dict[str, Any]) -> str:
-    """The page, HTML."""
     return render(PAGE, verdict=verdict(certificate), detectable=detectable(certificate), **_facts(certificate))
 
 
@@ -45,7 +44,6 @@ def _facts(certificate: dict[str, Any]) -> dict[str, Any]:
 
 
 def verdict(certificate: dict[str, Any]) -> str:
-    """The verdict in a few words."""
     if certificate["verdict"] == LOSSLESS:
         return "Lossless, as far as was tested"
     if certificate["verdict"] == CANNOT_SAY:

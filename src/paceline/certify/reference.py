@@ -67,14 +67,12 @@ class Reference:
 
     @torch.inference_mode()
     def after(self, texts: Sequence[Sequence[int]], way: str = "") -> torch.Tensor:
-        """Logits of the token after each text, float32 [N, V]; the texts are equally long."""
         at_once = max(1, TOKENS // max(len(texts[0]), 1))
         parts = [texts[i : i + at_once] for i in range(0, len(texts), at_once)]
         return torch.cat([self._run(part, 1, way)[:, -1].float().cpu() for part in parts])
 
     @torch.inference_mode()
     def along(self, text: Sequence[int], start: int, way: str = "") -> torch.Tensor:
-        """Logits of the tokens `start`.. of a text, float32 [len(text) - start, V]."""
         if start >= len(text):
             return torch.empty(0, 1)
         return self._run([text[:-1]], len(text) - start, way)[0].float().cpu()
@@ -122,11 +120,9 @@ class PlainDecoding:
         self.target = target
 
     def after(self, texts: Sequence[Sequence[int]], way: str = "") -> torch.Tensor:
-        """Logits of the token after each text, float32 [N, V]."""
         return torch.stack([self._read(text, len(text) - 1)[-1] for text in texts])
 
     def along(self, text: Sequence[int], start: int, way: str = "") -> torch.Tensor:
-        """Logits of the tokens `start`.. of a text, float32 [len(text) - start, V]."""
         return self._read(text[:-1], start) if start < len(text) else torch.empty(0, 1)
 
     def _read(self, text: Sequence[int], start: int) -> torch.Tensor:

@@ -54,7 +54,6 @@ class Distribution:
 
     @property
     def coarse_worlds(self) -> Floats:
-        """Probabilities of the coarse bins."""
         return stats.by_bin(self.worlds, self.coarse)
 
     @property
@@ -142,7 +141,6 @@ class Sampled:
         return sum(case.distribution.df for case in self.cases)
 
     def facts(self) -> dict[str, Any]:
-        """For the certificate."""
         facts = verdict.sampled_facts(self.looks, list(map(_facts, self.cases, self.counts)))
         return facts | {"drafted_rounds": self.drafted}
 
@@ -193,7 +191,6 @@ def sample(
 
 
 def _ask(engine: UnderTest, sampled: Sampled, until: int, rng: np.random.Generator, progress: Progress) -> None:
-    """Ask until there are so many answers."""
     while (begin := sampled.requests) < until:
         number = min(AT_ONCE, until - begin)
         chosen = rng.permutation((begin + np.arange(number)) % len(sampled.cases))

@@ -273,13 +273,11 @@ class Play:
         return Case(body, self.asked(body))
 
     def expected(self, case: Case) -> Completion:
-        """The control's answer."""
         assert case.plain is not None
         return self.control.expected([case.plain])[0]
 
 
 def user(text: str) -> Messages:
-    """A chat of one message."""
     return ({"role": "user", "content": text},)
 
 

@@ -36,7 +36,6 @@ class Shrinking:
         self.play, self.best = play, finding
 
     def run(self) -> Wrong:
-        """The smallest finding."""
         self._company()
         self._length()
         self._words()

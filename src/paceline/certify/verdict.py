@@ -87,7 +87,6 @@ class Greedy:
     rounded: int = 0
 
     def count(self, *, tied: bool, rounded: bool) -> None:
-        """One more place."""
         self.places += 1
         self.tied += tied
         self.rounded += rounded
@@ -106,7 +105,6 @@ class Greedy:
         return stats.more_often(self.tied, self.rounded)
 
     def findings(self, level: float = LEVEL * TIES) -> list[Finding]:
-        """What speaks against the engine."""
         found = []
         if bugs := self.bugs:
             first, wrong = bugs[0], len({(one.company, one.prompt) for one in bugs})

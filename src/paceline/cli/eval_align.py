@@ -9,9 +9,8 @@ from contextlib import contextmanager
 from dataclasses import replace
 from pathlib import Path
 from time import monotonic
-from typing import TYPE_CHECKING, Annotated, Any
+from typing import TYPE_CHECKING, Any
 
-import typer
 from rich.console import Console
 from rich.markup import escape
 from rich.progress import MofNCompleteColumn, TimeRemainingColumn
@@ -19,6 +18,7 @@ from rich.table import Table
 
 from paceline.cli import options
 from paceline.cli.show import CONTROLS, progress_bar
+from paceline.draft.spec import option
 from paceline.evals.align.options import AlignOptions
 from paceline.workbench.options import with_options
 
@@ -36,10 +36,8 @@ def align(
     dtype: options.Dtype = AlignOptions.dtype,
     device: options.Device = AlignOptions.device,
     threads: options.Threads = None,
-    as_json: Annotated[bool, typer.Option("--json", help="One JSON object, and nothing else.")] = False,
-    show: Annotated[
-        bool, typer.Option("--show", help="Print answers too; they may be harmful, hence not by default.")
-    ] = False,
+    as_json: options.AsJson = False,
+    show: bool = option(False, "Print answers too; they may be harmful, hence not by default.", names=("--show",)),
 ) -> int:
     """Answer prompts under written rules, judge every rule of every answer, and report one rate (SAR).
 

@@ -84,7 +84,6 @@ class Prefixes:
         self.nbytes += kv.nbytes
 
     def forget(self) -> None:
-        """Drop the least recently used prefix."""
         self._remove(self._prefixes[0])
 
     def _remove(self, prefix: Prefix) -> None:

@@ -210,7 +210,6 @@ class FreeNoise:
         self._block = np.empty(0)
 
     def begin(self, position: int) -> None:
-        """A round begins at output position `position`."""
         self._position, self._drawn = position, 0
 
     def random(self, count: int = 0) -> Any:

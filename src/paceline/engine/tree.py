@@ -85,7 +85,6 @@ class DraftTree:
 
     @property
     def num_drafted(self) -> int:
-        """Number of nodes without the root."""
         return len(self.tokens) - 1
 
     @property

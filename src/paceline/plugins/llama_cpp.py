@@ -29,8 +29,6 @@ ANY = 1 << 18
 
 
 class Draft(LlamaDraftModel):
-    """Drafts for one `Llama`."""
-
     def __init__(self, history: History):
         self._request = OneAtATime(history, LIMIT)
 

@@ -146,11 +146,9 @@ class RolloutRule:
         return self._reuse[row.id]
 
     def end(self, row: Row) -> None:
-        """Forget a row."""
         self._reuse.pop(row.id, None)
 
     def decide(self, cursors: Sequence[Cursor]) -> list[Cursor]:
-        """As `Rule.decide`."""
         others = [w for w in cursors if w.request.id not in self._reuse]
         ours = [w for w in cursors if w.request.id in self._reuse]
         # All distributions first: errors come before any change.
@@ -210,7 +208,6 @@ class Residual(RolloutRule):
         super().__init__(top)
 
     def choose(self, p: torch.Tensor, old: OldToken, cursor: Cursor, reuse: Reuse) -> int:
-        """See the class."""
         if not len(old.top_ids):
             return self.draw(p, cursor, reuse)  # made by a rule that records no best tokens: decide as `one-hot`
         return decide(p, old, cursor.request.random, cursor.position)
@@ -253,7 +250,6 @@ class PlainNotLossless(RolloutRule):
         _warn(self.name)
 
     def choose(self, p: torch.Tensor, old: OldToken, cursor: Cursor, reuse: Reuse) -> int:
-        """See the class."""
         keeps = math.isinf(self.lenience) or cursor.request.random.keep(
             min(1.0, self.lenience * float(p[old.token]) / old.prob)
         )

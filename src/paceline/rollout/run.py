@@ -95,7 +95,6 @@ class Figures:
 
     @property
     def full_reuse(self) -> float:
-        """Share of the old answers that were kept whole."""
         return self.full / self.offered if self.offered else 0.0
 
     @property

@@ -182,7 +182,6 @@ class Server:
         return jobs
 
     def abort(self, jobs: list[Job]) -> None:
-        """Abort what has not ended."""
         for job in jobs:
             self.worker.abort(job)
 
@@ -215,7 +214,6 @@ class Server:
         return completions
 
     def stream(self, jobs: list[Job], style: Style) -> Response:
-        """The answers as they come."""
         return StreamingResponse(stream(jobs, style, self.note, self.abort), media_type="text/event-stream")
 
     def note(self, jobs: list[Job]) -> None:
@@ -249,7 +247,6 @@ def _plain(messages: list[dict[str, Any]]) -> list[dict[str, Any]]:
 
 
 def create_app(worker: Worker, settings: Settings, log: RequestLog | None = None) -> FastAPI:
-    """The application."""
     server = Server(worker, settings, log)
 
     @asynccontextmanager

@@ -74,7 +74,6 @@ def add_errors(app: FastAPI) -> None:
 
     @app.exception_handler(HTTPException)
     async def other(http: Request, error: HTTPException) -> JSONResponse:
-        """A path or method that is not there."""
         return refused(Refused(f"{http.method} {http.scope['path']}: {error.detail}", status=error.status_code))
 
     @app.exception_handler(PacelineError)

@@ -133,7 +133,6 @@ class GracefulServer(uvicorn.Server):
         self._until = math.inf
 
     def handle_exit(self, sig: int, frame: FrameType | None) -> None:
-        """Note a signal; the next tick acts."""
         self.signals.append(sig)
         self.force_exit = len(self.signals) > 2
 

@@ -68,7 +68,6 @@ class Frame:
         return {"id": self.id, "object": kind, "created": self.created, "model": self.model}
 
     def entries(self, logprobs: Sequence[TokenLogprob]) -> list[dict[str, Any]]:
-        """Log-probabilities as chats have them."""
         return [
             self._entry(one.token, one.logprob) | {"top_logprobs": [self._entry(*pair) for pair in one.top]}
             for one in logprobs
@@ -87,7 +86,6 @@ class Frame:
         return {"tokens": texts, "token_logprobs": values, "top_logprobs": tops, "text_offset": offsets}
 
     def spelled(self, token: int) -> str:
-        """A token's text."""
         return str(self.tokenizer.inner.decode([token]))
 
 

@@ -191,7 +191,6 @@ class Grammars:
         self._tokens = from_tokenizer(tokenizer.inner, n_vocab=vocab_size, eos_token=list(ends) or None)
 
     def json_object(self) -> Matched:
-        """Any JSON object."""
         return self.json_schema({"type": "object"})
 
     def json_schema(self, schema: Any, white_space: JsonCompileOptions | None = None) -> Matched:

@@ -39,8 +39,6 @@ Fusion = Literal["identity", "random"]
 
 @dataclass(frozen=True)
 class SwitchOptions(Switches):
-    """The network's switches as options."""
-
     tap: Tap = option("pre_norm", "State of the target that the heads read.")
     stage1_layers: int = option(1, "Causal layers over the states; 0: none.", least=0)
     stage1_input: First = option("state", "Input of these layers.")
@@ -56,8 +54,6 @@ class SwitchOptions(Switches):
 
 @dataclass(frozen=True, kw_only=True)
 class AmphistaConfig(HeadsConfig):
-    """The network and its initial weights."""
-
     switches: SwitchOptions = field(default_factory=SwitchOptions)
     layers_begin: Literal["zeros", "target"] = option(
         "zeros", "Initial causal layers: without effect (zeros), or copies of the target's last ones."

@@ -173,12 +173,10 @@ def _document(source: Source, one: Conversation) -> Document:
 
 
 def user(text: str) -> Message:
-    """A user message."""
     return {"role": "user", "content": text}
 
 
 def assistant(text: str) -> Message:
-    """An assistant message."""
     return {"role": "assistant", "content": text}
 
 

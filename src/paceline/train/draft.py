@@ -26,10 +26,9 @@ from __future__ import annotations
 from collections.abc import Iterator
 from dataclasses import asdict, dataclass
 from pathlib import Path
-from typing import Annotated, Any, ClassVar
+from typing import Any, ClassVar
 
 import torch
-import typer
 from torch import Tensor, nn
 
 from paceline import __version__
@@ -268,8 +267,8 @@ def train_streams(training: Training, draft: Path, config: StreamsConfig) -> boo
 @drafter_command
 def streams_command(
     setup: DrafterOptions,
-    draft: Annotated[Path, typer.Option(exists=True, file_okay=False, help="Folder of the draft model.")],
     config: StreamsConfig,
+    draft: Path = option(help="Folder of the draft model.", exists=True, file_okay=False),
 ) -> bool:
     """Train a draft model to propose several tokens in one forward, for `--draft model:OUT,streams=2`.
 

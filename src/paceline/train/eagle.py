@@ -83,8 +83,6 @@ class LayerLoss(Student):
 
 @dataclass(frozen=True, kw_only=True)
 class EagleConfig(LayerConfig):
-    """EAGLE's loss."""
-
     soft: float = option(0.1, "Weight of the cross-entropy; SmoothL1 weighs 1.", least=0)
     noise: float = option(0.1, "Uniform noise on the states: at most this, up or down.", least=0)
 
@@ -93,8 +91,6 @@ class EagleConfig(LayerConfig):
 
 
 class EagleModule(Unrolled):
-    """The layer in training."""
-
     def __init__(self, config: Any) -> None:
         shape = Shape.of(config)
         super().__init__(rotary_tables(config, shape))
@@ -187,8 +183,6 @@ class FlagOptions(Flags):
 
 @dataclass(frozen=True, kw_only=True)
 class Eagle3Config(LayerConfig):
-    """The head and its training."""
-
     vocab: int | None = option(
         None, "Size of the draft vocabulary; half of the target's if left out, a quarter of a large one's.", least=1
     )

@@ -231,7 +231,6 @@ class Reporter:
 
 
 def read_log(path: Path) -> list[dict[str, Any]]:
-    """The rows of a log, in order."""
     return [row for _, row in objects(path, PacelineError, "a row of a training's log")] if path.exists() else []
 
 
@@ -369,7 +368,6 @@ def _agree(accelerator: Accelerator, seconds: float, stopping: bool) -> tuple[fl
 
 
 def validate(module: nn.Module, accelerator: Accelerator, validation: dict[str, list[Batch]]) -> dict[str, float]:
-    """Mean loss by source."""
     module.eval()
     row = {}
     with torch.no_grad(), accelerator.autocast():

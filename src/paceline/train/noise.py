@@ -22,11 +22,10 @@ import json
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import asdict, dataclass, field, replace
 from pathlib import Path
-from typing import Annotated, Any, ClassVar, NamedTuple
+from typing import Any, ClassVar, NamedTuple
 
 import numpy as np
 import torch
-import typer
 from torch.nn.functional import cross_entropy
 
 from paceline.draft.spec import option
@@ -283,10 +282,9 @@ def measure_slots(network: Any, held: Mapping[str, Rows], noise: NoiseConfig, se
 def command(
     setup: DrafterOptions,
     config: NoisyConfig,
-    also: Annotated[
-        list[Path] | None,
-        typer.Option(help="Another model to measure the clean loss of, such as a run with --noise 0.", file_okay=False),
-    ] = None,
+    also: list[Path] | None = option(
+        None, "Another model to measure the clean loss of, such as a run with --noise 0.", file_okay=False
+    ),
     compiled: Compiled = True,
 ) -> bool:
     """Fine-tune a model with noise, so that `--draft jacobi:OUT` is faster with it. The model's weights change.

@@ -49,7 +49,6 @@ class Student(nn.Module):
 
     @property
     def teacher(self) -> Any:
-        """The frozen target."""
         return self._teacher[0]
 
     @torch.no_grad()

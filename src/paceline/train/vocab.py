@@ -27,6 +27,7 @@ from paceline.draft.neural.vocab import (
     save_vocabulary,
     vocab_size,
 )
+from paceline.draft.spec import option
 from paceline.errors import PacelineError
 from paceline.jsonl import check_folder
 from paceline.target.folder import gguf_of, is_gguf
@@ -188,20 +189,13 @@ def command(
     setup: AnswerOptions,
     target: TargetName,
     more: Annotated[list[Path] | None, typer.Argument(help="More files, after --text.", metavar="[FILE]...")] = None,
-    text: Annotated[
-        list[Path] | None, typer.Option(help="JSON Lines of the target's answers; more may follow.", metavar="FILE")
-    ] = None,
-    questions: Annotated[
-        Path | None, typer.Option(help="Spec-Bench's question.jsonl, for its answers' categories.", dir_okay=False)
-    ] = None,
-    out: Annotated[Path | None, typer.Option(help="A .safetensors file, or the folder of a drafter.")] = None,
-    keep: Annotated[
-        int | None, typer.Option(help="Tokens kept by vocab=FILE; a quarter, at most 32,768, if left out.", min=1)
-    ] = None,
-    check_file: Annotated[
-        Path | None,
-        typer.Option("--check", help="A vocabulary: report how well it covers the answers, and write nothing."),
-    ] = None,
+    text: list[Path] | None = option(None, "JSON Lines of the target's answers; more may follow.", metavar="FILE"),
+    questions: Path | None = option(None, "Spec-Bench's question.jsonl, for its answers' categories.", dir_okay=False),
+    out: Path | None = option(None, "A .safetensors file, or the folder of a drafter."),
+    keep: int | None = option(None, "Tokens kept by vocab=FILE; a quarter, at most 32,768, if left out.", least=1),
+    check_file: Path | None = option(
+        None, "A vocabulary: report how well it covers the answers, and write nothing.", names=("--check",)
+    ),
 ) -> None:
     """Count which tokens a target writes, for drafters with a trimmed vocabulary (`vocab=K`).
 

@@ -1,8 +1,8 @@
-"""Options of a command: the fields of the dataclasses that it takes.
+"""Options of a command: the fields of the dataclasses that it takes, and parameters whose default is an `option`.
 
     @app.command()
     @with_options
-    def align(asked: Asked, out: Out) -> int: ...        # --data, --method, ... of Asked, and --out
+    def align(asked: Asked, show: bool = option(False, "Print answers too.")) -> int: ...    # --data, ..., --show
 """
 
 from __future__ import annotations
@@ -26,6 +26,8 @@ def with_options(command: Callable[..., T]) -> Callable[..., T]:
         if dataclasses.is_dataclass(parameter.annotation):
             groups[name] = parameter.annotation
             parameters += options_of(parameter.annotation)
+        elif isinstance(parameter.default, dataclasses.Field):
+            parameters.append(_parameter(name, parameter.default, parameter.annotation))
         else:
             parameters.append(parameter.replace(kind=inspect.Parameter.KEYWORD_ONLY))
 
@@ -46,7 +48,7 @@ def options_of(group: Any) -> list[inspect.Parameter]:
     to `typer.Option`; `names` are the option's names, where the field's own is not it: ("--max-tokens", "-n")."""
     return [
         parameter for field, hint in _options(group)
-        for parameter in (options_of(hint) if dataclasses.is_dataclass(hint) else [_parameter(field, hint)])
+        for parameter in (options_of(hint) if dataclasses.is_dataclass(hint) else [_parameter(field.name, field, hint)])
     ]  # fmt: skip
 
 
@@ -60,19 +62,14 @@ def _options(group: Any) -> Iterator[tuple[dataclasses.Field[Any], Any]]:
             yield field, hint
 
 
-def _parameter(field: dataclasses.Field[Any], hint: Any) -> inspect.Parameter:
+def _parameter(name: str, field: dataclasses.Field[Any], hint: Any) -> inspect.Parameter:
     default = field.default if field.default_factory is dataclasses.MISSING else field.default_factory()
     if "help" in field.metadata:
         settings: dict[str, Any] = {"min": field.metadata.get("least"), "max": field.metadata.get("most")}
         settings |= {key: value for key, value in field.metadata.items() if key not in ("least", "most", "in_front")}
         hint = Annotated[hint, typer.Option(*settings.pop("names", ()), **settings)]
-    empty = inspect.Parameter.empty
-    return inspect.Parameter(
-        field.name,
-        inspect.Parameter.KEYWORD_ONLY,
-        default=empty if default is dataclasses.MISSING else default,
-        annotation=hint,
-    )
+    default = inspect.Parameter.empty if default is dataclasses.MISSING else default
+    return inspect.Parameter(name, inspect.Parameter.KEYWORD_ONLY, default=default, annotation=hint)
 
 
 def _filled(group: Any, values: dict[str, Any]) -> Any:

@@ -142,7 +142,6 @@ class _Rounds(Rounds):
         self.widths.append(len(tokens))
 
     def token(self) -> None:
-        """One came."""
         if len(self.lengths) < len(self.widths):
             self.lengths.append(0)
             self.times.append(0.0)

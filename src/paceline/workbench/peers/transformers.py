@@ -237,7 +237,6 @@ class _Rounds(Rounds, BaseStreamer):
 
     @contextmanager
     def listening(self, model: Any, assistant: Any) -> Iterator[None]:
-        """Count the forwards of both."""
         hooks = [model.register_forward_pre_hook(self._forward, with_kwargs=True)]
         if assistant is not None:
             hooks.append(assistant.register_forward_pre_hook(self._draft))

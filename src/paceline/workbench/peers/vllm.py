@@ -87,15 +87,12 @@ class Plain(InWorker):
         self.settings |= asdict(self.config)
 
     def speculative(self) -> dict[str, Any] | None:
-        """vLLM's speculative_config."""
         return None
 
     def additional(self) -> dict[str, Any]:
-        """vLLM's additional_config."""
         return {}
 
     def environment(self) -> dict[str, str]:
-        """The process's environment."""
         return environment(self.setup)
 
     def _kv_bytes(self) -> int:

@@ -67,7 +67,6 @@ class Engine:
         core.get_output = get_output
 
     def facts(self) -> dict[str, Any]:
-        """What it runs on and with."""
         import torch
         import transformers
         import vllm
