@@ -44,45 +44,33 @@ def _cross_entropy(rows: Tensor, table: Tensor, weights: Tensor, labels: Tensor)
     return -(weights * log_q.gather(1, labels)).sum(), error.to(rows.dtype)
 
 
-def _soft_cross_entropy(
-    rows: Tensor, table: Tensor, weights: Tensor, target_rows: Tensor, target_table: Tensor | None = None
-) -> tuple[Tensor, Tensor]:
-    """As `_cross_entropy`, for -sum p log q: p is the target's distribution at target_rows [C, Dt], q the draft's at
-    rows. Without a target_table both use `table`."""
-    p, log_q = _distributions(rows, table, target_rows, target_table)
-    weights = weights[:, None]
-    return -(weights * p * log_q).sum(), (weights * (log_q.exp() - p)).to(rows.dtype)
-
-
-def _kl_and_tv(
-    rows: Tensor, table: Tensor, weights: Tensor, target_rows: Tensor, target_table: Tensor | None = None
-) -> tuple[Tensor, Tensor]:
-    """As `_soft_cross_entropy`, for KL(p || q) + TV(p, q)."""
-    (kl, missed), (of_kl, of_missed) = _divergences(rows, table, target_rows, target_table)
-    weights = weights[:, None]
-    return (weights * (kl + missed)).sum(), (weights * (of_kl + of_missed)).to(rows.dtype)
-
-
-def _lk(
-    rows: Tensor, table: Tensor, weights: Tensor, target_rows: Tensor, target_table: Tensor | None = None
-) -> tuple[Tensor, Tensor]:
-    """As `_soft_cross_entropy`, for the hybrid LK loss: s KL(p || q) + (1 - s) TV(p, q) with s = exp(-3 a).
-
-    a is the acceptance rate, the mean of sum min(p, q) over the chunk's positions; s is a constant to the gradient."""
-    (kl, missed), (of_kl, of_missed) = _divergences(rows, table, target_rows, target_table)
-    weights = weights[:, None]
-    accepted = 1 - (weights * missed).sum() / weights.sum().clamp_min(1e-20)
-    share = torch.exp(-LK_DECAY * accepted)
-    loss, error = torch.lerp(missed, kl, share), torch.lerp(of_missed, of_kl, share)
-    return (weights * loss).sum(), (weights * error).to(rows.dtype)
-
-
 Pair = tuple[Tensor, Tensor]
 
 
-def _divergences(rows: Tensor, table: Tensor, target_rows: Tensor, target_table: Tensor | None) -> tuple[Pair, Pair]:
+def _soft(p: Tensor, log_q: Tensor, weights: Tensor) -> Pair:
+    """-sum p log q, weighted by weights [C, 1] and summed, and its gradient with respect to the draft's logits [C, V].
+    p, log_q [C, V]."""
+    return -(weights * p * log_q).sum(), weights * (log_q.exp() - p)
+
+
+def _kl_and_tv(p: Tensor, log_q: Tensor, weights: Tensor) -> Pair:
+    """As `_soft`, for KL(p || q) + TV(p, q)."""
+    (kl, missed), (of_kl, of_missed) = _divergences(p, log_q)
+    return (weights * (kl + missed)).sum(), weights * (of_kl + of_missed)
+
+
+def _lk(p: Tensor, log_q: Tensor, weights: Tensor) -> Pair:
+    """As `_soft`, for the hybrid LK loss: s KL(p || q) + (1 - s) TV(p, q) with s = exp(-3 a).
+
+    a is the acceptance rate, the mean of sum min(p, q) over the chunk's positions; s is a constant to the gradient."""
+    (kl, missed), (of_kl, of_missed) = _divergences(p, log_q)
+    accepted = 1 - (weights * missed).sum() / weights.sum().clamp_min(1e-20)
+    share = torch.exp(-LK_DECAY * accepted)
+    return (weights * torch.lerp(missed, kl, share)).sum(), weights * torch.lerp(of_missed, of_kl, share)
+
+
+def _divergences(p: Tensor, log_q: Tensor) -> tuple[Pair, Pair]:
     """KL(p || q) and TV(p, q) [C, 1], and their gradients with respect to the draft's logits [C, V]."""
-    p, log_q = _distributions(rows, table, target_rows, target_table)
     q = log_q.exp()
     kl = (p * (p.clamp_min(1e-20).log() - log_q)).sum(-1, keepdim=True)
     missed = (q - p).clamp_min(0).sum(-1, keepdim=True)  # 1 - sum min(p, q): the chance that a draft is rejected
@@ -91,16 +79,25 @@ def _divergences(rows: Tensor, table: Tensor, target_rows: Tensor, target_table:
     return (kl, missed), (q - p, q * (above - (q * above).sum(-1, keepdim=True)))
 
 
-def _distributions(
-    rows: Tensor, table: Tensor, target_rows: Tensor, target_table: Tensor | None
-) -> tuple[Tensor, Tensor]:
-    p = torch.softmax((target_rows @ (table if target_table is None else target_table).T).float(), -1)
-    return p, torch.log_softmax((rows @ table.T).float(), -1)
+Step = Callable[..., Pair]
 
 
-Step = Callable[..., tuple[Tensor, Tensor]]
+def _step_of(distance: Callable[[Tensor, Tensor, Tensor], Pair]) -> Step:
+    """The step of a chunk, as `_cross_entropy`: p is the target's distribution at target_rows [C, Dt], q the draft's at
+    rows [C, D]. Without a target_table both use `table`."""
+
+    def step(
+        rows: Tensor, table: Tensor, weights: Tensor, target_rows: Tensor, target_table: Tensor | None = None
+    ) -> Pair:
+        p = torch.softmax((target_rows @ (table if target_table is None else target_table).T).float(), -1)
+        loss, error = distance(p, torch.log_softmax((rows @ table.T).float(), -1), weights[:, None])
+        return loss, error.to(rows.dtype)
+
+    return step
+
+
 Distance = Literal["soft", "kl+tv", "lk"]
-DISTANCES: dict[str, Step] = {"soft": _soft_cross_entropy, "kl+tv": _kl_and_tv, "lk": _lk}
+DISTANCES = {"soft": _step_of(_soft), "kl+tv": _step_of(_kl_and_tv), "lk": _step_of(_lk)}
 """Distances of a draft's distribution from its target's, which every recipe that learns one can minimise.
 
 * soft: cross-entropy with the target's distribution. Its least possible value is the entropy of p.
