@@ -46,8 +46,7 @@ class Conditional:
         self.tokens = 0
 
     def add(self, group: str, worlds: Floats, text: Sequence[int], start: int, token: int) -> None:
-        """Count `token`, which came after `text`, of which the answer begins at `start`. worlds: its distribution in
-        each, [W, V]."""
+        """Count `token`, which came after `text`; the answer begins at `start`. worlds: its distributions, [W, V]."""
         for name, chosen, beyond in _sets(worlds, text, start):
             mass = worlds[:, chosen].sum(1)
             place = (bool(chosen[token]), min(1.0, float(mass.min())), min(1.0, float(mass.max()) + beyond))

@@ -3,8 +3,7 @@
 An answer is read by the model alone, in float32, in one forward: no second answer is written, and what comes after a
 tie is still judged. A token that is not the best is a tie where its logit lies no further below than rounding moves
 logits there: twice the most that the engine's dtype changes any, or float32 itself. Anything else is a bug. And there
-must not be more ties than the model itself has when it is rounded: an engine that accepts whatever is nearly the best
-has no other sign.
+must not be more ties than the model has when it is rounded: an engine that accepts what is nearly best shows no other.
 """
 
 from __future__ import annotations
@@ -104,8 +103,7 @@ def check_stops(
     params: SamplingParams,
     decode: Callable[[Sequence[int], Sequence[int]], str],
 ) -> Stops:
-    """replies: the engine's answers to `prompts`, by `params`, without stop strings. decode(prompt, answer): the text
-    of all tokens of an answer."""
+    """replies: answers to `prompts` without stop strings. decode(prompt, answer): the text of all tokens."""
     asked = [(prompt, stop) for prompt, one in zip(prompts, replies, strict=True) for stop in _strings(one.text)]
     stops = Stops(len(asked))
     each = [replace(params, stop=(stop,)) for _, stop in asked]

@@ -186,8 +186,7 @@ def distributions(
 ) -> NDArray[np.float64]:
     """What a request draws from in each world, float64 [W, n, V].
 
-    worlds: logits [n, V] of each; texts: the tokens before each of n places, of which the first `prompt` are the
-    prompt's."""
+    worlds: logits [n, V] of each; texts: the tokens before each of n places; the first `prompt` are the prompt's."""
     of_row = params.of_row(prompt, frozenset())
     contexts = [np.array(text) for text in texts]
     return np.stack([probabilities(world, of_row, contexts).double().numpy() for world in worlds])

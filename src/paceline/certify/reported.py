@@ -84,8 +84,7 @@ def _worlds(logprobs: Sequence[float], best: Sequence[int], seen: Counter[int], 
 
 
 def is_raw(hot: Sequence[Reported], cold: Sequence[Reported]) -> bool:
-    """Whether a server reports log-probabilities before the temperature is applied: the first token of the same prompt
-    at temperature 1 and at 0.5."""
+    """Whether a server reports log-probabilities before the temperature: a prompt's first token at 1 and at 0.5."""
     before, after = dict(hot[0][2]), dict(cold[0][2])
     best = max(before, key=before.__getitem__)
     return abs(after.get(best, 0.0) - before[best]) < abs(before[best]) / 4

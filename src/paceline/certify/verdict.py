@@ -205,8 +205,7 @@ def power(
     scope: Scope, requests: int, df: int, level: float, *, samples: int = 1, rounding: float = 0.0
 ) -> dict[str, Any]:
     """What could have been found: the probability of finding the scope's shift, the smallest shift found with
-    `stats.POWER`, and the one that rounding would hide from any number of requests. level: of one test; samples,
-    rounding: see `stats.power`."""
+    `stats.POWER`, and the one that rounding always hides. level: of one test; samples, rounding: see `stats.power`."""
     shift = scope.shift or SHIFT
     how: dict[str, Any] = {"samples": samples, "rounding": rounding}
     return {

@@ -80,8 +80,7 @@ def _note(text: str) -> None:
 
 @contextmanager
 def _progress() -> Iterator[Callable[[State], None]]:
-    """On a terminal a bar with the time left, elsewhere a line a minute; both on standard error. Yields a function to
-    call after every item and at Ctrl-C."""
+    """A bar on a terminal, elsewhere a line a minute. Yields a function to call after every item and at Ctrl-C."""
     err, began = Console(stderr=True), monotonic()
     spoke = began
     with progress_bar(err, MofNCompleteColumn(), TimeRemainingColumn()) as bar:

@@ -1,5 +1,4 @@
-"""`paceline eval vision`: data sets of size, position, existence and count; checks of them, and models run on them.
-And `paceline train vision`."""
+"""`paceline eval vision`: data sets of size, position, existence and count, and models on them. `train vision`."""
 
 from __future__ import annotations
 

@@ -2,8 +2,7 @@
 
     draft -> verify -> accept -> commit -> observe
 
-`Engine.step` is one round of the loop. A prompt is run by the same forward, in pieces; plain decoding is the drafter
-that proposes nothing.
+`Engine.step` is one round. A prompt is run by the same forward, in pieces; plain decoding is a drafter without drafts.
 
     from paceline import Engine, SamplingParams
     engine = Engine("models/demo", draft="sam")
@@ -279,8 +278,7 @@ class Engine:
             self.rule, self.schedule = before
 
     def _admit(self) -> list[Row]:
-        """Preempt rows that have outgrown the memory, then let requests join, in order, while they fit; return those
-        that failed to join."""
+        """Preempt rows that have outgrown the memory; let requests join while they fit; return those that failed."""
         for row in self.memory.preempt(self.rows):
             self.rows.remove(row)
             self.waiting.appendleft(row)
@@ -328,8 +326,7 @@ class Engine:
     ) -> Generator[Delta]:
         """Answer `prompts` together; yield what each round adds. `Delta.index` counts the prompts from 0.
 
-        Closing the iterator aborts unfinished requests. Rows of other callers run in the same rounds; their deltas are
-        not yielded."""
+        Closing the iterator aborts unfinished requests. Deltas of other callers' rows are not yielded."""
         if isinstance(prompts, str):
             raise PromptError("Give a list of prompts; for one prompt, a list that holds it.")
         each = [params] * len(prompts) if isinstance(params, SamplingParams) else params

@@ -118,8 +118,7 @@ def _best_at(where, size, is_wide):  # type: ignore[no-untyped-def]
 
 @njit
 def _top(numbers, shift, best):  # type: ignore[no-untyped-def]
-    """Write the ids of the largest of numbers [rows, V], as in `_best`, into best [rows, k]: the largest first, lower
-    ids first among equals."""
+    """Write the ids of the largest of numbers [rows, V] into best [rows, k]: the largest first, then the lower id."""
     (rows, size), shift, k = numbers.shape, np.int32(shift), best.shape[1]
     blocks, keys = np.empty((size + BLOCK - 1) // BLOCK, np.int32), np.empty(k, np.int32)
     for row in range(rows):
@@ -166,8 +165,7 @@ def _top_at(where, out, rows, size, k, is_wide):  # type: ignore[no-untyped-def]
 def softmax_of_row(logits: torch.Tensor, row: int, temperature: float = 1.0) -> torch.Tensor:
     """softmax(logits[row] / temperature), float32 [V], for logits [n, V] on the CPU.
 
-    Probabilities below e^-87 of the largest are 0. Raises NumericError if the row has NaN or infinity, or only minus
-    infinity."""
+    Probabilities below e^-87 of the largest are 0. NumericError for NaN or infinity, or a row of minus infinity."""
     logits, where, is_wide = _row(logits, row)
     probs = torch.empty(logits.shape[1])
     if not _softmax_at(where, 0, 1, len(probs), temperature, probs.data_ptr(), is_wide):
@@ -241,8 +239,7 @@ def _softmax_at(where, stride, count, size, temperature, out, is_wide):  # type:
 
 @njit(fastmath=FREELY)
 def _certainty(logits, best):  # type: ignore[no-untyped-def]
-    """Entropy and best probability. With x = logit - best and Z = sum e^x, the entropy is ln Z - sum e^x x / Z; all
-    terms of a sum have the same sign."""
+    """Entropy and best probability. With x = logit - best and Z = sum e^x, the entropy is ln Z - sum e^x x / Z."""
     top, total, spread = widened(logits[best]), np.float32(0), np.float32(0)
     for i in range(len(logits)):
         x = max(widened(logits[i]) - top, np.float32(-88))

@@ -64,8 +64,7 @@ HIDDEN = ("prompt_logprobs", "grammar", "prediction", "draft", "beginning", "end
 
 
 class Grammar(Protocol):
-    """Constrains an answer's text. A pure function of the answer so far, so that drafted tokens are judged as committed
-    ones are."""
+    """Constrains an answer's text. A pure function of the answer so far, so that drafted tokens are judged alike."""
 
     def allowed(self, answer: Sequence[int], size: int) -> torch.Tensor:
         """Which of `size` tokens may come after the answer's tokens, bool [size]; none if the answer cannot go on."""
@@ -231,11 +230,9 @@ class RowRandom:
     """The randomness of one row: `emit` for the tokens the target draws, `free` for everything else.
 
     The noise of the token at output position i depends on the seed and i alone. So with point-mass drafts a seed gives
-    exactly the tokens of plain sampling. With drawn drafts the tokens also depend on where the row's rounds begin, and
-    on nothing else.
+    exactly the tokens of plain sampling. With drawn drafts the tokens also depend on where the row's rounds begin.
 
-    Every random decision of a row is `choose`, `keep` or `draft`, so that a test double can follow every branch with
-    its exact probability.
+    Every random decision is `choose`, `keep` or `draft`, so that a test double can follow every branch.
     """
 
     def __init__(self, seed: int | None):

@@ -1,8 +1,7 @@
 """DraftTree: what a drafter proposes.
 
 Node 0 is the root: the last committed token, whose keys and values the target does not hold yet. Every other node is a
-drafted token that follows its parent. A chain is a tree without branches. The root alone is "no draft": verifying it is
-plain decoding.
+drafted token that follows its parent. A chain is a tree without branches. The root alone is plain decoding.
 
     DraftTree.chain(7, [1, 2, 3])                  # 7 -> 1 -> 2 -> 3
     DraftTree.of(7, tokens=[1, 2, 9], parent=[0, 1, 0])   # 7 -> 1 -> 2 and 7 -> 9

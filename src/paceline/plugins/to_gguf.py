@@ -32,8 +32,7 @@ TYPES = {"f32": (np.float32, 0), "f16": (np.float16, 1)}
 
 
 def write(model: str | Path, file: Path, dtype: str = "f16") -> None:
-    """Write `model` to `file`; dtype: of matrices that are not in blocks. Raises ModelError for an architecture other
-    than Llama, or for scaled positions."""
+    """Write `model` to `file`; dtype: of matrices not in blocks. ModelError if it is no Llama with plain positions."""
     import gguf
 
     folder = find(model, ["*.json", "*.safetensors"])

@@ -124,8 +124,7 @@ class Reuse:
 
 
 class RolloutRule:
-    """An acceptance rule of the engine (`paceline.engine.accept.Rule`) for the rows passed to `begin`. The rule
-    `others` decides all other rows.
+    """A `paceline.engine.accept.Rule` for the rows passed to `begin`; the rule `others` decides all other rows.
 
     top  best tokens to record of each position."""
 

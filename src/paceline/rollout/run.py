@@ -6,8 +6,7 @@
     rollouts[0].tokens, rollouts[0].logprobs, rollouts.figures.reuse
 
 A row's seed is made of the caller's seed, the prompt, the copy's number, the policy's version and the number of earlier
-answers. So it is new in every epoch, also after a resume, and does not depend on the order of prompts or the number of
-processes.
+answers. So it is new in every epoch, also after a resume, and independent of the prompts' order and of processes.
 """
 
 from __future__ import annotations
@@ -152,8 +151,7 @@ def rollout(
     keys      one for each prompt, where the caller numbers the copies; then `copies` must be 1.
     progress  called with the number of new tokens after every round.
 
-    An interruption or a failure leaves the store as it was. Raises PacelineError for parameters that do not fit, and if
-    an answer fails."""
+    An interruption or a failure leaves the store as it was. PacelineError for bad parameters, or if an answer fails."""
     if params.is_greedy:
         raise PacelineError("Rollouts are sampled: temperature is 0; it must be above 0.")
     if copies < 1 or (keys is not None and (copies != 1 or len(keys) != len(prompts))):

@@ -30,8 +30,7 @@ SAMPLING = "temperature=1.0, as a server scores"
 
 
 class Scored(NamedTuple):
-    """A server's scores of one position: probabilities of the best tokens, and of the token in the text (None if it is
-    not reported)."""
+    """A server's scores of a position: probabilities of the best tokens, and of the text's (None: not reported)."""
 
     best: Mapping[int, float]
     token: float | None

@@ -96,8 +96,7 @@ class Server:
         return self.tokenizer.encode_chat(messages, **options)
 
     def reasoning_of(self, prompt: list[int]) -> tuple[tuple[str, str] | None, bool]:
-        """(marks that begin and end the reasoning of an answer, None where there can be none; whether the prompt has
-        begun it)."""
+        """(marks of an answer's reasoning, None where there can be none; whether the prompt has begun it)."""
         if self.marks is None:
             return None, False
         end = str(self.tokenizer.inner.decode(prompt[-16:])).rstrip()
@@ -150,8 +149,7 @@ class Server:
         return self.grammars.json_schema(wanted.json_schema.schema_)
 
     def answers_of(self, request: Common, prompt: list[int], logprobs: int | None) -> list[SamplingParams]:
-        """Parameters of each of the n answers, which the engine will take. A prompt that is only scored needs one, and
-        one that just comes back none."""
+        """Parameters of each of the n answers. A prompt that is only scored needs one; one that comes back, none."""
         if _only_echo(request):
             if logprobs is None:
                 return []

@@ -143,8 +143,7 @@ class Guard:
         return None
 
     def _is_open(self, scope: Scope) -> bool:
-        """Whether a request needs no key. The path is the one that routes are found by, not the URL, which holds what
-        the client says of the host."""
+        """Whether a request needs no key, by the path that routes are found by; the URL holds what the client says."""
         if not self.settings.api_keys:
             return True
         path, root = str(scope["path"]), str(scope.get("root_path", ""))

@@ -1,5 +1,4 @@
-"""What a chat template is given: tools, earlier calls, and variables that a client sets; and the schema that makes a
-model call a tool."""
+"""What a chat template is given: tools, earlier calls, a client's variables; and the schema of a model's call."""
 
 from __future__ import annotations
 
@@ -99,8 +98,7 @@ def _with_object(function: dict[str, Any]) -> dict[str, Any]:
 
 
 class Arguments(dict[str, Any]):
-    """Arguments of a call for chat templates: an object for those that turn it into JSON, which is JSON where one
-    joins it to text."""
+    """Arguments of a call for chat templates: an object, which is JSON where a template joins it to text."""
 
     def __str__(self) -> str:
         return json.dumps(self, ensure_ascii=False)

@@ -105,8 +105,7 @@ class DistilLoss(Student):
 
 
 def train_draft(training: Training, config: DraftConfig = DraftConfig(), compiled: bool = True) -> bool:
-    """Train a draft for the target; writes a model folder in bfloat16, for `model:PATH`. False when interrupted; the
-    same call goes on."""
+    """Train a draft and write a model folder in bfloat16, for `model:PATH`. False when interrupted; it goes on."""
     trainer = Trainer.open(training, config)
     facts = trainer.teacher.config
     network: Any = new_llama(

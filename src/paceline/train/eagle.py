@@ -3,8 +3,7 @@
 EAGLE (Li et al. 2024, arXiv 2401.15077, section 3.2): the layer predicts the target's next last state from the state
 before it and the token between them. The loss, where the next token is the target's own, is SmoothL1 between predicted
 and true state, plus a tenth of the soft cross-entropy between the distributions that the target's head gives for the
-two. Noise on the input states makes the layer robust to its own errors. The text is written by the target; the authors
-use recorded text.
+two. Noise on the input states makes the layer robust to its own errors. The text is the target's own, not recorded.
 
 EAGLE-3 (Li et al. 2025, arXiv 2503.01840, section 3): no state is predicted. At every step of the training-time test
 the head's distribution over its own, smaller vocabulary learns the target's over the same tokens; a step weighs 0.8 of

@@ -186,8 +186,7 @@ class Reporter:
         self._console.print(text)
 
     def step(self, progress: Progress, loss: Tensor, norm: Tensor | float | None, rate: float) -> None:
-        """Record the loss of a step; every `log_every` steps, log and show the mean. PacelineError if that is not
-        finite."""
+        """Record a step's loss; every `log_every` steps log and show the mean. PacelineError if that is not finite."""
         config = self._config
         progress.losses.append(float(loss))
         if progress.step % config.log_every:
@@ -339,8 +338,7 @@ def train(
 
 
 def _forward_backward(prepared: nn.Module, accelerator: Accelerator, batch: Batch, micro_tokens: int) -> Tensor:
-    """Accumulate the gradients of this process's rows over micro-batches; processes exchange them in the last one.
-    Returns the mean loss."""
+    """The mean loss; gradients accumulate over this process's micro-batches, and are exchanged in the last one."""
     rows = len(next(iter(batch.values())))
     world, rank = accelerator.num_processes, accelerator.process_index
     if rows % world:

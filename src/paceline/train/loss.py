@@ -48,8 +48,7 @@ Pair = tuple[Tensor, Tensor]
 
 
 def _soft(p: Tensor, log_q: Tensor, weights: Tensor) -> Pair:
-    """-sum p log q, weighted by weights [C, 1] and summed, and its gradient with respect to the draft's logits [C, V].
-    p, log_q [C, V]."""
+    """-sum p log q of p, log_q [C, V], weighted by weights [C, 1], and its gradient by the draft's logits [C, V]."""
     return -(weights * p * log_q).sum(), weights * (log_q.exp() - p)
 
 

@@ -63,8 +63,7 @@ class Fit:
     def add(
         self, p: Tensor, q: Tensor, text: Tensor, reached: Tensor | None = None, weights: Tensor | float = 1.0
     ) -> None:
-        """Add N positions: p, q [N, V]; text [N], the tokens there; reached bool [N], None for all; weights [N] of the
-        texts."""
+        """Add N positions: p, q [N, V]; text [N], the tokens; reached bool [N], None: all; weights [N] of the texts."""
         if reached is None:
             reached = torch.ones_like(text, dtype=torch.bool)
         log_q = torch.where(q > 0, q.log(), 0.0)
@@ -167,8 +166,7 @@ def fit_lines(fits: Fits, name: str = "depth", numbers: Iterable[int] | None = N
 
 
 def accepted_length(fits: Sequence[Fit]) -> float:
-    """Mean number of tokens that a round brings with a draft of a chain of `len(fits)` tokens, drawn from q; the
-    target's own token is included."""
+    """Mean tokens a round with a chain of `len(fits)` drafted tokens drawn from q, the target's own token included."""
     return 1 + sum(fit.row["sampled"] for fit in fits)
 
 

@@ -109,8 +109,7 @@ class NoisyConfig(TrainerConfig):
 
 
 class Span(NamedTuple):
-    """An answer in a row. Its conversation begins at `begin`; its inputs are first..end - 1, without the last token,
-    which is only a label."""
+    """An answer in a row: its conversation begins at `begin`, its inputs are first..end - 1 (the last is a label)."""
 
     begin: int
     first: int
@@ -170,8 +169,7 @@ def noisy(ids: np.ndarray, labels: np.ndarray, config: NoiseConfig, rng: np.rand
 
 
 class Noisy:
-    """A stream of batches with noise, which depends on seed and step only: the same in every process and after a
-    resume."""
+    """Batches with noise, which depends on seed and step only: the same in every process and after a resume."""
 
     def __init__(self, stream: Stream, config: NoiseConfig, seed: int) -> None:
         self.stream, self.config, self.seed = stream, config, seed
@@ -199,8 +197,7 @@ class Noisy:
 def train_noisy(
     training: Training, config: NoisyConfig = NoisyConfig(), also: Sequence[Path] = (), compiled: bool = True
 ) -> bool:
-    """Tune the target on its answers; writes a model folder in the target's own dtype. False when interrupted; the same
-    call goes on.
+    """Tune the target on its answers and write it in its own dtype. False when interrupted; the same call goes on.
 
     also  other models to measure the clean loss of, as folders."""
     trainer, seed = Trainer.open(training, config), training.loop.seed

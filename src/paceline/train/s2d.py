@@ -132,8 +132,7 @@ def cut(target: Path, layers: int) -> Any:
 
 
 def train_sorted(training: Training, config: SortedConfig = SortedConfig(), compiled: bool = True) -> bool:
-    """Train a sorted draft from the target; writes a model folder for `s2d:PATH`. False when interrupted; the same call
-    goes on."""
+    """Train a sorted draft and write a model folder for `s2d:PATH`. False when interrupted; the same call goes on."""
     trainer = Trainer.open(training, config)
     teacher, held = trainer.teacher, trainer.held
     layers, exits = config.depths(teacher.config.num_hidden_layers)
@@ -172,8 +171,7 @@ def validation(held: Mapping[str, Rows], exits: Sequence[int]) -> dict[str, list
 
 @torch.no_grad()
 def measure(model: Any, exits: Sequence[int], teacher: Any, held: Mapping[str, Rows]) -> tuple[Fits, ExitRecord]:
-    """(the figures of every exit on held-out answers; the exits' predictions, from which to choose thresholds). In
-    these all sources weigh the same."""
+    """(figures of every exit on held-out answers; the exits' predictions, in which all sources weigh the same)."""
     states_of = SortedLoss(model, exits).eval().states  # a new one: training runs the other's forward in bfloat16
     fits: Fits = {}
     sure, right, share = [], [], []

@@ -59,8 +59,7 @@ class Trainer:
 
     @classmethod
     def open(cls, training: Training, config: TrainerConfig, *, must_hold_out: bool = False) -> Trainer:
-        """Load the target and read the answers. PacelineError if `must_hold_out` and there are too few to hold any
-        out."""
+        """Load the target and read the answers. PacelineError if `must_hold_out` and there are too few for that."""
         state = PartialState(cpu=not torch.cuda.is_available())
         console = Console(stderr=True, quiet=not state.is_main_process)
         answers, tokenizer = training.answers, load_tokenizer(training.target)
@@ -96,8 +95,7 @@ class Trainer:
         return train(module, wrap(rows) if wrap else rows, loop, run, validation)
 
     def facts(self, stage: str, **measured: Any) -> dict[str, Any]:
-        """Entries of config.json about the training: recipe, data with the tokens learnt by source, and what was
-        `measured`."""
+        """Entries of config.json about the training: recipe, data, tokens learnt by source, and what was `measured`."""
         config = {name: value.name if isinstance(value, Path) else value for name, value in asdict(self.config).items()}
         log = read_log(self.training.run / LOG)
         spent = {key: row[key] for row in log[-1:] for key in ("step", "tokens", "minutes")}

@@ -135,8 +135,7 @@ def _within(row: Row, method: str, scenario: str) -> bool:
 
 
 def _failed(folder: Path, about: About) -> list[tuple[str, Row]]:
-    """(judge, error) of each item without an answer or a verdict because of an error. Errors do not count if a later
-    attempt succeeded."""
+    """(judge, error) of each item that lacks an answer or a verdict because of an error, mended by no later attempt."""
     answered = {row["key"]: row["unanswered"] is None for row in planned_rows(folder / GENERATIONS, about)}
     judged = {(row["judge"], row["generation"]) for row in planned_rows(folder / JUDGEMENTS, about)}
     return [
@@ -196,8 +195,7 @@ def intervals(scores: Sequence[Score], seed: int = 0) -> dict[str, Any]:
 
 
 def agreement(folder: Path, about: About, results: Sequence[Row]) -> list[dict[str, Any]]:
-    """How far judges agree on the same answers: a row for each pair, and one with Kendall's W over all judges. Empty
-    for fewer than two judges."""
+    """How far judges agree: a row for each pair, and one with Kendall's W over all. Empty for fewer than two judges."""
     judges = judge_labels(about)
     if len(judges) < 2:
         return []
@@ -250,8 +248,7 @@ def _ranks(columns: np.ndarray) -> dict[str, Any]:
 
 
 def kendall_w(scores: np.ndarray) -> float | None:
-    """Kendall's coefficient of concordance of scores [judges, ranked things], corrected for ties. None if there is
-    nothing to rank."""
+    """Kendall's coefficient of concordance of scores [judges, things], corrected for ties; None: nothing to rank."""
     from scipy.stats import rankdata
 
     judges, things = scores.shape

@@ -1,5 +1,4 @@
-"""Judges label every rule of an answer: a model on any backend, or the sample's own checks. Scorers rate answers, for
-best-of-n and tpo.
+"""Judges label every rule of an answer: a model, or the sample's checks. Scorers rate answers, for best-of-n and tpo.
 
 A model replies in tags, two blocks of numbered lines that each end in <YES>, <NO> or <NA>, or in JSON with the schema
 of `Blocks`. Every rule needs exactly one verdict; otherwise the judge is asked again, with a note of what is missing.
@@ -96,8 +95,7 @@ class ModelJudge:
         calls: list[Call],
         schema: dict[str, Any] | None = None,
     ) -> T:
-        """Ask until the reply can be read. A repair continues the conversation, because at temperature 0 the same
-        request gets the same reply."""
+        """Ask until the reply can be read. A repair continues the conversation: the same request has the same reply."""
         decoding = Decoding(max_tokens=self.config.reply_tokens, temperature=0.0)
         turns, problem = messages, ""
         for _ in range(self.config.repairs + 1):
@@ -259,8 +257,7 @@ class ServerScorer:
 
 
 class ModelScorer:
-    """A reward model in this process: a classifier of transformers with one output, on the conversation. The paper uses
-    FsfairX-LLaMA3-RM-v0.1."""
+    """A reward model in this process: a classifier with one output. The paper uses FsfairX-LLaMA3-RM-v0.1."""
 
     def __init__(self, folder: str):
         from transformers import AutoModelForSequenceClassification, AutoTokenizer

@@ -147,8 +147,7 @@ class MoreThinkOptions(Options):
 
 
 async def more_think(task: Task, options: MoreThinkOptions) -> Generation:
-    """At the end of a thought "Wait" is appended and the model thinks again; the last pass answers. One pass forces
-    only the opening marker."""
+    """Where a thought ends "Wait" is appended, and the model thinks again. One pass forces only the opening marker."""
     opening = task.setting.markers.open
     texts = [f"{opening}\n", *[f"\n\n{prompts.WAIT}"] * (options.passes - 1)]
     response, prefix = await _think(task, [(f"pass {n}", text) for n, text in enumerate(texts, 1)])

@@ -81,8 +81,7 @@ class Plan:
 
 
 def align(asked: AlignOptions, progress: Progress) -> Outcome:
-    """Begin or continue the run in the folder `asked.out`; None: runs/align-DATE-TIME. Refuses impossible options
-    before a model is asked anything."""
+    """Begin or go on with the run in `asked.out`; None: runs/align-DATE-TIME. Refuses impossible options first."""
     asked, out = asked.with_compat(), asked.out
     if out is None:
         out = Path("runs") / f"align-{datetime.now():%Y%m%d-%H%M%S}"
@@ -375,8 +374,7 @@ def shown_digest(item: Item, scenario: Scenario) -> str:
 
 
 def account(calls: Sequence[Call]) -> dict[str, Any]:
-    """Sums over calls: prefilled, cached, injected and generated tokens (None if a server does not report them),
-    seconds, requests and tries."""
+    """Sums over calls; None for tokens that a server does not report."""
     counts: dict[str, Any] = {}
     for name in ("prefilled", "cached", "injected", "generated"):
         values = [getattr(call, name) for call in calls]

@@ -32,8 +32,7 @@ from paceline.evals.vision.providers import Cutout, Folder, Procedural, Provider
 
 ENGINE = 2  # version of what a seed makes: the cases of another version are others
 PLAIN = ("plain", "classes")
-"""Pairs in addition to the six subsets: pictures of one to three objects, and of single ones, whose captions name them
-and say nothing else."""
+"""Pairs beside the six subsets: pictures of one to three objects, and of single ones; captions name them alone."""
 
 SUFFIXES = (".png", ".jpg", ".jpeg", ".webp")  # of pictures in a folder of backgrounds
 

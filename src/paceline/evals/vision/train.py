@@ -1,5 +1,4 @@
-"""Training of two towers with the losses of SPEC (Peng et al. 2024, poster): CLIP's on plain pairs, and hard negatives
-of both modalities on cases.
+"""Training of two towers as in SPEC (Peng et al. 2024, poster): CLIP's loss on pairs, and hard negatives on cases.
 
     L = L_clip + mu (L_hn of pictures against captions + L_hn of captions against pictures)
 
@@ -82,8 +81,7 @@ def hard_loss(
 ) -> Tensor:
     """L_hn, the mean of both directions: each hard pair against the generic pairs and its hard negatives.
 
-    scope: hard negatives of a pair are those of its own case, or of all cases. negatives: their modality; "text" is
-    what others did before SPEC."""
+    scope: hard negatives of the pair's own case, or of all cases. negatives: their modality; "text" before SPEC."""
     assert hard.cases is not None
     same_case = hard.cases[:, None] == hard.cases[None]
     never = hard.same_caption()

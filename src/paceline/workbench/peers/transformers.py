@@ -314,8 +314,7 @@ _LOADED: dict[tuple[str, ...], tuple[Any, int]] = {}
 
 
 def _borrow(setup: Setup, folder: Path, role: str, lent: ExitStack) -> Any:
-    """The model in `folder`, loaded unless another peer has it already; closing `lent` gives it back, and the last one
-    to do so drops it.
+    """The model in `folder`, loaded once for all peers; when the last gives it back by closing `lent`, it is dropped.
 
     role: a model that is its own draft model is loaded twice, so that the forwards of the two can be distinguished."""
     key = (str(folder), setup.dtype, setup.device, role)

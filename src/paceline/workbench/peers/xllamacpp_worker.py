@@ -1,5 +1,4 @@
-"""xllamacpp's side of the peer: llama.cpp's server in this process, asked over HTTP. Run by xllamacpp.py with another
-interpreter.
+"""xllamacpp's side of the peer: llama.cpp's server, asked over HTTP. Run by xllamacpp.py with another interpreter.
 
     {"model": FILE, "max_context": ..., "threads": ..., "spec": ...}   ->  {"ready": {versions, threads, ...}}
     {"prompt": [1, 2], "limit": 64, ...}                               ->  {"tokens", "rounds", "seconds", ...}
