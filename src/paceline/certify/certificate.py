@@ -89,8 +89,7 @@ REQUESTS_EACH = 16  # sampled requests for each long answer, where their number 
 
 @dataclass(frozen=True)
 class Models:
-    """The model that the engine runs. exact: in float32; own: in the engine's dtype, None where that is float32;
-    max_context: of the engine, in tokens."""
+    """The model in float32, and in the engine's dtype (None where that is float32). max_context: the engine's."""
 
     exact: Model
     own: Model | None

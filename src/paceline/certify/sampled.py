@@ -173,8 +173,7 @@ def sample(
 ) -> Sampled:
     """Ask, count, and test; stops at the first look that finds something.
 
-    control: opens the engine without drafts. It is asked where the engine differs from the model, and only a difference
-    from it is then held against the engine."""
+    control: opens the engine without drafts; asked where the engine differs from the model. Then only that counts."""
     sampled = Sampled(list(cases), [case.new_counts() for case in cases], requests)
     others = Sampled(list(cases), [case.new_counts() for case in cases], requests)
     for look, (share, _) in enumerate(LOOKS):

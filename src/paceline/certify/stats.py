@@ -37,8 +37,7 @@ Floats = NDArray[np.float64]
 
 
 def chi_square(counts: Floats, worlds: Floats) -> float:
-    """Pearson's statistic of `counts` [B] against the nearest probabilities in the range of `worlds` [W, B], or against
-    one world [B]; infinite where the impossible happened."""
+    """Pearson's statistic of `counts` [B] against the nearest ones in the range of `worlds` [W, B] or [B]."""
     low, high = _range(worlds)
     number = counts.sum()
     if counts[high == 0].any():

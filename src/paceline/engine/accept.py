@@ -163,8 +163,7 @@ def _decide(rule: Rule, cursors: Sequence[Cursor]) -> list[Cursor]:
 def _greedy_at_once(cursors: Sequence[Cursor]) -> list[Cursor]:
     """Decide all tokens of the greedy rows whose logits are not shifted; returns the other rows.
 
-    On an accelerator, this fetches the best tokens of all nodes in one wait, whatever the depth of the trees. If any
-    node's logits are not numbers, it decides no row."""
+    On an accelerator, that is one wait, whatever the trees' depth. Decides no row if a node's logits are no numbers."""
     plain = [w for w in cursors if w.request.params.is_greedy and not w.request.params.shifts_logits]
     if plain:
         try:

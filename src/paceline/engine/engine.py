@@ -9,8 +9,7 @@
     for delta in engine.stream(["Once upon a time"], SamplingParams(max_tokens=64)):
         print(delta.text, end="")
 
-A failure ends the rows that it concerns with finish_reason "error"; the others go on. An exception is raised only for
-a failure outside a request, such as a wrong option.
+A failure ends the rows that it concerns with finish_reason "error". Only failures outside a request raise exceptions.
 """
 
 from __future__ import annotations

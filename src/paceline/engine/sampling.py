@@ -343,8 +343,7 @@ def _check_ids(name: str, ids: Iterable[int], vocab_size: int) -> None:
 def nucleus(scores: torch.Tensor, top_p: float) -> torch.Tensor:
     """`scores` [R, V] with -inf outside the smallest set of tokens that holds `top_p` of the probability.
 
-    Of equal scores at the border of the set, lower token ids are dropped first, so that a row's tokens do not depend on
-    its batch. (Holtzman et al. 2020, section 3.1.)"""
+    Of equal scores at the border lower ids are dropped first, in any batch. (Holtzman et al. 2020, section 3.1.)"""
     ranked, order = scores.sort(stable=True)
     drop = ranked.softmax(-1).cumsum(-1) <= 1 - top_p
     drop[:, -1] = False

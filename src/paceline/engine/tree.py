@@ -137,8 +137,7 @@ class DraftTree:
         return list(path) if self.origin is None else self.origin[list(path)].tolist()
 
     def trunk(self) -> IntArray:
-        """The drafted tokens of the best chain, int64, for hosts that verify chains only: the first of all siblings,
-        as drafters put the best first; no probes."""
+        """The drafted tokens of the best chain, int64: the first of all siblings, no probes; for hosts of chains."""
         if self.is_chain and self.probe is None:
             return self.tokens[1:]
         chain, node = [], 0

@@ -102,8 +102,7 @@ def _vocabulary(writer: Any, folder: Path, config: PretrainedConfig) -> None:
 def _arrays(
     weights: Weights, config: PretrainedConfig, matrices: Any
 ) -> Iterator[tuple[str, NDArray[Any], int | None]]:
-    """(llama.cpp's name, array, its number for the kind of blocks; None: no blocks). Its rotary positions pair
-    neighbouring rows, so queries and keys are permuted."""
+    """(llama.cpp's name, array, number of the kind of blocks or None). Queries and keys are permuted for its rotary."""
     import gguf
 
     names = gguf.get_tensor_name_map(gguf.MODEL_ARCH.LLAMA, config.num_hidden_layers)

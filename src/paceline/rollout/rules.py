@@ -286,8 +286,7 @@ def decide(p: torch.Tensor, old: OldToken, random: RowRandom, position: int) -> 
 def decide_between(
     p: Mapping[int, float], q: Mapping[int, float], token: int, random: RowRandom
 ) -> int | frozenset[int]:
-    """The residual rule if only the best tokens of p are known too. The bins are then the tokens in both lists, which
-    depend on the two policies and not on y.
+    """The residual rule if only the best tokens of p are known too: bins are the tokens in both lists, whatever y is.
 
     Returns the token; or, if it is in the tail, the tokens to exclude when it is drawn from the new policy.
 

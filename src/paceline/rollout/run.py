@@ -198,8 +198,7 @@ _NOTHING: IntArray = np.empty(0, np.int64)
 
 
 def _usable(old: Entry | None, rule: RolloutRule, params: SamplingParams, vocab_size: int) -> Entry | None:
-    """The old answer, if it is not empty and of this vocabulary. PacelineError if the rule compares its probabilities
-    and they are of another temperature or other filters."""
+    """The old answer, if there is one of this vocabulary. PacelineError if its probabilities cannot be compared."""
     if old is None or not len(old) or max(old.tokens.max(), old.top_ids.max(initial=0)) >= vocab_size:
         return None
     if rule.compares and old.sampling != (now := sampling_text(params)):

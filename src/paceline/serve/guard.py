@@ -1,5 +1,4 @@
-"""What stands before the routes: keys, the size of bodies, reading them within a time and off the event loop, and one
-line for whatever is wrong with a request.
+"""What stands before the routes: keys, bodies of a size and within a time, and one line for whatever is wrong.
 
 @app.post("/tokenize")
 async def tokenize(request: TokenizeRequest = Depends(body_of(TokenizeRequest, settings))): ...
@@ -108,8 +107,7 @@ def readable(message: str) -> str:
 
 
 class Guard:
-    """Keys, size of bodies, and a request's number in the answer. Plain ASGI: FastAPI's own kind of middleware would
-    hand every piece of a stream from task to task."""
+    """Keys, size of bodies, a request's number in the answer. Plain ASGI hands no stream from task to task."""
 
     def __init__(self, app: ASGIApp, settings: Settings):
         self.app, self.settings = app, settings

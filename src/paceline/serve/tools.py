@@ -69,8 +69,7 @@ def described(tools: Sequence[Tool]) -> str:
 
 
 def history(messages: Sequence[dict[str, Any]], reads_tools: bool) -> list[dict[str, Any]]:
-    """Messages as a chat template wants them: the arguments of earlier calls as objects. A template that knows no tools
-    gets the calls, and what came of them, as text."""
+    """Messages as a chat template wants them: arguments as objects; text for a template that knows no tools."""
     return [_with_objects(message) if reads_tools else _as_text(message) for message in messages]
 
 

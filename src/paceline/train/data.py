@@ -299,8 +299,7 @@ Rendered = tuple[list[int], list[bool]]  # token ids of a document, and for each
 
 @dataclass(frozen=True)
 class MixtureConfig:
-    """What a batch is made of. A source that `weights` does not name weighs `other`; its plain text, "text/NAME",
-    a quarter of that."""
+    """What a batch is made of. A source that `weights` does not name weighs `other`, its text "text/NAME" a quarter."""
 
     length: int  # tokens a row
     rows: int  # rows a batch

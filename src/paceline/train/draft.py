@@ -1,5 +1,4 @@
-"""Draft models, distilled on the target's own answers; and streams, with which a draft model proposes several tokens
-in one forward.
+"""Draft models, distilled on the target's answers; and streams, with which a draft proposes several tokens a forward.
 
 A draft is a small Llama with the target's tokenizer. Its distribution q learns the target's p at every token. The loss
 is KL(p || q) plus the total variation, which is the rate at which drafts are rejected (Zhou et al. 2024, "DistillSpec:

@@ -155,8 +155,7 @@ def load_checkpoint(
 
 
 class Reporter:
-    """The progress line, and the log: JSON Lines of loss, learning rate, gradient norm and speed. quiet: print and
-    write nothing, for processes other than the first."""
+    """The progress line, and the log: JSON Lines of loss, learning rate, gradient norm, speed. quiet: neither."""
 
     def __init__(self, config: LoopConfig, log: Path, quiet: bool) -> None:
         self._config, self._log, self._quiet = config, log, quiet

@@ -82,8 +82,7 @@ Step = Callable[..., Pair]
 
 
 def _step_of(distance: Callable[[Tensor, Tensor, Tensor], Pair]) -> Step:
-    """The step of a chunk, as `_cross_entropy`: p is the target's distribution at target_rows [C, Dt], q the draft's at
-    rows [C, D]. Without a target_table both use `table`."""
+    """The step for a chunk: p at target_rows [C, Dt], q at rows [C, D]; both use `table` without a target_table."""
 
     def step(
         rows: Tensor, table: Tensor, weights: Tensor, target_rows: Tensor, target_table: Tensor | None = None

@@ -42,8 +42,7 @@ SHOWN = (8, 16, 32, 63)  # sizes in nodes of the example trees in slots.json
 
 
 class Fit:
-    """Figures of one depth, over the positions where all tokens up to it are the target's own; p is the target's
-    distribution, q the draft's, at temperature 1.
+    """Figures of one depth, where all tokens up to it are the target's; p: its distribution, q: the draft's, at 1.
 
     positions  their number; reached: of those whose draft is the text up to this depth.
     ranks      how often candidate r of the draft is the target's best token.

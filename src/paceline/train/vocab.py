@@ -72,8 +72,7 @@ def count_vocabulary(
 
     keep  default size of the trimmed vocabulary; None: 32,768 of 100,000 or more, else a quarter.
 
-    The vocabulary's facts have the coverage of answers that were not counted ("aside"), or of the counted ones where
-    there are too few prompts to keep some aside."""
+    The vocabulary's facts have the coverage of answers that were not counted ("aside"), where there are enough."""
     size = vocab_size(tokenizer)
     counted, aside, number = count_tokens(examples, size)
     if not any(int(c.sum()) for c in counted.values()):

@@ -1,5 +1,4 @@
-"""`paceline eval align` after its options are read: answers every item with every method, judges the answers, and
-writes each row as soon as it exists.
+"""`paceline eval align`: answers every item with every method, judges the answers, and writes each row at once.
 
 A bounded number of items is under way at once; each is answered, then judged. Rows in the folder are not computed
 again. Items that failed in an earlier run come last. A failed item does not stop the others.

@@ -43,8 +43,7 @@ def absolute_size(rng: np.random.Generator, things: Sequence[Cutout], size: int)
 
 
 def relative_size(rng: np.random.Generator, things: Sequence[Cutout], size: int) -> list[Scene]:
-    """Two objects side by side, or one above the other in half of the cases. Sizes are square roots of drawn areas; the
-    two together cover the same area in all pictures."""
+    """Two objects side by side, or one above the other. Sizes are roots of drawn areas, whose sum stays the same."""
     a, b = things[:2]
     fill_a, fill_b = _fill(a), _fill(b)
     whole, turned, swapped = PAIR * rng.uniform(0.85, 1.0), rng.random() < 0.5, rng.random() < 0.5

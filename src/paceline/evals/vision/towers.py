@@ -1,5 +1,4 @@
-"""Models that score pictures and captions: dual encoders of transformers (CLIP, SigLIP, BLIP's contrastive
-head and their kin), and a small CLIP of our own.
+"""Models that score pictures and captions: dual encoders of transformers (CLIP, SigLIP, BLIP, ...), and a small CLIP.
 
     towers = Towers.load("openai/clip-vit-base-patch32")
     scores = towers.encode_images(pictures) @ towers.encode_texts(captions).T

@@ -83,8 +83,7 @@ class Setup:
 
 
 class Rounds:
-    """What the rounds of one call were like, as they are heard: when the tokens of each came, how many they were, and
-    over how many tokens its forward ran."""
+    """Rounds of one call as they are heard: when their tokens came, how many, and over how many their forward ran."""
 
     def __init__(self, began: float):
         self.began = began

@@ -149,8 +149,7 @@ class Lookup(Plain):
 
 
 class _WithModel(Plain):
-    """A model drafts. The draft length of the "heuristic" schedule is kept from call to call, in what generate() takes
-    for the drafting model's own configuration."""
+    """A model drafts. What the "heuristic" schedule learns is kept from call to call, in the draft's configuration."""
 
     alone = True
     config: DraftingConfig

@@ -72,8 +72,7 @@ class Worker:
         self._lines.put("")
 
     def ask(self, message: Mapping[str, Any], limit: float | None = None) -> dict[str, Any]:
-        """Its answer. PacelineError if it reports an error, dies, or takes more than `limit` seconds; the process
-        does not outlive the last two, nor Ctrl-C."""
+        """Its answer. PacelineError for an error, its death, or after `limit` seconds, which end it as Ctrl-C does."""
         assert self.process.stdin is not None
         try:
             self._pause(False)
