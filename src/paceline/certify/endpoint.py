@@ -25,7 +25,7 @@ from paceline.certify.certificate import REQUESTS_EACH
 from paceline.certify.conditional import Conditional
 from paceline.certify.options import Scope, Watch
 from paceline.certify.reported import Words, is_raw, read_places
-from paceline.certify.sampled import LOOKS
+from paceline.certify.sampled import LOOKS, level_of
 from paceline.certify.scenarios import MIXED, Play
 from paceline.certify.shrink import greedy_reports, sampled_report
 from paceline.certify.verdict import LEVEL, LONG, Finding, Greedy, Look, Stops
@@ -79,7 +79,7 @@ def certify_endpoint(
         first = Finding(**sampled["findings"][0])
         reports.append(sampled_report(server, body, worst["requests"], first, worst["seen"]))
     count, df = looks[-1].requests if looks else 0, sum(one["df"] for one in facts)
-    power = verdict.power(scope, count, df, _level(-1), samples=2, rounding=float(play.noise))
+    power = verdict.power(scope, count, df, level_of(-1), samples=2, rounding=float(play.noise))
     sampled = verdict.with_long(sampled, counts.facts(LEVEL * LONG), found)
     missing = ["what the log-probabilities share with the answers: give a control"] if control.is_self else []
     return verdict.certificate(
@@ -164,7 +164,7 @@ def sample(play: Play, cases: Sequence[Texts], scope: Scope, until: float) -> li
     rate = (perf_counter() - began) / each
     total = MOST if scope.requests is None else scope.requests
     if scope.shift is not None and scope.requests is None:
-        total = stats.samples_for(10 * len(cases), scope.shift, _level(-1), samples=2)
+        total = stats.samples_for(10 * len(cases), scope.shift, level_of(-1), samples=2)
     planned = max(each, min(total // len(cases), int((until - perf_counter()) / rate)))
     looks: list[Look] = []
     for look, (share, _) in enumerate(LOOKS):
@@ -177,7 +177,7 @@ def sample(play: Play, cases: Sequence[Texts], scope: Scope, until: float) -> li
         views = list(zip(*(case.views(float(play.noise)) for case in cases), strict=True))
         p = min(stats.tail(sum(v["statistic"] for v in view), sum(v["df"] for v in view)) for view in views)
         worst = min(stats.worst([v["p"] for v in view]) for view in views)
-        looks.append(Look(each * len(cases), p, worst, _level(look)))
+        looks.append(Look(each * len(cases), p, worst, level_of(look)))
         if looks[-1].accuses:
             break
     return looks
@@ -232,8 +232,3 @@ def _by_text(mine: Sequence[str], others: Sequence[str], share: float, slack: fl
         "tv_by_chance": round(stats.noise(counts.sum(0) / counts.sum(), len(mine)) * 2**0.5, 5),
         "seen": [[prefix, *pair] for (prefix, _), *pair in zip(bins, *shares.round(4).tolist(), strict=True)],
     }
-
-
-def _level(look: int) -> float:
-    """Of one of the four tests of a look."""
-    return LEVEL * LOOKS[look][1] / 4

@@ -60,7 +60,9 @@ class Reader:
                     return
             if rounded and (context := hash((params.shifts_logits, *text[: start + at]))) not in self._read:
                 self._read.add(context)
-                self.found.count(tied=of is not None, rounded=bool(flipped[at]))
+                self.found.places += 1
+                self.found.tied += of is not None
+                self.found.rounded += bool(flipped[at])
         if why := self._wrong_end(tokens, params):
             before = list(tokens[-CONTEXT:])
             self.found.divergences.append(Divergence(number, len(tokens), company, why=why, before=before))

@@ -71,18 +71,15 @@ def findings(certificate: dict[str, Any]) -> list[str]:
         lines.append(f"{greedy['tokens']:,} greedy tokens are the model's own{ties}{asked}{long}.")
     if sampled["plain_differs"]:
         lines.append(
-            f"Without drafts this engine samples another distribution than the model's too (p = {_p(sampled):.1g}); "
-            f"drafts do not change it (p = {sampled['p_of_difference']:.2g})."
+            "Without drafts this engine samples another distribution than the model's too "
+            f"(p = {min(sampled['p'], sampled['p_of_worst_case']):.1g}); drafts do not change it "
+            f"(p = {sampled['p_of_difference']:.2g})."
         )
     if sampled.get("drafted_rounds") is not None:
         lines.append(f"{sampled['drafted_rounds']:,} rounds of sampled answers had a draft.")
     reference = certificate.get("reference", "")
     own = [f"The reference is {reference}."] if reference.startswith("our own") else []
     return [*lines, *own, *_acceptance(certificate["acceptance"])]
-
-
-def _p(sampled: dict[str, Any]) -> float:
-    return float(min(sampled["p"], sampled["p_of_worst_case"]))
 
 
 def _acceptance(facts: dict[str, Any]) -> list[str]:

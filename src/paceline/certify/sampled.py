@@ -146,7 +146,7 @@ class Sampled:
 
     def power(self, scope: Scope) -> dict[str, Any]:
         """What could have been found in all cases together, and the smallest shift found in one case alone."""
-        level, number = _level(-1), max(len(self.cases), 1)
+        level, number = level_of(-1), max(len(self.cases), 1)
         df = max((case.distribution.df for case in self.cases), default=1)
         radii = [stats.radius(case.distribution.coarse_worlds) for case in self.cases] or [0.0]
         alone = stats.detectable(self.planned / number, df, level / number, rounding=max(radii))
@@ -158,7 +158,7 @@ class Sampled:
 
 def needed(cases: Sequence[Case], shift: float) -> int:
     """The number of requests that find a shift of this size in all cases, rounded up to whole ones for each case."""
-    total = stats.samples_for(sum(case.distribution.df for case in cases), shift, _level(-1))
+    total = stats.samples_for(sum(case.distribution.df for case in cases), shift, level_of(-1))
     least = max(int(np.ceil(stats.LEAST_COUNT / case.distribution.coarse_worlds[0].min())) for case in cases)
     return len(cases) * max(-(-total // len(cases)), least)
 
@@ -179,7 +179,7 @@ def sample(
     for look, (share, _) in enumerate(LOOKS):
         until = int(np.ceil(requests * share))
         _ask(engine, sampled, until, rng, progress)
-        found = Look(sampled.requests, *_p_values(sampled), _level(look))
+        found = Look(sampled.requests, *_p_values(sampled), level_of(look))
         if found.differs and control is not None:
             _ask(control(), others, until, rng, progress)
             found = replace(found, difference=min(_p_values(sampled, others)))
@@ -223,7 +223,7 @@ def _p_values(sampled: Sampled, others: Sampled | None = None) -> tuple[float, f
     return p, p_worst
 
 
-def _level(look: int) -> float:
+def level_of(look: int) -> float:
     """Of one of the four tests of a look."""
     return LEVEL * LOOKS[look][1] / 4
 

@@ -86,11 +86,6 @@ class Greedy:
     tied: int = 0
     rounded: int = 0
 
-    def count(self, *, tied: bool, rounded: bool) -> None:
-        self.places += 1
-        self.tied += tied
-        self.rounded += rounded
-
     @property
     def bugs(self) -> list[Divergence]:
         return [one for one in self.divergences if not one.is_tie]

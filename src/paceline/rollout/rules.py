@@ -315,7 +315,7 @@ def _tail(known: Mapping[int, float], shared: Sequence[int]) -> float:
 RULES = ("residual", "one-hot", "coupled", "plain", "vanilla")
 
 
-def rule_of(name: str, *, lenience: float | None = None, seed: int = 0, top: int = TOP) -> RolloutRule:
+def rule_of(name: str, *, lenience: float | None = None, seed: int = 0) -> RolloutRule:
     """The rule of that name. Raises PacelineError for another name, or a lenience for a rule that has none."""
     if name not in RULES:
         raise PacelineError(f"There is no rollout rule {name!r}.{meant(name, RULES)} Rules: {', '.join(RULES)}.")
@@ -323,8 +323,6 @@ def rule_of(name: str, *, lenience: float | None = None, seed: int = 0, top: int
         raise PacelineError(f"{name} has no lenience, for it is exact; only the rule plain, which is not, takes one.")
     if name == "plain":
         return PlainNotLossless(1.0 if lenience is None else lenience)
-    if name == "residual":
-        if top < 1:
-            raise PacelineError(f"top is {top}; residual needs 1 or more of the old policy's best tokens.")
-        return Residual(top)
-    return Coupled(seed) if name == "coupled" else OneHot() if name == "one-hot" else Vanilla()
+    if name == "coupled":
+        return Coupled(seed)
+    return {"residual": Residual, "one-hot": OneHot, "vanilla": Vanilla}[name]()

@@ -25,7 +25,6 @@ from paceline.engine.engine import Engine
 from paceline.engine.prompt import Prompt
 from paceline.engine.request import Row
 from paceline.engine.sampling import SamplingParams
-from paceline.engine.tree import IntArray
 from paceline.errors import PacelineError
 from paceline.rollout.rules import Reuse, RolloutRule, rule_of
 from paceline.rollout.store import Entry, Key, RolloutStore, digest, numbered, sampling_text, visit_after
@@ -169,10 +168,11 @@ def rollout(
     try:
         with engine.using(rule=rule):
             for prompt, key, old in zip(given, keys, olds, strict=True):
-                row = engine.add(prompt, replace(params, seed=_seed_of(seed, key, version, old)))
+                row = engine.add(prompt, replace(params, seed=key.seed(seed, key.copy, version, visit_after(old))))
                 rows.append(row)
                 reuses.append(rule.begin(row, key, old))
-                row.past = _NOTHING if (past := reuses[-1].old) is None else past.tokens.astype(np.int64)
+                past = reuses[-1].old
+                row.past = np.empty(0, np.int64) if past is None else past.tokens.astype(np.int64)
             for delta in engine.follow(rows):
                 if delta.row.error:
                     raise PacelineError(delta.row.error)
@@ -194,9 +194,6 @@ def rollout(
     return Rollouts(answers, rule.name, rule.lossless, figures)
 
 
-_NOTHING: IntArray = np.empty(0, np.int64)
-
-
 def _usable(old: Entry | None, rule: RolloutRule, params: SamplingParams, vocab_size: int) -> Entry | None:
     """The old answer, if there is one of this vocabulary. PacelineError if its probabilities cannot be compared."""
     if old is None or not len(old) or max(old.tokens.max(), old.top_ids.max(initial=0)) >= vocab_size:
@@ -213,10 +210,6 @@ def _usable(old: Entry | None, rule: RolloutRule, params: SamplingParams, vocab_
 def _changes(then: str, now: str) -> str:
     pairs = zip(then.split(" "), now.split(" "), strict=False)
     return ", ".join(f"{a} and are to be verified with {b}" for a, b in pairs if a != b)
-
-
-def _seed_of(seed: int, key: Key, version: int, old: Entry | None) -> int:
-    return key.seed(seed, key.copy, version, visit_after(old))
 
 
 def _entry(row: Row, reuse: Reuse, version: int, sampling: str, dtype: type) -> Entry:

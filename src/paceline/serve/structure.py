@@ -219,12 +219,6 @@ class Grammars:
         """Whether a text is JSON that fits a schema, whatever its white space."""
         return self.json_schema(schema, WHITE_SPACE["any"]).is_whole(self._tokenizer.encode_text(text))
 
-    def regex(self, pattern: str) -> Matched:
-        """Text that a regular expression matches whole."""
-        from llguidance import LLMatcher
-
-        return self._matched(LLMatcher.grammar_from_regex(pattern))
-
     def after_reasoning(self, grammar: Matched, marks: tuple[str, str], inside: bool) -> AfterReasoning:
         """A grammar that begins where reasoning ends."""
         return AfterReasoning(grammar, self._tokenizer, "" if inside else marks[0], marks[1], self._ends)

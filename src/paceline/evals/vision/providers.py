@@ -69,11 +69,9 @@ class Cutout:
 class Provider(Protocol):
     def names(self, split: str) -> Sequence[str]:
         """What is there for "all", "train" or "test", sorted."""
-        ...
 
     def get(self, name: str, rng: np.random.Generator) -> Cutout:
         """One look of the object `name`."""
-        ...
 
 
 def kinds_of(split: str) -> list[str]:
