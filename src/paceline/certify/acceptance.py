@@ -39,13 +39,9 @@ def measured(lengths: Sequence[Sequence[int]]) -> float | None:
 
 
 def replayed(
-    draft: str,
-    recording: Recording,
-    prompts: Sequence[Sequence[int]],
-    answers: Sequence[Sequence[int]],
-    *,
+    draft: str, recording: Recording, prompts: Sequence[Sequence[int]], answers: Sequence[Sequence[int]], *,
     chains: bool,
-) -> float | None:
+) -> float | None:  # fmt: skip
     """Tokens a round of the drafter alone, replayed over `answers`; None if it asks the target for more than tokens.
 
     The first token of an answer counts as its prompt's, as in `measured`. chains: its trees are cut to chains."""

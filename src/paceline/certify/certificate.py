@@ -104,17 +104,9 @@ class Models:
 
 
 def certify(
-    engine: UnderTest,
-    models: Models,
-    prompts: Prompts,
-    starts: Prompts,
-    scope: Scope = Scope(),
-    *,
-    draft: str | None = None,
-    chains: bool = False,
-    control: Control = None,
-    watch: Watch = Watch(),
-) -> dict[str, Any]:
+    engine: UnderTest, models: Models, prompts: Prompts, starts: Prompts, scope: Scope = Scope(), *,
+    draft: str | None = None, chains: bool = False, control: Control = None, watch: Watch = Watch(),
+) -> dict[str, Any]:  # fmt: skip
     """Test `engine` and say what was found.
 
     prompts  for greedy answers; starts  short ones, for the distribution of what comes next.

@@ -60,14 +60,9 @@ class Ours(UnderTest):
     )  # fmt: skip
 
     def __init__(
-        self,
-        target: Target,
-        tokenizer: Tokenizer | None,
-        draft: str | Callable[[], Drafter],
-        *,
-        batch: int = 8,
+        self, target: Target, tokenizer: Tokenizer | None, draft: str | Callable[[], Drafter], *, batch: int = 8,
         **options: Any,
-    ):
+    ):  # fmt: skip
         drafter = create(draft) if isinstance(draft, str) else draft()
         self.engine = Engine(target, drafter, tokenizer=tokenizer, max_batch=batch, **options)
         self.batch, self.mixes = batch, True

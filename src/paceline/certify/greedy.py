@@ -99,12 +99,9 @@ def _finite(logits: torch.Tensor) -> torch.Tensor:
 
 
 def check_stops(
-    engine: UnderTest,
-    prompts: Sequence[Sequence[int]],
-    replies: Sequence[Reply],
-    params: SamplingParams,
+    engine: UnderTest, prompts: Sequence[Sequence[int]], replies: Sequence[Reply], params: SamplingParams,
     decode: Callable[[Sequence[int], Sequence[int]], str],
-) -> Stops:
+) -> Stops:  # fmt: skip
     """replies: answers to `prompts` without stop strings. decode(prompt, answer): the text of all tokens."""
     asked = [(prompt, stop) for prompt, one in zip(prompts, replies, strict=True) for stop in _strings(one.text)]
     stops = Stops(len(asked))

@@ -39,14 +39,9 @@ class Words(dict[str, int]):
 
 
 def read_places(
-    places: Sequence[Reported],
-    fields: Mapping[str, Any],
-    counts: Conditional,
-    words: Words,
-    group: str,
-    *,
+    places: Sequence[Reported], fields: Mapping[str, Any], counts: Conditional, words: Words, group: str, *,
     raw: bool = True,
-) -> None:
+) -> None:  # fmt: skip
     """Add the places of a sampled reply to `counts`.
 
     fields  of the request: temperature, top_p, top_k, min_p, presence_penalty, frequency_penalty.

@@ -164,13 +164,9 @@ def needed(cases: Sequence[Case], shift: float) -> int:
 
 
 def sample(
-    engine: UnderTest,
-    cases: Sequence[Case],
-    requests: int,
-    rng: np.random.Generator,
-    progress: Progress = lambda done, of: None,
-    control: Callable[[], UnderTest] | None = None,
-) -> Sampled:
+    engine: UnderTest, cases: Sequence[Case], requests: int, rng: np.random.Generator,
+    progress: Progress = lambda done, of: None, control: Callable[[], UnderTest] | None = None,
+) -> Sampled:  # fmt: skip
     """Ask, count, and test; stops at the first look that finds something.
 
     control: opens the engine without drafts; asked where the engine differs from the model. Then only that counts."""

@@ -23,15 +23,9 @@ class Run:
     drafted  tokens that were drafted for the answers so far."""
 
     def __init__(
-        self,
-        engine: Engine,
-        draft: str,
-        screen: Screen,
-        chat: bool | None,
-        lines: Writer | None,
-        interrupt: Interrupt,
+        self, engine: Engine, draft: str, screen: Screen, chat: bool | None, lines: Writer | None, interrupt: Interrupt,
         schedule: str = "ragged",
-    ):
+    ):  # fmt: skip
         self.draft, self.schedule = draft, schedule
         self.engine, self.screen, self.chat, self.lines, self.interrupt = engine, screen, chat, lines, interrupt
         self.drafted = 0

@@ -127,11 +127,8 @@ TOKENWISE = Lossless(block=False)
 
 
 def accept(
-    requests: Sequence[Request],
-    trees: Sequence[DraftTree],
-    logits: Sequence[torch.Tensor],
-    rule: Rule = LOSSLESS,
-) -> list[Accepted]:
+    requests: Sequence[Request], trees: Sequence[DraftTree], logits: Sequence[torch.Tensor], rule: Rule = LOSSLESS,
+) -> list[Accepted]:  # fmt: skip
     """Decide every row of a round. logits[i] [len(trees[i]), V]: the target's prediction after each node.
 
     A row whose logits are no numbers, or whose request allows no token, gets the error; the others are not affected."""

@@ -111,14 +111,9 @@ class Memory:
     disk    folder and most bytes of prompts' keys and values that later processes reuse; None: they are not stored."""
 
     def __init__(
-        self,
-        target: Target,
-        budget: int | str | None,
-        *,
-        max_batch: int,
-        reuse: bool,
+        self, target: Target, budget: int | str | None, *, max_batch: int, reuse: bool,
         disk: tuple[str | Path, int] | None = None,
-    ):
+    ):  # fmt: skip
         self.target, self.max_batch = target, max_batch
         cache = getattr(target, "cache", None)
         self.cache = cache if isinstance(cache, RaggedCache) else None

@@ -113,15 +113,9 @@ class Row:
     """
 
     def __init__(
-        self,
-        id: int,
-        prompt: Sequence[int] | IntArray,
-        params: SamplingParams,
-        *,
-        max_context: int,
-        eos_token_ids: Sequence[int] = (),
-        detokenizer: Detokenizer | None = None,
-    ):
+        self, id: int, prompt: Sequence[int] | IntArray, params: SamplingParams, *, max_context: int,
+        eos_token_ids: Sequence[int] = (), detokenizer: Detokenizer | None = None,
+    ):  # fmt: skip
         self.id = id
         self._end_tokens = {*params.stop_token_ids, *(() if params.ignore_eos else eos_token_ids)}
         self.params = params.of_row(len(prompt), frozenset(self._end_tokens))

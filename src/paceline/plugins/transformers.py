@@ -272,14 +272,9 @@ def _of_row(processors: Any, i: int, count: int) -> Any:
 
 
 def _answer(
-    engine: Engine,
-    prompts: Sequence[list[int]],
-    rule: Callable[[int], Rule],
-    ends: _Ends,
-    config: GenerationConfig,
-    streamer: Any,
-    on_round: Callable[[Delta], None] | None,
-) -> None:
+    engine: Engine, prompts: Sequence[list[int]], rule: Callable[[int], Rule], ends: _Ends, config: GenerationConfig,
+    streamer: Any, on_round: Callable[[Delta], None] | None,
+) -> None:  # fmt: skip
     """Answer the prompts and add the new tokens of each row to `ends`. rule: a function of the first row's id."""
     most = engine.target.max_context
     if longest := next((len(prompt) for prompt in prompts if len(prompt) + ends.most > most), 0):

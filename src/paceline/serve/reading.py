@@ -144,15 +144,9 @@ class Reader:
     called     how many calls have been read."""
 
     def __init__(
-        self,
-        formats: Sequence[Format] = (),
-        names: Iterable[str] = (),
-        reasoning: tuple[str, str] | None = None,
-        *,
-        inside: bool = False,
-        most: int | None = None,
-        strict: ArgumentChecks = NO_CHECKS,
-    ):
+        self, formats: Sequence[Format] = (), names: Iterable[str] = (), reasoning: tuple[str, str] | None = None, *,
+        inside: bool = False, most: int | None = None, strict: ArgumentChecks = NO_CHECKS,
+    ):  # fmt: skip
         self._formats, self._names, self._most = formats, frozenset(names), most
         self._strict = strict
         self._marks, self._inside = reasoning, inside

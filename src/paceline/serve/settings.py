@@ -20,13 +20,9 @@ class Refused(PacelineError):
     """A request that cannot be answered. param: the field that is wrong; code, kind: OpenAI's words for it."""
 
     def __init__(
-        self,
-        message: str,
-        param: str | None = None,
-        status: int = 400,
-        code: str | None = None,
+        self, message: str, param: str | None = None, status: int = 400, code: str | None = None,
         kind: str = "invalid_request_error",
-    ):
+    ):  # fmt: skip
         super().__init__(message)
         self.param, self.status, self.code, self.kind = param, status, code, kind
 

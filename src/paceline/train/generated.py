@@ -35,17 +35,9 @@ Question = tuple[str, list[int], SamplingParams]  # source, prompt, sampling par
 
 
 def generated_rows(
-    target: str | Path,
-    *,
-    prompts: Sequence[Source] | None = None,
-    answers: Sequence[Path] = (),
-    count: int = 1000,
-    max_tokens: int = 128,
-    temperature: float | None = None,
-    seed: int = 0,
-    out: Path,
-    progress: Progress | None = None,
-) -> Path:
+    target: str | Path, *, prompts: Sequence[Source] | None = None, answers: Sequence[Path] = (), count: int = 1000,
+    max_tokens: int = 128, temperature: float | None = None, seed: int = 0, out: Path, progress: Progress | None = None,
+) -> Path:  # fmt: skip
     """Write the recorded `answers` and `count` new ones of the target to the JSON Lines file `out`; returns it.
 
     prompts      sources of prompts, an equal share from each; None: the target writes from its first token.

@@ -265,13 +265,9 @@ def _is_table(name: str) -> bool:
 
 
 def train(
-    module: nn.Module,
-    stream: Stream,
-    config: LoopConfig,
-    run: Path,
-    validation: dict[str, list[Batch]] | None = None,
+    module: nn.Module, stream: Stream, config: LoopConfig, run: Path, validation: dict[str, list[Batch]] | None = None,
     stop_after: int | None = None,
-) -> bool:
+) -> bool:  # fmt: skip
     """Train `module` in place until the budget is spent. Returns True then, and False when a signal stopped the run.
 
     run         folder of checkpoint and log; the run resumes from a checkpoint in it.

@@ -116,14 +116,9 @@ class _ChunkedLoss(torch.autograd.Function):
 
     @staticmethod
     def forward(
-        ctx: Any,
-        hidden: Tensor,
-        weight: Tensor,
-        step: Step,
-        targets: tuple[Tensor, ...],
-        fixed: tuple[Tensor, ...],
+        ctx: Any, hidden: Tensor, weight: Tensor, step: Step, targets: tuple[Tensor, ...], fixed: tuple[Tensor, ...],
         chunk: int,
-    ) -> Tensor:
+    ) -> Tensor:  # fmt: skip
         # hidden [N, D], N a multiple of `chunk`; weight [V, D]; targets [N, ...], given to `step` in chunks
         table = weight.detach().to(hidden.dtype)
         d_hidden = torch.empty_like(hidden)
@@ -157,15 +152,9 @@ def chunked_cross_entropy(
 
 
 def distance(
-    kind: str,
-    hidden: Tensor,
-    table: Tensor,
-    target_hidden: Tensor,
-    target_table: Tensor,
-    where: Tensor,
-    chunk: int = CHUNK,
-    compiled: bool = False,
-) -> Tensor:
+    kind: str, hidden: Tensor, table: Tensor, target_hidden: Tensor, target_table: Tensor, where: Tensor,
+    chunk: int = CHUNK, compiled: bool = False,
+) -> Tensor:  # fmt: skip
     """Mean distance of the draft's distribution q from the target's p over the positions of `where`, 0 if there are
     none. q = softmax(hidden @ table.T), p = softmax(target_hidden @ target_table.T).
 
@@ -183,15 +172,9 @@ def distance(
 
 
 def _mean(
-    step: Step,
-    hidden: Tensor,
-    table: Tensor,
-    targets: Tensor,
-    where: Tensor,
-    fixed: tuple[Tensor, ...],
-    chunk: int,
+    step: Step, hidden: Tensor, table: Tensor, targets: Tensor, where: Tensor, fixed: tuple[Tensor, ...], chunk: int,
     compiled: bool,
-) -> Tensor:
+) -> Tensor:  # fmt: skip
     """The mean of `step` over the positions of `where` [...]; hidden, targets [..., *] are given to it in chunks."""
     hidden, targets = hidden.to(autocast_dtype(hidden))[where], targets[where]
     weights = torch.full((len(hidden),), 1 / max(len(hidden), 1), device=hidden.device)

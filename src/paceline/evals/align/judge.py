@@ -88,13 +88,9 @@ class ModelJudge:
         return Judgement(verdicts, len(response) - len(shown), calls)
 
     async def _ask(
-        self,
-        messages: tuple[Message, ...],
-        read: Callable[[str], T],
-        scope: str,
-        calls: list[Call],
+        self, messages: tuple[Message, ...], read: Callable[[str], T], scope: str, calls: list[Call],
         schema: dict[str, Any] | None = None,
-    ) -> T:
+    ) -> T:  # fmt: skip
         """Ask until the reply can be read. A repair continues the conversation: the same request has the same reply."""
         decoding = Decoding(max_tokens=self.config.reply_tokens, temperature=0.0)
         turns, problem = messages, ""

@@ -118,12 +118,9 @@ class Generated:
 
 
 def painted(
-    options: DiffusionOptions,
-    scenes: Sequence[Sequence[Box]],
-    sprites: Sequence[Sequence[Image.Image]],
-    size: int,
+    options: DiffusionOptions, scenes: Sequence[Sequence[Box]], sprites: Sequence[Sequence[Image.Image]], size: int,
     seed: int,
-) -> list[Image.Image]:
+) -> list[Image.Image]:  # fmt: skip
     """Steps 3 and 4: the pictures of a case, on a background that is painted once and continued in each of them."""
     painter = painter_of(options)
     anchor = next(box[0] for box in scenes[0] if all(box[0] in (other[0] for other in scene) for scene in scenes))

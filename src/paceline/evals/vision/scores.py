@@ -70,13 +70,9 @@ def _finite(scores: Matrix) -> NDArray[np.float64]:
 
 
 def summarise(
-    subset: str,
-    matrices: Sequence[Matrix],
-    values: Sequence[str],
-    *,
-    to_image: Sequence[Matrix] | None = None,
+    subset: str, matrices: Sequence[Matrix], values: Sequence[str], *, to_image: Sequence[Matrix] | None = None,
     orders: Sequence[tuple[Keys, Keys]] | None = None,
-) -> dict[str, Any]:
+) -> dict[str, Any]:  # fmt: skip
     """One subset's figures in percent, standard errors over cases, and what was confused with what.
 
     to_image: caption by picture, where it is not the transposed matrix. orders: each case's (i2t_keys, t2i_keys), to

@@ -141,13 +141,9 @@ class Batches:
 
 
 def tune(
-    towers: Towers,
-    plain: PairFile | None,
-    data: Data | None,
-    options: TuneOptions,
-    checkpoint: Path,
+    towers: Towers, plain: PairFile | None, data: Data | None, options: TuneOptions, checkpoint: Path,
     report: Callable[[int, dict[str, float]], None] = lambda step, losses: None,
-) -> None:
+) -> None:  # fmt: skip
     """Train `towers` in place. Ctrl-C saves to `checkpoint`; the same call goes on from there.
 
     A step's batch depends on the seed and the step alone, so a run that was interrupted ends as one that was not.

@@ -41,13 +41,9 @@ Chunk = tuple[BuildOptions, str, range, Path]
 
 
 def build(
-    options: BuildOptions,
-    cases: Mapping[str, int],
-    out: Path,
-    *,
-    workers: int = 0,
+    options: BuildOptions, cases: Mapping[str, int], out: Path, *, workers: int = 0,
     progress: Callable[[int, int], None] = lambda done, total: None,
-) -> int:
+) -> int:  # fmt: skip
     """Write `cases` of each subset below `out`; returns the number of pictures drawn, 0 if all were there.
 
     workers: processes; 0 is one for each core. Raises PacelineError if `out` holds something else, or another build."""
