@@ -17,16 +17,8 @@ import typer
 from torch import Tensor
 from transformers import GenerationConfig
 
-from paceline.draft.neural.vocab import (
-    FILE,
-    Vocabulary,
-    best_tokens,
-    coverage,
-    must_keep,
-    read_vocabulary,
-    save_vocabulary,
-    vocab_size,
-)
+from paceline.draft.neural import vocab
+from paceline.draft.neural.vocab import Vocabulary, best_tokens, coverage, must_keep, vocab_size
 from paceline.draft.spec import option
 from paceline.errors import PacelineError
 from paceline.jsonl import check_folder
@@ -134,13 +126,13 @@ def train_vocabulary(
     tokenizer = load_tokenizer(model)
     examples = chain.from_iterable(read_examples(file, tokenizer, questions) for file in files)
     vocabulary = count_vocabulary(examples, tokenizer, end_tokens(model), keep)
-    save_vocabulary(place_of(out), vocabulary)
+    vocab.save_vocabulary(place_of(out), vocabulary)
     return report(vocabulary, place_of(out))
 
 
 def check(model: str | Path, files: Sequence[Path], file: Path, questions: Path | None = None) -> list[str]:
     """How well a vocabulary covers recorded answers, in lines of a report."""
-    tokenizer, known = load_tokenizer(model), read_vocabulary(place_of(file))
+    tokenizer, known = load_tokenizer(model), vocab.read_vocabulary(place_of(file))
     if known.tokenizer and known.tokenizer != tokenizer.fingerprint:
         raise PacelineError(f"{file} is a vocabulary of another tokenizer than {tokenizer.name}'s")
     size = vocab_size(tokenizer)
@@ -158,7 +150,7 @@ def check(model: str | Path, files: Sequence[Path], file: Path, questions: Path 
 
 def place_of(out: Path) -> Path:
     """The file for `--out`, which is that file or a folder."""
-    return out if out.suffix == ".safetensors" else out / FILE
+    return out if out.suffix == ".safetensors" else out / vocab.FILE
 
 
 def report(vocabulary: Vocabulary, file: Path) -> list[str]:
