@@ -9,7 +9,7 @@ from contextlib import contextmanager
 from dataclasses import replace
 from pathlib import Path
 from time import monotonic
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING
 
 from rich.console import Console
 from rich.markup import escape
@@ -113,7 +113,7 @@ def _show(outcome: Outcome) -> None:
         table.add_row(
             *([escape(row["judge"])] if several else []), escape(row["method"]), escape(row["scenario"]),
             f"{row['judged']}/{row['items']}", str(row["unanswered"]), str(row["failed"]),
-            *(_percent(row[name]) for name in ("safety", "behavior", "sar")),
+            *("-" if row[name] is None else f"{100 * row[name]:.2f}" for name in ("safety", "behavior", "sar")),
             f"{100 * interval[0]:.1f}-{100 * interval[1]:.1f}" if interval else "",
             "-" if row["tokens"] is None else f"{row['tokens']:.0f}",
         )  # fmt: skip
@@ -124,10 +124,6 @@ def _show(outcome: Outcome) -> None:
         markup=False,
         soft_wrap=True,
     )
-
-
-def _percent(value: Any) -> str:
-    return "-" if value is None else f"{100 * value:.2f}"
 
 
 def _show_answers(out: Path) -> None:

@@ -199,17 +199,13 @@ def _usable(old: Entry | None, rule: RolloutRule, params: SamplingParams, vocab_
     if old is None or not len(old) or max(old.tokens.max(), old.top_ids.max(initial=0)) >= vocab_size:
         return None
     if rule.compares and old.sampling != (now := sampling_text(params)):
+        pairs = zip(old.sampling.split(" "), now.split(" "), strict=False)
+        changes = ", ".join(f"{a} and are to be verified with {b}" for a, b in pairs if a != b)
         raise PacelineError(
-            f"The store's answers were sampled with {_changes(old.sampling, now)}: their probabilities are of another "
-            f"distribution, and the rule {rule.name} compares them. Keep these parameters, begin a new store, or use "
-            "one-hot."
+            f"The store's answers were sampled with {changes}: their probabilities are of another distribution, and "
+            f"the rule {rule.name} compares them. Keep these parameters, begin a new store, or use one-hot."
         )
     return old
-
-
-def _changes(then: str, now: str) -> str:
-    pairs = zip(then.split(" "), now.split(" "), strict=False)
-    return ", ".join(f"{a} and are to be verified with {b}" for a, b in pairs if a != b)
 
 
 def _entry(row: Row, reuse: Reuse, version: int, sampling: str, dtype: type) -> Entry:

@@ -289,7 +289,8 @@ def _subset(subset: str, answered: list[tuple[Case, Read]], ask: str) -> dict[st
     if ask == "circular":
         # `way`: over all rotations. `circular_way`: a query is right if it is right in all of them.
         for way in ("i2t", "t2i"):
-            right = [_right(pairs, way) for _, pairs in answered]
+            queries = [_by_query(pairs, way) for _, pairs in answered]
+            right = [np.mean([np.mean([key == query for key in keys]) for query, keys in of.items()]) for of in queries]
             one[f"circular_{way}"] = one.pop(way)
             one[way] = round(100 * float(np.mean(right)), 4)
         one["circular"] = one["mean"]
@@ -313,11 +314,6 @@ def _by_query(pairs: Read, way: str) -> dict[int, list[Any]]:
         if reply["way"] == way:
             meanings.setdefault(reply["query"], []).append(meaning)
     return meanings
-
-
-def _right(pairs: Read, way: str) -> float:
-    """Share of right replies, the mean over queries."""
-    return float(np.mean([np.mean([key == query for key in keys]) for query, keys in _by_query(pairs, way).items()]))
 
 
 def _choices(k: int, pairs: Read, way: str) -> np.ndarray:

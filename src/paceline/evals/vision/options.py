@@ -6,7 +6,7 @@ model's name. Imports neither NumPy nor torch, so that the help of commands is q
 
 from __future__ import annotations
 
-from dataclasses import dataclass, fields
+from dataclasses import dataclass
 from pathlib import Path
 from typing import Any, Literal
 
@@ -85,11 +85,6 @@ class TrainOptions:
 
 
 @dataclass(frozen=True)
-class NoOptions:
-    """Options of a model that has none."""
-
-
-@dataclass(frozen=True)
 class RandomOptions:
     seed: int = 0
 
@@ -120,11 +115,8 @@ class EndpointOptions:
     timeout: float = 120.0
 
 
-MODELS: dict[str, type] = {
-    "oracle": NoOptions,
-    "geometry": NoOptions,
-    "swapped": NoOptions,
-    "constant": NoOptions,
+MODELS: dict[str, type | None] = {
+    **dict.fromkeys(("oracle", "geometry", "swapped", "constant")),
     "random": RandomOptions,
     "transformers": TowerOptions,
     "endpoint": EndpointOptions,
@@ -137,7 +129,7 @@ def read_model(spec: str) -> tuple[str, Any]:
     if part.name not in MODELS:
         raise MethodError(f"no model {part.name!r}.{meant(part.name, MODELS)} There are {', '.join(MODELS)}.")
     config = MODELS[part.name]
-    given = values(part, config if fields(config) else None)
+    given = values(part, config)
     if config is EndpointOptions and "model" not in given:
         raise MethodError(f"{part.name} needs model=NAME, the name the server knows")
-    return part.name, config(**given)
+    return part.name, None if config is None else config(**given)
