@@ -161,9 +161,6 @@ def forget(model: Any) -> None:
     _ENGINES.pop(model, None)
 
 
-# Checks of the arguments ---------------------------------------------------------------------------------------------
-
-
 def _refuse(model: Any, input_ids: torch.Tensor, config: GenerationConfig, given: dict[str, Any]) -> None:
     """PacelineError, with its name, for an argument that cannot be honoured."""
     if model.config.is_encoder_decoder:
@@ -266,9 +263,6 @@ def _of_row(processors: Any, i: int, count: int) -> Any:
                 setattr(one, name, rows[at : at + 1])
         own.append(one)
     return LogitsProcessorList(own)
-
-
-# The loop ------------------------------------------------------------------------------------------------------------
 
 
 def _answer(

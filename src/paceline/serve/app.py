@@ -241,9 +241,6 @@ def _plain(messages: list[dict[str, Any]]) -> list[dict[str, Any]]:
     return plain
 
 
-# Routes --------------------------------------------------------------------------------------------------------------
-
-
 def create_app(worker: Worker, settings: Settings, log: RequestLog | None = None) -> FastAPI:
     server = Server(worker, settings, log)
 

@@ -126,9 +126,6 @@ def speculation(stats: RowStats) -> dict[str, Any]:
     }
 
 
-# Choices --------------------------------------------------------------------------------------------------------------
-
-
 def choice(index: int, body: dict[str, Any], logprobs: Any = None, reason: str | None = None) -> dict[str, Any]:
     """A choice, or what a chunk adds to it. reason: why the answer ended; None: it has not."""
     return {"index": index, **body, "logprobs": logprobs, "finish_reason": reason}
@@ -197,8 +194,6 @@ def reason_of(done: Completion, reader: Reader | None) -> str:
     reason = REASONS[done.finish_reason]
     return "tool_calls" if reader and reader.called and reason == "stop" else reason
 
-
-# Streams --------------------------------------------------------------------------------------------------------------
 
 Do = Callable[[list[Job]], None]
 

@@ -133,9 +133,6 @@ def thinking(request: ChatRequest, template: str) -> dict[str, Any]:
     return given
 
 
-# Variables ------------------------------------------------------------------------------------------------------------
-
-
 class _Generation(jinja2.ext.Extension):
     """transformers' own tag, {% generation %}."""
 

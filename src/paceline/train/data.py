@@ -289,8 +289,6 @@ def _key(example: Example) -> str:
     return hashlib.sha256(json.dumps(text).encode()).hexdigest()
 
 
-# Rows ------------------------------------------------------------------------------------------------------------
-
 Rows = tuple[np.ndarray, np.ndarray]
 """Input ids and labels, int32 [num_rows, length]; a label is the next token, or IGNORE."""
 

@@ -146,9 +146,6 @@ def begin_embedding(network: Any, table: Tensor) -> None:
     own[:, :size] = rows / rows.norm(dim=1).mean()
 
 
-# Streams ---------------------------------------------------------------------------------------------------------
-
-
 @dataclass(frozen=True, kw_only=True)
 class StreamsConfig(TrainerConfig):
     """What is added to a draft model, which is trained already, and what a batch is made of.

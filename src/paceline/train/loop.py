@@ -96,9 +96,6 @@ def learning_rate(config: LoopConfig, step: int, done: float) -> float:
     return rate
 
 
-# Checkpoints -----------------------------------------------------------------------------------------------------
-
-
 class Stream(Protocol):
     """A source of batches whose position can be saved. progress, 0 to 1: the mixture may change over a run."""
 
@@ -149,9 +146,6 @@ def load_checkpoint(
     torch.set_rng_state(tensors["rng"])
     stream.load_state_dict(header["stream"])
     return Progress(**header["progress"])
-
-
-# Progress --------------------------------------------------------------------------------------------------------
 
 
 class Reporter:
@@ -259,9 +253,6 @@ def make_optimisers(module: nn.Module, config: LoopConfig) -> list[torch.optim.O
 def _is_table(name: str) -> bool:
     """Whether a parameter is an embedding or an output head: rows are tokens, so Muon's orthogonal steps do not fit."""
     return "embed" in name or "lm_head" in name
-
-
-# The loop --------------------------------------------------------------------------------------------------------
 
 
 def train(

@@ -169,9 +169,6 @@ def accepted_length(fits: Sequence[Fit]) -> float:
     return 1 + sum(fit.row["sampled"] for fit in fits)
 
 
-# Trees -----------------------------------------------------------------------------------------------------------
-
-
 def write_slots(out: Path, fits: Sequence[Fit]) -> None:
     """Write slots.json: the accuracies by depth and rank, the positions by depth, and for readers the trees that these
     give. The counts of each depth are divided by its own number of positions: deep ones have fewer."""

@@ -105,9 +105,6 @@ class NoisyConfig(TrainerConfig):
         return super().loop | {"optimiser": "adamw"}
 
 
-# Noise in rows ---------------------------------------------------------------------------------------------------
-
-
 class Span(NamedTuple):
     """An answer in a row: its conversation begins at `begin`, its inputs are first..end - 1 (the last is a label)."""
 
@@ -189,9 +186,6 @@ class Noisy:
     def load_state_dict(self, state: dict[str, Any]) -> None:
         self.step = state["step"]
         self.stream.load_state_dict(state["stream"])
-
-
-# The recipe ------------------------------------------------------------------------------------------------------
 
 
 def train_noisy(

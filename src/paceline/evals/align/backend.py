@@ -81,9 +81,6 @@ class Backend(Protocol):
     async def close(self) -> None: ...
 
 
-# Thoughts -------------------------------------------------------------------------------------------------------------
-
-
 @dataclass(frozen=True)
 class Markers:
     """The marks around a thought. opened: the user says that the server's chat template opens the thought."""
@@ -126,9 +123,6 @@ def continued(request: Request, prompt: str, markers: Markers = Markers()) -> Re
     if written < len(markers.open):  # the prefix does not begin with a thought
         return request
     return replace(request, prefix=prefix[written:], forced=prefix[max(written, len(prefix) - len(request.forced)) :])
-
-
-# OpenAI-compatible servers --------------------------------------------------------------------------------------------
 
 
 class Endpoint:

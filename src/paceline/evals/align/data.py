@@ -146,9 +146,6 @@ def _hub(name: str) -> list[Loaded]:
     return [_table(list(rows), split, f"{name}, split {split}") for split, rows in splits.items()]
 
 
-# The layouts ----------------------------------------------------------------------------------------------------------
-
-
 def _repository(folder: Path) -> Loaded:
     about: dict[str, Any] = {}
     for file in (folder / ABOUT, folder / RULES, folder / PROMPTS):

@@ -41,9 +41,6 @@ About = Mapping[str, Any]  # run.json
 Row = Mapping[str, Any]  # a row of a run's files, or of its figures
 
 
-# One answer -----------------------------------------------------------------------------------------------------------
-
-
 @dataclass(frozen=True)
 class Score:
     """The score of one answer: safety 0 or 1; behavior and sar in 0..1."""
@@ -106,9 +103,6 @@ def scored(folder: Path, about: About) -> Iterator[tuple[Row, list[Verdict], Sco
     for row in planned_rows(folder / JUDGEMENTS, about):
         verdicts = [Verdict(*verdict) for verdict in row["verdicts"]]
         yield row, verdicts, score(verdicts, scenarios[row["scenario"]], scoring)
-
-
-# All answers ----------------------------------------------------------------------------------------------------------
 
 
 def results(folder: Path) -> tuple[list[dict[str, Any]], About]:
@@ -191,9 +185,6 @@ def intervals(scores: Sequence[Score], seed: int = 0) -> dict[str, Any]:
     return {name: (float(low), float(high)) for name, (low, high) in zip(FIGURES, bounds, strict=True)}
 
 
-# Several judges -------------------------------------------------------------------------------------------------------
-
-
 def agreement(folder: Path, about: About, results: Sequence[Row]) -> list[dict[str, Any]]:
     """How far judges agree: a row for each pair, and one with Kendall's W over all. Empty for fewer than two judges."""
     judges = judge_labels(about)
@@ -265,9 +256,6 @@ def _columns(judges: Sequence[str], results: Sequence[Row], name: str) -> np.nda
             values.setdefault((row["method"], row["scenario"]), {})[row["judge"]] = row[name]
     whole = [[by[judge] for judge in judges] for by in values.values() if all(judge in by for judge in judges)]
     return np.array(whole).T if whole else np.empty((len(judges), 0))
-
-
-# Phases on our engine -------------------------------------------------------------------------------------------------
 
 
 def by_phase(folder: Path, about: About, only: Container[tuple[str, str]] | None = None) -> list[dict[str, Any]]:

@@ -203,9 +203,6 @@ def _complete(kind: Kind, lines: Sequence[tuple[int, Mark, str]], scenario: Scen
     return [Verdict(f"{kind}/{number}", mark, analysis) for number, mark, analysis in sorted(lines)]
 
 
-# Scorers --------------------------------------------------------------------------------------------------------------
-
-
 class Scorer(Protocol):
     """Rates answers. label: its name in a run's description."""
 

@@ -250,8 +250,6 @@ async def tpo(task: Task, options: TpoOptions) -> Generation:
     return _best(task, answers, scores)
 
 
-# By name --------------------------------------------------------------------------------------------------------------
-
 METHODS: dict[str, tuple[Callable[[Task, Any], Awaitable[Generation]], type | None]] = {
     "raw": (raw, None),
     "vanilla": (vanilla, None),

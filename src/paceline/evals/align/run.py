@@ -232,9 +232,6 @@ def _interruptible(progress: Progress) -> Iterator[None]:
             loop.remove_signal_handler(signal.SIGINT)
 
 
-# The work -------------------------------------------------------------------------------------------------------------
-
-
 async def run(plan: Plan, folder: Run, progress: Progress) -> None:
     """Work through the plan. Raises PacelineError after too many failures, or if the folder cannot be written."""
     files = folder.lines(GENERATIONS), folder.lines(JUDGEMENTS), folder.lines(ERRORS)

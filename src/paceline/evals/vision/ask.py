@@ -61,9 +61,6 @@ Read = list[tuple[Reply, Any]]
 """Replies and their meanings: a key's number, a score or a value's number; None for an invalid reply."""
 
 
-# Questions ------------------------------------------------------------------------------------------------------------
-
-
 @dataclass(frozen=True)
 class Question:
     """One request. `order`: the number of the key behind each letter; empty without letters."""
@@ -124,9 +121,6 @@ def _which_picture(case: Case, query: int, order: tuple[int, ...], part: Callabl
 
 def _text(text: str) -> Part:
     return {"type": "text", "text": text}
-
-
-# Asking ---------------------------------------------------------------------------------------------------------------
 
 
 async def ask_all(
@@ -254,9 +248,6 @@ def _place(text: str) -> str:
     """A place without the words that vary: "in the top-left corner" is "top left"."""
     vary = ["in", "at", "on", "the", "corner", "side", "of", "image", "picture", "middle", "center"]
     return " ".join(word for word in re.findall("[a-z]+", text.lower()) if word not in vary) or "center"
-
-
-# Figures --------------------------------------------------------------------------------------------------------------
 
 
 def figures(data: Data, replies: list[Reply], options: EndpointOptions) -> tuple[list[dict[str, Any]], dict[str, Any]]:

@@ -242,9 +242,6 @@ def shade(colour: str, by: float) -> str:
     return "#" + "".join(f"{round(255 * part):02x}" for part in hls_to_rgb(hue, light, full))
 
 
-# Pixels ---------------------------------------------------------------------------------------------------------------
-
-
 RENDERER = f"pillow {PILLOW}"
 """What draws; another version may draw other bytes."""
 

@@ -184,9 +184,6 @@ def drawn_area(case: Composition, box: Box) -> float:
     return float(np.asarray(thing.sprite(width, height).getchannel("A")).sum()) / 255
 
 
-# Backgrounds ----------------------------------------------------------------------------------------------------------
-
-
 def background(rng: np.random.Generator, size: int, folder: str | None = None) -> Image.Image:
     """A background of `size` x `size` pixels, from `folder` if one is given."""
     if folder is not None:

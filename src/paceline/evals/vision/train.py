@@ -46,9 +46,6 @@ EVERY = 20  # steps between two lines of the log
 Weights = dict[str, Tensor]
 
 
-# Losses ---------------------------------------------------------------------------------------------------------------
-
-
 @dataclass(frozen=True)
 class Pairs:
     """n pictures and n captions, row i of one for row i of the other."""
@@ -102,9 +99,6 @@ def direction_loss(queries: Tensor, keys: Tensor, generic: Tensor | None, never:
     if generic is not None:
         logits = torch.cat([logits, scale.float() * (queries.float() @ generic.float().T)], 1)
     return F.cross_entropy(logits, torch.arange(len(queries), device=logits.device))
-
-
-# The loop -------------------------------------------------------------------------------------------------------------
 
 
 class Batches:
@@ -239,9 +233,6 @@ def _resume(path: Path, model: Any, optimizer: torch.optim.Optimizer, options: T
     return int(state["step"])
 
 
-# Mixtures -------------------------------------------------------------------------------------------------------------
-
-
 def weights(towers: Towers) -> Weights:
     return {name: value.detach().clone() for name, value in towers.model.state_dict().items()}
 
@@ -273,9 +264,6 @@ def zero_shot(model: DualEncoder, pairs: PairFile) -> float:
         best = (model.encode_images([pairs.picture(i) for i in some]) @ texts.T).argmax(1)
         right += sum(classes[b] == pairs.captions[i] for b, i in zip(best, some, strict=True))
     return 100 * right / len(pairs.images)
-
-
-# The command ----------------------------------------------------------------------------------------------------------
 
 
 def train(model: str, options: TuneOptions, files: TrainOptions) -> None:
