@@ -3,8 +3,6 @@
 Greedy answers may differ in a dtype of few bits: a forward over many tokens rounds differently from one over a single
 token, and of two logits that are nearly equal the other one then wins. Such a tie can be recognised: the two tokens'
 logits, computed exactly, lie closer together than the dtype's own noise, and no third is above them. The rest are bugs.
-
-    with Judge(target, exact) as judge:
         judge.verdict(prefix, plain_token, other_token)
 """
 

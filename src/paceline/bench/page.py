@@ -1,7 +1,4 @@
-"""A benchmark's report as one HTML page. Figures come from the run's folder; here they get their order and form.
-
-    Path("report.html").write_text(page(read_run(Path("out/run"))), "utf-8")
-"""
+"""A benchmark's report as one HTML page. Figures come from the run's folder; here they get their order and form."""
 
 from __future__ import annotations
 

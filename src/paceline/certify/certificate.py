@@ -1,8 +1,4 @@
-"""The certificate: greedy, stop strings, sampling and acceptance of one engine, in one dictionary.
-
-    certificate = certify(engine, Models(exact, own, tokenizer, ends, vocab_size), prompts, starts, Scope(shift=0.02))
-    certificate["verdict"]
-"""
+"""The certificate: greedy, stop strings, sampling and acceptance of one engine, in one dictionary."""
 
 from __future__ import annotations
 

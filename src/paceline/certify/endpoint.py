@@ -1,8 +1,5 @@
 """An endpoint against its control: greedily in the scenarios, and sampled.
 
-    server = Server("http://localhost:8000/v1")
-    certificate = certify_endpoint(server, control_of(server), prompts, Scope(budget="5m"))
-
 Long sampled answers are read token by token, by the log-probabilities that the server reports. Where there is a
 control, beginnings of many short ones are compared with its own.
 """

@@ -1,8 +1,4 @@
-"""UnderTest: the engine that is to be certified, whatever it is. It gets token ids and gives token ids.
-
-    engine = Ours(target, tokenizer, "sam")
-    reply = engine.answer([[1, 2, 3]], [SamplingParams(max_tokens=8)])[0]
-"""
+"""UnderTest: the engine that is to be certified, whatever it is. It gets token ids and gives token ids."""
 
 from __future__ import annotations
 

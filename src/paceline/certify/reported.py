@@ -1,9 +1,5 @@
 """Sampled tokens by the log-probabilities that a server reports with them.
 
-    counts, words = Conditional(), Words()
-    read_places(places(reply), {"temperature": 0.7, "top_p": 0.9}, counts, words, "temperature 0.7, top-p 0.9")
-    counts.findings(level=1e-4)
-
 Servers report log-probabilities before temperature, penalties and filters; these are applied here to the best tokens
 that are reported, and what is left of the probability is taken as tokens no better than the last of them. What that
 leaves open is a range, as rounding is.

@@ -1,8 +1,4 @@
-"""The smallest requests that still show a bug, and the report of it.
-
-    for report in greedy_reports(play):          # of the bugs that scenarios found
-        print(report["curl"], report["expected"], report["observed"])
-"""
+"""The smallest requests that still show a bug, and the report of it."""
 
 from __future__ import annotations
 

@@ -1,9 +1,4 @@
-"""What a certificate says of each test, whoever ran it: an engine is asked with token ids, a server with messages.
-
-    found = Greedy(answers=8, tokens=512)
-    found.divergences.append(Divergence(prompt=0, at=7, company="alone", said=5, best=9, gap=0.2, noise=1e-4))
-    found.facts()["lossless"]            # what `paceline certify --json` prints
-"""
+"""What a certificate says of each test, whoever ran it: an engine is asked with token ids, a server with messages."""
 
 from __future__ import annotations
 

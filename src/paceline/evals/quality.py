@@ -1,7 +1,5 @@
 """What quantisation costs: a model's predictions on held-out text, compared with those of its original.
 
-    measured = compare(load("models/demo", dtype="int4"), load("models/demo"), tokens)
-
 Both models read the same text in windows and predict each token from those before it in the window (teacher forcing).
 Standard errors are over windows, because the tokens of a window are not independent.
 """

@@ -1,7 +1,5 @@
 """The routes: OpenAI's chat and text completions, models, tokens, health, metrics, and a page to watch.
 
-    app = create_app(worker, Settings(model="demo", prefix="paceline"))
-
 Whatever is wrong with a request is an error object with one line; a request that fails fails alone.
 """
 

@@ -1,8 +1,5 @@
 """Grammars: what may come next in an answer that must be JSON, fit a schema or be a tool call. By llguidance.
 
-    grammars = Grammars(tokenizer, vocab_size)
-    params = SamplingParams(grammar=grammars.json_schema({"type": "object", ...}))
-
 The mask is a function of the answer's tokens alone: the matcher goes back to where two answers part and reads on from
 there, so that the nodes of a tree are judged like committed tokens. Draft and target are masked alike; the distribution
 is that of plain constrained decoding.

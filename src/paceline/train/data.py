@@ -3,9 +3,6 @@
 A source is `NAME=PATH`, or a path whose stem is the name. Files are .txt and .jsonl, gzipped or not;
 `NAME=hf:OWNER/DATA:CONFIG@SPLIT` is a data set of the Hugging Face hub (:CONFIG and @SPLIT may be left out). Records
 have the forms that `workbench.conversations` reads.
-
-    documents = read(parse_source("books=alice.txt"))
-    training, held = split_rows(file, length=512)            # only the target's own tokens are labels
 """
 
 from __future__ import annotations

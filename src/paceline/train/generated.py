@@ -3,9 +3,6 @@
 Drafters predict what their target writes, so they learn from its own answers (Zhou et al. 2024, "DistillSpec", section
 4.1). The answers are JSON Lines of {"id", "source", "prompt_tokens", "tokens"}; NAME.settings.json next to the file has
 the settings they were made with. An interrupted call resumes where it stopped.
-
-    prompts = parse_sources(["sgd=train.jsonl.gz"])
-    file = generated_rows("models/demo", prompts=prompts, count=2000, out=Path("own.jsonl"))
 """
 
 import json

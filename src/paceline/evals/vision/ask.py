@@ -1,8 +1,5 @@
 """Questions to generative models about cases, as chat messages with pictures; what the replies mean; their figures.
 
-    replies = asyncio.run(ask_all(data, options, folder))
-    results, habits = figures(data, replies, options)
-
 choice     one picture and K lettered captions; one caption and K pictures, each a picture of its own, because a montage
            has a top left corner of its own. Letters are in a random order for each query
 circular   the same K times, the order moved on by one each time (MMBench, Liu et al. 2024)

@@ -1,8 +1,5 @@
 """Checks of a data set that need no model: is it what it says, and does something trivial give the answers away?
 
-    report = audit(Path("build/spec"))
-    [check["name"] for check in report["checks"] if check["ok"] is False]
-
 What needs boxes or a seed is checked of our own data sets only.
 """
 

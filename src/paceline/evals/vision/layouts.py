@@ -1,8 +1,5 @@
 """Where things stand in the pictures of a case: the same but for the one value that its captions name.
 
-    scenes = LAYOUTS["count"](rng, things, 512)
-    scenes[3]         # boxes (name, x, y, width, height) of the picture with four of them
-
 Every random choice is made once for the case, so that its pictures differ in nothing else. Lengths without a unit are
 shares of the picture's side. The paper gives no numbers; these are ours.
 """

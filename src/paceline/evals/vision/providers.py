@@ -1,9 +1,5 @@
 """Where the objects of the pictures come from: drawn by code, cut-outs in a folder, or a diffusion model.
 
-    provider = Procedural()
-    provider.names("train")             # what may be asked for
-    provider.get("fish", rng)           # a Cutout: its words, its shape, its licence, and `sprite`
-
 A folder holds RGBA pictures, or photos before a plain backdrop, and objects.json: {"cat1.png": {"name": "cat",
 "plural": "cats", "article": "a", "licence": "CC0", "author": "..."}}. A picture without a licence is refused: someone
 will publish what is made of it.

@@ -1,7 +1,5 @@
 """The page of one or more runs: figures beside published ones, what was confused, and the pictures themselves.
 
-    write_page([Path("runs/before"), Path("runs/after")], Path("report.html"))
-
 The page loads nothing; small pictures are inside it, if the data set is still where it was.
 """
 

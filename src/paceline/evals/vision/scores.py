@@ -1,8 +1,5 @@
 """Figures from the K x K scores of each case: entry (i, j) says how well picture i fits caption j.
 
-    result = summarise("count", matrices, values)
-    result["i2t"], result["t2i"], result["mean"], result["group"]
-
 i2t: picture i's best caption is i (a row). t2i: caption j's best picture is j (a column). A group score counts a case
 if every query of it is right (Winoground, Thrush et al. 2022). Error bars resample cases, because the queries of a case
 are related.

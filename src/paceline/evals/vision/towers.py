@@ -1,8 +1,4 @@
-"""Models that score pictures and captions: dual encoders of transformers (CLIP, SigLIP, BLIP, ...), and a small CLIP.
-
-    towers = Towers.load("openai/clip-vit-base-patch32")
-    scores = towers.encode_images(pictures) @ towers.encode_texts(captions).T
-"""
+"""Models that score pictures and captions: dual encoders of transformers (CLIP, SigLIP, BLIP), and a small CLIP."""
 
 from __future__ import annotations
 

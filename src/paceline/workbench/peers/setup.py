@@ -1,8 +1,4 @@
-"""What every peer of a run is given alike, and what every peer's answer must come down to.
-
-    setup.max_new(prompt, ask)                # new tokens this prompt may have
-    setup.turn(prompt, tokens, ask, seconds=1.5)
-"""
+"""What every peer of a run is given alike, and what every peer's answer must come down to."""
 
 from __future__ import annotations
 

@@ -3,8 +3,6 @@
 One loaded model serves every peer of a run that uses it. A checkpoint's own generation settings do not reach any of
 them: each call gets a configuration made from scratch. Rounds are seen from outside: `generate` hands a streamer the
 tokens of each, and a hook tells how wide the forward before it was.
-
-    Lookup("peer:transformers-lookup", setup, Lookup.Config(tokens=10)).answer([tokens], Ask(max_tokens=64))
 """
 
 from __future__ import annotations

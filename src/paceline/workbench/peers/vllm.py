@@ -2,8 +2,6 @@
 
 vLLM pins its torch and its transformers, so it cannot live beside ours. `vllm_worker.py` runs there as a script and
 answers lines of JSON; it times its own `generate`, so that the pipe costs nobody anything.
-
-    Ngram("peer:vllm-ngram", setup, Ngram.Config()).answer([tokens], Ask(max_tokens=64))
 """
 
 from __future__ import annotations

@@ -1,8 +1,4 @@
-"""Engines in processes of their own, with the interpreters of environments of their own.
-
-    worker = Worker([python, "script.py"], environment(setup), "peer:vllm", HOW)
-    worker.ask({"prompts": [[1, 2]]})            # a line of JSON for a line of JSON
-"""
+"""Engines in processes of their own, with the interpreters of environments of their own."""
 
 from __future__ import annotations
 
