@@ -12,7 +12,7 @@ answers. So it is new in every epoch, also after a resume, and independent of th
 from __future__ import annotations
 
 import logging
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field, replace
 from time import perf_counter, process_time
 from typing import Any, NamedTuple
@@ -102,11 +102,6 @@ class Figures:
 
     def __add__(self, other: Figures) -> Figures:
         return Figures(**{name: value + getattr(other, name) for name, value in vars(self).items()})
-
-    @classmethod
-    def of(cls, row: Mapping[str, Any]) -> Figures:
-        """The sums that a record has among other things."""
-        return cls(**{name: row[name] for name in vars(cls()) if name in row})
 
 
 @dataclass
