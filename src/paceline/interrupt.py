@@ -11,8 +11,7 @@ if TYPE_CHECKING:
     from types import FrameType
     from typing import Any, NoReturn
 
-STATUS = 130
-"""A shell's status of a command that Ctrl-C ended."""
+STATUS = 130  # a shell's status of a command that Ctrl-C ended
 
 
 def at_once() -> None:

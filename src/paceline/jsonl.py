@@ -27,8 +27,7 @@ from typing import IO, Any, Protocol, Self
 from paceline.errors import PacelineError
 from paceline.strict_json import BOM, NotJSON, loads
 
-PIECE_BYTES = 1 << 20
-"""Bytes of a piece: some seconds of work."""
+PIECE_BYTES = 1 << 20  # bytes of a piece: some seconds of work
 
 
 @dataclass(frozen=True)

@@ -22,8 +22,7 @@ KIND, ANSWERS, SUMMARY = "bench", "answers.jsonl", "summary.json"
 """The kind of run for `workbench.runs`, and two of its files."""
 
 
-Done = set[tuple[str, int, str]]
-"""Method, repeat and question of answers."""
+Done = set[tuple[str, int, str]]  # method, repeat and question of answers
 
 
 @dataclass

@@ -23,8 +23,7 @@ from paceline.jsonl import write_whole
 
 VANILLA = "vanilla"
 """What Spec-Bench calls plain decoding."""
-RUNS = 3
-"""Runs that speed.py's mean report is over."""
+RUNS = 3  # runs that speed.py's mean report is over
 
 
 def export(

@@ -25,12 +25,9 @@ from paceline.cli.prompts import Job
 from paceline.engine.engine import Engine
 from paceline.workbench.contestant import Ask, Contestant, Reply
 
-FEWEST, MOST = 5, 15
-"""Turns that are timed."""
-STEADY = 0.05
-"""Spread (interquartile range over median) of the ratios at which no more turns are needed."""
-WILD = 0.5
-"""Spread above which the machine was not quiet."""
+FEWEST, MOST = 5, 15  # turns that are timed
+STEADY = 0.05  # spread (interquartile range over median) of the ratios at which no more turns are needed
+WILD = 0.5  # spread above which the machine was not quiet
 PATIENCE = 30.0
 """Seconds after which no further turn begins; turns that long have many rounds, so their ratios are steady."""
 LOOPS = "the answer runs into a loop, and a loop is the easiest text to draft"

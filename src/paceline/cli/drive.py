@@ -18,10 +18,8 @@ from paceline.engine.sampling import SamplingParams
 from paceline.errors import PacelineError, PromptError
 from paceline.interrupt import Interrupt
 
-Watch = Callable[[Engine, Job, Delta], None]
-"""Called with every delta, while the answers grow."""
-Refused = Callable[[Job, PacelineError], None]
-"""Called with a prompt that cannot be answered; the others are."""
+Watch = Callable[[Engine, Job, Delta], None]  # called with every delta, while the answers grow
+Refused = Callable[[Job, PacelineError], None]  # called with a prompt that cannot be answered; the others are
 
 
 @dataclass

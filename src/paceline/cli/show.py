@@ -20,8 +20,7 @@ if TYPE_CHECKING:
     from paceline.engine.clock import Profile
     from paceline.engine.request import Row
 
-Pieces = Iterable[tuple[str, str]]
-"""(source, text): who proposed it, "" for the target itself."""
+Pieces = Iterable[tuple[str, str]]  # (source, text): who proposed it, "" for the target itself
 
 PALETTE = ("green", "cyan", "magenta", "yellow", "blue", "red")
 REASONS = {

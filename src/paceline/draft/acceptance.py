@@ -22,26 +22,19 @@ import numpy as np
 from paceline.draft.cost import Floats
 from paceline.engine.tree import DraftTree
 
-DEEPEST = 64
-"""Deeper nodes count as this deep."""
-CLASSES = 7
-"""Lengths of drafts: 1, 2 and 3, 4 to 7, ..., 32 and more; the first is that of all lengths."""
-FIRST = 0.7
-"""Share of drafts whose first token is accepted, before anything is known."""
+DEEPEST = 64  # deeper nodes count as this deep
+CLASSES = 7  # lengths of drafts: 1, 2 and 3, 4 to 7, ..., 32 and more; the first is that of all lengths
+FIRST = 0.7  # share of drafts whose first token is accepted, before anything is known
 STRENGTH = 4.0
 """Weight of a share's prior in trials: FIRST at depth 1, the share of the depth above at others."""
-MEMORY = 400.0
-"""Trials at a depth after which the counts are halved."""
-REFRESH = 16
-"""Drafts of a length between two updates of its shares."""
+MEMORY = 400.0  # trials at a depth after which the counts are halved
+REFRESH = 16  # drafts of a length between two updates of its shares
 ROW_STRENGTH, ROW_FADE = 15.0, 0.95
 """Weight of the multiplier's prior in rejections; fade of a row's rejections per draft. With a weight of 2, lucky
 rows were trusted too far: nodes of probability 0.45 were accepted in 35 of 100 cases."""
-LARGEST_MULTIPLIER = 4.0
-"""The smallest is 1 / LARGEST_MULTIPLIER."""
+LARGEST_MULTIPLIER = 4.0  # the smallest is 1 / LARGEST_MULTIPLIER
 RANKS = 8
-LEAST = 1e-3
-"""Smallest probability of a step."""
+LEAST = 1e-3  # smallest probability of a step
 _DEPTHS = np.arange(1, DEEPEST + 1)
 
 

@@ -42,16 +42,11 @@ from paceline.engine.tree import DraftTree
 from paceline.errors import MethodError
 from paceline.target.base import Facts
 
-ORDER_EVERY = 32
-"""Rounds between two updates of the order in which drafters are asked."""
-HEAD_START = 4
-"""Exploring may use the time of this many rounds at the beginning."""
-PROBE = 4
-"""In a trial: nodes verified beyond those that pay, or the depth of a model's drafts."""
-TRIALS = 8
-"""Drafts that a drafter with a model must have made before it is asked for whole batches."""
-LONGEST = 16
-"""Deepest draft that a drafter with a model is asked for."""
+ORDER_EVERY = 32  # rounds between two updates of the order in which drafters are asked
+HEAD_START = 4  # exploring may use the time of this many rounds at the beginning
+PROBE = 4  # in a trial: nodes verified beyond those that pay, or the depth of a model's drafts
+TRIALS = 8  # drafts that a drafter with a model must have made before it is asked for whole batches
+LONGEST = 16  # deepest draft that a drafter with a model is asked for
 
 
 @dataclass(frozen=True)

@@ -36,8 +36,7 @@ OWN_DOUBT = (3.0, 5.0, 2.0, 1.5, 1.5, 1.0, 0.8, 0.5)
 """e by length of context, 1, 2, ... tokens, in the row's own text and in finished requests."""
 CORPUS_DOUBT = (4.0, 3.5, 4.5, 4.2, 2.1, 3.0, 2.5, 2.0)
 """The same in the corpus. Both were tuned on recorded answers; docs/methods/blend.md says how."""
-ENOUGH = 0.02
-"""Shorter contexts are not asked if less mass than this is left."""
+ENOUGH = 0.02  # shorter contexts are not asked if less mass than this is left
 
 
 @dataclass(frozen=True)

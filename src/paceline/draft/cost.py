@@ -29,28 +29,20 @@ Floats = NDArray[np.float64]
 
 BREAKPOINTS = (0, 6, 12, 48)
 """Nodes at which a node's price may change. Kernels for few rows work in blocks: 6 tokens may cost as much as 1."""
-NODE_PRICE = 0.02
-"""Prior of a node's price, as a share of a round. Low, so that drafts are tried."""
-DEVIATION = 0.05
-"""Standard deviation of a term's prior, as a share of a round."""
+NODE_PRICE = 0.02  # Prior of a node's price, as a share of a round. Low, so that drafts are tried.
+DEVIATION = 0.05  # standard deviation of a term's prior, as a share of a round
 FIRST_NODE_DEVIATION = 1.0
 """The same for the first drafted node: a product over one row may have a kernel of its own, and one over two rows take
 twice as long."""
-LEAST_NOISE = 1e-3
-"""Least variance of a round's time, relative to it."""
-FIT_EVERY = 32
-"""Rounds between two fits; the first ones come sooner."""
-FADE = 0.9
-"""Factor on the weight of earlier rounds at every fit."""
+LEAST_NOISE = 1e-3  # least variance of a round's time, relative to it
+FIT_EVERY = 32  # rounds between two fits; the first ones come sooner
+FADE = 0.9  # factor on the weight of earlier rounds at every fit
 SPIKE = 2.0
 """A round counts as at most SPIKE times its prediction: another process ran, or a kernel was compiled."""
-MOST = 4096
-"""Nodes up to which curves are computed."""
-SIZES = (1, 2, 4, 8, 16, 32, 64)
-"""Nodes of the trees that `time_forwards` runs, the root included."""
+MOST = 4096  # nodes up to which curves are computed
+SIZES = (1, 2, 4, 8, 16, 32, 64)  # nodes of the trees that `time_forwards` runs, the root included
 REPEATS = 4
-CONTEXT = 32
-"""Tokens of the row below which those trees are verified."""
+CONTEXT = 32  # tokens of the row below which those trees are verified
 DEFAULT_SIZE = 16
 """Drafted nodes a row if forwards cannot be timed: the target runs in another engine, or not at all."""
 

@@ -33,11 +33,9 @@ from paceline.engine.tree import DraftTree
 from paceline.errors import MethodError
 from paceline.target.base import Facts
 
-KEY = 2
-"""Tokens that L looks up first; the published setting."""
+KEY = 2  # tokens that L looks up first; the published setting
 
-SAMPLE = 128
-"""Most places of a corpus that L reads for one key; the authors' code: 5,000."""
+SAMPLE = 128  # most places of a corpus that L reads for one key; the authors' code: 5,000
 
 
 @dataclass(frozen=True)

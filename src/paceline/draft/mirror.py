@@ -41,12 +41,10 @@ from paceline.target.load import device_named, load_tokenizer
 
 log = logging.getLogger("paceline")
 
-OVERLAPS = 1 / 0.9
-"""A process pays if work on both sides at once is this many times as fast as in turn."""
+OVERLAPS = 1 / 0.9  # a process pays if work on both sides at once is this many times as fast as in turn
 STATELESS = ("fixed", "svip", "confidence")
 """Stop rules that look at one distribution alone: a window drafted ahead ends where a fresh one would."""
-RECENT = 1024
-"""Rounds whose times are kept."""
+RECENT = 1024  # rounds whose times are kept
 
 
 @dataclass(frozen=True, kw_only=True)

@@ -38,12 +38,9 @@ from paceline.target.base import Facts
 from paceline.target.decoder import Decoder
 from paceline.target.load import SMALL_FILES, find
 
-LAG = 64
-"""Most committed tokens that may wait before deeper layers when a round begins."""
-SURE = 0.5
-"""The threshold if neither the options nor the checkpoint name one; the paper's."""
-NEVER = 1.01
-"""Largest threshold: no probability is above it."""
+LAG = 64  # most committed tokens that may wait before deeper layers when a round begins
+SURE = 0.5  # the threshold if neither the options nor the checkpoint name one; the paper's
+NEVER = 1.01  # largest threshold: no probability is above it
 
 N = TypeVar("N", int, float)
 

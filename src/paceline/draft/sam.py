@@ -32,8 +32,7 @@ from paceline.target.base import Facts
 if TYPE_CHECKING:
     from paceline.draft.text.frozen import FrozenAutomaton
 
-TAIL = 64
-"""Last tokens of a row that are looked up in another text: longer matches count as this long."""
+TAIL = 64  # last tokens of a row that are looked up in another text: longer matches count as this long
 
 
 @dataclass(frozen=True)

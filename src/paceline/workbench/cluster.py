@@ -27,8 +27,7 @@ connected already stays where it is."""
 
 QUIET: dict[str, Any] = {"log_to_driver": False, "logging_level": "ERROR"}
 
-PATIENCE_SECONDS = 10.0
-"""Time for a cluster's head to answer."""
+PATIENCE_SECONDS = 10.0  # time for a cluster's head to answer
 
 Work = Callable[[Any], Any]
 

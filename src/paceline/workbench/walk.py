@@ -33,8 +33,7 @@ from paceline.target.base import Facts, Needs
 
 SLACK = 1024
 """Tokens that a row may have after its recorded answer, so that no draft is cut where the answer happens to end."""
-DEEPEST = SLACK
-"""Histograms count deeper drafts, and larger ones, as this."""
+DEEPEST = SLACK  # histograms count deeper drafts, and larger ones, as this
 
 
 @dataclass(frozen=True)

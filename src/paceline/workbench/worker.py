@@ -28,11 +28,9 @@ from paceline.errors import PacelineError
 
 log = logging.getLogger("paceline")
 
-FAILED_ROUNDS = 3
-"""Rounds in a row that may fail as a whole before the worker gives up."""
+FAILED_ROUNDS = 3  # rounds in a row that may fail as a whole before the worker gives up
 
-Item = Delta | Exception | None
-"""What a job is handed: a round's tokens, why it failed, or None at its end."""
+Item = Delta | Exception | None  # what a job is handed: a round's tokens, why it failed, or None at its end
 
 
 class Busy(PacelineError):

@@ -46,8 +46,7 @@ PARTS = {
 Report = Callable[[str, float], None]
 """Called with the current step ("reading", then the parts' names) and the share of it that is done, 0 to 1."""
 
-Documents = Generator[NDArray[np.int32]]
-"""Tokens of documents, each ending with the end token."""
+Documents = Generator[NDArray[np.int32]]  # tokens of documents, each ending with the end token
 
 Read = Callable[[int, Callable[[float], None]], Documents]
 """Function of the end token and a callback for the share read, 0 to 1; yields all documents."""

@@ -34,8 +34,7 @@ from paceline.draft.text.automaton import (
 from paceline.engine.tree import IntArray
 from paceline.errors import StoreError
 
-FRONT = 8
-"""Successors of a block that are sorted by frequency; a tree has at most this many children a node."""
+FRONT = 8  # successors of a block that are sorted by frequency; a tree has at most this many children a node
 MOST_TOKENS = (2**31 - 1) // 3
 _STEP = 1 << 18  # tokens between two reports of progress
 

@@ -23,11 +23,9 @@ from paceline.engine.tree import IntArray
 
 Gram = tuple[int, ...]
 
-N = 5
-"""Tokens of an n-gram in a store on disk; the published setting."""
+N = 5  # tokens of an n-gram in a store on disk; the published setting
 
-MOST = 100_000
-"""n-grams a store on disk keeps; the published setting."""
+MOST = 100_000  # n-grams a store on disk keeps; the published setting
 
 
 def grams(text: IntArray, n: int) -> Iterator[Gram]:
