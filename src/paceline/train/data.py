@@ -57,10 +57,6 @@ class Document:
     context: str = ""
     fields: dict[str, str] = field(default_factory=dict)
 
-    def plain(self) -> str:
-        """The document as plain text, one paragraph per message."""
-        return self.text or "\n\n".join(m["content"] for m in self.messages)
-
 
 def parse_source(spec: str) -> Source:
     """`NAME=PATH` or `PATH` -> Source."""
@@ -292,20 +288,6 @@ Rows = tuple[np.ndarray, np.ndarray]
 Rendered = tuple[list[int], list[bool]]  # token ids of a document, and for each whether it is trained on
 
 
-@dataclass(frozen=True)
-class MixtureConfig:
-    """What a batch is made of. A source that `weights` does not name weighs `other`, its text "text/NAME" a quarter."""
-
-    length: int  # tokens a row
-    rows: int  # rows a batch
-    weights: dict[str, float]
-    decay_weights: dict[str, float]  # the mixture after `decay_from` of the budget
-    other: float = 0.1
-    decay_from: float = 0.75
-    short: int | None = None  # tokens a row until `decay_from`: attention costs less
-    seed: int = 0
-
-
 def pack_whole(rendered: Iterable[Rendered], length: int, pad: int) -> Rows:
     """Conversations packed whole into rows. One that is longer than a row is cut, and left out if no answer is left."""
     bins: list[tuple[list[int], list[int]]] = []
@@ -333,35 +315,35 @@ def pack_whole(rendered: Iterable[Rendered], length: int, pad: int) -> Rows:
 
 
 class Mixture:
-    """Batches of rows drawn from several sources by weight. A source repeats after all of its rows have been drawn."""
+    """Batches of `size` rows drawn from several sources by weight. A source repeats after all of its rows."""
 
-    def __init__(self, rows: dict[str, Rows], config: MixtureConfig) -> None:
+    def __init__(self, rows: dict[str, Rows], size: int, seed: int = 0) -> None:
         self.rows = {name: r for name, r in rows.items() if len(r[0])}
         if not self.rows:
             raise PacelineError("the sources hold less text than one row; add sources or shorten the rows")
-        self.config = config
+        self.size, self.seed = size, seed
         self.step = 0
         self.taken: Counter[str] = Counter()
         self._order: dict[str, tuple[int, np.ndarray]] = {}
 
+    def weight(self, name: str, progress: float) -> float:
+        """Of a source: how many rows it has."""
+        return len(self.rows[name][0])
+
     def next(self, progress: float) -> Batch:
-        config = self.config
-        chosen = config.weights if progress < config.decay_from else config.decay_weights
         names = sorted(self.rows)
-        rng = random.Random(f"{config.seed}/{self.step}")
-        weights = [chosen.get(n, config.other / (4 if n.startswith("text/") else 1)) for n in names]
-        picked = [self._row(name) for name in rng.choices(names, weights, k=config.rows)]
+        rng = random.Random(f"{self.seed}/{self.step}")
+        weights = [self.weight(name, progress) for name in names]
+        picked = [self._row(name) for name in rng.choices(names, weights, k=self.size)]
         self.step += 1
         ids, labels = (torch.from_numpy(np.stack(side)).long() for side in zip(*picked, strict=True))
-        if config.short and progress < config.decay_from:
-            ids, labels = ids.reshape(-1, config.short), labels.reshape(-1, config.short)
         return {"input_ids": ids, "labels": labels}
 
     def _row(self, name: str) -> tuple[np.ndarray, np.ndarray]:
         ids, labels = self.rows[name]
         epoch, place = divmod(self.taken[name], len(ids))
         if self._order.get(name, (-1, None))[0] != epoch:
-            rng = np.random.default_rng([self.config.seed, epoch, *name.encode()])
+            rng = np.random.default_rng([self.seed, epoch, *name.encode()])
             self._order[name] = (epoch, rng.permutation(len(ids)))
         self.taken[name] += 1
         index = self._order[name][1][place]

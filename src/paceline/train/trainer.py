@@ -32,7 +32,7 @@ from paceline.target.quantised.gguf import GGUF, weights_of
 from paceline.target.shape import unsupported
 from paceline.target.tokenizer import Tokenizer
 from paceline.train.config import StudentConfig, TrainerConfig, Training, training_folder
-from paceline.train.data import Mixture, MixtureConfig, Rows, counts_of, first_batch, row_counts, split_rows
+from paceline.train.data import Mixture, Rows, counts_of, first_batch, row_counts, split_rows
 from paceline.train.loop import LOG, Batch, Stream, read_log, train
 from paceline.train.loss import IGNORE
 from paceline.train.measure import Fits, accepted_length, fit_lines, measure, rows_of, write_slots
@@ -87,9 +87,7 @@ class Trainer:
         validation  batches by name; None: the first held-out rows of every source.
         wrap        makes the stream to train on from the stream of batches."""
         loop, run = self.training.loop, self.training.run
-        weights: dict[str, float] = {name: len(ids) for name, (ids, _) in self.rows.items()}
-        length = next((ids.shape[1] for ids, _ in self.rows.values()), self.config.length)
-        rows = Mixture(self.rows, MixtureConfig(length, self.config.rows, weights, weights, seed=loop.seed))
+        rows = Mixture(self.rows, self.config.rows, loop.seed)
         if validation is None:
             validation = {name: [first_batch(rows)] for name, rows in self.held.items()}
         return train(module, wrap(rows) if wrap else rows, loop, run, validation)
