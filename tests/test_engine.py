@@ -280,7 +280,7 @@ def test_rows_for_which_there_is_no_memory_end_and_the_others_go_on(
     assert [row.finish_reason for row in rows] == [None, None, "error", "error"]
     assert [delta.row for delta in deltas if delta.finished] == rows[2:]
     assert len(world.taken) == 2
-    list(engine.follow(rows[:2]))
+    engine.finish(rows[:2])
     for prompt, row in zip(world.prompts, rows[:2], strict=False):
         assert row.new_tokens.tolist() == world.answer(prompt, row.params).tokens
     assert not world.taken
@@ -592,7 +592,7 @@ def test_a_drafter_hears_how_many_prompt_tokens_its_round_runs(world: World) -> 
     rows = [engine.add(world.prompts[0], SamplingParams(max_tokens=4))]
     engine.step()
     rows.append(engine.add(world.prompts[1], SamplingParams(max_tokens=4)))
-    list(engine.follow(rows))
+    engine.finish(rows)
     assert heard[:2] == [len(world.prompts[1]), 0]
 
 
@@ -607,7 +607,7 @@ def test_a_rule_and_a_schedule_hold_for_as_long_as_a_context(world: World) -> No
         rows = [engine.add(prompt, SamplingParams(max_tokens=3)) for prompt in world.prompts[:3]]
         engine.step()
         assert len(engine.rows) == 1
-        list(engine.follow(rows))
+        engine.finish(rows)
     assert [row.new_tokens.tolist() for row in rows] == [[7] * 3] * 3
     with suppress(KeyError), engine.using(rule=Seven()):
         raise KeyError

@@ -282,7 +282,7 @@ def test_of_a_prompt_that_is_being_answered_the_last_token_is_run(decoder: Decod
     for _ in range(3):
         twice.step()
     rows.append(twice.add(PROMPTS[2], wish))
-    list(twice.follow(rows))
+    twice.finish(rows)
     assert [row.new_tokens.tolist() for row in rows] == [wanted.tokens] * 2
     assert [row.reused for row in rows] == [0, len(PROMPTS[2]) - 1]
 

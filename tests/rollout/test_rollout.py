@@ -208,7 +208,7 @@ def test_an_engine_answers_other_requests_as_before() -> None:
     rule, store = engine.rule, RolloutStore()
     other = engine.add([1, 2], SamplingParams(temperature=0.0, max_tokens=6))
     rollout(engine, PROMPTS, store, copies=2, params=SAMPLED)
-    list(engine.follow([other]))
+    engine.finish([other])
     assert engine.rule is rule
     expected = target.plain([1, 2], SamplingParams(max_tokens=6))
     assert other.new_tokens.tolist() == expected.new_tokens.tolist()

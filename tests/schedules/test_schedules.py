@@ -140,7 +140,7 @@ def test_a_row_that_is_given_up_or_fails_leaves_the_others_alone(llama: World, s
     for _ in range(3):
         engine.step()
     engine.abort(rows[0])
-    list(engine.follow(rows[1:]))
+    engine.finish(rows[1:])
     assert [row.tokens.tolist() for row in rows[1:]] == list(llama.answers.values())[1:]
 
 

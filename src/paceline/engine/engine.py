@@ -348,6 +348,12 @@ class Engine:
                 if delta.row.id in index:
                     yield replace(delta, index=index[delta.row.id])
 
+    def finish(self, rows: Sequence[Row]) -> None:
+        """Run until `rows`, from `add`, have ended. Raises PacelineError if one of them failed."""
+        for delta in self.follow(rows):
+            if delta.row.error:
+                raise PacelineError(delta.row.error)
+
     def generate(
         self,
         prompts: Sequence[Prompt],
