@@ -142,8 +142,7 @@ class Acceptance:
         self._rows.pop(row, None)
 
     def seed(self, accepted: list[float]) -> None:
-        """Begin with shares from a recording. accepted[d - 1]: of the drafts that reached depth d, the share that
-        survived it."""
+        """Begin with recorded shares. accepted[d - 1]: of the drafts that reached depth d, the share that survived."""
         for depth, share in enumerate(accepted[:DEEPEST], 1):
             self._trials[:, depth], self._hits[:, depth] = STRENGTH, STRENGTH * share
         for of in range(CLASSES):

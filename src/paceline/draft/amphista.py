@@ -63,10 +63,8 @@ class Adaptation:
 
 def prefixes(switches: Switches) -> list[str]:
     """What the names of each causal layer's tensors begin with, in order."""
-    return [
-        *(f"stage1.{n}." for n in range(switches.stage1_layers)),
-        *(f"stage2.{n}." for n in range(switches.stage2_layers)),
-    ]
+    counts = {"stage1": switches.stage1_layers, "stage2": switches.stage2_layers}
+    return [f"{stage}.{n}." for stage, count in counts.items() for n in range(count)]
 
 
 def adaptation_shapes(switches: Switches, target: Decoder) -> dict[str, tuple[int, ...]]:

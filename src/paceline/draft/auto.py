@@ -1,17 +1,9 @@
 """auto: for each row the drafter that pays in this batch, and the part of its draft that pays; none where none does.
 
-A verified node costs more in a larger batch, so drafts shrink under load, down to none. In every round
-
-1. each row's drafters are asked, those that brought most first, as long as asking pays. Drafters that run a model come
-   last, for the rows where they are expected to beat the draft at hand, and to the depth that pays for the whole batch
-   (`Candidate.plan`);
-2. every drafted node gets a probability of being accepted, learned from earlier rounds of this row and of all rows
-   (`acceptance.py`);
-3. the nodes that raise the expected tokens a second of the whole batch are verified, by the learned times of rounds
-   (`cost.py`).
-
-A share of the time, `explore`, tries what does not seem to pay: drafters that were not asked, and nodes that would be
-cut. Liu et al. 2024 (SmartSpec, arXiv 2406.14066) choose one length for the chains of one draft model in this way.
+In every round each row's drafters are asked as long as asking pays, those with a model last (`Candidate.plan`). Every
+drafted node gets a probability of being accepted (`acceptance.py`), and the nodes that raise the expected tokens a
+second of the whole batch, by the learned times of rounds (`cost.py`), are verified. A share of the time, `explore`,
+tries what does not seem to pay. How it chooses, and what it is after: docs/methods/auto.md.
 
 It is lossless. Nothing here sees the target's logits of the round. A draft that was drawn (`DraftTree.draft_probs`) is
 verified whole: its depth limit is set before it is drawn, and it is never exchanged afterwards. Drafts that are point
@@ -51,14 +43,10 @@ LONGEST = 16  # deepest draft that a drafter with a model is asked for
 
 @dataclass(frozen=True)
 class AutoConfig(Options):
-    """Options of auto."""
-
     checkpoint: str = option("sam|suffix", "drafters to choose from, joined by |; write ; for , in their options")
     table: str | None = option(None, "times from this file of `paceline tune`; none: measured as rounds run")
     explore: float = option(0.01, "share of the time for trying what does not seem to pay", least=0, most=0.5)
-    seed: int = option(
-        0, "of the trials; with drafters that draw, a seeded answer may still depend on the batch", least=0
-    )
+    seed: int = option(0, "of the trials; with drafters that draw, answers may still depend on the batch", least=0)
 
 
 class Candidate:
@@ -240,8 +228,6 @@ class Auto(Fallback):
             candidate.times = DraftTimes(known.call, known.row)
             candidate.acceptance.seed(table.get("acceptance", {}).get(candidate.spec, []))
 
-    # A round --------------------------------------------------------------------------------------------------
-
     def propose(self, rows: Sequence[Request]) -> list[DraftTree]:
         rate = self._rate(len(rows))
         self._drafts = {}
@@ -373,8 +359,6 @@ class Auto(Fallback):
         self._credit -= seconds
         return True
 
-    # After a round --------------------------------------------------------------------------------------------
-
     def observe(self, round: Round) -> None:
         seconds = perf_counter() - self._drafted_at
         learns = not self.times.is_fixed
@@ -383,17 +367,14 @@ class Auto(Fallback):
             drafting += candidate.seconds()
             candidate.observe(round, learns)
         tokens = 0
-        for i, row in enumerate(round.rows):
-            accepted = round.accepted[i]
+        for i, (row, accepted) in enumerate(zip(round.rows, round.accepted, strict=True)):
             if round.is_prompt(i):
                 continue
             tokens += len(accepted.tokens)
             draft = self._drafts.pop(row.id, None)
             if draft is not None:
-                tree = round.trees[i]
-                draft.by.acceptance.note(
-                    row.id, tree, accepted.path, draft.tree.max_depth, draft.limit if draft.by.is_late else 0
-                )
+                limit = draft.limit if draft.by.is_late else 0
+                draft.by.acceptance.note(row.id, round.trees[i], accepted.path, draft.tree.max_depth, limit)
         if self._shape is not None:
             if learns:
                 self.times.note(*self._shape, seconds)

@@ -59,8 +59,7 @@ class Drafter:
     prefill_tokens: int = 0
 
     def bind(self, target: Facts) -> None:
-        """Called once, before the first row. Overrides call this method, and raise MethodError for a target that they
-        cannot use."""
+        """Called once, before the first row. Overrides call it, and raise MethodError for a target they cannot use."""
         self.eos_token_ids = target.eos_token_ids
 
     def start(self, row: Request) -> None:
@@ -71,7 +70,7 @@ class Drafter:
         self.prefill_tokens = prefill_tokens
 
     def draft(self, row: Request) -> DraftTree:
-        """A tree for one row, for methods that draft each row by itself. Others override `propose`."""
+        """A tree for one row that may have a draft, for methods that draft row by row. Others override `propose`."""
         return DraftTree.root(row.last_token)
 
     def propose(self, rows: Sequence[Request]) -> list[DraftTree]:
@@ -101,8 +100,6 @@ class Drafter:
     def drop(self, row: Request) -> None:
         """A row has ended, failed or was aborted; forget it. A drafter may learn from it if `row.is_complete`."""
 
-    # Helpers for subclasses --------------------------------------------------------------------------------------
-
     def end_tokens(self, row: Request) -> frozenset[int]:
         """Tokens that end this row's answer: nothing after one can be accepted."""
         return frozenset(row.params.stop_token_ids).union(() if row.params.ignore_eos else self.eos_token_ids)
@@ -121,7 +118,7 @@ class Drafter:
 
     def _draft_or_blame(self, row: Request) -> DraftTree:
         try:
-            return self.draft(row)
+            return self.draft(row) if row.max_draft > 0 else DraftTree.root(row.last_token)
         except Exception as error:
             raise RowError(row.id) from error
 

@@ -41,12 +41,8 @@ ENOUGH = 0.02  # shorter contexts are not asked if less mass than this is left
 
 @dataclass(frozen=True)
 class BlendConfig(Options):
-    """Options of blend."""
-
     nodes: int = option(40, "most drafted tokens in a tree", least=1)
-    longest: int = option(
-        4, "tokens of the longest context in the row's text and finished requests, 1 to 8", least=1, most=len(OWN_DOUBT)
-    )
+    longest: int = option(4, "tokens of the longest context in the row's text and past ones, up to 8", least=1, most=8)
     least: float = option(0.003, "least estimated probability of a drafted token", least=0, most=1)
     corpus: str | None = option(None, "folder of a corpus to read too, made by `paceline corpus build`")
     past: int = option(0, "tokens of finished requests to remember and read too; 0: none", least=0)
@@ -89,8 +85,6 @@ class Blend(Drafter):
     def draft(self, row: Request) -> DraftTree:
         counts = self._counts[row.id]
         counts.extend(row.tokens[len(counts) :])
-        if row.max_draft < 1:
-            return DraftTree.root(row.last_token)
         ends = np.array(sorted(self.end_tokens(row) | self._borders), np.int64)
         tokens, parents = self._grow(counts, row.tokens[-_TAIL:], ends, self.config.nodes, row.max_draft)
         return self.tree_after(row, tokens, parents)
@@ -112,12 +106,11 @@ _MOST = 256  # different tokens that one node's estimate keeps
 
 
 @njit(cache=True)
-def _tree(  # type: ignore[no-untyped-def]
-    counted, corpus, tail, ends, nodes, depth, longest, least, own_doubt, corpus_doubt
-):
+def _tree(counted, corpus, tail, ends, nodes, depth, longest, least, own, other):  # type: ignore[no-untyped-def]
     """Best first: tokens [m] and parents [m] (0 is the row's last token, 1 the first node).
 
-    counted  arrays of ContextCounts, the row's own first.
+    counted     arrays of ContextCounts, the row's own first.
+    own, other  the doubt by length of context, there and in the corpus.
 
     One list in order of probability is read from the front, and what may follow the node read is inserted."""
     entries, probs = np.empty((nodes, 3), np.int64), np.empty(nodes)  # token, parent, depth
@@ -133,9 +126,8 @@ def _tree(  # type: ignore[no-untyped-def]
     num, node, level, probability, is_end = 0, 0, 0, 1.0, False
     while True:
         if level < depth and not is_end:
-            count = _predict(
-                counted, corpus, before[node, : known[node]], places[node], candidates, mass, own_doubt, corpus_doubt
-            )
+            context = before[node, : known[node]]
+            count = _predict(counted, corpus, context, places[node], candidates, mass, own, other)
             for i in range(count):
                 share = probability * min(mass[i], 1.0)  # never above `probability`, however it is rounded
                 if share >= least:
@@ -145,9 +137,9 @@ def _tree(  # type: ignore[no-untyped-def]
         token, parent, level = entries[node, 0], entries[node, 1], entries[node, 2]
         probability, is_end = probs[node], (ends == token).any()
         node += 1
-        places[node, 0], places[node, 1] = transfer(
-            text, states, targets, blocks, edges, places[parent, 0], places[parent, 1], entries[node - 1, :1]
-        )
+        state, length = places[parent, 0], places[parent, 1]
+        state, length = transfer(text, states, targets, blocks, edges, state, length, entries[node - 1, :1])
+        places[node, 0], places[node, 1] = state, length
         known[node] = min(longest, known[parent] + 1)
         before[node, 0] = token
         for i in range(1, known[node]):
@@ -157,8 +149,7 @@ def _tree(  # type: ignore[no-untyped-def]
 
 @njit
 def _predict(counted, corpus, before, place, candidates, mass, own_doubt, corpus_doubt):  # type: ignore[no-untyped-def]
-    """Fill candidates and mass with the tokens that may follow `before`, the longest context first; returns their
-    number."""
+    """Fill candidates and mass with the tokens that may follow `before`, the longest context first; their number."""
     states = corpus[1]
     rows = np.empty((len(counted), len(before)), np.int64)
     key = np.int64(0)
@@ -219,7 +210,7 @@ def _add(candidates, mass, count, token, probability):  # type: ignore[no-untype
         if candidates[i] == token:
             mass[i] += probability
             return count
-    if count < len(candidates):
-        candidates[count], mass[count] = token, probability
-        count += 1
-    return count
+    if count == len(candidates):
+        return count
+    candidates[count], mass[count] = token, probability
+    return count + 1

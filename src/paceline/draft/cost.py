@@ -32,8 +32,7 @@ BREAKPOINTS = (0, 6, 12, 48)
 NODE_PRICE = 0.02  # Prior of a node's price, as a share of a round. Low, so that drafts are tried.
 DEVIATION = 0.05  # standard deviation of a term's prior, as a share of a round
 FIRST_NODE_DEVIATION = 1.0
-"""The same for the first drafted node: a product over one row may have a kernel of its own, and one over two rows take
-twice as long."""
+"""The same for the first drafted node: one row may have a kernel of its own, and two rows take twice as long."""
 LEAST_NOISE = 1e-3  # least variance of a round's time, relative to it
 FIT_EVERY = 32  # rounds between two fits; the first ones come sooner
 FADE = 0.9  # factor on the weight of earlier rounds at every fit
@@ -216,8 +215,7 @@ def _nonnegative(products: Floats, targets: Floats) -> Floats:
 
 
 class DraftTimes:
-    """Seconds of one call of `propose`: steps * (call + row * rows). Steps are forwards of the drafter's model one
-    after another; 1 where it has none."""
+    """Seconds of a call of `propose`: steps * (call + row * rows). Steps are forwards of its model; 1 without one."""
 
     MEMORY = 64
 
@@ -230,8 +228,7 @@ class DraftTimes:
         return steps * (self.call + self.row * rows)
 
     def note(self, rows: int, steps: int, seconds: float) -> None:
-        """Learn from a call: moves both terms towards values that would have predicted it, the larger term more
-        (normalised least mean squares)."""
+        """Move both terms towards values that would have predicted a call, the larger one more (normalised LMS)."""
         self._count += 1
         each, predicted = seconds / steps, self.call + self.row * rows
         if self._count > 8:

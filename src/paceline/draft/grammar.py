@@ -36,4 +36,4 @@ class Forced(Drafter):
         if not isinstance(grammar, Forcing):
             return DraftTree.root(row.last_token)
         tokens = grammar.forced(row.tokens[row.prompt_length :].tolist())
-        return self.chain_after(row, np.array(tokens[: max(row.max_draft, 0)], np.int64))
+        return self.chain_after(row, np.array(tokens[: row.max_draft], np.int64))

@@ -8,8 +8,6 @@ in Speculative Decoding" (Findings of NAACL 2025, arXiv 2502.05609). The stores,
   this engine's finished requests (`past`);
 * L, the statistics (D_s): what followed the last 2 tokens, then the last 1, most often in a large corpus (`corpus`).
 
-Asking ends when K = 7 sequences of n - 1 = 4 tokens are found, so the slow corpus is seldom asked.
-
 Where we differ from the published method and why: docs/methods/hierarchy.md.
 """
 
@@ -34,17 +32,12 @@ from paceline.errors import MethodError
 from paceline.target.base import Facts
 
 KEY = 2  # tokens that L looks up first; the published setting
-
 SAMPLE = 128  # most places of a corpus that L reads for one key; the authors' code: 5,000
 
 
 @dataclass(frozen=True)
 class HierarchyConfig(Options):
-    """Options of hierarchy."""
-
-    corpus: str | None = option(
-        None, "corpus store for L, and for S where `model` is not given; none: L finds nothing"
-    )
+    corpus: str | None = option(None, "corpus store for L, and for S where `model` is not given; none: L finds nothing")
     model: str | None = option(None, "corpus store of the model's own recorded answers, for S")
     order: str = option("WSL", "stores asked, most local first: W context, S model, L statistics; paper: WSL")
     k: int = option(7, "sequences verified at once, and kept in W for each token; paper: 7", least=1)
@@ -131,8 +124,6 @@ class Hierarchy(Drafter):
                 yield from frequent_paths(lines, self.config.k * (self.config.n - 1))
 
     def draft(self, row: Request) -> DraftTree:
-        if row.max_draft < 1:
-            return DraftTree.root(row.last_token)
         ends, sequences = self.end_tokens(row), self.collect(row)
         depths = range(1, min(self.config.n - 1, row.max_draft) + 1)
         # Level by level, so that a budget of nodes goes to the likelier ones near the root.
@@ -145,11 +136,10 @@ class Hierarchy(Drafter):
 
 
 def frequent_paths(lines: NDArray[np.int32], most: int) -> list[Gram]:
-    """The `most` most frequent beginnings of `lines` [m, length], most frequent first, without those that another
-    begins with.
+    """The `most` most frequent beginnings of `lines`, most frequent first, without those that another begins with.
 
-    lines  what follows a key in a corpus, padded with -1, in a suffix array's order: equal beginnings are adjacent. Of
-           equally frequent ones the earlier goes first."""
+    lines  [m, length]: what follows a key in a corpus, padded with -1, in a suffix array's order: equal beginnings are
+           adjacent. Of equally frequent ones the earlier goes first."""
     begins = np.ones(lines.shape, np.bool_)  # [line, depth]: the line is the first with its first depth + 1 tokens
     begins[1:] = np.logical_or.accumulate(lines[1:] != lines[:-1], axis=1)
     count = np.zeros(lines.shape, np.int64)

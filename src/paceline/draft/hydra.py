@@ -32,8 +32,7 @@ from paceline.target.linear import linear
 from paceline.target.quantised.blocks import tensors_of
 
 UNUSED = (f"{PREFIX}.embed_tokens.weight", "rotary_emb.inv_freq")
-"""Endings of names in the authors' files that nothing reads: an embedding that no token enters, and tables that follow
-from the configuration."""
+"""Endings of names in the authors' files that nothing reads: an unused embedding, and tables of rotations."""
 LAYER, NORM = f"{PREFIX}.layers.0.", f"{PREFIX}.norm.weight"
 
 

@@ -44,8 +44,6 @@ from paceline.target.shape import Shape
 
 @dataclass(frozen=True, kw_only=True)
 class KangarooConfig(SteppingConfig):
-    """Options of `kangaroo`."""
-
     checkpoint: str = option(help="folder of the adapter, as `paceline train` wrote it")
     stop: stop.Name = option("confidence", "when to stop; paper: below confidence 0.6, after 6 tokens at most")
     dtype: Precision = option("auto", PRECISION)
@@ -72,8 +70,7 @@ class Adapter:
 
     @torch.inference_mode()
     def __call__(self, states: torch.Tensor, segments: Sequence[Segment]) -> torch.Tensor:
-        """Run the segments' nodes, given their early states [N, H]; [M, H] for the nodes whose logits are wanted.
-        Nothing is committed."""
+        """Run the segments' nodes, given their early states [N, H]; [M, H] of those whose logits are wanted."""
         ops = self.attention.ops
         layout, cache = begin(segments, self.cache, self.attention.shape, ops, states)
         delta = self.attention(ops.norm(states, self.input_norm), layout, cache, 0)
@@ -116,16 +113,14 @@ class Kangaroo(StateReader, Stepping):
         return self.pending.cached(row)
 
     def run(self, drafts: Sequence[Draft], num_logits: Sequence[int]) -> torch.Tensor:
-        """The first exit: run the target's first layers over new nodes, and the adapter over all early states that it
-        has not run."""
+        """The first exit: the target's first layers over new nodes, and the adapter over early states not run yet."""
         states = []
         for draft, early in zip(drafts, self._run_early(drafts), strict=True):
             states += [early] if draft.done else [self.pending.of(draft.row), early]
         return self.head(self.adapter(torch.cat(states), segments(drafts, num_logits, self.pending.slot)))
 
     def _run_early(self, drafts: Sequence[Draft]) -> Sequence[torch.Tensor]:
-        """Run the target's first layers over each draft's new nodes; their states [nodes, H]. Nodes before the root are
-        in the target's cache already."""
+        """Run the target's first layers over each draft's new nodes, from the root on; their states [nodes, H]."""
         early = []
         for draft in drafts:
             root = draft.known - 1
@@ -164,15 +159,13 @@ class Kangaroo(StateReader, Stepping):
 
 
 def order_of_tree(draft: Draft) -> list[int]:
-    """For each node of the draft's tree its number in the draft, counted from the root. Leaves of the tree that the
-    draft lacks are added to it."""
+    """Each node's number in the draft, counted from the root. Leaves of the tree that the draft lacks are added."""
     assert draft.tree is not None
     root = draft.known - 1
     order: list[int] = []
     spare = iter(range(draft.done, len(draft.tokens)))
-    for token, parent, number in zip(
-        draft.tree.tokens.tolist(), draft.tree.parent.tolist(), draft.numbers, strict=True
-    ):
+    nodes = zip(draft.tree.tokens.tolist(), draft.tree.parent.tolist(), draft.numbers, strict=True)
+    for token, parent, number in nodes:
         number = next(spare, None) if number is None else number
         if number is None:
             number = len(draft.tokens)

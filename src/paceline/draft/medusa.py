@@ -87,9 +87,6 @@ class Medusa(StaticHeads):
             self.last[row.id] = round.committed(i, self.layer)[-1].clone()
 
 
-# Files ---------------------------------------------------------------------------------------------------------------
-
-
 def read_heads(path: str, target: Facts) -> dict[str, torch.Tensor]:
     """The tensors of the heads at `path`, by our names: `{head}.{block}.linear.*`, `lm_heads.{head}.weight` for output
     heads of their own, SHARED and TOKENS. Names that nobody knows stay as they are, for `check_heads` to refuse."""

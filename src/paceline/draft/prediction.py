@@ -19,8 +19,6 @@ from paceline.engine.tree import DraftTree, IntArray
 
 @dataclass(frozen=True, kw_only=True)
 class PredictionConfig(Options):
-    """Options of prediction."""
-
     draft: int = option(16, "most tokens a draft holds", least=1)
     match: int = option(8, "most tokens of a match; one token is enough", least=1)
 
@@ -45,13 +43,11 @@ class Prediction(Drafter):
 
     def draft(self, row: Request) -> DraftTree:
         text = self._texts[row.id]
-        if not len(text):
-            return DraftTree.root(row.last_token)
         place = self._after(row.tokens[row.prompt_length :], text, self._places[row.id])
         if place is None:
             return DraftTree.root(row.last_token)
         self._places[row.id] = place
-        return self.chain_after(row, text[place : place + min(self.config.draft, max(row.max_draft, 0))])
+        return self.chain_after(row, text[place : place + min(self.config.draft, row.max_draft)])
 
     def _after(self, answer: IntArray, text: IntArray, before: int) -> int | None:
         """The place in the text after the longest match with the end of the answer; the first one at or after `before`,

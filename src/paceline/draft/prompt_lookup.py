@@ -1,18 +1,9 @@
 """prompt-lookup: copy what followed an earlier occurrence of the last n tokens.
 
-Three programs have three rules for it:
-
-* published: Saxena 2023, "Prompt Lookup Decoding" (github.com/apoorvumang/prompt-lookup-decoding). The last 3
-  tokens, else 2, else 1; the earliest place that has a full draft after it and does not overlap the end.
-* transformers: `generate(prompt_lookup_num_tokens=...)`. The last 2 tokens, else 1; the earliest place; a
-  draft may be shorter where the text ends, and stops before an end token.
-* vllm: `method: ngram`. The longest n from `min_ngram` to `max_ngram` (both 5 unless given), the earliest
-  place; a draft may be shorter where the text ends.
-
-All of them are one scan for the first place with the longest match, in O(length of the text), without state. With
-`past`, which none of the three has, finished requests are searched too, the latest first, for a longer match.
-
-Where we differ from the published method and why: docs/methods/prompt-lookup.md.
+Saxena 2023, "Prompt Lookup Decoding" (github.com/apoorvumang/prompt-lookup-decoding), transformers and vLLM have three
+rules for it (`variant`; docs/methods/prompt-lookup.md lists them). All are one scan for the first place with the
+longest match, in O(length of the text), without state. With `past`, which none of the three has, finished requests are
+searched too, the latest first, for a longer match.
 """
 
 from __future__ import annotations
@@ -34,20 +25,10 @@ from paceline.target.base import Facts
 
 @dataclass(frozen=True)
 class PromptLookupConfig(Options):
-    """Options of prompt-lookup."""
-
-    variant: Literal["published", "transformers", "vllm"] = option(
-        "published", "whose rule: the author's, transformers' or vLLM's"
-    )
-    draft: int = option(
-        10, "most tokens a draft holds; published code and transformers: 10, vllm has no default", least=1
-    )
-    max_ngram: int | None = option(
-        None, "longest run of tokens looked up; none: published 3, transformers 2, vllm min_ngram or 5", least=1
-    )
-    min_ngram: int | None = option(
-        None, "shortest run looked up; none: published and transformers 1, vllm max_ngram or 5", least=1
-    )
+    variant: Literal["published", "transformers", "vllm"] = option("published", "whose rule; published: the author's")
+    draft: int = option(10, "most tokens a draft holds; published and transformers: 10, vllm: no default", least=1)
+    max_ngram: int | None = option(None, "longest run; none: published 3, transformers 2, vllm min_ngram or 5", least=1)
+    min_ngram: int | None = option(None, "shortest run; none: published and transformers 1, vllm max_ngram or 5", least=1)
     past: int = option(0, "tokens of finished requests to search too, the oldest forgotten first; 0: off", least=0)
 
     def __post_init__(self) -> None:
@@ -101,8 +82,6 @@ class PromptLookup(Drafter):
             self._past = np.concatenate([row.tokens, [*_SEPARATOR], self._past])[: self.config.past]
 
     def draft(self, row: Request) -> DraftTree:
-        if row.max_draft < 1:
-            return DraftTree.root(row.last_token)
         drafted = self.lookup(row.tokens)[: row.max_draft]
         if self.config.variant == "transformers":
             drafted = up_to_end(drafted, self.end_tokens(row), keep=False)

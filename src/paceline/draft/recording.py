@@ -33,7 +33,7 @@ class Recording:
 
     @classmethod
     def of(cls, tokenizer: Tokenizer) -> Recording:
-        """A recording in this tokenizer's tokens. The tokenizer must have an end token, as `open_tokenizer` checks."""
+        """A recording in the tokens of a tokenizer that has an end token, as `open_tokenizer` checks."""
         assert tokenizer.eos_token_id is not None
         return cls(tokenizer, (tokenizer.eos_token_id,), tokenizer.vocab_size)
 

@@ -5,9 +5,6 @@ Recycling" (ACL 2025, arXiv 2408.08696). A matrix M [V, k] holds, in row t, the 
 target last ranked them after a verified node, rejected nodes included. A draft is a tree of fixed shape that starts at
 the last token and reads the children of each node from M. No training, no model, no corpus; 1 MB for 32,000 tokens.
 
-A shape is a set of paths: (2, 0) is the best successor of the third best successor of the last token. M proposes
-something in any text, also where drafters that copy have nothing. In `sam+recycling` it learns from the rounds of both.
-
 Where we differ from the published method and why: docs/methods/recycling.md.
 """
 
@@ -57,15 +54,11 @@ drafter; not a subset of the 80. 32, 16, 8: the paths of the 80 that were accept
 
 @dataclass(frozen=True)
 class RecyclingConfig(Options):
-    """Options of recycling."""
-
     checkpoint: str | None = option(None, "a saved matrix to start from")
     tree: Literal[80, 60, 32, 16, 8] | str = option(
         80, "drafted nodes, or a file of paths (JSON lists, or words such as 0 1 00 01); paper: 80"
     )
-    k: int = option(
-        8, "successors kept for each token; the trees above lose their nodes of higher rank; paper: 8", least=1
-    )
+    k: int = option(8, "successors kept for each token; trees lose their nodes of higher rank; paper: 8", least=1)
     scope: Literal["shared", "row"] = option("shared", "one matrix for all requests, or one for each; paper: shared")
     prompt: bool = option(False, "also learn from the target's ranking after every prompt token; paper: false")
 
@@ -90,8 +83,6 @@ class Recycling(Drafter):
         self._head: Decoder | None = None
         self._matrices: dict[int, NDArray[np.int32]] = {}
 
-    # The matrix and its file -----------------------------------------------------------------------------------
-
     def bind(self, target: Facts) -> None:
         """Compile; make or load the matrix. Raises StoreError if the saved one is not of this target and k."""
         super().bind(target)
@@ -102,10 +93,7 @@ class Recycling(Drafter):
         self.needs = Needs(top_k=k)
         if self.config.prompt:
             if not isinstance(target, Decoder):
-                raise MethodError(
-                    f"recycling: prompt=true needs the native decoder, and {target.name} does not run in it. "
-                    "Leave it out."
-                )
+                raise MethodError(f"recycling: prompt=true needs the native decoder, and {target.name} has another")
             self._head = target
             self.needs = Needs(top_k=k, hidden_layers=(target.num_layers,))
         self._target = target
@@ -126,8 +114,6 @@ class Recycling(Drafter):
         facts = {"tokenizer_name": name, "model": self._target.name, "vocab_size": vocab_size, "k": k}
         with writing(path, kind="recycling", tokenizer=of, **facts) as store:
             store.add("matrix", self.matrix)
-
-    # The round ------------------------------------------------------------------------------------------------
 
     def start(self, row: Request) -> None:
         if self.config.scope == "row":
@@ -168,9 +154,6 @@ class Recycling(Drafter):
         # A prompt is an accepted path; where a token stands twice, its last successors count.
         reverse = np.arange(len(tokens))[::-1].copy()
         _update(self._matrices.get(row.id, self.matrix), np.array(tokens), np.zeros_like(reverse), reverse, best)
-
-
-# The matrix ----------------------------------------------------------------------------------------------------------
 
 
 def _load(path: str, shape: tuple[int, int], target: Facts) -> NDArray[np.int32]:

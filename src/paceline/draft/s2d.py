@@ -47,11 +47,7 @@ N = TypeVar("N", int, float)
 
 @dataclass(frozen=True, kw_only=True)
 class SortedConfig(ModelConfig):
-    """Options of `s2d`."""
-
-    stop: stop.Name = option(
-        "svip", "when to stop drafting; paper: `heuristic`, 5 tokens, then 2 more or 1 less a round"
-    )
+    stop: stop.Name = option("svip", "when to stop; paper: `heuristic`, 5 tokens, then 2 more or 1 less a round")
     exits: str | None = option(None, "layers after which a token may leave, as in 2,4,8; none: the trained ones")
     thresholds: str | None = option(
         None,
@@ -153,8 +149,6 @@ class Sorted(Model):
         left = sum(section.left for section in self.sections)
         return sum(section.last * section.left for section in self.sections) / left if left else 0.0
 
-    # Rows -----------------------------------------------------------------------------------------------------
-
     def open(self, row: Request, first: int) -> None:
         super().open(row, first)
         slot = self._slots[row.id]
@@ -223,8 +217,7 @@ class Sorted(Model):
         return torch.cat([logits[i] for i in range(len(drafts))])
 
     def _through(self, section: Section, drafts: Sequence[Draft]) -> list[torch.Tensor]:
-        """Run a section over the nodes that wait for it. Returns the states after it, [n, H] for each draft; they wait
-        for the next section."""
+        """Run a section over the nodes that wait for it; the states after it, [n, H] a draft, wait for the next one."""
         slots = [self._slots[draft.row.id] for draft in drafts]
         segments = [section.segment(d, slot, self.read(d.row)) for d, slot in zip(drafts, slots, strict=True)]
         hidden = self.decoder.run_layers(segments, section.last, first=section.first, cache=section.cache)
@@ -268,14 +261,10 @@ def exits_in_use(exits: Sequence[int], thresholds: Sequence[float], num_layers: 
 
     thresholds: one for all exits, or one for each but the last. MethodError unless exits and thresholds fit."""
     if any(low >= high for low, high in pairwise([0, *exits])) or exits[-1] > num_layers:
-        raise MethodError(
-            f"exits are {_listed(exits)}; of this draft they are layers from 1 to {num_layers}, each above the last"
-        )
+        raise MethodError(f"exits are {_listed(exits)}; they are layers from 1 to {num_layers}, each above the last")
     if len(thresholds) not in (1, len(exits) - 1):
-        raise MethodError(
-            f"thresholds are {_listed(thresholds)} and exits {_listed(exits)}; give one for all, or one for each exit "
-            "but the last"
-        )
+        given = f"thresholds are {_listed(thresholds)} and exits {_listed(exits)}"
+        raise MethodError(f"{given}; give one for all, or one for each exit but the last")
     each = [*(thresholds if len(thresholds) > 1 else [*thresholds] * (len(exits) - 1)), 0.0]
     used = [(exit, threshold) for exit, threshold in zip(exits, each, strict=True) if threshold < 1]
     always = next(n for n, (_, threshold) in enumerate(used, 1) if threshold <= 0)
@@ -283,8 +272,7 @@ def exits_in_use(exits: Sequence[int], thresholds: Sequence[float], num_layers: 
 
 
 def _trained(path: str) -> tuple[list[int], list[float]]:
-    """Exits, and thresholds if there are any, from the config.json of a draft model. MethodError if it is not one of
-    `train sorted`."""
+    """Exits, and thresholds if there are any, of a draft model of `train sorted`; MethodError if it is none."""
     folder = find(path, SMALL_FILES)
     noted = read_drafter(folder, Sorted.name)
     exits, thresholds = noted.get("exits"), noted.get("thresholds") or []

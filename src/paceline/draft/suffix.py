@@ -31,8 +31,6 @@ from paceline.target.base import Facts
 
 @dataclass(frozen=True)
 class SuffixConfig(Options):
-    """Options of suffix."""
-
     depth: int = option(24, "longest run counted, match and draft together, tokens; vLLM: 24, Arctic: 64", least=2)
     draft: int = option(24, "most tokens a draft holds; vLLM: its depth", least=1)
     factor: float = option(1.0, "tokens drafted for each token matched; paper: 1", least=0)
@@ -45,10 +43,8 @@ class SuffixConfig(Options):
     def __post_init__(self) -> None:
         super().__post_init__()
         if self.factor + self.offset == 0 or self.min_prob == 0:
-            raise MethodError(
-                f"suffix: factor is {self.factor}, offset {self.offset}, min_prob {self.min_prob}; factor or offset "
-                "must be above 0, and so must min_prob."
-            )
+            given = f"factor is {self.factor}, offset {self.offset}, min_prob {self.min_prob}"
+            raise MethodError(f"suffix: {given}; factor or offset must be above 0, and so must min_prob.")
 
 
 class Suffix(Drafter):
@@ -92,10 +88,8 @@ class Suffix(Drafter):
     def draft(self, row: Request) -> DraftTree:
         tree = self._trees[row.id]
         tree.append(row.tokens[len(tree) :])
-        most = min(self.config.draft, row.max_draft)
-        if most < 1:
-            return DraftTree.root(row.last_token)
         config, context = self.config, row.tokens[1 - self.config.depth :]
+        most = min(config.draft, row.max_draft)
         sizes = most, config.factor, config.offset, config.min_prob, config.shape == "tree"
         best = max((text.speculate(context, *sizes) for text in (tree, *self._shared)), key=lambda draft: draft.score)
         return self.tree_after(row, best.tokens, best.parent)
