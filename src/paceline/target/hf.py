@@ -39,8 +39,7 @@ def load(
     eos_token_ids: Sequence[int] = (),
     trust_remote_code: bool = False,
 ) -> HFTarget:
-    """The transformers model in `folder`, from safetensors only. ModelError if transformers cannot load it completely,
-    or if it cannot be a target."""
+    """The transformers model in `folder`, from safetensors only; ModelError if it cannot be loaded or be a target."""
     try:
         with _quiet():
             loaded: Any = AutoModelForCausalLM.from_pretrained(
@@ -53,9 +52,8 @@ def load(
             )
         model, report = loaded
     except Exception as error:  # the model's own code may raise anything
-        raise ModelError(
-            f"{name}: transformers cannot load it as a causal language model: {one_line(error)}"
-        ) from error
+        why = f"transformers cannot load it as a causal language model: {one_line(error)}"
+        raise ModelError(f"{name}: {why}") from error
     for key, shape, wanted in sorted(report["mismatched_keys"]):
         check_shape(folder, key, shape, wanted)
     refuse_absent(folder, sorted(report["missing_keys"]))
@@ -85,14 +83,7 @@ class HFTarget(CachedTarget):
     prove  run the proof (`Example`, a few forwards of a few tokens); ModelError if the model fails it.
     """
 
-    def __init__(
-        self,
-        model: Any,
-        *,
-        name: str = "a model",
-        eos_token_ids: Sequence[int] = (),
-        prove: bool = True,
-    ):
+    def __init__(self, model: Any, *, name: str = "a model", eos_token_ids: Sequence[int] = (), prove: bool = True):
         config = model.config.get_text_config(decoder=True)
         _refuse(name, model, config)
         self.model = model.eval()
@@ -139,9 +130,9 @@ class HFTarget(CachedTarget):
         self.clock.lap("head")
         return Verdict(
             packed,
-            _offsets([s.num_logits for s in segments]),
+            [*accumulate((s.num_logits for s in segments), initial=0)],
             {layer: torch.cat([h[layer] for h in hidden]) for layer in needs.hidden_layers},
-            _offsets([s.num_run for s in segments]),
+            [*accumulate((s.num_run for s in segments), initial=0)],
             self._best(packed, needs),
         )
 
@@ -227,8 +218,7 @@ class HFTarget(CachedTarget):
         return group.mask[:, :, : padding.queries].clamp(min=torch.finfo(self.dtype).min)
 
     def _additive(self, visible: NDArray[np.bool_]) -> torch.Tensor:
-        """`visible` in transformers' form: [rows, 1, queries, keys], 0 or the dtype's minimum. Not boolean: eager
-        attention adds it."""
+        """`visible` as transformers' eager attention adds it: [rows, 1, queries, keys], 0 or the dtype's minimum."""
         mask = torch.zeros(visible.shape, dtype=self.dtype, device=self.device)
         mask.masked_fill_(torch.from_numpy(~visible).to(self.device), torch.finfo(self.dtype).min)
         return mask.unsqueeze(1)
@@ -240,8 +230,7 @@ GROUPED = "TRANSFORMERS_SDPA_FORCE_GQA"
 
 @contextmanager
 def _shared_keys(device: torch.device) -> Iterator[None]:
-    """On a CPU, do not copy keys and values for every query head that shares them, as transformers does with a mask.
-    torch's kernel gives the same bits."""
+    """On a CPU, do not copy keys and values for the query heads that share them; the bits are the same."""
     if device.type != "cpu" or GROUPED in os.environ:
         yield
         return
@@ -250,10 +239,6 @@ def _shared_keys(device: torch.device) -> Iterator[None]:
         yield
     finally:
         os.environ.pop(GROUPED, None)
-
-
-def _offsets(counts: Sequence[int]) -> list[int]:
-    return list(accumulate(counts, initial=0))
 
 
 class Padding:

@@ -155,8 +155,7 @@ class RectangularCache:
 
 
 def _aligned(rows: Sequence[_Row], slots: Sequence[int]) -> Block | None:
-    """The block that holds exactly these rows, in this order, each in one run up to the same column; None: there is
-    none."""
+    """The block that holds exactly these rows, in this order, each in one run up to the same column; or None."""
     block = rows[0].block
     if block is None or block.slots != list(slots) or any(row.block is not block for row in rows):
         return None
