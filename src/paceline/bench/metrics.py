@@ -12,7 +12,7 @@ nothing to count, or where an engine does not report what the figure needs. Sour
 from __future__ import annotations
 
 from collections import Counter
-from collections.abc import Collection, Iterable, Iterator, Mapping, Sequence
+from collections.abc import Iterable, Iterator, Mapping, Sequence
 from itertools import pairwise, takewhile
 from typing import Any
 
@@ -21,17 +21,13 @@ import numpy as np
 from paceline.bench.looping import WINDOW, is_looping
 from paceline.bench.pairs import Answers, Pairs, cells, totals
 from paceline.bench.record import Answer, good
-from paceline.cost import model as cost
-from paceline.workbench.contestant import Reply, cut
+from paceline.workbench.contestant import Reply
 
 BASELINE = "none"
 """Plain decoding in the same engine: the method that all others are compared with."""
 OVERALL = "overall"
 """The category of all tasks together; no task may have this name."""
 RESAMPLES = 1000
-
-
-# Tokens a round --------------------------------------------------------------------------------------------------
 
 
 def length_histogram(answers: Answers) -> list[int] | None:
@@ -71,8 +67,7 @@ def accepted_by_depth(answers: Answers) -> list[float] | None:
 def _accepted(turn: Reply) -> list[int]:
     """Drafted tokens accepted in each round. An answer may end inside a draft: its last token is then a drafted one."""
     accepted = [n - 1 for n in turn.lengths or ()]
-    if turn.runs and turn.runs[-1][0]:
-        accepted[-1] += 1
+    accepted[-1] += bool(turn.runs and turn.runs[-1][0])
     return accepted
 
 
@@ -98,10 +93,7 @@ def mbsu(tau: float, calls_per_round: float, draft_bytes: int, target_bytes: int
         return tau
     if draft_bytes <= 0 or target_bytes <= 0:
         raise ValueError(f"draft and target must weigh something, not {draft_bytes} and {target_bytes} bytes")
-    return cost.memory_bound_speedup(tau, calls_per_round, draft_bytes, target_bytes)
-
-
-# Time ------------------------------------------------------------------------------------------------------------
+    return tau / (1 + calls_per_round * draft_bytes / target_bytes)
 
 
 def tokens_per_second(answers: Answers, *, decode: bool = False) -> float | None:
@@ -218,9 +210,6 @@ def peak_bytes(answers: Answers) -> int | None:
     return max((turn.peak_bytes for turn in _turns(answers) if turn.peak_bytes is not None), default=None)
 
 
-# Tokens against plain decoding's ---------------------------------------------------------------------------------
-
-
 def first_divergence(answer: Answer, plain: Answer) -> tuple[int, int] | None:
     """(turn, position) of the first token that is not plain decoding's, both from 0; None if all are the same.
 
@@ -256,17 +245,11 @@ def matched(answers: Answers, plain: Answers) -> list[tuple[Answer, Answer]]:
     return [(a, others[a.question, a.repeat]) for a in good(answers) if (a.question, a.repeat) in others]
 
 
-def exact(tokens: Sequence[int], reference: Sequence[int], ends: Collection[int] = ()) -> bool:
-    """E of one answer: whether it is the reference, token for token."""
-    return cut(tokens, ends) == cut(reference, ends)
-
-
-def partial(tokens: Sequence[int], reference: Sequence[int], ends: Collection[int] = ()) -> float:
+def partial(tokens: Sequence[int], reference: Sequence[int]) -> float:
     """P of one answer: the tokens that it has in common with the reference from the start, over the reference's tokens.
 
     Near 0: positions or masks are wrong. A good beginning that diverges later: the cache is wrong."""
-    mine, other = cut(tokens, ends), cut(reference, ends)
-    return _in_common(mine, other) / len(other) if other else float(not mine)
+    return _in_common(tokens, reference) / len(reference) if reference else float(not tokens)
 
 
 def _in_common(tokens: Sequence[int], others: Sequence[int]) -> int:
@@ -298,9 +281,6 @@ def _loops(answer: Answer) -> bool:
     return any(is_looping(turn.tokens) for turn in answer.turns)
 
 
-# Batches ---------------------------------------------------------------------------------------------------------
-
-
 def scheduled(result: Mapping[str, Any]) -> dict[str, Any]:
     """Drafter, schedule and batch size of a result of `summarize`; without schedules a batch of one."""
     return result.get("scheduled") or {"drafter": result["method"], "schedule": "ragged", "batch": 1}
@@ -308,14 +288,11 @@ def scheduled(result: Mapping[str, Any]) -> dict[str, Any]:
 
 def batch_speedups(results: Sequence[Mapping[str, Any]]) -> dict[str, float]:
     """By method: tokens per second over those of plain decoding in a ragged batch of the same size."""
-    speeds = {r["method"]: r["tokens_per_second"] for r in results if r["tokens_per_second"]}
-    how = {r["method"]: scheduled(r) for r in results}
+    measured = [(r["method"], r["tokens_per_second"], scheduled(r)) for r in results if r["tokens_per_second"]]
     plain = {
-        how[name]["batch"]: speed
-        for name, speed in speeds.items()
-        if (how[name]["drafter"], how[name]["schedule"]) == (BASELINE, "ragged")
+        how["batch"]: speed for _, speed, how in measured if (how["drafter"], how["schedule"]) == (BASELINE, "ragged")
     }
-    return {name: speed / plain[how[name]["batch"]] for name, speed in speeds.items() if how[name]["batch"] in plain}
+    return {name: speed / plain[how["batch"]] for name, speed, how in measured if how["batch"] in plain}
 
 
 def latency(answers: Answers) -> tuple[float, float, float] | None:
@@ -352,9 +329,6 @@ def _counts(answers: Answers) -> Counter[str]:
     return _summed(turn.batch for turn in _turns(answers))
 
 
-# All figures -----------------------------------------------------------------------------------------------------
-
-
 def summarize(
     answers: Iterable[Answer],
     facts: Mapping[str, Mapping[str, Any]],
@@ -386,11 +360,7 @@ def summarize(
             mine, plain = _of(by_method[method], category), _of(by_method.get(BASELINE, []), category)
             if not mine and category != OVERALL:
                 continue
-            differs = [
-                dict(one)
-                for one in differing
-                if one["method"] == method and category in (OVERALL, task_of.get(one["question"]))
-            ]
+            of_category = [one for one in differing if category in (OVERALL, task_of.get(one["question"]))]
             figures.append(
                 {
                     "method": method,
@@ -398,7 +368,7 @@ def summarize(
                     "answers": len(good(mine)),
                     "failed": _failed(mine, of_method),
                     **_figures(mine, plain, of_method, resamples),
-                    "differs": differs,
+                    "differs": [dict(one) for one in of_category if one["method"] == method],
                 }
             )
     return figures
@@ -430,7 +400,7 @@ def _figures(mine: Answers, plain: Answers, facts: Mapping[str, Any], resamples:
         "speedup_decode": decode,
         "tokens_per_second": tokens_per_second(mine),
         "tokens_per_second_decode": tokens_per_second(mine, decode=True),
-        "round_cost": cost.round_cost(tau, decode) if tau and decode else None,
+        "round_cost": tau / decode if tau and decode else None,
         "mbsu": _mbsu(mine, tau, facts),
         "lengths": lengths,
         "rounds": sum(lengths) if lengths else None,

@@ -92,9 +92,7 @@ class Ours(Contestant):
             stop_token_ids=ask.ends,
         )
         seeds, predictions = ask.seeds or (None,) * len(prompts), ask.predictions or ((),) * len(prompts)
-        params = [
-            replace(asked, seed=seed, prediction=text) for seed, text in zip(seeds, predictions, strict=True)
-        ]
+        params = [replace(asked, seed=seed, prediction=text) for seed, text in zip(seeds, predictions, strict=True)]
         began = perf_counter()
         with closing(self.engine.stream(prompts, params)) as deltas:
             for delta in deltas:

@@ -238,9 +238,7 @@ def _alike(one: Sequence[Place], other: Sequence[Place]) -> Iterator[tuple[Place
         yield a, b
 
 
-def compare(
-    reply: Completion, right: Completion, body: Fields, noise: Noise, cut: Cut | None = None
-) -> Fields | None:
+def compare(reply: Completion, right: Completion, body: Fields, noise: Noise, cut: Cut | None = None) -> Fields | None:
     """The fields of a Divergence where the reply is not `right`, its beginning of max_tokens, or what `cut` makes of
     it; None where it is. After a tie the texts are two, and nothing more is compared."""
     mine, others = places(reply), places(right)
@@ -305,5 +303,3 @@ def own_best(reply: Completion, body: Fields, noise: Noise) -> Iterator[Fields]:
             before = "".join(one.token for one in mine[max(0, at - CONTEXT) : at])
             gap = logprob - place.logprob
             yield {"at": at, "said": place.token, "best": best, "gap": gap, "noise": float(noise), "before": before}
-
-

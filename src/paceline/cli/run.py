@@ -59,7 +59,6 @@ class Run:
         plain = Driven(BASELINE, *how, schedule=self.schedule)
         repeats = len(jobs) <= self.engine.max_batch
         with self.screen.progress(len(jobs), shown=True) as bar:
-
             shown: set[int] = set()
 
             def show(job: Job) -> None:

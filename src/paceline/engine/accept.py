@@ -310,9 +310,7 @@ def _verify_block(cursor: Cursor) -> None:
     done.tokens = [*tokens[1 : length + 1], request.random.choose(after, request.num_new + length)]
 
 
-def residual(
-    p: torch.Tensor, q: torch.Tensor, token: int, replacement: bool
-) -> tuple[torch.Tensor, torch.Tensor]:
+def residual(p: torch.Tensor, q: torch.Tensor, token: int, replacement: bool) -> tuple[torch.Tensor, torch.Tensor]:
     """The next p and q, both [V], after the rejection of `token`: normalise(max(p - q, 0)), and q without the token.
 
     replacement: q stays as it is."""

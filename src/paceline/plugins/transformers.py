@@ -365,4 +365,3 @@ def _params(config: GenerationConfig, ends: _Ends, count: int) -> list[SamplingP
     seeds = torch.randint(1 << 62, (count,)).tolist() if config.do_sample else [None] * count
     sampling |= {"max_tokens": ends.most, "stop_token_ids": ends.stop, "ignore_eos": True}
     return [SamplingParams(seed=seed, **sampling) for seed in seeds]
-

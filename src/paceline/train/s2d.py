@@ -29,7 +29,6 @@ import torch
 from torch import Tensor, nn
 
 from paceline import __version__
-from paceline.cost.model import chain_tokens, speedup
 from paceline.draft.neural.checkpoint import KIND
 from paceline.draft.s2d import NEVER
 from paceline.draft.spec import option
@@ -227,13 +226,15 @@ class ExitRecord:
         return max(ends, key=lambda end: end[1])
 
     def speed(self, thresholds: Sequence[float]) -> float:
-        """Speed-up over plain decoding with the best constant draft length."""
+        """Speed-up over plain decoding with the best constant draft length (Leviathan et al. 2023, theorem 3.8)."""
         leaves = np.column_stack([self.sure[:, :-1] > np.asarray(thresholds), np.ones(len(self.sure), bool)])
         at = leaves.argmax(1)
         tried = np.cumsum([*(threshold < 1 for threshold in thresholds), True])
         rate = float(self.share @ self.right[np.arange(len(at)), at])
         call = float(self.share @ (np.asarray(self.layers) + self.head * tried)[at])
-        return max(speedup(chain_tokens([rate] * n), calls=n, call=call) for n in range(1, LONGEST + 1))
+        lengths = np.arange(1, LONGEST + 1)
+        tokens = 1 + np.cumprod(np.full(LONGEST, rate)).cumsum()  # of a round, the target's own included
+        return float((tokens / (1 + lengths * call)).max())
 
     def _climb(self, thresholds: tuple[float, ...]) -> tuple[tuple[float, ...], float]:
         speed, before = self.speed(thresholds), 0.0

@@ -102,9 +102,7 @@ def texts(source: Path | Piece, report: Callable[[float], None] | None = None) -
                 report(os.lseek(lines.fileno(), 0, os.SEEK_CUR) / size)
 
 
-def _read(
-    files: Sequence[Path], tokenizer: Tokenizer, eos: int, report: Callable[[float], None]
-) -> Documents:
+def _read(files: Sequence[Path], tokenizer: Tokenizer, eos: int, report: Callable[[float], None]) -> Documents:
     """Every document in `files`."""
     for at, file in enumerate(files):
 

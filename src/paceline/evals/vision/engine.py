@@ -38,6 +38,7 @@ SUFFIXES = (".png", ".jpg", ".jpeg", ".webp")  # of pictures in a folder of back
 
 Pixels = NDArray[np.float64]  # (size, size, 3), 0 to 255
 
+
 def open_provider(spec: str) -> Provider:
     """Objects of "procedural", "diffusion:MODEL", or a folder of cut-outs; PacelineError for a folder without any."""
     if spec.startswith("diffusion:"):

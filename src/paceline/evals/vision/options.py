@@ -37,9 +37,7 @@ class BuildOptions:
 class RunOptions:
     """What is evaluated, and how."""
 
-    model: str = option(
-        help="oracle, random, constant, transformers:PATH, endpoint:URL,model=NAME, ..."
-    )
+    model: str = option(help="oracle, random, constant, transformers:PATH, endpoint:URL,model=NAME, ...")
     subsets: str = option("", "Joined by commas; all if left out.")
     ties: Literal["shared", "first"] = option("shared", "Ties share the credit, or go to the first key, as officially.")
     batch: int = option(64, "Pictures encoded at once.", least=1)
