@@ -30,4 +30,3 @@ def test_what_loops(tokens: list[int], loops: bool) -> None:
 
 
 def test_a_longer_ngram_loops_if_asked_for() -> None:
-    assert is_looping(list(range(17)) * 8, max_ngram=17)

@@ -9,11 +9,9 @@ from collections.abc import Sequence
 WINDOW, MAX_NGRAM = 64, 16
 
 
-def is_looping(tokens: Sequence[int], window: int = WINDOW, max_ngram: int = MAX_NGRAM) -> bool:
-    """Whether the last `window` tokens are covered by repeats of one n-gram of at most `max_ngram` tokens.
+def is_looping(tokens: Sequence[int]) -> bool:
+    """Whether the last WINDOW tokens are covered by repeats of one n-gram of at most MAX_NGRAM tokens.
 
     The n-gram may begin anywhere in the window. An output shorter than the window does not loop."""
-    if len(tokens) < window:
-        return False
-    tail = list(tokens[len(tokens) - window :])
-    return any(tail[n:] == tail[:-n] for n in range(1, min(max_ngram, window - 1) + 1))
+    tail = list(tokens[-WINDOW:])
+    return len(tail) == WINDOW and any(tail[n:] == tail[:-n] for n in range(1, MAX_NGRAM + 1))

@@ -33,6 +33,8 @@ from paceline.target.rectangles import RectangularTarget
 from paceline.target.tokenizer import Tokenizer
 from paceline.workbench.contestant import Ask, Contestant, Reply
 
+SHARED = ("max_tokens", "temperature", "top_k", "top_p", "repetition_penalty")
+"""Fields that `Ask` and `SamplingParams` have in common."""
 REQUESTS = 4
 """Requests handed in at once, in largest batches: so many that the end, when batches run empty, does not count much."""
 PREFILL_CHUNK = 512
@@ -68,9 +70,8 @@ class Ours(Contestant):
 
     def forget(self) -> None:
         # Every prompt is run whole: repetitions and the other contestants compute the same.
-        self._engine = Engine(
-            self.target, create(self.spec), max_batch=self.batch, tokenizer=self.tokenizer, reuse=False
-        )
+        drafter = create(self.spec)
+        self._engine = Engine(self.target, drafter, max_batch=self.batch, tokenizer=self.tokenizer, reuse=False)
 
     def close(self) -> None:
         self._engine = None
@@ -83,14 +84,8 @@ class Ours(Contestant):
 
     def answer(self, prompts: Sequence[Sequence[int]], ask: Ask) -> list[Reply]:
         rounds: list[list[tuple[float, Delta]]] = [[] for _ in prompts]
-        asked = SamplingParams(
-            max_tokens=ask.max_tokens,
-            temperature=ask.temperature,
-            top_k=ask.top_k,
-            top_p=ask.top_p,
-            repetition_penalty=ask.repetition_penalty,
-            stop_token_ids=ask.ends,
-        )
+        given = {name: getattr(ask, name) for name in SHARED}
+        asked = SamplingParams(stop_token_ids=ask.ends, **given)
         seeds, predictions = ask.seeds or (None,) * len(prompts), ask.predictions or ((),) * len(prompts)
         params = [replace(asked, seed=seed, prediction=text) for seed, text in zip(seeds, predictions, strict=True)]
         began = perf_counter()
@@ -143,9 +138,6 @@ def _options(drafter: Any) -> dict[str, Any]:
     """A drafter's options, defaults included."""
     config = getattr(drafter, "config", None)
     return asdict(config) if is_dataclass(config) and not isinstance(config, type) else {}
-
-
-# Schedules -------------------------------------------------------------------------------------------------------
 
 
 def check_schedules(schedules: Sequence[str], batches: Sequence[int]) -> None:
@@ -220,10 +212,9 @@ class Scheduled(Ours):
         self.settings |= {"scheduled": {"drafter": self.drafter, "schedule": self.schedule, "batch": self.batch}}
 
     def forget(self) -> None:
-        self._counted = Counted(create_schedule(self.schedule, self.batch, PREFILL_CHUNK), self.batch)
-        self._engine = Engine(
-            self.target, create(self.spec), max_batch=self.batch, schedule=self._counted, tokenizer=self.tokenizer
-        )
+        seen = self._counted = Counted(create_schedule(self.schedule, self.batch, PREFILL_CHUNK), self.batch)
+        drafter, tokenizer = create(self.spec), self.tokenizer
+        self._engine = Engine(self.target, drafter, max_batch=self.batch, schedule=seen, tokenizer=tokenizer)
 
     def answer(self, prompts: Sequence[Sequence[int]], ask: Ask) -> list[Reply]:
         before = self._counts()

@@ -62,14 +62,9 @@ class Driven(Contestant):
     def forget(self) -> None:
         """Begin a turn with a drafter that has seen nothing, and an engine that runs every prompt whole."""
         if self.answers or not self._first:
-            self.engine = Engine(
-                self.like.target,
-                self.draft,
-                max_batch=self.like.max_batch,
-                tokenizer=self.like.tokenizer,
-                schedule=self.schedule,
-                reuse=False,
-            )
+            like = self.like
+            options: dict[str, Any] = {"max_batch": like.max_batch, "tokenizer": like.tokenizer, "schedule": self.schedule}
+            self.engine = Engine(like.target, self.draft, reuse=False, **options)
         warm_up(self.engine)
         self.answers.append({})
 
@@ -86,8 +81,9 @@ class Driven(Contestant):
     def _reply(answer: Answer | None) -> Reply:
         if answer is None:
             return Reply(0, [], "", 0.0, finish="abort")
-        row, finish = answer.row, str(answer.row.finish_reason)
-        return Reply(row.prompt_length, row.new_tokens.tolist(), row.text, answer.seconds, finish=finish)
+        row = answer.row
+        tokens, finish = row.new_tokens.tolist(), str(row.finish_reason)
+        return Reply(row.prompt_length, tokens, row.text, answer.seconds, finish=finish)
 
 
 @dataclass
@@ -176,20 +172,16 @@ class Compared:
             f"outputs differ from new token {at} on (counted from 0)",
             f"there the tokens are {_around(plain, at)} plainly and {_around(drafted, at)} with drafts",
         ]
+        swap = "two nearly equal logits can swap; --exact rules that out"
         if not self.job.params.is_greedy:
-            lines.append(
-                "a drafter that samples its drafts keeps the distribution of answers, not a seed's very tokens"
-            )
+            why = "a drafter that samples its drafts keeps the distribution of answers, not a seed's very tokens"
         elif blocks:
-            lines.append(
-                "inputs are rounded to eight bits, so two nearly equal logits can swap; --exact rules that out"
-            )
+            why = f"inputs are rounded to eight bits, so {swap}"
         elif dtype != torch.float32:
-            name = str(dtype).removeprefix("torch.")
-            lines.append(
-                f"in {name} two nearly equal logits can swap; --exact rules that out, and --dtype float32 nearly"
-            )
-        return lines
+            why = f"in {str(dtype).removeprefix('torch.')} {swap}, and --dtype float32 nearly"
+        else:
+            return lines
+        return [*lines, why]
 
 
 def runner(
@@ -212,15 +204,13 @@ def runner(
     )
 
 
-def until_steady(
-    turn: Callable[[int], bool], ratios: Callable[[], list[list[float]]], seconds: float = PATIENCE
-) -> None:
+def until_steady(turn: Callable[[int], bool], ratios: Callable[[], list[list[float]]]) -> None:
     """Call `turn` with 0, 1, ... until the ratios of every job, the first turn's left out, are steady.
 
     turn    runs one; False if it was stopped. ratios: those of every job so far; none where one has no answer."""
     began = perf_counter()
     number, going = 0, turn(0)
-    while going and ratios() and number < MOST and perf_counter() - began < seconds:
+    while going and ratios() and number < MOST and perf_counter() - began < PATIENCE:
         number += 1
         going = turn(number)
         if number >= FEWEST and all(_spread(of_job) <= STEADY for of_job in ratios()):
@@ -229,13 +219,10 @@ def until_steady(
 
 def doubts(ratio: float, mean_accepted_tokens: float, ratios: Sequence[float] = ()) -> list[str]:
     """Why a ratio cannot be trusted, in one line; empty if it can."""
+    why = "the ratios scatter" if _spread(ratios) > WILD else ""
     if is_impossible(ratio, mean_accepted_tokens):
         why = f"a ratio of {ratio:.2f} at {mean_accepted_tokens:.2f} mean accepted tokens is impossible"
-    elif _spread(ratios) > WILD:
-        why = "the ratios scatter"
-    else:
-        return []
-    return [f"{why}: another process is using the processor, and timings are not reliable"]
+    return [f"{why}: another process is using the processor, and timings are not reliable"] if why else []
 
 
 def _ratio(drafted: Answer, plain: Answer) -> float:

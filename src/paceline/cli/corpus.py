@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 import time
+from collections import defaultdict
 from dataclasses import dataclass
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, Any
@@ -30,15 +31,10 @@ corpus = typer.Typer(no_args_is_help=True, rich_markup_mode=None)
 class BuildOptions:
     """The text, and the store that is made of it."""
 
-    out: Annotated[
-        Path,
-        typer.Argument(help="Folder to write; it appears whole or not at all.", metavar="OUT", callback=check_folder),
-    ]
+    out: Annotated[Path, typer.Argument(help="Folder to write, whole or not.", metavar="OUT", callback=check_folder)]
     more: Annotated[list[Path] | None, typer.Argument(help="More files, after --text.", metavar="[FILE]...")] = None
     text: list[Path] | None = option(None, "A .txt or .jsonl file, plain or .gz; several may follow.", metavar="FILE")
-    tokenizer: str = option(
-        "", "The model's folder or hub id, a folder with a tokenizer.json, or a SentencePiece file."
-    )
+    tokenizer: str = option("", "The model's folder or hub id, a folder with tokenizer.json, or a SentencePiece file.")
     parts: str = option("", "What to build, joined by commas: automaton, ngrams, suffix-array; all if left out.")
     max_tokens: int | None = option(None, "Stop reading after this many tokens.", least=2)
     eos: str | None = option(None, "Token between documents; the tokenizer's own if left out.")
@@ -54,7 +50,6 @@ def build(asked: BuildOptions) -> int:
 
     \b
     paceline corpus build build/answers --text answers.jsonl.gz --tokenizer models/demo
-    paceline corpus build build/all --text *.txt more.jsonl --tokenizer tokenizer.model --parts automaton
     paceline corpus build build/large --text /data/*.jsonl --tokenizer models/demo --ray=head:6379
     paceline generate models/demo "Hello" --draft sam,corpus=build/answers
 
@@ -85,12 +80,10 @@ def build(asked: BuildOptions) -> int:
     plan = Plan(parts, asked.max_tokens, asked.eos, estimated)
     began = time.perf_counter()
     with progress_bar(err, TaskProgressColumn(), TimeRemainingColumn()) as bar:
-        tasks: dict[str, TaskID] = {}
+        tasks = defaultdict[str, TaskID](lambda: bar.add_task("", total=1.0))
 
         def report(what: str, done: float) -> None:
-            if what not in tasks:
-                tasks[what] = bar.add_task(what, total=1.0)
-            bar.update(tasks[what], completed=done)
+            bar.update(tasks[what], description=what, completed=done)
 
         read = Sharded(asked.tokenizer, asked.ray, asked.workers) if asked.ray is not None else None
         store = build_store(asked.out, files, load_tokenizer(asked.tokenizer), plan, report, read)

@@ -34,9 +34,6 @@ FAINT = "faint"
 """A colour too, the page's own for what is in the background."""
 
 
-# Figures in words ------------------------------------------------------------------------------------------------
-
-
 def number(value: Any, digits: int = 2) -> str:
     """A dash where there is no figure."""
     is_figure = isinstance(value, int | float) and isfinite(value)
@@ -100,9 +97,8 @@ FILTERS = (number, percent, interval, size, words, foldable, visible)
 @cache
 def _environment(folder: Path) -> Environment:
     """Templates of `folder` and of this one, with the functions of figures in words as filters."""
-    environment = Environment(
-        loader=FileSystemLoader([folder, HERE]), autoescape=True, trim_blocks=True, lstrip_blocks=True
-    )
+    loader = FileSystemLoader([folder, HERE])
+    environment = Environment(loader=loader, autoescape=True, trim_blocks=True, lstrip_blocks=True)
     environment.filters |= {each.__name__: each for each in FILTERS}
     environment.globals["style"] = Markup((HERE / "report.css").read_text("utf-8"))
     return environment
@@ -111,9 +107,6 @@ def _environment(folder: Path) -> Environment:
 def render(template: Path, **values: Any) -> str:
     """The page of a template, which may extend `frame.html.jinja` and fill its blocks title, style and body."""
     return _environment(template.parent).get_template(template.name).render(values)
-
-
-# Plots -----------------------------------------------------------------------------------------------------------
 
 
 @dataclass(frozen=True)

@@ -155,10 +155,8 @@ def check_identity(before: Mapping[str, Any], now: Mapping[str, Any], where: str
     for key in now:
         if before.get(key) != now[key]:
             was, is_now = _difference(before.get(key), now[key])
-            raise PacelineError(
-                f"{where} holds another run: its {key} was {was} and now is {is_now}; "
-                f"{instead}, or run the same command to go on"
-            )
+            change = f"its {key} was {was} and now is {is_now}"
+            raise PacelineError(f"{where} holds another run: {change}; {instead}, or run the same command to go on")
 
 
 def is_run(path: Path, kind: str) -> bool:
