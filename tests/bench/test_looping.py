@@ -27,6 +27,3 @@ LINE = list(range(40))
 )
 def test_what_loops(tokens: list[int], loops: bool) -> None:
     assert is_looping(tokens) == loops
-
-
-def test_a_longer_ngram_loops_if_asked_for() -> None:

@@ -62,9 +62,9 @@ class Driven(Contestant):
     def forget(self) -> None:
         """Begin a turn with a drafter that has seen nothing, and an engine that runs every prompt whole."""
         if self.answers or not self._first:
-            like = self.like
-            options: dict[str, Any] = {"max_batch": like.max_batch, "tokenizer": like.tokenizer, "schedule": self.schedule}
-            self.engine = Engine(like.target, self.draft, reuse=False, **options)
+            like, size = self.like, self.like.max_batch
+            options: dict[str, Any] = {"tokenizer": like.tokenizer, "schedule": self.schedule, "reuse": False}
+            self.engine = Engine(like.target, self.draft, max_batch=size, **options)
         warm_up(self.engine)
         self.answers.append({})
 

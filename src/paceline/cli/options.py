@@ -73,7 +73,7 @@ Ray = Annotated[
     ),
 ]
 RayWorkers = Annotated[int | None, typer.Option(help="With --ray: processes. [default: one a core]", min=1)]
-Ignore = Annotated[list[str] | None, typer.Option(help="A key of the log to leave out; may be repeated.", metavar="KEY")]
+Ignore = Annotated[list[str] | None, typer.Option(help="A key of the log to ignore; may be repeated.", metavar="KEY")]
 AsJson = Annotated[bool, typer.Option("--json", help="One JSON object, and nothing else.")]
 Color = Annotated[bool, typer.Option("--color", help="Colour the runs that were drafted and accepted.")]
 
