@@ -66,7 +66,7 @@ def build(asked: BuildOptions) -> int:
 
     from paceline.draft.text.corpus import PARTS, Plan
     from paceline.target.load import load_tokenizer
-    from paceline.workbench.corpus import Sharded
+    from paceline.workbench.corpus import Sharded, read_here
     from paceline.workbench.corpus import build as build_store
 
     transformers.logging.set_verbosity_error()
@@ -85,7 +85,7 @@ def build(asked: BuildOptions) -> int:
         def report(what: str, done: float) -> None:
             bar.update(tasks[what], description=what, completed=done)
 
-        read = Sharded(asked.tokenizer, asked.ray, asked.workers) if asked.ray is not None else None
+        read = read_here if asked.ray is None else Sharded(asked.tokenizer, asked.ray, asked.workers)
         store = build_store(asked.out, files, load_tokenizer(asked.tokenizer), plan, report, read)
     _show(store, asked.as_json, seconds=round(time.perf_counter() - began, 2))
     return 0

@@ -30,10 +30,8 @@ STAMP_HOPS = 64
 class Match(NamedTuple):
     """The longest suffix that also ends earlier.
 
-    length  its tokens; 0 when the last token is new.
-    first   where it ends for the first time; recent: for the last time before now. Both count the tokens up to the
-            end, so `text[recent]` is the token that followed.
-    """
+    length         its tokens; 0 when the last token is new.
+    first, recent  tokens up to where it ends for the first time, and for the last time; text[recent] follows it."""
 
     length: int
     first: int
@@ -42,8 +40,9 @@ class Match(NamedTuple):
 
 # Columns. Nine states in ten have one edge, so a state holds its first edge. Further edges are rows of `edges`, found
 # by an open-addressing hash `table` of (state, token), and chained from their state for the copy in a split.
-LENGTH, LINK, FIRST, RECENT, TOKEN, TARGET, MORE = range(7)
-FROM, SYMBOL, TO, NEXT = range(4)
+STATE, EDGE = range(7), range(4)
+LENGTH, LINK, FIRST, RECENT, TOKEN, TARGET, MORE = STATE
+FROM, SYMBOL, TO, NEXT = EDGE
 _STATES, _EDGES, LAST, _FOUND = range(4)
 _HERE, _NOWHERE = -1, -2
 

@@ -23,7 +23,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from paceline.draft.text import frozen, ngrams, suffix_array
-from paceline.draft.text.store import Store, open_store, writing
+from paceline.draft.text.store import Progress, Store, open_store, writing
 from paceline.errors import StoreError, meant
 from paceline.target.tokenizer import Tokenizer
 
@@ -45,11 +45,8 @@ PARTS = {
 
 Report = Callable[[str, float], None]
 """Called with the current step ("reading", then the parts' names) and the share of it that is done, 0 to 1."""
-
 Documents = Generator[NDArray[np.int32]]  # tokens of documents, each ending with the end token
-
-Read = Callable[[int, Callable[[float], None]], Documents]
-"""Function of the end token and a callback for the share read, 0 to 1; yields all documents."""
+Read = Callable[[int, Progress], Documents]  # of the end token; yields all documents
 
 
 @dataclass(frozen=True)
@@ -74,18 +71,10 @@ class Plan:
             raise StoreError(f"max_tokens is {self.max_tokens}; a corpus has 2 tokens or more")
 
 
-def build(
-    out: str | Path,
-    read: Read,
-    source: str,
-    tokenizer: Tokenizer,
-    plan: Plan = Plan(),
-    report: Report | None = None,
-) -> Store:
+def build(out: str | Path, read: Read, source: str, tokenizer: Tokenizer, plan: Plan, notify: Report) -> Store:
     """Build a store of the documents at `out`; it appears there whole or not at all.
 
     source  of the documents, for messages. Raises StoreError for no text or no end token, and what `read` raises."""
-    notify = report or (lambda what, done: None)
     eos = _eos(tokenizer, plan.eos)
     facts = {"tokenizer_name": tokenizer.name, "eos": eos, "parts": list(plan.parts)}
     with writing(out, kind="corpus", tokenizer=tokenizer.fingerprint, **facts) as store:
@@ -123,9 +112,7 @@ def _eos(tokenizer: Tokenizer, wanted: str | None) -> int:
     """The end token's id."""
     if wanted is None:
         if tokenizer.eos_token_id is None:
-            raise StoreError(
-                f"the tokenizer {tokenizer.name} names no end token to put between documents; choose one with --eos"
-            )
+            raise StoreError(f"the tokenizer {tokenizer.name} names no end token; choose one with --eos")
         return tokenizer.eos_token_id
     known = tokenizer.inner.get_vocab()
     token = known.get(wanted, int(wanted) if wanted.isdecimal() else None)

@@ -1,7 +1,6 @@
-"""A store: a folder of arrays that a drafter reads, built once and mapped into memory.
+"""A store: a folder of arrays that a drafter reads, built once and mapped into memory, which processes share.
 
-`store.json` names the kind of the store and the tokenizer of its token ids; each array is one .npy file. Opening reads
-only the header; the arrays' memory is shared between processes.
+`store.json` names the kind of the store and the tokenizer of its token ids; each array is one .npy file.
 
     with writing("build/corpus", kind="corpus", tokenizer=fingerprint) as store:
         store.add("text", tokens)
@@ -13,7 +12,7 @@ from __future__ import annotations
 
 import json
 import shutil
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from dataclasses import dataclass, field
 from pathlib import Path
@@ -28,6 +27,12 @@ from paceline.target.base import Facts
 
 HEADER = "store.json"
 VERSION = 1
+
+Progress = Callable[[float], None]  # called with the share done, 0 to 1
+
+
+def silent(done: float) -> None:
+    """Progress that nobody follows."""
 
 
 @dataclass
