@@ -13,7 +13,7 @@ from __future__ import annotations
 
 from collections import Counter
 from collections.abc import Iterable, Iterator, Mapping, Sequence
-from itertools import pairwise, takewhile
+from itertools import chain, pairwise, takewhile
 from typing import Any
 
 import numpy as np
@@ -232,11 +232,8 @@ def partial_match(answers: Answers, plain: Answers) -> float | None:
     """Mean share of plain decoding's turn that precedes the first token that differs; 1 where all are the same.
 
     P of Zhang et al. 2025 (arXiv 2510.22876), on tokens; their E is `identical`."""
-    return _mean(
-        partial(mine.tokens, other.tokens)
-        for answer, known in matched(answers, plain)
-        for mine, other in zip(answer.turns, known.turns, strict=False)
-    )
+    turns = (zip(answer.turns, known.turns, strict=False) for answer, known in matched(answers, plain))
+    return _mean(partial(mine.tokens, other.tokens) for mine, other in chain.from_iterable(turns))
 
 
 def matched(answers: Answers, plain: Answers) -> list[tuple[Answer, Answer]]:
@@ -289,9 +286,8 @@ def scheduled(result: Mapping[str, Any]) -> dict[str, Any]:
 def batch_speedups(results: Sequence[Mapping[str, Any]]) -> dict[str, float]:
     """By method: tokens per second over those of plain decoding in a ragged batch of the same size."""
     measured = [(r["method"], r["tokens_per_second"], scheduled(r)) for r in results if r["tokens_per_second"]]
-    plain = {
-        how["batch"]: speed for _, speed, how in measured if (how["drafter"], how["schedule"]) == (BASELINE, "ragged")
-    }
+    ragged = [one for one in measured if (one[2]["drafter"], one[2]["schedule"]) == (BASELINE, "ragged")]
+    plain = {how["batch"]: speed for _, speed, how in ragged}
     return {name: speed / plain[how["batch"]] for name, speed, how in measured if how["batch"] in plain}
 
 

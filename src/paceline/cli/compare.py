@@ -156,10 +156,8 @@ class Compared:
         drafted, plain = self.pair
         ratios = self.ratios
         spread = f" (median of {len(ratios)}, {ratios[0]:.2f} to {ratios[-1]:.2f})" if len(ratios) > 1 else ""
-        speeds = (
-            f"plain {plain.tokens_per_second:.1f} tokens/s, {drafter} {drafted.tokens_per_second:.1f} tokens/s, "
-            f"ratio {self.speedup:.2f}{spread}"
-        )
+        speeds = f"plain {plain.tokens_per_second:.1f} tokens/s, {drafter} {drafted.tokens_per_second:.1f} tokens/s"
+        speeds += f", ratio {self.speedup:.2f}{spread}"
         more = [*([LOOPS] if self.loops else []), *self.doubts]
         at = self.first_difference
         if at is None:

@@ -121,11 +121,9 @@ class Bar:
 
 def statistics(row: Row, tokens_per_second: float) -> str:
     """The closing line of an answer."""
-    line = (
-        f"{row.num_new} new tokens in {row.stats.rounds} rounds, {row.mean_accepted_tokens:.2f} mean accepted tokens, "
-        f"{tokens_per_second:.1f} tokens/s"
-    )
-    return f"{line}; {REASONS[row.finish_reason]}" if row.finish_reason else line
+    line = f"{row.num_new} new tokens in {row.stats.rounds} rounds, {row.mean_accepted_tokens:.2f} mean accepted tokens"
+    reason = f"; {REASONS[row.finish_reason]}" if row.finish_reason else ""
+    return f"{line}, {tokens_per_second:.1f} tokens/s{reason}"
 
 
 def plain_table(*columns: str, text: Collection[str] = (), gap: int = 2) -> Table:

@@ -136,10 +136,10 @@ class Recorder:
         try:
             if self._record and known and recording._graph is None:
                 recording.record(self._pool)
-            logits, taps = recording.run()
+            output = recording.run()
         finally:
             self._decoder.clock = clock
-        verdict = self._verdict(segments, form, logits, taps)
+        verdict = self._verdict(segments, form, output)
         clock.lap("layers")
         return verdict
 
@@ -172,13 +172,12 @@ class Recorder:
             lengths[s], sees[s] = length, ancestors(wide.parent)
         return tokens.ravel(), positions.ravel(), at.ravel(), lengths, sees
 
-    def _verdict(
-        self, segments: Sequence[Segment], form: Form, logits: torch.Tensor, taps: dict[int, torch.Tensor]
-    ) -> Verdict:
+    def _verdict(self, segments: Sequence[Segment], form: Form, output: Output) -> Verdict:
         """The results of the segments' own nodes, copied from the recording's memory."""
         begins = [(segment.slot - form.first) * form.width for segment in segments]
         nodes = [begin + np.arange(s.num_run) for begin, s in zip(begins, segments, strict=True)]
         wanted = [at[len(at) - s.num_logits :] for at, s in zip(nodes, segments, strict=True)]
+        logits, taps = output
         logits = logits.index_select(0, self._on_device(wanted))
         own = self._on_device(nodes) if taps else None
         taps = {layer: states[own] for layer, states in taps.items()}

@@ -29,6 +29,9 @@ from paceline.target.cache import CachedTarget, RaggedCache, Writer
 from paceline.target.folder import check_layers, check_shape, fingerprint, one_line, refuse_absent
 from paceline.target.layout import SHARED_QUERIES, Layout, plan
 
+Results = list[tuple[torch.Tensor, dict[int, torch.Tensor]]]
+"""Of each segment the logits [num_logits, V] and hidden states {layer: [n, H]}."""
+
 
 def load(
     folder: Path,
@@ -122,7 +125,7 @@ class HFTarget(CachedTarget):
         self.check(needs)
         if any(s.hidden is not None for s in segments):
             raise ModelError(f"{self.name} runs through transformers and cannot resume from a drafter's states")
-        results: dict[int, tuple[torch.Tensor, dict[int, torch.Tensor]]] = {}
+        results: dict[int, Any] = {}
         for members in self._forwards(segments):
             results |= zip(members, self._forward([segments[s] for s in members], needs.hidden_layers), strict=True)
         logits, hidden = zip(*(results[s] for s in range(len(segments))), strict=True)
@@ -143,18 +146,17 @@ class HFTarget(CachedTarget):
             yield sorted(short, key=lambda s: segments[s].slot)
         yield from ([s] for s, segment in enumerate(segments) if segment.num_run > SHARED_QUERIES)
 
-    def _forward(
-        self, segments: Sequence[Segment], hidden_layers: Sequence[int]
-    ) -> list[tuple[torch.Tensor, dict[int, torch.Tensor]]]:
-        """One forward; of each segment the logits [num_logits, V] and hidden states {layer: [n, H]}."""
+    def _forward(self, segments: Sequence[Segment], hidden_layers: Sequence[int]) -> Results:
+        """One forward."""
         lengths = [self.cache.length(s.slot) for s in segments]
         spare = self._spare(segments, lengths)
-        if spare:
-            n, segments = segments[0].num_run, [segments[0].longer(spare)]
-            segments[0].num_logits += spare
-            ((logits, hidden),) = self._padded_forward(segments, lengths, hidden_layers)
-            return [(logits[: len(logits) - spare], {layer: states[:n] for layer, states in hidden.items()})]
-        return self._padded_forward(segments, lengths, hidden_layers)
+        if not spare:
+            return self._padded_forward(segments, lengths, hidden_layers)
+        longer = segments[0].longer(spare)
+        longer.num_logits += spare
+        ((logits, hidden),) = self._padded_forward([longer], lengths, hidden_layers)
+        n = segments[0].num_run
+        return [(logits[: len(logits) - spare], {layer: states[:n] for layer, states in hidden.items()})]
 
     def _spare(self, segments: Sequence[Segment], lengths: Sequence[int]) -> int:
         """How many nodes to add to a draft that is verified alone on a CPU: kernels are not faster for 2 or 3 rows than
@@ -168,7 +170,7 @@ class HFTarget(CachedTarget):
 
     def _padded_forward(
         self, segments: Sequence[Segment], lengths: Sequence[int], hidden_layers: Sequence[int]
-    ) -> list[tuple[torch.Tensor, dict[int, torch.Tensor]]]:
+    ) -> Results:
         layout = plan(segments, lengths, dtype=self.dtype, device=self.device)
         padding = Padding(segments, self.device)
         mask = self._mask(segments, lengths, padding, layout)
@@ -185,8 +187,8 @@ class HFTarget(CachedTarget):
         mask: torch.Tensor | None,
         cache: Cache,
         hidden_layers: Sequence[int],
-    ) -> list[tuple[torch.Tensor, dict[int, torch.Tensor]]]:
-        """Run the model over packed `tokens` and `positions`, int64 [N]; returns as `_forward`."""
+    ) -> Results:
+        """Run the model over packed `tokens` and `positions`, int64 [N]."""
         keep = max(1, *(s.num_logits for s in segments))  # 0 would mean all
         with _shared_keys(self.device):
             out = self.model(
@@ -384,18 +386,19 @@ class Example:
         try:
             self.logits = self._plain(self.text, cache)
         except Exception as error:  # the model's own code may raise anything
-            raise ModelError(
-                f"{self.name} cannot be a target: a plain forward with transformers' own cache fails: {one_line(error)}"
-            ) from error
+            raise self._refused(f"a plain forward with transformers' own cache fails: {one_line(error)}") from error
         if any(getattr(layer, "keys", None) is None for layer in cache.layers):
-            raise ModelError(f"{self.name} cannot be a target: it does not keep its keys and values in a cache")
+            raise self._refused("it does not keep its keys and values in a cache")
         shapes = {(*layer.keys.shape[1::2], *layer.values.shape[1::2]) for layer in cache.layers}
         if len(shapes) != 1 or len(cache.layers) != target.num_layers:
-            raise ModelError(f"{self.name} cannot be a target: its layers keep keys and values of different shapes")
+            raise self._refused("its layers keep keys and values of different shapes")
         ((self.kv_heads, self.head_dim, *values),) = shapes
         if values != [self.kv_heads, self.head_dim]:
-            raise ModelError(f"{self.name} cannot be a target: its keys and values have different shapes")
+            raise self._refused("its keys and values have different shapes")
         self.kv_dtype = cache.layers[0].keys.dtype
+
+    def _refused(self, why: str) -> ModelError:
+        return ModelError(f"{self.name} cannot be a target: {why}")
 
     def _plain(self, ids: torch.Tensor, cache: DynamicCache) -> torch.Tensor:
         return self.model(input_ids=ids, past_key_values=cache, use_cache=True).logits.float()
@@ -410,24 +413,21 @@ class Example:
             except ModelError:
                 raise
             except Exception as failure:  # the model's own code may raise anything
-                raise ModelError(
-                    f"{self.name} cannot be a target: its code does not run on a cache, positions and a mask from "
-                    "outside"
-                ) from failure
+                why = "its code does not run on a cache, positions and a mask from outside"
+                raise self._refused(why) from failure
             finally:
                 for slot in slots:
                     target.drop_row(slot)
             if error <= min(max(TOLERANCE, ROUNDING * torch.finfo(target.dtype).eps, NOISE * noise), LIMIT):
                 return
-        raise ModelError(
-            f"{self.name} cannot be a target: verified as a tree its logits are wrong, by {error:.2g} times "
-            "the effect of a wrong context; it makes its mask or positions itself and ignores those given"
+        raise self._refused(
+            f"verified as a tree its logits are wrong, by {error:.2g} times the effect of a wrong context; it makes "
+            "its mask or positions itself and ignores those given"
         )
 
     @torch.inference_mode()
     def _errors(self, target: HFTarget, slots: Sequence[int]) -> tuple[float, float]:
-        """Root mean square errors of the worst node, from our cache and of a second plain forward, relative to the
-        effect of seeing wrong tokens."""
+        """RMS errors of the worst node, ours and of a second plain forward, over the effect of wrong tokens."""
         a, b = slots
         for slot, tokens in ((a, self.long[:-1]), (b, self.prefix)):
             target.verify([Segment.chunk(slot, tokens, False)])

@@ -13,7 +13,7 @@ every row is copied into a new block, all layers in one copy.
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterable, Iterator, Sequence
 from dataclasses import dataclass, field
 from typing import Any
 
@@ -27,7 +27,7 @@ from paceline.engine.round import Segment
 from paceline.engine.tree import IntArray, ancestors
 from paceline.errors import ModelError
 from paceline.target.base import Target
-from paceline.target.hf import HFTarget, Padding
+from paceline.target.hf import HFTarget, Padding, Results
 
 GRANULE = 16
 """Columns of a block are a multiple of this."""
@@ -165,9 +165,6 @@ def _aligned(rows: Sequence[_Row], slots: Sequence[int]) -> Block | None:
     return block
 
 
-# A transformers target over rectangles -------------------------------------------------------------------------------
-
-
 def rectangular(target: Target) -> RectangularTarget:
     """`target` with a rectangular cache and the same weights; ModelError if it is no transformers target."""
     if isinstance(target, RectangularTarget):
@@ -193,21 +190,19 @@ class RectangularTarget(HFTarget):
     def _forwards(self, segments: Sequence[Segment]) -> Iterator[list[int]]:
         yield list(range(len(segments)))
 
-    def _forward(
-        self, segments: Sequence[Segment], hidden_layers: Sequence[int]
-    ) -> list[tuple[torch.Tensor, dict[int, torch.Tensor]]]:
+    def _forward(self, segments: Sequence[Segment], hidden_layers: Sequence[int]) -> Results:
         lengths = [self.cache.length(s.slot) for s in segments]
         block = self.cache.arrange([s.slot for s in segments], [s.num_run for s in segments])
         self.clock.lap("align")
         padding = Padding(segments, self.device)
-        tokens = self._packed([s.tokens for s in segments])
-        positions = self._packed([length + s.depth for length, s in zip(lengths, segments, strict=True)])
+        tokens = self._packed(s.tokens for s in segments)
+        positions = self._packed(length + s.depth for length, s in zip(lengths, segments, strict=True))
         mask = self._additive(_visible(segments, block))
         self.clock.lap("prepare")
         return self._run(segments, padding, tokens, positions, mask, _Columns(block), hidden_layers)
 
-    def _packed(self, of_segments: Sequence[IntArray]) -> torch.Tensor:
-        return torch.from_numpy(np.concatenate(of_segments)).to(self.device)
+    def _packed(self, of_segments: Iterable[IntArray]) -> torch.Tensor:
+        return torch.from_numpy(np.concatenate([*of_segments])).to(self.device)
 
 
 def _visible(segments: Sequence[Segment], block: Block) -> NDArray[np.bool_]:

@@ -166,11 +166,8 @@ class SentencePiece:
         self.eos_token_id: int | None = end if end >= 0 else None
         self.eos_token: str | None = processor.id_to_piece(end) if end >= 0 else None
         self._vocab = {processor.id_to_piece(i): i for i in range(len(processor))}
-        self.added_tokens_decoder = {
-            i: AddedToken(token, special=True)
-            for token, i in self._vocab.items()
-            if processor.is_control(i) or processor.is_unknown(i)
-        }
+        special = [i for i in range(len(processor)) if processor.is_control(i) or processor.is_unknown(i)]
+        self.added_tokens_decoder = {i: AddedToken(processor.id_to_piece(i), special=True) for i in special}
 
     def __len__(self) -> int:
         return len(self._processor)

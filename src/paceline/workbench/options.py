@@ -74,9 +74,6 @@ def _parameter(name: str, field: dataclasses.Field[Any], hint: Any) -> inspect.P
 
 def _filled(group: Any, values: dict[str, Any]) -> Any:
     """The dataclass with the options that a command was given; they are taken out of `values`."""
-    return group(
-        **{
-            field.name: _filled(hint, values) if dataclasses.is_dataclass(hint) else values.pop(field.name)
-            for field, hint in _options(group)
-        }
-    )
+    known = {field.name: hint for field, hint in _options(group)}
+    nested = {name: _filled(hint, values) for name, hint in known.items() if dataclasses.is_dataclass(hint)}
+    return group(**nested, **{name: values.pop(name) for name in known if name not in nested})
