@@ -1,8 +1,5 @@
 """What an answer should have taken, by the rounds of the same method: one that took far longer met another process.
 
-    pace = Pace(answers_so_far)
-    pace.is_late(answer)
-
 A prompt is expected to take the median seconds a token of prompts of about its length, a later round the median seconds
 of rounds that verified about as many nodes. A round whose like was seldom seen is expected to take what it took.
 """
@@ -44,8 +41,7 @@ class Kinds:
 
 
 class Pace:
-    """What one method's rounds took so far. Only for questions answered one at a time: a round of a batch takes as
-    long as all of its rows."""
+    """What one method's rounds took so far, for questions answered one at a time."""
 
     def __init__(self, answers: Iterable[Answer] = ()):
         self._prompts, self._rounds = Kinds(), Kinds()
@@ -60,23 +56,16 @@ class Pace:
                     self._rounds.add(tokens, seconds)
 
     def is_late(self, answer: Answer) -> bool:
-        expected = self._expected(answer)
+        expected = sum(turn.seconds - self._lost(turn) for turn in answer.turns)
         return answer.failed is None and answer.seconds > max(LATE * expected, expected + LEAST)
-
-    def _expected(self, answer: Answer) -> float:
-        return sum(turn.seconds - self._lost(turn) for turn in answer.turns)
 
     def _lost(self, turn: Reply) -> float:
         """Seconds more than expected, over the rounds of which something is known."""
         lost = 0.0
         for i, (tokens, seconds) in enumerate(_rounds(turn)):
-            if i > 0:
-                expected = self._rounds.expected(tokens)
-            elif each := self._prompts.expected(turn.prompt_tokens):
-                expected = each * turn.prompt_tokens
-            else:
-                expected = None
-            lost += seconds - expected if expected is not None else 0.0
+            expected = self._rounds.expected(tokens) if i else self._prompts.expected(turn.prompt_tokens)
+            if expected is not None:
+                lost += seconds - (expected if i else expected * turn.prompt_tokens)
         return lost
 
 

@@ -1,8 +1,4 @@
-"""Metrics: every figure of a benchmark, defined once, computed from answers.
-
-    none, sam = ([a for a in answers if a.method == name] for name in ("none", "sam"))
-    speedup(sam, none), speedup_interval(sam, none), mean_accepted_tokens(sam)
-    summarize(answers, facts)                       # all of them, for every method and task
+"""Metrics: every figure of a benchmark, defined once, computed from answers. `summarize` gives all of them.
 
 A figure pools the repeats of the answers it is given and leaves out those that failed. It is None where there is
 nothing to count, or where an engine does not report what the figure needs. Sources: Spec-Bench (Xia et al. 2024, arXiv

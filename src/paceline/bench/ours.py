@@ -1,8 +1,5 @@
 """Our engine as contestants: a drafter each, or a drafter with a schedule and a batch size, on one shared target.
 
-    Ours("sam", target, tokenizer, batch=1).answer([tokens], Ask(max_tokens=64))
-    Scheduled("sam", "grouped", 8, target, tokenizer).answer(prompts, Ask(max_tokens=64))
-
 With schedules all requests of a group are handed in at once, and at most `batch` of them run in a round: requests are
 always waiting. The baseline, "none", is plain decoding one request at a time. With a published schedule among them all
 run on the transformers target, so that they differ in the schedule alone.
@@ -58,7 +55,6 @@ class Ours(Contestant):
 
     @property
     def _parts(self) -> tuple[Any, ...]:
-        """Its drafters."""
         return tuple(getattr(self.engine.drafter, "parts", (self.engine.drafter,)))
 
     def open(self) -> None:

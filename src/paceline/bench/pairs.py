@@ -1,11 +1,6 @@
 """Answers as arrays of tokens and seconds: of one method, and of a method and plain decoding side by side.
 
-    both = Pairs.of(answers, plain)
-    both.ratio()                                    # tokens per second over tokens per second
-    both.resampled(100, np.random.default_rng(0))   # a hundred such ratios, of other questions of the same kinds
-
-A group's questions are answered together: its seconds count once. Of its repeats the medians count. Knows what answers
-took, not what is made of it: figures are in `metrics`.
+A group's questions are answered together: its seconds count once. Of its repeats the medians count.
 """
 
 from __future__ import annotations
@@ -44,7 +39,7 @@ def cells(answers: Answers, *, decode: bool = False) -> dict[tuple[int, int], Ce
         together.setdefault((answer.group, answer.repeat), []).append(answer)
     cells_by_key = {}
     for (group, repeat), members in together.items():
-        if decode and not all(_tells_times(turn) for answer in members for turn in answer.turns):
+        if decode and not all(t.times and len(t.times) == len(t.lengths or ()) for a in members for t in a.turns):
             continue
         depth = max(len(answer.turns) for answer in members)
         turns = [[answer.turns[n] for answer in members if n < len(answer.turns)] for n in range(depth)]
@@ -115,22 +110,14 @@ class Pairs:
         return np.asarray(mine[:, 0] * plain[:, 1] / (mine[:, 1] * plain[:, 0]))
 
 
-def _tells_times(turn: Reply) -> bool:
-    return bool(turn.times) and len(turn.times or ()) == len(turn.lengths or ())
-
-
 def _measure(turns: Sequence[Reply], decode: bool) -> tuple[float, float]:
     """New tokens and seconds of one turn of a group, all of which have the same seconds."""
     seconds = max(turn.seconds for turn in turns)
     if not decode:
         return sum(len(turn.tokens) for turn in turns), seconds
     start = max(turn.times[0] for turn in turns if turn.times)
-    return sum(_num_after(turn, start) for turn in turns), seconds - start
-
-
-def _num_after(turn: Reply, start: float) -> int:
-    """Tokens that came later than `start`."""
-    return sum(n for n, when in zip(turn.lengths or (), turn.times or (), strict=True) if when > start)
+    rounds = [pair for turn in turns for pair in zip(turn.lengths or (), turn.times or (), strict=True)]
+    return sum(n for n, when in rounds if when > start), seconds - start
 
 
 def _stack(groups: Sequence[Sequence[Floats]]) -> tuple[Floats, NDArray[np.int64]]:

@@ -2,9 +2,6 @@
 
 It holds raw facts only: tokens and time of each round, drafted tokens, seconds by part. `metrics.py` computes every
 figure of a report from them.
-
-    for answer in read_answers(Path("run/answers.jsonl")):
-        answer.turns[0].lengths            # tokens a round, the target's own included
 """
 
 from __future__ import annotations
@@ -20,8 +17,6 @@ from paceline.workbench.runs import rows
 
 KIND, ANSWERS, SUMMARY = "bench", "answers.jsonl", "summary.json"
 """The kind of run for `workbench.runs`, and two of its files."""
-
-
 Done = set[tuple[str, int, str]]  # method, repeat and question of answers
 
 

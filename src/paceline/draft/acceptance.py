@@ -1,9 +1,5 @@
 """The probability that the nodes of a draft are accepted, learned from earlier drafts.
 
-    acceptance = Acceptance()
-    values = acceptance.values(tree, row.id)        # the probability of every drafted node
-    acceptance.note(row.id, tree, path, length, limit)
-
 A draft survives from depth to depth. The share that survives a step is learned by depth and by the length of the draft
 (with drafters that copy, the length depends on the match). A draft that was cut counts only down to the cut, so cutting
 does not bias the shares (Kaplan and Meier 1958). A row's probabilities are those of all rows ** multiplier, where

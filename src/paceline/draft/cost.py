@@ -1,10 +1,7 @@
 """The time of a round on this machine, and the drafted nodes that pay: for auto, tree=auto, stop=adaptive and tune.
 
-times = RoundTimes()                               # learns as rounds run
-times.note(rows=8, nodes=20, widest=5, prompt=0, seconds=3e-3)
-times.of(8)[20]                                    # seconds of a round of 8 rows and 20 nodes
-choose(probabilities, 8, times, rate=2000)         # the nodes of 8 drafts that pay
-best_size(gains, time_forwards(target))            # the size of a draft, from a few forwards timed beforehand
+`RoundTimes` learns times as rounds run, `time_forwards` measures some beforehand; `choose` cuts the drafts of a batch,
+`best_size` and `best_sizes` say how large drafts should be.
 """
 
 from __future__ import annotations

@@ -22,13 +22,9 @@ from typing import Any
 from paceline.errors import PacelineError
 
 AUTO, LOCAL = "auto", "local"
-"""Addresses: the cluster of RAY_ADDRESS or of this machine, else a new one here; a new one here. A process that is
-connected already stays where it is."""
-
+"""Addresses: the cluster of RAY_ADDRESS or of this machine, else a new one here; a new one here."""
 QUIET: dict[str, Any] = {"log_to_driver": False, "logging_level": "ERROR"}
-
 PATIENCE_SECONDS = 10.0  # time for a cluster's head to answer
-
 Work = Callable[[Any], Any]
 
 
@@ -52,11 +48,7 @@ class _Worker:
 
 
 def spread(
-    make: Callable[..., Work],
-    options: Sequence[Any],
-    items: Sequence[Any],
-    address: str = AUTO,
-    workers: int | None = None,
+    make: Callable[..., Work], options: Sequence[Any], items: Sequence[Any], address: str, workers: int | None
 ) -> Generator[Any]:
     """`make(*options)(item)` for every item, of one or more, in their order. `make` is called once in every worker.
     Until the generator is closed, standard output is standard error.

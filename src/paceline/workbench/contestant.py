@@ -1,7 +1,4 @@
-"""Contestant: an engine that is measured or certified, ours with a drafter or another one.
-
-All contestants of a run get the same token ids and the same limits, one after another.
-"""
+"""Contestant: an engine that is measured or certified. All of a run get the same token ids and the same limits."""
 
 from __future__ import annotations
 
@@ -118,8 +115,7 @@ class Contestant(ABC):
         """Load the model; called before anything is timed. Raises NotInstalled, or another PacelineError."""
 
     def forget(self) -> None:  # noqa: B027
-        """Forget earlier answers. Called after the warm-up and between repetitions, since a drafter that has seen an
-        answer drafts it easily."""
+        """Forget earlier answers, which a drafter drafts easily. Called after the warm-up and between repetitions."""
 
     def wake(self, seconds: float) -> None:
         """Keep the processor busy for at least `seconds`, without teaching a drafter anything: the next answer then

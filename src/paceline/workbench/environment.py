@@ -1,7 +1,4 @@
-"""What a measurement ran on: versions, processor, threads, memory, command.
-
-    environment(dtype="bfloat16", device="cpu")["cpu"]       # "Intel(R) Xeon(R) ..."
-"""
+"""What a measurement ran on: versions, processor, threads, memory, command."""
 
 from __future__ import annotations
 

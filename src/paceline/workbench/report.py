@@ -1,9 +1,5 @@
 """Report pages: their frame and style, plots as SVG, and figures in words. No script, nothing loaded, light and dark.
 
-    render(Path(__file__).with_name("page.html.jinja"), figures=figures)      # a template that extends frame.html.jinja
-    plot([Curve([(1, 50.0), (2, 30.0)], ["half", "fewer"], [COLORS[0]] * 2)], "depth", "accepted, %")
-    percent(0.9999), size(812_000_000), interval(1.9, 2.1)     # "over 99.9 %", "812.0 MB", "1.90 to 2.10"
-
 plot.html.jinja draws the SVG: a few kilobytes a plot, in the page's own colours in light and dark, with a tip on every
 point, and without a library to install.
 """
@@ -51,9 +47,9 @@ def percent(value: Any, digits: int = 0) -> str:
     return "under 0.1 %" if value < 0.5 else "over 99.9 %"
 
 
-def interval(low: Any, high: Any, digits: int = 2) -> str:
+def interval(low: Any, high: Any) -> str:
     """From a to b, or a dash."""
-    return DASH if low is None or high is None else f"{number(low, digits)} to {number(high, digits)}"
+    return DASH if low is None or high is None else f"{number(low)} to {number(high)}"
 
 
 def size(value: Any) -> str:

@@ -3,10 +3,6 @@
 A greedy target accepts a drafted token exactly if it is the next token of its answer. So a drafter that sees tokens
 alone has the same accepted on a recording as with the model.
 
-    tally = Tally()
-    replay(create("sam"), answer, 0, tally)
-    tally.mean_accepted_tokens
-
 The first draft is made after the prompt, as in Spec-Bench's programs. Our engine runs the prompt in a round of its own,
 so its figures hold one more round an answer.
 """
@@ -48,6 +44,10 @@ def _histogram() -> IntArray:
     return np.zeros(DEEPEST + 1, np.int64)
 
 
+def _over(count: float, of: int) -> float:
+    return count / of if of else 0.0
+
+
 @dataclass
 class Tally:
     """Counts over answers.
@@ -75,27 +75,27 @@ class Tally:
     @property
     def mean_accepted_tokens(self) -> float:
         """New tokens a round, the target's own included (Spec-Bench's definition, pooled over all rounds)."""
-        return self.new_tokens / self.rounds if self.rounds else 0.0
+        return _over(self.new_tokens, self.rounds)
 
     @property
     def draft_rate(self) -> float:
         """Share of rounds with a draft."""
-        return self.draft_rounds / self.rounds if self.rounds else 0.0
+        return _over(self.draft_rounds, self.rounds)
 
     @property
     def verified_per_round(self) -> float:
         """Nodes that the target verifies in a round, roots included."""
-        return (self.drafted + self.rounds) / self.rounds if self.rounds else 0.0
+        return _over(self.drafted + self.rounds, self.rounds)
 
     @property
     def verified_per_token(self) -> float:
         """Nodes that the target verifies for each new token, roots included; plain decoding is 1."""
-        return (self.drafted + self.rounds) / self.new_tokens if self.new_tokens else 0.0
+        return _over(self.drafted + self.rounds, self.new_tokens)
 
     @property
     def draft_us_per_round(self) -> float:
         """Microseconds that the drafter spends on a round, all of its work from a row's start to its end."""
-        return 1e6 * self.seconds / self.rounds if self.rounds else 0.0
+        return _over(1e6 * self.seconds, self.rounds)
 
     def accepted_by_depth(self) -> list[float]:
         """Entry d-1: of the rounds whose draft reached depth d, the share that accepted at least d tokens."""
@@ -130,8 +130,7 @@ def replayable(spec: str, target: Facts) -> Drafter:
 
 
 def judged(target: Facts) -> tuple[list[str], dict[str, str]]:
-    """Methods that get through a short replay without a checkpoint: those that a recording can judge, and why it cannot
-    judge the others."""
+    """Methods that can be replayed without a checkpoint: those that a recording can judge, and why not the others."""
     reasons = {}
     for name in tokens_only(target):
         drafter = create(name)

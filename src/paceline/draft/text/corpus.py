@@ -3,8 +3,6 @@
 Each *part* adds the arrays that one data structure reads: `build_part(text, ends, vocab_size, progress)` of its module
 returns them by name. `workbench.corpus.build` reads files.
 
-    open_store("build/corpus", kind="corpus").array("text")
-
     text  int32 [n], or uint16 where that is enough: the documents one after another, each ending with the end token
     ends  int64 [d]: the offset after each document
 """

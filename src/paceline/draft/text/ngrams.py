@@ -2,11 +2,7 @@
 
 The first two databases of Hierarchy Drafting (Cho et al. 2025, arXiv 2502.05609) and the pool of lookahead decoding
 (Fu et al. 2024, arXiv 2402.02057). The key of all stores is one token; `after(token)` gives the n-grams that begin with
-it, without it, best first:
-
-    store = RecentNgrams(n=3, ways=7)
-    store.update(np.array([1, 2, 3, 1, 2, 4, 9]))
-    store.after(1)                           # newest first: [(2, 4), (2, 3)]
+it, without it, best first.
 """
 
 from __future__ import annotations
