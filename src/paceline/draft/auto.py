@@ -23,16 +23,12 @@ from typing import NamedTuple, cast
 import numpy as np
 
 from paceline.draft.acceptance import Acceptance, Lengths, Worth
-from paceline.draft.base import Drafter, stamp
+from paceline.draft.base import Drafter, DraftTree, Facts, Request, Round, stamp
 from paceline.draft.cost import DraftTimes, Floats, Rate, RoundTimes, choose, read_table
 from paceline.draft.fallback import Fallback
 from paceline.draft.registry import create
 from paceline.draft.spec import Options, option
-from paceline.engine.request import Request
-from paceline.engine.round import Round
-from paceline.engine.tree import DraftTree
 from paceline.errors import MethodError
-from paceline.target.base import Facts
 
 ORDER_EVERY = 32  # rounds between two updates of the order in which drafters are asked
 HEAD_START = 4  # exploring may use the time of this many rounds at the beginning

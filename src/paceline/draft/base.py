@@ -1,4 +1,4 @@
-"""Drafter: the interface of every method. Knows rows and rounds, never the engine.
+"""Drafter: the interface of every method, and the nouns that it speaks of. Knows rows and rounds, never the engine.
 
 A new drafter is one file with one class:
 

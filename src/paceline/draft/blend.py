@@ -21,16 +21,13 @@ import numpy as np
 from numba import njit
 from numpy.typing import NDArray
 
-from paceline.draft.base import Drafter
+from paceline.draft.base import Drafter, DraftTree, Facts, Request
 from paceline.draft.spec import Options, option
 from paceline.draft.text.copying import Generations
 from paceline.draft.text.counts import COUNT, DISTINCT, HEAD, NEXT, TOKEN, TOTAL, ContextCounts, locate, mixed
 from paceline.draft.text.frozen import FRONT, FrozenAutomaton, from_parts, transfer
 from paceline.draft.text.store import open_for
 from paceline.draft.text.suffix_tree import insert
-from paceline.engine.request import Request
-from paceline.engine.tree import DraftTree
-from paceline.target.base import Facts
 
 OWN_DOUBT = (3.0, 5.0, 2.0, 1.5, 1.5, 1.0, 0.8, 0.5)
 """e by length of context, 1, 2, ... tokens, in the row's own text and in finished requests."""

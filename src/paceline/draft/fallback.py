@@ -9,12 +9,8 @@ from operator import or_
 
 import torch
 
-from paceline.draft.base import Drafter, stamp
-from paceline.engine.request import Request
-from paceline.engine.round import Round
-from paceline.engine.tree import DraftTree
+from paceline.draft.base import Drafter, DraftTree, Facts, Request, Round, stamp
 from paceline.errors import MethodError
-from paceline.target.base import Facts
 
 
 class Fallback(Drafter):

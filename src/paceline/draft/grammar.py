@@ -10,9 +10,7 @@ from typing import Protocol, runtime_checkable
 
 import numpy as np
 
-from paceline.draft.base import Drafter
-from paceline.engine.request import Request
-from paceline.engine.tree import DraftTree
+from paceline.draft.base import Drafter, DraftTree, Request
 
 
 @runtime_checkable

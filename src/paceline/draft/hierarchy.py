@@ -20,16 +20,13 @@ from itertools import chain, islice
 import numpy as np
 from numpy.typing import NDArray
 
-from paceline.draft.base import Drafter
+from paceline.draft.base import Drafter, DraftTree, Facts, Request
 from paceline.draft.spec import Options, option
 from paceline.draft.text.copying import Generations
 from paceline.draft.text.ngrams import FrequentNgrams, Gram, PastNgrams, RecentNgrams
 from paceline.draft.text.store import open_for
 from paceline.draft.text.suffix_array import SuffixArray
-from paceline.engine.request import Request
-from paceline.engine.tree import DraftTree
 from paceline.errors import MethodError
-from paceline.target.base import Facts
 
 KEY = 2  # tokens that L looks up first; the published setting
 SAMPLE = 128  # most places of a corpus that L reads for one key; the authors' code: 5,000

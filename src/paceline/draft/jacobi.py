@@ -30,16 +30,12 @@ import numpy as np
 import torch
 
 from paceline.draft import shapes
-from paceline.draft.base import Drafter
+from paceline.draft.base import Drafter, DraftTree, Facts, IntArray, Request, Round
 from paceline.draft.registry import create
 from paceline.draft.spec import Options, option
 from paceline.draft.text.copying import continuation
 from paceline.engine.logits import top_tokens
-from paceline.engine.request import Request
-from paceline.engine.round import Round
-from paceline.engine.tree import DraftTree, IntArray
 from paceline.errors import MethodError
-from paceline.target.base import Facts
 
 NGRAM = "ngram"
 

@@ -23,7 +23,7 @@ from typing import Any, Literal
 
 import torch
 
-from paceline.draft.base import Drafter
+from paceline.draft.base import Drafter, DraftTree, Facts, Needs, Request, Round
 from paceline.draft.model import check_tokenizer
 from paceline.draft.neural.branches import Ahead, Ask, Layout, Top, Window, most_candidates, top_of
 from paceline.draft.neural.draft_worker import Closed, DraftWorker, Setup, confined, facts_to_send, split_cores
@@ -32,11 +32,7 @@ from paceline.draft.neural.layers import native
 from paceline.draft.neural.stepping import Stepping
 from paceline.draft.neural.vocab import kept_tokens
 from paceline.draft.spec import Options, option, parse
-from paceline.engine.request import Request
-from paceline.engine.round import Round
-from paceline.engine.tree import DraftTree
 from paceline.errors import MethodError
-from paceline.target.base import Facts, Needs
 from paceline.target.load import device_named, load_tokenizer
 
 log = logging.getLogger("paceline")

@@ -29,15 +29,13 @@ from itertools import chain, islice
 import numpy as np
 import torch
 
-from paceline.draft.base import Drafter
+from paceline.draft.base import Drafter, DraftTree, Request, Round
 from paceline.draft.spec import Options, option
 from paceline.draft.text.copying import up_to_end
 from paceline.draft.text.ngrams import Gram, RecentNgrams
 from paceline.engine.logits import best_token
-from paceline.engine.request import Request
-from paceline.engine.round import Round
 from paceline.engine.sampling import on_accelerator
-from paceline.engine.tree import DraftTree, merge
+from paceline.engine.tree import merge
 
 
 @dataclass(frozen=True)

@@ -11,10 +11,8 @@ from dataclasses import dataclass
 
 import numpy as np
 
-from paceline.draft.base import Drafter
+from paceline.draft.base import Drafter, DraftTree, IntArray, Request
 from paceline.draft.spec import Options, option
-from paceline.engine.request import Request
-from paceline.engine.tree import DraftTree, IntArray
 
 
 @dataclass(frozen=True, kw_only=True)

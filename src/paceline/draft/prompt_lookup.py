@@ -14,13 +14,10 @@ from typing import Literal
 import numpy as np
 from numba import njit
 
-from paceline.draft.base import Drafter
+from paceline.draft.base import Drafter, DraftTree, Facts, IntArray, Request
 from paceline.draft.spec import Options, option
 from paceline.draft.text.copying import up_to_end
-from paceline.engine.request import Request
-from paceline.engine.tree import DraftTree, IntArray
 from paceline.errors import MethodError
-from paceline.target.base import Facts
 
 
 @dataclass(frozen=True)

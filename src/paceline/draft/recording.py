@@ -8,10 +8,8 @@ from dataclasses import dataclass, field
 import numpy as np
 import torch
 
-from paceline.draft.base import Drafter
+from paceline.draft.base import Drafter, DraftTree, Request
 from paceline.draft.fallback import Fallback
-from paceline.engine.request import Request
-from paceline.engine.tree import DraftTree
 from paceline.target.tokenizer import Tokenizer
 
 

@@ -18,16 +18,12 @@ import numpy as np
 from numba import njit
 from numpy.typing import NDArray
 
-from paceline.draft.base import Drafter
+from paceline.draft.base import Drafter, DraftTree, Facts, Needs, Request, Round
 from paceline.draft.shapes import compile_template, template_of
 from paceline.draft.spec import Options, option
 from paceline.draft.text.store import HEADER, open_for, writing
 from paceline.engine.logits import top_tokens
-from paceline.engine.request import Request
-from paceline.engine.round import Round
-from paceline.engine.tree import DraftTree
 from paceline.errors import MethodError, StoreError
-from paceline.target.base import Facts, Needs
 from paceline.target.decoder import Decoder
 
 TREES = {

@@ -18,14 +18,11 @@ from dataclasses import dataclass
 
 import numpy as np
 
-from paceline.draft.base import Drafter
+from paceline.draft.base import Drafter, DraftTree, Facts, IntArray, Request
 from paceline.draft.spec import Options, option
 from paceline.draft.text.store import open_for
 from paceline.draft.text.suffix_array import HI, LO, PARENT, TOKEN, SuffixArray, likeliest
-from paceline.engine.request import Request
-from paceline.engine.tree import DraftTree, IntArray
 from paceline.errors import MethodError
-from paceline.target.base import Facts
 
 
 @dataclass(frozen=True)

@@ -21,13 +21,10 @@ from typing import TYPE_CHECKING, Literal, NamedTuple
 
 import numpy as np
 
-from paceline.draft.base import Drafter
+from paceline.draft.base import Drafter, DraftTree, Facts, IntArray, Request
 from paceline.draft.spec import Options, option
 from paceline.draft.text.automaton import SuffixAutomaton, warm_up
 from paceline.draft.text.copying import Generations, continuation, up_to_end
-from paceline.engine.request import Request
-from paceline.engine.tree import DraftTree, IntArray
-from paceline.target.base import Facts
 
 if TYPE_CHECKING:
     from paceline.draft.text.frozen import FrozenAutomaton

@@ -18,15 +18,12 @@ from __future__ import annotations
 from dataclasses import dataclass
 from typing import Literal
 
-from paceline.draft.base import Drafter
+from paceline.draft.base import Drafter, DraftTree, Facts, IntArray, Request
 from paceline.draft.spec import Options, option
 from paceline.draft.text.store import open_for
 from paceline.draft.text.suffix_array import SuffixArray
 from paceline.draft.text.suffix_tree import Speculator, SuffixTree, warm_up
-from paceline.engine.request import Request
-from paceline.engine.tree import DraftTree, IntArray
 from paceline.errors import MethodError
-from paceline.target.base import Facts
 
 
 @dataclass(frozen=True)
