@@ -5,8 +5,6 @@ The layers read every committed token's state and the token that was chosen afte
 they make, an encoder lets the K positions see each other, and the target's output head reads those. One pass drafts all
 depths, so the candidates of a depth are the same below every node of the depth before. No code of the authors exists:
 `paceline.draft.neural.networks` has the network, called Amphista-R, and its switches.
-
-    Engine("models/demo", draft="amphista:build/amphista,tree=16")
 """
 
 from __future__ import annotations

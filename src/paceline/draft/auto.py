@@ -8,8 +8,6 @@ tries what does not seem to pay. How it chooses, and what it is after: docs/meth
 It is lossless. Nothing here sees the target's logits of the round. A draft that was drawn (`DraftTree.draft_probs`) is
 verified whole: its depth limit is set before it is drawn, and it is never exchanged afterwards. Drafts that are point
 masses may be cut anywhere. Drafts with probes or states of their own stay whole too, because their drafter needs them.
-
-    Engine("models/demo", draft="auto:sam|model:models/demo-draft")
 """
 
 from __future__ import annotations
@@ -152,13 +150,6 @@ class _Draft(NamedTuple):
     limit: int
 
 
-class _Trial(NamedTuple):
-    """A drafter, and the row for which it is asked even if that does not seem to pay."""
-
-    candidate: Candidate
-    row: int
-
-
 class Auto(Fallback):
     """Chooses among drafters by row and round, and cuts drafts to what pays at this batch's size."""
 
@@ -227,24 +218,20 @@ class Auto(Fallback):
     def propose(self, rows: Sequence[Request]) -> list[DraftTree]:
         rate = self._rate(len(rows))
         self._drafts = {}
-        trial = self._trial(rows)
-        for candidate in self._order:
-            if not candidate.is_late:
-                self._ask(candidate, rows, rate, trial)
-        for candidate in self._order:
-            if candidate.is_late:
-                self._ask_late(candidate, rows, rate, trial)
+        on_trial, row = self._trial(rows)
+        for candidate in sorted(self._order, key=lambda candidate: candidate.is_late):
+            ask = self._ask_late if candidate.is_late else self._ask
+            ask(candidate, rows, rate, row if candidate is on_trial else None)
         trees = self._cut(rows, rate) if self._drafts else [DraftTree.root(row.last_token) for row in rows]
         nodes, widest = sum(map(len, trees)), max(map(len, trees))
         self._shape = len(rows), nodes, widest, self.prefill_tokens
         self._drafted_at = perf_counter()
         return trees
 
-    def _ask(self, candidate: Candidate, rows: Sequence[Request], rate: float, trial: _Trial | None) -> None:
-        """Ask for the rows for which that pays; the better draft of each row stays."""
+    def _ask(self, candidate: Candidate, rows: Sequence[Request], rate: float, tried: int | None) -> None:
+        """Ask for the rows for which that pays, and for row `tried`; the better draft of each row stays."""
         price = rate * (candidate.times.call / len(rows) + candidate.times.row)
         worth, more, drafts = candidate.worth, candidate.more, self._drafts
-        tried = trial.row if trial is not None and trial.candidate is candidate else None
         asked = []
         for row in rows:
             draft = drafts.get(row.id)
@@ -266,8 +253,9 @@ class Auto(Fallback):
             if draft is not None and (other is None or draft.is_fixed or gain > other.gain):
                 drafts[row.id] = draft
 
-    def _ask_late(self, candidate: Candidate, rows: Sequence[Request], rate: float, trial: _Trial | None) -> None:
-        """Run its model for the rows and to the depth that pay; its draft then replaces the row's, whatever it is."""
+    def _ask_late(self, candidate: Candidate, rows: Sequence[Request], rate: float, tried: int | None) -> None:
+        """Run its model for the rows and to the depth that pay, else for row `tried`. Its draft replaces the row's,
+        whatever it is."""
         drafts = self._drafts
         free = [row for row in rows if row.id not in drafts or not drafts[row.id].is_fixed]
         if not free:
@@ -275,10 +263,9 @@ class Auto(Fallback):
         gains = [drafts[row.id].gain if row.id in drafts else 0.0 for row in free]
         chosen, depth = candidate.plan(free, gains, rate, self._price)
         asked = [free[i] for i in chosen]
-        is_trial = not asked and trial is not None and trial.candidate is candidate
+        is_trial = not asked
         if is_trial:
-            assert trial is not None
-            asked, depth = [row for row in free if row.id == trial.row], PROBE
+            asked, depth = [row for row in free if row.id == tried], PROBE
         if not asked:
             return
         limited = cast(Sequence[Request], [Limited(row, depth) for row in asked])
@@ -334,16 +321,16 @@ class Auto(Fallback):
 
     # Trials ----------------------------------------------------------------------------------------------------
 
-    def _trial(self, rows: Sequence[Request]) -> _Trial | None:
-        """A drafter to ask on trial, and for which row; None without time for it."""
+    def _trial(self, rows: Sequence[Request]) -> tuple[Candidate, int] | tuple[None, None]:
+        """A drafter to ask on trial, even if that does not seem to pay, and for which row; None without time for it."""
         if self.config.explore == 0 or self._credit <= 0:
-            return None
+            return None, None
         candidate = self._order[self._random.randrange(len(self._order))]
         if self._credit <= candidate.times.seconds(1, PROBE if candidate.is_late else 1):
-            return None
+            return None, None
         # A drafter with a model reads a row's whole text first, so its trials stay with the first row.
         row = rows[0] if candidate.is_late else rows[self._random.randrange(len(rows))]
-        return _Trial(candidate, row.id)
+        return candidate, row.id
 
     def _pays_for(self, rows: int, nodes: int) -> bool:
         """Whether there is time left to verify `nodes` more on trial; takes it from the credit."""

@@ -4,8 +4,7 @@ Cho et al. 2025, "Lossless Acceleration of Large Language Models with Hierarchic
 in Speculative Decoding" (Findings of NAACL 2025, arXiv 2502.05609). The stores, in this order:
 
 * W, the context (D_c): what followed the last token in this request, newest first;
-* S, the model (D_m): what followed it most often in the model's own answers, recorded ones (`model`) and those of
-  this engine's finished requests (`past`);
+* S, the model (D_m): what followed it most often in the model's recorded answers (`model`) and past ones (`past`);
 * L, the statistics (D_s): what followed the last 2 tokens, then the last 1, most often in a large corpus (`corpus`).
 
 Where we differ from the published method and why: docs/methods/hierarchy.md.

@@ -5,8 +5,6 @@ target's last state and the embeddings of the root and of the k tokens above the
 layer of Hydra++ a decoder layer and a norm, with a cache of their own, come between the state and the heads. Heads
 share the target's output head or bring their own. Folders that `paceline train hydra` wrote have the names of the
 authors' files, which are read too.
-
-    Engine("models/demo", draft="hydra:build/hydra,tree=16")
 """
 
 from __future__ import annotations

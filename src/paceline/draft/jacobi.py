@@ -13,10 +13,7 @@ merged with it.
     next      x ── ? ── ? ── ? ── ?
 
 An ordinary model takes its last tokens to be right, so its slots are of little use. A model fine-tuned with noise
-(`paceline train noise`) has learnt to look past them. That training changes the model: decoding is exact for the new
-weights.
-
-`tree=0` is linear Jacobi decoding: one chain of `window` guesses; those that a round did not reach are kept.
+(`paceline train noise`) has learnt to look past them.
 
 Where we differ from the authors' code and why: docs/methods/jacobi.md.
 """

@@ -7,8 +7,6 @@ depth before. Heads share the target's output head or bring their own. Folders t
 the layouts in which others publish heads are read (docs/methods/medusa.md lists them).
 
 Acceptance is lossless. The authors' typical acceptance, which is not, is `paceline.engine.typical.Typical`.
-
-    Engine("models/demo", draft="medusa:models/demo-medusa,tree=16")
 """
 
 from __future__ import annotations

@@ -5,9 +5,8 @@ automaton gives the longest match in O(1) a token. The length of the match sets 
 proposes little or nothing, and in `sam+b` drafter b is asked then.
 
     dynamic   over prompt and answer (`automaton.py`), always
-    static    over a corpus (`corpus=PATH`, `frozen.py`): a cursor holds the longest suffix of the row that occurs in
-              it; copied when it is more than `bias` tokens longer than the dynamic match
-    past      over requests that this engine has finished (`past=TOKENS`): copied when longer than the row's own match
+    static    over a corpus (`frozen.py`): copied when more than `bias` tokens longer than the dynamic match
+    past      over requests that this engine has finished: copied when longer than the row's own match
 
 Where we differ from the published method and why: docs/methods/sam.md.
 """

@@ -11,6 +11,7 @@ from __future__ import annotations
 
 from collections import OrderedDict
 from collections.abc import Sequence
+from itertools import accumulate
 from typing import TYPE_CHECKING, Any, NamedTuple
 
 import numpy as np
@@ -25,17 +26,12 @@ from paceline.target.layout import SHARED_QUERIES, Group, Layout
 if TYPE_CHECKING:
     from paceline.target.decoder import Decoder
 
-WIDTHS = (1, 2, 4, 8, 12, 16, 24, 32, 48, SHARED_QUERIES)
-"""Nodes of a row in a form."""
-KEYS = 256
-"""Attention reads a multiple of this many keys, or the whole capacity."""
-MOST_NODES = 256
-"""Most nodes of a form. With more, launching takes a small share of the time, and padding a larger one."""
-MOST_FORMS = 96
-"""Most recorded forms; the least recently used is dropped."""
+WIDTHS = (1, 2, 4, 8, 12, 16, 24, 32, 48, SHARED_QUERIES)  # nodes of a row in a form
+KEYS = 256  # attention reads a multiple of this many keys, or the whole capacity
+MOST_NODES = 256  # of a form: with more, launching takes a small share of the time, and padding a larger one
+MOST_FORMS = 96  # recorded forms; the least recently used is dropped
 
-Output = tuple[torch.Tensor, dict[int, torch.Tensor]]
-"""Logits of all nodes, and hidden states by layer."""
+Output = tuple[torch.Tensor, dict[int, torch.Tensor]]  # logits of all nodes, and hidden states by layer
 
 
 class Form(NamedTuple):
@@ -189,4 +185,4 @@ class Recorder:
 
 def _begins(parts: Sequence[IntArray]) -> list[int]:
     """Where each part begins, and the end."""
-    return [0, *np.cumsum([len(part) for part in parts]).tolist()]
+    return [*accumulate(map(len, parts), initial=0)]

@@ -29,8 +29,7 @@ from paceline.errors import ModelError
 from paceline.target.base import Target
 from paceline.target.hf import HFTarget, Padding, Results
 
-GRANULE = 16
-"""Columns of a block are a multiple of this."""
+GRANULE = 16  # columns of a block are a multiple of this
 
 
 @dataclass(eq=False)

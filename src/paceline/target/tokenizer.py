@@ -316,10 +316,8 @@ class WindowDetokenizer:
     special  ids without text.
     prompt   the tokens before the answer."""
 
-    HOLD = 16
-    """Most tokens held back while the text ends in an incomplete character."""
-    CONTEXT = 4
-    """Tokens of the prompt with which the answer's first token is decoded."""
+    HOLD = 16  # most tokens held back while the text ends in an incomplete character
+    CONTEXT = 4  # tokens of the prompt with which the answer's first token is decoded
 
     def __init__(self, decode: Callable[[Sequence[int]], str], special: Set[int], prompt: Sequence[int]):
         self._decode, self._special = decode, special

@@ -3,13 +3,7 @@
     run.json       what was asked: {"kind": ..., "identity": {...}, ...}
     NAME.jsonl     rows, appended as they are finished
 
-    with Run.open(folder, "align", identity={"model": "models/demo"}) as run:
-        answers = run.lines("answers.jsonl")
-        if key not in answers:
-            answers.append({"key": key, "text": text})
-
-A row is written in one piece. A last line that was cut off is dropped when its file is opened again. Knows nothing of
-what rows hold.
+A row is written in one piece. A last line that was cut off is dropped when its file is opened again.
 """
 
 from __future__ import annotations

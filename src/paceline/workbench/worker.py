@@ -1,10 +1,5 @@
 """The thread in which the engine runs: requests come in, what each round adds goes out, and nobody waits for a client.
 
-    worker = Worker(engine, most_waiting=256)
-    job = worker.submit(prompt, params, loop)          # Busy if too many wait
-    async for delta in job: ...
-    worker.abort(job)
-
 Commands reach the engine between two rounds. A client that is slow has its deltas kept; one that is gone is aborted by
 whoever served it. When the worker ends, every job that is still open ends with an error. Knows no HTTP.
 """
@@ -159,7 +154,7 @@ class Worker:
         self._thread.join(seconds)
         return not self._thread.is_alive()
 
-    # In the thread -----------------------------------------------------------------------------------------------
+    # From here on in the worker's thread.
 
     def _run(self) -> None:
         try:
