@@ -136,8 +136,7 @@ def tokens_per_second_spec_bench(answers: Answers) -> float | None:
 
 
 def speedup_spec_bench(answers: Answers, plain: Answers) -> float | None:
-    """As Spec-Bench's speed.py: the ratio of the two means of `tokens_per_second_spec_bench`, averaged over repeats.
-    Only questions that both answered count."""
+    """As Spec-Bench's speed.py: the ratio of the two means of `tokens_per_second_spec_bench`, of what both answered."""
     mine, others = _spec_bench(answers), _spec_bench(plain)
     ratios = []
     for repeat in mine.keys() & others.keys():
@@ -335,8 +334,7 @@ def summarize(
     judged  differing answers, with "method" and "question"; returned under "differs".
 
     "answers" counts the method's answers and "compared" those in its speed-up. "failed" is None or the reason.
-    "new_tokens", "seconds" and "rounds" are of all repeats; "repeated" counts answers that were asked again since they
-    were late. An unknown figure is None."""
+    "new_tokens", "seconds" and "rounds" are of all repeats; "repeated" counts late answers. Unknown figures are None."""
     every = list(answers)
     by_method: dict[str, list[Answer]] = {method: [] for method in facts}  # in the order they were given
     for answer in every:

@@ -1,7 +1,6 @@
 """The record of a benchmark: one Answer for every question, method and repetition, a row of a JSON Lines file.
 
-It holds raw facts only: tokens and time of each round, drafted tokens, seconds by part. `metrics.py` computes every
-figure of a report from them.
+It holds raw facts only: tokens and time of each round, drafted tokens, seconds by part. `metrics.py` computes figures.
 """
 
 from __future__ import annotations
@@ -29,8 +28,7 @@ class Answer:
     group     questions of one group were answered together, and have the same `seconds`.
     failed    why there is no answer; `turns` then holds the turns before.
     load      the machine's load average of one minute at the end.
-    attempts  seconds of all attempts in their order, where a late answer was asked again; of these, the one with the
-              median time is recorded.
+    attempts  seconds of all attempts in their order, where a late answer was asked again; the median one is recorded.
     """
 
     method: str

@@ -56,10 +56,9 @@ def from_words(text: str, params: SamplingParams, expected: str = "") -> Job:
 
 
 def from_file(path: str, params: SamplingParams, expected: str = "") -> tuple[list[Job], list[PromptError]]:
-    """Every prompt of a JSON Lines file ("-": standard input), and an error for every broken line. expected: of prompts
-    without a prediction of their own.
+    """Every prompt of a JSON Lines file ("-": standard input), and an error for every broken line.
 
-    Blank lines are skipped. `Job.index` counts the prompts, broken ones included, from 0."""
+    Blank lines are skipped. `Job.index` counts the prompts, broken ones included, from 0. expected: the default."""
     name = "standard input" if path == "-" else path
     try:
         content = sys.stdin.buffer.read() if path == "-" else Path(path).read_bytes()

@@ -4,8 +4,7 @@ A draft survives from depth to depth. The share that survives a step is learned 
 (with drafters that copy, the length depends on the match). A draft that was cut counts only down to the cut, so cutting
 does not bias the shares (Kaplan and Meier 1958). A row's probabilities are those of all rows ** multiplier, where
 multiplier = observed / expected rejections of the row, both with a Gamma prior (Vaupel et al. 1979). Siblings share a
-step by their rank. The `chances` that a drafter gives with a tree replace shares and ranks. Old counts fade, so that a
-new kind of text counts soon.
+step by their rank. The `chances` that a drafter gives with a tree replace shares and ranks. Old counts fade.
 """
 
 from __future__ import annotations
@@ -78,8 +77,7 @@ class Acceptance:
     def note(self, row: int, tree: DraftTree, path: list[int], length: int, limit: int) -> None:
         """A draft of depth `length` was verified, cut to `tree`, and `path` was accepted, root first.
 
-        limit  the largest depth it could have had; for `by_depth`, depths between its end and `limit` count as
-               rejected. 0: `by_depth` is not needed."""
+        limit  the largest depth it could have had; for `by_depth`, deeper ones count as rejected. 0: not needed."""
         accepted, depth = len(path) - 1, min(tree.max_depth, DEEPEST)
         of = _length_class(length)
         if tree.chances is not None:

@@ -254,8 +254,7 @@ class Auto(Fallback):
                 drafts[row.id] = draft
 
     def _ask_late(self, candidate: Candidate, rows: Sequence[Request], rate: float, tried: int | None) -> None:
-        """Run its model for the rows and to the depth that pay, else for row `tried`. Its draft replaces the row's,
-        whatever it is."""
+        """Run its model for the rows and to the depth that pay, else for row `tried`. Its draft replaces the row's."""
         drafts = self._drafts
         free = [row for row in rows if row.id not in drafts or not drafts[row.id].is_fixed]
         if not free:

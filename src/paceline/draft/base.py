@@ -30,8 +30,7 @@ class Drafter:
     name            as in the registry; reports show it.
     lossless        "yes", or what it keeps instead of the target's distribution.
     paper           where it comes from.
-    Config          a frozen dataclass of its options (`paceline.draft.spec.Options`), the class's only argument; None:
-                    it has no options.
+    Config          a frozen dataclass of its options (`paceline.draft.spec.Options`), its only argument; or None.
     needs           what it needs from the target's forward.
     weight_bytes    bytes of weights that one forward of its model reads; 0: it has no model.
     wants           what a request must have for a draft, other than its tokens; "": nothing.
@@ -42,8 +41,7 @@ class Drafter:
 
     The engine calls `bind` once, then `start(row)`; each round `begin_round`, `propose(rows)` and `observe(round)`; at
     the end `drop(row)`, for every row that was started, also if `start` or `propose` failed. It calls `restart(row)`
-    when a row has lost its place in the cache and is run again. Rows come and go between rounds; their ids are unique
-    in an engine's life.
+    when a row has lost its place in the cache and is run again. Row ids are unique in an engine.
     """
 
     name: str = ""
@@ -76,8 +74,7 @@ class Drafter:
     def propose(self, rows: Sequence[Request]) -> list[DraftTree]:
         """One tree for each row, rooted at `row.last_token`; nodes deeper than `row.max_draft` are cut off.
 
-        `DraftTree.root(row.last_token)` proposes nothing: the row decodes plainly in this round, and in `a+b` the next
-        drafter is asked."""
+        `DraftTree.root(row.last_token)` proposes nothing: in `a+b` the next drafter is asked."""
         return [self._draft_or_blame(row) for row in rows]
 
     def observe(self, round: Round) -> None:

@@ -123,8 +123,7 @@ def _ours(name: str) -> str:
 def check_heads(path: str, tensors: dict[str, torch.Tensor], target: Facts) -> tuple[int, int]:
     """(number of heads, blocks of each), counted from the tensors, whatever config.json says: published ones are wrong.
 
-    MethodError unless they are a whole set of heads for the target, and nothing else. Where no block has a bias, one of
-    zeros is added."""
+    MethodError unless they are a whole set of heads for the target, and nothing else. Missing biases are zeros."""
     blocks = [tuple(map(int, name.split(".")[:2])) for name in tensors if ".linear." in name]
     if not blocks:
         raise MethodError(f"{path} has no heads: none of its tensors has a name such as 0.0.linear.weight")

@@ -2,8 +2,7 @@
 
 For prompts that come again: repeated requests, and the epochs of reinforcement learning (Liu et al. 2025, "SPEC-RL",
 arXiv 2509.23232). A few forwards verify a whole answer. After the first different token nothing is proposed, and in
-`past-answer+sam` the next drafter is asked. In large batches, tokens verified after that point cost much, so `first`
-makes the first pieces short.
+`past-answer+sam` the next drafter is asked. In large batches, tokens after that point cost much; see `first`.
 
 The old answer comes with the row (`Row.past`: in `paceline.rollout` every copy of a prompt has its own), else it is the
 last finished answer to the same prompt that this drafter has seen.

@@ -1,8 +1,7 @@
 """prediction: copy from a text that the caller expects the answer to be much like (OpenAI's Predicted Outputs).
 
 The text is `SamplingParams.prediction`. A draft is what follows, in that text, the longest match with the end of the
-answer; among equal matches the first one after the last place. Requests without such a text, and answers that have no
-token in common with it, get no draft.
+answer; among equal matches the first one after the last place. Without a match there is no draft.
 """
 
 from __future__ import annotations
@@ -48,8 +47,8 @@ class Prediction(Drafter):
         return self.chain_after(row, text[place : place + min(self.config.draft, row.max_draft)])
 
     def _after(self, answer: IntArray, text: IntArray, before: int) -> int | None:
-        """The place in the text after the longest match with the end of the answer; the first one at or after `before`,
-        else the first one; None without a match."""
+        """The place in the text after the longest match with the end of the answer, or None; the first one at or after
+        `before`, else the first one."""
         for length in range(min(self.config.match, len(answer), len(text)), 0, -1):
             windows = np.lib.stride_tricks.sliding_window_view(text, length)
             ends = np.flatnonzero((windows == answer[-length:]).all(1)) + length

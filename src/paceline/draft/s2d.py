@@ -57,8 +57,7 @@ class SortedConfig(ModelConfig):
 class Section:
     """Layers first..last-1 of the draft model, up to one exit, with a cache of their own.
 
-    A row's nodes have numbers from the end of this cache on: committed tokens that these layers have not run, then the
-    nodes of the round's draft.
+    A row's nodes have numbers from the end of this cache on: committed tokens not run here, then the draft's nodes.
 
     threshold  of the exit.
     deeper     the next section; None after the last exit.

@@ -113,8 +113,7 @@ class RectangularCache:
         return self._rows[slot]
 
     def arrange(self, slots: Sequence[int], counts: Sequence[int]) -> Block:
-        """The block of exactly these rows, right-aligned. The counts[i] tokens that row i runs next belong at the end
-        of the block's next max(counts) columns."""
+        """The block of exactly these rows, right-aligned. Row i runs counts[i] tokens next, right-aligned too."""
         rows, width = [self._row(slot) for slot in slots], max(counts)
         block, length = _aligned(rows, slots), sum(row.length for row in rows)
         self.arranged += 1

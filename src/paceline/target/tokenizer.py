@@ -275,8 +275,7 @@ class ByteLevelDetokenizer:
 class PieceDetokenizer:
     """For tokens that are text, or single bytes of characters without a token.
 
-    A run of byte tokens is UTF-8 text as a whole, or becomes a replacement character for each byte; so it is held back
-    until it ends."""
+    A run of byte tokens is UTF-8 text as a whole, or becomes a replacement character for each byte; so it waits."""
 
     def __init__(self, pieces: Pieces, strip: bool):
         self._pieces = pieces

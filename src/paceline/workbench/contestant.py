@@ -49,15 +49,13 @@ class Reply:
     text      without special tokens and surrounding white space.
     seconds   from the request to the last token, prefill included, after the device has finished. All questions of a
               group, which are answered together, have the time of the group.
-    lengths   tokens of each round, the target's own included. The end of the prefill is a round of one token, as in
-              Spec-Bench. Sums to len(tokens).
+    lengths   tokens of each round, the target's own included. The prefill is a round of one token, as in Spec-Bench.
     times     seconds from the request to each round's tokens, as many as `lengths`.
     nodes     tokens drafted and verified in each round (nodes of the tree without its root); depths: the longest path
               of each. Where the engine does not report lengths, times, nodes or depths, they are None.
     calls     sequential forwards of a draft model; 0 for a drafter without a model.
     runs      (drafter, text, tokens) of each piece of the answer in order; drafter "": the target.
-    parts     seconds by part of a round ("draft", "forward", "accept", "bookkeeping", and "align" where rows are
-              realigned), prefill included.
+    parts     seconds by part of a round ("draft", "forward", "accept", "bookkeeping", "align"), prefill included.
     plain_tokens  the tokens that Spec-Bench counts for its baseline: the text encoded again, less one.
     batch     counts of the whole group, on its first reply, where schedules are compared: rounds; rows that ran in
               them; slots for rows; drafting rounds; those of a full batch of equal same_length; moved_bytes, read and

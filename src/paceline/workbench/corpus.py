@@ -4,8 +4,7 @@
     build(out, files, tokenizer, plan, read=Sharded("models/demo", address="local", workers=2))
 
 A .txt file is one document. A line of a .jsonl file is a record that `workbench.conversations` knows, and each text in
-it is a document. Either may be compressed (.gz). Documents keep the order of the files wherever they are tokenised, so
-that the corpus is the same byte for byte.
+it is a document. Either may be compressed (.gz). Documents keep the order of the files wherever they are tokenised.
 """
 
 from __future__ import annotations

@@ -1,8 +1,7 @@
 """From recorded text to the tokens a model would have read and written. Knows tokenizers and templates, no drafter.
 
 The prompt of a turn is the whole conversation before it, through the chat template, as a server would build it. The
-answer is tokenised in place: the tokens of prompt and answer together, without the prompt's, and the end token. A
-recording in token ids stays as it is.
+answer is tokenised in place: the tokens of prompt and answer together, without the prompt's, and the end token.
 """
 
 from __future__ import annotations
@@ -65,8 +64,7 @@ class Transcriber:
 
     template  one of `template_names()`, a Jinja file, or None: the tokenizer's own, which only messages need.
 
-    Raises ModelError if messages come and the tokenizer has no template of its own, ConversationError if a template
-    cannot be read."""
+    Raises ModelError if messages come and the tokenizer has no template, ConversationError for a broken template."""
 
     def __init__(self, tokenizer: Tokenizer, template: str | None = None):
         self.tokenizer = tokenizer

@@ -168,8 +168,7 @@ class Walk:
         return len(self.row) >= len(self.text)
 
     def accept(self, tree: DraftTree, tally: Tally) -> Accepted:
-        """Extend the row by what the recording confirms of `tree` and by one token more; ValueError for a tree that
-        does not begin with the row's last token."""
+        """Extend the row by what the recording confirms of `tree` and one token more; ValueError for another root."""
         at = len(self.row)
         probe = _NO_PROBES if tree.probe is None else tree.probe
         count, node = _walk(tree.tokens, tree.parent, probe, self.text, at, tally.accepted, tally.depths, tally.sizes)

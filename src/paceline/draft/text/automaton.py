@@ -52,8 +52,7 @@ class SuffixAutomaton:
 
     capacity  tokens to make room for, at most 136 bytes each; the arrays double when there are more.
 
-    The arrays are as large as an automaton can get (2n - 1 states and 3n - 4 edges for n tokens), so compiled code
-    never needs more room."""
+    The arrays have room for the largest automaton of n tokens: 2n - 1 states and 3n - 4 edges."""
 
     def __init__(self, capacity: int = 64):
         self._capacity = 0

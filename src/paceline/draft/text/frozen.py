@@ -194,8 +194,7 @@ class FrozenAutomaton:
         """The most probable continuations: tokens [m], parents [m] and probabilities [m], m at most `size`.
 
         Probabilities are relative frequencies, multiplied along the path; nodes come in their order. Parents: 1 is the
-        first node, 0 the place itself. At most `width` nodes at a level, none deeper than `depth`, and none below a
-        token of `ends`."""
+        first node, 0 the place itself. At most `width` nodes at a level, none deeper than `depth` or below `ends`."""
         return _tree(*self.arrays, state, size, min(width, FRONT), depth, np.array(sorted(ends), np.int64))
 
     def warm_up(self) -> None:

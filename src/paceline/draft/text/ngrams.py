@@ -1,8 +1,7 @@
 """n-gram stores: what followed a token in this request, in the model's own answers, and in finished requests.
 
 The first two databases of Hierarchy Drafting (Cho et al. 2025, arXiv 2502.05609) and the pool of lookahead decoding
-(Fu et al. 2024, arXiv 2402.02057). The key of all stores is one token; `after(token)` gives the n-grams that begin with
-it, without it, best first.
+(Fu et al. 2024, arXiv 2402.02057). The key of all stores is one token; `after(token)` gives what follows, best first.
 """
 
 from __future__ import annotations
