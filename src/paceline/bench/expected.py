@@ -14,8 +14,7 @@ import numpy as np
 from paceline.bench.record import Answer, good
 from paceline.workbench.contestant import Reply
 
-LATE = 1.5
-"""An answer is late from so many times the expected seconds. A longer context, which is ignored, costs less."""
+LATE = 1.5  # an answer is late from so many times the expected seconds. A longer context, which is ignored, costs less
 LEAST = 0.05  # seconds that a late answer takes too long at least
 SEEN = 5  # fewest rounds of a kind that give an expectation
 ALIKE = sqrt(2)  # rounds are of a kind if one has at most so many times the tokens of the other

@@ -19,10 +19,8 @@ from paceline.bench.pairs import Answers, Pairs, cells, totals
 from paceline.bench.record import Answer, good
 from paceline.workbench.contestant import Reply
 
-BASELINE = "none"
-"""Plain decoding in the same engine: the method that all others are compared with."""
-OVERALL = "overall"
-"""The category of all tasks together; no task may have this name."""
+BASELINE = "none"  # plain decoding in the same engine: the method that all others are compared with
+OVERALL = "overall"  # the category of all tasks together; no task may have this name
 RESAMPLES = 1000
 
 
@@ -334,7 +332,7 @@ def summarize(
     judged  differing answers, with "method" and "question"; returned under "differs".
 
     "answers" counts the method's answers and "compared" those in its speed-up. "failed" is None or the reason.
-    "new_tokens", "seconds" and "rounds" are of all repeats; "repeated" counts late answers. Unknown figures are None."""
+    "new_tokens", "seconds" and "rounds" are of all repeats; "repeated" counts late ones. Unknown figures are None."""
     every = list(answers)
     by_method: dict[str, list[Answer]] = {method: [] for method in facts}  # in the order they were given
     for answer in every:

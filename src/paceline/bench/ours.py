@@ -35,8 +35,7 @@ SHARED = ("max_tokens", "temperature", "top_k", "top_p", "repetition_penalty")
 REQUESTS = 4
 """Requests handed in at once, in largest batches: so many that the end, when batches run empty, does not count much."""
 PREFILL_CHUNK = 512
-TASK = "requests"
-"""The one task of a run that compares schedules: its requests are mixed, and answered together."""
+TASK = "requests"  # the one task of a run that compares schedules: its requests are mixed, and answered together
 
 
 class Ours(Contestant):

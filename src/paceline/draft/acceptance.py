@@ -20,8 +20,7 @@ from paceline.engine.tree import DraftTree
 DEEPEST = 64  # deeper nodes count as this deep
 CLASSES = 7  # lengths of drafts: 1, 2 and 3, 4 to 7, ..., 32 and more; the first is that of all lengths
 FIRST = 0.7  # share of drafts whose first token is accepted, before anything is known
-STRENGTH = 4.0
-"""Weight of a share's prior in trials: FIRST at depth 1, the share of the depth above at others."""
+STRENGTH = 4.0  # weight of a share's prior in trials: FIRST at depth 1, the share of the depth above at others
 MEMORY = 400.0  # trials at a depth after which the counts are halved
 REFRESH = 16  # drafts of a length between two updates of its shares
 ROW_STRENGTH, ROW_FADE = 15.0, 0.95

@@ -32,14 +32,12 @@ FIRST_NODE_DEVIATION = 1.0
 LEAST_NOISE = 1e-3  # least variance of a round's time, relative to it
 FIT_EVERY = 32  # rounds between two fits; the first ones come sooner
 FADE = 0.9  # factor on the weight of earlier rounds at every fit
-SPIKE = 2.0
-"""A round counts as at most SPIKE times its prediction: another process ran, or a kernel was compiled."""
+SPIKE = 2.0  # a round counts as at most SPIKE times its prediction: another process ran, or a kernel was compiled
 MOST = 4096  # nodes up to which curves are computed
 SIZES = (1, 2, 4, 8, 16, 32, 64)  # nodes of the trees that `time_forwards` runs, the root included
 REPEATS = 4
 CONTEXT = 32  # tokens of the row below which those trees are verified
-DEFAULT_SIZE = 16
-"""Drafted nodes a row if forwards cannot be timed: the target runs in another engine, or not at all."""
+DEFAULT_SIZE = 16  # drafted nodes a row if forwards cannot be timed: the target runs in another engine, or not at all
 
 
 class RoundTimes:

@@ -30,8 +30,7 @@ from paceline.target.load import open_weights
 
 SHARED, TOKENS = "lm_head.weight", "token_map"
 """vLLM's names: an output head that all heads share, and the tokens of its rows, where they are not all."""
-INSIDE = "medusa_head."
-"""Before the names of heads that lie inside the checkpoint of a whole model (Medusa-2)."""
+INSIDE = "medusa_head."  # before the names of heads that lie inside the checkpoint of a whole model (Medusa-2)
 FILES = ("medusa_lm_head.safetensors",)  # names of files of weights other than model.safetensors
 
 _NAMES = (

@@ -85,8 +85,7 @@ class PromptLookup(Drafter):
         return self.chain_after(row, drafted)
 
 
-_SEPARATOR = frozenset({-1})
-"""Stands between two requests of the past; not a token, so nothing matches across it."""
+_SEPARATOR = frozenset({-1})  # stands between two requests of the past; not a token, so nothing matches across it
 
 
 @njit(cache=True)

@@ -17,8 +17,7 @@ from tokenizers import Tokenizer as Backend
 from paceline.engine.request import Detokenizer
 from paceline.errors import ModelError, PromptError
 
-QUICK = 16
-"""A prompt with fewer characters for each token of the context is encoded to see whether it fits."""
+QUICK = 16  # a prompt with fewer characters for each token of the context is encoded to see whether it fits
 
 
 class Tokenizer:

@@ -12,8 +12,7 @@ import torch
 
 from paceline.errors import PacelineError
 
-PEER = "peer:"
-"""Prefix of the names of other engines."""
+PEER = "peer:"  # prefix of the names of other engines
 
 
 class NotInstalled(PacelineError):

@@ -25,8 +25,7 @@ COLORS = (
     "#2a6fdb", "#d9600f", "#1f8f4e", "#b3307a", "#7a55c7", "#8a6d00", "#008a99", "#c43a31",
     "#5f7f2a", "#d0489b", "#54616f", "#3aa0ff",
 )  # fmt: skip
-FAINT = "faint"
-"""A colour too, the page's own for what is in the background."""
+FAINT = "faint"  # a colour too, the page's own for what is in the background
 
 
 def number(value: Any, digits: int = 2) -> str:

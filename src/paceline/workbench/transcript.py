@@ -25,8 +25,7 @@ from paceline.workbench.conversations import Conversation, ConversationError, Me
 from paceline.workbench.walk import RecordedAnswer
 
 TEMPLATES = files("paceline.workbench") / "templates"
-REFUSALS = (jinja2.TemplateError, TypeError, KeyError)
-"""What a template raises for messages that it does not take."""
+REFUSALS = (jinja2.TemplateError, TypeError, KeyError)  # what a template raises for messages that it does not take
 
 Render = Callable[[Sequence[Message], bool], str]
 """Messages to text, special tokens spelled out; True: up to where the assistant speaks."""
