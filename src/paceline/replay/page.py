@@ -1,7 +1,4 @@
-"""The report of a replay as one HTML page with tables and plots.
-
-    page(report, {"sam,draft=4": "sam"})      # report: what `paceline replay --json` prints
-"""
+"""The report of a replay as one HTML page with tables and plots."""
 
 from __future__ import annotations
 
@@ -15,13 +12,12 @@ from paceline.replay.report import OVERALL
 from paceline.workbench.report import COLORS, Curve, plot, render
 
 TEMPLATE = Path(__file__).with_name("page.html.jinja")
-DEEPEST = 16
-"""Depths in the plot."""
+DEEPEST = 16  # depths in the plot
 
 
 def page(report: dict[str, Any], base_of: Mapping[str, str]) -> str:
-    """The page. base_of: by drafter, the one that it is a variant of. One line of the plot over nodes joins the
-    variants of one drafter."""
+    """The page of what `paceline replay --json` prints. base_of: by drafter, the one that it is a variant of. One line
+    of the plot over nodes joins the variants of one drafter."""
     results = report["results"]
     specs = list(dict.fromkeys(result["draft"] for result in results))
     color_of = {spec: COLORS[i % len(COLORS)] for i, spec in enumerate(specs)}

@@ -1,10 +1,4 @@
-"""The figures of a replay, by drafter and category, and the speed-up that they predict.
-
-    report = Report(["sam", "prompt-lookup"], transcripts)
-    for done in start(transcripts, report.specs, recording, workers=2):
-        report.add(done)
-    report.results(read_cost("linear:0.01", forward_ms=23))
-"""
+"""The figures of a replay, by drafter and category, and the speed-up that they predict."""
 
 from __future__ import annotations
 
@@ -21,8 +15,7 @@ from paceline.jsonl import loads
 from paceline.workbench.transcript import Transcript
 from paceline.workbench.walk import Tally
 
-OVERALL = "overall"
-"""The category of all conversations together."""
+OVERALL = "overall"  # the category of all conversations together
 
 
 class Done(NamedTuple):
@@ -98,9 +91,6 @@ def _result(spec: str, category: str, tally: Tally, cost: Cost | None) -> dict[s
     if cost is not None:
         result["predicted_speedup"] = round(predict(tally, cost), 3)
     return result
-
-
-# From acceptance to time ---------------------------------------------------------------------------------------------
 
 
 class Cost(NamedTuple):
