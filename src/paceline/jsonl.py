@@ -68,9 +68,6 @@ def pieces_of(path: Path, error: type[PacelineError]) -> Iterator[Piece]:
         raise error(f"{path} cannot be read: {cause.strerror or cause}") from cause
 
 
-# Reading --------------------------------------------------------------------------------------------------------------
-
-
 def as_object(line: str | bytes, wanted: str) -> dict[str, Any]:
     """The JSON object of a line; NotJSON for anything else. wanted: what the line should be, for the message."""
     value = loads(line)
@@ -118,9 +115,6 @@ def objects(
             except NotJSON as cause:
                 raise error(f"{where}: {cause}") from None
             yield where, record
-
-
-# Writing --------------------------------------------------------------------------------------------------------------
 
 
 class Writer(Protocol):

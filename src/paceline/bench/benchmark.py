@@ -127,9 +127,6 @@ def _close_all(contestants: list[Contestant]) -> None:
         contestants.pop().close()
 
 
-# What run.json says ----------------------------------------------------------------------------------------------
-
-
 def identity(setting: Setting, contestants: Sequence[Contestant]) -> dict[str, Any]:
     """What two runs must share to be one."""
     benchmark, suite = setting.benchmark, setting.suite

@@ -196,9 +196,6 @@ def _question(asked: Conversation, number: int) -> Question:
     return Question(str(id), category, category, turns, prediction)
 
 
-# Which of them ---------------------------------------------------------------------------------------------------
-
-
 def _of(questions: Sequence[Question], categories: Sequence[str], name: str) -> list[Question]:
     there = list(dict.fromkeys(known for question in questions for known in (question.task, question.category)))
     for wanted in categories:

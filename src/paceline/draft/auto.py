@@ -318,8 +318,6 @@ class Auto(Fallback):
             trees[i] = _first(draft, min(len(trees[i]) - 1 + PROBE, len(draft.values)))
         return trees
 
-    # Trials ----------------------------------------------------------------------------------------------------
-
     def _trial(self, rows: Sequence[Request]) -> tuple[Candidate, int] | tuple[None, None]:
         """A drafter to ask on trial, even if that does not seem to pay, and for which row; None without time for it."""
         if self.config.explore == 0 or self._credit <= 0:

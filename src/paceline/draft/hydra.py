@@ -108,9 +108,6 @@ class Hydra(ReadingHeads):
         return np.stack(way, 1)
 
 
-# Files ---------------------------------------------------------------------------------------------------------------
-
-
 def check_config(path: str, config: Mapping[str, Any]) -> None:
     """MethodError for heads of the authors' other experiments, which read something else."""
     kind = config.get("hydra_head_arch", "mlp")

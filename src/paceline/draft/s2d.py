@@ -189,8 +189,6 @@ class Sorted(Model):
                     left[accepted].tried += 1
         super().observe(round)
 
-    # A step ---------------------------------------------------------------------------------------------------
-
     def run(self, drafts: Sequence[Draft], num_logits: Sequence[int]) -> torch.Tensor:
         logits: dict[int, torch.Tensor] = {}
         going = list(range(len(drafts)))

@@ -200,9 +200,6 @@ def check_text(text: str) -> None:
         raise PromptError(f"The prompt is not UTF-8 text: {half}.") from None
 
 
-# Detokenizers --------------------------------------------------------------------------------------------------------
-
-
 def scheme(backend: Backend) -> str:
     """How tokens become text: "bytes", "pieces" or "pieces, strip", as in nearly all language models; or "other"."""
     decoder = json.loads(backend.to_str())["decoder"] or {"type": ""}

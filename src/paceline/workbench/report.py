@@ -85,8 +85,6 @@ def visible(text: str) -> str:
 
 FILTERS = (number, percent, interval, size, words, foldable, visible)
 
-# Pages -----------------------------------------------------------------------------------------------------------
-
 
 @cache
 def _environment(folder: Path) -> Environment:

@@ -181,9 +181,6 @@ def _gather(text, ends, positions, lo, hi, skip, out):  # type: ignore[no-untype
             out[i, j] = text[begin + j]
 
 
-# Speculating ---------------------------------------------------------------------------------------------------------
-
-
 @njit(cache=True)
 def _speculate(text, ends, positions, context, most, factor, offset, min_prob, branch):  # type: ignore[no-untyped-def]
     """SuffixArray._speculate."""

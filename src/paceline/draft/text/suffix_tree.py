@@ -259,9 +259,6 @@ def hash_all(nodes, heads, text, num_nodes):  # type: ignore[no-untyped-def]
             heads[bucket] = node
 
 
-# Speculating ---------------------------------------------------------------------------------------------------------
-
-
 @njit(cache=True)
 def walk(nodes, heads, text, tokens):  # type: ignore[no-untyped-def]
     """The node at whose edge `tokens` end and the tokens used of that edge; NONE and 0 if they do not occur."""
@@ -341,9 +338,6 @@ def insert(entries, probs, num, entry, prob):  # type: ignore[no-untyped-def]
         entries[i, column] = entry[column]
     probs[i] = prob
     return num + 1 if num < len(entries) else num
-
-
-# The tree ------------------------------------------------------------------------------------------------------------
 
 
 class Speculation(NamedTuple):
