@@ -216,12 +216,9 @@ def _conclude(
     disturbed = disturbances(answers, [] if compares else figures, threads=torch.get_num_threads())
     again = repeated(answers)
     run.write(SUMMARY, {"complete": complete, "disturbed": disturbed, "repeated": again, "results": figures})
-    notes = [] if compares else specbench.export(
-        answers,
-        benchmark.out / "spec-bench",
-        model=Path(benchmark.model).name or benchmark.model,
-        dtype=setting.dtype,
-        temperature=benchmark.options.temperature,
-        suite=setting.suite,
-    )  # fmt: skip
+    notes: list[str] = []
+    if not compares:
+        model, temperature = Path(benchmark.model).name or benchmark.model, benchmark.options.temperature
+        about: dict[str, Any] = {"model": model, "dtype": setting.dtype, "temperature": temperature}
+        notes = specbench.export(answers, benchmark.out / "spec-bench", suite=setting.suite, **about)
     return Result(run.path, complete, figures, unavailable, notes, disturbed, again)

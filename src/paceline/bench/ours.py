@@ -154,11 +154,7 @@ def mixed_groups(questions: Sequence[tuple[Question, int]], batches: Sequence[in
 
 
 def scheduled_contestants(
-    drafts: Sequence[str],
-    schedules: Sequence[str],
-    batches: Sequence[int],
-    target: Target,
-    tokenizer: Tokenizer,
+    drafts: Sequence[str], schedules: Sequence[str], batches: Sequence[int], target: Target, tokenizer: Tokenizer
 ) -> list[Ours]:
     """Every drafter with every schedule at every batch size, and plain batched decoding.
 
@@ -220,11 +216,6 @@ class Scheduled(Ours):
     def _counts(self) -> dict[str, int]:
         """Since the beginning; slots: rows that could have run."""
         seen = self._counted
-        return {
-            "rounds": seen.rounds,
-            "rows": seen.rows,
-            "slots": seen.rounds * self.batch,
-            "drafting": seen.drafting,
-            "same_length": seen.same_length,
-            "moved_bytes": self.target.cache.moved_bytes if isinstance(self.target, RectangularTarget) else 0,
-        }
+        counts = {name: getattr(seen, name) for name in ("rounds", "rows", "drafting", "same_length")}
+        moved = self.target.cache.moved_bytes if isinstance(self.target, RectangularTarget) else 0
+        return counts | {"slots": seen.rounds * self.batch, "moved_bytes": moved}

@@ -26,10 +26,7 @@ Draft = Annotated[
     str,
     typer.Option("--draft", "-d", help="name[:checkpoint][,key=value...], joined by +; `paceline methods` lists them."),
 ]
-Tune = Annotated[
-    str | None,
-    typer.Option(help="With --draft auto: a table of `paceline tune`. [default: costs are measured as rounds run]"),
-]
+Tune = Annotated[str | None, typer.Option(help="For --draft auto: a table of `paceline tune`. [default: learned]")]
 MaxTokens = Annotated[int, typer.Option("--max-tokens", "-n", help="Most new tokens.")]
 Dtype = Annotated[
     str,
@@ -39,39 +36,16 @@ Dtype = Annotated[
     ),
 ]
 Device = Annotated[str, typer.Option(help="auto (a GPU if there is one), cpu, cuda, cuda:1, ...")]
-Threads = Annotated[
-    int | None,
-    typer.Option(help="Processor threads. [default: torch's number, fewer while others want the cores]", min=1),
-]
-PrefixCache = Annotated[
-    str | None,
-    typer.Option(help="A folder for the keys and values of prompts: a later run does not read what it has in common."),
-]
+Threads = Annotated[int | None, typer.Option(help="Processor threads. [default: torch's, fewer beside others]", min=1)]
+PrefixCache = Annotated[str | None, typer.Option(help="A folder that keeps keys and values of prompts for later runs.")]
 PrefixCacheSize = Annotated[str, typer.Option(help="Most bytes of that folder; what was used longest ago goes first.")]
 Schedule = Annotated[
-    str,
-    typer.Option(
-        help="Which rows run when: ragged (ours), equal (EQSPEC) or grouped[:WINDOW] (EXSPEC), which run through "
-        "transformers and realign rows."
-    ),
+    str, typer.Option(help="Which rows run when: ragged (ours); in transformers equal (EQSPEC), grouped[:N] (EXSPEC).")
 ]
-Exact = Annotated[
-    bool | None,
-    typer.Option(
-        "--exact/--no-exact",
-        help="Bit-identical logits with any draft and in any batch, in bfloat16 too. On CPUs, with the native decoder. "
-        "By default where that costs no time.",
-    ),
-]
-Ray = Annotated[
-    str | None,
-    typer.Option(
-        "--ray",
-        metavar="[ADDRESS]",
-        help="Share the work out over a Ray cluster: without an address that of RAY_ADDRESS or of this machine, else a "
-        "new one here; local: a new one here.",
-    ),
-]
+EXACT = "Bit-identical logits with any draft and in any batch, on CPUs, natively. [default: where it costs no time]"
+Exact = Annotated[bool | None, typer.Option("--exact/--no-exact", help=EXACT)]
+RAY = "Share the work out over a Ray cluster: that of RAY_ADDRESS or of this machine, else a new one; local: a new one."
+Ray = Annotated[str | None, typer.Option("--ray", metavar="[ADDRESS]", help=RAY)]
 RayWorkers = Annotated[int | None, typer.Option(help="With --ray: processes. [default: one a core]", min=1)]
 Ignore = Annotated[list[str] | None, typer.Option(help="A key of the log to ignore; may be repeated.", metavar="KEY")]
 AsJson = Annotated[bool, typer.Option("--json", help="One JSON object, and nothing else.")]

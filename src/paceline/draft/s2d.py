@@ -18,7 +18,7 @@ from __future__ import annotations
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 from itertools import pairwise
-from typing import TypeVar
+from typing import Any
 
 import numpy as np
 import torch
@@ -39,9 +39,6 @@ from paceline.target.load import SMALL_FILES, find
 LAG = 64  # most committed tokens that may wait before deeper layers when a round begins
 SURE = 0.5  # the threshold if neither the options nor the checkpoint name one; the paper's
 NEVER = 1.01  # largest threshold: no probability is above it
-
-N = TypeVar("N", int, float)
-
 
 @dataclass(frozen=True, kw_only=True)
 class SortedConfig(ModelConfig):
@@ -117,10 +114,8 @@ class Sorted(Model):
 
     def __init__(self, config: SortedConfig):
         super().__init__(config)
-        self.exits = [] if config.exits is None else _numbers("exits", config.exits, int, "2,4,8")
-        self.thresholds = []
-        if config.thresholds is not None:
-            self.thresholds = _possible(_numbers("thresholds", config.thresholds, float, "0.5,0.7"))
+        self.exits: list[int] = _numbers("exits", config.exits, int, "2,4,8")
+        self.thresholds = _possible(_numbers("thresholds", config.thresholds, float, "0.5,0.7"))
         self.sections: list[Section] = []
         self._left: dict[int, list[Section]] = {}
         self._forwards = self._read = 0
@@ -284,10 +279,10 @@ def _possible(thresholds: list[float]) -> list[float]:
     return thresholds
 
 
-def _numbers(what: str, text: str, kind: Callable[[str], N], example: str) -> list[N]:
-    """The numbers in `text`, with commas between. MethodError names the option `what`."""
+def _numbers(what: str, text: str | None, kind: Callable[[str], Any], example: str) -> list[Any]:
+    """The numbers in `text`, with commas between; none without a text. MethodError names the option `what`."""
     try:
-        return [kind(number) for number in text.split(",")]
+        return [] if text is None else [kind(number) for number in text.split(",")]
     except ValueError:
         raise MethodError(f"{what} is {text!r}; it must be numbers with commas between, as in {example}") from None
 

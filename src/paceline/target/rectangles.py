@@ -168,10 +168,8 @@ def rectangular(target: Target) -> RectangularTarget:
     if isinstance(target, RectangularTarget):
         return target
     if not isinstance(target, HFTarget):
-        raise ModelError(
-            f"{target.name} runs in the native decoder, which has no rectangular cache; "
-            "load it with native=False for this schedule, or use the schedule ragged"
-        )
+        instead = "load it with native=False for this schedule, or use the schedule ragged"
+        raise ModelError(f"{target.name} runs in the native decoder, which has no rectangular cache; {instead}")
     return RectangularTarget(target)
 
 

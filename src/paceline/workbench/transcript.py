@@ -51,10 +51,8 @@ def open_tokenizer(path: str | Path) -> Tokenizer:
     file = Path(path).expanduser()
     tokenizer = load_tokenizer(file.parent if file.name == "tokenizer.json" and file.is_file() else path)
     if tokenizer.eos_token_id is None:
-        raise ModelError(
-            f"the tokenizer {path} names no end token, and a replay must know how an answer ends; "
-            "put the eos_token into the tokenizer_config.json next to it"
-        )
+        mend = "put the eos_token into the tokenizer_config.json next to it"
+        raise ModelError(f"the tokenizer {path} names no end token, with which answers end; {mend}")
     return tokenizer
 
 
@@ -136,10 +134,8 @@ def template_names() -> list[str]:
 
 def _own(tokenizer: Tokenizer) -> Render:
     if not tokenizer.has_chat_template:
-        raise ModelError(
-            f"{tokenizer.name} has no chat template of its own; say which one the prompts went through: "
-            f"--template {', '.join(template_names())} or a Jinja file"
-        )
+        choice = f"--template {', '.join(template_names())} or a Jinja file"
+        raise ModelError(f"{tokenizer.name} has no chat template; say which one the prompts went through: {choice}")
 
     def render(messages: Sequence[Message], ask: bool) -> str:
         plain = [dict(message) for message in messages]

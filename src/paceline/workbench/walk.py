@@ -107,8 +107,7 @@ class Tally:
 
 def replayable(spec: str, target: Facts) -> Drafter:
     """The drafter that `spec` names, bound; MethodError if it needs more than tokens."""
-    drafter = create(spec)
-    drafter.bind(target)
+    drafter = _bound(spec, target)
     needs = drafter.needs
     wants = {
         "hidden states": bool(needs.hidden_layers),
@@ -131,12 +130,15 @@ def replayable(spec: str, target: Facts) -> Drafter:
 
 def judged(target: Facts) -> tuple[list[str], dict[str, str]]:
     """Methods that can be replayed without a checkpoint: those that a recording can judge, and why not the others."""
-    reasons = {}
-    for name in tokens_only(target):
-        drafter = create(name)
-        drafter.bind(target)
-        reasons[name] = "the time that rounds take" if drafter.times_rounds else drafter.wants
+    drafters = {name: _bound(name, target) for name in tokens_only(target)}
+    reasons = {name: "the time that rounds take" if d.times_rounds else d.wants for name, d in drafters.items()}
     return [name for name, why in reasons.items() if not why], {name: why for name, why in reasons.items() if why}
+
+
+def _bound(spec: str, target: Facts) -> Drafter:
+    drafter = create(spec)
+    drafter.bind(target)
+    return drafter
 
 
 def tokens_only(target: Facts) -> list[str]:
@@ -144,8 +146,7 @@ def tokens_only(target: Facts) -> list[str]:
     short, through = RecordedAnswer(np.zeros(4, np.int64), np.zeros(4, np.int64)), []
     for name in names():
         with suppress(PacelineError):
-            drafter = create(name)
-            drafter.bind(target)
+            drafter = _bound(name, target)
             if drafter.needs == Needs():
                 replay(drafter, short, 0, Tally())
                 through.append(name)

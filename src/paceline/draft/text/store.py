@@ -40,9 +40,7 @@ class StoreWriter:
     """A store that is being written; `facts` go into the header."""
 
     folder: Path
-    kind: str
-    tokenizer: str
-    facts: dict[str, Any] = field(default_factory=dict)
+    facts: dict[str, Any]
     arrays: dict[str, int] = field(default_factory=dict)
 
     def add(self, name: str, array: NDArray[Any]) -> None:
@@ -63,7 +61,7 @@ def writing(out: str | Path, *, kind: str, tokenizer: str, **facts: Any) -> Iter
     shutil.rmtree(part, ignore_errors=True)
     try:
         part.mkdir(parents=True)
-        writer = StoreWriter(part, kind, tokenizer, dict(facts))
+        writer = StoreWriter(part, facts)
         yield writer
         header = {"version": VERSION, "kind": kind, "tokenizer": tokenizer, **writer.facts, "arrays": writer.arrays}
         (part / HEADER).write_text(json.dumps(header, indent=2) + "\n", "utf-8")
