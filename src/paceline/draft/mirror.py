@@ -274,6 +274,6 @@ def stateless_drafter(config: MirrorConfig) -> tuple[str, Stepping]:
             "write mirror:PATH or mirror:model:PATH with a draft model"
         )
     if drafter.options.stop not in STATELESS or drafter.options.tree:
-        given = f"stop is {drafter.options.stop!r} and tree {drafter.options.tree}"
-        raise MethodError(f"mirror: {given}; it drafts chains, and its stop rule is {', '.join(STATELESS)}")
+        chosen = f"stop is {drafter.options.stop!r} and tree {drafter.options.tree}"
+        raise MethodError(f"mirror: {chosen}; it drafts chains, and its stop rule is {', '.join(STATELESS)}")
     return spec, drafter

@@ -273,28 +273,24 @@ def _tree(text, states, targets, blocks, edges, state, size, width, depth, ends)
     chance = np.empty(len(waiting))
     taken = np.zeros(depth + 1, np.int64)
     tokens, parents, chances = np.empty(size, np.int64), np.empty(size, np.int64), np.empty(size)
-    num_waiting, nodes = 0, 0
-    if depth > 0:
-        num_waiting = _wait(text, states, targets, blocks, edges, state, width, 0, 1, 1.0, waiting, chance, 0)
-    while nodes < size:
-        best = -1
-        for i in range(num_waiting):
-            if chance[i] > 0 and (best < 0 or chance[i] > chance[best]):
-                best = i
-        if best < 0:
-            break
-        probability, chance[best] = chance[best], 0.0
-        token, level = waiting[best, 0], waiting[best, 3]
-        if taken[level] == width:
-            continue
-        taken[level] += 1
-        tokens[nodes], parents[nodes], chances[nodes] = token, waiting[best, 2], probability
-        nodes += 1
-        if level < depth and not (ends == token).any():
+    num_waiting, nodes, level, probability, is_end = 0, 0, 0, 1.0, False
+    while True:
+        if level < depth and not is_end:
             num_waiting = _wait(
-                text, states, targets, blocks, edges, waiting[best, 1], width,
+                text, states, targets, blocks, edges, state, width,
                 nodes, level + 1, probability, waiting, chance, num_waiting,
             )  # fmt: skip
+        best = -1
+        for i in range(num_waiting):
+            if chance[i] > 0 and taken[waiting[i, 3]] < width and (best < 0 or chance[i] > chance[best]):
+                best = i
+        if best < 0 or nodes == size:
+            break
+        state, level, probability, chance[best] = waiting[best, 1], waiting[best, 3], chance[best], 0.0
+        taken[level] += 1
+        tokens[nodes], parents[nodes], chances[nodes] = waiting[best, 0], waiting[best, 2], probability
+        is_end = (ends == waiting[best, 0]).any()
+        nodes += 1
     return tokens[:nodes], parents[:nodes], chances[:nodes]
 
 
