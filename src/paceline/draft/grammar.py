@@ -5,19 +5,9 @@ The draft is verified like any other, because the same text may be written in ot
 
 from __future__ import annotations
 
-from typing import Protocol, runtime_checkable
-
 import numpy as np
 
 from paceline.draft.base import Drafter, DraftTree, Request
-
-
-@runtime_checkable
-class Forcing(Protocol):
-    """A grammar that knows the tokens that must come next."""
-
-    def forced(self, answer: list[int]) -> list[int]:
-        """Tokens that must come after the answer's."""
 
 
 class Forced(Drafter):
@@ -29,8 +19,6 @@ class Forced(Drafter):
     paper = "-"
 
     def draft(self, row: Request) -> DraftTree:
-        grammar = row.params.grammar
-        if not isinstance(grammar, Forcing):
-            return DraftTree.root(row.last_token)
-        tokens = grammar.forced(row.tokens[row.prompt_length :].tolist())
+        forced = getattr(row.params.grammar, "forced", None)  # not every grammar knows the tokens that must come next
+        tokens = [] if forced is None else forced(row.tokens[row.prompt_length :].tolist())
         return self.chain_after(row, np.array(tokens[: row.max_draft], np.int64))

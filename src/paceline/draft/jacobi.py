@@ -95,7 +95,10 @@ class Jacobi(Drafter):
 
     def draft(self, row: Request) -> DraftTree:
         """The copied chain, then the shape with the table's tokens; each token once among its siblings."""
-        table = self._filled(row)
+        # Missing rows of the table get random tokens of the text, without its last one.
+        table = self._tables[row.id]
+        missing = self.depth - len(table), self._candidates
+        table = [*table, *self._random[row.id].choice(row.tokens[: max(len(row) - 1, 1)], missing).tolist()]
         tokens, parent = [row.last_token], [-1]
         nodes_by: dict[tuple[int, int], int] = {}
 
@@ -128,13 +131,6 @@ class Jacobi(Drafter):
             self._tables[round.rows[i].id] = [best.pop(0) for _ in at]
         if self._copier is not None:
             self._copier.observe(round)
-
-    def _filled(self, row: Request) -> list[list[int]]:
-        """The row's table [depth][candidates]; missing rows get random tokens of the text, without its last one."""
-        table = self._tables[row.id]
-        context = row.tokens[:-1] if len(row) > 1 else row.tokens
-        size = self.depth - len(table), self._candidates
-        return [*table, *self._random[row.id].choice(context, size).tolist()]
 
     def _copied(self, row: Request) -> list[int]:
         """The copied chain, at most `depth` tokens."""

@@ -40,6 +40,7 @@ LAG = 64  # most committed tokens that may wait before deeper layers when a roun
 SURE = 0.5  # the threshold if neither the options nor the checkpoint name one; the paper's
 NEVER = 1.01  # largest threshold: no probability is above it
 
+
 @dataclass(frozen=True, kw_only=True)
 class SortedConfig(ModelConfig):
     stop: stop.Name = option("svip", "when to stop; paper: `heuristic`, 5 tokens, then 2 more or 1 less a round")

@@ -18,7 +18,7 @@ from __future__ import annotations
 from dataclasses import dataclass
 from typing import Literal
 
-from paceline.draft.base import Drafter, DraftTree, Facts, IntArray, Request
+from paceline.draft.base import Drafter, DraftTree, Facts, Request
 from paceline.draft.spec import Options, option
 from paceline.draft.text.store import open_for
 from paceline.draft.text.suffix_array import SuffixArray
@@ -73,14 +73,11 @@ class Suffix(Drafter):
     def drop(self, row: Request) -> None:
         tree = self._trees.pop(row.id, None)
         if tree is not None and self.config.past and row.is_complete:
-            self._learn(row.tokens[-self.config.past :])
-
-    def _learn(self, tokens: IntArray) -> None:
-        """Put a finished request into the tree of past ones; the oldest leave when it is full."""
-        while len(self._past) + len(tokens) > self.config.past:
-            self._past.remove()
-        self._past.append(tokens)
-        self._past.close()
+            tokens = row.tokens[-self.config.past :]
+            while len(self._past) + len(tokens) > self.config.past:
+                self._past.remove()  # the oldest request
+            self._past.append(tokens)
+            self._past.close()
 
     def draft(self, row: Request) -> DraftTree:
         tree = self._trees[row.id]

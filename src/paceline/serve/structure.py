@@ -32,7 +32,7 @@ CACHED = 64  # most compiled grammars in memory
 
 
 class Matched:
-    """A `sampling.Grammar` for one answer, and a `draft.grammar.Forcing`."""
+    """A `sampling.Grammar` for one answer, whose `forced` tokens the drafter `grammar` drafts."""
 
     def __init__(self, matcher: Any, ends: Sequence[int]):
         self._new, self._ends = matcher, tuple(ends)

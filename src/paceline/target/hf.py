@@ -283,15 +283,32 @@ def _visible(segments: Sequence[Segment], lengths: Sequence[int], queries: int, 
     return visible
 
 
-class _RowsCache(Cache):
-    """Our ragged cache as a transformers cache, for one forward; the model's layers call `update`.
+class OneForward(Cache):
+    """A transformers cache for one forward. The model's layers call `update`, which returns so many `keys`, those of
+    the forward's own `queries` last."""
+
+    def __init__(self, keys: int, queries: int):
+        super().__init__(layer_class_to_replicate=DynamicLayer)
+        self._keys, self._queries = keys, queries
+
+    def get_seq_length(self, layer_idx: int = 0) -> int:
+        """Keys before this forward. Models do not use it when positions and a mask are given."""
+        return self._keys - self._queries
+
+    def get_mask_sizes(self, query_length: int, layer_idx: int = 0) -> tuple[int, int]:
+        """Number and offset of the keys that `update` returns."""
+        return self._keys, 0
+
+
+class _RowsCache(OneForward):
+    """Our ragged cache as a transformers cache.
 
     whole  layers attend to as many keys as the mask has; False: to the forward's own tokens."""
 
     def __init__(self, writer: Writer, layout: Layout, padding: Padding, segments: Sequence[Segment], whole: bool):
-        super().__init__(layer_class_to_replicate=DynamicLayer)
         (group,) = layout.groups
-        self._writer, self._padding, self._keys = writer, padding, group.keys if whole else padding.queries
+        super().__init__(group.keys if whole else padding.queries, padding.queries)
+        self._writer, self._padding = writer, padding
         slots = [s.slot - group.first for s in segments]
         consecutive = slots == list(range(group.last - group.first))
         self._slots = None if consecutive else torch.tensor(slots, device=layout.tokens.device)
@@ -306,14 +323,6 @@ class _RowsCache(Cache):
         keys, values = (read[:, :, : self._keys] for read in self._writer.read(layer_idx, 0))
         # Slots between ours belong to rows outside this forward.
         return (keys, values) if self._slots is None else (keys[self._slots], values[self._slots])
-
-    def get_seq_length(self, layer_idx: int = 0) -> int:
-        """Tokens of the longest row before this forward. Models do not use it when positions and a mask are given."""
-        return self._keys - self._padding.queries
-
-    def get_mask_sizes(self, query_length: int, layer_idx: int = 0) -> tuple[int, int]:
-        """Length and offset of the keys that `update` returns."""
-        return self._keys, 0
 
 
 # Which models can be targets -----------------------------------------------------------------------------------------

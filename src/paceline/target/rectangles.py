@@ -20,14 +20,12 @@ from typing import Any
 import numpy as np
 import torch
 from numpy.typing import NDArray
-from transformers import Cache
-from transformers.cache_utils import DynamicLayer
 
 from paceline.engine.round import Segment
 from paceline.engine.tree import IntArray, ancestors
 from paceline.errors import ModelError
 from paceline.target.base import Target
-from paceline.target.hf import HFTarget, Padding, Results
+from paceline.target.hf import HFTarget, OneForward, Padding, Results
 
 GRANULE = 16  # columns of a block are a multiple of this
 
@@ -216,11 +214,11 @@ def _visible(segments: Sequence[Segment], block: Block) -> NDArray[np.bool_]:
     return visible
 
 
-class _Columns(Cache):
-    """A block as a cache of transformers, for one forward."""
+class _Columns(OneForward):
+    """A block as a cache of transformers."""
 
     def __init__(self, block: Block):
-        super().__init__(layer_class_to_replicate=DynamicLayer)
+        super().__init__(block.end + block.width, block.width)
         self._block = block
 
     def update(
@@ -228,11 +226,3 @@ class _Columns(Cache):
     ) -> tuple[torch.Tensor, torch.Tensor]:
         """Write keys and values [rows, kv_heads, queries, head_dim]; return those of all columns."""
         return self._block.write(layer_idx, key_states, value_states)
-
-    def get_seq_length(self, layer_idx: int = 0) -> int:
-        """Columns before this forward. Models that get positions and a mask do not use it."""
-        return self._block.end
-
-    def get_mask_sizes(self, query_length: int, layer_idx: int = 0) -> tuple[int, int]:
-        """Number and offset of the columns that `update` returns."""
-        return self._block.end + self._block.width, 0
