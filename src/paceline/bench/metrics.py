@@ -80,9 +80,8 @@ def calls_per_round(answers: Answers) -> float | None:
 def mbsu(tau: float, calls_per_round: float, draft_bytes: int, target_bytes: int) -> float:
     """Memory-bound speed-up, tau / (1 + g c): g calls of the draft model a round, c = draft_bytes / target_bytes.
 
-    VocabTrim: the speed-up on a machine that spends all its time on reading weights. A forward costs the bytes that it
-    reads (the head once, the input embedding not at all), whatever the size of the draft. Without calls it is tau.
-    ValueError if bytes are needed and not given."""
+    VocabTrim: the speed-up on a machine that spends all its time on reading weights (the head once, the input embedding
+    not at all). Without calls it is tau. ValueError if bytes are needed and not given."""
     if not calls_per_round:
         return tau
     if draft_bytes <= 0 or target_bytes <= 0:
@@ -341,7 +340,7 @@ def summarize(
     tasks = list(dict.fromkeys(answer.task for answer in every))
     task_of = {answer.question: answer.task for answer in every}
     differing = list(judged)
-    figures = []
+    figures: list[dict[str, Any]] = []
     for method in methods:
         of_method = facts.get(method, {})
         for category in (OVERALL, *tasks):
@@ -349,16 +348,10 @@ def summarize(
             if not mine and category != OVERALL:
                 continue
             of_category = [one for one in differing if category in (OVERALL, task_of.get(one["question"]))]
-            figures.append(
-                {
-                    "method": method,
-                    "category": category,
-                    "answers": len(good(mine)),
-                    "failed": _failed(mine, of_method),
-                    **_figures(mine, plain, of_method, resamples),
-                    "differs": [dict(one) for one in of_category if one["method"] == method],
-                }
-            )
+            counted = {"answers": len(good(mine)), "failed": _failed(mine, of_method)}
+            counted |= _figures(mine, plain, of_method, resamples)
+            differs = [dict(one) for one in of_category if one["method"] == method]
+            figures.append({"method": method, "category": category, **counted, "differs": differs})
     return figures
 
 

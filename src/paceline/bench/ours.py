@@ -211,7 +211,8 @@ class Scheduled(Ours):
         return replies
 
     def _counts(self) -> dict[str, int]:
-        """Since the beginning; slots: rows that could have run."""
+        """Since the beginning: rounds, rows that ran in them, slots for rows, drafting rounds, those of a full batch of
+        the same length, and bytes read and written to realign rows."""
         seen = self._counted
         counts = {name: getattr(seen, name) for name in ("rounds", "rows", "drafting", "same_length")}
         moved = self.target.cache.moved_bytes if isinstance(self.target, RectangularTarget) else 0

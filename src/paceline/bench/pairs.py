@@ -22,8 +22,6 @@ Answers = Sequence[Answer]
 class Cell:
     """One group in one repeat. turns: float64 [turns, 2], new tokens and seconds."""
 
-    group: int
-    repeat: int
     task: str
     questions: frozenset[str]
     turns: Floats
@@ -45,15 +43,15 @@ def cells(answers: Answers, *, decode: bool = False) -> dict[tuple[int, int], Ce
         turns = [[answer.turns[n] for answer in members if n < len(answer.turns)] for n in range(depth)]
         measured = np.array([_measure(of_turn, decode) for of_turn in turns]).reshape(-1, 2)
         questions = frozenset(answer.question for answer in members)
-        cells_by_key[group, repeat] = Cell(group, repeat, members[0].task, questions, measured)
+        cells_by_key[group, repeat] = Cell(members[0].task, questions, measured)
     return cells_by_key
 
 
 def totals(answers: Answers, *, decode: bool = False) -> tuple[float, float] | None:
     """New tokens and seconds of all groups, medians of their repeats; None if there is none. decode: see `cells`."""
     by_group: dict[int, list[Floats]] = {}
-    for cell in cells(answers, decode=decode).values():
-        by_group.setdefault(cell.group, []).append(cell.turns)
+    for (group, _), cell in cells(answers, decode=decode).items():
+        by_group.setdefault(group, []).append(cell.turns)
     if not by_group:
         return None
     tokens, seconds = _totals(*_stack(list(by_group.values()))).tolist()
@@ -76,19 +74,19 @@ class Pairs:
         """The (group, repeat) that both answered, all questions of it; None if there is none. decode: see `cells`."""
         mine, others = cells(answers, decode=decode), cells(plain, decode=decode)
         by_group: dict[int, list[tuple[Cell, Cell]]] = {}
-        for key, cell in mine.items():
-            other = others.get(key)
+        for (group, repeat), cell in mine.items():
+            other = others.get((group, repeat))
             if other is not None and other.questions == cell.questions:
-                by_group.setdefault(cell.group, []).append((cell, other))
+                by_group.setdefault(group, []).append((cell, other))
         if not by_group:
             return None
         groups = list(by_group.values())
-        stack, counts = _stack([[cell.turns for cell, _ in group] for group in groups])
-        plain_stack, _ = _stack([[other.turns for _, other in group] for group in groups])
+        stack, counts = _stack([[cell.turns for cell, _ in pairs] for pairs in groups])
+        plain_stack, _ = _stack([[other.turns for _, other in pairs] for pairs in groups])
         tasks: dict[str, list[int]] = {}
-        for i, group in enumerate(groups):
-            tasks.setdefault(group[0][0].task, []).append(i)
-        num_answers = sum(len(cell.questions) for group in groups for cell, _ in group)
+        for i, pairs in enumerate(groups):
+            tasks.setdefault(pairs[0][0].task, []).append(i)
+        num_answers = sum(len(cell.questions) for pairs in groups for cell, _ in pairs)
         return cls(stack, plain_stack, counts, [np.array(at) for at in tasks.values()], num_answers)
 
     def ratio(self) -> float | None:
@@ -100,9 +98,7 @@ class Pairs:
 
     def resampled(self, size: int, random: np.random.Generator) -> Floats:
         """[size] ratios, each of groups drawn anew within their tasks and repeats drawn anew within a group."""
-        drawn = np.concatenate(
-            [members[random.integers(len(members), size=(size, len(members)))] for members in self.members], axis=1
-        )
+        drawn = np.hstack([some[random.integers(len(some), size=(size, len(some)))] for some in self.members])
         counts = self.counts[drawn]
         repeats = random.random((*drawn.shape, self.mine.shape[1])) * counts[..., None]
         which = repeats.astype(np.int64)

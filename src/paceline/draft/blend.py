@@ -3,8 +3,7 @@
 Prediction by partial matching (Cleary and Witten 1984; escape method C of Moffat 1990) over several texts at once: the
 row's own, finished requests, and a corpus. For every node, the longest context comes first and passes the mass of which
 it is unsure to the next shorter one (the escape). The product along a path estimates the probability of the path, and
-the tree grows best first to `nodes` nodes. Copying drafters follow one match; this one combines all of them, which pays
-where a target verifies dozens of tokens about as fast as one. It is our combination, not a published method.
+the tree grows best first to `nodes` nodes. It is our combination, not a published method.
 
     P(t | context) = sum over contexts, longest first, of  (mass left) * n(t) / (n + e * d)
     mass left      <- mass left * e * d / (n + e * d)

@@ -176,8 +176,6 @@ def exit_layer(path: str, config: Mapping[str, Any], num_layers: int) -> int:
     """The exit layer in a checkpoint's config.json; MethodError unless the target has layers after it."""
     layer = config.get("exit_layer")
     if not isinstance(layer, int) or not 0 <= layer < num_layers:
-        raise MethodError(
-            f"{path} leaves the target after layer {layer!r}, and the target has {num_layers}: "
-            f"an exit layer is 0 to {num_layers - 1}; train the adapter again"
-        )
+        why = f"leaves the target after layer {layer!r}, and an exit layer is 0 to {num_layers - 1}"
+        raise MethodError(f"{path} {why}; train the adapter again")
     return layer

@@ -2,11 +2,8 @@
 
 Bhendawade et al. 2025, "Mirror Speculative Decoding" (arXiv 2510.13161). `branches.py` has the algorithm, and the proof
 that the output is the target's. The draft model runs in a process with cores or a device of its own
-(`draft_worker.py`); in line it gains no time, and serves to try the algorithm. Candidates for the target's next token:
-
-    source=draft       the draft's own probabilities: drafting ahead begins as soon as the window is sent
-    source=early_exit  the target's layer `layer`, read by its own head (the paper): better candidates, less time
-    source=both
+(`draft_worker.py`); in line it gains no time, and serves to try the algorithm. Candidates for the target's next token
+come from the draft, which begins at once, or from a middle layer of the target (the paper): better, but later.
 
 Costs, and when it pays: docs/methods/mirror.md.
 """
@@ -269,10 +266,8 @@ def stateless_drafter(config: MirrorConfig) -> tuple[str, Stepping]:
             spec += f",{key}={value}"
     drafter = create(spec)
     if not isinstance(drafter, Stepping) or not drafter.drafts_ahead:
-        raise MethodError(
-            f"mirror:{path}: {drafter.name} cannot draft ahead, for it copies text or needs the target's states; "
-            "write mirror:PATH or mirror:model:PATH with a draft model"
-        )
+        why = f"{drafter.name} cannot draft ahead, for it copies text or needs the target's states"
+        raise MethodError(f"mirror:{path}: {why}; write mirror:PATH or mirror:model:PATH with a draft model")
     if drafter.options.stop not in STATELESS or drafter.options.tree:
         chosen = f"stop is {drafter.options.stop!r} and tree {drafter.options.tree}"
         raise MethodError(f"mirror: {chosen}; it drafts chains, and its stop rule is {', '.join(STATELESS)}")

@@ -155,10 +155,9 @@ def _load(path: str, shape: tuple[int, int], target: Facts) -> NDArray[np.int32]
     store = open_for(target, path, "recycling")
     matrix = np.array(store.array("matrix"))
     if matrix.shape != shape or matrix.dtype != np.int32:
-        raise StoreError(
-            f"the matrix {path} has {' x '.join(map(str, matrix.shape))} {matrix.dtype} entries; this target and k "
-            f"need {shape[0]} x {shape[1]} int32: give its own k, or learn it anew with this model"
-        )
+        has, need = (" x ".join(map(str, size)) for size in (matrix.shape, shape))
+        why = f"{has} {matrix.dtype} entries; this target and k need {need} int32"
+        raise StoreError(f"the matrix {path} has {why}: give its own k, or learn it anew with this model")
     if matrix.min() < -1 or matrix.max() >= shape[0]:
         raise StoreError(f"the matrix {path} holds tokens that do not exist; learn it anew with this model")
     return matrix

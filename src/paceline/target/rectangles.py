@@ -1,14 +1,9 @@
 """A transformers target whose rows lie in rectangles, as the schedules EQSPEC and EXSPEC have it, for comparison.
 
-Zhang et al. 2025, arXiv 2510.22876. Rows of one forward lie right-aligned in a block, padded on the left:
-
-    block = cache.arrange(slots, counts)    # realigns the rows if they grew unequally
-    block.write(layer, keys, values)        # writes the columns after the block's last
-    cache.commit(slot, path)                # adds some of these columns to the row
-
-`arrange` keeps the method's invariant: p + c = L for every row, with p columns of padding before its c tokens. Padding
-follows from lengths alone, never from a token's id. Rows that committed equally many tokens stay where they are; else
-every row is copied into a new block, all layers in one copy.
+Zhang et al. 2025, arXiv 2510.22876. Rows of one forward lie right-aligned in a block, padded on the left. `arrange`
+keeps the method's invariant: p + c = L for every row, with p columns of padding before its c tokens. Padding follows
+from lengths alone, never from a token's id. Rows that committed equally many tokens stay where they are; else every row
+is copied into a new block, all layers in one copy.
 """
 
 from __future__ import annotations

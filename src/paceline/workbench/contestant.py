@@ -56,9 +56,7 @@ class Reply:
     runs      (drafter, text, tokens) of each piece of the answer in order; drafter "": the target.
     parts     seconds by part of a round ("draft", "forward", "accept", "bookkeeping", "align"), prefill included.
     plain_tokens  the tokens that Spec-Bench counts for its baseline: the text encoded again, less one.
-    batch     counts of the whole group, on its first reply, where schedules are compared: rounds; rows that ran in
-              them; slots for rows; drafting rounds; those of a full batch of equal same_length; moved_bytes, read and
-              written to realign rows.
+    batch     counts of the whole group, on its first reply, where schedules are compared (`bench.ours.Scheduled`).
     peak_bytes  peak memory of the process while answering, everything that was loaded included; None: unknown.
     finish    stop, length, context or abort.
     """

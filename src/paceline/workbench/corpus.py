@@ -1,8 +1,5 @@
 """The text of files as a corpus that drafters copy from: read and tokenised here, or on the machines of a Ray cluster.
 
-    build("build/corpus", ["answers.jsonl.gz", "notes.txt"], load_tokenizer("models/demo"))
-    build(out, files, tokenizer, plan, read=Sharded("models/demo", address="local", workers=2))
-
 A .txt file is one document. A line of a .jsonl file is a record that `workbench.conversations` knows, and each text in
 it is a document. Either may be compressed (.gz). Documents keep the order of the files wherever they are tokenised.
 """

@@ -3,11 +3,6 @@
 Appending a token costs O(1), amortised (Blumer et al. 1985, "The smallest automaton recognizing the subwords of a
 text").
 
-    automaton = SuffixAutomaton()
-    automaton.extend([1, 2, 3, 1, 2])
-    automaton.match()                # Match(length=2, first=2, recent=2): "1 2" also ended at position 2
-    automaton.transfer(0, 0, [2, 3])  # (state, 2): of any other text, the longest suffix that occurs in this one
-
 A state stands for the substrings that end at the same set of positions. The suffix link of the whole sequence's state
 leads to the longest suffix that also ends elsewhere, so the match is read off that link, without a cursor.
 """

@@ -1,11 +1,6 @@
 """A store: a folder of arrays that a drafter reads, built once and mapped into memory, which processes share.
 
 `store.json` names the kind of the store and the tokenizer of its token ids; each array is one .npy file.
-
-    with writing("build/corpus", kind="corpus", tokenizer=fingerprint) as store:
-        store.add("text", tokens)
-    store = open_store("build/corpus", kind="corpus", tokenizer=fingerprint)
-    store.array("text")
 """
 
 from __future__ import annotations
