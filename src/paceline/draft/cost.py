@@ -46,10 +46,11 @@ class RoundTimes:
         fixed + row * rows + sum of slope_j * max(0, tokens - breakpoint_j) + prompt_token * (prompt tokens)
         + rows * (pad * widest + uneven, if any row has a draft)
 
-    seconds; tokens are the nodes of all rows and the prompt tokens of the same forward. Attention pads the rows of a
-    batch to the widest, and is simpler where all rows have one node. The terms, none below 0, are fitted by least
-    squares of relative errors, with a prior because a batch that never drafted shows no cost of nodes. The length of
-    the context is not a term: a table is right for about the context it was measured with.
+    seconds; tokens are the nodes of all rows and the prompt tokens of the same forward. Products over few tokens take
+    the time of reading the weights, over many that of computing; attention pads the rows of a batch to the widest, and
+    is simpler where all rows have one node. The terms, none below 0, are fitted by least squares of relative errors,
+    with a prior because a batch that never drafted shows no cost of nodes. The length of the context is not a term:
+    learned times follow it, and a table is right for about the context it was measured with.
 
     fade      factor on the weight of earlier rounds at every fit.
     is_fixed  nothing is learned any more. With a table and a seed, every choice of `auto` repeats.

@@ -112,8 +112,10 @@ class HFTarget(CachedTarget):
     def check(self, needs: Needs) -> None:
         """ModelError for needs that only the native decoder can meet."""
         if needs.resume_layer is not None or needs.callback_layer is not None:
-            why = "whose forward cannot be entered or left in the middle; this drafter needs the native decoder"
-            raise ModelError(f"{self.name} runs through transformers, {why} (Llama, Mistral, Qwen2, Qwen3 families)")
+            raise ModelError(
+                f"{self.name} runs through transformers, whose forward cannot be entered or left in the middle; "
+                "this drafter needs the native decoder (Llama, Mistral, Qwen2, Qwen3 families)"
+            )
 
     @torch.inference_mode()
     def verify(
