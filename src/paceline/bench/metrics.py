@@ -22,6 +22,8 @@ from paceline.workbench.contestant import Reply
 BASELINE = "none"  # plain decoding in the same engine: the method that all others are compared with
 OVERALL = "overall"  # the category of all tasks together; no task may have this name
 RESAMPLES = 1000
+Facts = Mapping[str, Any]
+Interval = tuple[float, float]
 
 
 def length_histogram(answers: Answers) -> list[int] | None:
@@ -104,9 +106,7 @@ def speedup(answers: Answers, plain: Answers, *, decode: bool = False) -> float 
     return pairs.ratio() if pairs else None
 
 
-def speedup_interval(
-    answers: Answers, plain: Answers, *, resamples: int = RESAMPLES, seed: int = 0
-) -> tuple[float, float] | None:
+def speedup_interval(answers: Answers, plain: Answers, *, resamples: int = RESAMPLES, seed: int = 0) -> Interval | None:
     """95 % interval of `speedup`: 2.5th and 97.5th percentile over bootstrap resamples (Efron 1979).
 
     Paired: a resample draws a group's times with the method and with plain decoding together. Hierarchical: it draws
@@ -318,11 +318,7 @@ def _counts(answers: Answers) -> Counter[str]:
 
 
 def summarize(
-    answers: Iterable[Answer],
-    facts: Mapping[str, Mapping[str, Any]],
-    *,
-    judged: Iterable[Mapping[str, Any]] = (),
-    resamples: int = RESAMPLES,
+    answers: Iterable[Answer], facts: Mapping[str, Facts], *, judged: Iterable[Facts] = (), resamples: int = RESAMPLES
 ) -> list[dict[str, Any]]:
     """Every figure of every method: one dict for "overall" and one for each task, plain decoding first.
 

@@ -183,13 +183,9 @@ class Compared:
 
 
 def runner(
-    contestants: Sequence[Driven],
-    jobs: Sequence[Job],
-    batch: int,
-    interrupt: Interrupt,
-    answered: Callable[[Job], None] = lambda job: None,
+    contestants: Sequence[Driven], jobs: Sequence[Job], batch: int, interrupt: Interrupt, done: Callable[[Job], None]
 ) -> Runner:
-    """Bench's runner for jobs; its method `repeat` is one turn. answered: called with a job that somebody answered."""
+    """Bench's runner for jobs; its method `repeat` is one turn. done: called with a job that somebody answered."""
     by_id = {str(job.index): job for job in jobs}
     return Runner(
         contestants,
@@ -197,7 +193,7 @@ def runner(
         Options(batch=batch),
         prompt=lambda question, _: by_id[question.id],
         stopped=lambda: interrupt.pressed,
-        progress=lambda answer: answered(by_id[answer.question]),
+        progress=lambda answer: done(by_id[answer.question]),
         catch=(),
     )
 

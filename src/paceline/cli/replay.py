@@ -30,6 +30,7 @@ if TYPE_CHECKING:
 
 DRAFTERS_PER_TABLE = 8  # where each has a column, so that a table fits 80 columns
 DEPTHS = (1, 2, 3, 4, 6, 8, 12, 16, 24, 32)
+DRAFT = ("--draft", "-d")
 
 
 @dataclass(kw_only=True)
@@ -38,9 +39,7 @@ class ReplayOptions:
 
     traces: Annotated[list[Path], typer.Argument(help="Recorded answers: JSON Lines, .gz or not.", metavar="TRACE...")]
     tokenizer: str = option(help="A Hugging Face folder, a tokenizer.json or a SentencePiece file.")
-    draft: list[str] | None = option(
-        None, "A drafter; may be repeated. [default: all that need no checkpoint]", names=("--draft", "-d")
-    )
+    draft: list[str] | None = option(None, "A drafter; repeatable. [default: all without checkpoint]", names=DRAFT)
     template: str | None = option(None, "vicuna, llama-2, chatml, none, or a Jinja file. [default: the tokenizer's]")
     questions: Path | None = option(None, "Spec-Bench's question.jsonl, for an answer file.")
     limit: int | None = option(None, "Replay the first conversations only.", least=1)

@@ -23,13 +23,8 @@ if TYPE_CHECKING:
 Pieces = Iterable[tuple[str, str]]  # (source, text): who proposed it, "" for the target itself
 
 PALETTE = ("green", "cyan", "magenta", "yellow", "blue", "red")
-REASONS = {
-    "stop": "the model ended it",
-    "length": "max_tokens reached",
-    "context": "the model's context is full",
-    "abort": "stopped",
-    "error": "ended with an error",
-}
+REASONS = {"stop": "the model ended it", "length": "max_tokens reached", "context": "the model's context is full"}
+REASONS |= {"abort": "stopped", "error": "ended with an error"}
 # A model may write anything, terminal control sequences too; they are shown, not obeyed.
 CONTROLS = {i: 0x2400 + i for i in range(32) if chr(i) not in "\t\n"} | {0x7F: 0x2421}
 CONTROLS |= dict.fromkeys(range(0x80, 0xA0), 0xFFFD)

@@ -36,10 +36,9 @@ class Adaptation:
 
     def __init__(self, switches: Switches, weights: Mapping[str, torch.Tensor | Blocks], target: Decoder):
         self.switches, self.embedding = switches, target.embedding
-        self.fusion1, self.fusion2 = (
-            linear([weights[name]], None, target.dtype) if name in weights else None
-            for name in ("fusion1.weight", "fusion2.weight")
-        )
+        names = ("fusion1.weight", "fusion2.weight")
+        made = (linear([weights[name]], None, target.dtype) if name in weights else None for name in names)
+        self.fusion1, self.fusion2 = made
         self.layers = OwnLayers(weights, prefixes(switches), target)
 
     def __call__(

@@ -208,9 +208,9 @@ class Auto(Fallback):
         for candidate in self.candidates:
             known = self.times.drafting.get(candidate.spec)
             if known is None:
+                known = f"no times of {candidate.spec}; it has {', '.join(self.times.drafting)}"
                 raise MethodError(
-                    f"the table {self.config.table} has no times of {candidate.spec}; it has "
-                    f"{', '.join(self.times.drafting)}. Run `paceline tune` with --draft '{candidate.spec}'."
+                    f"the table {self.config.table} has {known}. Run `paceline tune` with --draft '{candidate.spec}'."
                 )
             candidate.times = DraftTimes(known.call, known.row)
             candidate.acceptance.seed(table.get("acceptance", {}).get(candidate.spec, []))

@@ -46,9 +46,7 @@ class MirrorConfig(Options):
     candidates: int = option(4, "mean windows drafted ahead for a position; 0: plain speculation; paper: 8", least=0)
     branches: int | None = option(None, "most windows drafted ahead for a row; none: what candidates says", least=1)
     layout: Layout = option("measured", "measured: more windows where verification often ends; uniform: the paper's")
-    source: Literal["draft", "early_exit", "both"] = option(
-        "draft", "where candidates come from: the draft itself, the target's middle layer, or both; paper: early_exit"
-    )
+    source: Literal["draft", "early_exit", "both"] = option("draft", "where candidates come from; paper: early_exit")
     layer: int | None = option(None, "of early_exit: layers before the exit; none: half of them, as the paper", least=1)
     vocab: str | None = option(None, "of early_exit: the head's tokens, the K most frequent or a `train vocab` file")
     miss: Literal["fresh", "empty"] = option("fresh", "without a window drafted ahead: draft now, or verify no draft")

@@ -47,9 +47,7 @@ drafter; not a subset of the 80. 32, 16, 8: the paths of the 80 that were accept
 @dataclass(frozen=True)
 class RecyclingConfig(Options):
     checkpoint: str | None = option(None, "a saved matrix to start from")
-    tree: Literal[80, 60, 32, 16, 8] | str = option(
-        80, "drafted nodes, or a file of paths (JSON lists, or words such as 0 1 00 01); paper: 80"
-    )
+    tree: Literal[80, 60, 32, 16, 8] | str = option(80, "drafted nodes, or a file of paths, as 0 1 00 01; paper: 80")
     k: int = option(8, "successors kept for each token; trees lose their nodes of higher rank; paper: 8", least=1)
     scope: Literal["shared", "row"] = option("shared", "one matrix for all requests, or one for each; paper: shared")
     prompt: bool = option(False, "also learn from the target's ranking after every prompt token; paper: false")

@@ -57,10 +57,8 @@ def _nodes(overall: Sequence[dict[str, Any]], base_of: Mapping[str, str], color_
     lines = []
     for base, group in groups.items():
         group.sort(key=lambda result: float(result["verified_per_round"]))
-        tips = [
-            f"{r['draft']}: {r['mean_accepted_tokens']:.3f} tokens from {r['verified_per_round']:.1f} nodes a round"
-            for r in group
-        ]
+        tip = "{draft}: {mean_accepted_tokens:.3f} tokens from {verified_per_round:.1f} nodes a round"
+        tips = [tip.format(**result) for result in group]
         points = [(r["verified_per_round"], r["mean_accepted_tokens"]) for r in group]
         lines.append(Curve(points, tips, [color_of[r["draft"]] for r in group], base))
     return plot(lines, "nodes verified a round, the root included", "tokens a round")

@@ -346,10 +346,8 @@ def _refuse(name: str, model: Any, config: PretrainedConfig) -> None:
     elif getattr(config, "alibi", False) or any(hasattr(model.base_model, make) for make in ALIBI):
         why = "its attention counts distances in the cache (ALiBi), which in a tree of drafts are not those in the text"
     if why:
-        raise ModelError(
-            f"{name} ({model.config.model_type}) cannot be a target: {why}; "
-            "a target is a decoder whose layers all have full attention, over positions that it is given"
-        )
+        rule = "a target is a decoder whose layers all have full attention, over positions that it is given"
+        raise ModelError(f"{name} ({model.config.model_type}) cannot be a target: {why}; {rule}")
     if getattr(config, "max_position_embeddings", None) is None:
         raise ModelError(f"{name} ({model.config.model_type}): its configuration does not say how long a text may be")
 

@@ -95,9 +95,8 @@ class Tokenizer:
         for text in (text for message in messages for text in message.values() if isinstance(text, str)):
             check_text(text)
         try:
-            return self.inner.apply_chat_template(
-                [dict(m) for m in messages], add_generation_prompt=True, tokenize=tokenize, return_dict=False, **options
-            )
+            options |= {"add_generation_prompt": True, "tokenize": tokenize, "return_dict": False}
+            return self.inner.apply_chat_template([dict(m) for m in messages], **options)
         except Exception as error:  # a template is a program and may raise anything
             what = str(error) if isinstance(error, jinja2.TemplateError) else f"{type(error).__name__}: {error}"
             raise PromptError(f"the chat template of {self.name} refuses these messages: {what}") from error

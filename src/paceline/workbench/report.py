@@ -170,16 +170,10 @@ def plot(
 
 
 def columns(
-    heights: Sequence[float],
-    names: Sequence[str],
-    tips: Sequence[str],
-    color: str,
-    *,
-    ys: Sequence[float],
-    label: str,
-    frame: Frame = SMALL,
+    heights: Sequence[float], names: Sequence[str], tips: Sequence[str], color: str, *, ys: Sequence[float], label: str
 ) -> Markup:
     """A column for each height, with a tip; names stand below, "" for none. ys: the ticks, ascending."""
+    frame = SMALL
     step = (frame.width - frame.left - frame.right) / max(len(heights), 1)
     bars, below = [], []
     for i, (height, name, tip) in enumerate(zip(heights, names, tips, strict=True)):

@@ -152,10 +152,8 @@ def _written(tokenizer: Tokenizer, name: str) -> Render:
         try:
             source = Path(name).expanduser().read_text("utf-8")
         except (OSError, UnicodeDecodeError):
-            raise ConversationError(
-                f"{name!r} is neither a template nor a file that can be read.{meant(name, template_names())} "
-                f"Templates: {', '.join(template_names())}."
-            ) from None
+            known = f"{meant(name, template_names())} Templates: {', '.join(template_names())}."
+            raise ConversationError(f"{name!r} is neither a template nor a file that can be read.{known}") from None
     environment = ImmutableSandboxedEnvironment(trim_blocks=True, lstrip_blocks=True)
     environment.globals["raise_exception"] = _refuse
     try:

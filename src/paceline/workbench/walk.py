@@ -116,15 +116,12 @@ def replayable(spec: str, target: Facts) -> Drafter:
         "a call in the middle of its forward": needs.callback_layer is not None,
     }
     if any(wants.values()):
-        raise MethodError(
-            f"{spec} asks the target for {' and '.join(what for what, wanted in wants.items() if wanted)}, and a "
-            f"recording holds tokens only. Without a checkpoint these can be replayed: {', '.join(judged(target)[0])}."
-        )
+        asked = " and ".join(what for what, wanted in wants.items() if wanted)
+        others = f"Without a checkpoint these can be replayed: {', '.join(judged(target)[0])}."
+        raise MethodError(f"{spec} asks the target for {asked}, and a recording holds tokens only. {others}")
     if drafter.times_rounds:
-        raise MethodError(
-            f"{spec} drafts by how long rounds take, and a recording has no rounds. Replay the drafters that it "
-            "chooses from, or give it a table of `paceline tune` (its option table)."
-        )
+        instead = "Replay the drafters that it chooses from, or give it a table of `paceline tune` (its option table)."
+        raise MethodError(f"{spec} drafts by how long rounds take, and a recording has no rounds. {instead}")
     return drafter
 
 

@@ -112,10 +112,8 @@ def open_store(folder: str | Path, *, kind: str, tokenizer: str | None = None) -
     if stored != kind:
         raise StoreError(f"the store {folder} is a {stored}, not a {kind}")
     if tokenizer is not None and of != tokenizer:
-        raise StoreError(
-            f"the store {folder} was built with another tokenizer ({header.get('tokenizer_name', of)}): "
-            "its token ids mean other text here; build it again with this model's tokenizer"
-        )
+        other = f"another tokenizer ({header.get('tokenizer_name', of)}): its token ids mean other text here"
+        raise StoreError(f"the store {folder} was built with {other}; build it again with this model's tokenizer")
     for name, size in sizes.items():
         array = folder / f"{name}.npy"
         held = array.stat().st_size if array.exists() else 0

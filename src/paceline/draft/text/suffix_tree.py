@@ -340,6 +340,9 @@ def insert(entries, probs, num, entry, prob):  # type: ignore[no-untyped-def]
     return num + 1 if num < len(entries) else num
 
 
+Run = Sequence[int] | IntArray  # of tokens
+
+
 class Speculation(NamedTuple):
     """What may follow a context.
 
@@ -359,13 +362,7 @@ class Speculator:
     """A text that can count any run of its tokens and continue it."""
 
     def speculate(
-        self,
-        context: Sequence[int] | IntArray,
-        most: int,
-        factor: float = 1.0,
-        offset: float = 0.0,
-        min_prob: float = 0.1,
-        branch: bool = False,
+        self, context: Run, most: int, factor: float = 1, offset: float = 0, min_prob: float = 0.1, branch: bool = False
     ) -> Speculation:
         """The continuation with the highest score, over all suffixes of `context`; among equals, of the longest one.
 
@@ -375,7 +372,7 @@ class Speculator:
         tokens, parent, probs, match = self._speculate(context, *sizes)
         return Speculation(tokens, parent, probs, float(probs.sum()), int(match))
 
-    def _speculate(self, context: Sequence[int] | IntArray, *sizes: float) -> tuple[Any, ...]:
+    def _speculate(self, context: Run, *sizes: float) -> tuple[Any, ...]:
         """Tokens, parents, probabilities and the length of the match."""
         raise NotImplementedError
 
@@ -403,7 +400,7 @@ class SuffixTree(Speculator):
     def __len__(self) -> int:
         return sum(self._lengths) + self._open
 
-    def append(self, tokens: Sequence[int] | IntArray) -> None:
+    def append(self, tokens: Run) -> None:
         """Append `tokens`, each 0 or more, to the open sequence."""
         if self._counts[TEXT] + len(tokens) > len(self._text):
             self._make_room(len(tokens))
@@ -424,7 +421,7 @@ class SuffixTree(Speculator):
         start = int(self._counts[TEXT]) - self._open - sum(self._lengths) - length
         remove(self._nodes, self._heads, self._text, self._counts, start, length, self.depth)
 
-    def _speculate(self, context: Sequence[int] | IntArray, *sizes: float) -> tuple[Any, ...]:
+    def _speculate(self, context: Run, *sizes: float) -> tuple[Any, ...]:
         """The end of the open sequence itself is not counted as a match, because nothing has followed it yet."""
         key = np.array(context[-(self.depth - 1) :] if self.depth > 1 else context[:0], np.int32)
         return speculate(self._nodes, self._heads, self._text, self._active, key, *sizes)
