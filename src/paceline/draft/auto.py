@@ -119,8 +119,6 @@ class Candidate:
 class Limited:
     """A view of a row whose drafts may have at most `limit` tokens."""
 
-    __slots__ = ("_limit", "_row")
-
     def __init__(self, row: Request, limit: int):
         self._row, self._limit = row, limit
 
