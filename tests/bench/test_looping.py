@@ -3,7 +3,7 @@
 import numpy as np
 import pytest
 
-from paceline.bench.looping import is_looping
+from paceline.bench.record import is_looping
 
 LOOP = [3, 4] * 40
 LINE = list(range(40))

@@ -7,7 +7,7 @@ import pytest
 import torch
 from transformers import LlamaConfig, LlamaForCausalLM
 
-from paceline.bench.looping import is_looping
+from paceline.bench.record import is_looping
 from paceline.train.loop import LoopConfig, train
 from paceline.train.loss import IGNORE, chunked_cross_entropy
 from zoo.settle import SelfCorrection, SettleConfig, SettleLoss, answers, correction, order_of, repeats, unlikely

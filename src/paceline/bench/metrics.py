@@ -14,9 +14,8 @@ from typing import Any
 
 import numpy as np
 
-from paceline.bench.looping import WINDOW, is_looping
 from paceline.bench.pairs import Answers, Pairs, cells, totals
-from paceline.bench.record import Answer, good
+from paceline.bench.record import WINDOW, Answer, good, is_looping
 from paceline.workbench.contestant import Reply
 
 BASELINE = "none"  # plain decoding in the same engine: the method that all others are compared with
@@ -247,7 +246,7 @@ def _in_common(tokens: Sequence[int], others: Sequence[int]) -> int:
 
 
 def looping(answers: Answers) -> float | None:
-    """Share of answers with a turn that ends in a loop (`paceline.bench.looping.is_looping`): easy text to draft."""
+    """Share of answers with a turn that ends in a loop (`is_looping`): easy text to draft."""
     return _mean(map(_loops, good(answers)))
 
 

@@ -5,7 +5,7 @@ It holds raw facts only: tokens and time of each round, drafted tokens, seconds 
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Iterator, Mapping
+from collections.abc import Iterable, Iterator, Mapping, Sequence
 from dataclasses import asdict, dataclass, field, fields
 from pathlib import Path
 from typing import Any
@@ -16,6 +16,7 @@ from paceline.workbench.runs import rows
 
 KIND, ANSWERS, SUMMARY = "bench", "answers.jsonl", "summary.json"
 """The kind of run for `workbench.runs`, and two of its files."""
+WINDOW, MAX_NGRAM = 64, 16  # of `is_looping`
 Done = set[tuple[str, int, str]]  # method, repeat and question of answers
 
 
@@ -102,3 +103,11 @@ def _rounded(value: Any) -> Any:
     if isinstance(value, dict):
         return {key: _rounded(inner) for key, inner in value.items()}
     return [_rounded(inner) for inner in value] if isinstance(value, (list, tuple)) else value
+
+
+def is_looping(tokens: Sequence[int]) -> bool:
+    """Whether the last WINDOW tokens are covered by repeats of one n-gram of at most MAX_NGRAM tokens, from any place.
+
+    A loop is the easiest text there is to draft, so every table that shows a speed-up says how many outputs loop."""
+    tail = list(tokens[-WINDOW:])
+    return len(tail) == WINDOW and any(tail[n:] == tail[:-n] for n in range(1, MAX_NGRAM + 1))

@@ -16,8 +16,8 @@ from typing import Any
 import torch
 
 from paceline.bench.checks import is_impossible
-from paceline.bench.looping import is_looping
 from paceline.bench.options import Options
+from paceline.bench.record import is_looping
 from paceline.bench.runner import Runner, grouped
 from paceline.bench.suites import Question
 from paceline.cli.drive import Answer, Interrupt, Refused, Watch, drive, ignore, warm_up

@@ -106,8 +106,8 @@ def generate(
     screen.legend()
     if profile:
         reading = engine.prompt_profile
-        screen.table(profile_table(reading, "a round that read a prompt"))
-        screen.table(profile_table(engine.profile.without(reading), "a round of decoding"))
+        screen.err.print(profile_table(reading, "a round that read a prompt"))
+        screen.err.print(profile_table(engine.profile.without(reading), "a round of decoding"))
     if not run.drafted and not has_predictions and (why := unmet(engine.drafter)):
         screen.note(f"{engine.drafter.name} drafted nothing: {why}")
     if run.interrupt.pressed:

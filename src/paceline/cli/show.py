@@ -64,10 +64,6 @@ class Screen:
         for line in lines:
             self.err.print(line, markup=False, soft_wrap=True)
 
-    def table(self, table: Table) -> None:
-        """A table on standard error."""
-        self.err.print(table)
-
     def legend(self) -> None:
         """Which colour stands for which drafter, if anything was coloured."""
         if self._colors:

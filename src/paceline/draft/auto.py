@@ -206,10 +206,9 @@ class Auto(Fallback):
         for candidate in self.candidates:
             known = self.times.drafting.get(candidate.spec)
             if known is None:
-                known = f"no times of {candidate.spec}; it has {', '.join(self.times.drafting)}"
-                raise MethodError(
-                    f"the table {self.config.table} has {known}. Run `paceline tune` with --draft '{candidate.spec}'."
-                )
+                lacks = f"has no times of {candidate.spec}; it has {', '.join(self.times.drafting)}"
+                mend = f"Run `paceline tune` with --draft '{candidate.spec}'."
+                raise MethodError(f"the table {self.config.table} {lacks}. {mend}")
             candidate.times = DraftTimes(known.call, known.row)
             candidate.acceptance.seed(table.get("acceptance", {}).get(candidate.spec, []))
 
