@@ -6,7 +6,7 @@ of rounds that verified about as many nodes. A round whose like was seldom seen 
 
 from __future__ import annotations
 
-from collections import defaultdict
+from collections import Counter, defaultdict
 from collections.abc import Iterable
 from math import sqrt
 from statistics import median
@@ -76,12 +76,8 @@ def _rounds(turn: Reply) -> list[tuple[int, float]]:
 
 def late(answers: Iterable[Answer]) -> list[Answer]:
     """The answers that are late by all rounds of their methods, of questions that were answered one at a time."""
-    by_method: dict[str, dict[tuple[int, int], list[Answer]]] = {}
-    for answer in good(answers):
-        by_method.setdefault(answer.method, {}).setdefault((answer.group, answer.repeat), []).append(answer)
-    found = []
-    for groups in by_method.values():
-        alone = [group[0] for group in groups.values() if len(group) == 1]
-        pace = Pace(alone)
-        found += [answer for answer in alone if pace.is_late(answer)]
-    return found
+    answers = good(answers)
+    together = Counter((answer.method, answer.group, answer.repeat) for answer in answers)
+    alone = [answer for answer in answers if together[answer.method, answer.group, answer.repeat] == 1]
+    paces = {name: Pace(a for a in alone if a.method == name) for name in dict.fromkeys(a.method for a in alone)}
+    return [answer for answer in alone if paces[answer.method].is_late(answer)]

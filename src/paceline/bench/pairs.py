@@ -7,6 +7,7 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 from dataclasses import dataclass
+from itertools import zip_longest
 
 import numpy as np
 from numpy.typing import NDArray
@@ -39,8 +40,7 @@ def cells(answers: Answers, *, decode: bool = False) -> dict[tuple[int, int], Ce
     for (group, repeat), members in together.items():
         if decode and not all(t.times and len(t.times) == len(t.lengths or ()) for a in members for t in a.turns):
             continue
-        depth = max(len(answer.turns) for answer in members)
-        turns = [[answer.turns[n] for answer in members if n < len(answer.turns)] for n in range(depth)]
+        turns = [[*filter(None, some)] for some in zip_longest(*(answer.turns for answer in members))]
         measured = np.array([_measure(of_turn, decode) for of_turn in turns]).reshape(-1, 2)
         questions = frozenset(answer.question for answer in members)
         cells_by_key[group, repeat] = Cell(members[0].task, questions, measured)

@@ -134,10 +134,11 @@ def check_heads(path: str, tensors: dict[str, torch.Tensor], target: Facts) -> t
     for k in range(heads):
         for j in range(layers):
             shapes |= {f"{k}.{j}.linear.weight": (h, h), f"{k}.{j}.linear.bias": (h,)}
+    rows = vocab
     if TOKENS in tensors:
         check_map(tensors[TOKENS].long(), vocab)
-        shapes[TOKENS] = (len(tensors[TOKENS]),)
-    rows = len(tensors[TOKENS]) if TOKENS in tensors else vocab
+        rows = len(tensors[TOKENS])
+        shapes[TOKENS] = (rows,)
     if SHARED in tensors:
         shapes[SHARED] = (rows, h)
     elif any(name.startswith("lm_heads.") for name in tensors):

@@ -16,6 +16,11 @@ from paceline.workbench.transcript import Transcript
 from paceline.workbench.walk import Tally
 
 OVERALL = "overall"  # the category of all conversations together
+FIGURES = {
+    "mean_accepted_tokens": 4, "answers": 0, "rounds": 0, "new_tokens": 0, "draft_rate": 4, "verified_per_round": 3,
+    "verified_per_token": 3, "draft_us_per_round": 2,
+}  # fmt: skip
+"""Figures of a tally that are reported, and the decimals of each."""
 
 
 class Done(NamedTuple):
@@ -75,19 +80,9 @@ class Report:
 
 
 def _result(spec: str, category: str, tally: Tally, cost: Cost | None) -> dict[str, Any]:
-    result: dict[str, Any] = {
-        "draft": spec,
-        "category": category,
-        "mean_accepted_tokens": round(tally.mean_accepted_tokens, 4),
-        "answers": tally.answers,
-        "rounds": tally.rounds,
-        "new_tokens": tally.new_tokens,
-        "draft_rate": round(tally.draft_rate, 4),
-        "verified_per_round": round(tally.verified_per_round, 3),
-        "verified_per_token": round(tally.verified_per_token, 3),
-        "draft_us_per_round": round(tally.draft_us_per_round, 2),
-        "accepted_by_depth": [round(share, 4) for share in tally.accepted_by_depth()],
-    }
+    result: dict[str, Any] = {"draft": spec, "category": category}
+    result |= {name: round(getattr(tally, name), digits) for name, digits in FIGURES.items()}
+    result["accepted_by_depth"] = [round(share, 4) for share in tally.accepted_by_depth()]
     if cost is not None:
         result["predicted_speedup"] = round(predict(tally, cost), 3)
     return result
