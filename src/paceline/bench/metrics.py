@@ -91,8 +91,7 @@ def mbsu(tau: float, calls_per_round: float, draft_bytes: int, target_bytes: int
 
 
 def tokens_per_second(answers: Answers, *, decode: bool = False) -> float | None:
-    """New tokens / seconds. Each turn of a group (questions answered together) counts once, with its medians over the
-    repeats. decode: without the prefill, see `pairs.cells`."""
+    """New tokens / seconds. A turn of a group counts once, with medians over repeats. decode: see `pairs.cells`."""
     total = totals(answers, decode=decode)
     return total[0] / total[1] if total and total[1] > 0 else None
 
@@ -110,8 +109,7 @@ def speedup_interval(answers: Answers, plain: Answers, *, resamples: int = RESAM
 
     Paired: a resample draws a group's times with the method and with plain decoding together. Hierarchical: it draws
     groups within their task, then repeats within a group. Seeded: the same answers give the same interval. The interval
-    covers other questions of the same kinds and other runs, but not another machine. None where a task has a single
-    group, which does not show how much its questions differ."""
+    covers other questions of the same kinds and other runs, not another machine. None if a task has a single group."""
     pairs = Pairs.of(answers, plain)
     if pairs is None or min(map(len, pairs.members)) < 2:
         return None

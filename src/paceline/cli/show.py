@@ -1,7 +1,6 @@
 """Answers on a terminal: streaming, colours of accepted runs, closing lines, tables and progress bars.
 
-Answers go to standard output; statistics, tables, legends and errors go to standard error, so that a pipe gets the text
-and nothing else. Knows nothing of engines.
+Answers go to standard output, all else (statistics, tables, legends, errors) to standard error: a pipe gets the text.
 """
 
 from __future__ import annotations

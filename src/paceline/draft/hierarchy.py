@@ -134,8 +134,7 @@ class Hierarchy(Drafter):
 def frequent_paths(lines: NDArray[np.int32], most: int) -> list[Gram]:
     """The `most` most frequent beginnings of `lines`, most frequent first, without those that another begins with.
 
-    lines  [m, length]: what follows a key in a corpus, padded with -1, in a suffix array's order: equal beginnings are
-           adjacent. Of equally frequent ones the earlier goes first."""
+    lines  [m, length]: what follows a key, padded with -1, sorted. Of equally frequent ones the earlier goes first."""
     begins = np.ones(lines.shape, np.bool_)  # [line, depth]: the line is the first with its first depth + 1 tokens
     begins[1:] = np.logical_or.accumulate(lines[1:] != lines[:-1], axis=1)
     count = np.zeros(lines.shape, np.int64)

@@ -5,8 +5,7 @@ Wang et al. 2024, "Make Some Noise: Unlocking Language Model Parallel Inference 
 (arXiv 2305.10427). The rejected nodes below the last accepted one are slots. The first slot stands where the next root
 will be, so its logits propose what follows the next root; the slot below it proposes the token after that, and so on.
 The best `candidates` of each slot fill a table, one row a depth; rows without a slot hold random tokens of the text. A
-tree of fixed shape reads its tokens from the table, by depth and rank. A chain copied from the text (`retrieve`) is
-merged with it.
+tree of fixed shape reads its tokens from the table, by depth and rank. A copied chain is merged with it.
 
     draft     root ── a ── b ── c ── d        the target predicts x after root: the whole draft is rejected
     slots             a    b    c    d        the logits at a propose the token after x, those at b the next one

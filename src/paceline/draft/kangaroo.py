@@ -2,8 +2,7 @@
 
 Liu et al. 2024, "Kangaroo: Lossless Self-Speculative Decoding via Double Early Exiting" (arXiv 2404.18911). Drafted
 tokens leave the target after layer l (the first exit), through the adapter; the draft ends where the adapter is no
-longer sure (the second exit, the stop rule `confidence`). Nothing runs twice: the target's `verify` goes on from the
-early states of the drafted tokens, those after layer l.
+longer sure (the second exit, the stop rule `confidence`). Nothing runs twice: the target's `verify` goes on from there.
 
 The first layers' keys and values of a draft are in the target's cache before it is verified; the engine commits them
 with the others. The adapter has a cache of its own. Early states of committed tokens that it has not run wait in

@@ -2,8 +2,7 @@
 
 He et al. 2024, "REST: Retrieval-Based Speculative Decoding" (NAACL 2024, arXiv 2311.08252). The longest suffix of
 the text, 16 tokens down to 2, that occurs in a corpus is looked up in a suffix array. The continuations of all its
-places form a trie, in which a node weighs as many places as go through it; the 64 heaviest nodes are the draft. A node
-is never heavier than its parent, so they are a tree.
+places form a trie, in which a node weighs as many places as go through it; the 64 heaviest nodes, a tree, are drafted.
 
 The trie is not built: a suffix array is sorted, so a node's places are one range, and its children's are parts of it.
 

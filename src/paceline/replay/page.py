@@ -16,8 +16,7 @@ DEEPEST = 16  # depths in the plot
 
 
 def page(report: dict[str, Any], base_of: Mapping[str, str]) -> str:
-    """The page of what `paceline replay --json` prints. base_of: by drafter, the one that it is a variant of. One line
-    of the plot over nodes joins the variants of one drafter."""
+    """The page of what `paceline replay --json` prints. base_of: by drafter, the one that it is a variant of."""
     results = report["results"]
     specs = list(dict.fromkeys(result["draft"] for result in results))
     color_of = {spec: COLORS[i % len(COLORS)] for i, spec in enumerate(specs)}

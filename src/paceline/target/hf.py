@@ -159,8 +159,7 @@ class HFTarget(CachedTarget):
         return [(logits[: len(logits) - spare], {layer: states[:n] for layer, states in hidden.items()})]
 
     def _spare(self, segments: Sequence[Segment], lengths: Sequence[int]) -> int:
-        """How many nodes to add to a draft that is verified alone on a CPU: kernels are not faster for 2 or 3 rows than
-        for 4, nor for 7 than for 8 (benchmarks/rows.py)."""
+        """Nodes to add to a draft that is verified alone on a CPU: 3 rows take the time of 4 (benchmarks/rows.py)."""
         count = segments[0].num_run
         if len(segments) > 1 or self.device.type != "cpu" or not 1 < count <= SHARED_QUERIES:
             return 0
@@ -371,8 +370,7 @@ class Example:
 
     Row 0 is a longer prefix and one node. Row 1 is a shorter prefix and a wide tree: a root, siblings, and a leaf
     below the last of them, whose place in the cache is far from its position in the text. The third text is row 1 as
-    if the leaf saw all siblings: its difference from row 1 shows how large an error of a wrong mask is. The difference
-    of two plain forwards shows how large rounding errors are."""
+    if the leaf saw all siblings: its difference from row 1 is that of a wrong mask; two forwards show rounding."""
 
     SIBLINGS = 12
 
