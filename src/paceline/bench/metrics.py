@@ -250,17 +250,14 @@ def looping(answers: Answers) -> float | None:
 
 def too_short(answers: Answers) -> float | None:
     """Share of answers that do not loop but have a turn that was cut off with too few tokens to recognise a loop."""
-    return _mean(any(_is_cut(turn) for turn in answer.turns) and not _loops(answer) for answer in good(answers))
+    cut_off = [any(t.finish != "stop" and len(t.tokens) < WINDOW for t in answer.turns) for answer in good(answers)]
+    return _mean(cut and not _loops(answer) for cut, answer in zip(cut_off, good(answers), strict=True))
 
 
 def speedup_without_loops(answers: Answers, plain: Answers) -> float | None:
     """`speedup` over the groups in which no answer of plain decoding loops."""
     left_out = {(answer.group, answer.repeat) for answer in good(plain) if _loops(answer)}
     return speedup(answers, [answer for answer in plain if (answer.group, answer.repeat) not in left_out])
-
-
-def _is_cut(turn: Reply) -> bool:
-    return turn.finish != "stop" and len(turn.tokens) < WINDOW
 
 
 def _loops(answer: Answer) -> bool:

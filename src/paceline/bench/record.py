@@ -55,8 +55,7 @@ class Answer:
 
     def row(self) -> dict[str, Any]:
         """A row of the file of answers."""
-        rounded: dict[str, Any] = _rounded(asdict(self))
-        return rounded
+        return _rounded(asdict(self))
 
     @classmethod
     def of(cls, row: Mapping[str, Any]) -> Answer:

@@ -46,21 +46,21 @@ class AutoConfig(Options):
 class Candidate:
     """One of the drafters that `auto` chooses from.
 
-    spec     as the user named it. is_late: it runs a model, and is asked after the others.
+    spec     as the user named it.
     worth    tokens that asking it brings a row; more: in addition to another's draft. drafts: number of calls."""
 
     def __init__(self, spec: str, drafter: Drafter):
         self.spec, self.drafter = spec, drafter
-        self.is_late = False
         self.acceptance, self.lengths, self.times = Acceptance(), Lengths(), DraftTimes()
         self.worth, self.more = Worth(), Worth()
         self.drafts = 0
         self.watches = type(drafter).observe is not Drafter.observe
         self._call: tuple[int, int, float] | None = None
 
-    def bind(self) -> None:
-        """After the drafter was bound."""
-        self.is_late = self.drafter.weight_bytes > 0 or self.drafter.needs.resume_layer is not None
+    @property
+    def is_late(self) -> bool:
+        """Whether it runs a model, and is asked after the others. Known after the drafter was bound."""
+        return self.drafter.weight_bytes > 0 or self.drafter.needs.resume_layer is not None
 
     def propose(self, rows: Sequence[Request]) -> list[DraftTree]:
         """Ask the drafter and time it."""
@@ -196,7 +196,6 @@ class Auto(Fallback):
         super().bind(target)
         self.times_rounds = self.config.table is None
         for candidate in self.candidates:
-            candidate.bind()
             if self.config.explore == 0:  # without trials the default probabilities must do
                 candidate.drafts = TRIALS
         if self.config.table is None:
@@ -328,10 +327,8 @@ class Auto(Fallback):
 
     def _pays_for(self, rows: int, nodes: int) -> bool:
         """Whether there is time left to verify `nodes` more on trial; takes it from the credit."""
-        if self.config.explore == 0 or self._credit <= 0:
-            return False
         seconds = nodes * (self.times.slope(rows, rows) + self.times.pad * rows / 2) + self.times.uneven * rows
-        if self._credit <= seconds:
+        if self.config.explore == 0 or self._credit <= seconds:
             return False
         self._credit -= seconds
         return True
@@ -399,9 +396,5 @@ def _first(draft: _Draft, count: int) -> DraftTree:
     tree = draft.tree
     if count == len(draft.values):
         return tree
-    if tree.is_chain:
-        nodes = np.arange(count + 1)
-    else:
-        likeliest = np.argsort(-draft.values, kind="stable")[:count]
-        nodes = np.append(0, np.sort(likeliest) + 1)
-    return tree.keeping(nodes)
+    likeliest = np.argsort(-draft.values, kind="stable")[:count]
+    return tree.keeping(np.append(0, np.sort(likeliest) + 1))

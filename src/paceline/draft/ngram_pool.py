@@ -144,6 +144,5 @@ class NgramPool(Drafter):
 def _best(logits: torch.Tensor, nodes: list[int]) -> list[int]:
     """The best token at each of `nodes`, logits [M, V]."""
     if on_accelerator(logits):
-        best: list[int] = logits[nodes].argmax(-1).tolist()
-        return best
+        return logits[nodes].argmax(-1).tolist()
     return [best_token(logits, node) for node in nodes]

@@ -85,7 +85,10 @@ def build(out: str | Path, read: Read, source: str, tokenizer: Tokenizer, plan: 
         if vocab_size <= 1 << 16:
             text = text.astype(np.uint16)
         if plan.estimated is not None:
-            plan.estimated(len(text), len(ends), *_estimate(text, plan.parts))
+            disk = text.itemsize + sum(PARTS[name].disk for name in plan.parts)
+            # Parts are built one after another.
+            memory = text.itemsize + max((PARTS[name].memory for name in plan.parts), default=0)
+            plan.estimated(len(text), len(ends), disk * len(text), memory * len(text))
         store.add("text", text)
         store.add("ends", ends)
         for name in plan.parts:
@@ -130,10 +133,3 @@ def _joined(documents: Documents, eos: int, max_tokens: int | None) -> tuple[NDA
             break
     text = np.concatenate(pieces) if pieces else np.empty(0, np.int32)
     return text, np.cumsum([len(ids) for ids in pieces], dtype=np.int64)
-
-
-def _estimate(text: NDArray[Any], parts: Sequence[str]) -> tuple[int, int]:
-    """Bytes on disk, and of memory; parts are built one after another."""
-    disk = text.itemsize + sum(PARTS[name].disk for name in parts)
-    memory = text.itemsize + max((PARTS[name].memory for name in parts), default=0)
-    return disk * len(text), memory * len(text)

@@ -90,9 +90,6 @@ class FrequentNgrams:
         """The n-grams of a store; StoreError if it was built without them."""
         return cls(store.array("ngrams_starts"), store.array("ngrams_values"))
 
-    def __len__(self) -> int:
-        return len(self._values)
-
     def after(self, token: int) -> Iterator[Gram]:
         """What followed `token`, most frequent first."""
         begin, end = self._starts[token : token + 2].tolist() if token < len(self._starts) - 1 else (0, 0)

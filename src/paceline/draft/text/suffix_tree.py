@@ -70,7 +70,8 @@ def _follow(nodes, heads, text, counts, node, child, at):  # type: ignore[no-unt
             _detach(nodes, heads, text, child)
             nodes[node, LENGTH] += 1
             nodes[node, START] = at + 1 - nodes[node, LENGTH]
-            _shorten(nodes, child)
+            nodes[child, START] += 1
+            nodes[child, LENGTH] -= 1
             _attach(nodes, heads, text, node, child)
             return node
         return _split(nodes, heads, text, counts, node, child, at)
@@ -91,15 +92,10 @@ def _split(nodes, heads, text, counts, node, child, at):  # type: ignore[no-unty
     nodes[middle, LENGTH] = 1
     _detach(nodes, heads, text, child)
     _attach(nodes, heads, text, node, middle)
-    _shorten(nodes, child)
-    _attach(nodes, heads, text, middle, child)
-    return middle
-
-
-@njit
-def _shorten(nodes, child):  # type: ignore[no-untyped-def]
     nodes[child, START] += 1
     nodes[child, LENGTH] -= 1
+    _attach(nodes, heads, text, middle, child)
+    return middle
 
 
 @njit
