@@ -156,27 +156,9 @@ class Auto(Fallback):
     paper = "Liu et al. 2024, SmartSpec, arXiv 2406.14066"
     Config = AutoConfig
 
-    def __init__(self, config: AutoConfig = AutoConfig()):
+    def __init__(self, config: AutoConfig = AutoConfig(), candidates: Sequence[Candidate] = ()):
         self.config = config
-        specs = [spec.strip().replace(";", ",") for spec in config.checkpoint.split("|")]
-        if not all(specs):
-            raise MethodError(f"auto:{config.checkpoint} names nothing between two |; write auto:sam|suffix.")
-        if len(set(specs)) < len(specs):
-            raise MethodError(f"auto:{config.checkpoint} names a drafter twice.")
-        if any(spec.partition(":")[0].partition(",")[0] == "auto" for spec in specs):
-            raise MethodError(f"auto:{config.checkpoint} names auto itself; list the drafters it may choose from.")
-        self._begin([Candidate(spec, create(spec)) for spec in specs])
-
-    @classmethod
-    def over(cls, drafter: Drafter) -> Auto:
-        """`drafter` alone, with its drafts cut to what pays."""
-        made = cls.__new__(cls)
-        made.config = AutoConfig()
-        made._begin([Candidate(drafter.name, drafter)])
-        return made
-
-    def _begin(self, candidates: list[Candidate]) -> None:
-        self.candidates = candidates
+        self.candidates = list(candidates) or [Candidate(spec, create(spec)) for spec in _specs(config.checkpoint)]
         super().__init__([candidate.drafter for candidate in self.candidates])
         self.name = "auto"
         self.times = RoundTimes()
@@ -190,6 +172,11 @@ class Auto(Fallback):
         self._rounds = 0
         self._shape: tuple[int, int, int, int] | None = None
         self._drafted_at = 0.0
+
+    @classmethod
+    def over(cls, drafter: Drafter) -> Auto:
+        """`drafter` alone, with its drafts cut to what pays."""
+        return cls(candidates=[Candidate(drafter.name, drafter)])
 
     def bind(self, target: Facts) -> None:
         """Bind every part and read the table; MethodError as theirs, and for a table that does not fit."""
@@ -389,6 +376,18 @@ class Auto(Fallback):
         for candidate in self.candidates:
             candidate.drop(row.id)
         super().drop(row)
+
+
+def _specs(listed: str) -> list[str]:
+    """The drafters that the checkpoint of `auto` lists."""
+    specs = [spec.strip().replace(";", ",") for spec in listed.split("|")]
+    if not all(specs):
+        raise MethodError(f"auto:{listed} names nothing between two |; write auto:sam|suffix.")
+    if len(set(specs)) < len(specs):
+        raise MethodError(f"auto:{listed} names a drafter twice.")
+    if any(spec.partition(":")[0].partition(",")[0] == "auto" for spec in specs):
+        raise MethodError(f"auto:{listed} names auto itself; list the drafters it may choose from.")
+    return specs
 
 
 def _first(draft: _Draft, count: int) -> DraftTree:

@@ -44,8 +44,7 @@ def options_of(group: Any) -> list[inspect.Parameter]:
     """The fields of a dataclass as parameters of a command.
 
     Options are fields made by `draft.spec.option`, those whose type is Annotated for Typer, and such fields of a
-    dataclass within the dataclass. Other fields keep their defaults. What `option` was given with help and range goes
-    to `typer.Option`; `names` are the option's names, where the field's own is not it: ("--max-tokens", "-n")."""
+    dataclass within the dataclass. What `option` was given goes to `typer.Option`; `names` are the option's names."""
     return [
         parameter for field, hint in _options(group)
         for parameter in (options_of(hint) if dataclasses.is_dataclass(hint) else [_parameter(field.name, field, hint)])

@@ -83,11 +83,9 @@ class Run(Closing):
 
     @classmethod
     def open(cls, path: Path, kind: str, identity: Mapping[str, Any], **about: Any) -> Run:
-        """Begin a run in `path`, or go on with it there.
+        """Begin a run of a kind, such as "bench", in `path`, or go on with it there.
 
-        kind      what the run is, such as "bench".
-        identity  what must be the same for a run to go on.
-        about     what else run.json says; it is written when the run begins.
+        identity  what must be the same for a run to go on. about: what else run.json says when it begins.
 
         Raises PacelineError if the folder holds something else, another run, or a run that is still going on."""
         check(path, kind, identity)

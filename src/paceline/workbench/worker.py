@@ -114,9 +114,7 @@ class Worker:
         if self.waiting >= self.most_waiting:
             raise Busy(f"{self.waiting} requests are waiting, and no more may; try again later")
         job = Job(prompt, params, loop)
-        # Before looking whether the worker is closed: the thread closes it before it looks who is open, so that nobody
-        # is missed.
-        self.open.add(job)
+        self.open.add(job)  # first, for the thread closes the worker before it looks who is open: nobody is missed
         try:
             self.check()
         except Unavailable:
