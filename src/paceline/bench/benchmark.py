@@ -32,8 +32,7 @@ from paceline.workbench.runs import RUN, Run, check
 
 @dataclass(frozen=True)
 class Result:
-    """results: a dict for each method and category, see `metrics.summarize`; unavailable: why peers did not take part;
-    notes: what else there is to say; disturbed, repeated: see the functions of these names in `checks`."""
+    """results: see `metrics.summarize`; unavailable: why peers did not take part; disturbed, repeated: see `checks`."""
 
     out: Path
     complete: bool

@@ -61,7 +61,7 @@ def totals(answers: Answers, *, decode: bool = False) -> tuple[float, float] | N
 @dataclass(frozen=True)
 class Pairs:
     """What a method and plain decoding both answered. mine, plain: float64 [groups, repeats, turns, 2]; of a group's
-    repeats the first `counts` are there. members: the groups of each task; answers: how many, of the method."""
+    repeats the first `counts` are there. members: the groups of each task; answers: their number."""
 
     mine: Floats
     plain: Floats

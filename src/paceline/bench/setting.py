@@ -63,8 +63,8 @@ class Setting:
 
     @property
     def peer_context(self) -> int:
-        """Tokens of the longest conversation, and SPARE, since an answer may have more tokens when it is encoded again.
-        Some engines set memory aside for their whole context; a model's own may be gigabytes."""
+        """Tokens of the longest conversation, and SPARE, since an answer may have more tokens when it is encoded again:
+        less than the model's own, for which some engines set gigabytes aside."""
         lengths = [
             len(self.prompt(question, [""] * (turns - 1))) + turns * self.benchmark.options.max_tokens
             for group in self.groups

@@ -116,8 +116,7 @@ def statistics(row: Row, tokens_per_second: float) -> str:
 
 
 def plain_table(*columns: str, text: Collection[str] = (), gap: int = 2) -> Table:
-    """A table without lines, `gap` spaces between columns. Those in `text` are on the left and folded where they are
-    long; the others hold figures, on the right."""
+    """A table without lines. Columns in `text` are on the left and folded; the others hold figures, on the right."""
     table = Table(box=None, padding=(0, gap, 0, 0))
     for column in columns:
         is_text = column in text

@@ -24,8 +24,7 @@ STRENGTH = 4.0  # weight of a share's prior in trials: FIRST at depth 1, the sha
 MEMORY = 400.0  # trials at a depth after which the counts are halved
 REFRESH = 16  # drafts of a length between two updates of its shares
 ROW_STRENGTH, ROW_FADE = 15.0, 0.95
-"""Weight of the multiplier's prior in rejections; fade of a row's rejections per draft. With a weight of 2, lucky
-rows were trusted too far: nodes of probability 0.45 were accepted in 35 of 100 cases."""
+"""Weight of the multiplier's prior in rejections (2 trusts lucky rows too far); fade of rejections per draft."""
 LARGEST_MULTIPLIER = 4.0  # the smallest is 1 / LARGEST_MULTIPLIER
 RANKS = 8
 LEAST = 1e-3  # smallest probability of a step

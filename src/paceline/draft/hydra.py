@@ -48,8 +48,8 @@ class Hydra(ReadingHeads):
         tensors = untied(by_position(found), config)
         heads, layers = count_heads(path, tensors)
         has_prefix = any(name.startswith(PREFIX) for name in tensors)
-        own = [f"hydra_lm_head.{k}" for k in range(heads)]
-        own = own if any(name.startswith("hydra_lm_head") for name in tensors) else []
+        has_own = any(name.startswith("hydra_lm_head") for name in tensors)
+        own = [f"hydra_lm_head.{k}" for k in range(heads if has_own else 0)]
         network = GroundedHeads(heads, layers, target.hidden_size, tied=False)
         shapes = {name: tuple(parameter.shape) for name, parameter in network.named_parameters()}
         if has_prefix:

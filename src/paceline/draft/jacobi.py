@@ -175,8 +175,7 @@ def slots(tree: DraftTree, last: int) -> list[int]:
 
 
 def after_match(text: IntArray, ngram: int, count: int, recent: bool) -> IntArray:
-    """The `count` tokens after the longest earlier match, up to `ngram` tokens, with the end of `text`; at the earliest
-    place or the most recent one. Empty where even the last token is new."""
+    """The `count` tokens after the longest earlier match of up to `ngram` tokens with the end of `text`, if any."""
     places = np.flatnonzero(text[:-1] == text[-1]) + 1
     for back in range(2, min(ngram, len(text)) + 1):
         longer = places[places >= back]

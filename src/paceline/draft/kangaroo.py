@@ -47,8 +47,7 @@ class KangarooConfig(SteppingConfig):
 
 
 def adapter_shapes(shape: Shape) -> dict[str, tuple[int, ...]]:
-    """Name and shape of the adapter's tensors for a target of that shape: attention and two norms, no MLP. They have
-    4 h^2 + 2 h numbers if every attention head has its own keys."""
+    """Name and shape of the adapter's tensors for a target of that shape: attention and two norms, no MLP."""
     norm = (shape.hidden_size,)
     return {"input_norm.weight": norm, **attention_shapes(shape), "output_norm.weight": norm}
 

@@ -187,8 +187,8 @@ def _grow(matrix, root, parent, rank, size, ends):  # type: ignore[no-untyped-de
 
 @njit(cache=True)
 def _update(matrix, tokens, depth, path, successors):  # type: ignore[no-untyped-def]
-    """Write row tokens[i] = successors[i] for every node i. Where a token stands at several nodes, the last one written
-    counts: nodes of `path` over others, earlier ones over later; then shallow over deep, better rank over worse."""
+    """Write row tokens[i] = successors[i] for every node i. Of a token's nodes those of `path` count before others and
+    the earlier before the later, then shallow ones before deep, better ranks before worse."""
     for level in range(depth.max(), -1, -1):
         for node in range(len(tokens) - 1, -1, -1):
             if depth[node] == level:

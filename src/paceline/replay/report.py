@@ -99,8 +99,7 @@ class Cost(NamedTuple):
 
 
 def predict(tally: Tally, cost: Cost) -> float:
-    """Speed-up over plain decoding, one request at a time. A round costs a forward over its nodes and the drafter's own
-    time; plain decoding costs a forward over one node for every token."""
+    """Speed-up over plain decoding, one request at a time. A round costs a forward over its nodes, and drafting."""
     if not tally.rounds:
         return 1.0
     times = cost.forwards.of(1)

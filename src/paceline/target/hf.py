@@ -317,8 +317,7 @@ class _RowsCache(OneForward):
     def update(
         self, key_states: torch.Tensor, value_states: torch.Tensor, layer_idx: int, *args: Any, **kwargs: Any
     ) -> tuple[torch.Tensor, torch.Tensor]:
-        """Write the nodes' keys and values [rows, kv_heads, queries, head_dim] after their rows; returns the rows' keys
-        and values [rows, kv_heads, keys, head_dim]."""
+        """Write keys and values [rows, kv_heads, queries, head_dim]; the rows' [rows, kv_heads, keys, head_dim]."""
         pack = self._padding.pack
         self._writer.write(layer_idx, pack(key_states.transpose(1, 2)), pack(value_states.transpose(1, 2)))
         keys, values = (read[:, :, : self._keys] for read in self._writer.read(layer_idx, 0))
@@ -409,8 +408,7 @@ class Example:
         return self.model(input_ids=ids, past_key_values=cache, use_cache=True).logits.float()
 
     def compare(self, target: HFTarget) -> None:
-        """ModelError unless the logits of `target` agree with those of plain forwards. If they only do so with our mask
-        at the beginning of a prompt, sets `target.masks_itself` to False."""
+        """ModelError unless the logits of `target` agree with those of plain forwards; sets its `masks_itself`."""
         for target.masks_itself in (True, False):
             slots = [target.add_row(0) for _ in range(2)]
             try:

@@ -21,8 +21,7 @@ class NotInstalled(PacelineError):
 
 @dataclass(frozen=True)
 class Ask:
-    """How to answer. seeds: one for each prompt, for sampling; ends: token ids that end an answer; predictions: token
-    ids that each answer should resemble, which only drafters of ours read; the others as in `SamplingParams`."""
+    """How to answer, as in `SamplingParams`. seeds: one a prompt; ends: token ids; predictions: only ours read them."""
 
     max_tokens: int
     temperature: float = 0.0
@@ -50,8 +49,7 @@ class Reply:
               group, which are answered together, have the time of the group.
     lengths   tokens of each round, the target's own included. The prefill is a round of one token, as in Spec-Bench.
     times     seconds from the request to each round's tokens, as many as `lengths`.
-    nodes     tokens drafted and verified in each round (nodes of the tree without its root); depths: the longest path
-              of each. Where the engine does not report lengths, times, nodes or depths, they are None.
+    nodes     tokens drafted and verified in each round; depths: the longest path of each. None of the four: unknown.
     calls     sequential forwards of a draft model; 0 for a drafter without a model.
     runs      (drafter, text, tokens) of each piece of the answer in order; drafter "": the target.
     parts     seconds by part of a round ("draft", "forward", "accept", "bookkeeping", "align"), prefill included.
@@ -113,8 +111,7 @@ class Contestant(ABC):
         """Forget earlier answers, which a drafter drafts easily. Called after the warm-up and between repetitions."""
 
     def wake(self, seconds: float) -> None:
-        """Keep the processor busy for at least `seconds`, without teaching a drafter anything: the next answer then
-        finds the processor as fast and the caches as full as under load. By default by this process's threads."""
+        """Keep the processor busy for at least `seconds`, without teaching a drafter anything, as it is under load."""
         square = torch.ones(256, 256)
         began = perf_counter()
         while perf_counter() - began < seconds:

@@ -84,8 +84,7 @@ class Transcriber:
             raise PromptError(f"the chat template refuses these messages: {error}") from error
 
     def conversation(self, exchange: Conversation) -> Transcript:
-        """A conversation in tokens; without turns if its answer ended before there was a token to draft.
-        ConversationError if the template refuses its messages."""
+        """A conversation in tokens; without turns if nothing could be drafted. ConversationError if it is refused."""
         if exchange.tokens is not None:
             prompt, answer = exchange.tokens[0] or (), exchange.tokens[1]
             text, begin = np.array([*prompt, *answer], np.int64), max(len(prompt), 1)  # a draft goes on from a token

@@ -51,10 +51,9 @@ def _over(count: float, of: int) -> float:
 class Tally:
     """Counts over answers.
 
-    draft_rounds  rounds with a draft; drafted: nodes drafted; seconds: the drafter's.
-    accepted      int64 [DEEPEST + 1]: accepted[d] rounds accepted exactly d drafted tokens.
-    depths        depths[d] rounds had a draft exactly d deep.
-    sizes         sizes[n] rounds had n nodes to verify, the root included."""
+    draft_rounds     rounds with a draft; drafted: nodes drafted; seconds: the drafter's.
+    accepted, depths int64 [DEEPEST + 1]: accepted[d] rounds accepted d drafted tokens, depths[d] had a draft d deep.
+    sizes            sizes[n] rounds had n nodes to verify, the root included."""
 
     answers: int = 0
     new_tokens: int = 0
