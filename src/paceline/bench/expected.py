@@ -9,7 +9,6 @@ from __future__ import annotations
 from collections import Counter, defaultdict
 from collections.abc import Iterable
 from math import sqrt
-from statistics import median
 
 import numpy as np
 
@@ -27,14 +26,18 @@ class Kinds:
 
     def __init__(self) -> None:
         self._seconds = defaultdict[int, list[float]](list)
+        self._medians: dict[int, float | None] = {}
 
     def add(self, tokens: int, seconds: float) -> None:
         self._seconds[tokens].append(seconds)
+        self._medians.clear()
 
     def expected(self, tokens: int) -> float | None:
         """The median of rounds with about as many tokens; None where too few were seen."""
-        alike = [s for n, some in self._seconds.items() if tokens / ALIKE <= n <= tokens * ALIKE for s in some]
-        return median(alike) if len(alike) >= SEEN else None
+        if tokens not in self._medians:
+            alike = [s for n, some in self._seconds.items() if tokens / ALIKE <= n <= tokens * ALIKE for s in some]
+            self._medians[tokens] = float(np.median(alike)) if len(alike) >= SEEN else None
+        return self._medians[tokens]
 
 
 class Pace:
