@@ -27,8 +27,7 @@ class Answer:
     method    "none" (plain decoding, the baseline), a drafter's spec, or "peer:..." .
     question  the suite's id; category as in the suite, task the group it is counted in.
     group     questions of one group were answered together, and have the same `seconds`.
-    failed    why there is no answer; `turns` then holds the turns before.
-    load      the machine's load average of one minute at the end.
+    failed    why there is no answer after `turns`. load: the machine's load average of one minute at the end.
     attempts  seconds of all attempts in their order, where a late answer was asked again; the median one is recorded.
     """
 

@@ -346,9 +346,8 @@ def best_size(gains: Sequence[float], times: RoundTimes, drafting: float = 0.0, 
 
 
 def best_sizes(probabilities: Sequence[Sequence[float]], times: RoundTimes, fixed: int = 0) -> list[int]:
-    """For rows that are verified together, how many of the likeliest candidates of each give the most tokens a second.
-
-    probabilities  of acceptance, for the candidates of each row. A row gets fewer than SIZES[-1]."""
+    """For rows that are verified together, how many of the likeliest candidates of each give the most tokens a second,
+    fewer than SIZES[-1]. probabilities: of acceptance, for the candidates of each row."""
     likeliest = [(p, r) for r, of_row in enumerate(probabilities) for p in nlargest(SIZES[-1] - 1, of_row)]
     likeliest.sort(key=lambda one: -one[0])
     gains = [0.0, *accumulate(p for p, _ in likeliest)]

@@ -62,8 +62,7 @@ class Section:
     nbytes     bytes of weights that these layers and their exit read.
     ran        by slot: number of nodes run since the last commit.
     waiting    by slot: states [n, H], before layer `first`, of the next nodes to run.
-    left       number of times that a draft left here.
-    tried      tokens drafted from here that the target accepted or rejected. kept: those that it accepted."""
+    left       times that a draft left here; tried: its tokens that were accepted or rejected; kept: accepted."""
 
     def __init__(self, model: Decoder, first: int, last: int, threshold: float):
         self.first, self.last, self.threshold = first, last, threshold

@@ -45,8 +45,7 @@ class Reply:
 
     tokens    the new tokens, an end-of-sequence token included.
     text      without special tokens and surrounding white space.
-    seconds   from the request to the last token, prefill included, after the device has finished. All questions of a
-              group, which are answered together, have the time of the group.
+    seconds   from the request to the last token, prefill included; of questions answered together, that of all.
     lengths   tokens of each round, the target's own included. The prefill is a round of one token, as in Spec-Bench.
     times     seconds from the request to each round's tokens, as many as `lengths`.
     nodes     tokens drafted and verified in each round; depths: the longest path of each. None of the four: unknown.

@@ -145,8 +145,7 @@ def plot(
 ) -> Markup:
     """Lines with points, axes and ticks, as an SVG that scales with the page; empty if there is no point.
 
-    across, up  what the axes say. xs, ys  their ticks, ascending (default: round numbers that span the points).
-    label       what the picture is called where it cannot be seen (default: made of `across` and `up`)."""
+    across, up, label  what the axes say, and where the picture cannot be seen. xs, ys: ticks, ascending."""
     points = [point for line in lines for point in line.points]
     if not points:
         return Markup("")

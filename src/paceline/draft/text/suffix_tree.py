@@ -341,10 +341,9 @@ Run = Sequence[int] | IntArray  # of tokens
 class Speculation(NamedTuple):
     """What may follow a context.
 
-    tokens  int64 [n].
-    parent  int64 [n]: 0 is the root, 1 the first token.
-    probs   float64 [n]: estimated probability of each. score: their sum, an estimate of the tokens accepted.
-    match   tokens of the context that were matched."""
+    tokens, parent  int64 [n]; parent 0 is the root, 1 the first token.
+    probs           float64 [n]: estimated probability of each. score: their sum, an estimate of the tokens accepted.
+    match           tokens of the context that were matched."""
 
     tokens: IntArray
     parent: IntArray
