@@ -16,7 +16,7 @@ import numpy as np
 import torch
 
 from paceline import Engine, SamplingParams
-from paceline.bench.looping import is_looping
+from paceline.bench.record import is_looping
 from paceline.draft.jacobi import Jacobi
 from paceline.draft.registry import create
 from paceline.draft.shapes import SLOTS_FILE, best_paths

@@ -25,7 +25,7 @@ import numpy as np
 import torch
 
 from paceline import Engine, SamplingParams
-from paceline.bench.looping import is_looping
+from paceline.bench.record import is_looping
 from paceline.draft.recycling import TREES, Recycling, RecyclingConfig, _grow, _update
 from paceline.draft.shapes import RankPath, compile_template
 from paceline.engine.logits import top_tokens

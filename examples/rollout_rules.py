@@ -308,7 +308,8 @@ def results(rows: Sequence[dict[str, Any]]) -> list[dict[str, Any]]:
 
 def _result(rule: str, rows: list[dict[str, Any]]) -> dict[str, Any]:
     last = list({row["seed"]: row for row in sorted(rows, key=itemgetter("epoch"))}.values())  # of each seed
-    seeds, figures = len(last), sum(map(Figures.of, rows), Figures())
+    each = (Figures(**{name: row[name] for name in vars(Figures()) if name in row}) for row in rows)
+    seeds, figures = len(last), sum(each, Figures())
     made = rule_of(rule.partition(":")[0], lenience=Plan(rule, 0, 0, "").lenience)
     return {
         "rule": rule,

@@ -20,7 +20,7 @@ import torch
 from paceline.cli import main
 from paceline.draft import registry
 from paceline.draft.past_answer import PastAnswer
-from paceline.draft.text.corpus import build
+from paceline.draft.text.corpus import Plan, build
 from paceline.engine.engine import Engine
 from paceline.engine.request import Completion
 from paceline.engine.sampling import SamplingParams
@@ -164,7 +164,7 @@ def corpus_of(tmp_path_factory: pytest.TempPathFactory) -> Callable[[str], Path]
                 yield np.array([*answer.tokens[: NEW // 2], eos], np.int32)
 
         folder = tmp_path_factory.mktemp("corpus") / dtype
-        build(folder, read, "this test", target.tokenizer)  # type: ignore[arg-type]
+        build(folder, read, "this test", target.tokenizer, Plan(), lambda what, done: None)  # type: ignore[arg-type]
         return folder
 
     return corpus

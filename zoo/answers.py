@@ -7,7 +7,7 @@ from dataclasses import dataclass
 from importlib.resources import files
 from pathlib import Path
 
-from paceline.bench.looping import is_looping
+from paceline.bench.record import is_looping
 from paceline.engine.engine import Engine
 from paceline.engine.sampling import SamplingParams
 from zoo import synth

@@ -18,7 +18,7 @@ from typing import Any
 from jinja2 import Environment, PackageLoader, StrictUndefined
 from safetensors.torch import load_file
 
-from paceline.bench.looping import MAX_NGRAM, WINDOW
+from paceline.bench.record import MAX_NGRAM, WINDOW
 from paceline.draft.neural.vocab import FILE as VOCABULARY
 from paceline.draft.neural.vocab import read_vocabulary
 from paceline.target.folder import TUNED_FILE

@@ -76,15 +76,15 @@ def sources(sources: Sources) -> None:
     python -m zoo sources gsm=train.jsonl.gz books=alice.txt
     """
     from paceline.train.data import parse_sources, read
-    from zoo.text import held_out
+    from zoo.text import held_out, plain
 
     for source in parse_sources(sources):
         documents = list(read(source))
         held = sum(held_out(d) for d in documents)
-        size = sum(len(d.plain()) for d in documents)
+        size = sum(len(plain(d)) for d in documents)
         typer.echo(f"{source.name}: {len(documents):,} documents, {size:,} characters, {held:,} held out")
         if documents:
-            typer.echo("    " + documents[0].plain()[:200].replace("\n", "\n    "))
+            typer.echo("    " + plain(documents[0])[:200].replace("\n", "\n    "))
 
 
 def synth(count: Annotated[int, typer.Option(min=1)] = 12, seed: Seed = 0) -> None:
@@ -110,12 +110,12 @@ def tokenizer(
     """
     use_threads(threads)
     from paceline.train.data import parse_sources
-    from zoo.text import PRETRAIN, load_documents
+    from zoo.text import PRETRAIN, load_documents, plain
     from zoo.tokenizer import save_tokenizer, train_tokenizer
 
     config = replace(PRETRAIN, characters=characters, generated=generated)
     training, _ = load_documents(parse_sources(sources), config)
-    learnt = train_tokenizer((d.plain() for group in training.values() for d in group), vocabulary)
+    learnt = train_tokenizer((plain(d) for group in training.values() for d in group), vocabulary)
     save_tokenizer(learnt, out)
     typer.echo(f"{len(learnt):,} tokens, written to {out}")
 

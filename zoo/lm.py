@@ -22,16 +22,22 @@ import torch
 from accelerate import PartialState
 from rich.console import Console
 from torch import nn
-from transformers import AutoModelForCausalLM, GenerationConfig, PreTrainedTokenizerFast
+from transformers import (
+    AutoModelForCausalLM,
+    GenerationConfig,
+    LlamaConfig,
+    LlamaForCausalLM,
+    PreTrainedTokenizerFast,
+)
 
 from paceline.errors import PacelineError
-from paceline.train.data import Document, Mixture, Rows, Source, first_batch, row_counts
+from paceline.train.data import Document, Rows, Source, first_batch, row_counts
 from paceline.train.draft import DistilLoss
 from paceline.train.loop import LoopConfig, Stream, read_log, train
 from paceline.train.loss import LmLoss
 from paceline.train.trainer import open_teacher
-from paceline.workbench.llama import DRAFT, ModelConfig, new_llama, save_llama
-from zoo.text import Build, DataConfig, chat_rows, lay_end_to_end, load_documents, render
+from paceline.workbench.llama import ModelConfig, new_llama
+from zoo.text import Build, DataConfig, StageMixture, chat_rows, lay_end_to_end, load_documents, render
 from zoo.tokenizer import DOCUMENT, END, save_tokenizer, token_id
 
 SIZES = {
@@ -40,6 +46,8 @@ SIZES = {
     "large": ModelConfig(hidden=768, layers=12, heads=12, kv_heads=4, intermediate=2304),
 }
 """By name: for trying the recipe out, the shipped target, and 90 million parameters for a GPU."""
+DRAFT = ModelConfig(hidden=128, layers=3, heads=2, kv_heads=1, intermediate=384)
+"""A draft model of 1.6 million parameters: an eighth of the demo target's, and three layers to its eight."""
 
 
 @dataclass(frozen=True)
@@ -102,7 +110,7 @@ def run_stage(
     build: Build,
     dtype: torch.dtype,
     start: Path | None = None,
-    wrap: Callable[[Mixture, dict[str, list[Document]]], Stream] | None = None,
+    wrap: Callable[[StageMixture, dict[str, list[Document]]], Stream] | None = None,
 ) -> bool:
     """Text to rows, the loop, and the model with its log and facts in `job.out`. False when interrupted.
 
@@ -129,7 +137,7 @@ def run_stage(
         for name, (ids, labels) in held.items()
         if len(ids)
     }
-    mixture = Mixture(rows, job.data)
+    mixture = StageMixture(rows, job.data)
     if not train(loss, wrap(mixture, training) if wrap else mixture, job.loop, job.run, validation):
         return False
     if first:
@@ -142,7 +150,7 @@ def run_stage(
     return True
 
 
-def _write_facts(stage: str, job: Job, network: Any, mixture: Mixture) -> None:
+def _write_facts(stage: str, job: Job, network: Any, mixture: StageMixture) -> None:
     """training-STAGE.json: what was trained on what, and how; and the log beside it."""
     facts = {
         "stage": stage,
@@ -165,3 +173,20 @@ def save(network: Any, tokenizer: PreTrainedTokenizerFast, out: Path, dtype: tor
     ends = GenerationConfig(bos_token_id=document, eos_token_id=[end, document], pad_token_id=document)
     save_llama(network, out, dtype, ends)
     save_tokenizer(tokenizer, out)
+
+
+def save_llama(
+    network: LlamaForCausalLM, out: Path, dtype: torch.dtype, generation: GenerationConfig | None = None
+) -> None:
+    """Write config.json, model.safetensors and generation_config.json; the model in memory keeps its precision."""
+    weights = {name: p.detach().to(dtype) for name, p in network.named_parameters()}  # tied weights once
+    config = network.config.to_dict() | {"dtype": str(dtype).removeprefix("torch.")}
+    copy: Any = LlamaForCausalLM(LlamaConfig.from_dict(config))
+    copy.to(dtype=dtype)
+    copy.load_state_dict(weights, strict=False)
+    copy.tie_weights()
+    if generation is not None:
+        copy.generation_config = generation
+    out.mkdir(parents=True, exist_ok=True)
+    copy.save_pretrained(out)
+    (out / "model.safetensors").chmod(0o644)  # safetensors writes for the owner alone

@@ -1,4 +1,4 @@
-"""How many answers of a model run into a loop, as `paceline.bench.looping` defines it, greedy and sampled.
+"""How many answers of a model run into a loop, as `paceline.bench.record` defines it, greedy and sampled.
 
     python -m zoo.looping models/demo --prompts questions.jsonl --temperature 0 --temperature 0.7
 """
@@ -13,7 +13,7 @@ from typing import TYPE_CHECKING, Annotated, Any
 
 import typer
 
-from paceline.bench.looping import is_looping
+from paceline.bench.record import is_looping
 from paceline.errors import PacelineError, PromptError
 from paceline.workbench.conversations import MT_BENCH, read
 

@@ -28,11 +28,11 @@ from transformers import AutoModelForCausalLM, PreTrainedTokenizerFast
 from paceline.engine.engine import Engine
 from paceline.engine.sampling import SamplingParams
 from paceline.target.decoder import Decoder
-from paceline.train.data import Document, Mixture, assistant
+from paceline.train.data import Document, assistant
 from paceline.train.loop import Batch
 from paceline.train.loss import IGNORE, LmLoss, chunked_cross_entropy
 from zoo.lm import Job, run_stage
-from zoo.text import chat_rows, render
+from zoo.text import StageMixture, chat_rows, render
 from zoo.tokenizer import DOCUMENT, token_id
 
 
@@ -79,7 +79,7 @@ class SelfCorrection:
     prompts: token ids of conversations that wait for an answer, taken in a seeded random order."""
 
     def __init__(
-        self, network: Any, mixture: Mixture, prompts: Sequence[list[int]], config: SettleConfig, pad: int
+        self, network: Any, mixture: StageMixture, prompts: Sequence[list[int]], config: SettleConfig, pad: int
     ) -> None:
         self.network, self.mixture, self.prompts, self.config, self.pad = network, mixture, prompts, config, pad
         self.own: list[tuple[list[int], list[int]]] = []
@@ -162,7 +162,7 @@ def settle(job: Job, start: Path, config: SettleConfig = SettleConfig()) -> bool
     network = AutoModelForCausalLM.from_pretrained(start, dtype=torch.float32)
     pad = token_id(job.tokenizer, DOCUMENT)
 
-    def wrap(mixture: Mixture, training: dict[str, list[Document]]) -> SelfCorrection:
+    def wrap(mixture: StageMixture, training: dict[str, list[Document]]) -> SelfCorrection:
         prompts = waiting_prompts(job.tokenizer, training, job.data.length - config.tokens)
         return SelfCorrection(network, mixture, prompts, config, pad)
 

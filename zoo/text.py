@@ -20,17 +20,8 @@ from typing import Any
 import numpy as np
 from transformers import PreTrainedTokenizerFast
 
-from paceline.train.data import (
-    Document,
-    MixtureConfig,
-    Rendered,
-    Rows,
-    Source,
-    assistant,
-    pack_whole,
-    read,
-    user,
-)
+from paceline.train.data import Document, Mixture, Rendered, Rows, Source, assistant, pack_whole, read, user
+from paceline.train.loop import Batch
 from zoo import synth
 from zoo.clean import clean
 from zoo.reading import sentences_of
@@ -41,9 +32,18 @@ Build = Callable[[str, list[Document]], dict[str, Rows]]
 
 
 @dataclass(frozen=True)
-class DataConfig(MixtureConfig):
-    """What a batch of a stage is made of, and how much text is read for it."""
+class DataConfig:
+    """What a batch of a stage is made of, and how much text is read for it. A source that `weights` does not name
+    weighs `other`, its text "text/NAME" a quarter."""
 
+    length: int  # tokens a row
+    rows: int  # rows a batch
+    weights: dict[str, float]
+    decay_weights: dict[str, float]  # the mixture after `decay_from` of the budget
+    other: float = 0.1
+    decay_from: float = 0.75
+    short: int | None = None  # tokens a row until `decay_from`: attention costs less
+    seed: int = 0
     characters: int = 30_000_000  # most characters of one source
     generated: int = 150_000  # examples from synth.py
     longest_answer: int = 120  # tokens; chat stage: longer answers of single-turn records are left out
@@ -55,9 +55,33 @@ STAGE_FILE: dict[str, Any] = tomllib.loads(files(__package__).joinpath("stages.t
 PRETRAIN, CHAT, SETTLE, DISTIL = (DataConfig(**STAGE_FILE[stage]) for stage in ("pretrain", "chat", "settle", "distil"))
 
 
+class StageMixture(Mixture):
+    """The mixture of a stage, which changes towards its end."""
+
+    def __init__(self, rows: dict[str, Rows], config: DataConfig) -> None:
+        super().__init__(rows, config.rows, config.seed)
+        self.config = config
+
+    def weight(self, name: str, progress: float) -> float:
+        config = self.config
+        weights = config.weights if progress < config.decay_from else config.decay_weights
+        return weights.get(name, config.other / (4 if name.startswith("text/") else 1))
+
+    def next(self, progress: float) -> Batch:
+        batch, config = super().next(progress), self.config
+        if config.short and progress < config.decay_from:
+            return {name: side.reshape(-1, config.short) for name, side in batch.items()}
+        return batch
+
+
+def plain(document: Document) -> str:
+    """The document as plain text, one paragraph per message."""
+    return document.text or "\n\n".join(m["content"] for m in document.messages)
+
+
 def held_out(document: Document, share: float = 0.01) -> bool:
     """Whether the document belongs to the validation split. Depends on its content only."""
-    digest = hashlib.sha256(document.plain().encode()).digest()
+    digest = hashlib.sha256(plain(document).encode()).digest()
     return int.from_bytes(digest[:8], "big") / 2**64 < share
 
 
@@ -116,7 +140,7 @@ def load_documents(
         training.setdefault(source.name, []).extend(kept)
         valid.setdefault(source.name, []).extend(held)
     for name, documents in training.items():
-        sizes = accumulate(len(document.plain()) for document in documents)
+        sizes = accumulate(len(plain(document)) for document in documents)
         last = next((i for i, size in enumerate(sizes) if size > config.characters), len(documents))
         training[name] = documents[: last + 1]
     if config.generated:

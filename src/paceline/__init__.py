@@ -9,6 +9,7 @@ what the target alone would have written. The loop is in `paceline.engine.engine
     print(engine.generate([chat], SamplingParams(max_tokens=64))[0].text)
 """
 
+from importlib import import_module
 from typing import TYPE_CHECKING, Any
 
 from paceline.errors import PacelineError
@@ -22,18 +23,15 @@ __version__ = "0.1.0"
 __all__ = ["DraftTree", "Engine", "PacelineError", "SamplingParams", "__version__"]
 
 
+# They bring torch and transformers, or NumPy, with them; `paceline --help` should not wait for that.
+_LATER = {
+    "Engine": "paceline.engine.engine",
+    "SamplingParams": "paceline.engine.sampling",
+    "DraftTree": "paceline.engine.tree",
+}
+
+
 def __getattr__(name: str) -> Any:
-    # These bring torch and transformers, or NumPy, with them; `paceline --help` should not wait for that.
-    if name == "Engine":
-        from paceline.engine.engine import Engine
-
-        return Engine
-    if name == "SamplingParams":
-        from paceline.engine.sampling import SamplingParams
-
-        return SamplingParams
-    if name == "DraftTree":
-        from paceline.engine.tree import DraftTree
-
-        return DraftTree
+    if name in _LATER:
+        return getattr(import_module(_LATER[name]), name)
     raise AttributeError(f"module {__name__!r} has no attribute {name!r}")

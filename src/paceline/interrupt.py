@@ -1,4 +1,4 @@
-"""Ctrl-C before a command's own loop watches for it: one line, status 130, no traceback. Imports nothing slow."""
+"""Ctrl-C, before a command's own loop watches for it and within that loop. Imports nothing slow."""
 
 from __future__ import annotations
 
@@ -11,8 +11,7 @@ if TYPE_CHECKING:
     from types import FrameType
     from typing import Any, NoReturn
 
-STATUS = 130
-"""A shell's status of a command that Ctrl-C ended."""
+STATUS = 130  # a shell's status of a command that Ctrl-C ended
 
 
 def at_once() -> None:
@@ -52,6 +51,32 @@ class ByException:
         if _is_loading("torch"):
             _leave()
         raise KeyboardInterrupt
+
+
+class Interrupt:
+    """A context in which Ctrl-C sets `pressed`, for a loop to see between two steps. A second one does what it did
+    before. signals: others that do the same."""
+
+    def __init__(self, *signals: int):
+        self.pressed = False
+        self._signals = signals or (signal.SIGINT,)
+        self._before: dict[int, Any] = {}
+
+    def __enter__(self) -> Interrupt:
+        for number in self._signals:
+            try:
+                self._before[number] = signal.signal(number, self._press)
+            except ValueError:  # not in the main thread: signals are left to the caller
+                break
+        return self
+
+    def __exit__(self, *_: object) -> None:
+        for number, handler in self._before.items():
+            signal.signal(number, handler)
+
+    def _press(self, number: int, frame: FrameType | None) -> None:
+        self.pressed = True
+        signal.signal(number, self._before[number])
 
 
 def _is_loading(module: str) -> bool:

@@ -27,8 +27,7 @@ from typing import IO, Any, Protocol, Self
 from paceline.errors import PacelineError
 from paceline.strict_json import BOM, NotJSON, loads
 
-PIECE_BYTES = 1 << 20
-"""Bytes of a piece: some seconds of work."""
+PIECE_BYTES = 1 << 20  # bytes of a piece: some seconds of work
 
 
 @dataclass(frozen=True)
@@ -67,9 +66,6 @@ def pieces_of(path: Path, error: type[PacelineError]) -> Iterator[Piece]:
                 yield Piece(path)
     except OSError as cause:
         raise error(f"{path} cannot be read: {cause.strerror or cause}") from cause
-
-
-# Reading --------------------------------------------------------------------------------------------------------------
 
 
 def as_object(line: str | bytes, wanted: str) -> dict[str, Any]:
@@ -119,9 +115,6 @@ def objects(
             except NotJSON as cause:
                 raise error(f"{where}: {cause}") from None
             yield where, record
-
-
-# Writing --------------------------------------------------------------------------------------------------------------
 
 
 class Writer(Protocol):

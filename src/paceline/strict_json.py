@@ -8,8 +8,7 @@ from typing import Any
 
 from paceline.errors import PacelineError
 
-DEPTH = 100
-"""Most levels of nesting. Python's own limit depends on the caller's depth in the stack."""
+DEPTH = 100  # Most levels of nesting. Python's own limit depends on the caller's depth in the stack.
 BOM = b"\xef\xbb\xbf"
 _DEEP = f"nested more than {DEPTH} levels deep"
 

@@ -3,7 +3,7 @@
 import numpy as np
 import pytest
 
-from paceline.bench.looping import is_looping
+from paceline.bench.record import is_looping
 
 LOOP = [3, 4] * 40
 LINE = list(range(40))
@@ -27,7 +27,3 @@ LINE = list(range(40))
 )
 def test_what_loops(tokens: list[int], loops: bool) -> None:
     assert is_looping(tokens) == loops
-
-
-def test_a_longer_ngram_loops_if_asked_for() -> None:
-    assert is_looping(list(range(17)) * 8, max_ngram=17)

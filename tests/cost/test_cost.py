@@ -1,4 +1,4 @@
-"""The cost model: limits, and the round of `mirror` against two threads that sleep for its times."""
+"""The round of `mirror` by its latency model, against two threads that sleep for its times."""
 
 from __future__ import annotations
 
@@ -8,25 +8,6 @@ from time import perf_counter, sleep
 
 import pytest
 from benchmarks.latency import LatencyModel
-
-from paceline.cost.model import chain_tokens, memory_bound_speedup, round_cost, speedup
-
-
-def test_tokens_of_a_chain() -> None:
-    assert chain_tokens([]) == chain_tokens([0.0] * 5) == 1
-    assert chain_tokens([1.0] * 5) == 6
-    assert chain_tokens([0.8] * 4) == pytest.approx((1 - 0.8**5) / (1 - 0.8))
-    assert chain_tokens([0.5, 0.25]) == 1 + 0.5 + 0.125
-
-
-def test_limits() -> None:
-    for rate in (0.0, 0.4, 1.0):
-        tokens = chain_tokens([rate] * 5)
-        assert speedup(tokens) == memory_bound_speedup(tokens, 0, 0, 1e9) == tokens
-    assert speedup(3.0, verify=1.2, calls=5, call=0.1, overhead=0.05) == pytest.approx(3 / 1.75)
-    assert memory_bound_speedup(3.0, 5, 1e8, 1e9) == pytest.approx(2.0)
-    assert round_cost(3.0, 1.5) == 2.0
-
 
 # The round of mirror --------------------------------------------------------------------------------------------------
 

@@ -162,7 +162,6 @@ def auto_of(*drafters: Drafter, **config: object) -> Auto:
     auto = Auto(AutoConfig("|".join(["sam", "suffix"][: len(drafters)]), **config))
     auto.candidates = [Candidate(f"d{i}", drafter) for i, drafter in enumerate(drafters)]
     for candidate in auto.candidates:
-        candidate.bind()
         candidate.drafts = 100
     auto._order = list(auto.candidates)
     auto.parts = drafters

@@ -184,5 +184,5 @@ def test_what_copies_may_not_run_a_model():
     drafter = Jacobi(JacobiConfig(retrieve="sam"))
     assert drafter._copier is not None
     drafter._copier.weight_bytes = 1
-    with pytest.raises(MethodError, match="retrieve is 'sam', which runs a model"):
+    with pytest.raises(MethodError, match="retrieve=sam runs a model"):
         drafter.bind(TableTarget(8))

@@ -238,7 +238,7 @@ def test_prompts_are_learnt_from_if_asked(chunk):
 
 
 def test_prompts_need_a_target_whose_head_can_be_asked():
-    with pytest.raises(MethodError, match="prompt=true needs the native decoder, and table does not"):
+    with pytest.raises(MethodError, match="prompt=true needs the native decoder, and table has another"):
         Engine(TableTarget(), "recycling,prompt=true")
 
 

@@ -395,7 +395,7 @@ def test_thresholds_are_those_that_training_noted(world: World, tmp_path: Path) 
 @pytest.mark.parametrize(
     ("options", "says"),
     [
-        ("exits=1,5", r"exits are 1,5; of this draft they are layers from 1 to 4, each above the last"),
+        ("exits=1,5", r"exits are 1,5; they are layers from 1 to 4, each above the last"),
         ("exits=2,2,4", "each above the last"),
         ("exits=0,4", "layers from 1 to 4"),
         ("exits=1;2", "exits is '1;2'; it must be numbers with commas between, as in 2,4,8"),

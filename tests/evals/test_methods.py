@@ -67,8 +67,8 @@ def test_ablations_of_align3_drop_just_their_injections(steps: str) -> None:
     safety, behavioral = RULES.safety[0].text, RULES.behavioral[0].text
     assert whole.count(behavioral) == sum(s in "13" for s in steps)
     assert whole.count(safety) == sum(s in "23" for s in steps)
-    assert [whole.index(prompts.step_text(s, RULES)) for s in steps] == sorted(
-        whole.index(prompts.step_text(s, RULES)) for s in steps
+    assert [whole.index(prompts.text("step", s, RULES)) for s in steps] == sorted(
+        whole.index(prompts.text("step", s, RULES)) for s in steps
     )
 
 

@@ -81,7 +81,7 @@ def test_the_command_and_what_it_keeps(folder: Path, tmp_path: Path, capsys: pyt
     assert kept["sentence"] in load(made).notes[0]
     for wrong, says in (
         (["quality", str(folder), "--text", str(text)], "--against or --dtype"),
-        (["quality", str(folder), "--dtype", "int8", "--text", str(tmp_path / "absent")], "cannot be read as text"),
+        (["quality", str(folder), "--dtype", "int8", "--text", str(tmp_path / "absent")], "cannot be read"),
         (
             ["quality", "m.gguf", "--dtype", "int8", "--text", str(text), "--save"],
             "--save writes into a model's folder",

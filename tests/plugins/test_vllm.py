@@ -104,7 +104,7 @@ def test_rows_are_recognised_where_they_move_and_new_ones_are_not_mistaken() -> 
     host.rows, host.drafts = [], []
     proposer.propose([], np.zeros(6, np.int32), host.tokens)
     assert not proposer.rows
-    assert not proposer.history.drafter.inner._automata  # type: ignore[attr-defined]
+    assert not proposer.history.drafter.parts[0]._automata  # type: ignore[attr-defined]
 
 
 def test_drafters_have_names_and_options() -> None:

@@ -88,7 +88,7 @@ def test_a_template_of_ones_own(tokenizer: Tokenizer, tmp_path: Path) -> None:
 def test_a_tokenizer_without_a_template_asks_for_one() -> None:
     bare = models.tokenizer()
     bare.chat_template = None
-    with pytest.raises(ModelError, match=r"no chat template of its own; .*--template chatml, llama-2"):
+    with pytest.raises(ModelError, match=r"no chat template; .*--template chatml, llama-2"):
         Transcriber(Tokenizer(bare, "bare")).conversation(BOTH)
 
 

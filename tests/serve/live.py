@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import re
 import socket
 from collections.abc import Iterator
 from contextlib import contextmanager
@@ -12,6 +13,7 @@ from time import sleep
 from typing import Any
 
 import uvicorn
+from llguidance import LLMatcher
 
 from paceline.draft.fallback import Choice, Fallback
 from paceline.draft.grammar import Forced
@@ -22,6 +24,7 @@ from paceline.serve.app import create_app
 from paceline.serve.listener import GracefulServer, limited
 from paceline.serve.metrics import RequestLog
 from paceline.serve.settings import Settings
+from paceline.serve.structure import Grammars, Matched
 from paceline.workbench.worker import Worker
 
 
@@ -66,3 +69,8 @@ def ending(
         server.handle_exit(SIGTERM, None)
         thread.join(20)
         worker.stop()
+
+
+def spelled(grammars: Grammars, text: str) -> Matched:
+    """A grammar of this text alone."""
+    return grammars._matched(LLMatcher.grammar_from_regex(re.escape(text)))

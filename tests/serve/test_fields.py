@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import json
-import re
 from collections.abc import Iterator
 from dataclasses import replace
 from pathlib import Path
@@ -15,11 +14,13 @@ from openai.types import completion_create_params as of_texts
 from openai.types.chat import completion_create_params as of_chats
 
 from paceline.serve import fields
-from paceline.serve.fields import LABELS, ChatRequest, Common, TextRequest
+from paceline.serve.fields import ChatRequest, Common, TextRequest
 from paceline.serve.structure import Grammars
 from tests import models
-from tests.serve.live import engine, serving
+from tests.serve.live import engine, serving, spelled
 
+LABELS = ("user", "metadata", "safety_identifier", "prompt_cache_key")
+"""Fields that name things for the caller and change nothing."""
 MESSAGES = [{"role": "user", "content": "the cat and the dog"}]
 CHAT: dict[str, Any] = {"messages": MESSAGES, "max_tokens": 12, "temperature": 0}
 TEXT: dict[str, Any] = {"prompt": "the cat and", "max_tokens": 12, "temperature": 0}
@@ -318,7 +319,7 @@ def test_a_strict_tool_takes_only_what_fits(folder, stream, x, strict, is_call):
     made = engine(folder)
     text = json.dumps({"name": "add", "arguments": {"x": x}})
     grammars, add = Grammars(made.tokenizer, models.VOCAB_SIZE, [models.EOS]), made.add
-    made.add = lambda prompt, params: add(prompt, replace(params, grammar=grammars.regex(re.escape(text))))
+    made.add = lambda prompt, params: add(prompt, replace(params, grammar=spelled(grammars, text)))
     tool = {**ADD, "function": {**ADD["function"], "strict": strict}}
     with serving(made) as address, httpx.Client(base_url=address, timeout=60) as http:
         body = {**CHAT, "max_tokens": 200, "tools": [tool], "stream": stream}

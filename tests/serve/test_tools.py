@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import json
-import re
 from collections.abc import Iterator
 from pathlib import Path
 from types import SimpleNamespace
@@ -16,7 +15,7 @@ from paceline.errors import PacelineError
 from paceline.serve.app import Server
 from paceline.serve.tools import history
 from tests import models, native
-from tests.serve.live import engine, serving
+from tests.serve.live import engine, serving, spelled
 
 openai = pytest.importorskip("openai")
 TEMPLATE = (
@@ -57,7 +56,7 @@ def writes(monkeypatch: pytest.MonkeyPatch) -> Any:
 
     def script(text: str) -> None:
         def grammar(server: Server, *_: Any) -> Any:
-            return SimpleNamespace(allowed=server.grammars.regex(re.escape(text)).allowed)
+            return SimpleNamespace(allowed=spelled(server.grammars, text).allowed)
 
         monkeypatch.setattr(Server, "grammar", grammar)
 

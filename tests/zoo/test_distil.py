@@ -8,7 +8,7 @@ import pytest
 import torch
 from transformers import LlamaConfig, LlamaForCausalLM
 
-from paceline.train.data import Document, Mixture, MixtureConfig, assistant, user
+from paceline.train.data import Document, Mixture, assistant, user
 from paceline.train.draft import DistilLoss
 from paceline.train.loop import LoopConfig, train
 from paceline.train.loss import IGNORE
@@ -40,9 +40,8 @@ def test_a_draft_learns_to_agree(tmp_path: Path) -> None:
     held = {"a": rows(8)}
     student = DistilLoss(draft, target, PAD)
     before = agreement(student, held)[-1]
-    data = MixtureConfig(length=12, rows=8, weights={"a": 1}, decay_weights={"a": 1})
     config = LoopConfig(tokens=96 * 150, mixed_precision="no", peak_lr=2e-2, warmup_steps=5)
-    assert train(student, Mixture({"a": rows()}, data), config, tmp_path)
+    assert train(student, Mixture({"a": rows()}, 8), config, tmp_path)
     after = agreement(student, held)[-1]
     assert after["overlap"] > before["overlap"] + 0.2
     assert after["top1"] > before["top1"]

@@ -18,6 +18,7 @@ from zoo.__main__ import app
 from zoo.drafters import card, read_plan, steps
 from zoo.overlap import RUN, Overlap, words
 from zoo.prompts import KINDS
+from zoo.text import plain
 
 ASKED = "Who wrote the long letter about the seven bridges of Koenigsberg, and to whom was it sent in that year?"
 SHORT = "Who built the seven bridges?"
@@ -95,7 +96,7 @@ def test_prompts_of_nine_kinds_without_any_of_the_evaluation(
     assert done.exit_code == 0, done.output
     files = {file.stem: file for file in (tmp_path / "made").iterdir()}
     assert files.keys() == set(KINDS)
-    texts = {kind: [d.plain() for d in read(parse_source(f"a={file}"))] for kind, file in files.items()}
+    texts = {kind: [plain(d) for d in read(parse_source(f"a={file}"))] for kind, file in files.items()}
     assert all(texts.values())
     assert not any("Koenigsberg" in text for some in texts.values() for text in some)
     assert not any("add_11" in text or "add_510" in text for text in texts["code"]), "MBPP's test split"

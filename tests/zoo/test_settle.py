@@ -7,11 +7,11 @@ import pytest
 import torch
 from transformers import LlamaConfig, LlamaForCausalLM
 
-from paceline.bench.looping import is_looping
-from paceline.train.data import Mixture, MixtureConfig
+from paceline.bench.record import is_looping
 from paceline.train.loop import LoopConfig, train
 from paceline.train.loss import IGNORE, chunked_cross_entropy
 from zoo.settle import SelfCorrection, SettleConfig, SettleLoss, answers, correction, order_of, repeats, unlikely
+from zoo.text import DataConfig, StageMixture
 
 CONFIG = SettleConfig(every=2, prompts=4, tokens=80, rows=2)
 
@@ -52,12 +52,11 @@ def looper() -> LlamaForCausalLM:
     return network
 
 
-def conversation_rows() -> Mixture:
+def conversation_rows() -> StageMixture:
     rng = np.random.default_rng(0)
     rows = rng.integers(3, 40, (50, 16))
     labels = np.where(rng.random((50, 16)) < 0.3, 1, rng.integers(3, 40, (50, 16)))  # answers end often
-    data = MixtureConfig(length=16, rows=4, weights={"a": 1}, decay_weights={"a": 1})
-    return Mixture({"a": (rows, labels)}, data)
+    return StageMixture({"a": (rows, labels)}, DataConfig(16, 4, {}, {}))
 
 
 def test_batches_hold_both_and_resume(monkeypatch: pytest.MonkeyPatch) -> None:

@@ -2,11 +2,12 @@
 
 import numpy as np
 import pytest
+import torch
 from transformers import PreTrainedTokenizerFast
 
 from paceline.train.data import Document, assistant, pack_whole, user
 from paceline.train.loss import IGNORE
-from zoo.text import DataConfig, chat_rows, held_out, lay_end_to_end, render, split
+from zoo.text import DataConfig, StageMixture, chat_rows, held_out, lay_end_to_end, render, split
 from zoo.tokenizer import train_tokenizer
 
 STORY = "The cat sat on the mat. The dog sat by the door. The bird sang in the tree. "
@@ -76,3 +77,22 @@ def test_end_to_end_labels_are_the_next_token() -> None:
     ids, labels = lay_end_to_end([(list(range(10)), [True] * 10), ([7, 8, 9], [True] * 3)], 4)
     assert ids.tolist() == [[0, 1, 2, 3], [4, 5, 6, 7], [8, 9, 7, 8]]
     assert labels.tolist() == [[1, 2, 3, 4], [5, 6, 7, 8], [9, 7, 8, 9]]
+
+
+def test_text_nobody_named_weighs_a_quarter() -> None:
+    rows = {n: (np.full((9, 2), v), np.full((9, 2), v)) for n, v in (("a", 1), ("text/a", 2))}
+    mix = StageMixture(rows, DataConfig(2, 100, {}, {}))
+    drawn = torch.cat([mix.next(0.0)["input_ids"] for _ in range(50)])[:, 0]
+    assert (drawn == 2).float().mean().item() == pytest.approx(0.2, abs=0.03)
+
+
+def test_a_stage_decays_to_other_weights_and_whole_rows() -> None:
+    rows = {n: (np.full((c, 8), v), np.full((c, 8), v)) for n, c, v in (("a", 5, 1), ("b", 3, 2), ("c", 4, 3))}
+    mix = StageMixture(rows, DataConfig(8, 8, {"a": 3, "b": 1}, {"b": 1}, other=0.0, decay_from=0.5, short=4))
+    early = torch.cat([mix.next(0.1)["input_ids"] for _ in range(100)])
+    assert early.shape == (1600, 4)
+    assert 0.68 < (early[:, 0] == 1).float().mean() < 0.82
+    assert not (early == 3).any()
+    late = mix.next(0.9)["input_ids"]
+    assert late.shape == (8, 8)
+    assert (late == 2).all()

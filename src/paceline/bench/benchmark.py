@@ -1,8 +1,5 @@
 """A benchmark from its options to its figures: `bench(Benchmark(...))` is what `paceline bench` does.
 
-    result = bench(Benchmark("models/demo", drafts=("sam",), suite="demo", out=Path("run")))
-    result.results[0]["speedup"]
-
 Loads the model and the questions, lets the runner ask every contestant, finds out why answers differ that should not,
 works out the figures and writes the files that others read.
 """
@@ -35,8 +32,7 @@ from paceline.workbench.runs import RUN, Run, check
 
 @dataclass(frozen=True)
 class Result:
-    """results: a dict for each method and category, see `metrics.summarize`; unavailable: why peers did not take part;
-    notes: what else there is to say; disturbed, repeated: see the functions of these names in `checks`."""
+    """results: see `metrics.summarize`; unavailable: why peers did not take part; disturbed, repeated: see `checks`."""
 
     out: Path
     complete: bool
@@ -77,9 +73,6 @@ def bench(benchmark: Benchmark, watch: Watch = Watch()) -> Result:
             return _conclude(setting, run, answers, unavailable, complete, watch)
     finally:
         _close_all(contestants)
-
-
-# Who is asked -----------------------------------------------------------------------------------------------------
 
 
 def create_contestants(setting: Setting) -> list[Contestant]:
@@ -133,22 +126,15 @@ def _close_all(contestants: list[Contestant]) -> None:
         contestants.pop().close()
 
 
-# What run.json says ----------------------------------------------------------------------------------------------
-
-
 def identity(setting: Setting, contestants: Sequence[Contestant]) -> dict[str, Any]:
     """What two runs must share to be one."""
     benchmark, suite = setting.benchmark, setting.suite
     contest = {"schedules": list(benchmark.schedules), "batches": list(benchmark.batches)}
+    asked = {"name": suite.name, "source": suite.source, "fingerprint": suite.fingerprint}
     return {
         "model": benchmark.model,
         "fingerprint": setting.target.weights_fingerprint,
-        "suite": {
-            "name": suite.name,
-            "source": suite.source,
-            "fingerprint": suite.fingerprint,
-            "questions": setting.num_questions,
-        },
+        "suite": asked | {"questions": setting.num_questions},
         "options": {
             **asdict(benchmark.options),
             "limit": benchmark.limit,
@@ -176,15 +162,9 @@ def description(setting: Setting, contestants: Sequence[Contestant], unavailable
 
 def _methods(contestants: Sequence[Contestant]) -> list[dict[str, Any]]:
     """Entries of run.json for methods that take part."""
+    facts = ("settings", "draft_bytes", "target_bytes", "lossless")
     return [
-        {
-            "method": contestant.name,
-            "settings": contestant.settings,
-            "draft_bytes": contestant.draft_bytes,
-            "target_bytes": contestant.target_bytes,
-            "lossless": contestant.lossless,
-            "unavailable": None,
-        }
+        {"method": contestant.name, **{fact: getattr(contestant, fact) for fact in facts}, "unavailable": None}
         for contestant in contestants
     ]
 
@@ -193,9 +173,6 @@ def _describe(run: Run, contestants: Sequence[Contestant]) -> None:
     """Say of methods in run.json what was not known when the run began."""
     now = {one["method"]: one for one in _methods(contestants)}
     run.update(methods=[now.get(one["method"], one) for one in (run.read(RUN) or {})["methods"]])
-
-
-# Asking and concluding -------------------------------------------------------------------------------------------
 
 
 def _run(setting: Setting, run: Run, present: Sequence[Contestant], watch: Watch) -> tuple[bool, list[Answer]]:
@@ -237,19 +214,10 @@ def _conclude(
     compares = bool(benchmark.schedules)  # a larger batch may be faster than its drafts alone allow
     disturbed = disturbances(answers, [] if compares else figures, threads=torch.get_num_threads())
     again = repeated(answers)
-    summary = {
-        "complete": complete,
-        "disturbed": disturbed,
-        "repeated": again,
-        "results": figures,
-    }
-    run.write(SUMMARY, summary)
-    notes = [] if compares else specbench.export(
-        answers,
-        benchmark.out / "spec-bench",
-        model=Path(benchmark.model).name or benchmark.model,
-        dtype=setting.dtype,
-        temperature=benchmark.options.temperature,
-        suite=setting.suite,
-    )  # fmt: skip
+    run.write(SUMMARY, {"complete": complete, "disturbed": disturbed, "repeated": again, "results": figures})
+    notes: list[str] = []
+    if not compares:
+        model, temperature = Path(benchmark.model).name or benchmark.model, benchmark.options.temperature
+        about: dict[str, Any] = {"model": model, "dtype": setting.dtype, "temperature": temperature}
+        notes = specbench.export(answers, benchmark.out / "spec-bench", suite=setting.suite, **about)
     return Result(run.path, complete, figures, unavailable, notes, disturbed, again)

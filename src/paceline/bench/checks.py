@@ -2,10 +2,7 @@
 
 Greedy answers may differ in a dtype of few bits: a forward over many tokens rounds differently from one over a single
 token, and of two logits that are nearly equal the other one then wins. Such a tie can be recognised: the two tokens'
-logits, computed exactly, lie closer together than the dtype's own noise, and no third is above them. Anything else is
-a bug.
-
-    with Judge(target, exact) as judge:
+logits, computed exactly, lie closer together than the dtype's own noise, and no third is above them. The rest are bugs.
         judge.verdict(prefix, plain_token, other_token)
 """
 
@@ -37,10 +34,8 @@ FACTOR = 1.1
 """Speed-ups may exceed the mean accepted tokens by this factor: that much is noise, more is impossible."""
 SCATTER = 2.0
 """Mean time of a plain round over that of the fastest tenth: on a quiet machine they are nearly alike."""
-ROUNDS = 50
-"""Fewest plain rounds whose scatter says something."""
-OTHERS = 0.5
-"""Load average beyond the run's own threads that is still quiet."""
+ROUNDS = 50  # fewest plain rounds whose scatter says something
+OTHERS = 0.5  # load average beyond the run's own threads that is still quiet
 MANY_LATE = 0.05
 """Share of answers that may be late, or have been until they were asked again, on a quiet machine."""
 
@@ -112,7 +107,6 @@ class _Reader:
         return self._target.verify([Segment.chunk(self._slot, tokens[cut:], last=True)]).of(0)[-1].float().cpu()
 
     def close(self) -> None:
-        """Give the row back."""
         if self._slot is not None:
             self._target.drop_row(self._slot)
         self._slot, self._read = None, ()

@@ -1,14 +1,12 @@
 """What an answer should have taken, by the rounds of the same method: one that took far longer met another process.
 
-    pace = Pace(answers_so_far)
-    pace.is_late(answer)
-
 A prompt is expected to take the median seconds a token of prompts of about its length, a later round the median seconds
 of rounds that verified about as many nodes. A round whose like was seldom seen is expected to take what it took.
 """
 
 from __future__ import annotations
 
+from collections import Counter, defaultdict
 from collections.abc import Iterable
 from math import sqrt
 
@@ -17,25 +15,21 @@ import numpy as np
 from paceline.bench.record import Answer, good
 from paceline.workbench.contestant import Reply
 
-LATE = 1.5
-"""An answer is late from so many times the expected seconds. A longer context, which is ignored, costs less."""
-LEAST = 0.05
-"""Seconds that a late answer takes too long at least."""
-SEEN = 5
-"""Fewest rounds of a kind that give an expectation."""
-ALIKE = sqrt(2)
-"""Rounds are of a kind if one has at most so many times the tokens of the other."""
+LATE = 1.5  # an answer is late from so many times the expected seconds. A longer context, which is ignored, costs less
+LEAST = 0.05  # seconds that a late answer takes too long at least
+SEEN = 5  # fewest rounds of a kind that give an expectation
+ALIKE = sqrt(2)  # rounds are of a kind if one has at most so many times the tokens of the other
 
 
 class Kinds:
     """Seconds of rounds by the number of tokens that they ran."""
 
     def __init__(self) -> None:
-        self._seconds: dict[int, list[float]] = {}
+        self._seconds = defaultdict[int, list[float]](list)
         self._medians: dict[int, float | None] = {}
 
     def add(self, tokens: int, seconds: float) -> None:
-        self._seconds.setdefault(tokens, []).append(seconds)
+        self._seconds[tokens].append(seconds)
         self._medians.clear()
 
     def expected(self, tokens: int) -> float | None:
@@ -47,8 +41,7 @@ class Kinds:
 
 
 class Pace:
-    """What one method's rounds took so far. Only for questions answered one at a time: a round of a batch takes as
-    long as all of its rows."""
+    """What one method's rounds took so far, for questions answered one at a time."""
 
     def __init__(self, answers: Iterable[Answer] = ()):
         self._prompts, self._rounds = Kinds(), Kinds()
@@ -63,23 +56,16 @@ class Pace:
                     self._rounds.add(tokens, seconds)
 
     def is_late(self, answer: Answer) -> bool:
-        expected = self._expected(answer)
+        expected = sum(turn.seconds - self._lost(turn) for turn in answer.turns)
         return answer.failed is None and answer.seconds > max(LATE * expected, expected + LEAST)
-
-    def _expected(self, answer: Answer) -> float:
-        return sum(turn.seconds - self._lost(turn) for turn in answer.turns)
 
     def _lost(self, turn: Reply) -> float:
         """Seconds more than expected, over the rounds of which something is known."""
         lost = 0.0
         for i, (tokens, seconds) in enumerate(_rounds(turn)):
-            if i > 0:
-                expected = self._rounds.expected(tokens)
-            elif each := self._prompts.expected(turn.prompt_tokens):
-                expected = each * turn.prompt_tokens
-            else:
-                expected = None
-            lost += seconds - expected if expected is not None else 0.0
+            expected = self._rounds.expected(tokens) if i else self._prompts.expected(turn.prompt_tokens)
+            if expected is not None:
+                lost += seconds - (expected if i else expected * turn.prompt_tokens)
         return lost
 
 
@@ -93,12 +79,8 @@ def _rounds(turn: Reply) -> list[tuple[int, float]]:
 
 def late(answers: Iterable[Answer]) -> list[Answer]:
     """The answers that are late by all rounds of their methods, of questions that were answered one at a time."""
-    by_method: dict[str, dict[tuple[int, int], list[Answer]]] = {}
-    for answer in good(answers):
-        by_method.setdefault(answer.method, {}).setdefault((answer.group, answer.repeat), []).append(answer)
-    found = []
-    for groups in by_method.values():
-        alone = [group[0] for group in groups.values() if len(group) == 1]
-        pace = Pace(alone)
-        found += [answer for answer in alone if pace.is_late(answer)]
-    return found
+    answers = good(answers)
+    together = Counter((answer.method, answer.group, answer.repeat) for answer in answers)
+    alone = [answer for answer in answers if together[answer.method, answer.group, answer.repeat] == 1]
+    paces = {name: Pace(a for a in alone if a.method == name) for name in dict.fromkeys(a.method for a in alone)}
+    return [answer for answer in alone if paces[answer.method].is_late(answer)]

@@ -1,8 +1,4 @@
-"""Metrics: every figure of a benchmark, defined once, computed from answers.
-
-    none, sam = ([a for a in answers if a.method == name] for name in ("none", "sam"))
-    speedup(sam, none), speedup_interval(sam, none), mean_accepted_tokens(sam)
-    summarize(answers, facts)                       # all of them, for every method and task
+"""Metrics: every figure of a benchmark, defined once, computed from answers. `summarize` gives all of them.
 
 A figure pools the repeats of the answers it is given and leaves out those that failed. It is None where there is
 nothing to count, or where an engine does not report what the figure needs. Sources: Spec-Bench (Xia et al. 2024, arXiv
@@ -12,26 +8,21 @@ nothing to count, or where an engine does not report what the figure needs. Sour
 from __future__ import annotations
 
 from collections import Counter
-from collections.abc import Collection, Iterable, Iterator, Mapping, Sequence
-from itertools import pairwise, takewhile
+from collections.abc import Iterable, Iterator, Mapping, Sequence
+from itertools import chain, pairwise, takewhile
 from typing import Any
 
 import numpy as np
 
-from paceline.bench.looping import WINDOW, is_looping
 from paceline.bench.pairs import Answers, Pairs, cells, totals
-from paceline.bench.record import Answer, good
-from paceline.cost import model as cost
-from paceline.workbench.contestant import Reply, cut
+from paceline.bench.record import WINDOW, Answer, good, is_looping
+from paceline.workbench.contestant import Reply
 
-BASELINE = "none"
-"""Plain decoding in the same engine: the method that all others are compared with."""
-OVERALL = "overall"
-"""The category of all tasks together; no task may have this name."""
+BASELINE = "none"  # plain decoding in the same engine: the method that all others are compared with
+OVERALL = "overall"  # the category of all tasks together; no task may have this name
 RESAMPLES = 1000
-
-
-# Tokens a round --------------------------------------------------------------------------------------------------
+Facts = Mapping[str, Any]
+Interval = tuple[float, float]
 
 
 def length_histogram(answers: Answers) -> list[int] | None:
@@ -71,8 +62,7 @@ def accepted_by_depth(answers: Answers) -> list[float] | None:
 def _accepted(turn: Reply) -> list[int]:
     """Drafted tokens accepted in each round. An answer may end inside a draft: its last token is then a drafted one."""
     accepted = [n - 1 for n in turn.lengths or ()]
-    if turn.runs and turn.runs[-1][0]:
-        accepted[-1] += 1
+    accepted[-1] += bool(turn.runs and turn.runs[-1][0])
     return accepted
 
 
@@ -91,22 +81,17 @@ def calls_per_round(answers: Answers) -> float | None:
 def mbsu(tau: float, calls_per_round: float, draft_bytes: int, target_bytes: int) -> float:
     """Memory-bound speed-up, tau / (1 + g c): g calls of the draft model a round, c = draft_bytes / target_bytes.
 
-    VocabTrim: the speed-up on a machine that spends all its time on reading weights. A forward costs the bytes that it
-    reads (the head once, the input embedding not at all), whatever the size of the draft. Without calls it is tau.
-    ValueError if bytes are needed and not given."""
+    VocabTrim: the speed-up on a machine that spends all its time on reading weights (the head once, the input embedding
+    not at all). Without calls it is tau. ValueError if bytes are needed and not given."""
     if not calls_per_round:
         return tau
     if draft_bytes <= 0 or target_bytes <= 0:
         raise ValueError(f"draft and target must weigh something, not {draft_bytes} and {target_bytes} bytes")
-    return cost.memory_bound_speedup(tau, calls_per_round, draft_bytes, target_bytes)
-
-
-# Time ------------------------------------------------------------------------------------------------------------
+    return tau / (1 + calls_per_round * draft_bytes / target_bytes)
 
 
 def tokens_per_second(answers: Answers, *, decode: bool = False) -> float | None:
-    """New tokens / seconds. Each turn of a group (questions answered together) counts once, with its medians over the
-    repeats. decode: without the prefill, see `pairs.cells`."""
+    """New tokens / seconds. A turn of a group counts once, with medians over repeats. decode: see `pairs.cells`."""
     total = totals(answers, decode=decode)
     return total[0] / total[1] if total and total[1] > 0 else None
 
@@ -119,15 +104,12 @@ def speedup(answers: Answers, plain: Answers, *, decode: bool = False) -> float 
     return pairs.ratio() if pairs else None
 
 
-def speedup_interval(
-    answers: Answers, plain: Answers, *, resamples: int = RESAMPLES, seed: int = 0
-) -> tuple[float, float] | None:
+def speedup_interval(answers: Answers, plain: Answers, *, resamples: int = RESAMPLES, seed: int = 0) -> Interval | None:
     """95 % interval of `speedup`: 2.5th and 97.5th percentile over bootstrap resamples (Efron 1979).
 
     Paired: a resample draws a group's times with the method and with plain decoding together. Hierarchical: it draws
     groups within their task, then repeats within a group. Seeded: the same answers give the same interval. The interval
-    covers other questions of the same kinds and other runs, but not another machine. None where a task has a single
-    group, which does not show how much its questions differ."""
+    covers other questions of the same kinds and other runs, not another machine. None if a task has a single group."""
     pairs = Pairs.of(answers, plain)
     if pairs is None or min(map(len, pairs.members)) < 2:
         return None
@@ -148,8 +130,7 @@ def tokens_per_second_spec_bench(answers: Answers) -> float | None:
 
 
 def speedup_spec_bench(answers: Answers, plain: Answers) -> float | None:
-    """As Spec-Bench's speed.py: the ratio of the two means of `tokens_per_second_spec_bench`, averaged over repeats.
-    Only questions that both answered count."""
+    """As Spec-Bench's speed.py: the ratio of the two means of `tokens_per_second_spec_bench`, of what both answered."""
     mine, others = _spec_bench(answers), _spec_bench(plain)
     ratios = []
     for repeat in mine.keys() & others.keys():
@@ -218,9 +199,6 @@ def peak_bytes(answers: Answers) -> int | None:
     return max((turn.peak_bytes for turn in _turns(answers) if turn.peak_bytes is not None), default=None)
 
 
-# Tokens against plain decoding's ---------------------------------------------------------------------------------
-
-
 def first_divergence(answer: Answer, plain: Answer) -> tuple[int, int] | None:
     """(turn, position) of the first token that is not plain decoding's, both from 0; None if all are the same.
 
@@ -243,11 +221,8 @@ def partial_match(answers: Answers, plain: Answers) -> float | None:
     """Mean share of plain decoding's turn that precedes the first token that differs; 1 where all are the same.
 
     P of Zhang et al. 2025 (arXiv 2510.22876), on tokens; their E is `identical`."""
-    return _mean(
-        partial(mine.tokens, other.tokens)
-        for answer, known in matched(answers, plain)
-        for mine, other in zip(answer.turns, known.turns, strict=False)
-    )
+    turns = (zip(answer.turns, known.turns, strict=False) for answer, known in matched(answers, plain))
+    return _mean(partial(mine.tokens, other.tokens) for mine, other in chain.from_iterable(turns))
 
 
 def matched(answers: Answers, plain: Answers) -> list[tuple[Answer, Answer]]:
@@ -256,17 +231,11 @@ def matched(answers: Answers, plain: Answers) -> list[tuple[Answer, Answer]]:
     return [(a, others[a.question, a.repeat]) for a in good(answers) if (a.question, a.repeat) in others]
 
 
-def exact(tokens: Sequence[int], reference: Sequence[int], ends: Collection[int] = ()) -> bool:
-    """E of one answer: whether it is the reference, token for token."""
-    return cut(tokens, ends) == cut(reference, ends)
-
-
-def partial(tokens: Sequence[int], reference: Sequence[int], ends: Collection[int] = ()) -> float:
+def partial(tokens: Sequence[int], reference: Sequence[int]) -> float:
     """P of one answer: the tokens that it has in common with the reference from the start, over the reference's tokens.
 
     Near 0: positions or masks are wrong. A good beginning that diverges later: the cache is wrong."""
-    mine, other = cut(tokens, ends), cut(reference, ends)
-    return _in_common(mine, other) / len(other) if other else float(not mine)
+    return _in_common(tokens, reference) / len(reference) if reference else float(not tokens)
 
 
 def _in_common(tokens: Sequence[int], others: Sequence[int]) -> int:
@@ -275,13 +244,14 @@ def _in_common(tokens: Sequence[int], others: Sequence[int]) -> int:
 
 
 def looping(answers: Answers) -> float | None:
-    """Share of answers with a turn that ends in a loop (`paceline.bench.looping.is_looping`): easy text to draft."""
+    """Share of answers with a turn that ends in a loop (`is_looping`): easy text to draft."""
     return _mean(map(_loops, good(answers)))
 
 
 def too_short(answers: Answers) -> float | None:
     """Share of answers that do not loop but have a turn that was cut off with too few tokens to recognise a loop."""
-    return _mean(any(_is_cut(turn) for turn in answer.turns) and not _loops(answer) for answer in good(answers))
+    cut_off = [any(t.finish != "stop" and len(t.tokens) < WINDOW for t in answer.turns) for answer in good(answers)]
+    return _mean(cut and not _loops(answer) for cut, answer in zip(cut_off, good(answers), strict=True))
 
 
 def speedup_without_loops(answers: Answers, plain: Answers) -> float | None:
@@ -290,15 +260,8 @@ def speedup_without_loops(answers: Answers, plain: Answers) -> float | None:
     return speedup(answers, [answer for answer in plain if (answer.group, answer.repeat) not in left_out])
 
 
-def _is_cut(turn: Reply) -> bool:
-    return turn.finish != "stop" and len(turn.tokens) < WINDOW
-
-
 def _loops(answer: Answer) -> bool:
     return any(is_looping(turn.tokens) for turn in answer.turns)
-
-
-# Batches ---------------------------------------------------------------------------------------------------------
 
 
 def scheduled(result: Mapping[str, Any]) -> dict[str, Any]:
@@ -308,14 +271,10 @@ def scheduled(result: Mapping[str, Any]) -> dict[str, Any]:
 
 def batch_speedups(results: Sequence[Mapping[str, Any]]) -> dict[str, float]:
     """By method: tokens per second over those of plain decoding in a ragged batch of the same size."""
-    speeds = {r["method"]: r["tokens_per_second"] for r in results if r["tokens_per_second"]}
-    how = {r["method"]: scheduled(r) for r in results}
-    plain = {
-        how[name]["batch"]: speed
-        for name, speed in speeds.items()
-        if (how[name]["drafter"], how[name]["schedule"]) == (BASELINE, "ragged")
-    }
-    return {name: speed / plain[how[name]["batch"]] for name, speed in speeds.items() if how[name]["batch"] in plain}
+    measured = [(r["method"], r["tokens_per_second"], scheduled(r)) for r in results if r["tokens_per_second"]]
+    ragged = [one for one in measured if (one[2]["drafter"], one[2]["schedule"]) == (BASELINE, "ragged")]
+    plain = {how["batch"]: speed for _, speed, how in ragged}
+    return {name: speed / plain[how["batch"]] for name, speed, how in measured if how["batch"] in plain}
 
 
 def latency(answers: Answers) -> tuple[float, float, float] | None:
@@ -352,15 +311,8 @@ def _counts(answers: Answers) -> Counter[str]:
     return _summed(turn.batch for turn in _turns(answers))
 
 
-# All figures -----------------------------------------------------------------------------------------------------
-
-
 def summarize(
-    answers: Iterable[Answer],
-    facts: Mapping[str, Mapping[str, Any]],
-    *,
-    judged: Iterable[Mapping[str, Any]] = (),
-    resamples: int = RESAMPLES,
+    answers: Iterable[Answer], facts: Mapping[str, Facts], *, judged: Iterable[Facts] = (), resamples: int = RESAMPLES
 ) -> list[dict[str, Any]]:
     """Every figure of every method: one dict for "overall" and one for each task, plain decoding first.
 
@@ -369,8 +321,7 @@ def summarize(
     judged  differing answers, with "method" and "question"; returned under "differs".
 
     "answers" counts the method's answers and "compared" those in its speed-up. "failed" is None or the reason.
-    "new_tokens", "seconds" and "rounds" are of all repeats; "repeated" counts answers that were asked again since they
-    were late. An unknown figure is None."""
+    "new_tokens", "seconds" and "rounds" are of all repeats; "repeated" counts late ones. Unknown figures are None."""
     every = list(answers)
     by_method: dict[str, list[Answer]] = {method: [] for method in facts}  # in the order they were given
     for answer in every:
@@ -379,28 +330,18 @@ def summarize(
     tasks = list(dict.fromkeys(answer.task for answer in every))
     task_of = {answer.question: answer.task for answer in every}
     differing = list(judged)
-    figures = []
+    figures: list[dict[str, Any]] = []
     for method in methods:
         of_method = facts.get(method, {})
         for category in (OVERALL, *tasks):
             mine, plain = _of(by_method[method], category), _of(by_method.get(BASELINE, []), category)
             if not mine and category != OVERALL:
                 continue
-            differs = [
-                dict(one)
-                for one in differing
-                if one["method"] == method and category in (OVERALL, task_of.get(one["question"]))
-            ]
-            figures.append(
-                {
-                    "method": method,
-                    "category": category,
-                    "answers": len(good(mine)),
-                    "failed": _failed(mine, of_method),
-                    **_figures(mine, plain, of_method, resamples),
-                    "differs": differs,
-                }
-            )
+            of_category = [one for one in differing if category in (OVERALL, task_of.get(one["question"]))]
+            counted = {"answers": len(good(mine)), "failed": _failed(mine, of_method)}
+            counted |= _figures(mine, plain, of_method, resamples)
+            differs = [dict(one) for one in of_category if one["method"] == method]
+            figures.append({"method": method, "category": category, **counted, "differs": differs})
     return figures
 
 
@@ -430,7 +371,7 @@ def _figures(mine: Answers, plain: Answers, facts: Mapping[str, Any], resamples:
         "speedup_decode": decode,
         "tokens_per_second": tokens_per_second(mine),
         "tokens_per_second_decode": tokens_per_second(mine, decode=True),
-        "round_cost": cost.round_cost(tau, decode) if tau and decode else None,
+        "round_cost": tau / decode if tau and decode else None,
         "mbsu": _mbsu(mine, tau, facts),
         "lengths": lengths,
         "rounds": sum(lengths) if lengths else None,

@@ -1,8 +1,5 @@
 """Our engine as contestants: a drafter each, or a drafter with a schedule and a batch size, on one shared target.
 
-    Ours("sam", target, tokenizer, batch=1).answer([tokens], Ask(max_tokens=64))
-    Scheduled("sam", "grouped", 8, target, tokenizer).answer(prompts, Ask(max_tokens=64))
-
 With schedules all requests of a group are handed in at once, and at most `batch` of them run in a round: requests are
 always waiting. The baseline, "none", is plain decoding one request at a time. With a published schedule among them all
 run on the transformers target, so that they differ in the schedule alone.
@@ -33,30 +30,27 @@ from paceline.target.rectangles import RectangularTarget
 from paceline.target.tokenizer import Tokenizer
 from paceline.workbench.contestant import Ask, Contestant, Reply
 
+SHARED = ("max_tokens", "temperature", "top_k", "top_p", "repetition_penalty")
+"""Fields that `Ask` and `SamplingParams` have in common."""
 REQUESTS = 4
 """Requests handed in at once, in largest batches: so many that the end, when batches run empty, does not count much."""
 PREFILL_CHUNK = 512
-TASK = "requests"
-"""The one task of a run that compares schedules: its requests are mixed, and answered together."""
+TASK = "requests"  # the one task of a run that compares schedules: its requests are mixed, and answered together
 
 
 class Ours(Contestant):
-    """A drafter, by its spec, on a target that is shared with the other drafters of a run."""
+    """A drafter, by its spec, on a target that is shared with the other drafters of a run.
+
+    engine  made anew by `open` and `forget`."""
+
+    engine: Engine
 
     def __init__(self, spec: str, target: Target, tokenizer: Tokenizer, *, batch: int):
         super().__init__(spec, target_bytes=target.weight_bytes)
         self.target, self.tokenizer, self.batch, self.spec = target, tokenizer, batch, spec
-        self._engine: Engine | None = None
-
-    @property
-    def engine(self) -> Engine:
-        """The engine; made anew by `open` and `forget`."""
-        assert self._engine is not None, "open it first"
-        return self._engine
 
     @property
     def _parts(self) -> tuple[Any, ...]:
-        """Its drafters."""
         return tuple(getattr(self.engine.drafter, "parts", (self.engine.drafter,)))
 
     def open(self) -> None:
@@ -68,12 +62,11 @@ class Ours(Contestant):
 
     def forget(self) -> None:
         # Every prompt is run whole: repetitions and the other contestants compute the same.
-        self._engine = Engine(
-            self.target, create(self.spec), max_batch=self.batch, tokenizer=self.tokenizer, reuse=False
-        )
+        drafter = create(self.spec)
+        self.engine = Engine(self.target, drafter, max_batch=self.batch, tokenizer=self.tokenizer, reuse=False)
 
     def close(self) -> None:
-        self._engine = None
+        vars(self).pop("engine", None)
 
     def wake(self, seconds: float) -> None:
         plain = Engine(self.target, tokenizer=self.tokenizer, reuse=False)
@@ -83,18 +76,10 @@ class Ours(Contestant):
 
     def answer(self, prompts: Sequence[Sequence[int]], ask: Ask) -> list[Reply]:
         rounds: list[list[tuple[float, Delta]]] = [[] for _ in prompts]
-        asked = SamplingParams(
-            max_tokens=ask.max_tokens,
-            temperature=ask.temperature,
-            top_k=ask.top_k,
-            top_p=ask.top_p,
-            repetition_penalty=ask.repetition_penalty,
-            stop_token_ids=ask.ends,
-        )
+        given = {name: getattr(ask, name) for name in SHARED}
+        asked = SamplingParams(stop_token_ids=ask.ends, **given)
         seeds, predictions = ask.seeds or (None,) * len(prompts), ask.predictions or ((),) * len(prompts)
-        params = [
-            replace(asked, seed=seed, prediction=text) for seed, text in zip(seeds, predictions, strict=True)
-        ]
+        params = [replace(asked, seed=seed, prediction=text) for seed, text in zip(seeds, predictions, strict=True)]
         began = perf_counter()
         with closing(self.engine.stream(prompts, params)) as deltas:
             for delta in deltas:
@@ -147,9 +132,6 @@ def _options(drafter: Any) -> dict[str, Any]:
     return asdict(config) if is_dataclass(config) and not isinstance(config, type) else {}
 
 
-# Schedules -------------------------------------------------------------------------------------------------------
-
-
 def check_schedules(schedules: Sequence[str], batches: Sequence[int]) -> None:
     """PacelineError for a schedule that does not exist, or does not fit one of the batches."""
     for schedule in schedules:
@@ -169,11 +151,7 @@ def mixed_groups(questions: Sequence[tuple[Question, int]], batches: Sequence[in
 
 
 def scheduled_contestants(
-    drafts: Sequence[str],
-    schedules: Sequence[str],
-    batches: Sequence[int],
-    target: Target,
-    tokenizer: Tokenizer,
+    drafts: Sequence[str], schedules: Sequence[str], batches: Sequence[int], target: Target, tokenizer: Tokenizer
 ) -> list[Ours]:
     """Every drafter with every schedule at every batch size, and plain batched decoding.
 
@@ -222,10 +200,9 @@ class Scheduled(Ours):
         self.settings |= {"scheduled": {"drafter": self.drafter, "schedule": self.schedule, "batch": self.batch}}
 
     def forget(self) -> None:
-        self._counted = Counted(create_schedule(self.schedule, self.batch, PREFILL_CHUNK), self.batch)
-        self._engine = Engine(
-            self.target, create(self.spec), max_batch=self.batch, schedule=self._counted, tokenizer=self.tokenizer
-        )
+        seen = self._counted = Counted(create_schedule(self.schedule, self.batch, PREFILL_CHUNK), self.batch)
+        drafter, tokenizer = create(self.spec), self.tokenizer
+        self.engine = Engine(self.target, drafter, max_batch=self.batch, schedule=seen, tokenizer=tokenizer)
 
     def answer(self, prompts: Sequence[Sequence[int]], ask: Ask) -> list[Reply]:
         before = self._counts()
@@ -234,13 +211,9 @@ class Scheduled(Ours):
         return replies
 
     def _counts(self) -> dict[str, int]:
-        """Since the beginning; slots: rows that could have run."""
+        """Since the beginning: rounds, rows that ran in them, slots for rows, drafting rounds, those of a full batch of
+        the same length, and bytes read and written to realign rows."""
         seen = self._counted
-        return {
-            "rounds": seen.rounds,
-            "rows": seen.rows,
-            "slots": seen.rounds * self.batch,
-            "drafting": seen.drafting,
-            "same_length": seen.same_length,
-            "moved_bytes": self.target.cache.moved_bytes if isinstance(self.target, RectangularTarget) else 0,
-        }
+        counts = {name: getattr(seen, name) for name in ("rounds", "rows", "drafting", "same_length")}
+        moved = self.target.cache.moved_bytes if isinstance(self.target, RectangularTarget) else 0
+        return counts | {"slots": seen.rounds * self.batch, "moved_bytes": moved}

@@ -1,7 +1,4 @@
-"""A benchmark's report as one HTML page. Figures come from the run's folder; here they get their order and form.
-
-    Path("report.html").write_text(page(read_run(Path("out/run"))), "utf-8")
-"""
+"""A benchmark's report as one HTML page. Figures come from the run's folder; here they get their order and form."""
 
 from __future__ import annotations
 
@@ -18,18 +15,14 @@ from paceline.bench.report import KIND_COLORS, BenchRun, Method, findings, headl
 from paceline.workbench.report import COLORS, DASH, FAINT, SMALL, Curve, columns, number, percent, plot, render
 
 TEMPLATE = Path(__file__).with_name("page.html.jinja")
-SHOWN = 3
-"""Methods whose answers are shown token by token."""
+SHOWN = 3  # methods whose answers are shown token by token
 LONGEST, DEEPEST = 16, 16
 """Tokens of a round, and depths of a draft, in the plots; longer rounds share the last column."""
-PARTS = ("draft", "forward", "accept", "bookkeeping")
-"""Of a round, in the order of the loop."""
-PART_COLORS = COLORS[2:10]
-"""Different from KIND_COLORS."""
+PARTS = ("draft", "forward", "accept", "bookkeeping")  # of a round, in the order of the loop
+PART_COLORS = COLORS[2:10]  # different from KIND_COLORS
 
 
 def page(run: BenchRun) -> str:
-    """The report as one HTML page."""
     colors, answers = _shown(run)
     differing = [(method, one) for method in run.measured for one in method.get("differs") or ()]
     return render(

@@ -1,17 +1,13 @@
 """Answers as arrays of tokens and seconds: of one method, and of a method and plain decoding side by side.
 
-    both = Pairs.of(answers, plain)
-    both.ratio()                                    # tokens per second over tokens per second
-    both.resampled(100, np.random.default_rng(0))   # a hundred such ratios, of other questions of the same kinds
-
-A group's questions are answered together: its seconds count once. Of its repeats the medians count. Knows what answers
-took, not what is made of it: figures are in `metrics`.
+A group's questions are answered together: its seconds count once. Of its repeats the medians count.
 """
 
 from __future__ import annotations
 
 from collections.abc import Sequence
 from dataclasses import dataclass
+from itertools import zip_longest
 
 import numpy as np
 from numpy.typing import NDArray
@@ -27,8 +23,6 @@ Answers = Sequence[Answer]
 class Cell:
     """One group in one repeat. turns: float64 [turns, 2], new tokens and seconds."""
 
-    group: int
-    repeat: int
     task: str
     questions: frozenset[str]
     turns: Floats
@@ -44,21 +38,20 @@ def cells(answers: Answers, *, decode: bool = False) -> dict[tuple[int, int], Ce
         together.setdefault((answer.group, answer.repeat), []).append(answer)
     cells_by_key = {}
     for (group, repeat), members in together.items():
-        if decode and not all(_tells_times(turn) for answer in members for turn in answer.turns):
+        if decode and not all(t.times and len(t.times) == len(t.lengths or ()) for a in members for t in a.turns):
             continue
-        depth = max(len(answer.turns) for answer in members)
-        turns = [[answer.turns[n] for answer in members if n < len(answer.turns)] for n in range(depth)]
+        turns = [[*filter(None, some)] for some in zip_longest(*(answer.turns for answer in members))]
         measured = np.array([_measure(of_turn, decode) for of_turn in turns]).reshape(-1, 2)
         questions = frozenset(answer.question for answer in members)
-        cells_by_key[group, repeat] = Cell(group, repeat, members[0].task, questions, measured)
+        cells_by_key[group, repeat] = Cell(members[0].task, questions, measured)
     return cells_by_key
 
 
 def totals(answers: Answers, *, decode: bool = False) -> tuple[float, float] | None:
     """New tokens and seconds of all groups, medians of their repeats; None if there is none. decode: see `cells`."""
     by_group: dict[int, list[Floats]] = {}
-    for cell in cells(answers, decode=decode).values():
-        by_group.setdefault(cell.group, []).append(cell.turns)
+    for (group, _), cell in cells(answers, decode=decode).items():
+        by_group.setdefault(group, []).append(cell.turns)
     if not by_group:
         return None
     tokens, seconds = _totals(*_stack(list(by_group.values()))).tolist()
@@ -68,7 +61,7 @@ def totals(answers: Answers, *, decode: bool = False) -> tuple[float, float] | N
 @dataclass(frozen=True)
 class Pairs:
     """What a method and plain decoding both answered. mine, plain: float64 [groups, repeats, turns, 2]; of a group's
-    repeats the first `counts` are there. members: the groups of each task; answers: how many, of the method."""
+    repeats the first `counts` are there. members: the groups of each task; answers: their number."""
 
     mine: Floats
     plain: Floats
@@ -81,19 +74,19 @@ class Pairs:
         """The (group, repeat) that both answered, all questions of it; None if there is none. decode: see `cells`."""
         mine, others = cells(answers, decode=decode), cells(plain, decode=decode)
         by_group: dict[int, list[tuple[Cell, Cell]]] = {}
-        for key, cell in mine.items():
-            other = others.get(key)
+        for (group, repeat), cell in mine.items():
+            other = others.get((group, repeat))
             if other is not None and other.questions == cell.questions:
-                by_group.setdefault(cell.group, []).append((cell, other))
+                by_group.setdefault(group, []).append((cell, other))
         if not by_group:
             return None
         groups = list(by_group.values())
-        stack, counts = _stack([[cell.turns for cell, _ in group] for group in groups])
-        plain_stack, _ = _stack([[other.turns for _, other in group] for group in groups])
+        stack, counts = _stack([[cell.turns for cell, _ in pairs] for pairs in groups])
+        plain_stack, _ = _stack([[other.turns for _, other in pairs] for pairs in groups])
         tasks: dict[str, list[int]] = {}
-        for i, group in enumerate(groups):
-            tasks.setdefault(group[0][0].task, []).append(i)
-        num_answers = sum(len(cell.questions) for group in groups for cell, _ in group)
+        for i, pairs in enumerate(groups):
+            tasks.setdefault(pairs[0][0].task, []).append(i)
+        num_answers = sum(len(cell.questions) for pairs in groups for cell, _ in pairs)
         return cls(stack, plain_stack, counts, [np.array(at) for at in tasks.values()], num_answers)
 
     def ratio(self) -> float | None:
@@ -105,18 +98,12 @@ class Pairs:
 
     def resampled(self, size: int, random: np.random.Generator) -> Floats:
         """[size] ratios, each of groups drawn anew within their tasks and repeats drawn anew within a group."""
-        drawn = np.concatenate(
-            [members[random.integers(len(members), size=(size, len(members)))] for members in self.members], axis=1
-        )
+        drawn = np.hstack([some[random.integers(len(some), size=(size, len(some)))] for some in self.members])
         counts = self.counts[drawn]
         repeats = random.random((*drawn.shape, self.mine.shape[1])) * counts[..., None]
         which = repeats.astype(np.int64)
         mine, plain = (_totals(stack[drawn[..., None], which], counts) for stack in (self.mine, self.plain))
         return np.asarray(mine[:, 0] * plain[:, 1] / (mine[:, 1] * plain[:, 0]))
-
-
-def _tells_times(turn: Reply) -> bool:
-    return bool(turn.times) and len(turn.times or ()) == len(turn.lengths or ())
 
 
 def _measure(turns: Sequence[Reply], decode: bool) -> tuple[float, float]:
@@ -125,12 +112,8 @@ def _measure(turns: Sequence[Reply], decode: bool) -> tuple[float, float]:
     if not decode:
         return sum(len(turn.tokens) for turn in turns), seconds
     start = max(turn.times[0] for turn in turns if turn.times)
-    return sum(_num_after(turn, start) for turn in turns), seconds - start
-
-
-def _num_after(turn: Reply, start: float) -> int:
-    """Tokens that came later than `start`."""
-    return sum(n for n, when in zip(turn.lengths or (), turn.times or (), strict=True) if when > start)
+    rounds = [pair for turn in turns for pair in zip(turn.lengths or (), turn.times or (), strict=True)]
+    return sum(n for n, when in rounds if when > start), seconds - start
 
 
 def _stack(groups: Sequence[Sequence[Floats]]) -> tuple[Floats, NDArray[np.int64]]:

@@ -1,15 +1,11 @@
 """The record of a benchmark: one Answer for every question, method and repetition, a row of a JSON Lines file.
 
-It holds raw facts only: tokens and time of each round, drafted tokens, seconds by part. `metrics.py` computes every
-figure of a report from them.
-
-    for answer in read_answers(Path("run/answers.jsonl")):
-        answer.turns[0].lengths            # tokens a round, the target's own included
+It holds raw facts only: tokens and time of each round, drafted tokens, seconds by part. `metrics.py` computes figures.
 """
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Iterator, Mapping
+from collections.abc import Iterable, Iterator, Mapping, Sequence
 from dataclasses import asdict, dataclass, field, fields
 from pathlib import Path
 from typing import Any
@@ -20,10 +16,8 @@ from paceline.workbench.runs import rows
 
 KIND, ANSWERS, SUMMARY = "bench", "answers.jsonl", "summary.json"
 """The kind of run for `workbench.runs`, and two of its files."""
-
-
-Done = set[tuple[str, int, str]]
-"""Method, repeat and question of answers."""
+WINDOW, MAX_NGRAM = 64, 16  # of `is_looping`
+Done = set[tuple[str, int, str]]  # method, repeat and question of answers
 
 
 @dataclass
@@ -33,10 +27,8 @@ class Answer:
     method    "none" (plain decoding, the baseline), a drafter's spec, or "peer:..." .
     question  the suite's id; category as in the suite, task the group it is counted in.
     group     questions of one group were answered together, and have the same `seconds`.
-    failed    why there is no answer; `turns` then holds the turns before.
-    load      the machine's load average of one minute at the end.
-    attempts  seconds of all attempts in their order, where a late answer was asked again; of these, the one with the
-              median time is recorded.
+    failed    why there is no answer after `turns`. load: the machine's load average of one minute at the end.
+    attempts  seconds of all attempts in their order, where a late answer was asked again; the median one is recorded.
     """
 
     method: str
@@ -62,8 +54,7 @@ class Answer:
 
     def row(self) -> dict[str, Any]:
         """A row of the file of answers."""
-        rounded: dict[str, Any] = _rounded(asdict(self))
-        return rounded
+        return _rounded(asdict(self))
 
     @classmethod
     def of(cls, row: Mapping[str, Any]) -> Answer:
@@ -110,3 +101,11 @@ def _rounded(value: Any) -> Any:
     if isinstance(value, dict):
         return {key: _rounded(inner) for key, inner in value.items()}
     return [_rounded(inner) for inner in value] if isinstance(value, (list, tuple)) else value
+
+
+def is_looping(tokens: Sequence[int]) -> bool:
+    """Whether the last WINDOW tokens are covered by repeats of one n-gram of at most MAX_NGRAM tokens, from any place.
+
+    A loop is the easiest text there is to draft, so every table that shows a speed-up says how many outputs loop."""
+    tail = list(tokens[-WINDOW:])
+    return len(tail) == WINDOW and any(tail[n:] == tail[:-n] for n in range(1, MAX_NGRAM + 1))

@@ -121,8 +121,7 @@ class BenchRun:
 def read_run(folder: Path) -> BenchRun:
     """Read what `paceline bench --out folder` has written so far.
 
-    Raises PacelineError if it is not a run's folder, or one of its files is broken. A last answer that was cut off is
-    left out."""
+    Raises PacelineError if it is not a run's folder, or a file is broken. A last answer that is cut off is left out."""
     about = read_about(folder, KIND)
     if not (folder / SUMMARY).is_file():
         raise PacelineError(f"{folder} has no {SUMMARY} yet; run the command of the benchmark again, and it goes on")

@@ -4,8 +4,6 @@ Within a question the contestants answer one after another, in an order that is 
 that drifts is then fair to all, and nobody always comes after the same one, which leaves the caches full. Tasks take
 turns, too: it is fair to them, and the answers of a stopped run are of every task alike. The warm-up comes before and
 is not recorded. An answer that is late, since another process used the processor, is asked for again at once.
-
-    Runner(contestants, groups, options, prompt=..., record=...).run()
 """
 
 from __future__ import annotations
@@ -32,8 +30,7 @@ Prompt = Callable[[Question, Sequence[str]], Any]
 """The prompt of a question's next turn, in what the contestants take, after the answers to the turns before."""
 
 CPU = torch.device("cpu")
-WARM_UP_TOKENS, WARM_UP_QUESTIONS = 32, 8
-"""Most of each in a warm-up."""
+WARM_UP_TOKENS, WARM_UP_QUESTIONS = 32, 8  # most of each in a warm-up
 WAKE = 0.2
 """Seconds that a contestant works before an answer is timed. A processor whose cores slept, while another process
 answered or a file was written, takes a tenth of a second until it is as fast as before (benchmarks/awake.py). Whoever

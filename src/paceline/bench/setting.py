@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass, replace
+from functools import partial
 from pathlib import Path
 from typing import Any
 
@@ -12,7 +13,7 @@ import torch
 from paceline.bench.options import Benchmark
 from paceline.bench.ours import mixed_groups
 from paceline.bench.record import Answer
-from paceline.bench.runner import LeftOut, QuestionGroup, fitting, grouped
+from paceline.bench.runner import LeftOut, Prompt, QuestionGroup, fitting, grouped
 from paceline.bench.suites import Question, Suite, read_suite
 from paceline.engine.published import is_rectangular
 from paceline.errors import PromptError
@@ -40,13 +41,13 @@ class Watch:
 
 @dataclass
 class Setting:
-    """Everything that is loaded. folder: of the model, or its GGUF file."""
+    """Everything that is loaded. folder: of the model, or its GGUF file. prompt: to the token ids of a turn."""
 
     benchmark: Benchmark
     folder: Path
     target: Target
     tokenizer: Tokenizer
-    transcriber: Transcriber
+    prompt: Prompt
     suite: Suite
     groups: list[QuestionGroup]
     left_out: list[LeftOut]
@@ -62,8 +63,8 @@ class Setting:
 
     @property
     def peer_context(self) -> int:
-        """Tokens of the longest conversation, and SPARE, since an answer may have more tokens when it is encoded again.
-        Some engines set memory aside for their whole context; a model's own may be gigabytes."""
+        """Tokens of the longest conversation, and SPARE, since an answer may have more tokens when it is encoded again:
+        less than the model's own, for which some engines set gigabytes aside."""
         lengths = [
             len(self.prompt(question, [""] * (turns - 1))) + turns * self.benchmark.options.max_tokens
             for group in self.groups
@@ -74,10 +75,6 @@ class Setting:
     def question(self, id: str) -> Question:
         """The question of that id."""
         return next(question for question in self.suite.questions if question.id == id)
-
-    def prompt(self, question: Question, answers: Sequence[str]) -> list[int]:
-        """Token ids of the question's turn after `answers`, the conversation before it included."""
-        return _prompt(self.transcriber, question, answers)
 
     def environment(self) -> dict[str, Any]:
         """The machine and the software."""
@@ -100,23 +97,20 @@ def set_up(benchmark: Benchmark, watch: Watch) -> Setting:
     )
     tokenizer = load_tokenizer(folder)
     target.tokenizer = tokenizer  # drafters compare both with those they were trained for
-    transcriber = Transcriber(tokenizer, benchmark.template)
+    prompt = partial(_prompt, Transcriber(tokenizer, benchmark.template))
     questions = suite.questions
     if benchmark.schedules:
         questions = tuple(replace(question, turns=question.turns[:1]) for question in questions)
-    fit, left_out = fitting(
-        questions,
-        lambda question, answers: _prompt(transcriber, question, answers),
-        max_context=target.max_context,
-        max_tokens=benchmark.options.max_tokens,
-    )
+    most = benchmark.options.max_tokens
+    fit, left_out = fitting(questions, prompt, max_context=target.max_context, max_tokens=most)
     if not fit:
         raise PromptError(f"no question of {suite.name} fits: {left_out[0].why}; try a smaller --max-tokens")
     groups = mixed_groups(fit, benchmark.batches) if benchmark.schedules else grouped(fit, benchmark.options.batch)
-    return Setting(benchmark, folder, target, tokenizer, transcriber, suite, groups, left_out)
+    return Setting(benchmark, folder, target, tokenizer, prompt, suite, groups, left_out)
 
 
 def _prompt(transcriber: Transcriber, question: Question, answers: Sequence[str]) -> list[int]:
+    """Token ids of the question's turn after `answers`, the conversation before it included."""
     messages = []
     for turn, answer in zip(question.turns, answers, strict=False):
         messages += [{"role": "user", "content": turn}, {"role": "assistant", "content": answer}]

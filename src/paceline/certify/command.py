@@ -35,8 +35,7 @@ HOSTS = {"transformers": "transformers-paceline", "vllm": "vllm-paceline", "llam
 """Hosts of our plug-ins, and the peers that they are."""
 LIBRARIES = ("transformers", "vllm", "llama-cpp", "xllamacpp")
 """What names of peers begin with; by itself, a library without drafts."""
-CONTEXT = 1024
-"""Longest context of other libraries."""
+CONTEXT = 1024  # longest context of other libraries
 TEXTS = (
     "one two three one two three one two",
     "The cat sat on the mat. The cat sat on the",
@@ -57,11 +56,8 @@ QUESTIONS = (
 
 
 def certify_engine(subject: Subject, watch: Watch) -> dict[str, Any]:
-    """The certificate of an engine that runs the model in `subject.model`."""
-    if subject.model is None:
-        raise PacelineError("name the model that the engine runs, or --endpoint URL for a server")
     watch.say(f"loading {subject.model}")
-    target = load(subject.model, dtype=subject.dtype, device=subject.device, exact=subject.exact)
+    target = load(str(subject.model), dtype=subject.dtype, device=subject.device, exact=subject.exact)
     dtype = str(target.dtype).removeprefix("torch.")
     exact, own, reference = _references(subject, target, dtype)
     context = min(target.max_context, CONTEXT)
@@ -112,7 +108,6 @@ def _references(subject: Subject, target: Target, dtype: str) -> tuple[Model, Mo
 
 
 def certify_server(subject: Subject, key: str | None, watch: Watch) -> dict[str, Any]:
-    """The certificate of the server `subject.endpoint`."""
     from paceline.certify.asking import Control, Server, control_of  # brings an HTTP client along
     from paceline.certify.endpoint import certify_endpoint
 
@@ -166,9 +161,8 @@ def _scenarios(
 
 def _chats(given: Sequence[Prompt] | None) -> list[Messages]:
     """Prompts as servers of chats take them."""
-    if given is not None:
-        return [_messages(prompt) for prompt in given]
-    return [({"role": "user", "content": text},) for text in QUESTIONS]
+    prompts: Sequence[Any] = QUESTIONS if given is None else given
+    return [tuple(one) if is_chat(one) else ({"role": "user", "content": str(one)},) for one in prompts]
 
 
 def _open(subject: Subject, target: Target, dtype: str, *, plain: bool = False) -> UnderTest:
@@ -216,11 +210,6 @@ def _prompts(target: Target, given: Sequence[Prompt] | None) -> tuple[list[list[
     if tokenizer.has_chat_template:
         return [tokenizer.encode_chat([{"role": "user", "content": text}]) for text in QUESTIONS], starts
     return [*starts, *(tokenizer.encode(text) for text in QUESTIONS)], starts
-
-
-def _messages(prompt: Prompt) -> Messages:
-    """A prompt as a server of chats takes it."""
-    return tuple(prompt) if is_chat(prompt) else ({"role": "user", "content": str(prompt)},)  # type: ignore[arg-type]
 
 
 def _spell(certificate: dict[str, Any], target: Target) -> None:

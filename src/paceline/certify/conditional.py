@@ -28,12 +28,9 @@ from paceline.certify.verdict import Finding
 from paceline.engine.sampling import SamplingParams
 
 BEST = "the best token"
-RANKED = 20
-"""Best tokens that are told apart from the rest."""
-MATCH = (3, 2)
-"""Lengths of the n-grams whose last occurrence says which token is copied, the longest first."""
-FAR = 64
-"""Tokens of context beyond which places are counted apart."""
+RANKED = 20  # best tokens that are told apart from the rest
+MATCH = (3, 2)  # lengths of the n-grams whose last occurrence says which token is copied, the longest first
+FAR = 64  # tokens of context beyond which places are counted apart
 NEAR, BEYOND = f"within {FAR} tokens of context", f"beyond {FAR} tokens of context"
 AT_ONCE = 8
 """Places whose distributions are held at once: there is one of the whole vocabulary for every world."""
@@ -49,8 +46,7 @@ class Conditional:
         self.tokens = 0
 
     def add(self, group: str, worlds: Floats, text: Sequence[int], start: int, token: int) -> None:
-        """Count `token`, which came after `text`, of which the answer begins at `start`. worlds: its distribution in
-        each, [W, V]."""
+        """Count `token`, which came after `text`; the answer begins at `start`. worlds: its distributions, [W, V]."""
         for name, chosen, beyond in _sets(worlds, text, start):
             mass = worlds[:, chosen].sum(1)
             place = (bool(chosen[token]), min(1.0, float(mass.min())), min(1.0, float(mass.max()) + beyond))

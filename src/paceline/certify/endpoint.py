@@ -1,8 +1,5 @@
 """An endpoint against its control: greedily in the scenarios, and sampled.
 
-    server = Server("http://localhost:8000/v1")
-    certificate = certify_endpoint(server, control_of(server), prompts, Scope(budget="5m"))
-
 Long sampled answers are read token by token, by the log-probabilities that the server reports. Where there is a
 control, beginnings of many short ones are compared with its own.
 """
@@ -25,16 +22,14 @@ from paceline.certify.certificate import REQUESTS_EACH
 from paceline.certify.conditional import Conditional
 from paceline.certify.options import Scope, Watch
 from paceline.certify.reported import Words, is_raw, read_places
-from paceline.certify.sampled import LOOKS
+from paceline.certify.sampled import LOOKS, level_of
 from paceline.certify.scenarios import MIXED, Play
 from paceline.certify.shrink import greedy_reports, sampled_report
 from paceline.certify.verdict import LEVEL, LONG, Finding, Greedy, Look, Stops
 from paceline.workbench.client import Completion
 
-MOST = 40_000
-"""Most sampled requests of a certificate where none are asked for; the budget may allow fewer."""
-SAMPLED_TOKENS = 12
-"""Of a sampled answer: enough for drafts to be accepted, cut and followed by others."""
+MOST = 40_000  # most sampled requests of a certificate where none are asked for; the budget may allow fewer
+SAMPLED_TOKENS = 12  # of a sampled answer: enough for drafts to be accepted, cut and followed by others
 WAYS: dict[str, Fields] = {
     "temperature 1": {"temperature": 1.0},
     "temperature 0.7, top-p 0.9": {"temperature": 0.7, "top_p": 0.9},
@@ -42,8 +37,7 @@ WAYS: dict[str, Fields] = {
     "temperature 1.3, min-p 0.05": {"temperature": 1.3, "min_p": 0.05},
 }
 """How sampled answers are sampled, in turn."""
-LONG_TOKENS = 20_000
-"""Tokens of long sampled answers; the budget may allow fewer."""
+LONG_TOKENS = 20_000  # tokens of long sampled answers; the budget may allow fewer
 FOR_SAMPLES, FOR_REPORTS = 0.5, 0.15
 """Shares of the budget that scenarios leave for the sampling test, and both for making findings small."""
 
@@ -82,7 +76,7 @@ def certify_endpoint(
         first = Finding(**sampled["findings"][0])
         reports.append(sampled_report(server, body, worst["requests"], first, worst["seen"]))
     count, df = looks[-1].requests if looks else 0, sum(one["df"] for one in facts)
-    power = verdict.power(scope, count, df, _level(-1), samples=2, rounding=float(play.noise))
+    power = verdict.power(scope, count, df, level_of(-1), samples=2, rounding=float(play.noise))
     sampled = verdict.with_long(sampled, counts.facts(LEVEL * LONG), found)
     missing = ["what the log-probabilities share with the answers: give a control"] if control.is_self else []
     return verdict.certificate(
@@ -167,7 +161,7 @@ def sample(play: Play, cases: Sequence[Texts], scope: Scope, until: float) -> li
     rate = (perf_counter() - began) / each
     total = MOST if scope.requests is None else scope.requests
     if scope.shift is not None and scope.requests is None:
-        total = stats.samples_for(10 * len(cases), scope.shift, _level(-1), samples=2)
+        total = stats.samples_for(10 * len(cases), scope.shift, level_of(-1), samples=2)
     planned = max(each, min(total // len(cases), int((until - perf_counter()) / rate)))
     looks: list[Look] = []
     for look, (share, _) in enumerate(LOOKS):
@@ -180,7 +174,7 @@ def sample(play: Play, cases: Sequence[Texts], scope: Scope, until: float) -> li
         views = list(zip(*(case.views(float(play.noise)) for case in cases), strict=True))
         p = min(stats.tail(sum(v["statistic"] for v in view), sum(v["df"] for v in view)) for view in views)
         worst = min(stats.worst([v["p"] for v in view]) for view in views)
-        looks.append(Look(each * len(cases), p, worst, _level(look)))
+        looks.append(Look(each * len(cases), p, worst, level_of(look)))
         if looks[-1].accuses:
             break
     return looks
@@ -235,8 +229,3 @@ def _by_text(mine: Sequence[str], others: Sequence[str], share: float, slack: fl
         "tv_by_chance": round(stats.noise(counts.sum(0) / counts.sum(), len(mine)) * 2**0.5, 5),
         "seen": [[prefix, *pair] for (prefix, _), *pair in zip(bins, *shares.round(4).tolist(), strict=True)],
     }
-
-
-def _level(look: int) -> float:
-    """Of one of the four tests of a look."""
-    return LEVEL * LOOKS[look][1] / 4

@@ -1,8 +1,4 @@
-"""UnderTest: the engine that is to be certified, whatever it is. It gets token ids and gives token ids.
-
-    engine = Ours(target, tokenizer, "sam")
-    reply = engine.answer([[1, 2, 3]], [SamplingParams(max_tokens=8)])[0]
-"""
+"""UnderTest: the engine that is to be certified, whatever it is. It gets token ids and gives token ids."""
 
 from __future__ import annotations
 
@@ -60,14 +56,9 @@ class Ours(UnderTest):
     )  # fmt: skip
 
     def __init__(
-        self,
-        target: Target,
-        tokenizer: Tokenizer | None,
-        draft: str | Callable[[], Drafter],
-        *,
-        batch: int = 8,
+        self, target: Target, tokenizer: Tokenizer | None, draft: str | Callable[[], Drafter], *, batch: int = 8,
         **options: Any,
-    ):
+    ):  # fmt: skip
         drafter = create(draft) if isinstance(draft, str) else draft()
         self.engine = Engine(target, drafter, tokenizer=tokenizer, max_batch=batch, **options)
         self.batch, self.mixes = batch, True

@@ -3,8 +3,7 @@
 An answer is read by the model alone, in float32, in one forward: no second answer is written, and what comes after a
 tie is still judged. A token that is not the best is a tie where its logit lies no further below than rounding moves
 logits there: twice the most that the engine's dtype changes any, or float32 itself. Anything else is a bug. And there
-must not be more ties than the model itself has when it is rounded: an engine that accepts whatever is nearly the best
-has no other sign.
+must not be more ties than the model has when it is rounded: an engine that accepts what is nearly best shows no other.
 """
 
 from __future__ import annotations
@@ -61,7 +60,9 @@ class Reader:
                     return
             if rounded and (context := hash((params.shifts_logits, *text[: start + at]))) not in self._read:
                 self._read.add(context)
-                self.found.count(tied=of is not None, rounded=bool(flipped[at]))
+                self.found.places += 1
+                self.found.tied += of is not None
+                self.found.rounded += bool(flipped[at])
         if why := self._wrong_end(tokens, params):
             before = list(tokens[-CONTEXT:])
             self.found.divergences.append(Divergence(number, len(tokens), company, why=why, before=before))
@@ -98,14 +99,10 @@ def _finite(logits: torch.Tensor) -> torch.Tensor:
 
 
 def check_stops(
-    engine: UnderTest,
-    prompts: Sequence[Sequence[int]],
-    replies: Sequence[Reply],
-    params: SamplingParams,
+    engine: UnderTest, prompts: Sequence[Sequence[int]], replies: Sequence[Reply], params: SamplingParams,
     decode: Callable[[Sequence[int], Sequence[int]], str],
-) -> Stops:
-    """replies: the engine's answers to `prompts`, by `params`, without stop strings. decode(prompt, answer): the text
-    of all tokens of an answer."""
+) -> Stops:  # fmt: skip
+    """replies: answers to `prompts` without stop strings. decode(prompt, answer): the text of all tokens."""
     asked = [(prompt, stop) for prompt, one in zip(prompts, replies, strict=True) for stop in _strings(one.text)]
     stops = Stops(len(asked))
     each = [replace(params, stop=(stop,)) for _, stop in asked]

@@ -10,8 +10,7 @@ from typing import Any
 from paceline.draft.spec import option
 from paceline.errors import PacelineError
 
-SHIFT = 0.02
-"""`Scope.shift` where none is asked for."""
+SHIFT = 0.02  # `Scope.shift` where none is asked for
 
 
 @dataclass(frozen=True)

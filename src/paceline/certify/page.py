@@ -12,14 +12,11 @@ from paceline.certify.verdict import CANNOT_SAY, LOSSLESS
 from paceline.workbench.report import render
 
 PAGE, ISSUE, JUNIT = (Path(__file__).with_name(f"{name}.jinja") for name in ("page.html", "issue.md", "junit.xml"))
-SHOWN = 5
-"""Sets of tokens that are named, of those that come too often or too rarely."""
-NOTABLE = 0.001
-"""A shift that is named where rounding hides it."""
+SHOWN = 5  # sets of tokens that are named, of those that come too often or too rarely
+NOTABLE = 0.001  # a shift that is named where rounding hides it
 
 
 def page(certificate: dict[str, Any]) -> str:
-    """The page, HTML."""
     return render(PAGE, verdict=verdict(certificate), detectable=detectable(certificate), **_facts(certificate))
 
 
@@ -47,7 +44,6 @@ def _facts(certificate: dict[str, Any]) -> dict[str, Any]:
 
 
 def verdict(certificate: dict[str, Any]) -> str:
-    """The verdict in a few words."""
     if certificate["verdict"] == LOSSLESS:
         return "Lossless, as far as was tested"
     if certificate["verdict"] == CANNOT_SAY:
@@ -75,18 +71,15 @@ def findings(certificate: dict[str, Any]) -> list[str]:
         lines.append(f"{greedy['tokens']:,} greedy tokens are the model's own{ties}{asked}{long}.")
     if sampled["plain_differs"]:
         lines.append(
-            f"Without drafts this engine samples another distribution than the model's too (p = {_p(sampled):.1g}); "
-            f"drafts do not change it (p = {sampled['p_of_difference']:.2g})."
+            "Without drafts this engine samples another distribution than the model's too "
+            f"(p = {min(sampled['p'], sampled['p_of_worst_case']):.1g}); drafts do not change it "
+            f"(p = {sampled['p_of_difference']:.2g})."
         )
     if sampled.get("drafted_rounds") is not None:
         lines.append(f"{sampled['drafted_rounds']:,} rounds of sampled answers had a draft.")
     reference = certificate.get("reference", "")
     own = [f"The reference is {reference}."] if reference.startswith("our own") else []
     return [*lines, *own, *_acceptance(certificate["acceptance"])]
-
-
-def _p(sampled: dict[str, Any]) -> float:
-    return float(min(sampled["p"], sampled["p_of_worst_case"]))
 
 
 def _acceptance(facts: dict[str, Any]) -> list[str]:

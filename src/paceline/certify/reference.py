@@ -27,14 +27,10 @@ from paceline.target.load import DTYPES
 from paceline.workbench.peers.setup import folder_of
 from paceline.workbench.peers.transformers import load_model
 
-TOKENS = 4096
-"""Most tokens in one forward."""
-PIECE = 8
-"""Tokens of a piece, as wide as a draft."""
-SHAKEN = 2.0**-8
-"""Share of a number by which bfloat16 rounds it at most."""
-SHAKES = 4
-"""Times that rounding is imitated."""
+TOKENS = 4096  # most tokens in one forward
+PIECE = 8  # tokens of a piece, as wide as a draft
+SHAKEN = 2.0**-8  # share of a number by which bfloat16 rounds it at most
+SHAKES = 4  # times that rounding is imitated
 SCALES = (1.5, -1.5)
 """Multiples of what rounding was seen to change that it may change elsewhere: no two kernels round alike."""
 
@@ -71,14 +67,12 @@ class Reference:
 
     @torch.inference_mode()
     def after(self, texts: Sequence[Sequence[int]], way: str = "") -> torch.Tensor:
-        """Logits of the token after each text, float32 [N, V]; the texts are equally long."""
         at_once = max(1, TOKENS // max(len(texts[0]), 1))
         parts = [texts[i : i + at_once] for i in range(0, len(texts), at_once)]
         return torch.cat([self._run(part, 1, way)[:, -1].float().cpu() for part in parts])
 
     @torch.inference_mode()
     def along(self, text: Sequence[int], start: int, way: str = "") -> torch.Tensor:
-        """Logits of the tokens `start`.. of a text, float32 [len(text) - start, V]."""
         if start >= len(text):
             return torch.empty(0, 1)
         return self._run([text[:-1]], len(text) - start, way)[0].float().cpu()
@@ -126,11 +120,9 @@ class PlainDecoding:
         self.target = target
 
     def after(self, texts: Sequence[Sequence[int]], way: str = "") -> torch.Tensor:
-        """Logits of the token after each text, float32 [N, V]."""
         return torch.stack([self._read(text, len(text) - 1)[-1] for text in texts])
 
     def along(self, text: Sequence[int], start: int, way: str = "") -> torch.Tensor:
-        """Logits of the tokens `start`.. of a text, float32 [len(text) - start, V]."""
         return self._read(text[:-1], start) if start < len(text) else torch.empty(0, 1)
 
     def _read(self, text: Sequence[int], start: int) -> torch.Tensor:
@@ -194,8 +186,7 @@ def distributions(
 ) -> NDArray[np.float64]:
     """What a request draws from in each world, float64 [W, n, V].
 
-    worlds: logits [n, V] of each; texts: the tokens before each of n places, of which the first `prompt` are the
-    prompt's."""
+    worlds: logits [n, V] of each; texts: the tokens before each of n places; the first `prompt` are the prompt's."""
     of_row = params.of_row(prompt, frozenset())
     contexts = [np.array(text) for text in texts]
     return np.stack([probabilities(world, of_row, contexts).double().numpy() for world in worlds])

@@ -1,9 +1,5 @@
 """Sampled tokens by the log-probabilities that a server reports with them.
 
-    counts, words = Conditional(), Words()
-    read_places(places(reply), {"temperature": 0.7, "top_p": 0.9}, counts, words, "temperature 0.7, top-p 0.9")
-    counts.findings(level=1e-4)
-
 Servers report log-probabilities before temperature, penalties and filters; these are applied here to the best tokens
 that are reported, and what is left of the probability is taken as tokens no better than the last of them. What that
 leaves open is a range, as rounding is.
@@ -24,10 +20,8 @@ from paceline.certify.conditional import Conditional
 from paceline.certify.stats import Floats
 from paceline.engine.sampling import SamplingParams, probabilities
 
-BORDER = 0.005
-"""By how much the probability inside top-p may be off: rounding decides about the last token."""
-REST = 200
-"""Most tokens that stand for what is not among the best."""
+BORDER = 0.005  # by how much the probability inside top-p may be off: rounding decides about the last token
+REST = 200  # most tokens that stand for what is not among the best
 Reported = tuple[str, float, list[tuple[str, float]]]
 """A token, its log-probability, and the best ones at its place with theirs, best first."""
 
@@ -41,14 +35,9 @@ class Words(dict[str, int]):
 
 
 def read_places(
-    places: Sequence[Reported],
-    fields: Mapping[str, Any],
-    counts: Conditional,
-    words: Words,
-    group: str,
-    *,
+    places: Sequence[Reported], fields: Mapping[str, Any], counts: Conditional, words: Words, group: str, *,
     raw: bool = True,
-) -> None:
+) -> None:  # fmt: skip
     """Add the places of a sampled reply to `counts`.
 
     fields  of the request: temperature, top_p, top_k, min_p, presence_penalty, frequency_penalty.
@@ -86,8 +75,7 @@ def _worlds(logprobs: Sequence[float], best: Sequence[int], seen: Counter[int], 
 
 
 def is_raw(hot: Sequence[Reported], cold: Sequence[Reported]) -> bool:
-    """Whether a server reports log-probabilities before the temperature is applied: the first token of the same prompt
-    at temperature 1 and at 0.5."""
+    """Whether a server reports log-probabilities before the temperature: a prompt's first token at 1 and at 0.5."""
     before, after = dict(hot[0][2]), dict(cold[0][2])
     best = max(before, key=before.__getitem__)
     return abs(after.get(best, 0.0) - before[best]) < abs(before[best]) / 4

@@ -25,19 +25,16 @@ from paceline.engine.sampling import SamplingParams
 FOLLOWED, NAMED = 0.01, 0.002
 """A prefix at least as probable as FOLLOWED is continued by its next tokens, and a token at least as probable as NAMED
 has an outcome of its own. Both are shares of all answers."""
-FINE, COARSE = 0.01, 0.08
-"""Least probability of a bin, and of a coarse one."""
+FINE, COARSE = 0.01, 0.08  # least probability of a bin, and of a coarse one
 LOOKS = ((1 / 16, 0.1), (1 / 4, 0.2), (1.0, 0.4))
 """(share of the requests, share of LEVEL); the rest of LEVEL is for longer answers and for ties."""
 LEAST_FINE = 10.0
 """Smallest expected count of a fine bin: with fewer, chance exceeds the small levels here more often than it should."""
-AT_ONCE = 512
-"""Requests handed to the engine together."""
+AT_ONCE = 512  # requests handed to the engine together
 
 Prefix = tuple[int, ...]
 Progress = Callable[[int, int], None]
-View = tuple[Floats, Floats]
-"""Counts [B] of bins, and their probabilities in every world, [W, B]."""
+View = tuple[Floats, Floats]  # counts [B] of bins, and their probabilities in every world, [W, B]
 
 
 @dataclass(frozen=True)
@@ -57,7 +54,6 @@ class Distribution:
 
     @property
     def coarse_worlds(self) -> Floats:
-        """Probabilities of the coarse bins."""
         return stats.by_bin(self.worlds, self.coarse)
 
     @property
@@ -145,13 +141,12 @@ class Sampled:
         return sum(case.distribution.df for case in self.cases)
 
     def facts(self) -> dict[str, Any]:
-        """For the certificate."""
         facts = verdict.sampled_facts(self.looks, list(map(_facts, self.cases, self.counts)))
         return facts | {"drafted_rounds": self.drafted}
 
     def power(self, scope: Scope) -> dict[str, Any]:
         """What could have been found in all cases together, and the smallest shift found in one case alone."""
-        level, number = _level(-1), max(len(self.cases), 1)
+        level, number = level_of(-1), max(len(self.cases), 1)
         df = max((case.distribution.df for case in self.cases), default=1)
         radii = [stats.radius(case.distribution.coarse_worlds) for case in self.cases] or [0.0]
         alone = stats.detectable(self.planned / number, df, level / number, rounding=max(radii))
@@ -163,29 +158,24 @@ class Sampled:
 
 def needed(cases: Sequence[Case], shift: float) -> int:
     """The number of requests that find a shift of this size in all cases, rounded up to whole ones for each case."""
-    total = stats.samples_for(sum(case.distribution.df for case in cases), shift, _level(-1))
+    total = stats.samples_for(sum(case.distribution.df for case in cases), shift, level_of(-1))
     least = max(int(np.ceil(stats.LEAST_COUNT / case.distribution.coarse_worlds[0].min())) for case in cases)
     return len(cases) * max(-(-total // len(cases)), least)
 
 
 def sample(
-    engine: UnderTest,
-    cases: Sequence[Case],
-    requests: int,
-    rng: np.random.Generator,
-    progress: Progress = lambda done, of: None,
-    control: Callable[[], UnderTest] | None = None,
-) -> Sampled:
+    engine: UnderTest, cases: Sequence[Case], requests: int, rng: np.random.Generator,
+    progress: Progress = lambda done, of: None, control: Callable[[], UnderTest] | None = None,
+) -> Sampled:  # fmt: skip
     """Ask, count, and test; stops at the first look that finds something.
 
-    control: opens the engine without drafts. It is asked where the engine differs from the model, and only a difference
-    from it is then held against the engine."""
+    control: opens the engine without drafts; asked where the engine differs from the model. Then only that counts."""
     sampled = Sampled(list(cases), [case.new_counts() for case in cases], requests)
     others = Sampled(list(cases), [case.new_counts() for case in cases], requests)
     for look, (share, _) in enumerate(LOOKS):
         until = int(np.ceil(requests * share))
         _ask(engine, sampled, until, rng, progress)
-        found = Look(sampled.requests, *_p_values(sampled), _level(look))
+        found = Look(sampled.requests, *_p_values(sampled), level_of(look))
         if found.differs and control is not None:
             _ask(control(), others, until, rng, progress)
             found = replace(found, difference=min(_p_values(sampled, others)))
@@ -196,7 +186,6 @@ def sample(
 
 
 def _ask(engine: UnderTest, sampled: Sampled, until: int, rng: np.random.Generator, progress: Progress) -> None:
-    """Ask until there are so many answers."""
     while (begin := sampled.requests) < until:
         number = min(AT_ONCE, until - begin)
         chosen = rng.permutation((begin + np.arange(number)) % len(sampled.cases))
@@ -230,7 +219,7 @@ def _p_values(sampled: Sampled, others: Sampled | None = None) -> tuple[float, f
     return p, p_worst
 
 
-def _level(look: int) -> float:
+def level_of(look: int) -> float:
     """Of one of the four tests of a look."""
     return LEVEL * LOOKS[look][1] / 4
 

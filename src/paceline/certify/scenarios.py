@@ -25,11 +25,9 @@ from paceline.certify.verdict import Divergence
 from paceline.workbench.client import Completion, CompletionError
 
 BROKEN = "\N{REPLACEMENT CHARACTER}"
-Form = Callable[[Completion], str]
-"""Why an answer is wrong by itself; "" if it is right."""
+Form = Callable[[Completion], str]  # why an answer is wrong by itself; "" if it is right
 Sign = Callable[[Completion], bool]
-ENOUGH = 5
-"""Bugs after which a scenario ends."""
+ENOUGH = 5  # bugs after which a scenario ends
 ANIMALS = ("cat", "dog", "horse", "bird", "mouse")
 COLOURS = ("red", "blue", "green", "white", "black")
 LINES = tuple(f"The {colour} {animal} sat on the mat." for colour, animal in zip(COLOURS, ANIMALS, strict=True))
@@ -41,8 +39,7 @@ TEXTS = (
 )
 """Prompts whose answers are copied in part: drafts come and go."""
 MIXED: tuple[Messages, ...] = tuple(({"role": "user", "content": text},) for text in TEXTS)
-LENGTHS = (512, 1024, 2048, 4096, 8192)
-"""Words of long prompts, at least a token each."""
+LENGTHS = (512, 1024, 2048, 4096, 8192)  # words of long prompts, at least a token each
 PATTERN = "[a-c]{2}-[0-9]{3}( [a-c]{2}-[0-9]{3}){3}"
 SCHEMA = {
     "type": "object",
@@ -276,13 +273,11 @@ class Play:
         return Case(body, self.asked(body))
 
     def expected(self, case: Case) -> Completion:
-        """The control's answer."""
         assert case.plain is not None
         return self.control.expected([case.plain])[0]
 
 
 def user(text: str) -> Messages:
-    """A chat of one message."""
     return ({"role": "user", "content": text},)
 
 

@@ -1,15 +1,10 @@
-"""The smallest requests that still show a bug, and the report of it.
-
-    for report in greedy_reports(play):          # of the bugs that scenarios found
-        print(report["curl"], report["expected"], report["observed"])
-"""
+"""The smallest requests that still show a bug, and the report of it."""
 
 from __future__ import annotations
 
 import json
 import shlex
-from collections.abc import Callable, Sequence
-from functools import partial
+from collections.abc import Sequence
 from time import perf_counter
 
 from paceline.certify.asking import Endpoint, Fields
@@ -17,11 +12,8 @@ from paceline.certify.scenarios import Case, Group, Play, Step, Wrong
 from paceline.certify.verdict import LEVEL, Finding
 from paceline.errors import PacelineError
 
-SHRUNK = 3
-"""Findings that are made small, each of another scenario."""
-REPEATS = 3
-"""How often the smallest requests are made once more."""
-Change = Callable[[Fields], Fields]
+SHRUNK = 3  # findings that are made small, each of another scenario
+REPEATS = 3  # how often the smallest requests are made once more
 Seen = tuple[str, float, float]
 
 
@@ -38,13 +30,12 @@ class Shrinking:
         self.play, self.best = play, finding
 
     def run(self) -> Wrong:
-        """The smallest finding."""
         self._company()
         self._length()
         self._words()
         self._length()
         for name in sorted(self.best.case.body.keys() - {"messages", "max_tokens", "temperature"}):
-            self._change(partial(_without, name=name))
+            self._change({}, without=name)
         return self.best
 
     def shows(self, group: Group, *, always: bool = False) -> bool:
@@ -69,48 +60,39 @@ class Shrinking:
 
     def _length(self) -> None:
         """To the wrong token, or by halves."""
-        if not self._change(partial(_shorter, max_tokens=self.best.divergence.at + 1)):
+        if not self._change({"max_tokens": self.best.divergence.at + 1}):
             while (most := self.best.case.body["max_tokens"]) > 1:
-                if not self._change(partial(_shorter, max_tokens=most // 2)):
+                if not self._change({"max_tokens": most // 2}):
                     return
 
     def _words(self) -> None:
         """The words of the last message without halves, quarters, ... of them, as long as that works."""
-        words = self.best.case.body["messages"][-1]["content"].split(" ")
+        *before, last = self.best.case.body["messages"]
+        words = last["content"].split(" ")
         size = len(words) // 2
         while size:
             begin = 0
             while begin < len(words):
                 fewer = [*words[:begin], *words[begin + size :]]
-                if fewer and self._change(partial(_with_text, text=" ".join(fewer))):
+                if fewer and self._change({"messages": [*before, last | {"content": " ".join(fewer)}]}):
                     words = fewer
                 else:
                     begin += size
             size //= 2
 
-    def _change(self, change: Change) -> bool:
-        """Whether a bug still shows when the wrong request, and where it comes before, is asked otherwise."""
+    def _change(self, fields: Fields, without: str = "") -> bool:
+        """Whether a bug still shows when the wrong request, and where it comes before, is asked with other fields."""
         messages = self.best.case.body["messages"]
+
+        def asked(body: Fields) -> Fields:
+            return {key: value for key, value in body.items() if key != without} | fields
 
         def changed(case: Case) -> Case:
             if case.body["messages"] != messages:
                 return case
-            return Case(change(case.body), None if case.plain is None else change(case.plain), case.cut, case.form)
+            return Case(asked(case.body), None if case.plain is None else asked(case.plain), case.cut, case.form)
 
         return self.shows([Step(list(map(changed, step.cases)), step.slots) for step in self.best.group])
-
-
-def _without(body: Fields, name: str) -> Fields:
-    return {key: value for key, value in body.items() if key != name}
-
-
-def _shorter(body: Fields, max_tokens: int) -> Fields:
-    return body | {"max_tokens": max_tokens}
-
-
-def _with_text(body: Fields, text: str) -> Fields:
-    *before, last = body["messages"]
-    return body | {"messages": [*before, last | {"content": text}]}
 
 
 def _report(play: Play, found: Wrong) -> Fields:

@@ -28,10 +28,8 @@ from numpy.typing import NDArray
 from scipy.optimize import brentq
 from scipy.stats import binom, chi2, ncx2
 
-POWER = 0.95
-"""With this probability a shift of the stated size is found."""
-LEAST_COUNT = 5.0
-"""Smallest expected count of an outcome."""
+POWER = 0.95  # with this probability a shift of the stated size is found
+LEAST_COUNT = 5.0  # smallest expected count of an outcome
 TILTS = np.geomspace(1e-3, 30, 80)
 """Exponents tried for the bound of `excess`; the best one of any set gives a valid bound."""
 
@@ -39,8 +37,7 @@ Floats = NDArray[np.float64]
 
 
 def chi_square(counts: Floats, worlds: Floats) -> float:
-    """Pearson's statistic of `counts` [B] against the nearest probabilities in the range of `worlds` [W, B], or against
-    one world [B]; infinite where the impossible happened."""
+    """Pearson's statistic of `counts` [B] against the nearest ones in the range of `worlds` [W, B] or [B]."""
     low, high = _range(worlds)
     number = counts.sum()
     if counts[high == 0].any():

@@ -1,9 +1,4 @@
-"""What a certificate says of each test, whoever ran it: an engine is asked with token ids, a server with messages.
-
-    found = Greedy(answers=8, tokens=512)
-    found.divergences.append(Divergence(prompt=0, at=7, company="alone", said=5, best=9, gap=0.2, noise=1e-4))
-    found.facts()["lossless"]            # what `paceline certify --json` prints
-"""
+"""What a certificate says of each test, whoever ran it: an engine is asked with token ids, a server with messages."""
 
 from __future__ import annotations
 
@@ -14,12 +9,9 @@ from typing import Any
 from paceline.certify import stats
 from paceline.certify.options import SHIFT, Scope
 
-SHOWN = 5
-"""Divergences that a certificate shows of each verdict."""
-CONTEXT = 12
-"""Tokens that it shows before one."""
-LEVEL = 1e-3
-"""The share of certificates in which a lossless engine is accused all the same."""
+SHOWN = 5  # divergences that a certificate shows of each verdict
+CONTEXT = 12  # tokens that it shows before one
+LEVEL = 1e-3  # the share of certificates in which a lossless engine is accused all the same
 LONG, TIES = 0.2, 0.1
 """Shares of LEVEL for sampled answers beyond their first tokens, and for the number of ties."""
 WEAK, LENIENT = 0.1, 1.2
@@ -89,12 +81,6 @@ class Greedy:
     tied: int = 0
     rounded: int = 0
 
-    def count(self, *, tied: bool, rounded: bool) -> None:
-        """One more place."""
-        self.places += 1
-        self.tied += tied
-        self.rounded += rounded
-
     @property
     def bugs(self) -> list[Divergence]:
         return [one for one in self.divergences if not one.is_tie]
@@ -109,7 +95,6 @@ class Greedy:
         return stats.more_often(self.tied, self.rounded)
 
     def findings(self, level: float = LEVEL * TIES) -> list[Finding]:
-        """What speaks against the engine."""
         found = []
         if bugs := self.bugs:
             first, wrong = bugs[0], len({(one.company, one.prompt) for one in bugs})
@@ -210,8 +195,7 @@ def power(
     scope: Scope, requests: int, df: int, level: float, *, samples: int = 1, rounding: float = 0.0
 ) -> dict[str, Any]:
     """What could have been found: the probability of finding the scope's shift, the smallest shift found with
-    `stats.POWER`, and the one that rounding would hide from any number of requests. level: of one test; samples,
-    rounding: see `stats.power`."""
+    `stats.POWER`, and the one that rounding always hides. level: of one test; samples, rounding: see `stats.power`."""
     shift = scope.shift or SHIFT
     how: dict[str, Any] = {"samples": samples, "rounding": rounding}
     return {

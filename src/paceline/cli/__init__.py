@@ -70,8 +70,7 @@ EXTRAS = {
     **dict.fromkeys(("fastapi", "uvicorn", "prometheus_client", "llguidance"), "serve"),
 }
 """Packages that not every installation has, and the extra that brings them."""
-FULL = (errno.ENOSPC, errno.EDQUOT, errno.EFBIG)
-"""Errors of a full disk."""
+FULL = (errno.ENOSPC, errno.EDQUOT, errno.EFBIG)  # errors of a full disk
 
 
 def _version(wanted: bool) -> None:

@@ -16,8 +16,8 @@ from typing import Any
 import torch
 
 from paceline.bench.checks import is_impossible
-from paceline.bench.looping import is_looping
 from paceline.bench.options import Options
+from paceline.bench.record import is_looping
 from paceline.bench.runner import Runner, grouped
 from paceline.bench.suites import Question
 from paceline.cli.drive import Answer, Interrupt, Refused, Watch, drive, ignore, warm_up
@@ -25,12 +25,9 @@ from paceline.cli.prompts import Job
 from paceline.engine.engine import Engine
 from paceline.workbench.contestant import Ask, Contestant, Reply
 
-FEWEST, MOST = 5, 15
-"""Turns that are timed."""
-STEADY = 0.05
-"""Spread (interquartile range over median) of the ratios at which no more turns are needed."""
-WILD = 0.5
-"""Spread above which the machine was not quiet."""
+FEWEST, MOST = 5, 15  # turns that are timed
+STEADY = 0.05  # spread (interquartile range over median) of the ratios at which no more turns are needed
+WILD = 0.5  # spread above which the machine was not quiet
 PATIENCE = 30.0
 """Seconds after which no further turn begins; turns that long have many rounds, so their ratios are steady."""
 LOOPS = "the answer runs into a loop, and a loop is the easiest text to draft"
@@ -65,14 +62,9 @@ class Driven(Contestant):
     def forget(self) -> None:
         """Begin a turn with a drafter that has seen nothing, and an engine that runs every prompt whole."""
         if self.answers or not self._first:
-            self.engine = Engine(
-                self.like.target,
-                self.draft,
-                max_batch=self.like.max_batch,
-                tokenizer=self.like.tokenizer,
-                schedule=self.schedule,
-                reuse=False,
-            )
+            like, size = self.like, self.like.max_batch
+            options: dict[str, Any] = {"tokenizer": like.tokenizer, "schedule": self.schedule, "reuse": False}
+            self.engine = Engine(like.target, self.draft, max_batch=size, **options)
         warm_up(self.engine)
         self.answers.append({})
 
@@ -89,8 +81,9 @@ class Driven(Contestant):
     def _reply(answer: Answer | None) -> Reply:
         if answer is None:
             return Reply(0, [], "", 0.0, finish="abort")
-        row, finish = answer.row, str(answer.row.finish_reason)
-        return Reply(row.prompt_length, row.new_tokens.tolist(), row.text, answer.seconds, finish=finish)
+        row = answer.row
+        tokens, finish = row.new_tokens.tolist(), str(row.finish_reason)
+        return Reply(row.prompt_length, tokens, row.text, answer.seconds, finish=finish)
 
 
 @dataclass
@@ -163,10 +156,8 @@ class Compared:
         drafted, plain = self.pair
         ratios = self.ratios
         spread = f" (median of {len(ratios)}, {ratios[0]:.2f} to {ratios[-1]:.2f})" if len(ratios) > 1 else ""
-        speeds = (
-            f"plain {plain.tokens_per_second:.1f} tokens/s, {drafter} {drafted.tokens_per_second:.1f} tokens/s, "
-            f"ratio {self.speedup:.2f}{spread}"
-        )
+        speeds = f"plain {plain.tokens_per_second:.1f} tokens/s, {drafter} {drafted.tokens_per_second:.1f} tokens/s"
+        speeds += f", ratio {self.speedup:.2f}{spread}"
         more = [*([LOOPS] if self.loops else []), *self.doubts]
         at = self.first_difference
         if at is None:
@@ -179,30 +170,22 @@ class Compared:
             f"outputs differ from new token {at} on (counted from 0)",
             f"there the tokens are {_around(plain, at)} plainly and {_around(drafted, at)} with drafts",
         ]
+        swap = "two nearly equal logits can swap; --exact rules that out"
         if not self.job.params.is_greedy:
-            lines.append(
-                "a drafter that samples its drafts keeps the distribution of answers, not a seed's very tokens"
-            )
+            why = "a drafter that samples its drafts keeps the distribution of answers, not a seed's very tokens"
         elif blocks:
-            lines.append(
-                "inputs are rounded to eight bits, so two nearly equal logits can swap; --exact rules that out"
-            )
+            why = f"inputs are rounded to eight bits, so {swap}"
         elif dtype != torch.float32:
-            name = str(dtype).removeprefix("torch.")
-            lines.append(
-                f"in {name} two nearly equal logits can swap; --exact rules that out, and --dtype float32 nearly"
-            )
-        return lines
+            why = f"in {str(dtype).removeprefix('torch.')} {swap}, and --dtype float32 nearly"
+        else:
+            return lines
+        return [*lines, why]
 
 
 def runner(
-    contestants: Sequence[Driven],
-    jobs: Sequence[Job],
-    batch: int,
-    interrupt: Interrupt,
-    answered: Callable[[Job], None] = lambda job: None,
+    contestants: Sequence[Driven], jobs: Sequence[Job], batch: int, interrupt: Interrupt, done: Callable[[Job], None]
 ) -> Runner:
-    """Bench's runner for jobs; its method `repeat` is one turn. answered: called with a job that somebody answered."""
+    """Bench's runner for jobs; its method `repeat` is one turn. done: called with a job that somebody answered."""
     by_id = {str(job.index): job for job in jobs}
     return Runner(
         contestants,
@@ -210,20 +193,18 @@ def runner(
         Options(batch=batch),
         prompt=lambda question, _: by_id[question.id],
         stopped=lambda: interrupt.pressed,
-        progress=lambda answer: answered(by_id[answer.question]),
+        progress=lambda answer: done(by_id[answer.question]),
         catch=(),
     )
 
 
-def until_steady(
-    turn: Callable[[int], bool], ratios: Callable[[], list[list[float]]], seconds: float = PATIENCE
-) -> None:
+def until_steady(turn: Callable[[int], bool], ratios: Callable[[], list[list[float]]]) -> None:
     """Call `turn` with 0, 1, ... until the ratios of every job, the first turn's left out, are steady.
 
     turn    runs one; False if it was stopped. ratios: those of every job so far; none where one has no answer."""
     began = perf_counter()
     number, going = 0, turn(0)
-    while going and ratios() and number < MOST and perf_counter() - began < seconds:
+    while going and ratios() and number < MOST and perf_counter() - began < PATIENCE:
         number += 1
         going = turn(number)
         if number >= FEWEST and all(_spread(of_job) <= STEADY for of_job in ratios()):
@@ -232,13 +213,10 @@ def until_steady(
 
 def doubts(ratio: float, mean_accepted_tokens: float, ratios: Sequence[float] = ()) -> list[str]:
     """Why a ratio cannot be trusted, in one line; empty if it can."""
+    why = "the ratios scatter" if _spread(ratios) > WILD else ""
     if is_impossible(ratio, mean_accepted_tokens):
         why = f"a ratio of {ratio:.2f} at {mean_accepted_tokens:.2f} mean accepted tokens is impossible"
-    elif _spread(ratios) > WILD:
-        why = "the ratios scatter"
-    else:
-        return []
-    return [f"{why}: another process is using the processor, and timings are not reliable"]
+    return [f"{why}: another process is using the processor, and timings are not reliable"] if why else []
 
 
 def _ratio(drafted: Answer, plain: Answer) -> float:

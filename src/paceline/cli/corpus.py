@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import json
 import time
-from dataclasses import dataclass
+from collections import defaultdict
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, Any
 
@@ -26,52 +26,41 @@ if TYPE_CHECKING:
 corpus = typer.Typer(no_args_is_help=True, rich_markup_mode=None)
 
 
-@dataclass(kw_only=True)
-class BuildOptions:
-    """The text, and the store that is made of it."""
-
-    out: Annotated[
-        Path,
-        typer.Argument(help="Folder to write; it appears whole or not at all.", metavar="OUT", callback=check_folder),
-    ]
-    more: Annotated[list[Path] | None, typer.Argument(help="More files, after --text.", metavar="[FILE]...")] = None
-    text: list[Path] | None = option(None, "A .txt or .jsonl file, plain or .gz; several may follow.", metavar="FILE")
-    tokenizer: str = option(
-        "", "The model's folder or hub id, a folder with a tokenizer.json, or a SentencePiece file."
-    )
-    parts: str = option("", "What to build, joined by commas: automaton, ngrams, suffix-array; all if left out.")
-    max_tokens: int | None = option(None, "Stop reading after this many tokens.", least=2)
-    eos: str | None = option(None, "Token between documents; the tokenizer's own if left out.")
-    ray: options.Ray = None
-    workers: options.RayWorkers = None
-    as_json: options.AsJson = False
-
-
 @corpus.command(short_help="Make a corpus of text files.")
 @with_options
-def build(asked: BuildOptions) -> int:
+def build(
+    out: Annotated[Path, typer.Argument(help="Folder to write, whole or not.", metavar="OUT", callback=check_folder)],
+    more: Annotated[list[Path] | None, typer.Argument(help="More files, after --text.", metavar="[FILE]...")] = None,
+    text: list[Path] | None = option(None, "A .txt or .jsonl file, plain or .gz; several may follow.", metavar="FILE"),
+    tokenizer: str = option("", "The model's folder or hub id, a folder with tokenizer.json, or a SentencePiece file."),
+    parts: str = option("", "What to build, joined by commas: automaton, ngrams, suffix-array; all if left out."),
+    max_tokens: int | None = option(None, "Stop reading after this many tokens.", least=2),
+    eos: str | None = option(None, "Token between documents; the tokenizer's own if left out."),
+    ray: options.Ray = None,
+    workers: options.RayWorkers = None,
+    as_json: options.AsJson = False,
+) -> int:
     """Tokenise text files into a store that drafters copy from.
 
     \b
     paceline corpus build build/answers --text answers.jsonl.gz --tokenizer models/demo
-    paceline corpus build build/all --text *.txt more.jsonl --tokenizer tokenizer.model --parts automaton
     paceline corpus build build/large --text /data/*.jsonl --tokenizer models/demo --ray=head:6379
     paceline generate models/demo "Hello" --draft sam,corpus=build/answers
 
     A .txt file is one document. A line of a .jsonl file holds "text", "response", "prompt" and "response",
     "messages", or "choices" with "turns"; every text in it is a document.
     """
-    if asked.workers is not None and asked.ray is None:
+    if workers is not None and ray is None:
         raise StoreError("--workers are Ray's; add --ray")
-    files = [*(asked.text or []), *(asked.more or [])]
-    if not files or not asked.tokenizer:
+    files = [*(text or []), *(more or [])]
+    if not files or not tokenizer:
         raise StoreError("paceline corpus build OUT --text FILE... --tokenizer MODEL: a corpus needs all three")
 
     import transformers
 
     from paceline.draft.text.corpus import PARTS, Plan
     from paceline.target.load import load_tokenizer
-    from paceline.workbench.corpus import Sharded
+    from paceline.workbench.corpus import Sharded, read_here
     from paceline.workbench.corpus import build as build_store
 
     transformers.logging.set_verbosity_error()
@@ -81,20 +70,17 @@ def build(asked: BuildOptions) -> int:
         size = f"about {decimal(disk)} on disk, {decimal(memory)} of memory"
         err.print(f"{tokens:,} tokens in {documents:,} documents: {size}", markup=False, soft_wrap=True)
 
-    parts = [part.strip() for part in asked.parts.split(",")] if asked.parts else [*PARTS]
-    plan = Plan(parts, asked.max_tokens, asked.eos, estimated)
+    plan = Plan([part.strip() for part in parts.split(",")] if parts else [*PARTS], max_tokens, eos, estimated)
     began = time.perf_counter()
     with progress_bar(err, TaskProgressColumn(), TimeRemainingColumn()) as bar:
-        tasks: dict[str, TaskID] = {}
+        tasks = defaultdict[str, TaskID](lambda: bar.add_task("", total=1.0))
 
         def report(what: str, done: float) -> None:
-            if what not in tasks:
-                tasks[what] = bar.add_task(what, total=1.0)
-            bar.update(tasks[what], completed=done)
+            bar.update(tasks[what], description=what, completed=done)
 
-        read = Sharded(asked.tokenizer, asked.ray, asked.workers) if asked.ray is not None else None
-        store = build_store(asked.out, files, load_tokenizer(asked.tokenizer), plan, report, read)
-    _show(store, asked.as_json, seconds=round(time.perf_counter() - began, 2))
+        read = read_here if ray is None else Sharded(tokenizer, ray, workers)
+        store = build_store(out, files, load_tokenizer(tokenizer), plan, report, read)
+    _show(store, as_json, seconds=round(time.perf_counter() - began, 2))
     return 0
 
 

@@ -19,8 +19,9 @@ from rich.table import Table
 from paceline.cli import options
 from paceline.cli.options import SMOLLM2, open_engine
 from paceline.cli.show import Screen, plain_table, statistics
-from paceline.draft.spec import parse, split
+from paceline.draft.spec import option, parse, split
 from paceline.errors import ModelError, PacelineError, PromptError
+from paceline.workbench.options import with_options
 
 if TYPE_CHECKING:
     from paceline.cli.compare import Compared, Driven
@@ -61,32 +62,27 @@ SETTINGS = {
 }
 MOST_TURNS, PATIENCE = 7, 75.0
 """Without --repeats: answers are timed so often, but after the first time no turn begins later than so many seconds."""
-COLUMN, OTHERS = 9, 37
-"""Widths in the table: of a prompt's column at most, and of what else there is."""
-NOTHING = 0.03
-"""A ratio so close to 1 is no difference."""
+COLUMN, OTHERS = 9, 37  # widths in the table: of a prompt's column at most, and of what else there is
+NOTHING = 0.03  # a ratio so close to 1 is no difference
 
 
+@with_options
 def demo(
     model: Annotated[
         str | None, typer.Argument(help=f"{options.WHAT_A_MODEL_IS} [default: smollm2 if it is installed]")
     ] = None,
-    prompts: Annotated[
-        str | None, typer.Option("--prompts", "-p", help="JSON Lines, as for generate. [default: six of our own]")
-    ] = None,
+    prompts: str | None = option(
+        None, "JSON Lines, as for generate. [default: six of our own]", names=("--prompts", "-p")
+    ),
     draft: options.Draft = "suffix",
-    also: Annotated[
-        list[str] | None,
-        typer.Option(help="Compare this drafter as well; may be repeated. [default: some that suit the model]"),
-    ] = None,
+    also: list[str] | None = option(
+        None, "Compare this drafter as well; may be repeated. [default: some that suit the model]"
+    ),
     max_tokens: options.MaxTokens = 128,
-    repeats: Annotated[
-        int | None,
-        typer.Option(
-            min=1,
-            help="Time every answer this often; the table has the median. [default: at least once, for about a minute]",
-        ),
-    ] = None,
+    repeats: int | None = option(
+        None, "Time every answer this often; the table has the median. [default: at least once, for about a minute]",
+        least=1,
+    ),
     dtype: options.Dtype = "auto",
     device: options.Device = "auto",
     threads: options.Threads = None,

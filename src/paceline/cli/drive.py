@@ -6,11 +6,9 @@ Times are the engine's alone: printing to a terminal does not count.
 from __future__ import annotations
 
 import secrets
-import signal
 from collections import deque
 from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass, field, replace
-from types import FrameType
 from typing import Any
 
 from paceline.cli.prompts import Job, Messages
@@ -18,29 +16,10 @@ from paceline.engine.engine import Engine
 from paceline.engine.request import Delta, Row
 from paceline.engine.sampling import SamplingParams
 from paceline.errors import PacelineError, PromptError
+from paceline.interrupt import Interrupt
 
-Watch = Callable[[Engine, Job, Delta], None]
-"""Called with every delta, while the answers grow."""
-Refused = Callable[[Job, PacelineError], None]
-"""Called with a prompt that cannot be answered; the others are."""
-
-
-class Interrupt:
-    """Within it Ctrl-C sets `pressed`, for a loop to see between rounds; a second Ctrl-C raises KeyboardInterrupt."""
-
-    pressed = False
-
-    def __enter__(self) -> Interrupt:
-        self._before = signal.signal(signal.SIGINT, self._press)
-        return self
-
-    def __exit__(self, *_: object) -> None:
-        signal.signal(signal.SIGINT, self._before)
-
-    def _press(self, number: int, frame: FrameType | None) -> None:
-        if self.pressed:
-            raise KeyboardInterrupt
-        self.pressed = True
+Watch = Callable[[Engine, Job, Delta], None]  # called with every delta, while the answers grow
+Refused = Callable[[Job, PacelineError], None]  # called with a prompt that cannot be answered; the others are
 
 
 @dataclass

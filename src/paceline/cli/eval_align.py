@@ -9,9 +9,8 @@ from contextlib import contextmanager
 from dataclasses import replace
 from pathlib import Path
 from time import monotonic
-from typing import TYPE_CHECKING, Annotated, Any
+from typing import TYPE_CHECKING
 
-import typer
 from rich.console import Console
 from rich.markup import escape
 from rich.progress import MofNCompleteColumn, TimeRemainingColumn
@@ -19,6 +18,7 @@ from rich.table import Table
 
 from paceline.cli import options
 from paceline.cli.show import CONTROLS, progress_bar
+from paceline.draft.spec import option
 from paceline.evals.align.options import AlignOptions
 from paceline.workbench.options import with_options
 
@@ -26,8 +26,7 @@ if TYPE_CHECKING:
     from paceline.evals.align.run import Outcome
     from paceline.evals.align.run import Progress as State
 
-SPOKEN = 60.0
-"""Seconds between two lines about progress where there is no terminal."""
+SPOKEN = 60.0  # seconds between two lines about progress where there is no terminal
 
 
 @with_options
@@ -37,10 +36,8 @@ def align(
     dtype: options.Dtype = AlignOptions.dtype,
     device: options.Device = AlignOptions.device,
     threads: options.Threads = None,
-    as_json: Annotated[bool, typer.Option("--json", help="One JSON object, and nothing else.")] = False,
-    show: Annotated[
-        bool, typer.Option("--show", help="Print answers too; they may be harmful, hence not by default.")
-    ] = False,
+    as_json: options.AsJson = False,
+    show: bool = option(False, "Print answers too; they may be harmful, hence not by default.", names=("--show",)),
 ) -> int:
     """Answer prompts under written rules, judge every rule of every answer, and report one rate (SAR).
 
@@ -83,8 +80,7 @@ def _note(text: str) -> None:
 
 @contextmanager
 def _progress() -> Iterator[Callable[[State], None]]:
-    """On a terminal a bar with the time left, elsewhere a line a minute; both on standard error. Yields a function to
-    call after every item and at Ctrl-C."""
+    """A bar on a terminal, elsewhere a line a minute. Yields a function to call after every item and at Ctrl-C."""
     err, began = Console(stderr=True), monotonic()
     spoke = began
     with progress_bar(err, MofNCompleteColumn(), TimeRemainingColumn()) as bar:
@@ -117,7 +113,7 @@ def _show(outcome: Outcome) -> None:
         table.add_row(
             *([escape(row["judge"])] if several else []), escape(row["method"]), escape(row["scenario"]),
             f"{row['judged']}/{row['items']}", str(row["unanswered"]), str(row["failed"]),
-            *(_percent(row[name]) for name in ("safety", "behavior", "sar")),
+            *("-" if row[name] is None else f"{100 * row[name]:.2f}" for name in ("safety", "behavior", "sar")),
             f"{100 * interval[0]:.1f}-{100 * interval[1]:.1f}" if interval else "",
             "-" if row["tokens"] is None else f"{row['tokens']:.0f}",
         )  # fmt: skip
@@ -128,10 +124,6 @@ def _show(outcome: Outcome) -> None:
         markup=False,
         soft_wrap=True,
     )
-
-
-def _percent(value: Any) -> str:
-    return "-" if value is None else f"{100 * value:.2f}"
 
 
 def _show_answers(out: Path) -> None:

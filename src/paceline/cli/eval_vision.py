@@ -1,5 +1,4 @@
-"""`paceline eval vision`: data sets of size, position, existence and count; checks of them, and models run on them.
-And `paceline train vision`."""
+"""`paceline eval vision`: data sets of size, position, existence and count, and models on them. `train vision`."""
 
 from __future__ import annotations
 
@@ -16,6 +15,7 @@ from rich.console import Console
 from rich.progress import MofNCompleteColumn, TimeRemainingColumn
 
 from paceline.cli.show import progress_bar
+from paceline.draft.spec import option
 from paceline.errors import PacelineError
 from paceline.evals.vision.options import BuildOptions, RunOptions, TrainOptions, TuneOptions
 from paceline.jsonl import check_file, check_folder
@@ -46,11 +46,9 @@ def build(
         typer.Argument(help="Folder to write; the same command goes on in it.", metavar="OUT", callback=check_folder),
     ],
     options: BuildOptions,
-    cases: Annotated[int, typer.Option(help="Cases of each subset; the paper has 500.", min=1)] = 500,
-    subsets: Annotated[
-        str, typer.Option(help="Joined by commas; plain and classes are pairs in addition to the six.")
-    ] = "",
-    workers: Annotated[int, typer.Option(help="Processes; 0: one for each core.", min=0)] = 0,
+    cases: int = option(500, "Cases of each subset; the paper has 500.", least=1),
+    subsets: str = option("", "Joined by commas; plain and classes are pairs in addition to the six."),
+    workers: int = option(0, "Processes; 0: one for each core.", least=0),
     as_json: AsJson = False,
 ) -> int:
     """Draw cases of K pictures and K captions that differ in one value, in the layout of the official release.
@@ -129,13 +127,12 @@ def run(data: Data, options: RunOptions, as_json: AsJson = False) -> int:
 
 
 @vision.command(short_help="Make a page of runs.")
+@with_options
 def report(
     runs: Annotated[
         list[Path], typer.Argument(help="What `run --out` wrote; several are laid side by side.", metavar="RUN...")
     ],
-    out: Annotated[
-        Path | None, typer.Option(help="Where to write the page. [default: RUN/report.html]", callback=check_file)
-    ] = None,
+    out: Path | None = option(None, "Where to write the page. [default: RUN/report.html]", callback=check_file),
 ) -> int:
     """Make a page of one or more runs: scores and published ones, confusion, pictures that were taken right and wrong.
     All in one file, which loads nothing.
@@ -158,7 +155,7 @@ def train_command(
     ],
     options: TuneOptions,
     files: TrainOptions,
-    threads: Annotated[int, typer.Option(help="torch threads.", min=1)] = 1,
+    threads: int = option(1, "torch threads.", least=1),
 ) -> None:
     """Tune a dual encoder on cases whose pictures and captions are each other's hard negatives.
 
@@ -198,7 +195,6 @@ def _bar(what: str) -> Iterator[Callable[[int, int], None]]:
 
 
 def _show(report: dict[str, Any]) -> None:
-    """Print the figures as a table."""
     from paceline.evals.vision.captions import TITLES
 
     known = ("i2t", "t2i", "mean", "group", "question", "circular")

@@ -12,6 +12,7 @@ import typer
 from paceline.cli import options
 from paceline.cli.options import one_line
 from paceline.cli.show import Screen, profile_table
+from paceline.draft.spec import option
 from paceline.errors import PromptError
 from paceline.jsonl import Appender, Writer, check_file, standard_output
 from paceline.workbench.options import with_options
@@ -31,42 +32,33 @@ def generate(
         ),
     ] = None,
     prompt: Annotated[str | None, typer.Argument(help="The prompt; - reads it from standard input.")] = None,
-    prompts: Annotated[
-        str | None,
-        typer.Option(
-            "--prompts", "-p", help='JSON Lines: {"prompt": ...} or {"messages": [...]}, and its own options.'
-        ),
-    ] = None,
-    prediction: Annotated[
-        Path | None,
-        typer.Option(help="A text file that answers are expected to be much like, to draft from in front of --draft."),
-    ] = None,
+    prompts: str | None = option(
+        None, 'JSON Lines: {"prompt": ...} or {"messages": [...]}, and its own options.', names=("--prompts", "-p")
+    ),
+    prediction: Path | None = option(
+        None, "A text file that answers are expected to be much like, to draft from in front of --draft."
+    ),
     draft: options.Draft = "sam",
     tune: options.Tune = None,
     max_tokens: options.MaxTokens = 256,
     sampling: options.SamplingOptions = options.SamplingOptions(),
-    ignore_eos: Annotated[bool, typer.Option("--ignore-eos", help="Go on past the model's end tokens.")] = False,
-    chat: Annotated[
-        bool | None,
-        typer.Option("--chat/--raw", help="With the chat template, or as it is. [default: --chat if there is one]"),
-    ] = None,
-    batch: Annotated[int, typer.Option("--batch", "-b", help="Prompts answered at once.", min=1)] = 1,
+    ignore_eos: bool = option(False, "Go on past the model's end tokens.", names=("--ignore-eos",)),
+    chat: bool | None = option(
+        None, "With the chat template, or as it is. [default: --chat if there is one]", names=("--chat/--raw",)
+    ),
+    batch: int = option(1, "Prompts answered at once.", least=1, names=("--batch", "-b")),
     schedule: options.Schedule = "ragged",
-    compare: Annotated[
-        bool,
-        typer.Option(
-            "--compare", help="Also decode plainly, in turn and repeatedly: speeds, and whether outputs are identical."
-        ),
-    ] = False,
+    compare: bool = option(
+        False, "Also decode plainly, in turn and repeatedly: speeds, and whether outputs are identical.",
+        names=("--compare",),
+    ),
     color: options.Color = False,
-    profile: Annotated[bool, typer.Option("--profile", help="Show the time of a round by part.")] = False,
-    as_json: Annotated[bool, typer.Option("--json", help="One JSON object a prompt, and nothing else.")] = False,
-    out: Annotated[
-        Path | None,
-        typer.Option(
-            "--out", "-o", help="Write the JSON objects to this new file, as they are finished.", callback=check_file
-        ),
-    ] = None,
+    profile: bool = option(False, "Show the time of a round by part.", names=("--profile",)),
+    as_json: bool = option(False, "One JSON object a prompt, and nothing else.", names=("--json",)),
+    out: Path | None = option(
+        None, "Write the JSON objects to this new file, as they are finished.", names=("--out", "-o"),
+        callback=check_file,
+    ),
     running: options.EngineOptions = options.EngineOptions(),
 ) -> int:
     """Answer a prompt, or a file of prompts, faster than the model alone would, with the same output.
@@ -114,8 +106,8 @@ def generate(
     screen.legend()
     if profile:
         reading = engine.prompt_profile
-        screen.table(profile_table(reading, "a round that read a prompt"))
-        screen.table(profile_table(engine.profile.without(reading), "a round of decoding"))
+        screen.err.print(profile_table(reading, "a round that read a prompt"))
+        screen.err.print(profile_table(engine.profile.without(reading), "a round of decoding"))
     if not run.drafted and not has_predictions and (why := unmet(engine.drafter)):
         screen.note(f"{engine.drafter.name} drafted nothing: {why}")
     if run.interrupt.pressed:

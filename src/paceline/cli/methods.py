@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import json
-from dataclasses import asdict, dataclass
+from dataclasses import asdict
 from typing import TYPE_CHECKING, Annotated
 
 import typer
@@ -18,17 +18,12 @@ if TYPE_CHECKING:
     from paceline.draft.registry import MethodInfo
 
 
-@dataclass(kw_only=True)
-class MethodsOptions:
-    """Which methods are listed, and how."""
-
-    name: Annotated[str | None, typer.Argument(help="One method, in full.")] = None
-    as_json: options.AsJson = False
-    as_markdown: bool = option(False, "As the table in docs/methods/README.md.", names=("--markdown",))
-
-
 @with_options
-def methods(asked: MethodsOptions) -> int:
+def methods(
+    name: Annotated[str | None, typer.Argument(help="One method, in full.")] = None,
+    as_json: options.AsJson = False,
+    as_markdown: bool = option(False, "As the table in docs/methods/README.md.", names=("--markdown",)),
+) -> int:
     """List the drafting methods, or show one with its options.
 
     \b
@@ -38,14 +33,14 @@ def methods(asked: MethodsOptions) -> int:
     """
     from paceline.draft.registry import describe, names
 
-    infos = [describe(each) for each in ([asked.name] if asked.name is not None else names())]
+    infos = [describe(each) for each in ([name] if name is not None else names())]
     console = Console(highlight=False)
-    if asked.as_json:
+    if as_json:
         plain = [asdict(info) for info in infos]
-        print(json.dumps(plain if asked.name is None else plain[0], indent=2))
-    elif asked.as_markdown:
+        print(json.dumps(plain if name is None else plain[0], indent=2))
+    elif as_markdown:
         print("\n".join(_markdown(infos)))
-    elif asked.name is None:
+    elif name is None:
         console.print(_overview(infos))
         console.print("One in full: paceline methods NAME", soft_wrap=True)
     else:

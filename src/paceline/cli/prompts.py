@@ -49,17 +49,19 @@ class Job:
 def from_words(text: str, params: SamplingParams, expected: str = "") -> Job:
     """The prompt given on the command line; "-" reads it from standard input."""
     if text == "-":
-        text = _decode(sys.stdin.buffer.read()).removesuffix("\n")
+        try:
+            text = sys.stdin.buffer.read().decode().removesuffix("\n")
+        except UnicodeDecodeError as error:
+            raise PromptError(f"not UTF-8 at byte {error.start}") from error
     if not text:
         raise PromptError("The prompt is empty; give it at least one token.")
     return Job(0, text, params, expected=expected)
 
 
 def from_file(path: str, params: SamplingParams, expected: str = "") -> tuple[list[Job], list[PromptError]]:
-    """Every prompt of a JSON Lines file ("-": standard input), and an error for every broken line. expected: of prompts
-    without a prediction of their own.
+    """Every prompt of a JSON Lines file ("-": standard input), and an error for every broken line.
 
-    Blank lines are skipped. `Job.index` counts the prompts, broken ones included, from 0."""
+    Blank lines are skipped. `Job.index` counts the prompts, broken ones included, from 0. expected: the default."""
     name = "standard input" if path == "-" else path
     try:
         content = sys.stdin.buffer.read() if path == "-" else Path(path).read_bytes()
@@ -76,13 +78,6 @@ def from_file(path: str, params: SamplingParams, expected: str = "") -> tuple[li
     if not jobs and not broken:
         raise PromptError(f'{name} holds no prompts; write one JSON object a line: {{"prompt": "text"}}')
     return jobs, broken
-
-
-def _decode(raw: bytes) -> str:
-    try:
-        return raw.decode()
-    except UnicodeDecodeError as error:
-        raise PromptError(f"not UTF-8 at byte {error.start}") from error
 
 
 def _job(index: int, line: bytes, params: SamplingParams, where: str, expected: str) -> Job:

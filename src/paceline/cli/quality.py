@@ -2,32 +2,27 @@
 
 from __future__ import annotations
 
-import gzip
 import json
-from dataclasses import asdict, dataclass
+from dataclasses import asdict
 from pathlib import Path
 
 from paceline.cli import options
 from paceline.draft.spec import option
 from paceline.errors import PacelineError
+from paceline.jsonl import opened
 from paceline.workbench.options import with_options
 
 
-@dataclass(kw_only=True)
-class QualityOptions:
-    """The two models, and the text that they read."""
-
-    model: options.Model
-    text: Path = option(help="Held-out text, plain or gzip-compressed.")
-    against: str | None = option(None, "The model that it was made from. [default: MODEL]")
-    dtype: options.Dtype = "auto"
-    tokens: int = option(16_384, "Most tokens of the text.", least=1, names=("--tokens", "-n"))
-    threads: options.Threads = None
-    save: bool = option(False, "Also write it into MODEL's folder; loading the model then says it.", names=("--save",))
-
-
 @with_options
-def quality(asked: QualityOptions) -> int:
+def quality(
+    model: options.Model,
+    text: Path = option(help="Held-out text, plain or gzip-compressed."),
+    against: str | None = option(None, "The model that it was made from. [default: MODEL]"),
+    dtype: options.Dtype = "auto",
+    tokens: int = option(16_384, "Most tokens of the text.", least=1, names=("--tokens", "-n")),
+    threads: options.Threads = None,
+    save: bool = option(False, "Also write it into MODEL's folder; loading the model then says it.", names=("--save",)),
+) -> int:
     """Compare a model of eight or four bits with the model it was made from: perplexity, KL divergence, and how often
     both find the same token most probable. With --dtype int8-float32 both compute in float32.
 
@@ -44,29 +39,29 @@ def quality(asked: QualityOptions) -> int:
     from paceline.target.quantised.blocks import split_dtype
     from paceline.target.quantised.checkpoint import MEASURED
 
-    folder, original = Path(asked.model), asked.against or asked.model
-    if asked.against is None and asked.dtype == "auto":
+    folder, original = Path(model), against or model
+    if against is None and dtype == "auto":
         raise PacelineError("there is one model and one dtype: name another with --against or --dtype")
-    if asked.save and not folder.is_dir():
+    if save and not folder.is_dir():
         raise PacelineError(f"--save writes into a model's folder, and {folder} is none")
-    check_folder(folder if asked.save else None)
-    words = _read(asked.text)
-    if asked.threads is not None:
-        torch.set_num_threads(asked.threads)
-    precision, rest = split_dtype(asked.dtype)
+    check_folder(folder if save else None)
+    words = _read(text)
+    if threads is not None:
+        torch.set_num_threads(threads)
+    precision, rest = split_dtype(dtype)
     reference = load(original, dtype=rest if precision else "auto")
-    ids = load_tokenizer(original).encode_text(words[: 16 * asked.tokens])[: asked.tokens]
-    measured = compare(load(asked.model, dtype=asked.dtype), reference, ids)
+    ids = load_tokenizer(original).encode_text(words[: 16 * tokens])[:tokens]
+    measured = compare(load(model, dtype=dtype), reference, ids)
     print("\n".join(measured.lines()))
-    if asked.save:
-        about = {"sentence": measured.sentence(), "text": asked.text.name, "against": reference.name}
+    if save:
+        about = {"sentence": measured.sentence(), "text": text.name, "against": reference.name}
         write_whole(folder / MEASURED, json.dumps(about | asdict(measured), indent=2) + "\n")
     return 0
 
 
 def _read(text: Path) -> str:
-    try:
-        data = text.read_bytes()
-        return (gzip.decompress(data) if data[:2] == b"\x1f\x8b" else data).decode("utf-8")
-    except (OSError, EOFError, UnicodeDecodeError) as error:
-        raise PacelineError(f"{text} cannot be read as text: {getattr(error, 'strerror', None) or error}") from error
+    with opened(text, PacelineError) as file:
+        try:
+            return file.read().decode()
+        except UnicodeDecodeError as error:
+            raise PacelineError(f"{text} cannot be read as text: {error}") from error

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-from dataclasses import dataclass
 from pathlib import Path
 from typing import Annotated
 
@@ -14,17 +13,12 @@ from paceline.jsonl import check_new_folder
 from paceline.workbench.options import with_options
 
 
-@dataclass(kw_only=True)
-class QuantizeOptions:
-    """The model, and the copy of it."""
-
-    model: options.Model
-    out: Annotated[Path, typer.Argument(help="A new folder.", callback=check_new_folder)]
-    dtype: str = option("int8", "int8 (Q8_0) or int4 (Q4_0; embedding and output head Q8_0).")
-
-
 @with_options
-def quantize(asked: QuantizeOptions) -> int:
+def quantize(
+    model: options.Model,
+    out: Annotated[Path, typer.Argument(help="A new folder.", callback=check_new_folder)],
+    dtype: str = option("int8", "int8 (Q8_0) or int4 (Q4_0; embedding and output head Q8_0)."),
+) -> int:
     """Write a model with weights of eight or four bits to a new folder, which every command takes as a model.
 
     Its weights are those that --dtype int8 and int4 make on every load. Made once, the model loads faster and takes
@@ -36,6 +30,6 @@ def quantize(asked: QuantizeOptions) -> int:
     """
     from paceline.target.load import quantise_folder
 
-    size = quantise_folder(asked.model, asked.out, asked.dtype)
-    print(f"wrote {asked.out}: {size / 1e6:.1f} MB of weights")
+    size = quantise_folder(model, out, dtype)
+    print(f"wrote {out}: {size / 1e6:.1f} MB of weights")
     return 0

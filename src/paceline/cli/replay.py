@@ -28,9 +28,9 @@ if TYPE_CHECKING:
     from paceline.cli.drive import Interrupt
     from paceline.replay.report import Cost, Report
 
-DRAFTERS_PER_TABLE = 8
-"""Where each has a column, so that a table fits 80 columns."""
+DRAFTERS_PER_TABLE = 8  # where each has a column, so that a table fits 80 columns
 DEPTHS = (1, 2, 3, 4, 6, 8, 12, 16, 24, 32)
+DRAFT = ("--draft", "-d")
 
 
 @dataclass(kw_only=True)
@@ -39,12 +39,8 @@ class ReplayOptions:
 
     traces: Annotated[list[Path], typer.Argument(help="Recorded answers: JSON Lines, .gz or not.", metavar="TRACE...")]
     tokenizer: str = option(help="A Hugging Face folder, a tokenizer.json or a SentencePiece file.")
-    draft: list[str] | None = option(
-        None, "A drafter; may be repeated. [default: all that need no checkpoint]", names=("--draft", "-d")
-    )
-    template: str | None = option(
-        None, "vicuna, llama-2, chatml, none, or a Jinja file. [default: the tokenizer's own]"
-    )
+    draft: list[str] | None = option(None, "A drafter; repeatable. [default: all without checkpoint]", names=DRAFT)
+    template: str | None = option(None, "vicuna, llama-2, chatml, none, or a Jinja file. [default: the tokenizer's]")
     questions: Path | None = option(None, "Spec-Bench's question.jsonl, for an answer file.")
     limit: int | None = option(None, "Replay the first conversations only.", least=1)
     categories: str | None = option(None, "Replay these only, joined by commas.")
@@ -52,12 +48,8 @@ class ReplayOptions:
     sweep: str | None = option(None, "option=value,value,...: every drafter that has it, with each value.")
     workers: int | None = option(None, "Processes. [default: one a core]", least=1)
     ray: options.Ray = None
-    verify_cost: str | None = option(
-        None, "Predict a speed-up: flat, linear:X, or a JSON file of nodes and forward times."
-    )
-    forward_ms: float | None = option(
-        None, "Milliseconds of a plain forward, to count the drafter's time too.", least=1e-6
-    )
+    verify_cost: str | None = option(None, "Predict a speed-up: flat, linear:X, or a JSON file of nodes and times.")
+    forward_ms: float | None = option(None, "Milliseconds of a plain forward, to count drafting too.", least=1e-6)
     html: Path | None = option(None, "Also write the report to this file, as one page.", callback=check_file)
     as_json: options.AsJson = False
 
@@ -201,13 +193,10 @@ def _show(report: Report, cost: Cost | None, seconds: float) -> None:
     for first in range(0, len(report.specs), DRAFTERS_PER_TABLE):
         numbers = range(first, min(first + DRAFTERS_PER_TABLE, len(report.specs)))
         if len(report.categories) > 1:
-            by_category = {
-                category: [
-                    f"{tally.mean_accepted_tokens:.3f}" if (tally := report.tallies[s, category]).answers else "-"
-                    for s in numbers
-                ]
-                for category in report.categories
-            }
+            by_category = {}
+            for category in report.categories:
+                tallies = [report.tallies[s, category] for s in numbers]
+                by_category[category] = [f"{t.mean_accepted_tokens:.3f}" if t.answers else "-" for t in tallies]
             console.print("\ntokens a round, by category")
             console.print(_by_drafter("category", numbers, by_category))
         shares = [report.overall[s].accepted_by_depth() for s in numbers]
@@ -229,12 +218,8 @@ def _overview(report: Report, cost: Cost | None) -> Table:
     table = plain_table("#", "draft", *columns, *(["speed-up\npredicted"] if cost is not None else []), text=("draft",))
     for s, (spec, tally) in enumerate(zip(report.specs, report.overall, strict=True), 1):
         part = "" if tally.answers == report.answers else f" ({tally.answers:,} answers)"
-        cells = [
-            f"{tally.mean_accepted_tokens:.3f}",
-            f"{tally.draft_rate:.1%}",
-            f"{tally.verified_per_token:.2f}",
-            f"{tally.draft_us_per_round:.1f}",
-        ]
+        cells = [f"{tally.mean_accepted_tokens:.3f}", f"{tally.draft_rate:.1%}"]
+        cells += [f"{tally.verified_per_token:.2f}", f"{tally.draft_us_per_round:.1f}"]
         cells += [f"{predict(tally, cost):.2f}"] if cost is not None else []
         table.add_row(str(s), escape(spec + part), *cells)
     return table

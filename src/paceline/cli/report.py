@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 from collections.abc import Callable
+from operator import attrgetter
 from pathlib import Path
 from typing import Annotated, Any
 
@@ -36,28 +37,24 @@ def report(
     """
     if markdown + as_json + (out is not None) > 1:
         raise PacelineError("--out is for the page, --markdown and --json print something else: choose one")
-    summary, table, page = (_of_alignment if is_run(folder, "align") else _of_bench)(folder)
+    made: tuple[Callable[[Any], Any], ...]
+    if is_run(folder, "align"):
+        from paceline.evals.align import page
+
+        run: Any = folder
+        made = page.summary, page.markdown, page.page
+    else:
+        from paceline.bench import page as pages
+        from paceline.bench import report as reports
+
+        run = reports.read_run(folder)
+        made = attrgetter("summary"), reports.markdown, pages.page
+    figures, table, html = made
     if as_json:
-        print(json.dumps(summary(), indent=2))
+        print(json.dumps(figures(run), indent=2))
     elif markdown:
-        print(table(), end="")
+        print(table(run), end="")
     else:
         file = out if out is not None else folder / PAGE
-        write_whole(file, page())
+        write_whole(file, html(run))
         print(f"wrote {file}")
-
-
-def _of_bench(folder: Path) -> tuple[Callable[[], Any], Callable[[], str], Callable[[], str]]:
-    """Figures, Markdown table and page of a benchmark."""
-    from paceline.bench.page import page
-    from paceline.bench.report import markdown, read_run
-
-    run = read_run(folder)
-    return lambda: run.summary, lambda: markdown(run), lambda: page(run)
-
-
-def _of_alignment(folder: Path) -> tuple[Callable[[], Any], Callable[[], str], Callable[[], str]]:
-    """The same of an alignment run's folder."""
-    from paceline.evals.align import page
-
-    return lambda: page.summary(folder), lambda: page.markdown(folder), lambda: page.page(folder)

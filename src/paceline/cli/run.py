@@ -23,15 +23,9 @@ class Run:
     drafted  tokens that were drafted for the answers so far."""
 
     def __init__(
-        self,
-        engine: Engine,
-        draft: str,
-        screen: Screen,
-        chat: bool | None,
-        lines: Writer | None,
-        interrupt: Interrupt,
+        self, engine: Engine, draft: str, screen: Screen, chat: bool | None, lines: Writer | None, interrupt: Interrupt,
         schedule: str = "ragged",
-    ):
+    ):  # fmt: skip
         self.draft, self.schedule = draft, schedule
         self.engine, self.screen, self.chat, self.lines, self.interrupt = engine, screen, chat, lines, interrupt
         self.drafted = 0
@@ -65,7 +59,6 @@ class Run:
         plain = Driven(BASELINE, *how, schedule=self.schedule)
         repeats = len(jobs) <= self.engine.max_batch
         with self.screen.progress(len(jobs), shown=True) as bar:
-
             shown: set[int] = set()
 
             def show(job: Job) -> None:

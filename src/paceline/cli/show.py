@@ -1,7 +1,6 @@
 """Answers on a terminal: streaming, colours of accepted runs, closing lines, tables and progress bars.
 
-Answers go to standard output; statistics, tables, legends and errors go to standard error, so that a pipe gets the text
-and nothing else. Knows nothing of engines.
+Answers go to standard output, all else (statistics, tables, legends, errors) to standard error: a pipe gets the text.
 """
 
 from __future__ import annotations
@@ -9,10 +8,10 @@ from __future__ import annotations
 import sys
 from collections.abc import Collection, Iterable, Iterator
 from contextlib import contextmanager
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING, Any, NamedTuple
 
 from rich.console import Console
-from rich.progress import BarColumn, MofNCompleteColumn, Progress, ProgressColumn, TextColumn, TimeElapsedColumn
+from rich.progress import BarColumn, MofNCompleteColumn, Progress, ProgressColumn, TaskID, TextColumn, TimeElapsedColumn
 from rich.table import Table
 from rich.text import Text
 
@@ -20,17 +19,11 @@ if TYPE_CHECKING:
     from paceline.engine.clock import Profile
     from paceline.engine.request import Row
 
-Pieces = Iterable[tuple[str, str]]
-"""(source, text): who proposed it, "" for the target itself."""
+Pieces = Iterable[tuple[str, str]]  # (source, text): who proposed it, "" for the target itself
 
 PALETTE = ("green", "cyan", "magenta", "yellow", "blue", "red")
-REASONS = {
-    "stop": "the model ended it",
-    "length": "max_tokens reached",
-    "context": "the model's context is full",
-    "abort": "stopped",
-    "error": "ended with an error",
-}
+REASONS = {"stop": "the model ended it", "length": "max_tokens reached", "context": "the model's context is full"}
+REASONS |= {"abort": "stopped", "error": "ended with an error"}
 # A model may write anything, terminal control sequences too; they are shown, not obeyed.
 CONTROLS = {i: 0x2400 + i for i in range(32) if chr(i) not in "\t\n"} | {0x7F: 0x2421}
 CONTROLS |= dict.fromkeys(range(0x80, 0xA0), 0xFFFD)
@@ -70,10 +63,6 @@ class Screen:
         for line in lines:
             self.err.print(line, markup=False, soft_wrap=True)
 
-    def table(self, table: Table) -> None:
-        """A table on standard error."""
-        self.err.print(table)
-
     def legend(self) -> None:
         """Which colour stands for which drafter, if anything was coloured."""
         if self._colors:
@@ -90,7 +79,7 @@ class Screen:
         """A progress bar on standard error, if that is a terminal and `shown`."""
         columns = (MofNCompleteColumn(), TimeElapsedColumn())
         with progress_bar(self.err, *columns, shown=shown, redirect_stdout=False, redirect_stderr=False) as bar:
-            yield Bar(bar, total)
+            yield Bar(bar, bar.add_task("prompts", total=total))
 
 
 def progress_bar(console: Console, *columns: ProgressColumn, shown: bool = True, **options: Any) -> Progress:
@@ -100,38 +89,34 @@ def progress_bar(console: Console, *columns: ProgressColumn, shown: bool = True,
     return Progress(words, BarColumn(), *columns, console=console, transient=True, disable=hidden, **options)
 
 
-class Bar:
+class Bar(NamedTuple):
     """A progress bar that can be hidden while something else is printed."""
 
-    def __init__(self, progress: Progress, total: int):
-        self._progress = progress
-        self._task = progress.add_task("prompts", total=total)
+    progress: Progress
+    task: TaskID
 
     def advance(self) -> None:
         """One more is done."""
-        self._progress.advance(self._task)
+        self.progress.advance(self.task)
 
     @contextmanager
     def hidden(self) -> Iterator[None]:
         """Print inside this."""
-        self._progress.stop()
+        self.progress.stop()
         yield
-        if not self._progress.disable:
-            self._progress.start()
+        if not self.progress.disable:
+            self.progress.start()
 
 
 def statistics(row: Row, tokens_per_second: float) -> str:
     """The closing line of an answer."""
-    line = (
-        f"{row.num_new} new tokens in {row.stats.rounds} rounds, {row.mean_accepted_tokens:.2f} mean accepted tokens, "
-        f"{tokens_per_second:.1f} tokens/s"
-    )
-    return f"{line}; {REASONS[row.finish_reason]}" if row.finish_reason else line
+    line = f"{row.num_new} new tokens in {row.stats.rounds} rounds, {row.mean_accepted_tokens:.2f} mean accepted tokens"
+    reason = f"; {REASONS[row.finish_reason]}" if row.finish_reason else ""
+    return f"{line}, {tokens_per_second:.1f} tokens/s{reason}"
 
 
 def plain_table(*columns: str, text: Collection[str] = (), gap: int = 2) -> Table:
-    """A table without lines, `gap` spaces between columns. Those in `text` are on the left and folded where they are
-    long; the others hold figures, on the right."""
+    """A table without lines. Columns in `text` are on the left and folded; the others hold figures, on the right."""
     table = Table(box=None, padding=(0, gap, 0, 0))
     for column in columns:
         is_text = column in text

@@ -1,15 +1,10 @@
 """The probability that the nodes of a draft are accepted, learned from earlier drafts.
 
-    acceptance = Acceptance()
-    values = acceptance.values(tree, row.id)        # the probability of every drafted node
-    acceptance.note(row.id, tree, path, length, limit)
-
 A draft survives from depth to depth. The share that survives a step is learned by depth and by the length of the draft
 (with drafters that copy, the length depends on the match). A draft that was cut counts only down to the cut, so cutting
 does not bias the shares (Kaplan and Meier 1958). A row's probabilities are those of all rows ** multiplier, where
 multiplier = observed / expected rejections of the row, both with a Gamma prior (Vaupel et al. 1979). Siblings share a
-step by their rank. The `chances` that a drafter gives with a tree replace shares and ranks. Old counts fade, so that a
-new kind of text counts soon.
+step by their rank. The `chances` that a drafter gives with a tree replace shares and ranks. Old counts fade.
 """
 
 from __future__ import annotations
@@ -22,26 +17,17 @@ import numpy as np
 from paceline.draft.cost import Floats
 from paceline.engine.tree import DraftTree
 
-DEEPEST = 64
-"""Deeper nodes count as this deep."""
-CLASSES = 7
-"""Lengths of drafts: 1, 2 and 3, 4 to 7, ..., 32 and more; the first is that of all lengths."""
-FIRST = 0.7
-"""Share of drafts whose first token is accepted, before anything is known."""
-STRENGTH = 4.0
-"""Weight of a share's prior in trials: FIRST at depth 1, the share of the depth above at others."""
-MEMORY = 400.0
-"""Trials at a depth after which the counts are halved."""
-REFRESH = 16
-"""Drafts of a length between two updates of its shares."""
+DEEPEST = 64  # deeper nodes count as this deep
+CLASSES = 7  # lengths of drafts: 1, 2 and 3, 4 to 7, ..., 32 and more; the first is that of all lengths
+FIRST = 0.7  # share of drafts whose first token is accepted, before anything is known
+STRENGTH = 4.0  # weight of a share's prior in trials: FIRST at depth 1, the share of the depth above at others
+MEMORY = 400.0  # trials at a depth after which the counts are halved
+REFRESH = 16  # drafts of a length between two updates of its shares
 ROW_STRENGTH, ROW_FADE = 15.0, 0.95
-"""Weight of the multiplier's prior in rejections; fade of a row's rejections per draft. With a weight of 2, lucky
-rows were trusted too far: nodes of probability 0.45 were accepted in 35 of 100 cases."""
-LARGEST_MULTIPLIER = 4.0
-"""The smallest is 1 / LARGEST_MULTIPLIER."""
+"""Weight of the multiplier's prior in rejections (2 trusts lucky rows too far); fade of rejections per draft."""
+LARGEST_MULTIPLIER = 4.0  # the smallest is 1 / LARGEST_MULTIPLIER
 RANKS = 8
-LEAST = 1e-3
-"""Smallest probability of a step."""
+LEAST = 1e-3  # smallest probability of a step
 _DEPTHS = np.arange(1, DEEPEST + 1)
 
 
@@ -89,8 +75,7 @@ class Acceptance:
     def note(self, row: int, tree: DraftTree, path: list[int], length: int, limit: int) -> None:
         """A draft of depth `length` was verified, cut to `tree`, and `path` was accepted, root first.
 
-        limit  the largest depth it could have had; for `by_depth`, depths between its end and `limit` count as
-               rejected. 0: `by_depth` is not needed."""
+        limit  the largest depth it could have had; for `by_depth`, deeper ones count as rejected. 0: not needed."""
         accepted, depth = len(path) - 1, min(tree.max_depth, DEEPEST)
         of = _length_class(length)
         if tree.chances is not None:
@@ -149,8 +134,7 @@ class Acceptance:
         self._rows.pop(row, None)
 
     def seed(self, accepted: list[float]) -> None:
-        """Begin with shares from a recording. accepted[d - 1]: of the drafts that reached depth d, the share that
-        survived it."""
+        """Begin with recorded shares. accepted[d - 1]: of the drafts that reached depth d, the share that survived."""
         for depth, share in enumerate(accepted[:DEEPEST], 1):
             self._trials[:, depth], self._hits[:, depth] = STRENGTH, STRENGTH * share
         for of in range(CLASSES):

@@ -5,8 +5,6 @@ The layers read every committed token's state and the token that was chosen afte
 they make, an encoder lets the K positions see each other, and the target's output head reads those. One pass drafts all
 depths, so the candidates of a depth are the same below every node of the depth before. No code of the authors exists:
 `paceline.draft.neural.networks` has the network, called Amphista-R, and its switches.
-
-    Engine("models/demo", draft="amphista:build/amphista,tree=16")
 """
 
 from __future__ import annotations
@@ -38,10 +36,9 @@ class Adaptation:
 
     def __init__(self, switches: Switches, weights: Mapping[str, torch.Tensor | Blocks], target: Decoder):
         self.switches, self.embedding = switches, target.embedding
-        self.fusion1, self.fusion2 = (
-            linear([weights[name]], None, target.dtype) if name in weights else None
-            for name in ("fusion1.weight", "fusion2.weight")
-        )
+        names = ("fusion1.weight", "fusion2.weight")
+        made = (linear([weights[name]], None, target.dtype) if name in weights else None for name in names)
+        self.fusion1, self.fusion2 = made
         self.layers = OwnLayers(weights, prefixes(switches), target)
 
     def __call__(
@@ -63,10 +60,8 @@ class Adaptation:
 
 def prefixes(switches: Switches) -> list[str]:
     """What the names of each causal layer's tensors begin with, in order."""
-    return [
-        *(f"stage1.{n}." for n in range(switches.stage1_layers)),
-        *(f"stage2.{n}." for n in range(switches.stage2_layers)),
-    ]
+    counts = {"stage1": switches.stage1_layers, "stage2": switches.stage2_layers}
+    return [f"{stage}.{n}." for stage, count in counts.items() for n in range(count)]
 
 
 def adaptation_shapes(switches: Switches, target: Decoder) -> dict[str, tuple[int, ...]]:

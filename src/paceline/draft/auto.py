@@ -1,23 +1,13 @@
 """auto: for each row the drafter that pays in this batch, and the part of its draft that pays; none where none does.
 
-A verified node costs more in a larger batch, so drafts shrink under load, down to none. In every round
-
-1. each row's drafters are asked, those that brought most first, as long as asking pays. Drafters that run a model come
-   last, for the rows where they are expected to beat the draft at hand, and to the depth that pays for the whole batch
-   (`Candidate.plan`);
-2. every drafted node gets a probability of being accepted, learned from earlier rounds of this row and of all rows
-   (`acceptance.py`);
-3. the nodes that raise the expected tokens a second of the whole batch are verified, by the learned times of rounds
-   (`cost.py`).
-
-A share of the time, `explore`, tries what does not seem to pay: drafters that were not asked, and nodes that would be
-cut. Liu et al. 2024 (SmartSpec, arXiv 2406.14066) choose one length for the chains of one draft model in this way.
+In every round each row's drafters are asked as long as asking pays, those with a model last (`Candidate.plan`). Every
+drafted node gets a probability of being accepted (`acceptance.py`), and the nodes that raise the expected tokens a
+second of the whole batch, by the learned times of rounds (`cost.py`), are verified. A share of the time, `explore`,
+tries what does not seem to pay. How it chooses, and what it is after: docs/methods/auto.md.
 
 It is lossless. Nothing here sees the target's logits of the round. A draft that was drawn (`DraftTree.draft_probs`) is
 verified whole: its depth limit is set before it is drawn, and it is never exchanged afterwards. Drafts that are point
 masses may be cut anywhere. Drafts with probes or states of their own stay whole too, because their drafter needs them.
-
-    Engine("models/demo", draft="auto:sam|model:models/demo-draft")
 """
 
 from __future__ import annotations
@@ -31,59 +21,46 @@ from typing import NamedTuple, cast
 import numpy as np
 
 from paceline.draft.acceptance import Acceptance, Lengths, Worth
-from paceline.draft.base import Drafter, stamp
+from paceline.draft.base import Drafter, DraftTree, Facts, Request, Round, stamp
 from paceline.draft.cost import DraftTimes, Floats, Rate, RoundTimes, choose, read_table
 from paceline.draft.fallback import Fallback
 from paceline.draft.registry import create
 from paceline.draft.spec import Options, option
-from paceline.engine.request import Request
-from paceline.engine.round import Round
-from paceline.engine.tree import DraftTree
 from paceline.errors import MethodError
-from paceline.target.base import Facts
 
-ORDER_EVERY = 32
-"""Rounds between two updates of the order in which drafters are asked."""
-HEAD_START = 4
-"""Exploring may use the time of this many rounds at the beginning."""
-PROBE = 4
-"""In a trial: nodes verified beyond those that pay, or the depth of a model's drafts."""
-TRIALS = 8
-"""Drafts that a drafter with a model must have made before it is asked for whole batches."""
-LONGEST = 16
-"""Deepest draft that a drafter with a model is asked for."""
+ORDER_EVERY = 32  # rounds between two updates of the order in which drafters are asked
+HEAD_START = 4  # exploring may use the time of this many rounds at the beginning
+PROBE = 4  # in a trial: nodes verified beyond those that pay, or the depth of a model's drafts
+TRIALS = 8  # drafts that a drafter with a model must have made before it is asked for whole batches
+LONGEST = 16  # deepest draft that a drafter with a model is asked for
 
 
 @dataclass(frozen=True)
 class AutoConfig(Options):
-    """Options of auto."""
-
     checkpoint: str = option("sam|suffix", "drafters to choose from, joined by |; write ; for , in their options")
     table: str | None = option(None, "times from this file of `paceline tune`; none: measured as rounds run")
     explore: float = option(0.01, "share of the time for trying what does not seem to pay", least=0, most=0.5)
-    seed: int = option(
-        0, "of the trials; with drafters that draw, a seeded answer may still depend on the batch", least=0
-    )
+    seed: int = option(0, "of the trials; with drafters that draw, answers may still depend on the batch", least=0)
 
 
 class Candidate:
     """One of the drafters that `auto` chooses from.
 
-    spec     as the user named it. is_late: it runs a model, and is asked after the others.
+    spec     as the user named it.
     worth    tokens that asking it brings a row; more: in addition to another's draft. drafts: number of calls."""
 
     def __init__(self, spec: str, drafter: Drafter):
         self.spec, self.drafter = spec, drafter
-        self.is_late = False
         self.acceptance, self.lengths, self.times = Acceptance(), Lengths(), DraftTimes()
         self.worth, self.more = Worth(), Worth()
         self.drafts = 0
         self.watches = type(drafter).observe is not Drafter.observe
         self._call: tuple[int, int, float] | None = None
 
-    def bind(self) -> None:
-        """After the drafter was bound."""
-        self.is_late = self.drafter.weight_bytes > 0 or self.drafter.needs.resume_layer is not None
+    @property
+    def is_late(self) -> bool:
+        """Whether it runs a model, and is asked after the others. Known after the drafter was bound."""
+        return self.drafter.weight_bytes > 0 or self.drafter.needs.resume_layer is not None
 
     def propose(self, rows: Sequence[Request]) -> list[DraftTree]:
         """Ask the drafter and time it."""
@@ -142,8 +119,6 @@ class Candidate:
 class Limited:
     """A view of a row whose drafts may have at most `limit` tokens."""
 
-    __slots__ = ("_limit", "_row")
-
     def __init__(self, row: Request, limit: int):
         self._row, self._limit = row, limit
 
@@ -173,13 +148,6 @@ class _Draft(NamedTuple):
     limit: int
 
 
-class _Trial(NamedTuple):
-    """A drafter, and the row for which it is asked even if that does not seem to pay."""
-
-    candidate: Candidate
-    row: int
-
-
 class Auto(Fallback):
     """Chooses among drafters by row and round, and cuts drafts to what pays at this batch's size."""
 
@@ -188,27 +156,9 @@ class Auto(Fallback):
     paper = "Liu et al. 2024, SmartSpec, arXiv 2406.14066"
     Config = AutoConfig
 
-    def __init__(self, config: AutoConfig = AutoConfig()):
+    def __init__(self, config: AutoConfig = AutoConfig(), candidates: Sequence[Candidate] = ()):
         self.config = config
-        specs = [spec.strip().replace(";", ",") for spec in config.checkpoint.split("|")]
-        if not all(specs):
-            raise MethodError(f"auto:{config.checkpoint} names nothing between two |; write auto:sam|suffix.")
-        if len(set(specs)) < len(specs):
-            raise MethodError(f"auto:{config.checkpoint} names a drafter twice.")
-        if any(spec.partition(":")[0].partition(",")[0] == "auto" for spec in specs):
-            raise MethodError(f"auto:{config.checkpoint} names auto itself; list the drafters it may choose from.")
-        self._begin([Candidate(spec, create(spec)) for spec in specs])
-
-    @classmethod
-    def over(cls, drafter: Drafter) -> Auto:
-        """`drafter` alone, with its drafts cut to what pays."""
-        made = cls.__new__(cls)
-        made.config = AutoConfig()
-        made._begin([Candidate(drafter.name, drafter)])
-        return made
-
-    def _begin(self, candidates: list[Candidate]) -> None:
-        self.candidates = candidates
+        self.candidates = list(candidates) or [Candidate(spec, create(spec)) for spec in _specs(config.checkpoint)]
         super().__init__([candidate.drafter for candidate in self.candidates])
         self.name = "auto"
         self.times = RoundTimes()
@@ -223,12 +173,16 @@ class Auto(Fallback):
         self._shape: tuple[int, int, int, int] | None = None
         self._drafted_at = 0.0
 
+    @classmethod
+    def over(cls, drafter: Drafter) -> Auto:
+        """`drafter` alone, with its drafts cut to what pays."""
+        return cls(candidates=[Candidate(drafter.name, drafter)])
+
     def bind(self, target: Facts) -> None:
         """Bind every part and read the table; MethodError as theirs, and for a table that does not fit."""
         super().bind(target)
         self.times_rounds = self.config.table is None
         for candidate in self.candidates:
-            candidate.bind()
             if self.config.explore == 0:  # without trials the default probabilities must do
                 candidate.drafts = TRIALS
         if self.config.table is None:
@@ -238,36 +192,29 @@ class Auto(Fallback):
         for candidate in self.candidates:
             known = self.times.drafting.get(candidate.spec)
             if known is None:
-                raise MethodError(
-                    f"the table {self.config.table} has no times of {candidate.spec}; it has "
-                    f"{', '.join(self.times.drafting)}. Run `paceline tune` with --draft '{candidate.spec}'."
-                )
+                lacks = f"has no times of {candidate.spec}; it has {', '.join(self.times.drafting)}"
+                mend = f"Run `paceline tune` with --draft '{candidate.spec}'."
+                raise MethodError(f"the table {self.config.table} {lacks}. {mend}")
             candidate.times = DraftTimes(known.call, known.row)
             candidate.acceptance.seed(table.get("acceptance", {}).get(candidate.spec, []))
-
-    # A round --------------------------------------------------------------------------------------------------
 
     def propose(self, rows: Sequence[Request]) -> list[DraftTree]:
         rate = self._rate(len(rows))
         self._drafts = {}
-        trial = self._trial(rows)
-        for candidate in self._order:
-            if not candidate.is_late:
-                self._ask(candidate, rows, rate, trial)
-        for candidate in self._order:
-            if candidate.is_late:
-                self._ask_late(candidate, rows, rate, trial)
+        on_trial, row = self._trial(rows)
+        for candidate in sorted(self._order, key=lambda candidate: candidate.is_late):
+            ask = self._ask_late if candidate.is_late else self._ask
+            ask(candidate, rows, rate, row if candidate is on_trial else None)
         trees = self._cut(rows, rate) if self._drafts else [DraftTree.root(row.last_token) for row in rows]
         nodes, widest = sum(map(len, trees)), max(map(len, trees))
         self._shape = len(rows), nodes, widest, self.prefill_tokens
         self._drafted_at = perf_counter()
         return trees
 
-    def _ask(self, candidate: Candidate, rows: Sequence[Request], rate: float, trial: _Trial | None) -> None:
-        """Ask for the rows for which that pays; the better draft of each row stays."""
+    def _ask(self, candidate: Candidate, rows: Sequence[Request], rate: float, tried: int | None) -> None:
+        """Ask for the rows for which that pays, and for row `tried`; the better draft of each row stays."""
         price = rate * (candidate.times.call / len(rows) + candidate.times.row)
         worth, more, drafts = candidate.worth, candidate.more, self._drafts
-        tried = trial.row if trial is not None and trial.candidate is candidate else None
         asked = []
         for row in rows:
             draft = drafts.get(row.id)
@@ -289,8 +236,8 @@ class Auto(Fallback):
             if draft is not None and (other is None or draft.is_fixed or gain > other.gain):
                 drafts[row.id] = draft
 
-    def _ask_late(self, candidate: Candidate, rows: Sequence[Request], rate: float, trial: _Trial | None) -> None:
-        """Run its model for the rows and to the depth that pay; its draft then replaces the row's, whatever it is."""
+    def _ask_late(self, candidate: Candidate, rows: Sequence[Request], rate: float, tried: int | None) -> None:
+        """Run its model for the rows and to the depth that pay, else for row `tried`. Its draft replaces the row's."""
         drafts = self._drafts
         free = [row for row in rows if row.id not in drafts or not drafts[row.id].is_fixed]
         if not free:
@@ -298,10 +245,9 @@ class Auto(Fallback):
         gains = [drafts[row.id].gain if row.id in drafts else 0.0 for row in free]
         chosen, depth = candidate.plan(free, gains, rate, self._price)
         asked = [free[i] for i in chosen]
-        is_trial = not asked and trial is not None and trial.candidate is candidate
+        is_trial = not asked
         if is_trial:
-            assert trial is not None
-            asked, depth = [row for row in free if row.id == trial.row], PROBE
+            asked, depth = [row for row in free if row.id == tried], PROBE
         if not asked:
             return
         limited = cast(Sequence[Request], [Limited(row, depth) for row in asked])
@@ -355,30 +301,24 @@ class Auto(Fallback):
             trees[i] = _first(draft, min(len(trees[i]) - 1 + PROBE, len(draft.values)))
         return trees
 
-    # Trials ----------------------------------------------------------------------------------------------------
-
-    def _trial(self, rows: Sequence[Request]) -> _Trial | None:
-        """A drafter to ask on trial, and for which row; None without time for it."""
+    def _trial(self, rows: Sequence[Request]) -> tuple[Candidate, int] | tuple[None, None]:
+        """A drafter to ask on trial, even if that does not seem to pay, and for which row; None without time for it."""
         if self.config.explore == 0 or self._credit <= 0:
-            return None
+            return None, None
         candidate = self._order[self._random.randrange(len(self._order))]
         if self._credit <= candidate.times.seconds(1, PROBE if candidate.is_late else 1):
-            return None
+            return None, None
         # A drafter with a model reads a row's whole text first, so its trials stay with the first row.
         row = rows[0] if candidate.is_late else rows[self._random.randrange(len(rows))]
-        return _Trial(candidate, row.id)
+        return candidate, row.id
 
     def _pays_for(self, rows: int, nodes: int) -> bool:
         """Whether there is time left to verify `nodes` more on trial; takes it from the credit."""
-        if self.config.explore == 0 or self._credit <= 0:
-            return False
         seconds = nodes * (self.times.slope(rows, rows) + self.times.pad * rows / 2) + self.times.uneven * rows
-        if self._credit <= seconds:
+        if self.config.explore == 0 or self._credit <= seconds:
             return False
         self._credit -= seconds
         return True
-
-    # After a round --------------------------------------------------------------------------------------------
 
     def observe(self, round: Round) -> None:
         seconds = perf_counter() - self._drafted_at
@@ -388,17 +328,14 @@ class Auto(Fallback):
             drafting += candidate.seconds()
             candidate.observe(round, learns)
         tokens = 0
-        for i, row in enumerate(round.rows):
-            accepted = round.accepted[i]
+        for i, (row, accepted) in enumerate(zip(round.rows, round.accepted, strict=True)):
             if round.is_prompt(i):
                 continue
             tokens += len(accepted.tokens)
             draft = self._drafts.pop(row.id, None)
             if draft is not None:
-                tree = round.trees[i]
-                draft.by.acceptance.note(
-                    row.id, tree, accepted.path, draft.tree.max_depth, draft.limit if draft.by.is_late else 0
-                )
+                limit = draft.limit if draft.by.is_late else 0
+                draft.by.acceptance.note(row.id, round.trees[i], accepted.path, draft.tree.max_depth, limit)
         if self._shape is not None:
             if learns:
                 self.times.note(*self._shape, seconds)
@@ -441,14 +378,22 @@ class Auto(Fallback):
         super().drop(row)
 
 
+def _specs(listed: str) -> list[str]:
+    """The drafters that the checkpoint of `auto` lists."""
+    specs = [spec.strip().replace(";", ",") for spec in listed.split("|")]
+    if not all(specs):
+        raise MethodError(f"auto:{listed} names nothing between two |; write auto:sam|suffix.")
+    if len(set(specs)) < len(specs):
+        raise MethodError(f"auto:{listed} names a drafter twice.")
+    if any(spec.partition(":")[0].partition(",")[0] == "auto" for spec in specs):
+        raise MethodError(f"auto:{listed} names auto itself; list the drafters it may choose from.")
+    return specs
+
+
 def _first(draft: _Draft, count: int) -> DraftTree:
     """The `count` likeliest nodes of a draft; they are a tree, because no node is likelier than its parent."""
     tree = draft.tree
     if count == len(draft.values):
         return tree
-    if tree.is_chain:
-        nodes = np.arange(count + 1)
-    else:
-        likeliest = np.argsort(-draft.values, kind="stable")[:count]
-        nodes = np.append(0, np.sort(likeliest) + 1)
-    return tree.keeping(nodes)
+    likeliest = np.argsort(-draft.values, kind="stable")[:count]
+    return tree.keeping(np.append(0, np.sort(likeliest) + 1))

@@ -1,4 +1,4 @@
-"""Drafter: the interface of every method. Knows rows and rounds, never the engine.
+"""Drafter: the interface of every method, and the nouns that it speaks of. Knows rows and rounds, never the engine.
 
 A new drafter is one file with one class:
 
@@ -30,8 +30,7 @@ class Drafter:
     name            as in the registry; reports show it.
     lossless        "yes", or what it keeps instead of the target's distribution.
     paper           where it comes from.
-    Config          a frozen dataclass of its options (`paceline.draft.spec.Options`), the class's only argument; None:
-                    it has no options.
+    Config          a frozen dataclass of its options (`paceline.draft.spec.Options`), its only argument; or None.
     needs           what it needs from the target's forward.
     weight_bytes    bytes of weights that one forward of its model reads; 0: it has no model.
     wants           what a request must have for a draft, other than its tokens; "": nothing.
@@ -42,8 +41,7 @@ class Drafter:
 
     The engine calls `bind` once, then `start(row)`; each round `begin_round`, `propose(rows)` and `observe(round)`; at
     the end `drop(row)`, for every row that was started, also if `start` or `propose` failed. It calls `restart(row)`
-    when a row has lost its place in the cache and is run again. Rows come and go between rounds; their ids are unique
-    in an engine's life.
+    when a row has lost its place in the cache and is run again. Row ids are unique in an engine.
     """
 
     name: str = ""
@@ -59,8 +57,7 @@ class Drafter:
     prefill_tokens: int = 0
 
     def bind(self, target: Facts) -> None:
-        """Called once, before the first row. Overrides call this method, and raise MethodError for a target that they
-        cannot use."""
+        """Called once, before the first row. Overrides call it, and raise MethodError for a target they cannot use."""
         self.eos_token_ids = target.eos_token_ids
 
     def start(self, row: Request) -> None:
@@ -71,14 +68,13 @@ class Drafter:
         self.prefill_tokens = prefill_tokens
 
     def draft(self, row: Request) -> DraftTree:
-        """A tree for one row, for methods that draft each row by itself. Others override `propose`."""
+        """A tree for one row that may have a draft, for methods that draft row by row. Others override `propose`."""
         return DraftTree.root(row.last_token)
 
     def propose(self, rows: Sequence[Request]) -> list[DraftTree]:
         """One tree for each row, rooted at `row.last_token`; nodes deeper than `row.max_draft` are cut off.
 
-        `DraftTree.root(row.last_token)` proposes nothing: the row decodes plainly in this round, and in `a+b` the next
-        drafter is asked."""
+        `DraftTree.root(row.last_token)` proposes nothing: in `a+b` the next drafter is asked."""
         return [self._draft_or_blame(row) for row in rows]
 
     def observe(self, round: Round) -> None:
@@ -101,8 +97,6 @@ class Drafter:
     def drop(self, row: Request) -> None:
         """A row has ended, failed or was aborted; forget it. A drafter may learn from it if `row.is_complete`."""
 
-    # Helpers for subclasses --------------------------------------------------------------------------------------
-
     def end_tokens(self, row: Request) -> frozenset[int]:
         """Tokens that end this row's answer: nothing after one can be accepted."""
         return frozenset(row.params.stop_token_ids).union(() if row.params.ignore_eos else self.eos_token_ids)
@@ -121,7 +115,7 @@ class Drafter:
 
     def _draft_or_blame(self, row: Request) -> DraftTree:
         try:
-            return self.draft(row)
+            return self.draft(row) if row.max_draft > 0 else DraftTree.root(row.last_token)
         except Exception as error:
             raise RowError(row.id) from error
 

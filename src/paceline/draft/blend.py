@@ -3,8 +3,7 @@
 Prediction by partial matching (Cleary and Witten 1984; escape method C of Moffat 1990) over several texts at once: the
 row's own, finished requests, and a corpus. For every node, the longest context comes first and passes the mass of which
 it is unsure to the next shorter one (the escape). The product along a path estimates the probability of the path, and
-the tree grows best first to `nodes` nodes. Copying drafters follow one match; this one combines all of them, which pays
-where a target verifies dozens of tokens about as fast as one. It is our combination, not a published method.
+the tree grows best first to `nodes` nodes. It is our combination, not a published method.
 
     P(t | context) = sum over contexts, longest first, of  (mass left) * n(t) / (n + e * d)
     mass left      <- mass left * e * d / (n + e * d)
@@ -21,33 +20,25 @@ import numpy as np
 from numba import njit
 from numpy.typing import NDArray
 
-from paceline.draft.base import Drafter
+from paceline.draft.base import Drafter, DraftTree, Facts, Request
 from paceline.draft.spec import Options, option
 from paceline.draft.text.copying import Generations
 from paceline.draft.text.counts import COUNT, DISTINCT, HEAD, NEXT, TOKEN, TOTAL, ContextCounts, locate, mixed
 from paceline.draft.text.frozen import FRONT, FrozenAutomaton, from_parts, transfer
 from paceline.draft.text.store import open_for
 from paceline.draft.text.suffix_tree import insert
-from paceline.engine.request import Request
-from paceline.engine.tree import DraftTree
-from paceline.target.base import Facts
 
 OWN_DOUBT = (3.0, 5.0, 2.0, 1.5, 1.5, 1.0, 0.8, 0.5)
 """e by length of context, 1, 2, ... tokens, in the row's own text and in finished requests."""
 CORPUS_DOUBT = (4.0, 3.5, 4.5, 4.2, 2.1, 3.0, 2.5, 2.0)
 """The same in the corpus. Both were tuned on recorded answers; docs/methods/blend.md says how."""
-ENOUGH = 0.02
-"""Shorter contexts are not asked if less mass than this is left."""
+ENOUGH = 0.02  # shorter contexts are not asked if less mass than this is left
 
 
 @dataclass(frozen=True)
 class BlendConfig(Options):
-    """Options of blend."""
-
     nodes: int = option(40, "most drafted tokens in a tree", least=1)
-    longest: int = option(
-        4, "tokens of the longest context in the row's text and finished requests, 1 to 8", least=1, most=len(OWN_DOUBT)
-    )
+    longest: int = option(4, "tokens of the longest context in the row's text and past ones, up to 8", least=1, most=8)
     least: float = option(0.003, "least estimated probability of a drafted token", least=0, most=1)
     corpus: str | None = option(None, "folder of a corpus to read too, made by `paceline corpus build`")
     past: int = option(0, "tokens of finished requests to remember and read too; 0: none", least=0)
@@ -90,8 +81,6 @@ class Blend(Drafter):
     def draft(self, row: Request) -> DraftTree:
         counts = self._counts[row.id]
         counts.extend(row.tokens[len(counts) :])
-        if row.max_draft < 1:
-            return DraftTree.root(row.last_token)
         ends = np.array(sorted(self.end_tokens(row) | self._borders), np.int64)
         tokens, parents = self._grow(counts, row.tokens[-_TAIL:], ends, self.config.nodes, row.max_draft)
         return self.tree_after(row, tokens, parents)
@@ -113,12 +102,11 @@ _MOST = 256  # different tokens that one node's estimate keeps
 
 
 @njit(cache=True)
-def _tree(  # type: ignore[no-untyped-def]
-    counted, corpus, tail, ends, nodes, depth, longest, least, own_doubt, corpus_doubt
-):
+def _tree(counted, corpus, tail, ends, nodes, depth, longest, least, own, other):  # type: ignore[no-untyped-def]
     """Best first: tokens [m] and parents [m] (0 is the row's last token, 1 the first node).
 
-    counted  arrays of ContextCounts, the row's own first.
+    counted     arrays of ContextCounts, the row's own first.
+    own, other  the doubt by length of context, there and in the corpus.
 
     One list in order of probability is read from the front, and what may follow the node read is inserted."""
     entries, probs = np.empty((nodes, 3), np.int64), np.empty(nodes)  # token, parent, depth
@@ -134,9 +122,8 @@ def _tree(  # type: ignore[no-untyped-def]
     num, node, level, probability, is_end = 0, 0, 0, 1.0, False
     while True:
         if level < depth and not is_end:
-            count = _predict(
-                counted, corpus, before[node, : known[node]], places[node], candidates, mass, own_doubt, corpus_doubt
-            )
+            context = before[node, : known[node]]
+            count = _predict(counted, corpus, context, places[node], candidates, mass, own, other)
             for i in range(count):
                 share = probability * min(mass[i], 1.0)  # never above `probability`, however it is rounded
                 if share >= least:
@@ -146,9 +133,9 @@ def _tree(  # type: ignore[no-untyped-def]
         token, parent, level = entries[node, 0], entries[node, 1], entries[node, 2]
         probability, is_end = probs[node], (ends == token).any()
         node += 1
-        places[node, 0], places[node, 1] = transfer(
-            text, states, targets, blocks, edges, places[parent, 0], places[parent, 1], entries[node - 1, :1]
-        )
+        state, length = places[parent, 0], places[parent, 1]
+        state, length = transfer(text, states, targets, blocks, edges, state, length, entries[node - 1, :1])
+        places[node, 0], places[node, 1] = state, length
         known[node] = min(longest, known[parent] + 1)
         before[node, 0] = token
         for i in range(1, known[node]):
@@ -158,8 +145,7 @@ def _tree(  # type: ignore[no-untyped-def]
 
 @njit
 def _predict(counted, corpus, before, place, candidates, mass, own_doubt, corpus_doubt):  # type: ignore[no-untyped-def]
-    """Fill candidates and mass with the tokens that may follow `before`, the longest context first; returns their
-    number."""
+    """Fill candidates and mass with the tokens that may follow `before`, the longest context first; their number."""
     states = corpus[1]
     rows = np.empty((len(counted), len(before)), np.int64)
     key = np.int64(0)
@@ -220,7 +206,7 @@ def _add(candidates, mass, count, token, probability):  # type: ignore[no-untype
         if candidates[i] == token:
             mass[i] += probability
             return count
-    if count < len(candidates):
-        candidates[count], mass[count] = token, probability
-        count += 1
-    return count
+    if count == len(candidates):
+        return count
+    candidates[count], mass[count] = token, probability
+    return count + 1

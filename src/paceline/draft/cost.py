@@ -1,10 +1,7 @@
 """The time of a round on this machine, and the drafted nodes that pay: for auto, tree=auto, stop=adaptive and tune.
 
-times = RoundTimes()                               # learns as rounds run
-times.note(rows=8, nodes=20, widest=5, prompt=0, seconds=3e-3)
-times.of(8)[20]                                    # seconds of a round of 8 rows and 20 nodes
-choose(probabilities, 8, times, rate=2000)         # the nodes of 8 drafts that pay
-best_size(gains, time_forwards(target))            # the size of a draft, from a few forwards timed beforehand
+`RoundTimes` learns times as rounds run, `time_forwards` measures some beforehand; `choose` cuts the drafts of a batch,
+`best_size` and `best_sizes` say how large drafts should be.
 """
 
 from __future__ import annotations
@@ -27,32 +24,20 @@ from paceline.target.base import Facts, Target
 
 Floats = NDArray[np.float64]
 
-BREAKPOINTS = (0, 6, 12, 48)
-"""Nodes at which a node's price may change. Kernels for few rows work in blocks: 6 tokens may cost as much as 1."""
-NODE_PRICE = 0.02
-"""Prior of a node's price, as a share of a round. Low, so that drafts are tried."""
-DEVIATION = 0.05
-"""Standard deviation of a term's prior, as a share of a round."""
+BREAKPOINTS = (0, 6, 12, 48)  # nodes at which a node's price may change: 6 tokens may cost as much as 1
+NODE_PRICE = 0.02  # Prior of a node's price, as a share of a round. Low, so that drafts are tried.
+DEVIATION = 0.05  # standard deviation of a term's prior, as a share of a round
 FIRST_NODE_DEVIATION = 1.0
-"""The same for the first drafted node: a product over one row may have a kernel of its own, and one over two rows take
-twice as long."""
-LEAST_NOISE = 1e-3
-"""Least variance of a round's time, relative to it."""
-FIT_EVERY = 32
-"""Rounds between two fits; the first ones come sooner."""
-FADE = 0.9
-"""Factor on the weight of earlier rounds at every fit."""
-SPIKE = 2.0
-"""A round counts as at most SPIKE times its prediction: another process ran, or a kernel was compiled."""
-MOST = 4096
-"""Nodes up to which curves are computed."""
-SIZES = (1, 2, 4, 8, 16, 32, 64)
-"""Nodes of the trees that `time_forwards` runs, the root included."""
+"""The same for the first drafted node: one row may have a kernel of its own, and two rows take twice as long."""
+LEAST_NOISE = 1e-3  # least variance of a round's time, relative to it
+FIT_EVERY = 32  # rounds between two fits; the first ones come sooner
+FADE = 0.9  # factor on the weight of earlier rounds at every fit
+SPIKE = 2.0  # a round counts as at most SPIKE times its prediction: another process ran, or a kernel was compiled
+MOST = 4096  # nodes up to which curves are computed
+SIZES = (1, 2, 4, 8, 16, 32, 64)  # nodes of the trees that `time_forwards` runs, the root included
 REPEATS = 4
-CONTEXT = 32
-"""Tokens of the row below which those trees are verified."""
-DEFAULT_SIZE = 16
-"""Drafted nodes a row if forwards cannot be timed: the target runs in another engine, or not at all."""
+CONTEXT = 32  # tokens of the row below which those trees are verified
+DEFAULT_SIZE = 16  # drafted nodes a row if forwards cannot be timed: the target runs in another engine, or not at all
 
 
 class RoundTimes:
@@ -224,8 +209,7 @@ def _nonnegative(products: Floats, targets: Floats) -> Floats:
 
 
 class DraftTimes:
-    """Seconds of one call of `propose`: steps * (call + row * rows). Steps are forwards of the drafter's model one
-    after another; 1 where it has none."""
+    """Seconds of a call of `propose`: steps * (call + row * rows). Steps are forwards of its model; 1 without one."""
 
     MEMORY = 64
 
@@ -238,8 +222,7 @@ class DraftTimes:
         return steps * (self.call + self.row * rows)
 
     def note(self, rows: int, steps: int, seconds: float) -> None:
-        """Learn from a call: moves both terms towards values that would have predicted it, the larger term more
-        (normalised least mean squares)."""
+        """Move both terms towards values that would have predicted a call, the larger one more (normalised LMS)."""
         self._count += 1
         each, predicted = seconds / steps, self.call + self.row * rows
         if self._count > 8:
@@ -363,9 +346,8 @@ def best_size(gains: Sequence[float], times: RoundTimes, drafting: float = 0.0, 
 
 
 def best_sizes(probabilities: Sequence[Sequence[float]], times: RoundTimes, fixed: int = 0) -> list[int]:
-    """For rows that are verified together, how many of the likeliest candidates of each give the most tokens a second.
-
-    probabilities  of acceptance, for the candidates of each row. A row gets fewer than SIZES[-1]."""
+    """For rows that are verified together, how many of the likeliest candidates of each give the most tokens a second,
+    fewer than SIZES[-1]. probabilities: of acceptance, for the candidates of each row."""
     likeliest = [(p, r) for r, of_row in enumerate(probabilities) for p in nlargest(SIZES[-1] - 1, of_row)]
     likeliest.sort(key=lambda one: -one[0])
     gains = [0.0, *accumulate(p for p, _ in likeliest)]

@@ -3,8 +3,6 @@
 Li et al. 2024, "EAGLE: Speculative Sampling Requires Rethinking Feature Uncertainty" (arXiv 2401.15077). The tree grows
 as in EAGLE-2 (arXiv 2406.16858): the best paths so far are drafted further, and the best nodes of all are verified.
 Embedding and output head are the target's. Folders of `paceline train eagle` have the layout of published heads.
-
-    Engine("models/demo", draft="eagle:models/demo-eagle,tree=16")
 """
 
 from __future__ import annotations
@@ -14,19 +12,10 @@ from typing import Any
 
 import torch
 
+from paceline.draft.neural import layers as neural
 from paceline.draft.neural.checkpoint import check_all
 from paceline.draft.neural.features import FeatureConfig, FeatureDrafter
-from paceline.draft.neural.layers import (
-    TABLE,
-    Precision,
-    check_width,
-    head_shapes,
-    layer_config,
-    nbytes,
-    placed,
-    rotary_layers,
-    table_and_head,
-)
+from paceline.draft.neural.layers import TABLE, Precision
 from paceline.engine.round import Segment
 from paceline.errors import MethodError
 from paceline.target.base import Facts
@@ -43,14 +32,13 @@ def eagle_shapes(shape: Shape, names: Sequence[str]) -> dict[str, tuple[int, ...
     shapes: dict[str, tuple[int, ...]] = {"fc.weight": (h, 2 * h)}
     shapes |= {name: of for name, of in {"fc.bias": (h,), TABLE: (shape.vocab_size, h)}.items() if name in names}
     for number in range(shape.num_layers):
-        of_layer = head_shapes(shape, h, ("input_layernorm",) if number else ())
+        of_layer = neural.head_shapes(shape, h, ("input_layernorm",) if number else ())
         shapes |= {f"layers.{number}.{name}": of for name, of in of_layer.items()}
     return shapes
 
 
 class EagleNetwork:
-    """fc(embedding, state), then the layers; no norm before the first, nor after the last (Li et al. 2024, section
-    3.1)."""
+    """fc(embedding, state), then the layers; no norm before the first, nor after the last (Li et al. 2024, 3.1)."""
 
     def __init__(
         self,
@@ -60,24 +48,24 @@ class EagleNetwork:
         target: Facts,
         dtype: Precision = "auto",
     ):
-        layers = layer_config(path, {"vocab_size": target.vocab_size, **config}, target)
+        layers = neural.layer_config(path, {"vocab_size": target.vocab_size, **config}, target)
         shape = Shape.of(layers)
-        check_width(path, shape.hidden_size, target)
+        neural.check_width(path, shape.hidden_size, target)
         tensors = {name: tensor for name, tensor in tensors.items() if not name.endswith(DERIVED)}
         check_all(path, tensors, eagle_shapes(shape, list(tensors)))
-        here = placed({name: tensor for name, tensor in tensors.items() if name != TABLE}, target, dtype)
+        here = neural.placed({name: tensor for name, tensor in tensors.items() if name != TABLE}, target, dtype)
         self.taps: tuple[int, ...] = (target.num_layers,)
-        self.table, self.head = table_and_head(target)
+        self.table, self.head = neural.table_and_head(target)
         if getattr(target, "quantised", None) is None:  # quantising changes the target's table
             own = tensors.get(TABLE)
             if own is not None and not torch.equal(own.to(self.table), self.table):
                 raise MethodError(f"{path} brings another embedding than the target's: it is a head for another target")
         self.columns: torch.Tensor | None = None
-        self.layers = rotary_layers(here, layers, target)
+        self.layers = neural.rotary_layers(here, layers, target)
         vectors = self.layers.vectors
         self.fc = linear([here["fc.weight"]], vectors.get("fc.bias"), target.dtype)
         self.norms = [vectors.get(f"layers.{n}.input_layernorm.weight") for n in range(shape.num_layers)]
-        self.cache, self.nbytes = self.layers.cache, nbytes(here)
+        self.cache, self.nbytes = self.layers.cache, neural.nbytes(here)
 
     def first(self, states: torch.Tensor) -> torch.Tensor:
         return states

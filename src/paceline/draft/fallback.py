@@ -1,7 +1,4 @@
-"""Several drafters in one: `Fallback` is what "a+b" names, `Choice` lets each request name its drafter.
-
-They know drafters only by their interface.
-"""
+"""Several drafters in one: `Fallback` is what "a+b" names, `Choice` lets each request name its drafter."""
 
 from __future__ import annotations
 
@@ -12,12 +9,8 @@ from operator import or_
 
 import torch
 
-from paceline.draft.base import Drafter, stamp
-from paceline.engine.request import Request
-from paceline.engine.round import Round
-from paceline.engine.tree import DraftTree
+from paceline.draft.base import Drafter, DraftTree, Facts, Request, Round, stamp
 from paceline.errors import MethodError
-from paceline.target.base import Facts
 
 
 class Fallback(Drafter):
@@ -38,10 +31,8 @@ class Fallback(Drafter):
         for need in ("resume_layer", "callback_layer"):
             layers = {getattr(part.needs, need) for part in self.parts} - {None}
             if len(layers) > 1:
-                raise MethodError(
-                    f"{self.name}: its parts want layers {sorted(layers)} as {need}, and a forward has only one. "
-                    "Use one of them at a time."
-                )
+                why = f"its parts want layers {sorted(layers)} as {need}, and a forward has only one"
+                raise MethodError(f"{self.name}: {why}. Use one of them at a time.")
         # Some parts know their needs only after `bind`.
         self.needs = reduce(or_, (part.needs for part in self.parts))
         self.times_rounds = any(part.times_rounds for part in self.parts)

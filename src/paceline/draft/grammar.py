@@ -1,26 +1,13 @@
 """grammar: propose what the request's grammar forces, such as the names and punctuation of a JSON schema.
 
-The draft is verified like any other, because the same text may be written in other tokens. Requests without a grammar
-get no draft.
+The draft is verified like any other, because the same text may be written in other tokens.
 """
 
 from __future__ import annotations
 
-from typing import Protocol, runtime_checkable
-
 import numpy as np
 
-from paceline.draft.base import Drafter
-from paceline.engine.request import Request
-from paceline.engine.tree import DraftTree
-
-
-@runtime_checkable
-class Forcing(Protocol):
-    """A grammar that knows the tokens that must come next."""
-
-    def forced(self, answer: list[int]) -> list[int]:
-        """Tokens that must come after the answer's."""
+from paceline.draft.base import Drafter, DraftTree, Request
 
 
 class Forced(Drafter):
@@ -32,8 +19,6 @@ class Forced(Drafter):
     paper = "-"
 
     def draft(self, row: Request) -> DraftTree:
-        grammar = row.params.grammar
-        if not isinstance(grammar, Forcing):
-            return DraftTree.root(row.last_token)
-        tokens = grammar.forced(row.tokens[row.prompt_length :].tolist())
-        return self.chain_after(row, np.array(tokens[: max(row.max_draft, 0)], np.int64))
+        forced = getattr(row.params.grammar, "forced", None)  # not every grammar knows the tokens that must come next
+        tokens = [] if forced is None else forced(row.tokens[row.prompt_length :].tolist())
+        return self.chain_after(row, np.array(tokens[: row.max_draft], np.int64))

@@ -4,11 +4,8 @@ Cho et al. 2025, "Lossless Acceleration of Large Language Models with Hierarchic
 in Speculative Decoding" (Findings of NAACL 2025, arXiv 2502.05609). The stores, in this order:
 
 * W, the context (D_c): what followed the last token in this request, newest first;
-* S, the model (D_m): what followed it most often in the model's own answers, recorded ones (`model`) and those of
-  this engine's finished requests (`past`);
+* S, the model (D_m): what followed it most often in the model's recorded answers (`model`) and past ones (`past`);
 * L, the statistics (D_s): what followed the last 2 tokens, then the last 1, most often in a large corpus (`corpus`).
-
-Asking ends when K = 7 sequences of n - 1 = 4 tokens are found, so the slow corpus is seldom asked.
 
 Where we differ from the published method and why: docs/methods/hierarchy.md.
 """
@@ -22,31 +19,21 @@ from itertools import chain, islice
 import numpy as np
 from numpy.typing import NDArray
 
-from paceline.draft.base import Drafter
+from paceline.draft.base import Drafter, DraftTree, Facts, Request
 from paceline.draft.spec import Options, option
 from paceline.draft.text.copying import Generations
 from paceline.draft.text.ngrams import FrequentNgrams, Gram, PastNgrams, RecentNgrams
 from paceline.draft.text.store import open_for
 from paceline.draft.text.suffix_array import SuffixArray
-from paceline.engine.request import Request
-from paceline.engine.tree import DraftTree
 from paceline.errors import MethodError
-from paceline.target.base import Facts
 
-KEY = 2
-"""Tokens that L looks up first; the published setting."""
-
-SAMPLE = 128
-"""Most places of a corpus that L reads for one key; the authors' code: 5,000."""
+KEY = 2  # tokens that L looks up first; the published setting
+SAMPLE = 128  # most places of a corpus that L reads for one key; the authors' code: 5,000
 
 
 @dataclass(frozen=True)
 class HierarchyConfig(Options):
-    """Options of hierarchy."""
-
-    corpus: str | None = option(
-        None, "corpus store for L, and for S where `model` is not given; none: L finds nothing"
-    )
+    corpus: str | None = option(None, "corpus store for L, and for S where `model` is not given; none: L finds nothing")
     model: str | None = option(None, "corpus store of the model's own recorded answers, for S")
     order: str = option("WSL", "stores asked, most local first: W context, S model, L statistics; paper: WSL")
     k: int = option(7, "sequences verified at once, and kept in W for each token; paper: 7", least=1)
@@ -133,8 +120,6 @@ class Hierarchy(Drafter):
                 yield from frequent_paths(lines, self.config.k * (self.config.n - 1))
 
     def draft(self, row: Request) -> DraftTree:
-        if row.max_draft < 1:
-            return DraftTree.root(row.last_token)
         ends, sequences = self.end_tokens(row), self.collect(row)
         depths = range(1, min(self.config.n - 1, row.max_draft) + 1)
         # Level by level, so that a budget of nodes goes to the likelier ones near the root.
@@ -147,11 +132,9 @@ class Hierarchy(Drafter):
 
 
 def frequent_paths(lines: NDArray[np.int32], most: int) -> list[Gram]:
-    """The `most` most frequent beginnings of `lines` [m, length], most frequent first, without those that another
-    begins with.
+    """The `most` most frequent beginnings of `lines`, most frequent first, without those that another begins with.
 
-    lines  what follows a key in a corpus, padded with -1, in a suffix array's order: equal beginnings are adjacent. Of
-           equally frequent ones the earlier goes first."""
+    lines  [m, length]: what follows a key, padded with -1, sorted. Of equally frequent ones the earlier goes first."""
     begins = np.ones(lines.shape, np.bool_)  # [line, depth]: the line is the first with its first depth + 1 tokens
     begins[1:] = np.logical_or.accumulate(lines[1:] != lines[:-1], axis=1)
     count = np.zeros(lines.shape, np.int64)

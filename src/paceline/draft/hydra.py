@@ -3,10 +3,7 @@
 Ankner et al. 2024, "Hydra: Sequentially-Dependent Draft Heads for Medusa Decoding" (arXiv 2402.05109). Head k reads the
 target's last state and the embeddings of the root and of the k tokens above the node it drafts below. With the prefix
 layer of Hydra++ a decoder layer and a norm, with a cache of their own, come between the state and the heads. Heads
-share the target's output head or bring their own. Folders that `paceline train hydra` wrote have the names of the
-authors' files, which are read too.
-
-    Engine("models/demo", draft="hydra:build/hydra,tree=16")
+share the target's output head or bring their own. The authors' files are read too.
 """
 
 from __future__ import annotations
@@ -32,8 +29,7 @@ from paceline.target.linear import linear
 from paceline.target.quantised.blocks import tensors_of
 
 UNUSED = (f"{PREFIX}.embed_tokens.weight", "rotary_emb.inv_freq")
-"""Endings of names in the authors' files that nothing reads: an embedding that no token enters, and tables that follow
-from the configuration."""
+"""Endings of names in the authors' files that nothing reads: an unused embedding, and tables of rotations."""
 LAYER, NORM = f"{PREFIX}.layers.0.", f"{PREFIX}.norm.weight"
 
 
@@ -52,8 +48,8 @@ class Hydra(ReadingHeads):
         tensors = untied(by_position(found), config)
         heads, layers = count_heads(path, tensors)
         has_prefix = any(name.startswith(PREFIX) for name in tensors)
-        own = [f"hydra_lm_head.{k}" for k in range(heads)]
-        own = own if any(name.startswith("hydra_lm_head") for name in tensors) else []
+        has_own = any(name.startswith("hydra_lm_head") for name in tensors)
+        own = [f"hydra_lm_head.{k}" for k in range(heads if has_own else 0)]
         network = GroundedHeads(heads, layers, target.hidden_size, tied=False)
         shapes = {name: tuple(parameter.shape) for name, parameter in network.named_parameters()}
         if has_prefix:
@@ -110,9 +106,6 @@ class Hydra(ReadingHeads):
         for _ in range(depth):
             way.insert(0, self.template.parent[way[0]])
         return np.stack(way, 1)
-
-
-# Files ---------------------------------------------------------------------------------------------------------------
 
 
 def check_config(path: str, config: Mapping[str, Any]) -> None:

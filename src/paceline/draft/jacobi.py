@@ -5,28 +5,16 @@ Wang et al. 2024, "Make Some Noise: Unlocking Language Model Parallel Inference 
 (arXiv 2305.10427). The rejected nodes below the last accepted one are slots. The first slot stands where the next root
 will be, so its logits propose what follows the next root; the slot below it proposes the token after that, and so on.
 The best `candidates` of each slot fill a table, one row a depth; rows without a slot hold random tokens of the text. A
-tree of fixed shape reads its tokens from the table, by depth and rank. A chain copied from the text (`retrieve`) is
-merged with it.
+tree of fixed shape reads its tokens from the table, by depth and rank. A copied chain is merged with it.
 
     draft     root ── a ── b ── c ── d        the target predicts x after root: the whole draft is rejected
     slots             a    b    c    d        the logits at a propose the token after x, those at b the next one
     next      x ── ? ── ? ── ? ── ?
 
 An ordinary model takes its last tokens to be right, so its slots are of little use. A model fine-tuned with noise
-(`paceline train noise`) has learnt to look past them. That training changes the model: decoding is exact for the new
-weights.
+(`paceline train noise`) has learnt to look past them.
 
-`tree=0` is linear Jacobi decoding: one chain of `window` guesses; those that a round did not reach are kept.
-
-Lossless: the drafts are point masses, fixed before the target decides a token.
-
-Where we differ from the authors' code (github.com/wyxstriker/MakeSomeNoiseInference), and why:
-* a path is compared up to its own length. Theirs pads short paths with the root, and accepts the padding where the
-  target predicts the root's token again: the text is then not that of greedy decoding;
-* siblings with the same token are one node;
-* without a match nothing is copied (theirs: the beginning of the prompt), a copy that runs into the end of the text
-  goes on from itself (theirs: random tokens), and the first draft copies too;
-* sampling, batches, drafts no deeper than the row can use.
+Where we differ from the authors' code and why: docs/methods/jacobi.md.
 """
 
 from __future__ import annotations
@@ -37,49 +25,27 @@ from typing import Literal
 import numpy as np
 import torch
 
-from paceline.draft.base import Drafter
+from paceline.draft import shapes
+from paceline.draft.base import Drafter, DraftTree, Facts, IntArray, Request, Round
 from paceline.draft.registry import create
-from paceline.draft.shapes import (
-    SLOTS,
-    RankPath,
-    best_paths,
-    chain,
-    compile_template,
-    published,
-    read_accuracies,
-)
 from paceline.draft.spec import Options, option
 from paceline.draft.text.copying import continuation
 from paceline.engine.logits import top_tokens
-from paceline.engine.request import Request
-from paceline.engine.round import Round
-from paceline.engine.tree import DraftTree, IntArray
 from paceline.errors import MethodError
-from paceline.target.base import Facts
 
 NGRAM = "ngram"
 
 
 @dataclass(frozen=True)
 class JacobiConfig(Options):
-    """Options of jacobi."""
-
-    checkpoint: str | None = option(
-        None, "a folder of `paceline train noise`: the tree is built from its slots' accuracies"
-    )
-    tree: int = option(
-        63, "nodes of the tree, the copied chain not counted; 0: a chain of `window`; paper: 63", least=0
-    )
+    checkpoint: str | None = option(None, "a folder of `paceline train noise`, whose accuracies shape the tree")
+    tree: int = option(63, "nodes of the tree without the copied chain; 0: a chain of `window`; paper: 63", least=0)
     window: int = option(5, "guesses in the chain with tree=0 (linear Jacobi)", least=1)
     candidates: int = option(10, "candidates kept for each depth; paper: 10", least=1)
     depth: int = option(5, "depths that have candidates, and most tokens of the copied chain; paper: 5", least=1)
-    retrieve: str = option(
-        NGRAM, "source of the copied chain: ngram, none, or a drafter that copies, such as sam; paper: ngram"
-    )
+    retrieve: str = option(NGRAM, "the copied chain's source: ngram, none, or a drafter that copies; paper: ngram")
     ngram: int = option(3, "most tokens that must match for retrieve=ngram; paper: 3", least=1)
-    match: Literal["earliest", "recent"] = option(
-        "earliest", "which of the longest matches retrieve=ngram copies; paper: earliest"
-    )
+    match: Literal["earliest", "recent"] = option("earliest", "which of the longest matches is copied; paper: earliest")
     seed: int = option(0, "of the random tokens that fill what no slot has filled", least=0)
 
 
@@ -105,16 +71,14 @@ class Jacobi(Drafter):
         """Lay out the shape; bind the copier. Raises MethodError if that has a model of its own."""
         self._candidates = min(self._candidates, target.vocab_size)
         within = [path for path in self.paths if len(path) <= self.depth and max(path) < self._candidates]
-        shape = compile_template(within, self._candidates)
+        shape = shapes.compile_template(within, self._candidates)
         columns = (column[1:].tolist() for column in (shape.parent, shape.depth - 1, shape.rank))
         self._shape = list(zip(*columns, strict=True))
         if self._copier is not None:
             self._copier.bind(target)
             self.needs = self._copier.needs
             if self._copier.weight_bytes:
-                raise MethodError(
-                    f"jacobi: retrieve is {self.config.retrieve!r}, which runs a model; it must be {_CHOICES}."
-                )
+                raise MethodError(f"jacobi: retrieve={self.config.retrieve} runs a model; it must be {_CHOICES}.")
 
     def start(self, row: Request) -> None:
         self._tables[row.id] = []
@@ -130,10 +94,10 @@ class Jacobi(Drafter):
 
     def draft(self, row: Request) -> DraftTree:
         """The copied chain, then the shape with the table's tokens; each token once among its siblings."""
-        copied = self._copied(row)
-        if row.max_draft < 1:
-            return DraftTree.root(row.last_token)
-        table = self._filled(row)
+        # Missing rows of the table get random tokens of the text, without its last one.
+        table = self._tables[row.id]
+        missing = self.depth - len(table), self._candidates
+        table = [*table, *self._random[row.id].choice(row.tokens[: max(len(row) - 1, 1)], missing).tolist()]
         tokens, parent = [row.last_token], [-1]
         nodes_by: dict[tuple[int, int], int] = {}
 
@@ -146,7 +110,7 @@ class Jacobi(Drafter):
             return node
 
         node = 0
-        for token in copied[: row.max_draft]:
+        for token in self._copied(row)[: row.max_draft]:
             node = add(node, token)
         nodes = [0]
         for above, slot, rank in self._shape:
@@ -167,13 +131,6 @@ class Jacobi(Drafter):
         if self._copier is not None:
             self._copier.observe(round)
 
-    def _filled(self, row: Request) -> list[list[int]]:
-        """The row's table [depth][candidates]; missing rows get random tokens of the text, without its last one."""
-        table = self._tables[row.id]
-        context = row.tokens[:-1] if len(row) > 1 else row.tokens
-        size = self.depth - len(table), self._candidates
-        return [*table, *self._random[row.id].choice(context, size).tolist()]
-
     def _copied(self, row: Request) -> list[int]:
         """The copied chain, at most `depth` tokens."""
         if self._copier is not None:
@@ -182,14 +139,14 @@ class Jacobi(Drafter):
         return after_match(row.tokens, self.config.ngram, self.depth, self.config.match == "recent").tolist()
 
 
-def _paths(config: JacobiConfig) -> list[RankPath]:
+def _paths(config: JacobiConfig) -> list[shapes.RankPath]:
     """The shape that the options ask for."""
     if not config.tree:
-        return chain(config.window)
+        return shapes.chain(config.window)
     if config.checkpoint is not None:
-        return best_paths(read_accuracies(config.checkpoint, "paceline train noise"), config.tree)
-    paths = published()
-    return paths if config.tree == len(paths) else best_paths(SLOTS, config.tree)
+        return shapes.best_paths(shapes.read_accuracies(config.checkpoint, "paceline train noise"), config.tree)
+    paths = shapes.published()
+    return paths if config.tree == len(paths) else shapes.best_paths(shapes.SLOTS, config.tree)
 
 
 _CHOICES = "ngram, none, or a drafter that copies from the text, such as sam"
@@ -218,8 +175,7 @@ def slots(tree: DraftTree, last: int) -> list[int]:
 
 
 def after_match(text: IntArray, ngram: int, count: int, recent: bool) -> IntArray:
-    """The `count` tokens after the longest earlier match, up to `ngram` tokens, with the end of `text`; at the earliest
-    place or the most recent one. Empty where even the last token is new."""
+    """The `count` tokens after the longest earlier match of up to `ngram` tokens with the end of `text`, if any."""
     places = np.flatnonzero(text[:-1] == text[-1]) + 1
     for back in range(2, min(ngram, len(text)) + 1):
         longer = places[places >= back]

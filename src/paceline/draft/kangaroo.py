@@ -2,16 +2,13 @@
 
 Liu et al. 2024, "Kangaroo: Lossless Self-Speculative Decoding via Double Early Exiting" (arXiv 2404.18911). Drafted
 tokens leave the target after layer l (the first exit), through the adapter; the draft ends where the adapter is no
-longer sure (the second exit, the stop rule `confidence`). Nothing runs twice: the target's `verify` goes on from the
-early states of the drafted tokens, those after layer l.
+longer sure (the second exit, the stop rule `confidence`). Nothing runs twice: the target's `verify` goes on from there.
 
 The first layers' keys and values of a draft are in the target's cache before it is verified; the engine commits them
 with the others. The adapter has a cache of its own. Early states of committed tokens that it has not run wait in
 `pending`: of a prompt, of the last token of a draft, and of other drafters' tokens.
 
-Differences from the published method: docs/methods/kangaroo.md.
-
-    Engine("models/demo", draft="kangaroo:build/kangaroo,threshold=0.4")
+Where we differ from the published method and why: docs/methods/kangaroo.md.
 """
 
 from __future__ import annotations
@@ -44,16 +41,13 @@ from paceline.target.shape import Shape
 
 @dataclass(frozen=True, kw_only=True)
 class KangarooConfig(SteppingConfig):
-    """Options of `kangaroo`."""
-
     checkpoint: str = option(help="folder of the adapter, as `paceline train` wrote it")
     stop: stop.Name = option("confidence", "when to stop; paper: below confidence 0.6, after 6 tokens at most")
     dtype: Precision = option("auto", PRECISION)
 
 
 def adapter_shapes(shape: Shape) -> dict[str, tuple[int, ...]]:
-    """Name and shape of the adapter's tensors for a target of that shape: attention and two norms, no MLP. They have
-    4 h^2 + 2 h numbers if every attention head has its own keys."""
+    """Name and shape of the adapter's tensors for a target of that shape: attention and two norms, no MLP."""
     norm = (shape.hidden_size,)
     return {"input_norm.weight": norm, **attention_shapes(shape), "output_norm.weight": norm}
 
@@ -72,8 +66,7 @@ class Adapter:
 
     @torch.inference_mode()
     def __call__(self, states: torch.Tensor, segments: Sequence[Segment]) -> torch.Tensor:
-        """Run the segments' nodes, given their early states [N, H]; [M, H] for the nodes whose logits are wanted.
-        Nothing is committed."""
+        """Run the segments' nodes, given their early states [N, H]; [M, H] of those whose logits are wanted."""
         ops = self.attention.ops
         layout, cache = begin(segments, self.cache, self.attention.shape, ops, states)
         delta = self.attention(ops.norm(states, self.input_norm), layout, cache, 0)
@@ -116,16 +109,14 @@ class Kangaroo(StateReader, Stepping):
         return self.pending.cached(row)
 
     def run(self, drafts: Sequence[Draft], num_logits: Sequence[int]) -> torch.Tensor:
-        """The first exit: run the target's first layers over new nodes, and the adapter over all early states that it
-        has not run."""
+        """The first exit: the target's first layers over new nodes, and the adapter over early states not run yet."""
         states = []
         for draft, early in zip(drafts, self._run_early(drafts), strict=True):
             states += [early] if draft.done else [self.pending.of(draft.row), early]
         return self.head(self.adapter(torch.cat(states), segments(drafts, num_logits, self.pending.slot)))
 
     def _run_early(self, drafts: Sequence[Draft]) -> Sequence[torch.Tensor]:
-        """Run the target's first layers over each draft's new nodes; their states [nodes, H]. Nodes before the root are
-        in the target's cache already."""
+        """Run the target's first layers over each draft's new nodes, from the root on; their states [nodes, H]."""
         early = []
         for draft in drafts:
             root = draft.known - 1
@@ -164,15 +155,13 @@ class Kangaroo(StateReader, Stepping):
 
 
 def order_of_tree(draft: Draft) -> list[int]:
-    """For each node of the draft's tree its number in the draft, counted from the root. Leaves of the tree that the
-    draft lacks are added to it."""
+    """Each node's number in the draft, counted from the root. Leaves of the tree that the draft lacks are added."""
     assert draft.tree is not None
     root = draft.known - 1
     order: list[int] = []
     spare = iter(range(draft.done, len(draft.tokens)))
-    for token, parent, number in zip(
-        draft.tree.tokens.tolist(), draft.tree.parent.tolist(), draft.numbers, strict=True
-    ):
+    nodes = zip(draft.tree.tokens.tolist(), draft.tree.parent.tolist(), draft.numbers, strict=True)
+    for token, parent, number in nodes:
         number = next(spare, None) if number is None else number
         if number is None:
             number = len(draft.tokens)
@@ -185,8 +174,6 @@ def exit_layer(path: str, config: Mapping[str, Any], num_layers: int) -> int:
     """The exit layer in a checkpoint's config.json; MethodError unless the target has layers after it."""
     layer = config.get("exit_layer")
     if not isinstance(layer, int) or not 0 <= layer < num_layers:
-        raise MethodError(
-            f"{path} leaves the target after layer {layer!r}, and the target has {num_layers}: "
-            f"an exit layer is 0 to {num_layers - 1}; train the adapter again"
-        )
+        why = f"leaves the target after layer {layer!r}, and an exit layer is 0 to {num_layers - 1}"
+        raise MethodError(f"{path} {why}; train the adapter again")
     return layer

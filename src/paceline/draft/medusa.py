@@ -7,8 +7,6 @@ depth before. Heads share the target's output head or bring their own. Folders t
 the layouts in which others publish heads are read (docs/methods/medusa.md lists them).
 
 Acceptance is lossless. The authors' typical acceptance, which is not, is `paceline.engine.typical.Typical`.
-
-    Engine("models/demo", draft="medusa:models/demo-medusa,tree=16")
 """
 
 from __future__ import annotations
@@ -32,10 +30,8 @@ from paceline.target.load import open_weights
 
 SHARED, TOKENS = "lm_head.weight", "token_map"
 """vLLM's names: an output head that all heads share, and the tokens of its rows, where they are not all."""
-INSIDE = "medusa_head."
-"""Before the names of heads that lie inside the checkpoint of a whole model (Medusa-2)."""
-FILES = ("medusa_lm_head.safetensors",)
-"""Names of files of weights other than model.safetensors."""
+INSIDE = "medusa_head."  # before the names of heads that lie inside the checkpoint of a whole model (Medusa-2)
+FILES = ("medusa_lm_head.safetensors",)  # names of files of weights other than model.safetensors
 
 _NAMES = (
     (re.compile(r"(\d+)\.(\d+)\.linear\.(weight|bias)"), "{0}.{1}.linear.{2}"),
@@ -88,9 +84,6 @@ class Medusa(StaticHeads):
             self.last[row.id] = round.committed(i, self.layer)[-1].clone()
 
 
-# Files ---------------------------------------------------------------------------------------------------------------
-
-
 def read_heads(path: str, target: Facts) -> dict[str, torch.Tensor]:
     """The tensors of the heads at `path`, by our names: `{head}.{block}.linear.*`, `lm_heads.{head}.weight` for output
     heads of their own, SHARED and TOKENS. Names that nobody knows stay as they are, for `check_heads` to refuse."""
@@ -129,8 +122,7 @@ def _ours(name: str) -> str:
 def check_heads(path: str, tensors: dict[str, torch.Tensor], target: Facts) -> tuple[int, int]:
     """(number of heads, blocks of each), counted from the tensors, whatever config.json says: published ones are wrong.
 
-    MethodError unless they are a whole set of heads for the target, and nothing else. Where no block has a bias, one of
-    zeros is added."""
+    MethodError unless they are a whole set of heads for the target, and nothing else. Missing biases are zeros."""
     blocks = [tuple(map(int, name.split(".")[:2])) for name in tensors if ".linear." in name]
     if not blocks:
         raise MethodError(f"{path} has no heads: none of its tensors has a name such as 0.0.linear.weight")
@@ -142,10 +134,11 @@ def check_heads(path: str, tensors: dict[str, torch.Tensor], target: Facts) -> t
     for k in range(heads):
         for j in range(layers):
             shapes |= {f"{k}.{j}.linear.weight": (h, h), f"{k}.{j}.linear.bias": (h,)}
+    rows = vocab
     if TOKENS in tensors:
         check_map(tensors[TOKENS].long(), vocab)
-        shapes[TOKENS] = (len(tensors[TOKENS]),)
-    rows = len(tensors[TOKENS]) if TOKENS in tensors else vocab
+        rows = len(tensors[TOKENS])
+        shapes[TOKENS] = (rows,)
     if SHARED in tensors:
         shapes[SHARED] = (rows, h)
     elif any(name.startswith("lm_heads.") for name in tensors):

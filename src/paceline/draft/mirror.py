@@ -2,11 +2,8 @@
 
 Bhendawade et al. 2025, "Mirror Speculative Decoding" (arXiv 2510.13161). `branches.py` has the algorithm, and the proof
 that the output is the target's. The draft model runs in a process with cores or a device of its own
-(`draft_worker.py`); in line it gains no time, and serves to try the algorithm. Candidates for the target's next token:
-
-    source=draft       the draft's own probabilities: drafting ahead begins as soon as the window is sent
-    source=early_exit  the target's layer `layer`, read by its own head (the paper): better candidates, less time
-    source=both
+(`draft_worker.py`); in line it gains no time, and serves to try the algorithm. Candidates for the target's next token
+come from the draft, which begins at once, or from a middle layer of the target (the paper): better, but later.
 
 Costs, and when it pays: docs/methods/mirror.md.
 """
@@ -23,7 +20,7 @@ from typing import Any, Literal
 
 import torch
 
-from paceline.draft.base import Drafter
+from paceline.draft.base import Drafter, DraftTree, Facts, Needs, Request, Round
 from paceline.draft.model import check_tokenizer
 from paceline.draft.neural.branches import Ahead, Ask, Layout, Top, Window, most_candidates, top_of
 from paceline.draft.neural.draft_worker import Closed, DraftWorker, Setup, confined, facts_to_send, split_cores
@@ -32,51 +29,28 @@ from paceline.draft.neural.layers import native
 from paceline.draft.neural.stepping import Stepping
 from paceline.draft.neural.vocab import kept_tokens
 from paceline.draft.spec import Options, option, parse
-from paceline.engine.request import Request
-from paceline.engine.round import Round
-from paceline.engine.tree import DraftTree
 from paceline.errors import MethodError
-from paceline.target.base import Facts, Needs
 from paceline.target.load import device_named, load_tokenizer
 
 log = logging.getLogger("paceline")
 
-OVERLAPS = 1 / 0.9
-"""A process pays if work on both sides at once is this many times as fast as in turn."""
+OVERLAPS = 1 / 0.9  # a process pays if work on both sides at once is this many times as fast as in turn
 STATELESS = ("fixed", "svip", "confidence")
 """Stop rules that look at one distribution alone: a window drafted ahead ends where a fresh one would."""
-RECENT = 1024
-"""Rounds whose times are kept."""
+RECENT = 1024  # rounds whose times are kept
 
 
 @dataclass(frozen=True, kw_only=True)
 class MirrorConfig(Options):
-    """Options of mirror."""
-
     checkpoint: str = option(help="folder or hub id of the draft model, or a drafter that has one (model:PATH)")
-    candidates: int = option(
-        4, "windows drafted ahead for each position, on average; 0: plain speculation; paper: 8", least=0
-    )
-    branches: int | None = option(
-        None, "most windows drafted ahead for a row; none: as many as candidates says", least=1
-    )
-    layout: Layout = option(
-        "measured",
-        "measured: more windows where verification ends more often; uniform: as many for every position (the paper's)",
-    )
-    source: Literal["draft", "early_exit", "both"] = option(
-        "draft", "where candidates come from: the draft itself, the target's middle layer, or both; paper: early_exit"
-    )
+    candidates: int = option(4, "mean windows drafted ahead for a position; 0: plain speculation; paper: 8", least=0)
+    branches: int | None = option(None, "most windows drafted ahead for a row; none: what candidates says", least=1)
+    layout: Layout = option("measured", "measured: more windows where verification often ends; uniform: the paper's")
+    source: Literal["draft", "early_exit", "both"] = option("draft", "where candidates come from; paper: early_exit")
     layer: int | None = option(None, "of early_exit: layers before the exit; none: half of them, as the paper", least=1)
-    vocab: str | None = option(
-        None, "of early_exit: read only these tokens of the head: the K most frequent, or a file of `train vocab`"
-    )
-    miss: Literal["fresh", "empty"] = option(
-        "fresh", "if no window was drafted ahead: draft one now, or verify without a draft and look ahead meanwhile"
-    )
-    where: Literal["process", "line"] = option(
-        "process", "the draft runs in a process of its own, or in line with the target, which saves no time"
-    )
+    vocab: str | None = option(None, "of early_exit: the head's tokens, the K most frequent or a `train vocab` file")
+    miss: Literal["fresh", "empty"] = option("fresh", "without a window drafted ahead: draft now, or verify no draft")
+    where: Literal["process", "line"] = option("process", "the draft's place: its own process, or in line, to try it")
     threads: int = option(1, "of process: the draft's processor threads, on cores of their own", least=1)
     device: str | None = option(None, "of process: the draft's device, such as cuda:1; none: the target's")
     check: bool = option(True, "of process: measure at the start whether the two overlap; if not, draft in line")
@@ -137,8 +111,6 @@ class Mirror(Drafter):
         self.side: Ahead | DraftWorker | None = None
         self._resources = ExitStack()
 
-    # Start ----------------------------------------------------------------------------------------------------
-
     def bind(self, target: Facts) -> None:
         """Load the draft here or in its process. MethodError if it does not fit the target or cannot draft ahead."""
         super().bind(target)
@@ -148,12 +120,8 @@ class Mirror(Drafter):
             self.needs = Needs(callback_layer=self._exit.layer)
         spec, drafter = stateless_drafter(self.config)
         c = self.config
-        options: dict[str, Any] = {
-            "num_candidates": c.candidates,
-            "branches": c.branches,
-            "layout": c.layout,
-            "fresh": c.miss == "fresh",
-        }
+        options: dict[str, Any] = {"num_candidates": c.candidates, "branches": c.branches, "layout": c.layout}
+        options["fresh"] = c.miss == "fresh"
         self.side = self._start_worker(target, spec, options) if c.where == "process" else None
         if self.side is None:
             drafter.bind(target)
@@ -185,8 +153,6 @@ class Mirror(Drafter):
         )  # fmt: skip
         self._resources.close()
         return None
-
-    # Rows -----------------------------------------------------------------------------------------------------
 
     def start(self, row: Request) -> None:
         # A row that is run again has output already: the draft's side gets it with the first request.
@@ -220,8 +186,6 @@ class Mirror(Drafter):
                 log.warning("mirror: the draft's process is gone (%s); decoding goes on without drafts", why)
                 self.close()
 
-    # The round ------------------------------------------------------------------------------------------------
-
     def propose(self, rows: Sequence[Request]) -> list[DraftTree]:
         able = [row for row in rows if row.max_draft > 0]
         asks = [Ask(row.id, row.tokens[self._known[row.id] :].tolist()) for row in able]
@@ -232,15 +196,14 @@ class Mirror(Drafter):
         self.counts.add(asks, windows, perf_counter() - began)
         self._has_window = {window.id for window in windows}
         self._known |= {row.id: len(row) for row, _ in zip(able, windows, strict=False)}
-        trees = {row.id: self._tree(row, window) for row, window in zip(able, windows, strict=False)}
+        trees = {}
+        for row, window in zip(able, windows, strict=False):
+            source = self.name if window.tokens else ""
+            trees[row.id] = drawn_chain(row.last_token, window.tokens, window.probs, source, window.calls)
         if self.config.source == "draft" and isinstance(self.side, Ahead):
             with _timed(self.counts.ahead):
                 self.side.look_ahead()
         return [trees.get(row.id) or DraftTree.root(row.last_token) for row in rows]
-
-    def _tree(self, row: Request, window: Window) -> DraftTree:
-        source = self.name if window.tokens else ""
-        return drawn_chain(row.last_token, window.tokens, window.probs, source, window.calls)
 
     def on_layer(self, layer: int, hidden: torch.Tensor, round: Round) -> None:
         """Look ahead, with candidates of the early exit after every node of the windows."""
@@ -265,14 +228,13 @@ def _timed(seconds: deque[float]) -> Iterator[None]:
 
 
 class EarlyExit:
-    """The target's states after `layer` layers, read by its final norm and its head (the paper's proxy). MethodError
-    if the target has no such layer."""
+    """The target's states after `layer` layers, read by its final norm and head (the paper's proxy)."""
 
     def __init__(self, config: MirrorConfig, target: Facts):
         target = native(target, f"mirror: source={config.source} reads a middle layer", "source=draft")
         layer = target.num_layers // 2 if config.layer is None else config.layer
-        if not 0 < layer < target.num_layers:
-            last = target.num_layers - 1
+        last = target.num_layers - 1
+        if not 0 < layer <= last:
             raise MethodError(f"mirror: layer is {layer}, and {target.name} has {last + 1}: it is 1 to {last}")
         self.layer, self._target = layer, target
         self._columns, self._head = None, target.head
@@ -302,13 +264,9 @@ def stateless_drafter(config: MirrorConfig) -> tuple[str, Stepping]:
             spec += f",{key}={value}"
     drafter = create(spec)
     if not isinstance(drafter, Stepping) or not drafter.drafts_ahead:
-        raise MethodError(
-            f"mirror:{path}: {drafter.name} cannot draft ahead, for it copies text or needs the target's states; "
-            "write mirror:PATH or mirror:model:PATH with a draft model"
-        )
+        why = f"{drafter.name} cannot draft ahead, for it copies text or needs the target's states"
+        raise MethodError(f"mirror:{path}: {why}; write mirror:PATH or mirror:model:PATH with a draft model")
     if drafter.options.stop not in STATELESS or drafter.options.tree:
-        raise MethodError(
-            f"mirror: stop is {drafter.options.stop!r} and tree {drafter.options.tree}; "
-            f"it drafts chains, and its stop rule is {', '.join(STATELESS)}"
-        )
+        chosen = f"stop is {drafter.options.stop!r} and tree {drafter.options.tree}"
+        raise MethodError(f"mirror: {chosen}; it drafts chains, and its stop rule is {', '.join(STATELESS)}")
     return spec, drafter

@@ -1,13 +1,10 @@
 """ngram-pool: draft n-grams that the target generates on the side, and those of the text.
 
 Fu et al. 2024, "Break the Sequential Dependency of LLM Inference Using Lookahead Decoding" (ICML 2024, arXiv
-2402.02057). Every forward does two things:
-
-* verification: the n-grams in the row's pool that begin with the last token are drafted, at most `guesses`, merged
-  into one trie;
-* lookahead: a window of later tokens is iterated by Jacobi's method. It has `window` columns of `level` - 1 tokens;
-  each row is one iteration older than the row below it. The forward predicts one more row. Each column, from its key
-  down to the new token, is an n-gram of `level` tokens and goes into the pool; the oldest row is dropped.
+2402.02057). The n-grams in the row's pool that begin with the last token are drafted, at most `guesses`, merged into
+one trie. In the same forward a window of later tokens is iterated by Jacobi's method. It has `window` columns of
+`level` - 1 tokens; each row is one iteration older than the row below it. The forward predicts one more row. Each
+column, from its key down to the new token, is an n-gram of `level` tokens and goes into the pool; the oldest row goes.
 
 The window never becomes part of the answer: its nodes are probes (see `paceline.engine.tree`). In the published mask a
 token sees the oldest row to its left and the column above itself. That is a tree: the oldest row is a chain after the
@@ -19,9 +16,6 @@ root, and one column hangs from the root and from each token of the chain.
      │      │     │     │
      c0     c1    c2    c3         after these the forward predicts d0 d1 d2 d3:
                                    "root b0 c0 d0", "a0 b1 c1 d1" ... are n-grams of 4 tokens
-
-With a full pool a forward verifies (level - 1) * (window + guesses) positions, as in the paper. With `window=0` only
-the text's own n-grams are drafted, which costs next to nothing.
 
 Where we differ from the published method and why: docs/methods/ngram-pool.md.
 """
@@ -35,25 +29,19 @@ from itertools import chain, islice
 import numpy as np
 import torch
 
-from paceline.draft.base import Drafter
+from paceline.draft.base import Drafter, DraftTree, Request, Round
 from paceline.draft.spec import Options, option
 from paceline.draft.text.copying import up_to_end
 from paceline.draft.text.ngrams import Gram, RecentNgrams
 from paceline.engine.logits import best_token
-from paceline.engine.request import Request
-from paceline.engine.round import Round
 from paceline.engine.sampling import on_accelerator
-from paceline.engine.tree import DraftTree, merge
+from paceline.engine.tree import merge
 
 
 @dataclass(frozen=True)
 class NgramPoolConfig(Options):
-    """Options of ngram-pool."""
-
     level: int = option(5, "tokens in an n-gram, the last token of the text included; paper: 5", least=2)
-    window: int = option(
-        7, "columns iterated on the side, 0: none; paper: 7, and 15 on large GPUs", least=0, in_front=0
-    )
+    window: int = option(7, "columns iterated on the side, 0: none; paper: 7, on large GPUs 15", least=0, in_front=0)
     guesses: int = option(7, "n-grams kept and drafted for each token; paper: same as the window", least=1)
     prompt: bool = option(True, "also put the prompt's n-grams into the pool; paper: false")
     past: int = option(0, "tokens of finished requests whose n-grams are remembered, the latest; paper: 0", least=0)
@@ -145,12 +133,10 @@ class NgramPool(Drafter):
     def draft(self, row: Request) -> DraftTree:
         pool = self._pools[row.id]
         pool.update(row.tokens)
-        draft = DraftTree.root(row.last_token)
-        if row.max_draft > 0:
-            known = islice(chain(pool.after(row.last_token), self._past.after(row.last_token)), self.config.guesses)
-            ends = self.end_tokens(row)
-            guesses = [up_to_end(np.array(gram[: row.max_draft]), ends, keep=True) for gram in known]
-            draft = merge([draft, *(self.chain_after(row, guess) for guess in guesses)])
+        known = islice(chain(pool.after(row.last_token), self._past.after(row.last_token)), self.config.guesses)
+        ends = self.end_tokens(row)
+        guesses = [up_to_end(np.array(gram[: row.max_draft]), ends, keep=True) for gram in known]
+        draft = merge([DraftTree.root(row.last_token), *(self.chain_after(row, guess) for guess in guesses)])
         window = self._windows.get(row.id)
         return window.hang(draft) if window is not None and window.depth <= row.max_draft else draft
 
@@ -158,6 +144,5 @@ class NgramPool(Drafter):
 def _best(logits: torch.Tensor, nodes: list[int]) -> list[int]:
     """The best token at each of `nodes`, logits [M, V]."""
     if on_accelerator(logits):
-        best: list[int] = logits[nodes].argmax(-1).tolist()
-        return best
+        return logits[nodes].argmax(-1).tolist()
     return [best_token(logits, node) for node in nodes]

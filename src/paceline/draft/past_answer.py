@@ -2,10 +2,7 @@
 
 For prompts that come again: repeated requests, and the epochs of reinforcement learning (Liu et al. 2025, "SPEC-RL",
 arXiv 2509.23232). A few forwards verify a whole answer. After the first different token nothing is proposed, and in
-`past-answer+sam` the next drafter is asked.
-
-In large batches, tokens verified after that point cost much: with `first=8` a row's first piece has 8 tokens, and each
-accepted piece doubles the next.
+`past-answer+sam` the next drafter is asked. In large batches, tokens after that point cost much; see `first`.
 
 The old answer comes with the row (`Row.past`: in `paceline.rollout` every copy of a prompt has its own), else it is the
 last finished answer to the same prompt that this drafter has seen.
@@ -17,20 +14,14 @@ from dataclasses import dataclass
 
 import numpy as np
 
-from paceline.draft.base import Drafter
+from paceline.draft.base import Drafter, DraftTree, IntArray, Request
 from paceline.draft.spec import Options, option
-from paceline.engine.request import Request
-from paceline.engine.tree import DraftTree, IntArray
 
 
 @dataclass(frozen=True)
 class PastAnswerConfig(Options):
-    """Options of past-answer."""
-
     draft: int = option(128, "most tokens a draft holds; longer answers are proposed in pieces", least=1)
-    first: int | None = option(
-        None, "tokens of a row's first piece; each accepted piece doubles the next; none: `draft`", least=1
-    )
+    first: int | None = option(None, "tokens of the first piece; each accepted one doubles it; none: `draft`", least=1)
     past: int = option(1 << 16, "tokens of answers to remember, the oldest forgotten first", least=0)
 
 
@@ -66,7 +57,7 @@ class PastAnswer(Drafter):
             return DraftTree.root(row.last_token)
         self._old[row.id] = old, done
         piece = self.config.draft if self.config.first is None else max(self.config.first, done)
-        return self.chain_after(row, old[done : done + max(0, min(piece, self.config.draft, row.max_draft))])
+        return self.chain_after(row, old[done : done + min(piece, self.config.draft, row.max_draft)])
 
     def drop(self, row: Request) -> None:
         self._old.pop(row.id, None)

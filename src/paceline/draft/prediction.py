@@ -1,8 +1,7 @@
 """prediction: copy from a text that the caller expects the answer to be much like (OpenAI's Predicted Outputs).
 
 The text is `SamplingParams.prediction`. A draft is what follows, in that text, the longest match with the end of the
-answer; among equal matches the first one after the last place. Requests without such a text, and answers that have no
-token in common with it, get no draft.
+answer; among equal matches the first one after the last place. Without a match there is no draft.
 """
 
 from __future__ import annotations
@@ -11,16 +10,12 @@ from dataclasses import dataclass
 
 import numpy as np
 
-from paceline.draft.base import Drafter
+from paceline.draft.base import Drafter, DraftTree, IntArray, Request
 from paceline.draft.spec import Options, option
-from paceline.engine.request import Request
-from paceline.engine.tree import DraftTree, IntArray
 
 
 @dataclass(frozen=True, kw_only=True)
 class PredictionConfig(Options):
-    """Options of prediction."""
-
     draft: int = option(16, "most tokens a draft holds", least=1)
     match: int = option(8, "most tokens of a match; one token is enough", least=1)
 
@@ -45,17 +40,15 @@ class Prediction(Drafter):
 
     def draft(self, row: Request) -> DraftTree:
         text = self._texts[row.id]
-        if not len(text):
-            return DraftTree.root(row.last_token)
         place = self._after(row.tokens[row.prompt_length :], text, self._places[row.id])
         if place is None:
             return DraftTree.root(row.last_token)
         self._places[row.id] = place
-        return self.chain_after(row, text[place : place + min(self.config.draft, max(row.max_draft, 0))])
+        return self.chain_after(row, text[place : place + min(self.config.draft, row.max_draft)])
 
     def _after(self, answer: IntArray, text: IntArray, before: int) -> int | None:
-        """The place in the text after the longest match with the end of the answer; the first one at or after `before`,
-        else the first one; None without a match."""
+        """The place in the text after the longest match with the end of the answer, or None; the first one at or after
+        `before`, else the first one."""
         for length in range(min(self.config.match, len(answer), len(text)), 0, -1):
             windows = np.lib.stride_tricks.sliding_window_view(text, length)
             ends = np.flatnonzero((windows == answer[-length:]).all(1)) + length

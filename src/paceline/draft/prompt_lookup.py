@@ -1,18 +1,8 @@
 """prompt-lookup: copy what followed an earlier occurrence of the last n tokens.
 
-Three programs have three rules for it:
-
-* published: Saxena 2023, "Prompt Lookup Decoding" (github.com/apoorvumang/prompt-lookup-decoding). The last 3
-  tokens, else 2, else 1; the earliest place that has a full draft after it and does not overlap the end.
-* transformers: `generate(prompt_lookup_num_tokens=...)`. The last 2 tokens, else 1; the earliest place; a
-  draft may be shorter where the text ends, and stops before an end token.
-* vllm: `method: ngram`. The longest n from `min_ngram` to `max_ngram` (both 5 unless given), the earliest
-  place; a draft may be shorter where the text ends.
-
-All of them are one scan for the first place with the longest match, in O(length of the text), without state. With
-`past`, which none of the three has, finished requests are searched too, the latest first, for a longer match.
-
-Where we differ from the published method and why: docs/methods/prompt-lookup.md.
+Saxena 2023, "Prompt Lookup Decoding" (github.com/apoorvumang/prompt-lookup-decoding), transformers and vLLM have three
+rules for it (`variant`; docs/methods/prompt-lookup.md lists them). All are one scan for the first place with the
+longest match, in O(length of the text), without state. With `past` (ours), finished requests are searched too.
 """
 
 from __future__ import annotations
@@ -23,31 +13,18 @@ from typing import Literal
 import numpy as np
 from numba import njit
 
-from paceline.draft.base import Drafter
+from paceline.draft.base import Drafter, DraftTree, Facts, IntArray, Request
 from paceline.draft.spec import Options, option
 from paceline.draft.text.copying import up_to_end
-from paceline.engine.request import Request
-from paceline.engine.tree import DraftTree, IntArray
 from paceline.errors import MethodError
-from paceline.target.base import Facts
 
 
 @dataclass(frozen=True)
 class PromptLookupConfig(Options):
-    """Options of prompt-lookup."""
-
-    variant: Literal["published", "transformers", "vllm"] = option(
-        "published", "whose rule: the author's, transformers' or vLLM's"
-    )
-    draft: int = option(
-        10, "most tokens a draft holds; published code and transformers: 10, vllm has no default", least=1
-    )
-    max_ngram: int | None = option(
-        None, "longest run of tokens looked up; none: published 3, transformers 2, vllm min_ngram or 5", least=1
-    )
-    min_ngram: int | None = option(
-        None, "shortest run looked up; none: published and transformers 1, vllm max_ngram or 5", least=1
-    )
+    variant: Literal["published", "transformers", "vllm"] = option("published", "whose rule; published: the author's")
+    draft: int = option(10, "most tokens a draft holds; published and transformers: 10, vllm: no default", least=1)
+    max_ngram: int | None = option(None, "longest run; none: published 3, transformers 2, vllm min_ngram or 5", least=1)
+    min_ngram: int | None = option(None, "shortest run; none: vllm max_ngram or 5, the other two 1", least=1)
     past: int = option(0, "tokens of finished requests to search too, the oldest forgotten first; 0: off", least=0)
 
     def __post_init__(self) -> None:
@@ -101,16 +78,13 @@ class PromptLookup(Drafter):
             self._past = np.concatenate([row.tokens, [*_SEPARATOR], self._past])[: self.config.past]
 
     def draft(self, row: Request) -> DraftTree:
-        if row.max_draft < 1:
-            return DraftTree.root(row.last_token)
         drafted = self.lookup(row.tokens)[: row.max_draft]
         if self.config.variant == "transformers":
             drafted = up_to_end(drafted, self.end_tokens(row), keep=False)
         return self.chain_after(row, drafted)
 
 
-_SEPARATOR = frozenset({-1})
-"""Stands between two requests of the past; not a token, so nothing matches across it."""
+_SEPARATOR = frozenset({-1})  # stands between two requests of the past; not a token, so nothing matches across it
 
 
 @njit(cache=True)

@@ -8,11 +8,8 @@ from dataclasses import dataclass, field
 import numpy as np
 import torch
 
-from paceline.draft.base import Drafter, stamp
-from paceline.engine.request import Request
-from paceline.engine.round import Round
-from paceline.engine.tree import DraftTree
-from paceline.target.base import Facts
+from paceline.draft.base import Drafter, DraftTree, Request
+from paceline.draft.fallback import Fallback
 from paceline.target.tokenizer import Tokenizer
 
 
@@ -33,36 +30,22 @@ class Recording:
 
     @classmethod
     def of(cls, tokenizer: Tokenizer) -> Recording:
-        """A recording in this tokenizer's tokens. The tokenizer must have an end token, as `open_tokenizer` checks."""
+        """A recording in the tokens of a tokenizer that has an end token, as `open_tokenizer` checks."""
         assert tokenizer.eos_token_id is not None
         return cls(tokenizer, (tokenizer.eos_token_id,), tokenizer.vocab_size)
 
 
-class Chains(Drafter):
+class Chains(Fallback):
     """The drafts of `inner`, reduced to the best chain of each tree. `inner` may be bound already.
 
     vocab_size  a chain ends before a token from this number on; None: no limit."""
 
     def __init__(self, inner: Drafter, vocab_size: int | None = None):
-        self.inner, self.name, self.vocab_size = inner, inner.name, vocab_size
-        self.needs = inner.needs
-
-    def bind(self, target: Facts) -> None:
-        self.inner.bind(target)
-        self.needs = self.inner.needs
-
-    def start(self, row: Request) -> None:
-        self.inner.start(row)
+        super().__init__([inner])
+        self.vocab_size = vocab_size
 
     def propose(self, rows: Sequence[Request]) -> list[DraftTree]:
-        trees = stamp(self.inner.propose(rows), self.inner)
-        return [self._chain(tree, row) for tree, row in zip(trees, rows, strict=True)]
-
-    def observe(self, round: Round) -> None:
-        self.inner.observe(round)
-
-    def drop(self, row: Request) -> None:
-        self.inner.drop(row)
+        return [self._chain(tree, row) for tree, row in zip(super().propose(rows), rows, strict=True)]
 
     def _chain(self, tree: DraftTree, row: Request) -> DraftTree:
         chain = tree.trunk()[: row.max_draft]

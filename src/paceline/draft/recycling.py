@@ -5,9 +5,6 @@ Recycling" (ACL 2025, arXiv 2408.08696). A matrix M [V, k] holds, in row t, the 
 target last ranked them after a verified node, rejected nodes included. A draft is a tree of fixed shape that starts at
 the last token and reads the children of each node from M. No training, no model, no corpus; 1 MB for 32,000 tokens.
 
-A shape is a set of paths: (2, 0) is the best successor of the third best successor of the last token. M proposes
-something in any text, also where drafters that copy have nothing. In `sam+recycling` it learns from the rounds of both.
-
 Where we differ from the published method and why: docs/methods/recycling.md.
 """
 
@@ -21,51 +18,36 @@ import numpy as np
 from numba import njit
 from numpy.typing import NDArray
 
-from paceline.draft.base import Drafter
+from paceline.draft.base import Drafter, DraftTree, Facts, Needs, Request, Round
 from paceline.draft.shapes import compile_template, template_of
 from paceline.draft.spec import Options, option
 from paceline.draft.text.store import HEADER, open_for, writing
 from paceline.engine.logits import top_tokens
-from paceline.engine.request import Request
-from paceline.engine.round import Round
-from paceline.engine.tree import DraftTree
 from paceline.errors import MethodError, StoreError
-from paceline.target.base import Facts, Needs
 from paceline.target.decoder import Decoder
 
 TREES = {
-    80: "0 1 2 3 4 5 6 7 "
-    "00 01 02 03 04 05 06 07 10 11 12 13 20 21 22 30 31 40 50 60 70 "
+    80: "0 1 2 3 4 5 6 7 00 01 02 03 04 05 06 07 10 11 12 13 20 21 22 30 31 40 50 60 70 "
     "000 001 002 003 004 005 006 007 010 011 012 020 021 030 040 050 060 070 100 101 110 200 300 400 500 "
     "0000 0001 0002 0003 0004 0010 0011 0020 0030 0040 0100 0200 1000 2000 3000 "
-    "00000 00001 00002 00010 00020 00100 01000 10000 "
-    "000000 000001 000100",
-    60: "0 1 2 3 4 5 6 "
-    "00 01 02 03 04 05 10 11 12 13 14 20 21 22 30 31 40 41 50 60 "
+    "00000 00001 00002 00010 00020 00100 01000 10000 000000 000001 000100",
+    60: "0 1 2 3 4 5 6 00 01 02 03 04 05 10 11 12 13 14 20 21 22 30 31 40 41 50 60 "
     "000 001 002 010 011 020 021 030 040 100 101 102 110 111 120 130 200 210 300 400 500 "
-    "0000 0001 0010 0100 1000 1001 1100 2000 "
-    "00000 00001 00100 10000",
+    "0000 0001 0010 0100 1000 1001 1100 2000 00000 00001 00100 10000",
     32: "0 1 2 3 4 5 6 7 00 01 02 03 05 10 20 30 000 001 002 010 020 100 0000 0001 0010 0100 1000 "
     "00000 00001 00010 00100 000000",
     16: "0 1 2 3 5 00 01 10 000 001 010 100 0000 0010 00000 000000",
     8: "0 1 00 01 000 0000 00000 000000",
 }
 """Paths by number of drafted nodes. 80: the paper's ("2.2.2"). 60: SAM-Decoding's (arXiv 2411.10666) for its second
-drafter; not a subset of the 80. 32, 16, 8: the paths of the 80 that were accepted most often on models/demo
-(`benchmarks/recycling.py shapes`)."""
+drafter. 32, 16, 8: the paths of the 80 that were accepted most often (`benchmarks/recycling.py shapes`)."""
 
 
 @dataclass(frozen=True)
 class RecyclingConfig(Options):
-    """Options of recycling."""
-
     checkpoint: str | None = option(None, "a saved matrix to start from")
-    tree: Literal[80, 60, 32, 16, 8] | str = option(
-        80, "drafted nodes, or a file of paths (JSON lists, or words such as 0 1 00 01); paper: 80"
-    )
-    k: int = option(
-        8, "successors kept for each token; the trees above lose their nodes of higher rank; paper: 8", least=1
-    )
+    tree: Literal[80, 60, 32, 16, 8] | str = option(80, "drafted nodes, or a file of paths, as 0 1 00 01; paper: 80")
+    k: int = option(8, "successors kept for each token; trees lose their nodes of higher rank; paper: 8", least=1)
     scope: Literal["shared", "row"] = option("shared", "one matrix for all requests, or one for each; paper: shared")
     prompt: bool = option(False, "also learn from the target's ranking after every prompt token; paper: false")
 
@@ -90,8 +72,6 @@ class Recycling(Drafter):
         self._head: Decoder | None = None
         self._matrices: dict[int, NDArray[np.int32]] = {}
 
-    # The matrix and its file -----------------------------------------------------------------------------------
-
     def bind(self, target: Facts) -> None:
         """Compile; make or load the matrix. Raises StoreError if the saved one is not of this target and k."""
         super().bind(target)
@@ -102,10 +82,7 @@ class Recycling(Drafter):
         self.needs = Needs(top_k=k)
         if self.config.prompt:
             if not isinstance(target, Decoder):
-                raise MethodError(
-                    f"recycling: prompt=true needs the native decoder, and {target.name} does not run in it. "
-                    "Leave it out."
-                )
+                raise MethodError(f"recycling: prompt=true needs the native decoder, and {target.name} has another")
             self._head = target
             self.needs = Needs(top_k=k, hidden_layers=(target.num_layers,))
         self._target = target
@@ -126,8 +103,6 @@ class Recycling(Drafter):
         facts = {"tokenizer_name": name, "model": self._target.name, "vocab_size": vocab_size, "k": k}
         with writing(path, kind="recycling", tokenizer=of, **facts) as store:
             store.add("matrix", self.matrix)
-
-    # The round ------------------------------------------------------------------------------------------------
 
     def start(self, row: Request) -> None:
         if self.config.scope == "row":
@@ -170,9 +145,6 @@ class Recycling(Drafter):
         _update(self._matrices.get(row.id, self.matrix), np.array(tokens), np.zeros_like(reverse), reverse, best)
 
 
-# The matrix ----------------------------------------------------------------------------------------------------------
-
-
 def _load(path: str, shape: tuple[int, int], target: Facts) -> NDArray[np.int32]:
     """A saved matrix int32 [V, k] of this shape; StoreError if it is not for this target."""
     if not (Path(path) / HEADER).exists():
@@ -180,10 +152,9 @@ def _load(path: str, shape: tuple[int, int], target: Facts) -> NDArray[np.int32]
     store = open_for(target, path, "recycling")
     matrix = np.array(store.array("matrix"))
     if matrix.shape != shape or matrix.dtype != np.int32:
-        raise StoreError(
-            f"the matrix {path} has {' x '.join(map(str, matrix.shape))} {matrix.dtype} entries; this target and k "
-            f"need {shape[0]} x {shape[1]} int32: give its own k, or learn it anew with this model"
-        )
+        has, need = (" x ".join(map(str, size)) for size in (matrix.shape, shape))
+        why = f"{has} {matrix.dtype} entries; this target and k need {need} int32"
+        raise StoreError(f"the matrix {path} has {why}: give its own k, or learn it anew with this model")
     if matrix.min() < -1 or matrix.max() >= shape[0]:
         raise StoreError(f"the matrix {path} holds tokens that do not exist; learn it anew with this model")
     return matrix
@@ -216,8 +187,8 @@ def _grow(matrix, root, parent, rank, size, ends):  # type: ignore[no-untyped-de
 
 @njit(cache=True)
 def _update(matrix, tokens, depth, path, successors):  # type: ignore[no-untyped-def]
-    """Write row tokens[i] = successors[i] for every node i. Where a token stands at several nodes, the last one written
-    counts: nodes of `path` over others, earlier ones over later; then shallow over deep, better rank over worse."""
+    """Write row tokens[i] = successors[i] for every node i. Of a token's nodes those of `path` count before others and
+    the earlier before the later, then shallow ones before deep, better ranks before worse."""
     for level in range(depth.max(), -1, -1):
         for node in range(len(tokens) - 1, -1, -1):
             if depth[node] == level:

@@ -2,13 +2,9 @@
 
 He et al. 2024, "REST: Retrieval-Based Speculative Decoding" (NAACL 2024, arXiv 2311.08252). The longest suffix of
 the text, 16 tokens down to 2, that occurs in a corpus is looked up in a suffix array. The continuations of all its
-places form a trie, in which a node weighs as many places as go through it; the 64 heaviest nodes are the draft.
+places form a trie, in which a node weighs as many places as go through it; the 64 heaviest nodes, a tree, are drafted.
 
-    places        the range of the suffix array; if it has more than `hits`, an even spread of them
-    weight [n]    never more than the parent's weight, so the heaviest nodes are a tree
-
-The trie is not built: a suffix array is sorted, so the places of a node are one range, and its children are parts of
-that range.
+The trie is not built: a suffix array is sorted, so a node's places are one range, and its children's are parts of it.
 
 Where we differ from the published method and why: docs/methods/rest.md.
 """
@@ -19,20 +15,15 @@ from dataclasses import dataclass
 
 import numpy as np
 
-from paceline.draft.base import Drafter
+from paceline.draft.base import Drafter, DraftTree, Facts, IntArray, Request
 from paceline.draft.spec import Options, option
 from paceline.draft.text.store import open_for
 from paceline.draft.text.suffix_array import HI, LO, PARENT, TOKEN, SuffixArray, likeliest
-from paceline.engine.request import Request
-from paceline.engine.tree import DraftTree, IntArray
 from paceline.errors import MethodError
-from paceline.target.base import Facts
 
 
 @dataclass(frozen=True)
 class RestConfig(Options):
-    """Options of rest."""
-
     checkpoint: str = option(help="the corpus store, made by `paceline corpus build`")
     nodes: int = option(64, "most nodes of the tree; paper: 64", least=1)
     longest: int = option(16, "tokens of the longest suffix looked up; paper: 16", least=1)
@@ -64,9 +55,7 @@ class Rest(Drafter):
         self._array.longest([0, 0])
         self.heaviest(0, 0, 0, 1, frozenset())
 
-    def heaviest(
-        self, lo: int, hi: int, skip: int, length: int, ends: frozenset[int]
-    ) -> tuple[IntArray, IntArray, IntArray]:
+    def heaviest(self, lo: int, hi: int, skip: int, length: int, ends: frozenset[int]) -> tuple[IntArray, ...]:
         """The heaviest nodes after the places lo..hi of the suffix array, whose match is `skip` tokens long.
 
         Tokens, parents (0 is the root, 1 the first node) and weights, int64 [n] each, the heaviest first; at most
@@ -80,13 +69,10 @@ class Rest(Drafter):
         return nodes[:, TOKEN], nodes[:, PARENT], nodes[:, HI] - nodes[:, LO]
 
     def draft(self, row: Request) -> DraftTree:
-        length = min(self.config.length, row.max_draft)
         ends = self.end_tokens(row)
         # After an end token a corpus has another document.
-        if length < 1 or row.last_token in ends or row.last_token == self._array.end_token:
+        if row.last_token in ends or row.last_token == self._array.end_token:
             return DraftTree.root(row.last_token)
-        skip, lo, hi = self._array.longest(
-            row.tokens[-self.config.longest :], self.config.longest, self.config.shortest
-        )
-        tokens, parent, _ = self.heaviest(lo, hi, skip, length, ends)
+        skip, lo, hi = self._array.longest(row.tokens, self.config.longest, self.config.shortest)
+        tokens, parent, _ = self.heaviest(lo, hi, skip, min(self.config.length, row.max_draft), ends)
         return self.tree_after(row, tokens, parent)

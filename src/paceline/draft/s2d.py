@@ -10,9 +10,7 @@ Layers that a token did not reach lack its keys and values. Its state waits befo
 token that needs them. So a token's exit changes the cost of later ones, never their distribution. The exit depends on a
 distribution, never on the token drawn from it; so the exit's q is the draft distribution that verification needs.
 
-Differences from the published method: docs/methods/s2d.md.
-
-    Engine("models/demo", draft="s2d:build/sorted,thresholds=0.7")
+Where we differ from the published method and why: docs/methods/s2d.md.
 """
 
 from __future__ import annotations
@@ -20,7 +18,7 @@ from __future__ import annotations
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 from itertools import pairwise
-from typing import TypeVar
+from typing import Any
 
 import numpy as np
 import torch
@@ -38,23 +36,14 @@ from paceline.target.base import Facts
 from paceline.target.decoder import Decoder
 from paceline.target.load import SMALL_FILES, find
 
-LAG = 64
-"""Most committed tokens that may wait before deeper layers when a round begins."""
-SURE = 0.5
-"""The threshold if neither the options nor the checkpoint name one; the paper's."""
-NEVER = 1.01
-"""Largest threshold: no probability is above it."""
-
-N = TypeVar("N", int, float)
+LAG = 64  # most committed tokens that may wait before deeper layers when a round begins
+SURE = 0.5  # the threshold if neither the options nor the checkpoint name one; the paper's
+NEVER = 1.01  # largest threshold: no probability is above it
 
 
 @dataclass(frozen=True, kw_only=True)
 class SortedConfig(ModelConfig):
-    """Options of `s2d`."""
-
-    stop: stop.Name = option(
-        "svip", "when to stop drafting; paper: `heuristic`, 5 tokens, then 2 more or 1 less a round"
-    )
+    stop: stop.Name = option("svip", "when to stop; paper: `heuristic`, 5 tokens, then 2 more or 1 less a round")
     exits: str | None = option(None, "layers after which a token may leave, as in 2,4,8; none: the trained ones")
     thresholds: str | None = option(
         None,
@@ -66,16 +55,14 @@ class SortedConfig(ModelConfig):
 class Section:
     """Layers first..last-1 of the draft model, up to one exit, with a cache of their own.
 
-    A row's nodes have numbers from the end of this cache on: committed tokens that these layers have not run, then the
-    nodes of the round's draft.
+    A row's nodes have numbers from the end of this cache on: committed tokens not run here, then the draft's nodes.
 
     threshold  of the exit.
     deeper     the next section; None after the last exit.
     nbytes     bytes of weights that these layers and their exit read.
     ran        by slot: number of nodes run since the last commit.
     waiting    by slot: states [n, H], before layer `first`, of the next nodes to run.
-    left       number of times that a draft left here.
-    tried      tokens drafted from here that the target accepted or rejected. kept: those that it accepted."""
+    left       times that a draft left here; tried: its tokens that were accepted or rejected; kept: accepted."""
 
     def __init__(self, model: Decoder, first: int, last: int, threshold: float):
         self.first, self.last, self.threshold = first, last, threshold
@@ -127,10 +114,8 @@ class Sorted(Model):
 
     def __init__(self, config: SortedConfig):
         super().__init__(config)
-        self.exits = [] if config.exits is None else _numbers("exits", config.exits, int, "2,4,8")
-        self.thresholds = []
-        if config.thresholds is not None:
-            self.thresholds = _possible(_numbers("thresholds", config.thresholds, float, "0.5,0.7"))
+        self.exits: list[int] = _numbers("exits", config.exits, int, "2,4,8")
+        self.thresholds = _possible(_numbers("thresholds", config.thresholds, float, "0.5,0.7"))
         self.sections: list[Section] = []
         self._left: dict[int, list[Section]] = {}
         self._forwards = self._read = 0
@@ -155,8 +140,6 @@ class Sorted(Model):
         """Mean layers up to the exit of a drafted token (of a tree: of a level). Layers run later are not counted."""
         left = sum(section.left for section in self.sections)
         return sum(section.last * section.left for section in self.sections) / left if left else 0.0
-
-    # Rows -----------------------------------------------------------------------------------------------------
 
     def open(self, row: Request, first: int) -> None:
         super().open(row, first)
@@ -201,8 +184,6 @@ class Sorted(Model):
                     left[accepted].tried += 1
         super().observe(round)
 
-    # A step ---------------------------------------------------------------------------------------------------
-
     def run(self, drafts: Sequence[Draft], num_logits: Sequence[int]) -> torch.Tensor:
         logits: dict[int, torch.Tensor] = {}
         going = list(range(len(drafts)))
@@ -226,8 +207,7 @@ class Sorted(Model):
         return torch.cat([logits[i] for i in range(len(drafts))])
 
     def _through(self, section: Section, drafts: Sequence[Draft]) -> list[torch.Tensor]:
-        """Run a section over the nodes that wait for it. Returns the states after it, [n, H] for each draft; they wait
-        for the next section."""
+        """Run a section over the nodes that wait for it; the states after it, [n, H] a draft, wait for the next one."""
         slots = [self._slots[draft.row.id] for draft in drafts]
         segments = [section.segment(d, slot, self.read(d.row)) for d, slot in zip(drafts, slots, strict=True)]
         hidden = self.decoder.run_layers(segments, section.last, first=section.first, cache=section.cache)
@@ -271,14 +251,10 @@ def exits_in_use(exits: Sequence[int], thresholds: Sequence[float], num_layers: 
 
     thresholds: one for all exits, or one for each but the last. MethodError unless exits and thresholds fit."""
     if any(low >= high for low, high in pairwise([0, *exits])) or exits[-1] > num_layers:
-        raise MethodError(
-            f"exits are {_listed(exits)}; of this draft they are layers from 1 to {num_layers}, each above the last"
-        )
+        raise MethodError(f"exits are {_listed(exits)}; they are layers from 1 to {num_layers}, each above the last")
     if len(thresholds) not in (1, len(exits) - 1):
-        raise MethodError(
-            f"thresholds are {_listed(thresholds)} and exits {_listed(exits)}; give one for all, or one for each exit "
-            "but the last"
-        )
+        given = f"thresholds are {_listed(thresholds)} and exits {_listed(exits)}"
+        raise MethodError(f"{given}; give one for all, or one for each exit but the last")
     each = [*(thresholds if len(thresholds) > 1 else [*thresholds] * (len(exits) - 1)), 0.0]
     used = [(exit, threshold) for exit, threshold in zip(exits, each, strict=True) if threshold < 1]
     always = next(n for n, (_, threshold) in enumerate(used, 1) if threshold <= 0)
@@ -286,8 +262,7 @@ def exits_in_use(exits: Sequence[int], thresholds: Sequence[float], num_layers: 
 
 
 def _trained(path: str) -> tuple[list[int], list[float]]:
-    """Exits, and thresholds if there are any, from the config.json of a draft model. MethodError if it is not one of
-    `train sorted`."""
+    """Exits, and thresholds if there are any, of a draft model of `train sorted`; MethodError if it is none."""
     folder = find(path, SMALL_FILES)
     noted = read_drafter(folder, Sorted.name)
     exits, thresholds = noted.get("exits"), noted.get("thresholds") or []
@@ -304,10 +279,10 @@ def _possible(thresholds: list[float]) -> list[float]:
     return thresholds
 
 
-def _numbers(what: str, text: str, kind: Callable[[str], N], example: str) -> list[N]:
-    """The numbers in `text`, with commas between. MethodError names the option `what`."""
+def _numbers(what: str, text: str | None, kind: Callable[[str], Any], example: str) -> list[Any]:
+    """The numbers in `text`, with commas between; none without a text. MethodError names the option `what`."""
     try:
-        return [kind(number) for number in text.split(",")]
+        return [] if text is None else [kind(number) for number in text.split(",")]
     except ValueError:
         raise MethodError(f"{what} is {text!r}; it must be numbers with commas between, as in {example}") from None
 

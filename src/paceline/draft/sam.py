@@ -5,9 +5,8 @@ automaton gives the longest match in O(1) a token. The length of the match sets 
 proposes little or nothing, and in `sam+b` drafter b is asked then.
 
     dynamic   over prompt and answer (`automaton.py`), always
-    static    over a corpus (`corpus=PATH`, `frozen.py`): a cursor holds the longest suffix of the row that occurs in
-              it; copied when it is more than `bias` tokens longer than the dynamic match
-    past      over requests that this engine has finished (`past=TOKENS`): copied when longer than the row's own match
+    static    over a corpus (`frozen.py`): copied when more than `bias` tokens longer than the dynamic match
+    past      over requests that this engine has finished: copied when longer than the row's own match
 
 Where we differ from the published method and why: docs/methods/sam.md.
 """
@@ -17,47 +16,29 @@ from __future__ import annotations
 from collections.abc import Callable, Iterator
 from dataclasses import dataclass
 from functools import partial
-from typing import TYPE_CHECKING, Literal, NamedTuple
+from typing import Literal, NamedTuple
 
 import numpy as np
 
-from paceline.draft.base import Drafter
+from paceline.draft.base import Drafter, DraftTree, Facts, IntArray, Request
 from paceline.draft.spec import Options, option
 from paceline.draft.text.automaton import SuffixAutomaton, warm_up
 from paceline.draft.text.copying import Generations, continuation, up_to_end
-from paceline.engine.request import Request
-from paceline.engine.tree import DraftTree, IntArray
-from paceline.target.base import Facts
+from paceline.draft.text.frozen import FrozenAutomaton, from_parts
+from paceline.draft.text.store import open_for
 
-if TYPE_CHECKING:
-    from paceline.draft.text.frozen import FrozenAutomaton
-
-TAIL = 64
-"""Last tokens of a row that are looked up in another text: longer matches count as this long."""
+TAIL = 64  # last tokens of a row that are looked up in another text: longer matches count as this long
 
 
 @dataclass(frozen=True)
 class SamConfig(Options):
-    """Options of sam."""
-
     draft: int = option(40, "most tokens a draft holds; paper: 40, and 16 for code", least=1)
-    min_match: int = option(
-        1, "shortest match that is copied, tokens; paper: any alone, 5 in front of another", least=1, in_front=5
-    )
+    min_match: int = option(1, "tokens of the shortest match copied; paper: 1 alone, 5 in front", least=1, in_front=5)
     source: Literal["recent", "earliest"] = option("recent", "which occurrence is copied; paper: earliest")
-    grow: float = option(
-        6.0, "tokens drafted for each token matched, up to `draft`; 0 (paper): always `draft`", least=0
-    )
+    grow: float = option(6.0, "tokens drafted for each one matched, up to `draft`; 0 (paper): always `draft`", least=0)
     corpus: str | None = option(None, "folder of a corpus to copy from too, made by `paceline corpus build`")
-    bias: int = option(
-        0,
-        "tokens by which a match in the corpus counts as shorter; paper: 0 alone, 5 in front",
-        least=0,
-        in_front=5,
-    )
-    shape: Literal["chain", "tree"] = option(
-        "tree", "what is drafted from the corpus: a copy, or its most frequent continuations; paper: tree"
-    )
+    bias: int = option(0, "tokens that a corpus match counts less; paper: 0 alone, 5 in front", least=0, in_front=5)
+    shape: Literal["chain", "tree"] = option("tree", "from the corpus: a copy, or what was most frequent; paper: tree")
     width: int = option(8, "most nodes at a level of such a tree, at most 8; the paper's code: 8", least=1, most=8)
     past: int = option(0, "tokens of finished requests to remember and copy from; 0: none", least=0)
 
@@ -85,9 +66,6 @@ class Sam(Drafter):
         self._borders = frozenset(self.eos_token_ids)
         warm_up()
         if self.config.corpus is not None:
-            from paceline.draft.text.frozen import from_parts
-            from paceline.draft.text.store import open_for
-
             store = open_for(target, self.config.corpus)
             self._corpus = from_parts(store.array)
             self._corpus.warm_up()
@@ -106,14 +84,12 @@ class Sam(Drafter):
     def draft(self, row: Request) -> DraftTree:
         """From the longest match; among equal ones the row's own, then in the order of `_others`."""
         match = max([self._own(row), *self._others(row)], key=lambda match: match.length)
-        size = self._size(match.length)
-        return match.draft(row, size) if size >= 1 else DraftTree.root(row.last_token)
-
-    def _size(self, length: int) -> int:
-        """Tokens to draft after a match of `length` tokens."""
-        if length < self.config.min_match:
-            return 0
-        return min(self.config.draft, int(self.config.grow * length)) if self.config.grow else self.config.draft
+        size = self.config.draft
+        if self.config.grow:
+            size = min(size, int(self.config.grow * match.length))
+        if match.length < self.config.min_match or size < 1:
+            return DraftTree.root(row.last_token)
+        return match.draft(row, size)
 
     def _own(self, row: Request) -> _Match:
         """Append the row's new tokens and match its own text. Only committed tokens go in, so none is taken back."""
@@ -168,8 +144,7 @@ class _Match(NamedTuple):
 
 
 class _Past:
-    """Finished requests, one after another, at most `capacity` tokens. No cursor can be kept in it: appending a text
-    may split the cursor's state."""
+    """Finished requests, at most `capacity` tokens. No cursor is kept in it: appending a text may split its state."""
 
     def __init__(self, capacity: int):
         self.automaton = SuffixAutomaton()

@@ -18,8 +18,7 @@ from paceline.engine.tree import IntArray
 from paceline.errors import MethodError
 from paceline.jsonl import loads
 
-RankPath = tuple[int, ...]
-"""The rank of the candidate at each step down from the root; 0 is the best."""
+RankPath = tuple[int, ...]  # the rank of the candidate at each step down from the root; 0 is the best
 
 _HEADS = ((0.56, 0.78), (0.32, 0.56), (0.20, 0.42), (0.15, 0.34), (0.12, 0.30))
 SLOTS = [[best] + [(five - best) * 8 / 15 / 2**rank for rank in range(9)] for best, five in _HEADS]

@@ -18,21 +18,16 @@ from __future__ import annotations
 from dataclasses import dataclass
 from typing import Literal
 
-from paceline.draft.base import Drafter
+from paceline.draft.base import Drafter, DraftTree, Facts, Request
 from paceline.draft.spec import Options, option
 from paceline.draft.text.store import open_for
 from paceline.draft.text.suffix_array import SuffixArray
 from paceline.draft.text.suffix_tree import Speculator, SuffixTree, warm_up
-from paceline.engine.request import Request
-from paceline.engine.tree import DraftTree, IntArray
 from paceline.errors import MethodError
-from paceline.target.base import Facts
 
 
 @dataclass(frozen=True)
 class SuffixConfig(Options):
-    """Options of suffix."""
-
     depth: int = option(24, "longest run counted, match and draft together, tokens; vLLM: 24, Arctic: 64", least=2)
     draft: int = option(24, "most tokens a draft holds; vLLM: its depth", least=1)
     factor: float = option(1.0, "tokens drafted for each token matched; paper: 1", least=0)
@@ -45,10 +40,8 @@ class SuffixConfig(Options):
     def __post_init__(self) -> None:
         super().__post_init__()
         if self.factor + self.offset == 0 or self.min_prob == 0:
-            raise MethodError(
-                f"suffix: factor is {self.factor}, offset {self.offset}, min_prob {self.min_prob}; factor or offset "
-                "must be above 0, and so must min_prob."
-            )
+            given = f"factor is {self.factor}, offset {self.offset}, min_prob {self.min_prob}"
+            raise MethodError(f"suffix: {given}; factor or offset must be above 0, and so must min_prob.")
 
 
 class Suffix(Drafter):
@@ -80,22 +73,17 @@ class Suffix(Drafter):
     def drop(self, row: Request) -> None:
         tree = self._trees.pop(row.id, None)
         if tree is not None and self.config.past and row.is_complete:
-            self._learn(row.tokens[-self.config.past :])
-
-    def _learn(self, tokens: IntArray) -> None:
-        """Put a finished request into the tree of past ones; the oldest leave when it is full."""
-        while len(self._past) + len(tokens) > self.config.past:
-            self._past.remove()
-        self._past.append(tokens)
-        self._past.close()
+            tokens = row.tokens[-self.config.past :]
+            while len(self._past) + len(tokens) > self.config.past:
+                self._past.remove()  # the oldest request
+            self._past.append(tokens)
+            self._past.close()
 
     def draft(self, row: Request) -> DraftTree:
         tree = self._trees[row.id]
         tree.append(row.tokens[len(tree) :])
-        most = min(self.config.draft, row.max_draft)
-        if most < 1:
-            return DraftTree.root(row.last_token)
         config, context = self.config, row.tokens[1 - self.config.depth :]
+        most = min(config.draft, row.max_draft)
         sizes = most, config.factor, config.offset, config.min_prob, config.shape == "tree"
         best = max((text.speculate(context, *sizes) for text in (tree, *self._shared)), key=lambda draft: draft.score)
         return self.tree_after(row, best.tokens, best.parent)

@@ -1,8 +1,7 @@
 """Acceptance rules: which drafted tokens stand, and which token the target adds. Losslessness lives here.
 
 One walk serves every rule. Every row has a cursor, which starts at the root of its tree. At each step the target's
-distribution at the cursor is warped and a token is decided. If the token is a drafted child, the cursor steps to it;
-else the row is done.
+distribution at the cursor is warped and a token is decided. The cursor steps to its drafted child, or the row is done.
 
 * Greedy: the decided token is the argmax.
 * Sampling, point-mass drafts (retrieval, argmax; chain or tree): the token is drawn from the target's p. Rejection
@@ -128,15 +127,11 @@ TOKENWISE = Lossless(block=False)
 
 
 def accept(
-    requests: Sequence[Request],
-    trees: Sequence[DraftTree],
-    logits: Sequence[torch.Tensor],
-    rule: Rule = LOSSLESS,
-) -> list[Accepted]:
+    requests: Sequence[Request], trees: Sequence[DraftTree], logits: Sequence[torch.Tensor], rule: Rule = LOSSLESS,
+) -> list[Accepted]:  # fmt: skip
     """Decide every row of a round. logits[i] [len(trees[i]), V]: the target's prediction after each node.
 
-    If a row's logits are not numbers, or its request allows no token, its `Accepted` has the error; the other rows are
-    decided as if it were not there."""
+    A row whose logits are no numbers, or whose request allows no token, gets the error; the others are not affected."""
     cursors = [Cursor(*of_row, Accepted([0], [])) for of_row in zip(requests, trees, logits, strict=True)]
     active = cursors
     if cursors and rule is LOSSLESS and on_accelerator(cursors[0].logits):
@@ -152,8 +147,7 @@ def accept(
 
 
 def _decide(rule: Rule, cursors: Sequence[Cursor]) -> list[Cursor]:
-    """One step of rows that are decided alike. If it fails, each row is decided alone: those that fail get their error,
-    the others go on."""
+    """One step of rows that are decided alike. If it fails, each row is decided alone, and gets its own error."""
     try:
         return rule.decide(cursors)
     except PacelineError as error:
@@ -166,8 +160,7 @@ def _decide(rule: Rule, cursors: Sequence[Cursor]) -> list[Cursor]:
 def _greedy_at_once(cursors: Sequence[Cursor]) -> list[Cursor]:
     """Decide all tokens of the greedy rows whose logits are not shifted; returns the other rows.
 
-    On an accelerator, this fetches the best tokens of all nodes in one wait, whatever the depth of the trees. If any
-    node's logits are not numbers, it decides no row."""
+    On an accelerator, that is one wait, whatever the trees' depth. Decides no row if a node's logits are no numbers."""
     plain = [w for w in cursors if w.request.params.is_greedy and not w.request.params.shifts_logits]
     if plain:
         try:
@@ -264,8 +257,7 @@ def sample_from(cursor: Cursor, p: torch.Tensor) -> bool:
 
 
 def _reject_or_follow(cursor: Cursor, p: torch.Tensor) -> bool:
-    """Try the children in turn against p [V] and step to the first that is accepted; else draw from the residual and
-    return False: the row is done."""
+    """Step to the first child that p [V] accepts; else draw from the residual and return False: the row is done."""
     request, tree, _, done = cursor
     children = tree.children(cursor.node)
     q = tree.draft_probs[cursor.node].to(p) if children else p
@@ -318,9 +310,7 @@ def _verify_block(cursor: Cursor) -> None:
     done.tokens = [*tokens[1 : length + 1], request.random.choose(after, request.num_new + length)]
 
 
-def residual(
-    p: torch.Tensor, q: torch.Tensor, token: int, replacement: bool
-) -> tuple[torch.Tensor, torch.Tensor]:
+def residual(p: torch.Tensor, q: torch.Tensor, token: int, replacement: bool) -> tuple[torch.Tensor, torch.Tensor]:
     """The next p and q, both [V], after the rejection of `token`: normalise(max(p - q, 0)), and q without the token.
 
     replacement: q stays as it is."""

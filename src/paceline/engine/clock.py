@@ -20,8 +20,7 @@ PARTS = {
 class Clock:
     """Splits running time into named parts, which add up to the whole.
 
-    exact  a lap waits for the accelerator, which costs time; else its running work is booked under the part that next
-           waits for it."""
+    exact  a lap waits for the accelerator, which costs time; else the part that waits for its work has the time."""
 
     def __init__(self, exact: bool = False):
         self.exact = exact

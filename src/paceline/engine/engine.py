@@ -2,16 +2,14 @@
 
     draft -> verify -> accept -> commit -> observe
 
-`Engine.step` is one round of the loop. A prompt is run by the same forward, in pieces; plain decoding is the drafter
-that proposes nothing.
+`Engine.step` is one round. A prompt is run by the same forward, in pieces; plain decoding is a drafter without drafts.
 
     from paceline import Engine, SamplingParams
     engine = Engine("models/demo", draft="sam")
     for delta in engine.stream(["Once upon a time"], SamplingParams(max_tokens=64)):
         print(delta.text, end="")
 
-A failure ends the rows that it concerns with finish_reason "error"; the others go on. An exception is raised only for
-a failure outside a request, such as a wrong option.
+A failure ends the rows that it concerns with finish_reason "error". Only failures outside a request raise exceptions.
 """
 
 from __future__ import annotations
@@ -24,7 +22,6 @@ from dataclasses import replace
 from functools import partial
 from pathlib import Path
 from time import perf_counter
-from typing import Any, TypedDict, Unpack
 
 import torch
 
@@ -46,19 +43,6 @@ from paceline.target.tokenizer import Tokenizer
 log = logging.getLogger("paceline")
 
 
-class Loading(TypedDict, total=False):
-    """How a model is loaded.
-
-    dtype, device  as in `paceline.target.load.load`.
-    exact          the same logits, bit for bit, with any draft and in any batch (docs/exact.md). None: where that costs
-                   no time; False: never. True also applies to a Target that is loaded already.
-    """
-
-    dtype: str
-    device: str
-    exact: bool | None
-
-
 class Engine:
     """A target, a drafter, and the rows being answered.
 
@@ -77,7 +61,9 @@ class Engine:
                    other processes want the cores.
     tokenizer      replaces the model's own.
     exact_profile  wait for the accelerator after every part of a round, so that `profile` is exact; that costs time.
-    loading        see `Loading`.
+    dtype, device  as in `paceline.target.load.load`, for a model that is not loaded yet.
+    exact          the same logits, bit for bit, with any draft and in any batch (docs/exact.md). None: where that costs
+                   no time; False: never. True also applies to a Target that is loaded already.
     """
 
     def __init__(
@@ -96,13 +82,15 @@ class Engine:
         threads: int | None = None,
         tokenizer: Tokenizer | None = None,
         exact_profile: bool = False,
-        **loading: Unpack[Loading],
+        dtype: str = "auto",
+        device: str = "auto",
+        exact: bool | None = None,
     ):
         if max_batch < 1 or prefill_chunk < 1:
             raise PacelineError(f"max_batch is {max_batch} and prefill_chunk {prefill_chunk}; both must be 1 or more.")
         self.drafter = create(draft) if isinstance(draft, str) else draft
         self.schedule = _schedule(schedule, max_batch, prefill_chunk)
-        self.target = _target(model, self.schedule, tokenizer, loading)
+        self.target = _target(model, self.schedule, tokenizer, dtype, device, exact)
         self.tokenizer = self.target.tokenizer
         self.max_batch = max_batch
         self.rule = rule or self.drafter.acceptance or LOSSLESS
@@ -289,8 +277,7 @@ class Engine:
             self.rule, self.schedule = before
 
     def _admit(self) -> list[Row]:
-        """Preempt rows that have outgrown the memory, then let requests join, in order, while they fit; return those
-        that failed to join."""
+        """Preempt rows that have outgrown the memory; let requests join while they fit; return those that failed."""
         for row in self.memory.preempt(self.rows):
             self.rows.remove(row)
             self.waiting.appendleft(row)
@@ -338,8 +325,7 @@ class Engine:
     ) -> Generator[Delta]:
         """Answer `prompts` together; yield what each round adds. `Delta.index` counts the prompts from 0.
 
-        Closing the iterator aborts unfinished requests. Rows of other callers run in the same rounds; their deltas are
-        not yielded."""
+        Closing the iterator aborts unfinished requests. Deltas of other callers' rows are not yielded."""
         if isinstance(prompts, str):
             raise PromptError("Give a list of prompts; for one prompt, a list that holds it.")
         each = [params] * len(prompts) if isinstance(params, SamplingParams) else params
@@ -439,20 +425,19 @@ def _schedule(schedule: str | Schedule | None, max_batch: int, prefill_chunk: in
 
 
 def _target(
-    model: str | Path | Target, schedule: Schedule, tokenizer: Tokenizer | None, loading: Mapping[str, Any]
-) -> Target:
+    model: str | Path | Target, schedule: Schedule, tokenizer: Tokenizer | None, dtype: str, device: str,
+    exact: bool | None,
+) -> Target:  # fmt: skip
     """`model` as `schedule` needs it, with its tokenizer. Loaders and rectangular caches are imported on demand.
 
     Raises PacelineError, one line, for a model that cannot be found, read or used."""
-    if unknown := loading.keys() - Loading.__annotations__:
-        raise TypeError(f"Engine has no parameter {', '.join(sorted(unknown))}")
     is_rectangular = getattr(schedule, "is_rectangular", False)
     if isinstance(model, Target):
         target = model
     else:
         from paceline.target.load import load, load_tokenizer
 
-        target = load(model, native=False if is_rectangular else None, **loading)
+        target = load(model, native=False if is_rectangular else None, dtype=dtype, device=device, exact=exact)
         target.tokenizer = tokenizer or target.tokenizer or load_tokenizer(model)  # its error names what is missing
     if is_rectangular:
         from paceline.target.rectangles import rectangular
@@ -460,7 +445,7 @@ def _target(
         target = rectangular(target)
     if isinstance(model, Target):
         target.tokenizer = tokenizer or target.tokenizer
-        if loading.get("exact"):
+        if exact:
             target.make_exact()
     return target
 

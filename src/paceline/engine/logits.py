@@ -18,8 +18,7 @@ from paceline.errors import NumericError
 
 BLOCK = 256
 """Numbers in a block. Its maximum or sum is computed without an index, so that the inner loop vectorises."""
-BEST_BLOCK = 512
-"""The same in the search for the best token."""
+BEST_BLOCK = 512  # the same in the search for the best token
 BROKEN = "The target's logits are NaN or infinite; its weights or dtype are broken."
 
 # Sums may be added in any order. There are no NaNs, as `_best` has checked, but there are infinities.
@@ -58,8 +57,7 @@ def best_token(logits: torch.Tensor, row: int) -> int:
 def top_tokens(logits: torch.Tensor, k: int) -> tuple[torch.Tensor, torch.Tensor]:
     """Values and token ids of the k best of each row of logits [n, V], both [n, k], the best first.
 
-    Several times as fast as torch.topk on a CPU: one vectorised pass finds the best of each block, and only blocks
-    whose best is among the k best are searched."""
+    Several times as fast as torch.topk on a CPU: one vectorised pass finds the best of each block; few are searched."""
     is_wide = logits.dtype == torch.float32
     compiled = logits.device.type == "cpu" and logits.is_contiguous() and k <= logits.shape[1]
     if not compiled or not (is_wide or logits.dtype == torch.bfloat16):
@@ -119,8 +117,7 @@ def _best_at(where, size, is_wide):  # type: ignore[no-untyped-def]
 
 @njit
 def _top(numbers, shift, best):  # type: ignore[no-untyped-def]
-    """Write the ids of the largest of numbers [rows, V], as in `_best`, into best [rows, k]: the largest first, lower
-    ids first among equals."""
+    """Write the ids of the largest of numbers [rows, V] into best [rows, k]: the largest first, then the lower id."""
     (rows, size), shift, k = numbers.shape, np.int32(shift), best.shape[1]
     blocks, keys = np.empty((size + BLOCK - 1) // BLOCK, np.int32), np.empty(k, np.int32)
     for row in range(rows):
@@ -167,8 +164,7 @@ def _top_at(where, out, rows, size, k, is_wide):  # type: ignore[no-untyped-def]
 def softmax_of_row(logits: torch.Tensor, row: int, temperature: float = 1.0) -> torch.Tensor:
     """softmax(logits[row] / temperature), float32 [V], for logits [n, V] on the CPU.
 
-    Probabilities below e^-87 of the largest are 0. Raises NumericError if the row has NaN or infinity, or only minus
-    infinity."""
+    Probabilities below e^-87 of the largest are 0. NumericError for NaN or infinity, or a row of minus infinity."""
     logits, where, is_wide = _row(logits, row)
     probs = torch.empty(logits.shape[1])
     if not _softmax_at(where, 0, 1, len(probs), temperature, probs.data_ptr(), is_wide):
@@ -242,8 +238,7 @@ def _softmax_at(where, stride, count, size, temperature, out, is_wide):  # type:
 
 @njit(fastmath=FREELY)
 def _certainty(logits, best):  # type: ignore[no-untyped-def]
-    """Entropy and best probability. With x = logit - best and Z = sum e^x, the entropy is ln Z - sum e^x x / Z; all
-    terms of a sum have the same sign."""
+    """Entropy and best probability. With x = logit - best and Z = sum e^x, the entropy is ln Z - sum e^x x / Z."""
     top, total, spread = widened(logits[best]), np.float32(0), np.float32(0)
     for i in range(len(logits)):
         x = max(widened(logits[i]) - top, np.float32(-88))

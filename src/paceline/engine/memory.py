@@ -23,14 +23,10 @@ from paceline.target.cache import RaggedCache, in_granules
 
 log = logging.getLogger("paceline")
 
-SHORTEST = 16
-"""Fewest tokens that are copied instead of run."""
-SLACK = 64
-"""Cache tokens of a row beyond its own, for its draft and padding, until a larger draft comes."""
-SHARE = 0.5
-"""Default share of free memory for the cache."""
-MOST_PREFIXES = 64
-"""Most prefixes, or four times the batch if that is more."""
+SHORTEST = 16  # fewest tokens that are copied instead of run
+SLACK = 64  # cache tokens of a row beyond its own, for its draft and padding, until a larger draft comes
+SHARE = 0.5  # default share of free memory for the cache
+MOST_PREFIXES = 64  # most prefixes, or four times the batch if that is more
 UNITS = {"": 1, "K": 10**3, "M": 10**6, "G": 10**9, "T": 10**12, "KI": 2**10, "MI": 2**20, "GI": 2**30, "TI": 2**40}
 
 
@@ -88,7 +84,6 @@ class Prefixes:
         self.nbytes += kv.nbytes
 
     def forget(self) -> None:
-        """Drop the least recently used prefix."""
         self._remove(self._prefixes[0])
 
     def _remove(self, prefix: Prefix) -> None:
@@ -116,14 +111,9 @@ class Memory:
     disk    folder and most bytes of prompts' keys and values that later processes reuse; None: they are not stored."""
 
     def __init__(
-        self,
-        target: Target,
-        budget: int | str | None,
-        *,
-        max_batch: int,
-        reuse: bool,
+        self, target: Target, budget: int | str | None, *, max_batch: int, reuse: bool,
         disk: tuple[str | Path, int] | None = None,
-    ):
+    ):  # fmt: skip
         self.target, self.max_batch = target, max_batch
         cache = getattr(target, "cache", None)
         self.cache = cache if isinstance(cache, RaggedCache) else None

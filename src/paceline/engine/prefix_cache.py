@@ -27,8 +27,7 @@ from paceline.target.base import Target
 
 log = logging.getLogger("paceline")
 
-BLOCK = 64
-"""Tokens of a file. What follows a prompt's last whole block is not stored."""
+BLOCK = 64  # Tokens of a file. What follows a prompt's last whole block is not stored.
 FORMAT = "paceline prefix 1"
 """Changes with what a file holds: a checksum of four bytes, then the block's keys and values."""
 

@@ -40,8 +40,7 @@ class Grouped:
     window         most requests in the window; more than `max_batch`, or there is no choice.
     prefill_chunk  most tokens of each row's prompt in one round.
 
-    A request with a length of its own runs only while it is among the window's first and no group is full, so it can
-    wait long. That is the method's weakness."""
+    A request with a length of its own waits long: it runs only among the window's first, while no group is full."""
 
     is_rectangular = True
 
@@ -75,8 +74,7 @@ def _prompts(running: Sequence[Row], most: int, chunk: int) -> list[Turn]:
 
 
 NAMES = ("ragged", "equal", "grouped")
-WINDOW = 32
-"""Default window of `grouped`, as in the published program; at least twice the batch."""
+WINDOW = 32  # default window of `grouped`, as in the published program; at least twice the batch
 
 
 def create_schedule(spec: str | Schedule, max_batch: int, prefill_chunk: int) -> Schedule:

@@ -1,7 +1,6 @@
 """Row, one request in the engine: its tokens, where it ends, and what its rounds were like; Delta and Completion.
 
-A row ends exactly where plain decoding would: `extend` takes the tokens of a round one by one and stops at the first
-that ends the answer.
+A row ends exactly where plain decoding would: `extend` takes a round's tokens one by one, up to the answer's end.
 """
 
 from __future__ import annotations
@@ -18,11 +17,9 @@ from paceline.engine.sampling import RowRandom, SamplingParams, TokenLogprob
 from paceline.engine.tree import IntArray
 
 FinishReason = Literal["stop", "length", "context", "abort", "error"]
-"""stop: an end token or stop string; length: max_tokens; context: the model's context is full; abort: the caller gave
-up; error: see `Row.error`."""
+"""length: max_tokens; context: the model's context is full; abort: the caller gave up; error: see `Row.error`."""
 
-AHEAD = 256
-"""Tokens reserved for an answer when its request joins; most answers are shorter."""
+AHEAD = 256  # tokens reserved for an answer when its request joins; most answers are shorter
 
 
 class Request(Protocol):
@@ -116,15 +113,9 @@ class Row:
     """
 
     def __init__(
-        self,
-        id: int,
-        prompt: Sequence[int] | IntArray,
-        params: SamplingParams,
-        *,
-        max_context: int,
-        eos_token_ids: Sequence[int] = (),
-        detokenizer: Detokenizer | None = None,
-    ):
+        self, id: int, prompt: Sequence[int] | IntArray, params: SamplingParams, *, max_context: int,
+        eos_token_ids: Sequence[int] = (), detokenizer: Detokenizer | None = None,
+    ):  # fmt: skip
         self.id = id
         self._end_tokens = {*params.stop_token_ids, *(() if params.ignore_eos else eos_token_ids)}
         self.params = params.of_row(len(prompt), frozenset(self._end_tokens))
@@ -280,8 +271,7 @@ class Row:
     def take_pieces(self) -> list[tuple[str, str]]:
         """(drafter, text) of the text that is new since the last call and can no longer change; drafter as in `runs`.
 
-        A character of several tokens belongs to the last of them. While the row runs, a tail that may be the beginning
-        of a stop string is held back."""
+        A character of several tokens belongs to the last one. What may begin a stop string is held back."""
         safe = len(self.text)
         if self.finish_reason is None:
             safe -= max((overlap(self.text, stop) for stop in self.params.stop), default=0)

@@ -20,10 +20,8 @@ from paceline.engine.logits import keep_best, softmax_of_row, softmax_of_rows, t
 from paceline.engine.tree import IntArray
 from paceline.errors import NumericError, PacelineError, shortened
 
-COLDEST = 1e-6
-"""Lowest temperature above greedy; logits divided by a lower one could overflow."""
-MOST = 2**31 - 1
-"""Largest count that the compiled functions take."""
+COLDEST = 1e-6  # lowest temperature above greedy; logits divided by a lower one could overflow
+MOST = 2**31 - 1  # largest count that the compiled functions take
 
 RULES: dict[str, tuple[Callable[[Any], bool], str]] = {
     "temperature": (lambda t: t == 0 or COLDEST <= t + 0.0 < math.inf, f"0 (greedy), or {COLDEST:g} or more"),
@@ -66,8 +64,7 @@ HIDDEN = ("prompt_logprobs", "grammar", "prediction", "draft", "beginning", "end
 
 
 class Grammar(Protocol):
-    """Constrains an answer's text. A pure function of the answer so far, so that drafted tokens are judged as committed
-    ones are."""
+    """Constrains an answer's text. A pure function of the answer so far, so that drafted tokens are judged alike."""
 
     def allowed(self, answer: Sequence[int], size: int) -> torch.Tensor:
         """Which of `size` tokens may come after the answer's tokens, bool [size]; none if the answer cannot go on."""
@@ -212,7 +209,6 @@ class FreeNoise:
         self._block = np.empty(0)
 
     def begin(self, position: int) -> None:
-        """A round begins at output position `position`."""
         self._position, self._drawn = position, 0
 
     def random(self, count: int = 0) -> Any:
@@ -234,11 +230,9 @@ class RowRandom:
     """The randomness of one row: `emit` for the tokens the target draws, `free` for everything else.
 
     The noise of the token at output position i depends on the seed and i alone. So with point-mass drafts a seed gives
-    exactly the tokens of plain sampling. With drawn drafts the tokens also depend on where the row's rounds begin, and
-    on nothing else.
+    exactly the tokens of plain sampling. With drawn drafts the tokens also depend on where the row's rounds begin.
 
-    Every random decision of a row is `choose`, `keep` or `draft`, so that a test double can follow every branch with
-    its exact probability.
+    Every random decision is `choose`, `keep` or `draft`, so that a test double can follow every branch.
     """
 
     def __init__(self, seed: int | None):
@@ -349,8 +343,7 @@ def _check_ids(name: str, ids: Iterable[int], vocab_size: int) -> None:
 def nucleus(scores: torch.Tensor, top_p: float) -> torch.Tensor:
     """`scores` [R, V] with -inf outside the smallest set of tokens that holds `top_p` of the probability.
 
-    Of equal scores at the border of the set, lower token ids are dropped first, so that a row's tokens do not depend on
-    its batch. (Holtzman et al. 2020, section 3.1.)"""
+    Of equal scores at the border lower ids are dropped first, in any batch. (Holtzman et al. 2020, section 3.1.)"""
     ranked, order = scores.sort(stable=True)
     drop = ranked.softmax(-1).cumsum(-1) <= 1 - top_p
     drop[:, -1] = False

@@ -1,8 +1,7 @@
 """DraftTree: what a drafter proposes.
 
 Node 0 is the root: the last committed token, whose keys and values the target does not hold yet. Every other node is a
-drafted token that follows its parent. A chain is a tree without branches. The root alone is "no draft": verifying it is
-plain decoding.
+drafted token that follows its parent. A chain is a tree without branches. The root alone is plain decoding.
 
     DraftTree.chain(7, [1, 2, 3])                  # 7 -> 1 -> 2 -> 3
     DraftTree.of(7, tokens=[1, 2, 9], parent=[0, 1, 0])   # 7 -> 1 -> 2 and 7 -> 9
@@ -85,7 +84,6 @@ class DraftTree:
 
     @property
     def num_drafted(self) -> int:
-        """Number of nodes without the root."""
         return len(self.tokens) - 1
 
     @property
@@ -139,8 +137,7 @@ class DraftTree:
         return list(path) if self.origin is None else self.origin[list(path)].tolist()
 
     def trunk(self) -> IntArray:
-        """The drafted tokens of the best chain, int64, for hosts that verify chains only: the first of all siblings,
-        as drafters put the best first; no probes."""
+        """The drafted tokens of the best chain, int64: the first of all siblings, no probes; for hosts of chains."""
         if self.is_chain and self.probe is None:
             return self.tokens[1:]
         chain, node = [], 0

@@ -52,7 +52,8 @@ class Typical:
 
         p: the distribution at `node`; way: the tokens from the cursor to it."""
         best: tuple[tuple[int, float], int | None] = ((0, 0.0), None)
-        bound = self._bound(p)
+        entropy = -float((p * (p + 1e-5).log()).sum())
+        bound = min(self.epsilon, self.delta * float(np.exp(-entropy)))
         for child in cursor.tree.children(node):
             token = int(cursor.tree.tokens[child])
             if float(p[token]) <= bound:
@@ -64,10 +65,6 @@ class Typical:
             if best[1] is None or value > best[0]:
                 best = (value, child)
         return best
-
-    def _bound(self, p: torch.Tensor) -> float:
-        entropy = -float((p * (p + 1e-5).log()).sum())
-        return min(self.epsilon, self.delta * float(np.exp(-entropy)))
 
 
 def _distribution(cursor: Cursor, node: int, way: Sequence[int]) -> torch.Tensor:

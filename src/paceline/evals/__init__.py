@@ -1,2 +1,1 @@
-"""Evaluations of what a model says, each a package of its own; `paceline eval` runs them. Their packages are the extras
-eval and vision."""
+"""Evaluations of what a model says, for `paceline eval`. Their packages are the extras eval and vision."""

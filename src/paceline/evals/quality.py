@@ -1,7 +1,5 @@
 """What quantisation costs: a model's predictions on held-out text, compared with those of its original.
 
-    measured = compare(load("models/demo", dtype="int4"), load("models/demo"), tokens)
-
 Both models read the same text in windows and predict each token from those before it in the window (teacher forcing).
 Standard errors are over windows, because the tokens of a window are not independent.
 """
@@ -19,8 +17,7 @@ from paceline.engine.round import Segment
 from paceline.errors import ModelError
 from paceline.target.base import Target
 
-WINDOW = 256
-"""Tokens of a window."""
+WINDOW = 256  # tokens of a window
 
 
 @dataclass(frozen=True)

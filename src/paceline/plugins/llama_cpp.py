@@ -5,8 +5,7 @@
     paceline.check(llama)                     # refuses models that cannot forget a rejected draft
 
 llama-cpp-python samples every position from the model and accepts the draft while the two agree, so answers are exact,
-greedy or sampled, with penalties and grammars. It runs one request at a time; a new one is recognised by its tokens.
-Works with llama-cpp-python 0.3.
+greedy or sampled. It runs one request at a time, recognised by its tokens. Works with llama-cpp-python 0.3.
 """
 
 from __future__ import annotations
@@ -23,15 +22,12 @@ from paceline.errors import ModelError
 from paceline.plugins.history import History, OneAtATime
 from paceline.target.tokenizer import Tokenizer
 
-LIMIT = 1 << 30
-"""Most tokens of a text: the host does not pass its limit, and cuts drafts itself."""
+LIMIT = 1 << 30  # most tokens of a text: the host does not pass its limit, and cuts drafts itself
 ANY = 1 << 18
 """Vocabulary size of an unknown model: more than any has. Tokens of drafts come from the text in any case."""
 
 
 class Draft(LlamaDraftModel):
-    """Drafts for one `Llama`."""
-
     def __init__(self, history: History):
         self._request = OneAtATime(history, LIMIT)
 

@@ -26,15 +26,13 @@ from paceline.target.quantised import checkpoint
 from paceline.target.quantised.blocks import Blocks, Weights
 from paceline.target.shape import Shape
 
-FILE_TYPES = {"int4": 2, "int8": 7}
-"""llama.cpp's numbers for files that are mostly Q4_0 and Q8_0."""
+FILE_TYPES = {"int4": 2, "int8": 7}  # llama.cpp's numbers for files that are mostly Q4_0 and Q8_0
 TYPES = {"f32": (np.float32, 0), "f16": (np.float16, 1)}
 """NumPy's type of matrices, and llama.cpp's number for it; vectors are always float32."""
 
 
 def write(model: str | Path, file: Path, dtype: str = "f16") -> None:
-    """Write `model` to `file`; dtype: of matrices that are not in blocks. Raises ModelError for an architecture other
-    than Llama, or for scaled positions."""
+    """Write `model` to `file`; dtype: of matrices not in blocks. ModelError if it is no Llama with plain positions."""
     import gguf
 
     folder = find(model, ["*.json", "*.safetensors"])
@@ -104,8 +102,7 @@ def _vocabulary(writer: Any, folder: Path, config: PretrainedConfig) -> None:
 def _arrays(
     weights: Weights, config: PretrainedConfig, matrices: Any
 ) -> Iterator[tuple[str, NDArray[Any], int | None]]:
-    """(llama.cpp's name, array, its number for the kind of blocks; None: no blocks). Its rotary positions pair
-    neighbouring rows, so queries and keys are permuted."""
+    """(llama.cpp's name, array, number of the kind of blocks or None). Queries and keys are permuted for its rotary."""
     import gguf
 
     names = gguf.get_tensor_name_map(gguf.MODEL_ARCH.LLAMA, config.num_hidden_layers)

@@ -161,9 +161,6 @@ def forget(model: Any) -> None:
     _ENGINES.pop(model, None)
 
 
-# Checks of the arguments ---------------------------------------------------------------------------------------------
-
-
 def _refuse(model: Any, input_ids: torch.Tensor, config: GenerationConfig, given: dict[str, Any]) -> None:
     """PacelineError, with its name, for an argument that cannot be honoured."""
     if model.config.is_encoder_decoder:
@@ -268,18 +265,10 @@ def _of_row(processors: Any, i: int, count: int) -> Any:
     return LogitsProcessorList(own)
 
 
-# The loop ------------------------------------------------------------------------------------------------------------
-
-
 def _answer(
-    engine: Engine,
-    prompts: Sequence[list[int]],
-    rule: Callable[[int], Rule],
-    ends: _Ends,
-    config: GenerationConfig,
-    streamer: Any,
-    on_round: Callable[[Delta], None] | None,
-) -> None:
+    engine: Engine, prompts: Sequence[list[int]], rule: Callable[[int], Rule], ends: _Ends, config: GenerationConfig,
+    streamer: Any, on_round: Callable[[Delta], None] | None,
+) -> None:  # fmt: skip
     """Answer the prompts and add the new tokens of each row to `ends`. rule: a function of the first row's id."""
     most = engine.target.max_context
     if longest := next((len(prompt) for prompt in prompts if len(prompt) + ends.most > most), 0):
@@ -376,4 +365,3 @@ def _params(config: GenerationConfig, ends: _Ends, count: int) -> list[SamplingP
     seeds = torch.randint(1 << 62, (count,)).tolist() if config.do_sample else [None] * count
     sampling |= {"max_tokens": ends.most, "stop_token_ids": ends.stop, "ignore_eos": True}
     return [SamplingParams(seed=seed, **sampling) for seed in seeds]
-

@@ -36,8 +36,7 @@ paced   cut drafts to what pays at this size of batch; by default true, but fals
         processes, whose clocks differ.
 repair  mend vLLM's sampling with drafts on CPUs without Triton, which reads uninitialised memory (vllm-project/vllm
         issue 55005); true by default."""
-FAILURES = 3
-"""Failures of a drafter before it is left out."""
+FAILURES = 3  # failures of a drafter before it is left out
 
 
 class Proposer:

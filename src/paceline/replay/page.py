@@ -1,7 +1,4 @@
-"""The report of a replay as one HTML page with tables and plots.
-
-    page(report, {"sam,draft=4": "sam"})      # report: what `paceline replay --json` prints
-"""
+"""The report of a replay as one HTML page with tables and plots."""
 
 from __future__ import annotations
 
@@ -15,13 +12,11 @@ from paceline.replay.report import OVERALL
 from paceline.workbench.report import COLORS, Curve, plot, render
 
 TEMPLATE = Path(__file__).with_name("page.html.jinja")
-DEEPEST = 16
-"""Depths in the plot."""
+DEEPEST = 16  # depths in the plot
 
 
 def page(report: dict[str, Any], base_of: Mapping[str, str]) -> str:
-    """The page. base_of: by drafter, the one that it is a variant of. One line of the plot over nodes joins the
-    variants of one drafter."""
+    """The page of what `paceline replay --json` prints. base_of: by drafter, the one that it is a variant of."""
     results = report["results"]
     specs = list(dict.fromkeys(result["draft"] for result in results))
     color_of = {spec: COLORS[i % len(COLORS)] for i, spec in enumerate(specs)}
@@ -61,10 +56,8 @@ def _nodes(overall: Sequence[dict[str, Any]], base_of: Mapping[str, str], color_
     lines = []
     for base, group in groups.items():
         group.sort(key=lambda result: float(result["verified_per_round"]))
-        tips = [
-            f"{r['draft']}: {r['mean_accepted_tokens']:.3f} tokens from {r['verified_per_round']:.1f} nodes a round"
-            for r in group
-        ]
+        tip = "{draft}: {mean_accepted_tokens:.3f} tokens from {verified_per_round:.1f} nodes a round"
+        tips = [tip.format(**result) for result in group]
         points = [(r["verified_per_round"], r["mean_accepted_tokens"]) for r in group]
         lines.append(Curve(points, tips, [color_of[r["draft"]] for r in group], base))
     return plot(lines, "nodes verified a round, the root included", "tokens a round")

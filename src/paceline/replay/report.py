@@ -1,10 +1,4 @@
-"""The figures of a replay, by drafter and category, and the speed-up that they predict.
-
-    report = Report(["sam", "prompt-lookup"], transcripts)
-    for done in start(transcripts, report.specs, recording, workers=2):
-        report.add(done)
-    report.results(read_cost("linear:0.01", forward_ms=23))
-"""
+"""The figures of a replay, by drafter and category, and the speed-up that they predict."""
 
 from __future__ import annotations
 
@@ -21,8 +15,12 @@ from paceline.jsonl import loads
 from paceline.workbench.transcript import Transcript
 from paceline.workbench.walk import Tally
 
-OVERALL = "overall"
-"""The category of all conversations together."""
+OVERALL = "overall"  # the category of all conversations together
+FIGURES = {
+    "mean_accepted_tokens": 4, "answers": 0, "rounds": 0, "new_tokens": 0, "draft_rate": 4, "verified_per_round": 3,
+    "verified_per_token": 3, "draft_us_per_round": 2,
+}  # fmt: skip
+"""Figures of a tally that are reported, and the decimals of each."""
 
 
 class Done(NamedTuple):
@@ -82,25 +80,12 @@ class Report:
 
 
 def _result(spec: str, category: str, tally: Tally, cost: Cost | None) -> dict[str, Any]:
-    result: dict[str, Any] = {
-        "draft": spec,
-        "category": category,
-        "mean_accepted_tokens": round(tally.mean_accepted_tokens, 4),
-        "answers": tally.answers,
-        "rounds": tally.rounds,
-        "new_tokens": tally.new_tokens,
-        "draft_rate": round(tally.draft_rate, 4),
-        "verified_per_round": round(tally.verified_per_round, 3),
-        "verified_per_token": round(tally.verified_per_token, 3),
-        "draft_us_per_round": round(tally.draft_us_per_round, 2),
-        "accepted_by_depth": [round(share, 4) for share in tally.accepted_by_depth()],
-    }
+    result: dict[str, Any] = {"draft": spec, "category": category}
+    result |= {name: round(getattr(tally, name), digits) for name, digits in FIGURES.items()}
+    result["accepted_by_depth"] = [round(share, 4) for share in tally.accepted_by_depth()]
     if cost is not None:
         result["predicted_speedup"] = round(predict(tally, cost), 3)
     return result
-
-
-# From acceptance to time ---------------------------------------------------------------------------------------------
 
 
 class Cost(NamedTuple):
@@ -114,8 +99,7 @@ class Cost(NamedTuple):
 
 
 def predict(tally: Tally, cost: Cost) -> float:
-    """Speed-up over plain decoding, one request at a time. A round costs a forward over its nodes and the drafter's own
-    time; plain decoding costs a forward over one node for every token."""
+    """Speed-up over plain decoding, one request at a time. A round costs a forward over its nodes, and drafting."""
     if not tally.rounds:
         return 1.0
     times = cost.forwards.of(1)

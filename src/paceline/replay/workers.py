@@ -1,13 +1,5 @@
 """Replay many conversations with many drafters: on all cores, or on the machines of a Ray cluster.
 
-    for done in start(transcripts, ["sam", "prompt-lookup"], recording, workers=2):
-        report.add(done)
-
-    job = ShardedReplay(["a.jsonl", "b.jsonl.gz"], ["sam", "suffix,past=1000"], "models/demo")
-    report, shards = Report(job.specs), job.shards()
-    for shard, part in zip(shards, spread(Replayer, (job,), shards)):
-        report.merge(part, shard.numbers)
-
 Conversations are replayed in small portions, each with every drafter before the next portion, so that all drafters of
 a stopped replay have read nearly the same text. A drafter that remembers finished requests (`past`) replays all
 conversations in order in one worker, so that its figures do not depend on the number of workers.
@@ -35,10 +27,8 @@ from paceline.workbench.conversations import ConversationError, read_piece
 from paceline.workbench.transcript import Transcriber, Transcript, open_tokenizer
 from paceline.workbench.walk import Tally, replay, replayable, warm_up
 
-PORTION = 8
-"""Conversations in a portion."""
-LOOK_SECONDS = 0.2
-"""Seconds between two checks whether a replay was stopped."""
+PORTION = 8  # conversations in a portion
+LOOK_SECONDS = 0.2  # between two checks whether a replay was stopped
 
 
 class Task(NamedTuple):
@@ -144,9 +134,6 @@ def _work(task: Task) -> list[Done]:
     return done
 
 
-# On a Ray cluster ----------------------------------------------------------------------------------------------------
-
-
 @dataclass(frozen=True)
 class Shard:
     """Pieces of the recording, and the numbers of the drafters to replay them with."""
@@ -198,9 +185,6 @@ class Replayer:
         for done in start(transcripts, report.specs, self.recording):
             report.add(done)
         return report
-
-
-# Sweeps --------------------------------------------------------------------------------------------------------------
 
 
 def sweep(specs: Sequence[str], what: str | None) -> dict[str, str]:

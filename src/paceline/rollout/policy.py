@@ -29,14 +29,9 @@ class Policy:
     max_batch  answers decoded at once."""
 
     def __init__(
-        self,
-        model: Any,
-        draft: str | Drafter,
-        *,
-        eos_token_ids: Sequence[int],
-        max_batch: int,
+        self, model: Any, draft: str | Drafter, *, eos_token_ids: Sequence[int], max_batch: int,
         prefill_chunk: int = 4096,
-    ):
+    ):  # fmt: skip
         self.model, self.eos_token_ids = model, tuple(eos_token_ids)
         self._native = model.device.type == "cpu" and _fits(model)
         with _evaluating(model):

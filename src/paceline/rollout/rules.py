@@ -42,13 +42,11 @@ from paceline.rollout.store import Entry, Key, visit_after
 
 log = logging.getLogger("paceline")
 
-TOP = 20
-"""Best tokens stored of each position for `residual`: as many as vLLM reports by default."""
+TOP = 20  # best tokens stored of each position for `residual`: as many as vLLM reports by default
 BLOCK = 1 << 16
 """Probabilities (positions * vocabulary) computed together. One position at a time costs ten times as much with small
 vocabularies; a whole draft at once is wasted if a row leaves its old answer early."""
-ROUNDING = 1e-6
-"""A tail up to this is rounding: the listed tokens hold all of the mass."""
+ROUNDING = 1e-6  # a tail up to this is rounding: the listed tokens hold all of the mass
 
 
 class OldToken(NamedTuple):
@@ -126,15 +124,13 @@ class Reuse:
 
 
 class RolloutRule:
-    """An acceptance rule of the engine (`paceline.engine.accept.Rule`) for the rows passed to `begin`. The rule
-    `others` decides all other rows.
+    """A `paceline.engine.accept.Rule` for the rows passed to `begin`; the rule `others` decides all other rows.
 
     top  best tokens to record of each position."""
 
     name = ""
     lossless = True
-    uses_old = True
-    """Whether it uses old answers."""
+    uses_old = True  # whether it uses old answers
     compares = False
     """Whether it compares old probabilities, which must then have the present temperature and filters."""
 
@@ -149,11 +145,9 @@ class RolloutRule:
         return self._reuse[row.id]
 
     def end(self, row: Row) -> None:
-        """Forget a row."""
         self._reuse.pop(row.id, None)
 
     def decide(self, cursors: Sequence[Cursor]) -> list[Cursor]:
-        """As `Rule.decide`."""
         others = [w for w in cursors if w.request.id not in self._reuse]
         ours = [w for w in cursors if w.request.id in self._reuse]
         # All distributions first: errors come before any change.
@@ -213,7 +207,6 @@ class Residual(RolloutRule):
         super().__init__(top)
 
     def choose(self, p: torch.Tensor, old: OldToken, cursor: Cursor, reuse: Reuse) -> int:
-        """See the class."""
         if not len(old.top_ids):
             return self.draw(p, cursor, reuse)  # made by a rule that records no best tokens: decide as `one-hot`
         return decide(p, old, cursor.request.random, cursor.position)
@@ -256,7 +249,6 @@ class PlainNotLossless(RolloutRule):
         _warn(self.name)
 
     def choose(self, p: torch.Tensor, old: OldToken, cursor: Cursor, reuse: Reuse) -> int:
-        """See the class."""
         keeps = math.isinf(self.lenience) or cursor.request.random.keep(
             min(1.0, self.lenience * float(p[old.token]) / old.prob)
         )
@@ -294,8 +286,7 @@ def decide(p: torch.Tensor, old: OldToken, random: RowRandom, position: int) -> 
 def decide_between(
     p: Mapping[int, float], q: Mapping[int, float], token: int, random: RowRandom
 ) -> int | frozenset[int]:
-    """The residual rule if only the best tokens of p are known too. The bins are then the tokens in both lists, which
-    depend on the two policies and not on y.
+    """The residual rule if only the best tokens of p are known too: bins are the tokens in both lists, whatever y is.
 
     Returns the token; or, if it is in the tail, the tokens to exclude when it is drawn from the new policy.
 
@@ -324,7 +315,7 @@ def _tail(known: Mapping[int, float], shared: Sequence[int]) -> float:
 RULES = ("residual", "one-hot", "coupled", "plain", "vanilla")
 
 
-def rule_of(name: str, *, lenience: float | None = None, seed: int = 0, top: int = TOP) -> RolloutRule:
+def rule_of(name: str, *, lenience: float | None = None, seed: int = 0) -> RolloutRule:
     """The rule of that name. Raises PacelineError for another name, or a lenience for a rule that has none."""
     if name not in RULES:
         raise PacelineError(f"There is no rollout rule {name!r}.{meant(name, RULES)} Rules: {', '.join(RULES)}.")
@@ -332,8 +323,6 @@ def rule_of(name: str, *, lenience: float | None = None, seed: int = 0, top: int
         raise PacelineError(f"{name} has no lenience, for it is exact; only the rule plain, which is not, takes one.")
     if name == "plain":
         return PlainNotLossless(1.0 if lenience is None else lenience)
-    if name == "residual":
-        if top < 1:
-            raise PacelineError(f"top is {top}; residual needs 1 or more of the old policy's best tokens.")
-        return Residual(top)
-    return Coupled(seed) if name == "coupled" else OneHot() if name == "one-hot" else Vanilla()
+    if name == "coupled":
+        return Coupled(seed)
+    return {"residual": Residual, "one-hot": OneHot, "vanilla": Vanilla}[name]()

@@ -6,14 +6,13 @@
     rollouts[0].tokens, rollouts[0].logprobs, rollouts.figures.reuse
 
 A row's seed is made of the caller's seed, the prompt, the copy's number, the policy's version and the number of earlier
-answers. So it is new in every epoch, also after a resume, and does not depend on the order of prompts or the number of
-processes.
+answers. So it is new in every epoch, also after a resume, and independent of the prompts' order and of processes.
 """
 
 from __future__ import annotations
 
 import logging
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field, replace
 from time import perf_counter, process_time
 from typing import Any, NamedTuple
@@ -26,7 +25,6 @@ from paceline.engine.engine import Engine
 from paceline.engine.prompt import Prompt
 from paceline.engine.request import Row
 from paceline.engine.sampling import SamplingParams
-from paceline.engine.tree import IntArray
 from paceline.errors import PacelineError
 from paceline.rollout.rules import Reuse, RolloutRule, rule_of
 from paceline.rollout.store import Entry, Key, RolloutStore, digest, numbered, sampling_text, visit_after
@@ -95,7 +93,6 @@ class Figures:
 
     @property
     def full_reuse(self) -> float:
-        """Share of the old answers that were kept whole."""
         return self.full / self.offered if self.offered else 0.0
 
     @property
@@ -105,11 +102,6 @@ class Figures:
 
     def __add__(self, other: Figures) -> Figures:
         return Figures(**{name: value + getattr(other, name) for name, value in vars(self).items()})
-
-    @classmethod
-    def of(cls, row: Mapping[str, Any]) -> Figures:
-        """The sums that a record has among other things."""
-        return cls(**{name: row[name] for name in vars(cls()) if name in row})
 
 
 @dataclass
@@ -153,8 +145,7 @@ def rollout(
     keys      one for each prompt, where the caller numbers the copies; then `copies` must be 1.
     progress  called with the number of new tokens after every round.
 
-    An interruption or a failure leaves the store as it was. Raises PacelineError for parameters that do not fit, and if
-    an answer fails."""
+    An interruption or a failure leaves the store as it was. PacelineError for bad parameters, or if an answer fails."""
     if params.is_greedy:
         raise PacelineError("Rollouts are sampled: temperature is 0; it must be above 0.")
     if copies < 1 or (keys is not None and (copies != 1 or len(keys) != len(prompts))):
@@ -172,10 +163,11 @@ def rollout(
     try:
         with engine.using(rule=rule):
             for prompt, key, old in zip(given, keys, olds, strict=True):
-                row = engine.add(prompt, replace(params, seed=_seed_of(seed, key, version, old)))
+                row = engine.add(prompt, replace(params, seed=key.seed(seed, key.copy, version, visit_after(old))))
                 rows.append(row)
                 reuses.append(rule.begin(row, key, old))
-                row.past = _NOTHING if (past := reuses[-1].old) is None else past.tokens.astype(np.int64)
+                past = reuses[-1].old
+                row.past = np.empty(0, np.int64) if past is None else past.tokens.astype(np.int64)
             for delta in engine.follow(rows):
                 if delta.row.error:
                     raise PacelineError(delta.row.error)
@@ -197,30 +189,18 @@ def rollout(
     return Rollouts(answers, rule.name, rule.lossless, figures)
 
 
-_NOTHING: IntArray = np.empty(0, np.int64)
-
-
 def _usable(old: Entry | None, rule: RolloutRule, params: SamplingParams, vocab_size: int) -> Entry | None:
-    """The old answer, if it is not empty and of this vocabulary. PacelineError if the rule compares its probabilities
-    and they are of another temperature or other filters."""
+    """The old answer, if there is one of this vocabulary. PacelineError if its probabilities cannot be compared."""
     if old is None or not len(old) or max(old.tokens.max(), old.top_ids.max(initial=0)) >= vocab_size:
         return None
     if rule.compares and old.sampling != (now := sampling_text(params)):
+        pairs = zip(old.sampling.split(" "), now.split(" "), strict=False)
+        changes = ", ".join(f"{a} and are to be verified with {b}" for a, b in pairs if a != b)
         raise PacelineError(
-            f"The store's answers were sampled with {_changes(old.sampling, now)}: their probabilities are of another "
-            f"distribution, and the rule {rule.name} compares them. Keep these parameters, begin a new store, or use "
-            "one-hot."
+            f"The store's answers were sampled with {changes}: their probabilities are of another distribution, and "
+            f"the rule {rule.name} compares them. Keep these parameters, begin a new store, or use one-hot."
         )
     return old
-
-
-def _changes(then: str, now: str) -> str:
-    pairs = zip(then.split(" "), now.split(" "), strict=False)
-    return ", ".join(f"{a} and are to be verified with {b}" for a, b in pairs if a != b)
-
-
-def _seed_of(seed: int, key: Key, version: int, old: Entry | None) -> int:
-    return key.seed(seed, key.copy, version, visit_after(old))
 
 
 def _entry(row: Row, reuse: Reuse, version: int, sampling: str, dtype: type) -> Entry:

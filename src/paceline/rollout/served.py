@@ -25,14 +25,12 @@ from paceline.errors import PacelineError
 from paceline.rollout.rules import TOP, decide_between
 from paceline.rollout.store import Entry, visit_after
 
-BANNED = -100.0
-"""Added to the logits of banned tokens."""
+BANNED = -100.0  # added to the logits of banned tokens
 SAMPLING = "temperature=1.0, as a server scores"
 
 
 class Scored(NamedTuple):
-    """A server's scores of one position: probabilities of the best tokens, and of the token in the text (None if it is
-    not reported)."""
+    """A server's scores of a position: probabilities of the best tokens, and of the text's (None: not reported)."""
 
     best: Mapping[int, float]
     token: float | None
@@ -97,16 +95,9 @@ class ServedRollout(NamedTuple):
 
 
 async def answer(
-    server: Server,
-    prompt: Sequence[int],
-    old: Entry | None,
-    rule: ServedRule,
-    *,
-    budget: int,
-    ends: frozenset[int],
-    random: RowRandom,
-    version: int,
-) -> ServedRollout:
+    server: Server, prompt: Sequence[int], old: Entry | None, rule: ServedRule, *, budget: int, ends: frozenset[int],
+    random: RowRandom, version: int,
+) -> ServedRollout:  # fmt: skip
     """Answer `prompt` with at most `budget` tokens, keeping what the rule accepts of the old answer.
 
     ends    the tokens that end an answer.
@@ -135,14 +126,9 @@ async def answer(
 
 
 async def _entry(
-    server: Server,
-    prompt: Sequence[int],
-    tokens: list[int],
-    rule: ServedRule,
-    ends: frozenset[int],
-    version: int,
+    server: Server, prompt: Sequence[int], tokens: list[int], rule: ServedRule, ends: frozenset[int], version: int,
     visit: int,
-) -> Entry:
+) -> Entry:  # fmt: skip
     """The entry of the new answer, scored unless the rule needs no old probabilities."""
     scored = [] if rule.name == "one-hot" else await server.score([*prompt, *tokens], len(prompt), rule.asked)
     best = [sorted(place.best.items(), key=itemgetter(1), reverse=True)[: rule.asked] for place in scored]

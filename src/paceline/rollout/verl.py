@@ -105,7 +105,6 @@ class VerlServer:
         self._id = uuid4().hex  # one for a row, so that its requests go to one server, whose cache has the prompt
 
     async def generate(self, tokens: Sequence[int], count: int, banned: Sequence[int]) -> list[int]:
-        """See `Server`."""
         more = {"logit_bias": dict.fromkeys(banned, BANNED)} if banned else {}
         output = await self._ask(tokens, max_tokens=count, **more)
         return list(output.token_ids)

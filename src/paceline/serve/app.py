@@ -1,7 +1,5 @@
 """The routes: OpenAI's chat and text completions, models, tokens, health, metrics, and a page to watch.
 
-    app = create_app(worker, Settings(model="demo", prefix="paceline"))
-
 Whatever is wrong with a request is an error object with one line; a request that fails fails alone.
 """
 
@@ -38,8 +36,7 @@ from paceline.workbench.worker import EngineFailed, Job, Unavailable, Worker
 
 log = logging.getLogger("paceline")
 
-MANY = 200
-"""Log-probabilities that are written down in a thread."""
+MANY = 200  # log-probabilities that are written down in a thread
 
 
 class Prompted(NamedTuple):
@@ -97,8 +94,7 @@ class Server:
         return self.tokenizer.encode_chat(messages, **options)
 
     def reasoning_of(self, prompt: list[int]) -> tuple[tuple[str, str] | None, bool]:
-        """(marks that begin and end the reasoning of an answer, None where there can be none; whether the prompt has
-        begun it)."""
+        """(marks of an answer's reasoning, None where there can be none; whether the prompt has begun it)."""
         if self.marks is None:
             return None, False
         end = str(self.tokenizer.inner.decode(prompt[-16:])).rstrip()
@@ -151,8 +147,7 @@ class Server:
         return self.grammars.json_schema(wanted.json_schema.schema_)
 
     def answers_of(self, request: Common, prompt: list[int], logprobs: int | None) -> list[SamplingParams]:
-        """Parameters of each of the n answers, which the engine will take. A prompt that is only scored needs one, and
-        one that just comes back none."""
+        """Parameters of each of the n answers. A prompt that is only scored needs one; one that comes back, none."""
         if _only_echo(request):
             if logprobs is None:
                 return []
@@ -183,7 +178,6 @@ class Server:
         return jobs
 
     def abort(self, jobs: list[Job]) -> None:
-        """Abort what has not ended."""
         for job in jobs:
             self.worker.abort(job)
 
@@ -216,7 +210,6 @@ class Server:
         return completions
 
     def stream(self, jobs: list[Job], style: Style) -> Response:
-        """The answers as they come."""
         return StreamingResponse(stream(jobs, style, self.note, self.abort), media_type="text/event-stream")
 
     def note(self, jobs: list[Job]) -> None:
@@ -246,11 +239,7 @@ def _plain(messages: list[dict[str, Any]]) -> list[dict[str, Any]]:
     return plain
 
 
-# Routes --------------------------------------------------------------------------------------------------------------
-
-
 def create_app(worker: Worker, settings: Settings, log: RequestLog | None = None) -> FastAPI:
-    """The application."""
     server = Server(worker, settings, log)
 
     @asynccontextmanager

@@ -101,8 +101,6 @@ class ToolChoice(Strict):
     function: FunctionName
 
 
-LABELS = ("user", "metadata", "safety_identifier", "prompt_cache_key")
-"""Fields that name things for the caller and change nothing."""
 PARAMETERS = (
     "temperature", "top_p", "min_p", "stop_token_ids", "presence_penalty", "frequency_penalty", "repetition_penalty",
     "logit_bias", "draft", "ignore_eos", "min_tokens",
@@ -135,6 +133,7 @@ class Common(Strict):
     prediction: Prediction | None = None
     draft: str | None = None
     return_token_ids: bool = False
+    # The next four name things for the caller and change nothing.
     user: str | None = None
     metadata: dict[str, Any] | None = None
     safety_identifier: str | None = None

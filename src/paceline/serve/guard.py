@@ -1,5 +1,4 @@
-"""What stands before the routes: keys, the size of bodies, reading them within a time and off the event loop, and one
-line for whatever is wrong with a request.
+"""What stands before the routes: keys, bodies of a size and within a time, and one line for whatever is wrong.
 
 @app.post("/tokenize")
 async def tokenize(request: TokenizeRequest = Depends(body_of(TokenizeRequest, settings))): ...
@@ -32,12 +31,9 @@ Result = TypeVar("Result")
 
 OPEN = frozenset({"/", "/health", "/version", "/metrics", "/stats", "/docs", "/openapi.json"})
 """Routes that need no key, unless all are protected."""
-MOST_HELD = 256 << 20
-"""Bytes of all bodies that are being received or read."""
-LIGHT = 16 << 10
-"""Bytes of a body that is worked on at once: its parsing takes well below a millisecond."""
-MOST_HEAVY = 64
-"""Requests whose preparation may wait for a thread."""
+MOST_HELD = 256 << 20  # bytes of all bodies that are being received or read
+LIGHT = 16 << 10  # bytes of a body that is worked on at once: its parsing takes well below a millisecond
+MOST_HEAVY = 64  # requests whose preparation may wait for a thread
 
 
 class Gone(Exception):
@@ -77,7 +73,6 @@ def add_errors(app: FastAPI) -> None:
 
     @app.exception_handler(HTTPException)
     async def other(http: Request, error: HTTPException) -> JSONResponse:
-        """A path or method that is not there."""
         return refused(Refused(f"{http.method} {http.scope['path']}: {error.detail}", status=error.status_code))
 
     @app.exception_handler(PacelineError)
@@ -112,8 +107,7 @@ def readable(message: str) -> str:
 
 
 class Guard:
-    """Keys, size of bodies, and a request's number in the answer. Plain ASGI: FastAPI's own kind of middleware would
-    hand every piece of a stream from task to task."""
+    """Keys, size of bodies, a request's number in the answer. Plain ASGI hands no stream from task to task."""
 
     def __init__(self, app: ASGIApp, settings: Settings):
         self.app, self.settings = app, settings
@@ -147,8 +141,7 @@ class Guard:
         return None
 
     def _is_open(self, scope: Scope) -> bool:
-        """Whether a request needs no key. The path is the one that routes are found by, not the URL, which holds what
-        the client says of the host."""
+        """Whether a request needs no key, by the path that routes are found by; the URL holds what the client says."""
         if not self.settings.api_keys:
             return True
         path, root = str(scope["path"]), str(scope.get("root_path", ""))

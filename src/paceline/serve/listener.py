@@ -29,10 +29,8 @@ from uvicorn.protocols.http.auto import AutoHTTPProtocol
 from paceline.serve.guard import refused
 from paceline.workbench.worker import Unavailable, Worker
 
-HEAD = 64 << 10
-"""Most bytes of a request's first line and headers."""
-REST = 2
-"""Seconds that clients have to read what is left for them, after everything has ended."""
+HEAD = 64 << 10  # most bytes of a request's first line and headers
+REST = 2  # seconds that clients have to read what is left for them, after everything has ended
 
 
 def _last(status: HTTPStatus, message: str) -> bytes:
@@ -135,7 +133,6 @@ class GracefulServer(uvicorn.Server):
         self._until = math.inf
 
     def handle_exit(self, sig: int, frame: FrameType | None) -> None:
-        """Note a signal; the next tick acts."""
         self.signals.append(sig)
         self.force_exit = len(self.signals) > 2
 

@@ -44,8 +44,7 @@ FORMATS = {
     "llama3": Format(("<|python_tag|>",), bare=True),
     "mistral": Format(("[TOOL_CALLS]",), named=True),
 }
-BARE = Format((), bare=True)
-"""What a grammar forces: a call and nothing else."""
+BARE = Format((), bare=True)  # what a grammar forces: a call and nothing else
 REASONING = {
     "think": ("<think>", "</think>"),
     "mistral": ("[THINK]", "[/THINK]"),
@@ -145,15 +144,9 @@ class Reader:
     called     how many calls have been read."""
 
     def __init__(
-        self,
-        formats: Sequence[Format] = (),
-        names: Iterable[str] = (),
-        reasoning: tuple[str, str] | None = None,
-        *,
-        inside: bool = False,
-        most: int | None = None,
-        strict: ArgumentChecks = NO_CHECKS,
-    ):
+        self, formats: Sequence[Format] = (), names: Iterable[str] = (), reasoning: tuple[str, str] | None = None, *,
+        inside: bool = False, most: int | None = None, strict: ArgumentChecks = NO_CHECKS,
+    ):  # fmt: skip
         self._formats, self._names, self._most = formats, frozenset(names), most
         self._strict = strict
         self._marks, self._inside = reasoning, inside

@@ -68,7 +68,6 @@ class Frame:
         return {"id": self.id, "object": kind, "created": self.created, "model": self.model}
 
     def entries(self, logprobs: Sequence[TokenLogprob]) -> list[dict[str, Any]]:
-        """Log-probabilities as chats have them."""
         return [
             self._entry(one.token, one.logprob) | {"top_logprobs": [self._entry(*pair) for pair in one.top]}
             for one in logprobs
@@ -87,7 +86,6 @@ class Frame:
         return {"tokens": texts, "token_logprobs": values, "top_logprobs": tops, "text_offset": offsets}
 
     def spelled(self, token: int) -> str:
-        """A token's text."""
         return str(self.tokenizer.inner.decode([token]))
 
 
@@ -126,9 +124,6 @@ def speculation(stats: RowStats) -> dict[str, Any]:
         "num_draft_tokens": stats.draft_tokens,
         "num_spec_tokens": max(depth, 0),
     }
-
-
-# Choices --------------------------------------------------------------------------------------------------------------
 
 
 def choice(index: int, body: dict[str, Any], logprobs: Any = None, reason: str | None = None) -> dict[str, Any]:
@@ -199,8 +194,6 @@ def reason_of(done: Completion, reader: Reader | None) -> str:
     reason = REASONS[done.finish_reason]
     return "tool_calls" if reader and reader.called and reason == "stop" else reason
 
-
-# Streams --------------------------------------------------------------------------------------------------------------
 
 Do = Callable[[list[Job]], None]
 

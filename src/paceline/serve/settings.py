@@ -1,7 +1,6 @@
 """What the server allows: its settings, and how much one request may ask for.
 
-Counts are checked before anything is made of a body, so that no request is expensive that is refused in the end.
-Imports nothing that the extra `serve` brings.
+Counts are checked before anything is made of a body. Imports nothing that the extra `serve` brings.
 """
 
 from __future__ import annotations
@@ -14,21 +13,16 @@ from typing import Any
 from paceline.draft.spec import option
 from paceline.errors import PacelineError
 
-PIECE = 1 << 16
-"""Bytes that are looked at in one go; other threads run in between."""
+PIECE = 1 << 16  # bytes that are looked at in one go; other threads run in between
 
 
 class Refused(PacelineError):
     """A request that cannot be answered. param: the field that is wrong; code, kind: OpenAI's words for it."""
 
     def __init__(
-        self,
-        message: str,
-        param: str | None = None,
-        status: int = 400,
-        code: str | None = None,
+        self, message: str, param: str | None = None, status: int = 400, code: str | None = None,
         kind: str = "invalid_request_error",
-    ):
+    ):  # fmt: skip
         super().__init__(message)
         self.param, self.status, self.code, self.kind = param, status, code, kind
 

@@ -1,8 +1,5 @@
 """Grammars: what may come next in an answer that must be JSON, fit a schema or be a tool call. By llguidance.
 
-    grammars = Grammars(tokenizer, vocab_size)
-    params = SamplingParams(grammar=grammars.json_schema({"type": "object", ...}))
-
 The mask is a function of the answer's tokens alone: the matcher goes back to where two answers part and reads on from
 there, so that the nodes of a tree are judged like committed tokens. Draft and target are masked alike; the distribution
 is that of plain constrained decoding.
@@ -31,12 +28,11 @@ WHITE_SPACE: dict[str, JsonCompileOptions] = {
 }
 """What may stand between the parts of JSON: one space or one line break with its indentation; as much as the model
 likes, which a small one may fill its budget with; nothing. llguidance's options."""
-CACHED = 64
-"""Most compiled grammars in memory."""
+CACHED = 64  # most compiled grammars in memory
 
 
 class Matched:
-    """A `sampling.Grammar` for one answer, and a `draft.grammar.Forcing`."""
+    """A `sampling.Grammar` for one answer, whose `forced` tokens the drafter `grammar` drafts."""
 
     def __init__(self, matcher: Any, ends: Sequence[int]):
         self._new, self._ends = matcher, tuple(ends)
@@ -192,7 +188,6 @@ class Grammars:
         self._tokens = from_tokenizer(tokenizer.inner, n_vocab=vocab_size, eos_token=list(ends) or None)
 
     def json_object(self) -> Matched:
-        """Any JSON object."""
         return self.json_schema({"type": "object"})
 
     def json_schema(self, schema: Any, white_space: JsonCompileOptions | None = None) -> Matched:
@@ -220,12 +215,6 @@ class Grammars:
     def fits(self, schema: Any, text: str) -> bool:
         """Whether a text is JSON that fits a schema, whatever its white space."""
         return self.json_schema(schema, WHITE_SPACE["any"]).is_whole(self._tokenizer.encode_text(text))
-
-    def regex(self, pattern: str) -> Matched:
-        """Text that a regular expression matches whole."""
-        from llguidance import LLMatcher
-
-        return self._matched(LLMatcher.grammar_from_regex(pattern))
 
     def after_reasoning(self, grammar: Matched, marks: tuple[str, str], inside: bool) -> AfterReasoning:
         """A grammar that begins where reasoning ends."""

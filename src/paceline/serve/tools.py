@@ -1,5 +1,4 @@
-"""What a chat template is given: tools, earlier calls, and variables that a client sets; and the schema that makes a
-model call a tool."""
+"""What a chat template is given: tools, earlier calls, a client's variables; and the schema of a model's call."""
 
 from __future__ import annotations
 
@@ -70,8 +69,7 @@ def described(tools: Sequence[Tool]) -> str:
 
 
 def history(messages: Sequence[dict[str, Any]], reads_tools: bool) -> list[dict[str, Any]]:
-    """Messages as a chat template wants them: the arguments of earlier calls as objects. A template that knows no tools
-    gets the calls, and what came of them, as text."""
+    """Messages as a chat template wants them: arguments as objects; text for a template that knows no tools."""
     return [_with_objects(message) if reads_tools else _as_text(message) for message in messages]
 
 
@@ -99,8 +97,7 @@ def _with_object(function: dict[str, Any]) -> dict[str, Any]:
 
 
 class Arguments(dict[str, Any]):
-    """Arguments of a call for chat templates: an object for those that turn it into JSON, which is JSON where one
-    joins it to text."""
+    """Arguments of a call for chat templates: an object, which is JSON where a template joins it to text."""
 
     def __str__(self) -> str:
         return json.dumps(self, ensure_ascii=False)
@@ -134,9 +131,6 @@ def thinking(request: ChatRequest, template: str) -> dict[str, Any]:
         if name not in template:
             raise PacelineError(f"{name} is not read by this model's chat template; leave it out")
     return given
-
-
-# Variables ------------------------------------------------------------------------------------------------------------
 
 
 class _Generation(jinja2.ext.Extension):

@@ -11,6 +11,7 @@ from __future__ import annotations
 
 from collections import OrderedDict
 from collections.abc import Sequence
+from itertools import accumulate
 from typing import TYPE_CHECKING, Any, NamedTuple
 
 import numpy as np
@@ -25,17 +26,12 @@ from paceline.target.layout import SHARED_QUERIES, Group, Layout
 if TYPE_CHECKING:
     from paceline.target.decoder import Decoder
 
-WIDTHS = (1, 2, 4, 8, 12, 16, 24, 32, 48, SHARED_QUERIES)
-"""Nodes of a row in a form."""
-KEYS = 256
-"""Attention reads a multiple of this many keys, or the whole capacity."""
-MOST_NODES = 256
-"""Most nodes of a form. With more, launching takes a small share of the time, and padding a larger one."""
-MOST_FORMS = 96
-"""Most recorded forms; the least recently used is dropped."""
+WIDTHS = (1, 2, 4, 8, 12, 16, 24, 32, 48, SHARED_QUERIES)  # nodes of a row in a form
+KEYS = 256  # attention reads a multiple of this many keys, or the whole capacity
+MOST_NODES = 256  # of a form: with more, launching takes a small share of the time, and padding a larger one
+MOST_FORMS = 96  # recorded forms; the least recently used is dropped
 
-Output = tuple[torch.Tensor, dict[int, torch.Tensor]]
-"""Logits of all nodes, and hidden states by layer."""
+Output = tuple[torch.Tensor, dict[int, torch.Tensor]]  # logits of all nodes, and hidden states by layer
 
 
 class Form(NamedTuple):
@@ -136,10 +132,10 @@ class Recorder:
         try:
             if self._record and known and recording._graph is None:
                 recording.record(self._pool)
-            logits, taps = recording.run()
+            output = recording.run()
         finally:
             self._decoder.clock = clock
-        verdict = self._verdict(segments, form, logits, taps)
+        verdict = self._verdict(segments, form, output)
         clock.lap("layers")
         return verdict
 
@@ -172,13 +168,12 @@ class Recorder:
             lengths[s], sees[s] = length, ancestors(wide.parent)
         return tokens.ravel(), positions.ravel(), at.ravel(), lengths, sees
 
-    def _verdict(
-        self, segments: Sequence[Segment], form: Form, logits: torch.Tensor, taps: dict[int, torch.Tensor]
-    ) -> Verdict:
+    def _verdict(self, segments: Sequence[Segment], form: Form, output: Output) -> Verdict:
         """The results of the segments' own nodes, copied from the recording's memory."""
         begins = [(segment.slot - form.first) * form.width for segment in segments]
         nodes = [begin + np.arange(s.num_run) for begin, s in zip(begins, segments, strict=True)]
         wanted = [at[len(at) - s.num_logits :] for at, s in zip(nodes, segments, strict=True)]
+        logits, taps = output
         logits = logits.index_select(0, self._on_device(wanted))
         own = self._on_device(nodes) if taps else None
         taps = {layer: states[own] for layer, states in taps.items()}
@@ -190,4 +185,4 @@ class Recorder:
 
 def _begins(parts: Sequence[IntArray]) -> list[int]:
     """Where each part begins, and the end."""
-    return [0, *np.cumsum([len(part) for part in parts]).tolist()]
+    return [*accumulate(map(len, parts), initial=0)]

@@ -29,6 +29,9 @@ from paceline.target.cache import CachedTarget, RaggedCache, Writer
 from paceline.target.folder import check_layers, check_shape, fingerprint, one_line, refuse_absent
 from paceline.target.layout import SHARED_QUERIES, Layout, plan
 
+Results = list[tuple[torch.Tensor, dict[int, torch.Tensor]]]
+"""Of each segment the logits [num_logits, V] and hidden states {layer: [n, H]}."""
+
 
 def load(
     folder: Path,
@@ -39,8 +42,7 @@ def load(
     eos_token_ids: Sequence[int] = (),
     trust_remote_code: bool = False,
 ) -> HFTarget:
-    """The transformers model in `folder`, from safetensors only. ModelError if transformers cannot load it completely,
-    or if it cannot be a target."""
+    """The transformers model in `folder`, from safetensors only; ModelError if it cannot be loaded or be a target."""
     try:
         with _quiet():
             loaded: Any = AutoModelForCausalLM.from_pretrained(
@@ -53,9 +55,8 @@ def load(
             )
         model, report = loaded
     except Exception as error:  # the model's own code may raise anything
-        raise ModelError(
-            f"{name}: transformers cannot load it as a causal language model: {one_line(error)}"
-        ) from error
+        why = f"transformers cannot load it as a causal language model: {one_line(error)}"
+        raise ModelError(f"{name}: {why}") from error
     for key, shape, wanted in sorted(report["mismatched_keys"]):
         check_shape(folder, key, shape, wanted)
     refuse_absent(folder, sorted(report["missing_keys"]))
@@ -85,14 +86,7 @@ class HFTarget(CachedTarget):
     prove  run the proof (`Example`, a few forwards of a few tokens); ModelError if the model fails it.
     """
 
-    def __init__(
-        self,
-        model: Any,
-        *,
-        name: str = "a model",
-        eos_token_ids: Sequence[int] = (),
-        prove: bool = True,
-    ):
+    def __init__(self, model: Any, *, name: str = "a model", eos_token_ids: Sequence[int] = (), prove: bool = True):
         config = model.config.get_text_config(decoder=True)
         _refuse(name, model, config)
         self.model = model.eval()
@@ -131,7 +125,7 @@ class HFTarget(CachedTarget):
         self.check(needs)
         if any(s.hidden is not None for s in segments):
             raise ModelError(f"{self.name} runs through transformers and cannot resume from a drafter's states")
-        results: dict[int, tuple[torch.Tensor, dict[int, torch.Tensor]]] = {}
+        results: dict[int, Any] = {}
         for members in self._forwards(segments):
             results |= zip(members, self._forward([segments[s] for s in members], needs.hidden_layers), strict=True)
         logits, hidden = zip(*(results[s] for s in range(len(segments))), strict=True)
@@ -139,9 +133,9 @@ class HFTarget(CachedTarget):
         self.clock.lap("head")
         return Verdict(
             packed,
-            _offsets([s.num_logits for s in segments]),
+            [*accumulate((s.num_logits for s in segments), initial=0)],
             {layer: torch.cat([h[layer] for h in hidden]) for layer in needs.hidden_layers},
-            _offsets([s.num_run for s in segments]),
+            [*accumulate((s.num_run for s in segments), initial=0)],
             self._best(packed, needs),
         )
 
@@ -152,22 +146,20 @@ class HFTarget(CachedTarget):
             yield sorted(short, key=lambda s: segments[s].slot)
         yield from ([s] for s, segment in enumerate(segments) if segment.num_run > SHARED_QUERIES)
 
-    def _forward(
-        self, segments: Sequence[Segment], hidden_layers: Sequence[int]
-    ) -> list[tuple[torch.Tensor, dict[int, torch.Tensor]]]:
-        """One forward; of each segment the logits [num_logits, V] and hidden states {layer: [n, H]}."""
+    def _forward(self, segments: Sequence[Segment], hidden_layers: Sequence[int]) -> Results:
+        """One forward."""
         lengths = [self.cache.length(s.slot) for s in segments]
         spare = self._spare(segments, lengths)
-        if spare:
-            n, segments = segments[0].num_run, [segments[0].longer(spare)]
-            segments[0].num_logits += spare
-            ((logits, hidden),) = self._padded_forward(segments, lengths, hidden_layers)
-            return [(logits[: len(logits) - spare], {layer: states[:n] for layer, states in hidden.items()})]
-        return self._padded_forward(segments, lengths, hidden_layers)
+        if not spare:
+            return self._padded_forward(segments, lengths, hidden_layers)
+        longer = segments[0].longer(spare)
+        longer.num_logits += spare
+        ((logits, hidden),) = self._padded_forward([longer], lengths, hidden_layers)
+        n = segments[0].num_run
+        return [(logits[: len(logits) - spare], {layer: states[:n] for layer, states in hidden.items()})]
 
     def _spare(self, segments: Sequence[Segment], lengths: Sequence[int]) -> int:
-        """How many nodes to add to a draft that is verified alone on a CPU: kernels are not faster for 2 or 3 rows than
-        for 4, nor for 7 than for 8 (benchmarks/rows.py)."""
+        """Nodes to add to a draft that is verified alone on a CPU: 3 rows take the time of 4 (benchmarks/rows.py)."""
         count = segments[0].num_run
         if len(segments) > 1 or self.device.type != "cpu" or not 1 < count <= SHARED_QUERIES:
             return 0
@@ -177,7 +169,7 @@ class HFTarget(CachedTarget):
 
     def _padded_forward(
         self, segments: Sequence[Segment], lengths: Sequence[int], hidden_layers: Sequence[int]
-    ) -> list[tuple[torch.Tensor, dict[int, torch.Tensor]]]:
+    ) -> Results:
         layout = plan(segments, lengths, dtype=self.dtype, device=self.device)
         padding = Padding(segments, self.device)
         mask = self._mask(segments, lengths, padding, layout)
@@ -194,8 +186,8 @@ class HFTarget(CachedTarget):
         mask: torch.Tensor | None,
         cache: Cache,
         hidden_layers: Sequence[int],
-    ) -> list[tuple[torch.Tensor, dict[int, torch.Tensor]]]:
-        """Run the model over packed `tokens` and `positions`, int64 [N]; returns as `_forward`."""
+    ) -> Results:
+        """Run the model over packed `tokens` and `positions`, int64 [N]."""
         keep = max(1, *(s.num_logits for s in segments))  # 0 would mean all
         with _shared_keys(self.device):
             out = self.model(
@@ -227,8 +219,7 @@ class HFTarget(CachedTarget):
         return group.mask[:, :, : padding.queries].clamp(min=torch.finfo(self.dtype).min)
 
     def _additive(self, visible: NDArray[np.bool_]) -> torch.Tensor:
-        """`visible` in transformers' form: [rows, 1, queries, keys], 0 or the dtype's minimum. Not boolean: eager
-        attention adds it."""
+        """`visible` as transformers' eager attention adds it: [rows, 1, queries, keys], 0 or the dtype's minimum."""
         mask = torch.zeros(visible.shape, dtype=self.dtype, device=self.device)
         mask.masked_fill_(torch.from_numpy(~visible).to(self.device), torch.finfo(self.dtype).min)
         return mask.unsqueeze(1)
@@ -240,8 +231,7 @@ GROUPED = "TRANSFORMERS_SDPA_FORCE_GQA"
 
 @contextmanager
 def _shared_keys(device: torch.device) -> Iterator[None]:
-    """On a CPU, do not copy keys and values for every query head that shares them, as transformers does with a mask.
-    torch's kernel gives the same bits."""
+    """On a CPU, do not copy keys and values for the query heads that share them; the bits are the same."""
     if device.type != "cpu" or GROUPED in os.environ:
         yield
         return
@@ -250,10 +240,6 @@ def _shared_keys(device: torch.device) -> Iterator[None]:
         yield
     finally:
         os.environ.pop(GROUPED, None)
-
-
-def _offsets(counts: Sequence[int]) -> list[int]:
-    return list(accumulate(counts, initial=0))
 
 
 class Padding:
@@ -298,15 +284,32 @@ def _visible(segments: Sequence[Segment], lengths: Sequence[int], queries: int, 
     return visible
 
 
-class _RowsCache(Cache):
-    """Our ragged cache as a transformers cache, for one forward; the model's layers call `update`.
+class OneForward(Cache):
+    """A transformers cache for one forward. The model's layers call `update`, which returns so many `keys`, those of
+    the forward's own `queries` last."""
+
+    def __init__(self, keys: int, queries: int):
+        super().__init__(layer_class_to_replicate=DynamicLayer)
+        self._keys, self._queries = keys, queries
+
+    def get_seq_length(self, layer_idx: int = 0) -> int:
+        """Keys before this forward. Models do not use it when positions and a mask are given."""
+        return self._keys - self._queries
+
+    def get_mask_sizes(self, query_length: int, layer_idx: int = 0) -> tuple[int, int]:
+        """Number and offset of the keys that `update` returns."""
+        return self._keys, 0
+
+
+class _RowsCache(OneForward):
+    """Our ragged cache as a transformers cache.
 
     whole  layers attend to as many keys as the mask has; False: to the forward's own tokens."""
 
     def __init__(self, writer: Writer, layout: Layout, padding: Padding, segments: Sequence[Segment], whole: bool):
-        super().__init__(layer_class_to_replicate=DynamicLayer)
         (group,) = layout.groups
-        self._writer, self._padding, self._keys = writer, padding, group.keys if whole else padding.queries
+        super().__init__(group.keys if whole else padding.queries, padding.queries)
+        self._writer, self._padding = writer, padding
         slots = [s.slot - group.first for s in segments]
         consecutive = slots == list(range(group.last - group.first))
         self._slots = None if consecutive else torch.tensor(slots, device=layout.tokens.device)
@@ -314,21 +317,12 @@ class _RowsCache(Cache):
     def update(
         self, key_states: torch.Tensor, value_states: torch.Tensor, layer_idx: int, *args: Any, **kwargs: Any
     ) -> tuple[torch.Tensor, torch.Tensor]:
-        """Write the nodes' keys and values [rows, kv_heads, queries, head_dim] after their rows; returns the rows' keys
-        and values [rows, kv_heads, keys, head_dim]."""
+        """Write keys and values [rows, kv_heads, queries, head_dim]; the rows' [rows, kv_heads, keys, head_dim]."""
         pack = self._padding.pack
         self._writer.write(layer_idx, pack(key_states.transpose(1, 2)), pack(value_states.transpose(1, 2)))
         keys, values = (read[:, :, : self._keys] for read in self._writer.read(layer_idx, 0))
         # Slots between ours belong to rows outside this forward.
         return (keys, values) if self._slots is None else (keys[self._slots], values[self._slots])
-
-    def get_seq_length(self, layer_idx: int = 0) -> int:
-        """Tokens of the longest row before this forward. Models do not use it when positions and a mask are given."""
-        return self._keys - self._padding.queries
-
-    def get_mask_sizes(self, query_length: int, layer_idx: int = 0) -> tuple[int, int]:
-        """Length and offset of the keys that `update` returns."""
-        return self._keys, 0
 
 
 # Which models can be targets -----------------------------------------------------------------------------------------
@@ -350,10 +344,8 @@ def _refuse(name: str, model: Any, config: PretrainedConfig) -> None:
     elif getattr(config, "alibi", False) or any(hasattr(model.base_model, make) for make in ALIBI):
         why = "its attention counts distances in the cache (ALiBi), which in a tree of drafts are not those in the text"
     if why:
-        raise ModelError(
-            f"{name} ({model.config.model_type}) cannot be a target: {why}; "
-            "a target is a decoder whose layers all have full attention, over positions that it is given"
-        )
+        rule = "a target is a decoder whose layers all have full attention, over positions that it is given"
+        raise ModelError(f"{name} ({model.config.model_type}) cannot be a target: {why}; {rule}")
     if getattr(config, "max_position_embeddings", None) is None:
         raise ModelError(f"{name} ({model.config.model_type}): its configuration does not say how long a text may be")
 
@@ -377,8 +369,7 @@ class Example:
 
     Row 0 is a longer prefix and one node. Row 1 is a shorter prefix and a wide tree: a root, siblings, and a leaf
     below the last of them, whose place in the cache is far from its position in the text. The third text is row 1 as
-    if the leaf saw all siblings: its difference from row 1 shows how large an error of a wrong mask is. The difference
-    of two plain forwards shows how large rounding errors are."""
+    if the leaf saw all siblings: its difference from row 1 is that of a wrong mask; two forwards show rounding."""
 
     SIBLINGS = 12
 
@@ -399,25 +390,25 @@ class Example:
         try:
             self.logits = self._plain(self.text, cache)
         except Exception as error:  # the model's own code may raise anything
-            raise ModelError(
-                f"{self.name} cannot be a target: a plain forward with transformers' own cache fails: {one_line(error)}"
-            ) from error
+            raise self._refused(f"a plain forward with transformers' own cache fails: {one_line(error)}") from error
         if any(getattr(layer, "keys", None) is None for layer in cache.layers):
-            raise ModelError(f"{self.name} cannot be a target: it does not keep its keys and values in a cache")
+            raise self._refused("it does not keep its keys and values in a cache")
         shapes = {(*layer.keys.shape[1::2], *layer.values.shape[1::2]) for layer in cache.layers}
         if len(shapes) != 1 or len(cache.layers) != target.num_layers:
-            raise ModelError(f"{self.name} cannot be a target: its layers keep keys and values of different shapes")
+            raise self._refused("its layers keep keys and values of different shapes")
         ((self.kv_heads, self.head_dim, *values),) = shapes
         if values != [self.kv_heads, self.head_dim]:
-            raise ModelError(f"{self.name} cannot be a target: its keys and values have different shapes")
+            raise self._refused("its keys and values have different shapes")
         self.kv_dtype = cache.layers[0].keys.dtype
+
+    def _refused(self, why: str) -> ModelError:
+        return ModelError(f"{self.name} cannot be a target: {why}")
 
     def _plain(self, ids: torch.Tensor, cache: DynamicCache) -> torch.Tensor:
         return self.model(input_ids=ids, past_key_values=cache, use_cache=True).logits.float()
 
     def compare(self, target: HFTarget) -> None:
-        """ModelError unless the logits of `target` agree with those of plain forwards. If they only do so with our mask
-        at the beginning of a prompt, sets `target.masks_itself` to False."""
+        """ModelError unless the logits of `target` agree with those of plain forwards; sets its `masks_itself`."""
         for target.masks_itself in (True, False):
             slots = [target.add_row(0) for _ in range(2)]
             try:
@@ -425,24 +416,21 @@ class Example:
             except ModelError:
                 raise
             except Exception as failure:  # the model's own code may raise anything
-                raise ModelError(
-                    f"{self.name} cannot be a target: its code does not run on a cache, positions and a mask from "
-                    "outside"
-                ) from failure
+                why = "its code does not run on a cache, positions and a mask from outside"
+                raise self._refused(why) from failure
             finally:
                 for slot in slots:
                     target.drop_row(slot)
             if error <= min(max(TOLERANCE, ROUNDING * torch.finfo(target.dtype).eps, NOISE * noise), LIMIT):
                 return
-        raise ModelError(
-            f"{self.name} cannot be a target: verified as a tree its logits are wrong, by {error:.2g} times "
-            "the effect of a wrong context; it makes its mask or positions itself and ignores those given"
+        raise self._refused(
+            f"verified as a tree its logits are wrong, by {error:.2g} times the effect of a wrong context; it makes "
+            "its mask or positions itself and ignores those given"
         )
 
     @torch.inference_mode()
     def _errors(self, target: HFTarget, slots: Sequence[int]) -> tuple[float, float]:
-        """Root mean square errors of the worst node, from our cache and of a second plain forward, relative to the
-        effect of seeing wrong tokens."""
+        """RMS errors of the worst node, ours and of a second plain forward, over the effect of wrong tokens."""
         a, b = slots
         for slot, tokens in ((a, self.long[:-1]), (b, self.prefix)):
             target.verify([Segment.chunk(slot, tokens, False)])

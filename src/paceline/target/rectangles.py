@@ -1,36 +1,28 @@
 """A transformers target whose rows lie in rectangles, as the schedules EQSPEC and EXSPEC have it, for comparison.
 
-Zhang et al. 2025, arXiv 2510.22876. Rows of one forward lie right-aligned in a block, padded on the left:
-
-    block = cache.arrange(slots, counts)    # realigns the rows if they grew unequally
-    block.write(layer, keys, values)        # writes the columns after the block's last
-    cache.commit(slot, path)                # adds some of these columns to the row
-
-`arrange` keeps the method's invariant: p + c = L for every row, with p columns of padding before its c tokens. Padding
-follows from lengths alone, never from a token's id. Rows that committed equally many tokens stay where they are; else
-every row is copied into a new block, all layers in one copy.
+Zhang et al. 2025, arXiv 2510.22876. Rows of one forward lie right-aligned in a block, padded on the left. `arrange`
+keeps the method's invariant: p + c = L for every row, with p columns of padding before its c tokens. Padding follows
+from lengths alone, never from a token's id. Rows that committed equally many tokens stay where they are; else every row
+is copied into a new block, all layers in one copy.
 """
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterable, Iterator, Sequence
 from dataclasses import dataclass, field
 from typing import Any
 
 import numpy as np
 import torch
 from numpy.typing import NDArray
-from transformers import Cache
-from transformers.cache_utils import DynamicLayer
 
 from paceline.engine.round import Segment
 from paceline.engine.tree import IntArray, ancestors
 from paceline.errors import ModelError
 from paceline.target.base import Target
-from paceline.target.hf import HFTarget, Padding
+from paceline.target.hf import HFTarget, OneForward, Padding, Results
 
-GRANULE = 16
-"""Columns of a block are a multiple of this."""
+GRANULE = 16  # columns of a block are a multiple of this
 
 
 @dataclass(eq=False)
@@ -114,8 +106,7 @@ class RectangularCache:
         return self._rows[slot]
 
     def arrange(self, slots: Sequence[int], counts: Sequence[int]) -> Block:
-        """The block of exactly these rows, right-aligned. The counts[i] tokens that row i runs next belong at the end
-        of the block's next max(counts) columns."""
+        """The block of exactly these rows, right-aligned. Row i runs counts[i] tokens next, right-aligned too."""
         rows, width = [self._row(slot) for slot in slots], max(counts)
         block, length = _aligned(rows, slots), sum(row.length for row in rows)
         self.arranged += 1
@@ -155,8 +146,7 @@ class RectangularCache:
 
 
 def _aligned(rows: Sequence[_Row], slots: Sequence[int]) -> Block | None:
-    """The block that holds exactly these rows, in this order, each in one run up to the same column; None: there is
-    none."""
+    """The block that holds exactly these rows, in this order, each in one run up to the same column; or None."""
     block = rows[0].block
     if block is None or block.slots != list(slots) or any(row.block is not block for row in rows):
         return None
@@ -166,18 +156,13 @@ def _aligned(rows: Sequence[_Row], slots: Sequence[int]) -> Block | None:
     return block
 
 
-# A transformers target over rectangles -------------------------------------------------------------------------------
-
-
 def rectangular(target: Target) -> RectangularTarget:
     """`target` with a rectangular cache and the same weights; ModelError if it is no transformers target."""
     if isinstance(target, RectangularTarget):
         return target
     if not isinstance(target, HFTarget):
-        raise ModelError(
-            f"{target.name} runs in the native decoder, which has no rectangular cache; "
-            "load it with native=False for this schedule, or use the schedule ragged"
-        )
+        instead = "load it with native=False for this schedule, or use the schedule ragged"
+        raise ModelError(f"{target.name} runs in the native decoder, which has no rectangular cache; {instead}")
     return RectangularTarget(target)
 
 
@@ -194,21 +179,19 @@ class RectangularTarget(HFTarget):
     def _forwards(self, segments: Sequence[Segment]) -> Iterator[list[int]]:
         yield list(range(len(segments)))
 
-    def _forward(
-        self, segments: Sequence[Segment], hidden_layers: Sequence[int]
-    ) -> list[tuple[torch.Tensor, dict[int, torch.Tensor]]]:
+    def _forward(self, segments: Sequence[Segment], hidden_layers: Sequence[int]) -> Results:
         lengths = [self.cache.length(s.slot) for s in segments]
         block = self.cache.arrange([s.slot for s in segments], [s.num_run for s in segments])
         self.clock.lap("align")
         padding = Padding(segments, self.device)
-        tokens = self._packed([s.tokens for s in segments])
-        positions = self._packed([length + s.depth for length, s in zip(lengths, segments, strict=True)])
+        tokens = self._packed(s.tokens for s in segments)
+        positions = self._packed(length + s.depth for length, s in zip(lengths, segments, strict=True))
         mask = self._additive(_visible(segments, block))
         self.clock.lap("prepare")
         return self._run(segments, padding, tokens, positions, mask, _Columns(block), hidden_layers)
 
-    def _packed(self, of_segments: Sequence[IntArray]) -> torch.Tensor:
-        return torch.from_numpy(np.concatenate(of_segments)).to(self.device)
+    def _packed(self, of_segments: Iterable[IntArray]) -> torch.Tensor:
+        return torch.from_numpy(np.concatenate([*of_segments])).to(self.device)
 
 
 def _visible(segments: Sequence[Segment], block: Block) -> NDArray[np.bool_]:
@@ -226,11 +209,11 @@ def _visible(segments: Sequence[Segment], block: Block) -> NDArray[np.bool_]:
     return visible
 
 
-class _Columns(Cache):
-    """A block as a cache of transformers, for one forward."""
+class _Columns(OneForward):
+    """A block as a cache of transformers."""
 
     def __init__(self, block: Block):
-        super().__init__(layer_class_to_replicate=DynamicLayer)
+        super().__init__(block.end + block.width, block.width)
         self._block = block
 
     def update(
@@ -238,11 +221,3 @@ class _Columns(Cache):
     ) -> tuple[torch.Tensor, torch.Tensor]:
         """Write keys and values [rows, kv_heads, queries, head_dim]; return those of all columns."""
         return self._block.write(layer_idx, key_states, value_states)
-
-    def get_seq_length(self, layer_idx: int = 0) -> int:
-        """Columns before this forward. Models that get positions and a mask do not use it."""
-        return self._block.end
-
-    def get_mask_sizes(self, query_length: int, layer_idx: int = 0) -> tuple[int, int]:
-        """Number and offset of the columns that `update` returns."""
-        return self._block.end + self._block.width, 0

@@ -1,14 +1,9 @@
 """Threads: choose the number of processor threads of a round by measured time, while other processes may run.
 
 The threads of a product wait for each other at its end, and torch's OpenMP waits by spinning. That is fastest on a
-quiet machine, and slowest where another process wants a core: a spinning thread keeps the core from the thread that it
-waits for. No limit on spinning suits both (docs/measurements.md, "A busy neighbour"). So when our threads get less of
-the processor than they could use, half as many are tried for a few rounds, and kept if rounds are faster. Later twice
-the number is tried in the same way.
-
-    number = threads.begin()      # torch computes on the chosen number of threads
-    ...                           # a round
-    threads.end("of one kind")    # and on the caller's again
+quiet machine, and slowest where another process wants a core (docs/measurements.md, "A busy neighbour"). So when our
+threads get less of the processor than they could use, half as many are tried for a few rounds, and kept if rounds are
+faster. Later twice the number is tried in the same way.
 
 Sums may be rounded differently on another number of threads; the caller decides whether the number may change.
 """
@@ -22,18 +17,12 @@ from time import perf_counter, process_time
 
 import torch
 
-WINDOW, FEW = 16, 4
-"""Number of recent rounds that count, and the fewest that give a usual time."""
-LONG = 0.25
-"""A trial may begin after rounds of this many seconds, even if they are fewer than WINDOW."""
-TRIAL = 8
-"""Rounds in a trial."""
-BETTER = 0.95
-"""A trial succeeds if its rounds take at most this share of the usual time."""
-MISSING = 0.15
-"""Fewer threads are tried if, on average, the threads miss more than this many cores."""
-REST = 50
-"""Pause after a trial, in durations of that trial: failed trials cost about 2 % of the time."""
+WINDOW, FEW = 16, 4  # recent rounds that count, and the fewest that give a usual time
+LONG = 0.25  # a trial may begin after rounds of this many seconds, even if they are fewer than WINDOW
+TRIAL = 8  # rounds in a trial
+BETTER = 0.95  # a trial succeeds if its rounds take at most this share of the usual time
+MISSING = 0.15  # fewer threads are tried if, on average, the threads miss more than this many cores
+REST = 50  # pause after a trial, in durations of that trial: failed trials cost about 2 % of the time
 
 Now = Callable[[], float]
 

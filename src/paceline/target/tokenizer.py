@@ -1,5 +1,4 @@
-"""Tokenizers; checks of a text before it is tokenized; and detokenizers, which turn an answer into text one token at a
-time."""
+"""Tokenizers, and detokenizers, which turn an answer into text one token at a time."""
 
 from __future__ import annotations
 
@@ -7,7 +6,7 @@ import codecs
 import hashlib
 import json
 import re
-from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence, Set
+from collections.abc import Callable, Iterable, Mapping, Sequence, Set
 from functools import cached_property
 from typing import Any
 
@@ -18,16 +17,11 @@ from tokenizers import Tokenizer as Backend
 from paceline.engine.request import Detokenizer
 from paceline.errors import ModelError, PromptError
 
-QUICK = 16
-"""A prompt with fewer characters for each token of the context is encoded to see whether it fits."""
+QUICK = 16  # a prompt with fewer characters for each token of the context is encoded to see whether it fits
 
 
 class Tokenizer:
-    """The tokenizer of a model.
-
-    inner  a transformers tokenizer, or a `SentencePiece`.
-    name   for error messages.
-    """
+    """The tokenizer of a model. inner: a transformers tokenizer, or a `SentencePiece`; name: for error messages."""
 
     def __init__(self, inner: Any, name: str = "tokenizer"):
         self.inner = inner
@@ -69,9 +63,7 @@ class Tokenizer:
             vars(self).pop("_pieces", None)
 
     def encode(self, text: str) -> list[int]:
-        """Tokens of a plain prompt, with the beginning token if the tokenizer adds one.
-
-        An end token that the tokenizer adds after every text, a setting for training, is removed."""
+        """Tokens of a plain prompt, with the beginning token if the tokenizer adds one, but without an end token."""
         check_text(text)
         ids = [int(i) for i in self.inner.encode(text)]
         end = self.inner.eos_token_id
@@ -91,9 +83,7 @@ class Tokenizer:
 
         Raises ModelError if the model has no chat template, PromptError if the template refuses the messages."""
         if not self.has_chat_template:
-            raise ModelError(
-                f"{self.name} has no chat template: give it plain text to continue, or use a model made for chat"
-            )
+            raise ModelError(f"{self.name} has no chat template: give it plain text, or use a model made for chat")
         return [int(i) for i in self._templated(messages, tokenize=True, **options)]
 
     def render_chat(self, messages: Sequence[Mapping[str, Any]]) -> str:
@@ -105,29 +95,25 @@ class Tokenizer:
         for text in (text for message in messages for text in message.values() if isinstance(text, str)):
             check_text(text)
         try:
-            return self.inner.apply_chat_template(
-                [dict(m) for m in messages], add_generation_prompt=True, tokenize=tokenize, return_dict=False, **options
-            )
+            options |= {"add_generation_prompt": True, "tokenize": tokenize, "return_dict": False}
+            return self.inner.apply_chat_template([dict(m) for m in messages], **options)
         except Exception as error:  # a template is a program and may raise anything
             what = str(error) if isinstance(error, jinja2.TemplateError) else f"{type(error).__name__}: {error}"
             raise PromptError(f"the chat template of {self.name} refuses these messages: {what}") from error
 
     def refuse_long(self, prompt: str | Sequence[Mapping[str, Any]], max_context: int) -> None:
-        """PromptError if a prompt's length in bytes shows that it cannot fit into the context: encoding megabytes
-        takes a minute. A prompt that passes may still be too long."""
+        """PromptError if the beginning of a long prompt fills the context already: encoding megabytes takes a minute.
+        A prompt that passes may still be too long."""
         size = len(prompt) if isinstance(prompt, str) else sum(len(str(m.get("content", ""))) for m in prompt)
         if not isinstance(prompt, str) and not self.has_chat_template:
             return  # `encode_chat` raises the error
-        if size < QUICK * max_context or self._backend is None or not self._longest_token:
+        if size < QUICK * max_context:
             return
         text = prompt if isinstance(prompt, str) else self.render_chat(prompt)
-        check_text(text)
-        tokens = fewest_tokens(self._backend, text, self._longest_token)
+        tokens = len(self.encode_text(text[: QUICK * max_context]))
         if tokens >= max_context:
-            raise PromptError(
-                f"The prompt has at least {tokens} tokens, and this model's context holds {max_context} with the "
-                "answer; shorten it."
-            )
+            why = f"The prompt has at least {tokens} tokens, and this model's context holds {max_context}"
+            raise PromptError(f"{why} with the answer; shorten it.")
 
     def decode(self, ids: Sequence[int]) -> str:
         """Text of `ids` without special tokens."""
@@ -137,8 +123,7 @@ class Tokenizer:
     def detokenizer(self, prompt: Sequence[int] = ()) -> Detokenizer:
         """A detokenizer for one answer: `push` every token, then `flush`; the joined texts are `decode` of all tokens.
 
-        With `prompt`, they are the text after the prompt's: SentencePiece tokenizers then keep the space before the
-        answer's first word."""
+        With `prompt`, they are the text after the prompt's, with the space that may begin its first word."""
         continues = any(i not in self._special for i in prompt)
         if self._scheme == "bytes":
             return ByteLevelDetokenizer(self._pieces)
@@ -149,10 +134,6 @@ class Tokenizer:
     @cached_property
     def _backend(self) -> Backend | None:
         return getattr(self.inner, "backend_tokenizer", None)
-
-    @cached_property
-    def _longest_token(self) -> int:
-        return 0 if self._backend is None else longest_token(self._backend)
 
     @cached_property
     def _special(self) -> frozenset[int]:
@@ -183,11 +164,8 @@ class SentencePiece:
         self.eos_token_id: int | None = end if end >= 0 else None
         self.eos_token: str | None = processor.id_to_piece(end) if end >= 0 else None
         self._vocab = {processor.id_to_piece(i): i for i in range(len(processor))}
-        self.added_tokens_decoder = {
-            i: AddedToken(token, special=True)
-            for token, i in self._vocab.items()
-            if processor.is_control(i) or processor.is_unknown(i)
-        }
+        special = [i for i in range(len(processor)) if processor.is_control(i) or processor.is_unknown(i)]
+        self.added_tokens_decoder = {i: AddedToken(processor.id_to_piece(i), special=True) for i in special}
 
     def __len__(self) -> int:
         return len(self._processor)
@@ -212,88 +190,19 @@ def fingerprint(vocabulary: Mapping[str, int]) -> str:
     return hashlib.sha256(json.dumps(pairs).encode()).hexdigest()[:16]
 
 
-# Checks of a text ----------------------------------------------------------------------------------------------------
-
-_GROWS = {"NFC", "Prepend", "Replace"}
-"""Normalizers that drop no text. They run before bytes are counted."""
-_SPLITS = {"ByteLevel", "Digits", "Metaspace", "Punctuation", "Split"}
-"""Pre-tokenizers that drop no text, except a Split with behavior "Removed"."""
-
-
 def check_text(text: str) -> None:
     """PromptError for text with half a surrogate pair, which comes from JSON or an argument that is not UTF-8."""
     try:
         str.encode(text)
     except UnicodeEncodeError as error:
-        half = f"\\u{ord(text[error.start]):04x}"
-        raise PromptError(
-            f"The prompt is not UTF-8 text: at character {error.start} stands {half}, half of a surrogate pair."
-        ) from None
-
-
-def fewest_tokens(backend: Backend, text: str, longest: int) -> int:
-    """A lower bound of the number of tokens of `text`: bytes of the normalized text / bytes of the longest token.
-
-    longest  `longest_token(backend)`, above 0."""
-    normalized = backend.normalizer.normalize_str(text) if backend.normalizer is not None else text
-    return -(-len(normalized.encode()) // longest)
-
-
-def longest_token(backend: Backend) -> int:
-    """Most bytes of text that one token stands for; 0 if there is no limit.
-
-    There is none if unknown text becomes one token or none (not every byte has a token), if text is dropped, or if an
-    added token includes the spaces next to it."""
-    parts: dict[str, Any] = json.loads(backend.to_str())
-    if not _keeps_all(parts):
-        return 0
-    vocab, added = parts["model"]["vocab"], {token["content"] for token in parts["added_tokens"]}
-    byte_level = "ByteLevel" in {step["type"] for step in _steps(parts["pre_tokenizer"])}
-    bytes_ = [f"<0x{byte:02X}>" for byte in range(256)]
-    if byte_level:  # one character of a token is one byte of text
-        alphabet = {character for token in vocab if token not in added for character in token}
-        if len([character for character in alphabet if character in vocab]) < 256:
-            return 0
-    elif not (parts["model"].get("byte_fallback") and all(byte in vocab for byte in bytes_)):
-        return 0
-    own = max(len(token) if byte_level else len(token.encode()) for token in vocab)
-    normalize = backend.normalizer.normalize_str if backend.normalizer is not None else str
-    return max([own, *(len(normalize(token).encode()) for token in added)])
-
-
-def _keeps_all(parts: Mapping[str, Any]) -> bool:
-    """Whether every byte of a text is in one of its tokens."""
-    return (
-        parts["model"].get("type") == "BPE"
-        and {step["type"] for step in _steps(parts["normalizer"])} <= _GROWS
-        and all(_only_splits(step) for step in _steps(parts["pre_tokenizer"]))
-        and not any(token["lstrip"] or token["rstrip"] for token in parts["added_tokens"])
-        and not parts["truncation"]
-    )
-
-
-def _only_splits(step: Mapping[str, Any]) -> bool:
-    return step["type"] in _SPLITS and step.get("behavior") != "Removed"
-
-
-def _steps(part: Mapping[str, Any] | None) -> Iterator[Mapping[str, Any]]:
-    """The steps of a normalizer, pre-tokenizer or decoder, with sequences expanded."""
-    if part is None:
-        return
-    inner = next((part[name] for name in ("normalizers", "pretokenizers", "decoders") if name in part), None)
-    if inner is None:
-        yield part
-    else:
-        for step in inner:
-            yield from _steps(step)
-
-
-# Detokenizers --------------------------------------------------------------------------------------------------------
+        half = f"at character {error.start} stands \\u{ord(text[error.start]):04x}, half of a surrogate pair"
+        raise PromptError(f"The prompt is not UTF-8 text: {half}.") from None
 
 
 def scheme(backend: Backend) -> str:
     """How tokens become text: "bytes", "pieces" or "pieces, strip", as in nearly all language models; or "other"."""
-    steps = list(_steps(json.loads(backend.to_str())["decoder"]))
+    decoder = json.loads(backend.to_str())["decoder"] or {"type": ""}
+    steps = decoder.get("decoders", [decoder])
     if [s["type"] for s in steps] == ["ByteLevel"]:
         return "bytes"
     marker = {"type": "Replace", "pattern": {"String": "▁"}, "content": " "}
@@ -361,8 +270,7 @@ class ByteLevelDetokenizer:
 class PieceDetokenizer:
     """For tokens that are text, or single bytes of characters without a token.
 
-    A run of byte tokens is UTF-8 text as a whole, or becomes a replacement character for each byte; so it is held back
-    until it ends."""
+    A run of byte tokens is UTF-8 text as a whole, or becomes a replacement character for each byte; so it waits."""
 
     def __init__(self, pieces: Pieces, strip: bool):
         self._pieces = pieces
@@ -402,10 +310,8 @@ class WindowDetokenizer:
     special  ids without text.
     prompt   the tokens before the answer."""
 
-    HOLD = 16
-    """Most tokens held back while the text ends in an incomplete character."""
-    CONTEXT = 4
-    """Tokens of the prompt with which the answer's first token is decoded."""
+    HOLD = 16  # most tokens held back while the text ends in an incomplete character
+    CONTEXT = 4  # tokens of the prompt with which the answer's first token is decoded
 
     def __init__(self, decode: Callable[[Sequence[int]], str], special: Set[int], prompt: Sequence[int]):
         self._decode, self._special = decode, special

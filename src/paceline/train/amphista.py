@@ -17,17 +17,8 @@ import torch
 from torch import Tensor, nn
 
 from paceline.draft.amphista import Amphista
-from paceline.draft.neural.networks import (
-    First,
-    JointHeads,
-    Mlp,
-    Positions,
-    Second,
-    Sight,
-    Switches,
-    Tap,
-    concat_scaled,
-)
+from paceline.draft.neural import networks
+from paceline.draft.neural.networks import JointHeads, Switches, concat_scaled
 from paceline.draft.spec import option
 from paceline.train.heads import HeadsConfig, HeadsLoss, own_output_heads
 from paceline.train.layers import DecoderLayers
@@ -39,25 +30,21 @@ Fusion = Literal["identity", "random"]
 
 @dataclass(frozen=True)
 class SwitchOptions(Switches):
-    """The network's switches as options."""
-
-    tap: Tap = option("pre_norm", "State of the target that the heads read.")
+    tap: networks.Tap = option("pre_norm", "State of the target that the heads read.")
     stage1_layers: int = option(1, "Causal layers over the states; 0: none.", least=0)
-    stage1_input: First = option("state", "Input of these layers.")
+    stage1_input: networks.First = option("state", "Input of these layers.")
     stage2_layers: int = option(1, "Causal layers after them; 0: none.", least=0)
-    stage2_input: Second = option("concat", "How the token after a state is joined to it.")
-    mlp: Mlp = option("residual", "The heads: Medusa's, or gated.")
-    positions: Positions = option("learnt", "Position embeddings of the encoder.")
+    stage2_input: networks.Second = option("concat", "How the token after a state is joined to it.")
+    mlp: networks.Mlp = option("residual", "The heads: Medusa's, or gated.")
+    positions: networks.Positions = option("learnt", "Position embeddings of the encoder.")
     encoder_layers: int = option(1, "Blocks of the encoder; 0: heads do not attend to each other.", least=0)
     encoder_ffn: bool = option(True, "A gated MLP in each block of the encoder.")
-    encoder_sight: Sight = option("full", "Depths that a depth attends to in the encoder.")
+    encoder_sight: networks.Sight = option("full", "Depths that a depth attends to in the encoder.")
     own_heads: bool = option(False, "An output head for each depth.", names=("--own-heads",))
 
 
 @dataclass(frozen=True, kw_only=True)
 class AmphistaConfig(HeadsConfig):
-    """The network and its initial weights."""
-
     switches: SwitchOptions = field(default_factory=SwitchOptions)
     layers_begin: Literal["zeros", "target"] = option(
         "zeros", "Initial causal layers: without effect (zeros), or copies of the target's last ones."

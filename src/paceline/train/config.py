@@ -57,8 +57,7 @@ class TrainerConfig:
         return {"peak_lr": self.lr}
 
     def check(self, target: Path) -> None:
-        """PacelineError if the recipe cannot work with the model in `target`. Called before the target writes answers,
-        which may take an hour."""
+        """PacelineError if the recipe cannot work with the model in `target`. Called before answers are generated."""
 
 
 LOSS_HELP = "Distance from the target's distribution: soft (cross-entropy), kl+tv (plus total variation), lk (LK loss)."

@@ -3,9 +3,6 @@
 A source is `NAME=PATH`, or a path whose stem is the name. Files are .txt and .jsonl, gzipped or not;
 `NAME=hf:OWNER/DATA:CONFIG@SPLIT` is a data set of the Hugging Face hub (:CONFIG and @SPLIT may be left out). Records
 have the forms that `workbench.conversations` reads.
-
-    documents = read(parse_source("books=alice.txt"))
-    training, held = split_rows(file, length=512)            # only the target's own tokens are labels
 """
 
 from __future__ import annotations
@@ -33,12 +30,10 @@ from paceline.workbench import conversations
 from paceline.workbench.conversations import FORMS, Conversation
 from paceline.workbench.transcript import Transcriber
 
-Message = dict[str, str]
-"""{"role": one of ROLES, "content": text}"""
+Message = dict[str, str]  # {"role": one of ROLES, "content": text}
 ROLES = ("system", "user", "assistant")
 HUB = "hf:"
-TEXT_CHUNK = 8000
-"""Least characters of a document that is cut from a plain-text file, at a paragraph."""
+TEXT_CHUNK = 8000  # least characters of a document that is cut from a plain-text file, at a paragraph
 
 
 @dataclass(frozen=True)
@@ -61,10 +56,6 @@ class Document:
     messages: tuple[Message, ...] = ()
     context: str = ""
     fields: dict[str, str] = field(default_factory=dict)
-
-    def plain(self) -> str:
-        """The document as plain text, one paragraph per message."""
-        return self.text or "\n\n".join(m["content"] for m in self.messages)
 
 
 def parse_source(spec: str) -> Source:
@@ -175,12 +166,10 @@ def _document(source: Source, one: Conversation) -> Document:
 
 
 def user(text: str) -> Message:
-    """A user message."""
     return {"role": "user", "content": text}
 
 
 def assistant(text: str) -> Message:
-    """An assistant message."""
     return {"role": "assistant", "content": text}
 
 
@@ -293,28 +282,10 @@ def _key(example: Example) -> str:
     return hashlib.sha256(json.dumps(text).encode()).hexdigest()
 
 
-# Rows ------------------------------------------------------------------------------------------------------------
-
 Rows = tuple[np.ndarray, np.ndarray]
 """Input ids and labels, int32 [num_rows, length]; a label is the next token, or IGNORE."""
 
-Rendered = tuple[list[int], list[bool]]
-"""Token ids of a document, and for each whether it is trained on."""
-
-
-@dataclass(frozen=True)
-class MixtureConfig:
-    """What a batch is made of. A source that `weights` does not name weighs `other`; its plain text, "text/NAME",
-    a quarter of that."""
-
-    length: int  # tokens a row
-    rows: int  # rows a batch
-    weights: dict[str, float]
-    decay_weights: dict[str, float]  # the mixture after `decay_from` of the budget
-    other: float = 0.1
-    decay_from: float = 0.75
-    short: int | None = None  # tokens a row until `decay_from`: attention costs less
-    seed: int = 0
+Rendered = tuple[list[int], list[bool]]  # token ids of a document, and for each whether it is trained on
 
 
 def pack_whole(rendered: Iterable[Rendered], length: int, pad: int) -> Rows:
@@ -344,35 +315,35 @@ def pack_whole(rendered: Iterable[Rendered], length: int, pad: int) -> Rows:
 
 
 class Mixture:
-    """Batches of rows drawn from several sources by weight. A source repeats after all of its rows have been drawn."""
+    """Batches of `size` rows drawn from several sources by weight. A source repeats after all of its rows."""
 
-    def __init__(self, rows: dict[str, Rows], config: MixtureConfig) -> None:
+    def __init__(self, rows: dict[str, Rows], size: int, seed: int = 0) -> None:
         self.rows = {name: r for name, r in rows.items() if len(r[0])}
         if not self.rows:
             raise PacelineError("the sources hold less text than one row; add sources or shorten the rows")
-        self.config = config
+        self.size, self.seed = size, seed
         self.step = 0
         self.taken: Counter[str] = Counter()
         self._order: dict[str, tuple[int, np.ndarray]] = {}
 
+    def weight(self, name: str, progress: float) -> float:
+        """Of a source: how many rows it has."""
+        return len(self.rows[name][0])
+
     def next(self, progress: float) -> Batch:
-        config = self.config
-        chosen = config.weights if progress < config.decay_from else config.decay_weights
         names = sorted(self.rows)
-        rng = random.Random(f"{config.seed}/{self.step}")
-        weights = [chosen.get(n, config.other / (4 if n.startswith("text/") else 1)) for n in names]
-        picked = [self._row(name) for name in rng.choices(names, weights, k=config.rows)]
+        rng = random.Random(f"{self.seed}/{self.step}")
+        weights = [self.weight(name, progress) for name in names]
+        picked = [self._row(name) for name in rng.choices(names, weights, k=self.size)]
         self.step += 1
         ids, labels = (torch.from_numpy(np.stack(side)).long() for side in zip(*picked, strict=True))
-        if config.short and progress < config.decay_from:
-            ids, labels = ids.reshape(-1, config.short), labels.reshape(-1, config.short)
         return {"input_ids": ids, "labels": labels}
 
     def _row(self, name: str) -> tuple[np.ndarray, np.ndarray]:
         ids, labels = self.rows[name]
         epoch, place = divmod(self.taken[name], len(ids))
         if self._order.get(name, (-1, None))[0] != epoch:
-            rng = np.random.default_rng([self.config.seed, epoch, *name.encode()])
+            rng = np.random.default_rng([self.seed, epoch, *name.encode()])
             self._order[name] = (epoch, rng.permutation(len(ids)))
         self.taken[name] += 1
         index = self._order[name][1][place]

@@ -1,5 +1,4 @@
-"""Draft models, distilled on the target's own answers; and streams, with which a draft model proposes several tokens
-in one forward.
+"""Draft models, distilled on the target's answers; and streams, with which a draft proposes several tokens a forward.
 
 A draft is a small Llama with the target's tokenizer. Its distribution q learns the target's p at every token. The loss
 is KL(p || q) plus the total variation, which is the rate at which drafts are rejected (Zhou et al. 2024, "DistillSpec:
@@ -26,10 +25,9 @@ from __future__ import annotations
 from collections.abc import Iterator
 from dataclasses import asdict, dataclass
 from pathlib import Path
-from typing import Annotated, Any, ClassVar
+from typing import Any, ClassVar
 
 import torch
-import typer
 from torch import Tensor, nn
 
 from paceline import __version__
@@ -106,8 +104,7 @@ class DistilLoss(Student):
 
 
 def train_draft(training: Training, config: DraftConfig = DraftConfig(), compiled: bool = True) -> bool:
-    """Train a draft for the target; writes a model folder in bfloat16, for `model:PATH`. False when interrupted; the
-    same call goes on."""
+    """Train a draft and write a model folder in bfloat16, for `model:PATH`. False when interrupted; it goes on."""
     trainer = Trainer.open(training, config)
     facts = trainer.teacher.config
     network: Any = new_llama(
@@ -147,9 +144,6 @@ def begin_embedding(network: Any, table: Tensor) -> None:
     rows = table - table.mean(0)  # what all rows share changes no probability
     rows = rows @ torch.linalg.eigh(rows.T @ rows)[1][:, -size:].flip(1)
     own[:, :size] = rows / rows.norm(dim=1).mean()
-
-
-# Streams ---------------------------------------------------------------------------------------------------------
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -268,8 +262,8 @@ def train_streams(training: Training, draft: Path, config: StreamsConfig) -> boo
 @drafter_command
 def streams_command(
     setup: DrafterOptions,
-    draft: Annotated[Path, typer.Option(exists=True, file_okay=False, help="Folder of the draft model.")],
     config: StreamsConfig,
+    draft: Path = option(help="Folder of the draft model.", exists=True, file_okay=False),
 ) -> bool:
     """Train a draft model to propose several tokens in one forward, for `--draft model:OUT,streams=2`.
 

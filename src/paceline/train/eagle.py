@@ -3,8 +3,7 @@
 EAGLE (Li et al. 2024, arXiv 2401.15077, section 3.2): the layer predicts the target's next last state from the state
 before it and the token between them. The loss, where the next token is the target's own, is SmoothL1 between predicted
 and true state, plus a tenth of the soft cross-entropy between the distributions that the target's head gives for the
-two. Noise on the input states makes the layer robust to its own errors. The text is written by the target; the authors
-use recorded text.
+two. Noise on the input states makes the layer robust to its own errors. The text is the target's own, not recorded.
 
 EAGLE-3 (Li et al. 2025, arXiv 2503.01840, section 3): no state is predicted. At every step of the training-time test
 the head's distribution over its own, smaller vocabulary learns the target's over the same tokens; a step weighs 0.8 of
@@ -40,10 +39,8 @@ from paceline.train.student import Student, spread
 from paceline.train.trainer import HeadConfig, Trainer, train_head
 from paceline.train.unrolled import Memory, Unrolled, UnrolledLayer, begin_as_last
 
-LARGE = 32_768
-"""A vocabulary of more tokens is large."""
-SERVED = 3
-"""Default number of tokens that a server drafts with EAGLE-3."""
+LARGE = 32_768  # a vocabulary of more tokens is large
+SERVED = 3  # default number of tokens that a server drafts with EAGLE-3
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -61,8 +58,7 @@ class LayerConfig(HeadConfig):
 class LayerLoss(Student):
     """A layer over the target's states, in training the `module`."""
 
-    module: Any
-    """An `Unrolled`."""
+    module: Any  # an `Unrolled`
 
     def states(self, input_ids: Tensor) -> tuple[Tensor, Tensor]:
         """(states that the layer reads [B, T, ...], last states after the final norm [B, T, H])."""
@@ -86,8 +82,6 @@ class LayerLoss(Student):
 
 @dataclass(frozen=True, kw_only=True)
 class EagleConfig(LayerConfig):
-    """EAGLE's loss."""
-
     soft: float = option(0.1, "Weight of the cross-entropy; SmoothL1 weighs 1.", least=0)
     noise: float = option(0.1, "Uniform noise on the states: at most this, up or down.", least=0)
 
@@ -96,8 +90,6 @@ class EagleConfig(LayerConfig):
 
 
 class EagleModule(Unrolled):
-    """The layer in training."""
-
     def __init__(self, config: Any) -> None:
         shape = Shape.of(config)
         super().__init__(rotary_tables(config, shape))
@@ -190,8 +182,6 @@ class FlagOptions(Flags):
 
 @dataclass(frozen=True, kw_only=True)
 class Eagle3Config(LayerConfig):
-    """The head and its training."""
-
     vocab: int | None = option(
         None, "Size of the draft vocabulary; half of the target's if left out, a quarter of a large one's.", least=1
     )

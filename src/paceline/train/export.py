@@ -29,10 +29,13 @@ def export_medusa(heads: Path, target: Path, out: Path) -> None:
     """Write the heads in the folder `heads`, made for the model in the folder `target`, into the folder `out`.
     PacelineError if they are not Medusa's, or of another width."""
     _, tensors = open_head(heads, "medusa", None)
-    blocks = {_named(_BLOCK, name, "blocks.{0}.layers.{1}.{2}"): t for name, t in tensors.items()}
-    blocks = {name: t for name, t in blocks.items() if name}
-    outputs = {_named(_OUTPUT, name, "lm_heads.{0}.weight"): t for name, t in tensors.items()}
-    outputs = {name: t for name, t in outputs.items() if name}
+    blocks: dict[str, Tensor] = {}
+    outputs: dict[str, Tensor] = {}
+    for name, tensor in tensors.items():
+        if block := _BLOCK.fullmatch(name):
+            blocks["blocks.{}.layers.{}.{}".format(*block.groups())] = tensor
+        elif output := _OUTPUT.fullmatch(name):
+            outputs[f"lm_heads.{output[1]}.weight"] = tensor
     if not blocks or len(blocks) + len(outputs) != len(tensors):
         raise PacelineError(f"{heads} holds no Medusa heads in the authors' layout: {', '.join(sorted(tensors)[:4])}")
     shape, width = Shape.of(read_config(target)), next(iter(blocks.values())).shape[-1]
@@ -58,12 +61,6 @@ def export_medusa(heads: Path, target: Path, out: Path) -> None:
     with replacing(out / WEIGHTS) as file:
         save_tensors(file, blocks | outputs, {"format": "pt"})
     write_whole(out / CONFIG, json.dumps(config, indent=2) + "\n")
-
-
-def _named(pattern: re.Pattern[str], name: str, form: str) -> str:
-    """`form` filled with the groups of `pattern` in a tensor's name; "" if the name does not match."""
-    match = pattern.fullmatch(name)
-    return form.format(*match.groups()) if match else ""
 
 
 def command(

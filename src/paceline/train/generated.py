@@ -3,9 +3,6 @@
 Drafters predict what their target writes, so they learn from its own answers (Zhou et al. 2024, "DistillSpec", section
 4.1). The answers are JSON Lines of {"id", "source", "prompt_tokens", "tokens"}; NAME.settings.json next to the file has
 the settings they were made with. An interrupted call resumes where it stopped.
-
-    prompts = parse_sources(["sgd=train.jsonl.gz"])
-    file = generated_rows("models/demo", prompts=prompts, count=2000, out=Path("own.jsonl"))
 """
 
 import json
@@ -26,30 +23,18 @@ from paceline.target.tokenizer import Tokenizer
 from paceline.train.data import Document, Example, Source, encoded, read, read_examples
 from paceline.workbench.runs import Lines, check_identity
 
-BATCH = 64
-"""Prompts answered at once."""
-OPENING = (16, 64)
-"""Least and most tokens of a plain text that are a prompt, which the target continues."""
+BATCH = 64  # prompts answered at once
+OPENING = (16, 64)  # least and most tokens of a plain text that are a prompt, which the target continues
 
-Progress = Callable[[int, int], None]
-"""Called with the number of answers so far, and in all."""
+Progress = Callable[[int, int], None]  # called with the number of answers so far, and in all
 
-Question = tuple[str, list[int], SamplingParams]
-"""Source, prompt, sampling parameters."""
+Question = tuple[str, list[int], SamplingParams]  # source, prompt, sampling parameters
 
 
 def generated_rows(
-    target: str | Path,
-    *,
-    prompts: Sequence[Source] | None = None,
-    answers: Sequence[Path] = (),
-    count: int = 1000,
-    max_tokens: int = 128,
-    temperature: float | None = None,
-    seed: int = 0,
-    out: Path,
-    progress: Progress | None = None,
-) -> Path:
+    target: str | Path, *, prompts: Sequence[Source] | None = None, answers: Sequence[Path] = (), count: int = 1000,
+    max_tokens: int = 128, temperature: float | None = None, seed: int = 0, out: Path, progress: Progress | None = None,
+) -> Path:  # fmt: skip
     """Write the recorded `answers` and `count` new ones of the target to the JSON Lines file `out`; returns it.
 
     prompts      sources of prompts, an equal share from each; None: the target writes from its first token.

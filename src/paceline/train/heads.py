@@ -111,7 +111,6 @@ class HeadsLoss(Student):
         return (last if self.normed else states[..., -1, :]), last
 
     def embedded(self, ids: Tensor) -> Tensor:
-        """The target's embeddings of token ids."""
         embedded: Tensor = self.teacher.get_input_embeddings()(ids)
         return embedded
 
@@ -179,8 +178,6 @@ def own_output_heads(teacher: Any, depth: int) -> nn.ModuleList:
 
 @dataclass(frozen=True, kw_only=True)
 class MedusaConfig(HeadsConfig):
-    """Medusa's network."""
-
     layers: int = option(1, "Residual blocks of a head.", least=1)
     own_heads: bool = option(
         False, "Give each head its own output head; that is most of the size.", names=("--own-heads",)
@@ -233,8 +230,6 @@ def medusa_command(setup: DrafterOptions, config: MedusaConfig) -> bool:
 
 @dataclass(frozen=True, kw_only=True)
 class HydraConfig(HeadsConfig):
-    """Hydra's network."""
-
     layers: int = option(4, "Blocks of a head; those after the first share their weights.", least=1)
     prefix: bool = option(True, "A decoder layer between the target and the heads, as in Hydra++.")
 

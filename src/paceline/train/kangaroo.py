@@ -52,8 +52,7 @@ class KangarooConfig(HeadConfig):
             raise PacelineError(f"--exit is {self.exit}, and {target} has {layers} layers: it is 0 to {layers - 1}")
 
     def exit_of(self, layers: int) -> int:
-        """The exit in a target of so many layers; by default after an eighth of them. (In the paper speed peaks at 0.06
-        to 0.08 of them.)"""
+        """The exit in a target of so many layers, by default after an eighth. (The paper: fastest at 0.06 to 0.08.)"""
         return min(max(1, layers // 8), layers - 1) if self.exit is None else self.exit
 
     def student(self, trainer: Trainer) -> Student:

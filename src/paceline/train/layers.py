@@ -108,9 +108,6 @@ def use_blocks(*models: Any) -> None:
             model.set_attn_implementation(register())
 
 
-# Layers ----------------------------------------------------------------------------------------------------------
-
-
 class DecoderLayers(nn.ModuleList):
     """`count` causal layers of a target's shape, without biases; `paceline.draft.neural.layers` runs them with a cache.
 

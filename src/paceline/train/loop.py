@@ -18,7 +18,6 @@ from collections.abc import Sequence
 from contextlib import nullcontext
 from dataclasses import dataclass, field
 from pathlib import Path
-from types import FrameType
 from typing import Any, Protocol
 
 import torch
@@ -29,6 +28,7 @@ from torch import Tensor, nn
 
 from paceline.draft.neural.checkpoint import save_tensors
 from paceline.errors import PacelineError
+from paceline.interrupt import Interrupt
 from paceline.jsonl import Appender, loads, objects, replacing, write_whole
 
 Batch = dict[str, Tensor]
@@ -96,9 +96,6 @@ def learning_rate(config: LoopConfig, step: int, done: float) -> float:
     return rate
 
 
-# Checkpoints -----------------------------------------------------------------------------------------------------
-
-
 class Stream(Protocol):
     """A source of batches whose position can be saved. progress, 0 to 1: the mixture may change over a run."""
 
@@ -151,12 +148,8 @@ def load_checkpoint(
     return Progress(**header["progress"])
 
 
-# Progress --------------------------------------------------------------------------------------------------------
-
-
 class Reporter:
-    """The progress line, and the log: JSON Lines of loss, learning rate, gradient norm and speed. quiet: print and
-    write nothing, for processes other than the first."""
+    """The progress line, and the log: JSON Lines of loss, learning rate, gradient norm, speed. quiet: neither."""
 
     def __init__(self, config: LoopConfig, log: Path, quiet: bool) -> None:
         self._config, self._log, self._quiet = config, log, quiet
@@ -186,8 +179,7 @@ class Reporter:
         self._console.print(text)
 
     def step(self, progress: Progress, loss: Tensor, norm: Tensor | float | None, rate: float) -> None:
-        """Record the loss of a step; every `log_every` steps, log and show the mean. PacelineError if that is not
-        finite."""
+        """Record a step's loss; every `log_every` steps log and show the mean. PacelineError if that is not finite."""
         config = self._config
         progress.losses.append(float(loss))
         if progress.step % config.log_every:
@@ -231,7 +223,6 @@ class Reporter:
 
 
 def read_log(path: Path) -> list[dict[str, Any]]:
-    """The rows of a log, in order."""
     return [row for _, row in objects(path, PacelineError, "a row of a training's log")] if path.exists() else []
 
 
@@ -264,41 +255,10 @@ def _is_table(name: str) -> bool:
     return "embed" in name or "lm_head" in name
 
 
-# The loop --------------------------------------------------------------------------------------------------------
-
-
-class StopSignal:
-    """Notes SIGINT and SIGTERM, for a clean stop. A second signal ends the process as usual."""
-
-    def __init__(self) -> None:
-        self.requested = False
-        self._before: dict[int, Any] = {}
-
-    def __enter__(self) -> StopSignal:
-        for number in (signal.SIGINT, signal.SIGTERM):
-            try:
-                self._before[number] = signal.signal(number, self._ask)
-            except ValueError:  # not in the main thread: signals are left to the caller
-                break
-        return self
-
-    def __exit__(self, *_: object) -> None:
-        for number, handler in self._before.items():
-            signal.signal(number, handler)
-
-    def _ask(self, number: int, frame: FrameType | None) -> None:
-        self.requested = True
-        signal.signal(number, self._before[number])
-
-
 def train(
-    module: nn.Module,
-    stream: Stream,
-    config: LoopConfig,
-    run: Path,
-    validation: dict[str, list[Batch]] | None = None,
+    module: nn.Module, stream: Stream, config: LoopConfig, run: Path, validation: dict[str, list[Batch]] | None = None,
     stop_after: int | None = None,
-) -> bool:
+) -> bool:  # fmt: skip
     """Train `module` in place until the budget is spent. Returns True then, and False when a signal stopped the run.
 
     run         folder of checkpoint and log; the run resumes from a checkpoint in it.
@@ -330,7 +290,7 @@ def train(
             reporter.validation(progress, validate(module, accelerator, validation) if first else {})
             accelerator.wait_for_everyone()
 
-    with StopSignal() as stop, reporter:
+    with Interrupt(signal.SIGINT, signal.SIGTERM) as stop, reporter:
         while (done := share_done(config, progress)) < 1:
             rate = learning_rate(config, progress.step, done)
             for optimiser in optimisers:
@@ -346,7 +306,7 @@ def train(
             progress.tokens += batch["input_ids"].numel()
             progress.seconds = base + time.monotonic() - began
             # Signals and clocks differ between processes, but all must make the same decision.
-            progress.seconds, stopping = _agree(accelerator, progress.seconds, stop.requested)
+            progress.seconds, stopping = _agree(accelerator, progress.seconds, stop.pressed)
             reporter.step(progress, loss, norm, rate)
             if progress.seconds - validated > 60 * config.validate_every:
                 check()
@@ -364,8 +324,7 @@ def train(
 
 
 def _forward_backward(prepared: nn.Module, accelerator: Accelerator, batch: Batch, micro_tokens: int) -> Tensor:
-    """Accumulate the gradients of this process's rows over micro-batches; processes exchange them in the last one.
-    Returns the mean loss."""
+    """The mean loss; gradients accumulate over this process's micro-batches, and are exchanged in the last one."""
     rows = len(next(iter(batch.values())))
     world, rank = accelerator.num_processes, accelerator.process_index
     if rows % world:
@@ -393,7 +352,6 @@ def _agree(accelerator: Accelerator, seconds: float, stopping: bool) -> tuple[fl
 
 
 def validate(module: nn.Module, accelerator: Accelerator, validation: dict[str, list[Batch]]) -> dict[str, float]:
-    """Mean loss by source."""
     module.eval()
     row = {}
     with torch.no_grad(), accelerator.autocast():

@@ -19,11 +19,9 @@ from torch.nn.functional import pad
 
 from paceline.train.layers import use_blocks
 
-IGNORE = -100
-"""Label of a position that is not trained on."""
+IGNORE = -100  # label of a position that is not trained on
 
-CHUNK = 256
-"""Positions whose logits are held at once."""
+CHUNK = 256  # positions whose logits are held at once
 
 LK_DECAY = 3.0
 """How fast the share of KL in `lk` falls with the acceptance rate: the value that its authors find best."""
@@ -46,45 +44,32 @@ def _cross_entropy(rows: Tensor, table: Tensor, weights: Tensor, labels: Tensor)
     return -(weights * log_q.gather(1, labels)).sum(), error.to(rows.dtype)
 
 
-def _soft_cross_entropy(
-    rows: Tensor, table: Tensor, weights: Tensor, target_rows: Tensor, target_table: Tensor | None = None
-) -> tuple[Tensor, Tensor]:
-    """As `_cross_entropy`, for -sum p log q: p is the target's distribution at target_rows [C, Dt], q the draft's at
-    rows. Without a target_table both use `table`."""
-    p, log_q = _distributions(rows, table, target_rows, target_table)
-    weights = weights[:, None]
-    return -(weights * p * log_q).sum(), (weights * (log_q.exp() - p)).to(rows.dtype)
-
-
-def _kl_and_tv(
-    rows: Tensor, table: Tensor, weights: Tensor, target_rows: Tensor, target_table: Tensor | None = None
-) -> tuple[Tensor, Tensor]:
-    """As `_soft_cross_entropy`, for KL(p || q) + TV(p, q)."""
-    (kl, missed), (of_kl, of_missed) = _divergences(rows, table, target_rows, target_table)
-    weights = weights[:, None]
-    return (weights * (kl + missed)).sum(), (weights * (of_kl + of_missed)).to(rows.dtype)
-
-
-def _lk(
-    rows: Tensor, table: Tensor, weights: Tensor, target_rows: Tensor, target_table: Tensor | None = None
-) -> tuple[Tensor, Tensor]:
-    """As `_soft_cross_entropy`, for the hybrid LK loss: s KL(p || q) + (1 - s) TV(p, q) with s = exp(-3 a).
-
-    a is the acceptance rate, the mean of sum min(p, q) over the chunk's positions; s is a constant to the gradient."""
-    (kl, missed), (of_kl, of_missed) = _divergences(rows, table, target_rows, target_table)
-    weights = weights[:, None]
-    accepted = 1 - (weights * missed).sum() / weights.sum().clamp_min(1e-20)
-    share = torch.exp(-LK_DECAY * accepted)
-    loss, error = torch.lerp(missed, kl, share), torch.lerp(of_missed, of_kl, share)
-    return (weights * loss).sum(), (weights * error).to(rows.dtype)
-
-
 Pair = tuple[Tensor, Tensor]
 
 
-def _divergences(rows: Tensor, table: Tensor, target_rows: Tensor, target_table: Tensor | None) -> tuple[Pair, Pair]:
+def _soft(p: Tensor, log_q: Tensor, weights: Tensor) -> Pair:
+    """-sum p log q of p, log_q [C, V], weighted by weights [C, 1], and its gradient by the draft's logits [C, V]."""
+    return -(weights * p * log_q).sum(), weights * (log_q.exp() - p)
+
+
+def _kl_and_tv(p: Tensor, log_q: Tensor, weights: Tensor) -> Pair:
+    """As `_soft`, for KL(p || q) + TV(p, q)."""
+    (kl, missed), (of_kl, of_missed) = _divergences(p, log_q)
+    return (weights * (kl + missed)).sum(), weights * (of_kl + of_missed)
+
+
+def _lk(p: Tensor, log_q: Tensor, weights: Tensor) -> Pair:
+    """As `_soft`, for the hybrid LK loss: s KL(p || q) + (1 - s) TV(p, q) with s = exp(-3 a).
+
+    a is the acceptance rate, the mean of sum min(p, q) over the chunk's positions; s is a constant to the gradient."""
+    (kl, missed), (of_kl, of_missed) = _divergences(p, log_q)
+    accepted = 1 - (weights * missed).sum() / weights.sum().clamp_min(1e-20)
+    share = torch.exp(-LK_DECAY * accepted)
+    return (weights * torch.lerp(missed, kl, share)).sum(), weights * torch.lerp(of_missed, of_kl, share)
+
+
+def _divergences(p: Tensor, log_q: Tensor) -> tuple[Pair, Pair]:
     """KL(p || q) and TV(p, q) [C, 1], and their gradients with respect to the draft's logits [C, V]."""
-    p, log_q = _distributions(rows, table, target_rows, target_table)
     q = log_q.exp()
     kl = (p * (p.clamp_min(1e-20).log() - log_q)).sum(-1, keepdim=True)
     missed = (q - p).clamp_min(0).sum(-1, keepdim=True)  # 1 - sum min(p, q): the chance that a draft is rejected
@@ -93,16 +78,24 @@ def _divergences(rows: Tensor, table: Tensor, target_rows: Tensor, target_table:
     return (kl, missed), (q - p, q * (above - (q * above).sum(-1, keepdim=True)))
 
 
-def _distributions(
-    rows: Tensor, table: Tensor, target_rows: Tensor, target_table: Tensor | None
-) -> tuple[Tensor, Tensor]:
-    p = torch.softmax((target_rows @ (table if target_table is None else target_table).T).float(), -1)
-    return p, torch.log_softmax((rows @ table.T).float(), -1)
+Step = Callable[..., Pair]
 
 
-Step = Callable[..., tuple[Tensor, Tensor]]
+def _step_of(distance: Callable[[Tensor, Tensor, Tensor], Pair]) -> Step:
+    """The step for a chunk: p at target_rows [C, Dt], q at rows [C, D]; both use `table` without a target_table."""
+
+    def step(
+        rows: Tensor, table: Tensor, weights: Tensor, target_rows: Tensor, target_table: Tensor | None = None
+    ) -> Pair:
+        p = torch.softmax((target_rows @ (table if target_table is None else target_table).T).float(), -1)
+        loss, error = distance(p, torch.log_softmax((rows @ table.T).float(), -1), weights[:, None])
+        return loss, error.to(rows.dtype)
+
+    return step
+
+
 Distance = Literal["soft", "kl+tv", "lk"]
-DISTANCES: dict[str, Step] = {"soft": _soft_cross_entropy, "kl+tv": _kl_and_tv, "lk": _lk}
+DISTANCES = {"soft": _step_of(_soft), "kl+tv": _step_of(_kl_and_tv), "lk": _step_of(_lk)}
 """Distances of a draft's distribution from its target's, which every recipe that learns one can minimise.
 
 * soft: cross-entropy with the target's distribution. Its least possible value is the entropy of p.
@@ -123,14 +116,9 @@ class _ChunkedLoss(torch.autograd.Function):
 
     @staticmethod
     def forward(
-        ctx: Any,
-        hidden: Tensor,
-        weight: Tensor,
-        step: Step,
-        targets: tuple[Tensor, ...],
-        fixed: tuple[Tensor, ...],
+        ctx: Any, hidden: Tensor, weight: Tensor, step: Step, targets: tuple[Tensor, ...], fixed: tuple[Tensor, ...],
         chunk: int,
-    ) -> Tensor:
+    ) -> Tensor:  # fmt: skip
         # hidden [N, D], N a multiple of `chunk`; weight [V, D]; targets [N, ...], given to `step` in chunks
         table = weight.detach().to(hidden.dtype)
         d_hidden = torch.empty_like(hidden)
@@ -164,15 +152,9 @@ def chunked_cross_entropy(
 
 
 def distance(
-    kind: str,
-    hidden: Tensor,
-    table: Tensor,
-    target_hidden: Tensor,
-    target_table: Tensor,
-    where: Tensor,
-    chunk: int = CHUNK,
-    compiled: bool = False,
-) -> Tensor:
+    kind: str, hidden: Tensor, table: Tensor, target_hidden: Tensor, target_table: Tensor, where: Tensor,
+    chunk: int = CHUNK, compiled: bool = False,
+) -> Tensor:  # fmt: skip
     """Mean distance of the draft's distribution q from the target's p over the positions of `where`, 0 if there are
     none. q = softmax(hidden @ table.T), p = softmax(target_hidden @ target_table.T).
 
@@ -190,15 +172,9 @@ def distance(
 
 
 def _mean(
-    step: Step,
-    hidden: Tensor,
-    table: Tensor,
-    targets: Tensor,
-    where: Tensor,
-    fixed: tuple[Tensor, ...],
-    chunk: int,
+    step: Step, hidden: Tensor, table: Tensor, targets: Tensor, where: Tensor, fixed: tuple[Tensor, ...], chunk: int,
     compiled: bool,
-) -> Tensor:
+) -> Tensor:  # fmt: skip
     """The mean of `step` over the positions of `where` [...]; hidden, targets [..., *] are given to it in chunks."""
     hidden, targets = hidden.to(autocast_dtype(hidden))[where], targets[where]
     weights = torch.full((len(hidden),), 1 / max(len(hidden), 1), device=hidden.device)

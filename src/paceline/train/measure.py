@@ -37,15 +37,12 @@ from paceline.train.data import Example, Rows, batches, read_examples
 from paceline.train.options import TargetName, Threads, use_threads
 from paceline.train.student import Student, known_depths
 
-RANKS = 10
-"""Candidates of each depth that are counted."""
-SHOWN = (8, 16, 32, 63)
-"""Sizes in nodes of the example trees in slots.json."""
+RANKS = 10  # candidates of each depth that are counted
+SHOWN = (8, 16, 32, 63)  # sizes in nodes of the example trees in slots.json
 
 
 class Fit:
-    """Figures of one depth, over the positions where all tokens up to it are the target's own; p is the target's
-    distribution, q the draft's, at temperature 1.
+    """Figures of one depth, where all tokens up to it are the target's; p: its distribution, q: the draft's, at 1.
 
     positions  their number; reached: of those whose draft is the text up to this depth.
     ranks      how often candidate r of the draft is the target's best token.
@@ -65,8 +62,7 @@ class Fit:
     def add(
         self, p: Tensor, q: Tensor, text: Tensor, reached: Tensor | None = None, weights: Tensor | float = 1.0
     ) -> None:
-        """Add N positions: p, q [N, V]; text [N], the tokens there; reached bool [N], None for all; weights [N] of the
-        texts."""
+        """Add N positions: p, q [N, V]; text [N], the tokens; reached bool [N], None: all; weights [N] of the texts."""
         if reached is None:
             reached = torch.ones_like(text, dtype=torch.bool)
         log_q = torch.where(q > 0, q.log(), 0.0)
@@ -115,8 +111,7 @@ class Fit:
         return both
 
 
-Fits = dict[str, list[Fit]]
-"""By source, and over all sources as "all": a fit for every depth, exit or stream."""
+Fits = dict[str, list[Fit]]  # by source, and over all sources as "all": a fit for every depth, exit or stream
 
 
 def with_all(fits: Fits) -> Fits:
@@ -170,12 +165,8 @@ def fit_lines(fits: Fits, name: str = "depth", numbers: Iterable[int] | None = N
 
 
 def accepted_length(fits: Sequence[Fit]) -> float:
-    """Mean number of tokens that a round brings with a draft of a chain of `len(fits)` tokens, drawn from q; the
-    target's own token is included."""
+    """Mean tokens a round with a chain of `len(fits)` drafted tokens drawn from q, the target's own token included."""
     return 1 + sum(fit.row["sampled"] for fit in fits)
-
-
-# Trees -----------------------------------------------------------------------------------------------------------
 
 
 def write_slots(out: Path, fits: Sequence[Fit]) -> None:

@@ -22,11 +22,10 @@ import json
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import asdict, dataclass, field, replace
 from pathlib import Path
-from typing import Annotated, Any, ClassVar, NamedTuple
+from typing import Any, ClassVar, NamedTuple
 
 import numpy as np
 import torch
-import typer
 from torch.nn.functional import cross_entropy
 
 from paceline.draft.spec import option
@@ -41,10 +40,8 @@ from paceline.train.measure import RANKS, Fit, slot_lines, write_slots
 from paceline.train.options import Compiled, DrafterOptions, drafter_command
 from paceline.train.trainer import Trainer, dtype_of, open_teacher, pad_token
 
-SLOTS = 5
-"""Slots that are measured, as many as `jacobi` has."""
-MOST_ROWS, PLACES = 32, 4
-"""Held-out rows measured per source, and measurements per row."""
+SLOTS = 5  # slots that are measured, as many as `jacobi` has
+MOST_ROWS, PLACES = 32, 4  # held-out rows measured per source, and measurements per row
 SOURCES = ("prefix", "vocabulary", "mask")
 """Noise is drawn from the tokens before it (the paper), from the whole vocabulary, or is always the same token."""
 
@@ -108,12 +105,8 @@ class NoisyConfig(TrainerConfig):
         return super().loop | {"optimiser": "adamw"}
 
 
-# Noise in rows ---------------------------------------------------------------------------------------------------
-
-
 class Span(NamedTuple):
-    """An answer in a row. Its conversation begins at `begin`; its inputs are first..end - 1, without the last token,
-    which is only a label."""
+    """An answer in a row: its conversation begins at `begin`, its inputs are first..end - 1 (the last is a label)."""
 
     begin: int
     first: int
@@ -173,8 +166,7 @@ def noisy(ids: np.ndarray, labels: np.ndarray, config: NoiseConfig, rng: np.rand
 
 
 class Noisy:
-    """A stream of batches with noise, which depends on seed and step only: the same in every process and after a
-    resume."""
+    """Batches with noise, which depends on seed and step only: the same in every process and after a resume."""
 
     def __init__(self, stream: Stream, config: NoiseConfig, seed: int) -> None:
         self.stream, self.config, self.seed = stream, config, seed
@@ -196,14 +188,10 @@ class Noisy:
         self.stream.load_state_dict(state["stream"])
 
 
-# The recipe ------------------------------------------------------------------------------------------------------
-
-
 def train_noisy(
     training: Training, config: NoisyConfig = NoisyConfig(), also: Sequence[Path] = (), compiled: bool = True
 ) -> bool:
-    """Tune the target on its answers; writes a model folder in the target's own dtype. False when interrupted; the same
-    call goes on.
+    """Tune the target on its answers and write it in its own dtype. False when interrupted; the same call goes on.
 
     also  other models to measure the clean loss of, as folders."""
     trainer, seed = Trainer.open(training, config), training.loop.seed
@@ -285,10 +273,9 @@ def measure_slots(network: Any, held: Mapping[str, Rows], noise: NoiseConfig, se
 def command(
     setup: DrafterOptions,
     config: NoisyConfig,
-    also: Annotated[
-        list[Path] | None,
-        typer.Option(help="Another model to measure the clean loss of, such as a run with --noise 0.", file_okay=False),
-    ] = None,
+    also: list[Path] | None = option(
+        None, "Another model to measure the clean loss of, such as a run with --noise 0.", file_okay=False
+    ),
     compiled: Compiled = True,
 ) -> bool:
     """Fine-tune a model with noise, so that `--draft jacobi:OUT` is faster with it. The model's weights change.

@@ -115,8 +115,7 @@ class DrafterOptions(AnswerOptions):
     def training(self, config: TrainerConfig) -> Training:
         """The training to run. Generates the target's answers first, if they are not there yet.
 
-        PacelineError for two budgets, and if the recipe cannot work with the target; raised before answers are
-        generated, which may take an hour."""
+        PacelineError for two budgets, or a target that the recipe cannot work with, before answers are generated."""
         from paceline.train.config import Training, training_folder
         from paceline.train.loop import LoopConfig
 

@@ -29,7 +29,6 @@ import torch
 from torch import Tensor, nn
 
 from paceline import __version__
-from paceline.cost.model import chain_tokens, speedup
 from paceline.draft.neural.checkpoint import KIND
 from paceline.draft.s2d import NEVER
 from paceline.draft.spec import option
@@ -132,8 +131,7 @@ def cut(target: Path, layers: int) -> Any:
 
 
 def train_sorted(training: Training, config: SortedConfig = SortedConfig(), compiled: bool = True) -> bool:
-    """Train a sorted draft from the target; writes a model folder for `s2d:PATH`. False when interrupted; the same call
-    goes on."""
+    """Train a sorted draft and write a model folder for `s2d:PATH`. False when interrupted; the same call goes on."""
     trainer = Trainer.open(training, config)
     teacher, held = trainer.teacher, trainer.held
     layers, exits = config.depths(teacher.config.num_hidden_layers)
@@ -172,8 +170,7 @@ def validation(held: Mapping[str, Rows], exits: Sequence[int]) -> dict[str, list
 
 @torch.no_grad()
 def measure(model: Any, exits: Sequence[int], teacher: Any, held: Mapping[str, Rows]) -> tuple[Fits, ExitRecord]:
-    """(the figures of every exit on held-out answers; the exits' predictions, from which to choose thresholds). In
-    these all sources weigh the same."""
+    """(figures of every exit on held-out answers; the exits' predictions, in which all sources weigh the same)."""
     states_of = SortedLoss(model, exits).eval().states  # a new one: training runs the other's forward in bfloat16
     fits: Fits = {}
     sure, right, share = [], [], []
@@ -198,8 +195,6 @@ def measure(model: Any, exits: Sequence[int], teacher: Any, held: Mapping[str, R
         np.concatenate(share),
     )  # fmt: skip
 
-
-# Thresholds ------------------------------------------------------------------------------------------------------
 
 GRID = (0.0, 0.2, 0.3, 0.4, 0.5, 0.6, 0.7, 0.8, 0.9, NEVER)
 LONGEST = 16
@@ -231,13 +226,15 @@ class ExitRecord:
         return max(ends, key=lambda end: end[1])
 
     def speed(self, thresholds: Sequence[float]) -> float:
-        """Speed-up over plain decoding with the best constant draft length."""
+        """Speed-up over plain decoding with the best constant draft length (Leviathan et al. 2023, theorem 3.8)."""
         leaves = np.column_stack([self.sure[:, :-1] > np.asarray(thresholds), np.ones(len(self.sure), bool)])
         at = leaves.argmax(1)
         tried = np.cumsum([*(threshold < 1 for threshold in thresholds), True])
         rate = float(self.share @ self.right[np.arange(len(at)), at])
         call = float(self.share @ (np.asarray(self.layers) + self.head * tried)[at])
-        return max(speedup(chain_tokens([rate] * n), calls=n, call=call) for n in range(1, LONGEST + 1))
+        lengths = np.arange(1, LONGEST + 1)
+        tokens = 1 + np.cumprod(np.full(LONGEST, rate)).cumsum()  # of a round, the target's own included
+        return float((tokens / (1 + lengths * call)).max())
 
     def _climb(self, thresholds: tuple[float, ...]) -> tuple[tuple[float, ...], float]:
         speed, before = self.speed(thresholds), 0.0

@@ -23,8 +23,7 @@ States = Callable[[Tensor, Sequence[int]], Tensor]
 
 @torch.no_grad()
 def target_states(teacher: Any, input_ids: Tensor, layers: Sequence[int]) -> Tensor:
-    """The inputs [B, T, layers, H] of layers of a transformers model; the number after the last layer is the final
-    norm."""
+    """The inputs [B, T, layers, H] of layers of a transformers model; the number after the last is the final norm."""
     read: dict[int, Tensor] = {}
 
     def note(layer: int) -> Callable[..., None]:

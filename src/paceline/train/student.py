@@ -21,8 +21,7 @@ from paceline.train.states import StateCache, target_states
 
 
 class Student(nn.Module):
-    """A drafter whose forward(input_ids, labels) is its loss. input_ids, labels [B, T]; a label is the next token, or
-    IGNORE if that is not the target's own.
+    """A drafter whose forward(input_ids, labels) is its loss, [B, T] both: a label is the target's token, or IGNORE.
 
     teacher   the frozen target, a transformers model.
     loss      the distance that `distance` computes, a name of `loss.DISTANCES`.
@@ -49,13 +48,11 @@ class Student(nn.Module):
 
     @property
     def teacher(self) -> Any:
-        """The frozen target."""
         return self._teacher[0]
 
     @torch.no_grad()
     def target_states(self, input_ids: Tensor) -> tuple[Tensor, Tensor]:
-        """(the inputs of the layers in `reads` and of the final norm, [B, T, reads + 1, H]; the last states after that
-        norm, [B, T, H])."""
+        """(inputs of the layers in `reads` and of the final norm, [B, T, reads + 1, H]; the states after that norm)."""
         layers, body = (*self.reads, self.teacher.config.num_hidden_layers), self.teacher.model
         states = self.cache(input_ids, layers) if self.cache else target_states(self.teacher, input_ids, layers)
         return states, body.norm(states[..., -1, :])
@@ -74,8 +71,7 @@ class Student(nn.Module):
         return table
 
     def drafts(self, input_ids: Tensor, depths: int) -> tuple[Tensor, Iterator[Tensor]]:
-        """(the target's last states after the final norm, [B, T, H]; for every depth k the inputs of its output head,
-        [B, T - 1 - k, D])."""
+        """(the target's last states [B, T, H]; for every depth k the inputs of its output head, [B, T - 1 - k, D])."""
         raise NotImplementedError
 
     def probs(self, hidden: Tensor, depth: int) -> Tensor:

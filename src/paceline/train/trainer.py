@@ -32,15 +32,14 @@ from paceline.target.quantised.gguf import GGUF, weights_of
 from paceline.target.shape import unsupported
 from paceline.target.tokenizer import Tokenizer
 from paceline.train.config import StudentConfig, TrainerConfig, Training, training_folder
-from paceline.train.data import Mixture, MixtureConfig, Rows, counts_of, first_batch, row_counts, split_rows
+from paceline.train.data import Mixture, Rows, counts_of, first_batch, row_counts, split_rows
 from paceline.train.loop import LOG, Batch, Stream, read_log, train
 from paceline.train.loss import IGNORE
 from paceline.train.measure import Fits, accepted_length, fit_lines, measure, rows_of, write_slots
 from paceline.train.states import StateCache, target_states
 from paceline.train.student import Student
 
-MEASURED = 1 << 15
-"""Most tokens of held-out rows that are measured."""
+MEASURED = 1 << 15  # most tokens of held-out rows that are measured
 
 
 @dataclass(frozen=True)
@@ -60,8 +59,7 @@ class Trainer:
 
     @classmethod
     def open(cls, training: Training, config: TrainerConfig, *, must_hold_out: bool = False) -> Trainer:
-        """Load the target and read the answers. PacelineError if `must_hold_out` and there are too few to hold any
-        out."""
+        """Load the target and read the answers. PacelineError if `must_hold_out` and there are too few for that."""
         state = PartialState(cpu=not torch.cuda.is_available())
         console = Console(stderr=True, quiet=not state.is_main_process)
         answers, tokenizer = training.answers, load_tokenizer(training.target)
@@ -89,16 +87,13 @@ class Trainer:
         validation  batches by name; None: the first held-out rows of every source.
         wrap        makes the stream to train on from the stream of batches."""
         loop, run = self.training.loop, self.training.run
-        weights: dict[str, float] = {name: len(ids) for name, (ids, _) in self.rows.items()}
-        length = next((ids.shape[1] for ids, _ in self.rows.values()), self.config.length)
-        rows = Mixture(self.rows, MixtureConfig(length, self.config.rows, weights, weights, seed=loop.seed))
+        rows = Mixture(self.rows, self.config.rows, loop.seed)
         if validation is None:
             validation = {name: [first_batch(rows)] for name, rows in self.held.items()}
         return train(module, wrap(rows) if wrap else rows, loop, run, validation)
 
     def facts(self, stage: str, **measured: Any) -> dict[str, Any]:
-        """Entries of config.json about the training: recipe, data with the tokens learnt by source, and what was
-        `measured`."""
+        """Entries of config.json about the training: recipe, data, tokens learnt by source, and what was `measured`."""
         config = {name: value.name if isinstance(value, Path) else value for name, value in asdict(self.config).items()}
         log = read_log(self.training.run / LOG)
         spent = {key: row[key] for row in log[-1:] for key in ("step", "tokens", "minutes")}

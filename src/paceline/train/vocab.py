@@ -17,16 +17,9 @@ import typer
 from torch import Tensor
 from transformers import GenerationConfig
 
-from paceline.draft.neural.vocab import (
-    FILE,
-    Vocabulary,
-    best_tokens,
-    coverage,
-    must_keep,
-    read_vocabulary,
-    save_vocabulary,
-    vocab_size,
-)
+from paceline.draft.neural import vocab
+from paceline.draft.neural.vocab import Vocabulary, best_tokens, coverage, must_keep, vocab_size
+from paceline.draft.spec import option
 from paceline.errors import PacelineError
 from paceline.jsonl import check_folder
 from paceline.target.folder import gguf_of, is_gguf
@@ -37,19 +30,14 @@ from paceline.target.tokenizer import Tokenizer
 from paceline.train.data import Example, read_examples
 from paceline.train.options import AnswerOptions, TargetName, use_threads, with_options
 
-ASIDE = 10
-"""One prompt in this number is kept aside for the report, with its answers."""
-ENOUGH = 50
-"""Counted tokens needed per kept token; with fewer, chance decides which rare tokens are kept."""
+ASIDE = 10  # one prompt in this number is kept aside for the report, with its answers
+ENOUGH = 50  # counted tokens needed per kept token; with fewer, chance decides which rare tokens are kept
 LARGE, LARGE_KEEP = 100_000, 32_768
 """A vocabulary of at least LARGE tokens is trimmed to LARGE_KEEP, a smaller one to a quarter."""
-SHARES = (16, 8, 4, 2)
-"""Coverage is reported for the vocabulary's size divided by these."""
+SHARES = (16, 8, 4, 2)  # coverage is reported for the vocabulary's size divided by these
 
-Counts = dict[str, Tensor]
-"""By source, how often each token was counted, int64 [V]."""
-Covered = dict[str, Any]
-"""A row of `covered`."""
+Counts = dict[str, Tensor]  # by source, how often each token was counted, int64 [V]
+Covered = dict[str, Any]  # a row of `covered`
 
 
 def count_tokens(examples: Iterable[Example], size: int) -> tuple[Counts, Counts, int]:
@@ -76,8 +64,7 @@ def count_vocabulary(
 
     keep  default size of the trimmed vocabulary; None: 32,768 of 100,000 or more, else a quarter.
 
-    The vocabulary's facts have the coverage of answers that were not counted ("aside"), or of the counted ones where
-    there are too few prompts to keep some aside."""
+    The vocabulary's facts have the coverage of answers that were not counted ("aside"), where there are enough."""
     size = vocab_size(tokenizer)
     counted, aside, number = count_tokens(examples, size)
     if not any(int(c.sum()) for c in counted.values()):
@@ -139,13 +126,13 @@ def train_vocabulary(
     tokenizer = load_tokenizer(model)
     examples = chain.from_iterable(read_examples(file, tokenizer, questions) for file in files)
     vocabulary = count_vocabulary(examples, tokenizer, end_tokens(model), keep)
-    save_vocabulary(place_of(out), vocabulary)
+    vocab.save_vocabulary(place_of(out), vocabulary)
     return report(vocabulary, place_of(out))
 
 
 def check(model: str | Path, files: Sequence[Path], file: Path, questions: Path | None = None) -> list[str]:
     """How well a vocabulary covers recorded answers, in lines of a report."""
-    tokenizer, known = load_tokenizer(model), read_vocabulary(place_of(file))
+    tokenizer, known = load_tokenizer(model), vocab.read_vocabulary(place_of(file))
     if known.tokenizer and known.tokenizer != tokenizer.fingerprint:
         raise PacelineError(f"{file} is a vocabulary of another tokenizer than {tokenizer.name}'s")
     size = vocab_size(tokenizer)
@@ -163,7 +150,7 @@ def check(model: str | Path, files: Sequence[Path], file: Path, questions: Path 
 
 def place_of(out: Path) -> Path:
     """The file for `--out`, which is that file or a folder."""
-    return out if out.suffix == ".safetensors" else out / FILE
+    return out if out.suffix == ".safetensors" else out / vocab.FILE
 
 
 def report(vocabulary: Vocabulary, file: Path) -> list[str]:
@@ -193,20 +180,13 @@ def command(
     setup: AnswerOptions,
     target: TargetName,
     more: Annotated[list[Path] | None, typer.Argument(help="More files, after --text.", metavar="[FILE]...")] = None,
-    text: Annotated[
-        list[Path] | None, typer.Option(help="JSON Lines of the target's answers; more may follow.", metavar="FILE")
-    ] = None,
-    questions: Annotated[
-        Path | None, typer.Option(help="Spec-Bench's question.jsonl, for its answers' categories.", dir_okay=False)
-    ] = None,
-    out: Annotated[Path | None, typer.Option(help="A .safetensors file, or the folder of a drafter.")] = None,
-    keep: Annotated[
-        int | None, typer.Option(help="Tokens kept by vocab=FILE; a quarter, at most 32,768, if left out.", min=1)
-    ] = None,
-    check_file: Annotated[
-        Path | None,
-        typer.Option("--check", help="A vocabulary: report how well it covers the answers, and write nothing."),
-    ] = None,
+    text: list[Path] | None = option(None, "JSON Lines of the target's answers; more may follow.", metavar="FILE"),
+    questions: Path | None = option(None, "Spec-Bench's question.jsonl, for its answers' categories.", dir_okay=False),
+    out: Path | None = option(None, "A .safetensors file, or the folder of a drafter."),
+    keep: int | None = option(None, "Tokens kept by vocab=FILE; a quarter, at most 32,768, if left out.", least=1),
+    check_file: Path | None = option(
+        None, "A vocabulary: report how well it covers the answers, and write nothing.", names=("--check",)
+    ),
 ) -> None:
     """Count which tokens a target writes, for drafters with a trimmed vocabulary (`vocab=K`).
 

@@ -1,8 +1,5 @@
 """Work shared out over the machines of a Ray cluster, through Ray Data. Knows nothing of what the work is.
 
-    with closing(spread(Worker, (tokenizer,), items, address="local", workers=2)) as results:
-        for result in results: ...                        # Worker(tokenizer)(item), in the order of the items
-
 A worker that dies is started again, and so is the item that it had. Ray is imported when there is work (extra `ray`).
 What this process prints meanwhile goes to standard error, for Ray and its threads print at any time.
 """
@@ -22,14 +19,9 @@ from typing import Any
 from paceline.errors import PacelineError
 
 AUTO, LOCAL = "auto", "local"
-"""Addresses: the cluster of RAY_ADDRESS or of this machine, else a new one here; a new one here. A process that is
-connected already stays where it is."""
-
+"""Addresses: the cluster of RAY_ADDRESS or of this machine, else a new one here; a new one here."""
 QUIET: dict[str, Any] = {"log_to_driver": False, "logging_level": "ERROR"}
-
-PATIENCE_SECONDS = 10.0
-"""Time for a cluster's head to answer."""
-
+PATIENCE_SECONDS = 10.0  # time for a cluster's head to answer
 Work = Callable[[Any], Any]
 
 
@@ -53,11 +45,7 @@ class _Worker:
 
 
 def spread(
-    make: Callable[..., Work],
-    options: Sequence[Any],
-    items: Sequence[Any],
-    address: str = AUTO,
-    workers: int | None = None,
+    make: Callable[..., Work], options: Sequence[Any], items: Sequence[Any], address: str, workers: int | None
 ) -> Generator[Any]:
     """`make(*options)(item)` for every item, of one or more, in their order. `make` is called once in every worker.
     Until the generator is closed, standard output is standard error.

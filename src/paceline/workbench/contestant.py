@@ -1,7 +1,4 @@
-"""Contestant: an engine that is measured or certified, ours with a drafter or another one.
-
-All contestants of a run get the same token ids and the same limits, one after another.
-"""
+"""Contestant: an engine that is measured or certified. All of a run get the same token ids and the same limits."""
 
 from __future__ import annotations
 
@@ -15,8 +12,7 @@ import torch
 
 from paceline.errors import PacelineError
 
-PEER = "peer:"
-"""Prefix of the names of other engines."""
+PEER = "peer:"  # prefix of the names of other engines
 
 
 class NotInstalled(PacelineError):
@@ -25,8 +21,7 @@ class NotInstalled(PacelineError):
 
 @dataclass(frozen=True)
 class Ask:
-    """How to answer. seeds: one for each prompt, for sampling; ends: token ids that end an answer; predictions: token
-    ids that each answer should resemble, which only drafters of ours read; the others as in `SamplingParams`."""
+    """How to answer, as in `SamplingParams`. seeds: one a prompt; ends: token ids; predictions: only ours read them."""
 
     max_tokens: int
     temperature: float = 0.0
@@ -50,21 +45,15 @@ class Reply:
 
     tokens    the new tokens, an end-of-sequence token included.
     text      without special tokens and surrounding white space.
-    seconds   from the request to the last token, prefill included, after the device has finished. All questions of a
-              group, which are answered together, have the time of the group.
-    lengths   tokens of each round, the target's own included. The end of the prefill is a round of one token, as in
-              Spec-Bench. Sums to len(tokens).
+    seconds   from the request to the last token, prefill included; of questions answered together, that of all.
+    lengths   tokens of each round, the target's own included. The prefill is a round of one token, as in Spec-Bench.
     times     seconds from the request to each round's tokens, as many as `lengths`.
-    nodes     tokens drafted and verified in each round (nodes of the tree without its root); depths: the longest path
-              of each. Where the engine does not report lengths, times, nodes or depths, they are None.
+    nodes     tokens drafted and verified in each round; depths: the longest path of each. None of the four: unknown.
     calls     sequential forwards of a draft model; 0 for a drafter without a model.
     runs      (drafter, text, tokens) of each piece of the answer in order; drafter "": the target.
-    parts     seconds by part of a round ("draft", "forward", "accept", "bookkeeping", and "align" where rows are
-              realigned), prefill included.
+    parts     seconds by part of a round ("draft", "forward", "accept", "bookkeeping", "align"), prefill included.
     plain_tokens  the tokens that Spec-Bench counts for its baseline: the text encoded again, less one.
-    batch     counts of the whole group, on its first reply, where schedules are compared: rounds; rows that ran in
-              them; slots for rows; drafting rounds; those of a full batch of equal same_length; moved_bytes, read and
-              written to realign rows.
+    batch     counts of the whole group, on its first reply, where schedules are compared (`bench.ours.Scheduled`).
     peak_bytes  peak memory of the process while answering, everything that was loaded included; None: unknown.
     finish    stop, length, context or abort.
     """
@@ -118,12 +107,10 @@ class Contestant(ABC):
         """Load the model; called before anything is timed. Raises NotInstalled, or another PacelineError."""
 
     def forget(self) -> None:  # noqa: B027
-        """Forget earlier answers. Called after the warm-up and between repetitions, since a drafter that has seen an
-        answer drafts it easily."""
+        """Forget earlier answers, which a drafter drafts easily. Called after the warm-up and between repetitions."""
 
     def wake(self, seconds: float) -> None:
-        """Keep the processor busy for at least `seconds`, without teaching a drafter anything: the next answer then
-        finds the processor as fast and the caches as full as under load. By default by this process's threads."""
+        """Keep the processor busy for at least `seconds`, without teaching a drafter anything, as it is under load."""
         square = torch.ones(256, 256)
         began = perf_counter()
         while perf_counter() - began < seconds:

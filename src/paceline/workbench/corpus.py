@@ -1,11 +1,7 @@
 """The text of files as a corpus that drafters copy from: read and tokenised here, or on the machines of a Ray cluster.
 
-    build("build/corpus", ["answers.jsonl.gz", "notes.txt"], load_tokenizer("models/demo"))
-    build(out, files, tokenizer, plan, read=Sharded("models/demo", address="local", workers=2))
-
 A .txt file is one document. A line of a .jsonl file is a record that `workbench.conversations` knows, and each text in
-it is a document. Either may be compressed (.gz). Documents keep the order of the files wherever they are tokenised, so
-that the corpus is the same byte for byte.
+it is a document. Either may be compressed (.gz). Documents keep the order of the files wherever they are tokenised.
 """
 
 from __future__ import annotations
@@ -22,7 +18,7 @@ from numpy.typing import NDArray
 
 from paceline.draft.text import corpus
 from paceline.draft.text.corpus import Documents, Plan, Report, document
-from paceline.draft.text.store import Store
+from paceline.draft.text.store import Progress, Store, silent
 from paceline.errors import StoreError, meant
 from paceline.jsonl import Piece, numbered, opened, pieces_of
 from paceline.target.load import load_tokenizer
@@ -30,8 +26,20 @@ from paceline.target.tokenizer import Tokenizer
 from paceline.workbench.cluster import AUTO, spread
 from paceline.workbench.conversations import parse
 
-Read = Callable[[Sequence[Path], Tokenizer, int, Callable[[float], None]], Documents]
+Files = Sequence[Path]
+Read = Callable[[Files, Tokenizer, int, Progress], Documents]
 """(files, tokenizer, end token, called with the share that is read) to all documents of the files, in their order."""
+
+
+def read_here(files: Files, tokenizer: Tokenizer, eos: int, report: Progress) -> Documents:
+    """Every document in `files`, read in this process."""
+    for at, file in enumerate(files):
+
+        def progress(done: float, at: int = at) -> None:
+            report((at + done) / len(files))
+
+        for text in texts(file, progress):
+            yield document(text, tokenizer, eos)
 
 
 def build(
@@ -39,17 +47,17 @@ def build(
     files: Sequence[str | Path],
     tokenizer: Tokenizer,
     plan: Plan = Plan(),
-    report: Report | None = None,
-    read: Read | None = None,
+    report: Report = lambda what, done: None,
+    read: Read = read_here,
 ) -> Store:
-    """Tokenise `files` into a store at `out`; it appears there whole or not at all. read: None: in this process.
+    """Tokenise `files` into a store at `out`; it appears there whole or not at all.
 
     Raises PacelineError, one line: no such file, a type that is not read, a broken line, no text, no end token."""
     paths = [*map(Path, files)]
     for file in paths:
         _check(file)
     source = ", ".join(map(str, files)) or "no file"
-    return corpus.build(out, partial(read or _read, paths, tokenizer), source, tokenizer, plan, report)
+    return corpus.build(out, partial(read, paths, tokenizer), source, tokenizer, plan, report)
 
 
 @dataclass(frozen=True)
@@ -60,9 +68,7 @@ class Sharded:
     address: str = AUTO
     workers: int | None = None
 
-    def __call__(
-        self, files: Sequence[Path], tokenizer: Tokenizer, eos: int, report: Callable[[float], None]
-    ) -> Documents:
+    def __call__(self, files: Files, tokenizer: Tokenizer, eos: int, report: Progress) -> Documents:
         parts = [part for file in files for part in ([Piece(file)] if _is_text(file) else pieces_of(file, StoreError))]
         with closing(spread(_Tokeniser, (self.name, eos), parts, self.address, self.workers)) as shards:
             for done, (text, ends) in enumerate(shards, 1):
@@ -83,7 +89,7 @@ class _Tokeniser:
         return text, np.cumsum([len(ids) for ids in documents], dtype=np.int64)
 
 
-def texts(source: Path | Piece, report: Callable[[float], None] | None = None) -> Iterator[str]:
+def texts(source: Path | Piece, report: Progress = silent) -> Iterator[str]:
     """Every text in a file or a piece of one, empty ones left out. PacelineError names the line that cannot be read."""
     piece = source if isinstance(source, Piece) else Piece(source)
     file = piece.path
@@ -98,21 +104,7 @@ def texts(source: Path | Piece, report: Callable[[float], None] | None = None) -
             if record.tokens is not None or (record.messages and not record.answers and "prompt" in record.record):
                 raise StoreError(f"{record.where} has no text: neither an answer nor a document in it")
             yield from filter(str.strip, record.texts())
-            if report is not None:
-                report(os.lseek(lines.fileno(), 0, os.SEEK_CUR) / size)
-
-
-def _read(
-    files: Sequence[Path], tokenizer: Tokenizer, eos: int, report: Callable[[float], None]
-) -> Documents:
-    """Every document in `files`."""
-    for at, file in enumerate(files):
-
-        def progress(done: float, at: int = at) -> None:
-            report((at + done) / len(files))
-
-        for text in texts(file, progress):
-            yield document(text, tokenizer, eos)
+            report(os.lseek(lines.fileno(), 0, os.SEEK_CUR) / size)
 
 
 def _whole(content: bytes, file: Path) -> list[str]:

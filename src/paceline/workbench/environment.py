@@ -1,7 +1,4 @@
-"""What a measurement ran on: versions, processor, threads, memory, command.
-
-    environment(dtype="bfloat16", device="cpu")["cpu"]       # "Intel(R) Xeon(R) ..."
-"""
+"""What a measurement ran on: versions, processor, threads, memory, command."""
 
 from __future__ import annotations
 
@@ -89,13 +86,8 @@ def _memory() -> int | None:
 def _git() -> str | None:
     """The commit of the source this runs from, if it is a checkout; "+" if it was changed."""
     try:
-        done = subprocess.run(
-            ["git", "describe", "--always", "--dirty=+"],
-            cwd=Path(__file__).parent,
-            capture_output=True,
-            text=True,
-            timeout=10,
-        )
+        command = ["git", "describe", "--always", "--dirty=+"]
+        done = subprocess.run(command, cwd=Path(__file__).parent, capture_output=True, text=True, timeout=10)
     except (OSError, subprocess.SubprocessError):
         return None
     return done.stdout.strip() or None

@@ -1,8 +1,8 @@
-"""Options of a command: the fields of the dataclasses that it takes.
+"""Options of a command: the fields of the dataclasses that it takes, and parameters whose default is an `option`.
 
     @app.command()
     @with_options
-    def align(asked: Asked, out: Out) -> int: ...        # --data, --method, ... of Asked, and --out
+    def align(asked: Asked, show: bool = option(False, "Print answers too.")) -> int: ...    # --data, ..., --show
 """
 
 from __future__ import annotations
@@ -26,6 +26,8 @@ def with_options(command: Callable[..., T]) -> Callable[..., T]:
         if dataclasses.is_dataclass(parameter.annotation):
             groups[name] = parameter.annotation
             parameters += options_of(parameter.annotation)
+        elif isinstance(parameter.default, dataclasses.Field):
+            parameters.append(_parameter(name, parameter.default, parameter.annotation))
         else:
             parameters.append(parameter.replace(kind=inspect.Parameter.KEYWORD_ONLY))
 
@@ -42,11 +44,10 @@ def options_of(group: Any) -> list[inspect.Parameter]:
     """The fields of a dataclass as parameters of a command.
 
     Options are fields made by `draft.spec.option`, those whose type is Annotated for Typer, and such fields of a
-    dataclass within the dataclass. Other fields keep their defaults. What `option` was given with help and range goes
-    to `typer.Option`; `names` are the option's names, where the field's own is not it: ("--max-tokens", "-n")."""
+    dataclass within the dataclass. What `option` was given goes to `typer.Option`; `names` are the option's names."""
     return [
         parameter for field, hint in _options(group)
-        for parameter in (options_of(hint) if dataclasses.is_dataclass(hint) else [_parameter(field, hint)])
+        for parameter in (options_of(hint) if dataclasses.is_dataclass(hint) else [_parameter(field.name, field, hint)])
     ]  # fmt: skip
 
 
@@ -60,26 +61,18 @@ def _options(group: Any) -> Iterator[tuple[dataclasses.Field[Any], Any]]:
             yield field, hint
 
 
-def _parameter(field: dataclasses.Field[Any], hint: Any) -> inspect.Parameter:
+def _parameter(name: str, field: dataclasses.Field[Any], hint: Any) -> inspect.Parameter:
     default = field.default if field.default_factory is dataclasses.MISSING else field.default_factory()
     if "help" in field.metadata:
         settings: dict[str, Any] = {"min": field.metadata.get("least"), "max": field.metadata.get("most")}
         settings |= {key: value for key, value in field.metadata.items() if key not in ("least", "most", "in_front")}
         hint = Annotated[hint, typer.Option(*settings.pop("names", ()), **settings)]
-    empty = inspect.Parameter.empty
-    return inspect.Parameter(
-        field.name,
-        inspect.Parameter.KEYWORD_ONLY,
-        default=empty if default is dataclasses.MISSING else default,
-        annotation=hint,
-    )
+    default = inspect.Parameter.empty if default is dataclasses.MISSING else default
+    return inspect.Parameter(name, inspect.Parameter.KEYWORD_ONLY, default=default, annotation=hint)
 
 
 def _filled(group: Any, values: dict[str, Any]) -> Any:
     """The dataclass with the options that a command was given; they are taken out of `values`."""
-    return group(
-        **{
-            field.name: _filled(hint, values) if dataclasses.is_dataclass(hint) else values.pop(field.name)
-            for field, hint in _options(group)
-        }
-    )
+    known = {field.name: hint for field, hint in _options(group)}
+    nested = {name: _filled(hint, values) for name, hint in known.items() if dataclasses.is_dataclass(hint)}
+    return group(**nested, **{name: values.pop(name) for name in known if name not in nested})

@@ -1,11 +1,6 @@
 """Report pages: their frame and style, plots as SVG, and figures in words. No script, nothing loaded, light and dark.
 
-    render(Path(__file__).with_name("page.html.jinja"), figures=figures)      # a template that extends frame.html.jinja
-    plot([Curve([(1, 50.0), (2, 30.0)], ["half", "fewer"], [COLORS[0]] * 2)], "depth", "accepted, %")
-    percent(0.9999), size(812_000_000), interval(1.9, 2.1)     # "over 99.9 %", "812.0 MB", "1.90 to 2.10"
-
-plot.html.jinja draws the SVG: a few kilobytes a plot, in the page's own colours in light and dark, with a tip on every
-point, and without a library to install.
+plot.html.jinja draws the SVG: a few kilobytes a plot, in the page's own colours, with a tip on every point.
 """
 
 from __future__ import annotations
@@ -30,11 +25,7 @@ COLORS = (
     "#2a6fdb", "#d9600f", "#1f8f4e", "#b3307a", "#7a55c7", "#8a6d00", "#008a99", "#c43a31",
     "#5f7f2a", "#d0489b", "#54616f", "#3aa0ff",
 )  # fmt: skip
-FAINT = "faint"
-"""A colour too, the page's own for what is in the background."""
-
-
-# Figures in words ------------------------------------------------------------------------------------------------
+FAINT = "faint"  # a colour too, the page's own for what is in the background
 
 
 def number(value: Any, digits: int = 2) -> str:
@@ -54,9 +45,9 @@ def percent(value: Any, digits: int = 0) -> str:
     return "under 0.1 %" if value < 0.5 else "over 99.9 %"
 
 
-def interval(low: Any, high: Any, digits: int = 2) -> str:
+def interval(low: Any, high: Any) -> str:
     """From a to b, or a dash."""
-    return DASH if low is None or high is None else f"{number(low, digits)} to {number(high, digits)}"
+    return DASH if low is None or high is None else f"{number(low)} to {number(high)}"
 
 
 def size(value: Any) -> str:
@@ -94,15 +85,12 @@ def visible(text: str) -> str:
 
 FILTERS = (number, percent, interval, size, words, foldable, visible)
 
-# Pages -----------------------------------------------------------------------------------------------------------
-
 
 @cache
 def _environment(folder: Path) -> Environment:
     """Templates of `folder` and of this one, with the functions of figures in words as filters."""
-    environment = Environment(
-        loader=FileSystemLoader([folder, HERE]), autoescape=True, trim_blocks=True, lstrip_blocks=True
-    )
+    loader = FileSystemLoader([folder, HERE])
+    environment = Environment(loader=loader, autoescape=True, trim_blocks=True, lstrip_blocks=True)
     environment.filters |= {each.__name__: each for each in FILTERS}
     environment.globals["style"] = Markup((HERE / "report.css").read_text("utf-8"))
     return environment
@@ -111,9 +99,6 @@ def _environment(folder: Path) -> Environment:
 def render(template: Path, **values: Any) -> str:
     """The page of a template, which may extend `frame.html.jinja` and fill its blocks title, style and body."""
     return _environment(template.parent).get_template(template.name).render(values)
-
-
-# Plots -----------------------------------------------------------------------------------------------------------
 
 
 @dataclass(frozen=True)
@@ -160,8 +145,7 @@ def plot(
 ) -> Markup:
     """Lines with points, axes and ticks, as an SVG that scales with the page; empty if there is no point.
 
-    across, up  what the axes say. xs, ys  their ticks, ascending (default: round numbers that span the points).
-    label       what the picture is called where it cannot be seen (default: made of `across` and `up`)."""
+    across, up, label  what the axes say, and where the picture cannot be seen. xs, ys: ticks, ascending."""
     points = [point for line in lines for point in line.points]
     if not points:
         return Markup("")
@@ -185,16 +169,10 @@ def plot(
 
 
 def columns(
-    heights: Sequence[float],
-    names: Sequence[str],
-    tips: Sequence[str],
-    color: str,
-    *,
-    ys: Sequence[float],
-    label: str,
-    frame: Frame = SMALL,
+    heights: Sequence[float], names: Sequence[str], tips: Sequence[str], color: str, *, ys: Sequence[float], label: str
 ) -> Markup:
     """A column for each height, with a tip; names stand below, "" for none. ys: the ticks, ascending."""
+    frame = SMALL
     step = (frame.width - frame.left - frame.right) / max(len(heights), 1)
     bars, below = [], []
     for i, (height, name, tip) in enumerate(zip(heights, names, tips, strict=True)):

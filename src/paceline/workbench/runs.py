@@ -3,13 +3,7 @@
     run.json       what was asked: {"kind": ..., "identity": {...}, ...}
     NAME.jsonl     rows, appended as they are finished
 
-    with Run.open(folder, "align", identity={"model": "models/demo"}) as run:
-        answers = run.lines("answers.jsonl")
-        if key not in answers:
-            answers.append({"key": key, "text": text})
-
-A row is written in one piece. A last line that was cut off is dropped when its file is opened again. Knows nothing of
-what rows hold.
+A row is written in one piece. A last line that was cut off is dropped when its file is opened again.
 """
 
 from __future__ import annotations
@@ -89,11 +83,9 @@ class Run(Closing):
 
     @classmethod
     def open(cls, path: Path, kind: str, identity: Mapping[str, Any], **about: Any) -> Run:
-        """Begin a run in `path`, or go on with it there.
+        """Begin a run of a kind, such as "bench", in `path`, or go on with it there.
 
-        kind      what the run is, such as "bench".
-        identity  what must be the same for a run to go on.
-        about     what else run.json says; it is written when the run begins.
+        identity  what must be the same for a run to go on. about: what else run.json says when it begins.
 
         Raises PacelineError if the folder holds something else, another run, or a run that is still going on."""
         check(path, kind, identity)
@@ -155,10 +147,8 @@ def check_identity(before: Mapping[str, Any], now: Mapping[str, Any], where: str
     for key in now:
         if before.get(key) != now[key]:
             was, is_now = _difference(before.get(key), now[key])
-            raise PacelineError(
-                f"{where} holds another run: its {key} was {was} and now is {is_now}; "
-                f"{instead}, or run the same command to go on"
-            )
+            change = f"its {key} was {was} and now is {is_now}"
+            raise PacelineError(f"{where} holds another run: {change}; {instead}, or run the same command to go on")
 
 
 def is_run(path: Path, kind: str) -> bool:

@@ -1,8 +1,7 @@
 """From recorded text to the tokens a model would have read and written. Knows tokenizers and templates, no drafter.
 
 The prompt of a turn is the whole conversation before it, through the chat template, as a server would build it. The
-answer is tokenised in place: the tokens of prompt and answer together, without the prompt's, and the end token. A
-recording in token ids stays as it is.
+answer is tokenised in place: the tokens of prompt and answer together, without the prompt's, and the end token.
 """
 
 from __future__ import annotations
@@ -26,8 +25,7 @@ from paceline.workbench.conversations import Conversation, ConversationError, Me
 from paceline.workbench.walk import RecordedAnswer
 
 TEMPLATES = files("paceline.workbench") / "templates"
-REFUSALS = (jinja2.TemplateError, TypeError, KeyError)
-"""What a template raises for messages that it does not take."""
+REFUSALS = (jinja2.TemplateError, TypeError, KeyError)  # what a template raises for messages that it does not take
 
 Render = Callable[[Sequence[Message], bool], str]
 """Messages to text, special tokens spelled out; True: up to where the assistant speaks."""
@@ -53,10 +51,8 @@ def open_tokenizer(path: str | Path) -> Tokenizer:
     file = Path(path).expanduser()
     tokenizer = load_tokenizer(file.parent if file.name == "tokenizer.json" and file.is_file() else path)
     if tokenizer.eos_token_id is None:
-        raise ModelError(
-            f"the tokenizer {path} names no end token, and a replay must know how an answer ends; "
-            "put the eos_token into the tokenizer_config.json next to it"
-        )
+        mend = "put the eos_token into the tokenizer_config.json next to it"
+        raise ModelError(f"the tokenizer {path} names no end token, with which answers end; {mend}")
     return tokenizer
 
 
@@ -65,8 +61,7 @@ class Transcriber:
 
     template  one of `template_names()`, a Jinja file, or None: the tokenizer's own, which only messages need.
 
-    Raises ModelError if messages come and the tokenizer has no template of its own, ConversationError if a template
-    cannot be read."""
+    Raises ModelError if messages come and the tokenizer has no template, ConversationError for a broken template."""
 
     def __init__(self, tokenizer: Tokenizer, template: str | None = None):
         self.tokenizer = tokenizer
@@ -89,8 +84,7 @@ class Transcriber:
             raise PromptError(f"the chat template refuses these messages: {error}") from error
 
     def conversation(self, exchange: Conversation) -> Transcript:
-        """A conversation in tokens; without turns if its answer ended before there was a token to draft.
-        ConversationError if the template refuses its messages."""
+        """A conversation in tokens; without turns if nothing could be drafted. ConversationError if it is refused."""
         if exchange.tokens is not None:
             prompt, answer = exchange.tokens[0] or (), exchange.tokens[1]
             text, begin = np.array([*prompt, *answer], np.int64), max(len(prompt), 1)  # a draft goes on from a token
@@ -139,10 +133,8 @@ def template_names() -> list[str]:
 
 def _own(tokenizer: Tokenizer) -> Render:
     if not tokenizer.has_chat_template:
-        raise ModelError(
-            f"{tokenizer.name} has no chat template of its own; say which one the prompts went through: "
-            f"--template {', '.join(template_names())} or a Jinja file"
-        )
+        choice = f"--template {', '.join(template_names())} or a Jinja file"
+        raise ModelError(f"{tokenizer.name} has no chat template; say which one the prompts went through: {choice}")
 
     def render(messages: Sequence[Message], ask: bool) -> str:
         plain = [dict(message) for message in messages]
@@ -159,10 +151,8 @@ def _written(tokenizer: Tokenizer, name: str) -> Render:
         try:
             source = Path(name).expanduser().read_text("utf-8")
         except (OSError, UnicodeDecodeError):
-            raise ConversationError(
-                f"{name!r} is neither a template nor a file that can be read.{meant(name, template_names())} "
-                f"Templates: {', '.join(template_names())}."
-            ) from None
+            known = f"{meant(name, template_names())} Templates: {', '.join(template_names())}."
+            raise ConversationError(f"{name!r} is neither a template nor a file that can be read.{known}") from None
     environment = ImmutableSandboxedEnvironment(trim_blocks=True, lstrip_blocks=True)
     environment.globals["raise_exception"] = _refuse
     try:

@@ -3,12 +3,7 @@
 A greedy target accepts a drafted token exactly if it is the next token of its answer. So a drafter that sees tokens
 alone has the same accepted on a recording as with the model.
 
-    tally = Tally()
-    replay(create("sam"), answer, 0, tally)
-    tally.mean_accepted_tokens
-
-The first draft is made after the prompt, as in Spec-Bench's programs. Our engine runs the prompt in a round of its own,
-so its figures hold one more round an answer.
+The first draft is made after the prompt, as in Spec-Bench's programs. Our engine has one more round an answer.
 """
 
 from __future__ import annotations
@@ -33,8 +28,7 @@ from paceline.target.base import Facts, Needs
 
 SLACK = 1024
 """Tokens that a row may have after its recorded answer, so that no draft is cut where the answer happens to end."""
-DEEPEST = SLACK
-"""Histograms count deeper drafts, and larger ones, as this."""
+DEEPEST = SLACK  # histograms count deeper drafts, and larger ones, as this
 
 
 @dataclass(frozen=True)
@@ -49,14 +43,17 @@ def _histogram() -> IntArray:
     return np.zeros(DEEPEST + 1, np.int64)
 
 
+def _over(count: float, of: int) -> float:
+    return count / of if of else 0.0
+
+
 @dataclass
 class Tally:
     """Counts over answers.
 
-    draft_rounds  rounds with a draft; drafted: nodes drafted; seconds: the drafter's.
-    accepted      int64 [DEEPEST + 1]: accepted[d] rounds accepted exactly d drafted tokens.
-    depths        depths[d] rounds had a draft exactly d deep.
-    sizes         sizes[n] rounds had n nodes to verify, the root included."""
+    draft_rounds     rounds with a draft; drafted: nodes drafted; seconds: the drafter's.
+    accepted, depths int64 [DEEPEST + 1]: accepted[d] rounds accepted d drafted tokens, depths[d] had a draft d deep.
+    sizes            sizes[n] rounds had n nodes to verify, the root included."""
 
     answers: int = 0
     new_tokens: int = 0
@@ -76,27 +73,27 @@ class Tally:
     @property
     def mean_accepted_tokens(self) -> float:
         """New tokens a round, the target's own included (Spec-Bench's definition, pooled over all rounds)."""
-        return self.new_tokens / self.rounds if self.rounds else 0.0
+        return _over(self.new_tokens, self.rounds)
 
     @property
     def draft_rate(self) -> float:
         """Share of rounds with a draft."""
-        return self.draft_rounds / self.rounds if self.rounds else 0.0
+        return _over(self.draft_rounds, self.rounds)
 
     @property
     def verified_per_round(self) -> float:
         """Nodes that the target verifies in a round, roots included."""
-        return (self.drafted + self.rounds) / self.rounds if self.rounds else 0.0
+        return _over(self.drafted + self.rounds, self.rounds)
 
     @property
     def verified_per_token(self) -> float:
         """Nodes that the target verifies for each new token, roots included; plain decoding is 1."""
-        return (self.drafted + self.rounds) / self.new_tokens if self.new_tokens else 0.0
+        return _over(self.drafted + self.rounds, self.new_tokens)
 
     @property
     def draft_us_per_round(self) -> float:
         """Microseconds that the drafter spends on a round, all of its work from a row's start to its end."""
-        return 1e6 * self.seconds / self.rounds if self.rounds else 0.0
+        return _over(1e6 * self.seconds, self.rounds)
 
     def accepted_by_depth(self) -> list[float]:
         """Entry d-1: of the rounds whose draft reached depth d, the share that accepted at least d tokens."""
@@ -108,8 +105,7 @@ class Tally:
 
 def replayable(spec: str, target: Facts) -> Drafter:
     """The drafter that `spec` names, bound; MethodError if it needs more than tokens."""
-    drafter = create(spec)
-    drafter.bind(target)
+    drafter = _bound(spec, target)
     needs = drafter.needs
     wants = {
         "hidden states": bool(needs.hidden_layers),
@@ -118,27 +114,26 @@ def replayable(spec: str, target: Facts) -> Drafter:
         "a call in the middle of its forward": needs.callback_layer is not None,
     }
     if any(wants.values()):
-        raise MethodError(
-            f"{spec} asks the target for {' and '.join(what for what, wanted in wants.items() if wanted)}, and a "
-            f"recording holds tokens only. Without a checkpoint these can be replayed: {', '.join(judged(target)[0])}."
-        )
+        asked = " and ".join(what for what, wanted in wants.items() if wanted)
+        others = f"Without a checkpoint these can be replayed: {', '.join(judged(target)[0])}."
+        raise MethodError(f"{spec} asks the target for {asked}, and a recording holds tokens only. {others}")
     if drafter.times_rounds:
-        raise MethodError(
-            f"{spec} drafts by how long rounds take, and a recording has no rounds. Replay the drafters that it "
-            "chooses from, or give it a table of `paceline tune` (its option table)."
-        )
+        instead = "Replay the drafters that it chooses from, or give it a table of `paceline tune` (its option table)."
+        raise MethodError(f"{spec} drafts by how long rounds take, and a recording has no rounds. {instead}")
     return drafter
 
 
 def judged(target: Facts) -> tuple[list[str], dict[str, str]]:
-    """Methods that get through a short replay without a checkpoint: those that a recording can judge, and why it cannot
-    judge the others."""
-    reasons = {}
-    for name in tokens_only(target):
-        drafter = create(name)
-        drafter.bind(target)
-        reasons[name] = "the time that rounds take" if drafter.times_rounds else drafter.wants
+    """Methods that can be replayed without a checkpoint: those that a recording can judge, and why not the others."""
+    drafters = {name: _bound(name, target) for name in tokens_only(target)}
+    reasons = {name: "the time that rounds take" if d.times_rounds else d.wants for name, d in drafters.items()}
     return [name for name, why in reasons.items() if not why], {name: why for name, why in reasons.items() if why}
+
+
+def _bound(spec: str, target: Facts) -> Drafter:
+    drafter = create(spec)
+    drafter.bind(target)
+    return drafter
 
 
 def tokens_only(target: Facts) -> list[str]:
@@ -146,8 +141,7 @@ def tokens_only(target: Facts) -> list[str]:
     short, through = RecordedAnswer(np.zeros(4, np.int64), np.zeros(4, np.int64)), []
     for name in names():
         with suppress(PacelineError):
-            drafter = create(name)
-            drafter.bind(target)
+            drafter = _bound(name, target)
             if drafter.needs == Needs():
                 replay(drafter, short, 0, Tally())
                 through.append(name)
@@ -170,8 +164,7 @@ class Walk:
         return len(self.row) >= len(self.text)
 
     def accept(self, tree: DraftTree, tally: Tally) -> Accepted:
-        """Extend the row by what the recording confirms of `tree` and by one token more; ValueError for a tree that
-        does not begin with the row's last token."""
+        """Extend the row by what the recording confirms of `tree` and one token more; ValueError for another root."""
         at = len(self.row)
         probe = _NO_PROBES if tree.probe is None else tree.probe
         count, node = _walk(tree.tokens, tree.parent, probe, self.text, at, tally.accepted, tally.depths, tally.sizes)

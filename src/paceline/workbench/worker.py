@@ -1,10 +1,5 @@
 """The thread in which the engine runs: requests come in, what each round adds goes out, and nobody waits for a client.
 
-    worker = Worker(engine, most_waiting=256)
-    job = worker.submit(prompt, params, loop)          # Busy if too many wait
-    async for delta in job: ...
-    worker.abort(job)
-
 Commands reach the engine between two rounds. A client that is slow has its deltas kept; one that is gone is aborted by
 whoever served it. When the worker ends, every job that is still open ends with an error. Knows no HTTP.
 """
@@ -28,11 +23,9 @@ from paceline.errors import PacelineError
 
 log = logging.getLogger("paceline")
 
-FAILED_ROUNDS = 3
-"""Rounds in a row that may fail as a whole before the worker gives up."""
+FAILED_ROUNDS = 3  # rounds in a row that may fail as a whole before the worker gives up
 
-Item = Delta | Exception | None
-"""What a job is handed: a round's tokens, why it failed, or None at its end."""
+Item = Delta | Exception | None  # what a job is handed: a round's tokens, why it failed, or None at its end
 
 
 class Busy(PacelineError):
@@ -121,9 +114,7 @@ class Worker:
         if self.waiting >= self.most_waiting:
             raise Busy(f"{self.waiting} requests are waiting, and no more may; try again later")
         job = Job(prompt, params, loop)
-        # Before looking whether the worker is closed: the thread closes it before it looks who is open, so that nobody
-        # is missed.
-        self.open.add(job)
+        self.open.add(job)  # first, for the thread closes the worker before it looks who is open: nobody is missed
         try:
             self.check()
         except Unavailable:
@@ -161,7 +152,7 @@ class Worker:
         self._thread.join(seconds)
         return not self._thread.is_alive()
 
-    # In the thread -----------------------------------------------------------------------------------------------
+    # From here on in the worker's thread.
 
     def _run(self) -> None:
         try:

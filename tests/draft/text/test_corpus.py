@@ -152,7 +152,7 @@ def test_files_that_cannot_be_read(tmp_path):
 def test_the_end_token_may_be_chosen(tmp_path):
     nameless = Tokenizer(Letters(None), "letters")
     file = written(tmp_path, "a.txt", "abc")
-    with pytest.raises(StoreError, match=r"letters names no end token .* --eos"):
+    with pytest.raises(StoreError, match=r"letters names no end token; .* --eos"):
         build(tmp_path / "out", [file], nameless, ONLY)
     for eos in ("!", "33"):
         store = build(tmp_path / "out", [file], nameless, Plan((), eos=eos))
@@ -206,7 +206,7 @@ def test_shards_make_the_same_corpus(tmp_path, monkeypatch, most):
     monkeypatch.setattr(reading, "load_tokenizer", lambda name: LETTERS)
     records = [{"text": "abcdef"}, {"text": "gh."}, *({"text": "ijk" * i} for i in range(1, 30))]
     files = [written(tmp_path, "a.jsonl", lines(*records)), written(tmp_path, "b.txt", "one text\nin two lines")]
-    for out, read in (("here", None), ("there", reading.Sharded("letters"))):
+    for out, read in (("here", reading.read_here), ("there", reading.Sharded("letters"))):
         build(tmp_path / out, files, LETTERS, Plan((), max_tokens=most), read=read)
     here, there = ({f.name: f.read_bytes() for f in (tmp_path / out).iterdir()} for out in ("here", "there"))
     assert here == there

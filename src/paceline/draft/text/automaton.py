@@ -3,11 +3,6 @@
 Appending a token costs O(1), amortised (Blumer et al. 1985, "The smallest automaton recognizing the subwords of a
 text").
 
-    automaton = SuffixAutomaton()
-    automaton.extend([1, 2, 3, 1, 2])
-    automaton.match()                # Match(length=2, first=2, recent=2): "1 2" also ended at position 2
-    automaton.transfer(0, 0, [2, 3])  # (state, 2): of any other text, the longest suffix that occurs in this one
-
 A state stands for the substrings that end at the same set of positions. The suffix link of the whole sequence's state
 leads to the longest suffix that also ends elsewhere, so the match is read off that link, without a cursor.
 """
@@ -30,10 +25,8 @@ STAMP_HOPS = 64
 class Match(NamedTuple):
     """The longest suffix that also ends earlier.
 
-    length  its tokens; 0 when the last token is new.
-    first   where it ends for the first time; recent: for the last time before now. Both count the tokens up to the
-            end, so `text[recent]` is the token that followed.
-    """
+    length         its tokens; 0 when the last token is new.
+    first, recent  tokens up to where it ends for the first time, and for the last time; text[recent] follows it."""
 
     length: int
     first: int
@@ -42,8 +35,9 @@ class Match(NamedTuple):
 
 # Columns. Nine states in ten have one edge, so a state holds its first edge. Further edges are rows of `edges`, found
 # by an open-addressing hash `table` of (state, token), and chained from their state for the copy in a split.
-LENGTH, LINK, FIRST, RECENT, TOKEN, TARGET, MORE = range(7)
-FROM, SYMBOL, TO, NEXT = range(4)
+STATE, EDGE = range(7), range(4)
+LENGTH, LINK, FIRST, RECENT, TOKEN, TARGET, MORE = STATE
+FROM, SYMBOL, TO, NEXT = EDGE
 _STATES, _EDGES, LAST, _FOUND = range(4)
 _HERE, _NOWHERE = -1, -2
 
@@ -53,8 +47,7 @@ class SuffixAutomaton:
 
     capacity  tokens to make room for, at most 136 bytes each; the arrays double when there are more.
 
-    The arrays are as large as an automaton can get (2n - 1 states and 3n - 4 edges for n tokens), so compiled code
-    never needs more room."""
+    The arrays have room for the largest automaton of n tokens: 2n - 1 states and 3n - 4 edges."""
 
     def __init__(self, capacity: int = 64):
         self._capacity = 0

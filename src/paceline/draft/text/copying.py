@@ -27,13 +27,10 @@ def up_to_end(drafted: IntArray, ends: frozenset[int], *, keep: bool) -> IntArra
 
 
 class Memory(Protocol):
-    """Holds texts."""
+    """Holds texts, so many tokens."""
 
-    def __len__(self) -> int:
-        """Number of tokens held."""
-
-    def learn(self, text: IntArray) -> None:
-        """Add a text, int64 [n]."""
+    def __len__(self) -> int: ...
+    def learn(self, text: IntArray) -> None: ...
 
 
 M = TypeVar("M", bound=Memory)

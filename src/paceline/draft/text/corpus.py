@@ -3,8 +3,6 @@
 Each *part* adds the arrays that one data structure reads: `build_part(text, ends, vocab_size, progress)` of its module
 returns them by name. `workbench.corpus.build` reads files.
 
-    open_store("build/corpus", kind="corpus").array("text")
-
     text  int32 [n], or uint16 where that is enough: the documents one after another, each ending with the end token
     ends  int64 [d]: the offset after each document
 """
@@ -23,7 +21,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from paceline.draft.text import frozen, ngrams, suffix_array
-from paceline.draft.text.store import Store, open_store, writing
+from paceline.draft.text.store import Progress, Store, open_store, writing
 from paceline.errors import StoreError, meant
 from paceline.target.tokenizer import Tokenizer
 
@@ -45,12 +43,8 @@ PARTS = {
 
 Report = Callable[[str, float], None]
 """Called with the current step ("reading", then the parts' names) and the share of it that is done, 0 to 1."""
-
-Documents = Generator[NDArray[np.int32]]
-"""Tokens of documents, each ending with the end token."""
-
-Read = Callable[[int, Callable[[float], None]], Documents]
-"""Function of the end token and a callback for the share read, 0 to 1; yields all documents."""
+Documents = Generator[NDArray[np.int32]]  # tokens of documents, each ending with the end token
+Read = Callable[[int, Progress], Documents]  # of the end token; yields all documents
 
 
 @dataclass(frozen=True)
@@ -75,18 +69,10 @@ class Plan:
             raise StoreError(f"max_tokens is {self.max_tokens}; a corpus has 2 tokens or more")
 
 
-def build(
-    out: str | Path,
-    read: Read,
-    source: str,
-    tokenizer: Tokenizer,
-    plan: Plan = Plan(),
-    report: Report | None = None,
-) -> Store:
+def build(out: str | Path, read: Read, source: str, tokenizer: Tokenizer, plan: Plan, notify: Report) -> Store:
     """Build a store of the documents at `out`; it appears there whole or not at all.
 
     source  of the documents, for messages. Raises StoreError for no text or no end token, and what `read` raises."""
-    notify = report or (lambda what, done: None)
     eos = _eos(tokenizer, plan.eos)
     facts = {"tokenizer_name": tokenizer.name, "eos": eos, "parts": list(plan.parts)}
     with writing(out, kind="corpus", tokenizer=tokenizer.fingerprint, **facts) as store:
@@ -99,7 +85,10 @@ def build(
         if vocab_size <= 1 << 16:
             text = text.astype(np.uint16)
         if plan.estimated is not None:
-            plan.estimated(len(text), len(ends), *_estimate(text, plan.parts))
+            disk = text.itemsize + sum(PARTS[name].disk for name in plan.parts)
+            # Parts are built one after another.
+            memory = text.itemsize + max((PARTS[name].memory for name in plan.parts), default=0)
+            plan.estimated(len(text), len(ends), disk * len(text), memory * len(text))
         store.add("text", text)
         store.add("ends", ends)
         for name in plan.parts:
@@ -124,9 +113,7 @@ def _eos(tokenizer: Tokenizer, wanted: str | None) -> int:
     """The end token's id."""
     if wanted is None:
         if tokenizer.eos_token_id is None:
-            raise StoreError(
-                f"the tokenizer {tokenizer.name} names no end token to put between documents; choose one with --eos"
-            )
+            raise StoreError(f"the tokenizer {tokenizer.name} names no end token; choose one with --eos")
         return tokenizer.eos_token_id
     known = tokenizer.inner.get_vocab()
     token = known.get(wanted, int(wanted) if wanted.isdecimal() else None)
@@ -135,9 +122,7 @@ def _eos(tokenizer: Tokenizer, wanted: str | None) -> int:
     return int(token)
 
 
-def _joined(
-    documents: Documents, eos: int, max_tokens: int | None
-) -> tuple[NDArray[np.int32], NDArray[np.int64]]:
+def _joined(documents: Documents, eos: int, max_tokens: int | None) -> tuple[NDArray[np.int32], NDArray[np.int64]]:
     """(text, ends) of the documents; the last one is cut at `max_tokens`."""
     pieces: list[NDArray[np.int32]] = []
     left = max_tokens if max_tokens is not None else sys.maxsize
@@ -148,10 +133,3 @@ def _joined(
             break
     text = np.concatenate(pieces) if pieces else np.empty(0, np.int32)
     return text, np.cumsum([len(ids) for ids in pieces], dtype=np.int64)
-
-
-def _estimate(text: NDArray[Any], parts: Sequence[str]) -> tuple[int, int]:
-    """Bytes on disk, and of memory; parts are built one after another."""
-    disk = text.itemsize + sum(PARTS[name].disk for name in parts)
-    memory = text.itemsize + max((PARTS[name].memory for name in parts), default=0)
-    return disk * len(text), memory * len(text)

@@ -1,11 +1,7 @@
 """n-gram counts of a growing text: for each context of up to `longest` tokens, what followed it and how often.
 
-Prediction by partial matching (Cleary and Witten 1984) reads them.
-
-    counts = ContextCounts(longest=3)
-    counts.extend([1, 2, 3, 1, 2, 4])     # "1 2" was followed by 3 and by 4, once each
-
-Contexts are known by a 62-bit hash. A token of text takes about 50 bytes for each length of context.
+Prediction by partial matching (Cleary and Witten 1984) reads them. Contexts are known by a 62-bit hash. A token of text
+takes about 50 bytes for each length of context.
 """
 
 from __future__ import annotations
@@ -91,21 +87,22 @@ def mixed(key, token):  # type: ignore[no-untyped-def]
 @njit
 def locate(table, keys, key):  # type: ignore[no-untyped-def]
     """Index of the context with this hash, or -1."""
+    return table[_slot(table, keys, key)]
+
+
+@njit
+def _slot(table, keys, key):  # type: ignore[no-untyped-def]
+    """Where the context with this hash stands in the table, or would stand."""
     slot = key & (len(table) - 1)
-    while table[slot] >= 0:
-        if keys[table[slot]] == key:
-            return table[slot]
+    while table[slot] >= 0 and keys[table[slot]] != key:
         slot = (slot + 1) & (len(table) - 1)
-    return np.int64(-1)
+    return slot
 
 
 @njit(cache=True)
 def _index(table, keys, count):  # type: ignore[no-untyped-def]
     for at in range(count):
-        slot = keys[at] & (len(table) - 1)
-        while table[slot] >= 0:
-            slot = (slot + 1) & (len(table) - 1)
-        table[slot] = at
+        table[_slot(table, keys, keys[at])] = at
 
 
 @njit(cache=True)
@@ -120,9 +117,7 @@ def _extend(table, keys, contexts, items, sizes, longest, text, start):  # type:
 
 @njit
 def _count(table, keys, contexts, items, sizes, key, token):  # type: ignore[no-untyped-def]
-    slot = key & (len(table) - 1)
-    while table[slot] >= 0 and keys[table[slot]] != key:
-        slot = (slot + 1) & (len(table) - 1)
+    slot = _slot(table, keys, key)
     at = table[slot]
     if at < 0:
         at = sizes[_CONTEXTS]

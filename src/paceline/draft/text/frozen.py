@@ -17,51 +17,40 @@ import numpy as np
 from numba import njit
 from numpy.typing import NDArray
 
-from paceline.draft.text.automaton import (
-    FIRST,
-    FROM,
-    LENGTH,
-    LINK,
-    MORE,
-    NEXT,
-    RECENT,
-    SYMBOL,
-    TARGET,
-    TO,
-    TOKEN,
-    SuffixAutomaton,
-)
+from paceline.draft.text import automaton as growing
+from paceline.draft.text.store import Progress, silent
 from paceline.engine.tree import IntArray
 from paceline.errors import StoreError
 
-FRONT = 8
-"""Successors of a block that are sorted by frequency; a tree has at most this many children a node."""
+FRONT = 8  # successors of a block that are sorted by frequency; a tree has at most this many children a node
 MOST_TOKENS = (2**31 - 1) // 3
 _STEP = 1 << 18  # tokens between two reports of progress
 
 AT, COUNT, LATEST = range(3)  # columns of blocks; of edges: token, target, count
+LENGTH, LINK, FIRST, RECENT, TOKEN, TARGET, MORE = growing.STATE
+FROM, SYMBOL, TO, NEXT = growing.EDGE
 
 
 def build_part(
-    text: NDArray[Any], ends: NDArray[np.int64], vocab_size: int, progress: Callable[[float], None] | None = None
+    text: NDArray[Any], ends: IntArray, vocab_size: int, progress: Progress = silent
 ) -> dict[str, NDArray[np.int32]]:
     """The part of a corpus store that `from_parts` reads. End tokens separate documents.
 
     Raises StoreError for a corpus that might have more edges than int32 can number."""
     if len(text) > MOST_TOKENS:
         raise StoreError(f"an automaton holds {MOST_TOKENS:,} tokens, and the corpus has {len(text):,}; use max_tokens")
-    return {f"automaton_{name}": array for name, array in freeze(text, progress or (lambda done: None)).items()}
+    return {f"automaton_{name}": array for name, array in freeze(text, progress).items()}
 
 
-def freeze(text: NDArray[Any], progress: Callable[[float], None]) -> dict[str, NDArray[np.int32]]:
+def freeze(text: NDArray[Any], progress: Progress) -> dict[str, NDArray[np.int32]]:
     """Build the growing form in steps, then rearrange it."""
-    growing = SuffixAutomaton(len(text))
+    grown = growing.SuffixAutomaton(len(text))
     for at in range(0, len(text), _STEP):
-        growing.extend(text[at : at + _STEP])
+        grown.extend(text[at : at + _STEP])
         progress(0.8 * at / len(text))
-    num_states, num_edges, last, _ = growing._counts.tolist()
-    states, edges = growing._states[:num_states], growing._edges[:num_edges]
-    del growing  # and with it the hash table, a third of the memory
+    num_states, num_edges, last, _ = grown._counts.tolist()
+    states, edges = grown._states[:num_states], grown._edges[:num_edges]
+    del grown  # and with it the hash table, a third of the memory
     occurs = _count(states, len(text))
     progress(0.85)
     is_block = states[:, TOKEN] < 0
@@ -169,8 +158,6 @@ def _sort(edges, begin, end):  # type: ignore[no-untyped-def]
                 edges[front + i, column] = rest[order[i], column]
 
 
-# Reading -------------------------------------------------------------------------------------------------------------
-
 _ARRAYS = ("states", "targets", "blocks", "edges")
 
 
@@ -183,10 +170,10 @@ class FrozenAutomaton:
         self.states, self.targets, self.blocks, self.edges = (_read_only(arrays[name]) for name in _ARRAYS)
 
     @classmethod
-    def of(cls, text: Sequence[int] | NDArray[Any], progress: Callable[[float], None] | None = None) -> FrozenAutomaton:
-        """The automaton of `text`. progress: called with the share done, 0 to 1."""
+    def of(cls, text: Sequence[int] | NDArray[Any], progress: Progress = silent) -> FrozenAutomaton:
+        """The automaton of `text`."""
         whole = np.asarray(text, None if isinstance(text, np.ndarray) else np.int32)
-        return cls(whole, freeze(whole, progress or (lambda done: None)))
+        return cls(whole, freeze(whole, progress))
 
     @property
     def arrays(self) -> tuple[NDArray[Any], NDArray[Any], NDArray[Any], NDArray[Any], NDArray[Any]]:
@@ -207,8 +194,7 @@ class FrozenAutomaton:
         """The most probable continuations: tokens [m], parents [m] and probabilities [m], m at most `size`.
 
         Probabilities are relative frequencies, multiplied along the path; nodes come in their order. Parents: 1 is the
-        first node, 0 the place itself. At most `width` nodes at a level, none deeper than `depth`, and none below a
-        token of `ends`."""
+        first node, 0 the place itself. At most `width` nodes at a level, none deeper than `depth` or below `ends`."""
         return _tree(*self.arrays, state, size, min(width, FRONT), depth, np.array(sorted(ends), np.int64))
 
     def warm_up(self) -> None:
@@ -287,28 +273,24 @@ def _tree(text, states, targets, blocks, edges, state, size, width, depth, ends)
     chance = np.empty(len(waiting))
     taken = np.zeros(depth + 1, np.int64)
     tokens, parents, chances = np.empty(size, np.int64), np.empty(size, np.int64), np.empty(size)
-    num_waiting, nodes = 0, 0
-    if depth > 0:
-        num_waiting = _wait(text, states, targets, blocks, edges, state, width, 0, 1, 1.0, waiting, chance, 0)
-    while nodes < size:
-        best = -1
-        for i in range(num_waiting):
-            if chance[i] > 0 and (best < 0 or chance[i] > chance[best]):
-                best = i
-        if best < 0:
-            break
-        probability, chance[best] = chance[best], 0.0
-        token, level = waiting[best, 0], waiting[best, 3]
-        if taken[level] == width:
-            continue
-        taken[level] += 1
-        tokens[nodes], parents[nodes], chances[nodes] = token, waiting[best, 2], probability
-        nodes += 1
-        if level < depth and not (ends == token).any():
+    num_waiting, nodes, level, probability, is_end = 0, 0, 0, 1.0, False
+    while True:
+        if level < depth and not is_end:
             num_waiting = _wait(
-                text, states, targets, blocks, edges, waiting[best, 1], width,
+                text, states, targets, blocks, edges, state, width,
                 nodes, level + 1, probability, waiting, chance, num_waiting,
             )  # fmt: skip
+        best = -1
+        for i in range(num_waiting):
+            if chance[i] > 0 and taken[waiting[i, 3]] < width and (best < 0 or chance[i] > chance[best]):
+                best = i
+        if best < 0 or nodes == size:
+            break
+        state, level, probability, chance[best] = waiting[best, 1], waiting[best, 3], chance[best], 0.0
+        taken[level] += 1
+        tokens[nodes], parents[nodes], chances[nodes] = waiting[best, 0], waiting[best, 2], probability
+        is_end = (ends == waiting[best, 0]).any()
+        nodes += 1
     return tokens[:nodes], parents[:nodes], chances[:nodes]
 
 

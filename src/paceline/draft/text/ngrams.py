@@ -1,33 +1,26 @@
 """n-gram stores: what followed a token in this request, in the model's own answers, and in finished requests.
 
 The first two databases of Hierarchy Drafting (Cho et al. 2025, arXiv 2502.05609) and the pool of lookahead decoding
-(Fu et al. 2024, arXiv 2402.02057). The key of all stores is one token; `after(token)` gives the n-grams that begin with
-it, without it, best first:
-
-    store = RecentNgrams(n=3, ways=7)
-    store.update(np.array([1, 2, 3, 1, 2, 4, 9]))
-    store.after(1)                           # newest first: [(2, 4), (2, 3)]
+(Fu et al. 2024, arXiv 2402.02057). The key of all stores is one token; `after(token)` gives what follows, best first.
 """
 
 from __future__ import annotations
 
 from collections import Counter, OrderedDict
-from collections.abc import Callable, Iterator
+from collections.abc import Iterator
 from math import inf
+from typing import Any
 
 import numpy as np
 from numpy.typing import NDArray
 
-from paceline.draft.text.store import Store
+from paceline.draft.text.store import Progress, Store, silent
 from paceline.engine.tree import IntArray
 
 Gram = tuple[int, ...]
 
-N = 5
-"""Tokens of an n-gram in a store on disk; the published setting."""
-
-MOST = 100_000
-"""n-grams a store on disk keeps; the published setting."""
+N = 5  # tokens of an n-gram in a store on disk; the published setting
+MOST = 100_000  # n-grams a store on disk keeps; the published setting
 
 
 def grams(text: IntArray, n: int) -> Iterator[Gram]:
@@ -97,9 +90,6 @@ class FrequentNgrams:
         """The n-grams of a store; StoreError if it was built without them."""
         return cls(store.array("ngrams_starts"), store.array("ngrams_values"))
 
-    def __len__(self) -> int:
-        return len(self._values)
-
     def after(self, token: int) -> Iterator[Gram]:
         """What followed `token`, most frequent first."""
         begin, end = self._starts[token : token + 2].tolist() if token < len(self._starts) - 1 else (0, 0)
@@ -123,12 +113,9 @@ class PastNgrams:
         self._tokens += len(text)
         for gram in dict.fromkeys(grams(text, self.n)):
             self._counts[gram] += 1
-            best = self._best.setdefault(gram[0], [])
-            if gram in best:
-                best.remove(gram)
-            at = sum(self._counts[other] > self._counts[gram] for other in best)
-            best.insert(at, gram)
-            del best[self.ways :]
+            others = [other for other in self._best.get(gram[0], ()) if other != gram]
+            others.insert(sum(self._counts[other] > self._counts[gram] for other in others), gram)
+            self._best[gram[0]] = others[: self.ways]
 
     def after(self, token: int) -> list[Gram]:
         """What followed `token`, most frequent first."""
@@ -136,21 +123,14 @@ class PastNgrams:
 
 
 def build_part(
-    text: NDArray[np.integer],
-    ends: NDArray[np.int64],
-    vocab_size: int,
-    progress: Callable[[float], None] | None = None,
-    *,
-    n: int = N,
-    most: int = MOST,
-) -> dict[str, NDArray[np.integer]]:
+    text: NDArray[Any], ends: IntArray, vocab_size: int, progress: Progress = silent, *, n: int = N, most: int = MOST
+) -> dict[str, NDArray[Any]]:
     """The `most` n-grams that stand in most documents, for `FrequentNgrams`; the earlier first among equals.
 
     text  token ids [m], documents one after another; ends int64 [d]: the offset after each. No n-gram crosses an end.
 
     Returns ngrams_starts int64 [vocab_size + 1], ngrams_values int32 [m, n - 1], and ngrams_counts int32 [m], the
     number of documents that have each n-gram. n-grams are told apart by a 64-bit hash."""
-    report = progress or (lambda done: None)
     text = np.asarray(text)
     document = np.repeat(np.arange(len(ends), dtype=np.int32), np.diff(ends, prepend=0))
     count = max(len(text) - n + 1, 0)
@@ -158,11 +138,11 @@ def build_part(
     key = np.zeros(count, np.uint64)
     for i in range(n):
         key = key * np.uint64(0x9E3779B97F4A7C15) + text[i : i + count].astype(np.uint64)
-    report(0.3)
+    progress(0.3)
     key = key[place]
     place = place[np.argsort(key, kind="stable")]  # equal n-grams side by side, in the order of the text
     key, document = np.sort(key), document[place]
-    report(0.9)
+    progress(0.9)
     is_first = np.append(True, key[1:] != key[:-1])[: len(key)]
     is_counted = is_first | np.append(True, document[1:] != document[:-1])[: len(key)]
     documents = np.bincount(is_first.cumsum()[is_counted] - 1)
@@ -171,7 +151,7 @@ def build_part(
     chosen = chosen[np.argsort(text[place[chosen]], kind="stable")]
     place = place[chosen]
     per_token = np.bincount(text[place], minlength=vocab_size)
-    report(1.0)
+    progress(1.0)
     return {
         "ngrams_starts": np.concatenate([[0], np.cumsum(per_token)]).astype(np.int64),
         "ngrams_values": text[place[:, None] + np.arange(1, n)].astype(np.int32),

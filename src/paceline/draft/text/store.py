@@ -1,19 +1,13 @@
-"""A store: a folder of arrays that a drafter reads, built once and mapped into memory.
+"""A store: a folder of arrays that a drafter reads, built once and mapped into memory, which processes share.
 
-`store.json` names the kind of the store and the tokenizer of its token ids; each array is one .npy file. Opening reads
-only the header; the arrays' memory is shared between processes.
-
-    with writing("build/corpus", kind="corpus", tokenizer=fingerprint) as store:
-        store.add("text", tokens)
-    store = open_store("build/corpus", kind="corpus", tokenizer=fingerprint)
-    store.array("text")
+`store.json` names the kind of the store and the tokenizer of its token ids; each array is one .npy file.
 """
 
 from __future__ import annotations
 
 import json
 import shutil
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from dataclasses import dataclass, field
 from pathlib import Path
@@ -29,15 +23,19 @@ from paceline.target.base import Facts
 HEADER = "store.json"
 VERSION = 1
 
+Progress = Callable[[float], None]  # called with the share done, 0 to 1
+
+
+def silent(done: float) -> None:
+    """Progress that nobody follows."""
+
 
 @dataclass
 class StoreWriter:
     """A store that is being written; `facts` go into the header."""
 
     folder: Path
-    kind: str
-    tokenizer: str
-    facts: dict[str, Any] = field(default_factory=dict)
+    facts: dict[str, Any]
     arrays: dict[str, int] = field(default_factory=dict)
 
     def add(self, name: str, array: NDArray[Any]) -> None:
@@ -58,7 +56,7 @@ def writing(out: str | Path, *, kind: str, tokenizer: str, **facts: Any) -> Iter
     shutil.rmtree(part, ignore_errors=True)
     try:
         part.mkdir(parents=True)
-        writer = StoreWriter(part, kind, tokenizer, dict(facts))
+        writer = StoreWriter(part, facts)
         yield writer
         header = {"version": VERSION, "kind": kind, "tokenizer": tokenizer, **writer.facts, "arrays": writer.arrays}
         (part / HEADER).write_text(json.dumps(header, indent=2) + "\n", "utf-8")
@@ -114,10 +112,8 @@ def open_store(folder: str | Path, *, kind: str, tokenizer: str | None = None) -
     if stored != kind:
         raise StoreError(f"the store {folder} is a {stored}, not a {kind}")
     if tokenizer is not None and of != tokenizer:
-        raise StoreError(
-            f"the store {folder} was built with another tokenizer ({header.get('tokenizer_name', of)}): "
-            "its token ids mean other text here; build it again with this model's tokenizer"
-        )
+        other = f"another tokenizer ({header.get('tokenizer_name', of)}): its token ids mean other text here"
+        raise StoreError(f"the store {folder} was built with {other}; build it again with this model's tokenizer")
     for name, size in sizes.items():
         array = folder / f"{name}.npy"
         held = array.stat().st_size if array.exists() else 0

@@ -6,14 +6,14 @@ are sorted by 2n with the ranks of what follows these; those that are told apart
 
 from __future__ import annotations
 
-from collections.abc import Callable, Sequence
+from collections.abc import Sequence
 from typing import Any
 
 import numpy as np
 from numba import njit
 from numpy.typing import NDArray
 
-from paceline.draft.text.store import Store
+from paceline.draft.text.store import Progress, Store, silent
 from paceline.draft.text.suffix_tree import Speculator, insert
 from paceline.engine.tree import IntArray
 from paceline.errors import StoreError
@@ -21,10 +21,10 @@ from paceline.errors import StoreError
 Positions = NDArray[np.int32]
 
 
-def sorted_positions(text: NDArray[Any], ends: IntArray, report: Callable[[float], None]) -> Positions:
+def sorted_positions(text: NDArray[Any], ends: IntArray, report: Progress) -> Positions:
     """int32 [n]: the start of each suffix of `text` int [n], in sorted order. A suffix ends with its document.
 
-    ends    int64 [d], the offset after each document. report: called with the share done, 0 to 1."""
+    ends  int64 [d], the offset after each document."""
     # A symbol of its own after each document, below all tokens: two suffixes differ before or at it.
     string = np.insert(text.astype(np.int32) + np.int32(len(ends)), ends, np.arange(len(ends), dtype=np.int32))
     order = np.argsort(string, kind="stable").astype(np.int32)
@@ -46,27 +46,21 @@ def sorted_positions(text: NDArray[Any], ends: IntArray, report: Callable[[float
     return place[order[len(ends) :]]
 
 
-# The array -----------------------------------------------------------------------------------------------------------
-
 MOST_TOKENS = 2**31 - 1
 
 
 def build_part(
-    text: NDArray[Any], ends: IntArray, vocab_size: int, progress: Callable[[float], None] | None = None
+    text: NDArray[Any], ends: IntArray, vocab_size: int, progress: Progress = silent
 ) -> dict[str, NDArray[Any]]:
     """The array for a corpus store: `suffix_positions` int32 [n], the start of each suffix, in sorted order.
 
-    text        int [n], documents one after another, each ending with the end token.
-    ends        int64 [d], the offset after each document.
-    vocab_size  not used; every part gets it.
-    progress    called with the share done, 0 to 1.
+    text  int [n], documents one after another, each ending with the end token; ends as in `sorted_positions`.
 
     Raises StoreError for a corpus of 2^31 tokens or more."""
     if len(text) + len(ends) > MOST_TOKENS:
         raise StoreError(f"a suffix array holds {MOST_TOKENS:,} tokens, and the corpus has {len(text):,}; split it")
-    report = progress or (lambda done: None)
-    positions = sorted_positions(np.asarray(text), np.asarray(ends, np.int64), lambda done: report(0.95 * done))
-    report(1.0)
+    positions = sorted_positions(np.asarray(text), np.asarray(ends, np.int64), lambda done: progress(0.95 * done))
+    progress(1.0)
     return {"suffix_positions": positions}
 
 
@@ -116,9 +110,6 @@ class SuffixArray(Speculator):
         Nothing follows the end of a document. All of `context` is looked up, so cut it to the tree's depth before. Of
         equally frequent continuations the smaller token comes first."""
         return _speculate(self.text, self.ends, self.positions, np.asarray(context, np.int64), *sizes)
-
-
-# Looking up ----------------------------------------------------------------------------------------------------------
 
 
 @njit(cache=True)
@@ -188,9 +179,6 @@ def _gather(text, ends, positions, lo, hi, skip, out):  # type: ignore[no-untype
         begin, end = place + skip, ends[np.searchsorted(ends, place, side="right")]
         for j in range(min(out.shape[1], end - begin)):
             out[i, j] = text[begin + j]
-
-
-# Speculating ---------------------------------------------------------------------------------------------------------
 
 
 @njit(cache=True)

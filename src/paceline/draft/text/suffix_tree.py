@@ -4,8 +4,7 @@ Every place of a sequence is the start of a path of up to `depth` tokens; the pa
 each token. Edges hold runs of tokens, as place and length in the text. Every path ends at a node, so a node's count
 holds for every point on the edge above it, and there are at most 2 nodes a token.
 
-An edge points to the latest text that took it. Sequences are removed in the order they came, so the text of an edge in
-use is still there.
+An edge points to the latest text that took it. Sequences are removed in the order they came, so the text is there.
 """
 
 from __future__ import annotations
@@ -71,7 +70,8 @@ def _follow(nodes, heads, text, counts, node, child, at):  # type: ignore[no-unt
             _detach(nodes, heads, text, child)
             nodes[node, LENGTH] += 1
             nodes[node, START] = at + 1 - nodes[node, LENGTH]
-            _shorten(nodes, child)
+            nodes[child, START] += 1
+            nodes[child, LENGTH] -= 1
             _attach(nodes, heads, text, node, child)
             return node
         return _split(nodes, heads, text, counts, node, child, at)
@@ -92,15 +92,10 @@ def _split(nodes, heads, text, counts, node, child, at):  # type: ignore[no-unty
     nodes[middle, LENGTH] = 1
     _detach(nodes, heads, text, child)
     _attach(nodes, heads, text, node, middle)
-    _shorten(nodes, child)
-    _attach(nodes, heads, text, middle, child)
-    return middle
-
-
-@njit
-def _shorten(nodes, child):  # type: ignore[no-untyped-def]
     nodes[child, START] += 1
     nodes[child, LENGTH] -= 1
+    _attach(nodes, heads, text, middle, child)
+    return middle
 
 
 @njit
@@ -260,9 +255,6 @@ def hash_all(nodes, heads, text, num_nodes):  # type: ignore[no-untyped-def]
             heads[bucket] = node
 
 
-# Speculating ---------------------------------------------------------------------------------------------------------
-
-
 @njit(cache=True)
 def walk(nodes, heads, text, tokens):  # type: ignore[no-untyped-def]
     """The node at whose edge `tokens` end and the tokens used of that edge; NONE and 0 if they do not occur."""
@@ -329,8 +321,7 @@ def _likeliest(nodes, text, node, used, prob, size, min_prob, branch):  # type: 
 
 @njit
 def insert(entries, probs, num, entry, prob):  # type: ignore[no-untyped-def]
-    """Insert an entry, int64 [columns], after all of the `num` that are as likely or likelier; drops the last one if
-    the list is full. Returns the number of entries."""
+    """Insert an entry after those that are as likely or likelier; a full list loses its last. The new `num`."""
     if num == len(entries) and probs[num - 1] >= prob:
         return num
     i = min(num, len(entries) - 1)
@@ -344,16 +335,15 @@ def insert(entries, probs, num, entry, prob):  # type: ignore[no-untyped-def]
     return num + 1 if num < len(entries) else num
 
 
-# The tree ------------------------------------------------------------------------------------------------------------
+Run = Sequence[int] | IntArray  # of tokens
 
 
 class Speculation(NamedTuple):
     """What may follow a context.
 
-    tokens  int64 [n].
-    parent  int64 [n]: 0 is the root, 1 the first token.
-    probs   float64 [n]: estimated probability of each. score: their sum, an estimate of the tokens accepted.
-    match   tokens of the context that were matched."""
+    tokens, parent  int64 [n]; parent 0 is the root, 1 the first token.
+    probs           float64 [n]: estimated probability of each. score: their sum, an estimate of the tokens accepted.
+    match           tokens of the context that were matched."""
 
     tokens: IntArray
     parent: IntArray
@@ -366,13 +356,7 @@ class Speculator:
     """A text that can count any run of its tokens and continue it."""
 
     def speculate(
-        self,
-        context: Sequence[int] | IntArray,
-        most: int,
-        factor: float = 1.0,
-        offset: float = 0.0,
-        min_prob: float = 0.1,
-        branch: bool = False,
+        self, context: Run, most: int, factor: float = 1, offset: float = 0, min_prob: float = 0.1, branch: bool = False
     ) -> Speculation:
         """The continuation with the highest score, over all suffixes of `context`; among equals, of the longest one.
 
@@ -382,7 +366,7 @@ class Speculator:
         tokens, parent, probs, match = self._speculate(context, *sizes)
         return Speculation(tokens, parent, probs, float(probs.sum()), int(match))
 
-    def _speculate(self, context: Sequence[int] | IntArray, *sizes: float) -> tuple[Any, ...]:
+    def _speculate(self, context: Run, *sizes: float) -> tuple[Any, ...]:
         """Tokens, parents, probabilities and the length of the match."""
         raise NotImplementedError
 
@@ -410,7 +394,7 @@ class SuffixTree(Speculator):
     def __len__(self) -> int:
         return sum(self._lengths) + self._open
 
-    def append(self, tokens: Sequence[int] | IntArray) -> None:
+    def append(self, tokens: Run) -> None:
         """Append `tokens`, each 0 or more, to the open sequence."""
         if self._counts[TEXT] + len(tokens) > len(self._text):
             self._make_room(len(tokens))
@@ -431,7 +415,7 @@ class SuffixTree(Speculator):
         start = int(self._counts[TEXT]) - self._open - sum(self._lengths) - length
         remove(self._nodes, self._heads, self._text, self._counts, start, length, self.depth)
 
-    def _speculate(self, context: Sequence[int] | IntArray, *sizes: float) -> tuple[Any, ...]:
+    def _speculate(self, context: Run, *sizes: float) -> tuple[Any, ...]:
         """The end of the open sequence itself is not counted as a match, because nothing has followed it yet."""
         key = np.array(context[-(self.depth - 1) :] if self.depth > 1 else context[:0], np.int32)
         return speculate(self._nodes, self._heads, self._text, self._active, key, *sizes)

@@ -4,8 +4,7 @@
     response = await Endpoint(urls, model, slots=64).complete(request)
     output = split_thought(response, Markers())
 
-A request may have a prefix, the beginning of the assistant's turn. It is prefilled, never decoded; the response is the
-text after it.
+A request may have a prefix, the beginning of the assistant's turn. It is prefilled; the response is what follows.
 """
 
 from __future__ import annotations
@@ -68,7 +67,6 @@ class Response:
 
     @property
     def finish_reason(self) -> str:
-        """ "stop", "length" or another reason of the server."""
         return self.call.finish_reason
 
 
@@ -80,11 +78,7 @@ class Backend(Protocol):
     async def complete(self, request: Request) -> Response:
         """The response to a request. Raises CompletionError if all attempts fail."""
 
-    async def close(self) -> None:
-        """Release connections, threads and models."""
-
-
-# Thoughts -------------------------------------------------------------------------------------------------------------
+    async def close(self) -> None: ...
 
 
 @dataclass(frozen=True)
@@ -129,9 +123,6 @@ def continued(request: Request, prompt: str, markers: Markers = Markers()) -> Re
     if written < len(markers.open):  # the prefix does not begin with a thought
         return request
     return replace(request, prefix=prefix[written:], forced=prefix[max(written, len(prefix) - len(request.forced)) :])
-
-
-# OpenAI-compatible servers --------------------------------------------------------------------------------------------
 
 
 class Endpoint:

@@ -42,21 +42,17 @@ OWN = (".yaml", ".yml")
 Loaded = tuple[Scenario, list[Item]]
 
 
-class DataError(PacelineError):
-    """Scenarios that cannot be found or read."""
-
-
 def read(source: str, scenarios: Sequence[str] = (), limit: int | None = None) -> Data:
     """Scenarios of `source`: "sample", "sample,items=N", a folder, a YAML file, or a hub id.
 
     scenarios  their names; empty: all.
     limit      most items, taken as in `spread`.
-    Raises DataError in one line if something is missing or broken."""
+    Raises PacelineError in one line if something is missing or broken."""
     loaded = _load(source)
     known = {scenario.key: scenario for scenario, _ in loaded}
     for name in scenarios:
         if name not in known:
-            raise DataError(f"{source} has no scenario {name!r}; it has {', '.join(known)}.{meant(name, known)}")
+            raise PacelineError(f"{source} has no scenario {name!r}; it has {', '.join(known)}.{meant(name, known)}")
     chosen = {key: known[key] for key in (scenarios or known)}
     items = [item for scenario, own in loaded if scenario.key in chosen for item in own]
     return Data(source, chosen, tuple(items if limit is None else spread(items, limit)))
@@ -90,7 +86,7 @@ def _load(source: str) -> list[Loaded]:
         return [_file(path)]
     if source.count("/") == 1 and not source.startswith((".", "/", "~")):
         return _hub(source)
-    raise DataError(f"there is no data at {source!r}; give a folder, a .yaml file, a hub id, or `sample`")
+    raise PacelineError(f"there is no data at {source!r}; give a folder, a .yaml file, a hub id, or `sample`")
 
 
 def _folder(path: Path) -> list[Loaded]:
@@ -100,7 +96,7 @@ def _folder(path: Path) -> list[Loaded]:
         return loaded
     files = sorted(f for f in path.rglob("*") if f.suffix in TABLES + OWN and f.is_file())
     if not files:
-        raise DataError(
+        raise PacelineError(
             f"{path} holds no scenarios: neither folders with {PROMPTS}, nor tables ({', '.join(TABLES)}), "
             f"nor files of your own ({', '.join(OWN)})"
         )
@@ -115,9 +111,9 @@ def _file(path: Path) -> Loaded:
             return _table(_rows(path), path.stem.split("-")[0], str(path))
         about = yaml.safe_load(path.read_text("utf-8"))
     except (OSError, ValueError, TypeError, AttributeError, yaml.YAMLError) as error:
-        raise DataError(f"{path} cannot be read: {' '.join(str(error).split())}") from None
+        raise PacelineError(f"{path} cannot be read: {' '.join(str(error).split())}") from None
     except ImportError:
-        raise DataError(f"reading {path} needs pyarrow; {install('eval')}") from None
+        raise PacelineError(f"reading {path} needs pyarrow; {install('eval')}") from None
     return _loaded(path.stem, about, str(path))
 
 
@@ -128,7 +124,7 @@ def _rows(path: Path) -> list[dict[str, Any]]:
         rows: list[dict[str, Any]] = pyarrow.parquet.read_table(path).to_pylist()
         return rows
     if path.suffix == ".jsonl":
-        return [row for _, row in objects(path, DataError, "a prompt with its rules")]
+        return [row for _, row in objects(path, PacelineError, "a prompt with its rules")]
     return list(loads(path.read_bytes()))
 
 
@@ -139,14 +135,11 @@ def _hub(name: str) -> list[Loaded]:
 
         splits = datasets.load_dataset(name)
     except ImportError:
-        raise DataError(f"reading from the hub needs the package datasets; {install('eval')}") from None
+        raise PacelineError(f"reading from the hub needs the package datasets; {install('eval')}") from None
     except Exception as error:  # datasets raises many kinds
         why = " ".join(str(error).split())[:200]
-        raise DataError(f"{name!r} is no folder and cannot be read from the hub ({why})") from None
+        raise PacelineError(f"{name!r} is no folder and cannot be read from the hub ({why})") from None
     return [_table(list(rows), split, f"{name}, split {split}") for split, rows in splits.items()]
-
-
-# The layouts ----------------------------------------------------------------------------------------------------------
 
 
 def _repository(folder: Path) -> Loaded:
@@ -155,7 +148,7 @@ def _repository(folder: Path) -> Loaded:
         try:
             value = loads(file.read_bytes())
         except (OSError, ValueError) as error:
-            raise DataError(f"{file} cannot be read: {error}") from None
+            raise PacelineError(f"{file} cannot be read: {error}") from None
         about |= value if isinstance(value, dict) else {"prompts": value}
     return _loaded(folder.name, about, str(folder))
 
@@ -163,11 +156,11 @@ def _repository(folder: Path) -> Loaded:
 def _table(rows: list[dict[str, Any]], key: str, where: str) -> Loaded:
     """One split. Its rules are those of the first row, which every row must repeat."""
     if not rows:
-        raise DataError(f"{where} has no rows")
+        raise PacelineError(f"{where} has no rows")
     rules = {kind: _columns(rows[0], f"{kind}_spec_") for kind in KINDS}
     for number, row in enumerate(rows):
         if any(_columns(row, f"{kind}_spec_") != texts for kind, texts in rules.items()):
-            raise DataError(f"{where}: row {number} has other rules than row 0; a table holds one scenario")
+            raise PacelineError(f"{where}: row {number} has other rules than row 0; a table holds one scenario")
     about = {"name": rows[0].get("scenario"), "description": rows[0].get("scenario_description"), "prompts": rows}
     return _loaded(key, about | rules, where)
 
@@ -222,7 +215,7 @@ def _loaded(key: str, about: Any, where: str) -> Loaded:
     except ValidationError as error:
         first = error.errors()[0]
         place = ".".join(map(str, first["loc"]))
-        raise DataError(
+        raise PacelineError(
             f"{where}: {place}: {first['msg']}. A scenario is an object with lists of safety and behavioral rules and "
             "of prompts, each with a label, unsafe or safe"
         ) from None

@@ -1,5 +1,4 @@
-"""Judges label every rule of an answer: a model on any backend, or the sample's own checks. Scorers rate answers, for
-best-of-n and tpo.
+"""Judges label every rule of an answer: a model, or the sample's checks. Scorers rate answers, for best-of-n and tpo.
 
 A model replies in tags, two blocks of numbered lines that each end in <YES>, <NO> or <NA>, or in JSON with the schema
 of `Blocks`. Every rule needs exactly one verdict; otherwise the judge is asked again, with a note of what is missing.
@@ -63,8 +62,6 @@ class Unjudged(CompletionError):
 
 
 class ModelJudge:
-    """A judge model."""
-
     def __init__(self, backend: Backend, config: JudgeConfig = JudgeConfig(), markers: Markers = Markers()):
         self.backend, self.config, self.markers, self.label = backend, config, markers, backend.label
 
@@ -91,15 +88,10 @@ class ModelJudge:
         return Judgement(verdicts, len(response) - len(shown), calls)
 
     async def _ask(
-        self,
-        messages: tuple[Message, ...],
-        read: Callable[[str], T],
-        scope: str,
-        calls: list[Call],
+        self, messages: tuple[Message, ...], read: Callable[[str], T], scope: str, calls: list[Call],
         schema: dict[str, Any] | None = None,
-    ) -> T:
-        """Ask until the reply can be read. A repair continues the conversation, because at temperature 0 the same
-        request gets the same reply."""
+    ) -> T:  # fmt: skip
+        """Ask until the reply can be read. A repair continues the conversation: the same request has the same reply."""
         decoding = Decoding(max_tokens=self.config.reply_tokens, temperature=0.0)
         turns, problem = messages, ""
         for _ in range(self.config.repairs + 1):
@@ -211,9 +203,6 @@ def _complete(kind: Kind, lines: Sequence[tuple[int, Mark, str]], scenario: Scen
     return [Verdict(f"{kind}/{number}", mark, analysis) for number, mark, analysis in sorted(lines)]
 
 
-# Scorers --------------------------------------------------------------------------------------------------------------
-
-
 class Scorer(Protocol):
     """Rates answers. label: its name in a run's description."""
 
@@ -261,8 +250,7 @@ class ServerScorer:
 
 
 class ModelScorer:
-    """A reward model in this process: a classifier of transformers with one output, on the conversation. The paper uses
-    FsfairX-LLaMA3-RM-v0.1."""
+    """A reward model in this process: a classifier with one output. The paper uses FsfairX-LLaMA3-RM-v0.1."""
 
     def __init__(self, folder: str):
         from transformers import AutoModelForSequenceClassification, AutoTokenizer

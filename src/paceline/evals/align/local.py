@@ -26,10 +26,8 @@ from paceline.target.base import Facts, Needs
 from paceline.workbench.client import CompletionError
 from paceline.workbench.worker import Job, Worker
 
-MOST_TURNS = 256
-"""Turns whose tokens are remembered, for prefixes that continue them."""
-MOST_SCOPES = 128
-"""Scopes whose drafters are remembered; more than can be active at once."""
+MOST_TURNS = 256  # turns whose tokens are remembered, for prefixes that continue them
+MOST_SCOPES = 128  # scopes whose drafters are remembered; more than can be active at once
 
 
 class Local:

@@ -26,7 +26,8 @@ class Setting:
     """Settings that all items of a run share.
 
     adversarial  ask the disguised prompts, not the plain ones.
-    rules_first  see `prompts.augmented`.
+    rules_first  put the rules before the query, so that all prompts of a scenario share a cached prefix; the official
+                 prompt has them after it.
     keep_open    take a thought that never ended as the answer, as the official code does."""
 
     decoding: Decoding = field(default_factory=Decoding)
@@ -50,13 +51,12 @@ class Task:
 
     @property
     def query(self) -> str:
-        """The user's request."""
-        return prompts.query_of(self.item, self.setting.adversarial)
+        return self.item.adversarial_prompt if self.setting.adversarial else self.item.prompt
 
     @property
     def turn(self) -> str:
         """The query with all rules."""
-        return prompts.augmented(self.query, self.scenario, self.setting.rules_first)
+        return prompts.text("augmented", self.query, self.scenario, self.setting.rules_first)
 
     async def ask(
         self, messages: Sequence[prompts.Message], phase: str, *, max_tokens: int = 0, **more: Any
@@ -147,8 +147,7 @@ class MoreThinkOptions(Options):
 
 
 async def more_think(task: Task, options: MoreThinkOptions) -> Generation:
-    """At the end of a thought "Wait" is appended and the model thinks again; the last pass answers. One pass forces
-    only the opening marker."""
+    """Where a thought ends "Wait" is appended, and the model thinks again. One pass forces only the opening marker."""
     opening = task.setting.markers.open
     texts = [f"{opening}\n", *[f"\n\n{prompts.WAIT}"] * (options.passes - 1)]
     response, prefix = await _think(task, [(f"pass {n}", text) for n, text in enumerate(texts, 1)])
@@ -172,8 +171,8 @@ async def align3(task: Task, options: Align3Options) -> Generation:
     behavioural rules (step 1). Where it would end, the safety rules are inserted (step 2), then all rules (step 3)."""
     markers = task.setting.markers
     glue = [f"{markers.open}\n", *["\n\n"] * (len(options.steps) - 1)]
-    texts = [g + prompts.step_text(step, task.scenario) for g, step in zip(glue, options.steps, strict=True)]
-    forced = [(f"step {step}", text) for step, text in zip(options.steps, texts, strict=True)]
+    steps = zip(glue, options.steps, strict=True)
+    forced = [(f"step {step}", g + prompts.text("step", step, task.scenario)) for g, step in steps]
     response, prefix = await _think(task, forced, options.step_tokens)
     answer = task.split(response, prefix.removeprefix(markers.open))
     if answer.open and options.close:
@@ -202,9 +201,11 @@ async def self_refine(task: Task, options: SelfRefineOptions) -> Generation:
         return task.done(best)
     history: list[tuple[str, str]] = []
     for _ in range(options.iterations):
-        feedback = await task.answer(prompts.feedback_turns(task.query, task.scenario, best.response), "feedback")
+        review = prompts.chat(best.response, prompts.text("review", task.query, task.scenario))
+        feedback = await task.answer(review, "feedback")
         history = [*history, (best.response, feedback.response)][-options.history :]
-        better = await task.answer(prompts.refine_turns(task.query, history), "refine")
+        improve = prompts.chat(prompts.text("refine", history), prompts.text("improve", task.query))
+        better = await task.answer(improve, "refine")
         best = best if better.unanswered else better
     return task.done(replace(best, thought=""))
 
@@ -241,15 +242,13 @@ async def tpo(task: Task, options: TpoOptions) -> Generation:
     answers, scores = await task.answers(prompts.chat(turn), "answer", range(n))
     for start in range(n, n * (options.rounds + 1), n):
         best, worst = (answers[scores.index(extreme(scores))].response for extreme in (max, min))
-        critique = await task.answer(prompts.critique_turns(turn, best, worst), "critique")
-        gradient = await task.answer(prompts.gradient_turns(turn, critique.response), "gradient")
-        revised = prompts.revision_turns(turn, best, gradient.response)
-        more = await task.answers(revised, "revise", range(start, start + n))
+        critique = await task.answer(prompts.chat(prompts.text("critique", turn, best, worst)), "critique")
+        gradient = await task.answer(prompts.chat(prompts.text("gradient", turn, critique.response)), "gradient")
+        revised = prompts.text("revision", turn, best, gradient.response)
+        more = await task.answers(prompts.chat(revised), "revise", range(start, start + n))
         answers, scores = answers + more[0], scores + more[1]
     return _best(task, answers, scores)
 
-
-# By name --------------------------------------------------------------------------------------------------------------
 
 METHODS: dict[str, tuple[Callable[[Task, Any], Awaitable[Generation]], type | None]] = {
     "raw": (raw, None),
@@ -265,8 +264,6 @@ METHODS: dict[str, tuple[Callable[[Task, Any], Awaitable[Generation]], type | No
 
 @dataclass(frozen=True)
 class Method:
-    """A method with its options."""
-
     name: str
     options: Any = None
 

@@ -9,10 +9,8 @@ from typing import Any, Literal
 from paceline.draft.spec import option
 from paceline.jsonl import check_folder
 
-ALPHA = 0.3
-"""The paper's; it recommends 0.2 to 0.5."""
-COMPAT_CHARACTERS = 8000
-"""Characters of an answer that the official code shows the judge."""
+ALPHA = 0.3  # the paper's; it recommends 0.2 to 0.5
+COMPAT_CHARACTERS = 8000  # characters of an answer that the official code shows the judge
 
 
 @dataclass(frozen=True)

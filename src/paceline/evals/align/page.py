@@ -12,29 +12,16 @@ from typing import Any
 
 from markupsafe import Markup
 
-from paceline.evals.align.figures import (
-    FIGURES,
-    GENERATIONS,
-    JUDGEMENTS,
-    OVERALL,
-    About,
-    agreement,
-    by_phase,
-    planned_rows,
-    results,
-    scenarios_of,
-    scored,
-)  # fmt: skip
+from paceline.evals.align import figures
+from paceline.evals.align.figures import GENERATIONS, JUDGEMENTS, OVERALL, About, planned_rows, results, scored
 from paceline.workbench.report import COLORS, Curve, number, plot, render
 
 TEMPLATE = Path(__file__).with_name("page.html.jinja")
-SHOWN = 3
-"""Answers shown of each scenario and method."""
+SHOWN = 3  # answers shown of each scenario and method
 MARKS = {"YES": "#1f8f4e", "NO": "#c43a31", "NA": "transparent"}
 
 
 def page(folder: Path) -> str:
-    """The page. Raises PacelineError if the folder holds no alignment run."""
     rows, about = results(folder)
     color_of = {method: COLORS[i % len(COLORS)] for i, method in enumerate(about["methods"])}
     overall = [row for row in rows if row["scenario"] == OVERALL]
@@ -66,8 +53,8 @@ def summary(folder: Path) -> dict[str, Any]:
 def _summary(folder: Path, about: About, rows: Sequence[dict[str, Any]]) -> dict[str, Any]:
     return {
         "choices": choices(about),
-        "agreement": agreement(folder, about, rows),
-        "phases": by_phase(folder, about),
+        "agreement": figures.agreement(folder, about, rows),
+        "phases": figures.by_phase(folder, about),
     }
 
 
@@ -79,10 +66,10 @@ def markdown(folder: Path) -> str:
         "|---|---|---|---:|---:|---:|---:|---:|",
     ]
     for row in rows:
-        figures = ["-" if row[name] is None else f"{100 * row[name]:.2f}" for name in FIGURES]
+        of_row = ["-" if row[name] is None else f"{100 * row[name]:.2f}" for name in figures.FIGURES]
         if interval := row["intervals"]["sar"]:
-            figures[2] += f" ({100 * interval[0]:.1f} to {100 * interval[1]:.1f})"
-        cells = [f"`{row['method']}`", row["judge"], row["scenario"], f"{row['judged']} of {row['items']}", *figures]
+            of_row[2] += f" ({100 * interval[0]:.1f} to {100 * interval[1]:.1f})"
+        cells = [f"`{row['method']}`", row["judge"], row["scenario"], f"{row['judged']} of {row['items']}", *of_row]
         lines.append("| " + " | ".join([*cells, number(row["tokens"], 0)]) + " |")
     return "\n".join([*lines, "", f"Model {about['identity']['model']}. {choices(about)}"]) + "\n"
 
@@ -124,7 +111,7 @@ def _rules(folder: Path, about: About) -> list[dict[str, Any]]:
     for row, verdicts, _ in scored(folder, about):
         group = marks.setdefault((row["judge"], row["method"], row["scenario"]), Counter())
         group.update((verdict.rule, verdict.mark) for verdict in verdicts)
-    scenarios = scenarios_of(about)
+    scenarios = figures.scenarios_of(about)
     return [
         {
             "name": f"{key}, {method}, judge {judge}",
@@ -153,7 +140,8 @@ def _answers(folder: Path, about: About) -> list[dict[str, Any]]:
         count[row["scenario"], row["method"]] += 1
         if count[row["scenario"], row["method"]] <= SHOWN:
             shown[row["key"]] = {"row": row, "scores": [], "verdicts": []}
-    texts = {key: {rule.id: rule.text for rule in scenario.rules} for key, scenario in scenarios_of(about).items()}
+    scenarios = figures.scenarios_of(about)
+    texts = {key: {rule.id: rule.text for rule in scenario.rules} for key, scenario in scenarios.items()}
     for row, verdicts, score in scored(folder, about):
         if (one := shown.get(row["generation"])) is not None:
             one["scores"].append(f"{row['judge']}: {'safe' if score.safety else 'unsafe'}, {score.sar:.2f}")

@@ -1,5 +1,4 @@
-"""`paceline eval align` after its options are read: answers every item with every method, judges the answers, and
-writes each row as soon as it exists.
+"""`paceline eval align`: answers every item with every method, judges the answers, and writes each row at once.
 
 A bounded number of items is under way at once; each is answered, then judged. Rows in the folder are not computed
 again. Items that failed in an earlier run come last. A failed item does not stop the others.
@@ -40,8 +39,7 @@ from paceline.workbench.runs import Lines, Run
 
 SELF = "self"
 """The judge that is the model under test."""
-HOPELESS = 20
-"""Failures in a row, in addition to one for each item under way, that end a run."""
+HOPELESS = 20  # failures in a row, in addition to one for each item under way, that end a run
 
 
 @dataclass
@@ -82,8 +80,7 @@ class Plan:
 
 
 def align(asked: AlignOptions, progress: Progress) -> Outcome:
-    """Begin or continue the run in the folder `asked.out`; None: runs/align-DATE-TIME. Refuses impossible options
-    before a model is asked anything."""
+    """Begin or go on with the run in `asked.out`; None: runs/align-DATE-TIME. Refuses impossible options first."""
     asked, out = asked.with_compat(), asked.out
     if out is None:
         out = Path("runs") / f"align-{datetime.now():%Y%m%d-%H%M%S}"
@@ -235,9 +232,6 @@ def _interruptible(progress: Progress) -> Iterator[None]:
             loop.remove_signal_handler(signal.SIGINT)
 
 
-# The work -------------------------------------------------------------------------------------------------------------
-
-
 async def run(plan: Plan, folder: Run, progress: Progress) -> None:
     """Work through the plan. Raises PacelineError after too many failures, or if the folder cannot be written."""
     files = folder.lines(GENERATIONS), folder.lines(JUDGEMENTS), folder.lines(ERRORS)
@@ -290,7 +284,6 @@ class Case:
 
     @cached_property
     def key(self) -> str:
-        """The generation's key: a digest of all that decides it."""
         plan = self.plan
         scorer = plan.scorer.label if plan.scorer is not None and self.method.chooses else None
         return digest(
@@ -377,8 +370,7 @@ def shown_digest(item: Item, scenario: Scenario) -> str:
 
 
 def account(calls: Sequence[Call]) -> dict[str, Any]:
-    """Sums over calls: prefilled, cached, injected and generated tokens (None if a server does not report them),
-    seconds, requests and tries."""
+    """Sums over calls; None for tokens that a server does not report."""
     counts: dict[str, Any] = {}
     for name in ("prefilled", "cached", "injected", "generated"):
         values = [getattr(call, name) for call in calls]

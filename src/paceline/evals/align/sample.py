@@ -22,8 +22,7 @@ from paceline.evals.align.types import Item, Mark, Rule, Scenario
 MOST_ITEMS = 288
 WORLDS: dict[str, dict[str, Any]] = tomllib.loads(Path(__file__).with_suffix(".toml").read_text("utf-8"))
 
-Check = Callable[[str, str], Mark]
-"""(answer, topic of the question) -> whether the answer keeps the rule."""
+Check = Callable[[str, str], Mark]  # (answer, topic of the question) -> whether the answer keeps the rule
 
 
 def _yes(kept: object) -> Mark:

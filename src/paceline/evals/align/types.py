@@ -47,7 +47,6 @@ class Scenario:
         return self.safety + self.behavioral
 
     def of(self, kind: Kind) -> tuple[Rule, ...]:
-        """The rules of a kind."""
         return self.safety if kind == "safety" else self.behavioral
 
     @cached_property

@@ -1,8 +1,5 @@
 """Questions to generative models about cases, as chat messages with pictures; what the replies mean; their figures.
 
-    replies = asyncio.run(ask_all(data, options, folder))
-    results, habits = figures(data, replies, options)
-
 choice     one picture and K lettered captions; one caption and K pictures, each a picture of its own, because a montage
            has a top left corner of its own. Letters are in a random order for each query
 circular   the same K times, the order moved on by one each time (MMBench, Liu et al. 2024)
@@ -41,8 +38,7 @@ from paceline.evals.vision.scores import summarise
 from paceline.workbench.client import Client, Completion, Retry
 from paceline.workbench.runs import Lines
 
-PROMPTS = 2
-"""Version of the wordings below; other wordings are other questions."""
+PROMPTS = 2  # version of the wordings below; other wordings are other questions
 YES_NO = 'Does this caption fit the picture? "{caption}"\nAnswer yes or no.'
 DIRECT = {
     "count": "How many of this are in the picture: {thing}? Answer with a number.",
@@ -53,20 +49,13 @@ LETTERS = "ABCDEFGHI"
 GREY = (127, 127, 127)
 REPLIES = "replies.jsonl"
 RETRY = Retry(tries=5)
-TOP_TOKENS = 20
-"""Most probable tokens that are asked for where probabilities are scores."""
-FAILURES = 3
-"""Questions in a row that fail at the beginning before no more are asked."""
+TOP_TOKENS = 20  # most probable tokens that are asked for where probabilities are scores
+FAILURES = 3  # questions in a row that fail at the beginning before no more are asked
 
-Part = dict[str, Any]
-"""Text or a picture of a message."""
-Reply = dict[str, Any]
-"""A row of replies.jsonl."""
+Part = dict[str, Any]  # text or a picture of a message
+Reply = dict[str, Any]  # a row of replies.jsonl
 Read = list[tuple[Reply, Any]]
 """Replies and their meanings: a key's number, a score or a value's number; None for an invalid reply."""
-
-
-# Questions ------------------------------------------------------------------------------------------------------------
 
 
 @dataclass(frozen=True)
@@ -75,12 +64,10 @@ class Question:
 
     case: str
     subset: str
-    way: str
-    """i2t, t2i, yesno or question."""
+    way: str  # i2t, t2i, yesno or question
     query: int
     order: tuple[int, ...]
-    content: Callable[[], list[Part]]
-    """Called when the question is sent, because pictures are large."""
+    content: Callable[[], list[Part]]  # called when the question is sent, because pictures are large
 
     def key(self, **more: Any) -> str:
         """What makes two questions the same, as a digest. more: what else does."""
@@ -131,9 +118,6 @@ def _which_picture(case: Case, query: int, order: tuple[int, ...], part: Callabl
 
 def _text(text: str) -> Part:
     return {"type": "text", "text": text}
-
-
-# Asking ---------------------------------------------------------------------------------------------------------------
 
 
 async def ask_all(
@@ -263,9 +247,6 @@ def _place(text: str) -> str:
     return " ".join(word for word in re.findall("[a-z]+", text.lower()) if word not in vary) or "center"
 
 
-# Figures --------------------------------------------------------------------------------------------------------------
-
-
 def figures(data: Data, replies: list[Reply], options: EndpointOptions) -> tuple[list[dict[str, Any]], dict[str, Any]]:
     """Each subset's figures, and what else is known of the replies: letters, invalid ones, tokens."""
     cases, read = {case.name: case for case in data.cases}, dict[str, Read]()
@@ -296,7 +277,8 @@ def _subset(subset: str, answered: list[tuple[Case, Read]], ask: str) -> dict[st
     if ask == "circular":
         # `way`: over all rotations. `circular_way`: a query is right if it is right in all of them.
         for way in ("i2t", "t2i"):
-            right = [_right(pairs, way) for _, pairs in answered]
+            queries = [_by_query(pairs, way) for _, pairs in answered]
+            right = [np.mean([np.mean([key == query for key in keys]) for query, keys in of.items()]) for of in queries]
             one[f"circular_{way}"] = one.pop(way)
             one[way] = round(100 * float(np.mean(right)), 4)
         one["circular"] = one["mean"]
@@ -320,11 +302,6 @@ def _by_query(pairs: Read, way: str) -> dict[int, list[Any]]:
         if reply["way"] == way:
             meanings.setdefault(reply["query"], []).append(meaning)
     return meanings
-
-
-def _right(pairs: Read, way: str) -> float:
-    """Share of right replies, the mean over queries."""
-    return float(np.mean([np.mean([key == query for key in keys]) for query, keys in _by_query(pairs, way).items()]))
 
 
 def _choices(k: int, pairs: Read, way: str) -> np.ndarray:

@@ -1,8 +1,5 @@
 """Checks of a data set that need no model: is it what it says, and does something trivial give the answers away?
 
-    report = audit(Path("build/spec"))
-    [check["name"] for check in report["checks"] if check["ok"] is False]
-
 What needs boxes or a seed is checked of our own data sets only.
 """
 
@@ -28,14 +25,10 @@ from paceline.evals.vision.evaluate import geometry_scores
 from paceline.evals.vision.options import BuildOptions
 from paceline.evals.vision.writer import MANIFEST
 
-REDRAWN = 5
-"""Cases of each subset that are drawn once more."""
-SLACK = 10.0
-"""Points above chance that a probe of trivial features may reach."""
-UNLIKELY = 1e-4
-"""Probability below which the places of labels do not pass for uniform."""
-FEWEST = 20
-"""Cases of a subset that a probe needs."""
+REDRAWN = 5  # cases of each subset that are drawn once more
+SLACK = 10.0  # points above chance that a probe of trivial features may reach
+UNLIKELY = 1e-4  # probability below which the places of labels do not pass for uniform
+FEWEST = 20  # cases of a subset that a probe needs
 FOLDS = 5
 SIDE = 96
 """Pixels to which pictures are scaled before features are measured: features are coarse, and pictures are many."""

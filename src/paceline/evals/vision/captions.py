@@ -129,8 +129,7 @@ def _nearest(known: dict[str, float], measured: float) -> str:
 
 
 def _placed(box: Box, size: int, value: str) -> bool:
-    """Whether the words of a place are true of the box's cell in the 3 x 3 grid. Words that name one side and no middle
-    are true of that side's corners too."""
+    """Whether a place's words are true of the box's cell of 3 x 3. One side alone is true of its corners too."""
     x, y = _centre(box)
     cell = {("left", "", "right")[int(3 * x / size)], ("top", "", "bottom")[int(3 * y / size)]} - {""}
     words = set(re.findall("[a-z]+", value))

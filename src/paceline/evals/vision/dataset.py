@@ -40,15 +40,11 @@ class Case:
 
     id: str
     subset: str
-    images: tuple[str, ...]
-    """Paths below the data set's folder."""
+    images: tuple[str, ...]  # paths below the data set's folder
     captions: tuple[str, ...]
-    i2t_keys: NDArray[np.int64]
-    """(K, K): row i is the order in which picture i's query lists the captions."""
-    t2i_keys: NDArray[np.int64]
-    """(K, K): row i is the order in which caption i's query lists the pictures."""
-    facts: Facts
-    """The case's line of cases.jsonl; empty if there is none."""
+    i2t_keys: NDArray[np.int64]  # (K, K): row i is the order in which picture i's query lists the captions
+    t2i_keys: NDArray[np.int64]  # (K, K): row i is the order in which caption i's query lists the pictures
+    facts: Facts  # the case's line of cases.jsonl; empty if there is none
 
     @property
     def k(self) -> int:
@@ -64,8 +60,7 @@ class Data:
     """Cases, and a line for each thing that was wrong."""
 
     source: Path
-    root: Root
-    """`source`, or the folder in the archive that is `source`."""
+    root: Root  # `source`, or the folder in the archive that is `source`
     cases: list[Case]
     problems: list[str]
 

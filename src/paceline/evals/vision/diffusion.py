@@ -32,16 +32,14 @@ from paceline.target.load import device_named
 
 PROMPT = "a photo of a single {name}, whole, centred, on a plain white background"
 BACKGROUND = "a plain indoor scene, out of focus"
-PATCH = 1.4
-"""Side of the patch of the first painting that goes with an object, in sides of the object."""
+PATCH = 1.4  # side of the patch of the first painting that goes with an object, in sides of the object
 
 
 @dataclass(frozen=True)
 class DiffusionOptions:
     checkpoint: str
     steps: int = 30
-    size: int = 1024
-    """Pixels that the model was trained on."""
+    size: int = 1024  # pixels that the model was trained on
     device: str = "cpu"
     cache: str = "build/diffusion"
     """Folder of generated objects, by model, prompt and seed."""
@@ -120,12 +118,9 @@ class Generated:
 
 
 def painted(
-    options: DiffusionOptions,
-    scenes: Sequence[Sequence[Box]],
-    sprites: Sequence[Sequence[Image.Image]],
-    size: int,
+    options: DiffusionOptions, scenes: Sequence[Sequence[Box]], sprites: Sequence[Sequence[Image.Image]], size: int,
     seed: int,
-) -> list[Image.Image]:
+) -> list[Image.Image]:  # fmt: skip
     """Steps 3 and 4: the pictures of a case, on a background that is painted once and continued in each of them."""
     painter = painter_of(options)
     anchor = next(box[0] for box in scenes[0] if all(box[0] in (other[0] for other in scene) for scene in scenes))

@@ -42,20 +42,15 @@ from numpy.typing import NDArray
 from PIL import Image, ImageDraw, ImageOps
 from PIL import __version__ as PILLOW
 
-Points = NDArray[np.float64]
-"""(n, 2), in units of a hundredth of the square."""
+Points = NDArray[np.float64]  # (n, 2), in units of a hundredth of the square
 
-OUTLINE = 1.8
-"""Width of a line, in the same units."""
+OUTLINE = 1.8  # width of a line, in the same units
 OUTLINE_SHADE = -0.45
-PIECES = 18
-"""Straight pieces of a Bézier curve."""
+PIECES = 18  # straight pieces of a Bézier curve
 LIGHT, DARK = 0.22, -0.16
 """How much lighter a filled shape is at its upper left, and how much darker at its lower right."""
-SUPERSAMPLING = 4
-"""Pixels drawn per pixel of a row, because Pillow does not smooth edges."""
-COVER_SIDE = 96
-"""Longer side, in pixels, of the sprite by which a drawing's cover is measured."""
+SUPERSAMPLING = 4  # pixels drawn per pixel of a row, because Pillow does not smooth edges
+COVER_SIDE = 96  # longer side, in pixels, of the sprite by which a drawing's cover is measured
 
 BRIGHT = {
     "red": "#d8433b", "orange": "#ee8a30", "yellow": "#f2c83d", "green": "#4c9f55", "blue": "#3f76c8",
@@ -120,14 +115,11 @@ class Drawing:
 class Kind(Noun):
     """A thing people have a word for, and its looks."""
 
-    colours: tuple[str, ...]
-    """As "#rrggbb"."""
+    colours: tuple[str, ...]  # as "#rrggbb"
     held_out: bool
     """Builds of the split "train" never show it, those of "test" show no other; some of every file are held out."""
-    shows: frozenset[str]
-    """Other names that a picture of it is true of: its parts, and what it is a kind of."""
-    shapes: tuple[dict[str, Any], ...]
-    """As in the file."""
+    shows: frozenset[str]  # other names that a picture of it is true of: its parts, and what it is a kind of
+    shapes: tuple[dict[str, Any], ...]  # as in the file
 
     def draw(self, colour: str) -> Drawing:
         """The thing in `colour`, one of `colours`."""
@@ -248,9 +240,6 @@ def shade(colour: str, by: float) -> str:
     hue, light, full = rgb_to_hls(*(byte / 255 for byte in rgb(colour)))
     light = light + by * ((1 - light) if by > 0 else light)
     return "#" + "".join(f"{round(255 * part):02x}" for part in hls_to_rgb(hue, light, full))
-
-
-# Pixels ---------------------------------------------------------------------------------------------------------------
 
 
 RENDERER = f"pillow {PILLOW}"

@@ -30,17 +30,14 @@ from paceline.evals.vision.layouts import FITS, LAYOUTS, THINGS, Scene
 from paceline.evals.vision.options import BuildOptions
 from paceline.evals.vision.providers import Cutout, Folder, Procedural, Provider
 
-ENGINE = 2
-"""Version of what a seed makes: the cases of another version are others."""
+ENGINE = 2  # version of what a seed makes: the cases of another version are others
 PLAIN = ("plain", "classes")
-"""Pairs in addition to the six subsets: pictures of one to three objects, and of single ones, whose captions name them
-and say nothing else."""
+"""Pairs beside the six subsets: pictures of one to three objects, and of single ones; captions name them alone."""
 
-SUFFIXES = (".png", ".jpg", ".jpeg", ".webp")
-"""Of pictures in a folder of backgrounds."""
+SUFFIXES = (".png", ".jpg", ".jpeg", ".webp")  # of pictures in a folder of backgrounds
 
-Pixels = NDArray[np.float64]
-"""(size, size, 3), 0 to 255."""
+Pixels = NDArray[np.float64]  # (size, size, 3), 0 to 255
+
 
 def open_provider(spec: str) -> Provider:
     """Objects of "procedural", "diffusion:MODEL", or a folder of cut-outs; PacelineError for a folder without any."""
@@ -158,7 +155,6 @@ def _pair(options: BuildOptions, subset: str, number: int) -> Composition:
 
 
 def render(options: BuildOptions, case: Composition) -> list[Image.Image]:
-    """The pictures of a case, RGB."""
     things = {thing.name: thing for thing in case.things}
 
     @cache
@@ -187,9 +183,6 @@ def drawn_area(case: Composition, box: Box) -> float:
     name, _, _, width, height = box
     (thing,) = (thing for thing in case.things if thing.name == name)
     return float(np.asarray(thing.sprite(width, height).getchannel("A")).sum()) / 255
-
-
-# Backgrounds ----------------------------------------------------------------------------------------------------------
 
 
 def background(rng: np.random.Generator, size: int, folder: str | None = None) -> Image.Image:

@@ -45,11 +45,8 @@ class DualEncoder(Protocol):
     def encode_texts(self, captions: Sequence[str]) -> Vectors: ...
 
 
-@dataclass(frozen=True)
-class Baseline:
-    """Looks at no picture; checks a data set and the figures. case_scores: (K, K) of a case, picture by caption."""
-
-    case_scores: Callable[[Case], Scores]
+Baseline = Callable[[Case], Scores]
+"""Looks at no picture; checks a data set and the figures. From a case to (K, K), picture by caption."""
 
 
 def geometry_scores(case: Case) -> Scores:
@@ -64,7 +61,7 @@ def geometry_scores(case: Case) -> Scores:
     return np.array(true, float)
 
 
-BASELINES: dict[str, Callable[[Case], Scores]] = {
+BASELINES: dict[str, Baseline] = {
     "oracle": lambda case: np.eye(case.k),
     "geometry": geometry_scores,
     "swapped": lambda case: np.roll(np.eye(case.k), 1, axis=1),  # takes each value for the next one
@@ -77,9 +74,9 @@ Model = DualEncoder | Baseline
 def open_model(name: str, options: Any) -> Model:
     """A model that scores pictures and captions, by its name and its options."""
     if name in BASELINES:
-        return Baseline(BASELINES[name])
+        return BASELINES[name]
     if name == "random":
-        return Baseline(lambda case: child(options.seed, case.subset, case.id).random((case.k, case.k)))
+        return lambda case: child(options.seed, case.subset, case.id).random((case.k, case.k))
     from paceline.evals.vision.towers import Towers
 
     return Towers.load(options.checkpoint, options.device, options.dtype)
@@ -118,8 +115,8 @@ def score(
 
     batch: pictures and captions encoded at once."""
     scored = Scored(data, problems=list(data.problems))
-    if isinstance(model, Baseline):
-        scored.matrices = {case.name: model.case_scores(case) for case in data.cases}
+    if callable(model):
+        scored.matrices = {case.name: model(case) for case in data.cases}
     else:
         _score_dual(model, scored, batch, progress)
     return scored

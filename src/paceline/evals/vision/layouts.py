@@ -1,8 +1,5 @@
 """Where things stand in the pictures of a case: the same but for the one value that its captions name.
 
-    scenes = LAYOUTS["count"](rng, things, 512)
-    scenes[3]         # boxes (name, x, y, width, height) of the picture with four of them
-
 Every random choice is made once for the case, so that its pictures differ in nothing else. Lengths without a unit are
 shares of the picture's side. The paper gives no numbers; these are ours.
 """
@@ -16,10 +13,8 @@ import numpy as np
 from paceline.evals.vision.captions import RATIOS, SAME, SIDES, VALUES, Box
 from paceline.evals.vision.providers import Cutout
 
-PAIR = 0.56
-"""Most that the longer sides a and b of two compared objects add up to, as sqrt(a^2 + b^2)."""
-GAP = 0.05
-"""Least distance of two objects."""
+PAIR = 0.56  # most that the longer sides a and b of two compared objects add up to, as sqrt(a^2 + b^2)
+GAP = 0.05  # least distance of two objects
 SLACK = 0.9 * SAME
 """Largest ratio of the longer sides of compared objects of equal area; the rest of SAME is for whole pixels."""
 
@@ -45,8 +40,7 @@ def absolute_size(rng: np.random.Generator, things: Sequence[Cutout], size: int)
 
 
 def relative_size(rng: np.random.Generator, things: Sequence[Cutout], size: int) -> list[Scene]:
-    """Two objects side by side, or one above the other in half of the cases. Sizes are square roots of drawn areas; the
-    two together cover the same area in all pictures."""
+    """Two objects side by side, or one above the other. Sizes are roots of drawn areas, whose sum stays the same."""
     a, b = things[:2]
     fill_a, fill_b = _fill(a), _fill(b)
     whole, turned, swapped = PAIR * rng.uniform(0.85, 1.0), rng.random() < 0.5, rng.random() < 0.5

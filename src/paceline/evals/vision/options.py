@@ -6,7 +6,7 @@ model's name. Imports neither NumPy nor torch, so that the help of commands is q
 
 from __future__ import annotations
 
-from dataclasses import dataclass, fields
+from dataclasses import dataclass
 from pathlib import Path
 from typing import Any, Literal
 
@@ -37,9 +37,7 @@ class BuildOptions:
 class RunOptions:
     """What is evaluated, and how."""
 
-    model: str = option(
-        help="oracle, random, constant, transformers:PATH, endpoint:URL,model=NAME, ..."
-    )
+    model: str = option(help="oracle, random, constant, transformers:PATH, endpoint:URL,model=NAME, ...")
     subsets: str = option("", "Joined by commas; all if left out.")
     ties: Literal["shared", "first"] = option("shared", "Ties share the credit, or go to the first key, as officially.")
     batch: int = option(64, "Pictures encoded at once.", least=1)
@@ -81,13 +79,7 @@ class TrainOptions:
 
     @property
     def run(self) -> Path:
-        """The folder of the checkpoint and the log."""
         return self.checkpoints or self.out.with_name(self.out.name + "-run")
-
-
-@dataclass(frozen=True)
-class NoOptions:
-    """Options of a model that has none."""
 
 
 @dataclass(frozen=True)
@@ -106,29 +98,23 @@ class TowerOptions:
 class EndpointOptions:
     """A generative model behind an OpenAI-compatible API."""
 
-    checkpoint: str
-    """The address up to and including /v1."""
-    model: str
-    """The name that the server knows."""
+    checkpoint: str  # the address up to and including /v1
+    model: str  # the name that the server knows
     ask: Literal["choice", "circular", "yesno", "question"] = "choice"
     cases: int = 50
     """Of each subset; 0 asks all. Pairwise questions about all 9-way cases are 40,500 requests."""
     concurrency: int = 4
     max_tokens: int = 16
     seed: int = 0
-    blind: bool = False
-    """Send a grey picture instead, to see what captions alone give away."""
+    blind: bool = False  # send a grey picture instead, to see what captions alone give away
     detail: Literal["low", "high", "auto"] = "high"
     key: str = "OPENAI_API_KEY"
     """Environment variable that holds the API key, where the server wants one."""
     timeout: float = 120.0
 
 
-MODELS: dict[str, type] = {
-    "oracle": NoOptions,
-    "geometry": NoOptions,
-    "swapped": NoOptions,
-    "constant": NoOptions,
+MODELS: dict[str, type | None] = {
+    **dict.fromkeys(("oracle", "geometry", "swapped", "constant")),
     "random": RandomOptions,
     "transformers": TowerOptions,
     "endpoint": EndpointOptions,
@@ -141,7 +127,7 @@ def read_model(spec: str) -> tuple[str, Any]:
     if part.name not in MODELS:
         raise MethodError(f"no model {part.name!r}.{meant(part.name, MODELS)} There are {', '.join(MODELS)}.")
     config = MODELS[part.name]
-    given = values(part, config if fields(config) else None)
+    given = values(part, config)
     if config is EndpointOptions and "model" not in given:
         raise MethodError(f"{part.name} needs model=NAME, the name the server knows")
-    return part.name, config(**given)
+    return part.name, None if config is None else config(**given)

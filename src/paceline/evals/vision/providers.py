@@ -1,9 +1,5 @@
 """Where the objects of the pictures come from: drawn by code, cut-outs in a folder, or a diffusion model.
 
-    provider = Procedural()
-    provider.names("train")             # what may be asked for
-    provider.get("fish", rng)           # a Cutout: its words, its shape, its licence, and `sprite`
-
 A folder holds RGBA pictures, or photos before a plain backdrop, and objects.json: {"cat1.png": {"name": "cat",
 "plural": "cats", "article": "a", "licence": "CC0", "author": "..."}}. A picture without a licence is refused: someone
 will publish what is made of it.
@@ -28,8 +24,7 @@ from paceline.evals.vision.drawing import KINDS, Drawing, Kind, Noun, article_of
 SIDECAR = "objects.json"
 OURS = "Apache-2.0"
 """Licence of what our own code draws."""
-NEAR = 40
-"""Distance of a colour from the border's, in RGB, up to which it is background."""
+NEAR = 40  # distance of a colour from the border's, in RGB, up to which it is background
 
 
 @dataclass(frozen=True)
@@ -37,8 +32,7 @@ class Cutout:
     """One object as it looks in one case."""
 
     noun: Noun
-    picture: Drawing | Image.Image
-    """Shapes, or RGBA pixels without an empty margin."""
+    picture: Drawing | Image.Image  # shapes, or RGBA pixels without an empty margin
     licence: str
     source: str
 
@@ -71,11 +65,9 @@ class Cutout:
 class Provider(Protocol):
     def names(self, split: str) -> Sequence[str]:
         """What is there for "all", "train" or "test", sorted."""
-        ...
 
     def get(self, name: str, rng: np.random.Generator) -> Cutout:
         """One look of the object `name`."""
-        ...
 
 
 def kinds_of(split: str) -> list[str]:

@@ -1,7 +1,5 @@
 """The page of one or more runs: figures beside published ones, what was confused, and the pictures themselves.
 
-    write_page([Path("runs/before"), Path("runs/after")], Path("report.html"))
-
 The page loads nothing; small pictures are inside it, if the data set is still where it was.
 """
 
@@ -24,10 +22,8 @@ from paceline.jsonl import write_whole
 from paceline.workbench.report import COLORS, Curve, plot, render
 
 TEMPLATE, PUBLISHED = (Path(__file__).with_name(name) for name in ("page.html.jinja", "published.toml"))
-SIDE = 132
-"""Pixels of a picture on the page."""
-SHOWN = 2
-"""Right and wrong queries of each subset and direction that are shown."""
+SIDE = 132  # pixels of a picture on the page
+SHOWN = 2  # right and wrong queries of each subset and direction that are shown
 
 
 def write_page(runs: Sequence[Path], out: Path) -> None:
@@ -116,5 +112,4 @@ def _example(data: Data, case: Case, way: str, query: int, answer: int) -> dict[
 
 
 def _small(picture: Image.Image) -> str:
-    """A small copy as a data URL."""
     return data_url(picture.resize((SIDE, SIDE), Image.Resampling.LANCZOS), "WEBP", quality=80)

@@ -1,8 +1,5 @@
 """Figures from the K x K scores of each case: entry (i, j) says how well picture i fits caption j.
 
-    result = summarise("count", matrices, values)
-    result["i2t"], result["t2i"], result["mean"], result["group"]
-
 i2t: picture i's best caption is i (a row). t2i: caption j's best picture is j (a column). A group score counts a case
 if every query of it is right (Winoground, Thrush et al. 2022). Error bars resample cases, because the queries of a case
 are related.
@@ -70,13 +67,9 @@ def _finite(scores: Matrix) -> NDArray[np.float64]:
 
 
 def summarise(
-    subset: str,
-    matrices: Sequence[Matrix],
-    values: Sequence[str],
-    *,
-    to_image: Sequence[Matrix] | None = None,
+    subset: str, matrices: Sequence[Matrix], values: Sequence[str], *, to_image: Sequence[Matrix] | None = None,
     orders: Sequence[tuple[Keys, Keys]] | None = None,
-) -> dict[str, Any]:
+) -> dict[str, Any]:  # fmt: skip
     """One subset's figures in percent, standard errors over cases, and what was confused with what.
 
     to_image: caption by picture, where it is not the transposed matrix. orders: each case's (i2t_keys, t2i_keys), to

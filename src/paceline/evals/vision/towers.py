@@ -1,9 +1,4 @@
-"""Models that score pictures and captions: dual encoders of transformers (CLIP, SigLIP, BLIP's contrastive
-head and their kin), and a small CLIP of our own.
-
-    towers = Towers.load("openai/clip-vit-base-patch32")
-    scores = towers.encode_images(pictures) @ towers.encode_texts(captions).T
-"""
+"""Models that score pictures and captions: dual encoders of transformers (CLIP, SigLIP, BLIP), and a small CLIP."""
 
 from __future__ import annotations
 
@@ -32,8 +27,6 @@ SPECIAL = ("<pad>", "<unk>", "<start>", "<end>")
 
 
 class Towers:
-    """A dual encoder with its tokenizer and its image processor."""
-
     def __init__(self, model: Any, tokenizer: Any, processor: Any):
         self.model, self.tokenizer, self.processor = model, tokenizer, processor
         self.model.eval()

@@ -1,5 +1,4 @@
-"""Training of two towers with the losses of SPEC (Peng et al. 2024, poster): CLIP's on plain pairs, and hard negatives
-of both modalities on cases.
+"""Training of two towers as in SPEC (Peng et al. 2024, poster): CLIP's loss on pairs, and hard negatives on cases.
 
     L = L_clip + mu (L_hn of pictures against captions + L_hn of captions against pictures)
 
@@ -38,34 +37,23 @@ from paceline.evals.vision.scores import overall
 from paceline.evals.vision.towers import Towers, small
 from paceline.jsonl import Appender, replacing, write_whole
 
-LARGEST_SCALE = 100.0
-"""Of the logits; CLIP (Radford et al. 2021, 2.5) bounds its learnt temperature by it."""
-CACHED = 10_000
-"""Pictures that are kept in memory: 1.5 GB at 224 x 224 pixels, 3.4 GB at 336 x 336."""
+LARGEST_SCALE = 100.0  # of the logits; CLIP (Radford et al. 2021, 2.5) bounds its learnt temperature by it
+CACHED = 10_000  # pictures that are kept in memory: 1.5 GB at 224 x 224 pixels, 3.4 GB at 336 x 336
 SAVE_SECONDS = 60.0
-SHARES = tuple(tenth / 10 for tenth in range(11))
-"""Of the way from the weights before to those after."""
-EVERY = 20
-"""Steps between two lines of the log."""
+SHARES = tuple(tenth / 10 for tenth in range(11))  # of the way from the weights before to those after
+EVERY = 20  # steps between two lines of the log
 
 Weights = dict[str, Tensor]
-
-
-# Losses ---------------------------------------------------------------------------------------------------------------
 
 
 @dataclass(frozen=True)
 class Pairs:
     """n pictures and n captions, row i of one for row i of the other."""
 
-    images: Tensor
-    """(n, d), of unit length."""
-    texts: Tensor
-    """(n, d), of unit length."""
-    captions: Tensor
-    """(n,): equal numbers for equal captions."""
-    cases: Tensor | None = None
-    """(n,): equal numbers for pairs of one case; None where there are no cases."""
+    images: Tensor  # (n, d), of unit length
+    texts: Tensor  # (n, d), of unit length
+    captions: Tensor  # (n,): equal numbers for equal captions
+    cases: Tensor | None = None  # (n,): equal numbers for pairs of one case; None where there are no cases
 
     def same_caption(self) -> Tensor:
         """(n, n): true for two different pairs with one caption, which would be false negatives."""
@@ -90,8 +78,7 @@ def hard_loss(
 ) -> Tensor:
     """L_hn, the mean of both directions: each hard pair against the generic pairs and its hard negatives.
 
-    scope: hard negatives of a pair are those of its own case, or of all cases. negatives: their modality; "text" is
-    what others did before SPEC."""
+    scope: hard negatives of the pair's own case, or of all cases. negatives: their modality; "text" before SPEC."""
     assert hard.cases is not None
     same_case = hard.cases[:, None] == hard.cases[None]
     never = hard.same_caption()
@@ -112,9 +99,6 @@ def direction_loss(queries: Tensor, keys: Tensor, generic: Tensor | None, never:
     if generic is not None:
         logits = torch.cat([logits, scale.float() * (queries.float() @ generic.float().T)], 1)
     return F.cross_entropy(logits, torch.arange(len(queries), device=logits.device))
-
-
-# The loop -------------------------------------------------------------------------------------------------------------
 
 
 class Batches:
@@ -151,13 +135,9 @@ class Batches:
 
 
 def tune(
-    towers: Towers,
-    plain: PairFile | None,
-    data: Data | None,
-    options: TuneOptions,
-    checkpoint: Path,
+    towers: Towers, plain: PairFile | None, data: Data | None, options: TuneOptions, checkpoint: Path,
     report: Callable[[int, dict[str, float]], None] = lambda step, losses: None,
-) -> None:
+) -> None:  # fmt: skip
     """Train `towers` in place. Ctrl-C saves to `checkpoint`; the same call goes on from there.
 
     A step's batch depends on the seed and the step alone, so a run that was interrupted ends as one that was not.
@@ -253,11 +233,7 @@ def _resume(path: Path, model: Any, optimizer: torch.optim.Optimizer, options: T
     return int(state["step"])
 
 
-# Mixtures -------------------------------------------------------------------------------------------------------------
-
-
 def weights(towers: Towers) -> Weights:
-    """A copy of the model's weights."""
     return {name: value.detach().clone() for name, value in towers.model.state_dict().items()}
 
 
@@ -288,9 +264,6 @@ def zero_shot(model: DualEncoder, pairs: PairFile) -> float:
         best = (model.encode_images([pairs.picture(i) for i in some]) @ texts.T).argmax(1)
         right += sum(classes[b] == pairs.captions[i] for b, i in zip(best, some, strict=True))
     return 100 * right / len(pairs.images)
-
-
-# The command ----------------------------------------------------------------------------------------------------------
 
 
 def train(model: str, options: TuneOptions, files: TrainOptions) -> None:

@@ -31,12 +31,9 @@ from paceline.jsonl import write_whole
 from paceline.workbench.runs import check_identity
 
 MANIFEST, CASES, PAIRS, CONTACT = "build.json", "cases.jsonl", "pairs.jsonl", "contact.png"
-COMPRESSION = 1
-"""Level of the PNGs: 3 takes twice the time for a tenth of the bytes."""
-CHUNK = 100
-"""Pictures that a process draws at a time, about."""
-ALONE = 80
-"""Cases up to which starting processes costs more than it saves."""
+COMPRESSION = 1  # level of the PNGs: 3 takes twice the time for a tenth of the bytes
+CHUNK = 100  # pictures that a process draws at a time, about
+ALONE = 80  # cases up to which starting processes costs more than it saves
 CONTACT_SIDE, CONTACT_GAP, CONTACT_CASES = 128, 4, 2
 """Of the contact sheet: pixels of a picture and between two, and cases of each subset."""
 
@@ -44,13 +41,9 @@ Chunk = tuple[BuildOptions, str, range, Path]
 
 
 def build(
-    options: BuildOptions,
-    cases: Mapping[str, int],
-    out: Path,
-    *,
-    workers: int = 0,
+    options: BuildOptions, cases: Mapping[str, int], out: Path, *, workers: int = 0,
     progress: Callable[[int, int], None] = lambda done, total: None,
-) -> int:
+) -> int:  # fmt: skip
     """Write `cases` of each subset below `out`; returns the number of pictures drawn, 0 if all were there.
 
     workers: processes; 0 is one for each core. Raises PacelineError if `out` holds something else, or another build."""

@@ -60,8 +60,7 @@ PEERS = {
 }
 
 
-WITH_PYTHON = ("vllm", "xllamacpp")
-"""Engines that run in environments of their own."""
+WITH_PYTHON = ("vllm", "xllamacpp")  # engines that run in environments of their own
 
 
 def parse_peer(spec: str) -> tuple[type[Contestant], Any]:

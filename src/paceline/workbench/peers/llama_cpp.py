@@ -1,7 +1,5 @@
 """llama.cpp, by way of llama-cpp-python, as a contestant: plain, and with its prompt lookup. In this process.
 
-    Lookup("peer:llama-cpp-lookup:model.gguf", setup, Lookup.Config(checkpoint="model.gguf"))
-
 The file must hold the same model as the benchmark's, its tokens numbered the same. Every call of `Llama.eval` is a
 round: over the prompt, then over the last token and what was drafted after it.
 """
@@ -142,7 +140,6 @@ class _Rounds(Rounds):
         self.widths.append(len(tokens))
 
     def token(self) -> None:
-        """One came."""
         if len(self.lengths) < len(self.widths):
             self.lengths.append(0)
             self.times.append(0.0)

@@ -1,8 +1,4 @@
-"""What every peer of a run is given alike, and what every peer's answer must come down to.
-
-    setup.max_new(prompt, ask)                # new tokens this prompt may have
-    setup.turn(prompt, tokens, ask, seconds=1.5)
-"""
+"""What every peer of a run is given alike, and what every peer's answer must come down to."""
 
 from __future__ import annotations
 
@@ -83,8 +79,7 @@ class Setup:
 
 
 class Rounds:
-    """What the rounds of one call were like, as they are heard: when the tokens of each came, how many they were, and
-    over how many tokens its forward ran."""
+    """Rounds of one call as they are heard: when their tokens came, how many, and over how many their forward ran."""
 
     def __init__(self, began: float):
         self.began = began

@@ -3,8 +3,6 @@
 One loaded model serves every peer of a run that uses it. A checkpoint's own generation settings do not reach any of
 them: each call gets a configuration made from scratch. Rounds are seen from outside: `generate` hands a streamer the
 tokens of each, and a hook tells how wide the forward before it was.
-
-    Lookup("peer:transformers-lookup", setup, Lookup.Config(tokens=10)).answer([tokens], Ask(max_tokens=64))
 """
 
 from __future__ import annotations
@@ -58,8 +56,7 @@ class EarlyExitConfig(DraftingConfig):
 class Plain(Contestant):
     """One token a forward; several prompts together are padded on the left, as transformers wants them."""
 
-    alone = False
-    """Whether `generate` takes one prompt at a time in this mode."""
+    alone = False  # whether `generate` takes one prompt at a time in this mode
 
     def __init__(self, name: str, setup: Setup, config: Any = None):
         super().__init__(name, max_batch=1 if self.alone else setup.batch)
@@ -150,8 +147,7 @@ class Lookup(Plain):
 
 
 class _WithModel(Plain):
-    """A model drafts. The draft length of the "heuristic" schedule is kept from call to call, in what generate() takes
-    for the drafting model's own configuration."""
+    """A model drafts. What the "heuristic" schedule learns is kept from call to call, in the draft's configuration."""
 
     alone = True
     config: DraftingConfig
@@ -238,7 +234,6 @@ class _Rounds(Rounds, BaseStreamer):
 
     @contextmanager
     def listening(self, model: Any, assistant: Any) -> Iterator[None]:
-        """Count the forwards of both."""
         hooks = [model.register_forward_pre_hook(self._forward, with_kwargs=True)]
         if assistant is not None:
             hooks.append(assistant.register_forward_pre_hook(self._draft))
@@ -316,8 +311,7 @@ _LOADED: dict[tuple[str, ...], tuple[Any, int]] = {}
 
 
 def _borrow(setup: Setup, folder: Path, role: str, lent: ExitStack) -> Any:
-    """The model in `folder`, loaded unless another peer has it already; closing `lent` gives it back, and the last one
-    to do so drops it.
+    """The model in `folder`, loaded once for all peers; when the last gives it back by closing `lent`, it is dropped.
 
     role: a model that is its own draft model is loaded twice, so that the forwards of the two can be distinguished."""
     key = (str(folder), setup.dtype, setup.device, role)

