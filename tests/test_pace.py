@@ -6,12 +6,12 @@ from types import SimpleNamespace
 from typing import Any
 
 import pytest
-from tests.fakes import TableTarget
 
 from paceline.engine import clock
 from paceline.engine.engine import Engine
 from paceline.engine.sampling import SamplingParams
 from paceline.engine.scheduler import LEAST, Pace, Ragged
+from tests.fakes import TableTarget
 
 USUAL = 0.05
 """Seconds of a round without prompt tokens."""
@@ -73,9 +73,7 @@ class Timed(TableTarget):
 
 
 @pytest.mark.parametrize(("max_slowdown", "piece"), [(None, 512), (4.0, 150), (2.0, 50)])
-def test_the_engine_times_its_rounds(
-    max_slowdown: float | None, piece: int, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_the_engine_times_its_rounds(max_slowdown: float | None, piece: int, monkeypatch: pytest.MonkeyPatch) -> None:
     target = Timed()
     monkeypatch.setattr(clock, "perf_counter", lambda: target.now)
     engine = Engine(target, max_slowdown=max_slowdown)
@@ -87,4 +85,3 @@ def test_the_engine_times_its_rounds(
     engine.abort(short)
     assert sum(target.pieces) == 2003
     assert all(tokens == pytest.approx(piece, abs=1) for tokens in target.pieces[8:-1])
-

@@ -57,7 +57,8 @@ def tiles(name: str, expand: Callable[[Value, Value, Value], None], *, blocks: i
 
 def packed(x: torch.Tensor, rows: int) -> torch.Tensor:
     """x [at most `rows`, width], padded with zeros: chunk by chunk all pairs of rows, block by block."""
-    full = pad(x, (0, -x.shape[1] % (32 * CHUNK), 0, rows - len(x)))
+    missing = 0, -x.shape[1] % (32 * CHUNK), 0, rows - len(x)
+    full = pad(x, missing) if any(missing) else x
     return full.view(-1, 2, 16, full.shape[1] // (32 * CHUNK), CHUNK, 32).permute(3, 0, 4, 1, 2, 5).contiguous()
 
 
