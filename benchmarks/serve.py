@@ -306,6 +306,7 @@ def long(options: argparse.Namespace) -> None:
     print("| prompt | first token, s | tokens/s | its last 512, tokens/s | keys and values, MB | process, MB |", end="")
     print(f" beside a row, s | its longest pause, s | with at most {bound:g} rounds, s | pause, s |", end="")
     print(f"\n|{'---:|' * 10}", flush=True)
+    timed(engine, list(range(2, 600)), 2)  # kernels are compiled
     for length in options.lengths:
         prompt = np.random.default_rng(length).integers(0, target.vocab_size, length).tolist()
         ends, pauses = timed(engine, prompt, 0)
