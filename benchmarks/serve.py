@@ -3,6 +3,7 @@
     python benchmarks/serve.py overhead models/demo --repeats 5
     python benchmarks/serve.py clients models/demo --suite question.jsonl --limit 120 --vllm ENV/bin/python
     python benchmarks/serve.py soak models/demo --seconds 600
+    python benchmarks/serve.py long MODEL.gguf --dtype auto --lengths 2048 8192 16384
 
 Every server runs alone, in a process of its own. All get the same token ids as text completions and stream greedy
 answers of at most `--max-tokens` tokens. `--clients` ask at once, each its next prompt when it has its answer.
@@ -12,6 +13,8 @@ overhead  tokens a second with the last of `--clients`, and time to the first to
 clients   a table of servers by `--clients`. Each number of clients has prompts of its own, so that no cache of prompts
           helps, and a share of them is for warming up. The time between tokens is an answer's mean.
 soak      the server's memory over time, every seventh client leaving in the middle of its answer.
+long      time to the first token of long prompts in this process, and memory; also while another row is decoding, whose
+          longest pause is shown, in prompts' whole pieces and with the bound of `paceline serve --max-slowdown`.
 """
 
 from __future__ import annotations
@@ -26,12 +29,14 @@ import sys
 from collections.abc import Iterable, Iterator, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass, field
-from itertools import cycle
+from itertools import cycle, pairwise
 from pathlib import Path
 from statistics import median
 from tempfile import gettempdir
 from time import perf_counter, process_time, sleep
 from urllib.request import urlopen
+
+import numpy as np
 
 from paceline import Engine, SamplingParams
 from paceline.bench.suites import read_suite
@@ -293,6 +298,41 @@ def soak(options: argparse.Namespace) -> None:
     print("MB: " + ", ".join(f"{size} ({at:.0f} s)" for at, size in seen))
 
 
+def long(options: argparse.Namespace) -> None:
+    """A table of prompts by length, multiples of 512: alone, and beside a row that is decoding."""
+    engine = Engine(options.model, "none", dtype=options.dtype, threads=options.threads, reuse=False)
+    target, bound = engine.target, options.max_slowdown
+    engines = engine, Engine(target, "none", reuse=False, max_slowdown=bound)
+    print("| prompt | first token, s | tokens/s | its last 512, tokens/s | keys and values, MB | process, MB |", end="")
+    print(f" beside a row, s | its longest pause, s | with at most {bound:g} rounds, s | pause, s |", end="")
+    print(f"\n|{'---:|' * 10}", flush=True)
+    timed(engine, list(range(2, 600)), 2)  # kernels are compiled
+    for length in options.lengths:
+        prompt = np.random.default_rng(length).integers(0, target.vocab_size, length).tolist()
+        ends, pauses = timed(engine, prompt, 0)
+        kept, whole = target.cache.nbytes / 1e6, memory_mb(os.getpid())
+        cells = [f"{ends[-1]:.2f}", f"{length / ends[-1]:.0f}", f"{512 / pauses[-1]:.0f}", f"{kept:.0f}", f"{whole}"]
+        for one in engines:
+            ends, pauses = timed(one, prompt, 32)
+            cells += [f"{ends[-1]:.2f}", f"{max(pauses):.3f}"]
+        print(f"| {length} | {' | '.join(cells)} |", flush=True)
+
+
+def timed(engine: Engine, prompt: Sequence[int], beside: int) -> tuple[list[float], list[float]]:
+    """Seconds after which each round ended until the prompt's first token, and the pauses of a row that has decoded
+    `beside` tokens before; 0: there is no such row."""
+    other = engine.add(list(prompt[:16]), SamplingParams(max_tokens=10_000, ignore_eos=True)) if beside else None
+    while other is not None and other.num_new < beside:
+        engine.step()
+    row, began, ends = engine.add(list(prompt), SamplingParams(max_tokens=1)), perf_counter(), list[float]()
+    while row.finish_reason is None:
+        engine.step()
+        ends.append(perf_counter() - began)
+    if other is not None:
+        engine.abort(other)
+    return ends, [after - before for before, after in pairwise([0.0, *ends])]
+
+
 def memory_mb(pid: int) -> int:
     """Resident memory of a process."""
     return int(Path(f"/proc/{pid}/status").read_text().split("VmRSS:")[1].split()[0]) // 1024
@@ -307,7 +347,7 @@ def worked(pid: int) -> float:
 def main() -> None:
     """Measure."""
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
-    parser.add_argument("what", choices=["overhead", "clients", "soak"])
+    parser.add_argument("what", choices=["overhead", "clients", "soak", "long"])
     parser.add_argument("model", help="a folder")
     parser.add_argument("--draft", "-d", action="append", help="may be repeated for `clients` (default: sam)")
     parser.add_argument("--suite", default="demo", help="demo, spec-bench, or a JSON Lines file")
@@ -318,10 +358,12 @@ def main() -> None:
     parser.add_argument("--repeats", type=int, default=5)
     parser.add_argument("--threads", type=int, help="of the engine, here and in the server")
     parser.add_argument("--seconds", type=float, default=600)
+    parser.add_argument("--lengths", type=int, nargs="+", default=[2048, 8192, 16384], help="of the prompts of `long`")
+    parser.add_argument("--max-slowdown", type=float, default=4.0, help="as of `paceline serve`, in `long`")
     parser.add_argument("--vllm", help="the Python of an environment that has vLLM")
     options = parser.parse_args()
     options.draft = options.draft or ["sam"]
-    {"overhead": overhead, "clients": clients, "soak": soak}[options.what](options)
+    {"overhead": overhead, "clients": clients, "soak": soak, "long": long}[options.what](options)
 
 
 if __name__ == "__main__":

@@ -541,7 +541,7 @@ def test_one_string_is_not_a_list_of_prompts(world: World) -> None:
 
 
 def test_an_engine_without_room_is_refused(world: World) -> None:
-    for wrong in ({"max_batch": 0}, {"prefill_chunk": 0}):
+    for wrong in ({"max_batch": 0}, {"prefill_chunk": 0}, {"max_slowdown": 0.5}):
         with pytest.raises(PacelineError, match="1 or more"):
             world.engine(**wrong)
 

@@ -12,7 +12,7 @@ import torch
 from tests.gguf_files import random_blocks
 
 from paceline.target import kernels
-from paceline.target.kernels import integer, products
+from paceline.target.kernels import amx, integer, products
 from paceline.target.kernels.integer import MANY, IntegerPanels
 from paceline.target.kernels.products import Panels
 from paceline.target.linear import BlockLinear, Linear, linear
@@ -25,7 +25,7 @@ COUNTS = (1, 2, 4, 5, 7, 12, 13, 41)
 """Numbers of rows that make tiles of many sizes: of few rows, and of many."""
 
 needs_halves = pytest.mark.skipif(not kernels.supported(), reason="this CPU has no AVX-512 BF16")
-needs_amx = pytest.mark.skipif(not integer.has_amx(), reason="this CPU has no AMX, or may not use it")
+needs_amx = pytest.mark.skipif(not amx.supported(), reason="this CPU has no AMX, or may not use it")
 needs_blocks = pytest.mark.skipif(not integer.supported(), reason="this CPU has no float16 conversion")
 
 
@@ -233,9 +233,11 @@ def test_rows_beyond_the_cache_are_multiplied_in_turn(monkeypatch: pytest.Monkey
 @pytest.mark.usefixtures("_threads")
 @pytest.mark.parametrize("kind", KINDS.values(), ids=lambda kind: kind.name)
 def test_many_rows_are_multiplied_in_bfloat16_unless_exact(kind: Kind) -> None:
-    """Without rounding x to eight bits. A row is the same among any number of rows, of which each has its place."""
-    bias, x = random(2, 77), random(3, 100, 512).to(HALF)
-    blocks = random_blocks(kind, 77, 512)
+    """Without rounding x to eight bits. A row is the same among any number of rows, of which each has its place. There
+    are several groups of panels, the last one not full; so are chunks, and of rows there are more than a tile takes."""
+    width = 512 + (kind.inputs if kind.inputs > 32 else 96)
+    bias, x = random(2, 333), random(3, 530, width).to(HALF)
+    blocks = random_blocks(kind, 333, width)
     panels, exact = IntegerPanels([blocks], bias), IntegerPanels([blocks], bias, exact=True)
     weight = blocks.dense().double()
     right = x.double() @ weight.T + bias.double()
@@ -243,7 +245,7 @@ def test_many_rows_are_multiplied_in_bfloat16_unless_exact(kind: Kind) -> None:
     whole = panels(x)
     assert bool(((whole - right).abs() <= ROUNDING[HALF] * (size + right.abs())).all())
     assert float((whole - right).norm()) < float((exact(x) - right).norm())
-    for rows in (MANY, 47, 64, 81):
+    for rows in (MANY, 47, 64, 81, 513):
         assert torch.equal(panels(x[:rows]), whole[:rows])
     few = MANY - 1
     assert torch.equal(panels(x[:few]), exact(x)[:few])

@@ -15,7 +15,7 @@ from paceline.bench.ours import mixed_groups
 from paceline.bench.record import Answer
 from paceline.bench.runner import LeftOut, Prompt, QuestionGroup, fitting, grouped
 from paceline.bench.suites import Question, Suite, read_suite
-from paceline.engine.published import is_rectangular
+from paceline.engine.published import check_schedule
 from paceline.errors import PromptError
 from paceline.target.base import Target
 from paceline.target.folder import SMALL_FILES, find, gguf_of, is_gguf
@@ -86,7 +86,7 @@ def set_up(benchmark: Benchmark, watch: Watch) -> Setting:
     suite = read_suite(benchmark.suite, limit=benchmark.limit, categories=benchmark.categories)
     gguf = is_gguf(benchmark.model)
     folder = gguf_of(benchmark.model) if gguf else find(benchmark.model, [*SMALL_FILES, "*.safetensors"])
-    native = False if any(map(is_rectangular, benchmark.schedules)) else None
+    native = False if any(check_schedule(name)[0] != "ragged" for name in benchmark.schedules) else None
     target = load(
         folder,
         dtype=benchmark.dtype,

@@ -11,6 +11,7 @@ from paceline.draft.spec import option
 from paceline.errors import PacelineError
 
 if TYPE_CHECKING:
+    from paceline.draft.base import Drafter
     from paceline.engine.engine import Engine
     from paceline.engine.sampling import SamplingParams
 
@@ -50,9 +51,9 @@ Color = Annotated[bool, typer.Option("--color", help="Colour the runs that were 
 
 
 def open_engine(
-    model: str, draft: str, *, threads: int | None, max_batch: int = 1, tokenizer: str | None = None, **options: Any
+    model: str, draft: str | Drafter, *, threads: int | None, tokenizer: str | None = None, **options: Any
 ) -> Engine:
-    """The engine a command works with, its tokenizer included. options: others of `Engine`."""
+    """The engine a command works with, its tokenizer included; max_batch is 1. options: others of `Engine`."""
     import torch
     import transformers
 
@@ -65,12 +66,12 @@ def open_engine(
     transformers.logging.set_verbosity_error()
     if threads is not None:
         torch.set_num_threads(threads)
-    drafter = create(draft)  # a misspelt method is named before a large model is read
-    for name in ("cache_memory", "prefix_cache_size"):
-        if options.get(name) is not None:
-            parse_bytes(options[name], name)
+    drafter = create(draft) if isinstance(draft, str) else draft  # misspelt, it is named before a model is read
+    for option in ("cache_memory", "prefix_cache_size"):
+        if options.get(option) is not None:
+            parse_bytes(options[option], option)
     named = None if tokenizer is None else tokenizer_for(model, tokenizer)
-    return Engine(model, drafter, threads=threads, max_batch=max_batch, tokenizer=named, **options)
+    return Engine(model, drafter, threads=threads, tokenizer=named, **{"max_batch": 1} | options)
 
 
 @dataclasses.dataclass(frozen=True)
@@ -108,7 +109,7 @@ class EngineOptions:
     prefix_cache_size: PrefixCacheSize = "8GB"
     exact: Exact = None
 
-    def open(self, model: str, draft: str, **more: Any) -> Engine:
+    def open(self, model: str, draft: str | Drafter, **more: Any) -> Engine:
         """The engine. more: others of `Engine`."""
         return open_engine(model, draft, **dataclasses.asdict(self) | more)
 

@@ -41,14 +41,11 @@ def serve(
     ] = False,
     name: Annotated[str | None, typer.Option(help="The model's name in answers; by default the folder's.")] = None,
     max_batch: Annotated[int, typer.Option(help="Requests answered at once.", min=1)] = 16,
+    max_slowdown: Annotated[
+        float, typer.Option(help="Most time of a round that reads prompts beside answers, in rounds of answers.", min=1)
+    ] = 4.0,
     max_waiting: Annotated[int, typer.Option(help="Requests that may wait; more get 429.", min=1)] = 256,
-    cache_memory: Annotated[str | None, typer.Option(help="Most memory for keys and values, such as 4GB.")] = None,
-    prefix_cache: options.PrefixCache = None,
-    prefix_cache_size: options.PrefixCacheSize = "8GB",
-    tokenizer: options.TokenizerPath = None,
-    dtype: options.Dtype = "auto",
-    device: Annotated[str, typer.Option(help="cpu, cuda, or auto.")] = "auto",
-    threads: options.Threads = None,
+    running: options.EngineOptions = options.EngineOptions(),
     deadline: Annotated[
         float | None, typer.Option(help="Seconds after which an answer is ended where it is.", min=0.001)
     ] = None,
@@ -79,12 +76,10 @@ def serve(
     from paceline.draft.grammar import Forced
     from paceline.draft.prediction import Prediction
     from paceline.draft.registry import create
-    from paceline.engine.engine import Engine
     from paceline.serve.app import create_app
     from paceline.serve.listener import GracefulServer, limited, most_files
     from paceline.serve.metrics import RequestLog
     from paceline.serve.reading import described
-    from paceline.target.load import tokenizer_for
     from paceline.workbench.worker import Worker
 
     environment = os.environ.get("PACELINE_API_KEY")
@@ -98,19 +93,7 @@ def serve(
     )
     listening = _listen(host, port)  # before a model is loaded for nothing
     drafter = Fallback([Forced(), Prediction(), Choice({spec: create(spec) for spec in names})])
-    named = None if tokenizer is None else tokenizer_for(model, tokenizer)
-    engine = Engine(
-        model,
-        drafter,
-        tokenizer=named,
-        dtype=dtype,
-        device=device,
-        max_batch=max_batch,
-        cache_memory=cache_memory,
-        prefix_cache=prefix_cache,
-        prefix_cache_size=prefix_cache_size,
-        threads=threads,
-    )
+    engine = running.open(model, drafter, max_batch=max_batch, max_slowdown=max_slowdown)
     if engine.tokenizer is None:
         raise PacelineError(f"{model} has no tokenizer, and a server needs one")
     parsers = described(settings.tool_parser, settings.reasoning_parser, engine.tokenizer.chat_template)

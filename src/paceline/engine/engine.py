@@ -34,7 +34,7 @@ from paceline.engine.prompt import Prompt, encode, is_chat
 from paceline.engine.request import Completion, Delta, Row
 from paceline.engine.round import Round, Segment, Verdict, score_prompts
 from paceline.engine.sampling import SamplingParams
-from paceline.engine.scheduler import Ragged, Schedule, Turn
+from paceline.engine.scheduler import Pace, Ragged, Schedule, Turn
 from paceline.engine.tree import DraftTree, IntArray
 from paceline.errors import MethodError, PacelineError, PromptError, RowError
 from paceline.target.base import Target
@@ -50,6 +50,8 @@ class Engine:
     draft          "name[:checkpoint][,key=value...]", joined by "+"; or a Drafter. `paceline methods` lists them.
     max_batch      most rows answered at once; others wait.
     prefill_chunk  most prompt tokens in one forward, so that a long prompt does not hold up the other rows.
+    max_slowdown   most time of a round that runs prompt tokens beside rows that are decoding, in rounds without.
+                   None: no bound, and the pieces of a prompt do not depend on measured times.
     schedule       which rows run when: "ragged" (the default), "equal", "grouped", or a Schedule.
     rule           the acceptance rule; None: the drafter's, else the lossless one.
     cache_memory   most memory for keys and values, in bytes or as "2GB"; None: half of the free memory. Requests wait
@@ -73,6 +75,7 @@ class Engine:
         *,
         max_batch: int = 8,
         prefill_chunk: int = 512,
+        max_slowdown: float | None = None,
         schedule: str | Schedule | None = None,
         rule: Rule | None = None,
         cache_memory: int | str | None = None,
@@ -86,10 +89,16 @@ class Engine:
         device: str = "auto",
         exact: bool | None = None,
     ):
-        if max_batch < 1 or prefill_chunk < 1:
-            raise PacelineError(f"max_batch is {max_batch} and prefill_chunk {prefill_chunk}; both must be 1 or more.")
+        limits = {"max_batch": max_batch, "prefill_chunk": prefill_chunk, "max_slowdown": max_slowdown}
+        if low := [f"{name} is {limit}" for name, limit in limits.items() if limit is not None and limit < 1]:
+            raise PacelineError(f"{' and '.join(low)}; it must be 1 or more.")
         self.drafter = create(draft) if isinstance(draft, str) else draft
-        self.schedule = _schedule(schedule, max_batch, prefill_chunk)
+        self._pace = Pace(max_slowdown)
+        self.schedule: Schedule = Ragged(max_batch, prefill_chunk, self._pace)
+        if schedule is not None:
+            from paceline.engine.published import create_schedule
+
+            self.schedule = create_schedule(schedule, max_batch, prefill_chunk)
         self.target = _target(model, self.schedule, tokenizer, dtype, device, exact)
         self.tokenizer = self.target.tokenizer
         self.max_batch = max_batch
@@ -386,14 +395,15 @@ class Engine:
     def _end(self, plan: Round, before: Mapping[str, float]) -> list[Row]:
         """Give the threads back, drop ended rows, and book every row's share of the round's time; return the rows."""
         nodes = sum(segment.num_run for segment in plan.segments)
-        has_prompts = any(segment.is_prompt for segment in plan.segments)
-        kind = None if has_prompts or not nodes else (self.drafter.name, len(plan), nodes.bit_length())
+        prompt_tokens = sum(segment.num_run for segment in plan.segments if segment.is_prompt)
+        kind = None if prompt_tokens or not nodes else (self.drafter.name, len(plan), nodes.bit_length())
         self.target.threads.end(kind)
         ended = self._drop_ended()
         self.clock.lap("rows")
         if plan.rows:
             self.rounds += 1
-            if has_prompts:
+            self._pace.note(prompt_tokens, sum(self.clock.seconds.values()) - sum(before.values()))
+            if prompt_tokens:
                 self._prompts = self._prompts.plus(self.clock.seconds, before)
             for part, share in self.clock.shares(before, len(plan)).items():
                 for row in plan.rows:
@@ -414,14 +424,6 @@ class Engine:
         """Forget the time spent so far, such as a warm-up's."""
         self.clock.seconds.clear()
         self.rounds, self._prompts = 0, Profile(0, {})
-
-
-def _schedule(schedule: str | Schedule | None, max_batch: int, prefill_chunk: int) -> Schedule:
-    if schedule is None:
-        return Ragged(max_batch, prefill_chunk)
-    from paceline.engine.published import create_schedule
-
-    return create_schedule(schedule, max_batch, prefill_chunk)
 
 
 def _target(

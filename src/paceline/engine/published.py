@@ -34,7 +34,7 @@ class Equal:
         return _prompts(running, self.max_batch, self.prefill_chunk) or [Turn(row, 0) for row in running]
 
 
-class Grouped:
+class Grouped(Equal):
     """EXSPEC: a window of requests, of which `max_batch` run in a round.
 
     window         most requests in the window; more than `max_batch`, or there is no choice.
@@ -42,10 +42,9 @@ class Grouped:
 
     A request with a length of its own waits long: it runs only among the window's first, while no group is full."""
 
-    is_rectangular = True
-
     def __init__(self, max_batch: int, prefill_chunk: int, window: int):
-        self.max_batch, self.prefill_chunk, self.window = max_batch, prefill_chunk, window
+        super().__init__(max_batch, prefill_chunk)
+        self.window = window
 
     def admit(self, waiting: deque[Row], running: Sequence[Row]) -> list[Row]:
         """As many as fit into the window, in order of arrival."""
@@ -101,13 +100,6 @@ def check_schedule(spec: str) -> tuple[str, int | None]:
     return name, int(window)
 
 
-def is_rectangular(schedule: str | Schedule) -> bool:
-    """Whether a schedule runs on a transformers target with a rectangular cache."""
-    if isinstance(schedule, str):
-        return check_schedule(schedule)[0] != "ragged"
-    return getattr(schedule, "is_rectangular", False)
-
-
 def fitted(target: Target, schedule: Schedule) -> Target:
     """`target` as the schedule needs it; ModelError as `rectangular`."""
-    return rectangular(target) if is_rectangular(schedule) else target
+    return rectangular(target) if getattr(schedule, "is_rectangular", False) else target

@@ -31,6 +31,38 @@ def take(waiting: deque[Row], most: int) -> list[Row]:
     return [waiting.popleft() for _ in range(min(most, len(waiting)))]
 
 
+FADE = 0.8
+"""Weight of earlier rounds at every new one."""
+LEAST = 32
+"""Prompt tokens that run beside decoding rows in any case: fewer take hardly less time."""
+
+
+class Pace:
+    """How many prompt tokens may run beside decoding rows, learnt from the times of rounds: a round is taken to last as
+    long as the latest without prompt tokens, and a price more for each. It is Sarathi-Serve's token budget (Agrawal et
+    al. 2024, arXiv 2403.02310, section 4.3), but measured while it is used.
+
+    max_slowdown  most time of such a round, in rounds without prompt tokens; None: no bound."""
+
+    def __init__(self, max_slowdown: float | None = None):
+        self.max_slowdown = max_slowdown
+        self._without, self._with = [0.0, 0.0, 0.0], [0.0, 0.0, 0.0]  # rounds, seconds, prompt tokens
+
+    def note(self, tokens: int, seconds: float) -> None:
+        """Learn from a round with so many prompt tokens."""
+        sums = self._with if tokens else self._without
+        sums[:] = [FADE * before + new for before, new in zip(sums, (1, seconds, tokens), strict=True)]
+
+    def chunk(self, most: int) -> int:
+        """Prompt tokens of the next round beside decoding rows, at most `most`."""
+        rounds, seconds, tokens = self._with
+        if self.max_slowdown is None or not self._without[0] or not tokens:
+            return most
+        usual = self._without[1] / self._without[0]
+        price, extra = max(seconds - rounds * usual, 0.0) / tokens, (self.max_slowdown - 1) * usual
+        return most if most * price <= extra else min(most, max(int(extra / price), LEAST))
+
+
 class Ragged:
     """First come, first served, rows of any length in one forward. Every row that is decoding runs in every round.
     Prompts run in pieces in the same rounds, so that a long one holds up neither these rows nor a short prompt.
@@ -38,10 +70,11 @@ class Ragged:
     max_batch      most rows at once.
     prefill_chunk  most prompt tokens in one round. Half of them are the oldest prompt's, the rest goes to the prompts
                    with the fewest tokens left. So a prompt of k tokens takes about 2 k / prefill_chunk rounds if it is
-                   the oldest or the shortest."""
+                   the oldest or the shortest.
+    pace           what bounds them further while rows are decoding."""
 
-    def __init__(self, max_batch: int, prefill_chunk: int):
-        self.max_batch, self.prefill_chunk = max_batch, prefill_chunk
+    def __init__(self, max_batch: int, prefill_chunk: int, pace: Pace | None = None):
+        self.max_batch, self.prefill_chunk, self._pace = max_batch, prefill_chunk, pace or Pace()
 
     def admit(self, waiting: deque[Row], running: Sequence[Row]) -> list[Row]:
         """As many as fit into the batch, in order of arrival."""
@@ -50,15 +83,15 @@ class Ragged:
     def select(self, running: Sequence[Row]) -> list[Turn]:
         """All rows that are decoding, and pieces of prompts up to the chunk."""
         prompts = {row.id: row for row in running if not row.is_decoding}
-        chunks = self._chunks(list(prompts.values()))
+        alone, most = len(prompts) == len(running), self.prefill_chunk
+        chunks = self._chunks(list(prompts.values()), most if alone else self._pace.chunk(most))
         return [Turn(row, chunks.get(row.id, 0)) for row in running if row.id in chunks or row.id not in prompts]
 
-    def _chunks(self, prompts: Sequence[Row]) -> dict[int, int]:
-        """Number of tokens that each prompt runs, by row id."""
+    def _chunks(self, prompts: Sequence[Row], left: int) -> dict[int, int]:
+        """Number of tokens that each prompt runs, `left` together, by row id."""
         if not prompts:
             return {}
         oldest = min(prompts, key=lambda row: row.id)
-        left = self.prefill_chunk
         chunks = {oldest.id: min(-(-left // 2), len(oldest.pending))}
         left -= chunks[oldest.id]
         for row in sorted(prompts, key=lambda row: len(row.pending)):

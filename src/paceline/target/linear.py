@@ -116,13 +116,13 @@ def linear(parts: Sequence[torch.Tensor | Blocks], bias: torch.Tensor | None, dt
     multiply them; else blocks are expanded."""
     blocks = [part for part in parts if isinstance(part, Blocks)]
     if len(blocks) == len(parts):
-        from paceline.target.kernels import integer
+        from paceline.target.kernels import amx, integer
 
         if dtype in integer.DTYPES and integer.supported():
             for kind in {part.kind for part in blocks}:  # compile now, not in the middle of an answer
                 integer.tiles_of(kind, dtype, integer.path())
-                if dtype == torch.bfloat16 and integer.has_amx():
-                    integer.wide_tiles(kind)
+                if dtype == torch.bfloat16 and amx.supported():
+                    integer.by_amx(kind)
             return BlockLinear(blocks, bias)
     dense = [part.dense(dtype) if isinstance(part, Blocks) else part for part in parts]
     return Linear(dense[0] if len(dense) == 1 else torch.cat(dense), bias)

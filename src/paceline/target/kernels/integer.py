@@ -8,19 +8,16 @@ float32 sums have one order, so a row's result is the same, bit for bit, among a
 and by any of the instructions of `PATHS`.
 
 Many rows in bfloat16, a prompt's, are multiplied in bfloat16 where the processor has AMX, unless the product must be
-exact: weights are expanded panel by panel, and the rows are not rounded.
+exact: weights are expanded on the way (`amx.py`), and the rows are not rounded.
 
 Panels have the blocks of 16 outputs in the order of use (`tiles.py`).
 """
 
 from __future__ import annotations
 
-import ctypes
 import math
 import os
 import platform
-import struct
-import sys
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from functools import cache, partial, reduce
@@ -32,8 +29,9 @@ import llvmlite.binding as llvm
 import torch
 from torch.nn.functional import pad
 
+from paceline.target.kernels import amx
 from paceline.target.kernels import vectors as v
-from paceline.target.kernels.tiles import Tiles, first_lanes, narrowed, tile
+from paceline.target.kernels.tiles import Tiles, tile
 from paceline.target.kernels.vectors import Value
 from paceline.target.quantised.blocks import (
     Q4_0,
@@ -153,14 +151,6 @@ def path() -> str:
 
 
 @cache
-def has_amx() -> bool:
-    """Whether this CPU multiplies tiles of bfloat16, and Linux lets this process use their registers."""
-    arch_prctl, request, tile_data = 158, 0x1023, 18
-    has = bool(llvm.get_host_cpu_features().get("amx-bf16")) and sys.platform == "linux"
-    return has and ctypes.CDLL(None).syscall(arch_prctl, request, tile_data) == 0
-
-
-@cache
 def supported() -> bool:
     """Whether the kernel runs here: it needs conversion of float16, and fused multiplication and addition."""
     features = llvm.get_host_cpu_features()
@@ -200,13 +190,10 @@ class IntegerPanels:
     def __call__(self, x: torch.Tensor) -> torch.Tensor:
         """x [rows, width] @ weight.T + bias, [rows, outputs], in the dtype of x."""
         rows, x = len(x), x.contiguous()
-        fits = x.dtype == torch.bfloat16 and self.width % (32 * PAIR) == 0
-        in_bfloat16 = rows >= MANY and fits and not self.exact and has_amx()
-        if in_bfloat16:
-            x = pad(x, (0, 0, 0, -rows % TILE_ROWS))
-        out = x.new_empty(len(x), self.outputs)
+        in_bfloat16 = rows >= MANY and x.dtype == torch.bfloat16 and not self.exact and amx.supported()
+        out = x.new_empty(rows + (-rows % amx.PAIR if in_bfloat16 else 0), self.outputs)
         for part in self._parts if rows else ():
-            part.multiply(x, out, in_bfloat16)
+            part.multiply(x, out[:, part.first :], in_bfloat16)
         return out[:rows]
 
     def blocks(self) -> list[Blocks]:
@@ -248,7 +235,7 @@ class _Part:
         self._unit = UNITS[self.kind]
         self._units = -(-self.width // (32 * self._unit.blocks))
         count = -(-self.outputs // COLUMNS)
-        count += count % TWO  # `wide_tiles` take pairs
+        count += count % 2  # AMX takes pairs
         self._panels = torch.zeros(count, self._units, self._unit.nbytes, dtype=torch.uint8)
         for begin in range(0, count, STEP):
             some = blocks.data[begin * COLUMNS : (begin + STEP) * COLUMNS]
@@ -264,21 +251,17 @@ class _Part:
         self._records = torch.empty if blocks_run * 32 == self.width else torch.zeros
 
     def multiply(self, x: torch.Tensor, out: torch.Tensor, in_bfloat16: bool) -> None:
-        """Fill this part's columns of `out`."""
-        size, row_bytes = x.itemsize, self.width * x.itemsize
-        sizes = {"outputs": self.outputs, "units": self._units}
-        tiles = wide_tiles(self.kind) if in_bfloat16 else tiles_of(self.kind, x.dtype, path())
-        used = row_bytes * TILE_ROWS if in_bfloat16 else self._row_records
-        step = max(_cached_bytes() // used // tiles.most, 1) * tiles.most * (TILE_ROWS if in_bfloat16 else 1)
-        for some, to in zip(x.split(step), out[:, self.first :].split(step), strict=True):
-            rows, stride = len(some), out.stride(0) * size
-            if in_bfloat16:  # whose tiles have 16 rows
-                some = some.view(-1, TILE_ROWS, self.width // 32, 32).transpose(1, 2).contiguous()
-                sizes |= {"rows": rows // TILE_ROWS, "stride": stride * TILE_ROWS}
-                tiles.multiply(some.data_ptr(), *self._at, to.data_ptr(), **sizes)
+        """Fill the first columns of `out`."""
+        sizes = {"outputs": self.outputs, "units": self._units, "stride": out.stride(0) * x.itemsize}
+        tiles = by_amx(self.kind) if in_bfloat16 else tiles_of(self.kind, x.dtype, path())
+        fitting = amx.PAIR if in_bfloat16 else max(_cached_bytes() // self._row_records // tiles.most, 1)
+        for some, to in zip(x.split(fitting * tiles.most), out.split(fitting * tiles.most), strict=True):
+            if in_bfloat16:
+                pairs = amx.packed(some, len(to))
+                tiles.multiply(pairs.data_ptr(), *self._at, to.data_ptr(), rows=len(to) // amx.PAIR, **sizes)
                 continue
-            records = self._records(rows * self._row_records, dtype=torch.uint8)
-            sizes |= {"rows": rows, "stride": stride, "input": some.data_ptr(), "input_bytes": row_bytes}
+            records = self._records(len(some) * self._row_records, dtype=torch.uint8)
+            sizes |= {"rows": len(some), "input": some.data_ptr(), "input_bytes": self.width * x.itemsize}
             tiles.multiply(records.data_ptr(), *self._at, to.data_ptr(), **sizes, blocks=self.width // 32)
 
     def blocks(self, ids: torch.Tensor | None = None) -> Blocks:
@@ -572,41 +555,18 @@ DOTS = {"vnni": _vnni, "avxvnni": _avx_vnni, "avx2": _avx2, "plain": _plain}
 
 # Many rows in bfloat16, by AMX ---------------------------------------------------------------------------------------
 
-TILE_ROWS = 16
-"""Rows of a register of AMX, each of 64 bytes."""
-TWO = 2
-"""Registers of rows, and of weights, that are multiplied at once: their four products are summed in four others."""
-
 
 @cache
-def wide_tiles(kind: Kind) -> Tiles:
-    """Tiles that multiply pairs of expanded panels by rows in bfloat16. A row of theirs is a group of TILE_ROWS, block
-    by block."""
+def by_amx(kind: Kind) -> Tiles:
+    """Tiles that multiply many rows in bfloat16."""
     unit = UNITS[kind]
-
-    def write(module: v.Module) -> None:
-        module.add("unpack", partial(_expand, kind))
-        module.add("configure", _configure)
-        for groups in range(1, TWO + 1):
-            module.add(f"tile{groups}", partial(_wide_tile, groups, unit.blocks))
-
-    return Tiles(
-        v.compiled(f"{kind.name} by AMX", write), TWO, columns=TWO * COLUMNS, dtype=torch.bfloat16,
-        unit=TWO * unit.nbytes, row_unit=1024 * unit.blocks, unpacked=TWO * 1024 * unit.blocks,
-        sizes=struct.pack("<2B14x8H16x8B8x", 1, 0, *[64] * 8, *[TILE_ROWS] * 8),
-    )  # fmt: skip
+    return amx.tiles(f"{kind.name} by AMX", partial(_expand, kind), blocks=unit.blocks, nbytes=unit.nbytes)
 
 
-def _expand(kind: Kind, panels: Value, memory: Value, units: Value) -> None:
-    """Expand panels to bfloat16, each to 1024 bytes a block: lines of two inputs of each output."""
-    turns = units * (UNITS[kind].blocks // PAIR)
-    for place in range(TWO):
-        panel, to = panels + units * (UNITS[kind].nbytes * place), memory + turns * (PAIR * 1024 * place)
-        v.loop(turns, [], partial(_expanded, kind, panel, to))
-
-
-def _expanded(kind: Kind, panel: Value, to: Value, i: Value, _: list[Value]) -> list[Value]:
-    blocks, lines = _Panel(kind, panel, i), to + i * (PAIR * 1024)
+def _expand(kind: Kind, panel: Value, i: Value, to: Value) -> None:
+    """Expand blocks 2 i and 2 i + 1 of a panel to bfloat16."""
+    blocks, nbytes = _Panel(kind, panel, i), UNITS[kind].nbytes * PAIR // UNITS[kind].blocks
+    v.prefetch(panel + (i + amx.CHUNK // PAIR) * nbytes, nbytes)  # of the next chunk
     for block, run in product(range(PAIR), range(blocks.unit.runs)):
         scale, groups = blocks.scale(block, run), 8 // blocks.unit.runs
         least = blocks.least(block) if kind.has_minimum else scale * -float(kind.offset)
@@ -616,42 +576,4 @@ def _expanded(kind: Kind, panel: Value, to: Value, i: Value, _: list[Value]) -> 
             near = [weight + 0x8000 for weight in weights]  # the nearest in bfloat16, of two the larger
             for k in (0, 2):
                 pairs = near[k] >> 16 | near[k + 1] & 0xFFFF0000
-                v.store(lines + (1024 * block + 128 * group + 32 * k), pairs, align=64)
-    return []
-
-
-def _wide_tile(
-    groups: int, blocks: int, x: Value, w: Value, ahead: Value, bias: Value, y: Value, stride: Value, columns: Value,
-    units: Value,
-) -> None:  # fmt: skip
-    """Groups of rows times a pair of expanded panels, plus the bias. Registers: sums 0 to 3, weights 4 and 5, rows 6
-    and 7."""
-    own, buffer, number, line = units * (1024 * blocks), v.reserve(4096), partial(v.literal, v.I8), v.literal(v.I64, 64)
-    sums = {(group, half): number(TWO * group + half) for group in range(groups) for half in range(TWO)}
-    for total in sums.values():
-        v.intrinsic("llvm.x86.tilezero", v.VOID, total)
-
-    def block(i: Value, _: list[Value]) -> list[Value]:
-        for first, begin, count in ((4, w, TWO), (6, x, groups)):
-            for k in range(count):
-                at = v.pointer(begin + own * k + i * 1024)
-                v.intrinsic("llvm.x86.tileloadd64", v.VOID, number(first + k), at, line)
-        for (group, half), total in sums.items():
-            v.intrinsic("llvm.x86.tdpbf16ps", v.VOID, total, number(6 + group), number(4 + half))
-        return []
-
-    v.loop(units * blocks, [], block)
-    for k, total in enumerate(sums.values()):
-        v.intrinsic("llvm.x86.tilestored64", v.VOID, total, v.pointer(buffer + 1024 * k), line)
-    begins = [v.load(bias + 64 * half, v.F32, align=64) for half in range(TWO)]
-    mask = first_lanes(columns, TWO * COLUMNS)
-    for group, row in product(range(groups), range(TILE_ROWS)):
-        at = [buffer + (1024 * (TWO * group + half) + 64 * row) for half in range(TWO)]
-        outs = [narrowed(v.load(at[half], v.F32, align=64) + begins[half]) for half in range(TWO)]
-        v.store(y + stride * group + (stride >> 4) * row, v.join(*outs), align=2, mask=mask)
-
-
-def _configure(to: Value, sizes: Value) -> None:
-    """Load sizes of registers from an address, and store those before at another: oneDNN has its own."""
-    v.intrinsic("llvm.x86.sttilecfg", v.VOID, v.pointer(to))
-    v.intrinsic("llvm.x86.ldtilecfg", v.VOID, v.pointer(sizes))
+                v.store(to + (2 * amx.REGISTER * block + 128 * group + 32 * k), pairs, align=64)

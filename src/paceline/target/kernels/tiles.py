@@ -24,16 +24,13 @@ from paceline.target.kernels.vectors import Value
 
 AHEAD = 4096
 """Distance of the prefetch into the L2 cache, in bytes: a page, where the processor's own prefetch ends."""
-TILE_SIZES = 64
-"""Bytes that hold the sizes of AMX tiles."""
 
 (
-    PANEL, ROW, ROUNDED, THREAD, CHUNK, ROWS, OUTPUTS, STRIDE, UNITS, X, WEIGHTS, BIAS, OUT, ROW_BYTES, PANEL_BYTES,
-    TILES, MOST, COLUMNS, ITEMSIZE, ROUND, INPUT, INPUT_BYTES, BLOCKS, RECORD, UNPACK, MEMORY, MEMORY_BYTES, CONFIGURE,
-    SIZES, COUNT,
-) = range(30)  # fmt: skip
-"""Places in the task that threads share. PANEL, ROW, ROUNDED and THREAD count what was taken and done. X, WEIGHTS,
-BIAS, OUT, TILES, INPUT, MEMORY and SIZES are addresses, as are the functions ROUND, UNPACK and CONFIGURE, or 0."""
+    PANEL, ROW, ROUNDED, CHUNK, ROWS, OUTPUTS, STRIDE, UNITS, X, WEIGHTS, BIAS, OUT, ROW_BYTES, PANEL_BYTES, TILES,
+    MOST, COLUMNS, ITEMSIZE, ROUND, INPUT, INPUT_BYTES, BLOCKS, RECORD, COUNT,
+) = range(24)  # fmt: skip
+"""Places in the task that threads share. PANEL, ROW and ROUNDED count what was taken and done. X, WEIGHTS, BIAS, OUT,
+TILES and INPUT are addresses, as is the function ROUND, or 0."""
 
 
 class Tiles:
@@ -42,24 +39,18 @@ class Tiles:
     most            N.
     columns         outputs of a panel.
     unit, row_unit  bytes of a unit of a panel, and of a unit of a row.
-    record          bytes of a block of 32 inputs of a row that @round has rounded; 0: rows are not rounded.
-    unpacked        bytes of a unit of a panel that @unpack has unpacked, once for all rows; 0: panels are read as they
-                    are.
-    sizes           of AMX tiles, as @configure loads them; empty: there are none."""
+    record          bytes of a block of 32 inputs of a row that @round has rounded; 0: rows are not rounded."""
 
     def __init__(
         self, addresses: Callable[[str], int], most: int, *, columns: int, dtype: torch.dtype, unit: int,
-        row_unit: int, record: int = 0, unpacked: int = 0, sizes: bytes = b"",
+        row_unit: int, record: int = 0,
     ):  # fmt: skip
-        self.most, self._columns, self._unit, self._row_unit, self._unpacked = most, columns, unit, row_unit, unpacked
-        functions, tile_sizes = array("q", [addresses(f"tile{n}") for n in range(1, most + 1)]), array("B", sizes)
-        self._alive = addresses, functions, tile_sizes  # the task only points to them
+        self.most, self._columns, self._unit, self._row_unit = most, columns, unit, row_unit
+        functions = array("q", [addresses(f"tile{n}") for n in range(1, most + 1)])
+        self._alive = addresses, functions  # the task only points to them
         task = self._task = array("q", bytes(8 * COUNT))
-        task[TILES], task[SIZES] = functions.buffer_info()[0], tile_sizes.buffer_info()[0]
-        task[MOST], task[COLUMNS], task[ITEMSIZE], task[RECORD] = most, columns, dtype.itemsize, record
-        task[ROUND] = addresses("round") if record else 0
-        task[UNPACK] = addresses("unpack") if unpacked else 0
-        task[CONFIGURE] = addresses("configure") if sizes else 0
+        task[TILES], task[MOST], task[COLUMNS] = functions.buffer_info()[0], most, columns
+        task[ITEMSIZE], task[RECORD], task[ROUND] = dtype.itemsize, record, addresses("round") if record else 0
 
     def multiply(
         self, x: int, weights: int, bias: int, out: int, *, rows: int, outputs: int, stride: int, units: int,
@@ -77,10 +68,6 @@ class Tiles:
         task[X], task[WEIGHTS], task[BIAS], task[OUT] = x, weights, bias, out
         task[ROW_BYTES], task[PANEL_BYTES] = units * self._row_unit, units * self._unit
         task[INPUT], task[INPUT_BYTES], task[BLOCKS] = input, input_bytes, blocks
-        if self._unpacked:
-            task[MEMORY_BYTES] = 2 * TILE_SIZES + units * self._unpacked
-            memory = torch.empty(threads * task[MEMORY_BYTES], dtype=torch.uint8)
-            task[MEMORY] = memory.data_ptr()
         on_threads(_work, task, threads)
 
 
@@ -118,10 +105,6 @@ def _work(at):  # type: ignore[no-untyped-def]
     functions = carray(address(task[TILES]), (task[MOST],), np.int64)
     rows, columns, panel_bytes = task[ROWS], task[COLUMNS], task[PANEL_BYTES]
     panels = -(-task[OUTPUTS] // columns)
-    sizes_before = task[MEMORY] + take(task[THREAD:], 1) * task[MEMORY_BYTES]
-    unpacked = sizes_before + 2 * TILE_SIZES
-    if task[CONFIGURE]:
-        call(task[CONFIGURE], (sizes_before, task[SIZES]))
     if task[ROUND]:
         _round_rows(task)
     while True:
@@ -129,22 +112,16 @@ def _work(at):  # type: ignore[no-untyped-def]
         if begin >= panels:
             break
         for panel in range(begin, min(begin + task[CHUNK], panels)):
-            packed = weights = task[WEIGHTS] + panel * panel_bytes
-            if task[UNPACK]:
-                call(task[UNPACK], (packed, unpacked, task[UNITS]))
-                weights = unpacked
-            bias = task[BIAS] + 4 * columns * panel
+            weights, bias = task[WEIGHTS] + panel * panel_bytes, task[BIAS] + 4 * columns * panel
             out, left = task[OUT] + task[ITEMSIZE] * columns * panel, task[OUTPUTS] - columns * panel
             first = 0
             while first < rows:
                 here = _tile_of(first, rows, task[MOST])[1]
                 # The last tile of a panel prefetches what comes after the panel.
-                away = 0 if first + here < rows else AHEAD if here == rows and weights == packed else panel_bytes
+                away = 0 if first + here < rows else AHEAD if here == rows else panel_bytes
                 x, to = task[X] + first * task[ROW_BYTES], out + first * task[STRIDE]
-                call(functions[here - 1], (x, weights, packed + away, bias, to, task[STRIDE], left, task[UNITS]))
+                call(functions[here - 1], (x, weights, weights + away, bias, to, task[STRIDE], left, task[UNITS], here))
                 first += here
-    if task[CONFIGURE]:
-        call(task[CONFIGURE], (sizes_before + TILE_SIZES, sizes_before))
 
 
 # A tile --------------------------------------------------------------------------------------------------------------
@@ -162,7 +139,8 @@ def tile(
     turn   (x, w, ahead, i, sums): the sums and what turn i adds to them; one for each row and half, row by row."""
 
     def tile(
-        x: Value, w: Value, ahead: Value, bias: Value, y: Value, stride: Value, columns: Value, units: Value
+        x: Value, w: Value, ahead: Value, bias: Value, y: Value, stride: Value, columns: Value, units: Value,
+        here: Value,
     ) -> None:
         begin = [v.load(bias + 64 * half, v.F32, align=64) for half in range(halves)] * rows
         sums = v.loop(turns(units), begin, lambda i, sums: turn(x, w, ahead, i, sums))

@@ -1,0 +1,135 @@
+"""x @ weight.T for many rows, in bfloat16 by AMX, with weights that are expanded on the way.
+
+A tile of `tiles.py` here is all rows times a group of panels. It expands a chunk of their inputs to bfloat16,
+multiplies all rows by it, and goes on with the next chunk, while the sums are in memory. So a weight is expanded once
+for all rows, and what is multiplied comes from the caches of the first two levels, however wide the weights are.
+"""
+
+from __future__ import annotations
+
+import ctypes
+import sys
+from collections.abc import Callable
+from functools import cache, partial
+from itertools import product
+
+import llvmlite.binding as llvm
+import torch
+from torch.nn.functional import pad
+
+from paceline.target.kernels import vectors as v
+from paceline.target.kernels.tiles import Tiles, first_lanes, narrowed
+from paceline.target.kernels.vectors import Value
+
+REGISTER = 1024
+"""Bytes of a register: 16 rows, or 16 outputs, and 32 inputs of each; or their 256 sums."""
+PAIR = 32
+"""Rows, and outputs, that are multiplied at once: two registers of each, and four of sums."""
+GROUP = 4
+"""Pairs of panels in a tile: rows are read once for all of them."""
+CHUNK = 8
+"""Blocks of 32 inputs in a chunk: 16 kB of a pair."""
+MOST = 16
+"""Most pairs of rows in a tile: with them, a chunk of them and their sums, it takes 600 kB of the second level."""
+
+
+@cache
+def supported() -> bool:
+    """Whether this CPU multiplies tiles of bfloat16, and Linux lets this process use their registers."""
+    arch_prctl, request, tile_data = 158, 0x1023, 18
+    has = bool(llvm.get_host_cpu_features().get("amx-bf16")) and sys.platform == "linux"
+    return has and ctypes.CDLL(None).syscall(arch_prctl, request, tile_data) == 0
+
+
+def tiles(name: str, expand: Callable[[Value, Value, Value], None], *, blocks: int, nbytes: int) -> Tiles:
+    """Tiles whose rows are pairs of registers, as `packed` makes them, and whose panels are groups of panels of 16.
+
+    expand          expand(panel, i, to) writes blocks 2 i and 2 i + 1 of a panel in bfloat16 to `to`, the second one
+                    2 * REGISTER bytes after the first: two inputs of each of 16 outputs, the next two, ...
+    blocks, nbytes  of a unit of a panel of 16: blocks of 32 inputs, and bytes."""
+    body = partial(_tile, expand, blocks, nbytes)
+    addresses = v.compiled(name, lambda module: module.add("tile", body))
+    return Tiles(
+        lambda _: addresses("tile"), MOST, columns=PAIR * GROUP, dtype=torch.bfloat16, unit=2 * GROUP * nbytes,
+        row_unit=2 * REGISTER * blocks,
+    )  # fmt: skip
+
+
+def packed(x: torch.Tensor, rows: int) -> torch.Tensor:
+    """x [at most `rows`, width], padded with zeros: chunk by chunk all pairs of rows, block by block."""
+    missing = 0, -x.shape[1] % (32 * CHUNK), 0, rows - len(x)
+    full = pad(x, missing) if any(missing) else x
+    return full.view(-1, 2, 16, full.shape[1] // (32 * CHUNK), CHUNK, 32).permute(3, 0, 4, 1, 2, 5).contiguous()
+
+
+def _tile(
+    expand: Callable[[Value, Value, Value], None], blocks: int, nbytes: int, x: Value, w: Value, ahead: Value,
+    bias: Value, y: Value, stride: Value, columns: Value, units: Value, rows: Value,
+) -> None:  # fmt: skip
+    """Pairs of rows times a group of panels, plus the bias. Registers: sums 0 to 3, weights 4 and 5, rows 6 and 7."""
+    number, line, step, size = partial(v.literal, v.I8), v.literal(v.I64, 64), 2 * REGISTER, 2 * REGISTER * CHUNK
+    expanded, sums, before = v.reserve(GROUP * size), v.reserve(4 * REGISTER * GROUP * MOST), v.reserve(64)
+    least, quarters = partial(v.intrinsic, "llvm.umin.i64", v.I64), list(enumerate(product(range(2), range(2))))
+    pairs = least(columns + PAIR - 1 >> 5, v.literal(v.I64, GROUP))
+
+    def sums_of(r: Value, q: Value) -> Value:
+        return sums + (r * GROUP + q) * (4 * REGISTER)
+
+    def add_chunk(c: Value) -> None:
+        left = least(units * blocks - c * CHUNK, v.literal(v.I64, CHUNK))
+
+        def expand_panel(p: Value) -> None:
+            to = expanded + (p >> 1) * size + (p & 1) * REGISTER
+            _each(left >> 1, lambda i: expand(w + p * units * nbytes, c * (CHUNK // 2) + i, to + i * (2 * step)))
+
+        def multiply(r: Value, q: Value) -> None:
+            is_first = c < 1  # sums begin with the bias, which all rows read
+            apart = v.select(is_first, v.literal(v.I64, 0), line)
+            for k, (_, half) in quarters:
+                at = v.select(is_first, bias + q * (4 * PAIR) + 64 * half, sums_of(r, q) + REGISTER * k)
+                v.intrinsic("llvm.x86.tileloadd64", v.VOID, number(k), v.pointer(at), apart)
+
+            def add_block(i: Value) -> None:
+                for k, at in ((4, expanded + q * size + i * step), (6, x + (c * rows + r) * size + i * step)):
+                    for half in range(2):
+                        there = v.pointer(at + REGISTER * half)
+                        v.intrinsic("llvm.x86.tileloadd64", v.VOID, number(k + half), there, line)
+                for k, (group, half) in quarters:
+                    v.intrinsic("llvm.x86.tdpbf16ps", v.VOID, number(k), number(6 + group), number(4 + half))
+
+            _each(left, add_block)
+            for k, _ in quarters:
+                v.intrinsic("llvm.x86.tilestored64", v.VOID, number(k), v.pointer(sums_of(r, q) + REGISTER * k), line)
+
+        _each(pairs + pairs, expand_panel)
+        _each(rows, lambda r: _each(pairs, lambda q: multiply(r, q)))
+
+    def write(r: Value, q: Value) -> None:
+        mask = first_lanes(columns - q * PAIR, PAIR)
+
+        def row(i: Value) -> None:
+            for group in range(2):
+                at = [sums_of(r, q) + i * 64 + REGISTER * (2 * group + half) for half in range(2)]
+                out = v.join(*(narrowed(v.load(place, v.F32, align=64)) for place in at))
+                v.store(y + stride * (r * PAIR + i + 16 * group) + q * (2 * PAIR), out, align=2, mask=mask)
+
+        _each(v.literal(v.I64, 16), row)
+
+    sizes = v.reserve(64)
+    v.store(sizes, v.literal(v.I8, 1, *[0] * 15, *[64, 0] * 8, *[0] * 16, *[16] * 8, *[0] * 8))
+    v.intrinsic("llvm.x86.sttilecfg", v.VOID, v.pointer(before))  # oneDNN has its own sizes of registers
+    v.intrinsic("llvm.x86.ldtilecfg", v.VOID, v.pointer(sizes))
+    _each(units * blocks + CHUNK - 1 >> 3, add_chunk)
+    _each(rows, lambda r: _each(pairs, lambda q: write(r, q)))
+    v.intrinsic("llvm.x86.ldtilecfg", v.VOID, v.pointer(before))
+
+
+
+def _each(count: Value, do: Callable[[Value], None]) -> None:
+    """do(i) for i from 0 to count - 1, at least once."""
+
+    def turn(i: Value, _: list[Value]) -> list[Value]:
+        do(i)
+        return []
+
+    v.loop(count, [], turn)
