@@ -100,6 +100,13 @@ def _distributions(
     return p, torch.log_softmax((rows @ table.T).float(), -1)
 
 
+@torch.no_grad()
+def overlaps(hidden: Tensor, table: Tensor, target_hidden: Tensor, target_table: Tensor) -> Tensor:
+    """How often a token drawn from q would be accepted, sum min(p, q), at N positions [N]; arguments as of `distance`."""
+    p, log_q = _distributions(hidden, table, target_hidden, target_table)
+    return torch.minimum(p, log_q.exp()).sum(-1)
+
+
 Step = Callable[..., tuple[Tensor, Tensor]]
 Distance = Literal["soft", "kl+tv", "lk"]
 DISTANCES: dict[str, Step] = {"soft": _soft_cross_entropy, "kl+tv": _kl_and_tv, "lk": _lk}
@@ -172,11 +179,12 @@ def distance(
     where: Tensor,
     chunk: int = CHUNK,
     compiled: bool = False,
+    weights: Tensor | None = None,
 ) -> Tensor:
     """Mean distance of the draft's distribution q from the target's p over the positions of `where`, 0 if there are
     none. q = softmax(hidden @ table.T), p = softmax(target_hidden @ target_table.T).
 
-    kind   of `DISTANCES`.
+    kind   of `DISTANCES`. weights: of the positions [...]; None: all the same.
     hidden [..., D], table [V, D]; target_hidden [..., Dt], target_table [V, Dt] of the same V tokens; where bool [...].
 
     `hidden` learns, and `table` unless it is the target's."""
@@ -186,7 +194,7 @@ def distance(
     else:
         fixed = (target_table.detach().to(autocast_dtype(hidden)),)
     target_hidden = target_hidden.to(autocast_dtype(hidden))
-    return _mean(DISTANCES[kind], hidden, table, target_hidden, where, fixed, chunk, compiled)
+    return _mean(DISTANCES[kind], hidden, table, target_hidden, where, fixed, chunk, compiled, weights)
 
 
 def _mean(
@@ -198,10 +206,13 @@ def _mean(
     fixed: tuple[Tensor, ...],
     chunk: int,
     compiled: bool,
+    shares: Tensor | None = None,
 ) -> Tensor:
-    """The mean of `step` over the positions of `where` [...]; hidden, targets [..., *] are given to it in chunks."""
+    """The mean of `step` over the positions of `where` [...], which weigh `shares` [...], or all the same; hidden, targets
+    [..., *] are given to it in chunks."""
     hidden, targets = hidden.to(autocast_dtype(hidden))[where], targets[where]
-    weights = torch.full((len(hidden),), 1 / max(len(hidden), 1), device=hidden.device)
+    weights = torch.ones(len(hidden), device=hidden.device) if shares is None else shares[where].float()
+    weights = weights / weights.sum().clamp_min(1e-20)
     rest = -len(hidden) % chunk  # padding, of weight 0, gives a compiled step a single shape
     hidden, weights, targets = (pad(part, (0, 0) * (part.dim() - 1) + (0, rest)) for part in (hidden, weights, targets))
     step = _compiled(step) if compiled else step
