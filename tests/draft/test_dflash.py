@@ -12,7 +12,7 @@ import pytest
 import torch
 
 from paceline.draft import registry
-from paceline.draft.dflash import DFlash, default_taps
+from paceline.draft.dflash import DFlash
 from paceline.draft.fallback import Fallback
 from paceline.draft.neural.drafts import Draft
 from paceline.draft.neural.vocab import Vocabulary, save_vocabulary
@@ -116,7 +116,7 @@ def test_a_window_ends_where_it_should(world: Answered, tmp_path: Path) -> None:
             other[changed] += 1
         draft = begun(world.target, made, text)
         made.pending.read(draft.row, made.pending.count(draft.row))
-        made._read([draft.row], [other])
+        made.read_rows([draft.row], [other])
         made.fill([draft])
         made.drop(draft.row)
         return draft.features[0][0]
@@ -134,7 +134,8 @@ def test_positions_of_a_block_see_each_other(world: Answered) -> None:
     made.fill([draft])
     slot = made.pending.slot(draft.row)
     short = Segment(slot, np.zeros(3, np.int64), np.arange(-1, 2), num_logits=2)
-    read = made.network.fill([draft.row.last_token], [short])
+    with torch.inference_mode():
+        read = made.network.fill([draft.row.last_token], [short])
     assert not torch.allclose(read, draft.features[0][:2], atol=1e-3)
 
 
@@ -162,7 +163,7 @@ def test_the_context_is_a_fresh_reading_whoever_drafted(world: Answered) -> None
                 states = states_of(fresh_target := native.of(world.model), text, fresh)
                 other = Row(0, text[:count], SamplingParams(max_tokens=9), max_context=fresh_target.max_context)
                 fresh.start(other)
-                fresh._read([other], [states[:count]])
+                fresh.read_rows([other], [states[:count]])
                 one, two = (
                     part.pending.cache._kv[:, :, part.pending.slot(of), :, :count]
                     for part, of in ((made, row), (fresh, other))
@@ -170,12 +171,6 @@ def test_the_context_is_a_fresh_reading_whoever_drafted(world: Answered) -> None
                 torch.testing.assert_close(one, two, atol=1e-4, rtol=1e-4)
                 checked += 1
     assert checked >= 6
-
-
-def test_layers_that_are_read_if_none_are_named() -> None:
-    assert default_taps(36, 5) == (2, 10, 18, 26, 34)
-    assert default_taps(30) == (2, 15, 28)
-    assert default_taps(3) == (0, 1, 2)
 
 
 # The heads of DSpark -------------------------------------------------------------------------------------------------
@@ -207,14 +202,13 @@ def test_a_chain_follows_the_markov_head(world: Answered, tmp_path: Path) -> Non
 
 
 def test_tree_and_chain_have_the_same_distributions(world: Answered) -> None:
-    """A path's chance in a tree of all candidates is the product of what the chain would draw its tokens with, but for
-    the tokens that are no candidates, which the head does not correct."""
-    made = drafter(world, tree=30, width=models.VOCAB_SIZE, stop="fixed")
+    """A path's chance in a tree of all tokens is the product of what the chain would draw them with."""
+    made = drafter(world, width=models.VOCAB_SIZE, stop="fixed")
     made.bind(world.target)
     draft = begun(world.target, made, world.prompts[0])
     made.fill([draft])
-    chances, tokens = made._grown(draft, 30)
-    for path, chance in chances.items():
+    chances, tokens = made.grow_tree(draft, models.VOCAB_SIZE)
+    for path, chance in list(chances.items())[:30]:
         chain, wanted = Draft.of(draft.row, made.cached(draft.row)), 1.0
         chain.features = draft.features
         for depth in range(1, len(path) + 1):

@@ -47,7 +47,8 @@ def test_every_block_of_training_is_a_block_of_drafting(family: str, markov: int
     ids = torch.from_numpy(text)[None]
     target, tensors = native.of(model), {name: t.detach() for name, t in loss.saved().items()}
     drafter = DFlashNetwork("x", loss.facts(), tensors, target)
-    taps, wanted, checked = loss.states(ids)[0][0], drafted(loss, ids), 0
+    states, _ = loss.target_states(ids)
+    taps, wanted, checked = states[0, :, :-1].flatten(-2), drafted(loss, ids), 0
     for anchor in range(1, len(text)):
         slot = drafter.layers.cache.add_row(len(text) + BLOCK)
         with torch.inference_mode():

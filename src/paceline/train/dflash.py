@@ -19,7 +19,7 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor, nn
 
-from paceline.draft.dflash import LARGEST, MASK, DFlash, default_taps
+from paceline.draft.dflash import LARGEST, MASK, DFlash
 from paceline.draft.neural.vocab import to_offsets
 from paceline.draft.spec import option
 from paceline.target.shape import Shape, rotary_tables
@@ -28,7 +28,7 @@ from paceline.train.loss import distance, overlaps
 from paceline.train.options import DrafterOptions, drafter_command
 from paceline.train.student import Student, known_depths, spread
 from paceline.train.trainer import Trainer, train_head
-from paceline.train.unrolled import UnrolledAttention, UnrolledLayer, begin_as_last
+from paceline.train.unrolled import UnrolledLayer, begin_as_last
 
 SURE_OF = 256
 """Most positions of a batch by which the confidence head learns: each costs both distributions once more."""
@@ -37,8 +37,6 @@ SURE_OF = 256
 @dataclass(frozen=True, kw_only=True)
 class DFlashConfig(TapsConfig):
     """The drafter and its training."""
-
-    usual = staticmethod(default_taps)
 
     block: int = option(8, "Tokens of a draft.", least=2, most=LARGEST)
     layers: int = option(2, "Layers of its own.", least=1)
@@ -52,47 +50,33 @@ class DFlashConfig(TapsConfig):
         return DFlashLoss(trainer.teacher, keep, self, coverage=share)
 
 
-class BlockAttention(UnrolledAttention):
-    """Attention with norms of queries and keys, in which blocks read a context too."""
-
-    def __init__(self, shape: Shape) -> None:
-        super().__init__(shape, shape.hidden_size)
-        self.q_norm, self.k_norm = (nn.RMSNorm(shape.head_dim, shape.eps) for _ in "qk")
-
-    def over(self, x: Tensor, context: Tensor, turns: tuple[Tensor, Tensor], mask: Tensor) -> Tensor:
-        """x [B, N, H], which reads context [B, T, H] and itself where mask [B, 1, N, T + N] says; [B, N, H].
-
-        turns  cos and sin of the context's positions, then of x's, [B, 1, T + N, head_dim] each."""
-        both = torch.cat([context.to(x.dtype), x], 1)
-        q, k, v = (
-            part(given).unflatten(-1, (-1, self.shape.head_dim)).transpose(1, 2)
-            for part, given in ((self.q_proj, x), (self.k_proj, both), (self.v_proj, both))
-        )
-        cos, sin = (part.to(v) for part in turns)
-        q, k = self.q_norm(q).to(v.dtype), self.k_norm(k).to(v.dtype)
-        half, last = self.shape.head_dim // 2, slice(-x.shape[1], None)
-        q = q * cos[:, :, last] + q.roll(half, -1) * sin[:, :, last]
-        k = k * cos + k.roll(half, -1) * sin
-        shared = q.shape[1] // k.shape[1]
-        seen = F.scaled_dot_product_attention(
-            q, k.repeat_interleave(shared, 1), v.repeat_interleave(shared, 1), attn_mask=mask
-        )
-        y: Tensor = self.o_proj(seen.transpose(1, 2).flatten(2))
-        return y
-
-
 class BlockLayer(UnrolledLayer):
-    """A decoder layer over blocks and their context."""
+    """A decoder layer over blocks, which read a context too; queries and keys are normed."""
 
     def __init__(self, shape: Shape) -> None:
         super().__init__(shape, shape.hidden_size, ("input_layernorm",))
-        self.self_attn = BlockAttention(shape)
+        for name in ("q_norm", "k_norm"):
+            self.self_attn.add_module(name, nn.RMSNorm(shape.head_dim, shape.eps))
 
-    def over(self, x: Tensor, context: Tensor, turns: tuple[Tensor, Tensor], mask: Tensor) -> Tensor:
-        """As `BlockAttention.over`."""
-        norm: Any = self.input_layernorm
-        x = x + self.self_attn.over(norm(x), context, turns, mask)
-        y: Tensor = x + self.mlp(self.post_attention_layernorm(x))
+    def over(self, x: Tensor, context: Tensor, cos: Tensor, sin: Tensor, mask: Tensor) -> Tensor:
+        """x [B, N, H], which reads context [B, T, H] and itself where mask [B, 1, N, T + N] says; [B, N, H].
+
+        cos, sin  of the context's positions, then of x's, [B, 1, T + N, head_dim]."""
+        part: Any = self.self_attn
+        own: Any = self.input_layernorm
+        y = own(x)
+        both = torch.cat([context.to(y.dtype), y], 1)
+        q, k, v = (
+            project(given).unflatten(-1, (-1, part.shape.head_dim)).transpose(1, 2)
+            for project, given in ((part.q_proj, y), (part.k_proj, both), (part.v_proj, both))
+        )
+        cos, sin, last, half = cos.to(v), sin.to(v), slice(-x.shape[1], None), part.shape.head_dim // 2
+        q, k = part.q_norm(q).to(v.dtype), part.k_norm(k).to(v.dtype)
+        q = q * cos[:, :, last] + q.roll(half, -1) * sin[:, :, last]
+        k, shared = k * cos + k.roll(half, -1) * sin, q.shape[1] // k.shape[1]
+        k, v = (one.repeat_interleave(shared, 1) for one in (k, v))
+        x = x + part.o_proj(F.scaled_dot_product_attention(q, k, v, attn_mask=mask).transpose(1, 2).flatten(2))
+        y = x + self.mlp(self.post_attention_layernorm(x))
         return y
 
 
@@ -116,10 +100,9 @@ class BlockModule(nn.Module):
         with torch.no_grad():
             self.norm.weight.copy_(teacher.model.norm.weight)
         if config.markov:
-            after = nn.Linear(config.markov, drafted, bias=False)
-            nn.init.zeros_(after.weight)
-            before = nn.Embedding(len(table), config.markov)
+            before, after = nn.Embedding(len(table), config.markov), nn.Linear(config.markov, drafted, bias=False)
             nn.init.normal_(before.weight, std=config.markov**-0.5)
+            nn.init.zeros_(after.weight)
             self.markov_head = nn.ModuleDict({"markov_w1": before, "markov_w2": after})
         if config.confidence:
             self.confidence_head = nn.ModuleDict({"proj": nn.Linear(hidden + config.markov, 1)})
@@ -134,17 +117,16 @@ class BlockModule(nn.Module):
 
         first [B, A, H]: embeddings of their first tokens."""
         batch, count, hidden = first.shape
-        text = torch.arange(context.shape[1], device=at.device)
+        text, number = (torch.arange(size, device=at.device) for size in (context.shape[1], count))
         places = (at[..., None] + torch.arange(self.block, device=at.device)).flatten(1)
         positions = torch.cat([text.expand(batch, -1), places.clamp_max(len(self.cos) - 1)], 1)
-        number = torch.arange(count, device=at.device).repeat_interleave(self.block)
-        before = text < at.repeat_interleave(self.block, 1)[..., None]
-        own = (number[:, None] == number).expand(batch, -1, -1)
+        number = number.repeat_interleave(self.block)
+        before = text < at.repeat_interleave(self.block, 1)[..., None]  # strictly: the first token has no states yet
+        mask = torch.cat([before, (number[:, None] == number).expand(batch, -1, -1)], -1)[:, None]
         masks: Tensor = self.get_parameter(MASK).expand(batch, count, self.block - 1, hidden)
-        x = torch.cat([first[:, :, None].to(masks.dtype), masks], 2).flatten(1, 2)
-        turns = self.cos[positions][:, None], self.sin[positions][:, None]
-        for layer in self.layers:
-            x = layer.over(x, context, turns, torch.cat([before, own], -1)[:, None])  # type: ignore[operator]
+        x, layers = torch.cat([first[:, :, None], masks.to(first.dtype)], 2).flatten(1, 2), list[Any](self.layers)
+        for layer in layers:
+            x = layer.over(x, context, self.cos[positions][:, None], self.sin[positions][:, None], mask)
         read: Tensor = self.norm(x).unflatten(1, (count, self.block))
         return read
 
@@ -166,16 +148,15 @@ class DFlashLoss(Student):
         self.register_buffer("of_target", teacher.lm_head.weight[keep].detach().clone(), persistent=False)
 
     def states(self, input_ids: Tensor) -> tuple[Tensor, Tensor]:
-        """(the states that the drafter reads, side by side [B, T, taps * H]; the last ones after the final norm)."""
+        """(the context that blocks read, [B, T, H]; the target's last states after the final norm, [B, T, H])."""
         states, last = self.target_states(input_ids)
-        return states[..., :-1, :].flatten(-2), last
+        return self.module.context(states[..., :-1, :].flatten(-2)), last
 
     def table(self, depth: int = 0) -> Tensor:
         """The output head [D, H], with a Markov head's second matrix beside it, [D, H + rank]: logits are then one
         product with the states and the embeddings of the tokens before (`inputs`)."""
-        if not self.config.markov:
-            return self.of_target
-        return torch.cat([self.of_target, self.module.get_parameter("markov_head.markov_w2.weight")], 1)
+        own = (self.module.get_parameter("markov_head.markov_w2.weight"),) if self.config.markov else ()
+        return torch.cat([self.of_target, *own], 1) if own else self.of_target
 
     def inputs(self, read: Tensor, before: Tensor) -> Tensor:
         """What `table` is multiplied with, after the tokens `before` [...]: [..., H], or [..., H + rank]."""
@@ -184,44 +165,40 @@ class DFlashLoss(Student):
         return torch.cat([read, F.embedding(before, self.module.get_parameter("markov_head.markov_w1.weight"))], -1)
 
     def filled(self, context: Tensor, input_ids: Tensor, at: Tensor) -> Tensor:
-        """`BlockModule.fill` below drafts at positions `at` [B, A]: their blocks begin with the token after it."""
+        """`BlockModule.fill` for drafts at positions `at` [B, A]: their blocks begin with the token after it."""
         first = self.teacher.get_input_embeddings()(input_ids.gather(1, at + 1))
         return self.module.fill(context, first, at + 1)
 
     def forward(self, input_ids: Tensor, labels: Tensor) -> Tensor:
-        taps, last = self.states(input_ids)
-        known = known_depths(labels, self.depths)
+        context, last = self.states(input_ids)
+        known, steps = known_depths(labels, self.depths), torch.arange(self.depths, device=last.device)
         at, chosen = self._anchors(known[:, :-1, 0])
-        read = self.filled(self.module.context(taps), input_ids, at)
-        step = torch.arange(self.depths, device=at.device)
-        rows, there = torch.arange(len(at), device=at.device)[:, None, None], at[..., None] + 1 + step
-        there = there.clamp_max(input_ids.shape[1] - 1)
-        where, weights = known[rows[..., 0], at] & chosen[..., None], (self.config.decay**step).expand_as(there)
-        hidden, target = self.inputs(read, input_ids[rows, there]), last[rows, there]
+        rows = torch.arange(len(at), device=at.device)[:, None, None]
+        there = (at[..., None] + 1 + steps).clamp_max(input_ids.shape[1] - 1)  # before the predicted tokens
+        where, weights = known[rows[..., 0], at] & chosen[..., None], (self.config.decay**steps).expand_as(there)
+        hidden = self.inputs(self.filled(context, input_ids, at), input_ids[rows, there])
+        target = last[rows, there]
         loss = distance(self.loss, hidden, self.table(), target, self.of_target, where, weights=weights)
         return loss + self._unsure(hidden[where], target[where], weights[where]) if self.config.confidence else loss
 
     def _unsure(self, hidden: Tensor, target: Tensor, weights: Tensor) -> Tensor:
-        """Cross-entropy of the confidence head with the overlaps of both distributions. It learns nothing to the block.
-        """
+        """Cross-entropy of the confidence head with the overlaps of both distributions; it teaches the block nothing."""
         some = torch.linspace(0, len(hidden) - 1, min(len(hidden), SURE_OF), device=hidden.device).long()
-        hidden, weights = hidden[some].detach(), weights[some]
-        accepted = overlaps(hidden, self.table().detach(), target[some], self.of_target)
-        logits = self.module.confidence_head["proj"](hidden)[:, 0].float()  # type: ignore[operator]
-        each = F.binary_cross_entropy_with_logits(logits, accepted, reduction="none")
+        hidden, weights, head = hidden[some].detach(), weights[some], self.module.confidence_head["proj"]
+        accepted = overlaps(hidden, self.table(), target[some], self.of_target)
+        each = F.binary_cross_entropy_with_logits(head(hidden)[:, 0].float(), accepted, reduction="none")  # type: ignore[operator]
         return (weights * each).sum() / weights.sum().clamp_min(1e-20)
 
     def _anchors(self, known: Tensor) -> tuple[Tensor, Tensor]:
         """Positions at which drafts begin, [B, A], and which of them exist: of the `known` ones [B, T], random in
         training, else spread."""
-        spots = torch.arange(known.shape[1], device=known.device)
-        order = torch.rand(known.shape).to(known.device) if self.training else (spots * 0.618034 % 1).expand_as(known)
+        even = (torch.arange(known.shape[1], device=known.device) * 0.618034 % 1).expand_as(known)
+        order = torch.rand(known.shape).to(known.device) if self.training else even
         score, at = torch.where(known, order, -1.0).topk(min(self.config.anchors, known.shape[1]), 1)
         return at, score >= 0
 
     def drafts(self, input_ids: Tensor, depths: int) -> tuple[Tensor, Iterator[Tensor]]:
-        taps, last = self.states(input_ids)
-        context, length = self.module.context(taps), input_ids.shape[1]
+        (context, last), length = self.states(input_ids), input_ids.shape[1]
         every = torch.arange(length - 1, device=input_ids.device).expand(len(input_ids), -1)
         read = torch.cat([self.filled(context, input_ids, at) for at in every.split(self.config.anchors, 1)], 1)
         return last, (self.inputs(read[:, : length - 1 - k, k], input_ids[:, 1 + k :]) for k in range(depths))
@@ -234,19 +211,17 @@ class DFlashLoss(Student):
         return dict(self.module.named_parameters()) | to_offsets(self.tokens, self.teacher.config.vocab_size)
 
     def facts(self) -> dict[str, Any]:
-        config, own = self.config, layer_config(self.teacher.config)
-        return own | {
+        return layer_config(self.teacher.config) | {
             "architectures": ["DFlashDraftModel"],
             "model_type": "qwen3",
-            "num_hidden_layers": config.layers,
+            "num_hidden_layers": self.config.layers,
             "num_target_layers": self.teacher.config.num_hidden_layers,
             "draft_vocab_size": len(self.of_target),
-            "block_size": config.block,
+            "block_size": self.config.block,
             "sample_from_anchor": True,
             "dflash_config": {"target_layer_ids": [layer - 1 for layer in self.reads]},
-            "markov_rank": config.markov,
-            "enable_confidence_head": config.confidence,
-            "confidence_head_with_markov": config.markov > 0,
+            "markov_rank": self.config.markov,
+            "enable_confidence_head": self.config.confidence,
             **self.of_trainer,
         }
 

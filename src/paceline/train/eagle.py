@@ -19,7 +19,7 @@ begins as the target's rows and learns. The output is a checkpoint of the `specu
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterator
+from collections.abc import Iterator
 from dataclasses import asdict, dataclass, field
 from pathlib import Path
 from typing import Any, ClassVar
@@ -191,11 +191,8 @@ class FlagOptions(Flags):
 
 @dataclass(frozen=True, kw_only=True)
 class TapsConfig(LayerConfig):
-    """What drafters over several of the target's states, with a draft vocabulary, have in common.
+    """What drafters over several of the target's states, with a draft vocabulary, have in common."""
 
-    usual  the layers whose inputs are read in a target of so many layers, if none are named."""
-
-    usual: ClassVar[Callable[[int], tuple[int, ...]]] = staticmethod(default_taps)
 
     vocab: int | None = option(
         None, "Size of the draft vocabulary; half of the target's if left out, a quarter of a large one's.", least=1
@@ -212,12 +209,12 @@ class TapsConfig(LayerConfig):
         if not taps or list(taps) != sorted(set(taps)) or taps[0] < 0 or taps[-1] >= layers:
             raise PacelineError(
                 f"--taps is {','.join(map(str, taps))}, and {target} has {layers} layers: "
-                f"ascending numbers of 0 to {layers - 1}, such as {','.join(map(str, self.usual(layers)))}"
+                f"ascending numbers of 0 to {layers - 1}, such as {','.join(map(str, default_taps(layers)))}"
             )
 
     def taps_of(self, layers: int) -> tuple[int, ...]:
         """The layers whose inputs are read in a target of so many layers."""
-        return self.usual(layers) if self.taps is None else self.taps
+        return default_taps(layers) if self.taps is None else self.taps
 
     def drafted(self, trainer: Trainer) -> tuple[Tensor, float]:
         """The draft vocabulary, int64 ascending, and its share of the held-out answers."""
