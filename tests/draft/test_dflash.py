@@ -180,6 +180,7 @@ def test_a_chain_follows_the_markov_head(world: Answered, tmp_path: Path) -> Non
     """The head alone knows what comes after a token: with it chains are accepted whole, without it they are not."""
     model = weakened(models.model("llama2", num_hidden_layers=4, tie_word_embeddings=False), 0.0)
     target, tensors = native.of(model, eos=()), blocks.knowing(model, scale=0.0)
+    tensors["norm.weight"] = torch.zeros_like(tensors["norm.weight"])  # the layers say nothing
     plain = tensors | {"markov_head.markov_w2.weight": torch.zeros_like(tensors["markov_head.markov_w2.weight"])}
     bare = {name: t for name, t in tensors.items() if not name.startswith(("markov", "confidence"))}
     spark = blocks.dspark(model)
@@ -190,15 +191,14 @@ def test_a_chain_follows_the_markov_head(world: Answered, tmp_path: Path) -> Non
     }
     rounds: dict[str, list[int]] = {}
     for name, folder in folders.items():
-        for tree in (0, 5):
-            engine = Engine(target, f"dflash:{folder},stop=fixed,tree={tree},width=1")
-            engine.add(world.prompts[0], SamplingParams(max_tokens=1 + 3 * (blocks.BLOCK + 1), ignore_eos=True))
-            rounds[f"{name} {tree}"] = []
-            while engine.has_work:
-                rounds[f"{name} {tree}"] += [len(delta.tokens) for delta in engine.step()]
-    assert rounds["with 0"] == rounds["with 5"] == [1] + [blocks.BLOCK + 1] * 3
-    assert rounds["zero 0"] == rounds["without 0"]
-    assert len(rounds["zero 0"]) > 4
+        engine = Engine(target, f"dflash:{folder},stop=fixed,tree=0")
+        engine.add(world.prompts[0], SamplingParams(max_tokens=1 + 3 * (blocks.BLOCK + 1), ignore_eos=True))
+        rounds[name] = []
+        while engine.has_work:
+            rounds[name] += [len(delta.tokens) for delta in engine.step()]
+    assert rounds["with"] == [1] + [blocks.BLOCK + 1] * 3
+    assert rounds["zero"] == rounds["without"]
+    assert len(rounds["zero"]) > 4
 
 
 def test_tree_and_chain_have_the_same_distributions(world: Answered) -> None:
@@ -244,7 +244,12 @@ def test_the_confidence_head_ends_a_chain(world: Answered) -> None:
 
 @pytest.mark.parametrize(
     "options",
-    ["tree=0,stop=fixed,draft=2", "tree=0,threshold=0.4,draft=2", "tree=0,sample=best,draft=2", "tree=3,width=2,draft=2"],
+    [
+        "tree=0,stop=fixed,draft=2",
+        "tree=0,threshold=0.4,draft=2",
+        "tree=0,sample=best,draft=2",
+        "tree=3,width=2,draft=2",
+    ],
 )
 @pytest.mark.parametrize("kind", ["knowing", "random"])
 def test_sampled_text_has_the_targets_distribution(tmp_path: Path, options: str, kind: str) -> None:
@@ -301,9 +306,9 @@ def test_trees_end_where_an_answer_does_and_cost_decides(world: Answered, monkey
     made.bind(world.target)
     draft = begun(world.target, made, world.prompts[0])
     made._asked = {0}
-    monkeypatch.setattr(DFlash, "fitting", lambda self, chances: [min(len(one), 7) for one in chances])
+    monkeypatch.setattr(DFlash, "fitting", lambda self, chances: [min(len(one), 40) for one in chances])
     [tree] = made._trees([draft])
-    assert len(tree) == 8
+    assert len(tree) == 41
     assert (tree.chances[1:] <= tree.chances[tree.parent[1:]] + 1e-12).all()
     first = int(tree.tokens[1])
     assert 1 in tree.parent
@@ -322,7 +327,10 @@ WRONG: dict[str, tuple[dict[str, Any], str]] = {
     "no layout": ({"architectures": ["Drafter"]}, "does not say sample_from_anchor"),
     "a doubtful layout": ({"speculators_model_type": "dspark"}, "does not say sample_from_anchor"),
     "no block": ({"block_size": None}, "block_size is None"),
-    "no mask": ({"dflash_config": {"target_layer_ids": [0, 2]}}, "has neither a tensor mask_embedding nor a mask_token"),
+    "no mask": (
+        {"dflash_config": {"target_layer_ids": [0, 2]}},
+        "has neither a tensor mask_embedding nor a mask_token",
+    ),
     "a softcap": ({"final_logit_softcapping": 20.0}, "asks for final_logit_softcapping, which nothing here applies"),
     "a gated head": ({"markov_rank": 4, "markov_head_type": "gated"}, "asks for a gated Markov head"),
     "a head that is not there": ({"enable_confidence_head": True}, "has no confidence_head.proj"),

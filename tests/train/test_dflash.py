@@ -1,4 +1,4 @@
-"""dflash is trained on what it meets in a draft: a packed pass over many blocks is the drafter run below each of them, and
+"""dflash is trained on what it meets in a draft: a packed pass over many blocks is the drafter run below each, and
 no block reads what does not exist when it drafts."""
 
 from __future__ import annotations

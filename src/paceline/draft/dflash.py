@@ -46,13 +46,17 @@ from paceline.target.base import Facts
 from paceline.target.linear import linear
 from paceline.target.shape import Shape
 
-MASK, OUTPUT, W1, W2 = "mask_embedding", "lm_head.weight", "markov_head.markov_w1.weight", "markov_head.markov_w2.weight"
+MASK, OUTPUT, W1, W2 = (
+    "mask_embedding",
+    "lm_head.weight",
+    "markov_head.markov_w1.weight",
+    "markov_head.markov_w2.weight",
+)
 SURE = ("confidence_head.proj.weight", "confidence_head.proj.bias")
 LARGEST = 64
 """Most positions of a block."""
 NEUTRAL = {"output_multiplier": 1, "final_logit_softcapping": 0, "input_embedding_scale": 1, "use_swa": False}
 """Options of published drafters that nothing here applies, with the values that ask for nothing."""
-
 
 
 @dataclass(frozen=True)
@@ -90,7 +94,9 @@ class Form:
         if not isinstance(block, int) or not 2 <= block <= LARGEST:
             raise MethodError(f"{path}: block_size is {block!r}; a block has 2 to {LARGEST} positions")
         said, names = given.get("sample_from_anchor"), " ".join(given.get("architectures") or ())
-        if said is None and given.get("speculators_model_type") != "dspark":  # where readers disagree, the file must say
+        if (
+            said is None and given.get("speculators_model_type") != "dspark"
+        ):  # where readers disagree, the file must say
             is_dspark = "DSpark" in names or given.get("projector_type") == "dspark"
             said = is_dspark or (False if "DFlash" in names else None)
         if said is None:
@@ -139,7 +145,9 @@ class DFlashNetwork:
         optional = {TABLE: (vocab, h), OUTPUT: (drafted, h), MASK: (h,), OFFSETS: (drafted,), MEMBERS: (vocab,)}
         check_all(path, tensors, shapes | {name: of for name, of in optional.items() if name in tensors})
         extra = placed({name: tensors[name] for name in shapes if name in (W1, W2, *SURE)}, target)
-        here = placed({name: tensors[name] for name in (*shapes, OUTPUT) if name in tensors.keys() - extra}, target, dtype)
+        here = placed(
+            {name: tensors[name] for name in (*shapes, OUTPUT) if name in tensors.keys() - extra}, target, dtype
+        )
         self.layers = rotary_layers(here, layers, target)
         self.weights, self.cache, self.taps = self.layers.vectors | extra, self.layers.cache, form.taps
         self.norms = [self.weights[f"layers.{n}.input_layernorm.weight"] for n in range(shape.num_layers)]
@@ -180,7 +188,7 @@ class DFlashNetwork:
         return norm(x if wanted is None else x[wanted], self.weights["norm.weight"])
 
     def bias(self, before: torch.Tensor, columns: torch.Tensor | None = None) -> torch.Tensor:
-        """The Markov head's logits [..., K] after the tokens `before` [...], of all columns or of `columns` [..., K]."""
+        """The Markov head's logits [..., K] after the tokens `before` [...], of all columns or `columns` [..., K]."""
         after = self.weights[W1][before]
         if columns is None:
             return F.linear(after, self.weights[W2])
@@ -200,7 +208,9 @@ class DFlashConfig(FeatureConfig):
     """Options of dflash."""
 
     stop: stop.Name = option("confidence", "when a chain ends; confidence and adaptive ask a confidence head, if any")
-    draft: int | None = option(15, "most tokens drafted a round, as far as the block goes; of a tree: its depth", least=1)
+    draft: int | None = option(
+        15, "most tokens drafted a round, as far as the block goes; of a tree: its depth", least=1
+    )
     width: int = option(16, "of a tree: candidates at each position", least=1)
     sample: Literal["auto", "draw", "best"] = option(  # type: ignore[assignment]
         "auto", "at a temperature: draw drafted tokens, or take the most probable ones; auto: draw with a Markov head"
@@ -331,8 +341,8 @@ class DFlash(FeatureDrafter):
         return best_first(below, count), token
 
     def _candidates(self, draft: Draft, depth: int, ranks: int) -> tuple[Any, Any, Any]:
-        """The best `ranks` tokens of the first `depth` positions, int64 [depth, ranks]; and, after each candidate of the
-        position before (one row: after any), their order, best first, and probabilities in it, [depth, rows, ranks].
+        """The best `ranks` tokens of the first `depth` positions, int64 [depth, ranks]; and, after each candidate of
+        the position before (one row: after any), their order, best first, and probabilities there, [depth, rows, ranks].
 
         With a Markov head, probabilities are corrected over the candidates; other tokens weigh what they did."""
         columns, logs = best_tokens(draft.features[1][:depth].contiguous(), ranks, None)

@@ -135,7 +135,7 @@ def best_first(below: Callable[[RankPath], Sequence[float]], count: int) -> dict
     """The `count` paths of largest value, in falling order, with their values: the product of shares along a path.
 
     below  the shares of the candidates below a path, falling with the rank; none: it ends there. So a parent is worth
-           no less than its children, and a heap finds the best set (DDTree, Ringel and Romano 2026, arXiv 2604.12989)."""
+           no less than its children, and a heap finds the best set (Ringel and Romano 2026, arXiv 2604.12989)."""
     shares, value, waiting = {(): below(())}, {(): 1.0}, list[tuple[float, RankPath]]()
 
     def consider(path: RankPath) -> None:

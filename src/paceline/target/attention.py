@@ -134,7 +134,7 @@ class Attention:
             self.qk_norm = torch.cat([q.expand(shape.num_heads, -1), k.expand(shape.num_kv_heads, -1)])
 
     def write(self, x: torch.Tensor, cache: Writer, layer: int) -> torch.Tensor:
-        """Write keys and values of normed states x [N, H] to layer `layer` of the cache; queries [N, heads, head_dim]."""
+        """Write keys and values of normed states x [N, H] to a layer of the cache; queries [N, heads, head_dim]."""
         s = self.shape
         qkv = self.qkv(x).view(-1, s.num_heads + 2 * s.num_kv_heads, s.head_dim)
         return self.ops.rotate(qkv, s.num_heads, s.num_kv_heads, self.qk_norm, cache, layer)

@@ -1,7 +1,7 @@
 """DFlash and DSpark: a block of masks learns to be the target's next tokens.
 
 Blocks begin at tokens drawn at random among the target's own, anew for every batch. Their positions see each other, and
-the text strictly before the block's first token: its own states do not exist when a drafter drafts. A position of a block
+the text strictly before the block's first token, whose states do not exist when a drafter drafts. A position of a block
 learns the target's distribution after the text up to it, and weighs less than the one before it (DFlash, arXiv
 2602.06036, section 4). With `--markov` a bias by the token before is learnt with the block, and with `--confidence` the
 chance that a drafted token is accepted, the overlap of both distributions (DSpark, arXiv 2607.05147, sections 3 and 4).
@@ -182,7 +182,7 @@ class DFlashLoss(Student):
         return loss + self._unsure(hidden[where], target[where], weights[where]) if self.config.confidence else loss
 
     def _unsure(self, hidden: Tensor, target: Tensor, weights: Tensor) -> Tensor:
-        """Cross-entropy of the confidence head with the overlaps of both distributions; it teaches the block nothing."""
+        """Cross-entropy of the confidence head with the overlaps of both distributions; blocks learn nothing of it."""
         some = torch.linspace(0, len(hidden) - 1, min(len(hidden), SURE_OF), device=hidden.device).long()
         hidden, weights, head = hidden[some].detach(), weights[some], self.module.confidence_head["proj"]
         accepted = overlaps(hidden, self.table(), target[some], self.of_target)

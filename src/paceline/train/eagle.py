@@ -193,7 +193,6 @@ class FlagOptions(Flags):
 class TapsConfig(LayerConfig):
     """What drafters over several of the target's states, with a draft vocabulary, have in common."""
 
-
     vocab: int | None = option(
         None, "Size of the draft vocabulary; half of the target's if left out, a quarter of a large one's.", least=1
     )

@@ -102,7 +102,7 @@ def _distributions(
 
 @torch.no_grad()
 def overlaps(hidden: Tensor, table: Tensor, target_hidden: Tensor, target_table: Tensor) -> Tensor:
-    """How often a token drawn from q would be accepted, sum min(p, q), at N positions [N]; arguments as of `distance`."""
+    """How often a token drawn from q is accepted, sum min(p, q), at N positions [N]; arguments as of `distance`."""
     p, log_q = _distributions(hidden, table, target_hidden, target_table)
     return torch.minimum(p, log_q.exp()).sum(-1)
 
@@ -208,7 +208,7 @@ def _mean(
     compiled: bool,
     shares: Tensor | None = None,
 ) -> Tensor:
-    """The mean of `step` over the positions of `where` [...], which weigh `shares` [...], or all the same; hidden, targets
+    """The mean of `step` over the positions of `where` [...], which weigh `shares` [...], or the same; hidden, targets
     [..., *] are given to it in chunks."""
     hidden, targets = hidden.to(autocast_dtype(hidden))[where], targets[where]
     weights = torch.ones(len(hidden), device=hidden.device) if shares is None else shares[where].float()
