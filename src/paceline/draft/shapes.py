@@ -136,7 +136,9 @@ def best_first(below: Callable[[RankPath], Sequence[float]], count: int) -> dict
 
     below  the shares of the candidates below a path, falling with the rank; none: it ends there. So a parent is worth
            no less than its children, and a heap finds the best set (Ringel and Romano 2026, arXiv 2604.12989)."""
-    shares, value, waiting = {(): below(())}, {(): 1.0}, list[tuple[float, RankPath]]()
+    shares: dict[RankPath, Sequence[float]] = {(): below(())}
+    value: dict[RankPath, float] = {(): 1.0}
+    waiting: list[tuple[float, RankPath]] = []
 
     def consider(path: RankPath) -> None:
         above = path[:-1]
