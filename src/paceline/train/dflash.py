@@ -96,7 +96,7 @@ class BlockModule(nn.Module):
         begin_as_last(self.fc)
         self.hidden_norm, self.norm = (nn.RMSNorm(hidden, shape.eps) for _ in range(2))
         self.layers = nn.ModuleList(BlockLayer(shape) for _ in range(config.layers))
-        self.register_parameter(MASK, nn.Parameter(table.detach().mean(0)))
+        self.register_parameter(MASK, nn.Parameter(torch.randn(hidden) * float(table.std())))
         if config.markov:
             before, after = nn.Embedding(len(table), config.markov), nn.Linear(config.markov, drafted, bias=False)
             nn.init.normal_(before.weight, std=config.markov**-0.5)
@@ -144,8 +144,8 @@ class DFlashLoss(Student):
         self.reads = config.taps_of(teacher.config.num_hidden_layers)
         self.module = BlockModule(teacher, config, len(self.reads), len(keep))
         self.register_buffer("of_target", teacher.lm_head.weight[keep].detach().clone(), persistent=False)
-        with torch.no_grad():  # logits begin near 1: the target's own norm would make an untrained block sure
-            self.module.norm.weight.fill_(1 / self.of_target.norm(dim=1).mean())
+        with torch.no_grad():  # logits begin near 0: the target's own norm would make an untrained block sure
+            self.module.norm.weight.fill_(0.25 / self.of_target.norm(dim=1).mean())
 
     def states(self, input_ids: Tensor) -> tuple[Tensor, Tensor]:
         """(the context that blocks read, [B, T, H]; the target's last states after the final norm, [B, T, H])."""
