@@ -94,7 +94,7 @@ def test_the_loss_is_the_weighted_distance_where_the_target_wrote_the_tokens() -
     assert chosen.all()
     for depth, hidden in enumerate(inputs):
         for t in at[0].tolist():
-            if 4 <= t and t + 2 + depth <= 9:
+            if t >= 4 and t + 2 + depth <= 9:
                 p = model.lm_head(last[0, t + 1 + depth])[KEEP].softmax(-1)
                 total = total - 0.8**depth * (p * (loss.table() @ hidden[0, t]).log_softmax(-1)).sum()
                 weights += 0.8**depth

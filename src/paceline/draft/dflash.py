@@ -342,7 +342,7 @@ class DFlash(FeatureDrafter):
 
     def _candidates(self, draft: Draft, depth: int, ranks: int) -> tuple[Any, Any, Any]:
         """The best `ranks` tokens of the first `depth` positions, int64 [depth, ranks]; and, after each candidate of
-        the position before (one row: after any), their order, best first, and probabilities there, [depth, rows, ranks].
+        the position before (one row: after any), their order, best first, and probabilities, [depth, rows, ranks].
 
         With a Markov head, probabilities are corrected over the candidates; other tokens weigh what they did."""
         columns, logs = best_tokens(draft.features[1][:depth].contiguous(), ranks, None)
