@@ -44,6 +44,7 @@ from paceline.engine.tree import DraftTree
 from paceline.errors import MethodError
 from paceline.target.base import Facts
 from paceline.target.linear import linear
+from paceline.target.quantised.blocks import tensors_of
 from paceline.target.shape import Shape
 
 MASK, OUTPUT, W1, W2 = (
@@ -144,7 +145,7 @@ class DFlashNetwork:
         shapes = form.shapes(shape, vocab, drafted)
         optional = {TABLE: (vocab, h), OUTPUT: (drafted, h), MASK: (h,), OFFSETS: (drafted,), MEMBERS: (vocab,)}
         check_all(path, tensors, shapes | {name: of for name, of in optional.items() if name in tensors})
-        extra = placed({name: tensors[name] for name in shapes if name in (W1, W2, *SURE)}, target)
+        extra = tensors_of(placed({name: tensors[name] for name in shapes if name in (W1, W2, *SURE)}, target))
         here = placed(
             {name: tensors[name] for name in (*shapes, OUTPUT) if name in tensors.keys() - extra}, target, dtype
         )
@@ -232,7 +233,7 @@ class DFlash(FeatureDrafter):
     def bind(self, target: Facts) -> None:
         super().bind(target)
         own, form, weights = self.network.columns, self.network.form, self.network.weights
-        if self.config.vocab is not None and form.rank:
+        if self.config.vocab is not None and self.columns is not None and form.rank:
             weights[W2] = weights[W2][self.columns if own is None else torch.searchsorted(own, self.columns)]
         if self.config.sample == "auto":
             self.options = replace(self.options, sample="draw" if form.rank else "best")

@@ -186,7 +186,7 @@ class DFlashLoss(Student):
         some = torch.linspace(0, len(hidden) - 1, min(len(hidden), SURE_OF), device=hidden.device).long()
         hidden, weights, head = hidden[some].detach(), weights[some], self.module.confidence_head["proj"]
         accepted = overlaps(hidden, self.table(), target[some], self.of_target)
-        each = F.binary_cross_entropy_with_logits(head(hidden)[:, 0].float(), accepted, reduction="none")  # type: ignore[operator]
+        each = F.binary_cross_entropy_with_logits(head(hidden)[:, 0].float(), accepted, reduction="none")
         return (weights * each).sum() / weights.sum().clamp_min(1e-20)
 
     def _anchors(self, known: Tensor) -> tuple[Tensor, Tensor]:
