@@ -9,7 +9,7 @@ from tests.paths import REPOSITORY
 
 MODELS = REPOSITORY / "models"
 MB = 1_000_000
-DRAFTERS = ("eagle3", "eagle", "medusa", "hydra", "amphista", "kangaroo", "draft")
+DRAFTERS = ("eagle3", "dflash", "eagle", "medusa", "hydra", "amphista", "kangaroo", "draft")
 
 
 def test_a_checkout_stays_small() -> None:

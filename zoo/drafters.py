@@ -21,7 +21,7 @@ from paceline.errors import PacelineError
 from zoo.family import RECIPES, Step, place
 from zoo.prompts import KINDS
 
-HEADS = ("eagle3", "medusa", "hydra", "amphista", "eagle", "kangaroo")
+HEADS = ("eagle3", "dflash", "medusa", "hydra", "amphista", "eagle", "kangaroo")
 ROWS = ("--length", "768", "--rows", "1", "--threads", "2")
 """Rows hold a long prompt and its answer. A batch is one row: a budget of minutes is a few hundred steps."""
 TOKENS = 8192

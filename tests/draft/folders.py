@@ -15,6 +15,7 @@ from paceline.draft.registry import describe, names
 from paceline.engine.sampling import SamplingParams
 from paceline.train.kangaroo import AdapterModule
 from tests import models, native
+from tests.draft import blocks
 from tests.draft.answered import weakened
 from tests.draft.eagles import knowing_head
 from tests.draft.head_worlds import HEADS
@@ -34,6 +35,7 @@ SPECS = {
     "amphista": "amphista:{amphista}",
     "eagle": "eagle:{eagle}",
     "eagle3": "eagle3:{eagle3}",
+    "dflash": "dflash:{dflash}",
 }
 """Of drafters with a checkpoint; {name}: a folder that `Folders` makes."""
 NETWORKS: dict[str, dict[str, Any]] = {
@@ -97,6 +99,8 @@ class Folders(Heads):
         elif name == "kangaroo":
             facts, untrained = TargetFacts.of(self.target), AdapterModule(self.model).state_dict()
             save_drafter(at, name, config={"exit_layer": EXIT}, tensors=untrained, target=facts)
+        elif name == "dflash":
+            blocks.save(at, self.model, scale=0.2)
         else:
             knowing_head(at, name, self.model)
         return at

@@ -35,10 +35,11 @@ RECIPES = {
     "amphista": (["--heads", "3", "--stage2-input", "add", "--positions-begin", "0.02"], "amphista:{out},tree=5"),
     "eagle": ([], "eagle:{out}"),
     "eagle3": (["--taps", "0,1,2", "--vocab", "200"], "eagle3:{out}"),
+    "dflash": (["--block", "3", "--vocab", "200", "--markov", "32", "--confidence"], "dflash:{out}"),
 }
 """Options of each command, and the drafter that it makes."""
 TREES = ("medusa", "hydra", "amphista")
-HEADS = ("kangaroo", "eagle", "eagle3", *TREES)
+HEADS = ("kangaroo", "eagle", "eagle3", "dflash", *TREES)
 
 
 @pytest.fixture(scope="module")

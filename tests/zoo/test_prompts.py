@@ -133,7 +133,7 @@ def test_a_plan_names_recipes_and_trains_all_on_the_same_answers(tmp_path: Path)
     plan = read_plan(Path("zoo/smollm2.toml"))
     commands = {step.name: step for step in steps(plan, tmp_path / "models", tmp_path / "work")}
     answers = str(tmp_path / "work" / "vocab.answers.jsonl")
-    recipes = ["eagle3", "medusa", "hydra", "amphista", "eagle", "kangaroo", "draft"]
+    recipes = ["eagle3", "dflash", "medusa", "hydra", "amphista", "eagle", "kangaroo", "draft"]
     assert [name for name in commands if name in recipes] == recipes
     for name in recipes:
         assert name in RECIPES

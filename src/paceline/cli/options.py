@@ -67,9 +67,9 @@ def open_engine(
     if threads is not None:
         torch.set_num_threads(threads)
     drafter = create(draft) if isinstance(draft, str) else draft  # misspelt, it is named before a model is read
-    for option in ("cache_memory", "prefix_cache_size"):
-        if options.get(option) is not None:
-            parse_bytes(options[option], option)
+    for name in ("cache_memory", "prefix_cache_size"):
+        if options.get(name) is not None:
+            parse_bytes(options[name], option)
     named = None if tokenizer is None else tokenizer_for(model, tokenizer)
     return Engine(model, drafter, threads=threads, tokenizer=named, **{"max_batch": 1} | options)
 

@@ -30,7 +30,7 @@ from paceline.draft.neural.layers import (
     rotary_layers,
     table_and_head,
 )
-from paceline.draft.neural.vocab import MEMBERS, OFFSETS, from_offsets
+from paceline.draft.neural.vocab import MEMBERS, OFFSETS, columns_of
 from paceline.engine.round import Segment
 from paceline.errors import MethodError
 from paceline.target.base import Facts
@@ -98,24 +98,6 @@ def eagle3_shapes(shape: Shape, width: int, taps: int, vocab: int, flags: Flags)
         of_layer = head_shapes(shape, h if number else 2 * h, ("input_layernorm", "hidden_norm")[: 1 if number else 2])
         shapes |= {f"layers.{number}.{name}": of for name, of in of_layer.items()}
     return shapes
-
-
-def columns_of(path: str, tensors: Mapping[str, torch.Tensor], vocab: int, target: Facts) -> torch.Tensor | None:
-    """The target's ids int64 [vocab] of a draft vocabulary; None if the two are the same. MethodError if they are not
-    tokens of the target."""
-    if OFFSETS not in tensors and vocab == target.vocab_size:
-        return None
-    try:
-        offsets = tensors.get(OFFSETS, torch.zeros(vocab, dtype=torch.int64)).long()
-        keep = from_offsets(offsets, tensors.get(MEMBERS))
-    except MethodError as error:
-        raise MethodError(f"{path}: {error}") from None
-    if len(keep) != vocab or int(keep[-1]) >= target.vocab_size:
-        raise MethodError(
-            f"{path} drafts {vocab} tokens, with ids for {len(keep)} up to {int(keep[-1])}; {target.name} has "
-            f"{target.vocab_size}: it is a head for another target"
-        )
-    return None if vocab == target.vocab_size else keep.to(target.device)
 
 
 class Eagle3Network:

@@ -7,7 +7,7 @@ from how often the candidates of each depth are right.
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Sequence
+from collections.abc import Callable, Iterable, Sequence
 from heapq import heappop, heappush
 from pathlib import Path
 from typing import NamedTuple
@@ -127,23 +127,31 @@ def best_paths(accuracies: Sequence[Sequence[float]], count: int) -> list[RankPa
 
     accuracies[d][r]: how often candidate r of slot d is right, falling with r. Slots count as independent, so a path's
     probability is the product along it (Cai et al. 2024, section 2.3.3)."""
-    best: list[RankPath] = []
+    return list(best_first(lambda above: accuracies[len(above)] if len(above) < len(accuracies) else (), count))
+
+
+def best_first(below: Callable[[RankPath], Sequence[float]], count: int) -> dict[RankPath, float]:
+    """The `count` paths of largest value, in falling order, with their values: the product of shares along a path.
+
+    below  the shares of the candidates below a path, falling with the rank; none: it ends there. So a parent is worth
+           no less than its children, and a heap finds the best set (Ringel and Romano 2026, arXiv 2604.12989)."""
+    shares: dict[RankPath, Sequence[float]] = {(): below(())}
+    value: dict[RankPath, float] = {(): 1.0}
     waiting: list[tuple[float, RankPath]] = []
 
-    def consider(path: RankPath, above: float) -> None:
-        slot = len(path) - 1
-        if slot < len(accuracies) and path[-1] < len(accuracies[slot]):
-            heappush(waiting, (-above * accuracies[slot][path[-1]], path))
+    def consider(path: RankPath) -> None:
+        above = path[:-1]
+        if path[-1] < len(shares[above]):
+            heappush(waiting, (-value[above] * shares[above][path[-1]], path))
 
-    value: dict[RankPath, float] = {(): 1.0}
-    consider((0,), 1.0)
-    while waiting and len(best) < count:
+    consider((0,))
+    while waiting and len(value) <= count:
         negative, path = heappop(waiting)
-        value[path] = -negative
-        best.append(path)
-        consider((*path[:-1], path[-1] + 1), value[path[:-1]])
-        consider((*path, 0), value[path])
-    return best
+        value[path], shares[path] = -negative, below(path)
+        consider((*path[:-1], path[-1] + 1))
+        consider((*path, 0))
+    del value[()]
+    return value
 
 
 def read_accuracies(folder: str, writer: str = "paceline train tree") -> list[list[float]]:

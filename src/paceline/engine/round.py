@@ -30,6 +30,7 @@ class Segment:
     hidden      [n - start, H] or None: states of the nodes after layer `resume_layer - 1`; those layers are not run.
     depth       int64 [n]: depth of each node, 0 for the first; computed if not given.
     is_prompt   the tokens are a piece of the row's prompt.
+    mutual      every node sees all others, not only its ancestors (a drafter's own layers).
     """
 
     slot: int
@@ -40,6 +41,7 @@ class Segment:
     hidden: torch.Tensor | None = None
     depth: IntArray = field(default_factory=lambda: _UNKNOWN)
     is_prompt: bool = False
+    mutual: bool = False
 
     def __post_init__(self) -> None:
         if self.depth is _UNKNOWN:

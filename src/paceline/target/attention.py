@@ -133,12 +133,15 @@ class Attention:
             q, k = vectors["q_norm.weight"], vectors["k_norm.weight"]
             self.qk_norm = torch.cat([q.expand(shape.num_heads, -1), k.expand(shape.num_kv_heads, -1)])
 
-    def __call__(self, x: torch.Tensor, layout: Layout, cache: Writer, layer: int) -> torch.Tensor:
-        """Attention [N, H] over normed states x [N, H]; writes keys and values to layer `layer` of the cache."""
+    def write(self, x: torch.Tensor, cache: Writer, layer: int) -> torch.Tensor:
+        """Write keys and values of normed states x [N, H] to a layer of the cache; queries [N, heads, head_dim]."""
         s = self.shape
         qkv = self.qkv(x).view(-1, s.num_heads + 2 * s.num_kv_heads, s.head_dim)
-        queries = self.ops.rotate(qkv, s.num_heads, s.num_kv_heads, self.qk_norm, cache, layer)
-        return self.out(attend(queries, layout, cache, layer))
+        return self.ops.rotate(qkv, s.num_heads, s.num_kv_heads, self.qk_norm, cache, layer)
+
+    def __call__(self, x: torch.Tensor, layout: Layout, cache: Writer, layer: int) -> torch.Tensor:
+        """Attention [N, H] over normed states x [N, H]; writes keys and values to layer `layer` of the cache."""
+        return self.out(attend(self.write(x, cache, layer), layout, cache, layer))
 
 
 class Layer:
@@ -188,15 +191,21 @@ def attention_shapes(shape: Shape, width: int | None = None) -> dict[str, tuple[
 
 
 def begin(
-    segments: Sequence[Segment], cache: RaggedCache, shape: Shape, ops: TorchOps, like: torch.Tensor
+    segments: Sequence[Segment],
+    cache: RaggedCache,
+    shape: Shape,
+    ops: TorchOps,
+    like: torch.Tensor,
+    window: int | None = None,
 ) -> tuple[Layout, Writer]:
     """Plan a forward of layers with their own cache, and grow that cache if necessary.
 
-    like  a tensor with the states' dtype and device."""
+    like  a tensor with the states' dtype and device. window: as in `plan`."""
     layout = plan(
         segments,
         [cache.length(segment.slot) for segment in segments],
         shared=shape.num_heads // shape.num_kv_heads,
+        window=window,
         dtype=like.dtype,
         device=like.device,
         pieces=True,

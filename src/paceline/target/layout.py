@@ -3,7 +3,7 @@
 The N tokens of all segments are packed into one dimension, so that linear layers compute almost no padding. Attention
 needs more dimensions: short segments share one padded group over a range of slots; a long one (a prompt's chunk) is a
 group of its own. Node i of a segment has the position (row length) + (its depth) and the cache place (row length) + i;
-it sees the row's committed tokens, its ancestors and itself.
+it sees the row's committed tokens, its ancestors and itself, or all nodes of a `mutual` segment.
 """
 
 from __future__ import annotations
@@ -210,7 +210,8 @@ def _group(
 def _is_whole_chain(segment: Segment, keys: int, window: int | None) -> bool:
     """Whether the segment is a chain that runs from its root and sees all of its row's `keys` tokens."""
     n = len(segment.tokens)
-    return segment.start == 0 and int(segment.depth[-1]) == n - 1 and (window is None or keys <= window)
+    seen = window is None or keys <= window
+    return segment.start == 0 and int(segment.depth[-1]) == n - 1 and seen and not segment.mutual
 
 
 def _padding(
@@ -249,7 +250,9 @@ def _see(
     n, start = len(segment.tokens), segment.start
     rows = mask[: n - start]
     rows[..., :length] = 0
-    if n <= SHARED_QUERIES and segment.depth[-1] == n - 1:
+    if segment.mutual:
+        among = np.zeros((n - start, n), np.float32)
+    elif n <= SHARED_QUERIES and segment.depth[-1] == n - 1:
         among = _CHAIN[start:n, :n]
     else:
         among = np.where(ancestors(segment.parent)[start:], np.float32(0), np.float32(-np.inf))

@@ -70,6 +70,7 @@ later("tree", "paceline.train.measure:command", "Measure heads that came without
 later("amphista", "paceline.train.amphista:command", "Train Amphista's network: heads that see each other.")
 later("eagle", "paceline.train.eagle:command", "Train a layer that drafts by predicting the target's next state.")
 later("eagle3", "paceline.train.eagle:eagle3_command", "Train a layer that drafts from three states; vLLM reads it.")
+later("dflash", "paceline.train.dflash:command", "Train layers that fill a block of tokens in one pass.")
 later("vllm", "paceline.train.export:command", "Write Medusa heads in the layout that vLLM reads.")
 later("vision", "paceline.cli.eval_vision:train_command", "Tune a dual encoder on size, position, existence, count.")
 

@@ -29,6 +29,7 @@ from torch import Tensor, nn
 
 from paceline.draft.eagle import Eagle
 from paceline.draft.eagle3 import Eagle3, Flags, default_taps
+from paceline.draft.neural.vocab import to_offsets
 from paceline.draft.spec import option
 from paceline.errors import PacelineError
 from paceline.target.load import read_config
@@ -181,21 +182,16 @@ class FlagOptions(Flags):
 
 
 @dataclass(frozen=True, kw_only=True)
-class Eagle3Config(LayerConfig):
+class TapsConfig(LayerConfig):
+    """What drafters over several of the target's states, with a draft vocabulary, have in common."""
+
     vocab: int | None = option(
         None, "Size of the draft vocabulary; half of the target's if left out, a quarter of a large one's.", least=1
     )
     loss_vocab: int = 1 << 31  # the loss compares the draft vocabulary
-    steps: int = option(3, "Steps of the training-time test: the depth that the head learns.", least=1)
-    decay: float = option(0.8, "Weight of a step relative to the one before.", least=0)
     taps: Layers | None = option(
-        None, "Layers whose inputs the head reads, as in 2,4,5; the paper's if left out.", parser=layers_of("--taps")
+        None, "Layers whose inputs are read, as in 2,4,5; the paper's if left out.", parser=layers_of("--taps")
     )
-    flags: FlagOptions = field(default_factory=FlagOptions)
-
-    @property
-    def loop(self) -> dict[str, Any]:
-        return super().loop | {"clip": 0.5}
 
     def check(self, target: Path) -> None:
         super().check(target)
@@ -208,15 +204,33 @@ class Eagle3Config(LayerConfig):
             )
 
     def taps_of(self, layers: int) -> tuple[int, ...]:
-        """The layers whose inputs the head reads in a target of so many layers."""
+        """The layers whose inputs are read in a target of so many layers."""
         return default_taps(layers) if self.taps is None else self.taps
 
-    def student(self, trainer: Trainer) -> Student:
+    def drafted(self, trainer: Trainer) -> tuple[Tensor, float]:
+        """The draft vocabulary, int64 ascending, and its share of the held-out answers."""
         total = trainer.teacher.config.vocab_size
         keep, share = trainer.frequent(self.vocab or total // (2 if total <= LARGE else 4))
         trainer.console.print(
             f"{len(keep):,} tokens to draft: {share:.2%} of what the target writes in held-out answers"
         )
+        return keep, share
+
+
+@dataclass(frozen=True, kw_only=True)
+class Eagle3Config(TapsConfig):
+    """The head and its training."""
+
+    steps: int = option(3, "Steps of the training-time test: the depth that the head learns.", least=1)
+    decay: float = option(0.8, "Weight of a step relative to the one before.", least=0)
+    flags: FlagOptions = field(default_factory=FlagOptions)
+
+    @property
+    def loop(self) -> dict[str, Any]:
+        return super().loop | {"clip": 0.5}
+
+    def student(self, trainer: Trainer) -> Student:
+        keep, share = self.drafted(trainer)
         return Eagle3Loss(trainer.teacher, keep, self, coverage=share)
 
 
@@ -304,10 +318,7 @@ class Eagle3Loss(LayerLoss):
         return spread(self.module.lm_head(hidden).float().softmax(-1), self.keep, len(self.is_kept))
 
     def saved(self) -> dict[str, Tensor]:
-        tensors = super().saved()
-        if not self.is_kept.all():
-            tensors |= {"d2t": self.keep - torch.arange(len(self.keep), device=self.keep.device), "t2d": self.is_kept}
-        return tensors
+        return super().saved() | to_offsets(self.keep, len(self.is_kept))
 
     def facts(self) -> dict[str, Any]:
         config = speculators_config(self.teacher.config, self.taps, len(self.keep), self.config.flags)

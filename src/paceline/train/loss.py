@@ -94,6 +94,13 @@ def _step_of(distance: Callable[[Tensor, Tensor, Tensor], Pair]) -> Step:
     return step
 
 
+@torch.no_grad()
+def overlaps(hidden: Tensor, table: Tensor, target_hidden: Tensor, target_table: Tensor) -> Tensor:
+    """How often a token drawn from q is accepted, sum min(p, q), at N positions [N]; arguments as of `distance`."""
+    p = torch.softmax((target_hidden @ target_table.T).float(), -1)
+    return torch.minimum(p, torch.softmax((hidden @ table.T).float(), -1)).sum(-1)
+
+
 Distance = Literal["soft", "kl+tv", "lk"]
 DISTANCES = {"soft": _step_of(_soft), "kl+tv": _step_of(_kl_and_tv), "lk": _step_of(_lk)}
 """Distances of a draft's distribution from its target's, which every recipe that learns one can minimise.
@@ -153,12 +160,12 @@ def chunked_cross_entropy(
 
 def distance(
     kind: str, hidden: Tensor, table: Tensor, target_hidden: Tensor, target_table: Tensor, where: Tensor,
-    chunk: int = CHUNK, compiled: bool = False,
+    chunk: int = CHUNK, compiled: bool = False, weights: Tensor | None = None,
 ) -> Tensor:  # fmt: skip
     """Mean distance of the draft's distribution q from the target's p over the positions of `where`, 0 if there are
     none. q = softmax(hidden @ table.T), p = softmax(target_hidden @ target_table.T).
 
-    kind   of `DISTANCES`.
+    kind   of `DISTANCES`. weights: of the positions [...]; None: all the same.
     hidden [..., D], table [V, D]; target_hidden [..., Dt], target_table [V, Dt] of the same V tokens; where bool [...].
 
     `hidden` learns, and `table` unless it is the target's."""
@@ -168,7 +175,7 @@ def distance(
     else:
         fixed = (target_table.detach().to(autocast_dtype(hidden)),)
     target_hidden = target_hidden.to(autocast_dtype(hidden))
-    return _mean(DISTANCES[kind], hidden, table, target_hidden, where, fixed, chunk, compiled)
+    return _mean(DISTANCES[kind], hidden, table, target_hidden, where, fixed, chunk, compiled, weights)
 
 
 def _mean(
@@ -177,7 +184,8 @@ def _mean(
 ) -> Tensor:  # fmt: skip
     """The mean of `step` over the positions of `where` [...]; hidden, targets [..., *] are given to it in chunks."""
     hidden, targets = hidden.to(autocast_dtype(hidden))[where], targets[where]
-    weights = torch.full((len(hidden),), 1 / max(len(hidden), 1), device=hidden.device)
+    weights = torch.ones(len(hidden), device=hidden.device) if shares is None else shares[where].float()
+    weights = weights / weights.sum().clamp_min(1e-20)
     rest = -len(hidden) % chunk  # padding, of weight 0, gives a compiled step a single shape
     hidden, weights, targets = (pad(part, (0, 0) * (part.dim() - 1) + (0, rest)) for part in (hidden, weights, targets))
     step = _compiled(step) if compiled else step

@@ -171,9 +171,10 @@ class HeadLayers:
             len(prefixes), shape.num_kv_heads, shape.head_dim, target.max_context, target.dtype, target.device
         )
 
-    def begin(self, segments: Sequence[Segment], like: Tensor) -> tuple[Layout, Writer]:
-        """Plan a forward over the segments' nodes, and reserve memory in the cache. like: their states."""
-        return begin(segments, self.cache, self.shape, self.ops, like)
+    def begin(self, segments: Sequence[Segment], like: Tensor, window: int | None = None) -> tuple[Layout, Writer]:
+        """Plan a forward over the segments' nodes, and reserve memory in the cache. like: their states; window: the
+        most tokens that a node sees."""
+        return begin(segments, self.cache, self.shape, self.ops, like, window)
 
 
 def rotary_layers(weights: Mapping[str, Tensor | Blocks], config: PretrainedConfig, target: Facts) -> HeadLayers:

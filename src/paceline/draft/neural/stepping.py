@@ -160,13 +160,17 @@ class Stepping(Drafter):
         """Add a token to every chain from its row of logits [R, K]; those that go on."""
         if self._watch is not None:
             self._watch(drafts, logits)
-        signals = self.rule.signals(logits)
+        signals = self.signals(drafts, logits)
         drew = self._draw(drafts, logits)
         return [
             draft
             for draft, signal, more in zip(drafts, signals, drew, strict=True)
             if more and not self._enough(draft, draft.length, signal) and draft.tokens[-1] not in draft.ends
         ]
+
+    def signals(self, drafts: Sequence[Draft], logits: torch.Tensor) -> list[float]:
+        """What the stop rule decides by, for the next token of every chain. logits [R, K]: what it is drawn from."""
+        return self.rule.signals(logits)
 
     def run_nodes(self, drafts: Sequence[Draft], num_logits: Sequence[int]) -> torch.Tensor:
         """`run`, and count it."""
@@ -198,7 +202,8 @@ class Stepping(Drafter):
             for growth, of_row in zip(active, logits.split(levels), strict=True):
                 growth.expand(of_row, self.columns)
             if auto:
-                self._fit(growths)
+                for growth, size in zip(growths, self.fitting([one.chances() for one in growths]), strict=True):
+                    growth.size = size
             active = [
                 growth
                 for growth, signal in zip(active, signals, strict=True)
@@ -207,12 +212,9 @@ class Stepping(Drafter):
             self.rule.stepped(perf_counter() - began)
         return [growth.tree(self.name) for growth in growths]
 
-    def _fit(self, growths: Sequence[Growth]) -> None:
-        """Let as many of the candidates be verified as pay together, with whatever else runs in the round."""
-        others = self.prefill_tokens + len(self._asked) - len(growths)
-        sizes = best_sizes([growth.chances() for growth in growths], self._times, others)
-        for growth, size in zip(growths, sizes, strict=True):
-            growth.size = size
+    def fitting(self, chances: Sequence[Sequence[float]]) -> list[int]:
+        """How many of the likeliest candidates of each row pay together, with whatever else runs in the round."""
+        return best_sizes(chances, self._times, self.prefill_tokens + len(self._asked) - len(chances))
 
     # Drawing a token ------------------------------------------------------------------------------------------
 

@@ -186,6 +186,32 @@ def from_offsets(offsets: Tensor, members: Tensor | None) -> Tensor:
     return keep
 
 
+def to_offsets(keep: Tensor, size: int) -> dict[str, Tensor]:
+    """EAGLE-3's map of the tokens `keep` int64 [K] out of `size`, as tensors of a file; none if all are kept."""
+    members = torch.zeros(size, dtype=torch.bool, device=keep.device)
+    members[keep] = True
+    offsets = keep - torch.arange(len(keep), device=keep.device)
+    return {} if len(keep) == size else {OFFSETS: offsets, MEMBERS: members}
+
+
+def columns_of(path: str, tensors: Mapping[str, Tensor], vocab: int, target: Facts) -> Tensor | None:
+    """The target's ids int64 [vocab] of a draft vocabulary; None if the two are the same. MethodError if they are not
+    tokens of the target."""
+    if OFFSETS not in tensors and vocab == target.vocab_size:
+        return None
+    try:
+        offsets = tensors.get(OFFSETS, torch.zeros(vocab, dtype=torch.int64)).long()
+        keep = from_offsets(offsets, tensors.get(MEMBERS))
+    except MethodError as error:
+        raise MethodError(f"{path}: {error}") from None
+    if len(keep) != vocab or int(keep[-1]) >= target.vocab_size:
+        raise MethodError(
+            f"{path} drafts {vocab} tokens, with ids for {len(keep)} up to {int(keep[-1])}; {target.name} has "
+            f"{target.vocab_size}: it is a head for another target"
+        )
+    return None if vocab == target.vocab_size else keep.to(target.device)
+
+
 # For drafters -----------------------------------------------------------------------------------------------------
 
 

@@ -1,0 +1,237 @@
+"""DFlash and DSpark: a block of masks learns to be the target's next tokens.
+
+Blocks begin at tokens drawn at random among the target's own, anew for every batch. Their positions see each other, and
+the text strictly before the block's first token, whose states do not exist when a drafter drafts. A position of a block
+learns the target's distribution after the text up to it, and weighs less than the one before it (DFlash, arXiv
+2602.06036, section 4). With `--markov` a bias by the token before is learnt with the block, and with `--confidence` the
+chance that a drafted token is accepted, the overlap of both distributions (DSpark, arXiv 2607.05147, sections 3 and 4).
+
+    paceline train dflash smollm2 --data answers.jsonl --markov 64 --confidence --out build/dflash
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from dataclasses import dataclass
+from typing import Any
+
+import torch
+import torch.nn.functional as F
+from torch import Tensor, nn
+
+from paceline.draft.dflash import LARGEST, MASK, DFlash
+from paceline.draft.neural.vocab import to_offsets
+from paceline.draft.spec import option
+from paceline.target.shape import Shape, rotary_tables
+from paceline.train.eagle import TapsConfig, layer_config
+from paceline.train.loss import distance, overlaps
+from paceline.train.options import DrafterOptions, drafter_command
+from paceline.train.student import Student, known_depths, spread
+from paceline.train.trainer import Trainer, train_head
+from paceline.train.unrolled import UnrolledLayer, begin_as_last
+
+SURE_OF = 256
+"""Most positions of a batch by which the confidence head learns: each costs both distributions once more."""
+
+
+@dataclass(frozen=True, kw_only=True)
+class DFlashConfig(TapsConfig):
+    """The drafter and its training."""
+
+    block: int = option(8, "Tokens of a draft.", least=2, most=LARGEST)
+    layers: int = option(2, "Layers of its own.", least=1)
+    anchors: int = option(64, "Blocks in a row of text.", least=1)
+    decay: float = option(0.8, "Weight of a position relative to the one before.", least=0)
+    markov: int = option(0, "Rank of the Markov head; 0: none.", least=0)
+    confidence: bool = option(False, "A confidence head.", names=("--confidence",))
+
+    def student(self, trainer: Trainer) -> Student:
+        keep, share = self.drafted(trainer)
+        return DFlashLoss(trainer.teacher, keep, self, coverage=share)
+
+
+class BlockLayer(UnrolledLayer):
+    """A decoder layer over blocks, which read a context too; queries and keys are normed."""
+
+    def __init__(self, shape: Shape) -> None:
+        super().__init__(shape, shape.hidden_size, ("input_layernorm",))
+        for name in ("q_norm", "k_norm"):
+            self.self_attn.add_module(name, nn.RMSNorm(shape.head_dim, shape.eps))
+
+    def over(self, x: Tensor, context: Tensor, cos: Tensor, sin: Tensor, mask: Tensor) -> Tensor:
+        """x [B, N, H], which reads context [B, T, H] and itself where mask [B, 1, N, T + N] says; [B, N, H].
+
+        cos, sin  of the context's positions, then of x's, [B, 1, T + N, head_dim]."""
+        part: Any = self.self_attn
+        own: Any = self.input_layernorm
+        y = own(x)
+        both = torch.cat([context.to(y.dtype), y], 1)
+        q, k, v = (
+            project(given).unflatten(-1, (-1, part.shape.head_dim)).transpose(1, 2)
+            for project, given in ((part.q_proj, y), (part.k_proj, both), (part.v_proj, both))
+        )
+        cos, sin, last, half = cos.to(v), sin.to(v), slice(-x.shape[1], None), part.shape.head_dim // 2
+        q, k = part.q_norm(q).to(v.dtype), part.k_norm(k).to(v.dtype)
+        q = q * cos[:, :, last] + q.roll(half, -1) * sin[:, :, last]
+        k, shared = k * cos + k.roll(half, -1) * sin, q.shape[1] // k.shape[1]
+        k, v = (one.repeat_interleave(shared, 1) for one in (k, v))
+        x = x + part.o_proj(F.scaled_dot_product_attention(q, k, v, attn_mask=mask).transpose(1, 2).flatten(2))
+        y = x + self.mlp(self.post_attention_layernorm(x))
+        return y
+
+
+class BlockModule(nn.Module):
+    """The drafter in training. Parameters are named as in published files."""
+
+    cos: Tensor
+    sin: Tensor
+
+    def __init__(self, teacher: Any, config: DFlashConfig, taps: int, drafted: int) -> None:
+        super().__init__()
+        shape, table = Shape.of(teacher.config), teacher.get_input_embeddings().weight
+        for name, turn in zip(("cos", "sin"), rotary_tables(teacher.config, shape), strict=True):
+            self.register_buffer(name, turn, persistent=False)
+        self.block, hidden = config.block, shape.hidden_size
+        self.fc = nn.Linear(taps * hidden, hidden, bias=False)
+        begin_as_last(self.fc)
+        self.hidden_norm, self.norm = (nn.RMSNorm(hidden, shape.eps) for _ in range(2))
+        self.layers = nn.ModuleList(BlockLayer(shape) for _ in range(config.layers))
+        self.register_parameter(MASK, nn.Parameter(torch.randn(hidden) * float(table.std())))
+        if config.markov:
+            before, after = nn.Embedding(len(table), config.markov), nn.Linear(config.markov, drafted, bias=False)
+            nn.init.normal_(before.weight, std=config.markov**-0.5)
+            nn.init.zeros_(after.weight)
+            self.markov_head = nn.ModuleDict({"markov_w1": before, "markov_w2": after})
+        if config.confidence:
+            self.confidence_head = nn.ModuleDict({"proj": nn.Linear(hidden + config.markov, 1)})
+
+    def context(self, taps: Tensor) -> Tensor:
+        """What layers read of the text, [B, T, H], from the target's states [B, T, taps * H]."""
+        context: Tensor = self.hidden_norm(self.fc(taps))
+        return context
+
+    def fill(self, context: Tensor, first: Tensor, at: Tensor) -> Tensor:
+        """Inputs of the output head, [B, A, block, H], of blocks at the places `at` [B, A].
+
+        first [B, A, H]: embeddings of their first tokens."""
+        batch, count, hidden = first.shape
+        text, number = (torch.arange(size, device=at.device) for size in (context.shape[1], count))
+        places = (at[..., None] + torch.arange(self.block, device=at.device)).flatten(1)
+        positions = torch.cat([text.expand(batch, -1), places.clamp_max(len(self.cos) - 1)], 1)
+        number = number.repeat_interleave(self.block)
+        before = text < at.repeat_interleave(self.block, 1)[..., None]  # strictly: the first token has no states yet
+        mask = torch.cat([before, (number[:, None] == number).expand(batch, -1, -1)], -1)[:, None]
+        masks: Tensor = self.get_parameter(MASK).expand(batch, count, self.block - 1, hidden)
+        x, layers = torch.cat([first[:, :, None], masks.to(first.dtype)], 2).flatten(1, 2), list[Any](self.layers)
+        for layer in layers:
+            x = layer.over(x, context, self.cos[positions][:, None], self.sin[positions][:, None], mask)
+        read: Tensor = self.norm(x).unflatten(1, (count, self.block))
+        return read
+
+
+class DFlashLoss(Student):
+    """A drafter whose forward is its loss: a weighted mean over the positions of blocks, over the draft vocabulary.
+
+    keep        int64 [D]: the draft vocabulary, ascending.
+    of_trainer  further entries of config.json."""
+
+    kind = DFlash.name
+    of_target: Tensor
+
+    def __init__(self, teacher: Any, keep: Tensor, config: DFlashConfig = DFlashConfig(), **of_trainer: Any) -> None:
+        super().__init__(teacher, config.loss)
+        self.config, self.of_trainer, self.tokens, self.depths = config, of_trainer, keep, config.block
+        self.reads = config.taps_of(teacher.config.num_hidden_layers)
+        self.module = BlockModule(teacher, config, len(self.reads), len(keep))
+        self.register_buffer("of_target", teacher.lm_head.weight[keep].detach().clone(), persistent=False)
+        with torch.no_grad():  # logits begin near 0: the target's own norm would make an untrained block sure
+            self.module.norm.weight.fill_(0.25 / self.of_target.norm(dim=1).mean())
+
+    def states(self, input_ids: Tensor) -> tuple[Tensor, Tensor]:
+        """(the context that blocks read, [B, T, H]; the target's last states after the final norm, [B, T, H])."""
+        states, last = self.target_states(input_ids)
+        return self.module.context(states[..., :-1, :].flatten(-2)), last
+
+    def table(self, depth: int = 0) -> Tensor:
+        """The output head [D, H], with a Markov head's second matrix beside it, [D, H + rank]: logits are then one
+        product with the states and the embeddings of the tokens before (`inputs`)."""
+        own = (self.module.get_parameter("markov_head.markov_w2.weight"),) if self.config.markov else ()
+        return torch.cat([self.of_target, *own], 1) if own else self.of_target
+
+    def inputs(self, read: Tensor, before: Tensor) -> Tensor:
+        """What `table` is multiplied with, after the tokens `before` [...]: [..., H], or [..., H + rank]."""
+        if not self.config.markov:
+            return read
+        return torch.cat([read, F.embedding(before, self.module.get_parameter("markov_head.markov_w1.weight"))], -1)
+
+    def filled(self, context: Tensor, input_ids: Tensor, at: Tensor) -> Tensor:
+        """`BlockModule.fill` for drafts at positions `at` [B, A]: their blocks begin with the token after it."""
+        first = self.teacher.get_input_embeddings()(input_ids.gather(1, at + 1))
+        return self.module.fill(context, first, at + 1)
+
+    def forward(self, input_ids: Tensor, labels: Tensor) -> Tensor:
+        context, last = self.states(input_ids)
+        known, steps = known_depths(labels, self.depths), torch.arange(self.depths, device=last.device)
+        at, chosen = self._anchors(known[:, :-1, 0])
+        rows = torch.arange(len(at), device=at.device)[:, None, None]
+        there = (at[..., None] + 1 + steps).clamp_max(input_ids.shape[1] - 1)  # before the predicted tokens
+        where, weights = known[rows[..., 0], at] & chosen[..., None], (self.config.decay**steps).expand_as(there)
+        hidden = self.inputs(self.filled(context, input_ids, at), input_ids[rows, there])
+        target = last[rows, there]
+        loss = distance(self.loss, hidden, self.table(), target, self.of_target, where, weights=weights)
+        return loss + self._unsure(hidden[where], target[where], weights[where]) if self.config.confidence else loss
+
+    def _unsure(self, hidden: Tensor, target: Tensor, weights: Tensor) -> Tensor:
+        """Cross-entropy of the confidence head with the overlaps of both distributions; blocks learn nothing of it."""
+        some = torch.linspace(0, len(hidden) - 1, min(len(hidden), SURE_OF), device=hidden.device).long()
+        hidden, weights, head = hidden[some].detach(), weights[some], self.module.confidence_head["proj"]
+        accepted = overlaps(hidden, self.table(), target[some], self.of_target)
+        each = F.binary_cross_entropy_with_logits(head(hidden)[:, 0].float(), accepted, reduction="none")
+        return (weights * each).sum() / weights.sum().clamp_min(1e-20)
+
+    def _anchors(self, known: Tensor) -> tuple[Tensor, Tensor]:
+        """Positions at which drafts begin, [B, A], and which of them exist: of the `known` ones [B, T], random in
+        training, else spread."""
+        even = (torch.arange(known.shape[1], device=known.device) * 0.618034 % 1).expand_as(known)
+        order = torch.rand(known.shape).to(known.device) if self.training else even
+        score, at = torch.where(known, order, -1.0).topk(min(self.config.anchors, known.shape[1]), 1)
+        return at, score >= 0
+
+    def drafts(self, input_ids: Tensor, depths: int) -> tuple[Tensor, Iterator[Tensor]]:
+        (context, last), length = self.states(input_ids), input_ids.shape[1]
+        every = torch.arange(length - 1, device=input_ids.device).expand(len(input_ids), -1)
+        read = torch.cat([self.filled(context, input_ids, at) for at in every.split(self.config.anchors, 1)], 1)
+        return last, (self.inputs(read[:, : length - 1 - k, k], input_ids[:, 1 + k :]) for k in range(depths))
+
+    def probs(self, hidden: Tensor, depth: int) -> Tensor:
+        return spread((hidden @ self.table().T).float().softmax(-1), self.tokens, self.teacher.config.vocab_size)
+
+    def saved(self) -> dict[str, Tensor]:
+        assert self.tokens is not None
+        return dict(self.module.named_parameters()) | to_offsets(self.tokens, self.teacher.config.vocab_size)
+
+    def facts(self) -> dict[str, Any]:
+        return layer_config(self.teacher.config) | {
+            "architectures": ["DFlashDraftModel"],
+            "model_type": "qwen3",
+            "num_hidden_layers": self.config.layers,
+            "num_target_layers": self.teacher.config.num_hidden_layers,
+            "draft_vocab_size": len(self.of_target),
+            "block_size": self.config.block,
+            "sample_from_anchor": True,
+            "dflash_config": {"target_layer_ids": [layer - 1 for layer in self.reads]},
+            "markov_rank": self.config.markov,
+            "enable_confidence_head": self.config.confidence,
+            **self.of_trainer,
+        }
+
+
+@drafter_command
+def command(setup: DrafterOptions, config: DFlashConfig) -> bool:
+    """Train layers that fill a block of tokens in one pass, for `--draft dflash:OUT`.
+
+    paceline train dflash MODEL --prompts mine=prompts.jsonl --generate 5000 --markov 64 --confidence --out build/dflash
+
+    At the end acceptance is measured by depth on held-out answers.
+    """
+    return train_head(setup.training(config), config)

@@ -1,0 +1,115 @@
+"""Drafters that fill blocks, for tests: files in the layouts that others publish, and what such a file computes, in
+plain torch. Both are written out here by hand, not by what trains and runs drafters."""
+
+from __future__ import annotations
+
+from pathlib import Path
+from typing import Any
+
+import torch
+import torch.nn.functional as F
+from transformers import PreTrainedModel
+
+from tests.draft.eagles import Tensors, described, geometry, layer_tensors, write
+
+BLOCK, LAYERS, IDS = 5, 2, (0, 2)
+"""Positions of a block, layers, and the target's layers whose outputs are read."""
+
+
+def random_tensors(model: PreTrainedModel, seed: int = 0, scale: float = 0.2) -> Tensors:
+    """A random drafter in Z Lab's layout. scale: of what its layers add."""
+    hidden, dim = model.config.hidden_size, geometry(model)["dim"]
+    generator = torch.Generator().manual_seed(seed)
+    tensors = {"fc.weight": torch.randn(hidden, len(IDS) * hidden, generator=generator) * 0.2}
+    for name in ("hidden_norm", "norm"):
+        tensors[f"{name}.weight"] = 1 + torch.randn(hidden, generator=generator) * 0.1
+    for number in range(LAYERS):
+        layer = layer_tensors(seed + number, width=hidden, **geometry(model))
+        for name in ("q_norm", "k_norm"):
+            layer[f"self_attn.{name}.weight"] = 1 + torch.randn(dim, generator=generator) * 0.1
+        layer["input_layernorm.weight"] = 1 + torch.randn(hidden, generator=generator) * 0.1
+        for name in ("self_attn.o_proj", "mlp.down_proj"):
+            layer[f"{name}.weight"] *= scale
+        tensors |= {f"layers.{number}.{name}": tensor for name, tensor in layer.items()}
+    return tensors
+
+
+def config(model: PreTrainedModel, **more: Any) -> dict[str, Any]:
+    """config.json of a drafter as Z Lab publishes them; the mask is token 3."""
+    own = {"architectures": ["DFlashDraftModel"], "model_type": "qwen3", "num_hidden_layers": LAYERS}
+    own |= {"block_size": BLOCK, "num_target_layers": model.config.num_hidden_layers}
+    return described(model, **own, dflash_config={"mask_token_id": 3, "target_layer_ids": list(IDS)}) | more
+
+
+def dspark(model: PreTrainedModel, **more: Any) -> dict[str, Any]:
+    """config.json of a drafter as DeepSpec writes them."""
+    rank, flat = model.config.hidden_size, config(model)
+    own = flat.pop("dflash_config") | {"architectures": ["Qwen3DSparkModel"], "markov_rank": rank, "num_anchors": 8}
+    heads = {"markov_head_type": "vanilla", "enable_confidence_head": True, "confidence_head_with_markov": True}
+    return flat | own | heads | more
+
+
+def knowing(model: PreTrainedModel, seed: int = 0, scale: float = 0.02) -> Tensors:
+    """A drafter with DSpark's heads that knows the next token of a model whose layers add nothing.
+
+    Its Markov head is that model: the target's final norm over the embedding of the token before, and its output head.
+    A chain that is drafted in order is right, and what is drafted without the head is not. Layers add a little."""
+    table, norm = model.model.embed_tokens.weight.detach(), model.model.norm.weight.detach()
+    generator, hidden = torch.Generator().manual_seed(seed), len(norm)
+    return random_tensors(model, seed, scale) | {
+        "norm.weight": torch.full((hidden,), 0.05),
+        "markov_head.markov_w1.weight": F.rms_norm(table, (hidden,), norm, 1e-5),
+        "markov_head.markov_w2.weight": model.lm_head.weight.detach().clone(),
+        "confidence_head.proj.weight": torch.randn(1, 2 * hidden, generator=generator),
+        "confidence_head.proj.bias": torch.ones(1),
+    }
+
+
+def save(folder: Path, model: PreTrainedModel, kind: str = "knowing", scale: float = 0.02, **more: Any) -> Path:
+    """A drafter of either kind in a folder. scale: of what a knowing one's layers add; more: entries of config.json."""
+    if kind == "knowing":
+        return write(folder, dspark(model, **more), knowing(model, scale=scale))
+    return write(folder, config(model, **more), random_tensors(model))
+
+
+def reference(
+    tensors: Tensors, taps: torch.Tensor, anchor: torch.Tensor, mask: torch.Tensor, window: int | None, causal: bool
+) -> torch.Tensor:
+    """What a drafter of `geometry` puts out at every position of the block after a text, [BLOCK, H].
+
+    taps  [T, len(IDS) * H]: the target's states of the text. anchor, mask: embeddings [H]."""
+    heads, kv_heads, dim, eps = 2, 1, 24, 1e-5
+
+    def norm(x: torch.Tensor, name: str) -> torch.Tensor:
+        return F.rms_norm(x, x.shape[-1:], tensors[f"{name}.weight"], eps)
+
+    def turned(x: torch.Tensor, at: torch.Tensor) -> torch.Tensor:
+        angle = at[:, None].float() * 10000.0 ** -(torch.arange(0, dim, 2) / dim)
+        cos, sin = (torch.cat([part, part], -1)[:, None] for part in (angle.cos(), angle.sin()))
+        first, second = x.chunk(2, -1)
+        return x * cos + torch.cat([-second, first], -1) * sin
+
+    context = norm(taps @ tensors["fc.weight"].T, "hidden_norm")
+    x = torch.stack([anchor] + [mask] * (BLOCK - 1))
+    length = len(context)
+    keys_at, at = torch.arange(length + BLOCK), length + torch.arange(BLOCK)
+    seen = torch.ones(BLOCK, length + BLOCK, dtype=torch.bool)
+    if causal:
+        seen &= keys_at <= at[:, None]
+    if window is not None:
+        seen &= at[:, None] - keys_at < window
+    for number in range(LAYERS):
+        layer = f"layers.{number}."
+        project = {name: tensors[f"{layer}self_attn.{name}_proj.weight"] for name in "qkvo"}
+        y = norm(x, f"{layer}input_layernorm")
+        both = torch.cat([context, y])
+        q = turned(norm((y @ project["q"].T).view(-1, heads, dim), f"{layer}self_attn.q_norm"), at)
+        k = turned(norm((both @ project["k"].T).view(-1, kv_heads, dim), f"{layer}self_attn.k_norm"), keys_at)
+        v = (both @ project["v"].T).view(-1, kv_heads, dim)
+        scores = torch.einsum("nhd,md->hnm", q, k[:, 0]) / dim**0.5
+        weights = scores.masked_fill(~seen, -torch.inf).softmax(-1)
+        x = x + torch.einsum("hnm,md->nhd", weights, v[:, 0]).flatten(1) @ project["o"].T
+        y = norm(x, f"{layer}post_attention_layernorm")
+        gate, up, down = (tensors[f"{layer}mlp.{name}_proj.weight"] for name in ("gate", "up", "down"))
+        x = x + (F.silu(y @ gate.T) * (y @ up.T)) @ down.T
+    return norm(x, "norm")

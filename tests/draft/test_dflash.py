@@ -1,0 +1,389 @@
+"""dflash: what it computes is the published network's, its cache holds the target's states alone, its drafts keep the
+target's law, and its trees are the best ones."""
+
+from __future__ import annotations
+
+import itertools
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pytest
+import torch
+
+from paceline.draft import registry
+from paceline.draft.dflash import DFlash
+from paceline.draft.fallback import Fallback
+from paceline.draft.neural.drafts import Draft
+from paceline.draft.neural.vocab import Vocabulary, save_vocabulary
+from paceline.draft.shapes import best_first
+from paceline.engine.engine import Engine
+from paceline.engine.request import Row
+from paceline.engine.round import Segment
+from paceline.engine.sampling import SamplingParams
+from paceline.errors import MethodError
+from paceline.target.decoder import Decoder
+from paceline.target.hf import HFTarget
+from tests import drafters, models, native
+from tests.draft import blocks
+from tests.draft.answered import NEW, Answered, weakened
+from tests.draft.eagles import Tensors, write
+from tests.enumerated import law, plainly
+from tests.lossless_enumeration import largest_difference
+from tests.plain import texts
+from tests.rounds import prompt_run
+
+
+@pytest.fixture(scope="module")
+def world(tmp_path_factory: pytest.TempPathFactory) -> Answered:
+    model = weakened(models.model("llama2", num_hidden_layers=4, tie_word_embeddings=False), 0.02)
+    here = Answered.of(model, tmp_path_factory.mktemp("blocks"))
+    for kind in ("random", "knowing"):
+        blocks.save(here.folder / kind, model, kind)
+    return here
+
+
+def drafter(world: Answered, kind: str = "knowing", **options: object) -> DFlash:
+    made = registry.create(f"dflash:{world.folder / kind}" + "".join(f",{k}={v}" for k, v in options.items()))
+    assert isinstance(made, DFlash)
+    return made
+
+
+def states_of(target: Decoder, text: list[int], made: DFlash) -> torch.Tensor:
+    """The states [T, taps * H] that a drafter reads of a text."""
+    slot = target.add_row(len(text))
+    said = target.verify([Segment.chunk(slot, np.array(text), last=False)], made.needs)
+    target.drop_row(slot)
+    return torch.cat([said.hidden[layer] for layer in made.network.form.taps], -1)
+
+
+def begun(target: Decoder, made: DFlash, text: list[int], number: int = 0) -> Draft:
+    """A draft after a text, whose prompt has been run."""
+    row = Row(number, text, SamplingParams(max_tokens=40), max_context=target.max_context)
+    row.slot = target.add_row(row.expected_length)
+    made.start(row)
+    verdict = target.verify([Segment.chunk(row.slot, np.array(text[:-1]), last=False)], made.needs)
+    target.commit(row.slot, list(range(len(text) - 1)))
+    made.observe(prompt_run(row, text[:-1], verdict))
+    return Draft.of(row, made.cached(row))
+
+
+# The network ---------------------------------------------------------------------------------------------------------
+
+SIGHTS: dict[str, dict[str, Any]] = {
+    "full": {},
+    "window": {"layer_types": ["sliding_attention", "full_attention"], "sliding_window": 6, "is_causal": False},
+    "causal window": {"layer_types": ["sliding_attention"] * 2, "sliding_window": 6},
+}
+
+
+@pytest.mark.parametrize("name", SIGHTS)
+def test_a_published_file_computes_what_its_authors_network_does(world: Answered, tmp_path: Path, name: str) -> None:
+    """In blocks of rows of any length at once; the states are the outputs of the layers that the file names."""
+    model, more = world.model, SIGHTS[name]
+    windows = [(6 if "sliding" in kind else None) for kind in more.get("layer_types", ["full"] * 2)]
+    made = registry.create(f"dflash:{blocks.save(tmp_path, model, 'random', **more)}")
+    assert isinstance(made, DFlash)
+    made.bind(world.target)
+    texts_ = world.prompts[:3]
+    drafts = [begun(world.target, made, text, n) for n, text in enumerate(texts_)]
+    made.fill(drafts)
+    tensors, table = blocks.random_tensors(model), model.model.embed_tokens.weight.detach()
+    for text, draft in zip(texts_, drafts, strict=True):
+        with torch.no_grad():
+            hidden = model(torch.tensor([text[:-1]]), output_hidden_states=True).hidden_states
+            taps = torch.cat([hidden[i + 1][0] for i in blocks.IDS], -1)
+            if len(set(windows)) == 1:
+                wanted = blocks.reference(tensors, taps, table[text[-1]], table[3], windows[0], name == "causal window")
+                torch.testing.assert_close(draft.features[0], wanted[1:], atol=2e-4, rtol=2e-4)
+                logits = wanted[1:] @ model.lm_head.weight.T
+                torch.testing.assert_close(draft.features[1], logits, atol=2e-3, rtol=2e-3)
+        assert made.cached(draft.row) == len(text) - 1, "nothing of a block is kept"
+
+
+def test_a_window_ends_where_it_should(world: Answered, tmp_path: Path) -> None:
+    """The oldest token in a window of 6 changes what comes out, the one before it does not."""
+    more = {"layer_types": ["sliding_attention"] * 2, "sliding_window": 6, "is_causal": False}
+    made = registry.create(f"dflash:{blocks.save(tmp_path, world.model, 'random', **more)}")
+    assert isinstance(made, DFlash)
+    made.bind(world.target)
+    text = world.prompts[0]
+    states = states_of(world.target, text[:-1], made)
+
+    def read(changed: int | None) -> torch.Tensor:
+        other = states.clone()
+        if changed is not None:
+            other[changed] += 1
+        draft = begun(world.target, made, text)
+        made.pending.read(draft.row, made.pending.count(draft.row))
+        made.read_rows([draft.row], [other])
+        made.fill([draft])
+        made.drop(draft.row)
+        return draft.features[0][0]
+
+    # The first position of the block sees itself and five tokens of the text, and the others see that position.
+    last = len(text) - 2
+    assert torch.equal(read(last - 5), read(None))
+    assert not torch.allclose(read(last - 4), read(None))
+
+
+def test_positions_of_a_block_see_each_other(world: Answered) -> None:
+    made = drafter(world, "random")
+    made.bind(world.target)
+    draft = begun(world.target, made, world.prompts[0])
+    made.fill([draft])
+    slot = made.pending.slot(draft.row)
+    short = Segment(slot, np.zeros(3, np.int64), np.arange(-1, 2), num_logits=2)
+    with torch.inference_mode():
+        read = made.network.fill([draft.row.last_token], [short])
+    assert not torch.allclose(read, draft.features[0][:2], atol=1e-3)
+
+
+def test_a_model_that_transformers_runs(world: Answered) -> None:
+    target = HFTarget(world.model, eos_token_ids=world.target.eos_token_ids)
+    out = Engine(target, drafter(world, tree=0)).generate(world.prompts[:3], SamplingParams(max_tokens=NEW))
+    assert texts(world.prompts[:3], out) == list(world.answers.values())[:3]
+    assert sum(sum(done.stats.accepted[1:]) for done in out) > 0
+
+
+def test_the_context_is_a_fresh_reading_whoever_drafted(world: Answered) -> None:
+    made = drafter(world)
+    engine = Engine(world.target, Fallback([drafters.Idle(world.answers, error=0.3, branches=1), made]))
+    for prompt in world.prompts[:3]:
+        engine.add(prompt, SamplingParams(max_tokens=NEW))
+    checked = 0
+    while engine.has_work:
+        engine.step()
+        for row in engine.rows:
+            text, count = row.tokens.tolist(), made.cached(row)
+            assert count + made.pending.count(row) == len(text) - 1
+            if count:
+                fresh = drafter(world)
+                fresh.bind(native.of(world.model))
+                states = states_of(fresh_target := native.of(world.model), text, fresh)
+                other = Row(0, text[:count], SamplingParams(max_tokens=9), max_context=fresh_target.max_context)
+                fresh.start(other)
+                fresh.read_rows([other], [states[:count]])
+                one, two = (
+                    part.pending.cache._kv[:, :, part.pending.slot(of), :, :count]
+                    for part, of in ((made, row), (fresh, other))
+                )
+                torch.testing.assert_close(one, two, atol=1e-4, rtol=1e-4)
+                checked += 1
+    assert checked >= 6
+
+
+# The heads of DSpark -------------------------------------------------------------------------------------------------
+
+
+def test_a_chain_follows_the_markov_head(world: Answered, tmp_path: Path) -> None:
+    """The head alone knows what comes after a token: with it chains are accepted whole, without it they are not."""
+    model = weakened(models.model("llama2", num_hidden_layers=4, tie_word_embeddings=False), 0.0)
+    target, tensors = native.of(model, eos=()), blocks.knowing(model, scale=0.0)
+    tensors["norm.weight"] = torch.zeros_like(tensors["norm.weight"])  # the layers say nothing
+    plain = tensors | {"markov_head.markov_w2.weight": torch.zeros_like(tensors["markov_head.markov_w2.weight"])}
+    bare = {name: t for name, t in tensors.items() if not name.startswith(("markov", "confidence"))}
+    spark = blocks.dspark(model)
+    folders = {
+        "with": write(tmp_path / "with", spark, tensors),
+        "zero": write(tmp_path / "zero", spark, plain),
+        "without": write(tmp_path / "without", spark | {"markov_rank": 0, "enable_confidence_head": False}, bare),
+    }
+    rounds: dict[str, list[int]] = {}
+    for name, folder in folders.items():
+        engine = Engine(target, f"dflash:{folder},stop=fixed,tree=0")
+        engine.add(world.prompts[0], SamplingParams(max_tokens=1 + 3 * (blocks.BLOCK + 1), ignore_eos=True))
+        rounds[name] = []
+        while engine.has_work:
+            rounds[name] += [len(delta.tokens) for delta in engine.step()]
+    assert rounds["with"] == [1] + [blocks.BLOCK + 1] * 3
+    assert rounds["zero"] == rounds["without"]
+    assert len(rounds["zero"]) > 4
+
+
+def test_tree_and_chain_have_the_same_distributions(world: Answered) -> None:
+    """A path's chance in a tree of all tokens is the product of what the chain would draw them with."""
+    made = drafter(world, width=models.VOCAB_SIZE, stop="fixed")
+    made.bind(world.target)
+    draft = begun(world.target, made, world.prompts[0])
+    made.fill([draft])
+    chances, tokens = made.grow_tree(draft, models.VOCAB_SIZE)
+    for path, chance in list(chances.items())[:30]:
+        chain, wanted = Draft.of(draft.row, made.cached(draft.row)), 1.0
+        chain.features = draft.features
+        for depth in range(1, len(path) + 1):
+            token = tokens[path[:depth]]
+            wanted *= float(made.run([chain], [1])[0].softmax(-1)[token])
+            chain.add(token)
+        assert chance == pytest.approx(wanted, rel=1e-3)
+
+
+def test_the_confidence_head_ends_a_chain(world: Answered) -> None:
+    """By the token before and the position's state; never by the token that is drafted there."""
+    made = drafter(world, tree=0, stop="confidence", threshold=0.5)
+    made.bind(world.target)
+    draft = begun(world.target, made, world.prompts[0])
+    [tree] = made.propose([draft.row])
+    assert tree.calls == 1
+    fresh = Draft.of(draft.row, made.cached(draft.row))
+    tensors, sure = blocks.knowing(world.model), []
+    for token in tree.tokens[1:].tolist():
+        logits = made.run([fresh], [1])
+        sure += made.signals([fresh], logits)
+        before = tensors["markov_head.markov_w1.weight"][fresh.tokens[-1]]
+        features = torch.cat([fresh.features[0][len(fresh.drafted)], before])
+        wanted = torch.sigmoid(features @ tensors["confidence_head.proj.weight"][0] + 1)
+        assert sure[-1] == pytest.approx(float(wanted), abs=1e-4)
+        fresh.add(token)
+    assert all(one >= 0.5 for one in sure[:-1])
+    assert len(sure) == blocks.BLOCK or sure[-1] < 0.5
+
+
+# Losslessness --------------------------------------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize(
+    "options",
+    [
+        "tree=0,stop=fixed,draft=2",
+        "tree=0,threshold=0.4,draft=2",
+        "tree=0,sample=best,draft=2",
+        "tree=3,width=2,draft=2",
+    ],
+)
+@pytest.mark.parametrize("kind", ["knowing", "random"])
+def test_sampled_text_has_the_targets_distribution(tmp_path: Path, options: str, kind: str) -> None:
+    """Exactly: every outcome on a target of few tokens is walked."""
+    model = models.model("llama1", num_hidden_layers=4, vocab_size=5, seed=3, tie_word_embeddings=False, **native.TINY)
+    target = native.of(weakened(model, 0.7), eos=())
+    made = registry.create(f"dflash:{blocks.save(tmp_path / kind, model, kind)},{options}")
+    prompt, new = [1, 3, 2], 3
+    assert largest_difference(law(target, made, prompt, new), plainly(target, prompt, new)) < 1e-5
+
+
+def test_positions_that_are_drawn_alone_keep_the_distribution_too(tmp_path: Path) -> None:
+    model = models.model("llama1", num_hidden_layers=4, vocab_size=5, seed=3, tie_word_embeddings=False, **native.TINY)
+    target = native.of(weakened(model, 0.7), eos=())
+    made = registry.create(f"dflash:{blocks.save(tmp_path, model, 'random')},tree=0,draft=2,stop=fixed,sample=draw")
+    prompt, new = [1, 3, 2], 3
+    assert largest_difference(law(target, made, prompt, new), plainly(target, prompt, new)) < 1e-5
+
+
+# Trees ---------------------------------------------------------------------------------------------------------------
+
+
+def test_the_best_paths_are_the_best_of_all() -> None:
+    """Against all paths there are, with ties and positions that are sure; a set has every parent and better sibling."""
+    rng = np.random.default_rng(0)
+    for trial in range(300):
+        depth, ranks, count = int(rng.integers(1, 4)), int(rng.integers(1, 4)), int(rng.integers(0, 20))
+        table = -np.sort(-rng.dirichlet(np.ones(ranks + 1), (depth, ranks))[..., :ranks], -1)
+        table[rng.random(depth) < 0.3] = np.round(table[0], 1)
+        table[rng.random(depth) < 0.2] = np.eye(ranks)[0]
+
+        def below(path: tuple[int, ...], table: Any = table) -> list[float]:
+            """Shares by the position and by the rank before."""
+            if len(path) == len(table):
+                return []
+            return [share for share in table[len(path), path[-1] if path else 0].tolist() if share > 0]
+
+        found = best_first(below, count)
+        every = {}
+        for size in range(1, depth + 1):
+            for path in itertools.product(range(ranks), repeat=size):
+                given = (path[d - 1] if d else 0 for d in range(size))
+                every[path] = float(np.prod([table[d, g, path[d]] for d, g in enumerate(given)]))
+        best = sorted((value for value in every.values() if value > 0), reverse=True)[:count]
+        assert sorted(found.values(), reverse=True) == list(found.values())
+        np.testing.assert_allclose(list(found.values()), best, err_msg=str(trial))
+        for path in found:
+            assert path[:-1] in found or len(path) == 1
+            assert not path[-1] or (*path[:-1], path[-1] - 1) in found
+
+
+def test_trees_end_where_an_answer_does_and_cost_decides(world: Answered, monkeypatch: pytest.MonkeyPatch) -> None:
+    made = drafter(world, tree="auto")
+    made.bind(world.target)
+    draft = begun(world.target, made, world.prompts[0])
+    made._asked = {0}
+    monkeypatch.setattr(DFlash, "fitting", lambda self, chances: [min(len(one), 40) for one in chances])
+    [tree] = made._trees([draft])
+    assert len(tree) == 41
+    assert (tree.chances[1:] <= tree.chances[tree.parent[1:]] + 1e-12).all()
+    first = int(tree.tokens[1])
+    assert 1 in tree.parent
+    ended = Draft.of(draft.row, made.cached(draft.row), frozenset([first]))
+    [tree] = made._trees([ended])
+    node = tree.tokens.tolist().index(first)
+    assert node not in tree.parent
+
+
+# Files ---------------------------------------------------------------------------------------------------------------
+
+WRONG: dict[str, tuple[dict[str, Any], str]] = {
+    "the last layer": ({"dflash_config": {"mask_token_id": 3, "target_layer_ids": [0, 3]}}, "whose last output is not"),
+    "no layers": ({"dflash_config": {"mask_token_id": 3}}, "reads states of layers none"),
+    "another depth": ({"num_target_layers": 36}, "reads states of layers 0, 2 of 36"),
+    "no layout": ({"architectures": ["Drafter"]}, "does not say sample_from_anchor"),
+    "a doubtful layout": ({"speculators_model_type": "dspark"}, "does not say sample_from_anchor"),
+    "no block": ({"block_size": None}, "block_size is None"),
+    "no mask": (
+        {"dflash_config": {"target_layer_ids": [0, 2]}},
+        "has neither a tensor mask_embedding nor a mask_token",
+    ),
+    "a softcap": ({"final_logit_softcapping": 20.0}, "asks for final_logit_softcapping, which nothing here applies"),
+    "a gated head": ({"markov_rank": 4, "markov_head_type": "gated"}, "asks for a gated Markov head"),
+    "a head that is not there": ({"enable_confidence_head": True}, "has no confidence_head.proj"),
+}
+
+
+@pytest.mark.parametrize("name", WRONG)
+def test_a_file_that_would_draft_badly_is_refused(world: Answered, tmp_path: Path, name: str) -> None:
+    more, says = WRONG[name]
+    with pytest.raises(MethodError) as error:
+        registry.create(f"dflash:{blocks.save(tmp_path, world.model, 'random', **more)}").bind(world.target)
+    assert says in str(error.value)
+    assert "\n" not in str(error.value)
+
+
+def with_heads(tensors: Tensors, model: Any, keep: torch.Tensor) -> Tensors:
+    members = torch.zeros(models.VOCAB_SIZE, dtype=torch.bool)
+    members[keep] = True
+    own = {"lm_head.weight": model.lm_head.weight.detach()[keep].clone(), "d2t": keep - torch.arange(len(keep))}
+    return tensors | own | {"t2d": members, "embed_tokens.weight": model.model.embed_tokens.weight.detach().clone()}
+
+
+def test_layouts_of_the_same_drafter_draft_alike(world: Answered, tmp_path: Path) -> None:
+    """Z Lab's, and that of speculators: inputs counted instead of outputs, a nested configuration, a vocabulary of its
+    own with its rows of the head, or those of the target."""
+    model, keep = world.model, torch.arange(1, models.VOCAB_SIZE, 2)
+    tensors, flat = blocks.random_tensors(model), blocks.config(model)
+    nested = {
+        "speculators_model_type": "dflash",
+        "architectures": ["DFlashDraftModel"],
+        "transformer_layer_config": flat | {"model_type": "llama"},
+        "aux_hidden_state_layer_ids": [layer + 1 for layer in blocks.IDS],
+        "block_size": blocks.BLOCK,
+        "mask_token_id": 3,
+        "sample_from_anchor": False,
+        "draft_vocab_size": len(keep),
+    }
+    own = with_heads(tensors, model, keep)
+    shared = {name: tensor for name, tensor in own.items() if name != "lm_head.weight"}
+    save_vocabulary(tmp_path / "odd.safetensors", Vocabulary(keep))
+    trees = []
+    for name, config, given, more in (
+        ("z-lab", flat, tensors, f",vocab={tmp_path / 'odd.safetensors'}"),
+        ("speculators", nested, own, ""),
+        ("shared", nested, shared, ""),
+    ):
+        made = registry.create(f"dflash:{write(tmp_path / name, config, given)},tree=9{more}")
+        assert isinstance(made, DFlash)
+        made.bind(world.target)
+        trees += made.propose([begun(world.target, made, world.prompts[0]).row])
+    one, *others = trees
+    assert len(one) == 10
+    assert set(one.tokens[1:].tolist()) <= set(keep.tolist())
+    for other in others:
+        assert other.tokens.tolist() == one.tokens.tolist()
+        assert other.parent.tolist() == one.parent.tolist()
