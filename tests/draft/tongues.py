@@ -14,7 +14,7 @@ from paceline.target.tokenizer import Tokenizer
 from tests.draft.drafting import DraftTable
 from tests.fakes import Prefix, TableTarget
 
-STORY = "the cat sat on the mat, and the other cat: größer, naïve. 日本語の猫 😀😀 the end of the cat\n\n  and then more"
+STORY = "the cat sat on the mat, and the other cat: größer, naïve. 日本語の猫 😀 the end of the cat\n\n  and more"
 
 
 def byte_level(texts: Sequence[str], size: int, special: Sequence[str] = ("<s>", "</s>")) -> Tokenizer:
@@ -58,7 +58,7 @@ def tongues() -> dict[str, Tokenizer]:
     """Three tokenizers with different tokens, ids and words for the same text."""
     return {
         "bytes": byte_level(["the cat and the dog", "the other größer 日本語 😀 mat and the end"], 300),
-        "more bytes": byte_level([STORY, "the cats of the other mats"], 340, ("<pad>", "</s>", "<s>")),
+        "more bytes": byte_level(["the cats of the other mats", "the größte 日本 at"], 310, ("<pad>", "</s>", "<s>")),
         "pieces": pieces(),
     }
 
@@ -72,7 +72,7 @@ def spelled(tokenizer: Tokenizer, tokens: Sequence[int]) -> bytes:
 class Knowing(DraftTable):
     """A draft model that goes on with STORY wherever it stands, in the longest of its tokens that fits."""
 
-    def __init__(self, tokenizer: Tokenizer, sureness: float = 6.0):
+    def __init__(self, tokenizer: Tokenizer, sureness: float = 9.0):
         size = len(tokenizer.inner)
         self.kept = np.arange(size)
         self._pieces = [spelled(tokenizer, [id]) for id in range(size)]
@@ -93,7 +93,7 @@ class Knowing(DraftTable):
         self._table.clear()
 
 
-def telling(tokenizer: Tokenizer, sureness: float = 6.0) -> TableTarget:
+def telling(tokenizer: Tokenizer, sureness: float = 9.0) -> TableTarget:
     """A target that tells STORY in its tokenizer's own tokens, by their number."""
     ids = tokenizer.encode_text(STORY)
     size = len(tokenizer.inner) + 5

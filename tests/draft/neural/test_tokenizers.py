@@ -1,28 +1,29 @@
 """Drafting across tokenizers: what is translated says the same, and the target's text stays the target's."""
 
 from collections import Counter
-from collections.abc import Iterator
 from itertools import permutations
 
 import numpy as np
 import pytest
 import torch
+from tests.draft.drafting import DraftTable, Replaying, like
+from tests.draft.tongues import STORY, Knowing, letters, spelled, telling, tongues
+from tests.fakes import TableTarget
+from tests.lossless_enumeration import largest_difference, plain, speculative
+from tests.lossless_statistics import fit
+from tests.rounds import shown
 
 from paceline.draft import model
 from paceline.draft.base import Drafter
 from paceline.draft.model import Model, StreamedConfig
 from paceline.draft.neural.tokenizers import Bridge, Translator, intersection
 from paceline.draft.registry import create
+from paceline.engine.accept import Accepted
 from paceline.engine.engine import Engine
 from paceline.engine.request import Row
 from paceline.engine.sampling import SamplingParams
 from paceline.errors import MethodError
 from paceline.target.tokenizer import Tokenizer
-from tests.draft.drafting import DraftTable, Replaying, like
-from tests.draft.tongues import STORY, Knowing, letters, spelled, telling, tongues
-from tests.fakes import TableTarget
-from tests.lossless_enumeration import largest_difference, plain, speculative
-from tests.lossless_statistics import fit
 
 TONGUES = tongues()
 PAIRS = [*permutations(TONGUES, 2)]
@@ -30,13 +31,13 @@ pairs = pytest.mark.parametrize(("own", "other"), PAIRS, ids="-".join)
 
 
 @pytest.fixture(autouse=True)
-def tables(monkeypatch: pytest.MonkeyPatch) -> Iterator[dict[str, tuple[DraftTable, Tokenizer]]]:
+def tables(monkeypatch: pytest.MonkeyPatch) -> dict[str, tuple[DraftTable, Tokenizer]]:
     """Draft models by name, in the place of folders: a table and a tokenizer."""
     known: dict[str, tuple[DraftTable, Tokenizer]] = {}
     monkeypatch.setattr(model, "load", lambda path, **_: known[path][0])
     monkeypatch.setattr(model, "load_tokenizer", lambda path: known[path][1])
     monkeypatch.setattr(model, "cut_head", lambda table, keep, _: table.cut(keep))
-    yield known
+    return known
 
 
 # Translating ---------------------------------------------------------------------------------------------------------
@@ -87,8 +88,9 @@ def test_a_growing_row_is_read_as_if_it_had_come_at_once(own: str, other: str, w
         at_once = bridges[1].text(Row(n, ids[:n], SamplingParams(), max_context=4096)).tolist()
         assert read == at_once
         assert read[: len(begin)] == begin
-        said, whole = spelled(mine, read).decode(errors="ignore").lstrip(" "), target.decode(ids[:n]).rstrip("\ufffd")
-        assert said == whole
+        said, whole = (spelled(of, it).decode(errors="ignore") for of, it in ((mine, read), (target, ids[:n])))
+        assert whole.lstrip(" ").startswith(said.lstrip(" "))
+        assert len(said) > len(whole) - 3, "a token can be one character and a part of the next one"
         growing.extend([ids[n]])
     canonical = mine.encode_text(STORY * 3)
     assert len(read) < 1.1 * len(canonical), "read as the draft model would write it, nearly"
@@ -105,7 +107,7 @@ def test_who_knows_the_text_saves_forwards_in_any_batch(tables, own: str, other:
     prompts = [ids[:n] for n in (1, 4, 9, 15)]
     for temperature, batch, context in ((0.0, 1, ""), (0.0, 3, ",context=9"), (0.7, 2, "")):
         tables["known"] = Knowing(TONGUES[own]), TONGUES[own]
-        params = SamplingParams(max_tokens=len(ids) - 20, temperature=temperature, seed=3)
+        params = SamplingParams(max_tokens=len(ids) - 16, temperature=temperature, seed=3)
         made = create(f"model:known,tokenizer={way},stop=fixed,draft=4{context}")
         out = Engine(target, made, max_batch=batch).generate(prompts, params)
         alone = [target.plain(prompt, params).new_tokens.tolist() for prompt in prompts]
@@ -126,15 +128,15 @@ def test_the_cache_is_cut_back_to_what_still_holds(tables) -> None:
     start = target.tokenizer.encode_text("the cat sat on the m")
     row = Row(0, start, SamplingParams(max_tokens=30), max_context=4096)
     made.start(row)
-    made.propose([row])
+    trees = made.propose([row])
     before = made.text(row).tolist()
-    row.extend(target.tokenizer.encode_text("at"))
-    made.observe_nothing = None
+    made.observe(shown([row], trees, [Accepted([0], [0])]))
+    row.extend(target.tokenizer.encode_text("ats"))
     made.propose([row])
     after = made.text(row).tolist()
     same = next(i for i, (one, other) in enumerate(zip(before, after, strict=False)) if one != other)
-    assert same == len(before) - 1 == len(after) - 1, "one token for m, and another for mat"
-    assert table.ran == [[len(before)], [len(after)]] or table.ran[-1] == [len(after) - same]
+    assert (same, len(after)) == (len(before) - 2, len(before) - 1), "a space and m, then one token for mats"
+    assert table.ran == [[len(before)], [1]]
 
 
 SMALL = {"vocab_size": 3, "order": 1, "scale": 1.5}
@@ -160,9 +162,13 @@ def small(tables, spec: str) -> tuple[TableTarget, Drafter]:
 
 @pytest.mark.parametrize(
     "spec",
-    ["tokenizer=tli,stop=fixed,draft=3", "tokenizer=tli,stop=svip,threshold=0.3", "tokenizer=tli,tree=4,width=2,draft=2",
-     "tokenizer=slem,stop=fixed,draft=3"],
-)  # fmt: skip
+    [
+        "tokenizer=tli,stop=fixed,draft=3",
+        "tokenizer=tli,stop=svip,threshold=0.3",
+        "tokenizer=tli,tree=4,width=2,draft=2",
+        "tokenizer=slem,stop=fixed,draft=3",
+    ],
+)
 @pytest.mark.parametrize(
     "params", [SamplingParams(temperature=1.0), SamplingParams(temperature=1.3, top_k=2, repetition_penalty=1.4)]
 )
@@ -175,12 +181,12 @@ def test_every_answer_has_the_targets_probability(tables, spec: str, params: Sam
 
 def test_samples_through_the_engine_have_the_targets_distribution(tables) -> None:
     target, made = small(tables, "tokenizer=tli,stop=heuristic")
-    params = [SamplingParams(temperature=1.0, max_tokens=4, seed=i) for i in range(1500)]
-    out = Engine(target, made, max_batch=50).generate([[1]] * 1500, params)
+    params = [SamplingParams(temperature=1.0, max_tokens=4, seed=i) for i in range(600)]
+    out = Engine(target, made, max_batch=50).generate([[1]] * 600, params)
     law = plain(target, [1], params[0], 4)
     counted = Counter(tuple(done.tokens) for done in out)
     assert fit([counted[answer] for answer in law], list(law.values())) > 1e-3
-    assert sum(sum(done.stats.accepted[1:]) for done in out) > 300
+    assert sum(sum(done.stats.accepted[1:]) for done in out) > 100
 
 
 # Options -------------------------------------------------------------------------------------------------------------
@@ -189,7 +195,7 @@ def test_samples_through_the_engine_have_the_targets_distribution(tables) -> Non
 @pytest.mark.parametrize(
     ("spec", "says"),
     [
-        ("", "`model:small,tokenizer=own` drafts all the same"),
+        ("", "model:small,tokenizer=own drafts with it"),
         (",tokenizer=slem,tree=4", "tokenizer=slem drafts without streams and vocab, and chains"),
         (",tokenizer=tli,vocab=5", "tokenizer=tli drafts without streams and vocab"),
     ],

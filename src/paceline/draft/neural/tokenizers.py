@@ -3,8 +3,8 @@ Speculative Decoding Algorithms for Heterogeneous Vocabularies, arXiv 2502.05202
 
     tli   token-level intersection: only tokens that both vocabularies have are drafted, with their probabilities among
           themselves; the target's rule for drawn drafts accepts them.
-    slem  string-level exact match: the model drafts any of its tokens, their text is tokenized for the target, and these
-          tokens are guesses: they stand where the target writes the very same.
+    slem  string-level exact match: the model drafts any of its tokens, and their text is tokenized for the target. The
+          new tokens are guesses: they stand where the target writes the very same.
 
 Both are lossless, for what a draft model has read decides what is proposed and never what is accepted. Tokenizing a
 longer text can change the tokens of its end, so before each round the draft's cache is cut back to what still holds.
@@ -26,8 +26,10 @@ from paceline.engine.tree import IntArray
 from paceline.errors import MethodError
 from paceline.target.tokenizer import Tokenizer
 
-Way = Literal["own", "tli", "slem"]
+Way = Literal["target", "own", "tli", "slem"]
 
+MOST_LOST = 0.9
+"""Share of a draft model's tokens that the target must have for `own` to mean tli."""
 STEP = 32
 """Text is translated in pieces of this many tokens, or a few more: up to the next word."""
 SPLIT = 3
@@ -197,8 +199,8 @@ class Bridge:
         text.held = np.append(text.held, ids)
 
     def release(self, row: Request, first: int) -> int:
-        """How many tokens in the cache, which begins at token `first` of the row's text, are still those of the text and
-        not all of it. The others are forgotten."""
+        """How many tokens of the cache, which begins at token `first` of the row's text, still hold. The others are
+        forgotten, and one at the end of the text always is: it is run for what follows."""
         ids, text = self.text(row)[first:], self._texts[row.id]
         n = max(min(len(text.held), len(ids) - 1), 0)
         differs = np.flatnonzero(text.held[:n] != ids[:n])
