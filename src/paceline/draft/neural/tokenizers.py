@@ -29,7 +29,7 @@ from paceline.target.tokenizer import Tokenizer
 Way = Literal["target", "own", "tli", "slem"]
 
 MOST_LOST = 0.9
-"""Share of a draft model's tokens that the target must have for `own` to mean tli."""
+"""Least share of a draft model's tokens that the target has if `own` means tli: fewer are too few to write with."""
 STEP = 32
 """Text is translated in pieces of this many tokens, or a few more: up to the next word."""
 SPLIT = 3
