@@ -28,7 +28,7 @@ from paceline.target.tokenizer import Tokenizer
 
 Way = Literal["target", "own", "tli", "slem"]
 
-MOST_LOST = 0.9
+SHARED = 0.9
 """Least share of a draft model's tokens that the target has if `own` means tli: fewer are too few to write with."""
 STEP = 32
 """Text is translated in pieces of this many tokens, or a few more: up to the next word."""
@@ -139,7 +139,7 @@ class Bridge:
 
     def __init__(self, own: Tokenizer, target: Tokenizer, way: Way, own_rows: int, target_rows: int):
         pairs = sorted((a, b) for a, b in intersection(own, target).items() if a < own_rows and b < target_rows)
-        self.guesses = way == "slem" or (way == "own" and len(pairs) < MOST_LOST * len(own.inner.get_vocab()))
+        self.guesses = way == "slem" or (way == "own" and len(pairs) < SHARED * len(own.inner.get_vocab()))
         if not pairs and not self.guesses:
             raise MethodError(f"{own.name} and {target.name} have no token in common: tokenizer=slem drafts text")
         self.own_ids, self.target_ids = torch.tensor(pairs, dtype=torch.int64).reshape(-1, 2).unbind(1)
