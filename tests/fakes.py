@@ -173,6 +173,10 @@ class TableTarget(Target):
             paths.append([*(paths[above] if above >= 0 else row), token])
         return paths
 
+    def truncate(self, slot: int, length: int) -> None:
+        assert length <= len(self._rows[slot])
+        del self._rows[slot][length:]
+
     def commit(self, slot: int, path: Sequence[int]) -> None:
         segment = self._running.pop(slot, None)
         assert segment is not None, f"slot {slot} was not in the last forward, or is committed already"

@@ -3,16 +3,21 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
+from copy import copy, deepcopy
 from dataclasses import asdict
 from pathlib import Path
 from typing import Any
 
 import numpy as np
+import torch
 
 from paceline.draft.neural.checkpoint import TargetFacts, save_drafter
 from paceline.draft.neural.networks import Switches
+from paceline.draft.neural.tokenizers import intersection
 from paceline.draft.registry import describe, names
 from paceline.engine.sampling import SamplingParams
+from paceline.target.base import Facts
+from paceline.target.tokenizer import Tokenizer
 from paceline.train.kangaroo import AdapterModule
 from tests import models, native
 from tests.draft import blocks
@@ -21,6 +26,7 @@ from tests.draft.eagles import knowing_head
 from tests.draft.head_worlds import HEADS
 from tests.draft.head_worlds import World as Heads
 from tests.draft.stores import corpus
+from tests.draft.tongues import byte_level
 from tests.plain import Answer, decode
 
 EXIT = 2
@@ -88,11 +94,34 @@ class Folders(Heads):
             self._made[name] = str(self._make(name, self.folder / name))
         return self._made[name]
 
+    @property
+    def spoken(self) -> Facts:
+        """What drafters are told of the target, with a tokenizer."""
+        facts = copy(self.target)
+        facts.tokenizer = Tokenizer(models.tokenizer())
+        return facts
+
+    @torch.no_grad()
+    def _foreign(self, at: Path) -> None:
+        """The target with another tokenizer: tokens that both have are embedded alike, the others at random."""
+        own, model = byte_level(["the cats sat there", "größer 日本語"], 290, ("</s>", "<s>")), deepcopy(self.model)
+        pairs = intersection(own, self.spoken.tokenizer)
+        model.resize_token_embeddings(len(own.inner))
+        embeddings = (model.get_input_embeddings(), model.get_output_embeddings())
+        for new, old in zip(embeddings, (self.model.model.embed_tokens, self.model.lm_head), strict=True):
+            new.weight.normal_(std=float(old.weight.std()), generator=torch.Generator().manual_seed(0))
+            new.weight[[*pairs]] = old.weight[[*pairs.values()]]
+        model.config.bos_token_id, model.config.eos_token_id = 1, 0
+        model.save_pretrained(at)
+        own.inner.save_pretrained(at)
+
     def _make(self, name: str, at: Path) -> object:
         if name in NETWORKS:
             return self.save(self.module(name, **NETWORKS[name]), name, at, FACTS.get(name, {})).partition(":")[2]
         if name == "model":
             self.model.save_pretrained(at)
+        elif name == "foreign":
+            self._foreign(at)
         elif name == "corpus":
             answers = self.answers(SamplingParams(max_tokens=24, ignore_eos=True))
             corpus(at, ["".join(map(chr, answer.tokens)) for answer in answers])

@@ -53,6 +53,10 @@ EVERY = {
     **{f"{name}, adaptive": f"{SPECS[name]},stop=adaptive" for name in MODELS},
     "s2d, mixed": "s2d:{model},exits=1,2,4,thresholds=0.3,0.2,stop=heuristic",
     "model, context": "model:{model},context=6",
+    "model, tli": "model:{foreign},tokenizer=tli,stop=heuristic",
+    "model, tli tree": "model:{foreign},tokenizer=tli,tree=9,width=3,context=9",
+    "model, slem": "model:{foreign},tokenizer=slem,stop=heuristic",
+    "model, slem context": "model:{foreign},tokenizer=slem,stop=adaptive,context=6",
     "mirror, early exit": "mirror:{model},where=line,source=both,miss=empty",
     "prompt-lookup, transformers": "prompt-lookup,variant=transformers",
 }
@@ -60,11 +64,13 @@ DRAWN = {
     "mirror": "mirror:{model},where=line",
     **{name: f"{SPECS[name]},tree=0,stop=fixed,draft=3" for name in MODELS},
     "s2d, mixed": EVERY["s2d, mixed"],
+    "model, tli": EVERY["model, tli"],
 }
 """Their drafts are drawn from a distribution, so that seeds give other samples than plain decoding's."""
 GUESSED = {name: spec for name, spec in EVERY.items() if name.split(",")[0] not in DRAWN} | {
     **{f"{name}, best": f"{spec},sample=best" for name, spec in DRAWN.items() if name != "mirror"},
     **{name: EVERY[name] for name in EVERY if name.endswith(", tree")},
+    **{name: EVERY[name] for name in ("model, tli tree", "model, slem", "model, slem context")},
 }
 """Their drafts are point masses, whatever the temperature."""
 ROWS = {
@@ -80,7 +86,10 @@ def folders(tmp_path_factory: pytest.TempPathFactory) -> Folders:
 
 
 def made(folders: Folders, spec: str) -> Drafter:
-    return create(spec.format_map(folders))
+    drafter = create(spec.format_map(folders))
+    if "tokenizer=" in spec:
+        drafter.bind = lambda target, bind=drafter.bind: bind(folders.spoken)  # type: ignore[method-assign]
+    return drafter
 
 
 def answered(folders: Folders, drafter: Drafter, params: Any, **options: Any) -> tuple[Engine, list[list[int]], int]:
@@ -204,7 +213,7 @@ def held(part: Any, depth: int = 4) -> int:
     return 0
 
 
-@pytest.mark.parametrize("name", [*SPECS, *(f"{name}, tree" for name in MODELS)])
+@pytest.mark.parametrize("name", [*SPECS, *(f"{name}, tree" for name in MODELS), "model, tli", "model, slem"])
 def test_rows_that_have_left_leave_nothing_behind(folders: Folders, name: str) -> None:
     drafter = made(folders, EVERY[name])
     engine, first, _ = answered(folders, drafter, GREEDY, max_batch=3)

@@ -45,7 +45,7 @@ def chat(
     if engine.tokenizer is None or not engine.tokenizer.has_chat_template:
         raise PromptError(f"{model} has no chat template; `paceline generate {model} ... --raw` continues plain text")
     screen = Screen(color)
-    screen.note(*engine.target.notes)
+    screen.note(*engine.target.notes, *engine.drafter.notes)
     Conversation(engine, params, screen).run()
     return 0
 

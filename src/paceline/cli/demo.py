@@ -118,7 +118,7 @@ def demo(
     if exact is None and setting.exact and device_named(device).type == "cpu":
         exact = True
     engine = open_engine(model, draft, dtype=dtype, device=device, threads=threads, exact=exact, reuse=False)
-    screen.note(*engine.target.notes)
+    screen.note(*engine.target.notes, *engine.drafter.notes)
     with Interrupt() as interrupt:
         how = (engine, None, interrupt, _refuse)
         plain = Driven(BASELINE, *how)

@@ -99,7 +99,7 @@ def generate(
             exact_profile=profile,
         )
         if lines is None:
-            screen.note(*engine.target.notes)
+            screen.note(*engine.target.notes, *engine.drafter.notes)
         stack.callback(screen.end_line)
         run = Run(engine, draft, screen, chat, lines, stack.enter_context(Interrupt()), schedule)
         run.compare(jobs) if compare else run.answer(jobs)

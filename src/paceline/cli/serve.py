@@ -100,7 +100,7 @@ def serve(
     requests = RequestLog(log) if log is not None else None
     worker = Worker(engine, max_waiting, deadline)
     app = create_app(worker, settings, requests)
-    for line in engine.target.notes:
+    for line in (*engine.target.notes, *engine.drafter.notes):
         print(line, flush=True)
     where = f"[{host}]" if ":" in host else host
     print(f"serving {settings.model} on http://{where}:{listening.getsockname()[1]} with {draft}", flush=True)

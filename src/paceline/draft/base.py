@@ -38,6 +38,7 @@ class Drafter:
     acceptance      the acceptance rule of its options, used if the engine is given none; None: the lossless one.
     eos_token_ids   the target's end tokens, from `bind`.
     prefill_tokens  prompt tokens that this round's forward runs with the drafts, from `begin_round`.
+    notes           after `bind`: lines that a user should read.
 
     The engine calls `bind` once, then `start(row)`; each round `begin_round`, `propose(rows)` and `observe(round)`; at
     the end `drop(row)`, for every row that was started, also if `start` or `propose` failed. It calls `restart(row)`
@@ -55,6 +56,7 @@ class Drafter:
     acceptance: Rule | None = None
     eos_token_ids: Sequence[int] = ()
     prefill_tokens: int = 0
+    notes: Sequence[str] = ()
 
     def bind(self, target: Facts) -> None:
         """Called once, before the first row. Overrides call it, and raise MethodError for a target they cannot use."""

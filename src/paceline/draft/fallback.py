@@ -36,6 +36,7 @@ class Fallback(Drafter):
         # Some parts know their needs only after `bind`.
         self.needs = reduce(or_, (part.needs for part in self.parts))
         self.times_rounds = any(part.times_rounds for part in self.parts)
+        self.notes = [note for part in self.parts for note in part.notes]
 
     def start(self, row: Request) -> None:
         for part in self.parts:

@@ -214,6 +214,10 @@ class RaggedCache:
             self._views_of, self._views = where, (whole[:, 0].unbind(0), whole[:, 1].unbind(0))
         return self._views
 
+    def truncate(self, slot: int, length: int) -> None:
+        """Forget all but a row's first `length` tokens."""
+        self._lengths[slot] = min(length, self.length(slot))
+
     def commit(self, slot: int, path: Sequence[int]) -> None:
         """Keep nodes `path` (increasing, from 0) of the segment just written to `slot` as the row's next tokens."""
         self.arrange(slot, path)
@@ -296,6 +300,10 @@ class CachedTarget(Target):
 
     def commit(self, slot: int, path: Sequence[int]) -> None:
         self.cache.commit(slot, path)
+
+    def truncate(self, slot: int, length: int) -> None:
+        """As `RaggedCache.truncate`."""
+        self.cache.truncate(slot, length)
 
     def arrange(self, slot: int, nodes: Sequence[int]) -> None:
         """As `RaggedCache.arrange`."""

@@ -120,6 +120,10 @@ class Tokenizer:
         ids = [int(i) for i in ids if not self._shows or i not in self._special]
         return str(self.inner.decode(ids, skip_special_tokens=not self._shows, clean_up_tokenization_spaces=False))
 
+    def spelling(self, token: int) -> bytes | str:
+        """The bytes or the text that a token stands for; b"" for special and unknown tokens."""
+        return self._pieces[token]
+
     def detokenizer(self, prompt: Sequence[int] = ()) -> Detokenizer:
         """A detokenizer for one answer: `push` every token, then `flush`; the joined texts are `decode` of all tokens.
 
@@ -146,8 +150,7 @@ class Tokenizer:
 
     @cached_property
     def _pieces(self) -> Pieces:
-        assert self._backend is not None
-        return Pieces(self._backend, self._special, self._scheme == "bytes")
+        return Pieces(self._backend or self.inner, self._special, self._scheme == "bytes")
 
 
 class SentencePiece:
@@ -173,6 +176,10 @@ class SentencePiece:
     def get_vocab(self) -> dict[str, int]:
         """Token -> id."""
         return self._vocab
+
+    def id_to_token(self, token: int) -> str | None:
+        """How a token is spelled; None for a number that is no token."""
+        return str(self._processor.id_to_piece(token)) if token < len(self) else None
 
     def encode(self, text: str, add_special_tokens: bool = True) -> list[int]:
         """Tokens of `text`, after the beginning token if `add_special_tokens`."""

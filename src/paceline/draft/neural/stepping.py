@@ -121,7 +121,7 @@ class Stepping(Drafter):
         able = [row for row in rows if min(self.rule.most(row.id), self.draft_limit(row)) > 0]
         for row in able:
             self.catch_up(row)
-        drafts = [Draft.of(row, self.cached(row), self.end_tokens(row)) for row in able]
+        drafts = [self.begin(row) for row in able]
         self._drafts = {draft.row.id: draft for draft in drafts}
         trees = self._trees(drafts) if self.options.tree else self._chains(drafts)
         for draft, tree in zip(drafts, trees, strict=True):
@@ -129,6 +129,10 @@ class Stepping(Drafter):
         made = dict(zip(self._drafts, trees, strict=True))
         self._drafted_at = perf_counter()
         return [made.get(row.id) or DraftTree.root(row.last_token) for row in rows]
+
+    def begin(self, row: Request) -> Draft:
+        """An empty draft."""
+        return Draft.of(row, self.cached(row), self.end_tokens(row))
 
     def most(self, draft: Draft) -> int:
         """Most tokens to draft, by the stop rule and the row."""

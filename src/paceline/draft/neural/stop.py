@@ -225,7 +225,7 @@ class Adaptive(StopRule):
         """Count a draft's tokens up to the first rejected one; those after it were not decided."""
         if drafted:
             self._first.note(accepted > 0)
-        for before, bin in enumerate(bins[: accepted + 1]):
+        for before, bin in enumerate(bins[: min(accepted + 1, drafted)]):
             is_accepted = accepted > before
             self._accepted[bin].note(is_accepted)
             if is_accepted and drafted > before + 1:

@@ -219,17 +219,21 @@ def trim(model: Target, vocab: str, checkpoint: str | Path, target: Facts) -> Te
     """Trim the head of a draft model by its option `vocab`. Returns the tokens of its columns, int64 [K] ascending.
     Errors as `kept_tokens`, and MethodError if the model has no head that can be trimmed."""
     keep = kept_tokens(vocab, checkpoint, target)
+    cut_head(model, keep, f"vocab={vocab}: {model.name} has no output head that could be trimmed; leave vocab out")
+    return keep
+
+
+def cut_head(model: Target, keep: Tensor, refusal: str) -> None:
+    """Reduce a model's head to the tokens `keep` int64 [K], ascending. MethodError `refusal` if it has none to cut."""
     check_map(keep, model.vocab_size)
     if isinstance(model, Decoder):
-        model.trim_head(keep)
-        return keep
+        return model.trim_head(keep)
     head = model.model.get_output_embeddings() if isinstance(model, HFTarget) else None
     if not isinstance(model, HFTarget) or not isinstance(head, torch.nn.Linear):
-        raise MethodError(f"vocab={vocab}: {model.name} has no output head that could be trimmed; leave vocab out")
+        raise MethodError(refusal)
     model.model.set_output_embeddings(_rows(head, keep))
     row = head.weight[0].nbytes + (0 if head.bias is None else head.bias.element_size())
     model.weight_bytes -= (len(head.weight) - len(keep)) * row
-    return keep
 
 
 def _rows(head: torch.nn.Linear, keep: Tensor) -> torch.nn.Linear:
