@@ -180,9 +180,10 @@ def distance(
 
 def _mean(
     step: Step, hidden: Tensor, table: Tensor, targets: Tensor, where: Tensor, fixed: tuple[Tensor, ...], chunk: int,
-    compiled: bool,
+    compiled: bool, shares: Tensor | None = None,
 ) -> Tensor:  # fmt: skip
-    """The mean of `step` over the positions of `where` [...]; hidden, targets [..., *] are given to it in chunks."""
+    """The mean of `step` over the positions of `where` [...], which weigh `shares` [...], or the same; hidden, targets
+    [..., *] are given to it in chunks."""
     hidden, targets = hidden.to(autocast_dtype(hidden))[where], targets[where]
     weights = torch.ones(len(hidden), device=hidden.device) if shares is None else shares[where].float()
     weights = weights / weights.sum().clamp_min(1e-20)
