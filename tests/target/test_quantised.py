@@ -74,7 +74,7 @@ def test_an_embedding_that_is_the_head_too_is_held_once(family: str) -> None:
     assert (blocks._table is blocks.head) == own.shape.tied
     tokens = torch.arange(own.vocab_size).flip(0)
     blocks.trim_head(torch.tensor([3, 300, 7]))  # which takes nothing from the embedding
-    assert torch.equal(blocks._embedded(tokens), dense._embedded(tokens))
+    assert torch.equal(blocks.embedded(tokens), dense.embedded(tokens))
     assert torch.equal(blocks.embedding, dense.embedding)
 
 

@@ -197,9 +197,10 @@ def check_config(config: PretrainedConfig, file: Path) -> None:
     rope = getattr(inner, "rope_parameters", None) or {}
     if not isinstance(rope, Mapping):
         raise ModelError(f"{file}: rope_parameters is {_short(rope)}; it must be an object")
-    base = rope.get("rope_theta", 1.0)
-    if not (_is_number(base, (int, float)) and 0 < base < 1e30):
-        raise ModelError(f"{file}: rope_theta is {_short(base)}; it must be a number above 0, such as 10000.0")
+    for one in [rope, *(part for part in rope.values() if isinstance(part, Mapping))]:
+        base = one.get("rope_theta", 1.0)
+        if not (_is_number(base, (int, float)) and 0 < base < 1e30):
+            raise ModelError(f"{file}: rope_theta is {_short(base)}; it must be a number above 0, such as 10000.0")
 
 
 def _is_number(value: Any, kinds: type | tuple[type, ...]) -> bool:

@@ -27,7 +27,7 @@ from paceline.target.hf import HFTarget
 from paceline.target.layout import Layout
 from paceline.target.linear import Linear, linear
 from paceline.target.quantised.blocks import Blocks, Weights, quantised, tensors_of
-from paceline.target.shape import Shape, layer_shapes, rotary_tables, unsupported
+from paceline.target.shape import PRE, LayerKind, Shape, layer_shapes, rotary_tables, unsupported
 
 # Weights -------------------------------------------------------------------------------------------------------------
 
@@ -219,9 +219,14 @@ class OwnLayers(HeadLayers):
 
 
 def own_shape(target: Decoder, layers: int) -> Shape:
-    """The target's shape, for that many layers of a head's own."""
+    """The target's shape, for that many layers of a head's own, which are a Llama's without biases."""
     return replace(
-        target.shape, num_layers=layers, qk_norm=False, window=None, qkv_bias=False, out_bias=False, mlp_bias=False
+        target.shape,
+        num_layers=layers,
+        layers=(LayerKind(),) * layers,
+        **dict.fromkeys(("qk_norm", "qk_norm_whole", "qkv_bias", "out_bias", "mlp_bias", "fused", "gelu"), False),
+        norms=PRE,
+        residual_scale=1.0,
     )
 
 
