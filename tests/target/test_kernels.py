@@ -78,12 +78,13 @@ def test_rotation_and_where_keys_and_values_go(dim: int, normed: str | None) -> 
     layout = plan(segments, [200, 7])
     qkv = random(5, layout.num_nodes, HEADS + 2 * KV_HEADS, dim)
     weight = random(6, HEADS + KV_HEADS, dim) if normed else None
+    weight = weight.flatten() if weight is not None and normed == "whole" else weight
     queries = []
     for ops, cache, dtype in zip((fused, exact), caches, (torch.bfloat16, torch.float32), strict=True):
         ops.begin(layout)
         norm = None if weight is None else weight.to(dtype)
         writer = cache.writer(layout)
-        queries.append(ops.rotate(qkv.to(dtype), HEADS, KV_HEADS, norm, writer, layer, normed == "whole"))
+        queries.append(ops.rotate(qkv.to(dtype), HEADS, KV_HEADS, norm, writer, layer))
     # Two products are added before the rounding, so an error is relative to them and not to their sum.
     assert torch.allclose(queries[0].float(), queries[1], rtol=ROUNDING, atol=1e-4)
     ours, theirs = (cache.writer(layout).read(layer, 0) for cache in caches)

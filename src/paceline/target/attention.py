@@ -42,23 +42,17 @@ class TorchOps:
         return x, x if weight is None else self.norm(x, weight)
 
     def rotate(
-        self,
-        qkv: torch.Tensor,
-        heads: int,
-        kv_heads: int,
-        qk_norm: torch.Tensor | None,
-        cache: Writer,
-        layer: int,
-        whole: bool = False,
+        self, qkv: torch.Tensor, heads: int, kv_heads: int, qk_norm: torch.Tensor | None, cache: Writer, layer: int
     ) -> torch.Tensor:
         """The rotated queries [N, heads, D] of qkv [N, heads + 2 kv_heads, D]; writes keys and values to the cache.
 
-        qk_norm  weights [heads + kv_heads, D] of an RMS norm of queries and keys before the rotation, or None.
-        whole    it norms all queries together, and all keys, instead of every head."""
+        qk_norm  weights [heads + kv_heads, D] of an RMS norm of queries and keys before the rotation, or None. With one
+                 dimension, [(heads + kv_heads) * D], it norms all queries of a node together, and all keys."""
         qk = qkv[:, : heads + kv_heads]
-        if qk_norm is not None and whole:
+        if qk_norm is not None and qk_norm.ndim == 1:
             parts = (part.flatten(1) for part in qk.split([heads, kv_heads], 1))
-            qk = torch.cat([F.rms_norm(part, part.shape[1:], None, self.eps) for part in parts], 1).view_as(qk) * qk_norm
+            normed = torch.cat([F.rms_norm(part, part.shape[1:], None, self.eps) for part in parts], 1)
+            qk = (normed * qk_norm).view_as(qk)
         elif qk_norm is not None:
             qk = F.rms_norm(qk, qk.shape[-1:], None, self.eps) * qk_norm
         qk = torch.addcmul(qk * self._cos, qk.roll(qk.shape[-1] // 2, -1), self._sin)
@@ -148,20 +142,20 @@ class Attention:
     ):
         self.shape, self.ops, self.window = shape, ops, window
         vectors, dtype = tensors_of(weights), ops.cos.dtype
-        self.qkv = _product(weights, "qkv_proj", ("q_proj", "k_proj", "v_proj"), dtype)
-        self.out = _product(weights, "o_proj", (), dtype)
+        self.qkv = _product(weights, ("qkv_proj", "q_proj", "k_proj", "v_proj"), dtype)
+        self.out = _product(weights, ("o_proj",), dtype)
         self.qk_norm: torch.Tensor | None = None
         if "q_norm.weight" in vectors:
-            q, k = (vectors[f"{name}_norm.weight"].view(-1, shape.head_dim) for name in "qk")
-            self.qk_norm = torch.cat([q.expand(shape.num_heads, -1), k.expand(shape.num_kv_heads, -1)])
+            q, k = vectors["q_norm.weight"], vectors["k_norm.weight"]
+            if not shape.qk_norm_whole:
+                q, k = q.expand(shape.num_heads, -1), k.expand(shape.num_kv_heads, -1)
+            self.qk_norm = torch.cat([q, k])
 
     def __call__(self, x: torch.Tensor, layout: Layout, cache: Writer, layer: int) -> torch.Tensor:
         """Attention [N, H] over normed states x [N, H]; writes keys and values to layer `layer` of the cache."""
         s = self.shape
         qkv = self.qkv(x).view(-1, s.num_heads + 2 * s.num_kv_heads, s.head_dim)
-        queries = self.ops.rotate(
-            qkv, s.num_heads, s.num_kv_heads, self.qk_norm, cache, layer, s.qk_norm_whole
-        )
+        queries = self.ops.rotate(qkv, s.num_heads, s.num_kv_heads, self.qk_norm, cache, layer)
         return self.out(attend(queries, layout, cache, layer, self.window))
 
 
@@ -173,8 +167,9 @@ class MLP:
 
     def __init__(self, weights: Mapping[str, torch.Tensor | Blocks], start: str, shape: Shape, ops: TorchOps):
         self.ops, self.gelu, dtype = ops, shape.gelu, ops.cos.dtype
-        self.gate_up = _product(weights, f"{start}.gate_up_proj", (f"{start}.gate_proj", f"{start}.up_proj"), dtype)
-        self.down = _product(weights, f"{start}.down_proj", (), dtype)
+        names = (f"{start}.{name}_proj" for name in ("gate_up", "gate", "up"))
+        self.gate_up = _product(weights, [*names], dtype)
+        self.down = _product(weights, [f"{start}.down_proj"], dtype)
 
     @property
     def products(self) -> tuple[Linear, ...]:
@@ -201,7 +196,7 @@ class Mixture:
     def __init__(self, weights: Mapping[str, torch.Tensor | Blocks], shape: Shape, ops: TorchOps):
         assert shape.experts is not None
         self.of = shape.experts
-        self.router = _product(weights, ROUTER, (), ops.cos.dtype)
+        self.router = _product(weights, [ROUTER], ops.cos.dtype)
         self.experts = [MLP(weights, f"mlp.experts.{number}", shape, ops) for number in range(self.of.count)]
 
     @property
@@ -238,11 +233,7 @@ class Layer:
              `shape` after the first."""
 
     def __init__(
-        self,
-        weights: Mapping[str, torch.Tensor | Blocks],
-        shape: Shape,
-        ops: TorchOps,
-        kind: LayerKind = LayerKind(),
+        self, weights: Mapping[str, torch.Tensor | Blocks], shape: Shape, ops: TorchOps, kind: LayerKind = LayerKind()
     ):
         start, vectors = "self_attn.", tensors_of(weights)
         inner = {name.removeprefix(start): weight for name, weight in weights.items() if name.startswith(start)}
@@ -278,12 +269,9 @@ class Layer:
         return residual, delta if of_mlp is None else self.ops.norm(delta, of_mlp)
 
 
-def _product(
-    weights: Mapping[str, torch.Tensor | Blocks], joined: str, parts: Sequence[str], dtype: torch.dtype
-) -> Linear:
-    """One product with the matrix `joined`, or where the weights have it in `parts`, with those stacked; and the biases
-    if any."""
-    names = (joined,) if f"{joined}.weight" in weights else parts
+def _product(weights: Mapping[str, torch.Tensor | Blocks], names: Sequence[str], dtype: torch.dtype) -> Linear:
+    """One product with the matrices of these names that there are, stacked, and their biases if any."""
+    names = [name for name in names if f"{name}.weight" in weights]
     biases = [bias for name in names if isinstance(bias := weights.get(f"{name}.bias"), torch.Tensor)]
     return linear([weights[f"{name}.weight"] for name in names], torch.cat(biases) if biases else None, dtype)
 

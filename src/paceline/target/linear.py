@@ -25,15 +25,13 @@ class Linear:
     """x @ weight.T + bias. Weights are stored in `panels` where our kernel is `preferred`, in oneDNN's order on other
     CPUs with bfloat16 units, and unchanged elsewhere.
 
-    exact    a row's result is the same, bit for bit, for any other rows: our kernel computes it where it runs,
-             elsewhere the library in calls of BLOCK rows.
-    nbytes   bytes of the weight.
-    divisor  results are divided by it."""
+    exact   a row's result is the same, bit for bit, for any other rows: our kernel computes it where it runs, elsewhere
+            the library in calls of BLOCK rows.
+    nbytes  bytes of the weight. divisor: results are divided by it."""
 
-    def __init__(
-        self, weight: torch.Tensor, bias: torch.Tensor | None = None, *, exact: bool = False, divisor: float = 1.0
-    ):
-        self.divisor = divisor
+    divisor = 1.0
+
+    def __init__(self, weight: torch.Tensor, bias: torch.Tensor | None = None, *, exact: bool = False):
         self.bias, self.is_exact, self.nbytes = bias, exact, weight.nbytes
         self.packed = weight.device.type == "cpu" and weight.dtype == torch.bfloat16 and has_bf16_units()
         self.panels: Panels | IntegerPanels | None = None
@@ -45,11 +43,8 @@ class Linear:
             self.weight = torch.ops.mkldnn._reorder_linear_weight(weight, None) if self.packed else weight
 
     def __call__(self, x: torch.Tensor) -> torch.Tensor:
-        if self.panels is not None:
-            out = self.panels(x)
-        else:
-            out = self._in_blocks(x) if self.is_exact else self._by_library(x)
-        return out if self.divisor == 1.0 else out / self.divisor
+        product = self.panels if self.panels is not None else self._in_blocks if self.is_exact else self._by_library
+        return product(x) if self.divisor == 1.0 else product(x) / self.divisor
 
     def _by_library(self, x: torch.Tensor) -> torch.Tensor:
         if self.packed:
@@ -65,7 +60,8 @@ class Linear:
         """The same product with one order of sums. ModelError if the library's depends on a row's place in the call."""
         if self.is_exact or self.panels is not None:
             return self
-        exact = Linear(self.dense(), self.bias, exact=True, divisor=self.divisor)
+        exact = Linear(self.dense(), self.bias, exact=True)
+        exact.divisor = self.divisor
         if exact.panels is None:
             exact._check_places()
         return exact
@@ -84,8 +80,9 @@ class Linear:
 
     def rows(self, ids: torch.Tensor) -> Linear:
         """The product with the outputs `ids` alone, from a copy of their weights."""
-        bias = None if self.bias is None else self.bias[ids]
-        return Linear(self.dense()[ids], bias, exact=self.is_exact, divisor=self.divisor)
+        made = Linear(self.dense()[ids], None if self.bias is None else self.bias[ids], exact=self.is_exact)
+        made.divisor = self.divisor
+        return made
 
     def dense(self) -> torch.Tensor:
         """The weight [outputs, inputs]."""
@@ -100,12 +97,9 @@ class BlockLinear(Linear):
 
     panels: IntegerPanels
 
-    def __init__(
-        self, parts: Sequence[Blocks], bias: torch.Tensor | None = None, *, exact: bool = False, divisor: float = 1.0
-    ):
+    def __init__(self, parts: Sequence[Blocks], bias: torch.Tensor | None = None, *, exact: bool = False):
         from paceline.target.kernels.integer import IntegerPanels
 
-        self.divisor = divisor
         self.bias, self.is_exact, self.packed = bias, exact, True
         self.nbytes = sum(part.nbytes for part in parts)
         self.panels = IntegerPanels(parts, bias, exact=exact)
@@ -118,7 +112,9 @@ class BlockLinear(Linear):
 
     def rows(self, ids: torch.Tensor) -> BlockLinear:
         bias = None if self.bias is None else self.bias[ids]
-        return BlockLinear(self.panels.rows(ids), bias, exact=self.is_exact, divisor=self.divisor)
+        made = BlockLinear(self.panels.rows(ids), bias, exact=self.is_exact)
+        made.divisor = self.divisor
+        return made
 
 
 def linear(parts: Sequence[torch.Tensor | Blocks], bias: torch.Tensor | None, dtype: torch.dtype) -> Linear:

@@ -10,7 +10,6 @@ Fewer bits change how often a draft is right, never the output. Knows no head.
 from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
-from dataclasses import replace
 from typing import Any, Literal
 
 import torch
@@ -27,7 +26,7 @@ from paceline.target.hf import HFTarget
 from paceline.target.layout import Layout
 from paceline.target.linear import Linear, linear
 from paceline.target.quantised.blocks import Blocks, Weights, quantised, tensors_of
-from paceline.target.shape import PRE, LayerKind, Shape, layer_shapes, rotary_tables, unsupported
+from paceline.target.shape import LayerKind, Shape, layer_shapes, rotary_tables, unsupported
 
 # Weights -------------------------------------------------------------------------------------------------------------
 
@@ -219,15 +218,11 @@ class OwnLayers(HeadLayers):
 
 
 def own_shape(target: Decoder, layers: int) -> Shape:
-    """The target's shape, for that many layers of a head's own, which are a Llama's without biases."""
-    return replace(
-        target.shape,
-        num_layers=layers,
-        layers=(LayerKind(),) * layers,
-        **dict.fromkeys(("qk_norm", "qk_norm_whole", "qkv_bias", "out_bias", "mlp_bias", "fused", "gelu"), False),
-        norms=PRE,
-        residual_scale=1.0,
-    )
+    """The target's sizes, for that many layers of a head's own, which are a Llama's without biases."""
+    s = target.shape
+    heads = s.num_heads, s.num_kv_heads, s.head_dim
+    rest = s.intermediate_size, s.eps, s.max_context, s.tied
+    return Shape(s.vocab_size, s.hidden_size, layers, *heads, *rest, (LayerKind(),) * layers)
 
 
 def own_shapes(target: Decoder, prefixes: Sequence[str]) -> dict[str, tuple[int, ...]]:

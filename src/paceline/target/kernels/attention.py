@@ -38,8 +38,7 @@ WORTH_SHARING = 8192
 """Fewest scores of a layer for more threads than one."""
 NEXT, KV_HEADS, SHARED, DIM, NODES, NUMBER, QUERIES, OUT, FORWARD, WINDOW = range(10)
 """Places in the task of the compiled function. NEXT: number of the next piece of work; NUMBER: of the layer; QUERIES,
-OUT, FORWARD: addresses, the last of `Writer.header`; WINDOW: the layer's, or EVERYTHING."""
-EVERYTHING = 1 << 62
+OUT, FORWARD: addresses, the last of `Writer.header`; WINDOW: most tokens that a node sees."""
 
 
 def attend_paths(
@@ -52,7 +51,7 @@ def attend_paths(
     nodes, heads, dim = queries.shape
     kv_heads, header = cache.kv_heads, cache.header.buffer_info()[0]
     sizes = kv_heads, heads // kv_heads, dim, nodes, layer
-    task = array("q", (0, *sizes, queries.data_ptr(), out.data_ptr(), header, window or EVERYTHING))
+    task = array("q", (0, *sizes, queries.data_ptr(), out.data_ptr(), header, window or 1 << 62))
     # In a recorded forward, which later contexts will be longer is not known, and sharing costs little.
     few = plan.scores * heads < WORTH_SHARING and not is_recording()
     on_threads(_ATTENTION[queries.dtype], task, 1 if few else torch.get_num_threads())

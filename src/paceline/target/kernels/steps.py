@@ -250,19 +250,12 @@ class FusedOps(TorchOps):
         return total, out
 
     def rotate(
-        self,
-        qkv: torch.Tensor,
-        heads: int,
-        kv_heads: int,
-        qk_norm: torch.Tensor | None,
-        cache: Writer,
-        layer: int,
-        whole: bool = False,
+        self, qkv: torch.Tensor, heads: int, kv_heads: int, qk_norm: torch.Tensor | None, cache: Writer, layer: int
     ) -> torch.Tensor:
         """As `TorchOps.rotate`, into the cache and a new tensor in one pass."""
         nodes, every, dim = qkv.shape
         queries = qkv.new_empty(nodes, heads, dim)
-        norm_at = 0 if qk_norm is None else qk_norm.data_ptr()
+        norm_at, whole = (0, False) if qk_norm is None else (qk_norm.data_ptr(), qk_norm.ndim == 1)
         at = (qkv.data_ptr(), queries.data_ptr(), *self._tables, norm_at, cache.header.buffer_info()[0])
         _run(self._kernels.rotate, nodes, every * dim, heads, kv_heads, dim, layer, *at, self._eps, whole)
         return queries

@@ -28,7 +28,7 @@ from paceline.errors import ModelError, shortened
 from paceline.target.decoder import Decoder
 from paceline.target.folder import check_config, fingerprint, one_line, refuse_pointer
 from paceline.target.linear import has_bf16_units
-from paceline.target.quantised.blocks import Blocks, Weights, in_precision, kind_of, multipliable
+from paceline.target.quantised.blocks import Blocks, Weights, in_precision, kind_of, multipliable, tensors_of
 from paceline.target.shape import ATTENTION, ROUTER, Shape, unsupported, weight_shapes
 
 VERSIONS = (2, 3)
@@ -225,7 +225,7 @@ _OWN_KEYS: dict[str, dict[str, tuple[str, float | None]]] = {
 }
 """By architecture, entries of its configuration: the file's key, and the value without it; None: it must be there."""
 _FREQUENCIES = "rope_freqs.weight"
-_FACTORS, _ORIGINAL = ("rope_factors_short.weight", "rope_factors_long.weight"), "rope.scaling.original_context_length"
+_FACTORS = {"rope_factors_short.weight": "short_factor", "rope_factors_long.weight": "long_factor"}
 _SCALING = {
     "factor": "factor",
     "original_context_length": "original_max_position_embeddings",
@@ -324,9 +324,8 @@ def config_of(file: GGUF) -> PretrainedConfig:
 
     heads, size = number("attention.head_count"), number("embedding_length")
     head_dim = number("attention.key_length", size // max(heads, 1))
-    turned = facts.get("rope.dimension_count", head_dim)
     for key in ("attention.value_length", "rope.dimension_count"):
-        if facts.get(key, head_dim) != head_dim and (family != "phi3" or key != "rope.dimension_count"):
+        if facts.get(key, head_dim) != head_dim and (family, key) != ("phi3", "rope.dimension_count"):
             raise ModelError(
                 f"{file.path}: {family}.{key} is {facts[key]}, and heads have {head_dim} numbers: not supported"
             )
@@ -365,8 +364,10 @@ def config_of(file: GGUF) -> PretrainedConfig:
     elif family == "gemma3":
         values |= _gemma3(facts, values)
     elif family == "phi3":
-        values["rope_parameters"] |= {"partial_rotary_factor": turned / head_dim} | _longrope(file, facts)
-        values["original_max_position_embeddings"] = number(_ORIGINAL, values["max_position_embeddings"])
+        turned = number("rope.dimension_count", head_dim) / head_dim
+        values["rope_parameters"] |= {"partial_rotary_factor": turned} | _longrope(file, facts)
+        original = number("rope.scaling.original_context_length", values["max_position_embeddings"])
+        values["original_max_position_embeddings"] = original
     try:
         config: PretrainedConfig = getattr(transformers, name)(**values)
     except Exception as error:  # transformers checks types and raises many errors
@@ -414,13 +415,10 @@ def _gemma3(facts: Mapping[str, Any], values: Mapping[str, Any]) -> dict[str, An
 
 def _longrope(file: GGUF, facts: Mapping[str, Any]) -> dict[str, Any]:
     """Phi's factors of the rotary frequencies; empty without them."""
-    tensors = [file.tensor(name) for name in _FACTORS if name in file]
-    if len(tensors) < 2:
-        return {}
-    factors = (tensor.tolist() for tensor in tensors if isinstance(tensor, torch.Tensor))
-    named = dict(zip(("short_factor", "long_factor"), factors, strict=True))
+    found = tensors_of({_FACTORS[name]: file.tensor(name) for name in _FACTORS if name in file})
+    named = {name: factors.tolist() for name, factors in found.items()}
     scale = facts.get("rope.scaling.attn_factor")
-    return {"rope_type": "longrope", **named} | ({} if scale is None else {"attention_factor": scale})
+    return named and {"rope_type": "longrope", "attention_factor": scale, **named}
 
 
 def _frequencies(file: GGUF, config: PretrainedConfig) -> torch.Tensor | None:
@@ -455,9 +453,9 @@ def weights_of(file: GGUF, config: PretrainedConfig) -> Weights:
             raise ModelError(f"{file.path}: {theirs} has the shape {list(found)} where {list(wanted)} is needed")
         tensor = file.tensor(theirs)
         if expert:
-            number = int(expert[1])
-            rows = slice(number * shape[0], (number + 1) * shape[0])
-            tensor = tensor.rows(rows) if isinstance(tensor, Blocks) else tensor[number]
+            first = int(expert[1]) * shape[0]
+            own = slice(first, first + shape[0])
+            tensor = tensor.rows(own) if isinstance(tensor, Blocks) else tensor.flatten(0, 1)[own]
         part = name.split(".")[-2]
         if part in heads:
             tensor = _unpermuted(tensor, heads[part])
