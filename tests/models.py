@@ -120,7 +120,13 @@ NATIVE: dict[str, tuple[str, dict[str, Any]]] = {
     ),
     "qwen3-moe": (
         "Qwen3MoeConfig",
-        {"head_dim": 16, "num_experts": 8, "num_experts_per_tok": 2, "moe_intermediate_size": 32, "norm_topk_prob": True},
+        {
+            "head_dim": 16,
+            "num_experts": 8,
+            "num_experts_per_tok": 2,
+            "moe_intermediate_size": 32,
+            "norm_topk_prob": True,
+        },
     ),
     "olmoe": ("OlmoeConfig", {"num_experts": 8, "num_experts_per_tok": 3}),
 }

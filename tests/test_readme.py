@@ -38,7 +38,9 @@ def test_the_table_of_methods_is_what_the_command_prints(capsys: pytest.CaptureF
 
 def test_the_table_of_families_is_true() -> None:
     """That they run, and why others are refused, tests/target shows."""
-    table = (REPOSITORY / "docs" / "models.md").read_text("utf-8").split("<!-- families -->")[1].split("<!-- end -->")[0]
+    table = (
+        (REPOSITORY / "docs" / "models.md").read_text("utf-8").split("<!-- families -->")[1].split("<!-- end -->")[0]
+    )
     rows = [line.strip("| ").split(" | ") for line in table.strip().splitlines()[2:]]
     by_way: dict[str, set[str]] = {"native": set(), "transformers": set(), "refused": set()}
     files: set[str] = set()

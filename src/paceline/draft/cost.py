@@ -73,9 +73,7 @@ class RoundTimes:
     is_fixed  nothing is learned any more. With a table and a seed, every choice of `auto` repeats.
     drafting  times of drafters, by name."""
 
-    def __init__(
-        self, fade: float = FADE, breakpoints: Sequence[int] = BREAKPOINTS, expert_share: float = 0.0
-    ) -> None:
+    def __init__(self, fade: float = FADE, breakpoints: Sequence[int] = BREAKPOINTS, expert_share: float = 0.0) -> None:
         self.fade, self.expert_share, self.is_fixed = fade, expert_share, False
         self.drafting: dict[str, DraftTimes] = {}
         self._breakpoints = breakpoints
@@ -214,7 +212,15 @@ class RoundTimes:
 def term_names(breakpoints: Sequence[int] = BREAKPOINTS, experts: bool = False) -> tuple[str, ...]:
     """Names of the terms in files."""
     slopes = [f"token_after_{breakpoint}" for breakpoint in breakpoints]
-    return ("round", "row", *slopes, *(["experts"] if experts else []), "row_times_widest", "row_if_uneven", "prompt_token")
+    return (
+        "round",
+        "row",
+        *slopes,
+        *(["experts"] if experts else []),
+        "row_times_widest",
+        "row_if_uneven",
+        "prompt_token",
+    )
 
 
 def _nonnegative(products: Floats, targets: Floats) -> Floats:

@@ -65,9 +65,7 @@ class TorchOps:
         return (F.gelu(gate, approximate="tanh") if gelu else F.silu(gate)) * up
 
 
-def attend(
-    queries: torch.Tensor, layout: Layout, cache: Writer, layer: int, window: int | None = None
-) -> torch.Tensor:
+def attend(queries: torch.Tensor, layout: Layout, cache: Writer, layer: int, window: int | None = None) -> torch.Tensor:
     """Attention of the packed queries [N, heads, head_dim] over their rows' caches; [N, heads * head_dim].
 
     window  the layer's, as in `plan`."""
@@ -218,7 +216,9 @@ class Mixture:
         order = chosen.flatten().argsort(stable=True)
         tokens, share = order // self.of.chosen, share.to(x.dtype).flatten()[order, None]
         out, begin = torch.zeros_like(x), 0
-        for expert, count in zip(self.experts, chosen.flatten().bincount(minlength=self.of.count).tolist(), strict=True):
+        for expert, count in zip(
+            self.experts, chosen.flatten().bincount(minlength=self.of.count).tolist(), strict=True
+        ):
             if count:
                 own = tokens[begin : begin + count]
                 out.index_add_(0, own, expert(x[own]) * share[begin : begin + count])

@@ -118,9 +118,7 @@ def gguf_of(model: str | Path) -> Path:
     try:
         return Path(huggingface_hub.hf_hub_download(repository, file))
     except Exception as error:  # the hub's client raises errors of many libraries
-        raise ModelError(
-            f"{file} of {repository} cannot be had from the hub: {shortened(one_line(error))}"
-        ) from error
+        raise ModelError(f"{file} of {repository} cannot be had from the hub: {shortened(one_line(error))}") from error
 
 
 def _in_package(name: str) -> Path:
@@ -263,9 +261,7 @@ def open_weights(folder: Path) -> dict[str, Any]:
             raise ModelError(f"{file} cannot be read as weights: {why}") from error
         except SafetensorError as error:
             refuse_pointer(file)
-            raise ModelError(
-                f"{file} is cut off or damaged ({one_line(error)}): copy or download it again"
-            ) from error
+            raise ModelError(f"{file} is cut off or damaged ({one_line(error)}): copy or download it again") from error
         tensors |= dict.fromkeys(opened.keys(), opened)
     return tensors
 

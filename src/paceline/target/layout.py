@@ -260,9 +260,7 @@ _CHAIN = np.triu(np.full((SHARED_QUERIES, SHARED_QUERIES), -np.inf, np.float32),
 """The mask of a chain among its own nodes."""
 
 
-def _see(
-    mask: NDArray[np.float32], segment: Segment, length: int, positions: IntArray, window: int | None
-) -> None:
+def _see(mask: NDArray[np.float32], segment: Segment, length: int, positions: IntArray, window: int | None) -> None:
     """Set the mask of one slot, [queries, shared, keys], to 0 for the keys that the segment's nodes see."""
     n, start = len(segment.tokens), segment.start
     rows = mask[: n - start]
