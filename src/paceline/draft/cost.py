@@ -64,9 +64,10 @@ class RoundTimes:
     seconds; tokens are the nodes of all rows and the prompt tokens of the same forward. Products over few tokens take
     the time of reading the weights, over many that of computing; attention pads the rows of a batch to the widest, and
     is simpler where all rows have one node. A mixture of experts reads those that its tokens choose, of which more and
-    more were chosen before: touched is (1 - (1 - expert_share) ** tokens) / expert_share, 1 for one token. The terms, none below 0, are fitted by least squares of relative errors,
-    with a prior because a batch that never drafted shows no cost of nodes. The length of the context is not a term:
-    learned times follow it, and a table is right for about the context it was measured with.
+    more were chosen before: touched is (1 - (1 - expert_share) ** tokens) / expert_share, 1 for one token. The terms,
+    none below 0, are fitted by least squares of relative errors, with a prior because a batch that never drafted shows
+    no cost of nodes. The length of the context is not a term: learned times follow it, and a table is right for about
+    the context it was measured with.
 
     fade      factor on the weight of earlier rounds at every fit.
     expert_share  of the experts, those that one token chooses; 0.0: there are none, and no such term.

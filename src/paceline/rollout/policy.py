@@ -64,7 +64,8 @@ class Policy:
 
 def _fits(model: Any) -> bool:
     """Whether the native decoder can run it: a plain model of its families, without adapters."""
-    return unsupported(model.config) is None and set(weight_shapes(model.config)) <= as_checkpoint(model.state_dict()).keys()
+    state = as_checkpoint(model.state_dict())
+    return unsupported(model.config) is None and weight_shapes(model.config).keys() <= state.keys()
 
 
 @contextmanager
