@@ -69,10 +69,10 @@ class RoundTimes:
     no cost of nodes. The length of the context is not a term: learned times follow it, and a table is right for about
     the context it was measured with.
 
-    fade      factor on the weight of earlier rounds at every fit.
+    fade          factor on the weight of earlier rounds at every fit.
     expert_share  of the experts, those that one token chooses; 0.0: there are none, and no such term.
-    is_fixed  nothing is learned any more. With a table and a seed, every choice of `auto` repeats.
-    drafting  times of drafters, by name."""
+    is_fixed      nothing is learned any more. With a table and a seed, every choice of `auto` repeats.
+    drafting      times of drafters, by name."""
 
     def __init__(self, fade: float = FADE, breakpoints: Sequence[int] = BREAKPOINTS, expert_share: float = 0.0) -> None:
         self.fade, self.expert_share, self.is_fixed = fade, expert_share, False
@@ -213,15 +213,8 @@ class RoundTimes:
 def term_names(breakpoints: Sequence[int] = BREAKPOINTS, experts: bool = False) -> tuple[str, ...]:
     """Names of the terms in files."""
     slopes = [f"token_after_{breakpoint}" for breakpoint in breakpoints]
-    return (
-        "round",
-        "row",
-        *slopes,
-        *(["experts"] if experts else []),
-        "row_times_widest",
-        "row_if_uneven",
-        "prompt_token",
-    )
+    more = ["experts"] if experts else []
+    return ("round", "row", *slopes, *more, "row_times_widest", "row_if_uneven", "prompt_token")
 
 
 def _nonnegative(products: Floats, targets: Floats) -> Floats:

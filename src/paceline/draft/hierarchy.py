@@ -44,7 +44,9 @@ SAMPLE = 128
 class HierarchyConfig(Options):
     """Options of hierarchy."""
 
-    corpus: str | None = option(None, "corpus store for L, and for S where `model` is not given; none: L finds nothing")
+    corpus: str | None = option(
+        None, "corpus store for L, and for S where `model` is not given; none: L finds nothing"
+    )
     model: str | None = option(None, "corpus store of the model's own recorded answers, for S")
     order: str = option("WSL", "stores asked, most local first: W context, S model, L statistics; paper: WSL")
     k: int = option(7, "sequences verified at once, and kept in W for each token; paper: 7", least=1)

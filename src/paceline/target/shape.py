@@ -1,5 +1,4 @@
-"""What the native decoder reads from a model's configuration: sizes, what each layer does, names of tensors, rotary
-tables."""
+"""What the native decoder reads of a configuration: sizes, what each layer does, names of tensors, rotary tables."""
 
 from __future__ import annotations
 
@@ -19,10 +18,8 @@ ATTENTION = ("full_attention", "sliding_attention")
 """Kinds of layers in `layer_types`."""
 ALL_SLIDING = ("mistral", "phi3", "qwen3_moe")
 """Families without `layer_types`, in which a sliding window is that of all layers."""
-ACTIVATIONS = {"silu": False, "gelu_pytorch_tanh": True}
-"""Activations of the gate, and whether they are `Shape.gelu`."""
-ROUTER = "mlp.gate"
-"""Name of a router of experts in its layer."""
+ACTIVATIONS = {"silu": False, "gelu_pytorch_tanh": True}  # whether they are `Shape.gelu`
+ROUTER = "mlp.gate"  # a router of experts, in its layer
 
 Norms = tuple[str | None, str | None, str | None, str | None]
 """Names of a layer's norms: before attention, of its output, before the MLP, of its output."""

@@ -135,7 +135,9 @@ def _eos(tokenizer: Tokenizer, wanted: str | None) -> int:
     return int(token)
 
 
-def _joined(documents: Documents, eos: int, max_tokens: int | None) -> tuple[NDArray[np.int32], NDArray[np.int64]]:
+def _joined(
+    documents: Documents, eos: int, max_tokens: int | None
+) -> tuple[NDArray[np.int32], NDArray[np.int64]]:
     """(text, ends) of the documents; the last one is cut at `max_tokens`."""
     pieces: list[NDArray[np.int32]] = []
     left = max_tokens if max_tokens is not None else sys.maxsize

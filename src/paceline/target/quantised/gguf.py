@@ -210,8 +210,6 @@ FAMILIES = {
 """transformers' configuration by general.architecture; Mistral is llama too."""
 _PAIRED = ("llama", "granite", "smollm3")
 """Architectures whose files have the numbers that rotate together side by side."""
-_WINDOWED = ("llama", "qwen2", "qwen3", "gemma3", "phi3", "qwen3moe")
-"""Architectures in which a sliding window is known."""
 _EXPERTS = {"num_experts": ("expert_count", None), "num_experts_per_tok": ("expert_used_count", None)}
 _OWN_KEYS: dict[str, dict[str, tuple[str, float | None]]] = {
     "granite": {
@@ -351,8 +349,6 @@ def config_of(file: GGUF) -> PretrainedConfig:
     }
     name = FAMILIES[family]
     if window := facts.get("attention.sliding_window"):
-        if family not in _WINDOWED:
-            raise ModelError(f"{file.path} is a {family} with a sliding window, which the native decoder lacks")
         values["sliding_window"] = window
         name = "MistralConfig" if family == "llama" else name
         values |= {"use_sliding_window": True, "max_window_layers": 0} if family != "llama" else {}
@@ -373,7 +369,7 @@ def config_of(file: GGUF) -> PretrainedConfig:
     except Exception as error:  # transformers checks types and raises many errors
         raise ModelError(f"{file.path}: its facts make no model: {shortened(one_line(error))}") from error
     check_config(config, file.path)
-    if reason := unsupported(config):
+    if reason := unsupported(config) or (window and not Shape.of(config).window and "a window is new in its family"):
         raise ModelError(f"{file.path}: the native decoder cannot run it, {reason}")
     return config
 
