@@ -127,8 +127,7 @@ class Decoder(CachedTarget):
             self.quantised = None
         if s.experts is not None:
             self.expert_share = s.experts.chosen / s.experts.count
-            unread = sum(w.nbytes for key, w in weights.items() if ".experts." in key) * (1 - self.expert_share)
-            read -= round(unread)
+            read -= round((1 - self.expert_share) * sum(w.nbytes for key, w in weights.items() if ".experts." in key))
         self.weight_bytes = read if s.tied else read - table.nbytes
         head = table if s.tied else weights["lm_head.weight"]
         self.head, self.head_bytes = linear([head], None, dtype), head.nbytes

@@ -130,7 +130,7 @@ def _max_context(config: PretrainedConfig) -> int:
     return min([config.max_position_embeddings, *longest])
 
 
-def _activation(config: PretrainedConfig) -> str:
+def _activation(config: Any) -> str:
     return str(getattr(config, "hidden_activation", None) or getattr(config, "hidden_act", "silu"))
 
 
