@@ -138,8 +138,8 @@ class Decoder(CachedTarget):
         self._embedding_scale = torch.tensor(s.embedding_scale, dtype=dtype, device=self.device)
         self._ops: dict[str | None, TorchOps] = {}
         for rope in {"": None, **{kind.rope: None for kind in s.layers}}:
-            tables = rotary_tables(config, s, inverse_frequencies, rope)
-            self._ops[rope] = TorchOps(*(table.to(self.device, dtype) for table in tables), s.eps)
+            cos, sin = (t.to(self.device, dtype) for t in rotary_tables(config, s, inverse_frequencies, rope))
+            self._ops[rope] = TorchOps(cos, sin, s.eps)
         self.ops = self._ops[""]
         self._programs: Programs | None = None
         if self.head.packed:

@@ -220,9 +220,10 @@ class OwnLayers(HeadLayers):
 def own_shape(target: Decoder, layers: int) -> Shape:
     """The target's sizes, for that many layers of a head's own, which are a Llama's without biases."""
     s = target.shape
-    heads = s.num_heads, s.num_kv_heads, s.head_dim
-    rest = s.intermediate_size, s.eps, s.max_context, s.tied
-    return Shape(s.vocab_size, s.hidden_size, layers, *heads, *rest, (LayerKind(),) * layers)
+    return Shape(
+        s.vocab_size, s.hidden_size, layers, s.num_heads, s.num_kv_heads, s.head_dim, s.intermediate_size, s.eps,
+        s.max_context, s.tied, (LayerKind(),) * layers,
+    )  # fmt: skip
 
 
 def own_shapes(target: Decoder, prefixes: Sequence[str]) -> dict[str, tuple[int, ...]]:

@@ -210,8 +210,8 @@ FAMILIES = {
 """transformers' configuration by general.architecture; Mistral is llama too."""
 _PAIRED = ("llama", "granite", "smollm3")
 """Architectures whose files have the numbers that rotate together side by side."""
-_EXPERTS = {"num_experts": ("expert_count", None), "num_experts_per_tok": ("expert_used_count", None)}
-_OWN_KEYS: dict[str, dict[str, tuple[str, float | None]]] = {
+_EXPERTS: dict[str, Any] = {"num_experts": ("expert_count", None), "num_experts_per_tok": ("expert_used_count", None)}
+_OWN_KEYS: dict[str, dict[str, Any]] = {
     "granite": {
         "embedding_multiplier": ("embedding_scale", 1.0),
         "residual_multiplier": ("residual_scale", 1.0),
@@ -412,7 +412,7 @@ def _gemma3(facts: Mapping[str, Any], values: Mapping[str, Any]) -> dict[str, An
 def _longrope(file: GGUF, facts: Mapping[str, Any]) -> dict[str, Any]:
     """Phi's factors of the rotary frequencies; empty without them."""
     found = tensors_of({_FACTORS[name]: file.tensor(name) for name in _FACTORS if name in file})
-    named = {name: factors.tolist() for name, factors in found.items()}
+    named: dict[str, Any] = {name: factors.tolist() for name, factors in found.items()}
     scale = facts.get("rope.scaling.attn_factor")
     return named and {"rope_type": "longrope", "attention_factor": scale, **named}
 
