@@ -3,6 +3,7 @@
     python benchmarks/forward.py                # about a minute
     python benchmarks/forward.py --rounds 41 --threads 2 --json
     python benchmarks/forward.py --device cuda --shape 7B
+    python benchmarks/forward.py --families     # a small model of every native family, beside transformers'
 
 Llama shapes with random weights (speed does not depend on what they are), bfloat16, 256 tokens of context. All variants
 are measured in turn within one process, so that a drifting machine moves them together; the ratios are the point, the
@@ -21,14 +22,16 @@ from collections.abc import Callable, Sequence
 
 import numpy as np
 import torch
+import transformers
 from rich.console import Console
 from rich.table import Table
-from transformers import LlamaConfig, LlamaForCausalLM
+from transformers import AutoModelForCausalLM, LlamaConfig, PretrainedConfig, PreTrainedModel
 
 from paceline import DraftTree, Engine, SamplingParams
 from paceline.draft.base import Drafter
 from paceline.engine.round import Segment
 from paceline.target.decoder import Decoder
+from paceline.target.shape import as_checkpoint
 
 CONTEXT = 256
 TOKENS = (1, 8, 16, 32)
@@ -51,6 +54,28 @@ SHAPES = {
     ),
     "7B": LlamaConfig(max_position_embeddings=4096),  # transformers' default is Llama 7B
 }
+SMALL = {
+    "hidden_size": 512,
+    "intermediate_size": 1536,
+    "num_hidden_layers": 8,
+    "num_attention_heads": 8,
+    "num_key_value_heads": 2,
+    "vocab_size": 16384,
+    "max_position_embeddings": 2048,
+    "pad_token_id": None,
+}
+EXPERTS = {"num_experts": 32, "num_experts_per_tok": 4}
+FAMILIES = {
+    "llama": ("LlamaConfig", {}),
+    "gemma3": ("Gemma3TextConfig", {"head_dim": 128, "query_pre_attn_scalar": 128, "sliding_window": 512}),
+    "granite": ("GraniteConfig", {"embedding_multiplier": 12.0, "residual_multiplier": 0.22, "logits_scaling": 8.0}),
+    "olmo2": ("Olmo2Config", {}),
+    "smollm3": ("SmolLM3Config", {}),
+    "phi3": ("Phi3Config", {}),
+    "qwen3-moe": ("Qwen3MoeConfig", {"head_dim": 64, "moe_intermediate_size": 256, "norm_topk_prob": True, **EXPERTS}),
+    "olmoe": ("OlmoeConfig", {**EXPERTS, "intermediate_size": 256}),
+}
+"""Of `--families`: the configuration's class, and what differs from SMALL."""
 
 
 class Guess(Drafter):
@@ -65,7 +90,7 @@ class Guess(Drafter):
         return [DraftTree.chain(row.last_token, [7] * min(self.depth, row.max_draft)) for row in rows]
 
 
-def forwards(model: LlamaForCausalLM, decoder: Decoder, compile: bool) -> dict[str, Callable[[int], object]]:
+def forwards(model: PreTrainedModel, decoder: Decoder, compile: bool) -> dict[str, Callable[[int], object]]:
     """name -> a function that runs one forward of n tokens after the context."""
     prompt = np.random.default_rng(0).integers(0, decoder.vocab_size, CONTEXT)
     slot = decoder.add_row(CONTEXT + max(TOKENS))
@@ -76,7 +101,7 @@ def forwards(model: LlamaForCausalLM, decoder: Decoder, compile: bool) -> dict[s
         cache = model(torch.from_numpy(prompt)[None].to(device), use_cache=True).past_key_values
 
     @torch.inference_mode()
-    def transformers(n: int) -> None:
+    def theirs(n: int) -> None:
         model(torch.zeros(1, n, dtype=torch.long, device=device), past_key_values=cache, use_cache=True)
         cache.crop(-n)
 
@@ -100,10 +125,10 @@ def forwards(model: LlamaForCausalLM, decoder: Decoder, compile: bool) -> dict[s
         decoder.head(hidden)
 
     if device.type == "cpu":
-        return {"transformers": transformers, "paceline": ours, "products": products}
+        return {"transformers": theirs, "paceline": ours, "products": products}
     also = {"transformers, compiled": compiled(model, CONTEXT)} if compile else {}
     return {
-        "transformers": transformers,
+        "transformers": theirs,
         **also,
         "kernel by kernel": kernel_by_kernel,
         "paceline": ours,
@@ -111,7 +136,7 @@ def forwards(model: LlamaForCausalLM, decoder: Decoder, compile: bool) -> dict[s
     }
 
 
-def compiled(model: LlamaForCausalLM, begin: int) -> Callable[[int], object]:
+def compiled(model: PreTrainedModel, begin: int) -> Callable[[int], object]:
     """transformers' forward over a static cache, compiled and recorded by torch."""
     from transformers import StaticCache
 
@@ -181,6 +206,35 @@ def engine_share(decoder: Decoder, depth: int, rounds: int, temperature: float) 
     return 1e3 * engine.profile.seconds / rounds, 1 - engine.profile.share(*FORWARD)
 
 
+def made(config: PretrainedConfig, name: str, device: str) -> tuple[PreTrainedModel, Decoder]:
+    """A random model in bfloat16, and ours with its weights."""
+    torch.manual_seed(0)
+    with torch.device(device):
+        model = AutoModelForCausalLM.from_config(config, dtype=torch.bfloat16).eval()
+    state = as_checkpoint(model.state_dict())
+    return model, Decoder(config, state, name=name, dtype=torch.bfloat16, device=device)
+
+
+def families(options: argparse.Namespace) -> None:
+    """Print the times of a forward of every family, ours and transformers'."""
+    times: dict[str, dict[tuple[str, int], float]] = {}
+    for name, (kind, values) in FAMILIES.items():
+        model, decoder = made(getattr(transformers, kind)(**SMALL | values), name, options.device)
+        both = {key: run for key, run in forwards(model, decoder, False).items() if key in ("transformers", "paceline")}
+        times[name] = median_ms(both, options.tokens, options.rounds)
+    if options.json:
+        print(json.dumps({name: {f"{who}/{n}": ms for (who, n), ms in of.items()} for name, of in times.items()}))
+        return
+    table = Table(title=f"Milliseconds a forward, medians of {options.rounds}, {torch.get_num_threads()} threads")
+    for column in ("family", "tokens", "transformers", "paceline", "ratio"):
+        table.add_column(column, justify="right" if column != "family" else "left")
+    for name, of in times.items():
+        for n in options.tokens:
+            theirs, ours = of["transformers", n], of["paceline", n]
+            table.add_row(name, str(n), f"{theirs:.2f}", f"{ours:.2f}", f"{ours / theirs:.2f}")
+    Console().print(table)
+
+
 def main() -> None:
     """Measure and print."""
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
@@ -191,17 +245,14 @@ def main() -> None:
     parser.add_argument("--compile", action="store_true", help="on a GPU, transformers compiled too; takes minutes")
     parser.add_argument("--tokens", type=int, nargs="+", default=TOKENS, help="of a forward (default 1 8 16 32)")
     parser.add_argument("--json", action="store_true", help="one JSON object instead of tables")
+    parser.add_argument("--families", action="store_true", help="a small model of every family instead")
     options = parser.parse_args()
     if options.threads:
         torch.set_num_threads(options.threads)
-    torch.manual_seed(0)
-    config = SHAPES[options.shape]
-    torch.set_default_dtype(torch.bfloat16)
-    with torch.device(options.device):
-        model = LlamaForCausalLM(config).eval()
-    torch.set_default_dtype(torch.float32)
-    name, device = f"random {options.shape}", options.device
-    decoder = Decoder(config, model.state_dict(), name=name, dtype=torch.bfloat16, device=device)
+    if options.families:
+        families(options)
+        return
+    model, decoder = made(SHAPES[options.shape], f"random {options.shape}", options.device)
     variants = forwards(model, decoder, options.compile)
     times = median_ms(variants, options.tokens, options.rounds)
     base = times["transformers", 1]

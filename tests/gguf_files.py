@@ -6,6 +6,7 @@ file = write(folder, tmp_path / "model.gguf", "Q8_0")
 from __future__ import annotations
 
 import json
+import re
 from collections.abc import Callable
 from pathlib import Path
 from typing import Any
@@ -16,6 +17,7 @@ import torch
 from gguf import GGMLQuantizationType as Type
 from safetensors.torch import load_file
 from transformers import AutoConfig
+from transformers.modeling_rope_utils import ROPE_INIT_FUNCTIONS
 
 from paceline.target.quantised.blocks import Blocks, Kind, kind_of
 from paceline.target.shape import Shape
@@ -24,19 +26,25 @@ INNER = {
     "input_layernorm": "attn_norm", "post_attention_layernorm": "ffn_norm", "self_attn.q_proj": "attn_q",
     "self_attn.k_proj": "attn_k", "self_attn.v_proj": "attn_v", "self_attn.o_proj": "attn_output",
     "self_attn.q_norm": "attn_q_norm", "self_attn.k_norm": "attn_k_norm", "mlp.gate_proj": "ffn_gate",
-    "mlp.up_proj": "ffn_up", "mlp.down_proj": "ffn_down",
+    "mlp.up_proj": "ffn_up", "mlp.down_proj": "ffn_down", "self_attn.qkv_proj": "attn_qkv",
+    "mlp.gate_up_proj": "ffn_up", "mlp.gate": "ffn_gate_inp", "mlp.experts.gate_proj": "ffn_gate_exps",
+    "mlp.experts.up_proj": "ffn_up_exps", "mlp.experts.down_proj": "ffn_down_exps",
+    "pre_feedforward_layernorm": "ffn_norm", "post_feedforward_layernorm": "post_ffw_norm",
 }  # fmt: skip
+ARCHITECTURES = {"mistral": "llama", "gemma3_text": "gemma3", "qwen3_moe": "qwen3moe"}
 OUTER = {"model.embed_tokens": "token_embd", "model.norm": "output_norm", "lm_head": "output"}
 
 Change = Callable[[gguf.GGUFWriter], None]
 
 
-def name_of(name: str) -> str:
+def name_of(name: str, posts: bool = False) -> str:
+    """posts: the norm after attention is that, and not the one before the MLP."""
     stem, _, end = name.rpartition(".")
     if stem in OUTER:
         return f"{OUTER[stem]}.{end}"
     _, _, layer, part = stem.split(".", 3)
-    return f"blk.{layer}.{INNER[part]}.{end}"
+    part = INNER[re.sub(r"experts\.\d+", "experts", part)]
+    return f"blk.{layer}.{'post_attention_norm' if posts and part == 'ffn_norm' and 'post' in stem else part}.{end}"
 
 
 def write(
@@ -52,10 +60,10 @@ def write(
 ) -> Path:
     """kind: of all matrices, or of each by its name. more: adds facts. parts: tensors of a file, 0: all in one."""
     config = AutoConfig.from_pretrained(folder)
-    family = architecture or {"mistral": "llama"}.get(config.model_type, config.model_type)
+    family = architecture or ARCHITECTURES.get(config.model_type, config.model_type)
     writer = gguf.GGUFWriter(str(file), family, split_max_tensors=parts)
     s = Shape.of(config)
-    writer.add_context_length(s.max_context)
+    writer.add_context_length(config.max_position_embeddings)
     writer.add_embedding_length(s.hidden_size)
     writer.add_block_count(s.num_layers)
     writer.add_feed_forward_length(s.intermediate_size)
@@ -64,24 +72,32 @@ def write(
     writer.add_layer_norm_rms_eps(s.eps)
     writer.add_key_length(s.head_dim)
     writer.add_value_length(s.head_dim)
-    writer.add_rope_dimension_count(s.head_dim)
+    writer.add_rope_dimension_count(s.rotary_dim or s.head_dim)
     if s.window is not None:
         writer.add_sliding_window(s.window)
     factors = _positions(writer, config, s.head_dim)
+    _own_facts(writer, s, config)
     _vocabulary(writer, folder, s.vocab_size, pre)
     more(writer)
-    if factors is not None:
-        writer.add_tensor("rope_freqs.weight", factors)
+    for name, values in factors.items():
+        writer.add_tensor(name, values)
     heads = {"attn_q": s.num_heads, "attn_k": s.num_kv_heads}
-    for name, tensor in load_file(folder / "model.safetensors").items():
-        theirs = name_of(name)
+    stacks: dict[str, list[Any]] = {}
+    tensors = load_file(folder / "model.safetensors")
+    for name in sorted(tensors, key=lambda name: [int(n) for n in re.findall(r"\d+", name)]):
+        theirs = name_of(name, posts=s.norms[1] is not None)
         if theirs == leave_out or (s.tied and theirs == "output.weight"):
             continue
         part = theirs.split(".")[-2]
-        values = tensor.float()
-        if family == "llama" and part in heads:
+        values = tensors[name].float() + (s.norm_offset if part.endswith("norm") else 0)
+        if family in ("llama", "granite", "smollm3") and part in heads:
             values = values.unflatten(0, (heads[part], 2, -1)).transpose(1, 2).reshape(values.shape)
-        _add(writer, theirs, values.numpy(), kind if isinstance(kind, str) else kind(theirs))
+        if part.endswith("_exps"):
+            stacks.setdefault(theirs, []).append(values.numpy())
+        else:
+            _add(writer, theirs, values.numpy(), kind if isinstance(kind, str) else kind(theirs))
+    for theirs, experts in stacks.items():
+        _add(writer, theirs, np.stack(experts), kind if isinstance(kind, str) else kind(theirs))
     writer.write_header_to_file()
     writer.write_kv_data_to_file()
     writer.write_tensors_to_file()
@@ -91,7 +107,7 @@ def write(
 
 def _add(writer: gguf.GGUFWriter, name: str, values: Any, kind: str) -> None:
     values = np.ascontiguousarray(values)
-    if values.ndim < 2 or kind == "F32":
+    if values.ndim < 2 or kind == "F32" or "ffn_gate_inp" in name:
         writer.add_tensor(name, values)
     elif kind == "F16":
         writer.add_tensor(name, values.astype(np.float16))
@@ -121,9 +137,28 @@ def random_blocks(
     return Blocks(kind, torch.from_numpy(np.concatenate(chosen)[:count].reshape(outputs, -1)))
 
 
-def _positions(writer: gguf.GGUFWriter, config: Any, head_dim: int) -> Any:
-    """Facts about rotary positions; Llama 3's factors, which are a tensor."""
+def _own_facts(writer: gguf.GGUFWriter, s: Shape, config: Any) -> None:
+    """What only some families have."""
+    if config.model_type == "granite":
+        writer.add_attention_scale(config.attention_multiplier)
+        writer.add_embedding_scale(config.embedding_multiplier)
+        writer.add_residual_scale(config.residual_multiplier)
+        writer.add_logit_scale(config.logits_scaling)
+    if config.model_type == "gemma3_text":
+        # Published files do not say these: layers repeat every six, and the scale is that of the head.
+        writer.add_sliding_window_pattern([kind.window is not None for kind in s.layers])
+        assert config.query_pre_attn_scalar == config.head_dim
+    if s.experts is not None:
+        writer.add_expert_count(s.experts.count)
+        writer.add_expert_used_count(s.experts.chosen)
+    if config.model_type == "qwen3_moe":
+        writer.add_expert_feed_forward_length(config.moe_intermediate_size)
+
+
+def _positions(writer: gguf.GGUFWriter, config: Any, head_dim: int) -> dict[str, Any]:
+    """Facts about rotary positions; the factors of Llama 3 and Phi, which are tensors."""
     rope = dict(config.rope_parameters)
+    rope = rope.get("full_attention", rope)
     writer.add_rope_freq_base(float(rope.get("rope_theta", 10000.0)))
     kind = rope.get("rope_type", "default")
     if kind in ("linear", "yarn"):
@@ -131,13 +166,16 @@ def _positions(writer: gguf.GGUFWriter, config: Any, head_dim: int) -> Any:
         writer.add_rope_scaling_factor(rope["factor"])
         if kind == "yarn":
             writer.add_rope_scaling_orig_ctx_len(rope["original_max_position_embeddings"])
+    if kind == "longrope":
+        writer.add_rope_scaling_orig_ctx_len(config.original_max_position_embeddings)
+        writer.add_rope_scaling_attn_factors(ROPE_INIT_FUNCTIONS[kind](config, torch.device("cpu"))[1])
+        names = {"rope_factors_long.weight": "long_factor", "rope_factors_short.weight": "short_factor"}
+        return {name: np.array(rope[factor], np.float32) for name, factor in names.items()}
     if kind != "llama3":
-        return None
-    from transformers.modeling_rope_utils import ROPE_INIT_FUNCTIONS
-
+        return {}
     scaled, _ = ROPE_INIT_FUNCTIONS["llama3"](config, torch.device("cpu"))
     plain = rope["rope_theta"] ** -(torch.arange(0, head_dim, 2).double() / head_dim)
-    return (plain / scaled.double()).float().numpy()
+    return {"rope_freqs.weight": (plain / scaled.double()).float().numpy()}
 
 
 def _vocabulary(writer: gguf.GGUFWriter, folder: Path, size: int, pre: str) -> None:

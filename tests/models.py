@@ -80,6 +80,55 @@ NATIVE: dict[str, tuple[str, dict[str, Any]]] = {
     "qwen2-tied": ("Qwen2Config", {"tie_word_embeddings": True, "rope_parameters": _rope("default", 1e6)}),
     "qwen3": ("Qwen3Config", {"head_dim": 32, "tie_word_embeddings": True}),
     "qwen3-bias": ("Qwen3Config", {"head_dim": 16, "attention_bias": True, "tie_word_embeddings": False}),
+    "gemma3": (
+        "Gemma3TextConfig",
+        {
+            "head_dim": 32,
+            "query_pre_attn_scalar": 24,
+            "sliding_window": 8,
+            "layer_types": ["sliding_attention", "full_attention", "sliding_attention"],
+            "rope_parameters": {
+                "full_attention": _rope("linear", 1e6, factor=8.0),
+                "sliding_attention": _rope("default", 1e4),
+            },
+        },
+    ),
+    "granite": (
+        "GraniteConfig",
+        {
+            "embedding_multiplier": 12.0,
+            "residual_multiplier": 0.25,
+            "attention_multiplier": 0.5,
+            "logits_scaling": 1.25,
+        },
+    ),
+    "olmo2": ("Olmo2Config", {}),
+    "smollm3": ("SmolLM3Config", {"num_hidden_layers": 4}),  # the fourth does not use positions
+    "phi3": ("Phi3Config", {"sliding_window": 8, "rope_parameters": _rope("default", partial_rotary_factor=0.75)}),
+    "phi3-long": (
+        "Phi3Config",
+        {
+            "max_position_embeddings": 4 * MAX_CONTEXT,
+            "original_max_position_embeddings": MAX_CONTEXT,
+            "rope_parameters": _rope(
+                "longrope",
+                partial_rotary_factor=0.75,
+                short_factor=[1.0, 1.1, 1.2, 1.4, 1.6, 2.0],
+                long_factor=[1.0, 2.0, 4.0, 8.0, 16.0, 32.0],
+            ),
+        },
+    ),
+    "qwen3-moe": (
+        "Qwen3MoeConfig",
+        {
+            "head_dim": 16,
+            "num_experts": 8,
+            "num_experts_per_tok": 2,
+            "moe_intermediate_size": 32,
+            "norm_topk_prob": True,
+        },
+    ),
+    "olmoe": ("OlmoeConfig", {"num_experts": 8, "num_experts_per_tok": 3}),
 }
 
 # Architectures that only transformers runs: learned positions, parallel residual, partial rotary.
@@ -97,10 +146,6 @@ FOREIGN: dict[str, tuple[str, dict[str, Any]]] = {
 
 # Causal language models that cannot be verified as trees, each for a reason of its own.
 REFUSED: dict[str, tuple[str, dict[str, Any]]] = {
-    "gemma3": (
-        "Gemma3TextConfig",
-        {"head_dim": 16, "sliding_window": 8, "layer_types": ["sliding_attention"] * 2 + ["full_attention"]},
-    ),
     "mamba": ("MambaConfig", {"state_size": 8}),
     "bloom": ("BloomConfig", {}),
     "falcon-alibi": ("FalconConfig", {"alibi": True}),

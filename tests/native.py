@@ -12,7 +12,7 @@ from paceline.engine.round import Segment
 from paceline.target.base import Target
 from paceline.target.decoder import Decoder
 from paceline.target.quantised.blocks import quantised
-from paceline.target.shape import weight_shapes
+from paceline.target.shape import as_checkpoint, weight_shapes
 from tests import models
 from tests.paths import DEVICE
 
@@ -27,7 +27,7 @@ def of(
     precision: str | None = None,
 ) -> Decoder:
     """The native decoder with the weights of `model`, in blocks of `precision` if it is given."""
-    state = model.state_dict()
+    state = as_checkpoint(model.state_dict())
     weights = {name: state[name] for name in weight_shapes(model.config)}
     blocks = quantised(weights, precision) if precision else {**weights}
     return Decoder(model.config, blocks, dtype=dtype, device="cpu" if precision else DEVICE, eos_token_ids=eos)

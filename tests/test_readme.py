@@ -6,6 +6,9 @@ from pathlib import Path
 import pytest
 
 from paceline import Engine, SamplingParams
+from paceline.target import shape
+from paceline.target.quantised import gguf
+from tests import models
 from tests.paths import REPOSITORY
 
 README = (REPOSITORY / "README.md").read_text("utf-8")
@@ -31,6 +34,23 @@ def test_the_table_of_methods_is_what_the_command_prints(capsys: pytest.CaptureF
     table = capsys.readouterr().out
     index = (REPOSITORY / "docs" / "methods" / "README.md").read_text("utf-8")
     assert f"<!-- paceline methods --markdown -->\n{table}<!-- end -->" in index
+
+
+def test_the_table_of_families_is_true() -> None:
+    """That they run, and why others are refused, tests/target shows."""
+    table = (
+        (REPOSITORY / "docs" / "models.md").read_text("utf-8").split("<!-- families -->")[1].split("<!-- end -->")[0]
+    )
+    rows = [line.strip("| ").split(" | ") for line in table.strip().splitlines()[2:]]
+    by_way: dict[str, set[str]] = {"native": set(), "transformers": set(), "refused": set()}
+    files: set[str] = set()
+    for _, types, folder, file in rows:
+        by_way[folder.split(":")[0]] |= set(re.findall("`(.*?)`", types))
+        files |= set(re.findall("`(.*?)`", file))
+    assert by_way["native"] == shape.FAMILIES.keys() == {models.config(name).model_type for name in models.NATIVE}
+    assert by_way["transformers"] == {models.config(name).model_type for name in models.FOREIGN}
+    assert by_way["refused"] == {models.config(name).model_type for name in models.REFUSED}
+    assert files == gguf.FAMILIES.keys()
 
 
 def test_the_python_in_the_readme_runs(monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]) -> None:

@@ -49,6 +49,26 @@ def test_times_are_learned_from_rounds() -> None:
         assert times.seconds(*shape) == pytest.approx(truth(*shape), rel=0.15)
 
 
+@pytest.mark.parametrize("share", [0.0, 1 / 16])
+def test_more_tokens_read_more_of_the_experts(share: float) -> None:
+    """The first drafted tokens read experts of their own, later ones those that others have chosen: without a term for
+    that, the price of the first is taken for that of all."""
+    rng, times = np.random.default_rng(0), RoundTimes(expert_share=share)
+
+    def truth(nodes: int) -> float:
+        return 1e-3 * (1.0 + 0.5 * 16 * (1 - (1 - 1 / 16) ** nodes))
+
+    for _ in range(600):
+        nodes = int(rng.integers(1, 65))
+        times.note(1, nodes, nodes, 0, truth(nodes) * rng.normal(1, 0.03))
+    off = max(abs(times.seconds(1, nodes, nodes) / truth(nodes) - 1) for nodes in (1, 4, 16, 64))
+    assert off < 0.06 if share else off > 0.2
+    if share:
+        again = RoundTimes.from_json(times.to_json())
+        assert again.seconds(1, 8, 8) == pytest.approx(times.seconds(1, 8, 8), rel=1e-3)
+        assert times.slope(1, 40) < 0.2 * times.slope(1, 1)
+
+
 def test_a_batch_that_never_drafted_guesses_low_what_a_node_costs() -> None:
     times = RoundTimes()
     for _ in range(64):

@@ -119,7 +119,7 @@ def test_a_trained_model_says_what_transformers_says(stories: Path) -> None:
 # Against itself, in any order ------------------------------------------------------------------------------------
 
 SMALL = {"vocab_size": 23, "num_hidden_layers": 3, "max_position_embeddings": 400, **native.TINY}
-KINDS = {"llama2": SMALL, "mistral-window": SMALL, "qwen3": SMALL}
+KINDS = {"llama2": SMALL, "mistral-window": SMALL, "qwen3": SMALL, "gemma3": SMALL}
 TOLERANCE = 1e-9
 
 
@@ -274,6 +274,7 @@ def machine(kind: str) -> type:
 TestLlama = machine("llama2")
 TestMistralWindow = machine("mistral-window")
 TestQwen3 = machine("qwen3")
+TestGemma3 = machine("gemma3")  # layers with a window and layers without
 
 
 # Seams ----------------------------------------------------------------------------------------------------------

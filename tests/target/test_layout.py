@@ -21,7 +21,7 @@ class Case:
     padding: int = 0
 
     def plan(self) -> Layout:
-        return plan(self.segments, self.lengths, window=self.window, shared=self.shared, padding=self.padding)
+        return plan(self.segments, self.lengths, windows=(self.window,), shared=self.shared, padding=self.padding)
 
     def padded(self) -> "Case":
         """The same with the padding as nodes that somebody asked for."""
@@ -154,6 +154,18 @@ def test_every_node_sees_its_past_its_ancestors_and_itself(case: Case) -> None:
     check(case, case.plan())
 
 
+@given(cases())
+def test_layers_with_other_windows_have_masks_of_their_own(case: Case) -> None:
+    windows = (None, 3, case.window)
+    both = plan(case.segments, case.lengths, windows=windows, shared=case.shared)
+    for window in windows:
+        alone = plan(case.segments, case.lengths, windows=(window,), shared=case.shared).groups
+        for group, right in zip((both.groups[g] for g in both.calls(window)), alone, strict=True):
+            assert (group.first, group.last, group.keys) == (right.first, right.last, right.keys)
+            assert (group.mask is None) == (right.mask is None)
+            assert group.mask is None or torch.equal(group.mask, right.mask)
+
+
 def test_padded_sizes_are_few_and_near() -> None:
     every = {padded_size(n) for n in range(1, 97)}
     assert len(every) < 27
@@ -170,7 +182,7 @@ def test_a_long_chunk_does_not_pad_the_short_segments(window: int | None) -> Non
         Segment.chunk(1, np.arange(short), last=True),
         Segment.chunk(0, np.arange(long), last=True),
     ]
-    layout = plan(segments, [0, 9, 2], window=window)
+    layout = plan(segments, [0, 9, 2], windows=(window,))
     check(Case(segments, [0, 9, 2], window), layout)
     assert sorted(g.queries for g in layout.groups) == [short, long, long]
 
@@ -187,7 +199,7 @@ def test_attention_reads_whole_granules_and_a_few_queries_at_least(length: int, 
                                                                  (0, 100, 99, False), (1, 100, None, False),
                                                                  (0, SHARED_QUERIES, None, False)])  # fmt: skip
 def test_only_the_first_long_chunk_needs_no_mask(length: int, nodes: int, window: int | None, free: bool) -> None:
-    (group,) = plan([Segment.chunk(3, np.arange(nodes), last=True)], [length], window=window, shared=3).groups
+    (group,) = plan([Segment.chunk(3, np.arange(nodes), last=True)], [length], windows=(window,), shared=3).groups
     assert (group.mask is None) == free
 
 

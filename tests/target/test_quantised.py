@@ -17,16 +17,21 @@ from paceline.target.linear import BlockLinear
 from paceline.target.load import load, load_tokenizer, quantise_folder
 from paceline.target.quantised.blocks import Blocks, exact_dtype, quantised
 from paceline.target.quantised.checkpoint import MEASURED
-from paceline.target.shape import weight_shapes
+from paceline.target.shape import as_checkpoint, weight_shapes
 
 
 def decoders(family: str, word: str, dtype: torch.dtype = torch.float32) -> tuple[Decoder, Decoder, Decoder]:
     """The model itself, the model in blocks, and what the blocks say as ordinary float32 weights."""
     model = models.model(family)
-    weights = {name: model.state_dict()[name] for name in weight_shapes(model.config)}
+    state = as_checkpoint(model.state_dict())
+    weights = {name: state[name] for name in weight_shapes(model.config)}
     blocks = quantised(weights, word)
     dense = {name: w.dense() if isinstance(w, Blocks) else w for name, w in blocks.items()}
     return tuple(Decoder(model.config, w, dtype=dtype) for w in (weights, blocks, dense))  # type: ignore[return-value]
+
+
+ROUTED = 8
+"""Experts of the tests' mixtures, and outputs of no product but their routers."""
 
 
 @pytest.mark.parametrize("family", list(models.NATIVE))
@@ -37,14 +42,18 @@ def test_logits_are_those_of_the_dequantised_weights(family: str, word: str, mon
     own, blocks, dense = decoders(family, word)
     assert isinstance(blocks.blocks[0].layer.attention.qkv, BlockLinear)
     said = logits(blocks)
-    assert off(said, logits(dense)) < 0.08
+    # Of a mixture by tokens: where two experts are nearly as good, rounding decides, and that token is another.
+    assert median(off(one, other) for one, other in zip(said, logits(dense), strict=True)) < 0.08
     assert off(logits(dense), logits(own)) > 0.001
 
     def product(linear: object, x: torch.Tensor) -> torch.Tensor:
+        weight, divisor = linear.dense(), linear.divisor  # type: ignore[attr-defined]
+        if len(weight) == ROUTED:  # not in blocks
+            return torch.nn.functional.linear(x, weight)
         parts = x.unflatten(-1, (-1, 32))
         scale = parts.abs().amax(-1, keepdim=True) / 127
         rounded = (torch.where(scale > 0, parts / scale, 0).round() * scale).flatten(-2)
-        return torch.nn.functional.linear(rounded, linear.dense(), linear.bias)  # type: ignore[attr-defined]
+        return torch.nn.functional.linear(rounded, weight, linear.bias) / divisor  # type: ignore[attr-defined]
 
     monkeypatch.setattr("paceline.target.linear.Linear.__call__", product)
     # Now and then a number is rounded to its other neighbour, and then one token and those after it differ.
@@ -74,7 +83,7 @@ def test_an_embedding_that_is_the_head_too_is_held_once(family: str) -> None:
     assert (blocks._table is blocks.head) == own.shape.tied
     tokens = torch.arange(own.vocab_size).flip(0)
     blocks.trim_head(torch.tensor([3, 300, 7]))  # which takes nothing from the embedding
-    assert torch.equal(blocks._embedded(tokens), dense._embedded(tokens))
+    assert torch.equal(blocks.embedded(tokens), dense.embedded(tokens))
     assert torch.equal(blocks.embedding, dense.embedding)
 
 

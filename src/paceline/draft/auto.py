@@ -186,6 +186,9 @@ class Auto(Fallback):
             if self.config.explore == 0:  # without trials the default probabilities must do
                 candidate.drafts = TRIALS
         if self.config.table is None:
+            share = getattr(target, "expert_share", 0.0)  # of a model in another engine it is not known
+            if share != self.times.expert_share:
+                self.times = RoundTimes(expert_share=share)
             return
         table = read_table(self.config.table, target.weights_fingerprint)
         self.times = RoundTimes.from_json(table)

@@ -44,23 +44,26 @@ class RoundTimes:
     """Seconds of a round by its rows and nodes, learned as rounds run, or given. A round takes
 
         fixed + row * rows + sum of slope_j * max(0, tokens - breakpoint_j) + prompt_token * (prompt tokens)
-        + rows * (pad * widest + uneven, if any row has a draft)
+        + rows * (pad * widest + uneven, if any row has a draft) + experts * touched
 
     seconds; tokens are the nodes of all rows and the prompt tokens of the same forward. Products over few tokens take
     the time of reading the weights, over many that of computing; attention pads the rows of a batch to the widest, and
-    is simpler where all rows have one node. The terms, none below 0, are fitted by least squares of relative errors,
-    with a prior because a batch that never drafted shows no cost of nodes. The length of the context is not a term:
-    learned times follow it, and a table is right for about the context it was measured with.
+    is simpler where all rows have one node. A mixture of experts reads those that its tokens choose, of which more and
+    more were chosen before: touched is (1 - (1 - expert_share) ** tokens) / expert_share, 1 for one token. The terms,
+    none below 0, are fitted by least squares of relative errors, with a prior because a batch that never drafted shows
+    no cost of nodes. The length of the context is not a term: learned times follow it, and a table is right for about
+    the context it was measured with.
 
-    fade      factor on the weight of earlier rounds at every fit.
-    is_fixed  nothing is learned any more. With a table and a seed, every choice of `auto` repeats.
-    drafting  times of drafters, by name."""
+    fade          factor on the weight of earlier rounds at every fit.
+    expert_share  of the experts, those that one token chooses; 0.0: there are none, and no such term.
+    is_fixed      nothing is learned any more. With a table and a seed, every choice of `auto` repeats.
+    drafting      times of drafters, by name."""
 
-    def __init__(self, fade: float = FADE, breakpoints: Sequence[int] = BREAKPOINTS) -> None:
-        self.fade, self.is_fixed = fade, False
+    def __init__(self, fade: float = FADE, breakpoints: Sequence[int] = BREAKPOINTS, expert_share: float = 0.0) -> None:
+        self.fade, self.expert_share, self.is_fixed = fade, expert_share, False
         self.drafting: dict[str, DraftTimes] = {}
         self._breakpoints = breakpoints
-        self.names = term_names(breakpoints)
+        self.names = term_names(breakpoints, bool(expert_share))
         self._terms = np.zeros(len(self.names))
         self._products = np.zeros((len(self._terms), len(self._terms)))
         self._targets = np.zeros(len(self._terms))
@@ -103,10 +106,16 @@ class RoundTimes:
         if curve is None:
             tokens = np.arange(MOST + 1)
             curve = self._terms[0] + self._terms[1] * rows + np.zeros(MOST + 1)
-            for breakpoint, slope in zip(self._breakpoints, self._terms[2:-3], strict=True):
-                curve += slope * np.maximum(tokens - breakpoint, 0)
+            for term, factor in zip(self._terms[2:-3], self._by_tokens(tokens), strict=True):
+                curve += term * factor
             self._curves[rows] = curve
         return curve
+
+    def _by_tokens(self, tokens: NDArray[Any]) -> list[Floats]:
+        """The factors of the terms that hang on the number of tokens."""
+        hinges = [np.maximum(tokens - breakpoint, 0) for breakpoint in self._breakpoints]
+        share = self.expert_share
+        return [*hinges, (1 - (1 - share) ** tokens) / share] if share else hinges
 
     def slope(self, rows: int, tokens: int) -> float:
         """Seconds of one more node, without `pad`."""
@@ -151,8 +160,8 @@ class RoundTimes:
 
     def _features(self, rows: Floats, nodes: Floats, widest: Floats, prompt: Floats) -> Floats:
         """The factors of the terms, [rounds, terms]."""
-        hinges = [np.maximum(nodes + prompt - breakpoint, 0) for breakpoint in self._breakpoints]
-        return np.stack([np.ones(len(rows)), rows, *hinges, rows * widest, rows * (widest > 1), prompt], 1)
+        by_tokens = self._by_tokens(nodes + prompt)
+        return np.stack([np.ones(len(rows)), rows, *by_tokens, rows * widest, rows * (widest > 1), prompt], 1)
 
     def _solve(self, usual: float) -> Floats:
         """The terms by least squares with the priors, which weigh more if the last terms explain less."""
@@ -171,12 +180,13 @@ class RoundTimes:
         return {
             "forward_ms": {name: round(1e3 * term, 6) for name, term in terms},
             "drafting_us": {name: drafting.to_json() for name, drafting in self.drafting.items()},
+            **({"expert_share": self.expert_share} if self.expert_share else {}),
         }
 
     @classmethod
     def from_json(cls, table: Mapping[str, Any]) -> RoundTimes:
         """What `to_json` wrote, fixed. Raises KeyError, TypeError or ValueError for anything else."""
-        times = cls()
+        times = cls(expert_share=float(table.get("expert_share", 0.0)))
         times._terms = np.array([1e-3 * float(table["forward_ms"][name]) for name in times.names])
         if not (times._terms >= 0).all() or not times._terms.any():
             raise ValueError("a time in forward_ms is below 0")
@@ -185,10 +195,11 @@ class RoundTimes:
         return times
 
 
-def term_names(breakpoints: Sequence[int] = BREAKPOINTS) -> tuple[str, ...]:
+def term_names(breakpoints: Sequence[int] = BREAKPOINTS, experts: bool = False) -> tuple[str, ...]:
     """Names of the terms in files."""
     slopes = [f"token_after_{breakpoint}" for breakpoint in breakpoints]
-    return ("round", "row", *slopes, "row_times_widest", "row_if_uneven", "prompt_token")
+    more = ["experts"] if experts else []
+    return ("round", "row", *slopes, *more, "row_times_widest", "row_if_uneven", "prompt_token")
 
 
 def _nonnegative(products: Floats, targets: Floats) -> Floats:

@@ -87,7 +87,7 @@ class Tuning:
 
     def measure(self, answers: Sequence[RecordedAnswer]) -> dict[str, Any] | None:
         """The table for `auto`; None if it was stopped."""
-        times = RoundTimes(fade=1.0)
+        times = RoundTimes(fade=1.0, expert_share=self.target.expert_share)
         for batch in self.batches:
             self._time(times, batch, answers)
             times.fit()

@@ -18,7 +18,7 @@ from paceline.engine.engine import Engine
 from paceline.target.base import Target
 from paceline.target.decoder import Decoder
 from paceline.target.hf import HFTarget
-from paceline.target.shape import unsupported, weight_shapes
+from paceline.target.shape import as_checkpoint, unsupported, weight_shapes
 from paceline.target.threads import Threads
 
 
@@ -51,7 +51,7 @@ class Policy:
         """The model with its present weights. threads: of the previous target, which are tuned to this machine."""
         if not self._native:
             return HFTarget(self.model, name="the policy", eos_token_ids=self.eos_token_ids)
-        config, state = self.model.config, self.model.state_dict()
+        config, state = self.model.config, as_checkpoint(self.model.state_dict())
         weights = {name: state[name].detach().clone() for name in weight_shapes(config)}
         ends = self.eos_token_ids
         return Decoder(config, weights, name="the policy", dtype=self.model.dtype, eos_token_ids=ends, threads=threads)
@@ -59,7 +59,8 @@ class Policy:
 
 def _fits(model: Any) -> bool:
     """Whether the native decoder can run it: a plain model of its families, without adapters."""
-    return unsupported(model.config) is None and set(weight_shapes(model.config)) <= set(model.state_dict())
+    state = as_checkpoint(model.state_dict())
+    return unsupported(model.config) is None and weight_shapes(model.config).keys() <= state.keys()
 
 
 @contextmanager

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
+from dataclasses import replace
 
 import torch
 import torch.nn.functional as F
@@ -12,7 +13,7 @@ from paceline.target.cache import RaggedCache, Writer
 from paceline.target.layout import Layout, plan
 from paceline.target.linear import Linear, linear
 from paceline.target.quantised.blocks import Blocks, tensors_of
-from paceline.target.shape import Shape, layer_shapes
+from paceline.target.shape import ROUTER, LayerKind, Shape, layer_shapes
 
 
 class TorchOps:
@@ -33,40 +34,51 @@ class TorchOps:
         """RMS norm of x [N, H] with `weight` [H]."""
         return F.rms_norm(x, weight.shape, weight, self.eps)
 
-    def add_norm(self, x: torch.Tensor, delta: torch.Tensor, weight: torch.Tensor) -> tuple[torch.Tensor, torch.Tensor]:
-        """x + delta, both [N, H], and its RMS norm."""
-        x = x + delta
-        return x, self.norm(x, weight)
+    def add_norm(
+        self, x: torch.Tensor, delta: torch.Tensor, weight: torch.Tensor | None, scale: float = 1.0
+    ) -> tuple[torch.Tensor, torch.Tensor]:
+        """x + scale * delta, both [N, H], and its RMS norm; itself without a weight."""
+        x = torch.add(x, delta, alpha=scale)
+        return x, x if weight is None else self.norm(x, weight)
 
     def rotate(
         self, qkv: torch.Tensor, heads: int, kv_heads: int, qk_norm: torch.Tensor | None, cache: Writer, layer: int
     ) -> torch.Tensor:
         """The rotated queries [N, heads, D] of qkv [N, heads + 2 kv_heads, D]; writes keys and values to the cache.
 
-        qk_norm  weights [heads + kv_heads, D] of an RMS norm of queries and keys before the rotation, or None."""
+        qk_norm  weights [heads + kv_heads, D] of an RMS norm of queries and keys before the rotation, or None. With one
+                 dimension, [(heads + kv_heads) * D], it norms all queries of a node together, and all keys."""
         qk = qkv[:, : heads + kv_heads]
-        if qk_norm is not None:
+        if qk_norm is not None and qk_norm.ndim == 1:
+            parts = (part.flatten(1) for part in qk.split([heads, kv_heads], 1))
+            normed = torch.cat([F.rms_norm(part, part.shape[1:], None, self.eps) for part in parts], 1)
+            qk = (normed * qk_norm).view_as(qk)
+        elif qk_norm is not None:
             qk = F.rms_norm(qk, qk.shape[-1:], None, self.eps) * qk_norm
         qk = torch.addcmul(qk * self._cos, qk.roll(qk.shape[-1] // 2, -1), self._sin)
         cache.write(layer, qk[:, heads:], qkv[:, heads + kv_heads :])
         return qk[:, :heads]
 
-    def gate(self, gate_up: torch.Tensor) -> torch.Tensor:
-        """silu(gate) * up, [N, M] from [N, 2 M]."""
+    def gate(self, gate_up: torch.Tensor, gelu: bool = False) -> torch.Tensor:
+        """silu(gate) * up, [N, M] from [N, 2 M]. gelu: GELU's approximation by tanh instead of SiLU."""
         gate, up = gate_up.chunk(2, -1)
-        return F.silu(gate) * up
+        return (F.gelu(gate, approximate="tanh") if gelu else F.silu(gate)) * up
 
 
-def attend(queries: torch.Tensor, layout: Layout, cache: Writer, layer: int) -> torch.Tensor:
-    """Attention of the packed queries [N, heads, head_dim] over their rows' caches; [N, heads * head_dim]."""
-    if layout.paths is None and len(layout.groups) == 1 and layout.groups[0].gather is None:
-        return _attend_group(queries, layout, cache, layer, 0)
+def attend(queries: torch.Tensor, layout: Layout, cache: Writer, layer: int, window: int | None = None) -> torch.Tensor:
+    """Attention of the packed queries [N, heads, head_dim] over their rows' caches; [N, heads * head_dim].
+
+    window  the layer's, as in `plan`."""
+    calls = layout.calls(window)
+    if layout.paths is None and len(calls) == 1 and layout.groups[calls[0]].gather is None:
+        return _attend_group(queries, layout, cache, layer, calls[0])
     out = queries.new_empty(queries.shape[0], queries.shape[1] * queries.shape[2])
     if layout.paths is not None:
         from paceline.target.kernels.attention import attend_paths  # the first compilation takes seconds
 
-        attend_paths(queries, layout.paths, cache, layer, out)
-    for g, group in enumerate(layout.groups):
+        attend_paths(queries, layout.paths, cache, layer, out, window)
+    for g in calls:
+        group = layout.groups[g]
         if group.gather is None:
             out[group.begin : group.end] = _attend_group(queries[group.begin : group.end], layout, cache, layer, g)
         else:
@@ -120,18 +132,22 @@ def _attend_piece(queries: torch.Tensor, keys: torch.Tensor, values: torch.Tenso
 class Attention:
     """Rotary self-attention without the norm before it: out(attend(rotate(qkv(x)))).
 
-    weights  "q_proj.weight", "k_proj.weight", "v_proj.weight", "o_proj.weight" (`attention_shapes`); and if present,
-             their biases, "q_norm.weight" and "k_norm.weight"."""
+    weights  "q_proj.weight", "k_proj.weight", "v_proj.weight" (or all three as "qkv_proj.weight") and "o_proj.weight"
+             (`attention_shapes`); and if present, their biases, "q_norm.weight" and "k_norm.weight"."""
 
-    def __init__(self, weights: Mapping[str, torch.Tensor | Blocks], shape: Shape, ops: TorchOps):
-        self.shape, self.ops = shape, ops
+    def __init__(
+        self, weights: Mapping[str, torch.Tensor | Blocks], shape: Shape, ops: TorchOps, window: int | None = None
+    ):
+        self.shape, self.ops, self.window = shape, ops, window
         vectors, dtype = tensors_of(weights), ops.cos.dtype
-        self.qkv = _product(weights, ("q_proj", "k_proj", "v_proj"), dtype)
+        self.qkv = _product(weights, ("qkv_proj", "q_proj", "k_proj", "v_proj"), dtype)
         self.out = _product(weights, ("o_proj",), dtype)
         self.qk_norm: torch.Tensor | None = None
         if "q_norm.weight" in vectors:
             q, k = vectors["q_norm.weight"], vectors["k_norm.weight"]
-            self.qk_norm = torch.cat([q.expand(shape.num_heads, -1), k.expand(shape.num_kv_heads, -1)])
+            if not shape.qk_norm_whole:
+                q, k = q.expand(shape.num_heads, -1), k.expand(shape.num_kv_heads, -1)
+            self.qk_norm = torch.cat([q, k])
 
     def write(self, x: torch.Tensor, cache: Writer, layer: int) -> torch.Tensor:
         """Write keys and values of normed states x [N, H] to a layer of the cache; queries [N, heads, head_dim]."""
@@ -141,45 +157,124 @@ class Attention:
 
     def __call__(self, x: torch.Tensor, layout: Layout, cache: Writer, layer: int) -> torch.Tensor:
         """Attention [N, H] over normed states x [N, H]; writes keys and values to layer `layer` of the cache."""
-        return self.out(attend(self.write(x, cache, layer), layout, cache, layer))
+        return self.out(attend(self.write(x, cache, layer), layout, cache, layer, self.window))
 
 
-class Layer:
-    """A decoder layer over the attention input x and the residual r: r + attention(x), then the gated MLP.
+class MLP:
+    """The gated MLP, down(gate(gate_up(x))).
 
-    weights  "self_attn." and a name of `Attention`'s, "mlp." and a name, "post_attention_layernorm.weight"."""
+    weights  with `start` in front: "gate_proj.weight" and "up_proj.weight" (or both as "gate_up_proj.weight") and
+             "down_proj.weight"; and if present, their biases."""
 
-    def __init__(self, weights: Mapping[str, torch.Tensor | Blocks], shape: Shape, ops: TorchOps):
-        start, dtype, norm = "self_attn.", ops.cos.dtype, weights["post_attention_layernorm.weight"]
-        assert isinstance(norm, torch.Tensor)
-        inner = {name.removeprefix(start): weight for name, weight in weights.items() if name.startswith(start)}
-        self.ops, self.mlp_norm = ops, norm
-        self.attention = Attention(inner, shape, ops)
-        self.gate_up = _product(weights, ("mlp.gate_proj", "mlp.up_proj"), dtype)
-        self.down = _product(weights, ("mlp.down_proj",), dtype)
+    def __init__(self, weights: Mapping[str, torch.Tensor | Blocks], start: str, shape: Shape, ops: TorchOps):
+        self.ops, self.gelu, dtype = ops, shape.gelu, ops.cos.dtype
+        names = (f"{start}.{name}_proj" for name in ("gate_up", "gate", "up"))
+        self.gate_up = _product(weights, [*names], dtype)
+        self.down = _product(weights, [f"{start}.down_proj"], dtype)
 
     @property
     def products(self) -> tuple[Linear, ...]:
         """The matrix products, in order of computation."""
-        return self.attention.qkv, self.attention.out, self.gate_up, self.down
+        return self.gate_up, self.down
+
+    def make_exact(self, ops: TorchOps) -> None:
+        """As `Layer.make_exact`."""
+        self.ops, self.gate_up, self.down = ops, self.gate_up.exact(), self.down.exact()
+
+    def __call__(self, x: torch.Tensor) -> torch.Tensor:
+        """Of normed states x [N, H]; [N, H]."""
+        return self.down(self.ops.gate(self.gate_up(x), self.gelu))
+
+
+class Mixture:
+    """A mixture of experts: every token goes through the few that its router chooses, which are weighed and added.
+
+    Tokens are sorted by expert, so that an expert's matrices are read once. What a token's experts say is added in the
+    order of their numbers, whatever other tokens there are.
+
+    weights  "mlp.gate.weight", and those of an `MLP` for every expert, "mlp.experts.0." and so on."""
+
+    def __init__(self, weights: Mapping[str, torch.Tensor | Blocks], shape: Shape, ops: TorchOps):
+        assert shape.experts is not None
+        self.of = shape.experts
+        self.router = _product(weights, [ROUTER], ops.cos.dtype)
+        self.experts = [MLP(weights, f"mlp.experts.{number}", shape, ops) for number in range(self.of.count)]
+
+    @property
+    def products(self) -> tuple[Linear, ...]:
+        """As `MLP.products`, of the router and all experts."""
+        return self.router, *(product for expert in self.experts for product in expert.products)
+
+    def make_exact(self, ops: TorchOps) -> None:
+        """As `Layer.make_exact`."""
+        self.router = self.router.exact()
+        for expert in self.experts:
+            expert.make_exact(ops)
+
+    def __call__(self, x: torch.Tensor) -> torch.Tensor:
+        """As `MLP`."""
+        share, chosen = self.router(x).softmax(-1, torch.float32).topk(self.of.chosen)
+        if self.of.normalised:
+            share = share / share.sum(-1, keepdim=True)
+        order = chosen.flatten().argsort(stable=True)
+        tokens, share = order // self.of.chosen, share.to(x.dtype).flatten()[order, None]
+        out, begin = torch.zeros_like(x), 0
+        for expert, count in zip(
+            self.experts, chosen.flatten().bincount(minlength=self.of.count).tolist(), strict=True
+        ):
+            if count:
+                own = tokens[begin : begin + count]
+                out.index_add_(0, own, expert(x[own]) * share[begin : begin + count])
+                begin += count
+        return out
+
+
+class Layer:
+    """A decoder layer over the attention input x and the residual r: r + attention(x), then the MLP.
+
+    weights  "self_attn." and a name of `Attention`'s, "mlp." and a name of `MLP`'s or `Mixture`'s, and the norms of
+             `shape` after the first."""
+
+    def __init__(
+        self, weights: Mapping[str, torch.Tensor | Blocks], shape: Shape, ops: TorchOps, kind: LayerKind = LayerKind()
+    ):
+        start, vectors = "self_attn.", tensors_of(weights)
+        inner = {name.removeprefix(start): weight for name, weight in weights.items() if name.startswith(start)}
+        self.ops, self.scale = ops, shape.residual_scale
+        self.norms = [None if name is None else vectors[f"{name}.weight"] for name in shape.norms[1:]]
+        self.attention = Attention(inner, shape, ops, kind.window)
+        self.mlp = Mixture(weights, shape, ops) if kind.experts else MLP(weights, "mlp", shape, ops)
+
+    @property
+    def products(self) -> tuple[Linear, ...]:
+        """The matrix products, in order of computation."""
+        return self.attention.qkv, self.attention.out, *self.mlp.products
 
     def make_exact(self, ops: TorchOps) -> None:
         """Give every product one order of sums; use `ops` for the other steps."""
         self.ops = self.attention.ops = ops
-        self.attention.qkv, self.attention.out, self.gate_up, self.down = (one.exact() for one in self.products)
+        self.attention.qkv, self.attention.out = self.attention.qkv.exact(), self.attention.out.exact()
+        self.mlp.make_exact(ops)
 
     def __call__(
         self, x: torch.Tensor, residual: torch.Tensor, layout: Layout, cache: Writer, layer: int
     ) -> tuple[torch.Tensor, torch.Tensor]:
-        """The layer's output as two summands, [N, H] each, which the next norm adds in its own pass.
+        """The layer's output as two summands, [N, H] each, which the next norm adds in its own pass, the second times
+        `shape.residual_scale`.
 
         x  normed states [N, width]. layer: the layer's number in the cache."""
-        residual, h = self.ops.add_norm(residual, self.attention(x, layout, cache, layer), self.mlp_norm)
-        return residual, self.down(self.ops.gate(self.gate_up(h)))
+        of_attention, before_mlp, of_mlp = self.norms
+        delta = self.attention(x, layout, cache, layer)
+        if of_attention is not None:
+            delta = self.ops.norm(delta, of_attention)
+        residual, h = self.ops.add_norm(residual, delta, before_mlp, self.scale)
+        delta = self.mlp(h)
+        return residual, delta if of_mlp is None else self.ops.norm(delta, of_mlp)
 
 
 def _product(weights: Mapping[str, torch.Tensor | Blocks], names: Sequence[str], dtype: torch.dtype) -> Linear:
-    """One product with the matrices of these names, stacked, and their biases if any."""
+    """One product with the matrices of these names that there are, stacked, and their biases if any."""
+    names = [name for name in names if f"{name}.weight" in weights]
     biases = [bias for name in names if isinstance(bias := weights.get(f"{name}.bias"), torch.Tensor)]
     return linear([weights[f"{name}.weight"] for name in names], torch.cat(biases) if biases else None, dtype)
 
@@ -187,7 +282,8 @@ def _product(weights: Mapping[str, torch.Tensor | Blocks], names: Sequence[str],
 def attention_shapes(shape: Shape, width: int | None = None) -> dict[str, tuple[int, ...]]:
     """Name and shape of the matrices of `Attention`. width: its input's, if not the hidden size."""
     names = {f"self_attn.{name}_proj.weight": f"{name}_proj.weight" for name in "qkvo"}
-    return {names[name]: size for name, size in layer_shapes(shape, width).items() if name in names}
+    parts = layer_shapes(replace(shape, fused=False), width)
+    return {names[name]: size for name, size in parts.items() if name in names}
 
 
 def begin(

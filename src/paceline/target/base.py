@@ -93,6 +93,7 @@ class Target(ABC):
     clock                the engine's; `verify` books its time there as "prepare", "layers" and "head".
     same_on_any_threads  logits are the same, bit for bit, on any number of processor threads.
     exact                a token's logits depend on its text alone (`make_exact`).
+    expert_share         share of its experts that a mixture reads for one token; 0.0 without experts.
     """
 
     vocab_size: int
@@ -113,6 +114,7 @@ class Target(ABC):
     tokenizer: Tokenizer | None = None
     same_on_any_threads = False
     exact = False
+    expert_share = 0.0
 
     @property
     def notes(self) -> list[str]:
@@ -160,7 +162,7 @@ class Target(ABC):
         Raises ModelError if this target cannot."""
         raise ModelError(
             f"exact: {self.name} runs in transformers, where the number of tokens decides in which order "
-            "sums are added; it needs a family that the native decoder runs (Llama, Mistral, Qwen2, Qwen3, SmolLM)"
+            "sums are added; it needs a family that the native decoder runs (docs/models.md)"
         )
 
     def check(self, needs: Needs) -> None:  # noqa: B027

@@ -20,7 +20,7 @@ from paceline.target.layout import Layout
 
 GRANULE = 64
 """Capacity is a multiple of this many tokens."""
-KEYS, LAYER, VALUES, CAPACITY, POSITIONS, SLOTS, AT, TILES, TILES_AT, LOWS, ENDS, PLACES, HEADER = range(13)
+KEYS, LAYER, VALUES, CAPACITY, POSITIONS, SLOTS, AT, TILES, TILES_AT, ENDS, PLACES, HEADER = range(12)
 """Places in `Writer.header`, and their number. KEYS: address of the first layer's keys; LAYER, VALUES: bytes from them
 to the next layer's, and to the values; POSITIONS to AT: addresses of `Layout`'s; TILES to PLACES: `PathPlan.header`."""
 
@@ -275,7 +275,7 @@ class Writer:
         kv, layout = self._kv, self._layout
         layer, values = (kv.stride(i) * kv.element_size() for i in (0, 1))
         nodes = (one.data_ptr() for one in (layout.positions, layout.slots, layout.at))
-        paths = (0,) * 5 if layout.paths is None else layout.paths.header
+        paths = (0,) * 4 if layout.paths is None else layout.paths.header
         return array("q", (kv.data_ptr(), layer, values, kv.shape[4], *nodes, *paths))
 
     def read(self, layer: int, group: int) -> tuple[torch.Tensor, torch.Tensor]:

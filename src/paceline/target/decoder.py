@@ -1,7 +1,7 @@
-"""The native decoder: Llama-family transformers, built for decoding.
+"""The native decoder: transformers of rotary attention and gated MLPs or mixtures of experts, built for decoding.
 
-Llama 1/2/3 and Vicuna, Mistral, Qwen2/2.5, Qwen3, SmolLM: pre-norm blocks of rotary attention and a gated MLP. Unlike
-an implementation for training, it joins Q, K, V into one matrix and gate, up into another, packs rows of different
+The families are those of `target/shape.py`, which says what each layer of a model does. Unlike an implementation for
+training, it joins Q, K, V into one matrix and gate, up into another, packs rows of different
 lengths without padding, and writes keys and values directly into the ragged cache. On CPUs with bfloat16 units, weights
 are stored in the order that is read fastest: oneDNN's, or our own (`kernels/products.py`).
 """
@@ -29,7 +29,7 @@ from paceline.target.folder import fingerprint
 from paceline.target.layout import SHARED_QUERIES, Layout, padded_size, plan
 from paceline.target.linear import BlockLinear, linear
 from paceline.target.quantised.blocks import Blocks, describe, tensors_of
-from paceline.target.shape import Shape, rotary_tables, weight_shapes
+from paceline.target.shape import Shape, in_halves, rotary_tables, weight_shapes
 from paceline.target.threads import Threads
 
 if TYPE_CHECKING:
@@ -50,20 +50,35 @@ class Block:
         start = f"model.layers.{number}."
         own = {name.removeprefix(start): weight for name, weight in weights.items() if name.startswith(start)}
         self.nbytes = sum(weight.nbytes for weight in own.values())
-        self.norm = tensors_of(own)["input_layernorm.weight"]
-        self.layer = Layer(own, shape, ops)
+        self.norm = None if shape.norms[0] is None else tensors_of(own)[f"{shape.norms[0]}.weight"]
+        self.layer = Layer(own, shape, ops, shape.layers[number])
 
     def __call__(
         self, x: torch.Tensor, delta: torch.Tensor | None, layout: Layout, cache: Writer, layer: int
     ) -> tuple[torch.Tensor, torch.Tensor]:
-        """The layer over x + delta, [N, H] each. Its output is two summands too. layer: its number in the cache."""
-        ops = self.layer.ops
-        x, h = ops.add_norm(x, delta, self.norm) if delta is not None else (x, ops.norm(x, self.norm))
+        """The layer over the sum of x and delta, [N, H] each, as `Layer` returns them: its output is two summands too.
+        layer: its number in the cache."""
+        h, ops = x, self.layer.ops
+        if delta is not None:
+            x, h = ops.add_norm(x, delta, self.norm, self.layer.scale)
+        elif self.norm is not None:
+            h = ops.norm(x, self.norm)
         return self.layer(h, x, layout, cache, layer)
 
 
+def computed_with(name: str, weight: torch.Tensor | Blocks, shape: Shape) -> torch.Tensor | Blocks:
+    """A checkpoint's tensor as the decoder computes with it."""
+    if shape.norm_offset and name.endswith("norm.weight"):
+        assert isinstance(weight, torch.Tensor)
+        return weight.double() + shape.norm_offset  # the sum may not fit into bfloat16
+    if 0 < shape.rotary_dim < shape.head_dim and name.endswith("qkv_proj.weight"):
+        rows = in_halves(shape)
+        return weight.rows(rows) if isinstance(weight, Blocks) else weight[rows]
+    return weight
+
+
 class Decoder(CachedTarget):
-    """A Llama-family target.
+    """A target of a family in `target/shape.py`.
 
     weights              checkpoint tensors by name (`weight_shapes`), cast to `dtype` on `device`. Matrices in blocks
                          of few bits stay as they are; `dtype` is then that of all else.
@@ -100,6 +115,7 @@ class Decoder(CachedTarget):
         stored = sum(w.nbytes for w in weights.values())
         if expand:
             weights = {key: w.dense(dtype) if isinstance(w, Blocks) else w for key, w in weights.items()}
+        weights = {key: computed_with(key, w, s) for key, w in weights.items()}
         weights = {key: w if isinstance(w, Blocks) else w.to(self.device, dtype) for key, w in weights.items()}
         table, norm = weights["model.embed_tokens.weight"], weights["model.norm.weight"]
         assert isinstance(norm, torch.Tensor)
@@ -109,19 +125,26 @@ class Decoder(CachedTarget):
             dtype_name, kinds = str(dtype).removeprefix("torch."), self.quantised
             self.expanded = f"{dtype_name}, expanded from {kinds} ({read / 1e6:,.1f} MB instead of {stored / 1e6:,.1f})"
             self.quantised = None
+        if s.experts is not None:
+            self.expert_share = s.experts.chosen / s.experts.count
+            read -= round((1 - self.expert_share) * sum(w.nbytes for key, w in weights.items() if ".experts." in key))
         self.weight_bytes = read if s.tied else read - table.nbytes
         head = table if s.tied else weights["lm_head.weight"]
         self.head, self.head_bytes = linear([head], None, dtype), head.nbytes
+        self.head.divisor = s.logit_divisor
         self._table: torch.Tensor | Blocks | BlockLinear = table
         if s.tied and isinstance(self.head, BlockLinear):
             self._table = self.head  # it can return its rows; a separate embedding would take the same memory again
-        cos, sin = (table.to(self.device, dtype) for table in rotary_tables(config, s, inverse_frequencies))
-        ops = TorchOps(cos, sin, s.eps)
-        self.ops = ops
+        self._embedding_scale = torch.tensor(s.embedding_scale, dtype=dtype, device=self.device)
+        self._ops: dict[str | None, TorchOps] = {}
+        for rope in {"": None, **{kind.rope: None for kind in s.layers}}:
+            cos, sin = (t.to(self.device, dtype) for t in rotary_tables(config, s, inverse_frequencies, rope))
+            self._ops[rope] = TorchOps(cos, sin, s.eps)
+        self.ops = self._ops[""]
         self._programs: Programs | None = None
         if self.head.packed:
             self._compile()
-        self.blocks = [Block(weights, layer, s, self.ops) for layer in range(s.num_layers)]
+        self.blocks = [Block(weights, layer, s, self._ops[kind.rope]) for layer, kind in enumerate(s.layers)]
         self.same_on_any_threads = self._has_own_products()
         self._rows: dict[int, torch.Tensor] = {}
         self.cache = self.new_cache(s.num_layers)
@@ -149,7 +172,12 @@ class Decoder(CachedTarget):
             return self._table
         return self._table.dense().to(self.dtype)
 
-    def _embedded(self, tokens: torch.Tensor) -> torch.Tensor:
+    def embedded(self, tokens: torch.Tensor) -> torch.Tensor:
+        """The states [N, H] before the first layer."""
+        rows = self._rows_of(tokens)
+        return rows if self.shape.embedding_scale == 1.0 else rows * self._embedding_scale
+
+    def _rows_of(self, tokens: torch.Tensor) -> torch.Tensor:
         if isinstance(self._table, torch.Tensor):
             return F.embedding(tokens, self._table)
         if len(tokens) > SHARED_QUERIES:
@@ -173,15 +201,17 @@ class Decoder(CachedTarget):
     @property
     def prefix_key(self) -> str:
         """As `Target.prefix_key`. If exact, it also differs where another processor or torch may round differently."""
+        tables = fingerprint({f"cos {rope}": ops.cos for rope, ops in self._ops.items()})
         where = f"{llvm.get_host_cpu_name()} {torch.__version__}" if self.exact else ""
-        return f"{super().prefix_key} {self.shape} {fingerprint({'cos': self.ops.cos})} {where}"
+        return f"{super().prefix_key} {self.shape} {tables} {where}"
 
     def _compile(self) -> None:
         """Compute all but the products by compiled steps. Imported on demand: the first compilation takes seconds."""
         from paceline.target.kernels.program import Programs
         from paceline.target.kernels.steps import FusedOps
 
-        self.ops, self._programs = FusedOps(self.ops.cos, self.ops.sin, self.ops.eps), Programs()
+        self._ops = {rope: FusedOps(ops.cos, ops.sin, ops.eps) for rope, ops in self._ops.items()}
+        self.ops, self._programs = self._ops[""], Programs()
 
     def _has_own_products(self) -> bool:
         """Whether all products are ours. The order of sums in oneDNN and MKL depends on the number of threads; in our
@@ -207,8 +237,8 @@ class Decoder(CachedTarget):
         if self.dtype not in (torch.bfloat16, torch.float32):
             raise ModelError(f"exact: {self.name} runs in {self.dtype}; it needs bfloat16 or float32 (--dtype)")
         self._compile()
-        for block in self.blocks:
-            block.layer.make_exact(self.ops)
+        for block, kind in zip(self.blocks, self.shape.layers, strict=True):
+            block.layer.make_exact(self._ops[kind.rope])
         self.head = self.head.exact()
         self.exact, self.same_on_any_threads = True, self._has_own_products()
         if not self.same_on_any_threads:
@@ -284,7 +314,7 @@ class Decoder(CachedTarget):
             given = [segment.hidden for segment in segments if segment.hidden is not None]
             x = _padded(torch.cat(given).to(self.dtype), layout)
         else:
-            x = self._embedded(layout.tokens)
+            x = self.embedded(layout.tokens)
         return self._run(x, range(first, last), layout, writer, 0 if cache is None else first)[: layout.num_nodes]
 
     def _run(
@@ -301,7 +331,7 @@ class Decoder(CachedTarget):
         x, delta = (x, None) if recorded is None else recorded
         for layer in layers if recorded is None else ():
             x, delta = step(layer, x, delta)
-        return x if delta is None else x + delta
+        return x if delta is None else torch.add(x, delta, alpha=self.shape.residual_scale)
 
     def logits(self, hidden: torch.Tensor, normalise: bool = True) -> torch.Tensor:
         """The head's logits [N, V] of hidden states [N, H]. normalise: apply the final norm first."""
@@ -330,7 +360,7 @@ class Decoder(CachedTarget):
             lengths,
             padding=self._padding(segments, lengths[-1]),
             shared=s.num_heads // s.num_kv_heads,
-            window=s.window,
+            windows=[kind.window for kind in s.layers],
             dtype=self.dtype,
             device=self.device,
             most_on_paths=1 << 62 if self.exact else SHARED_QUERIES if self._programs is not None else 0,
@@ -350,8 +380,13 @@ class Decoder(CachedTarget):
 
     def _begin(self, layout: Layout, cache: RaggedCache | None = None) -> Writer:
         """Grow the cache for the planned forward if necessary, and look up its rotary positions."""
-        self.ops.begin(layout)
+        self.begin(layout)
         return (cache or self.cache).writer(layout)
+
+    def begin(self, layout: Layout) -> None:
+        """Look up the rotary positions of a forward, for all layers."""
+        for ops in self._ops.values():
+            ops.begin(layout)
 
     def _resume(self, segments: Sequence[Segment], layout: Layout, needs: Needs) -> tuple[torch.Tensor, int]:
         """The states [N, H] that the forward starts from, and its first layer.
@@ -362,7 +397,7 @@ class Decoder(CachedTarget):
         wanted = {*needs.hidden_layers, needs.callback_layer} - {BEFORE_NORM}
         watched = [layer for layer in wanted if layer is not None]
         if seam is None or all(hidden is None for hidden in given) or min(watched, default=seam) < seam:
-            return self._embedded(layout.tokens), 0
+            return self.embedded(layout.tokens), 0
         fresh = [s for s in segments if s.hidden is None]
         made = iter(())
         if fresh:

@@ -118,9 +118,7 @@ def gguf_of(model: str | Path) -> Path:
     try:
         return Path(huggingface_hub.hf_hub_download(repository, file))
     except Exception as error:  # the hub's client raises errors of many libraries
-        raise ModelError(
-            f"{file} of {repository} cannot be had from the hub: {shortened(one_line(error))}"
-        ) from error
+        raise ModelError(f"{file} of {repository} cannot be had from the hub: {shortened(one_line(error))}") from error
 
 
 def _in_package(name: str) -> Path:
@@ -197,9 +195,10 @@ def check_config(config: PretrainedConfig, file: Path) -> None:
     rope = getattr(inner, "rope_parameters", None) or {}
     if not isinstance(rope, Mapping):
         raise ModelError(f"{file}: rope_parameters is {_short(rope)}; it must be an object")
-    base = rope.get("rope_theta", 1.0)
-    if not (_is_number(base, (int, float)) and 0 < base < 1e30):
-        raise ModelError(f"{file}: rope_theta is {_short(base)}; it must be a number above 0, such as 10000.0")
+    for one in [rope, *(part for part in rope.values() if isinstance(part, Mapping))]:
+        base = one.get("rope_theta", 1.0)
+        if not (_is_number(base, (int, float)) and 0 < base < 1e30):
+            raise ModelError(f"{file}: rope_theta is {_short(base)}; it must be a number above 0, such as 10000.0")
 
 
 def _is_number(value: Any, kinds: type | tuple[type, ...]) -> bool:
@@ -262,9 +261,7 @@ def open_weights(folder: Path) -> dict[str, Any]:
             raise ModelError(f"{file} cannot be read as weights: {why}") from error
         except SafetensorError as error:
             refuse_pointer(file)
-            raise ModelError(
-                f"{file} is cut off or damaged ({one_line(error)}): copy or download it again"
-            ) from error
+            raise ModelError(f"{file} is cut off or damaged ({one_line(error)}): copy or download it again") from error
         tensors |= dict.fromkeys(opened.keys(), opened)
     return tensors
 

@@ -93,10 +93,9 @@ class Recording:
         tokens, positions, at = self._numbers[: 3 * form.nodes].view(3, form.nodes)
         group = Group(form.first, form.last, form.width, form.keys, 0, form.nodes, None, None, None, self._mask())
         layout = Layout(tokens, positions, self._slots, at, [(0, form.nodes)], [group], None, [0, form.nodes], {})
-        decoder.ops.begin(layout)
+        decoder.begin(layout)
         writer = decoder.cache.writer(layout, recorded=True)
-        x = torch.nn.functional.embedding(tokens, decoder.embedding)
-        return decoder.finish(x, 0, layout, writer, Needs(hidden_layers=form.layers))
+        return decoder.finish(decoder.embedded(tokens), 0, layout, writer, Needs(hidden_layers=form.layers))
 
     def _mask(self) -> torch.Tensor:
         """The additive mask [slots, 1, width * shared, keys]."""
@@ -145,6 +144,7 @@ class Recorder:
         first, last = slots[0], slots[-1] + 1
         most = max(segment.num_run for segment in segments)
         usual = all(segment.start == 0 and segment.hidden is None for segment in segments)
+        usual = usual and decoder.shape.experts is None  # which experts run is not known when a form is recorded
         if not usual or most > SHARED_QUERIES or slots != list(range(first, last)):
             return None
         width = next(width for width in WIDTHS if width >= most)

@@ -114,7 +114,7 @@ class HFTarget(CachedTarget):
         if needs.resume_layer is not None or needs.callback_layer is not None:
             raise ModelError(
                 f"{self.name} runs through transformers, whose forward cannot be entered or left in the middle; "
-                "this drafter needs the native decoder (Llama, Mistral, Qwen2, Qwen3 families)"
+                "this drafter needs the native decoder (docs/models.md)"
             )
 
     @torch.inference_mode()

@@ -8,8 +8,8 @@ it sees the row's committed tokens, its ancestors and itself, or all nodes of a 
 
 from __future__ import annotations
 
-from collections.abc import Sequence
-from dataclasses import dataclass
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass, field
 from itertools import accumulate, pairwise
 
 import numpy as np
@@ -78,6 +78,7 @@ class Layout:
     tokens, positions, slots, at   int64 [N + padding]; `at` is the place in the row's slot.
     spans      (begin, end) of every segment in the packed order.
     groups     the calls of torch's attention, for segments that are not in `paths`.
+    by_window  by a layer's window, its `groups`, where layers differ in what they see.
     wanted     int64 [M]: packed nodes whose logits are wanted; None: all.
     wanted_at  as Verdict.logits_at.
     reach      by slot: the row's tokens in the cache, including those of this forward.
@@ -94,6 +95,11 @@ class Layout:
     reach: dict[int, int]
     padding: int = 0
     paths: PathPlan | None = None
+    by_window: Mapping[int | None, range] = field(default_factory=dict)
+
+    def calls(self, window: int | None) -> range:
+        """The numbers of the `groups` of a layer with this window."""
+        return self.by_window.get(window, range(len(self.groups)))
 
     @property
     def num_nodes(self) -> int:
@@ -106,7 +112,7 @@ def plan(
     lengths: Sequence[int],
     *,
     shared: int = 1,
-    window: int | None = None,
+    windows: Sequence[int | None] = (None,),
     dtype: torch.dtype = torch.float32,
     device: torch.device | str = "cpu",
     padding: int = 0,
@@ -116,7 +122,7 @@ def plan(
     """Lay out `segments`; lengths[s] is the committed length of segment s's row.
 
     shared   query heads that share a key head.
-    window   most tokens that a node sees, including itself (sliding-window attention).
+    windows  of the layers: most tokens that a node sees, including itself (sliding-window attention); None: all.
     padding  nodes to add to the last segment. Like rejected drafts, they stay in the cache after the row until they are
              overwritten.
     most_on_paths  segments of at most this many nodes attend along paths (`PathPlan`), where results do not depend on
@@ -136,7 +142,7 @@ def plan(
     def put(array: NDArray[np.int64]) -> torch.Tensor:
         return torch.from_numpy(array).to(device)
 
-    def groups() -> list[Group]:
+    def groups(window: int | None) -> list[Group]:
         rest = [s for s, segment in enumerate(segments) if segment.num_run > most_on_paths]
         short = [s for s in rest if segments[s].num_run <= SHARED_QUERIES]
         long = [s for s in rest if segments[s].num_run > SHARED_QUERIES]
@@ -145,18 +151,30 @@ def plan(
             for members in ([short] if short else []) + [[s] for s in long]
         ]
 
+    reach = {s.slot: length + len(s.tokens) for s, length in zip(segments, lengths, strict=True)}
+    every: list[Group] = []
+    made: dict[int | None, range] = {}
+    for window in windows:  # a window that no text exceeds is none
+        limit = window if window is not None and window < max(reach.values()) else None
+        if limit not in made:
+            own = groups(limit)
+            made[limit] = range(len(every), len(every) + len(own))
+            every += own
+        made[window] = made[limit]
+
     return Layout(
         tokens=put(_join([s.tokens[s.start :] for s in segments])),
         positions=put(_join(positions)),
         slots=put(_join([np.full(s.num_run, s.slot) for s in segments])),
         at=put(_join(at)),
         spans=asked,
-        groups=groups(),
+        groups=every,
         wanted=None if wanted is None else put(wanted),
         wanted_at=[0, *accumulate(counts)],
-        reach={s.slot: length + len(s.tokens) for s, length in zip(segments, lengths, strict=True)},
+        reach=reach,
         padding=padding,
-        paths=PathPlan.of(segments, lengths, shared=shared, window=window, most=most_on_paths),
+        paths=PathPlan.of(segments, lengths, shared=shared, most=most_on_paths),
+        by_window=made,
     )
 
 
@@ -243,9 +261,7 @@ _CHAIN = np.triu(np.full((SHARED_QUERIES, SHARED_QUERIES), -np.inf, np.float32),
 """The mask of a chain among its own nodes."""
 
 
-def _see(
-    mask: NDArray[np.float32], segment: Segment, length: int, positions: IntArray, window: int | None
-) -> None:
+def _see(mask: NDArray[np.float32], segment: Segment, length: int, positions: IntArray, window: int | None) -> None:
     """Set the mask of one slot, [queries, shared, keys], to 0 for the keys that the segment's nodes see."""
     n, start = len(segment.tokens), segment.start
     rows = mask[: n - start]
@@ -280,21 +296,20 @@ class PathPlan:
     tiles       [tiles, 6]: nodes of one segment that share a reading of keys. SLOT, FIRST packed node, COUNT of nodes;
                 LIMIT: below this position all their keys lie in order; PATHS: begin of their paths in `places`;
                 STRIDE: length of each path.
-    lows, ends  [N + padding]: a node sees positions lows to ends - 1, the last its own.
+    ends        [N + padding]: a node sees positions below this, the last its own, or the last `window` of them.
     places      flat: the cache places of each node's path from position LIMIT on.
-    scores      number of scores of a query head.
-    header      number of tiles, and addresses of tiles, lows, ends and places, for compiled code.
+    scores      number of scores of a query head, without a window.
+    header      number of tiles, and addresses of tiles, ends and places, for compiled code.
     """
 
     tiles: IntArray
-    lows: IntArray
     ends: IntArray
     places: IntArray
     scores: int
     header: tuple[int, ...] = ()
 
     def __post_init__(self) -> None:
-        arrays = self.tiles, self.lows, self.ends, self.places
+        arrays = self.tiles, self.ends, self.places
         self.header = len(self.tiles), *(a.ctypes.data for a in arrays)
 
     @classmethod
@@ -304,7 +319,6 @@ class PathPlan:
         lengths: Sequence[int],
         *,
         shared: int = 1,
-        window: int | None = None,
         most: int = 1 << 62,
     ) -> PathPlan | None:
         """The paths of segments of at most `most` nodes; None if there are none. Other arguments as in `plan`."""
@@ -330,9 +344,8 @@ class PathPlan:
             packed += segment.num_run
             written += segment.num_run * stride
         ends = np.concatenate([n + s.depth[s.start :] + 1 for s, n in zip(segments, lengths, strict=True)])
-        lows = np.zeros_like(ends) if window is None else np.maximum(ends - window, 0)
         flat = np.concatenate(places) if places else np.zeros(1, np.int64)
-        return cls(np.array(tiles, np.int64), lows, ends, flat, int((ends - lows).sum()))
+        return cls(np.array(tiles, np.int64), ends, flat, int(ends.sum()))
 
 
 def _paths(segment: Segment, length: int, limit: int) -> IntArray:

@@ -27,7 +27,9 @@ class Linear:
 
     exact   a row's result is the same, bit for bit, for any other rows: our kernel computes it where it runs, elsewhere
             the library in calls of BLOCK rows.
-    nbytes  bytes of the weight."""
+    nbytes  bytes of the weight. divisor: results are divided by it."""
+
+    divisor = 1.0
 
     def __init__(self, weight: torch.Tensor, bias: torch.Tensor | None = None, *, exact: bool = False):
         self.bias, self.is_exact, self.nbytes = bias, exact, weight.nbytes
@@ -41,9 +43,8 @@ class Linear:
             self.weight = torch.ops.mkldnn._reorder_linear_weight(weight, None) if self.packed else weight
 
     def __call__(self, x: torch.Tensor) -> torch.Tensor:
-        if self.panels is not None:
-            return self.panels(x)
-        return self._in_blocks(x) if self.is_exact else self._by_library(x)
+        product = self.panels if self.panels is not None else self._in_blocks if self.is_exact else self._by_library
+        return product(x) if self.divisor == 1.0 else product(x) / self.divisor
 
     def _by_library(self, x: torch.Tensor) -> torch.Tensor:
         if self.packed:
@@ -60,6 +61,7 @@ class Linear:
         if self.is_exact or self.panels is not None:
             return self
         exact = Linear(self.dense(), self.bias, exact=True)
+        exact.divisor = self.divisor
         if exact.panels is None:
             exact._check_places()
         return exact
@@ -78,7 +80,9 @@ class Linear:
 
     def rows(self, ids: torch.Tensor) -> Linear:
         """The product with the outputs `ids` alone, from a copy of their weights."""
-        return Linear(self.dense()[ids], None if self.bias is None else self.bias[ids], exact=self.is_exact)
+        made = Linear(self.dense()[ids], None if self.bias is None else self.bias[ids], exact=self.is_exact)
+        made.divisor = self.divisor
+        return made
 
     def dense(self) -> torch.Tensor:
         """The weight [outputs, inputs]."""
@@ -108,7 +112,9 @@ class BlockLinear(Linear):
 
     def rows(self, ids: torch.Tensor) -> BlockLinear:
         bias = None if self.bias is None else self.bias[ids]
-        return BlockLinear(self.panels.rows(ids), bias, exact=self.is_exact)
+        made = BlockLinear(self.panels.rows(ids), bias, exact=self.is_exact)
+        made.divisor = self.divisor
+        return made
 
 
 def linear(parts: Sequence[torch.Tensor | Blocks], bias: torch.Tensor | None, dtype: torch.dtype) -> Linear:

@@ -1,21 +1,71 @@
-"""What the native decoder reads from a model's configuration: sizes, names of tensors, rotary tables."""
+"""What the native decoder reads of a configuration: sizes, what each layer does, names of tensors, rotary tables."""
 
 from __future__ import annotations
 
+from collections.abc import Callable, Mapping
 from dataclasses import dataclass
+from functools import cache
+from typing import Any
 
 import torch
 from transformers import PretrainedConfig
 from transformers.modeling_rope_utils import ROPE_INIT_FUNCTIONS
 
-FAMILIES = ("llama", "mistral", "qwen2", "qwen3")
-STATIC_ROPE = ("default", "linear", "llama3", "yarn")
-"""Kinds of rotary tables that are the same for texts of any length."""
+STATIC_ROPE = ("default", "linear", "llama3", "yarn", "longrope")
+"""Kinds of rotary tables that are the same for texts of any length; longrope's up to the length that the model was
+first trained with, where its short factors hold (`Shape.max_context`)."""
+ATTENTION = ("full_attention", "sliding_attention")
+"""Kinds of layers in `layer_types`."""
+ALL_SLIDING = ("mistral", "phi3", "qwen3_moe")
+"""Families without `layer_types`, in which a sliding window is that of all layers."""
+ACTIVATIONS = {"silu": False, "gelu_pytorch_tanh": True}  # whether they are `Shape.gelu`
+ROUTER = "mlp.gate"  # a router of experts, in its layer
+
+Norms = tuple[str | None, str | None, str | None, str | None]
+"""Names of a layer's norms: before attention, of its output, before the MLP, of its output."""
+PRE: Norms = ("input_layernorm", None, "post_attention_layernorm", None)
+POST: Norms = (None, "post_attention_layernorm", None, "post_feedforward_layernorm")
+BOTH: Norms = ("input_layernorm", "post_attention_layernorm", "pre_feedforward_layernorm", "post_feedforward_layernorm")
+
+
+@dataclass(frozen=True)
+class LayerKind:
+    """What can differ between two layers of a model.
+
+    window   most tokens that a node sees, itself included; None: all before it.
+    rope     name of its rotary parameters in the configuration; "": the usual ones; None: it uses no positions.
+    experts  whether its MLP is a mixture of experts."""
+
+    window: int | None = None
+    rope: str | None = ""
+    experts: bool = False
+
+
+@dataclass(frozen=True)
+class Experts:
+    """A mixture of experts: `count` MLPs of `size` inner numbers, of which a token uses `chosen`.
+
+    normalised  the weights of the chosen ones are divided by their sum."""
+
+    count: int
+    chosen: int
+    size: int
+    normalised: bool
 
 
 @dataclass(frozen=True)
 class Shape:
-    """The sizes and options of a decoder, from a Hugging Face configuration."""
+    """The sizes and options of a decoder, from a Hugging Face configuration.
+
+    layers           what each layer does.
+    norms            a layer's norms. norm_offset: added to the weights of all norms of the checkpoint.
+    qk_norm          RMS norm of queries and keys, of each head, or of all heads together if `qk_norm_whole`.
+    gelu             the MLP's gate is GELU (tanh) instead of SiLU.
+    fused            the checkpoint has the joined matrices qkv_proj and gate_up_proj.
+    rotary_dim       numbers of a head that are rotated, the first; 0: all.
+    attention_scale  factor of the products of queries and keys; None: 1 / sqrt(head_dim).
+    embedding_scale  factor of the embedding. residual_scale: of what attention and MLP add.
+    logit_divisor    logits are divided by it."""
 
     vocab_size: int
     hidden_size: int
@@ -27,57 +77,161 @@ class Shape:
     eps: float
     max_context: int
     tied: bool
-    qkv_bias: bool
-    out_bias: bool
-    mlp_bias: bool
-    qk_norm: bool
-    window: int | None
+    layers: tuple[LayerKind, ...]
+    qkv_bias: bool = False
+    out_bias: bool = False
+    mlp_bias: bool = False
+    qk_norm: bool = False
+    qk_norm_whole: bool = False
+    norms: Norms = PRE
+    norm_offset: float = 0.0
+    gelu: bool = False
+    fused: bool = False
+    rotary_dim: int = 0
+    attention_scale: float | None = None
+    embedding_scale: float = 1.0
+    residual_scale: float = 1.0
+    logit_divisor: float = 1.0
+    experts: Experts | None = None
 
     @classmethod
     def of(cls, config: PretrainedConfig) -> Shape:
         """Read `config`; call `unsupported` first."""
-        attention_bias = bool(getattr(config, "attention_bias", False))
-        return cls(
-            vocab_size=config.vocab_size,
-            hidden_size=config.hidden_size,
-            num_layers=config.num_hidden_layers,
-            num_heads=config.num_attention_heads,
-            num_kv_heads=getattr(config, "num_key_value_heads", None) or config.num_attention_heads,
-            head_dim=getattr(config, "head_dim", None) or config.hidden_size // config.num_attention_heads,
-            intermediate_size=config.intermediate_size,
-            eps=config.rms_norm_eps,
-            max_context=config.max_position_embeddings,
-            tied=bool(config.tie_word_embeddings),
-            qkv_bias=attention_bias or config.model_type == "qwen2",
-            out_bias=attention_bias and config.model_type != "qwen2",
-            mlp_bias=bool(getattr(config, "mlp_bias", False)),
-            qk_norm=config.model_type == "qwen3",
-            window=_window(config),
+        bias = bool(getattr(config, "attention_bias", False))
+        sizes = {
+            "vocab_size": config.vocab_size,
+            "hidden_size": config.hidden_size,
+            "num_layers": config.num_hidden_layers,
+            "num_heads": config.num_attention_heads,
+            "num_kv_heads": getattr(config, "num_key_value_heads", None) or config.num_attention_heads,
+            "head_dim": getattr(config, "head_dim", None) or config.hidden_size // config.num_attention_heads,
+            "intermediate_size": config.intermediate_size,
+            "eps": config.rms_norm_eps,
+            "max_context": _max_context(config),
+            "tied": bool(config.tie_word_embeddings),
+            "qkv_bias": bias,
+            "out_bias": bias,
+            "mlp_bias": bool(getattr(config, "mlp_bias", False)),
+            "gelu": ACTIVATIONS[_activation(config)],
+        }
+        own = FAMILIES[config.model_type](config)
+        return cls(**sizes | own, layers=_layers(config, mixtures="experts" in own))
+
+    @property
+    def window(self) -> int | None:
+        """The shortest window of its layers; None if all see everything."""
+        return min((kind.window for kind in self.layers if kind.window is not None), default=None)
+
+
+def _max_context(config: PretrainedConfig) -> int:
+    """Tokens of the longest text. Longrope turns every token of a longer text by other angles, those before included,
+    so a model with it ends where its short factors do."""
+    longest = [rope["original_max_position_embeddings"] for rope in _ropes(config) if _kind_of(rope) == "longrope"]
+    return min([config.max_position_embeddings, *longest])
+
+
+def _activation(config: Any) -> str:
+    return str(getattr(config, "hidden_activation", None) or getattr(config, "hidden_act", "silu"))
+
+
+def _layers(config: PretrainedConfig, mixtures: bool) -> tuple[LayerKind, ...]:
+    count, window = config.num_hidden_layers, getattr(config, "sliding_window", None)
+    usual = ATTENTION[config.model_type in ALL_SLIDING]
+    types = getattr(config, "layer_types", None) or [usual] * count
+    rotated = getattr(config, "no_rope_layers", None) or [1] * count
+    ropes = dict(getattr(config, "rope_parameters", None) or {})
+    dense, step = getattr(config, "mlp_only_layers", None) or (), getattr(config, "decoder_sparse_step", 1)
+    return tuple(
+        LayerKind(
+            window=window if types[n] == ATTENTION[1] else None,
+            rope=None if not rotated[n] else types[n] if types[n] == ATTENTION[1] and types[n] in ropes else "",
+            experts=mixtures and n not in dense and (n + 1) % step == 0,
         )
+        for n in range(count)
+    )
 
 
-def _window(config: PretrainedConfig) -> int | None:
-    """The sliding window of all layers, or None."""
-    types = set(getattr(config, "layer_types", None) or ())
-    if types == {"full_attention"} or (config.model_type != "mistral" and not types):
-        return None
-    window: int | None = getattr(config, "sliding_window", None)
-    return window
+# Families ------------------------------------------------------------------------------------------------------------
+
+
+def _gemma3(config: Any) -> dict[str, Any]:
+    return {
+        "norms": BOTH,
+        "norm_offset": 1.0,
+        "qk_norm": True,
+        "attention_scale": config.query_pre_attn_scalar**-0.5,
+        "embedding_scale": config.hidden_size**0.5,
+    }
+
+
+def _granite(config: Any) -> dict[str, Any]:
+    return {
+        "attention_scale": config.attention_multiplier,
+        "embedding_scale": config.embedding_multiplier,
+        "residual_scale": config.residual_multiplier,
+        "logit_divisor": config.logits_scaling,
+    }
+
+
+def _phi3(config: Any) -> dict[str, Any]:
+    size = getattr(config, "head_dim", None) or config.hidden_size // config.num_attention_heads
+    return {"fused": True, "rotary_dim": int(size * dict(config.rope_parameters).get("partial_rotary_factor", 1.0))}
+
+
+def _experts(config: Any, size: int) -> Experts:
+    return Experts(config.num_experts, config.num_experts_per_tok, size, bool(config.norm_topk_prob))
+
+
+FAMILIES: Mapping[str, Callable[[Any], dict[str, Any]]] = {
+    "llama": lambda _: {},
+    "mistral": lambda _: {},
+    "qwen2": lambda _: {"qkv_bias": True, "out_bias": False},
+    "qwen3": lambda _: {"qk_norm": True},
+    "gemma3_text": _gemma3,
+    "granite": _granite,
+    "olmo2": lambda _: {"norms": POST, "qk_norm": True, "qk_norm_whole": True},
+    "smollm3": lambda _: {},
+    "phi3": _phi3,
+    "qwen3_moe": lambda c: {"qk_norm": True, "experts": _experts(c, c.moe_intermediate_size)},
+    "olmoe": lambda c: {"qk_norm": True, "qk_norm_whole": True, "experts": _experts(c, c.intermediate_size)},
+}
+"""What a family has of its own: fields of `Shape`, by the configuration's model_type."""
+NOT_RUN = {
+    "clip_qkv": "it clips queries, keys and values",
+    "attn_logit_softcapping": "it caps attention scores",
+    "final_logit_softcapping": "it caps logits",
+    "use_bidirectional_attention": "tokens see those after them",
+}
+"""Entries of a configuration that the decoder does not know how to follow, unless they are absent, None or False."""
 
 
 def unsupported(config: PretrainedConfig) -> str | None:
     """Why the native decoder cannot run this configuration, in a few words; None if it can."""
     if config.model_type not in FAMILIES:
         return f"model type {config.model_type!r} is not one of {', '.join(FAMILIES)}"
-    rope = dict(getattr(config, "rope_parameters", None) or {}).get("rope_type", "default")
-    if rope not in STATIC_ROPE:
-        return f"rope type {rope!r} is not one of {', '.join(STATIC_ROPE)}"
-    if len(set(getattr(config, "layer_types", None) or ())) > 1:
-        return "its layers use different kinds of attention"
-    activation = getattr(config, "hidden_act", "silu")
-    if activation != "silu":
-        return f"activation {activation!r} is not 'silu'"
-    return None
+    for rope in _ropes(config):
+        if (kind := _kind_of(rope)) not in STATIC_ROPE:
+            return f"rope type {kind!r} is not one of {', '.join(STATIC_ROPE)}"
+    for kind in getattr(config, "layer_types", None) or ():
+        if kind not in ATTENTION:
+            return f"layers of kind {kind!r} are not one of {', '.join(ATTENTION)}"
+    if (activation := _activation(config)) not in ACTIVATIONS:
+        return f"activation {activation!r} is not one of {', '.join(ACTIVATIONS)}"
+    return next((why for key, why in NOT_RUN.items() if getattr(config, key, None)), None)
+
+
+def _ropes(config: PretrainedConfig) -> list[dict[str, Any]]:
+    """The configuration's rotary parameters: one dictionary, or one for each kind of layer."""
+    rope = dict(getattr(config, "rope_parameters", None) or {})
+    nested = [dict(one) for one in rope.values() if isinstance(one, Mapping)]
+    return nested or [rope]
+
+
+def _kind_of(rope: Mapping[str, Any]) -> str:
+    return str(rope.get("rope_type", "default"))
+
+
+# Weights -------------------------------------------------------------------------------------------------------------
 
 
 def weight_shapes(config: PretrainedConfig) -> dict[str, tuple[int, ...]]:
@@ -89,49 +243,104 @@ def weight_shapes(config: PretrainedConfig) -> dict[str, tuple[int, ...]]:
     }
     if not s.tied:
         shapes["lm_head.weight"] = (s.vocab_size, s.hidden_size)
-    layer = layer_shapes(s) | {"input_layernorm.weight": (s.hidden_size,)}
-    return shapes | {f"model.layers.{n}.{name}": shape for n in range(s.num_layers) for name, shape in layer.items()}
+    first = {f"{s.norms[0]}.weight": (s.hidden_size,)} if s.norms[0] else {}
+    of = {kind: layer_shapes(s, kind=kind) | first for kind in set(s.layers)}
+    layers = ((n, name, size) for n, kind in enumerate(s.layers) for name, size in of[kind].items())
+    return shapes | {f"model.layers.{n}.{name}": size for n, name, size in layers}
 
 
-def layer_shapes(s: Shape, width: int | None = None) -> dict[str, tuple[int, ...]]:
+def layer_shapes(s: Shape, width: int | None = None, kind: LayerKind = LayerKind()) -> dict[str, tuple[int, ...]]:
     """Names and shapes of a layer's tensors, without the norm before its attention.
 
     width  that of the attention's input, if not the hidden size."""
-    q, kv, h, m = s.num_heads * s.head_dim, s.num_kv_heads * s.head_dim, s.hidden_size, s.intermediate_size
-    products = [
-        ("self_attn.q_proj", q, width or h, s.qkv_bias),
-        ("self_attn.k_proj", kv, width or h, s.qkv_bias),
-        ("self_attn.v_proj", kv, width or h, s.qkv_bias),
-        ("self_attn.o_proj", h, q, s.out_bias),
-        ("mlp.gate_proj", m, h, s.mlp_bias),
-        ("mlp.up_proj", m, h, s.mlp_bias),
-        ("mlp.down_proj", h, m, s.mlp_bias),
-    ]
-    shapes: dict[str, tuple[int, ...]] = {"post_attention_layernorm.weight": (h,)}
-    for name, rows, columns, bias in products:
+    q, kv, h = s.num_heads * s.head_dim, s.num_kv_heads * s.head_dim, s.hidden_size
+    own: list[tuple[str, int, int, bool]] = [("self_attn.o_proj", h, q, s.out_bias)]
+    if s.fused:
+        own.append(("self_attn.qkv_proj", q + 2 * kv, width or h, s.qkv_bias))
+    else:
+        own += [(f"self_attn.{part}_proj", q if part == "q" else kv, width or h, s.qkv_bias) for part in "qkv"]
+    if kind.experts and s.experts is not None:
+        own.append((ROUTER, s.experts.count, h, False))
+        for number in range(s.experts.count):
+            own += _mlp(f"mlp.experts.{number}", h, s.experts.size, s)
+    else:
+        own += _mlp("mlp", h, s.intermediate_size, s)
+    shapes: dict[str, tuple[int, ...]] = {f"{name}.weight": (h,) for name in s.norms[1:] if name}
+    for name, rows, columns, bias in own:
         shapes[f"{name}.weight"] = (rows, columns)
         if bias:
             shapes[f"{name}.bias"] = (rows,)
     if s.qk_norm:
-        shapes["self_attn.q_norm.weight"] = shapes["self_attn.k_norm.weight"] = (s.head_dim,)
+        whole = s.qk_norm_whole
+        shapes["self_attn.q_norm.weight"] = (q if whole else s.head_dim,)
+        shapes["self_attn.k_norm.weight"] = (kv if whole else s.head_dim,)
     return shapes
 
 
+def _mlp(start: str, h: int, m: int, s: Shape) -> list[tuple[str, int, int, bool]]:
+    down = (f"{start}.down_proj", h, m, s.mlp_bias)
+    if s.fused:
+        return [(f"{start}.gate_up_proj", 2 * m, h, s.mlp_bias), down]
+    return [(f"{start}.gate_proj", m, h, s.mlp_bias), (f"{start}.up_proj", m, h, s.mlp_bias), down]
+
+
+def as_checkpoint(state: Mapping[str, torch.Tensor]) -> dict[str, torch.Tensor]:
+    """A transformers model's state_dict with the names of its checkpoint: every expert's matrices by themselves."""
+    made: dict[str, torch.Tensor] = {}
+    for name, weight in state.items():
+        start, joined, which = name.rpartition(".experts.")
+        if not joined:
+            made[name] = weight
+            continue
+        for number, one in enumerate(weight):
+            names = ("gate_proj", "up_proj") if which == "gate_up_proj" else (which,)
+            for part, matrix in zip(names, one.chunk(len(names)), strict=True):
+                made[f"{start}.experts.{number}.{part}.weight"] = matrix
+    return made
+
+
+# Rotary positions ----------------------------------------------------------------------------------------------------
+
+
 def rotary_tables(
-    config: PretrainedConfig, shape: Shape, inverse: torch.Tensor | None = None
+    config: PretrainedConfig, shape: Shape, inverse: torch.Tensor | None = None, rope: str | None = ""
 ) -> tuple[torch.Tensor, torch.Tensor]:
     """cos and sin of every position, float32 [max_context + 1, head_dim]; the first half of sin is negated.
 
-    inverse  frequencies [head_dim / 2], instead of the configuration's."""
+    A pair that turns is a number of the first half of a head and the same of the second (`in_halves`). An
+    `attention_scale` is in the tables: both queries and keys are multiplied by its root.
+
+    inverse  frequencies [head_dim / 2], instead of the configuration's.
+    rope     as `LayerKind.rope`."""
+    count, size = shape.max_context + 1, shape.rotary_dim or shape.head_dim
+    if rope is None:
+        return torch.ones(count, shape.head_dim), torch.zeros(count, shape.head_dim)
     parameters = dict(getattr(config, "rope_parameters", None) or {})
-    kind, scale = parameters.get("rope_type", "default"), 1.0
-    if inverse is not None:
-        pass
-    elif kind == "default":
-        base = parameters.get("rope_theta", 10000.0)
-        inverse = base ** -(torch.arange(0, shape.head_dim, 2).float() / shape.head_dim)
-    else:
-        inverse, scale = ROPE_INIT_FUNCTIONS[kind](config, torch.device("cpu"))
-    angle = torch.outer(torch.arange(shape.max_context + 1).float(), inverse.float().cpu())
-    cos, sin = angle.cos() * scale, angle.sin() * scale
+    nested = rope or ATTENTION[0]
+    of_layers = {"layer_type": nested} if nested in parameters else {}
+    parameters = dict(parameters.get(nested, parameters))
+    scale = 1.0
+    if inverse is None and _kind_of(parameters) == "default":
+        inverse = parameters.get("rope_theta", 10000.0) ** -(torch.arange(0, size, 2).float() / size)
+    elif inverse is None:
+        inverse, scale = ROPE_INIT_FUNCTIONS[_kind_of(parameters)](config, torch.device("cpu"), **of_layers)
+    angle = torch.outer(torch.arange(count).float(), inverse.float().cpu())
+    rest = shape.head_dim // 2 - angle.shape[1]
+    still = torch.ones(count, rest), torch.zeros(count, rest)
+    cos, sin = (torch.cat([t * scale, other], -1) for t, other in zip((angle.cos(), angle.sin()), still, strict=True))
+    if shape.attention_scale is not None:
+        root = (shape.attention_scale * shape.head_dim**0.5) ** 0.5
+        cos, sin = cos * root, sin * root
     return torch.cat([cos, cos], -1), torch.cat([-sin, sin], -1)
+
+
+@cache
+def in_halves(shape: Shape) -> torch.Tensor:
+    """The rows of a joined qkv matrix in the order of `rotary_tables`, where only the first `rotary_dim` numbers of a
+    head turn: the pairs that turn and those that do not, halves apart."""
+    size, turned = shape.head_dim, torch.arange(shape.rotary_dim).view(2, -1)
+    still = torch.arange(shape.rotary_dim, size).view(2, -1)
+    heads = torch.arange(0, (shape.num_heads + shape.num_kv_heads) * size, size)
+    rows = heads[:, None] + torch.cat([turned, still], 1).flatten()
+    values = torch.arange(len(heads) * size, (shape.num_heads + 2 * shape.num_kv_heads) * size)
+    return torch.cat([rows.flatten(), values])

@@ -10,7 +10,6 @@ Fewer bits change how often a draft is right, never the output. Knows no head.
 from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
-from dataclasses import replace
 from typing import Any, Literal
 
 import torch
@@ -27,7 +26,7 @@ from paceline.target.hf import HFTarget
 from paceline.target.layout import Layout
 from paceline.target.linear import Linear, linear
 from paceline.target.quantised.blocks import Blocks, Weights, quantised, tensors_of
-from paceline.target.shape import Shape, layer_shapes, rotary_tables, unsupported
+from paceline.target.shape import LayerKind, Shape, layer_shapes, rotary_tables, unsupported
 
 # Weights -------------------------------------------------------------------------------------------------------------
 
@@ -220,10 +219,12 @@ class OwnLayers(HeadLayers):
 
 
 def own_shape(target: Decoder, layers: int) -> Shape:
-    """The target's shape, for that many layers of a head's own."""
-    return replace(
-        target.shape, num_layers=layers, qk_norm=False, window=None, qkv_bias=False, out_bias=False, mlp_bias=False
-    )
+    """The target's sizes, for that many layers of a head's own, which are a Llama's without biases."""
+    s = target.shape
+    return Shape(
+        s.vocab_size, s.hidden_size, layers, s.num_heads, s.num_kv_heads, s.head_dim, s.intermediate_size, s.eps,
+        s.max_context, s.tied, (LayerKind(),) * layers,
+    )  # fmt: skip
 
 
 def own_shapes(target: Decoder, prefixes: Sequence[str]) -> dict[str, tuple[int, ...]]:

@@ -28,7 +28,7 @@ from numba import carray, cfunc, njit, types
 from numba.core import cgutils
 
 from paceline.compiled import address, intrinsic, put, take, widened
-from paceline.target.cache import CAPACITY, ENDS, HEADER, KEYS, LAYER, LOWS, PLACES, TILES, TILES_AT, VALUES, Writer
+from paceline.target.cache import CAPACITY, ENDS, HEADER, KEYS, LAYER, PLACES, TILES, TILES_AT, VALUES, Writer
 from paceline.target.kernels import is_recording, on_threads
 from paceline.target.layout import BLOCK, COUNT, FIRST, LIMIT, PATHS, SLOT, STRIDE, PathPlan
 
@@ -36,18 +36,22 @@ LANES = 16
 """Numbers in a vector."""
 WORTH_SHARING = 8192
 """Fewest scores of a layer for more threads than one."""
-NEXT, KV_HEADS, SHARED, DIM, NODES, NUMBER, QUERIES, OUT, FORWARD = range(9)
+NEXT, KV_HEADS, SHARED, DIM, NODES, NUMBER, QUERIES, OUT, FORWARD, WINDOW = range(10)
 """Places in the task of the compiled function. NEXT: number of the next piece of work; NUMBER: of the layer; QUERIES,
-OUT, FORWARD: addresses, the last of `Writer.header`."""
+OUT, FORWARD: addresses, the last of `Writer.header`; WINDOW: most tokens that a node sees."""
 
 
-def attend_paths(queries: torch.Tensor, plan: PathPlan, cache: Writer, layer: int, out: torch.Tensor) -> None:
-    """Attention of the packed queries [N, heads, head_dim] along their paths, into `out`, [N, heads * head_dim]."""
+def attend_paths(
+    queries: torch.Tensor, plan: PathPlan, cache: Writer, layer: int, out: torch.Tensor, window: int | None
+) -> None:
+    """Attention of the packed queries [N, heads, head_dim] along their paths, into `out`, [N, heads * head_dim].
+
+    window  most tokens that a node sees, itself included; None: its whole path."""
     queries = queries.contiguous()
     nodes, heads, dim = queries.shape
     kv_heads, header = cache.kv_heads, cache.header.buffer_info()[0]
     sizes = kv_heads, heads // kv_heads, dim, nodes, layer
-    task = array("q", (0, *sizes, queries.data_ptr(), out.data_ptr(), header))
+    task = array("q", (0, *sizes, queries.data_ptr(), out.data_ptr(), header, window or 1 << 62))
     # In a recorded forward, which later contexts will be longer is not known, and sharing costs little.
     few = plan.scores * heads < WORTH_SHARING and not is_recording()
     on_threads(_ATTENTION[queries.dtype], task, 1 if few else torch.get_num_threads())
@@ -340,10 +344,10 @@ def _add_block(query, row, dim, padded, turned, wide, begin, end, state, weights
 def _work(task, header, queries, out, keys, values):  # type: ignore[no-untyped-def]
     """Take pieces of work, a key head of a tile each, until none is left."""
     kv_heads, shared, dim, capacity = task[KV_HEADS], task[SHARED], task[DIM], header[CAPACITY]
+    window = task[WINDOW]
     heads, size = kv_heads * shared, capacity * dim
     padded = (dim + LANES - 1) // LANES * LANES
     tiles = carray(address(header[TILES_AT]), (header[TILES], 6), np.int64)
-    lows = carray(address(header[LOWS]), (task[NODES],), np.int64)
     ends = carray(address(header[ENDS]), (task[NODES],), np.int64)
     most = 0
     for tile in tiles:
@@ -360,9 +364,9 @@ def _work(task, header, queries, out, keys, values):  # type: ignore[no-untyped-
         first, count, limit = tile[FIRST], tile[COUNT], tile[LIMIT]
         whole = (tile[SLOT] * kv_heads + head) * size
         own_keys, own_values = keys[whole : whole + size], values[whole : whole + size]
-        low, end = lows[first], ends[first]
+        low, end = max(ends[first] - window, 0), ends[first]
         for node in range(first, first + count):
-            low, end = min(low, lows[node]), max(end, ends[node])
+            low, end = min(low, max(ends[node] - window, 0)), max(end, ends[node])
             for h in range(shared):
                 row = (node - first) * shared + h
                 state[2 * row], state[2 * row + 1] = -np.inf, 0
@@ -377,18 +381,18 @@ def _work(task, header, queries, out, keys, values):  # type: ignore[no-untyped-
             _read_block(own_keys, own_values, places, length, dim, padded, turned, wide)
             for row in range(count * shared):
                 node = first + row // shared
-                begin, stop = max(lows[node] - base, 0), min(ends[node] - base, length)
+                begin, stop = max(ends[node] - window - base, 0), min(ends[node] - base, length)
                 _add_block(query, row, dim, padded, turned, wide, begin, stop, state, weights, sums)
         if end > limit:
             paths = carray(address(header[PLACES] + 8 * tile[PATHS]), (count, tile[STRIDE]), np.int64)
             for node in range(first, first + count):
-                for base in range(max(limit, lows[node] // BLOCK * BLOCK), ends[node], BLOCK):
+                for base in range(max(limit, (ends[node] - window) // BLOCK * BLOCK), ends[node], BLOCK):
                     length = min(BLOCK, ends[node] - base)
                     for i in range(length):
                         places[i] = paths[node - first, base - limit + i]
                     _read_block(own_keys, own_values, places, length, dim, padded, turned, wide)
                     for row in range((node - first) * shared, (node - first + 1) * shared):
-                        begin = max(lows[node] - base, 0)
+                        begin = max(ends[node] - window - base, 0)
                         _add_block(query, row, dim, padded, turned, wide, begin, length, state, weights, sums)
         for row in range(count * shared):
             begin = ((first + row // shared) * heads + head * shared + row % shared) * dim
@@ -401,7 +405,7 @@ def _attention(kind: Any) -> Any:
 
     @cfunc("void(voidptr)", cache=True, error_model="numpy")  # without fastmath: sums must not be reordered
     def attend(at):  # type: ignore[no-untyped-def]
-        task = carray(at, (9,), np.int64)
+        task = carray(at, (10,), np.int64)
         header = carray(address(task[FORWARD]), (HEADER,), np.int64)
         keys_at = header[KEYS] + task[NUMBER] * header[LAYER]
         size = 1 << 60  # the arrays' true sizes are not known here

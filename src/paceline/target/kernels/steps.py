@@ -65,6 +65,15 @@ def _inverse_rms(x: Any, eps: Any) -> Any:
     return np.float32(1) / np.sqrt(square / np.float32(len(x)) + eps)
 
 
+@njit(inline="always")
+def _inverse_rms_at(where: Any, size: Any, kind: Any, eps: Any) -> Any:
+    """The same of `size` numbers at an address."""
+    numbers, square = _at(where, size, kind), np.float32(0)
+    for i in range(size):
+        square += widened(numbers[i]) * widened(numbers[i])
+    return np.float32(1) / np.sqrt(square / np.float32(size) + eps)
+
+
 class _Kernels(NamedTuple):
     """The compiled functions for one dtype."""
 
@@ -85,13 +94,15 @@ def _kernels(kind: Any, size: int) -> _Kernels:
 
     @cfunc("void(voidptr)", **FAST)
     def add_norm(at):  # type: ignore[no-untyped-def]
-        """sum = x + delta, out = RMS norm of sum. If delta's address is 0, sum is x and is not written."""
-        task = carray(at, (9,), np.int64)
+        """sum = x + factor * delta, out = RMS norm of sum. If delta's address is 0, sum is x and is not written; if
+        weight's is 0, out is not."""
+        task = carray(at, (10,), np.int64)
         rows, x_at, delta_at, weight_at, sum_at, out_at = task[1], task[2], task[3], task[4], task[5], task[6]
-        width, eps = task[7], float_of(np.uint32(task[8]))
+        width, eps, factor = task[7], float_of(np.uint32(task[8])), float_of(np.uint32(task[9]))
         # With copies in float32 the compiler knows that nothing overlaps, and vectorises every loop.
         weight, numbers = np.empty(width, np.float32), np.empty(width, np.float32)
-        _widen(weight_at, kind, weight)
+        if weight_at != 0:
+            _widen(weight_at, kind, weight)
         while True:
             first = take(task, ROWS)
             if first >= rows:
@@ -102,8 +113,10 @@ def _kernels(kind: Any, size: int) -> _Kernels:
                 if delta_at != 0:
                     delta, total = _at(delta_at + begin, width, kind), _at(sum_at + begin, width, kind)
                     for i in range(width):
-                        put(total, i, widened(x[i]) + widened(delta[i]))
+                        put(total, i, widened(x[i]) + factor * widened(delta[i]))
                     x = total
+                if weight_at == 0:
+                    continue
                 for i in range(width):
                     numbers[i] = widened(x[i])
                 scale = _inverse_rms(numbers, eps)
@@ -114,11 +127,12 @@ def _kernels(kind: Any, size: int) -> _Kernels:
     @cfunc("void(voidptr)", **FAST)
     def rotate(at):  # type: ignore[no-untyped-def]
         """Norm (unless its weight's address is 0) and rotate q and k; write q to `out`, k and v to their places in the
-        cache."""
-        task = carray(at, (13,), np.int64)
+        cache. whole: all q are normed together, and all k."""
+        task = carray(at, (14,), np.int64)
         nodes, heads, kv_heads, dim, layer = task[1], task[2], task[3], task[4], task[5]
         qkv_at, out_at, cos_at, sin_at, norm_at = task[6], task[7], task[8], task[9], task[10]
         header, eps = carray(address(task[11]), (HEADER,), np.int64), float_of(np.uint32(task[12]))
+        whole = task[13]
         positions = carray(address(header[POSITIONS]), (nodes,), np.int64)
         slots = carray(address(header[SLOTS]), (nodes,), np.int64)
         places = carray(address(header[AT]), (nodes,), np.int64)
@@ -135,11 +149,17 @@ def _kernels(kind: Any, size: int) -> _Kernels:
                 _widen(sin_at + size * positions[node] * dim, kind, sin)
                 source = qkv_at + size * node * (heads + 2 * kv_heads) * dim
                 place = size * (slots[node] * kv_heads * capacity + places[node]) * dim
+                of_q = of_k = np.float32(0)
+                if whole != 0:
+                    of_q = _inverse_rms_at(source, heads * dim, kind, eps)
+                    of_k = _inverse_rms_at(source + size * heads * dim, kv_heads * dim, kind, eps)
                 for h in range(heads + kv_heads):
                     _widen(source + size * h * dim, kind, head)
                     if norm_at != 0:
                         _widen(norm_at + size * h * dim, kind, weight)
-                        scale = _inverse_rms(head, eps)
+                        scale = of_q if h < heads else of_k
+                        if whole == 0:
+                            scale = _inverse_rms(head, eps)
                         for i in range(dim):
                             head[i] *= scale * weight[i]
                     for i in range(half):
@@ -160,9 +180,10 @@ def _kernels(kind: Any, size: int) -> _Kernels:
 
     @cfunc("void(voidptr)", **FAST)
     def gate(at):  # type: ignore[no-untyped-def]
-        """out = silu(gate) * up."""
-        task = carray(at, (5,), np.int64)
+        """out = x * sigmoid(x * (linear + cubic * x**2)) * up for the numbers x of gate: SiLU or GELU (`GATES`)."""
+        task = carray(at, (7,), np.int64)
         rows, gate_up_at, out_at, width = task[1], task[2], task[3], task[4]
+        linear, cubic = float_of(np.uint32(task[5])), float_of(np.uint32(task[6]))
         while True:
             first = take(task, ROWS)
             if first >= rows:
@@ -173,7 +194,9 @@ def _kernels(kind: Any, size: int) -> _Kernels:
                 out = _at(out_at + size * row * width, width, kind)
                 for i in range(width):
                     x = widened(gate[i])
-                    put(out, i, x / (np.float32(1) + _exp(-x)) * widened(up[i]))
+                    # The square is bounded, so that 0 times it stays 0; the sigmoid is 0 or 1 long before.
+                    z = x * (linear + cubic * min(x * x, np.float32(1e9)))
+                    put(out, i, x / (np.float32(1) + _exp(-z)) * widened(up[i]))
 
     return _Kernels(add_norm, rotate, gate)
 
@@ -186,6 +209,16 @@ def _run(kernel: Any, rows: int, width: int, *task: int) -> None:
     on_threads(kernel, array("q", (0, rows, *task)), torch.get_num_threads() if rows * width >= WORTH_SHARING else 1)
 
 
+def _bits(number: float) -> int:
+    """The bits of a float32, for a task."""
+    return int(struct.unpack("I", struct.pack("f", number))[0])
+
+
+_SLOPE = 2 * (2 / np.pi) ** 0.5
+GATES = {False: (_bits(1.0), _bits(0.0)), True: (_bits(_SLOPE), _bits(0.044715 * _SLOPE))}
+"""Bits of `linear` and `cubic` of the gate, by whether it is GELU: (1 + tanh(u)) / 2 is sigmoid(2 u)."""
+
+
 class FusedOps(TorchOps):
     """`TorchOps` for contiguous bfloat16 or float32 tensors on the CPU."""
 
@@ -193,7 +226,7 @@ class FusedOps(TorchOps):
         super().__init__(cos.contiguous(), sin.contiguous(), eps)
         self._kernels = _BY_DTYPE[cos.dtype]
         self._tables = (self.cos.data_ptr(), self.sin.data_ptr())
-        (self._eps,) = struct.unpack("I", struct.pack("f", eps))
+        self._eps = _bits(eps)
 
     def begin(self, layout: Layout) -> None:
         """Nothing: kernels find the forward's positions in `Writer.header`."""
@@ -203,14 +236,17 @@ class FusedOps(TorchOps):
         out = torch.empty_like(x)
         rows, width = x.shape
         at = (x.data_ptr(), 0, weight.data_ptr(), 0, out.data_ptr())
-        _run(self._kernels.add_norm, rows, width, *at, width, self._eps)
+        _run(self._kernels.add_norm, rows, width, *at, width, self._eps, _bits(1.0))
         return out
 
-    def add_norm(self, x: torch.Tensor, delta: torch.Tensor, weight: torch.Tensor) -> tuple[torch.Tensor, torch.Tensor]:
-        total, out = torch.empty_like(delta), torch.empty_like(delta)
+    def add_norm(
+        self, x: torch.Tensor, delta: torch.Tensor, weight: torch.Tensor | None, scale: float = 1.0
+    ) -> tuple[torch.Tensor, torch.Tensor]:
+        total = torch.empty_like(delta)
+        out, weight_at = (total, 0) if weight is None else (torch.empty_like(delta), weight.data_ptr())
         rows, width = delta.shape
-        at = (x.data_ptr(), delta.data_ptr(), weight.data_ptr(), total.data_ptr(), out.data_ptr())
-        _run(self._kernels.add_norm, rows, width, *at, width, self._eps)
+        at = (x.data_ptr(), delta.data_ptr(), weight_at, total.data_ptr(), out.data_ptr())
+        _run(self._kernels.add_norm, rows, width, *at, width, self._eps, _bits(scale))
         return total, out
 
     def rotate(
@@ -219,13 +255,13 @@ class FusedOps(TorchOps):
         """As `TorchOps.rotate`, into the cache and a new tensor in one pass."""
         nodes, every, dim = qkv.shape
         queries = qkv.new_empty(nodes, heads, dim)
-        norm_at = 0 if qk_norm is None else qk_norm.data_ptr()
+        norm_at, whole = (0, False) if qk_norm is None else (qk_norm.data_ptr(), qk_norm.ndim == 1)
         at = (qkv.data_ptr(), queries.data_ptr(), *self._tables, norm_at, cache.header.buffer_info()[0])
-        _run(self._kernels.rotate, nodes, every * dim, heads, kv_heads, dim, layer, *at, self._eps)
+        _run(self._kernels.rotate, nodes, every * dim, heads, kv_heads, dim, layer, *at, self._eps, whole)
         return queries
 
-    def gate(self, gate_up: torch.Tensor) -> torch.Tensor:
+    def gate(self, gate_up: torch.Tensor, gelu: bool = False) -> torch.Tensor:
         rows, width = gate_up.shape
         out = gate_up.new_empty(rows, width // 2)
-        _run(self._kernels.gate, rows, width, gate_up.data_ptr(), out.data_ptr(), width // 2)
+        _run(self._kernels.gate, rows, width, gate_up.data_ptr(), out.data_ptr(), width // 2, *GATES[gelu])
         return out

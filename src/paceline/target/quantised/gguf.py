@@ -28,8 +28,8 @@ from paceline.errors import ModelError, shortened
 from paceline.target.decoder import Decoder
 from paceline.target.folder import check_config, fingerprint, one_line, refuse_pointer
 from paceline.target.linear import has_bf16_units
-from paceline.target.quantised.blocks import Blocks, Weights, in_precision, kind_of, multipliable
-from paceline.target.shape import unsupported, weight_shapes
+from paceline.target.quantised.blocks import Blocks, Weights, in_precision, kind_of, multipliable, tensors_of
+from paceline.target.shape import ATTENTION, ROUTER, Shape, unsupported, weight_shapes
 
 VERSIONS = (2, 3)
 DENSE = {0: torch.float32, 1: torch.float16, 30: torch.bfloat16}
@@ -89,7 +89,8 @@ class GGUF:
         return name in self.places
 
     def tensor(self, name: str) -> torch.Tensor | Blocks:
-        """A mapped tensor, or a matrix in blocks. ModelError for an unknown type."""
+        """A mapped tensor, or a matrix in blocks, into which those of several experts are stacked. ModelError for an
+        unknown type."""
         place = self.places[name]
         dtype, kind = DENSE.get(place.type), None
         if dtype is not None:
@@ -101,11 +102,11 @@ class GGUF:
                     f"{self.path}: {name} is of ggml's type {place.type}, which the package gguf cannot read: install "
                     "a newer one, or make the file anew, as Q8_0, Q4_0 or Q4_K_M"
                 )
-            if len(place.shape) != 2 or place.shape[1] % kind.inputs:
+            if len(place.shape) not in (2, 3) or place.shape[-1] % kind.inputs:
                 raise ModelError(
                     f"{self.path}: {name} of {list(place.shape)} does not divide into blocks of {kind.name}"
                 )
-            row = place.shape[1] // kind.inputs * kind.nbytes
+            row = place.shape[-1] // kind.inputs * kind.nbytes
         size = prod(place.shape[:-1]) * row
         data = place.data[place.begin : place.begin + size]
         if len(data) < size:
@@ -201,9 +202,28 @@ def _entry(cursor: _Cursor) -> tuple[str, int, tuple[int, ...], int]:
 
 # Models ---------------------------------------------------------------------------------------------------------------
 
-FAMILIES = {"llama": "LlamaConfig", "qwen2": "Qwen2Config", "qwen3": "Qwen3Config"}
+FAMILIES = {
+    "llama": "LlamaConfig", "qwen2": "Qwen2Config", "qwen3": "Qwen3Config", "gemma3": "Gemma3TextConfig",
+    "granite": "GraniteConfig", "olmo2": "Olmo2Config", "smollm3": "SmolLM3Config", "phi3": "Phi3Config",
+    "qwen3moe": "Qwen3MoeConfig", "olmoe": "OlmoeConfig",
+}  # fmt: skip
 """transformers' configuration by general.architecture; Mistral is llama too."""
+_PAIRED = ("llama", "granite", "smollm3")
+"""Architectures whose files have the numbers that rotate together side by side."""
+_EXPERTS: dict[str, Any] = {"num_experts": ("expert_count", None), "num_experts_per_tok": ("expert_used_count", None)}
+_OWN_KEYS: dict[str, dict[str, Any]] = {
+    "granite": {
+        "embedding_multiplier": ("embedding_scale", 1.0),
+        "residual_multiplier": ("residual_scale", 1.0),
+        "attention_multiplier": ("attention.scale", 0.0),
+        "logits_scaling": ("logit_scale", 1.0),
+    },
+    "qwen3moe": _EXPERTS | {"moe_intermediate_size": ("expert_feed_forward_length", None)},
+    "olmoe": _EXPERTS,
+}
+"""By architecture, entries of its configuration: the file's key, and the value without it; None: it must be there."""
 _FREQUENCIES = "rope_freqs.weight"
+_FACTORS = {"rope_factors_short.weight": "short_factor", "rope_factors_long.weight": "long_factor"}
 _SCALING = {
     "factor": "factor",
     "original_context_length": "original_max_position_embeddings",
@@ -269,7 +289,8 @@ def end_tokens(facts: Mapping[str, Any]) -> set[int]:
 
 
 def _own_dtype(weights: Mapping[str, torch.Tensor | Blocks]) -> torch.dtype:
-    narrow = all(isinstance(w, Blocks) or w.ndim == 1 or w.dtype == torch.bfloat16 for w in weights.values())
+    matrices = [w for name, w in weights.items() if len(w.shape) > 1 and not name.endswith(f".{ROUTER}.weight")]
+    narrow = all(isinstance(w, Blocks) or w.dtype == torch.bfloat16 for w in matrices)
     return torch.bfloat16 if has_bf16_units() and narrow else torch.float32
 
 
@@ -282,10 +303,10 @@ def config_of(file: GGUF) -> PretrainedConfig:
     if family not in FAMILIES:
         raise ModelError(
             f"{file.path} is of architecture {shortened(repr(family))}, and GGUF files are run of "
-            f"{', '.join(FAMILIES)} (Mistral, SmolLM and Vicuna are llama)"
+            f"{', '.join(FAMILIES)} (Mistral, SmolLM and Vicuna are llama; docs/models.md)"
         )
     facts = {key.removeprefix(f"{family}."): value for key, value in file.facts.items() if key.startswith(f"{family}.")}
-    if facts.get("expert_count"):
+    if facts.get("expert_count") and "num_experts" not in _OWN_KEYS.get(family, {}):
         raise ModelError(f"{file.path} is a mixture of {facts['expert_count']} experts, which the native decoder lacks")
 
     def number(key: str, default: Any = None) -> Any:
@@ -302,7 +323,7 @@ def config_of(file: GGUF) -> PretrainedConfig:
     heads, size = number("attention.head_count"), number("embedding_length")
     head_dim = number("attention.key_length", size // max(heads, 1))
     for key in ("attention.value_length", "rope.dimension_count"):
-        if facts.get(key, head_dim) != head_dim:
+        if facts.get(key, head_dim) != head_dim and (family, key) != ("phi3", "rope.dimension_count"):
             raise ModelError(
                 f"{file.path}: {family}.{key} is {facts[key]}, and heads have {head_dim} numbers: not supported"
             )
@@ -311,7 +332,7 @@ def config_of(file: GGUF) -> PretrainedConfig:
     values = {
         "vocab_size": file.places["token_embd.weight"].shape[0],
         "hidden_size": size,
-        "intermediate_size": number("feed_forward_length"),
+        "intermediate_size": number("feed_forward_length", facts.get("expert_feed_forward_length")),
         "num_hidden_layers": number("block_count"),
         "num_attention_heads": heads,
         "num_key_value_heads": number("attention.head_count_kv", heads),
@@ -331,12 +352,24 @@ def config_of(file: GGUF) -> PretrainedConfig:
         values["sliding_window"] = window
         name = "MistralConfig" if family == "llama" else name
         values |= {"use_sliding_window": True, "max_window_layers": 0} if family != "llama" else {}
+    values |= {key: number(theirs, default) for key, (theirs, default) in _OWN_KEYS.get(family, {}).items()}
+    if family == "qwen3moe":
+        values["norm_topk_prob"] = True
+    elif family == "granite":
+        values["attention_multiplier"] = values["attention_multiplier"] or head_dim**-0.5
+    elif family == "gemma3":
+        values |= _gemma3(facts, values)
+    elif family == "phi3":
+        turned = number("rope.dimension_count", head_dim) / head_dim
+        values["rope_parameters"] |= {"partial_rotary_factor": turned} | _longrope(file, facts)
+        original = number("rope.scaling.original_context_length", values["max_position_embeddings"])
+        values["original_max_position_embeddings"] = original
     try:
         config: PretrainedConfig = getattr(transformers, name)(**values)
     except Exception as error:  # transformers checks types and raises many errors
         raise ModelError(f"{file.path}: its facts make no model: {shortened(one_line(error))}") from error
     check_config(config, file.path)
-    if reason := unsupported(config):
+    if reason := unsupported(config) or (window and not Shape.of(config).window and "a window is new in its family"):
         raise ModelError(f"{file.path}: the native decoder cannot run it, {reason}")
     return config
 
@@ -362,6 +395,28 @@ def _rope(file: GGUF, facts: Mapping[str, Any], theta: float, scale: float) -> d
     return rope | {"rope_type": kind} | {_SCALING[key]: scaling[key] for key in _SCALING if key in scaling}
 
 
+def _gemma3(facts: Mapping[str, Any], values: Mapping[str, Any]) -> dict[str, Any]:
+    """What files of Gemma 3 leave to be known: which layers have a window, and its 27B's scale of attention."""
+    layers, period = values["num_hidden_layers"], facts.get("attention.sliding_window_pattern", 6)
+    slides = period if isinstance(period, list) else [bool((layer + 1) % period) for layer in range(layers)]
+    local = {"rope_type": "default", "rope_theta": float(facts.get("rope.freq_base_swa", 10000.0))}
+    size = values["hidden_size"] // values["num_attention_heads"] if layers == 62 else values["head_dim"]
+    return {
+        "layer_types": [ATTENTION[bool(one) and values["sliding_window"] is not None] for one in slides],
+        "rope_parameters": dict(zip(ATTENTION, (values["rope_parameters"], local), strict=True)),
+        "query_pre_attn_scalar": size,
+        "final_logit_softcapping": facts.get("final_logit_softcapping"),
+    }
+
+
+def _longrope(file: GGUF, facts: Mapping[str, Any]) -> dict[str, Any]:
+    """Phi's factors of the rotary frequencies; empty without them."""
+    found = tensors_of({_FACTORS[name]: file.tensor(name) for name in _FACTORS if name in file})
+    named: dict[str, Any] = {name: factors.tolist() for name, factors in found.items()}
+    scale = facts.get("rope.scaling.attn_factor")
+    return named and {"rope_type": "longrope", "attention_factor": scale, **named}
+
+
 def _frequencies(file: GGUF, config: PretrainedConfig) -> torch.Tensor | None:
     """Llama 3's inverse frequencies: the usual ones, each divided by its own factor; None without factors."""
     if _FREQUENCIES not in file:
@@ -379,24 +434,37 @@ def _frequencies(file: GGUF, config: PretrainedConfig) -> torch.Tensor | None:
 
 def weights_of(file: GGUF, config: PretrainedConfig) -> Weights:
     """The tensors that the native decoder reads, by their names in a checkpoint."""
-    heads = {"q_proj": config.num_attention_heads, "k_proj": config.num_key_value_heads}
-    weights: Weights = {}
+    s, weights = Shape.of(config), Weights()
+    heads = {"q_proj": s.num_heads, "k_proj": s.num_kv_heads} if file.family in _PAIRED else {}
+    stacked = (s.experts.count,) if s.experts is not None else ()
     for name, shape in weight_shapes(config).items():
         theirs = tensor_name(file.family, name)
         if theirs is None or theirs not in file:
             raise ModelError(
                 f"{file.path} lacks {theirs or name}: it is incomplete, or of a model that is not supported"
             )
+        expert = re.search(r"\.experts\.(\d+)\.", name)
+        wanted, found = (*stacked, *shape) if expert else shape, file.places[theirs].shape
+        if found != wanted:
+            raise ModelError(f"{file.path}: {theirs} has the shape {list(found)} where {list(wanted)} is needed")
         tensor = file.tensor(theirs)
-        if tuple(tensor.shape) != shape:
-            raise ModelError(f"{file.path}: {theirs} has the shape {list(tensor.shape)} where {list(shape)} is needed")
+        if expert:
+            first = int(expert[1]) * shape[0]
+            own = slice(first, first + shape[0])
+            tensor = tensor.rows(own) if isinstance(tensor, Blocks) else tensor.flatten(0, 1)[own]
         part = name.split(".")[-2]
-        weights[name] = _unpermuted(tensor, heads[part]) if file.family == "llama" and part in heads else tensor
+        if part in heads:
+            tensor = _unpermuted(tensor, heads[part])
+        if s.norm_offset and part.endswith("norm") and isinstance(tensor, torch.Tensor):
+            tensor = tensor - s.norm_offset  # files have the sum
+        weights[name] = tensor
     return weights
 
 
 def tensor_name(architecture: str, name: str) -> str | None:
-    """GGUF's name of a checkpoint's tensor; None if the architecture has no such tensor."""
+    """GGUF's name of a checkpoint's tensor; None if the architecture has no such tensor. A matrix of an expert is in a
+    tensor of all experts."""
+    name = re.sub(r"\.experts\.\d+\.", ".experts.", name)
     layer = re.match(r"model\.layers\.(\d+)\.", name)
     if layer is None:
         return _names(architecture).get_name(name, (".weight", ".bias"))
