@@ -60,7 +60,7 @@ def test_templates_of_the_package(tokenizer: Tokenizer, template: str, prompt: s
     assert template in template_names()
     turn = Transcriber(tokenizer, template).conversation(BOTH).turns[0]
     assert turn.answer[-1] == models.EOS
-    assert Transcriber(tokenizer, template)._lead == (" " if answer.startswith(" ") else "")
+    assert Transcriber(tokenizer, template)._around[0] == (" " if answer.startswith(" ") else "")
 
 
 def test_a_system_message_has_its_place(tokenizer: Tokenizer) -> None:

@@ -9,7 +9,7 @@
 from __future__ import annotations
 
 from collections import defaultdict
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import Any, NamedTuple
 
@@ -17,7 +17,8 @@ import numpy as np
 
 from paceline.draft.cost import RoundTimes
 from paceline.errors import PacelineError
-from paceline.jsonl import loads
+from paceline.jsonl import Piece, loads
+from paceline.workbench.conversations import Reading
 from paceline.workbench.transcript import Transcript
 from paceline.workbench.walk import Tally
 
@@ -34,10 +35,12 @@ class Done(NamedTuple):
 
 
 class Report:
-    """The tallies so far, by drafter and category."""
+    """The tallies so far, by drafter and category. readings: what became of the lines of each piece of the recording."""
 
-    def __init__(self, specs: Sequence[str], transcripts: Sequence[Transcript] = ()):
-        self.specs = list(specs)
+    def __init__(
+        self, specs: Sequence[str], transcripts: Sequence[Transcript] = (), readings: Mapping[Piece, Reading] = {}
+    ):
+        self.specs, self._readings = list(specs), dict(readings)
         self._of = [transcript.category for transcript in transcripts]
         self._answers = [sum(len(transcript.turns) for transcript in transcripts)] * len(specs)
         self.categories = [*dict.fromkeys(name for name in self._of if name not in ("", OVERALL)), OVERALL]
@@ -50,11 +53,26 @@ class Report:
 
     def merge(self, other: Report, numbers: Sequence[int]) -> None:
         """Add the tallies of `other`, of other conversations. numbers: its drafters' numbers in this report."""
+        self._readings |= other._readings
         self.categories[-1:] = [*(name for name in other.categories if name not in self.categories), OVERALL]
         for (s, name), tally in other.tallies.items():
             self.tallies[numbers[s], name] += tally
         for s, number in enumerate(numbers):
             self._answers[number] += other._answers[s]
+
+    def redact(self) -> None:
+        """Replace the names of categories by numbers."""
+        names = {name: f"category {i}" for i, name in enumerate(self.categories[:-1], 1)} | {OVERALL: OVERALL}
+        self.tallies = defaultdict(Tally, {(s, names[name]): tally for (s, name), tally in self.tallies.items()})
+        self.categories = [*names.values()]
+
+    @property
+    def reading(self) -> Reading:
+        """What became of the lines of the recording."""
+        total = Reading()
+        for reading in self._readings.values():
+            total += reading
+        return total
 
     @property
     def overall(self) -> list[Tally]:
