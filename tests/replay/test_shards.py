@@ -11,7 +11,7 @@ from paceline.draft.recording import Recording
 from paceline.jsonl import Piece, pieces_of
 from paceline.replay.report import Report
 from paceline.replay.workers import Replayer, ShardedReplay, start
-from paceline.workbench.conversations import ConversationError, read_piece, read_trace
+from paceline.workbench.conversations import ConversationError, Reading, read_pieces, read_trace
 from paceline.workbench.transcript import Transcriber, open_tokenizer
 from tests import models
 
@@ -92,7 +92,7 @@ def test_categories_are_chosen_in_every_shard(tokenizer: Path, logs: list[Path])
 
 def test_pieces_are_whole_lines_with_their_numbers(logs: list[Path]) -> None:
     plain, zipped = logs
-    every = [exchange for piece in pieces_of(plain, ConversationError) for exchange in read_piece(piece)]
+    every = [*read_pieces(pieces_of(plain, ConversationError))]
     assert every == read_trace(plain)
     assert [exchange.where for exchange in every] == [f"{plain}, line {i}" for i in range(1, 17)]
     assert [*pieces_of(zipped, ConversationError)] == [Piece(zipped)]
@@ -102,15 +102,29 @@ def test_an_end_of_blank_lines_is_no_error(logs: list[Path], tmp_path: Path) -> 
     file = tmp_path / "c.jsonl"
     file.write_bytes(lines(4, ("even",)) + b"\n" * 900)
     every = [*pieces_of(file, ConversationError)]
-    assert [*read_piece(every[-1])] == []
-    assert len([e for piece in every for e in read_piece(piece)]) == 4
+    assert [*read_pieces(every[-1:])] == []
+    assert len([*read_pieces(every)]) == 4
 
 
-def test_an_empty_file_is_one(tmp_path: Path) -> None:
+def test_an_empty_file_and_a_list_are_one(tmp_path: Path) -> None:
     (tmp_path / "d.jsonl").touch()
     (piece,) = pieces_of(tmp_path / "d.jsonl", ConversationError)
-    with pytest.raises(ConversationError, match="holds no answers"):
-        list(read_piece(piece))
+    assert [*read_pieces([piece])] == []
+    (tmp_path / "e.json").write_text(json.dumps([json.loads(line) for line in lines(16, ("odd",)).splitlines()], indent=1))
+    assert len([*read_pieces(pieces_of(tmp_path / "e.json", ConversationError))]) == 16
+
+
+def test_lines_that_cannot_be_read_are_counted_once(tokenizer: Path, logs: list[Path]) -> None:
+    """The drafter that remembers reads all pieces, the others each of them."""
+    logs[0].write_bytes(b"{\n" + logs[0].read_bytes().replace(b'"prompt": "and', b'"question": "and', 1))
+    job = ShardedReplay(logs, SPECS, str(tokenizer))
+    report, here = Report(SPECS), Reading()
+    for shard in job.shards():
+        report.merge(Replayer(job)(shard), shard.numbers)
+    read_trace(*logs, reading=here)
+    assert report.reading == here
+    assert (here.records, here.skipped, here.answered) == (26, 2, 24)
+    assert "a.jsonl, line 1: not JSON" in here.first
 
 
 def test_a_broken_line_is_named(logs: list[Path]) -> None:
@@ -118,6 +132,6 @@ def test_a_broken_line_is_named(logs: list[Path]) -> None:
         file.write(b"{\n")
     last = [*pieces_of(logs[0], ConversationError)][-1]
     with pytest.raises(ConversationError, match=r"a.jsonl, line 17: not JSON"):
-        list(read_piece(last))
+        list(read_pieces([last]))
     with pytest.raises(ConversationError, match="cannot be read"):
         list(pieces_of(logs[0].with_name("none"), ConversationError))

@@ -62,7 +62,7 @@ class Reading:
 
     def check(self, name: str) -> None:
         """ConversationError if nothing could be read, or more than half could not. name: the recording's."""
-        if self.skipped > min(self.records / 2, self.records - 1):
+        if self.skipped and self.skipped > min(self.records / 2, self.records - 1):
             more = f" ({self.skipped:,} of {self.records:,} lines cannot be read)" if self.records > 1 else ""
             raise ConversationError(self.first + more)
         if not self.answered:

@@ -7,10 +7,11 @@ recording in token ids stays as it is.
 
 from __future__ import annotations
 
+import json
 import re
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
-from functools import cached_property
+from functools import cached_property, partial
 from importlib.resources import files
 from pathlib import Path
 from typing import Any
@@ -202,6 +203,7 @@ def _source(name: str) -> str:
 def _written(tokenizer: Tokenizer, name: str, source: str) -> Render:
     environment = ImmutableSandboxedEnvironment(trim_blocks=True, lstrip_blocks=True)
     environment.globals["raise_exception"] = _refuse
+    environment.filters["tojson"] = partial(json.dumps, ensure_ascii=False)  # as transformers has it
     try:
         template = environment.from_string(source)
     except jinja2.TemplateSyntaxError as error:
