@@ -7,8 +7,7 @@ import pytest
 
 from paceline.errors import ModelError
 from paceline.target.tokenizer import Tokenizer
-from paceline.workbench.conversations import Reading
-from paceline.workbench.formats import Conversation, ConversationError
+from paceline.workbench.conversations import Conversation, ConversationError, Reading
 from paceline.workbench.transcript import Transcriber, open_tokenizer, template_names
 from tests import models
 
@@ -127,7 +126,7 @@ def test_a_prompt_as_the_model_read_it_goes_through_no_template(tokenizer: Token
 def test_what_a_template_refuses_is_left_out_and_tokens_are_counted(tokenizer: Tokenizer, tmp_path: Path) -> None:
     (tmp_path / "picky.jinja").write_text("{% for m in messages %}{% if m.role == 'tool' %}{{ raise_exception('no tools') }}"
                                           "{% endif %}{{ m.content }}{% endfor %}")  # fmt: skip
-    reading, fine = Reading(records=3), Conversation(CHAT[:2], [1], usage=20)
+    reading, fine = Reading(lines=3), Conversation(CHAT[:2], [1], usage=20)
     made = [*Transcriber(tokenizer, str(tmp_path / "picky.jinja")).conversations(
         [fine, Conversation(AGENT, [3], where="log, line 2")], reading)]  # fmt: skip
     tokens = len(tokenizer.encode_text("and the dog")) + 1

@@ -7,8 +7,16 @@ from typing import Any
 
 import pytest
 
-from paceline.workbench.conversations import SPEC_BENCH, Reading, parse, read_trace
-from paceline.workbench.formats import FORMATS, ConversationError, Format, conversation
+from paceline.workbench.conversations import (
+    FORMATS,
+    SPEC_BENCH,
+    ConversationError,
+    Format,
+    Reading,
+    conversation,
+    parse,
+    read_trace,
+)
 
 PAIR = {"prompt": "Hello?", "response": "Hi."}
 ASKED = [{"role": "user", "content": "Hello?"}]
@@ -238,10 +246,6 @@ LOGS: dict[str, list[Any]] = {
     "bodies": [{"request": CHAT, "response": SAYS}],
     "bodies in one": [CHAT | SAYS],
     "a text completion": [{"prompt": "Hello?", "choices": [{"text": "Hi."}], "usage": {"completion_tokens": 3}}],
-    "Responses": [{"request": {"input": "Hello?"}, "response": {
-        "output": [{"type": "reasoning", "summary": []}, {"type": "message", "id": "m", "role": "assistant",
-                    "content": [{"type": "output_text", "text": "Hi.", "annotations": []}]}],
-        "usage": {"output_tokens": 3}}}],
 }  # fmt: skip
 
 
@@ -268,14 +272,13 @@ def test_a_batchs_two_files_in_any_order(tmp_path: Path, first: int) -> None:
     other = write(tmp_path, {"custom_id": "b", "body": {"prompt": "Another"}}, name="other")
     reading = Reading()
     read_trace(files[0], other, files[1], reading=reading)
-    assert "custom_id b is another prompt's too" in reading.first
+    assert "another prompt has the custom_id b too" in reading.first
 
 
-def test_token_ids_of_servers(tmp_path: Path) -> None:
+def test_token_ids_of_a_server(tmp_path: Path) -> None:
     """Ids are what the model read and wrote, so they are preferred to text."""
     sglang = {"event": "request.finished", "obj": {"input_ids": [1], "text": "a"}, "out": {"output_ids": [2], "text": "b"}}
-    vllm = {"request_id": "1", "prompt": "a", "prompt_token_ids": [1], "outputs": [{"text": "b", "token_ids": [2]}]}
-    assert [one.tokens for one in read_trace(write(tmp_path, sglang, vllm))] == [([1], [2])] * 2
+    assert read_trace(write(tmp_path, sglang))[0].tokens == ([1], [2])
 
 
 def test_one_json_list(tmp_path: Path) -> None:
@@ -306,28 +309,18 @@ AGENT = [
 
 
 def test_tool_calls_are_answers(tmp_path: Path) -> None:
-    """In messages, and in items of the Responses API, where what is said and called together is one answer."""
-    items = [
-        {"type": "message", "role": "assistant", "content": [{"type": "output_text", "text": "I add. "}]},
-        {"type": "function_call", "call_id": "1", "name": "add", "arguments": '{"x": 1}'},
-        {"type": "function_call_output", "call_id": "1", "output": "2"},
-    ]
-    tool = {"type": "function", "name": "add", "parameters": {}}
-    responses = {"request": {"input": [*ASKED, *items], "instructions": "Be brief.", "tools": [tool]},
-                 "response": {"output": items[:2]}}  # fmt: skip
-    chat, other = read_trace(write(tmp_path, {"messages": AGENT, "tools": CHAT["tools"]}, responses))
-    assert (list(chat.answers), [m["role"] for m in chat.messages]) == ([1, 3], ["user", "assistant", "tool", "assistant"])
-    assert chat.messages[1]["tool_calls"] == [CALL]
-    assert chat.texts()[1:3] == ['{"name": "add", "arguments": {"x": 1}}', "Result: 2"]
-    assert [m["role"] for m in other.messages] == ["system", "user", "assistant", "tool", "assistant"]
-    assert other.texts()[-1] == 'I add. \n{"name": "add", "arguments": {"x": 1}}'
-    assert list(other.answers) == [4]
-    assert [one["function"]["name"] for one in other.tools] == ["add"]
+    (one,) = read_trace(write(tmp_path, {"messages": AGENT, "tools": CHAT["tools"]}))
+    assert (list(one.answers), [m["role"] for m in one.messages]) == ([1, 3], ["user", "assistant", "tool", "assistant"])
+    assert one.messages[1]["tool_calls"] == [CALL]
+    assert one.texts()[1:3] == ['{"name": "add", "arguments": {"x": 1}}', "Result: 2"]
+    called = {"choices": [{"message": AGENT[1]}]}
+    (one,) = read_trace(write(tmp_path, CHAT | called))
+    assert one.messages[-1]["tool_calls"] == [CALL]
 
 
 def test_a_format_is_one_entry(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     mine = Format("mine", lambda r: "q" in r, lambda r, ignore: conversation({"prompt": r["q"], "response": r["a"]}))
-    monkeypatch.setattr("paceline.workbench.formats.FORMATS", [mine, *FORMATS])
+    monkeypatch.setattr("paceline.workbench.conversations.FORMATS", [mine, *FORMATS])
     (one,) = read_trace(write(tmp_path, {"q": "Hello?", "a": "Hi.", "category": "c"}))
     assert ([*one.messages], one.category) == (ASKED + SAID, "c")
 

@@ -31,8 +31,7 @@ from paceline.bench.metrics import OVERALL
 from paceline.errors import PacelineError, meant
 from paceline.folders import cache_folder
 from paceline.jsonl import numbered, write_whole
-from paceline.workbench.conversations import MT_BENCH, is_spec_bench, parse
-from paceline.workbench.formats import Conversation
+from paceline.workbench.conversations import MT_BENCH, Conversation, is_spec_bench, parse
 
 T = TypeVar("T")
 

@@ -17,7 +17,7 @@ from typing import Any
 from paceline.engine.sampling import SamplingParams
 from paceline.errors import PacelineError, PromptError, meant, shortened
 from paceline.jsonl import as_object, numbered
-from paceline.workbench.formats import conversation
+from paceline.workbench.conversations import conversation
 
 PREDICTION = "prediction"
 

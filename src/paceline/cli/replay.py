@@ -21,7 +21,7 @@ from paceline.cli import options
 from paceline.cli.show import plain_table, progress_bar
 from paceline.draft.spec import option
 from paceline.errors import PacelineError
-from paceline.jsonl import Piece, check_file, write_whole
+from paceline.jsonl import check_file, write_whole
 from paceline.workbench.options import with_options
 
 if TYPE_CHECKING:
@@ -38,7 +38,7 @@ class ReplayOptions:
     """What is replayed, with which drafters, and what is reported."""
 
     traces: Annotated[
-        list[Path], typer.Argument(help="Recorded answers, and their prompts if those are in other files.", metavar="TRACE...")
+        list[Path], typer.Argument(help="Recorded answers; also the prompts, if in other files.", metavar="TRACE...")
     ]
     tokenizer: str = option(help="A Hugging Face folder, a tokenizer.json or a SentencePiece file.")
     draft: list[str] | None = option(
@@ -107,19 +107,18 @@ def replay(asked: ReplayOptions) -> int:
         began = perf_counter()
         report = _here(asked, specs, recording, interrupt) if asked.ray is None else _on_ray(asked, specs, interrupt)
         seconds = perf_counter() - began
-    reading = report.reading
     if not interrupt.pressed:
-        reading.check(", ".join(map(str, asked.traces)))
+        report.reading.check(", ".join(map(str, asked.traces)))
     if asked.redact:
         report.redact()
-    notes = [*reading.notes(asked.redact)]
+    notes = [*report.reading.notes(asked.redact)]
     facts = {
         "trace": ", ".join(map(str, asked.traces)),
         "tokenizer": asked.tokenizer,
         "template": asked.template,
         "answers": report.answers,
-        "lines": reading.records,
-        "skipped": reading.skipped,
+        "lines": report.reading.lines,
+        "skipped": report.reading.skipped,
         "notes": notes,
         "complete": report.is_complete and not interrupt.pressed,
         "seconds": round(seconds, 2),
@@ -158,7 +157,7 @@ def _here(asked: ReplayOptions, specs: Sequence[str], recording: Any, interrupt:
             advance(1)
             if interrupt.pressed:
                 break
-    report = Report(specs, transcripts, {Piece(asked.traces[0]): reading})
+    report = Report(specs, transcripts, reading)
     # Workers start before the thread of a progress bar does: a fork must not copy threads.
     replays = start(transcripts, specs, recording, asked.workers or _cores(), lambda: interrupt.pressed)
     total = len(specs) * sum(transcript.new_tokens for transcript in transcripts)

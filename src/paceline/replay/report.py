@@ -9,7 +9,7 @@
 from __future__ import annotations
 
 from collections import defaultdict
-from collections.abc import Mapping, Sequence
+from collections.abc import Sequence
 from pathlib import Path
 from typing import Any, NamedTuple
 
@@ -17,7 +17,7 @@ import numpy as np
 
 from paceline.draft.cost import RoundTimes
 from paceline.errors import PacelineError
-from paceline.jsonl import Piece, loads
+from paceline.jsonl import loads
 from paceline.workbench.conversations import Reading
 from paceline.workbench.transcript import Transcript
 from paceline.workbench.walk import Tally
@@ -35,12 +35,12 @@ class Done(NamedTuple):
 
 
 class Report:
-    """The tallies so far, by drafter and category. readings: what became of the lines of each piece of the recording."""
+    """The tallies so far, by drafter and category. reading: what became of the recording's lines."""
 
     def __init__(
-        self, specs: Sequence[str], transcripts: Sequence[Transcript] = (), readings: Mapping[Piece, Reading] = {}
+        self, specs: Sequence[str], transcripts: Sequence[Transcript] = (), reading: Reading | None = None
     ):
-        self.specs, self._readings = list(specs), dict(readings)
+        self.specs, self.reading = list(specs), reading or Reading()
         self._of = [transcript.category for transcript in transcripts]
         self._answers = [sum(len(transcript.turns) for transcript in transcripts)] * len(specs)
         self.categories = [*dict.fromkeys(name for name in self._of if name not in ("", OVERALL)), OVERALL]
@@ -53,7 +53,8 @@ class Report:
 
     def merge(self, other: Report, numbers: Sequence[int]) -> None:
         """Add the tallies of `other`, of other conversations. numbers: its drafters' numbers in this report."""
-        self._readings |= other._readings
+        if 0 in numbers:  # every drafter reads all pieces, once
+            self.reading += other.reading
         self.categories[-1:] = [*(name for name in other.categories if name not in self.categories), OVERALL]
         for (s, name), tally in other.tallies.items():
             self.tallies[numbers[s], name] += tally
@@ -65,14 +66,6 @@ class Report:
         names = {name: f"category {i}" for i, name in enumerate(self.categories[:-1], 1)} | {OVERALL: OVERALL}
         self.tallies = defaultdict(Tally, {(s, names[name]): tally for (s, name), tally in self.tallies.items()})
         self.categories = [*names.values()]
-
-    @property
-    def reading(self) -> Reading:
-        """What became of the lines of the recording."""
-        total = Reading()
-        for reading in self._readings.values():
-            total += reading
-        return total
 
     @property
     def overall(self) -> list[Tally]:

@@ -190,14 +190,12 @@ class Replayer:
     def __call__(self, shard: Shard) -> Report:
         """The report of one shard, with its drafters only. Raises ConversationError."""
         job = self.job
-        readings = {piece: Reading() for piece in shard.pieces}
-        transcripts = []
-        for piece, reading in readings.items():
-            exchanges = read_pieces([piece], job.questions, job.ignore, reading)
-            chosen = (e for e in exchanges if job.categories is None or e.category in job.categories)
-            transcripts += self.transcriber.conversations(chosen, reading)
+        reading, wanted = Reading(), job.categories
+        exchanges = read_pieces(shard.pieces, job.questions, job.ignore, reading)
+        chosen = (exchange for exchange in exchanges if wanted is None or exchange.category in wanted)
+        transcripts = [*self.transcriber.conversations(chosen, reading)]
         # New drafters for every shard: if a shard is replayed again, they must not remember the first time.
-        report = Report([job.specs[n] for n in shard.numbers], transcripts, readings)
+        report = Report([job.specs[n] for n in shard.numbers], transcripts, reading)
         for done in start(transcripts, report.specs, self.recording):
             report.add(done)
         return report

@@ -30,7 +30,7 @@ from paceline.target.tokenizer import Tokenizer
 from paceline.train.loop import Batch
 from paceline.train.loss import IGNORE
 from paceline.workbench import conversations
-from paceline.workbench.formats import FORMS, Conversation, conversation
+from paceline.workbench.conversations import FORMS, Conversation
 from paceline.workbench.transcript import Transcriber
 
 Message = dict[str, str]
@@ -95,7 +95,7 @@ def read(source: Source) -> Iterator[Document]:
     """All documents of one source, in file order."""
     if isinstance(source.path, str):
         for number, row in enumerate(_hub_rows(source), start=1):
-            yield _document(source, conversation(row, where=f"{source.path}, row {number}"))
+            yield _document(source, conversations.conversation(row, where=f"{source.path}, row {number}"))
     elif source.path.name.removesuffix(".gz").endswith(".jsonl"):
         for one in conversations.read(source.path):
             yield _document(source, one)

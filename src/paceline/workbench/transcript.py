@@ -23,8 +23,7 @@ from jinja2.sandbox import ImmutableSandboxedEnvironment
 from paceline.errors import ModelError, PromptError, meant
 from paceline.target.load import load_tokenizer
 from paceline.target.tokenizer import SentencePiece, Tokenizer
-from paceline.workbench.conversations import Reading
-from paceline.workbench.formats import Conversation, ConversationError, Message
+from paceline.workbench.conversations import Conversation, ConversationError, Message, Reading
 from paceline.workbench.tool_calls import as_text, prepared
 from paceline.workbench.walk import RecordedAnswer
 
