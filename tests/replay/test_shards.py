@@ -115,7 +115,8 @@ def test_an_empty_file_and_a_list_are_one(tmp_path: Path) -> None:
     (tmp_path / "d.jsonl").touch()
     (piece,) = pieces_of(tmp_path / "d.jsonl", ConversationError)
     assert [*pieces([piece])] == []
-    (tmp_path / "e.json").write_text(json.dumps([json.loads(line) for line in lines(16, ("odd",)).splitlines()], indent=1))
+    items = [json.loads(line) for line in lines(16, ("odd",)).splitlines()]
+    (tmp_path / "e.json").write_text(json.dumps(items, indent=1))
     assert len([*pieces(pieces_of(tmp_path / "e.json", ConversationError))]) == 16
 
 

@@ -1,5 +1,6 @@
 """Recorded text in the tokens a model would have read and written."""
 
+import json
 import re
 from pathlib import Path
 
@@ -93,12 +94,14 @@ def test_a_tokenizer_without_a_template_asks_for_one() -> None:
 
 
 CALL = {"type": "function", "function": {"name": "add", "arguments": '{"x": 1}'}}
-AGENT = [CHAT[0], {"role": "assistant", "content": "", "tool_calls": [CALL]}, {"role": "tool", "content": "3"}, CHAT[3]]
+CALLS = {"role": "assistant", "content": "", "tool_calls": [CALL]}
+AGENT = [CHAT[0], CALLS, {"role": "tool", "content": "3"}, CHAT[3]]
 TOOLS = [{"type": "function", "function": {"name": "add"}}]
 READS_TOOLS = (
     "{% if tools %}<tools>{{ tools | tojson }}</tools>{% endif %}{% for m in messages %}[{{ m.role }}] {{ m.content }}"
     "{% for c in m.tool_calls or [] %}<call>{{ c.function.name }} {{ c.function.arguments | tojson }}</call>{% endfor %}"
-    "{% if m.role == 'assistant' %}</s>{% endif %}{% endfor %}{% if add_generation_prompt %}[assistant] {% endif %}"
+    "{% if m.role == 'assistant' %}</s>{% endif %}{% endfor %}"
+    "{% if add_generation_prompt %}[assistant] {% endif %}"
 )
 
 
@@ -106,7 +109,7 @@ def test_calls_are_in_the_words_of_a_template_that_knows_tools(tokenizer: Tokeni
     (tmp_path / "tools.jinja").write_text(READS_TOOLS)
     one = Conversation(AGENT, [1, 3], tools=TOOLS)
     called, last = Transcriber(tokenizer, str(tmp_path / "tools.jinja")).conversation(one).turns
-    assert '<tools>[{"type": "function", "function": {"name": "add"}}]</tools>[user]' in spelled(tokenizer, called.prompt)
+    assert f"<tools>{json.dumps(TOOLS)}</tools>[user]" in spelled(tokenizer, called.prompt)
     assert called.answer.tolist() == [*tokenizer.encode_text('<call>add {"x": 1}</call>'), models.EOS]
     assert '<call>add {"x": 1}</call></s>[tool] 3[assistant]' in spelled(tokenizer, last.prompt)
 
@@ -124,11 +127,12 @@ def test_a_prompt_as_the_model_read_it_goes_through_no_template(tokenizer: Token
 
 
 def test_what_a_template_refuses_is_left_out_and_tokens_are_counted(tokenizer: Tokenizer, tmp_path: Path) -> None:
-    (tmp_path / "picky.jinja").write_text("{% for m in messages %}{% if m.role == 'tool' %}{{ raise_exception('no tools') }}"
-                                          "{% endif %}{{ m.content }}{% endfor %}")  # fmt: skip
+    refuses = "{% if m.role == 'tool' %}{{ raise_exception('no tools') }}{% endif %}"
+    source = "{# tools #}{% for m in messages %}" + refuses + "{{ m.content }}{% endfor %}"
+    (tmp_path / "picky.jinja").write_text(source)
     reading, fine = Reading(lines=3), Conversation(CHAT[:2], [1], usage=20)
-    made = [*Transcriber(tokenizer, str(tmp_path / "picky.jinja")).conversations(
-        [fine, Conversation(AGENT, [3], where="log, line 2")], reading)]  # fmt: skip
+    agent = Conversation(AGENT, [3], where="log, line 2")
+    made = [*Transcriber(tokenizer, str(tmp_path / "picky.jinja")).conversations([fine, agent], reading)]
     tokens = len(tokenizer.encode_text("and the dog")) + 1
     assert [one.new_tokens for one in made] == [tokens]
     assert (reading.skipped, reading.logged, reading.counted) == (1, 20, tokens)

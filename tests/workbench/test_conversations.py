@@ -277,7 +277,8 @@ def test_a_batchs_two_files_in_any_order(tmp_path: Path, first: int) -> None:
 
 def test_token_ids_of_a_server(tmp_path: Path) -> None:
     """Ids are what the model read and wrote, so they are preferred to text."""
-    sglang = {"event": "request.finished", "obj": {"input_ids": [1], "text": "a"}, "out": {"output_ids": [2], "text": "b"}}
+    texts = {"obj": {"input_ids": [1], "text": "a"}, "out": {"output_ids": [2], "text": "b"}}
+    sglang = {"event": "request.finished", **texts}
     assert read_trace(write(tmp_path, sglang))[0].tokens == ([1], [2])
 
 
@@ -294,7 +295,8 @@ def test_content_parts(tmp_path: Path) -> None:
     picture = {"type": "image_url", "image_url": {"url": "data:" + "x " * 99}}
     parts = [{"type": "text", "text": "Hel"}, picture, {"type": "text", "text": "lo?"}]
     reading = Reading()
-    (one,) = read_trace(write(tmp_path, CHAT | {"messages": [{"role": "developer", "content": parts}]} | SAYS), reading=reading)
+    asked = CHAT | {"messages": [{"role": "developer", "content": parts}]}
+    (one,) = read_trace(write(tmp_path, asked | SAYS), reading=reading)
     assert [(m["role"], m["content"]) for m in one.messages] == [("system", "Hello?"), ("assistant", "Hi.")]
     assert reading.missing == 1
     assert "1 parts of messages are no text" in " ".join(reading.notes())
@@ -310,7 +312,8 @@ AGENT = [
 
 def test_tool_calls_are_answers(tmp_path: Path) -> None:
     (one,) = read_trace(write(tmp_path, {"messages": AGENT, "tools": CHAT["tools"]}))
-    assert (list(one.answers), [m["role"] for m in one.messages]) == ([1, 3], ["user", "assistant", "tool", "assistant"])
+    assert [m["role"] for m in one.messages] == ["user", "assistant", "tool", "assistant"]
+    assert list(one.answers) == [1, 3]
     assert one.messages[1]["tool_calls"] == [CALL]
     assert one.texts()[1:3] == ['{"name": "add", "arguments": {"x": 1}}', "Result: 2"]
     called = {"choices": [{"message": AGENT[1]}]}

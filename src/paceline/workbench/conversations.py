@@ -155,7 +155,7 @@ class Reading:
             more = f" ({self.skipped:,} of {self.lines:,} lines cannot be read)" if self.lines > 1 else ""
             raise ConversationError(self.first + more)
         if not self.answered:
-            raise ConversationError(f"{name} holds no answers; read are: {FORMS}")
+            raise ConversationError(f"{name} holds no answers; a line is {FORMS}")
 
     def notes(self, redact: bool = False) -> Iterator[str]:
         """What readers of the figures should know, a line each. redact: without anything from the log."""
@@ -325,7 +325,7 @@ def is_spec_bench(categories: Iterable[str]) -> bool:
 
 
 def parse(record: Any, where: str, ignore: Ignore = None) -> Conversation:
-    """The conversation in a record, or in a line of bytes that holds one; `where` names it. Raises ConversationError."""
+    """The conversation in a record, or in a line of bytes; `where` names it. Raises ConversationError."""
     try:
         if isinstance(record, bytes):
             record = {LOG: record.decode("utf-8", "replace")} if LOGGED.match(record) else as_object(record, FORMS)
@@ -342,11 +342,11 @@ def conversation(record: Any, ignore: Ignore = None, where: str = "") -> Convers
             since a prompt without a part of it gives other figures. None: no such check."""
     try:
         if not isinstance(record, Mapping):
-            raise ConversationError(f"a record must be an object, not a {type(record).__name__}; read are: {FORMS}")
+            raise ConversationError(f"a record must be an object, not a {type(record).__name__}; a line is {FORMS}")
         read = next((format.read for format in FORMATS if format.fits(record)), None)
         if read is None:
             keys = ", ".join(sorted(map(str, record))) or "none"
-            raise ConversationError(f"unknown record with the keys {keys}; read are: {FORMS}")
+            raise ConversationError(f"unknown record with the keys {keys}; a line is {FORMS}")
         one = read(record, ignore)
     except PacelineError as error:
         raise ConversationError(f"{where}: {error}" if where else str(error)) from None
@@ -396,6 +396,11 @@ def _chat(record: Record, ignore: Ignore) -> Conversation:
         messages = [*one.messages, _message("assistant", _text(record, response))]
         one = Conversation(messages, [len(messages) - 1], has_response=True)
     return replace(one, tools=_tools(record))
+
+
+def _token_ids(record: Record, ignore: Ignore) -> Conversation:
+    prompt = _ids(record, "prompt_tokens") if record.get("prompt_tokens") is not None else None
+    return Conversation(tokens=(prompt, _ids(record, "tokens")))
 
 
 def _spec_bench_answer(record: Record, ignore: Ignore) -> Conversation:
@@ -535,8 +540,7 @@ def _has(*keys: str, either: Sequence[str] = ()) -> Callable[[Record], bool]:
 FORMATS = [
     # Token ids come before text. A number of "tokens" only describes a text.
     Format('{"prompt_tokens": [ids], "tokens": [ids]} (serve --log)',
-           lambda r: list in (type(r.get("tokens")), type(r.get("prompt_tokens"))),
-           lambda r, _: Conversation(tokens=(_ids(r, "prompt_tokens") if "prompt_tokens" in r else None, _ids(r, "tokens")))),
+           lambda r: list in (type(r.get("tokens")), type(r.get("prompt_tokens"))) or set(r) == {"tokens"}, _token_ids),
     Format("OpenAI batch files", _has("custom_id", either=("body", "response")), _batch),
     Format("SGLang's request log", lambda r: str(r.get("event")).startswith("request."), _sglang),
     Format("vLLM's log", _has(LOG), _vllm),
@@ -607,7 +611,8 @@ def _are_ids(value: Any) -> bool:
 
 
 def _ids(record: Record, key: str) -> list[int]:
-    if not _are_ids(value := record.get(key)):
+    value: Any = record.get(key)
+    if not _are_ids(value):
         raise ConversationError(f'"{key}" must be a list of token ids')
     return list(value)
 
