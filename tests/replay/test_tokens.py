@@ -99,7 +99,8 @@ AGENT = [CHAT[0], CALLS, {"role": "tool", "content": "3"}, CHAT[3]]
 TOOLS = [{"type": "function", "function": {"name": "add"}}]
 READS_TOOLS = (
     "{% if tools %}<tools>{{ tools | tojson }}</tools>{% endif %}{% for m in messages %}[{{ m.role }}] {{ m.content }}"
-    "{% for c in m.tool_calls or [] %}<call>{{ c.function.name }} {{ c.function.arguments | tojson }}</call>{% endfor %}"
+    "{% for c in m.tool_calls or [] %}<call>{{ c.function.name }} {{ c.function.arguments | tojson }}</call>"
+    "{% endfor %}"
     "{% if m.role == 'assistant' %}</s>{% endif %}{% endfor %}"
     "{% if add_generation_prompt %}[assistant] {% endif %}"
 )

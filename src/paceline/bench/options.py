@@ -34,7 +34,9 @@ class Benchmark:
     drafts: Sequence[str] = ()
     peers: Sequence[str] = ()
     suite: str = option(
-        "demo", "demo, code-edits, spec-bench, humaneval, or a JSON Lines file of questions.", names=("--suite", "-s")
+        "demo",
+        "demo, code-edits, spec-bench, humaneval, speed-bench, or a JSON Lines file of questions.",
+        names=("--suite", "-s"),
     )
     out: Path = Path("bench")
     limit: int | None = option(None, "Most questions, spread evenly over the tasks.", least=1)

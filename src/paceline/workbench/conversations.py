@@ -553,7 +553,7 @@ FORMATS = [
            lambda r, ignore: _exchange(r, r, ignore)),
     Format("Spec-Bench's answers", _has("choices"), _spec_bench_answer),
     Format('{"messages": [...], "response"}', _has("messages"), _chat),
-    Format('{"turns": [text]}', lambda r: bool(r.get("turns")) and set(map(type, r["turns"])) == {str},
+    Format('{"turns": [text]}', lambda r: isinstance(r.get("turns"), list) and {*map(type, r["turns"])} == {str},
            lambda r, _: Conversation([_message("user", turn) for turn in r["turns"]], key=_question(r))),
     Format('{"turns": [{"role", "text"}]}', _has("turns"), _dialogue("turns", "role", "text")),
     Format("ShareGPT", _has("conversations"), _dialogue("conversations", "from", "value")),
