@@ -296,7 +296,7 @@ def _joined(
             what = f"{len(said.messages)} answers, and {prompt.where} has {len(prompt.messages)} turns for them"
             reading.skip(ConversationError(f"{said.where}: {what}"))
     for key, one in waiting.items():
-        reading.skip(ConversationError(f"{one.where}: no prompt has the {' '.join(key or ())}; add its file"))
+        reading.skip(ConversationError(f"{one.where}: no prompt has the {' '.join(key or ())}; add its file (--questions)"))
 
 
 def _together(prompt: Conversation, said: Conversation) -> Conversation:
