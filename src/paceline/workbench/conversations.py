@@ -296,7 +296,8 @@ def _joined(
             what = f"{len(said.messages)} answers, and {prompt.where} has {len(prompt.messages)} turns for them"
             reading.skip(ConversationError(f"{said.where}: {what}"))
     for key, one in waiting.items():
-        reading.skip(ConversationError(f"{one.where}: no prompt has the {' '.join(key or ())}; add its file (--questions)"))
+        what = f"no prompt has the {' '.join(key or ())}; add its file (--questions)"
+        reading.skip(ConversationError(f"{one.where}: {what}"))
 
 
 def _together(prompt: Conversation, said: Conversation) -> Conversation:
