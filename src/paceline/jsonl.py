@@ -50,11 +50,12 @@ class Piece:
 
 
 def pieces_of(path: Path, error: type[PacelineError]) -> Iterator[Piece]:
-    """A file's pieces in order. An empty file is one piece; so is a gzipped one, which can be read only from its
-    beginning. Raises `error` if the file cannot be read."""
+    """A file's pieces in order. An empty file is one piece; so are a gzipped one, which can be read only from its
+    beginning, and one JSON list. Raises `error` if the file cannot be read."""
     try:
         with path.open("rb") as raw:
-            if path.suffix == ".gz" or raw.read(2) == b"\x1f\x8b":
+            begins = raw.read(2)
+            if path.suffix == ".gz" or begins == b"\x1f\x8b" or begins.startswith(b"["):
                 yield Piece(path)
                 return
             raw.seek(0)

@@ -210,8 +210,8 @@ def test_a_broken_line_is_named(tmp_path: Path, line: str | bytes, why: str) -> 
 
 def test_unknown_suites_and_empty_files(tmp_path: Path) -> None:
     message = told("specbench")
-    suites = "demo, code-edits, spec-bench and humaneval"
-    assert message.startswith(f"there is no suite and no file 'specbench'; suites are {suites}, a file")
+    suites = "demo, code-edits, spec-bench, humaneval, speed-bench, speed-bench-1k, speed-bench-2k, "
+    assert message.startswith(f"there is no suite and no file 'specbench'; suites are {suites}")
     assert message.endswith("Did you mean 'spec-bench'?")
     assert "cannot be read: Is a directory" in told(str(tmp_path))
     (tmp_path / "empty.jsonl").write_text("\n \n")
@@ -306,6 +306,68 @@ def test_offline_is_one_line(cache: Path, monkeypatch: pytest.MonkeyPatch) -> No
 def test_the_cache_has_a_home_without_the_variable(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setenv("XDG_CACHE_HOME", "")
     assert cache_folder() == Path.home() / ".cache" / "paceline"
+
+
+SPEED = ["coding", "humanities", "math", "multilingual", "qa", "rag", "reasoning", "roleplay", "stem", "summarization",
+         "writing"]  # fmt: skip
+NOT_CARRIED = "FULL BENCHMARK DATA SHOULD BE FETCHED FROM THE SOURCE USING SPECDEC_BENCH"
+
+
+def speed_rows(turns: str = "turns") -> list[dict[str, Any]]:
+    """Rows in SPEED-Bench's layout, two of each category, with texts of our own."""
+    rows = []
+    for i, category in enumerate(SPEED * 2):
+        said = [f"Question {i}?"] + ["And then?"] * (i % 2)
+        texts = said if turns == "turns" else [{"role": "user", "content": text} for text in said]
+        rows.append({
+            "question_id": f"{i:032x}", "category": category, "sub_category": "any words at all, as many as there are",
+            turns: texts, "source": "https://example.org/" + "x" * 99, "src_id": f"row_{i}", "difficulty": "hard",
+            "multiturn": i % 2 == 1,
+        })  # fmt: skip
+    return rows
+
+
+def test_speed_bench_as_it_is_prepared(tmp_path: Path) -> None:
+    """NeMo Skills' prepare.py writes messages in place of turns."""
+    suite = read_suite(write(tmp_path / "qualitative.jsonl", *speed_rows("messages")), limit=11)
+    assert [question.task for question in suite.questions] == SPEED  # MT-bench's categories among them stay apart
+    assert (suite.questions[1].turns, suite.questions[1].id) == (("Question 1?", "And then?"), f"{1:032x}")
+
+
+def test_speed_bench_from_the_hub(monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture) -> None:
+    datasets, asked = pytest.importorskip("datasets"), []
+
+    def load_dataset(*words: str, split: str) -> list[dict[str, Any]]:
+        asked.append((*words, split))
+        return [row | {"turns": [NOT_CARRIED + "\n\nSum up: {article}"]} if i < 5 else row
+                for i, row in enumerate(speed_rows())]  # fmt: skip
+
+    monkeypatch.setattr(datasets, "load_dataset", load_dataset)
+    suite = read_suite("speed-bench", categories=["coding", "stem"])
+    assert [question.turns[0] for question in suite.questions] == ["Question 8?", "Question 11?", "Question 19?"]
+    assert suite.source == "nvidia/SPEED-Bench qualitative, 17 of 22 questions"
+    assert "5 of the 22 questions of speed-bench are placeholders and are left out" in caplog.text
+    read_suite("speed-bench-32k")
+    assert asked == [("nvidia/SPEED-Bench", "qualitative", "test"), ("nvidia/SPEED-Bench", "throughput_32k", "test")]
+
+
+def test_speed_bench_that_cannot_be_asked(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    file = write(tmp_path / "q.jsonl", *(row | {"turns": [NOT_CARRIED]} for row in speed_rows()))
+    assert told(file).startswith("22 of the 22 questions of q are placeholders: SPEED-Bench may not carry their texts")
+
+    def unreachable(*_: str, **__: str) -> None:
+        raise ConnectionError("no network\nhere")
+
+    monkeypatch.setattr(pytest.importorskip("datasets"), "load_dataset", unreachable)
+    assert told("speed-bench-1k") == (
+        "SPEED-Bench cannot be downloaded (no network here); with a prepared file, --suite path/to/throughput_1k.jsonl "
+        "works offline"
+    )
+    monkeypatch.setitem(sys.modules, "datasets", None)
+    assert told("speed-bench").startswith("SPEED-Bench needs the package datasets; ")
+    parts = [{"type": "text", "text": "What is it?"}, {"type": "image_url", "image_url": {"url": "data:"}}]
+    picture = [{"role": "user", "content": parts}]
+    assert "line 1: a message with parts that are no text" in told(write(tmp_path / "i.jsonl", {"messages": picture}))
 
 
 def test_spec_bench_itself(shared: Path) -> None:

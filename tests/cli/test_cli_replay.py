@@ -123,6 +123,22 @@ def test_what_a_recording_cannot_judge_is_said(command: Command, tokenizer: Path
     assert "sam+auto drafts by how long rounds take, and a recording has no rounds" in refused.err
 
 
+def test_figures_only(command: Command, tokenizer: Path, log: Path, tmp_path: Path) -> None:
+    log.write_text('{"secret": 1}\n' + log.read_text())
+    page, asked = tmp_path / "page.html", ("replay", log, "--tokenizer", tokenizer, "-d", "sam", "--json", "--html")
+    whole = command(*asked, page)
+    assert whole.err.startswith(f"1 of 13 lines skipped: first at {log}, line 1: unknown record with the keys secret;")
+    assert "unknown record with the keys secret" in page.read_text()
+    redacted = command(*asked, page, "--redact")
+    assert redacted.err == "1 of 13 lines skipped\n"
+    told, before = json.loads(redacted.out), json.loads(whole.out)
+    assert (told["lines"], told["skipped"], told["notes"]) == (13, 1, ["1 of 13 lines skipped"])
+    assert [one["category"] for one in told["results"]] == ["category 1", "category 2", "overall"]
+    assert [one["rounds"] for one in told["results"]] == [one["rounds"] for one in before["results"]]
+    for written in (redacted.out, page.read_text()):
+        assert not any(word in written for word in ("secret", "even", "odd", "little cat"))
+
+
 def test_a_page(command: Command, tokenizer: Path, log: Path, tmp_path: Path) -> None:
     page = tmp_path / "report.html"
     result = command("replay", log, "--tokenizer", tokenizer, "-d", "sam", "--sweep", "draft=4,8", "--html", page)

@@ -2,6 +2,7 @@
 
 import gzip
 import json
+from collections.abc import Iterable, Iterator
 from pathlib import Path
 from typing import Any
 
@@ -11,7 +12,7 @@ from paceline.draft.recording import Recording
 from paceline.jsonl import Piece, pieces_of
 from paceline.replay.report import Report
 from paceline.replay.workers import Replayer, ShardedReplay, start
-from paceline.workbench.conversations import ConversationError, read_piece, read_trace
+from paceline.workbench.conversations import Conversation, ConversationError, Reading, read_pieces, read_trace
 from paceline.workbench.transcript import Transcriber, open_tokenizer
 from tests import models
 
@@ -46,6 +47,10 @@ def lines(count: int, categories: tuple[str, ...]) -> bytes:
         for i in range(count)
     ]
     return "".join(json.dumps(record) + "\n" for record in records).encode()
+
+
+def pieces(which: Iterable[Piece]) -> Iterator[Conversation]:
+    return read_pieces(which, None, (), Reading(strict=True))
 
 
 def figures(report: Report) -> list[dict[str, Any]]:
@@ -92,7 +97,7 @@ def test_categories_are_chosen_in_every_shard(tokenizer: Path, logs: list[Path])
 
 def test_pieces_are_whole_lines_with_their_numbers(logs: list[Path]) -> None:
     plain, zipped = logs
-    every = [exchange for piece in pieces_of(plain, ConversationError) for exchange in read_piece(piece)]
+    every = [*pieces(pieces_of(plain, ConversationError))]
     assert every == read_trace(plain)
     assert [exchange.where for exchange in every] == [f"{plain}, line {i}" for i in range(1, 17)]
     assert [*pieces_of(zipped, ConversationError)] == [Piece(zipped)]
@@ -102,15 +107,30 @@ def test_an_end_of_blank_lines_is_no_error(logs: list[Path], tmp_path: Path) -> 
     file = tmp_path / "c.jsonl"
     file.write_bytes(lines(4, ("even",)) + b"\n" * 900)
     every = [*pieces_of(file, ConversationError)]
-    assert [*read_piece(every[-1])] == []
-    assert len([e for piece in every for e in read_piece(piece)]) == 4
+    assert [*pieces(every[-1:])] == []
+    assert len([*pieces(every)]) == 4
 
 
-def test_an_empty_file_is_one(tmp_path: Path) -> None:
+def test_an_empty_file_and_a_list_are_one(tmp_path: Path) -> None:
     (tmp_path / "d.jsonl").touch()
     (piece,) = pieces_of(tmp_path / "d.jsonl", ConversationError)
-    with pytest.raises(ConversationError, match="holds no answers"):
-        list(read_piece(piece))
+    assert [*pieces([piece])] == []
+    items = [json.loads(line) for line in lines(16, ("odd",)).splitlines()]
+    (tmp_path / "e.json").write_text(json.dumps(items, indent=1))
+    assert len([*pieces(pieces_of(tmp_path / "e.json", ConversationError))]) == 16
+
+
+def test_lines_that_cannot_be_read_are_counted_once(tokenizer: Path, logs: list[Path]) -> None:
+    """The drafter that remembers reads all pieces, the others each of them."""
+    logs[0].write_bytes(b"{\n" + logs[0].read_bytes().replace(b'"prompt": "and', b'"question": "and', 1))
+    job = ShardedReplay(logs, SPECS, str(tokenizer))
+    report, here = Report(SPECS), Reading()
+    for shard in job.shards():
+        report.merge(Replayer(job)(shard), shard.numbers)
+    read_trace(*logs, reading=here)
+    assert report.reading == here
+    assert (here.lines, here.skipped, here.answered) == (26, 2, 24)
+    assert "a.jsonl, line 1: not JSON" in here.first
 
 
 def test_a_broken_line_is_named(logs: list[Path]) -> None:
@@ -118,6 +138,6 @@ def test_a_broken_line_is_named(logs: list[Path]) -> None:
         file.write(b"{\n")
     last = [*pieces_of(logs[0], ConversationError)][-1]
     with pytest.raises(ConversationError, match=r"a.jsonl, line 17: not JSON"):
-        list(read_piece(last))
+        list(pieces([last]))
     with pytest.raises(ConversationError, match="cannot be read"):
         list(pieces_of(logs[0].with_name("none"), ConversationError))

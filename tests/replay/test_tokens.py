@@ -1,5 +1,6 @@
 """Recorded text in the tokens a model would have read and written."""
 
+import json
 import re
 from pathlib import Path
 
@@ -7,7 +8,7 @@ import pytest
 
 from paceline.errors import ModelError
 from paceline.target.tokenizer import Tokenizer
-from paceline.workbench.conversations import Conversation, ConversationError
+from paceline.workbench.conversations import Conversation, ConversationError, Reading
 from paceline.workbench.transcript import Transcriber, open_tokenizer, template_names
 from tests import models
 
@@ -60,7 +61,7 @@ def test_templates_of_the_package(tokenizer: Tokenizer, template: str, prompt: s
     assert template in template_names()
     turn = Transcriber(tokenizer, template).conversation(BOTH).turns[0]
     assert turn.answer[-1] == models.EOS
-    assert Transcriber(tokenizer, template)._lead == (" " if answer.startswith(" ") else "")
+    assert Transcriber(tokenizer, template)._around[0] == (" " if answer.startswith(" ") else "")
 
 
 def test_a_system_message_has_its_place(tokenizer: Tokenizer) -> None:
@@ -90,6 +91,56 @@ def test_a_tokenizer_without_a_template_asks_for_one() -> None:
     bare.chat_template = None
     with pytest.raises(ModelError, match=r"no chat template; .*--template chatml, llama-2"):
         Transcriber(Tokenizer(bare, "bare")).conversation(BOTH)
+
+
+CALL = {"type": "function", "function": {"name": "add", "arguments": '{"x": 1}'}}
+CALLS = {"role": "assistant", "content": "", "tool_calls": [CALL]}
+AGENT = [CHAT[0], CALLS, {"role": "tool", "content": "3"}, CHAT[3]]
+TOOLS = [{"type": "function", "function": {"name": "add"}}]
+READS_TOOLS = (
+    "{% if tools %}<tools>{{ tools | tojson }}</tools>{% endif %}{% for m in messages %}[{{ m.role }}] {{ m.content }}"
+    "{% for c in m.tool_calls or [] %}<call>{{ c.function.name }} {{ c.function.arguments | tojson }}</call>"
+    "{% endfor %}"
+    "{% if m.role == 'assistant' %}</s>{% endif %}{% endfor %}"
+    "{% if add_generation_prompt %}[assistant] {% endif %}"
+)
+
+
+def test_calls_are_in_the_words_of_a_template_that_knows_tools(tokenizer: Tokenizer, tmp_path: Path) -> None:
+    (tmp_path / "tools.jinja").write_text(READS_TOOLS)
+    one = Conversation(AGENT, [1, 3], tools=TOOLS)
+    called, last = Transcriber(tokenizer, str(tmp_path / "tools.jinja")).conversation(one).turns
+    assert f"<tools>{json.dumps(TOOLS)}</tools>[user]" in spelled(tokenizer, called.prompt)
+    assert called.answer.tolist() == [*tokenizer.encode_text('<call>add {"x": 1}</call>'), models.EOS]
+    assert '<call>add {"x": 1}</call></s>[tool] 3[assistant]' in spelled(tokenizer, last.prompt)
+
+
+def test_calls_are_text_for_a_template_that_knows_none(tokenizer: Tokenizer) -> None:
+    called, last = Transcriber(tokenizer, "chatml").conversation(Conversation(AGENT, [1, 3], tools=TOOLS)).turns
+    assert "system\nYou can call these functions." in spelled(tokenizer, called.prompt)
+    assert called.answer.tolist() == [*tokenizer.encode_text('{"name": "add", "arguments": {"x": 1}}'), models.EOS]
+    assert "user\nResult: 3<|im_end|>" in spelled(tokenizer, last.prompt)
+
+
+def test_a_prompt_as_the_model_read_it_goes_through_no_template(tokenizer: Tokenizer) -> None:
+    (turn,) = Transcriber(tokenizer).conversation(Conversation(CHAT[:2], [1], is_rendered=True)).turns
+    assert turn.prompt.tolist() == tokenizer.encode_text("the cat")
+
+
+def test_what_a_template_refuses_is_left_out_and_tokens_are_counted(tokenizer: Tokenizer, tmp_path: Path) -> None:
+    refuses = "{% if m.role == 'tool' %}{{ raise_exception('no tools') }}{% endif %}"
+    source = "{# tools #}{% for m in messages %}" + refuses + "{{ m.content }}{% endfor %}"
+    (tmp_path / "picky.jinja").write_text(source)
+    reading, fine = Reading(lines=3), Conversation(CHAT[:2], [1], usage=20)
+    agent = Conversation(AGENT, [3], where="log, line 2")
+    made = [*Transcriber(tokenizer, str(tmp_path / "picky.jinja")).conversations([fine, agent], reading)]
+    tokens = len(tokenizer.encode_text("and the dog")) + 1
+    assert [one.new_tokens for one in made] == [tokens]
+    assert (reading.skipped, reading.logged, reading.counted) == (1, 20, tokens)
+    skipped, counted = reading.notes()
+    assert skipped == "1 of 3 lines skipped: first at log, line 2: the chat template refuses these messages: no tools"
+    assert counted.startswith(f"the log counts 20 tokens in answers that have {tokens} here (-")
+    assert not [*Reading(logged=100, counted=102).notes()]
 
 
 def test_token_ids_need_no_template_and_stay_as_they_are() -> None:

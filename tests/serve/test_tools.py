@@ -13,7 +13,7 @@ import pytest
 
 from paceline.errors import PacelineError
 from paceline.serve.app import Server
-from paceline.serve.tools import history
+from paceline.workbench.tool_calls import prepared
 from tests import models, native
 from tests.serve.live import engine, serving, spelled
 
@@ -160,16 +160,16 @@ def test_arguments_reach_the_template_as_what_they_are(address: str, arguments: 
 def test_templates_without_tools_and_templates_that_join_text() -> None:
     call = {"id": "1", "type": "function", "function": {"name": "add", "arguments": '{"x": 1}'}}
     messages = [{"role": "assistant", "content": "", "tool_calls": [call]}, {"role": "tool", "content": "3"}]
-    assert history(messages, reads_tools=False) == [
+    assert prepared(messages, [], False)[0] == [
         {"role": "assistant", "content": '{"name": "add", "arguments": {"x": 1}}'},
         {"role": "user", "content": "Result: 3"},
     ]
-    arguments = history(messages, reads_tools=True)[0]["tool_calls"][0]["function"]["arguments"]
+    arguments = prepared(messages, [], True)[0][0]["tool_calls"][0]["function"]["arguments"]
     assert arguments == {"x": 1}
     assert f"```{arguments}" == "```" + arguments == '```{"x": 1}'
     for wrong in ("x", [1], [{"function": "x"}], [{}]):
         with pytest.raises(PacelineError, match="tool_calls is a list"):
-            history([{"role": "assistant", "tool_calls": wrong}], reads_tools=True)
+            prepared([{"role": "assistant", "tool_calls": wrong}], [], True)
 
 
 @pytest.mark.parametrize("choice", ["none", "required"])

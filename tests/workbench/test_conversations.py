@@ -1,4 +1,4 @@
-"""Conversations in every form that is read, and one line for each that cannot be."""
+"""Conversations in every format that is read, and one line for each that cannot be."""
 
 import gzip
 import json
@@ -7,7 +7,16 @@ from typing import Any
 
 import pytest
 
-from paceline.workbench.conversations import SPEC_BENCH, ConversationError, conversation, parse, read_trace
+from paceline.workbench.conversations import (
+    FORMATS,
+    SPEC_BENCH,
+    ConversationError,
+    Format,
+    Reading,
+    conversation,
+    parse,
+    read_trace,
+)
 
 PAIR = {"prompt": "Hello?", "response": "Hi."}
 ASKED = [{"role": "user", "content": "Hello?"}]
@@ -115,7 +124,6 @@ LONG = "the letter that the question is about"
         ({"instruction": "Hello?", "output": "Hi.", "system": LONG}, "system"),
         ({"messages": ASKED + SAID, "prompt": LONG}, "prompt"),
         ({"messages": ASKED + SAID, "text": LONG}, "text"),
-        ({"messages": ASKED, "response": "Hi.", "tools": [{"function": {"description": LONG}}]}, "tools"),
         ({"messages": [*ASKED, SAID[0] | {"reasoning_content": LONG}]}, "reasoning_content"),
     ],
     ids=lambda value: value if isinstance(value, str) else "",
@@ -159,23 +167,165 @@ def complains(file: Path, *words: str, **options: Any) -> None:
 @pytest.mark.parametrize(
     ("line", "words"),
     [
-        ('{"prompt": "a", ', ("line 2", "not JSON", "column")),
-        ("[1, 2]", ("line 2", "JSON object", "list")),
-        ({"prompt": "a"}, ("line 2", 'no "response"')),
-        ({"prompt": "a", "response": None}, ("line 2", '"response" must be a text', "NoneType")),
-        ({"text": "a"}, ("line 2", "neither a prompt nor messages", "text")),
-        ({"messages": ASKED}, ("line 2", "no response")),
-        ({"messages": []}, ("line 2", '"messages" must be')),
-        ({"messages": [{"role": "user", "content": [{"type": "text"}]}]}, ("line 2", '"messages" must be')),
-        ({"prompt_tokens": [1], "tokens": "a"}, ("line 2", '"tokens" must be a list of token ids')),
-        ({"prompt_tokens": [-1], "tokens": [1]}, ("line 2", '"prompt_tokens" must be a list of token ids')),
-        ({"prompt_tokens": [1], "tokens": [10**30]}, ("line 2", '"tokens" must be a list of token ids')),
-        ({"instruction": "a", "input": 3, "output": "b"}, ("line 2", '"input" must be a text, not a int')),
-        (PAIR | {"category": 3}, ("line 2", '"category" must be a text')),
+        ('{"prompt": "a", ', ("not JSON", "column")),
+        ('"a"', ("JSON object", "str")),
+        ({"prompt": "a"}, ('no "response"',)),
+        ({"prompt": "a", "response": None}, ('"response" must be a text', "NoneType")),
+        ({"text": "a"}, ("neither a prompt nor messages", "text")),
+        ({"a": 1, "b": 2}, ("unknown record with the keys a, b", "OpenAI batch files", "ShareGPT")),
+        ({"messages": ASKED}, ("no response",)),
+        ({"messages": []}, ('"messages" must be',)),
+        ({"messages": [{"role": "user"}]}, ('"messages" must be',)),
+        ({"messages": [{"role": "user", "content": [{"type": "text"}]}]}, ('"messages" must be',)),
+        ({"messages": [*ASKED, {"role": "assistant", "content": None, "tool_calls": [1]}]}, ("tool_calls is a list",)),
+        ({"prompt_tokens": [1], "tokens": "a"}, ('"tokens" must be a list of token ids',)),
+        ({"prompt_tokens": [-1], "tokens": [1]}, ('"prompt_tokens" must be a list of token ids',)),
+        ({"prompt_tokens": [1], "tokens": [10**30]}, ('"tokens" must be a list of token ids',)),
+        ({"instruction": "a", "input": 3, "output": "b"}, ('"input" must be a text, not a int',)),
+        (PAIR | {"category": 3}, ('"category" must be a text',)),
+        ({"custom_id": "a", "response": {"status_code": 429, "body": {}}}, ("the request failed",)),
+        ({"custom_id": "a", "response": {"body": {"choices": [{"text": "Hi."}]}}}, ("no prompt has the custom_id a",)),
+        ({"messages": ASKED, "choices": []}, ("no answer in the response",)),
+        ({"request": {"model": "m"}, "response": "Hi."}, ("no prompt in the request",)),
+        ({"event": "request.finished", "obj": {"text": "a" * 1024 + "..." + "b" * 1024}, "out": {"text": "Hi."}},
+         ("--log-requests-level 3",)),
     ],
-)
+)  # fmt: skip
 def test_a_line_that_cannot_be_used(tmp_path: Path, line: Any, words: tuple[str, ...]) -> None:
-    complains(write(tmp_path, PAIR, line), *words)
+    complains(write(tmp_path, line), "line 1", *words)
+    reading = Reading()
+    assert len(read_trace(write(tmp_path, PAIR, line, PAIR), reading=reading)) == 2
+    (note,) = reading.notes()
+    assert note.startswith("1 of 3 lines skipped: first at ")
+    assert all(word in note for word in ("line 2", *words))
+    assert [*reading.notes(redact=True)] == ["1 of 3 lines skipped"]
+
+
+def test_more_than_half_is_too_much(tmp_path: Path, caplog: pytest.LogCaptureFixture) -> None:
+    complains(write(tmp_path, PAIR, "{", "["), "line 2", "not JSON", "(2 of 3 lines cannot be read)")
+    complains(write(tmp_path, "{", "["), "line 1", "not JSON", "(2 of 2 lines cannot be read)")
+    assert len(read_trace(write(tmp_path, PAIR, "{"))) == 1
+    assert "1 of 2 lines skipped" in caplog.text
+
+
+# Logs of others --------------------------------------------------------------------------------------------------
+
+CALL = {"id": "1", "type": "function", "function": {"name": "add", "arguments": '{"x": 1}'}}
+CHAT = {"model": "m", "messages": ASKED, "tools": [{"type": "function", "function": {"name": "add"}}]}
+SAYS = {"choices": [{"index": 0, "message": SAID[0] | {"refusal": None}}], "usage": {"completion_tokens": 3}}
+VLLM = [
+    "(APIServer pid=7) INFO 11-02 19:10:43 [logger.py:60] Received request chatcmpl-1: params: SamplingParams(n=1).",
+    "(APIServer pid=7) DEBUG 11-02 19:10:43 [logger.py:51] Request chatcmpl-1 details: prompt: 'Hello?', "
+    "prompt_token_ids: [1, 2], prompt_embeds shape: None.",
+    "INFO:     127.0.0.1:1234 - \"POST /v1/chat/completions HTTP/1.1\" 200 OK",
+    "(APIServer pid=7) INFO 11-02 19:10:44 [logger.py:90] Generated response chatcmpl-1 (streaming delta): output: "
+    "'Hi', output_token_ids: [3], finish_reason: None",
+    "(APIServer pid=7) INFO 11-02 19:10:44 [logger.py:90] Generated response chatcmpl-1 (streaming complete): output: "
+    "'Hi.', output_token_ids: None, finish_reason: stop",
+]
+LOGS: dict[str, list[Any]] = {
+    "OpenAI batch": [
+        {"custom_id": "a", "method": "POST", "url": "/v1/chat/completions", "body": CHAT},
+        {"id": "x", "custom_id": "a", "response": {"status_code": 200, "body": SAYS}, "error": None},
+    ],
+    "vLLM": VLLM,
+    "vLLM 0.10": [VLLM[1].replace("Request chatcmpl-1 details", "Received request chatcmpl-1"), VLLM[-1]],
+    "SGLang": [
+        {"event": "request.received", "rid": "1", "obj": {"text": "Hello?"}},
+        {"event": "request.finished", "rid": "1", "obj": {"text": "Hello?", "input_ids": None},
+         "out": {"text": "Hi.", "meta_info": {"completion_tokens": 3}}},
+    ],
+    "LiteLLM": [{"call_type": "acompletion", "messages": ASKED, "response": SAYS, "completion_tokens": 3,
+                 "trace_id": "t", "model_parameters": {"stop": "some words of no prompt"}}],
+    "Langfuse": [
+        {"id": "1", "traceId": "t", "type": "SPAN", "input": "Hello?", "output": "Hi."},
+        {"id": "2", "traceId": "t", "type": "GENERATION", "input": json.dumps(ASKED), "output": json.dumps(SAID[0]),
+         "usageDetails": {"input": 2, "output": 3}},
+    ],
+    "ShareGPT": [{"id": "1", "conversations": [{"from": "human", "value": "Hello?"}, {"from": "gpt", "value": "Hi."}]}],
+    "bodies": [{"request": CHAT, "response": SAYS}],
+    "bodies in one": [CHAT | SAYS],
+    "a text completion": [{"prompt": "Hello?", "choices": [{"text": "Hi."}], "usage": {"completion_tokens": 3}}],
+}  # fmt: skip
+
+
+@pytest.mark.parametrize("name", LOGS)
+def test_logs_of_others(tmp_path: Path, name: str) -> None:
+    reading = Reading()
+    (one,) = read_trace(write(tmp_path, *LOGS[name]), reading=reading)
+    assert [*one.messages] == [{"role": "user", "content": "Hello?"}, {"role": "assistant", "content": "Hi."}]
+    assert (list(one.answers), reading.skipped, reading.missing) == ([1], 0, 0)
+    assert one.usage == (None if name in ("vLLM", "vLLM 0.10", "ShareGPT") else 3)
+    assert one.is_rendered == (name in ("vLLM", "vLLM 0.10", "SGLang", "a text completion"))
+    has_tools = name in ("OpenAI batch", "bodies", "bodies in one")
+    assert [tool["function"]["name"] for tool in one.tools] == (["add"] if has_tools else [])
+
+
+@pytest.mark.parametrize("first", [0, 1])
+def test_a_batchs_two_files_in_any_order(tmp_path: Path, first: int) -> None:
+    asked = [{"custom_id": id, "body": CHAT} for id in "abc"]
+    said = [{"custom_id": id, "response": {"status_code": 200, "body": SAYS}} for id in "cb"]
+    files = [write(tmp_path, *asked, name="in"), write(tmp_path, *said, name="out")]
+    read = read_trace(*(files if first == 0 else files[::-1]))
+    assert sorted(one.record["custom_id"] for one in read) == ["b", "c"]
+    assert read_trace(files[1], questions=files[0])[0].messages == read[0].messages
+    other = write(tmp_path, {"custom_id": "b", "body": {"prompt": "Another"}}, name="other")
+    reading = Reading()
+    read_trace(files[0], other, files[1], reading=reading)
+    assert "another prompt has the custom_id b too" in reading.first
+
+
+def test_token_ids_of_a_server(tmp_path: Path) -> None:
+    """Ids are what the model read and wrote, so they are preferred to text."""
+    texts = {"obj": {"input_ids": [1], "text": "a"}, "out": {"output_ids": [2], "text": "b"}}
+    sglang = {"event": "request.finished", **texts}
+    assert read_trace(write(tmp_path, sglang))[0].tokens == ([1], [2])
+
+
+def test_one_json_list(tmp_path: Path) -> None:
+    (tmp_path / "list.json").write_text(json.dumps([PAIR, {"a": 1}, PAIR], indent=1))
+    reading = Reading()
+    assert len(read_trace(tmp_path / "list.json", reading=reading)) == 2
+    assert "list.json, item 2: unknown record" in reading.first
+    (tmp_path / "list.json").write_text("[1, ")
+    complains(tmp_path / "list.json", "list.json: not JSON")
+
+
+def test_content_parts(tmp_path: Path) -> None:
+    picture = {"type": "image_url", "image_url": {"url": "data:" + "x " * 99}}
+    parts = [{"type": "text", "text": "Hel"}, picture, {"type": "text", "text": "lo?"}]
+    reading = Reading()
+    asked = CHAT | {"messages": [{"role": "developer", "content": parts}]}
+    (one,) = read_trace(write(tmp_path, asked | SAYS), reading=reading)
+    assert [(m["role"], m["content"]) for m in one.messages] == [("system", "Hello?"), ("assistant", "Hi.")]
+    assert reading.missing == 1
+    assert "1 parts of messages are no text" in " ".join(reading.notes())
+
+
+AGENT = [
+    *ASKED,
+    {"role": "assistant", "content": None, "tool_calls": [CALL]},
+    {"role": "tool", "tool_call_id": "1", "content": "2"},
+    *SAID,
+]
+
+
+def test_tool_calls_are_answers(tmp_path: Path) -> None:
+    (one,) = read_trace(write(tmp_path, {"messages": AGENT, "tools": CHAT["tools"]}))
+    assert [m["role"] for m in one.messages] == ["user", "assistant", "tool", "assistant"]
+    assert list(one.answers) == [1, 3]
+    assert one.messages[1]["tool_calls"] == [CALL]
+    assert one.texts()[1:3] == ['{"name": "add", "arguments": {"x": 1}}', "Result: 2"]
+    called = {"choices": [{"message": AGENT[1]}]}
+    (one,) = read_trace(write(tmp_path, CHAT | called))
+    assert one.messages[-1]["tool_calls"] == [CALL]
+
+
+def test_a_format_is_one_entry(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    mine = Format("mine", lambda r: "q" in r, lambda r, ignore: conversation({"prompt": r["q"], "response": r["a"]}))
+    monkeypatch.setattr("paceline.workbench.conversations.FORMATS", [mine, *FORMATS])
+    (one,) = read_trace(write(tmp_path, {"q": "Hello?", "a": "Hi.", "category": "c"}))
+    assert ([*one.messages], one.category) == (ASKED + SAID, "c")
 
 
 def test_files_that_cannot_be_used(tmp_path: Path) -> None:
@@ -185,16 +335,15 @@ def test_files_that_cannot_be_used(tmp_path: Path) -> None:
     complains(tmp_path / "cut.gz", "cut off or damaged")
     (tmp_path / "latin").write_bytes(b'{"prompt": "\xe9"}')
     complains(tmp_path / "latin", "line 1", "not UTF-8")
-    complains(write(tmp_path, PAIR), "no Spec-Bench answer file", questions=write(tmp_path, PAIR, name="q"))
     complains(write(tmp_path, PAIR | {"category": "a"}), "no category 'b'", "a", categories=["b"])
     complains(write(tmp_path, PAIR), "no category 'b'", "name none", categories=["b"])
 
 
 def test_spec_bench_answers_without_their_questions(tmp_path: Path) -> None:
     trace = write(tmp_path, *(answer(id, ["a"]) for id in (1, 2, 3)))
-    complains(trace, "--questions")
+    complains(trace, "line 1", "no prompt has the question_id 1")
     some = write(tmp_path, {"question_id": 2, "turns": ["A?"]}, name="some")
-    complains(trace, "2 of the 3 answers", "the first is question_id 1", questions=some)
+    complains(trace, "line 1", "no prompt has the question_id 1", "2 of 3 lines", questions=some)
     short = write(tmp_path, *({"question_id": id, "turns": ["A?"]} for id in (1, 2, 3)), name="short")
     complains(write(tmp_path, answer(1, ["a", "b"])), "line 1", "2 answers", "1 turns", questions=short)
     complains(write(tmp_path, answer(1, [3])), "must be a list of texts", questions=short)  # type: ignore[list-item]

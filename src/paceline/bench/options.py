@@ -33,7 +33,9 @@ class Benchmark:
     model: str = ""
     drafts: Sequence[str] = ()
     peers: Sequence[str] = ()
-    suite: str = option("demo", "demo, code-edits, spec-bench, humaneval, or JSON Lines.", names=("--suite", "-s"))
+    suite: str = option(
+        "demo", "demo, code-edits, spec-bench, humaneval, speed-bench, or JSON Lines.", names=("--suite", "-s")
+    )
     out: Path = Path("bench")
     limit: int | None = option(None, "Most questions, spread evenly over the tasks.", least=1)
     categories: Sequence[str] = ()

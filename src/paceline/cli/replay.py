@@ -37,7 +37,9 @@ DRAFT = ("--draft", "-d")
 class ReplayOptions:
     """What is replayed, with which drafters, and what is reported."""
 
-    traces: Annotated[list[Path], typer.Argument(help="Recorded answers: JSON Lines, .gz or not.", metavar="TRACE...")]
+    traces: Annotated[
+        list[Path], typer.Argument(help="Recorded answers; also the prompts, if in other files.", metavar="TRACE...")
+    ]
     tokenizer: str = option(help="A Hugging Face folder, a tokenizer.json or a SentencePiece file.")
     draft: list[str] | None = option(None, "A drafter; repeatable. [default: all without checkpoint]", names=DRAFT)
     template: str | None = option(None, "vicuna, llama-2, chatml, none, or a Jinja file. [default: the tokenizer's]")
@@ -51,6 +53,7 @@ class ReplayOptions:
     verify_cost: str | None = option(None, "Predict a speed-up: flat, linear:X, or a JSON file of nodes and times.")
     forward_ms: float | None = option(None, "Milliseconds of a plain forward, to count drafting too.", least=1e-6)
     html: Path | None = option(None, "Also write the report to this file, as one page.", callback=check_file)
+    redact: bool = option(False, "Write figures only: no category's name, and no reason why a line was skipped.")
     as_json: options.AsJson = False
 
     @property
@@ -96,11 +99,19 @@ def replay(asked: ReplayOptions) -> int:
         began = perf_counter()
         report = _here(asked, specs, recording, interrupt) if asked.ray is None else _on_ray(asked, specs, interrupt)
         seconds = perf_counter() - began
+    if not interrupt.pressed:
+        report.reading.check(", ".join(map(str, asked.traces)))
+    if asked.redact:
+        report.redact()
+    notes = [*report.reading.notes(asked.redact)]
     facts = {
         "trace": ", ".join(map(str, asked.traces)),
         "tokenizer": asked.tokenizer,
         "template": asked.template,
         "answers": report.answers,
+        "lines": report.reading.lines,
+        "skipped": report.reading.skipped,
+        "notes": notes,
         "complete": report.is_complete and not interrupt.pressed,
         "seconds": round(seconds, 2),
         "left_out": left_out,
@@ -116,8 +127,9 @@ def replay(asked: ReplayOptions) -> int:
         _show(report, cost, seconds)
         for line in _notes(report, left_out):
             print(line)
-    if interrupt.pressed:
-        Console(stderr=True).print("interrupted; the figures above are of what was replayed", soft_wrap=True)
+    notes += ["interrupted; the figures above are of what was replayed"] if interrupt.pressed else []
+    for note in notes:
+        Console(stderr=True).print(note, soft_wrap=True, markup=False, highlight=False)
     return 130 if interrupt.pressed else 0
 
 
@@ -125,18 +137,19 @@ def _here(asked: ReplayOptions, specs: Sequence[str], recording: Any, interrupt:
     """On this machine's cores."""
     from paceline.replay.report import Report
     from paceline.replay.workers import start
-    from paceline.workbench.conversations import read_trace
+    from paceline.workbench.conversations import Reading, read_trace
     from paceline.workbench.transcript import Transcriber
 
-    exchanges = read_trace(*asked.traces, limit=asked.limit, **asked.reads)
+    reading = Reading()
+    exchanges = read_trace(*asked.traces, limit=asked.limit, reading=reading, **asked.reads)
     transcriber, transcripts = Transcriber(recording.tokenizer, asked.template), []
     with _bar("reading", len(exchanges)) as advance:
-        for exchange in exchanges:
-            transcripts.append(transcriber.conversation(exchange))
+        for transcript in transcriber.conversations(exchanges, reading):
+            transcripts.append(transcript)
             advance(1)
             if interrupt.pressed:
                 break
-    report = Report(specs, transcripts)
+    report = Report(specs, transcripts, reading)
     # Workers start before the thread of a progress bar does: a fork must not copy threads.
     replays = start(transcripts, specs, recording, asked.workers or _cores(), lambda: interrupt.pressed)
     total = len(specs) * sum(transcript.new_tokens for transcript in transcripts)

@@ -12,6 +12,7 @@ import numpy as np
 from paceline.draft.cost import RoundTimes
 from paceline.errors import PacelineError
 from paceline.jsonl import loads
+from paceline.workbench.conversations import Reading
 from paceline.workbench.transcript import Transcript
 from paceline.workbench.walk import Tally
 
@@ -32,10 +33,12 @@ class Done(NamedTuple):
 
 
 class Report:
-    """The tallies so far, by drafter and category."""
+    """The tallies so far, by drafter and category. reading: what became of the recording's lines."""
 
-    def __init__(self, specs: Sequence[str], transcripts: Sequence[Transcript] = ()):
-        self.specs = list(specs)
+    def __init__(
+        self, specs: Sequence[str], transcripts: Sequence[Transcript] = (), reading: Reading | None = None
+    ):
+        self.specs, self.reading = list(specs), reading or Reading()
         self._of = [transcript.category for transcript in transcripts]
         self._answers = [sum(len(transcript.turns) for transcript in transcripts)] * len(specs)
         self.categories = [*dict.fromkeys(name for name in self._of if name not in ("", OVERALL)), OVERALL]
@@ -48,11 +51,19 @@ class Report:
 
     def merge(self, other: Report, numbers: Sequence[int]) -> None:
         """Add the tallies of `other`, of other conversations. numbers: its drafters' numbers in this report."""
+        if 0 in numbers:  # every drafter reads all pieces, once
+            self.reading += other.reading
         self.categories[-1:] = [*(name for name in other.categories if name not in self.categories), OVERALL]
         for (s, name), tally in other.tallies.items():
             self.tallies[numbers[s], name] += tally
         for s, number in enumerate(numbers):
             self._answers[number] += other._answers[s]
+
+    def redact(self) -> None:
+        """Replace the names of categories by numbers."""
+        names = {name: f"category {i}" for i, name in enumerate(self.categories[:-1], 1)} | {OVERALL: OVERALL}
+        self.tallies = defaultdict(Tally, {(s, names[name]): tally for (s, name), tally in self.tallies.items()})
+        self.categories = [*names.values()]
 
     @property
     def overall(self) -> list[Tally]:

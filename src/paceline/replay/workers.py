@@ -23,7 +23,7 @@ from paceline.draft.spec import parse, split
 from paceline.errors import PacelineError
 from paceline.jsonl import Piece, pieces_of
 from paceline.replay.report import Done, Report
-from paceline.workbench.conversations import ConversationError, read_piece
+from paceline.workbench.conversations import ConversationError, Reading, read_pieces
 from paceline.workbench.transcript import Transcriber, Transcript, open_tokenizer
 from paceline.workbench.walk import Tally, replay, replayable, warm_up
 
@@ -177,11 +177,12 @@ class Replayer:
     def __call__(self, shard: Shard) -> Report:
         """The report of one shard, with its drafters only. Raises ConversationError."""
         job = self.job
-        exchanges = (exchange for piece in shard.pieces for exchange in read_piece(piece, job.questions, job.ignore))
-        wanted = job.categories
-        transcripts = [self.transcriber.conversation(e) for e in exchanges if wanted is None or e.category in wanted]
+        reading, wanted = Reading(), job.categories
+        exchanges = read_pieces(shard.pieces, job.questions, job.ignore, reading)
+        chosen = (exchange for exchange in exchanges if wanted is None or exchange.category in wanted)
+        transcripts = [*self.transcriber.conversations(chosen, reading)]
         # New drafters for every shard: if a shard is replayed again, they must not remember the first time.
-        report = Report([job.specs[n] for n in shard.numbers], transcripts)
+        report = Report([job.specs[n] for n in shard.numbers], transcripts, reading)
         for done in start(transcripts, report.specs, self.recording):
             report.add(done)
         return report

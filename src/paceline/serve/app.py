@@ -32,6 +32,7 @@ from paceline.serve.metrics import Metrics, RequestLog
 from paceline.serve.responses import Frame, Style, stream
 from paceline.serve.settings import Refused, Settings
 from paceline.serve.structure import Grammars
+from paceline.workbench.tool_calls import prepared
 from paceline.workbench.worker import EngineFailed, Job, Unavailable, Worker
 
 log = logging.getLogger("paceline")
@@ -84,14 +85,10 @@ class Server:
         options = dict(request.chat_template_kwargs or {})
         tool.check_variables(self.tokenizer, options, tools=bool(tools))
         options |= tool.thinking(request, self.tokenizer.chat_template)
-        reads_tools = "tools" in self.tokenizer.chat_template
-        messages = tool.history(_plain(request.messages), reads_tools)
-        if tools and reads_tools:
-            options["tools"] = [one.model_dump(exclude_none=True) for one in tools]
-        elif tools:
-            messages = [{"role": "system", "content": tool.described(tools)}, *messages]
+        given = [one.model_dump(exclude_none=True) for one in tools]
+        messages, inputs = prepared(_plain(request.messages), given, "tools" in self.tokenizer.chat_template)
         self.tokenizer.refuse_long(messages, self.engine.target.max_context)  # megabytes would hold up everybody
-        return self.tokenizer.encode_chat(messages, **options)
+        return self.tokenizer.encode_chat(messages, **options, **inputs)
 
     def reasoning_of(self, prompt: list[int]) -> tuple[tuple[str, str] | None, bool]:
         """(marks of an answer's reasoning, None where there can be none; whether the prompt has begun it)."""

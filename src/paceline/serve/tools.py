@@ -1,11 +1,10 @@
-"""What a chat template is given: tools, earlier calls, a client's variables; and the schema of a model's call."""
+"""What a chat template is given of a request: its tools, and variables that a client sets; and the schema that makes a
+model call a tool."""
 
 from __future__ import annotations
 
 import inspect
-import json
 from collections.abc import Sequence
-from contextlib import suppress
 from functools import lru_cache
 from typing import Any
 
@@ -18,14 +17,10 @@ from jinja2.parser import Parser
 from paceline.errors import PacelineError
 from paceline.serve.fields import ChatRequest, Tool, ToolChoice
 from paceline.serve.settings import Refused
-from paceline.strict_json import NotJSON, loads
 from paceline.target.tokenizer import Tokenizer
 
 _FIXED = {"messages", "tools", "raise_exception", "strftime_now", *jinja2.Environment().globals}
 """Names in a template that are the server's or jinja's."""
-INTRODUCTION = (
-    'You can call these functions. To call one, answer with nothing but JSON: {"name": function, "arguments": {...}}.\n'
-)
 
 
 def chosen(request: ChatRequest) -> list[Tool]:
@@ -61,63 +56,6 @@ def schema(tools: Sequence[Tool]) -> dict[str, Any]:
         for i, tool in enumerate(tools)
     ]
     return calls[0] if len(calls) == 1 else {"anyOf": calls}
-
-
-def described(tools: Sequence[Tool]) -> str:
-    """Tools in words, for a model whose template knows none."""
-    return INTRODUCTION + "\n".join(json.dumps(tool.function.model_dump(exclude_none=True)) for tool in tools)
-
-
-def history(messages: Sequence[dict[str, Any]], reads_tools: bool) -> list[dict[str, Any]]:
-    """Messages as a chat template wants them: arguments as objects; text for a template that knows no tools."""
-    return [_with_objects(message) if reads_tools else _as_text(message) for message in messages]
-
-
-def _with_objects(message: dict[str, Any]) -> dict[str, Any]:
-    calls = [{**call, "function": _with_object(call["function"])} for call in _calls(message)]
-    return {**message, "tool_calls": calls} if calls else message
-
-
-def _calls(message: dict[str, Any]) -> list[dict[str, Any]]:
-    """The earlier calls of a message; PacelineError for what is none."""
-    calls = message.get("tool_calls") or []
-    if not isinstance(calls, list) or not all(
-        isinstance(call, dict) and isinstance(call.get("function"), dict) for call in calls
-    ):
-        raise PacelineError("messages: tool_calls is a list of objects with a function, its name and arguments")
-    return calls
-
-
-def _with_object(function: dict[str, Any]) -> dict[str, Any]:
-    arguments = function.get("arguments") or "{}"
-    if isinstance(arguments, str):
-        with suppress(NotJSON):  # a call that was broken stays as it is
-            arguments = loads(arguments)
-    return {**function, "arguments": Arguments(arguments) if isinstance(arguments, dict) else arguments}
-
-
-class Arguments(dict[str, Any]):
-    """Arguments of a call for chat templates: an object, which is JSON where a template joins it to text."""
-
-    def __str__(self) -> str:
-        return json.dumps(self, ensure_ascii=False)
-
-    def __add__(self, other: str) -> str:
-        return str(self) + other
-
-    def __radd__(self, other: str) -> str:
-        return other + str(self)
-
-
-def _as_text(message: dict[str, Any]) -> dict[str, Any]:
-    """A message without tools in it: a call as INTRODUCTION asks for it, its result as the user's words."""
-    if message.get("role") == "tool":
-        return {"role": "user", "content": f"Result: {message.get('content', '')}"}
-    calls = [_with_object(call["function"]) for call in _calls(message)]
-    if not calls:
-        return message
-    written = [str(Arguments(name=call.get("name"), arguments=call["arguments"])) for call in calls]
-    return {"role": message.get("role"), "content": "\n".join(filter(None, [message.get("content"), *written]))}
 
 
 def thinking(request: ChatRequest, template: str) -> dict[str, Any]:

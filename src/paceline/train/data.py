@@ -88,8 +88,8 @@ def read(source: Source) -> Iterator[Document]:
         for number, row in enumerate(_hub_rows(source), start=1):
             yield _document(source, conversations.conversation(row, where=f"{source.path}, row {number}"))
     elif source.path.name.removesuffix(".gz").endswith(".jsonl"):
-        for conversation in conversations.read(source.path):
-            yield _document(source, conversation)
+        for one in conversations.read(source.path):
+            yield _document(source, one)
     else:
         yield from _plain_text(source)
 
@@ -159,6 +159,8 @@ def _document(source: Source, one: Conversation) -> Document:
     for message in one.messages:
         if message["role"] not in ROLES:
             raise PacelineError(f"{one.where}: the role {message['role']!r} is none of {', '.join(ROLES)}")
+        if set(message) != {"role", "content"}:
+            raise PacelineError(f"{one.where}: a message with tool calls, or with parts that are no text")
     # Of a question with several turns and no answers, only the first turn can be asked.
     chosen = one.messages if one.answers else one.first_prompt
     messages = tuple({"role": message["role"], "content": message["content"].strip()} for message in chosen)

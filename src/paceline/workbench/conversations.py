@@ -1,36 +1,32 @@
-"""The one reader of prompts, questions, recorded answers and texts, in every form that Paceline accepts.
+"""The one reader of prompts, questions, recorded answers and texts, in every format that Paceline accepts.
 
     for conversation in read("log.jsonl.gz"): ...
     answered = read_trace("log.jsonl", categories=["qa"])
 
-A file is JSON Lines, gzipped or not. A record has one of these forms, any of them with a "category" or without:
-
-    {"prompt": text}                                    with the answer, if there is one, as "response", "completion" or
-                                                        "text" (which `paceline generate --json` writes)
-    {"messages": [{"role", "content"}]}                 likewise; without one, the assistant's messages are answers
-    {"turns": [{"role", "text"}]}
-    {"turns": [text]}                                   a question of Spec-Bench: the user's text of each turn
-    {"instruction", "input", "output"}                  Alpaca; Dolly has "context" and "response". A blank line joins
-                                                        the parts of the prompt
-    {"question", "answer"}
-    {"prompt_tokens": [ids], "tokens": [ids]}           which `paceline serve --log` writes
-    {"question_id", "choices": [{"turns": [text]}]}     an answer of Spec-Bench; its questions are in another file
-    {"title", "text"}                                   a plain text; the title is optional
+A file is JSON Lines, one JSON list or vLLM's log, gzipped or not. FORMATS says what a record can be; a new format is
+one entry of it. Records of data sets and our own may have a "category". The logs of servers, proxies and tracers hold
+requests and responses, whose bodies are those of Chat Completions or Completions.
 
 Spec-Bench: Xia et al. 2024, arXiv 2401.07851.
 """
 
 from __future__ import annotations
 
+import logging
+import re
+from ast import literal_eval
 from collections import Counter
-from collections.abc import Collection, Iterable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Collection, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from itertools import chain, islice
 from pathlib import Path
-from typing import Any
+from typing import Any, NamedTuple
 
 from paceline.errors import PacelineError
-from paceline.jsonl import Piece, as_object, objects
+from paceline.jsonl import NotJSON, Piece, as_object, loads, numbered, opened
+from paceline.workbench.tool_calls import as_text, calls
+
+log = logging.getLogger("paceline")
 
 MT_BENCH = ("writing", "roleplay", "reasoning", "math", "coding", "extraction", "stem", "humanities")
 """Categories of MT-bench. Spec-Bench counts them as one task."""
@@ -39,28 +35,30 @@ SPEC_BENCH = {
     **dict.fromkeys(("translation", "summarization", "qa", "math_reasoning", "rag"), 80),
 }
 """Number of questions by category in Spec-Bench's own file."""
-
+TOKENS_DIFFER = 0.03
+"""Share by which a log's count of tokens may differ from the tokenizer's."""
 RESPONSES = ("response", "completion", "text")
 """Keys of an answer to a "prompt" or to "messages"."""
-FORMS = (
-    '{"prompt": ..., "response": ...}, {"messages": [...]}, {"turns": [...]}, {"instruction": ..., "output": ...}, '
-    '{"question": ..., "answer": ...}, {"text": ...}, a line of `serve --log` or a Spec-Bench answer'
-)
-"""The forms, for messages."""
-
 METADATA = {
     "answer_id", "author", "category", "dataset", "datasplit", "date", "error", "finish_reason", "generator", "id",
     "index", "language", "logprobs", "meta", "metadata", "model", "model_id", "question_id", "source", "split", "tags",
     "time", "timestamp", "topic", "url", "user",
 }  # fmt: skip
 """Keys that describe a record: their text belongs to no prompt."""
+OF_A_MESSAGE = {"role", "content", "tool_calls", "refusal", "tool_call_id", "name"}
 LABEL_WORDS, LABEL_CHARACTERS = 3, 64
 """A longer text under an unknown key is an error; see `conversation`."""
-
+TEXT_PARTS = ("text", "input_text", "output_text")
+"""Types of a content's parts that are text."""
+ROLES = {"developer": "system", "function": "tool", "human": "user", "gpt": "assistant", "observation": "tool"}
+"""Other words for roles."""
 MAX_TOKEN_ID = 1 << 31
 
-Message = Mapping[str, str]
-"""{"role": "system" | "user" | "assistant", "content": text}"""
+Record = Mapping[str, Any]
+Ignore = Collection[str] | None
+Message = Mapping[str, Any]
+"""{"role": "system" | "user" | "assistant" | "tool", "content": text}. "tool_calls": [{"function": {"name",
+"arguments"}}] where it makes calls; "missing": the number of its parts that are no text, such as images."""
 
 
 class ConversationError(PacelineError):
@@ -78,6 +76,11 @@ class Conversation:
     tokens        (prompt, answer) as token ids, where the record has them; prompt None: unknown.
     text          of a record that is a plain text; else "".
     has_response  the last message is an answer that the record gave separately from the prompt.
+    is_rendered   the first message is the whole prompt as the model read it: no chat template is wanted.
+    tools         what the model might call: [{"type": "function", "function": {"name", ...}}].
+    usage         tokens of the last answer as the log counts them; None: it does not.
+    key           (name, id) that the other half of the conversation has too, where a record holds the prompt or the
+                  answers alone; None: it is whole.
     parts         texts by key, of a record with one prompt and one answer; the title of a plain text.
     record        the record itself."""
 
@@ -88,8 +91,12 @@ class Conversation:
     tokens: tuple[Sequence[int] | None, Sequence[int]] | None = None
     text: str = ""
     has_response: bool = False
+    is_rendered: bool = False
+    tools: Sequence[Mapping[str, Any]] = ()
+    usage: int | None = None
+    key: tuple[str, str] | None = None
     parts: Mapping[str, str] = field(default_factory=dict)
-    record: Mapping[str, Any] = field(default_factory=dict, repr=False, compare=False)
+    record: Record = field(default_factory=dict, repr=False, compare=False)
 
     @property
     def prompt(self) -> Sequence[Message]:
@@ -110,38 +117,73 @@ class Conversation:
 
     def texts(self) -> list[str]:
         """The text of every message, or the plain text."""
-        return [message["content"] for message in self.messages] or [self.text]
+        return [as_text(message)["content"] for message in self.messages] or [self.text]
+
+
+@dataclass
+class Reading:
+    """What became of a recording's lines: how many there are, hold an answer and were skipped, and why the first was.
+
+    missing          parts of messages that are no text: the model read them, and a drafter does not.
+    logged, counted  tokens of answers as the log counts them, and as the tokenizer does.
+    strict           a line that cannot be read is an error."""
+
+    lines: int = 0
+    answered: int = 0
+    skipped: int = 0
+    first: str = ""
+    missing: int = 0
+    logged: int = 0
+    counted: int = 0
+    strict: bool = False
+
+    def skip(self, error: ConversationError) -> None:
+        """Count a line that cannot be read."""
+        if self.strict:
+            raise error
+        self.skipped += 1
+        self.first = self.first or str(error)
+
+    def __iadd__(self, other: Reading) -> Reading:
+        first = self.first or other.first
+        vars(self).update({name: value + vars(other)[name] for name, value in vars(self).items()}, first=first)
+        return self
+
+    def check(self, name: str) -> None:
+        """ConversationError if nothing could be read, or more than half could not. name: the recording's."""
+        if self.skipped and self.skipped > min(self.lines / 2, self.lines - 1):
+            more = f" ({self.skipped:,} of {self.lines:,} lines cannot be read)" if self.lines > 1 else ""
+            raise ConversationError(self.first + more)
+        if not self.answered:
+            raise ConversationError(f"{name} holds no answers; a line is {FORMS}")
+
+    def notes(self, redact: bool = False) -> Iterator[str]:
+        """What readers of the figures should know, a line each. redact: without anything from the log."""
+        if self.skipped:
+            first = "" if redact else f": first at {self.first}"
+            yield f"{self.skipped:,} of {self.lines:,} lines skipped{first}"
+        if self.missing:
+            yield f"{self.missing:,} parts of messages are no text (images, sound) and are missing from the prompts"
+        if abs(self.counted - self.logged) > TOKENS_DIFFER * self.logged:
+            yield (
+                f"the log counts {self.logged:,} tokens in answers that have {self.counted:,} here "
+                f"({self.counted / self.logged - 1:+.1%}): another tokenizer, or text that is not in the log"
+            )
 
 
 # Files -----------------------------------------------------------------------------------------------------------
 
 
 def read(
-    source: str | Path | Piece, questions: str | Path | None = None, ignore: Collection[str] | None = None
+    source: str | Path | Piece, questions: str | Path | None = None, ignore: Ignore = None
 ) -> Iterator[Conversation]:
     """The conversations of a file, or of a piece of one. Raises ConversationError.
 
-    questions  Spec-Bench's question.jsonl, for a file of its answers.
+    questions  a file of the prompts, such as Spec-Bench's question.jsonl, for a file of answers.
     ignore     see `conversation`."""
-    rows = objects(source, ConversationError, FORMS)
-    first = next(rows, None)
-    if first is None:
-        return
-    rows = chain([first], rows)
-    if questions is not None and _is_answer(first[1]):
-        yield from _joined(list(rows), source, questions)
-    else:
-        for where, record in rows:
-            yield conversation(record, ignore, where)
-
-
-def parse(line: bytes, where: str, ignore: Collection[str] | None = None) -> Conversation:
-    """The conversation in a line of JSON; `where` names the line. Raises ConversationError."""
-    try:
-        record = as_object(line, FORMS)
-    except PacelineError as error:
-        raise ConversationError(f"{where}: {error}") from None
-    return conversation(record, ignore, where)
+    reading = Reading(strict=True)
+    every = _read(source if isinstance(source, Piece) else Piece(Path(source)), ignore, reading)
+    return every if questions is None else _joined(every, questions, reading)
 
 
 def read_trace(
@@ -150,41 +192,72 @@ def read_trace(
     limit: int | None = None,
     categories: Sequence[str] | None = None,
     ignore: Collection[str] = (),
+    reading: Reading | None = None,
 ) -> list[Conversation]:
     """The answered conversations of a recording in one or several files: the first `limit` in any of `categories`.
 
-    questions  Spec-Bench's question.jsonl, for a file of its answers.
-    ignore     keys whose text is left out; other text that would not be read is an error.
+    questions  a file of the prompts, such as Spec-Bench's question.jsonl, for a file of answers.
+    ignore     keys whose text is left out; a line with other text that would not be read cannot be read.
+    reading    counts the lines that cannot be read, and are skipped; None: a warning says how many.
 
-    Raises ConversationError, which names the file and the line."""
-    conversations = chain.from_iterable(read_piece(Piece(Path(path)), questions, ignore) for path in paths)
-    if categories is None:
-        return list(islice(conversations, limit))
-    every = list(conversations)
-    known = list(dict.fromkeys(one.category for one in every if one.category))
-    absent = [name for name in categories if name not in known]
-    if absent:
-        has = f"its categories: {', '.join(known)}" if known else "its lines name none"
-        raise ConversationError(f"{', '.join(map(str, paths))} has no category {absent[0]!r}; {has}")
-    return [one for one in every if one.category in categories][:limit]
+    Raises ConversationError, which names the file and the line, if nothing or less than half can be read."""
+    told, name = reading or Reading(), ", ".join(map(str, paths))
+    every: Iterable[Conversation] = read_pieces([Piece(Path(path)) for path in paths], questions, ignore, told)
+    if categories is not None:
+        every = list(every)
+        known = list(dict.fromkeys(one.category for one in every if one.category))
+        absent = [category for category in categories if category not in known]
+        if every and absent:
+            has = f"its categories: {', '.join(known)}" if known else "its lines name none"
+            raise ConversationError(f"{name} has no category {absent[0]!r}; {has}")
+    chosen = list(islice((one for one in every if categories is None or one.category in categories), limit))
+    told.check(name)
+    for note in told.notes() if reading is None else ():
+        log.warning(note)
+    return chosen
 
 
-def read_piece(
-    piece: Piece, questions: str | Path | None = None, ignore: Collection[str] = ()
+def read_pieces(
+    pieces: Iterable[Piece], questions: str | Path | None, ignore: Collection[str], reading: Reading
 ) -> Iterator[Conversation]:
-    """The answered conversations in a piece of a recording. The rest as for `read_trace`."""
-    is_empty = True
-    for one in read(piece, questions, ignore):
-        if is_empty and _is_answer(one.record) != (questions is not None):
-            problem = (
-                "is a Spec-Bench answer file and holds no questions; add --questions FILE" if questions is None
-                else "is no Spec-Bench answer file, so questions mean nothing to it; leave --questions out"
-            )  # fmt: skip
-            raise ConversationError(f"{piece.path} {problem}")
-        is_empty = False
-        yield _answered(one)
-    if is_empty and piece.begin == 0:
-        raise ConversationError(f"{piece.path} holds no answers; a line is {FORMS}")
+    """The answered conversations in pieces of a recording, as for `read_trace`."""
+    every = chain.from_iterable(_read(piece, ignore, reading) for piece in pieces)
+    for one in _joined(every, questions, reading):
+        try:
+            answered = _answered(one)
+        except ConversationError as error:
+            reading.skip(error)
+            continue
+        reading.answered += 1
+        reading.missing += sum(message.get("missing", 0) for message in answered.messages)
+        yield answered
+
+
+def _read(piece: Piece, ignore: Ignore, reading: Reading) -> Iterator[Conversation]:
+    for where, record in _records(piece):
+        reading.lines += 1
+        try:
+            one = parse(record, where, ignore)
+        except ConversationError as error:
+            reading.skip(error)
+            continue
+        if one.messages or one.text or one.tokens is not None:
+            yield one
+
+
+def _records(piece: Piece) -> Iterator[tuple[str, Any]]:
+    """("file, line n", line) of every line that is not blank; of one JSON list, ("file, item n", item)."""
+    with opened(piece.path, ConversationError) as file:
+        for number, line in numbered(piece.within(file), piece.line):
+            if number > 1 or not line.lstrip().startswith(b"["):
+                yield f"{piece.path}, line {number}", line
+                continue
+            try:
+                items = loads(line + file.read())
+            except NotJSON as error:
+                raise ConversationError(f"{piece.path}: {error}") from None
+            yield from ((f"{piece.path}, item {n}", item) for n, item in enumerate(items, 1))
+            return
 
 
 def _answered(one: Conversation) -> Conversation:
@@ -194,14 +267,54 @@ def _answered(one: Conversation) -> Conversation:
     if one.tokens is not None and one.tokens[0] is not None:
         return one
     if not one.messages or list(one.answers[:1]) == [0]:
-        keys = ", ".join(one.record)
-        raise ConversationError(f"{one.where}: neither a prompt nor messages in it (keys: {keys}); a line is {FORMS}")
+        raise ConversationError(f"{one.where}: neither a prompt nor messages in it (keys: {', '.join(one.record)})")
     if not one.answers:
         raise ConversationError(f'{one.where}: no response: there is no "response" and no message of the assistant')
     return replace(one, messages=one.messages[: one.answers[-1] + 1])
 
 
-# Spec-Bench ------------------------------------------------------------------------------------------------------
+def _joined(
+    every: Iterable[Conversation], questions: str | Path | None, reading: Reading
+) -> Iterator[Conversation]:
+    """Conversations in order; of those whose prompt and answers stand in two records, each as soon as it has both."""
+    asked = {one.key: one for one in (() if questions is None else read(questions)) if one.key is not None}
+    if is_spec_bench(one.category for one in asked.values()):  # other questions with these categories are not grouped
+        asked |= {key: replace(one, category="mt-bench") for key, one in asked.items() if one.category in MT_BENCH}
+    waiting: dict[tuple[str, str] | None, Conversation] = {}
+    for one in every:
+        if one.key is None:
+            yield one
+        elif one.answers:
+            waiting[one.key] = one
+        elif asked.setdefault(one.key, one).messages != one.messages:
+            reading.skip(ConversationError(f"{one.where}: another prompt has the {' '.join(one.key)} too"))
+        if one.key in asked and one.key in waiting:
+            prompt, said = asked[one.key], waiting.pop(one.key)
+            if len(prompt.messages) >= len(said.messages):
+                yield _together(prompt, said)
+                continue
+            what = f"{len(said.messages)} answers, and {prompt.where} has {len(prompt.messages)} turns for them"
+            reading.skip(ConversationError(f"{said.where}: {what}"))
+    for key, one in waiting.items():
+        what = f"no prompt has the {' '.join(key or ())}; add its file (--questions)"
+        reading.skip(ConversationError(f"{one.where}: {what}"))
+
+
+def _together(prompt: Conversation, said: Conversation) -> Conversation:
+    """A conversation of two records. Spec-Bench's answers follow a question each."""
+    by_turn = said.key is not None and said.key[0] == "question_id"
+    pairs = [*chain.from_iterable(zip(prompt.messages, said.messages, strict=False))]
+    messages = pairs if by_turn else [*prompt.messages, *said.messages]
+    return replace(
+        prompt,
+        messages=messages,
+        answers=range(1, len(messages), 2) if by_turn else [len(messages) - 1],
+        category=prompt.category or said.category,
+        where=said.where,
+        usage=said.usage,
+        record=said.record,
+        key=None,
+    )
 
 
 def is_spec_bench(categories: Iterable[str]) -> bool:
@@ -209,176 +322,303 @@ def is_spec_bench(categories: Iterable[str]) -> bool:
     return Counter(categories) == SPEC_BENCH
 
 
-def _is_answer(record: Mapping[str, Any]) -> bool:
-    return "question_id" in record and "choices" in record
-
-
-def _joined(
-    rows: Sequence[tuple[str, Mapping[str, Any]]], source: str | Path | Piece, questions: str | Path
-) -> Iterator[Conversation]:
-    """Spec-Bench's answers, each with its question."""
-    path = source.path if isinstance(source, Piece) else source
-    asked = {one.record.get("question_id"): one for one in read(questions)}
-    absent = [record.get("question_id") for _, record in rows if record.get("question_id") not in asked]
-    if absent:
-        raise ConversationError(
-            f"{len(absent)} of the {len(rows)} answers in {path} have no question in {questions}; "
-            f"the first is question_id {absent[0]}"
-        )
-    # Other questions that use these categories are not grouped.
-    grouped = MT_BENCH if is_spec_bench(one.category for one in asked.values()) else ()
-    for where, record in rows:
-        answer, question = conversation(record, None, where), asked[record["question_id"]]
-        if len(question.messages) < len(answer.messages):
-            count = len(question.messages) or "no"
-            raise ConversationError(
-                f"{where}: {len(answer.messages)} answers, and {question.where} has {count} turns for them"
-            )
-        messages = [*chain.from_iterable(zip(question.messages, answer.messages, strict=False))]
-        category = answer.category or question.category
-        yield replace(
-            answer,
-            messages=messages,
-            answers=range(1, len(messages), 2),
-            category="mt-bench" if category in grouped else category,
-        )
-
-
 # Records ---------------------------------------------------------------------------------------------------------
 
 
-def conversation(record: Any, ignore: Collection[str] | None = None, where: str = "") -> Conversation:
-    """The conversation in a record. Raises ConversationError if it has none of the forms.
+def parse(record: Any, where: str, ignore: Ignore = None) -> Conversation:
+    """The conversation in a record, or in a line of bytes; `where` names it. Raises ConversationError."""
+    try:
+        if isinstance(record, bytes):
+            record = {LOG: record.decode("utf-8", "replace")} if LOGGED.match(record) else as_object(record, FORMS)
+    except NotJSON as error:
+        raise ConversationError(f"{where}: {error}") from None
+    return conversation(record, ignore, where)
+
+
+def conversation(record: Any, ignore: Ignore = None, where: str = "") -> Conversation:
+    """The conversation in a record. Raises ConversationError if it has none of FORMATS.
 
     where   the record's place, for messages.
     ignore  keys whose text need not be read. Other text that would not be read and is longer than a label is an error,
             since a prompt without a part of it gives other figures. None: no such check."""
     try:
-        read = _in_any_form(record, ignore)
-    except ConversationError as error:
-        if not where:
-            raise
-        raise ConversationError(f"{where}: {error}") from None
+        if not isinstance(record, Mapping):
+            raise ConversationError(f"a record must be an object, not a {type(record).__name__}; a line is {FORMS}")
+        read = next((format.read for format in FORMATS if format.fits(record)), None)
+        if read is None:
+            keys = ", ".join(sorted(map(str, record))) or "none"
+            raise ConversationError(f"unknown record with the keys {keys}; a line is {FORMS}")
+        one = read(record, ignore)
+    except PacelineError as error:
+        raise ConversationError(f"{where}: {error}" if where else str(error)) from None
     category = record.get("category")
-    return replace(read, category=category if isinstance(category, str) else "", where=where, record=record)
+    return replace(one, category=category if isinstance(category, str) else "", where=where, record=record)
 
 
-def _in_any_form(record: Any, ignore: Collection[str] | None) -> Conversation:
-    """The first form that matches: token ids come before text, and a number of "tokens" only describes a text."""
-    match record:
-        case {"tokens": list()}:
-            return _token_ids(record)
-        case {"choices": _}:
-            return _spec_bench_answer(record)
-        case {"messages": _}:
-            return _chat(record, ignore)
-        case {"turns": turns}:
-            return _turns(turns)
-        case {"prompt": _}:
-            return _pair(record, ("prompt",), RESPONSES, ignore)
-        case {"instruction": _}:
-            return _pair(record, ("instruction", "input", "context"), ("output", "response"), ignore)
-        case {"question": _}:
-            return _pair(record, ("question",), ("answer",), ignore)
-        case {"tokens": _}:
-            return _token_ids(record)
-        case {"response": _} | {"completion": _} | {"text": _}:
-            title = {"title": _text(record, "title")} if record.get("title") is not None else {}
-            return Conversation(text=_text(record, next(key for key in RESPONSES if key in record)), parts=title)
-    if not isinstance(record, Mapping):
-        raise ConversationError(f"a record must be an object, not a {type(record).__name__}; a line is {FORMS}")
-    keys = ", ".join(sorted(map(str, record))) or "none"
-    raise ConversationError(f"unknown record with the keys {keys}; a line is {FORMS}")
+def _pair(asked: Sequence[str], answers: Sequence[str]) -> Callable[[Record, Ignore], Conversation]:
+    """A reader of one prompt and one answer. asked: keys of the prompt's parts, which a blank line joins, and the first
+    of which exists; answers: keys of which one holds the answer, which only a "prompt" can do without."""
+
+    def read(record: Record, ignore: Ignore) -> Conversation:
+        answer = next((key for key in answers if key in record), None)
+        if answer is None and asked[0] != "prompt":
+            raise ConversationError(f'no response: there is no "{answers[0]}"')
+        _refuse_unread(record, {*asked, answer}, ignore)
+        used = [key for key in asked if record.get(key) is not None and key not in (ignore or ())]
+        parts = {key: _text(record, key) for key in (asked[0], *used)}
+        messages = [_message("user", "\n\n".join(filter(None, parts.values())))]
+        if answer is None:
+            return Conversation(messages, parts=parts)
+        parts[answer] = _text(record, answer)
+        return Conversation([*messages, _message("assistant", parts[answer])], [1], has_response=True, parts=parts)
+
+    return read
 
 
-def _token_ids(record: Mapping[str, Any]) -> Conversation:
+def _dialogue(key: str, role: str, content: str) -> Callable[[Record, Ignore], Conversation]:
+    """A reader of messages, with their role and content under these keys, whose answers are all the assistant's."""
+
+    def read(record: Record, ignore: Ignore) -> Conversation:
+        messages = _messages(record[key], ignore, key, role, content)
+        return Conversation(messages, [i for i, one in enumerate(messages) if one["role"] == "assistant" and i > 0])
+
+    return read
+
+
+def _chat(record: Record, ignore: Ignore) -> Conversation:
+    one = _dialogue("messages", "role", "content")(record, ignore)
+    # After an answer, "text" repeats the whole conversation.
+    keys = RESPONSES[:1] if one.messages[-1]["role"] == "assistant" else RESPONSES
+    response = next((key for key in keys if key in record), None)
+    if response is not None and isinstance(record[response], Mapping):
+        return _exchange(record, record[response], ignore)
+    _refuse_unread(record, {"messages", "tools", response}, ignore)
+    if response is not None:
+        messages = [*one.messages, _message("assistant", _text(record, response))]
+        one = Conversation(messages, [len(messages) - 1], has_response=True)
+    return replace(one, tools=_tools(record))
+
+
+def _token_ids(record: Record, ignore: Ignore) -> Conversation:
     prompt = _ids(record, "prompt_tokens") if record.get("prompt_tokens") is not None else None
     return Conversation(tokens=(prompt, _ids(record, "tokens")))
 
 
-def _spec_bench_answer(record: Mapping[str, Any]) -> Conversation:
+def _spec_bench_answer(record: Record, ignore: Ignore) -> Conversation:
+    match record["choices"]:
+        case [{"turns": list() as turns}, *_] if turns and all(isinstance(turn, str) for turn in turns):
+            messages = [_message("assistant", turn) for turn in turns]
+            return Conversation(messages, range(len(turns)), key=_question(record))
+    raise ConversationError("an answer without a response: choices[0].turns must be a list of texts")
+
+
+def _question(record: Record) -> tuple[str, str] | None:
+    return ("question_id", str(record["question_id"])) if "question_id" in record else None
+
+
+def _exchange(asked: Any, said: Any, ignore: Ignore, usage: Any = None) -> Conversation:
+    """The conversation of a request's body and its response's. usage: tokens of the answer, if they are known."""
+    one, answer = _asked(asked, ignore), _said(said, ignore)
+    messages = [*one.messages, *answer.messages]
+    usage = usage if isinstance(usage, int) else answer.usage
+    return replace(one, messages=messages, answers=[len(messages) - 1], has_response=True, usage=usage)
+
+
+def _asked(body: Any, ignore: Ignore) -> Conversation:
+    """The prompt of a request: its body, its messages or a text; any of them may be JSON in a text."""
+    match body := _decoded(body):
+        case str():
+            return Conversation([_message("user", body)])
+        case list():
+            return Conversation(_messages(body, ignore))
+        case {"messages": messages}:
+            return replace(_asked(messages, ignore), tools=_tools(body))
+        case {"prompt": str() as prompt}:
+            return Conversation([_message("user", prompt)], is_rendered=True)
+    raise ConversationError("no prompt in the request: neither messages nor a text as prompt")
+
+
+def _said(body: Any, ignore: Ignore) -> Conversation:
+    """The answer of a response: its body, a message or a text; any of them may be JSON in a text."""
+    match body := _decoded(body):
+        case str() as text:
+            message = _message("assistant", text)
+        case {"choices": [{"text": str() as text}, *_]} | {"output": str() as text}:
+            message = _message("assistant", text)
+        case {"choices": [{"message": {"role": _} as said}, *_]} | ({"role": _} as said):
+            (message,) = _messages([said], ignore)
+        case _:
+            raise ConversationError("no answer in the response")
+    usage = body.get("usage") if isinstance(body, Mapping) else None
+    return Conversation([message], [0], usage=usage.get("completion_tokens") if isinstance(usage, Mapping) else None)
+
+
+def _tools(body: Record) -> list[Mapping[str, Any]]:
+    functions = [tool.get("function") for tool in body.get("tools") or () if isinstance(tool, Mapping)]
+    return [{"type": "function", "function": one} for one in functions if isinstance(one, Mapping)]
+
+
+def _decoded(value: Any) -> Any:
+    """What the JSON in a text says; the value itself where it is none."""
     try:
-        turns = record["choices"][0]["turns"]
-    except (KeyError, IndexError, TypeError):
-        raise ConversationError("an answer without a response: it has no choices[0].turns") from None
-    if not isinstance(turns, list) or not turns or not all(isinstance(text, str) for text in turns):
-        raise ConversationError("choices[0].turns must be a list of texts")
-    return Conversation([_message("assistant", text) for text in turns], range(len(turns)))
+        return loads(value) if isinstance(value, str) and value[:1] in ("{", "[") else value
+    except NotJSON:
+        return value
 
 
-def _chat(record: Mapping[str, Any], ignore: Collection[str] | None) -> Conversation:
-    messages = _messages(record["messages"], "messages", "content")
-    # After an answer, "text" repeats the whole conversation.
-    keys = RESPONSES[:1] if messages[-1]["role"] == "assistant" else RESPONSES
-    response = next((key for key in keys if key in record), None)
-    _refuse_unread(record, {"messages", response}, ignore)
-    for message in record["messages"]:
-        _refuse_unread(message, {"role", "content"}, ignore, "a message: ")
-    if response is not None:
-        messages.append(_message("assistant", _text(record, response)))
-        return Conversation(messages, [len(messages) - 1], has_response=True)
-    return Conversation(messages, _answers_in(messages))
+def _batch(record: Record, ignore: Ignore) -> Conversation:
+    """A line of an OpenAI batch: of its input file, or of its output file."""
+    key = ("custom_id", str(record["custom_id"]))
+    if "body" in record:
+        return replace(_asked(record["body"], ignore), key=key)
+    response = record["response"]
+    if not isinstance(response, Mapping) or response.get("status_code", 200) != 200:
+        raise ConversationError("the request failed, so there is no answer")
+    return replace(_said(response.get("body"), ignore), key=key)
 
 
-def _turns(turns: Any) -> Conversation:
-    """Texts of the user, or messages of both roles."""
-    if isinstance(turns, list) and turns and all(isinstance(turn, str) for turn in turns):
-        return Conversation([_message("user", turn) for turn in turns])
-    messages = _messages(turns, "turns", "text")
-    return Conversation(messages, _answers_in(messages))
+def _langfuse(record: Record, ignore: Ignore) -> Conversation:
+    if record["type"] != "GENERATION":
+        return Conversation()
+    usages = [record.get(name) for name in ("usageDetails", "usage_details", "usage")]
+    usage = next((usage["output"] for usage in usages if isinstance(usage, Mapping) and "output" in usage), None)
+    return _exchange(record.get("input"), record.get("output"), ignore, usage)
 
 
-def _answers_in(messages: Sequence[Message]) -> list[int]:
-    return [i for i, message in enumerate(messages) if message["role"] == "assistant" and i > 0]
+def _sglang(record: Record, ignore: Ignore) -> Conversation:
+    """A line of `--log-requests --log-requests-format json`."""
+    if record["event"] != "request.finished":
+        return Conversation()
+    asked, said = record["obj"], record["out"]
+    if _are_ids(asked.get("input_ids")) and _are_ids(said.get("output_ids")):
+        return Conversation(tokens=(asked["input_ids"], said["output_ids"]))
+    texts = asked.get("text"), said.get("text")
+    # Level 2 keeps 1,024 characters from the beginning of a text and as many from its end.
+    if not all(isinstance(text, str) and (len(text) != 2051 or text[1024:1027] != "...") for text in texts):
+        raise ConversationError("its texts are not whole; log with --log-requests-level 3")
+    return _exchange({"prompt": texts[0]}, texts[1], ignore, said.get("meta_info", {}).get("completion_tokens"))
 
 
-def _pair(
-    record: Mapping[str, Any], asked: Sequence[str], answers: Sequence[str], ignore: Collection[str] | None
-) -> Conversation:
-    """One prompt and one answer. asked: keys of the prompt's parts, the first of which exists; answers: keys of which
-    one holds the answer, which only a "prompt" can do without."""
-    answer = next((key for key in answers if key in record), None)
-    if answer is None and asked[0] != "prompt":
-        raise ConversationError(f'no response: there is no "{answers[0]}"')
-    _refuse_unread(record, {*asked, answer}, ignore)
-    used = [key for key in asked if record.get(key) is not None and key not in (ignore or ())]
-    parts = {key: _text(record, key) for key in (asked[0], *used)}
-    messages = [_message("user", "\n\n".join(filter(None, parts.values())))]
-    if answer is None:
-        return Conversation(messages, parts=parts)
-    parts[answer] = _text(record, answer)
-    return Conversation([*messages, _message("assistant", parts[answer])], [1], has_response=True, parts=parts)
+LOG = "a line of a server's log"
+"""Key of a line that is no JSON and begins as LOGGED says: as vLLM's and uvicorn's do."""
+LOGGED = re.compile(rb"(\(\S+ pid=\d+\) )?(DEBUG|INFO|WARNING|ERROR)(:? +\d\d-\d\d |: )")
+_QUOTED = r"""('(?:[^'\\]|\\.)*'|"(?:[^"\\]|\\.)*"), """
+_PROMPT = re.compile(rf"(?:Received request|Request) (\S+?)(?: (?:prompt )?details)?: prompt: {_QUOTED}")
+_OUTPUT = re.compile(rf"Generated response (\S+?)(?: \(streaming complete\))?: output: {_QUOTED}")
 
 
-def _message(role: str, content: str) -> Message:
+def _vllm(record: Record, ignore: Ignore) -> Conversation:
+    """A line of vLLM's log with `--enable-log-requests --enable-log-outputs` and VLLM_LOGGING_LEVEL=DEBUG."""
+    asked, said = _PROMPT.search(record[LOG]), _OUTPUT.search(record[LOG])
+    if (found := asked or said) is None:
+        return Conversation()
+    id = re.sub(r"^(cmpl-.*)-\d+$", r"\1", found[1])  # a prompt of a text completion has a number of its own
+    message = _message("user" if asked else "assistant", literal_eval(found[2]))
+    return Conversation([message], () if asked else [0], is_rendered=True, key=("request", id))
+
+
+# The table -------------------------------------------------------------------------------------------------------
+
+
+class Format(NamedTuple):
+    """A format of records.
+
+    name  for messages.
+    fits  whether a record has it. The first of FORMATS that fits is taken.
+    read  (record, ignore as for `conversation`) to the conversation, which is empty where the record is about something
+          else, such as a request that has only arrived; ConversationError if there is none."""
+
+    name: str
+    fits: Callable[[Record], bool]
+    read: Callable[[Record, Ignore], Conversation]
+
+
+def _has(*keys: str, either: Sequence[str] = ()) -> Callable[[Record], bool]:
+    """Whether a record has all of `keys`, and one of `either`."""
+    return lambda record: all(key in record for key in keys) and (not either or any(key in record for key in either))
+
+
+FORMATS = [
+    # Token ids come before text. A number of "tokens" only describes a text.
+    Format('{"prompt_tokens": [ids], "tokens": [ids]} (serve --log)',
+           lambda r: list in (type(r.get("tokens")), type(r.get("prompt_tokens"))) or set(r) == {"tokens"}, _token_ids),
+    Format("OpenAI batch files", _has("custom_id", either=("body", "response")), _batch),
+    Format("SGLang's request log", lambda r: str(r.get("event")).startswith("request."), _sglang),
+    Format("vLLM's log", _has(LOG), _vllm),
+    Format("Langfuse's observations", _has("type", either=("traceId", "trace_id")), _langfuse),
+    Format("LiteLLM's log", _has("call_type", "messages"),
+           lambda r, ignore: _exchange(r, r.get("response"), ignore, r.get("completion_tokens"))),
+    Format('{"request", "response"}', _has("request", "response"),
+           lambda r, ignore: _exchange(r["request"], r["response"], ignore)),
+    Format('{"messages" or "prompt", "choices"}', _has("choices", either=("messages", "prompt")),
+           lambda r, ignore: _exchange(r, r, ignore)),
+    Format("Spec-Bench's answers", _has("choices"), _spec_bench_answer),
+    Format('{"messages": [...], "response"}', _has("messages"), _chat),
+    Format('{"turns": [text]}', lambda r: isinstance(r.get("turns"), list) and {*map(type, r["turns"])} == {str},
+           lambda r, _: Conversation([_message("user", turn) for turn in r["turns"]], key=_question(r))),
+    Format('{"turns": [{"role", "text"}]}', _has("turns"), _dialogue("turns", "role", "text")),
+    Format("ShareGPT", _has("conversations"), _dialogue("conversations", "from", "value")),
+    Format('{"prompt", "response"}', _has("prompt"), _pair(("prompt",), RESPONSES)),
+    Format('{"instruction", "output"} (Alpaca, Dolly)', _has("instruction"),
+           _pair(("instruction", "input", "context"), ("output", "response"))),
+    Format('{"question", "answer"}', _has("question"), _pair(("question",), ("answer",))),
+    Format('{"title", "text"}', _has(either=RESPONSES),
+           lambda r, _: Conversation(text=_text(r, next(key for key in RESPONSES if key in r)),
+                                     parts={key: _text(r, key) for key in ("title",) if r.get(key) is not None})),
+]  # fmt: skip
+FORMS = ", ".join(format.name for format in FORMATS)
+"""The formats, for messages."""
+
+
+# Values ----------------------------------------------------------------------------------------------------------
+
+
+def _message(role: str, content: str) -> dict[str, Any]:
     return {"role": role, "content": content}
 
 
-def _messages(value: Any, name: str, key: str) -> list[Message]:
-    fits = isinstance(value, list) and all(
-        isinstance(one, dict) and isinstance(one.get("role"), str) and isinstance(one.get(key), str) for one in value
-    )
-    if not fits or not value:
-        raise ConversationError(f'"{name}" must be a list of {{"role": "user", "{key}": "text"}}')
-    return [_message(each["role"], each[key]) for each in value]
+def _messages(
+    value: Any, ignore: Ignore, name: str = "messages", role: str = "role", content: str = "content"
+) -> list[dict[str, Any]]:
+    """The messages in the list under the key `name`, with their role and content under these keys."""
+    try:
+        if value and isinstance(value, list):
+            return [_read_message(each, ignore, role, content) for each in value]
+    except (AttributeError, KeyError, TypeError):
+        pass
+    raise ConversationError(f'"{name}" must be a list of {{"{role}": "user", "{content}": "text"}}')
 
 
-def _text(record: Mapping[str, Any], key: str) -> str:
+def _read_message(raw: Any, ignore: Ignore, role: str, content: str) -> dict[str, Any]:
+    """The message in an object; KeyError, TypeError or AttributeError if there is none."""
+    _refuse_unread(raw, OF_A_MESSAGE | {role, content}, ignore, "a message: ")
+    silent = raw.get("tool_calls") or raw.get("refusal")
+    said = raw.get(content) or raw.get("refusal") or "" if silent else raw[content]
+    parts = said if isinstance(said, list) else [{"type": "text", "text": said}]
+    texts = [part["text"] for part in parts if part["type"] in TEXT_PARTS]
+    message = _message(ROLES.get(raw[role], raw[role] + ""), "".join(texts))
+    message |= {"missing": len(parts) - len(texts)} if len(parts) > len(texts) else {}
+    return message | ({"tool_calls": calls(raw)} if raw.get("tool_calls") else {})
+
+
+def _text(record: Record, key: str) -> str:
     if not isinstance(record[key], str):
         raise ConversationError(f'"{key}" must be a text, not a {type(record[key]).__name__}')
     return str(record[key])
 
 
-def _ids(record: Mapping[str, Any], key: str) -> list[int]:
-    value = record[key]
-    if not isinstance(value, list) or not all(type(id) is int and 0 <= id < MAX_TOKEN_ID for id in value):
+def _are_ids(value: Any) -> bool:
+    return isinstance(value, list) and all(type(id) is int and 0 <= id < MAX_TOKEN_ID for id in value)
+
+
+def _ids(record: Record, key: str) -> list[int]:
+    value: Any = record.get(key)
+    if not _are_ids(value):
         raise ConversationError(f'"{key}" must be a list of token ids')
-    return value
+    return list(value)
 
 
-def _refuse_unread(
-    record: Mapping[str, Any], read: Collection[str | None], ignore: Collection[str] | None, place: str = ""
-) -> None:
+def _refuse_unread(record: Record, read: Collection[str | None], ignore: Ignore, place: str = "") -> None:
     """Raise ConversationError for text longer than a label under a key outside `read`, METADATA and `ignore`."""
     if ignore is None:
         return

@@ -6,10 +6,11 @@ answer is tokenised in place: the tokens of prompt and answer together, without 
 
 from __future__ import annotations
 
+import json
 import re
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
-from functools import cached_property
+from functools import cached_property, partial
 from importlib.resources import files
 from pathlib import Path
 from typing import Any
@@ -21,14 +22,15 @@ from jinja2.sandbox import ImmutableSandboxedEnvironment
 from paceline.errors import ModelError, PromptError, meant
 from paceline.target.load import load_tokenizer
 from paceline.target.tokenizer import SentencePiece, Tokenizer
-from paceline.workbench.conversations import Conversation, ConversationError, Message
+from paceline.workbench.conversations import Conversation, ConversationError, Message, Reading
+from paceline.workbench.tool_calls import as_text, prepared
 from paceline.workbench.walk import RecordedAnswer
 
 TEMPLATES = files("paceline.workbench") / "templates"
 REFUSALS = (jinja2.TemplateError, TypeError, KeyError)  # what a template raises for messages that it does not take
 
-Render = Callable[[Sequence[Message], bool], str]
-"""Messages to text, special tokens spelled out; True: up to where the assistant speaks."""
+Render = Callable[..., str]
+"""(messages, whether up to where the assistant speaks, tools=...) to text, special tokens spelled out."""
 
 
 @dataclass(frozen=True)
@@ -67,7 +69,9 @@ class Transcriber:
         self.tokenizer = tokenizer
         assert tokenizer.eos_token_id is not None
         self._end = tokenizer.eos_token_id
-        self._given = None if template is None else _written(tokenizer, template)
+        source = tokenizer.chat_template if template is None else _source(template)
+        self._given = None if template is None else _written(tokenizer, template, source)
+        self._reads_tools = "tools" in source
         self._special: dict[str, int] = {}
         if isinstance(tokenizer.inner, SentencePiece):
             self._special = {str(token): id for id, token in tokenizer.inner.added_tokens_decoder.items()}
@@ -83,6 +87,20 @@ class Transcriber:
         except REFUSALS as error:
             raise PromptError(f"the chat template refuses these messages: {error}") from error
 
+    def conversations(self, exchanges: Iterable[Conversation], reading: Reading) -> Iterator[Transcript]:
+        """Conversations in tokens. `reading` counts those that the template refuses, which are left out, and tokens
+        of the answers that the log counts too."""
+        for exchange in exchanges:
+            try:
+                transcript = self.conversation(exchange)
+            except ConversationError as error:
+                reading.skip(error)
+                continue
+            if isinstance(exchange.usage, int) and transcript.turns:
+                reading.logged += exchange.usage
+                reading.counted += len(transcript.turns[-1].answer)
+            yield transcript
+
     def conversation(self, exchange: Conversation) -> Transcript:
         """A conversation in tokens; without turns if nothing could be drafted. ConversationError if it is refused."""
         if exchange.tokens is not None:
@@ -91,29 +109,46 @@ class Transcriber:
             turns = [RecordedAnswer(text[:begin], text[begin:])] if len(text) > begin else []
             return Transcript(exchange.category, turns)
         try:
-            return Transcript(exchange.category, [self._turn(exchange.messages, at) for at in exchange.answers])
+            return Transcript(exchange.category, [self._turn(exchange, at) for at in exchange.answers])
         except REFUSALS as error:
             raise ConversationError(f"{exchange.where}: the chat template refuses these messages: {error}") from error
 
-    def _turn(self, messages: Sequence[Message], at: int) -> RecordedAnswer:
-        before = self._render(messages[:at], True)
-        reply = self._lead + messages[at]["content"]
+    def _turn(self, one: Conversation, at: int) -> RecordedAnswer:
+        if one.is_rendered:
+            before, reply = one.messages[0]["content"], one.messages[at]["content"]
+        else:
+            before = self._shown(one.messages[:at], one.tools, True)
+            reply = self._reply(one, at, before)
         prompt, whole = self._encode(before), self._encode(before + reply)
         # Where prompt and answer meet in one token, the model has still read the prompt's own tokens.
         answer = whole[len(prompt) :] if whole[: len(prompt)] == prompt else self.tokenizer.encode_text(reply)
         return RecordedAnswer(np.array(prompt, np.int64), np.array([*answer, self._end], np.int64))
 
+    def _shown(self, messages: Sequence[Message], tools: Sequence[Mapping[str, Any]], ask: bool) -> str:
+        """What the model reads of messages and tools, as `paceline serve` shows them to it."""
+        given, inputs = prepared(messages, tools, self._reads_tools)
+        return self._render(given, ask, **inputs)
+
+    def _reply(self, one: Conversation, at: int, before: str) -> str:
+        """What the model wrote after the text `before`. Calls are in the template's own words, if it has any."""
+        (lead, tail), message = self._around, one.messages[at]
+        if message.get("tool_calls") and self._reads_tools:
+            whole = self._shown(one.messages[: at + 1], one.tools, False)
+            if whole.startswith(before):
+                return whole[len(before) :].removesuffix(tail)
+        return lead + str(as_text(message)["content"])
+
     @cached_property
-    def _lead(self) -> str:
-        """The space that some templates put between the prompt and an answer; a model writes it itself."""
+    def _around(self) -> tuple[str, str]:
+        """What templates put around an answer: the space before it, which a model writes itself, and what ends it."""
         asked, mark = {"role": "user", "content": "?"}, "(an answer)"
         try:
             before = self._render([asked], True)
             whole = self._render([asked, {"role": "assistant", "content": mark}], False)
         except REFUSALS:
-            return ""
-        lead = whole[len(before) :].partition(mark)[0]
-        return lead if whole.startswith(before) and lead.isspace() else ""
+            return "", ""
+        lead, _, tail = whole[len(before) :].partition(mark)
+        return (lead, tail) if whole.startswith(before) and not lead.strip() else ("", "")
 
     def _encode(self, text: str) -> list[int]:
         """Tokens of rendered text; a SentencePiece model does not know its special tokens when it sees them."""
@@ -136,33 +171,38 @@ def _own(tokenizer: Tokenizer) -> Render:
         choice = f"--template {', '.join(template_names())} or a Jinja file"
         raise ModelError(f"{tokenizer.name} has no chat template; say which one the prompts went through: {choice}")
 
-    def render(messages: Sequence[Message], ask: bool) -> str:
+    def render(messages: Sequence[Message], ask: bool, **inputs: Any) -> str:
         plain = [dict(message) for message in messages]
-        return str(tokenizer.inner.apply_chat_template(plain, add_generation_prompt=ask, tokenize=False))
+        return str(tokenizer.inner.apply_chat_template(plain, add_generation_prompt=ask, tokenize=False, **inputs))
 
     return render
 
 
-def _written(tokenizer: Tokenizer, name: str) -> Render:
+def _source(name: str) -> str:
     """The template of that name in the package, or in that file."""
     if name in template_names():
-        source = (TEMPLATES / f"{name}.jinja").read_text("utf-8")
-    else:
-        try:
-            source = Path(name).expanduser().read_text("utf-8")
-        except (OSError, UnicodeDecodeError):
-            known = f"{meant(name, template_names())} Templates: {', '.join(template_names())}."
-            raise ConversationError(f"{name!r} is neither a template nor a file that can be read.{known}") from None
+        return (TEMPLATES / f"{name}.jinja").read_text("utf-8")
+    try:
+        return Path(name).expanduser().read_text("utf-8")
+    except (OSError, UnicodeDecodeError):
+        raise ConversationError(
+            f"{name!r} is neither a template nor a file that can be read.{meant(name, template_names())} "
+            f"Templates: {', '.join(template_names())}."
+        ) from None
+
+
+def _written(tokenizer: Tokenizer, name: str, source: str) -> Render:
     environment = ImmutableSandboxedEnvironment(trim_blocks=True, lstrip_blocks=True)
     environment.globals["raise_exception"] = _refuse
+    environment.filters["tojson"] = partial(json.dumps, ensure_ascii=False)  # as transformers has it
     try:
         template = environment.from_string(source)
     except jinja2.TemplateSyntaxError as error:
         raise ConversationError(f"the template {name} is broken: {error} (line {error.lineno})") from None
     names = {"bos_token": _begin(tokenizer), "eos_token": tokenizer.inner.eos_token}
 
-    def render(messages: Sequence[Message], ask: bool) -> str:
-        return template.render(messages=messages, add_generation_prompt=ask, **names)
+    def render(messages: Sequence[Message], ask: bool, **inputs: Any) -> str:
+        return template.render(messages=messages, add_generation_prompt=ask, **names, **inputs)
 
     return render
 

@@ -1,0 +1,78 @@
+"""Tools as a chat template reads them: what may be called, earlier calls and what came of them."""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Mapping, Sequence
+from contextlib import suppress
+from typing import Any
+
+from paceline.errors import PacelineError
+from paceline.strict_json import NotJSON, loads
+
+INTRODUCTION = (
+    'You can call these functions. To call one, answer with nothing but JSON: {"name": function, "arguments": {...}}.\n'
+)
+
+
+def prepared(
+    messages: Sequence[Mapping[str, Any]], tools: Sequence[Mapping[str, Any]], reads_tools: bool
+) -> tuple[list[dict[str, Any]], dict[str, Any]]:
+    """(messages; other inputs) of a chat template. One that knows no tools gets them, the calls, and what came of them,
+    as text.
+
+    tools        [{"type": "function", "function": {"name", ...}}].
+    reads_tools  whether the template knows tools."""
+    given = [_with_objects(message) if reads_tools else as_text(message) for message in messages]
+    if tools and reads_tools:
+        return given, {"tools": list(tools)}
+    functions = "\n".join(json.dumps(tool["function"]) for tool in tools)
+    return [{"role": "system", "content": INTRODUCTION + functions}, *given] if tools else given, {}
+
+
+def _with_objects(message: Mapping[str, Any]) -> dict[str, Any]:
+    made = [{**call, "function": _with_object(call["function"])} for call in calls(message)]
+    return {**message, "tool_calls": made} if made else dict(message)
+
+
+def calls(message: Mapping[str, Any]) -> list[dict[str, Any]]:
+    """The earlier calls of a message; PacelineError for what is none."""
+    made = message.get("tool_calls") or []
+    if not isinstance(made, list) or not all(
+        isinstance(call, dict) and isinstance(call.get("function"), dict) for call in made
+    ):
+        raise PacelineError("messages: tool_calls is a list of objects with a function, its name and arguments")
+    return made
+
+
+def _with_object(function: dict[str, Any]) -> dict[str, Any]:
+    arguments = function.get("arguments") or "{}"
+    if isinstance(arguments, str):
+        with suppress(NotJSON):  # a call that was broken stays as it is
+            arguments = loads(arguments)
+    return {**function, "arguments": Arguments(arguments) if isinstance(arguments, dict) else arguments}
+
+
+class Arguments(dict[str, Any]):
+    """Arguments of a call for chat templates: an object for those that turn it into JSON, which is JSON where one
+    joins it to text."""
+
+    def __str__(self) -> str:
+        return json.dumps(self, ensure_ascii=False)
+
+    def __add__(self, other: str) -> str:
+        return str(self) + other
+
+    def __radd__(self, other: str) -> str:
+        return other + str(self)
+
+
+def as_text(message: Mapping[str, Any]) -> dict[str, Any]:
+    """A message without tools in it: a call as INTRODUCTION asks for it, its result as the user's words."""
+    if message.get("role") == "tool":
+        return {"role": "user", "content": f"Result: {message.get('content', '')}"}
+    made = [_with_object(call["function"]) for call in calls(message)]
+    if not made:
+        return dict(message)
+    written = [str(Arguments(name=call.get("name"), arguments=call["arguments"])) for call in made]
+    return {"role": message.get("role"), "content": "\n".join(filter(None, [message.get("content"), *written]))}
