@@ -616,7 +616,7 @@ def test_a_rule_and_a_schedule_hold_for_as_long_as_a_context(world: World) -> No
 
 def test_a_parameter_that_there_is_not_is_refused(world: World, tmp_path: Path) -> None:
     for model in (world.decoder, tmp_path):
-        with pytest.raises(TypeError, match="unexpected keyword argument .max_batches"):
+        with pytest.raises(TypeError, match=r"unexpected keyword argument .max_batches"):
             Engine(model, max_batches=3)  # type: ignore[call-arg]
 
 

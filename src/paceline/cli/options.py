@@ -69,7 +69,7 @@ def open_engine(
     drafter = create(draft) if isinstance(draft, str) else draft  # misspelt, it is named before a model is read
     for name in ("cache_memory", "prefix_cache_size"):
         if options.get(name) is not None:
-            parse_bytes(options[name], option)
+            parse_bytes(options[name], name)
     named = None if tokenizer is None else tokenizer_for(model, tokenizer)
     return Engine(model, drafter, threads=threads, tokenizer=named, **{"max_batch": 1} | options)
 

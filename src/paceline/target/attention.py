@@ -301,7 +301,7 @@ def begin(
         segments,
         [cache.length(segment.slot) for segment in segments],
         shared=shape.num_heads // shape.num_kv_heads,
-        window=window,
+        windows=[window],
         dtype=like.dtype,
         device=like.device,
         pieces=True,
