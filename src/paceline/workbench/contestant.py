@@ -66,7 +66,8 @@ class Reply:
               them; slots for rows; drafting rounds; those of a full batch of equal same_length; moved_bytes, read and
               written to realign rows.
     peak_bytes  peak memory of the process while answering, everything that was loaded included; None: unknown.
-    finish    stop, length, context or abort.
+    finish    stop, length, context, abort, or error for a request that failed.
+    count     new tokens, where an engine tells their number and not which they are.
     """
 
     prompt_tokens: int
@@ -84,6 +85,17 @@ class Reply:
     peak_bytes: int | None = None
     batch: dict[str, int] = field(default_factory=dict)
     finish: str = "stop"
+    count: int = 0
+
+    @property
+    def num_new(self) -> int:
+        """New tokens."""
+        return len(self.tokens) or self.count
+
+    @property
+    def said(self) -> Sequence[int] | str:
+        """The new tokens, or the text where they are unknown: what is compared with another answer."""
+        return self.tokens or self.text
 
     @property
     def drafted_rounds(self) -> int | None:
