@@ -311,7 +311,7 @@ def test_the_log_can_be_replayed_and_tuned_with(tmp_path: Path, capsys: Any, tem
     assert none["rounds"] == none["new_tokens"] == sum(len(record["tokens"]) for record in records)
     rounds = sum(record["rounds"] for record in records)  # one more for each prompt, which drafts nothing
     assert rounds - len(records) <= sam["rounds"] <= rounds < none["rounds"]
-    tuned = ("--batches", "1", "--seconds", "0.1", "--no-check", "-d", "sam", "--dtype", "float32", "--json")
+    tuned = ("--batches", "1", "--seconds", "0.1", "-d", "sam", "--dtype", "float32", "--json")
     assert main(["tune", str(folder), "--traffic", str(log), "-o", str(table), *tuned]) == 0
     assert json.loads(table.read_text())["paceline"] == "tune"
 
@@ -335,4 +335,5 @@ def test_facts_and_the_page(address, client):
     metrics = httpx.get(f"{address}/metrics").text
     assert "paceline:num_requests_running 0.0" in metrics
     assert "paceline:spec_decode_num_drafts_total" in metrics
+    assert "paceline:spec_decode_request_acceptance_rate_count" in metrics
     assert httpx.get(f"{address}/health", headers={"X-Request-Id": "abc"}).headers["X-Request-Id"] == "abc"

@@ -204,8 +204,8 @@ def first_divergence(answer: Answer, plain: Answer) -> tuple[int, int] | None:
 
     The position may be one after the shorter answer's end."""
     for number, (mine, other) in enumerate(zip(answer.turns, plain.turns, strict=False)):
-        if mine.tokens != other.tokens:
-            return number, _in_common(mine.tokens, other.tokens)
+        if mine.said != other.said:
+            return number, _in_common(mine.said, other.said)
     same_turns = len(answer.turns) == len(plain.turns)
     return None if same_turns else (min(len(answer.turns), len(plain.turns)), 0)
 
@@ -222,7 +222,7 @@ def partial_match(answers: Answers, plain: Answers) -> float | None:
 
     P of Zhang et al. 2025 (arXiv 2510.22876), on tokens; their E is `identical`."""
     turns = (zip(answer.turns, known.turns, strict=False) for answer, known in matched(answers, plain))
-    return _mean(partial(mine.tokens, other.tokens) for mine, other in chain.from_iterable(turns))
+    return _mean(partial(mine.said, other.said) for mine, other in chain.from_iterable(turns))
 
 
 def matched(answers: Answers, plain: Answers) -> list[tuple[Answer, Answer]]:
@@ -231,33 +231,41 @@ def matched(answers: Answers, plain: Answers) -> list[tuple[Answer, Answer]]:
     return [(a, others[a.question, a.repeat]) for a in good(answers) if (a.question, a.repeat) in others]
 
 
-def partial(tokens: Sequence[int], reference: Sequence[int]) -> float:
+def partial(tokens: Sequence[Any], reference: Sequence[Any]) -> float:
     """P of one answer: the tokens that it has in common with the reference from the start, over the reference's tokens.
 
     Near 0: positions or masks are wrong. A good beginning that diverges later: the cache is wrong."""
     return _in_common(tokens, reference) / len(reference) if reference else float(not tokens)
 
 
-def _in_common(tokens: Sequence[int], others: Sequence[int]) -> int:
+def _in_common(tokens: Sequence[Any], others: Sequence[Any]) -> int:
     """Number of equal tokens from the start."""
     return sum(1 for _ in takewhile(lambda pair: pair[0] == pair[1], zip(tokens, others, strict=False)))
 
 
 def looping(answers: Answers) -> float | None:
     """Share of answers with a turn that ends in a loop (`is_looping`): easy text to draft."""
-    return _mean(map(_loops, good(answers)))
+    return _mean(map(_loops, _spelt(answers)))
 
 
 def too_short(answers: Answers) -> float | None:
     """Share of answers that do not loop but have a turn that was cut off with too few tokens to recognise a loop."""
-    cut_off = [any(t.finish != "stop" and len(t.tokens) < WINDOW for t in answer.turns) for answer in good(answers)]
-    return _mean(cut and not _loops(answer) for cut, answer in zip(cut_off, good(answers), strict=True))
+    return _mean(any(_is_cut(turn) for turn in answer.turns) and not _loops(answer) for answer in _spelt(answers))
 
 
 def speedup_without_loops(answers: Answers, plain: Answers) -> float | None:
     """`speedup` over the groups in which no answer of plain decoding loops."""
     left_out = {(answer.group, answer.repeat) for answer in good(plain) if _loops(answer)}
     return speedup(answers, [answer for answer in plain if (answer.group, answer.repeat) not in left_out])
+
+
+def _spelt(answers: Answers) -> list[Answer]:
+    """Answers of which the tokens are known."""
+    return [answer for answer in good(answers) if all(turn.tokens or not turn.count for turn in answer.turns)]
+
+
+def _is_cut(turn: Reply) -> bool:
+    return turn.finish != "stop" and len(turn.tokens) < WINDOW
 
 
 def _loops(answer: Answer) -> bool:
@@ -311,22 +319,73 @@ def _counts(answers: Answers) -> Counter[str]:
     return _summed(turn.batch for turn in _turns(answers))
 
 
+# Servers ---------------------------------------------------------------------------------------------------------
+
+
+def token_seconds(turn: Reply) -> float | None:
+    """Seconds from the first token to the last, over the tokens after the first; None for an answer of one token.
+
+    "Time per output token" (TPOT) of vLLM's and other load generators."""
+    return (turn.times[-1] - turn.times[0]) / (turn.num_new - 1) if turn.times and turn.num_new > 1 else None
+
+
+def goodput(answers: Answers, first_ms: float | None = None, token_ms: float | None = None) -> float | None:
+    """Share of requests that meet both goals, those that failed included: milliseconds to the first token, and
+    milliseconds a token after it (`token_seconds`)."""
+    most = [np.inf if goal is None else goal / 1e3 for goal in (first_ms, token_ms)]
+    return _mean(
+        turn.times is not None and turn.times[0] <= most[0] and (token_seconds(turn) or 0.0) <= most[1]
+        for turn in _turns(answers)
+    )
+
+
+def errors(answers: Answers) -> int:
+    """Requests that failed."""
+    return sum(turn.finish == "error" for turn in _turns(answers))
+
+
+def draft_tokens_accepted(answers: Answers) -> float | None:
+    """Drafted tokens accepted in a round with a draft, by the server's own counters; plain rounds do not count."""
+    counts = _counts(answers)
+    return counts["accepted"] / counts["drafts"] if counts.get("drafts") else None
+
+
+def accepted_by_position(answers: Answers) -> list[float] | None:
+    """Entry i: of the rounds with a draft the share that accepted at least i + 1 drafted tokens, by the server's own
+    counters. vLLM's definition: a draft that does not reach a position counts as one that was rejected there."""
+    counts = _counts(answers)
+    places = sorted(int(name.rpartition("_")[2]) for name in counts if name.startswith("accepted_"))
+    return [counts[f"accepted_{place}"] / counts["drafts"] for place in places] if counts.get("drafts") else None
+
+
+def _percentiles_ms(name: str, seconds: Sequence[float]) -> dict[str, float | None]:
+    """50th, 90th and 99th percentile in milliseconds."""
+    shares = (50, 90, 99)
+    found = (1e3 * np.percentile(seconds, shares)).tolist() if seconds else [None] * 3
+    return {f"{name}_p{share}": value for share, value in zip(shares, found, strict=True)}
+
+
+# All figures -----------------------------------------------------------------------------------------------------
+
+
 def summarize(
     answers: Iterable[Answer], facts: Mapping[str, Facts], *, judged: Iterable[Facts] = (), resamples: int = RESAMPLES
 ) -> list[dict[str, Any]]:
     """Every figure of every method: one dict for "overall" and one for each task, plain decoding first.
 
-    facts   by method, in the order of the results: draft_bytes, target_bytes. A method without an answer has an overall
-            dict too; its "unavailable" is the reason.
+    facts   by method, in the order of the results: draft_bytes, target_bytes, "baseline" for the method that others
+            are compared with if it is not plain decoding, "goals" of goodput under "settings". A method without an
+            answer has an overall dict too; its "unavailable" is the reason.
     judged  differing answers, with "method" and "question"; returned under "differs".
 
     "answers" counts the method's answers and "compared" those in its speed-up. "failed" is None or the reason.
     "new_tokens", "seconds" and "rounds" are of all repeats; "repeated" counts late ones. Unknown figures are None."""
     every = list(answers)
+    baseline = next((method for method, of in facts.items() if of.get("baseline")), BASELINE)
     by_method: dict[str, list[Answer]] = {method: [] for method in facts}  # in the order they were given
     for answer in every:
         by_method.setdefault(answer.method, []).append(answer)
-    methods = sorted(by_method, key=lambda method: method != BASELINE)
+    methods = sorted(by_method, key=lambda method: method != baseline)
     tasks = list(dict.fromkeys(answer.task for answer in every))
     task_of = {answer.question: answer.task for answer in every}
     differing = list(judged)
@@ -334,7 +393,7 @@ def summarize(
     for method in methods:
         of_method = facts.get(method, {})
         for category in (OVERALL, *tasks):
-            mine, plain = _of(by_method[method], category), _of(by_method.get(BASELINE, []), category)
+            mine, plain = _of(by_method[method], category), _of(by_method.get(baseline, []), category)
             if not mine and category != OVERALL:
                 continue
             of_category = [one for one in differing if category in (OVERALL, task_of.get(one["question"]))]
@@ -380,6 +439,9 @@ def _figures(mine: Answers, plain: Answers, facts: Mapping[str, Any], resamples:
         "seconds": float(sum(cell.turns[:, 1].sum() for cell in cells(mine).values())),
         "inter_token_ms_p50": waits[0],
         "inter_token_ms_p99": waits[1],
+        **_percentiles_ms("first_token_ms", [turn.times[0] for turn in _turns(mine) if turn.times]),
+        **_percentiles_ms("token_ms", [*filter(None, map(token_seconds, _turns(mine)))]),
+        "goodput": goodput(mine, **goals) if (goals := facts.get("settings", {}).get("goals")) else None,
         "latency_p50": late[0],
         "latency_p90": late[1],
         "latency_p99": late[2],
@@ -392,7 +454,7 @@ def _figures(mine: Answers, plain: Answers, facts: Mapping[str, Any], resamples:
 OF_A_METHOD = (
     tokens_per_second_spec_bench, mean_accepted_tokens, block_efficiency, accepted_by_depth, drafted_per_round,
     draft_share, parts_ms, peak_bytes, first_token_ms, align_share, group_rate, idle_slots, moved_bytes, looping,
-    too_short,
+    too_short, errors, draft_tokens_accepted, accepted_by_position,
 )  # fmt: skip
 OVER_PLAIN = (speedup_spec_bench, identical, partial_match, speedup_without_loops)
 """Figures recorded under the names of their functions."""

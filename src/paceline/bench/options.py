@@ -8,6 +8,9 @@ from pathlib import Path
 
 from paceline.draft.spec import option
 
+MOST_AT_ONCE = 64
+"""Requests under way at once at most, where they are sent by their times."""
+
 
 @dataclass(frozen=True)
 class Options:
@@ -19,6 +22,36 @@ class Options:
     repeats: int = option(1, "How often everything is asked; medians count.", least=1)
     warm_up: int = option(3, "Answers that every method gives before anything is timed.", least=0)
     seed: int = option(0, "For sampling, at a temperature above 0.", least=0)
+
+
+@dataclass(frozen=True)
+class Load:
+    """How running servers are asked, instead of engines."""
+
+    endpoint: str | None = option(
+        None,
+        "Measure a running server, URL[#model], or two, joined by a comma, in turn; the first is what the other is "
+        "compared with. --suite may be a log.",
+    )
+    concurrency: int | None = option(
+        None, "With --endpoint: requests under way at once; with --arrivals the most. [default: 1; 64]", least=1
+    )
+    arrivals: float | None = option(
+        None, "With --endpoint: send requests when the log says that they came, so many times as fast.", least=1e-3
+    )
+    first_ms: float | None = option(None, "Goodput: most milliseconds to the first token.", least=0)
+    token_ms: float | None = option(None, "Goodput: most milliseconds a token after it.", least=0)
+
+    @property
+    def most(self) -> int:
+        """Requests under way at once, at most."""
+        return self.concurrency or (MOST_AT_ONCE if self.arrivals else 1)
+
+    @property
+    def goals(self) -> dict[str, float]:
+        """The goals of goodput that were stated."""
+        stated = {"first_ms": self.first_ms, "token_ms": self.token_ms}
+        return {name: goal for name, goal in stated.items() if goal is not None}
 
 
 @dataclass(frozen=True)
@@ -40,6 +73,7 @@ class Benchmark:
     limit: int | None = option(None, "Most questions, spread evenly over the tasks.", least=1)
     categories: Sequence[str] = ()
     options: Options = field(default_factory=Options)
+    load: Load = field(default_factory=Load)
     template: str | None = option(None, "vicuna, chatml, ..., or a Jinja file. [default: the tokenizer's own]")
     peer_python: str | None = option(None, "The interpreter with vLLM or xllamacpp, or both: vllm=PATH,xllamacpp=PATH.")
     dtype: str = "auto"

@@ -110,7 +110,7 @@ def _measure(turns: Sequence[Reply], decode: bool) -> tuple[float, float]:
     """New tokens and seconds of one turn of a group, all of which have the same seconds."""
     seconds = max(turn.seconds for turn in turns)
     if not decode:
-        return sum(len(turn.tokens) for turn in turns), seconds
+        return sum(turn.num_new for turn in turns), seconds
     start = max(turn.times[0] for turn in turns if turn.times)
     rounds = [pair for turn in turns for pair in zip(turn.lengths or (), turn.times or (), strict=True)]
     return sum(n for n, when in rounds if when > start), seconds - start

@@ -45,7 +45,7 @@ class Answer:
     @property
     def num_new(self) -> int:
         """New tokens of all turns."""
-        return sum(len(turn.tokens) for turn in self.turns)
+        return sum(turn.num_new for turn in self.turns)
 
     @property
     def seconds(self) -> float:

@@ -34,7 +34,8 @@ class Method:
     @property
     def kind(self) -> str:
         """ours, peer, or plain for the baseline."""
-        return "plain" if self.name == BASELINE else "peer" if self.name.startswith(PEER) else "ours"
+        is_plain = self.name == BASELINE or self.facts.get("baseline")
+        return "plain" if is_plain else "peer" if self.name.startswith(PEER) else "ours"
 
     @property
     def label(self) -> str:
@@ -97,6 +98,16 @@ class BenchRun:
     def baseline(self) -> Method | None:
         """Plain decoding; None without answers of it."""
         return next((method for method in self.measured if method.kind == "plain"), None)
+
+    @property
+    def plain(self) -> str:
+        """What all others are compared with: plain decoding, or the first of two servers."""
+        return self.baseline.label if self.baseline and self.baseline.name != BASELINE else "plain decoding"
+
+    @property
+    def servers(self) -> list[Method]:
+        """The methods, if they are running servers."""
+        return [method for method in self.measured if "url" in method.facts.get("settings", {})]
 
     @property
     def loops(self) -> bool:
@@ -172,13 +183,15 @@ def _first_answers(file: Path) -> dict[str, dict[str, Answer]]:
 def headline(run: BenchRun) -> str:
     """What won, in a sentence."""
     ranked = run.ranked
+    if len(run.servers) == 1:
+        return f"{run.servers[0].label} writes {number(run.servers[0].get('tokens_per_second'), 1)} tokens a second"
     if not ranked:
-        return "No method could be compared with plain decoding"
+        return f"No method could be compared with {run.plain}"
     best = ranked[0]
     gain = best.get("speedup")
     if gain <= 1:
-        return "No method was faster than plain decoding"
-    return f"{best.label} answers {number(gain)} times as fast as plain decoding"
+        return f"No method was faster than {run.plain}"
+    return f"{best.label} answers {number(gain)} times as fast as {run.plain}"
 
 
 def findings(run: BenchRun) -> list[str]:

@@ -32,6 +32,7 @@ from paceline.cli.report import report
 from paceline.cli.serve import serve
 from paceline.cli.train import train
 from paceline.cli.tune import tune
+from paceline.cli.watch import watch
 from paceline.errors import PacelineError, install
 
 CORPUS_HELP = """Build a corpus to copy from, or show what is in one.
@@ -54,7 +55,8 @@ app.command(short_help="Say whether an engine is lossless.")(certify)
 app.command(short_help="Make a page of a measurement.")(report)
 app.command(short_help="Make a model of eight or four bits.")(quantize)
 app.command(short_help="Say what a quantised model has lost.")(quality)
-app.command(short_help="Measure this machine, and say which drafter to use.")(tune)
+app.command(short_help="Measure our engine or a server, and say what to draft.")(tune)
+app.command(short_help="See what the drafts of a running server bring.")(watch)
 app.add_typer(evaluate, name="eval", short_help="Evaluate what a model says.")
 app.add_typer(train, name="train", short_help="Train drafters, or a model family.")
 

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import os
 import sys
 from collections.abc import Mapping, Sequence
 from dataclasses import replace
@@ -10,6 +11,7 @@ from datetime import datetime
 from pathlib import Path
 from time import monotonic
 from typing import TYPE_CHECKING, Annotated, Any
+from urllib.parse import urlsplit
 
 import typer
 from rich.console import Console
@@ -41,8 +43,8 @@ seconds from handing in all requests at once to the last token of one."""
 
 @with_options
 def bench(
-    model: options.Model,
     asked: Benchmark,
+    model: Annotated[str | None, typer.Argument(help=options.WHAT_A_MODEL_IS)] = None,
     draft: Annotated[
         list[str] | None,
         typer.Option("--draft", "-d", help="A drafter; may be repeated. Plain decoding is always there."),
@@ -85,16 +87,22 @@ def bench(
     paceline bench models/demo -d sam --out runs/sam
     paceline report runs/sam
     paceline bench models/demo -d sam --schedule ragged,equal,grouped --batch 1,2,4,8,16,32
+    paceline bench --endpoint http://a:8000,http://b:8000 --suite log.jsonl --concurrency 8
     """
     import torch
     import transformers
 
     from paceline.bench.benchmark import Watch
     from paceline.bench.benchmark import bench as run
+    from paceline.bench.endpoint import bench_endpoints
     from paceline.cli.drive import Interrupt
     from paceline.engine.sampling import SamplingParams
 
-    how = asked.options
+    how, served = asked.options, asked.load.endpoint
+    if (model is None) == (served is None) or (served and (draft or peer or schedule)):
+        raise PacelineError(
+            "name a model, with --draft, --peer or --schedule, or running servers with --endpoint URL[,URL]; not both"
+        )
     # What these may be is said before a model is read.
     SamplingParams(max_tokens=how.max_tokens, temperature=how.temperature)
     transformers.logging.set_verbosity_error()
@@ -103,10 +111,10 @@ def bench(
     batches = sorted(set(_batches(batch)))
     benchmark = replace(
         asked,
-        model=model,
+        model=model or "",
         drafts=draft or (),
         peers=peer or (),
-        out=out or _new_folder(model, asked.suite),
+        out=out or _new_folder(model or urlsplit((served or "").split(",")[0]).netloc, asked.suite),
         categories=_names(categories),
         options=replace(how, batch=max(batches)),
         schedules=tuple(dict.fromkeys(_names(schedule))),
@@ -117,12 +125,15 @@ def bench(
     )
     with Interrupt() as interrupt, _Progress() as progress:
         watch = Watch(progress.say, progress.begin, progress.answered, progress.judged, lambda: interrupt.pressed)
-        outcome = run(benchmark, watch)
+        if served:
+            outcome = bench_endpoints(benchmark, watch, os.environ.get("OPENAI_API_KEY"))
+        else:
+            outcome = run(benchmark, watch)
     if as_json:
-        shown = ("complete", "disturbed", "repeated", "results")
+        shown = ("complete", "disturbed", "repeated", "notes", "results")
         print(json.dumps({"out": str(outcome.out)} | {name: getattr(outcome, name) for name in shown}))
     else:
-        _show(outcome)
+        _show(outcome, of_servers=served is not None)
     if interrupt.pressed:
         Console(stderr=True).print(
             "interrupted; the figures above are of the answers so far, and the same command with "
@@ -208,9 +219,11 @@ class _Progress:
             self._err.print(f"{done} of {total} compared", soft_wrap=True)
 
 
-def _show(outcome: Result) -> None:
+def _show(outcome: Result, of_servers: bool) -> None:
     console = Console(file=sys.stdout, highlight=False)
     overall = [result for result in outcome.results if result["category"] == "overall"]
+    if of_servers:
+        return _show_servers(console, outcome, overall)
     compares = any(result["scheduled"] for result in overall)
     console.print(_schedule_table(overall) if compares else _overview(overall))
     tasks = list(dict.fromkeys(r["category"] for r in outcome.results if r["category"] != "overall"))
@@ -235,6 +248,26 @@ def _show(outcome: Result) -> None:
         soft_wrap=True,
     )
     for line in (*outcome.disturbed, *filter(None, [outcome.repeated])):
+        console.print(line, markup=False, soft_wrap=True)
+
+
+SERVER_WORDS = """
+first: milliseconds from when a request was due to its first token. gap: between two deliveries of tokens. token:
+milliseconds a token after the first, of each request. accepted: drafted tokens that stood in a round with a draft."""
+
+
+def _show_servers(console: Console, outcome: Result, overall: list[dict[str, Any]]) -> None:
+    columns = ("tok/s", "first\nP50", "P99", "gap\nP50", "P99", "token\nP50", "P99", "goodput", "accepted", "errors")
+    waits = [f"{of}_p{share}" for of in ("first_token_ms", "inter_token_ms", "token_ms") for share in (50, 99)]
+    table = plain_table("server", *columns, text=("server",), gap=1)
+    for r in overall:
+        shares = (_figure(r["goodput"], ".1%"), _figure(r["draft_tokens_accepted"], ".2f"), str(r["errors"]))
+        speeds = (_figure(r[name], ".1f") for name in ("tokens_per_second", *waits))
+        table.add_row(escape(r["method"]), *speeds, *shares)
+    console.print(table)
+    failed = [f"{r['method']} failed: {r['failed']}" for r in overall if r["failed"]]
+    where = f"{outcome.out} holds it all; paceline report {outcome.out} makes a page of it."
+    for line in (SERVER_WORDS, *failed, *outcome.notes, where):
         console.print(line, markup=False, soft_wrap=True)
 
 

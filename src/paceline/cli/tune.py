@@ -1,37 +1,40 @@
-"""`paceline tune`: measure this machine, replay your own log, and say which drafter to use under which load."""
+"""`paceline tune`: measure our engine, or a running server, and say which drafts to use under which load."""
 
 from __future__ import annotations
 
 import json
-from collections.abc import Callable, Iterator
+import os
+from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass
+from itertools import islice
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from rich.console import Console
-from rich.progress import MofNCompleteColumn
+from rich.progress import MofNCompleteColumn, TimeRemainingColumn
 
 from paceline.cli import options
 from paceline.cli.show import plain_table, progress_bar
 from paceline.draft.spec import option
 from paceline.errors import PacelineError
-from paceline.jsonl import check_file, write_whole
+from paceline.jsonl import check_file, check_folder, write_whole
 from paceline.workbench.options import with_options
 
 if TYPE_CHECKING:
-    from paceline.replay.tune import Speeds, Tuning
+    from paceline.replay.advice import Choice
+    from paceline.replay.tune import Tuning
     from paceline.workbench.walk import RecordedAnswer
 
-CHECKED = (1, 8)
-"""Batch sizes at which predictions are compared with measurements, if they are among those tuned."""
 MOST_ANSWERS = 64
-"""Of a log: answers that are replayed."""
+"""Of a log: answers that are replayed for our engine."""
+MOST_CONVERSATIONS = 512
+"""Of a log: conversations that are sent to a server and replayed."""
 
 
 @dataclass(kw_only=True)
 class TuneOptions:
-    """What is measured, on what text, and where the table goes."""
+    """What is measured, on what text, and where the result goes."""
 
     model: options.Model
     traffic: Path | None = option(
@@ -39,15 +42,26 @@ class TuneOptions:
         "Your log: prompts and answers, JSON Lines, as `paceline replay` reads. [default: answers of the model to the "
         "shipped questions]",
     )
-    out: Path = option(
-        Path("tune.json"), "The table, for --draft auto --tune.", names=("--out", "-o"), callback=check_file
+    out: Path | None = option(
+        None,
+        "The table, for --draft auto --tune; with --server a folder. [default: tune.json; tuned]",
+        names=("--out", "-o"),
+        callback=lambda path: check_folder(path) if path is not None and path.is_dir() else check_file(path),
     )
     draft: list[str] | None = option(
         None, "A drafter for auto to choose from; may be repeated. [default: sam, suffix]", names=("--draft", "-d")
     )
-    batches: str = option("1,2,4,8,16,32", "Rows at once, joined by commas.")
+    batches: str = option("1,2,4,8,16,32", "Rows, or requests to a server, at once, joined by commas.")
     seconds: float = option(2.0, "Rounds timed at each batch size, seconds.", least=0.1)
-    check: bool = option(True, "Compare predictions with a short run of the engine.")
+    server: str | None = option(
+        None, "Measure this running server of MODEL, URL[#model], and write its configuration; of MODEL only the "
+        "tokenizer is read."
+    )  # fmt: skip
+    without: str | None = option(None, "With --server: the same model served without drafts, URL[#model].")
+    minutes: float = option(10.0, "With --server: most minutes of requests; the same command goes on.", least=0.05)
+    max_tokens: int = option(64, "With --server: most new tokens of an answer.", names=("--max-tokens", "-n"), least=8)
+    first_ms: float | None = option(None, "Goal of a request: most milliseconds to its first token.", least=0)
+    token_ms: float | None = option(None, "Goal of a request: most milliseconds a token after it.", least=0)
     template: str | None = option(
         None, "The log's: vicuna, chatml, ..., or a Jinja file. [default: the tokenizer's own]"
     )
@@ -60,31 +74,42 @@ class TuneOptions:
 
 @with_options
 def tune(asked: TuneOptions) -> int:
-    """Measure what rounds cost here, replay your log, and say what to use and what it will gain.
+    """Measure what rounds cost, replay your log, and say what to draft at which load, and what it will gain.
 
-    The table it writes makes `auto` start with what it would otherwise learn in its first seconds, and makes its
-    choices repeatable. Drafters that see more than tokens (a draft model, heads) cannot be replayed; `auto` learns
-    their costs as it runs.
+    Without --server it measures our engine: the table it writes makes `auto` start with what it would otherwise learn
+    in its first seconds, and makes its choices repeatable. Drafters that see more than tokens (a draft model, heads)
+    cannot be replayed; `auto` learns their costs as it runs.
+
+    With --server it sends your prompts to a running server, --batches at once, measures its rounds, and writes what
+    belongs into the configuration of vLLM, SGLang, llama.cpp or ours. A server's key is read from OPENAI_API_KEY.
 
     \b
     paceline tune models/demo
     paceline tune MODEL --traffic log.jsonl -o tune.json
     paceline generate MODEL -p prompts.jsonl --batch 8 --draft auto --tune tune.json
+    paceline tune MODEL --server http://a:8000 --without http://b:8000 --traffic log.jsonl -o tuned
     """
+    sizes = _sizes(asked.batches)
+    if asked.server is None and asked.without is not None:
+        raise PacelineError("--without is the other server of --server; add --server URL")
+    if asked.server is not None and len(sizes) < 2:
+        raise PacelineError("what drafted tokens cost shows in two loads or more: --batches 1,8")
+    return _our_engine(asked, sizes) if asked.server is None else _server(asked, sizes)
+
+
+def _our_engine(asked: TuneOptions, sizes: Sequence[int]) -> int:
     from paceline.cli.drive import Interrupt
     from paceline.draft.registry import create
     from paceline.replay.tune import Tuning
 
-    out, sizes = asked.out, _sizes(asked.batches)
+    out = asked.out or Path("tune.json")
+    check_file(out)
     drafts = list(dict.fromkeys(asked.draft or ("sam", "suffix")))
     for spec in drafts:
         create(spec)  # a misspelt method is named before a model is read
     engine = options.open_engine(asked.model, "none", dtype=asked.dtype, device=asked.device, threads=asked.threads)
     assert engine.tokenizer is not None
-    checked = [size for size in sizes if size in CHECKED] if asked.check else []
-    speeds = (2 + len(drafts)) * (len(sizes) + len(checked))
-    total = 1 + len(sizes) + len(drafts) + speeds
-    with Interrupt() as interrupt, _bar(total) as step:
+    with Interrupt() as interrupt, _bar(1 + len(sizes) + len(drafts), MofNCompleteColumn()) as step:
         tuning = Tuning(engine.target, engine.tokenizer, drafts, sizes, asked.seconds, step, lambda: interrupt.pressed)
         tuning.check()
         answers = _answers(tuning, asked)
@@ -93,13 +118,21 @@ def tune(asked: TuneOptions) -> int:
         if table is None or interrupt.pressed:
             Console(stderr=True).print(f"interrupted; {out} was not written", soft_wrap=True)
             return 130
-        write_whole(out, json.dumps({"paceline": "tune", **table}, indent=2) + "\n")
-        predicted = tuning.predicted(table, str(out), answers)
-        is_measured = tuning.measured(str(out), answers, checked)
-    if interrupt.pressed:
-        Console(stderr=True).print(f"interrupted; {out} is whole, predictions are not", soft_wrap=True)
-        return 130
-    _report(predicted, is_measured, table, out, asked.as_json)
+    write_whole(out, json.dumps({"paceline": "tune", **table}, indent=2) + "\n")
+    if asked.as_json:
+        print(json.dumps({"out": str(out), "table": table}))
+        return 0
+    console = Console(highlight=False)
+    shown = plain_table("round, ms", *next(iter(table["round_ms"].values())), text=("round, ms",))
+    for rows, times in table["round_ms"].items():
+        shown.add_row(rows, *(f"{milliseconds:.1f}" for milliseconds in times.values()))
+    console.print(shown)
+    for spec, shares in table["acceptance"].items():
+        places = " ".join(f"{share:.0%}" for share in shares[:8])
+        console.print(f"{spec}, accepted depth by depth: {places}", markup=False, soft_wrap=True)
+    names = "|".join(spec.replace(",", ";") for spec in drafts)
+    advice = f"\nUse --draft 'auto:{names}' --tune {out}: at each load it drafts what pays, or nothing."
+    console.print(advice, markup=False, soft_wrap=True)
     return 0
 
 
@@ -115,11 +148,11 @@ def _sizes(text: str) -> list[int]:
 
 
 @contextmanager
-def _bar(total: int) -> Iterator[Callable[[], None]]:
+def _bar(total: float, *columns: Any) -> Iterator[Callable[..., None]]:
     """A progress bar on standard error, if that is a terminal; yields a function that advances it."""
-    with progress_bar(Console(stderr=True), MofNCompleteColumn()) as progress:
+    with progress_bar(Console(stderr=True), *columns) as progress:
         task = progress.add_task("tuning", total=total)
-        yield lambda: progress.advance(task)
+        yield lambda done=1: progress.advance(task, done)
 
 
 def _answers(tuning: Tuning, asked: TuneOptions) -> list[RecordedAnswer]:
@@ -149,23 +182,66 @@ def _answers(tuning: Tuning, asked: TuneOptions) -> list[RecordedAnswer]:
     return answers[:MOST_ANSWERS]
 
 
-def _report(predicted: Speeds, is_measured: Speeds, table: dict[str, Any], out: Path, as_json: bool) -> None:
-    from paceline.replay.tune import advice
+def _server(asked: TuneOptions, sizes: Sequence[int]) -> int:
+    from paceline.bench.suites import read_suite
+    from paceline.cli.drive import Interrupt
+    from paceline.replay.advice import Goals
+    from paceline.replay.server import DRAFTS, PLAIN, ServerTuning
+    from paceline.workbench.conversations import Conversation, read
+    from paceline.workbench.servers import Server
+    from paceline.workbench.transcript import Transcriber, open_tokenizer
 
-    text = advice(predicted, str(out))
-    if as_json:
-        facts = {"out": str(out), "advice": text, "predicted": predicted, "measured": is_measured, "table": table}
-        print(json.dumps(facts))
-        return
-    console = Console(highlight=False)
-    batches = list(predicted["none"])
-    shown = plain_table("tokens/s, predicted", *map(str, batches), text=("tokens/s, predicted",))
-    for name, speeds in predicted.items():
-        shown.add_row(name, *(f"{speeds[batch]:.0f}" for batch in batches))
-    console.print(shown)
-    for batch in is_measured["none"]:
-        pairs = ", ".join(
-            f"{name} {predicted[name][batch]:.0f} and {speeds[batch]:.0f}" for name, speeds in is_measured.items()
+    out, key = asked.out or Path("tuned"), os.environ.get("OPENAI_API_KEY")
+    check_folder(out)
+    transcriber = Transcriber(open_tokenizer(asked.model), asked.template)
+    if asked.traffic is not None:
+        found = list(islice(read(asked.traffic, ignore=asked.ignore or ()), MOST_CONVERSATIONS))
+    else:
+        turns = [question.turns[0] for question in read_suite("demo").questions]
+        found = [Conversation([{"role": "user", "content": turn}]) for turn in turns]
+    assert asked.server is not None
+    servers = {DRAFTS: Server.find(asked.server, key)}
+    if asked.without is not None:
+        servers[PLAIN] = Server.find(asked.without, key)
+    elif servers[DRAFTS].engine == "paceline":
+        servers[PLAIN] = servers[DRAFTS]  # a request to our server may ask for none
+    with Interrupt() as interrupt, _bar(60 * asked.minutes, TimeRemainingColumn()) as step:
+        tuning = ServerTuning(
+            servers, found, transcriber, sizes, 60 * asked.minutes, asked.max_tokens, lambda: interrupt.pressed, step
         )
-        console.print(f"{batch} at once, predicted and measured: {pairs}", markup=False, soft_wrap=True)
-    console.print(f"\n{text}", markup=False, soft_wrap=True)
+        tuning.measure(out)
+        if interrupt.pressed:
+            Console(stderr=True).print(f"interrupted; the same command goes on in {out}", soft_wrap=True)
+            return 130
+        facts, choices = tuning.advise(out, Goals(asked.first_ms, asked.token_ms), str(asked.traffic or "demo"))
+    if asked.as_json:
+        print(json.dumps({"out": str(out), **facts}))
+        return 0
+    _show(choices)
+    lines = [
+        f"{of['engine']} {of['version']} (written for {of['written_for']}), {of['method']}: {of['flags']}"
+        for of in facts["configurations"]
+    ]
+    lines += ["", *facts["notes"], "To check it, in turn on the same prompts:", *facts["check"]]
+    for line in (*lines, f"{out / 'configuration.json'} holds it all."):
+        Console(highlight=False).print(line, markup=False, soft_wrap=True)
+    return 0
+
+
+def _show(choices: Sequence[Choice]) -> None:
+    """What to expect at each load."""
+    columns = ("at once", "context", "tokens", "gain", "95 %", "goodput", "without")
+    table = plain_table("drafts", *columns, text=("drafts",))
+    for choice in choices:
+        for one in choice.expected:
+            table.add_row(
+                choice.method.name,
+                str(one.load),
+                "all" if one.context is None else f"{one.context:.0f}",
+                str(one.k or "off"),
+                f"{one.gain:.2f}",
+                f"{one.low:.2f}-{one.high:.2f}",
+                f"{one.goodput:.0%}",
+                f"{choice.plain_goodput[one.load]:.0%}",
+            )
+    Console(highlight=False).print(table)

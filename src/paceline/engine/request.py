@@ -85,6 +85,11 @@ class RowStats:
             _bump(self.drafted, d)
         _bump(self.accepted, accepted)
 
+    @property
+    def accepted_tokens(self) -> int:
+        """Drafted tokens accepted in all rounds."""
+        return sum(depth * rounds for depth, rounds in enumerate(self.accepted))
+
     def acceptance_by_depth(self) -> list[float]:
         """Entry d-1: share of the rounds with a draft of depth d or more that accepted at least d tokens."""
         return [sum(self.accepted[d:]) / self.drafted[d] for d in range(1, len(self.drafted)) if self.drafted[d]]

@@ -1,21 +1,18 @@
-"""Tune: measure what rounds and drafters cost on this machine with this model, and predict the gain under load.
+"""Tune our own engine: measure what rounds and drafters cost on this machine with this model.
 
     tuning = Tuning(target, tokenizer, ["sam", "suffix"], batches=[1, 8])
     answers = tuning.answers(prompts, 64)      # or those of a log
     table = tuning.measure(answers)            # for `auto:...,table=FILE`
-    predict(table, answers, drafter, 8, 32)    # tokens a second, 8 rows at once, 32 requests
 
 Times of rounds are measured in the real engine with drafts of random sizes, at every batch size; a drafter's own time
-and the acceptance of its drafts come from replaying the answers. A prediction replays the answers in a full batch, with
-the time of every round from the table; the drafters, `auto` too, run as in the engine.
+and the acceptance of its drafts come from replaying the answers.
 """
 
 from __future__ import annotations
 
-from collections import deque
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass, fields
-from itertools import cycle, islice
+from itertools import count, cycle, islice
 from random import Random
 from time import perf_counter
 from typing import Any
@@ -26,7 +23,6 @@ from paceline.draft.auto import Candidate
 from paceline.draft.base import Drafter
 from paceline.draft.cost import DraftTimes, RoundTimes
 from paceline.draft.recording import Recording
-from paceline.draft.registry import create
 from paceline.engine.engine import Engine
 from paceline.engine.prompt import Prompt
 from paceline.engine.request import Request
@@ -37,22 +33,14 @@ from paceline.target.base import Target
 from paceline.target.tokenizer import Tokenizer
 from paceline.workbench.walk import RecordedAnswer, Tally, Walk, drop, replay, replayable, step
 
-Speeds = dict[str, dict[int, float]]
-"""Tokens a second, by drafter and batch size."""
-Stopped = Callable[[], bool]
-
-
-def never() -> bool:
-    """The answer of runs that nothing stops."""
-    return False
-
-
 WIDEST = 40
 """Nodes of the largest drafts that are timed."""
 WARM_ROUNDS, FEWEST_ROUNDS, MOST_ROUNDS = 4, 16, 200
 """Rounds at a batch size before timing begins; least and most rounds that are timed."""
 FIRST_ROW = 1 << 20
-"""First row id of a second replay with the same drafter."""
+"""First row id of the replays that are timed."""
+TIMED_ANSWERS = 16
+"""Answers of each of these."""
 SHOWN = (1, 2, 4, 8, 16, 32)
 """Nodes of every row for which a table shows the time of a round."""
 
@@ -70,12 +58,7 @@ class Tuning:
     batches: Sequence[int]
     seconds: float = 2.0
     step: Callable[[], None] = lambda: None
-    stopped: Stopped = never
-
-    @property
-    def names(self) -> list[str]:
-        """The drafters to compare: none, each of `drafts`, and auto with all of them."""
-        return ["none", *self.drafts, f"auto:{'|'.join(spec.replace(',', ';') for spec in self.drafts)}"]
+    stopped: Callable[[], bool] = lambda: False
 
     def answers(self, prompts: Sequence[Prompt], max_tokens: int) -> list[RecordedAnswer]:
         """The model's own greedy answers, where there is no log."""
@@ -96,7 +79,7 @@ class Tuning:
         for spec in self.drafts:
             if self.stopped():
                 return None
-            times.drafting[spec], acceptance[spec] = self._replayed(spec, answers, times.to_json())
+            times.drafting[spec], acceptance[spec] = self._replayed(spec, answers)
             self.step()
         if self.stopped():
             return None
@@ -139,53 +122,30 @@ class Tuning:
         for spec in self.drafts:
             replayable(spec, self.recording)
 
-    def _replayed(
-        self, spec: str, answers: Sequence[RecordedAnswer], table: Mapping[str, Any]
-    ) -> tuple[DraftTimes, list[float]]:
+    def _replayed(self, spec: str, answers: Sequence[RecordedAnswer]) -> tuple[DraftTimes, list[float]]:
         """A drafter's time by rows, and the share of its drafts that survives each depth."""
         drafter, tally = replayable(spec, self.recording), Tally()
-        timed = _Timed(Candidate(spec, drafter))
-        for batch in (1, 8, 1, 8):
-            predict(table, answers, timed, batch, max(batch + 8, 12), self.stopped)
         for i, answer in enumerate(answers):
             if not self.stopped():
-                replay(drafter, answer, FIRST_ROW + i, tally)
+                replay(drafter, answer, i, tally)
+        timed, ids = _Timed(Candidate(spec, drafter)), count(FIRST_ROW)
+        for batch in (1, 8, 1, 8):
+            walks = [Walk(next(ids), answer) for answer in islice(cycle(answers), TIMED_ANSWERS)]
+            for first in range(0, len(walks), batch):
+                together = walks[first : first + batch]
+                for walk in together:
+                    timed.start(walk.row)
+                while together and not self.stopped():
+                    step(timed, together, Tally())
+                    for walk in [walk for walk in together if walk.is_over]:
+                        drop(timed, walk, Tally())
+                        together.remove(walk)
         shares: list[float] = []
         above = 1.0
         for share in tally.accepted_by_depth():
             shares.append(round(min(share / above, 1.0), 4) if above > 0 else 0.0)
             above = share
         return timed.candidate.times, shares
-
-    def predicted(self, table: Mapping[str, Any], path: str, answers: Sequence[RecordedAnswer]) -> Speeds:
-        """Predictions for every drafter and batch size, each with a new drafter. path: the table's file, for auto."""
-        speeds: Speeds = {name: {} for name in self.names}
-        for name in self.names:
-            for batch in self.batches:
-                drafter = create(_with_table(name, path))
-                drafter.bind(self.target)
-                speeds[name][batch] = predict(table, answers, drafter, batch, _requests(batch), self.stopped)
-                self.step()
-        return speeds
-
-    def measured(self, path: str, answers: Sequence[RecordedAnswer], batches: Sequence[int]) -> Speeds:
-        """Measurements of the engine itself, after a few requests to warm it up; the drafters in turn at every size."""
-        speeds: Speeds = {name: {} for name in self.names}
-        for batch in batches:
-            for name in self.names:
-                engine = Engine(self.target, _with_table(name, path), max_batch=batch, tokenizer=self.tokenizer)
-                measured(engine, answers[:3], batch + 2, self.stopped)
-                speeds[name][batch] = measured(engine, answers, _requests(batch), self.stopped)
-                self.step()
-        return speeds
-
-
-def _with_table(name: str, path: str) -> str:
-    return f"{name},table={path}" if name.startswith("auto") else name
-
-
-def _requests(batch: int) -> int:
-    return max(12, 4 * batch)
 
 
 class _Timed(Drafter):
@@ -244,91 +204,3 @@ def _shown(times: RoundTimes, batches: Sequence[int]) -> dict[str, dict[str, flo
         }
         for rows in batches
     }
-
-
-# Prediction ----------------------------------------------------------------------------------------------------------
-
-
-def predict(
-    table: Mapping[str, Any],
-    answers: Sequence[RecordedAnswer],
-    drafter: Drafter,
-    batch: int,
-    count: int,
-    stopped: Stopped = never,
-) -> float:
-    """Tokens a second in a full batch, until the last of `count` requests has joined; the answers are repeated.
-
-    drafter  bound. Its own time is measured; the time of rounds is the table's."""
-    times = RoundTimes.from_json(table)
-    waiting = deque(enumerate(islice(cycle(answers), count)))
-    walks: list[Walk] = []
-    tally, tokens, seconds = Tally(), 0, 0.0
-    while waiting and not stopped():
-        fresh = [Walk(*waiting.popleft()) for _ in range(min(batch - len(walks), len(waiting)))]
-        for walk in fresh:
-            drafter.start(walk.row)
-        before = sum(len(walk.row) for walk in walks)
-        prompt = sum(len(walk.row) for walk in fresh)
-        drafter.begin_round(prompt)
-        tally.seconds = 0.0
-        trees = step(drafter, walks, tally) if walks else []
-        tokens += sum(len(walk.row) for walk in walks) - before + len(fresh)
-        nodes, widest = sum(map(len, trees)), max(map(len, trees), default=0)
-        seconds += tally.seconds + times.seconds(len(walks), nodes, widest, prompt)
-        for walk in fresh:  # the round that reads a prompt brings the first token
-            walk.row.extend([int(walk.text[len(walk.row)])])
-        walks += fresh
-        for walk in [walk for walk in walks if walk.is_over]:
-            drop(drafter, walk, tally)
-            walks.remove(walk)
-    for walk in walks:
-        drafter.drop(walk.row)
-    return tokens / seconds if seconds else 0.0
-
-
-def measured(engine: Engine, answers: Sequence[RecordedAnswer], count: int, stopped: Stopped = never) -> float:
-    """Tokens a second of the real engine, as `predict` counts them; every answer gets its recorded number of tokens."""
-    rows = [
-        engine.add(answer.prompt.tolist(), SamplingParams(max_tokens=len(answer.answer), ignore_eos=True))
-        for answer in islice(cycle(answers), count)
-    ]
-    began, tokens = perf_counter(), 0
-    while engine.waiting and not stopped():
-        tokens += sum(len(delta.tokens) for delta in engine.step())
-    seconds = perf_counter() - began
-    for row in rows:
-        if row.finish_reason is None:
-            engine.abort(row)
-    return tokens / seconds if seconds else 0.0
-
-
-def advice(predicted: Mapping[str, Mapping[int, float]], path: str) -> str:
-    """One paragraph: what to use and its predicted gain.
-
-    predicted  tokens a second by drafter and batch size; "none" is plain decoding, and one name begins with "auto"."""
-    auto = next(name for name in predicted if name.startswith("auto"))
-    fixed = [name for name in predicted if name not in ("none", auto)]
-    gains = {name: {b: speed / predicted["none"][b] for b, speed in of.items()} for name, of in predicted.items()}
-    batches = list(predicted["none"])
-    best = {b: max(fixed, key=lambda name: gains[name][b]) for b in batches} if fixed else {}
-    short = [b for b in batches if best and gains[auto][b] < 0.98 * max(gains[best[b]][b], 1.0)]
-    by_batch = ", ".join(f"{gains[auto][b]:.2f} at {b}" for b in batches)
-    if max(gains[auto].values()) < 1.02 and not short:
-        return (
-            "Nothing here is predicted to gain anything with your model and texts (auto over plain decoding: "
-            f"{by_batch} rows at once): decode plainly (--draft none), or try a draft model (--draft model:PATH)."
-        )
-    text = (
-        f"Use --draft {auto.partition(',')[0]!r} --tune {path}: predicted speed-up over plain decoding {by_batch} rows "
-        "at once."
-    )
-    if short:
-        which = "; ".join(
-            f"{best[b]} at {b} ({gains[best[b]][b]:.2f})" if gains[best[b]][b] > 1 else f"none at {b}" for b in short
-        )
-        text += f" Others are predicted to be faster at some sizes: {which}."
-    last = max((b for b in batches if best and gains[best[b]][b] >= 1.02), default=None)
-    if best and last != batches[-1]:
-        text += " Fixed drafters gain nothing " + (f"above {last} rows." if last else "at any of these sizes.")
-    return text

@@ -23,7 +23,9 @@ from paceline.jsonl import Appender
 from paceline.workbench.worker import Job, Worker
 
 SECONDS = (0.001, 0.005, 0.01, 0.02, 0.04, 0.06, 0.08, 0.1, 0.25, 0.5, 0.75, 1, 2.5, 5, 10, 30, 60)
-"""Limits of the histograms' buckets."""
+"""Limits of the buckets of times."""
+SHARES = tuple(tenth / 10 for tenth in range(11))
+"""Limits of the buckets of shares."""
 
 
 class Metrics:
@@ -35,8 +37,8 @@ class Metrics:
         def counter(name: str, what: str, labels: Sequence[str] = ()) -> Counter:
             return Counter(f"{prefix}:{name}", what, labels, registry=self.registry)
 
-        def histogram(name: str, what: str) -> Histogram:
-            return Histogram(f"{prefix}:{name}", what, buckets=SECONDS, registry=self.registry)
+        def histogram(name: str, what: str, buckets: Sequence[float] = SECONDS) -> Histogram:
+            return Histogram(f"{prefix}:{name}", what, buckets=buckets, registry=self.registry)
 
         def gauge(name: str, what: str) -> Gauge:
             return Gauge(f"{prefix}:{name}", what, registry=self.registry)
@@ -56,6 +58,8 @@ class Metrics:
         self.by_place = counter(
             "spec_decode_num_accepted_tokens_per_pos", "Accepted, by place in the draft", ["position"]
         )
+        what = "Share of a request's drafted tokens that was accepted"
+        self.of_request = histogram("spec_decode_request_acceptance_rate", what, SHARES)
         self.by_drafter: Counts[str] = Counts()
         self._last: dict[int, float] = {}
         self._jobs = worker.jobs
@@ -93,6 +97,9 @@ class Metrics:
         self.prompt.inc(job.row.prompt_length)
         self.ended.labels(job.row.finish_reason or "abort").inc()
         self.whole.observe(perf_counter() - job.arrived)
+        stats = job.row.stats
+        if stats.draft_tokens:
+            self.of_request.observe(stats.accepted_tokens / stats.draft_tokens)
 
     def now(self) -> dict[str, Any]:
         """Sums that the page shows."""

@@ -114,7 +114,7 @@ def speculation(stats: RowStats) -> dict[str, Any]:
     """A request's speculation in vLLM's shape."""
     depth = max(len(stats.accepted), len(stats.drafted)) - 1
     histogram = [*stats.accepted, *[0] * (depth + 1 - len(stats.accepted))]
-    accepted = sum(d * count for d, count in enumerate(histogram))
+    accepted = stats.accepted_tokens
     return {
         "mean_acceptance_length": (accepted + stats.rounds) / stats.rounds if stats.rounds else 0.0,
         "draft_acceptance_rate": accepted / stats.draft_tokens if stats.draft_tokens else 0.0,

@@ -18,7 +18,7 @@ from contextlib import asynccontextmanager
 from dataclasses import dataclass, field
 from itertools import count
 from random import uniform
-from time import monotonic
+from time import monotonic, perf_counter
 from typing import Any, TypeVar
 
 import httpx2
@@ -28,6 +28,8 @@ from paceline.errors import PacelineError
 
 T = TypeVar("T")
 CONNECT_SECONDS = 10.0
+WRITTEN = ("content", "reasoning_content", "reasoning", "tool_calls")
+"""Keys of a message that hold what the model wrote."""
 PASSING = frozenset({408, 409, 425, 429})
 SHORT_TRIES = 3
 """Attempts at a completion that ended before its budget: a server also does that at the end of its context."""
@@ -89,6 +91,7 @@ class Completion:
     tool_calls     name and arguments of each call, as texts.
     tokens         ids of the new tokens, from servers that return them.
     others         the answers after the first, where `n` asked for several.
+    times          seconds from the request to each event that brought a part of the answer; once where it came whole.
     tries          attempts that it took."""
 
     text: str = ""
@@ -99,7 +102,9 @@ class Completion:
     tool_calls: list[dict[str, str]] = field(default_factory=list)
     tokens: list[int] = field(default_factory=list)
     others: list[Completion] = field(default_factory=list)
+    times: list[float] = field(default_factory=list, compare=False)
     tries: int = 1
+    began: float = field(default_factory=perf_counter, repr=False, compare=False)
 
     def take(self, part: dict[str, Any]) -> None:
         """Add an event of a stream, or a whole response: both have `choices` and perhaps `usage`."""
@@ -126,6 +131,8 @@ class Completion:
             for key in ("name", "arguments"):
                 self.tool_calls[at][key] += (call.get("function") or {}).get(key) or ""
         self.finish_reason = choice.get("finish_reason") or self.finish_reason
+        if choice.get("token_ids") or any(message.get(part) for part in WRITTEN):
+            self.times.append(perf_counter() - self.began)
 
 
 @dataclass
@@ -213,11 +220,12 @@ class Client:
     async def _ask(self, host: _Host, body: dict[str, Any]) -> Completion:
         of = host.api.chat.completions if "messages" in body else host.api.completions
         asked = {key: body.pop(key) for key in ("model", "messages", "prompt", "stream") if key in body}
+        began = perf_counter()
         async with (
             self._mapped(host),
             of.with_streaming_response.create(**asked, extra_body=body) as response,
         ):
-            completion = await _read(response)
+            completion = await _read(response, began)
         if not completion.finish_reason:
             raise _Passing(f"{host.url}: the answer was torn, it ended without a finish_reason")
         return completion
@@ -286,9 +294,10 @@ def _api(url: str, key: str | None, http: httpx2.AsyncClient) -> openai.AsyncOpe
     )
 
 
-async def _read(response: Any) -> Completion:
-    """A response of openai, whole or as events. What is no completion raises _Passing."""
-    completion = Completion()
+async def _read(response: Any, began: float) -> Completion:
+    """A response of openai, whole or as events. began: when it was asked for (time.perf_counter). What is no completion
+    raises _Passing."""
+    completion = Completion(began=began)
     try:
         if "text/event-stream" in response.headers.get("content-type", ""):
             async for event in await response.parse():

@@ -55,7 +55,8 @@ class Reply:
     plain_tokens  the tokens that Spec-Bench counts for its baseline: the text encoded again, less one.
     batch     counts of the whole group, on its first reply, where schedules are compared (`bench.ours.Scheduled`).
     peak_bytes  peak memory of the process while answering, everything that was loaded included; None: unknown.
-    finish    stop, length, context or abort.
+    finish    stop, length, context, abort, or error for a request that failed.
+    count     new tokens, where an engine tells their number and not which they are.
     """
 
     prompt_tokens: int
@@ -73,6 +74,17 @@ class Reply:
     peak_bytes: int | None = None
     batch: dict[str, int] = field(default_factory=dict)
     finish: str = "stop"
+    count: int = 0
+
+    @property
+    def num_new(self) -> int:
+        """New tokens."""
+        return len(self.tokens) or self.count
+
+    @property
+    def said(self) -> Sequence[int] | str:
+        """The new tokens, or the text where they are unknown: what is compared with another answer."""
+        return self.tokens or self.text
 
     @property
     def drafted_rounds(self) -> int | None:

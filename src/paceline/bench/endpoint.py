@@ -1,0 +1,178 @@
+"""Running servers under load: `paceline bench --endpoint URL[,URL]`.
+
+    bench_endpoints(Benchmark(suite="log.jsonl", load=Load("http://a:8000/v1,http://b:8000/v1", concurrency=8)))
+
+The workload, a log or a suite's first turns, is cut into windows. Every server answers a window before the next one
+begins, in an order that is drawn anew, so that whatever changes meanwhile changes for both. Within a window requests
+are sent so many at once, or at the times of the log. Answers, figures, folder and page are those of every benchmark.
+"""
+
+from __future__ import annotations
+
+import asyncio
+from collections.abc import Sequence
+from dataclasses import asdict
+from time import perf_counter
+from typing import Any
+
+from paceline.bench.benchmark import Result
+from paceline.bench.metrics import OVERALL, summarize
+from paceline.bench.options import Benchmark, Load
+from paceline.bench.record import ANSWERS, KIND, SUMMARY, Answer, read_answers, settled
+from paceline.bench.runner import QuestionGroup, Runner
+from paceline.bench.setting import Watch
+from paceline.bench.suites import ALL, SUITES, Question, read_suite, tasks_in_turn
+from paceline.errors import PacelineError
+from paceline.workbench.client import Completion
+from paceline.workbench.contestant import Ask, Contestant, Reply
+from paceline.workbench.environment import environment
+from paceline.workbench.runs import Run
+from paceline.workbench.servers import Request, Server, fingerprint, read_requests, send
+
+WINDOW = 8
+"""Requests of a window for each that is under way at once."""
+FEWEST, MOST = 16, 256
+"""Requests of a window."""
+
+
+class _Stopped(BaseException):
+    """The run was stopped in the middle of a window, which is not recorded. Not an error of the server."""
+
+
+class Endpoint(Contestant):
+    """A running server. Its prompts are requests."""
+
+    def __init__(self, name: str, server: Server, load: Load, watch: Watch):
+        settings = {name: getattr(server, name) for name in ("url", "model", "engine", "version")}
+        super().__init__(name, settings=settings | {"goals": load.goals}, in_process=False)
+        self.server, self.load, self.watch = server, load, watch
+
+    def wake(self, seconds: float) -> None:
+        """Nothing: the server runs anyway."""
+
+    def answer(self, prompts: Sequence[Any], ask: Ask) -> list[Reply]:
+        bodies, due = [], None
+        for one, seed in zip(prompts, ask.seeds, strict=True):
+            sampled = {"temperature": ask.temperature, "seed": seed} if ask.temperature else {}
+            bodies.append(self.server.body(one, min(ask.max_tokens, one.length or ask.max_tokens), **sampled))
+        if self.load.arrivals is not None:
+            due = [(one.at - prompts[0].at) / self.load.arrivals for one in prompts]
+        before, began = self.server.drafting(), perf_counter()
+        answers = asyncio.run(send(self.server, bodies, self.load.most, due, self.watch.stopped))
+        seconds, after = perf_counter() - began, self.server.drafting()
+        if None in answers:
+            raise _Stopped
+        if not any(isinstance(one, Completion) for one in answers):
+            raise PacelineError(str(answers[0]))
+        replies = [_reply(one, seconds) for one in answers]
+        if before and after and (new := after.since(before)).drafts:
+            places = {f"accepted_{place}": int(count) for place, count in enumerate(new.by_position)}
+            replies[0].batch = {"drafts": int(new.drafts), "accepted": int(new.accepted), **places}
+        return replies
+
+
+def _reply(answer: object, seconds: float) -> Reply:
+    if not isinstance(answer, Completion):
+        return Reply(0, [], "", seconds, finish="error")
+    return Reply(
+        prompt_tokens=answer.usage.get("prompt_tokens") or 0,
+        tokens=answer.tokens,
+        text=answer.reasoning + answer.text,
+        seconds=seconds,
+        times=answer.times or None,
+        finish=answer.finish_reason,
+        count=answer.usage.get("completion_tokens") or len(answer.times),
+    )
+
+
+def bench_endpoints(benchmark: Benchmark, watch: Watch = Watch(), key: str | None = None) -> Result:
+    """Run, or continue, the benchmark of running servers in `benchmark.out`. key: the servers' API key.
+
+    Raises PacelineError for what the caller has to change, before anything is timed."""
+    load, options = benchmark.load, benchmark.options
+    requests = {one.id: one for one in workload(benchmark)}
+    servers = [Server.find(spec.strip(), key) for spec in (load.endpoint or "").split(",")]
+    named = {one.name: one for one in servers}
+    if len(named) < len(servers):
+        named = {f"{one.name}#{one.model}": one for one in servers}
+    if len(named) < len(servers):
+        raise PacelineError(f"--endpoint names {servers[0].url} twice; give two servers, or one")
+    digest = fingerprint([*requests.values()])
+    identity = {
+        "model": servers[0].model,
+        "suite": {"name": benchmark.suite, "fingerprint": digest, "questions": len(requests)},
+        "options": {**asdict(options), **asdict(load), "batch": load.most, "methods": list(named)},
+    }
+    contestants = [Endpoint(name, server, load, watch) for name, server in named.items()]
+    methods = [
+        {"method": one.name, "settings": one.settings, "baseline": one is contestants[0], "unavailable": None}
+        for one in contestants
+    ]
+    seen = environment(dtype="of the servers", device="of the servers")
+    with Run.open(benchmark.out, KIND, identity, environment=seen, methods=methods) as run:
+        lines, answers = run.lines(ANSWERS), list(read_answers(run.path / ANSWERS))
+
+        def record(new: Sequence[Answer]) -> None:
+            lines.append(*(answer.row() for answer in new))
+            answers.extend(new)
+
+        watch.total(len(servers) * len(requests) * options.repeats)
+        runner = Runner(
+            contestants,
+            windows(list(requests), load.most),
+            options,
+            prompt=lambda question, _: requests[question.id],
+            known=list(answers),
+            record=record,
+            stopped=watch.stopped,
+            progress=watch.answered,
+        )
+        try:
+            complete = runner.run()
+        except _Stopped:
+            complete = False
+        results = summarize(settled(answers), {str(of["method"]): of for of in methods})
+        notes = _compared(results, load)
+        run.write(SUMMARY, {"complete": complete, "disturbed": [], "repeated": "", "results": results, "notes": notes})
+    return Result(run.path, complete, results, {}, notes, [], "")
+
+
+def workload(benchmark: Benchmark) -> list[Request]:
+    """The requests: first turns of a suite, or every answer's prompt of a log; in their order of arrival where that is
+    kept. Raises PacelineError."""
+    if benchmark.suite in SUITES:
+        questions = read_suite(benchmark.suite, limit=benchmark.limit, categories=benchmark.categories).questions
+        mixed = tasks_in_turn(questions, lambda question: question.task)
+        found = [Request(one.id, [{"role": "user", "content": one.turns[0]}]) for one in mixed]
+    else:
+        found = read_requests(benchmark.suite, limit=benchmark.limit)
+    if benchmark.load.arrivals is None:
+        return found
+    if absent := next((one.id for one in found if one.at is None), None):
+        raise PacelineError(f"{benchmark.suite}: request {absent} does not say when it came; leave out --arrivals")
+    return sorted(found, key=lambda one: one.at or 0.0)
+
+
+def windows(ids: Sequence[str], at_once: int) -> list[QuestionGroup]:
+    """The requests in windows, each of which all servers answer before the next one."""
+    size = min(max(WINDOW * at_once, FEWEST), MOST)
+    questions = [Question(id, ALL, ALL, ("",)) for id in ids]
+    parts = [tuple(questions[begin : begin + size]) for begin in range(0, len(questions), size)]
+    return [QuestionGroup(number, part, (1,) * len(part)) for number, part in enumerate(parts)]
+
+
+def _compared(results: Sequence[dict[str, Any]], load: Load) -> list[str]:
+    """How good the comparison of two servers is, in sentences."""
+    first, *others = [result for result in results if result["category"] == OVERALL]
+    notes = ["Requests came at the log's times, which decide the tokens a second."] * (load.arrivals is not None)
+    for one in others:
+        if one["speedup"] is None or one["identical"] is None:
+            continue
+        low, high = one["speedup_low"], one["speedup_high"]
+        sure = "too few windows for an interval" if low is None else f"95 % interval {low:.2f} to {high:.2f}"
+        doubt = "" if low is None or not low <= 1 <= high else ", which includes 1: no difference is shown"
+        notes.append(
+            f"{one['method']} has {one['speedup']:.2f} times the tokens a second of {first['method']} ({sure}{doubt}), "
+            f"in turn on the same {one['compared']} requests; {one['identical']:.0%} of the answers are the same."
+        )
+    return notes

@@ -1,0 +1,135 @@
+"""`paceline watch`: what the drafts of a running server bring now, and what to change."""
+
+from __future__ import annotations
+
+import json
+import os
+from collections.abc import Sequence
+from itertools import accumulate
+from pathlib import Path
+from time import monotonic, sleep
+from typing import TYPE_CHECKING, Annotated, Any
+
+import typer
+
+from paceline.errors import PacelineError
+
+if TYPE_CHECKING:
+    from paceline.workbench.servers import Drafting
+
+TOKEN_COST = 0.05
+"""Share of a round that a drafted token costs, where nothing was measured: about what it is where few requests run."""
+LEAST_DRAFTS = 50
+"""Drafts below which nothing is advised."""
+WORTH_IT = 1.02
+"""Least ratio of two gains for which a change is advised."""
+
+
+def watch(
+    url: Annotated[str, typer.Argument(help="The server's address, with or without /v1.", metavar="URL")],
+    every: Annotated[float, typer.Option(help="Seconds between two readings.", min=0.1)] = 10.0,
+    once: Annotated[bool, typer.Option("--once", help="One reading, of all since the server started.")] = False,
+    tuned: Annotated[
+        Path | None, typer.Option(help="Folder of `paceline tune --server`, for what drafted tokens cost at each load.")
+    ] = None,
+    token_cost: Annotated[
+        float, typer.Option(help="Without --tuned: share of a plain round that a drafted token costs.", min=0.0)
+    ] = TOKEN_COST,
+    as_json: Annotated[bool, typer.Option("--json", help="A JSON object for each reading, a line each.")] = False,
+) -> int:
+    """Read /metrics of a server (vLLM, SGLang, llama.cpp or ours) and say what its drafts bring.
+
+    Each reading shows the share of drafts of which the token at each position was accepted, whether the drafts pay at
+    what a drafted token costs, and the number of tokens that would pay best. SGLang needs --enable-metrics, llama.cpp
+    --metrics. SGLang tells the mean number of tokens alone.
+
+    \b
+    paceline watch http://127.0.0.1:8000
+    paceline watch http://127.0.0.1:8000 --tuned tuned --json
+    """
+    from paceline.cli.drive import Interrupt
+    from paceline.workbench.servers import Drafting
+
+    def read() -> Drafting:
+        now = Drafting.read(url, os.environ.get("OPENAI_API_KEY"))
+        if now is None:
+            raise PacelineError(f"{url} has no /metrics; SGLang needs --enable-metrics, llama.cpp --metrics")
+        return now
+
+    costs = _costs(tuned) if tuned is not None else {1: token_cost}
+    before = Drafting() if once else read()
+    with Interrupt() as interrupt:
+        while not interrupt.pressed:
+            began = monotonic()
+            while not (once or interrupt.pressed or monotonic() - began > every):
+                sleep(0.1)
+            now = read()
+            facts = reading(now.since(before), costs, monotonic() - began if not once else None)
+            print(json.dumps(facts) if as_json else _in_words(facts), flush=True)
+            if once:
+                break
+            before = now
+    return 0
+
+
+def _costs(tuned: Path) -> dict[int, float]:
+    """Share of a plain round that a drafted token of each request costs, by requests at once."""
+    from paceline.jsonl import loads
+    from paceline.replay.server import CONFIGURATION
+
+    try:
+        costs = loads((tuned / CONFIGURATION).read_bytes())["token_cost"]
+        return {int(load): float(cost) for load, cost in costs.items()}
+    except (OSError, ValueError, KeyError, TypeError, AttributeError):
+        raise PacelineError(f"{tuned} is no folder of `paceline tune --server` that has finished") from None
+
+
+def reading(new: Drafting, costs: dict[int, float], seconds: float | None = None) -> dict[str, Any]:
+    """What a reading says. new: the counts since the one before; costs: see `_costs`; seconds: between the two."""
+    cost = costs[max((load for load in costs if load <= new.running), default=min(costs))]
+    drafted = new.drafted / new.drafts if new.drafts else 0.0
+    tokens = accumulate(new.survival, initial=1.0)
+    gains = [of_round / (1 + cost * min(k, drafted)) for k, of_round in enumerate(tokens)]
+    return {
+        "engine": new.engine,
+        "running": new.running,
+        "tokens_per_second": round(new.tokens / seconds, 1) if seconds else None,
+        "drafts": new.drafts,
+        "drafted": new.drafted,
+        "accepted": new.accepted,
+        "accepted_by_position": [round(share, 4) for share in new.survival],
+        "tokens_a_round": new.round_tokens,
+        "token_cost": cost,
+        "gain": round(gains[-1], 4) if new.survival else None,
+        "advice": _advice(new, gains, cost),
+    }
+
+
+def _advice(new: Drafting, gains: Sequence[float], cost: float) -> str:
+    """gains: over plain decoding, by the most tokens of a draft."""
+    from paceline.replay.advice import ENGINES
+
+    best, known = max(range(len(gains)), key=gains.__getitem__), ENGINES.get(new.engine, {})
+    if new.round_tokens is None:
+        return "there were no drafts"
+    if not new.survival:
+        return f"{new.round_tokens:.2f} tokens a round; the server does not tell them by position"
+    if new.drafts < LEAST_DRAFTS:
+        return f"{new.drafts:.0f} drafts are too few to say"
+    if best == 0:
+        return f"drafts do not pay now: {known.get('off', 'turn them off')}"
+    if gains[best] > WORTH_IT * gains[-1]:
+        change = known.get("own", "draft {k} tokens").format(k=best, more=best + 1)
+        return f"tokens after position {best} do not pay now: {change}"
+    more = new.survival[-1] > 2 * cost * gains[-1]
+    return "drafts pay at every position" + ("; more tokens may pay too" if more else "")
+
+
+def _in_words(facts: dict[str, Any]) -> str:
+    parts = [f"{facts['engine'] or 'server'}: {facts['running']:.0f} running"]
+    parts += [f"{facts['tokens_per_second']} tokens/s"] if facts["tokens_per_second"] is not None else []
+    parts += [f"{facts['drafts']:.0f} drafts, accepted by position"] if facts["accepted_by_position"] else []
+    places = " ".join(f"{share:.0%}" for share in facts["accepted_by_position"])
+    cost = f"{facts['token_cost']:.1%} of a round"
+    gain = "" if facts["gain"] is None else f"gain {facts['gain']:.2f} if a drafted token costs {cost}; "
+    return f"{', '.join(parts)} {places}\n  {gain}{facts['advice']}"

@@ -1,0 +1,267 @@
+"""Running servers over HTTP: which one it is, what its /metrics say of drafts, and requests sent to it under a load.
+
+    server = Server.find("http://127.0.0.1:8000/v1")
+    requests = read_requests("log.jsonl")
+    answers = asyncio.run(send(server, [server.body(one, 128) for one in requests], concurrency=8))
+    answers[0].times                    # seconds from the request to each delivery of tokens
+
+vLLM, SGLang, llama.cpp and our own server are known by name; any other with OpenAI's API can be asked. A request that
+fails is not tried again: a load generator counts it.
+"""
+
+from __future__ import annotations
+
+import asyncio
+from collections.abc import Callable, Collection, Iterator, Mapping, Sequence
+from contextlib import suppress
+from dataclasses import dataclass, replace
+from datetime import datetime
+from hashlib import sha256
+from itertools import chain, islice, zip_longest
+from pathlib import Path
+from time import perf_counter
+from typing import Any
+from urllib.parse import urlsplit
+
+import httpx2
+
+from paceline.errors import PacelineError
+from paceline.workbench.client import CONNECT_SECONDS, Client, Completion, CompletionError, Retry, find_models, parse
+from paceline.workbench.conversations import Conversation, ConversationError, Message, read
+
+VERSIONS = {"/version": "version", "/server_info": "version", "/get_server_info": "version", "/props": "build_info"}
+"""Where servers say their version, and under which key."""
+METRICS = {
+    "num_requests_running": "running", "num_running_reqs": "running", "requests_processing": "running",
+    "generation_tokens": "tokens", "tokens_predicted": "tokens", "spec_decode_num_drafts": "drafts",
+    "spec_decode_num_draft_tokens": "drafted", "spec_decode_num_accepted_tokens": "accepted",
+    "spec_accept_length": "length",
+}  # fmt: skip
+"""Fields of Drafting by the names of metrics of vLLM, ours, llama.cpp and SGLang, without prefix and `_total`."""
+BY_POSITION = "spec_decode_num_accepted_tokens_per_pos"
+COUNTS = ("tokens", "drafts", "drafted", "accepted")
+LOOK_SECONDS = 0.1
+"""Seconds between two checks whether sending was stopped."""
+ARRIVED = ("time", "timestamp", "created", "created_at", "start_time", "startTime")
+"""Keys of a record that say when a request came, or for `serve --log` when it ended."""
+MILLISECONDS_FROM = 1e11
+"""Times since 1970 above this are in milliseconds."""
+
+
+# What a server says of itself ----------------------------------------------------------------------------------------
+
+
+@dataclass(frozen=True)
+class Drafting:
+    """What /metrics say of drafts: counts since the server started, or of the time between two readings.
+
+    engine       vllm, sglang, llamacpp, paceline; "" if no metric has a known name.
+    running      requests in the batch now. tokens: of answers.
+    drafts       rounds of requests with a draft. drafted, accepted: tokens.
+    by_position  accepted at each position of a draft.
+    length       mean tokens of a round, the target's own included, where the server tells no counts (SGLang)."""
+
+    engine: str = ""
+    running: float = 0.0
+    tokens: float = 0.0
+    drafts: float = 0.0
+    drafted: float = 0.0
+    accepted: float = 0.0
+    by_position: Sequence[float] = ()
+    length: float | None = None
+
+    @property
+    def round_tokens(self) -> float | None:
+        """Mean tokens of a round with a draft, the target's own included; None if unknown."""
+        return 1 + self.accepted / self.drafts if self.drafts else self.length
+
+    @property
+    def survival(self) -> list[float]:
+        """Share of the drafts of which the token at each position was accepted."""
+        return [count / self.drafts for count in self.by_position] if self.drafts else []
+
+    def since(self, before: Drafting) -> Drafting:
+        """The counts between an earlier reading and this one."""
+        places = zip_longest(self.by_position, before.by_position, fillvalue=0.0)
+        moved: dict[str, Any] = {name: getattr(self, name) - getattr(before, name) for name in COUNTS}
+        return replace(self, by_position=[now - then for now, then in places], **moved)
+
+    @classmethod
+    def read(cls, url: str, key: str | None = None) -> Drafting | None:
+        """The counts of a server; None if it has no /metrics. Raises CompletionError if it does not answer."""
+        page = get(url, "/metrics", key)
+        return cls.parse(page.text) if page.status_code == 200 else None
+
+    @classmethod
+    def parse(cls, text: str) -> Drafting:
+        """What a page in Prometheus' text format says. Of several engines or ranks the sum."""
+        from prometheus_client.parser import text_string_to_metric_families
+
+        found: dict[str, Any] = {}
+        places: dict[int, float] = {}
+        for sample in chain.from_iterable(family.samples for family in text_string_to_metric_families(text)):
+            prefix, _, name = sample.name.removesuffix("_total").partition(":")
+            if name == BY_POSITION:
+                place = int(sample.labels["position"])
+                places[place] = places.get(place, 0.0) + sample.value
+            elif field := METRICS.get(name):
+                before = found.get(field, 0.0)
+                found[field] = max(before, sample.value) if field == "length" else before + sample.value
+                found["engine"] = prefix
+        return cls(by_position=[places[place] for place in sorted(places)], **found)
+
+
+@dataclass(frozen=True)
+class Server:
+    """One model of a running server. url: up to and including /v1; model: the name to ask for; engine: what the server
+    calls itself, as in Drafting; version: "" if it does not say; key: the API key, which is written nowhere."""
+
+    url: str
+    model: str
+    engine: str = ""
+    version: str = ""
+    key: str | None = None
+
+    @classmethod
+    def find(cls, spec: str, key: str | None = None) -> Server:
+        """The server at "URL[#model]". Raises CompletionError if it cannot be reached or offers several models."""
+        urls, model = parse(spec)
+        if len(urls) != 1:
+            raise PacelineError(f"{spec!r} is no address of one server, such as http://127.0.0.1:8000/v1")
+        url = urls[0].rstrip("/").removesuffix("/v1") + "/v1"
+        owners = asyncio.run(find_models(url, key))
+        if not model and len(owners) != 1:
+            raise CompletionError(f"{url} offers {', '.join(owners) or 'nothing'}; name one after a #: {url}#model")
+        model = model or next(iter(owners))
+        return cls(url, model, owners.get(model, ""), _version(url, key), key)
+
+    @property
+    def name(self) -> str:
+        """Host and port."""
+        return urlsplit(self.url).netloc
+
+    def drafting(self) -> Drafting | None:
+        """What its /metrics say of drafts; None if it has none."""
+        return Drafting.read(self.url, self.key)
+
+    def body(self, request: Request, max_tokens: int, **more: Any) -> dict[str, Any]:
+        """The body that asks for a stream of at most `max_tokens` tokens, greedy unless `more` says otherwise."""
+        prompt = {"messages": list(request.messages)} if request.messages else {"prompt": list(request.prompt)}
+        ids = {"return_token_ids": True} if self.engine in ("vllm", "paceline") else {}
+        stream = {"stream": True, "stream_options": {"include_usage": True}}
+        return {"model": self.model, **prompt, "max_tokens": max_tokens, "temperature": 0.0, **stream, **ids, **more}
+
+
+def get(url: str, path: str, key: str | None = None) -> httpx2.Response:
+    """What a server answers to GET `path`, a path beside /v1. Raises CompletionError if it does not answer."""
+    address = url.rstrip("/").removesuffix("/v1") + path
+    try:
+        return httpx2.get(address, headers={"Authorization": f"Bearer {key}"} if key else {}, timeout=CONNECT_SECONDS)
+    except (httpx2.HTTPError, httpx2.InvalidURL) as error:
+        raise CompletionError(f"{address} cannot be read: {error}; is the server up?") from None
+
+
+def _version(url: str, key: str | None) -> str:
+    for path, name in VERSIONS.items():
+        with suppress(CompletionError, ValueError, AttributeError):
+            if said := get(url, path, key).json().get(name):
+                return str(said)
+    return ""
+
+
+# The workload --------------------------------------------------------------------------------------------------------
+
+
+@dataclass(frozen=True)
+class Request:
+    """One request: `messages`, or a `prompt` in token ids. length: tokens of the logged answer, 0: unknown; at: when it
+    came, seconds since any moment, None: unknown."""
+
+    id: str
+    messages: Sequence[Message] = ()
+    prompt: Sequence[int] = ()
+    length: int = 0
+    at: float | None = None
+
+
+def read_requests(path: str | Path, ignore: Collection[str] = (), limit: int | None = None) -> list[Request]:
+    """The requests of a log or of a file of prompts. Raises ConversationError."""
+    every = (requests_of(one, str(number)) for number, one in enumerate(read(path, ignore=ignore), 1))
+    found = list(islice(chain.from_iterable(every), limit))
+    if not found:
+        raise ConversationError(f"{path} holds no prompt that could be asked")
+    return found
+
+
+def requests_of(one: Conversation, id: str) -> Iterator[Request]:
+    """The requests of a conversation: one for each answer, or its prompt; none of a plain text."""
+    at = _arrival(one.record)
+    if one.tokens is not None:
+        if one.tokens[0]:
+            yield Request(id, prompt=one.tokens[0], length=len(one.tokens[1]), at=at)
+    elif one.answers:
+        for turn, answer in enumerate(one.answers):
+            yield Request(f"{id}.{turn}" if turn else id, one.messages[:answer], at=at)
+    elif one.first_prompt:
+        yield Request(id, one.first_prompt, at=at)
+
+
+def fingerprint(requests: Sequence[Request]) -> str:
+    """16 hex digits of SHA-256 over prompts and times: two runs sent the same if theirs are the same."""
+    parts = [(one.id, list(one.messages), list(one.prompt), one.at) for one in requests]
+    return sha256(repr(parts).encode()).hexdigest()[:16]
+
+
+def _arrival(record: Mapping[str, Any]) -> float | None:
+    """Seconds of a record's time, a number or a text in ISO 8601."""
+    for key in ARRIVED:
+        value = record.get(key)
+        if isinstance(value, str):
+            with suppress(ValueError):
+                return datetime.fromisoformat(value).timestamp()
+        elif isinstance(value, (int, float)):
+            took = record.get("seconds", 0.0) if key == "time" else 0.0  # a line of `serve --log`
+            return (value / 1000 if value > MILLISECONDS_FROM else value) - took
+    return None
+
+
+# Sending -------------------------------------------------------------------------------------------------------------
+
+
+async def send(
+    server: Server,
+    bodies: Sequence[dict[str, Any]],
+    concurrency: int = 1,
+    due: Sequence[float] | None = None,
+    stopped: Callable[[], bool] = lambda: False,
+) -> list[Completion | CompletionError | None]:
+    """The answer to each body; an error in place of one that failed, None where sending was stopped.
+
+    concurrency  requests under way at once: the next one is sent when another has its answer.
+    due          seconds at which each is sent, ascending; concurrency is then the most at once, and the times of an
+                 answer count from when its request was due, so that waiting for a free place shows in them.
+
+    When it is stopped, connections are closed at once, at which a server stops working on the answers."""
+    answers: list[Completion | CompletionError | None] = [None] * len(bodies)
+    left, began = iter(range(len(bodies))), perf_counter()
+
+    async def one_at_a_time() -> None:
+        for i in left:
+            at = perf_counter() if due is None else began + due[i]
+            await asyncio.sleep(at - perf_counter())
+            try:
+                answers[i] = answer = await client.complete(bodies[i])
+                answer.times = [seconds + max(answer.began - at, 0.0) for seconds in answer.times]
+            except CompletionError as error:
+                answers[i] = error
+
+    async with Client([server.url], key=server.key, slots=concurrency, retry=Retry(tries=1)) as client:
+        tasks = [asyncio.create_task(one_at_a_time()) for _ in range(min(concurrency, len(bodies)))]
+        while not stopped() and (await asyncio.wait(tasks, timeout=LOOK_SECONDS))[1]:
+            pass
+        for task in tasks:
+            task.cancel()
+        for ended in await asyncio.gather(*tasks, return_exceptions=True):
+            if isinstance(ended, Exception):
+                raise ended
+    return answers

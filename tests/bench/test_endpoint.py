@@ -1,0 +1,133 @@
+"""Running servers under load: two in turn, arrival times, failures, stopping and going on, figures and page."""
+
+import json
+from dataclasses import replace
+from pathlib import Path
+
+import pytest
+from tests.served import Served
+
+from paceline.bench.endpoint import bench_endpoints, windows, workload
+from paceline.bench.metrics import accepted_by_position, goodput, summarize, token_seconds
+from paceline.bench.options import Benchmark, Load, Options
+from paceline.bench.page import page
+from paceline.bench.record import Answer
+from paceline.bench.report import markdown, read_run
+from paceline.bench.setting import Watch
+from paceline.cli import main
+from paceline.errors import PacelineError
+from paceline.workbench.contestant import Reply
+
+QUICK = Options(max_tokens=8, warm_up=0)
+
+
+@pytest.fixture
+def log(tmp_path: Path) -> Path:
+    lines = [{"prompt": f"question {n}", "time": 100 + 0.05 * n} for n in range(40)]
+    (tmp_path / "log.jsonl").write_text("".join(json.dumps(line) + "\n" for line in lines))
+    return tmp_path / "log.jsonl"
+
+
+def test_two_servers_in_turn(log: Path, tmp_path: Path) -> None:
+    with Served(seconds=lambda n: 0.03) as slow, Served(seconds=lambda n: 0.03, accepted=(3, 1)) as fast:
+        load = Load(f"{slow.url},{fast.url}", concurrency=2, token_ms=23.0)
+        asked = Benchmark(suite=str(log), limit=20, load=load, options=QUICK, out=tmp_path / "run")
+        outcome = bench_endpoints(asked)
+        assert (slow.most_running, fast.most_running) == (2, 2)
+        assert len(slow.asked) == len(fast.asked) == 20
+        again = bench_endpoints(asked)
+        assert len(slow.asked) == 20  # a whole run asks nothing
+    assert outcome.complete
+    assert again.complete
+    assert again.results[1]["tokens_per_second"] == pytest.approx(outcome.results[1]["tokens_per_second"], rel=1e-4)
+    first, second = [one for one in outcome.results if one["category"] == "overall"]
+    assert first["speedup"] == 1
+    assert 1.2 < second["speedup"] < 4  # 8 tokens in 8 rounds, and in 4
+    assert second["speedup_low"] > 1
+    assert second["identical"] == 1
+    assert second["errors"] == 0
+    assert first["goodput"] == 0
+    assert second["goodput"] > 0.5
+    assert first["draft_tokens_accepted"] is None
+    assert second["draft_tokens_accepted"] == pytest.approx(4 / 3, abs=0.01)  # 3, 1 and, at the end, 0
+    assert second["accepted_by_position"] == pytest.approx([2 / 3, 1 / 3, 1 / 3], abs=0.01)
+    assert "times the tokens a second" in outcome.notes[0]
+    run = read_run(tmp_path / "run")
+    assert [one.kind for one in run.servers] == ["ours", "plain"]
+    text = page(run)
+    assert "Under load" in text
+    assert "plain decoding" not in text.partition("<main>")[0]
+    assert "tokens/s" in markdown(run)
+
+
+def test_requests_keep_the_logs_times(log: Path, tmp_path: Path) -> None:
+    with Served(seconds=lambda n: 0.002) as fake:
+        asked = Benchmark(suite=str(log), load=Load(fake.url, arrivals=1.0), options=QUICK, out=tmp_path / "run")
+        bench_endpoints(asked)
+        assert fake.when[-1] - fake.when[0] > 39 * 0.05 - 0.7
+    (tmp_path / "timeless.jsonl").write_text('{"prompt": "when?"}\n')
+    with pytest.raises(PacelineError, match="does not say when"):
+        workload(Benchmark(suite=str(tmp_path / "timeless.jsonl"), load=Load(arrivals=1.0)))
+
+
+def test_requests_that_fail_are_counted(log: Path, tmp_path: Path) -> None:
+    with Served(fails=lambda number: number % 4 == 0) as fake:
+        load = Load(fake.url, concurrency=4, first_ms=1000)
+        outcome = bench_endpoints(Benchmark(suite=str(log), load=load, options=QUICK, out=tmp_path / "run"))
+    [overall] = [one for one in outcome.results if one["category"] == "overall"]
+    assert (overall["errors"], overall["goodput"]) == (10, 0.75)
+    with Served(fails=lambda number: True) as fake:
+        load = Load(fake.url)
+        outcome = bench_endpoints(Benchmark(suite=str(log), load=load, options=QUICK, out=tmp_path / "none"))
+    assert "500" in outcome.results[0]["failed"]
+
+
+def test_a_window_that_was_stopped_is_asked_again(log: Path, tmp_path: Path) -> None:
+    with Served(seconds=lambda n: 0.005) as fake:
+        asked = Benchmark(suite=str(log), load=Load(fake.url, concurrency=2), options=QUICK, out=tmp_path / "run")
+        stopped = bench_endpoints(asked, Watch(stopped=lambda: len(fake.asked) > 20))
+        assert not stopped.complete
+        assert stopped.results[0]["answers"] == 16
+        whole = bench_endpoints(asked)
+        assert whole.complete
+        assert whole.results[0]["answers"] == 40
+        with pytest.raises(PacelineError, match="another run"):
+            bench_endpoints(replace(asked, load=Load(fake.url, concurrency=3)))
+
+
+def test_the_command(log: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    with Served(accepted=(2,)) as fake:
+        arguments = ["bench", "--endpoint", fake.url, "--suite", str(log), "--limit", "6", "-n", "4"]
+        assert main([*arguments, "--out", str(tmp_path / "run")]) == 0
+        out = capsys.readouterr().out
+        assert "goodput" in out
+        assert fake.url.split("/")[2] in out
+    assert main(["bench", "--endpoint", "http://127.0.0.1:9", "a-model"]) == 2
+    assert "not both" in capsys.readouterr().err
+    assert main(["report", str(tmp_path / "run"), "--json"]) == 0
+
+
+def turn(times: list[float] | None, count: int, **batch: int) -> Reply:
+    return Reply(3, [], "said", 1.0, times=times, count=count, batch=batch)
+
+
+def test_figures_of_requests() -> None:
+    good, late, slow = turn([0.1, 0.2, 0.3], 5), turn([0.6, 0.7], 2), turn([0.1, 0.9], 3)
+    assert token_seconds(good) == pytest.approx(0.05)
+    assert token_seconds(turn([0.1], 1)) is None
+    answers = [Answer("a", 0, str(n), "all", "all", 0, [one]) for n, one in enumerate((good, late, slow))]
+    answers.append(Answer("a", 0, "3", "all", "all", 0, [turn(None, 0)]))
+    assert goodput(answers, token_ms=100) == pytest.approx(2 / 4)
+    answers.pop()
+    assert goodput(answers, first_ms=500, token_ms=100) == pytest.approx(1 / 3)
+    assert goodput(answers, token_ms=100) == pytest.approx(2 / 3)
+    answers[0].turns[0].batch = {"drafts": 4, "accepted": 5, "accepted_0": 3, "accepted_1": 2}
+    assert accepted_by_position(answers) == [0.75, 0.5]
+    [overall, _] = summarize(answers, {"a": {"baseline": True, "settings": {"goals": {"first_ms": 50}}}})
+    assert (overall["goodput"], overall["looping"], overall["new_tokens"]) == (0, None, 10)
+
+
+def test_windows_hold_every_request_once() -> None:
+    found = windows([str(n) for n in range(100)], 3)
+    assert [len(one.questions) for one in found] == [24, 24, 24, 24, 4]
+    assert len({question.id for one in found for question in one.questions}) == 100

@@ -1,0 +1,214 @@
+"""Tuning a running server: made-up times of which the right configuration is known, and the command on fakes."""
+
+import json
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pytest
+
+from paceline.cli import main
+from paceline.replay.advice import Choice, Costs, Drafts, Goals, choose, configuration, methods, ranges
+from paceline.replay.server import DRAFTS, PLAIN, bins_of, costs_of
+from tests import models
+from tests.served import Served
+
+LOADS = (1, 4, 16)
+TOKENS = 32
+
+
+def visit(
+    role: str, load: int, gap: float, length: int = 0, wait: float = 0.0, each: int = 1, **drafting: Any
+) -> dict[str, Any]:
+    """2 * load requests of which `each` tokens come every `gap` seconds, with every eighth round `wait` longer."""
+    gaps = [gap + (wait if i % 8 == 7 else 0.0) for i in range(1, TOKENS // each)]
+    times = np.cumsum([0.05, *gaps]).tolist()
+    tokens = 1 + each * (len(times) - 1)
+    answers = [
+        {"request": str(i), "began": times[-1] * (i // load), "prompt": 100, "tokens": tokens, "times": times}
+        for i in range(2 * load)
+    ]
+    counts = {"engine": "vllm", "tokens": 2 * load * tokens, **drafting} if drafting else None
+    return {"role": role, "load": load, "length": length, "seconds": 1.0, "drafting": counts, "answers": answers}
+
+
+def costs(gap: Callable[[int], float]) -> Costs:
+    return costs_of([visit(PLAIN, load, gap(load)) for load in LOADS], "vllm")[0]
+
+
+def drafts(k: int, accepted: float, method: int = 0) -> Drafts:
+    """Twenty answers of which every round has k drafted tokens and `accepted` are accepted."""
+    rounds = np.full(20, 30.0)
+    return Drafts(methods("vllm")[method], k, rounds * (1 + accepted), rounds, rounds * k)
+
+
+def best(gap: Callable[[int], float], goals: Goals = Goals(), version: str = "0.32.0") -> tuple[Choice, dict[str, Any]]:
+    several = [drafts(1, 0.6), drafts(4, 1.2), drafts(8, 1.4)]
+    choice = choose(costs(gap), several, goals)[0]
+    return choice, configuration(choice, version)
+
+
+def test_where_rounds_are_free_the_longest_drafts_are_chosen() -> None:
+    choice, written = best(lambda load: 0.01)
+    assert choice.schedule == dict.fromkeys(LOADS, 8)
+    assert choice.expected[0].gain == pytest.approx(2.4)
+    assert choice.expected[0].low == pytest.approx(2.4)
+    config = {"method": "ngram", "prompt_lookup_min": 1, "prompt_lookup_max": 3, "num_speculative_tokens": 8}
+    assert written["speculative_config"] == config
+
+
+def test_where_every_token_costs_a_round_it_says_off() -> None:
+    choice, written = best(lambda load: 0.01 * load)
+    assert set(choice.schedule.values()) == {0}
+    assert choice.fixed == 0
+    assert (written["speculative_config"], written["method"]) == (None, "off")
+    assert written["flags"] == "no --speculative-config"
+    assert choice.expected[0].gain == 1
+
+
+def test_a_schedule_by_load_where_the_server_has_it() -> None:
+    choice, written = best(lambda load: 0.01 if load < 16 else 0.08)
+    assert choice.schedule == {1: 1, 4: 0, 16: 0}
+    config = written["speculative_config"]
+    assert config["num_speculative_tokens_per_batch_size"] == [[1, 2, 1], [3, 16, 0]]
+    assert config["num_speculative_tokens"] == 1
+    _, older = best(lambda load: 0.01 if load < 16 else 0.08, version="0.20.1")
+    assert "num_speculative_tokens_per_batch_size" not in (older["speculative_config"] or {})
+    assert ranges({1: 5, 2: 5, 8: 3, 32: 0}) == [[1, 4, 5], [5, 16, 3], [17, 32, 0]]
+
+
+def test_goals_decide_before_the_gain() -> None:
+    choice, _ = best(lambda load: 0.01, Goals(token_ms=6.0))
+    assert choice.expected[0].goodput == 1
+    assert choice.plain_goodput[1] == 0
+    never, _ = best(lambda load: 0.01, Goals(first_ms=1.0))
+    assert never.expected[0].goodput == 0
+
+
+def test_prompts_of_others_are_not_sped_up() -> None:
+    free, _, _ = costs_of([visit(PLAIN, load, 0.01, wait=0.08) for load in LOADS], "vllm")
+    assert free.plain[0, 0, 0] == pytest.approx(0.01)
+    assert free.waits[0, 0, 0] == pytest.approx(0.08 * 4 / 31)
+    gain = choose(free, [drafts(8, 1.4)])[0].expected[0].gain
+    wait = 0.08 * 4 / 31
+    assert gain == pytest.approx((0.01 + wait) / (0.01 / 2.4 + wait))
+
+
+def test_measured_rounds_with_drafts_correct_the_cost() -> None:
+    def gap(load: int) -> float:
+        return 0.01 + 0.001 * load
+
+    def measured(share: float) -> Costs:
+        visits = [visit(PLAIN, load, gap(load)) for load in LOADS]
+        for load in LOADS:
+            rounds = 2 * load * (TOKENS // 2 - 1)
+            seconds = gap(load) + share * (gap(3 * load) - gap(load))
+            counts = {"drafts": rounds, "drafted": 2 * rounds, "accepted": rounds, "by_position": [rounds, 0.0]}
+            visits.append(visit(DRAFTS, load, seconds, each=2, **counts))
+        found, own, notes = costs_of(visits, "vllm")
+        assert [one.k for one in own] == [1, 2]
+        assert own[0].tokens.sum() / own[0].rounds.sum() == pytest.approx(2)
+        assert own[0].drafted.sum() / own[0].rounds.sum() == pytest.approx(1)
+        assert not notes
+        return found
+
+    assert measured(0.5).share[0] == pytest.approx(0.5)
+    assert measured(1.0).share[0] == pytest.approx(1.0)
+
+
+def test_intervals_hold_what_differs() -> None:
+    rounds, tokens = np.full(20, 30.0), 30.0 * np.array([1.0, 2.0] * 10)
+    mixed = Drafts(methods("vllm")[0], 4, tokens, rounds, 4 * rounds)
+    found = choose(costs(lambda load: 0.01), [mixed])[0].expected[0]
+    assert found.low < 1.4
+    assert found.high > 1.6
+    assert found.gain == pytest.approx(1.5)
+
+
+def test_prompts_of_three_lengths() -> None:
+    assert set(bins_of([100] * 40)) == {0}
+    assert bins_of([10] * 10 + [100] * 10 + [1000] * 10) == [0] * 10 + [1] * 10 + [2] * 10
+    visits = [visit(PLAIN, load, 0.01 * (1 + length), length) for load in LOADS for length in (0, 1)]
+    found, _, _ = costs_of(visits, "vllm")
+    assert found.plain[0, 0].tolist() == pytest.approx([0.01, 0.02])
+    choice = choose(found, [drafts(8, 1.4)])[0]
+    assert [one.context for one in choice.expected[:3]] == [None, 116.0, 116.0]
+
+
+@pytest.fixture(scope="module")
+def tiny(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    return models.make_repetitive(tmp_path_factory.mktemp("tiny"))
+
+
+@pytest.fixture
+def log(tmp_path: Path) -> Path:
+    line = {"prompt": "the little cat and the dog", "response": "the cat and the dog sat on the mat. " * 3}
+    (tmp_path / "log.jsonl").write_text((json.dumps(line) + "\n") * 8)
+    return tmp_path / "log.jsonl"
+
+
+def tuned(tiny: Path, fakes: list[Served], out: Path, *more: object) -> tuple[int, dict[str, Any]]:
+    arguments = ["tune", tiny, "--server", fakes[0].url, "-o", out, "--batches", "1,4", "-n", 8, "--minutes", 0.1]
+    arguments += ["--without", fakes[1].url] if len(fakes) > 1 else []
+    code = main([str(one) for one in (*arguments, *more)])
+    file = out / "configuration.json"
+    return code, json.loads(file.read_text()) if file.exists() else {}
+
+
+def test_the_command_writes_a_configuration(
+    tiny: Path, log: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    with Served(seconds=lambda n: 0.02, accepted=(2, 1)) as drafting, Served(seconds=lambda n: 0.02) as plain:
+        code, facts = tuned(tiny, [drafting, plain], tmp_path / "out", "--traffic", log)
+        assert code == 0
+        [written] = facts["configurations"]
+        assert written["version"] == "0.32.0"
+        assert written["speculative_config"]["num_speculative_tokens"] > 1
+        assert facts["expected"][0]["low"] > 1
+        assert (drafting.most_running, plain.most_running) == (4, 4)
+        assert f"--endpoint {plain.url},URL_OF_THE_NEW_ONE" in facts["check"][0]
+        assert "--speculative-config" in capsys.readouterr().out
+        assert '"text"' not in (tmp_path / "out" / "visits.jsonl").read_text()
+        asked = len(plain.asked)
+        assert tuned(tiny, [drafting, plain], tmp_path / "out", "--traffic", log)[0] == 0
+        assert len(plain.asked) == asked  # the time is spent
+        assert main(["watch", plain.url, "--once", "--tuned", str(tmp_path / "out")]) == 0
+
+
+def test_the_command_says_off(tiny: Path, log: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    with Served(seconds=lambda n: 0.02 * n**1.5) as plain:
+        code, facts = tuned(tiny, [plain], tmp_path / "out", "--traffic", log)
+    assert code == 0
+    assert facts["configurations"][0]["method"] == "off"
+    assert set(facts["configurations"][0]["tokens_by_load"].values()) == {0}
+
+
+def test_a_server_of_ours_gets_a_table(tiny: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    with Served("paceline", lambda n: 0.02, accepted=(2,)) as fake:
+        (tmp_path / "prompts.jsonl").write_text('{"prompt": "the cat"}\n' * 4)
+        code, facts = tuned(tiny, [fake], tmp_path / "out", "--traffic", tmp_path / "prompts.jsonl")
+        assert any(body.get("draft") == "none" for body in fake.asked)
+    assert code == 0
+    table = tmp_path / "out" / "tune.json"
+    assert f"table={table}" in facts["configurations"][0]["flags"]
+    arguments = ["generate", str(tiny), "the little", "-n", "8", "--draft", "auto:sam|suffix", "--tune", str(table)]
+    assert main(arguments) == 0
+
+
+def test_what_plain_rounds_take_must_be_known(
+    tiny: Path, log: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    with Served(accepted=(2,)) as fake:
+        assert tuned(tiny, [fake], tmp_path / "out", "--traffic", log)[0] == 2
+    assert "--without URL" in capsys.readouterr().err
+
+
+def test_a_server_that_refuses_a_load_is_not_asked_for_more(
+    tiny: Path, log: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    with Served(seconds=lambda n: 0.02) as fake:
+        fake.fails = lambda number: 16 < number <= 28 and number % 2 == 0
+        code, _ = tuned(tiny, [fake], tmp_path / "out", "--traffic", log, "--batches", "1,2,4,8")
+        assert fake.most_running == 4
+    assert code == 0

@@ -1,0 +1,140 @@
+"""A fake of a server with drafts: real HTTP, made-up times of rounds, and the counters that vLLM has at /metrics.
+
+    with Served(seconds=lambda running: 0.004, accepted=(2, 0, 1), drafted=3) as server:
+        ...                                            # server.url, server.asked: bodies of the requests
+
+Every answer is `words`, as many as max_tokens allows; a token is a word. A round of an answer takes seconds(requests
+that are being answered) and brings one word and as many more as `accepted` says for it.
+"""
+
+from __future__ import annotations
+
+import json
+import threading
+import time
+from collections import Counter
+from collections.abc import Callable, Sequence
+from contextlib import suppress
+from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
+from typing import Any
+
+
+class Served:
+    """seconds: of a round, by the requests that run; accepted: drafted tokens accepted in the rounds, over and over,
+    empty: it does not draft; fails: whether to answer a request, by its number, with status 500."""
+
+    def __init__(
+        self,
+        engine: str = "vllm",
+        seconds: Callable[[int], float] = lambda running: 0.002,
+        words: Sequence[str] = ("the ", "cat ", "and ", "the ", "dog "),
+        accepted: Sequence[int] = (),
+        drafted: int = 3,
+        fails: Callable[[int], bool] = lambda number: False,
+    ):
+        self.engine, self.seconds, self.words, self.accepted, self.drafted = engine, seconds, words, accepted, drafted
+        self.fails = fails
+        self.asked: list[dict[str, Any]] = []
+        self.when: list[float] = []
+        self.running = self.most_running = 0
+        self.counts: Counter[str] = Counter()
+        self._lock = threading.Lock()
+        fake = self
+
+        class Handler(BaseHTTPRequestHandler):
+            protocol_version, disable_nagle_algorithm = "HTTP/1.1", True
+
+            def do_GET(self) -> None:
+                if self.path == "/metrics":
+                    _reply(self, 200, fake.metrics().encode(), "text/plain")
+                elif self.path == "/version":
+                    _reply(self, 200, b'{"version": "0.32.0"}')
+                elif self.path == "/v1/models":
+                    listed = {"data": [{"id": "fake", "owned_by": engine, "object": "model", "created": 0}]}
+                    _reply(self, 200, json.dumps({**listed, "object": "list"}).encode())
+                else:
+                    _reply(self, 404, b"{}")
+
+            def do_POST(self) -> None:
+                body = json.loads(self.rfile.read(int(self.headers["Content-Length"])))
+                with suppress(ConnectionError):
+                    fake._answer(self, body)
+
+            def log_message(self, *_: object) -> None: ...
+
+        class Server(ThreadingHTTPServer):
+            request_queue_size, block_on_close, daemon_threads = 128, False, True
+
+        self._server = Server(("127.0.0.1", 0), Handler)
+        self.url = f"http://127.0.0.1:{self._server.server_port}/v1"
+
+    def __enter__(self) -> Served:
+        threading.Thread(target=self._server.serve_forever, args=(0.01,), daemon=True).start()
+        return self
+
+    def __exit__(self, *_: object) -> None:
+        self._server.shutdown()
+        self._server.server_close()
+
+    def metrics(self) -> str:
+        """/metrics in vLLM's words, under the engine's prefix."""
+        name = f"{self.engine}:spec_decode_num_"
+        lines = [f"{self.engine}:num_requests_running {self.running}.0"]
+        lines += [f"{self.engine}:generation_tokens_total {self.counts['tokens']}.0"]
+        lines += [f"{name}{what}_total {self.counts[what]}.0" for what in ("drafts", "draft_tokens", "accepted_tokens")]
+        places = [self.counts[f"at {place}"] for place in range(self.drafted if self.accepted else 0)]
+        lines += [f'{name}accepted_tokens_per_pos_total{{position="{p}"}} {n}.0' for p, n in enumerate(places)]
+        return "\n".join(lines) + "\n"
+
+    def _answer(self, handler: BaseHTTPRequestHandler, body: dict[str, Any]) -> None:
+        with self._lock:
+            self.asked.append(body)
+            self.when.append(time.perf_counter())
+            number = len(self.asked)
+            self.running += 1
+            self.most_running = max(self.most_running, self.running)
+        try:
+            if self.fails(number):
+                return _reply(handler, 500, b'{"error": {"message": "made up"}}')
+            handler.send_response(200)
+            handler.send_header("Content-Type", "text/event-stream")
+            handler.send_header("Connection", "close")
+            handler.end_headers()
+            handler.close_connection = True
+            self._stream(handler, body)
+        finally:
+            with self._lock:
+                self.running -= 1
+
+    def _stream(self, handler: BaseHTTPRequestHandler, body: dict[str, Any]) -> None:
+        done, rounds = 0, 0
+        while done < body["max_tokens"]:
+            time.sleep(self.seconds(self.running))
+            drafts = bool(self.accepted) and done > 0 and body.get("draft") != "none"
+            stood = self.accepted[rounds % len(self.accepted)] if drafts else 0
+            stood = min(stood, body["max_tokens"] - done - 1)
+            ids = [(done + i) % len(self.words) for i in range(1 + stood)]
+            text = "".join(self.words[i] for i in ids)
+            event = {"choices": [{"index": 0, "delta": {"content": text}, "text": text, "token_ids": ids}]}
+            with self._lock:
+                self.counts["tokens"] += len(ids)
+                if drafts:
+                    self.counts += Counter({"drafts": 1, "draft_tokens": self.drafted, "accepted_tokens": stood})
+                    self.counts += Counter(f"at {place}" for place in range(stood))
+            _event(handler, event)
+            done, rounds = done + len(ids), rounds + drafts
+        _event(handler, {"choices": [{"index": 0, "delta": {}, "text": "", "finish_reason": "length"}]})
+        _event(handler, {"choices": [], "usage": {"prompt_tokens": 5, "completion_tokens": done, "total_tokens": done}})
+        handler.wfile.write(b"data: [DONE]\n\n")
+
+
+def _event(handler: BaseHTTPRequestHandler, value: dict[str, Any]) -> None:
+    handler.wfile.write(f"data: {json.dumps(value)}\n\n".encode())
+
+
+def _reply(handler: BaseHTTPRequestHandler, status: int, content: bytes, kind: str = "application/json") -> None:
+    handler.send_response(status)
+    handler.send_header("Content-Type", kind)
+    handler.send_header("Content-Length", str(len(content)))
+    handler.end_headers()
+    handler.wfile.write(content)

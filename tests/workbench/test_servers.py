@@ -1,0 +1,119 @@
+"""Running servers over HTTP: what they say of themselves, the requests of logs, and requests sent under a load."""
+
+import asyncio
+import json
+from pathlib import Path
+
+import pytest
+from tests.served import Served
+
+from paceline.workbench.client import Completion, CompletionError
+from paceline.workbench.servers import Drafting, Request, Server, read_requests, send
+
+LLAMA_CPP = """
+# TYPE llamacpp:tokens_predicted_total counter
+llamacpp:tokens_predicted_total 90
+# TYPE llamacpp:requests_processing gauge
+llamacpp:requests_processing 2
+llamacpp:spec_decode_num_drafts_total 40
+llamacpp:spec_decode_num_draft_tokens_total 80
+llamacpp:spec_decode_num_accepted_tokens_total 30
+llamacpp:spec_decode_num_accepted_tokens_per_pos_total{position="0"} 20
+llamacpp:spec_decode_num_accepted_tokens_per_pos_total{position="1"} 10
+"""
+SGLANG = """
+sglang:num_running_reqs{model_name="m"} 3.0
+sglang:generation_tokens_total{model_name="m"} 500.0
+sglang:spec_accept_length{model_name="m"} 2.5
+"""
+TWO_ENGINES = """
+vllm:spec_decode_num_drafts_total{engine="0"} 4
+vllm:spec_decode_num_drafts_total{engine="1"} 6
+vllm:spec_decode_num_drafts_created{engine="0"} 1.7e9
+vllm:spec_decode_num_accepted_tokens_total{engine="1"} 5
+vllm:request_generation_tokens_sum{engine="0"} 77
+"""
+
+
+def test_metrics_of_every_server() -> None:
+    found = Drafting.parse(LLAMA_CPP)
+    assert (found.engine, found.running, found.tokens) == ("llamacpp", 2, 90)
+    assert found.survival == [0.5, 0.25]
+    assert found.round_tokens == 1.75
+    found = Drafting.parse(SGLANG)
+    assert (found.engine, found.running, found.round_tokens, found.survival) == ("sglang", 3, 2.5, [])
+    found = Drafting.parse(TWO_ENGINES)
+    assert (found.drafts, found.accepted, found.tokens) == (10, 5, 0)
+    assert Drafting.parse("up 1\n").round_tokens is None
+
+
+def test_counts_between_two_readings() -> None:
+    before = Drafting("vllm", 1, 100, 10, 30, 12, (8, 4))
+    new = Drafting("vllm", 5, 160, 30, 90, 42, (24, 12, 6)).since(before)
+    assert (new.running, new.tokens, new.drafts, new.drafted, new.accepted) == (5, 60, 20, 60, 30)
+    assert new.survival == [0.8, 0.4, 0.3]
+
+
+def test_a_server_is_found_with_its_engine_and_version() -> None:
+    with Served() as fake:
+        server = Server.find(fake.url.removesuffix("/v1"))
+        assert (server.url, server.model, server.engine, server.version) == (fake.url, "fake", "vllm", "0.32.0")
+        body = server.body(Request("1", [{"role": "user", "content": "hi"}]), 5, draft="none")
+        assert (body["stream"], body["return_token_ids"], body["draft"]) == (True, True, "none")
+    with pytest.raises(CompletionError, match="is the server up"):
+        Server.find(fake.url)
+
+
+SAID = ("user", "a"), ("assistant", "b"), ("user", "c"), ("assistant", "d")
+TALK = [{"role": role, "content": text} for role, text in SAID]
+LOG = [
+    {"prompt_tokens": [1, 2], "tokens": [3, 4, 5], "time": 1000.5, "seconds": 0.5},
+    {"messages": TALK, "timestamp": "1970-01-01T00:16:42+00:00"},
+    {"prompt": "what?", "created": 1003000000000},
+]
+
+
+def test_requests_of_a_log_have_their_prompts_and_times(tmp_path: Path) -> None:
+    (tmp_path / "log.jsonl").write_text("\n".join(map(json.dumps, LOG)))
+    one, two, three, four = read_requests(tmp_path / "log.jsonl")
+    assert (one.prompt, one.length, one.at) == ([1, 2], 3, 1000.0)
+    assert [len(two.messages), len(three.messages)] == [1, 3]
+    assert (two.id, three.id, three.at) == ("2", "2.1", 1002.0)
+    assert (four.messages[0]["content"], four.at) == ("what?", 1003000000.0)
+    assert len(read_requests(tmp_path / "log.jsonl", limit=2)) == 2
+
+
+def bodies(server: Server, count: int) -> list[dict[str, object]]:
+    return [server.body(Request(str(n), [{"role": "user", "content": f"{n}"}]), 6) for n in range(count)]
+
+
+def test_so_many_are_under_way_and_deliveries_are_timed() -> None:
+    with Served(seconds=lambda running: 0.01, accepted=(1,), fails=lambda number: number == 3) as fake:
+        server = Server.find(fake.url)
+        answers = asyncio.run(send(server, bodies(server, 7), 2))
+        assert fake.most_running == 2
+    failed = [one for one in answers if isinstance(one, CompletionError)]
+    assert len(failed) == 1
+    assert "500" in str(failed[0])
+    done = next(one for one in answers if isinstance(one, Completion))
+    assert done.tokens == [0, 1, 2, 3, 4, 0]
+    assert len(done.times) == 4  # rounds of 1, 2, 2 and 1 tokens
+    assert done.times[-1] - done.times[0] > 0.02
+
+
+def test_waiting_for_a_place_counts_where_requests_have_their_times() -> None:
+    with Served(seconds=lambda running: 0.01) as fake:
+        server = Server.find(fake.url)
+        answers = asyncio.run(send(server, bodies(server, 3), 1, due=[0.0, 0.0, 0.4]))
+    first, second, third = (one.times[0] for one in answers if isinstance(one, Completion))
+    assert second > first + 0.05  # it was due with the first one
+    assert third < second
+
+
+def test_stopping_ends_it_at_once() -> None:
+    with Served(seconds=lambda running: 0.2) as fake:
+        server = Server.find(fake.url)
+        looks = iter([False, False, True])
+        answers = asyncio.run(send(server, bodies(server, 4), 2, stopped=lambda: next(looks)))
+        assert answers == [None] * 4
+        assert len(fake.asked) == 2
