@@ -56,7 +56,7 @@ def rounding(target: Decoder, *, layers: bool, head: bool) -> Decoder:
             layer = block.layer = copy(block.layer)
             attention = layer.attention = copy(layer.attention)
             attention.qkv, attention.out = Rounded(attention.qkv), Rounded(attention.out)
-            layer.gate_up, layer.down = Rounded(layer.gate_up), Rounded(layer.down)
+            layer.mlp.gate_up, layer.mlp.down = Rounded(layer.mlp.gate_up), Rounded(layer.mlp.down)
     return made
 
 

@@ -65,7 +65,7 @@ class Doubling:
 
 @pytest.mark.usefixtures("_ray")
 def test_what_ray_prints_goes_to_standard_error(capsys: pytest.CaptureFixture[str]) -> None:
-    with closing(spread(Doubling, (), [1, 2, 3], LOCAL)) as results:
+    with closing(spread(Doubling, (), [1, 2, 3], LOCAL, None)) as results:
         found = [next(results), next(results)]
         say("(raylet) later")
     print(f"results {found}")

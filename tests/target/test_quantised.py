@@ -137,8 +137,8 @@ def test_a_matrix_that_blocks_do_not_fit_stays_as_it_is(tmp_path: Path) -> None:
     models.make("llama2", tmp_path / "own", intermediate_size=100)
     made = load(tmp_path / "own", dtype="int8")
     assert isinstance(made, Decoder)
-    assert isinstance(made.blocks[0].layer.gate_up, BlockLinear)
-    assert not isinstance(made.blocks[0].layer.down, BlockLinear)
+    assert isinstance(made.blocks[0].layer.mlp.gate_up, BlockLinear)
+    assert not isinstance(made.blocks[0].layer.mlp.down, BlockLinear)
     assert str(made.quantised).startswith("Q8_0 and F32, ")
 
 
