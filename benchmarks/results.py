@@ -293,7 +293,7 @@ def speedups(record: dict[str, Any]) -> Iterator[str]:
         if not suites:
             continue
         of = {suite: _joined(one for one in runs if one["suite"] == suite) for suite in suites}
-        methods = dict.fromkeys(method for suite in suites for method in of[suite])
+        methods = dict.fromkeys(method for suite in suites for method, facts in of[suite].items() if facts["answers"])
         first = of[suites[0]]
         ranked = sorted(methods, key=lambda method: -(first.get(method, {}).get("speedup") or 0))
         yield f"| {title} | {' | '.join(SUITES[suite] for suite in suites)} |"
