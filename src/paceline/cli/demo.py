@@ -273,7 +273,10 @@ def _meaning(runs: Mapping[str, list[Compared]], totals: Sequence[tuple[str, flo
         + ("." if same == len(everything) else "; where several tokens are rounded otherwise than one, two "
         "nearly equal logits can swap (--exact rules that out).")
     )
-    lines.append(f"{loops} of {len(first)} answers run into a loop, and a loop is the easiest text to draft.")
+    lines.append(
+        f"{loops} of {len(first)} answers run into a loop, one short phrase until the end: the easiest text to draft. "
+        "Lines that come again are easy, too."
+    )
     return lines
 
 
