@@ -1,7 +1,5 @@
 """For compiled loops: numbers at an address, and bfloat16, which NumPy lacks."""
 
-from __future__ import annotations
-
 from typing import Any
 
 import numpy as np

@@ -4,8 +4,6 @@ Everything else is a bug and keeps its traceback. The command line prints a Pace
 status 2.
 """
 
-from __future__ import annotations
-
 from collections.abc import Iterable
 
 

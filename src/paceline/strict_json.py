@@ -1,7 +1,5 @@
 """JSON from outside, read strictly: what cannot be used is a NotJSON of one line."""
 
-from __future__ import annotations
-
 import json
 from collections.abc import Callable
 from typing import Any

@@ -4,8 +4,6 @@ Loads the model and the questions, lets the runner ask every contestant, finds o
 works out the figures and writes the files that others read.
 """
 
-from __future__ import annotations
-
 from collections.abc import Sequence
 from dataclasses import asdict, dataclass
 from pathlib import Path

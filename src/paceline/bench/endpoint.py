@@ -7,8 +7,6 @@ begins, in an order that is drawn anew, so that whatever changes meanwhile chang
 are sent so many at once, or at the times of the log. Answers, figures, folder and page are those of every benchmark.
 """
 
-from __future__ import annotations
-
 import asyncio
 from collections.abc import Sequence
 from dataclasses import asdict

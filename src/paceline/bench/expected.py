@@ -4,8 +4,6 @@ A prompt is expected to take the median seconds a token of prompts of about its 
 of rounds that verified about as many nodes. A round whose like was seldom seen is expected to take what it took.
 """
 
-from __future__ import annotations
-
 from collections import Counter, defaultdict
 from collections.abc import Iterable
 from math import sqrt

@@ -5,8 +5,6 @@ nothing to count, or where an engine does not report what the figure needs. Sour
 2401.07851, and its evaluation/speed.py), VocabTrim (arXiv 2506.22694), Leviathan et al. 2023 (arXiv 2211.17192).
 """
 
-from __future__ import annotations
-
 from collections import Counter
 from collections.abc import Iterable, Iterator, Mapping, Sequence
 from itertools import chain, pairwise, takewhile

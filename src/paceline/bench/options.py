@@ -1,7 +1,5 @@
 """What a benchmark is asked to do. Imports no torch: the command line makes its options of these fields."""
 
-from __future__ import annotations
-
 from collections.abc import Sequence
 from dataclasses import dataclass, field
 from pathlib import Path

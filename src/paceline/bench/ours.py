@@ -5,8 +5,6 @@ always waiting. The baseline, "none", is plain decoding one request at a time. W
 run on the transformers target, so that they differ in the schedule alone.
 """
 
-from __future__ import annotations
-
 from collections import deque
 from collections.abc import Sequence
 from contextlib import closing

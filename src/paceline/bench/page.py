@@ -1,7 +1,5 @@
 """A benchmark's report as one HTML page. Figures come from the run's folder; here they get their order and form."""
 
-from __future__ import annotations
-
 from collections import Counter
 from collections.abc import Sequence
 from dataclasses import dataclass

@@ -5,8 +5,6 @@
     print(markdown(run))
 """
 
-from __future__ import annotations
-
 from collections.abc import Sequence
 from dataclasses import dataclass, field
 from pathlib import Path

@@ -6,8 +6,6 @@ turns, too: it is fair to them, and the answers of a stopped run are of every ta
 is not recorded. An answer that is late, since another process used the processor, is asked for again at once.
 """
 
-from __future__ import annotations
-
 from collections import Counter
 from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass, replace

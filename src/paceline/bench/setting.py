@@ -1,7 +1,5 @@
 """What a benchmark runs on: the model and the questions, loaded; and who is told how far it is."""
 
-from __future__ import annotations
-
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass, replace
 from functools import partial

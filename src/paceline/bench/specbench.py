@@ -3,8 +3,6 @@
 What these take from a file is in Xia et al. 2024, arXiv 2401.07851, and its repository (hemingkx/Spec-Bench).
 """
 
-from __future__ import annotations
-
 import json
 import re
 import time

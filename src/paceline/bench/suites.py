@@ -6,8 +6,6 @@ of a JSON Lines file, gzipped or not. Spec-Bench: Xia et al. 2024, arXiv 2401.07
 2107.03374. SPEED-Bench: Abramovich et al. 2026, arXiv 2604.09557.
 """
 
-from __future__ import annotations
-
 import json
 import logging
 from collections.abc import Callable, Sequence

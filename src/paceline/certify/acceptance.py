@@ -5,8 +5,6 @@ right and nothing gets faster. The reference is the same drafter over the same a
 a host that verifies chains, its trees cut to their best chain.
 """
 
-from __future__ import annotations
-
 from collections.abc import Sequence
 from typing import Any
 

@@ -7,8 +7,6 @@ they are when asked alone, and sampled tokens must fall on their ranks as often 
 verification itself gets wrong is then seen; a cache or a mask that spoils all of that alike is not.
 """
 
-from __future__ import annotations
-
 import asyncio
 import json
 from collections.abc import Callable, Iterator, Mapping, Sequence

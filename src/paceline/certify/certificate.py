@@ -1,7 +1,5 @@
 """The certificate: greedy, stop strings, sampling and acceptance of one engine, in one dictionary."""
 
-from __future__ import annotations
-
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from time import perf_counter

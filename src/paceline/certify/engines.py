@@ -1,7 +1,5 @@
 """UnderTest: the engine that is to be certified, whatever it is. It gets token ids and gives token ids."""
 
-from __future__ import annotations
-
 from abc import ABC, abstractmethod
 from collections.abc import Callable, Sequence
 from dataclasses import replace

@@ -6,8 +6,6 @@ logits there: twice the most that the engine's dtype changes any, or float32 its
 must not be more ties than the model has when it is rounded: an engine that accepts what is nearly best shows no other.
 """
 
-from __future__ import annotations
-
 from collections.abc import Callable, Collection, Sequence
 from dataclasses import replace
 

@@ -1,7 +1,5 @@
 """What is to be certified, and how closely. Imports no torch: the command line makes its options of these fields."""
 
-from __future__ import annotations
-
 import re
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field

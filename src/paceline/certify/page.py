@@ -3,8 +3,6 @@
 page(certificate), issue(certificate), junit(certificate), findings(certificate)   # of what `certify --json` prints
 """
 
-from __future__ import annotations
-
 from pathlib import Path
 from typing import Any
 

@@ -5,8 +5,6 @@ that are reported, and what is left of the probability is taken as tokens no bet
 leaves open is a range, as rounding is.
 """
 
-from __future__ import annotations
-
 from collections import Counter
 from collections.abc import Mapping, Sequence
 from dataclasses import replace

@@ -5,8 +5,6 @@ with their probabilities, the rare ones put together in bins. Many short request
 at three times, so that a broken engine is found early.
 """
 
-from __future__ import annotations
-
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field, replace
 from typing import Any

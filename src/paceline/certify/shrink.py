@@ -1,7 +1,5 @@
 """The smallest requests that still show a bug, and the report of it."""
 
-from __future__ import annotations
-
 import json
 import shlex
 from collections.abc import Sequence

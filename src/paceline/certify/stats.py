@@ -18,8 +18,6 @@ outcomes it moves (up to the chi-square approximation, which counts of 5 or more
 most their radius (`radius`) from the root of the statistic, by the triangle inequality.
 """
 
-from __future__ import annotations
-
 from collections.abc import Sequence
 from math import exp, inf
 

@@ -1,7 +1,5 @@
 """What a certificate says of each test, whoever ran it: an engine is asked with token ids, a server with messages."""
 
-from __future__ import annotations
-
 from collections.abc import Sequence
 from dataclasses import asdict, dataclass, field
 from typing import Any

@@ -3,8 +3,6 @@
 paceline generate models/demo "The mill was built in 1790. When was the mill built?" --draft sam --compare
 """
 
-from __future__ import annotations
-
 import errno
 import logging
 import os

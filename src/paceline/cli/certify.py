@@ -1,7 +1,5 @@
 """`paceline certify`: is an engine, with its drafter, lossless?"""
 
-from __future__ import annotations
-
 import json
 import os
 import sys

@@ -3,8 +3,6 @@
 Times are the engine's alone: printing to a terminal does not count.
 """
 
-from __future__ import annotations
-
 import secrets
 from collections import deque
 from collections.abc import Callable, Iterator, Sequence

@@ -1,7 +1,5 @@
 """`paceline eval`: evaluations of what a model says. Each command is one module, imported when it runs."""
 
-from __future__ import annotations
-
 import typer
 
 from paceline.cli.eval_align import align

@@ -1,7 +1,5 @@
 """`paceline eval vision`: data sets of size, position, existence and count, and models on them. `train vision`."""
 
-from __future__ import annotations
-
 import json
 import sys
 import time

@@ -5,8 +5,6 @@ A line is {"prompt": "text"} or {"messages": [{"role": "user", "content": "text"
 command line's. Knows nothing of models or tokenizers.
 """
 
-from __future__ import annotations
-
 import json
 import sys
 from collections.abc import Mapping, Sequence

@@ -1,7 +1,5 @@
 """`paceline quality`: what a quantised model has lost, on held-out text."""
 
-from __future__ import annotations
-
 import json
 from dataclasses import asdict
 from pathlib import Path

@@ -1,7 +1,5 @@
 """`paceline quantize`: a copy of a model with weights of eight or four bits."""
 
-from __future__ import annotations
-
 from pathlib import Path
 from typing import Annotated
 

@@ -1,7 +1,5 @@
 """`paceline report`: the folder of a benchmark or of an evaluation as a page, a Markdown table or JSON."""
 
-from __future__ import annotations
-
 import json
 from collections.abc import Callable
 from operator import attrgetter

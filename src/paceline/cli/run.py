@@ -1,7 +1,5 @@
 """Run: answer the jobs of `paceline generate` with its engine."""
 
-from __future__ import annotations
-
 from typing import Any
 
 from paceline.bench.metrics import BASELINE

@@ -1,7 +1,5 @@
 """`paceline serve`: an OpenAI-compatible server."""
 
-from __future__ import annotations
-
 import gc
 import os
 import signal

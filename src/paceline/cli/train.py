@@ -5,8 +5,6 @@ The same commands as `python -m paceline.train`, which is what a launcher of sev
     accelerate launch --multi_gpu --num_processes 2 -m paceline.train draft MODEL ...
 """
 
-from __future__ import annotations
-
 from paceline.train.__main__ import app as train
 
 __all__ = ["train"]

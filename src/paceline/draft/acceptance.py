@@ -7,8 +7,6 @@ multiplier = observed / expected rejections of the row, both with a Gamma prior 
 step by their rank. The `chances` that a drafter gives with a tree replace shares and ranks. Old counts fade.
 """
 
-from __future__ import annotations
-
 from itertools import pairwise
 from math import log
 

@@ -7,8 +7,6 @@ depths, so the candidates of a depth are the same below every node of the depth 
 `paceline.draft.neural.networks` has the network, called Amphista-R, and its switches.
 """
 
-from __future__ import annotations
-
 from collections.abc import Mapping, Sequence
 
 import numpy as np

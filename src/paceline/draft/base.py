@@ -8,8 +8,6 @@ A new drafter is one file with one class:
             return DraftTree.chain(row.last_token, [row.last_token] * min(4, row.max_draft))
 """
 
-from __future__ import annotations
-
 from collections.abc import Sequence
 from typing import Any, ClassVar
 

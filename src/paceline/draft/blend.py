@@ -11,8 +11,6 @@ the tree grows best first to `nodes` nodes. It is our combination, not a publish
 n: how often the context was seen, d: how many different tokens followed, e: doubt, by text and length of context.
 """
 
-from __future__ import annotations
-
 from dataclasses import dataclass
 from typing import Any
 

@@ -5,8 +5,6 @@ as in EAGLE-2 (arXiv 2406.16858): the best paths so far are drafted further, and
 Embedding and output head are the target's. Folders of `paceline train eagle` have the layout of published heads.
 """
 
-from __future__ import annotations
-
 from collections.abc import Mapping, Sequence
 from typing import Any
 

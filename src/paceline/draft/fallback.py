@@ -1,7 +1,5 @@
 """Several drafters in one: `Fallback` is what "a+b" names, `Choice` lets each request name its drafter."""
 
-from __future__ import annotations
-
 from collections.abc import Mapping, Sequence
 from contextlib import ExitStack
 from functools import reduce

@@ -3,8 +3,6 @@
 The draft is verified like any other, because the same text may be written in other tokens.
 """
 
-from __future__ import annotations
-
 import numpy as np
 
 from paceline.draft.base import Drafter, DraftTree, Request

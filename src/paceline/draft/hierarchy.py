@@ -10,8 +10,6 @@ in Speculative Decoding" (Findings of NAACL 2025, arXiv 2502.05609). The stores,
 Where we differ from the published method and why: docs/methods/hierarchy.md.
 """
 
-from __future__ import annotations
-
 from collections.abc import Iterator
 from dataclasses import dataclass
 from itertools import chain, islice

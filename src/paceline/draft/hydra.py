@@ -6,8 +6,6 @@ layer of Hydra++ a decoder layer and a norm, with a cache of their own, come bet
 share the target's output head or bring their own. The authors' files are read too.
 """
 
-from __future__ import annotations
-
 import re
 from collections.abc import Mapping, Sequence
 from typing import Any

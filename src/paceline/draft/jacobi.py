@@ -17,8 +17,6 @@ An ordinary model takes its last tokens to be right, so its slots are of little 
 Where we differ from the authors' code and why: docs/methods/jacobi.md.
 """
 
-from __future__ import annotations
-
 from dataclasses import dataclass
 from typing import Literal
 

@@ -9,8 +9,6 @@ the layouts in which others publish heads are read (docs/methods/medusa.md lists
 Acceptance is lossless. The authors' typical acceptance, which is not, is `paceline.engine.typical.Typical`.
 """
 
-from __future__ import annotations
-
 import re
 from pathlib import Path
 

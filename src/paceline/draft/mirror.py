@@ -8,8 +8,6 @@ come from the draft, which begins at once, or from a middle layer of the target 
 Costs, and when it pays: docs/methods/mirror.md.
 """
 
-from __future__ import annotations
-
 import logging
 from collections import Counter, deque
 from collections.abc import Callable, Iterator, Sequence

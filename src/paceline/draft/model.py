@@ -7,8 +7,6 @@ the time to launch the kernels of its layers. It has the target's tokenizer, or 
     Engine("models/demo", draft="model:models/demo-draft,stop=svip")
 """
 
-from __future__ import annotations
-
 from collections.abc import Sequence
 from contextlib import suppress
 from dataclasses import dataclass

@@ -20,8 +20,6 @@ root, and one column hangs from the root and from each token of the chain.
 Where we differ from the published method and why: docs/methods/ngram-pool.md.
 """
 
-from __future__ import annotations
-
 from collections.abc import Sequence
 from dataclasses import dataclass
 from itertools import chain, islice

@@ -1,7 +1,5 @@
 """none: no drafts. The engine decodes plainly, the baseline of all other methods."""
 
-from __future__ import annotations
-
 from paceline.draft.base import Drafter
 
 

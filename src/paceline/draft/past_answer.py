@@ -8,8 +8,6 @@ The old answer comes with the row (`Row.past`: in `paceline.rollout` every copy 
 last finished answer to the same prompt that this drafter has seen.
 """
 
-from __future__ import annotations
-
 from dataclasses import dataclass
 
 import numpy as np

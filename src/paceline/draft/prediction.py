@@ -4,8 +4,6 @@ The text is `SamplingParams.prediction`. A draft is what follows, in that text, 
 answer; among equal matches the first one after the last place. Without a match there is no draft.
 """
 
-from __future__ import annotations
-
 from dataclasses import dataclass
 
 import numpy as np

@@ -5,8 +5,6 @@ rules for it (`variant`; docs/methods/prompt-lookup.md lists them). All are one 
 longest match, in O(length of the text), without state. With `past` (ours), finished requests are searched too.
 """
 
-from __future__ import annotations
-
 from dataclasses import dataclass
 from typing import Literal
 

@@ -8,8 +8,6 @@ the last token and reads the children of each node from M. No training, no model
 Where we differ from the published method and why: docs/methods/recycling.md.
 """
 
-from __future__ import annotations
-
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Literal

@@ -8,8 +8,6 @@ imported on demand. Other packages add methods through the entry-point group `pa
 (name = "package.module:Class"). No other module of the core knows a method by name.
 """
 
-from __future__ import annotations
-
 import importlib
 import inspect
 from dataclasses import dataclass

@@ -9,8 +9,6 @@ The trie is not built: a suffix array is sorted, so a node's places are one rang
 Where we differ from the published method and why: docs/methods/rest.md.
 """
 
-from __future__ import annotations
-
 from dataclasses import dataclass
 
 import numpy as np

@@ -5,8 +5,6 @@ every prefix of its paths is a tree; compiled, it is a `Template`. Paths come fr
 from how often the candidates of each depth are right.
 """
 
-from __future__ import annotations
-
 from collections.abc import Callable, Iterable, Sequence
 from heapq import heappop, heappush
 from pathlib import Path

@@ -11,8 +11,6 @@ The type of an option is int, float, bool, str, Literal, or one of these `| None
 checkpoint; without a default it must be given.
 """
 
-from __future__ import annotations
-
 import dataclasses
 import re
 import types

@@ -13,8 +13,6 @@ The draft with the highest score over all trees is proposed; among equals, that 
 Where we differ from the published method and why: docs/methods/suffix.md.
 """
 
-from __future__ import annotations
-
 from dataclasses import dataclass
 from typing import Literal
 

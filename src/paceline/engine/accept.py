@@ -20,8 +20,6 @@ This holds for any q, if every drafted child stays in the tree, whatever token w
 their q may depend on everything that was drawn before them.
 """
 
-from __future__ import annotations
-
 from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import NamedTuple, Protocol

@@ -5,8 +5,6 @@ function here is one call; torch and NumPy need 5 to 24 operators. `warp` and `d
 are the same in torch. Logits are bfloat16 or float32.
 """
 
-from __future__ import annotations
-
 import math
 
 import numpy as np

@@ -1,7 +1,5 @@
 """Memory: which requests fit into the cache, which rows are preempted, and whose keys and values are reused."""
 
-from __future__ import annotations
-
 import logging
 import re
 from collections.abc import Sequence

@@ -6,8 +6,6 @@ Files are written under another name and renamed when they are whole. What is da
 checksum, and removed. The files that were used longest ago go first.
 """
 
-from __future__ import annotations
-
 import logging
 import os
 import zlib

@@ -1,7 +1,5 @@
 """Prompts as token ids: from text, token ids or chat messages."""
 
-from __future__ import annotations
-
 from collections.abc import Mapping, Sequence
 
 import numpy as np

@@ -3,8 +3,6 @@
 They run on a transformers target whose rows lie in rectangles (`target/rectangles.py`).
 """
 
-from __future__ import annotations
-
 from collections import deque
 from collections.abc import Sequence
 

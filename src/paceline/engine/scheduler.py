@@ -1,7 +1,5 @@
 """Schedule: which requests join the batch, and which rows run in a round."""
 
-from __future__ import annotations
-
 from collections import deque
 from collections.abc import Sequence
 from typing import NamedTuple, Protocol

@@ -8,8 +8,6 @@ the same at every seed. Greedy requests are decided by the lossless rule. Drafts
     Engine("models/demo", draft="medusa:models/demo-medusa", rule=Typical())     # or medusa:PATH,accept=typical
 """
 
-from __future__ import annotations
-
 from collections.abc import Sequence
 from dataclasses import dataclass
 

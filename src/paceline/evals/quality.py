@@ -4,8 +4,6 @@ Both models read the same text in windows and predict each token from those befo
 Standard errors are over windows, because the tokens of a window are not independent.
 """
 
-from __future__ import annotations
-
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from math import exp, sqrt

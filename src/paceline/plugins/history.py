@@ -12,8 +12,6 @@ that raise the expected tokens a second of the host's batch, estimated from earl
 host's rounds (`draft/auto.py`).
 """
 
-from __future__ import annotations
-
 from collections.abc import Sequence
 from contextlib import suppress
 from itertools import count

@@ -8,8 +8,6 @@ llama-cpp-python samples every position from the model and accepts the draft whi
 greedy or sampled. It runs one request at a time, recognised by its tokens. Works with llama-cpp-python 0.3.
 """
 
-from __future__ import annotations
-
 from typing import Any
 
 import llama_cpp

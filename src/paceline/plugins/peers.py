@@ -5,8 +5,6 @@
 In `draft` a ; stands for the comma between options: draft=sam;draft=20.
 """
 
-from __future__ import annotations
-
 from collections.abc import Sequence
 from dataclasses import dataclass, field
 from pathlib import Path

@@ -7,8 +7,6 @@ llama.cpp's own converter refuses tokenizers that are not in its table. This one
 token ids are right. llama.cpp may split text differently ("default" is GPT-2's splitting), so give it token ids.
 """
 
-from __future__ import annotations
-
 import argparse
 import json
 from collections.abc import Iterator

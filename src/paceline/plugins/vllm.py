@@ -12,8 +12,6 @@ request id, so a row is recognised by its tokens. vLLM's acceptance rule for cha
 vLLM 0.32 (V1 runner, `custom_class`).
 """
 
-from __future__ import annotations
-
 import functools
 import logging
 from collections.abc import Sequence

@@ -14,8 +14,6 @@ Arrays have DRAWS rows: the first is the estimate, the others are bootstrap draw
 over measured requests, of which intervals are made.
 """
 
-from __future__ import annotations
-
 import json
 import shlex
 import tomllib

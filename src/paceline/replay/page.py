@@ -1,7 +1,5 @@
 """The report of a replay as one HTML page with tables and plots."""
 
-from __future__ import annotations
-
 from collections.abc import Mapping, Sequence
 from pathlib import Path, PurePath
 from typing import Any

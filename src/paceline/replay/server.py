@@ -10,8 +10,6 @@ closed at once, and what was finished is kept. The texts of answers are not, unl
 drafters are replayed on.
 """
 
-from __future__ import annotations
-
 import asyncio
 import json
 from collections.abc import Callable, Iterator, Mapping, Sequence

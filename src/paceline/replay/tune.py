@@ -8,8 +8,6 @@ Times of rounds are measured in the real engine with drafts of random sizes, at 
 and the acceptance of its drafts come from replaying the answers.
 """
 
-from __future__ import annotations
-
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass, fields
 from itertools import count, cycle, islice

@@ -5,8 +5,6 @@ a stopped replay have read nearly the same text. A drafter that remembers finish
 conversations in order in one worker, so that its figures do not depend on the number of workers.
 """
 
-from __future__ import annotations
-
 import multiprocessing
 import signal
 import sys

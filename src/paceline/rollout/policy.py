@@ -5,8 +5,6 @@ compared with a rollout. On accelerators, where two copies may not fit, and for 
 know, transformers' code runs on the weights themselves.
 """
 
-from __future__ import annotations
-
 from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
 from typing import Any

@@ -20,8 +20,6 @@ bins, so the rule returns a bin distributed as p's; inside the tail a new token 
 distributed as p for any M. If the M tokens hold all of q's mass, this is the usual rule.
 """
 
-from __future__ import annotations
-
 import logging
 import math
 from collections.abc import Mapping, Sequence

@@ -10,8 +10,6 @@ are drawn at temperature 1 too.
     plain      the published rule, not lossless; one more request as for residual
 """
 
-from __future__ import annotations
-
 import math
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass

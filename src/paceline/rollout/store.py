@@ -7,8 +7,6 @@
 At any moment, after kill -9 and on a full disk, the file holds whole batches. Imports no engine.
 """
 
-from __future__ import annotations
-
 import hashlib
 import sqlite3
 from collections.abc import Iterable, Iterator, Mapping, Sequence

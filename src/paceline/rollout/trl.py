@@ -9,8 +9,6 @@ Paceline's engine runs the trainer's own model, so the same code verifies old an
 `rollout_func` is experimental in TRL; this is written for TRL 1.16.
 """
 
-from __future__ import annotations
-
 from collections.abc import Sequence
 from typing import Any
 

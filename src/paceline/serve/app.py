@@ -3,8 +3,6 @@
 Whatever is wrong with a request is an error object with one line; a request that fails fails alone.
 """
 
-from __future__ import annotations
-
 import asyncio
 import logging
 from collections.abc import AsyncIterator, Callable, Sequence

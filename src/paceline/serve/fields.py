@@ -3,8 +3,6 @@
 A field that is not here is refused by name. `sampling` turns a request into the engine's parameters.
 """
 
-from __future__ import annotations
-
 from typing import Annotated, Any, Literal, Self
 
 from pydantic import AfterValidator, BaseModel, ConfigDict, FailFast, Field, SkipValidation, model_validator

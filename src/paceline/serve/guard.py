@@ -4,8 +4,6 @@
 async def tokenize(request: TokenizeRequest = Depends(body_of(TokenizeRequest, settings))): ...
 """
 
-from __future__ import annotations
-
 import asyncio
 import hmac
 import re

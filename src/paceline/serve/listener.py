@@ -12,8 +12,6 @@ open ones end. When the grace is over, at a second signal or after a failure of 
 an error, and the server exits.
 """
 
-from __future__ import annotations
-
 import asyncio
 import json
 import math

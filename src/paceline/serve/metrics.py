@@ -5,8 +5,6 @@ Counters are named after our prefix or, with --metrics-prefix vllm, as vLLM name
 everything that users wrote and got.
 """
 
-from __future__ import annotations
-
 import mmap
 from collections import Counter as Counts
 from collections.abc import Sequence

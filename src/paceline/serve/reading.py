@@ -9,8 +9,6 @@ is none comes back as text: JSON that is broken, a function that was not offered
 before they turn out broken. The call then comes back as text too, and finish_reason is not "tool_calls".
 """
 
-from __future__ import annotations
-
 import json
 import re
 from collections.abc import Callable, Generator, Iterable, Mapping, Sequence

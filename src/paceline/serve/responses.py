@@ -1,8 +1,6 @@
 """What goes back to a client: OpenAI's objects, whole or as a stream of server-sent events, with vLLM's statistics of
 speculation. A stream is the role, pieces, how it ended, usage, [DONE]."""
 
-from __future__ import annotations
-
 import asyncio
 import json
 from collections.abc import AsyncIterator, Callable, Sequence

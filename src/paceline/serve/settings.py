@@ -3,8 +3,6 @@
 Counts are checked before anything is made of a body. Imports nothing that the extra `serve` brings.
 """
 
-from __future__ import annotations
-
 import json
 from collections.abc import Iterator, Sized
 from dataclasses import dataclass, field, fields

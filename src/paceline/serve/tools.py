@@ -1,8 +1,6 @@
 """What a chat template is given of a request: its tools, and variables that a client sets; and the schema that makes a
 model call a tool."""
 
-from __future__ import annotations
-
 import inspect
 from collections.abc import Sequence
 from functools import lru_cache

@@ -1,7 +1,5 @@
 """Decoder layers: norms, rotary positions, gates and attention over a ragged cache. Trained drafters use them too."""
 
-from __future__ import annotations
-
 from collections.abc import Mapping, Sequence
 from dataclasses import replace
 

@@ -3,8 +3,6 @@
 Nothing is unpickled, and no code from a folder runs unless the user allows it. Every fault is a ModelError of one line.
 """
 
-from __future__ import annotations
-
 import hashlib
 import re
 from collections.abc import Iterable, Mapping, Sequence

@@ -6,8 +6,6 @@
 A model is a Hugging Face folder: config.json, weights in safetensors (one file or shards), tokenizer files.
 """
 
-from __future__ import annotations
-
 import sys
 from collections.abc import Mapping
 from contextlib import suppress

@@ -8,8 +8,6 @@ faster. Later twice the number is tried in the same way.
 Sums may be rounded differently on another number of threads; the caller decides whether the number may change.
 """
 
-from __future__ import annotations
-
 from collections import deque
 from collections.abc import Callable, Hashable
 from statistics import fmean

@@ -8,8 +8,6 @@ measures the switches one after another.
     paceline train amphista models/demo --data answers.jsonl --out build/amphista
 """
 
-from __future__ import annotations
-
 from dataclasses import asdict, dataclass, field, replace
 from typing import Any, Literal
 

@@ -1,7 +1,5 @@
 """What a recipe is told: data, budget, options. Recipes add options of their own to one of these classes."""
 
-from __future__ import annotations
-
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any, ClassVar

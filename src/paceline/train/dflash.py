@@ -9,8 +9,6 @@ chance that a drafted token is accepted, the overlap of both distributions (DSpa
     paceline train dflash smollm2 --data answers.jsonl --markov 64 --confidence --out build/dflash
 """
 
-from __future__ import annotations
-
 from collections.abc import Iterator
 from dataclasses import dataclass
 from typing import Any

@@ -20,8 +20,6 @@ Difference to the paper: the projection is added to the state and begins at 0, s
     paceline train streams models/demo --draft models/demo-draft --data answers.jsonl --out build/streams
 """
 
-from __future__ import annotations
-
 from collections.abc import Iterator
 from dataclasses import asdict, dataclass
 from pathlib import Path

@@ -16,8 +16,6 @@ begins as the target's rows and learns. The output is a checkpoint of the `specu
     paceline train eagle3 models/demo --data answers.jsonl --out build/eagle3
 """
 
-from __future__ import annotations
-
 from collections.abc import Iterator
 from dataclasses import asdict, dataclass, field
 from pathlib import Path

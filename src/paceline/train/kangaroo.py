@@ -9,8 +9,6 @@ authors' begins at random.
     paceline train kangaroo models/demo --data answers.jsonl --out build/kangaroo
 """
 
-from __future__ import annotations
-
 from collections.abc import Iterator
 from dataclasses import dataclass
 from pathlib import Path

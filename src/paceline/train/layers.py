@@ -6,8 +6,6 @@ it may attend to and keeps the probabilities; query heads that share a key head 
 test compares it with torch's). transformers knows it as `NAME` after `register()`.
 """
 
-from __future__ import annotations
-
 import math
 from typing import Any
 

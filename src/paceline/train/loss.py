@@ -7,8 +7,6 @@ large vocabulary; zoo/README.md has the figures.
 * The distance of a draft's distribution from its target's. A further one is a function here and a name in `DISTANCES`.
 """
 
-from __future__ import annotations
-
 from collections.abc import Callable
 from functools import cache
 from typing import Any, Literal

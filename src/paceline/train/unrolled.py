@@ -8,8 +8,6 @@ of a text at once.
 Parameters are named as in published files: "fc.weight", "layers.0.self_attn.q_proj.weight".
 """
 
-from __future__ import annotations
-
 from collections.abc import Iterator, Sequence
 
 import torch

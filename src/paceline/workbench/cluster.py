@@ -4,8 +4,6 @@ A worker that dies is started again, and so is the item that it had. Ray is impo
 What this process prints meanwhile goes to standard error, for Ray and its threads print at any time.
 """
 
-from __future__ import annotations
-
 import logging
 import os
 import pickle

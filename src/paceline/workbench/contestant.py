@@ -1,7 +1,5 @@
 """Contestant: an engine that is measured or certified. All of a run get the same token ids and the same limits."""
 
-from __future__ import annotations
-
 from abc import ABC, abstractmethod
 from collections.abc import Collection, Sequence
 from dataclasses import dataclass, field

@@ -4,8 +4,6 @@ A .txt file is one document. A line of a .jsonl file is a record that `workbench
 it is a document. Either may be compressed (.gz). Documents keep the order of the files wherever they are tokenised.
 """
 
-from __future__ import annotations
-
 import os
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import closing

@@ -1,7 +1,5 @@
 """What a measurement ran on: versions, processor, threads, memory, command."""
 
-from __future__ import annotations
-
 import os
 import platform
 import shlex

@@ -5,8 +5,6 @@
     def align(asked: Asked, show: bool = option(False, "Print answers too.")) -> int: ...    # --data, ..., --show
 """
 
-from __future__ import annotations
-
 import dataclasses
 import functools
 import inspect

@@ -3,8 +3,6 @@
 plot.html.jinja draws the SVG: a few kilobytes a plot, in the page's own colours, with a tip on every point.
 """
 
-from __future__ import annotations
-
 import re
 from collections.abc import Sequence
 from dataclasses import dataclass

@@ -1,7 +1,5 @@
 """Tools as a chat template reads them: what may be called, earlier calls and what came of them."""
 
-from __future__ import annotations
-
 import json
 from collections.abc import Mapping, Sequence
 from contextlib import suppress

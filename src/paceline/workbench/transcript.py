@@ -4,8 +4,6 @@ The prompt of a turn is the whole conversation before it, through the chat templ
 answer is tokenised in place: the tokens of prompt and answer together, without the prompt's, and the end token.
 """
 
-from __future__ import annotations
-
 import json
 import re
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence

@@ -4,8 +4,6 @@ Commands reach the engine between two rounds. A client that is slow has its delt
 whoever served it. When the worker ends, every job that is still open ends with an error. Knows no HTTP.
 """
 
-from __future__ import annotations
-
 import asyncio
 import logging
 from collections.abc import AsyncIterator, Callable

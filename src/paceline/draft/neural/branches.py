@@ -16,8 +16,6 @@ Bhendawade et al. 2025, Mirror Speculative Decoding (arXiv 2510.13161), sections
 itself, and more of them where verification is likelier to end: Kumar et al. 2026, SSD (arXiv 2603.03251).
 """
 
-from __future__ import annotations
-
 from collections import Counter
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field, replace

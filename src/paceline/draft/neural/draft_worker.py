@@ -8,8 +8,6 @@ Messages are pickled through a socket, which wakes the reader at once. A respons
 responses to earlier requests are dropped. A process that dies, fails or is too slow raises `Closed`.
 """
 
-from __future__ import annotations
-
 import os
 import socket
 import struct

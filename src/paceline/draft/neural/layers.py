@@ -7,8 +7,6 @@
 Fewer bits change how often a draft is right, never the output. Knows no head.
 """
 
-from __future__ import annotations
-
 from collections.abc import Mapping, Sequence
 from typing import Any, Literal
 

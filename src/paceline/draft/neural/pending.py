@@ -9,8 +9,6 @@ tokens that ended a draft. Rows are independent of each other. Knows no head.
     self.pending.read(row, count)                             # the first `count` are in the head's own cache now
 """
 
-from __future__ import annotations
-
 from collections.abc import Iterator, Sequence
 
 import torch

@@ -5,8 +5,6 @@ gets the r-th best token of head d. Every guess is a point mass, fixed before th
 stays lossless. Subclasses fill in `open` and `guess`. Knows no method.
 """
 
-from __future__ import annotations
-
 from collections.abc import Sequence
 from dataclasses import dataclass
 from itertools import accumulate

@@ -10,8 +10,6 @@ of earlier rounds. The token at which a rule stops stays in the draft, so at lea
 Kangaroo). Every rule stops on NaN.
 """
 
-from __future__ import annotations
-
 from bisect import bisect_right
 from collections.abc import Sequence
 from math import nan, sqrt

@@ -17,8 +17,6 @@ A token's streams are nodes below it in the last layers alone, which see its anc
 them; no token sees a stream. Their keys and values are overwritten by the next forward.
 """
 
-from __future__ import annotations
-
 from collections.abc import Sequence
 from typing import Any
 

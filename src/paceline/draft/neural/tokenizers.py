@@ -10,8 +10,6 @@ Both are lossless, for what a draft model has read decides what is proposed and 
 longer text can change the tokens of its end, so before each round the draft's cache is cut back to what still holds.
 """
 
-from __future__ import annotations
-
 from collections.abc import Sequence
 from dataclasses import dataclass, field
 from typing import Literal

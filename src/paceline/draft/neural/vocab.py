@@ -9,8 +9,6 @@ target's. Counted are the target's own responses, not prompts or raw text (the p
 2025, arXiv 2502.14856, counts raw text). See docs/draft-models.md.
 """
 
-from __future__ import annotations
-
 import hashlib
 import json
 from collections.abc import Mapping, Sequence

@@ -7,8 +7,6 @@ A state stands for the substrings that end at the same set of positions. The suf
 leads to the longest suffix that also ends elsewhere, so the match is read off that link, without a cursor.
 """
 
-from __future__ import annotations
-
 from collections.abc import Sequence
 from typing import Any, NamedTuple
 

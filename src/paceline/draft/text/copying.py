@@ -1,7 +1,5 @@
 """What drafters that copy share: continuations, cuts at end tokens, and memory of finished requests."""
 
-from __future__ import annotations
-
 from collections.abc import Callable
 from typing import Generic, Protocol, TypeVar
 

@@ -7,8 +7,6 @@ returns them by name. `workbench.corpus.build` reads files.
     ends  int64 [d]: the offset after each document
 """
 
-from __future__ import annotations
-
 import sys
 from collections.abc import Callable, Generator, Sequence
 from contextlib import closing

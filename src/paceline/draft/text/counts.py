@@ -4,8 +4,6 @@ Prediction by partial matching (Cleary and Witten 1984) reads them. Contexts are
 takes about 50 bytes for each length of context.
 """
 
-from __future__ import annotations
-
 from collections.abc import Sequence
 from typing import Any
 

@@ -3,8 +3,6 @@
 `store.json` names the kind of the store and the tokenizer of its token ids; each array is one .npy file.
 """
 
-from __future__ import annotations
-
 import json
 import shutil
 from collections.abc import Callable, Iterator

@@ -7,8 +7,6 @@ holds for every point on the edge above it, and there are at most 2 nodes a toke
 An edge points to the latest text that took it. Sequences are removed in the order they came, so the text is there.
 """
 
-from __future__ import annotations
-
 from collections import deque
 from collections.abc import Sequence
 from typing import Any, NamedTuple

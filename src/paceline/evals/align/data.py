@@ -21,8 +21,6 @@ safety_spec_1.. and behavioral_spec_1.. Your own scenario is a file with rules a
         label: safe
 """
 
-from __future__ import annotations
-
 from collections.abc import Iterable, Mapping, Sequence
 from itertools import zip_longest
 from pathlib import Path

@@ -11,8 +11,6 @@ All figures are computed from verdicts, so another alpha or another reading of N
 pool all answers; with scenarios of equal size this is also the mean over scenarios. Shares are between 0 and 1.
 """
 
-from __future__ import annotations
-
 from collections import Counter
 from collections.abc import Container, Iterator, Mapping, Sequence
 from dataclasses import astuple, dataclass

@@ -4,8 +4,6 @@ A model replies in tags, two blocks of numbered lines that each end in <YES>, <N
 of `Blocks`. Every rule needs exactly one verdict; otherwise the judge is asked again, with a note of what is missing.
 """
 
-from __future__ import annotations
-
 import asyncio
 import re
 from collections.abc import Callable, Sequence

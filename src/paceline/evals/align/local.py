@@ -5,8 +5,6 @@ drafter remembers texts within a request's scope. Prompts with a common prefix s
 must see every token of a prompt.
 """
 
-from __future__ import annotations
-
 import asyncio
 from collections import OrderedDict
 from collections.abc import Callable, Sequence

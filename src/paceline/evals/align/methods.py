@@ -4,8 +4,6 @@ Each is an async function of a `Task` and of its options, a dataclass. Align3, m
 into the model's own turn: it becomes the prefix of the next request, which prefills it and does not decode it.
 """
 
-from __future__ import annotations
-
 import asyncio
 import re
 from collections.abc import Awaitable, Callable, Sequence

@@ -3,8 +3,6 @@
 page(folder), markdown(folder), summary(folder)    # folder: of `paceline eval align --out`, finished or not
 """
 
-from __future__ import annotations
-
 from collections import Counter
 from collections.abc import Sequence
 from pathlib import Path

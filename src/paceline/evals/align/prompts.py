@@ -2,8 +2,6 @@
 read as templates, because rules, prompts and answers may hold braces or tags.
 """
 
-from __future__ import annotations
-
 from pathlib import Path
 from typing import Any
 

@@ -8,8 +8,6 @@ the request into a play. Half of the safe items have a reference answer. `check`
 can predict a whole run.
 """
 
-from __future__ import annotations
-
 import re
 import tomllib
 from collections.abc import Callable

@@ -1,7 +1,5 @@
 """The nouns of an alignment run: rules, scenarios, items, calls, generations, verdicts. Files hold them as JSON."""
 
-from __future__ import annotations
-
 import hashlib
 import json
 from collections.abc import Mapping, Sequence

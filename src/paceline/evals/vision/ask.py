@@ -10,8 +10,6 @@ Where the picture stays and the captions change, the picture comes first, so tha
 Replies are appended to replies.jsonl as they come; a question whose reply is there is not asked again.
 """
 
-from __future__ import annotations
-
 import asyncio
 import hashlib
 import json

@@ -3,8 +3,6 @@
 What needs boxes or a seed is checked of our own data sets only.
 """
 
-from __future__ import annotations
-
 import hashlib
 import json
 import re

@@ -7,8 +7,6 @@ true of a picture, by the names and boxes of its objects alone.
 Names and values follow the paper's figures (Peng et al. 2024, SPEC, overview and README). `holds` checks every layout.
 """
 
-from __future__ import annotations
-
 import re
 import tomllib
 from collections.abc import Sequence

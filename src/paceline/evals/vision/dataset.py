@@ -9,8 +9,6 @@ are a case; a caption may occur in several cases ("a photo of two dogs" twice), 
 by theirs. cases.jsonl, where it exists, adds values, boxes and names.
 """
 
-from __future__ import annotations
-
 import base64
 import json
 import zipfile

@@ -11,8 +11,6 @@ The paper's models for cutting out and inpainting are not known; here an object 
 because the prompt asks for a plain background.
 """
 
-from __future__ import annotations
-
 import hashlib
 from collections.abc import Sequence
 from dataclasses import dataclass

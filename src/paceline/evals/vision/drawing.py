@@ -26,8 +26,6 @@ A colour is a name, "#rrggbb" or "main", the colour that is asked for; "main -0.
 object {"red": COLOUR, "other": COLOUR} decides by the main colour. Curves are cut into short straight pieces here.
 """
 
-from __future__ import annotations
-
 import json
 import re
 from collections.abc import Iterator, Sequence

@@ -9,8 +9,6 @@ The paper's engine paints backgrounds around copied objects with a diffusion mod
 the same array of pixels, which is stricter.
 """
 
-from __future__ import annotations
-
 from collections.abc import Callable
 from colorsys import hsv_to_rgb
 from dataclasses import asdict, dataclass

@@ -8,8 +8,6 @@ Both directions read the same matrix, so each picture and each distinct caption 
 evaluation encodes every picture again for each of its K queries.
 """
 
-from __future__ import annotations
-
 import asyncio
 import json
 import tempfile

@@ -4,8 +4,6 @@ Every random choice is made once for the case, so that its pictures differ in no
 shares of the picture's side. The paper gives no numbers; these are ours.
 """
 
-from __future__ import annotations
-
 from collections.abc import Callable, Sequence
 
 import numpy as np

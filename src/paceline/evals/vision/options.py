@@ -4,8 +4,6 @@ model's name. Imports neither NumPy nor torch, so that the help of commands is q
     read_model("endpoint:http://localhost:8000/v1,model=NAME")      # ("endpoint", EndpointOptions(...))
 """
 
-from __future__ import annotations
-
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any, Literal

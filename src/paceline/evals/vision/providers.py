@@ -5,8 +5,6 @@ A folder holds RGBA pictures, or photos before a plain backdrop, and objects.jso
 will publish what is made of it.
 """
 
-from __future__ import annotations
-
 import json
 from collections.abc import Sequence
 from dataclasses import dataclass

@@ -3,8 +3,6 @@
 The page loads nothing; small pictures are inside it, if the data set is still where it was.
 """
 
-from __future__ import annotations
-
 import json
 import tomllib
 from collections.abc import Sequence

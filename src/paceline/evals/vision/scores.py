@@ -5,8 +5,6 @@ if every query of it is right (Winoground, Thrush et al. 2022). Error bars resam
 are related.
 """
 
-from __future__ import annotations
-
 from collections.abc import Sequence
 from math import factorial
 from typing import Any

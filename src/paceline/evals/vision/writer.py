@@ -11,8 +11,6 @@
 Runs in several processes, and goes on where it was interrupted: a picture appears whole or not at all.
 """
 
-from __future__ import annotations
-
 import json
 import multiprocessing
 import os

@@ -5,8 +5,6 @@ multiplies all rows by it, and goes on with the next chunk, while the sums are i
 for all rows, and what is multiplied comes from the caches of the first two levels, however wide the weights are.
 """
 
-from __future__ import annotations
-
 import ctypes
 import sys
 from collections.abc import Callable

@@ -15,8 +15,6 @@ that every call has the same order of sums:
     gather4    the sum of values
 """
 
-from __future__ import annotations
-
 from array import array
 from collections.abc import Callable
 from typing import Any

@@ -1,7 +1,5 @@
 """Compiled kernels kept in the user's cache: to write and compile one takes a second, to read it some milliseconds."""
 
-from __future__ import annotations
-
 import hashlib
 import os
 import stat

@@ -6,8 +6,6 @@ compute while it reads for two to sixteen rows, as in verifying a draft (docs/me
 12 rows are summed in registers while a panel is read; with more rows, the last ones prefetch the next panel.
 """
 
-from __future__ import annotations
-
 from functools import cache
 
 import llvmlite.binding as llvm

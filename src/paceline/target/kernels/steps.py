@@ -6,8 +6,6 @@ with one rounding at the end. Rows are computed one by one, so a row's result do
 are shared among threads. Kernels are for bfloat16, and for float32 where results must be exact (docs/exact.md).
 """
 
-from __future__ import annotations
-
 import struct
 from array import array
 from typing import Any, NamedTuple

@@ -8,8 +8,6 @@ Threads take a few panels at a time. They are those of torch's OpenMP, because t
 cores.
 """
 
-from __future__ import annotations
-
 from array import array
 from collections.abc import Callable, Sequence
 

@@ -1,7 +1,5 @@
 """Folders of models with weights of eight or four bits, as `paceline quantize` makes them and `load` reads them."""
 
-from __future__ import annotations
-
 import json
 import shutil
 from collections.abc import Mapping

@@ -8,8 +8,6 @@ Tensors are mapped from disk. Matrices stay in the file's blocks or are expanded
 files is opened by its first. Every fault is a ModelError of one line.
 """
 
-from __future__ import annotations
-
 import re
 import struct
 from collections.abc import Iterator, Mapping

@@ -7,8 +7,6 @@ rules of the original tokenizers; rebuilt ones agree with those token for token 
 (tests/target/test_gguf_tokenizer.py). Other names are refused: with another rule the model would silently get worse.
 """
 
-from __future__ import annotations
-
 from collections.abc import Mapping, Sequence
 from typing import Any
 

@@ -12,8 +12,6 @@ Every peer gets token ids and gives token ids; none of them tokenises. What this
 imported when its peer is opened, never before.
 """
 
-from __future__ import annotations
-
 import importlib
 from collections.abc import Callable
 from dataclasses import dataclass

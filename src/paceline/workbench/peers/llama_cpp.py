@@ -4,8 +4,6 @@ The file must hold the same model as the benchmark's, its tokens numbered the sa
 round: over the prompt, then over the last token and what was drafted after it.
 """
 
-from __future__ import annotations
-
 from collections.abc import Sequence
 from dataclasses import asdict, dataclass, field
 from time import perf_counter

@@ -1,7 +1,5 @@
 """What every peer of a run is given alike, and what every peer's answer must come down to."""
 
-from __future__ import annotations
-
 import copy
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass

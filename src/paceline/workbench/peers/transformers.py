@@ -5,8 +5,6 @@ them: each call gets a configuration made from scratch. Rounds are seen from out
 tokens of each, and a hook tells how wide the forward before it was.
 """
 
-from __future__ import annotations
-
 import warnings
 from collections.abc import Iterator, Sequence
 from contextlib import ExitStack, contextmanager

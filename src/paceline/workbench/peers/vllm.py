@@ -4,8 +4,6 @@ vLLM pins its torch and its transformers, so it cannot live beside ours. `vllm_w
 answers lines of JSON; it times its own `generate`, so that the pipe costs nobody anything.
 """
 
-from __future__ import annotations
-
 from collections.abc import Mapping, Sequence
 from dataclasses import asdict, dataclass, field
 from pathlib import Path

@@ -1,7 +1,5 @@
 """Engines in processes of their own, with the interpreters of environments of their own."""
 
-from __future__ import annotations
-
 import json
 import os
 import queue

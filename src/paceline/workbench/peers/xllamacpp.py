@@ -5,8 +5,6 @@ HTTP on the same machine, as its users do; time is taken by that client, from th
 The wheel is built for AVX2, whatever the processor has: `llama_cpp.py` runs a llama.cpp that was built for it.
 """
 
-from __future__ import annotations
-
 from collections.abc import Sequence
 from dataclasses import asdict, dataclass, field
 from pathlib import Path
