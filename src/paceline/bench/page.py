@@ -21,6 +21,7 @@ PART_COLORS = COLORS[2:10]  # different from KIND_COLORS
 
 
 def page(run: BenchRun) -> str:
+    """The report as one HTML page."""
     colors, answers = _shown(run)
     differing = [(method, one) for method in run.measured for one in method.get("differs") or ()]
     return render(

@@ -27,7 +27,8 @@ def export(
     or more, model_answer_temp0_run_1 to 3 with a file for each of the first three; plain decoding is "vanilla".
 
     A line is a question, in the order of question_id: the suite's ids where all of them are whole numbers, else its
-    questions counted from 1. Returns notes, a sentence each, on what could not be written or is not whole."""
+    questions counted from 1. Returns notes, a sentence each, on what could not be written or is not whole.
+    PacelineError if a file cannot be written."""
     repeats = sorted({answer.repeat for answer in answers})
     places = {"model_answer": repeats[:1]}
     if len(repeats) >= RUNS:

@@ -45,6 +45,7 @@ class Pass:
         return honours and engine.batch >= self.batch and (engine.mixes or not self.mixed)
 
     def ask(self, engine: UnderTest, prompts: Prompts, params: SamplingParams) -> list[Reply]:
+        """The greedy answers, in the order of the prompts."""
         if self.alone:
             return [engine.answer([prompt], [params])[0] for prompt in prompts]
         if not self.mixed:

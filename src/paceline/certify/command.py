@@ -56,6 +56,7 @@ QUESTIONS = (
 
 
 def certify_engine(subject: Subject, watch: Watch) -> dict[str, Any]:
+    """The certificate of an engine that runs the model in `subject.model`."""
     watch.say(f"loading {subject.model}")
     target = load(str(subject.model), dtype=subject.dtype, device=subject.device, exact=subject.exact)
     dtype = str(target.dtype).removeprefix("torch.")
@@ -108,6 +109,7 @@ def _references(subject: Subject, target: Target, dtype: str) -> tuple[Model, Mo
 
 
 def certify_server(subject: Subject, key: str | None, watch: Watch) -> dict[str, Any]:
+    """The certificate of the server `subject.endpoint`."""
     from paceline.certify.asking import Control, Server, control_of  # brings an HTTP client along
     from paceline.certify.endpoint import certify_endpoint
 

@@ -15,6 +15,7 @@ NOTABLE = 0.001  # a shift that is named where rounding hides it
 
 
 def page(certificate: dict[str, Any]) -> str:
+    """The certificate as one HTML page."""
     return render(PAGE, verdict=verdict(certificate), detectable=detectable(certificate), **_facts(certificate))
 
 
@@ -42,6 +43,7 @@ def _facts(certificate: dict[str, Any]) -> dict[str, Any]:
 
 
 def verdict(certificate: dict[str, Any]) -> str:
+    """The verdict in a few words."""
     if certificate["verdict"] == LOSSLESS:
         return "Lossless, as far as was tested"
     if certificate["verdict"] == CANNOT_SAY:

@@ -93,6 +93,7 @@ class Greedy:
         return stats.more_often(self.tied, self.rounded)
 
     def findings(self, level: float = LEVEL * TIES) -> list[Finding]:
+        """What speaks against the engine. level: the chance of so many ties below which they do."""
         found = []
         if bugs := self.bugs:
             first, wrong = bugs[0], len({(one.company, one.prompt) for one in bugs})

@@ -226,7 +226,8 @@ def _timed(seconds: deque[float]) -> Iterator[None]:
 
 
 class EarlyExit:
-    """The target's states after `layer` layers, read by its final norm and head (the paper's proxy)."""
+    """The target's states after `layer` layers, read by its final norm and head (the paper's proxy). MethodError for
+    a layer that the target lacks."""
 
     def __init__(self, config: MirrorConfig, target: Facts):
         target = native(target, f"mirror: source={config.source} reads a middle layer", "source=draft")

@@ -171,7 +171,7 @@ class FrozenAutomaton:
 
     @classmethod
     def of(cls, text: Sequence[int] | NDArray[Any], progress: Progress = silent) -> FrozenAutomaton:
-        """The automaton of `text`."""
+        """The automaton of `text`. progress: called with the share done, 0 to 1."""
         whole = np.asarray(text, None if isinstance(text, np.ndarray) else np.int32)
         return cls(whole, freeze(whole, progress))
 

@@ -319,7 +319,7 @@ def _likeliest(nodes, text, node, used, prob, size, min_prob, branch):  # type: 
 
 @njit
 def insert(entries, probs, num, entry, prob):  # type: ignore[no-untyped-def]
-    """Insert an entry after those that are as likely or likelier; a full list loses its last. The new `num`."""
+    """Insert an entry, int64 [columns], after those at least as likely; a full list loses its last. The new `num`."""
     if num == len(entries) and probs[num - 1] >= prob:
         return num
     i = min(num, len(entries) - 1)

@@ -47,6 +47,7 @@ class Score:
 
 
 def score(verdicts: Sequence[Verdict], scenario: Scenario, scoring: Scoring = Scoring()) -> Score:
+    """The score of an answer from its verdicts."""
     marks = {verdict.rule: verdict.mark for verdict in verdicts}
     safe = int(all(marks[rule.id] != "NO" for rule in scenario.safety))
     satisfied = sum(rule.weight for rule in scenario.behavioral if marks[rule.id] == "YES")

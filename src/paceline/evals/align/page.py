@@ -20,6 +20,7 @@ MARKS = {"YES": "#1f8f4e", "NO": "#c43a31", "NA": "transparent"}
 
 
 def page(folder: Path) -> str:
+    """The run as one HTML page. Raises PacelineError if the folder holds no alignment run."""
     rows, about = results(folder)
     color_of = {method: COLORS[i % len(COLORS)] for i, method in enumerate(about["methods"])}
     overall = [row for row in rows if row["scenario"] == OVERALL]

@@ -370,7 +370,7 @@ def shown_digest(item: Item, scenario: Scenario) -> str:
 
 
 def account(calls: Sequence[Call]) -> dict[str, Any]:
-    """Sums over calls; None for tokens that a server does not report."""
+    """Sums over calls: tokens by kind (None if a server does not report them), seconds, requests and tries."""
     counts: dict[str, Any] = {}
     for name in ("prefilled", "cached", "injected", "generated"):
         values = [getattr(call, name) for call in calls]

@@ -153,6 +153,7 @@ def _pair(options: BuildOptions, subset: str, number: int) -> Composition:
 
 
 def render(options: BuildOptions, case: Composition) -> list[Image.Image]:
+    """The pictures of a case, RGB."""
     things = {thing.name: thing for thing in case.things}
 
     @cache
