@@ -28,16 +28,12 @@ from paceline.target.load import load
 from paceline.target.quantised.blocks import exact_dtype
 from paceline.workbench.contestant import PEER
 
-JUDGED = 20
-"""Differing answers of a method that are judged; a method that differs more often has one cause for all."""
-FACTOR = 1.1
-"""Speed-ups may exceed the mean accepted tokens by this factor: that much is noise, more is impossible."""
-SCATTER = 2.0
-"""Mean time of a plain round over that of the fastest tenth: on a quiet machine they are nearly alike."""
+JUDGED = 20  # differing answers of a method that are judged; a method that differs more often has one cause for all
+FACTOR = 1.1  # speed-ups may exceed the mean accepted tokens by this factor: that much is noise, more is impossible
+SCATTER = 2.0  # mean time of a plain round over that of the fastest tenth: on a quiet machine they are nearly alike
 ROUNDS = 50  # fewest plain rounds whose scatter says something
 OTHERS = 0.5  # load average beyond the run's own threads that is still quiet
-MANY_LATE = 0.05
-"""Share of answers that may be late, or have been until they were asked again, on a quiet machine."""
+MANY_LATE = 0.05  # share of answers that may be late, or have been until they were asked again, on a quiet machine
 
 Facts = dict[str, Any]
 

@@ -6,8 +6,7 @@ from pathlib import Path
 
 from paceline.draft.spec import option
 
-MOST_AT_ONCE = 64
-"""Requests under way at once at most, where they are sent by their times."""
+MOST_AT_ONCE = 64  # requests under way at once at most, where they are sent by their times
 
 
 @dataclass(frozen=True)

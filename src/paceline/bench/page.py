@@ -14,8 +14,7 @@ from paceline.workbench.report import COLORS, DASH, FAINT, SMALL, Curve, columns
 
 TEMPLATE = Path(__file__).with_name("page.html.jinja")
 SHOWN = 3  # methods whose answers are shown token by token
-LONGEST, DEEPEST = 16, 16
-"""Tokens of a round, and depths of a draft, in the plots; longer rounds share the last column."""
+LONGEST, DEEPEST = 16, 16  # tokens of a round, and depths of a draft, in the plots; longer rounds share the last column
 PARTS = ("draft", "forward", "accept", "bookkeeping")  # of a round, in the order of the loop
 PART_COLORS = COLORS[2:10]  # different from KIND_COLORS
 

@@ -34,8 +34,7 @@ WAKE = 0.2
 answered or a file was written, takes a tenth of a second until it is as fast as before (benchmarks/awake.py). Whoever
 answers in fewer rounds, or in a process of its own, would pay most. The threads of the process before may still spin,
 too."""
-AGAIN = 2
-"""Times that a late answer is asked for again; of all its attempts the one with the median time counts."""
+AGAIN = 2  # times that a late answer is asked for again; of all its attempts the one with the median time counts
 FEW_AGAIN, MOST_AGAIN = 3, 0.1
 """Answers of a method that may be asked for again: some, and a share of those that it gave. If more of them are late,
 asking again does not help."""

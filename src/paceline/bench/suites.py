@@ -41,8 +41,7 @@ SPEED_BENCH_HOME = "nvidia/SPEED-Bench"
 PLACEHOLDER = "FULL BENCHMARK DATA SHOULD BE FETCHED FROM THE SOURCE"
 """How a turn begins whose text SPEED-Bench may not carry."""
 SUITES = ("demo", "code-edits", "spec-bench", "humaneval", *SPEED_BENCH)
-OF_TASKS = ("demo", "spec-bench")
-"""Suites with the tasks of Spec-Bench."""
+OF_TASKS = ("demo", "spec-bench")  # suites with the tasks of Spec-Bench
 COMPLETE = "Complete this Python function. Answer with the whole function in one block of code.\n\n```python\n{}\n```"
 """How a model made for chat is asked for a function of HumanEval, of which the beginning is given."""
 PREDICTION = "prediction"

@@ -23,8 +23,7 @@ from paceline.errors import PacelineError
 from paceline.target.tokenizer import Tokenizer
 from paceline.workbench.client import Client, Completion, CompletionError, Retry, find_model, find_models, parse
 
-TIE = 0.25
-"""Greatest gap, in nats, between two tokens that may be a tie: what bfloat16 resolves of logits near 32."""
+TIE = 0.25  # greatest gap, in nats, between two tokens that may be a tie: what bfloat16 resolves of logits near 32
 SHIFTED = 0.5  # nats by which rounding does not move the log-probability of a best token
 Fields = dict[str, Any]  # fields of a request's body that say how tokens are chosen
 RETRY = Retry(tries=3, longest=5.0)

@@ -75,8 +75,7 @@ WAYS = {
 }
 """How sampled answers are sampled, in turn."""
 AHEAD = 2  # tokens that a request has beyond those that are tested, so that drafts may reach beyond them
-REPEATED = 6
-"""Times that a beginning stands in the prompt of a long sampled answer, so that there is much to copy."""
+REPEATED = 6  # times that a beginning stands in the prompt of a long sampled answer, so that there is much to copy
 LONG_TOKENS = 6.0
 """Tokens of long sampled answers that a shift of 1 would take; one of a tenth takes a hundred times as many."""
 REQUESTS_EACH = 16  # sampled requests for each long answer, where their number was asked for

@@ -32,8 +32,7 @@ RANKED = 20  # best tokens that are told apart from the rest
 MATCH = (3, 2)  # lengths of the n-grams whose last occurrence says which token is copied, the longest first
 FAR = 64  # tokens of context beyond which places are counted apart
 NEAR, BEYOND = f"within {FAR} tokens of context", f"beyond {FAR} tokens of context"
-AT_ONCE = 8
-"""Places whose distributions are held at once: there is one of the whole vocabulary for every world."""
+AT_ONCE = 8  # places whose distributions are held at once: there is one of the whole vocabulary for every world
 Places = tuple[float, Floats, Floats]
 """How many tokens of a set came, and between which probabilities one comes at each place, [n] and [n]."""
 

@@ -18,10 +18,8 @@ from paceline.certify.verdict import CONTEXT, Divergence, Greedy, Stops
 from paceline.engine.sampling import SamplingParams, warp
 from paceline.workbench.contestant import Reply
 
-ROUNDING = 1e-5
-"""Of float32, as a share of the largest logit: kernels of other libraries add in another order."""
-PLACES = (0.2, 0.3, 0.4, 0.5, 0.6, 0.7, 0.8)
-"""Where in an answer a stop string is cut out, as shares of its length."""
+ROUNDING = 1e-5  # of float32, as a share of the largest logit: kernels of other libraries add in another order
+PLACES = (0.2, 0.3, 0.4, 0.5, 0.6, 0.7, 0.8)  # where in an answer a stop string is cut out, as shares of its length
 BROKEN = "\N{REPLACEMENT CHARACTER}"
 
 

@@ -10,8 +10,7 @@ from paceline.certify.options import SHIFT, Scope
 SHOWN = 5  # divergences that a certificate shows of each verdict
 CONTEXT = 12  # tokens that it shows before one
 LEVEL = 1e-3  # the share of certificates in which a lossless engine is accused all the same
-LONG, TIES = 0.2, 0.1
-"""Shares of LEVEL for sampled answers beyond their first tokens, and for the number of ties."""
+LONG, TIES = 0.2, 0.1  # shares of LEVEL for sampled answers beyond their first tokens, and for the number of ties
 WEAK, LENIENT = 0.1, 1.2
 """A certificate that would miss a larger shift than this, and than the one asked for, cannot say; LENIENT: by how much
 it may be larger all the same, for rounding and whole numbers of requests."""

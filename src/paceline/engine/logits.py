@@ -14,8 +14,7 @@ from numba import carray, njit
 from paceline.compiled import address, bits_of, float_of, halves, widened
 from paceline.errors import NumericError
 
-BLOCK = 256
-"""Numbers in a block. Its maximum or sum is computed without an index, so that the inner loop vectorises."""
+BLOCK = 256  # numbers in a block. Its maximum or sum is computed without an index, so that the inner loop vectorises
 BEST_BLOCK = 512  # the same in the search for the best token
 BROKEN = "The target's logits are NaN or infinite; its weights or dtype are broken."
 

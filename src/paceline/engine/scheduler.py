@@ -29,10 +29,8 @@ def take(waiting: deque[Row], most: int) -> list[Row]:
     return [waiting.popleft() for _ in range(min(most, len(waiting)))]
 
 
-FADE = 0.8
-"""Weight of earlier rounds at every new one."""
-LEAST = 32
-"""Prompt tokens that run beside decoding rows in any case: fewer take hardly less time."""
+FADE = 0.8  # weight of earlier rounds at every new one
+LEAST = 32  # prompt tokens that run beside decoding rows in any case: fewer take hardly less time
 
 
 class Pace:

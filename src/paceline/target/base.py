@@ -22,8 +22,7 @@ from paceline.errors import ModelError
 from paceline.target.threads import Threads
 from paceline.target.tokenizer import Tokenizer
 
-BEFORE_NORM = -1
-"""In `Needs.hidden_layers`: the states before the final norm."""
+BEFORE_NORM = -1  # in `Needs.hidden_layers`: the states before the final norm
 
 
 @dataclass(frozen=True)

@@ -18,8 +18,7 @@ from paceline.engine.logits import top_tokens
 from paceline.target.base import Needs, Target
 from paceline.target.layout import Layout
 
-GRANULE = 64
-"""Capacity is a multiple of this many tokens."""
+GRANULE = 64  # capacity is a multiple of this many tokens
 KEYS, LAYER, VALUES, CAPACITY, POSITIONS, SLOTS, AT, TILES, TILES_AT, ENDS, PLACES, HEADER = range(12)
 """Places in `Writer.header`, and their number. KEYS: address of the first layer's keys; LAYER, VALUES: bytes from them
 to the next layer's, and to the values; POSITIONS to AT: addresses of `Layout`'s; TILES to PLACES: `PathPlan.header`."""

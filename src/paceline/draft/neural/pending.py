@@ -19,8 +19,7 @@ from paceline.engine.round import Round
 from paceline.target.base import Facts
 from paceline.target.cache import RaggedCache
 
-CHUNK = 512
-"""Most tokens of a row that wait; a prompt's beyond that are run as they come."""
+CHUNK = 512  # most tokens of a row that wait; a prompt's beyond that are run as they come
 
 
 class Pending:

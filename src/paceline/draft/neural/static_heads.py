@@ -42,8 +42,7 @@ from paceline.errors import MethodError
 from paceline.target.base import Facts
 from paceline.target.linear import Linear
 
-RANKS = 10
-"""Most candidates of each depth, unless a file of paths asks for more."""
+RANKS = 10  # most candidates of each depth, unless a file of paths asks for more
 
 
 @dataclass(frozen=True, kw_only=True)

@@ -24,8 +24,7 @@ from paceline.evals.align.options import ALPHA, Scoring
 from paceline.evals.align.types import KINDS, Rule, Scenario, Verdict
 from paceline.workbench.runs import read_about, rows
 
-KIND = "align"
-"""The kind of run in run.json."""
+KIND = "align"  # the kind of run in run.json
 GENERATIONS, JUDGEMENTS, ERRORS = "generations.jsonl", "judgements.jsonl", "errors.jsonl"
 OVERALL = "overall"
 FIGURES = ("safety", "behavior", "sar")

@@ -37,8 +37,7 @@ from paceline.jsonl import check_folder
 from paceline.workbench.client import Retry, find_model, is_url, parse
 from paceline.workbench.runs import Lines, Run
 
-SELF = "self"
-"""The judge that is the model under test."""
+SELF = "self"  # the judge that is the model under test
 HOPELESS = 20  # failures in a row, in addition to one for each item under way, that end a run
 
 

@@ -20,8 +20,7 @@ from paceline.evals.vision import child
 from paceline.evals.vision.drawing import KINDS, Drawing, Kind, Noun, article_of, cover, sprite
 
 SIDECAR = "objects.json"
-OURS = "Apache-2.0"
-"""Licence of what our own code draws."""
+OURS = "Apache-2.0"  # licence of what our own code draws
 NEAR = 40  # distance of a colour from the border's, in RGB, up to which it is background
 
 

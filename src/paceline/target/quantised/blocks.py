@@ -23,8 +23,7 @@ import torch
 from paceline.errors import ModelError
 from paceline.target.shape import ROUTER
 
-CHUNK = 1 << 22
-"""Weights converted at once: the conversion needs several times the memory of the blocks."""
+CHUNK = 1 << 22  # weights converted at once: the conversion needs several times the memory of the blocks
 
 
 @dataclass(frozen=True)

@@ -16,8 +16,7 @@ from paceline.target.folder import INDEX, METHOD, SMALL_FILES, check_shape, fing
 from paceline.target.quantised.blocks import KINDS, PRECISIONS, Blocks, Weights, quantised
 from paceline.target.shape import weight_shapes
 
-MEASURED = "quality.json"
-"""In a model folder: the result of `paceline quality --save`."""
+MEASURED = "quality.json"  # in a model folder: the result of `paceline quality --save`
 
 
 def read(folder: Path, config: PretrainedConfig, tensors: Mapping[str, Any]) -> tuple[Weights, str]:

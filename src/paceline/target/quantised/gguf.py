@@ -35,8 +35,7 @@ DENSE = {0: torch.float32, 1: torch.float16, 30: torch.bfloat16}
 
 _NUMBERS = {0: "B", 1: "b", 2: "H", 3: "h", 4: "I", 5: "i", 6: "f", 7: "?", 10: "Q", 11: "q", 12: "d"}
 _TEXT, _ARRAY = 8, 9
-_DEEPEST = 4
-"""Most levels of arrays in arrays."""
+_DEEPEST = 4  # most levels of arrays in arrays
 
 
 @dataclass(frozen=True)
@@ -231,8 +230,7 @@ _SCALING = {
 """Keys of rope.scaling, and transformers' names."""
 _NEUTRAL = {"yarn_ext_factor": 1.0, "yarn_attn_factor": 1.0, "attn_factor": 1.0}
 """Keys of rope.scaling that have no effect with these values; other values are refused."""
-CONTROL = 3
-"""Type of tokens without text."""
+CONTROL = 3  # type of tokens without text
 _ENDS = frozenset({
     "<|eot_id|>", "<|eom_id|>", "<|im_end|>", "<|end|>", "<|endoftext|>", "<|end_of_text|>", "<end_of_turn>", "<EOT>",
     "<|return|>",

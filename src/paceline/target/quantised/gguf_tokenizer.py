@@ -19,8 +19,7 @@ from paceline.target.folder import one_line
 from paceline.target.quantised.gguf import CONTROL, GGUF
 from paceline.target.tokenizer import Tokenizer
 
-USER_DEFINED, UNUSED = 4, 5
-"""Types of tokens: words that are matched before text is split; padding."""
+USER_DEFINED, UNUSED = 4, 5  # types of tokens: words that are matched before text is split; padding
 
 _CONTRACTION = r"(?i:'s|'t|'re|'ve|'m|'ll|'d)"
 _WORDS = _CONTRACTION + r"|[^\r\n\p{L}\p{N}]?\p{L}+|\p{N}DIGITS| ?[^\s\p{L}\p{N}]+[\r\n]*|\s*[\r\n]+|\s+(?!\S)|\s+"
@@ -41,8 +40,7 @@ RULES: dict[str, Any] = {
 """Rules by which byte-level tokenizers split text, by tokenizer.ggml.pre."""
 _WHOLE_FIRST = ("llama-bpe",)
 """Rules where a word that is a token is not split, whatever its merges, and every text begins with BOS."""
-_NORMAL_FORM = ("qwen2",)
-"""Rules that compose characters (NFC) first."""
+_NORMAL_FORM = ("qwen2",)  # rules that compose characters (NFC) first
 
 
 def tokenizer_of(file: GGUF, name: str) -> Tokenizer:
