@@ -49,7 +49,6 @@ class Endpoint(Protocol):
 
     def ask(self, bodies: Sequence[Fields], slots: int | None = None) -> list[Completion]:
         """The completions, at most `slots` requests under way. Raises CompletionError where one cannot be had."""
-        """The completions, at most `slots` requests under way. Raises CompletionError where one cannot be had."""
 
 
 class Server:
