@@ -4,8 +4,7 @@
     with Appender.open(Path("log.jsonl")) as log: log.append([record])
 
 Every fault of a JSON text from outside is a PacelineError of one line. At any moment, and after a crash or on a full
-disk, a written file holds whole lines.
-"""
+disk, a written file holds whole lines."""
 
 from __future__ import annotations
 

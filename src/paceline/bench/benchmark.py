@@ -1,8 +1,7 @@
 """A benchmark from its options to its figures: `bench(Benchmark(...))` is what `paceline bench` does.
 
 Loads the model and the questions, lets the runner ask every contestant, finds out why answers differ that should not,
-works out the figures and writes the files that others read.
-"""
+works out the figures and writes the files that others read."""
 
 from collections.abc import Sequence
 from dataclasses import asdict, dataclass

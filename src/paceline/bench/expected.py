@@ -1,8 +1,7 @@
 """What an answer should have taken, by the rounds of the same method: one that took far longer met another process.
 
 A prompt is expected to take the median seconds a token of prompts of about its length, a later round the median seconds
-of rounds that verified about as many nodes. A round whose like was seldom seen is expected to take what it took.
-"""
+of rounds that verified about as many nodes. A round whose like was seldom seen is expected to take what it took."""
 
 from collections import Counter, defaultdict
 from collections.abc import Iterable

@@ -2,8 +2,7 @@
 
 A figure pools the repeats of the answers it is given and leaves out those that failed. It is None where there is
 nothing to count, or where an engine does not report what the figure needs. Sources: Spec-Bench (Xia et al. 2024, arXiv
-2401.07851, and its evaluation/speed.py), VocabTrim (arXiv 2506.22694), Leviathan et al. 2023 (arXiv 2211.17192).
-"""
+2401.07851, and its evaluation/speed.py), VocabTrim (arXiv 2506.22694), Leviathan et al. 2023 (arXiv 2211.17192)."""
 
 from collections import Counter
 from collections.abc import Iterable, Iterator, Mapping, Sequence

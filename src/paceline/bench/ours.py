@@ -2,8 +2,7 @@
 
 With schedules all requests of a group are handed in at once, and at most `batch` of them run in a round: requests are
 always waiting. The baseline, "none", is plain decoding one request at a time. With a published schedule among them all
-run on the transformers target, so that they differ in the schedule alone.
-"""
+run on the transformers target, so that they differ in the schedule alone."""
 
 from collections import deque
 from collections.abc import Sequence

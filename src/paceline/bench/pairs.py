@@ -1,7 +1,6 @@
 """Answers as arrays of tokens and seconds: of one method, and of a method and plain decoding side by side.
 
-A group's questions are answered together: its seconds count once. Of its repeats the medians count.
-"""
+A group's questions are answered together: its seconds count once. Of its repeats the medians count."""
 
 from __future__ import annotations
 

@@ -3,8 +3,7 @@
 Within a question the contestants answer one after another, in an order that is drawn anew for every question: a machine
 that drifts is then fair to all, and nobody always comes after the same one, which leaves the caches full. Tasks take
 turns, too: it is fair to them, and the answers of a stopped run are of every task alike. The warm-up comes before and
-is not recorded. An answer that is late, since another process used the processor, is asked for again at once.
-"""
+is not recorded. An answer that is late, since another process used the processor, is asked for again at once."""
 
 from collections import Counter
 from collections.abc import Callable, Iterator, Sequence

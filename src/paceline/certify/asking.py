@@ -4,8 +4,7 @@ The control is the same model without drafts: another server, an engine of this 
 drafts switched off. Greedy tokens are compared one by one, and samples of texts with each other. Without a control
 every greedy token must be the server's own best by the log-probabilities that it reports, requests must be answered as
 they are when asked alone, and sampled tokens must fall on their ranks as often as the log-probabilities say. What
-verification itself gets wrong is then seen; a cache or a mask that spoils all of that alike is not.
-"""
+verification itself gets wrong is then seen; a cache or a mask that spoils all of that alike is not."""
 
 import asyncio
 import json

@@ -8,8 +8,7 @@ At every place the tokens before it decide which sets of tokens are looked at: t
 the token that a drafter would copy, the last token again, and so on. The model says between which probabilities a token
 of the set comes; how often one came is counted over all places and compared with `stats.outside`, which holds although
 the places of an answer hang together. So a bug that moves little at each place adds up, and one that needs a long text
-shows. `reported.py` does the same with the log-probabilities that a server reports.
-"""
+shows. `reported.py` does the same with the log-probabilities that a server reports."""
 
 from __future__ import annotations
 

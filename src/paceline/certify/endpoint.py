@@ -1,8 +1,7 @@
 """An endpoint against its control: greedily in the scenarios, and sampled.
 
 Long sampled answers are read token by token, by the log-probabilities that the server reports. Where there is a
-control, beginnings of many short ones are compared with its own.
-"""
+control, beginnings of many short ones are compared with its own."""
 
 from __future__ import annotations
 

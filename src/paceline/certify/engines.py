@@ -21,8 +21,7 @@ class UnderTest(ABC):
 
     name, facts  for the certificate: what it is, and on which versions it runs.
     batch        the most requests it answers at once; mixes: they may be asked for differently.
-    takes        fields of SamplingParams that it honours, other than temperature, seed and max_tokens.
-    """
+    takes        fields of SamplingParams that it honours, other than temperature, seed and max_tokens."""
 
     name: str
     facts: dict[str, Any]

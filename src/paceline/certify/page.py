@@ -1,7 +1,6 @@
 """A certificate in words, as a page that loads nothing, as an issue to file upstream, and as JUnit's XML.
 
-page(certificate), issue(certificate), junit(certificate), findings(certificate)   # of what `certify --json` prints
-"""
+page(certificate), issue(certificate), junit(certificate), findings(certificate)   # of what `certify --json` prints"""
 
 from pathlib import Path
 from typing import Any

@@ -2,8 +2,7 @@
 
 Servers report log-probabilities before temperature, penalties and filters; these are applied here to the best tokens
 that are reported, and what is left of the probability is taken as tokens no better than the last of them. What that
-leaves open is a range, as rounding is.
-"""
+leaves open is a range, as rounding is."""
 
 from collections import Counter
 from collections.abc import Mapping, Sequence

@@ -2,8 +2,7 @@
 
 The distribution is worked out from the model alone, in every world that rounding may make of it: outcomes are prefixes
 with their probabilities, the rare ones put together in bins. Many short requests are asked, and the counts are looked
-at three times, so that a broken engine is found early.
-"""
+at three times, so that a broken engine is found early."""
 
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field, replace

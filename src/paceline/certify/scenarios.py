@@ -6,8 +6,7 @@
 
 A scenario makes groups of steps. A step is requests that are under way together; the steps of a group follow each
 other, and nothing but the group is needed to see what it shows. Greedy answers are compared with the control's to the
-same request, asked alone; sampled ones with structure are only read. A new entry of `SCENARIOS` is a new test.
-"""
+same request, asked alone; sampled ones with structure are only read. A new entry of `SCENARIOS` is a new test."""
 
 from __future__ import annotations
 

@@ -15,8 +15,7 @@ large, never too small.
 inequality of Cauchy and Schwarz, any shift of `d` between the outcomes counted gives the chi-square statistic of n
 samples a noncentrality of at least 4 n d^2. So the power stated here holds for every shift of that size, whichever
 outcomes it moves (up to the chi-square approximation, which counts of 5 or more an outcome make good). Ranges take at
-most their radius (`radius`) from the root of the statistic, by the triangle inequality.
-"""
+most their radius (`radius`) from the root of the statistic, by the triangle inequality."""
 
 from collections.abc import Sequence
 from math import exp, inf

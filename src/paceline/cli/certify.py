@@ -57,8 +57,7 @@ def certify(asked: CertifyOptions) -> int:
     A server is compared with --reference, else with TARGET in this process, else with itself without drafts where a
     request can switch them off (paceline), else with its own answers alone and their log-probabilities.
     A bug is shown by the smallest requests that were found for it, as lines of curl.
-    A server's key is read from OPENAI_API_KEY.
-    """
+    A server's key is read from OPENAI_API_KEY."""
     if asked.engine.startswith(("http://", "https://")):
         asked = replace(asked, endpoint=asked.engine, engine="paceline")
     if asked.model is None and asked.endpoint is None:

@@ -1,8 +1,7 @@
 """Comparisons on a terminal: drafters and plain decoding answer the same prompts in turns, asked by bench's runner.
 
 A small model answers in milliseconds, and another process may take the processor for as long. So answers are repeated
-until the ratio of speeds is steady, and a ratio that cannot be trusted is said to be one.
-"""
+until the ratio of speeds is steady, and a ratio that cannot be trusted is said to be one."""
 
 from __future__ import annotations
 

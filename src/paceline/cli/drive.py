@@ -1,7 +1,6 @@
 """Run prompts through an engine for a terminal; Ctrl-C ends a run between two rounds.
 
-Times are the engine's alone: printing to a terminal does not count.
-"""
+Times are the engine's alone: printing to a terminal does not count."""
 
 import secrets
 from collections import deque

@@ -54,8 +54,7 @@ def build(
     \b
     paceline eval vision build build/spec --seed 1
     paceline eval vision build build/tune --split train --cases 2000 --size 224
-    paceline eval vision build build/plain --subsets plain --cases 20000 --size 224
-    """
+    paceline eval vision build build/plain --subsets plain --cases 20000 --size 224"""
     from paceline.evals.vision.captions import VALUES
     from paceline.evals.vision.engine import PLAIN
     from paceline.evals.vision.writer import CONTACT
@@ -83,8 +82,7 @@ def audit(data: Data, as_json: AsJson = False) -> int:
     check fails.
 
     \b
-    paceline eval vision audit build/spec
-    """
+    paceline eval vision audit build/spec"""
     from paceline.evals.vision.audit import audit as check
 
     with _bar("checking") as bar:
@@ -107,8 +105,7 @@ def run(data: Data, options: RunOptions, as_json: AsJson = False) -> int:
     paceline eval vision run SPEC/data.zip --model transformers:openai/clip-vit-base-patch32
     paceline eval vision run build/spec --model endpoint:http://localhost:8000/v1,model=NAME,ask=yesno --out runs/vlm
 
-    What cannot be read is named on standard error, the rest is scored, and the exit status is 1.
-    """
+    What cannot be read is named on standard error, the rest is scored, and the exit status is 1."""
     from paceline.evals.vision.evaluate import run as evaluate
 
     with _bar("scoring") as bar:
@@ -136,8 +133,7 @@ def report(
     All in one file, which loads nothing.
 
     \b
-    paceline eval vision report runs/before runs/after --out report.html
-    """
+    paceline eval vision report runs/before runs/after --out report.html"""
     from paceline.evals.vision.report import write_page
 
     file = out or runs[0] / "report.html"
@@ -161,8 +157,7 @@ def train_command(
     --generic coco/pairs.jsonl --validate build/spec-dev --retention imagenet/pairs.jsonl
 
     With --validate and --retention the weights written are the best mixture of before and after that loses at most
-    --tolerance points; frontier.json lists all of them. Ctrl-C saves; the same command goes on from there.
-    """
+    --tolerance points; frontier.json lists all of them. Ctrl-C saves; the same command goes on from there."""
     import torch
 
     from paceline.evals.vision.train import train

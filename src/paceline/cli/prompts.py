@@ -2,8 +2,7 @@
 
 A line is {"prompt": "text"} or {"messages": [{"role": "user", "content": "text"}]}. It may have an "id", a "prediction"
 (text that the answer is expected to be much like) and fields of SamplingParams ("max_tokens": 64), which override the
-command line's. Knows nothing of models or tokenizers.
-"""
+command line's. Knows nothing of models or tokenizers."""
 
 import json
 import sys
@@ -28,8 +27,7 @@ class Job:
 
     prompt    text, or chat messages; params how to answer it.
     where     "file, line 3" for error messages, "" on the command line; id as in the file.
-    expected  text that the answer is expected to be much like, for drafters; "": none.
-    """
+    expected  text that the answer is expected to be much like, for drafters; "": none."""
 
     index: int
     prompt: str | Messages

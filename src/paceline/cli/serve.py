@@ -66,8 +66,7 @@ def serve(
          -H 'Content-Type: application/json'
 
     A page to watch it is at /, the API's description at /docs, counters at /metrics. Ctrl-C and SIGTERM let running
-    answers end.
-    """
+    answers end."""
     import uvicorn
 
     from paceline.draft.fallback import Choice, Fallback

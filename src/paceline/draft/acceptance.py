@@ -4,8 +4,7 @@ A draft survives from depth to depth. The share that survives a step is learned 
 (with drafters that copy, the length depends on the match). A draft that was cut counts only down to the cut, so cutting
 does not bias the shares (Kaplan and Meier 1958). A row's probabilities are those of all rows ** multiplier, where
 multiplier = observed / expected rejections of the row, both with a Gamma prior (Vaupel et al. 1979). Siblings share a
-step by their rank. The `chances` that a drafter gives with a tree replace shares and ranks. Old counts fade.
-"""
+step by their rank. The `chances` that a drafter gives with a tree replace shares and ranks. Old counts fade."""
 
 from itertools import pairwise
 from math import log

@@ -4,8 +4,7 @@ Li et al., "Amphista: Bi-directional Multi-head Decoding for Accelerating LLM In
 The layers read every committed token's state and the token that was chosen after it; K heads read the last of what
 they make, an encoder lets the K positions see each other, and the target's output head reads those. One pass drafts all
 depths, so the candidates of a depth are the same below every node of the depth before. No code of the authors exists:
-`paceline.draft.neural.networks` has the network, called Amphista-R, and its switches.
-"""
+`paceline.draft.neural.networks` has the network, called Amphista-R, and its switches."""
 
 from collections.abc import Mapping, Sequence
 

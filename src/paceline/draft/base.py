@@ -40,8 +40,7 @@ class Drafter:
 
     The engine calls `bind` once, then `start(row)`; each round `begin_round`, `propose(rows)` and `observe(round)`; at
     the end `drop(row)`, for every row that was started, also if `start` or `propose` failed. It calls `restart(row)`
-    when a row has lost its place in the cache and is run again. Row ids are unique in an engine.
-    """
+    when a row has lost its place in the cache and is run again. Row ids are unique in an engine."""
 
     name: str = ""
     lossless: str = "not stated"

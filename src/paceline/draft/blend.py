@@ -8,8 +8,7 @@ the tree grows best first to `nodes` nodes. It is our combination, not a publish
     P(t | context) = sum over contexts, longest first, of  (mass left) * n(t) / (n + e * d)
     mass left      <- mass left * e * d / (n + e * d)
 
-n: how often the context was seen, d: how many different tokens followed, e: doubt, by text and length of context.
-"""
+n: how often the context was seen, d: how many different tokens followed, e: doubt, by text and length of context."""
 
 from dataclasses import dataclass
 from typing import Any

@@ -2,8 +2,7 @@
 
 Li et al. 2024, "EAGLE: Speculative Sampling Requires Rethinking Feature Uncertainty" (arXiv 2401.15077). The tree grows
 as in EAGLE-2 (arXiv 2406.16858): the best paths so far are drafted further, and the best nodes of all are verified.
-Embedding and output head are the target's. Folders of `paceline train eagle` have the layout of published heads.
-"""
+Embedding and output head are the target's. Folders of `paceline train eagle` have the layout of published heads."""
 
 from collections.abc import Mapping, Sequence
 from typing import Any

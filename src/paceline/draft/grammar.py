@@ -1,7 +1,6 @@
 """grammar: propose what the request's grammar forces, such as the names and punctuation of a JSON schema.
 
-The draft is verified like any other, because the same text may be written in other tokens.
-"""
+The draft is verified like any other, because the same text may be written in other tokens."""
 
 import numpy as np
 

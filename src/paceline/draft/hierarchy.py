@@ -7,8 +7,7 @@ in Speculative Decoding" (Findings of NAACL 2025, arXiv 2502.05609). The stores,
 * S, the model (D_m): what followed it most often in the model's recorded answers (`model`) and past ones (`past`);
 * L, the statistics (D_s): what followed the last 2 tokens, then the last 1, most often in a large corpus (`corpus`).
 
-Where we differ from the published method and why: docs/methods/hierarchy.md.
-"""
+Where we differ from the published method and why: docs/methods/hierarchy.md."""
 
 from collections.abc import Iterator
 from dataclasses import dataclass

@@ -3,8 +3,7 @@
 Ankner et al. 2024, "Hydra: Sequentially-Dependent Draft Heads for Medusa Decoding" (arXiv 2402.05109). Head k reads the
 target's last state and the embeddings of the root and of the k tokens above the node it drafts below. With the prefix
 layer of Hydra++ a decoder layer and a norm, with a cache of their own, come between the state and the heads. Heads
-share the target's output head or bring their own. The authors' files are read too.
-"""
+share the target's output head or bring their own. The authors' files are read too."""
 
 import re
 from collections.abc import Mapping, Sequence

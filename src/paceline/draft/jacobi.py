@@ -14,8 +14,7 @@ tree of fixed shape reads its tokens from the table, by depth and rank. A copied
 An ordinary model takes its last tokens to be right, so its slots are of little use. A model fine-tuned with noise
 (`paceline train noise`) has learnt to look past them.
 
-Where we differ from the authors' code and why: docs/methods/jacobi.md.
-"""
+Where we differ from the authors' code and why: docs/methods/jacobi.md."""
 
 from dataclasses import dataclass
 from typing import Literal

@@ -8,8 +8,7 @@ The first layers' keys and values of a draft are in the target's cache before it
 with the others. The adapter has a cache of its own. Early states of committed tokens that it has not run wait in
 `pending`: of a prompt, of the last token of a draft, and of other drafters' tokens.
 
-Where we differ from the published method and why: docs/methods/kangaroo.md.
-"""
+Where we differ from the published method and why: docs/methods/kangaroo.md."""
 
 from __future__ import annotations
 

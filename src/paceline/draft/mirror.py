@@ -5,8 +5,7 @@ that the output is the target's. The draft model runs in a process with cores or
 (`draft_worker.py`); in line it gains no time, and serves to try the algorithm. Candidates for the target's next token
 come from the draft, which begins at once, or from a middle layer of the target (the paper): better, but later.
 
-Costs, and when it pays: docs/methods/mirror.md.
-"""
+Costs, and when it pays: docs/methods/mirror.md."""
 
 import logging
 from collections import Counter, deque

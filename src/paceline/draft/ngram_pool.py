@@ -17,8 +17,7 @@ root, and one column hangs from the root and from each token of the chain.
      c0     c1    c2    c3         after these the forward predicts d0 d1 d2 d3:
                                    "root b0 c0 d0", "a0 b1 c1 d1" ... are n-grams of 4 tokens
 
-Where we differ from the published method and why: docs/methods/ngram-pool.md.
-"""
+Where we differ from the published method and why: docs/methods/ngram-pool.md."""
 
 from collections.abc import Sequence
 from dataclasses import dataclass

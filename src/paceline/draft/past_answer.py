@@ -5,8 +5,7 @@ arXiv 2509.23232). A few forwards verify a whole answer. After the first differe
 `past-answer+sam` the next drafter is asked. In large batches, tokens after that point cost much; see `first`.
 
 The old answer comes with the row (`Row.past`: in `paceline.rollout` every copy of a prompt has its own), else it is the
-last finished answer to the same prompt that this drafter has seen.
-"""
+last finished answer to the same prompt that this drafter has seen."""
 
 from dataclasses import dataclass
 

@@ -1,8 +1,7 @@
 """prediction: copy from a text that the caller expects the answer to be much like (OpenAI's Predicted Outputs).
 
 The text is `SamplingParams.prediction`. A draft is what follows, in that text, the longest match with the end of the
-answer; among equal matches the first one after the last place. Without a match there is no draft.
-"""
+answer; among equal matches the first one after the last place. Without a match there is no draft."""
 
 from dataclasses import dataclass
 

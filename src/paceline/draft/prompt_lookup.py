@@ -2,8 +2,7 @@
 
 Saxena 2023, "Prompt Lookup Decoding" (github.com/apoorvumang/prompt-lookup-decoding), transformers and vLLM have three
 rules for it (`variant`; docs/methods/prompt-lookup.md lists them). All are one scan for the first place with the
-longest match, in O(length of the text), without state. With `past` (ours), finished requests are searched too.
-"""
+longest match, in O(length of the text), without state. With `past` (ours), finished requests are searched too."""
 
 from dataclasses import dataclass
 from typing import Literal

@@ -5,8 +5,7 @@ Recycling" (ACL 2025, arXiv 2408.08696). A matrix M [V, k] holds, in row t, the 
 target last ranked them after a verified node, rejected nodes included. A draft is a tree of fixed shape that starts at
 the last token and reads the children of each node from M. No training, no model, no corpus; 1 MB for 32,000 tokens.
 
-Where we differ from the published method and why: docs/methods/recycling.md.
-"""
+Where we differ from the published method and why: docs/methods/recycling.md."""
 
 from dataclasses import dataclass
 from pathlib import Path

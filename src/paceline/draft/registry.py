@@ -5,8 +5,7 @@
 
 A method is a `Drafter` class, described by its class attributes and the first line of its docstring; its module is
 imported on demand. Other packages add methods through the entry-point group `paceline.drafters`
-(name = "package.module:Class"). No other module of the core knows a method by name.
-"""
+(name = "package.module:Class"). No other module of the core knows a method by name."""
 
 import importlib
 import inspect

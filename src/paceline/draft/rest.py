@@ -6,8 +6,7 @@ places form a trie, in which a node weighs as many places as go through it; the 
 
 The trie is not built: a suffix array is sorted, so a node's places are one range, and its children's are parts of it.
 
-Where we differ from the published method and why: docs/methods/rest.md.
-"""
+Where we differ from the published method and why: docs/methods/rest.md."""
 
 from dataclasses import dataclass
 

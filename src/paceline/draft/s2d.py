@@ -10,8 +10,7 @@ Layers that a token did not reach lack its keys and values. Its state waits befo
 token that needs them. So a token's exit changes the cost of later ones, never their distribution. The exit depends on a
 distribution, never on the token drawn from it; so the exit's q is the draft distribution that verification needs.
 
-Where we differ from the published method and why: docs/methods/s2d.md.
-"""
+Where we differ from the published method and why: docs/methods/s2d.md."""
 
 from __future__ import annotations
 

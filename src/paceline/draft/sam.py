@@ -8,8 +8,7 @@ proposes little or nothing, and in `sam+b` drafter b is asked then.
     static    over a corpus (`frozen.py`): copied when more than `bias` tokens longer than the dynamic match
     past      over requests that this engine has finished: copied when longer than the row's own match
 
-Where we differ from the published method and why: docs/methods/sam.md.
-"""
+Where we differ from the published method and why: docs/methods/sam.md."""
 
 from __future__ import annotations
 

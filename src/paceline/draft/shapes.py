@@ -2,8 +2,7 @@
 
 The path (2, 0) is the best candidate of the second step, below candidate 2 of the first. A set of paths that holds
 every prefix of its paths is a tree; compiled, it is a `Template`. Paths come from a published table, from a file, or
-from how often the candidates of each depth are right.
-"""
+from how often the candidates of each depth are right."""
 
 from collections.abc import Callable, Iterable, Sequence
 from heapq import heappop, heappush

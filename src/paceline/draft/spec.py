@@ -8,8 +8,7 @@
     SamConfig(**values(part, SamConfig))
 
 The type of an option is int, float, bool, str, Literal, or one of these `| None`. A field named `checkpoint` takes the
-checkpoint; without a default it must be given.
-"""
+checkpoint; without a default it must be given."""
 
 import dataclasses
 import re

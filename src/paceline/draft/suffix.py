@@ -10,8 +10,7 @@ a tree, m tokens long, gives a draft: its most frequent continuation, up to `fac
 
 The draft with the highest score over all trees is proposed; among equals, that of the longer match.
 
-Where we differ from the published method and why: docs/methods/suffix.md.
-"""
+Where we differ from the published method and why: docs/methods/suffix.md."""
 
 from dataclasses import dataclass
 from typing import Literal

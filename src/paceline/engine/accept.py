@@ -17,8 +17,7 @@ distribution at the cursor is warped and a token is decided. The cursor steps to
   for trees without. On a chain it is the rule of Leviathan et al. 2023, section 2.3: `TOKENWISE`.)
 
 This holds for any q, if every drafted child stays in the tree, whatever token was drawn. The number of children and
-their q may depend on everything that was drawn before them.
-"""
+their q may depend on everything that was drawn before them."""
 
 from collections.abc import Sequence
 from dataclasses import dataclass
@@ -50,8 +49,7 @@ class Accepted:
     path      accepted nodes, root first; tokens[i] is the token decided at path[i].
     tokens    the new tokens: those of path[1:], then the target's own. Empty for a row still in its prompt.
     logprobs  one entry for each of `tokens` if the request wants them, else None.
-    error     why no token could be decided; then path and tokens do not count.
-    """
+    error     why no token could be decided; then path and tokens do not count."""
 
     path: list[int]
     tokens: list[int]

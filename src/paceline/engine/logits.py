@@ -2,8 +2,7 @@
 
 Between two forwards every operator starts with cold caches and costs tens of microseconds, whatever its size. Each
 function here is one call; torch and NumPy need 5 to 24 operators. `warp` and `draw_rows` of `paceline.engine.sampling`
-are the same in torch. Logits are bfloat16 or float32.
-"""
+are the same in torch. Logits are bfloat16 or float32."""
 
 import math
 

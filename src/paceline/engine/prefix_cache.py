@@ -3,8 +3,7 @@
 A prompt is cut into blocks of BLOCK tokens, one file each. A file's name is a hash of the model and of all tokens up to
 the block's end, so texts that begin alike share files, and processes that write the same block write the same file.
 Files are written under another name and renamed when they are whole. What is damaged all the same is found by its
-checksum, and removed. The files that were used longest ago go first.
-"""
+checksum, and removed. The files that were used longest ago go first."""
 
 import logging
 import os

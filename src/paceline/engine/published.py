@@ -1,7 +1,6 @@
 """The published schedules EQSPEC and EXSPEC (Zhang et al. 2025, arXiv 2510.22876), for comparison with `Ragged`.
 
-They run on a transformers target whose rows lie in rectangles (`target/rectangles.py`).
-"""
+They run on a transformers target whose rows lie in rectangles (`target/rectangles.py`)."""
 
 from collections import deque
 from collections.abc import Sequence

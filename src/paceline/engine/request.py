@@ -1,7 +1,6 @@
 """Row, one request in the engine: its tokens, where it ends, and what its rounds were like; Delta and Completion.
 
-A row ends exactly where plain decoding would: `extend` takes a round's tokens one by one, up to the answer's end.
-"""
+A row ends exactly where plain decoding would: `extend` takes a round's tokens one by one, up to the answer's end."""
 
 from __future__ import annotations
 
@@ -66,8 +65,7 @@ class RowStats:
 
     accepted  accepted[d] rounds accepted exactly d draft tokens (the target's own not counted).
     drafted   drafted[d] rounds offered a draft at least d deep.
-    seconds   this row's share of the time, by part of the round: a round's time is split evenly between its rows.
-    """
+    seconds   this row's share of the time, by part of the round: a round's time is split evenly between its rows."""
 
     rounds: int = 0
     draft_rounds: int = 0
@@ -114,8 +112,7 @@ class Row:
     prompt_logprobs  one entry a prompt token so far, if the request wants them; the first is None: nothing predicts it.
     past             int64 [n], an earlier answer to the same prompt, for drafters to propose; None: there is none.
     error            why it ended, with finish_reason "error".
-    max_length       tokens that prompt and answer can become.
-    """
+    max_length       tokens that prompt and answer can become."""
 
     def __init__(
         self, id: int, prompt: Sequence[int] | IntArray, params: SamplingParams, *, max_context: int,
@@ -313,8 +310,7 @@ class Delta:
               behind tokens inside a character and before what may become a stop string.
     nodes     drafted tokens that were verified in this round; depth: the longest path among them; calls: forwards of a
               draft model that they took.
-    logprobs  one entry for each of `tokens`, if the request wants them.
-    """
+    logprobs  one entry for each of `tokens`, if the request wants them."""
 
     index: int
     row: Row

@@ -30,8 +30,7 @@ class Segment:
     hidden      [n - start, H] or None: states of the nodes after layer `resume_layer - 1`; those layers are not run.
     depth       int64 [n]: depth of each node, 0 for the first; computed if not given.
     is_prompt   the tokens are a piece of the row's prompt.
-    mutual      every node sees all others, not only its ancestors (a drafter's own layers).
-    """
+    mutual      every node sees all others, not only its ancestors (a drafter's own layers)."""
 
     slot: int
     tokens: IntArray
@@ -84,8 +83,7 @@ class Verdict:
     logits     [M, V] for the nodes whose logits were wanted, in the model's dtype.
     logits_at  where segment s begins: its logits are logits[logits_at[s] : logits_at[s + 1]].
     hidden     {layer: [N, H]} for all nodes that were run; hidden_at as logits_at.
-    top_k      (values [M, k], token ids [M, k]) or None.
-    """
+    top_k      (values [M, k], token ids [M, k]) or None."""
 
     logits: torch.Tensor
     logits_at: list[int]
@@ -126,8 +124,7 @@ class Round:
     trees     each row's draft, cut to the length that it has left; the root alone where nothing was drafted.
     segments  what the target runs for each row: its tree, or a piece of its prompt.
     verdict   the target's forward over `segments`; None before it.
-    accepted  what was accepted of each tree; empty before acceptance.
-    """
+    accepted  what was accepted of each tree; empty before acceptance."""
 
     rows: list[Row]
     trees: list[DraftTree]

@@ -1,8 +1,7 @@
 """SamplingParams, the warping of logits, and the seeded randomness of a row.
 
 Logits are warped here and nowhere else. The target's and a sampling drafter's go through the same function, so that an
-acceptance rule compares two distributions that are warped alike.
-"""
+acceptance rule compares two distributions that are warped alike."""
 
 from __future__ import annotations
 
@@ -95,8 +94,7 @@ class SamplingParams:
     logprobs            report the log-probability of each new token, and those of this many best tokens at its place;
                         None reports nothing.
     prompt_logprobs     the same for the prompt's own tokens; the whole prompt is then run, even if others share it.
-    beginning, ends     set by `of_row`.
-    """
+    beginning, ends     set by `of_row`."""
 
     temperature: float = 0.0
     top_k: int = 0
@@ -232,8 +230,7 @@ class RowRandom:
     The noise of the token at output position i depends on the seed and i alone. So with point-mass drafts a seed gives
     exactly the tokens of plain sampling. With drawn drafts the tokens also depend on where the row's rounds begin.
 
-    Every random decision is `choose`, `keep` or `draft`, so that a test double can follow every branch.
-    """
+    Every random decision is `choose`, `keep` or `draft`, so that a test double can follow every branch."""
 
     def __init__(self, seed: int | None):
         self.seed = randbits(63) if seed is None else seed

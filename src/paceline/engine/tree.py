@@ -40,8 +40,7 @@ class DraftTree:
     origin       int64 [n] or None: for a tree that was cut, each node's number in the tree that was proposed.
     source       name of the drafter that proposed it, for reports.
     owner        the drafter that proposed it, set by the engine and read by `Round.is_from`.
-    calls        forwards of a draft model made for it, one after another.
-    """
+    calls        forwards of a draft model made for it, one after another."""
 
     tokens: IntArray
     parent: IntArray

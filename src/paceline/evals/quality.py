@@ -1,8 +1,7 @@
 """What quantisation costs: a model's predictions on held-out text, compared with those of its original.
 
 Both models read the same text in windows and predict each token from those before it in the window (teacher forcing).
-Standard errors are over windows, because the tokens of a window are not independent.
-"""
+Standard errors are over windows, because the tokens of a window are not independent."""
 
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass

@@ -9,8 +9,7 @@
 A host draws from its model and accepts the draft while the two agree, or accepts a drafted token with the model's
 probability. Both keep the model's distribution, whatever was drafted. So drafts may be cut to what pays: to the tokens
 that raise the expected tokens a second of the host's batch, estimated from earlier drafts and the durations of the
-host's rounds (`draft/auto.py`).
-"""
+host's rounds (`draft/auto.py`)."""
 
 from collections.abc import Sequence
 from contextlib import suppress

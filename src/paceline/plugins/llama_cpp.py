@@ -5,8 +5,7 @@
     paceline.check(llama)                     # refuses models that cannot forget a rejected draft
 
 llama-cpp-python samples every position from the model and accepts the draft while the two agree, so answers are exact,
-greedy or sampled. It runs one request at a time, recognised by its tokens. Works with llama-cpp-python 0.3.
-"""
+greedy or sampled. It runs one request at a time, recognised by its tokens. Works with llama-cpp-python 0.3."""
 
 from typing import Any
 

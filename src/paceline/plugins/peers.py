@@ -2,8 +2,7 @@
 
     transformers-paceline,draft=sam    vllm-paceline,draft=sam    llama-cpp-paceline:model.gguf,draft=sam
 
-In `draft` a ; stands for the comma between options: draft=sam;draft=20.
-"""
+In `draft` a ; stands for the comma between options: draft=sam;draft=20."""
 
 from collections.abc import Sequence
 from dataclasses import dataclass, field

@@ -4,8 +4,7 @@
     python -m paceline.plugins.to_gguf demo-int4 demo-Q4_0.gguf             # blocks as `paceline quantize` made them
 
 llama.cpp's own converter refuses tokenizers that are not in its table. This one writes the vocabulary as it is, so
-token ids are right. llama.cpp may split text differently ("default" is GPT-2's splitting), so give it token ids.
-"""
+token ids are right. llama.cpp may split text differently ("default" is GPT-2's splitting), so give it token ids."""
 
 import argparse
 import json

@@ -6,8 +6,7 @@
 
 `generate` honours transformers' logits processors, stopping criteria, attention masks with padding on the left, and
 GenerationConfig; it refuses by name what it cannot honour. Greedy answers are those of `model.generate`; sampled ones
-have its distribution, and `torch.manual_seed` makes them reproducible. Works with transformers 5.16 to 5.23.
-"""
+have its distribution, and `torch.manual_seed` makes them reproducible. Works with transformers 5.16 to 5.23."""
 
 from __future__ import annotations
 

@@ -9,8 +9,7 @@
 vLLM imports the module before the last dot and reads the rest as its attribute, so any drafter's name works, with "_"
 for "-" and "__" for "+". It calls `propose` once a step with all rows of its batch. Rows move, are reused and have no
 request id, so a row is recognised by its tokens. vLLM's acceptance rule for chains is right for any draft. Written for
-vLLM 0.32 (V1 runner, `custom_class`).
-"""
+vLLM 0.32 (V1 runner, `custom_class`)."""
 
 import functools
 import logging

@@ -5,8 +5,7 @@ rules     which of its tokens are kept: exact rules, and the published one, whic
 run       `rollout`: answers to a batch of prompts
 served    the same over a server that generates and scores
 trl, verl these rollouts inside the two trainers; import them yourself, because they need the trainers' packages
-policy    the engine of a model whose weights change
-"""
+policy    the engine of a model whose weights change"""
 
 from paceline.rollout.rules import RULES, rule_of
 from paceline.rollout.run import Figures, Rollout, Rollouts, rollout

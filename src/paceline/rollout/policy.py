@@ -2,8 +2,7 @@
 
 The native decoder has its own layout of the weights, so a new one is made after every step; this copy costs little
 compared with a rollout. On accelerators, where two copies may not fit, and for models that the native decoder does not
-know, transformers' code runs on the weights themselves.
-"""
+know, transformers' code runs on the weights themselves."""
 
 from collections.abc import Iterator, Sequence
 from contextlib import contextmanager

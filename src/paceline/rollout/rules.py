@@ -17,8 +17,7 @@ drafter: a draft changes only how many positions one forward decides.
 The residual rule (Leviathan et al. 2023) needs q of every token. The store has only the M best tokens of q, so the rule
 is applied to bins: one for each of the M tokens, and one, the tail, for all others. The bin of y is distributed as q's
 bins, so the rule returns a bin distributed as p's; inside the tail a new token is drawn from p. So the token is
-distributed as p for any M. If the M tokens hold all of q's mass, this is the usual rule.
-"""
+distributed as p for any M. If the M tokens hold all of q's mass, this is the usual rule."""
 
 import logging
 import math
@@ -91,8 +90,7 @@ class Reuse:
     visit    number of earlier answers to its copy of the prompt.
     reused   leading tokens of the old answer that were kept; left: whether a different token has followed.
     looked   positions where the old answer proposed a token; drift: the sum of |p - q| of those tokens.
-    probs, top_ids, top_probs   of each decided token, as in `Entry`.
-    """
+    probs, top_ids, top_probs   of each decided token, as in `Entry`."""
 
     key: Key
     old: Entry | None

@@ -6,8 +6,7 @@
     rollouts[0].tokens, rollouts[0].logprobs, rollouts.figures.reuse
 
 A row's seed is made of the caller's seed, the prompt, the copy's number, the policy's version and the number of earlier
-answers. So it is new in every epoch, also after a resume, and independent of the prompts' order and of processes.
-"""
+answers. So it is new in every epoch, also after a resume, and independent of the prompts' order and of processes."""
 
 from __future__ import annotations
 
@@ -39,8 +38,7 @@ class Rollout(NamedTuple):
     logprobs  float [n]: of each token, reused ones too, under the present policy, after temperature and filters.
     reused    number of leading tokens taken from the old answer.
     old       number of tokens of the old answer, 0 if there is none.
-    finished  whether it ended by itself; otherwise it was cut.
-    """
+    finished  whether it ended by itself; otherwise it was cut."""
 
     key: Key
     prompt: list[int]
@@ -66,8 +64,7 @@ class Figures:
     looked       positions where an old token was compared; drift: the sum of |p - q| there.
     rounds       forwards of the target in which an answer grew, summed over rows.
     seconds      from the first forward to the last, verification included.
-    cpu_seconds  of this process in that time.
-    """
+    cpu_seconds  of this process in that time."""
 
     answers: int = 0
     tokens: int = 0

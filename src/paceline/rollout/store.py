@@ -4,8 +4,7 @@
     store.put([(key, entry)])
     store.get(key, version=7)
 
-At any moment, after kill -9 and on a full disk, the file holds whole batches. Imports no engine.
-"""
+At any moment, after kill -9 and on a full disk, the file holds whole batches. Imports no engine."""
 
 import hashlib
 import sqlite3
@@ -84,8 +83,7 @@ class Entry:
     version    of the policy, as the caller counts.
     visit      number of earlier answers to this copy.
     finished   whether it ended by itself; otherwise it was cut at `max_tokens`.
-    sampling   see `sampling_text`.
-    """
+    sampling   see `sampling_text`."""
 
     tokens: NDArray[np.int32]
     probs: NDArray[Any]

@@ -6,8 +6,7 @@
     trainer = GRPOTrainer(..., rollout_func=RolloutReuse(RolloutStore("answers.rollouts")))
 
 Paceline's engine runs the trainer's own model, so the same code verifies old answers and draws new tokens.
-`rollout_func` is experimental in TRL; this is written for TRL 1.16.
-"""
+`rollout_func` is experimental in TRL; this is written for TRL 1.16."""
 
 from collections.abc import Sequence
 from typing import Any

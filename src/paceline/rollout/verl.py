@@ -9,8 +9,7 @@ In a file that `actor_rollout_ref.rollout.agent.agent_loop_config_path` names:
       rule: residual
 
 and `actor_rollout_ref.rollout.agent.default_agent_loop=rollout_reuse`. The servers must allow as many prompt
-log-probabilities as `top`.
-"""
+log-probabilities as `top`."""
 
 from __future__ import annotations
 
@@ -42,8 +41,7 @@ class RolloutReuseLoop(AgentLoopBase):
     store           a path that all agent-loop workers see.
     rule, lenience  residual, one-hot or plain; plain is not lossless and alone takes a lenience.
     top             best tokens that are stored of each position, for residual.
-    seed            of the rules' randomness.
-    """
+    seed            of the rules' randomness."""
 
     def __init__(
         self,

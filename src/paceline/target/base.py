@@ -2,8 +2,7 @@
 
 A target owns a ragged KV cache: every row has its own slot and length. `verify` runs segments (a row's tree, or a chunk
 of its prompt) in ONE forward and writes their keys and values after the row's; `commit` keeps those of the accepted
-path and drops the others.
-"""
+path and drops the others."""
 
 from __future__ import annotations
 
@@ -34,8 +33,7 @@ class Needs:
     top_k           number of best logits of every verified node.
     resume_layer    the drafter runs layers 0..resume_layer-1 of drafted nodes itself: their states are in
                     `Segment.hidden`, and the target runs the layers from resume_layer on.
-    callback_layer  call `Drafter.on_layer` after this many layers.
-    """
+    callback_layer  call `Drafter.on_layer` after this many layers."""
 
     hidden_layers: tuple[int, ...] = ()
     top_k: int = 0
@@ -92,8 +90,7 @@ class Target(ABC):
     clock                the engine's; `verify` books its time there as "prepare", "layers" and "head".
     same_on_any_threads  logits are the same, bit for bit, on any number of processor threads.
     exact                a token's logits depend on its text alone (`make_exact`).
-    expert_share         share of its experts that a mixture reads for one token; 0.0 without experts.
-    """
+    expert_share         share of its experts that a mixture reads for one token; 0.0 without experts."""
 
     vocab_size: int
     num_layers: int

@@ -3,8 +3,7 @@
 One tensor [layers, 2, slots, kv_heads, capacity, head_dim] holds all keys and values. The nodes of a tree are written
 after their row's tokens; `commit` moves those of the accepted path together, and moves nothing for a chain. Rows are
 never realigned and never padded on the left. A cache that is too small doubles its capacity or its number of slots, so
-a token is copied a constant number of times on average. `reshape` lays the rows out anew within a memory budget.
-"""
+a token is copied a constant number of times on average. `reshape` lays the rows out anew within a memory budget."""
 
 from __future__ import annotations
 

@@ -4,8 +4,7 @@ A forward is hundreds of kernels, and launching them one by one takes longer tha
 A CUDA graph is launched once, but always runs the same kernels over the same memory. So a round is padded to one of a
 few forms: all rows have the same number of nodes, and attention reads a multiple of `KEYS` keys. A form runs without a
 graph the first time, is recorded the second time, and is replayed from then on. Rounds that fit no form run without
-graphs: long chunks of prompts, segments with a self-drafter's states, rows whose slots have gaps between them.
-"""
+graphs: long chunks of prompts, segments with a self-drafter's states, rows whose slots have gaps between them."""
 
 from __future__ import annotations
 

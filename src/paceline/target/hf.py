@@ -1,8 +1,7 @@
 """Any transformers causal language model as a target, with its keys and values in our ragged cache.
 
 On loading, a proof compares its logits, verified as a tree on our cache, with those of plain forwards; a model that
-fails is refused. Only this file uses transformers' caches and masks.
-"""
+fails is refused. Only this file uses transformers' caches and masks."""
 
 from __future__ import annotations
 
@@ -83,8 +82,7 @@ class HFTarget(CachedTarget):
     """A transformers model as a target.
 
     model  any AutoModelForCausalLM; it is put into evaluation mode.
-    prove  run the proof (`Example`, a few forwards of a few tokens); ModelError if the model fails it.
-    """
+    prove  run the proof (`Example`, a few forwards of a few tokens); ModelError if the model fails it."""
 
     def __init__(self, model: Any, *, name: str = "a model", eos_token_ids: Sequence[int] = (), prove: bool = True):
         config = model.config.get_text_config(decoder=True)

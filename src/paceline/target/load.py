@@ -3,8 +3,7 @@
     target = load("models/demo")
     tokenizer = load_tokenizer("models/demo")
 
-A model is a Hugging Face folder: config.json, weights in safetensors (one file or shards), tokenizer files.
-"""
+A model is a Hugging Face folder: config.json, weights in safetensors (one file or shards), tokenizer files."""
 
 import sys
 from collections.abc import Mapping
@@ -69,8 +68,7 @@ def load(
     exact    True: as `Target.make_exact`; None: where that costs no time; False: never.
     threads  processor threads of a round; None: chosen by measured time (`Threads`).
 
-    Raises ModelError, one line, if the model cannot be found, read or used.
-    """
+    Raises ModelError, one line, if the model cannot be found, read or used."""
     precision, rest = split_dtype(dtype)
     to, wanted = device_named(device), _dtype(rest)
     if is_gguf(model):

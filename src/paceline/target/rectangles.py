@@ -3,8 +3,7 @@
 Zhang et al. 2025, arXiv 2510.22876. Rows of one forward lie right-aligned in a block, padded on the left. `arrange`
 keeps the method's invariant: p + c = L for every row, with p columns of padding before its c tokens. Padding follows
 from lengths alone, never from a token's id. Rows that committed equally many tokens stay where they are; else every row
-is copied into a new block, all layers in one copy.
-"""
+is copied into a new block, all layers in one copy."""
 
 from __future__ import annotations
 

@@ -5,8 +5,7 @@ quiet machine, and slowest where another process wants a core (docs/measurements
 threads get less of the processor than they could use, half as many are tried for a few rounds, and kept if rounds are
 faster. Later twice the number is tried in the same way.
 
-Sums may be rounded differently on another number of threads; the caller decides whether the number may change.
-"""
+Sums may be rounded differently on another number of threads; the caller decides whether the number may change."""
 
 from collections import deque
 from collections.abc import Callable, Hashable

@@ -118,6 +118,5 @@ def command(setup: DrafterOptions, config: AmphistaConfig) -> bool:
     paceline train amphista models/demo --prompts mine=prompts.jsonl --generate 5000 --out build/amphista
 
     At the end the heads are measured on held-out answers, by depth and rank; slots.json has the trees that follow from
-    that.
-    """
+    that."""
     return train_head(setup.training(config), config)

@@ -2,8 +2,7 @@
 
 A source is `NAME=PATH`, or a path whose stem is the name. Files are .txt and .jsonl, gzipped or not;
 `NAME=hf:OWNER/DATA:CONFIG@SPLIT` is a data set of the Hugging Face hub (:CONFIG and @SPLIT may be left out). Records
-have the forms that `workbench.conversations` reads.
-"""
+have the forms that `workbench.conversations` reads."""
 
 from __future__ import annotations
 

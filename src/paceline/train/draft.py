@@ -128,8 +128,7 @@ def command(setup: DrafterOptions, config: DraftConfig, compiled: Compiled = Tru
 
     paceline train draft models/demo --prompts mine=prompts.jsonl --generate 5000 --out build/draft
 
-    At the end the share of the draft's tokens that the target would accept is measured on held-out answers.
-    """
+    At the end the share of the draft's tokens that the target would accept is measured on held-out answers."""
     return train_draft(setup.training(config), config, compiled)
 
 
@@ -267,6 +266,5 @@ def streams_command(
 
     paceline train streams models/demo --draft models/demo-draft --data answers.jsonl --out build/streams
 
-    At the end the draft is measured on held-out answers against the target, and its streams against the draft.
-    """
+    At the end the draft is measured on held-out answers against the target, and its streams against the draft."""
     return train_streams(setup.training(config), draft, config)

@@ -161,8 +161,7 @@ def command(setup: DrafterOptions, config: EagleConfig) -> bool:
 
     paceline train eagle models/demo --prompts mine=prompts.jsonl --generate 5000 --out build/eagle
 
-    At the end acceptance is measured by depth on held-out answers.
-    """
+    At the end acceptance is measured by depth on held-out answers."""
     return train_head(setup.training(config), config)
 
 
@@ -352,6 +351,5 @@ def eagle3_command(setup: DrafterOptions, config: Eagle3Config) -> bool:
 
     paceline train eagle3 models/demo --prompts mine=prompts.jsonl --generate 5000 --out build/eagle3
 
-    At the end acceptance is measured by depth on held-out answers. OUT is a checkpoint in the `speculators` format.
-    """
+    At the end acceptance is measured by depth on held-out answers. OUT is a checkpoint in the `speculators` format."""
     return train_head(setup.training(config), config)

@@ -2,8 +2,7 @@
 
 Drafters predict what their target writes, so they learn from its own answers (Zhou et al. 2024, "DistillSpec", section
 4.1). The answers are JSON Lines of {"id", "source", "prompt_tokens", "tokens"}; NAME.settings.json next to the file has
-the settings they were made with. An interrupted call resumes where it stopped.
-"""
+the settings they were made with. An interrupted call resumes where it stopped."""
 
 import json
 import random

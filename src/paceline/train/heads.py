@@ -220,8 +220,7 @@ def medusa_command(setup: DrafterOptions, config: MedusaConfig) -> bool:
     paceline train medusa models/demo --prompts mine=prompts.jsonl --generate 5000 --out build/medusa
 
     At the end the heads are measured on held-out answers, by depth and rank; slots.json has the trees that follow from
-    that.
-    """
+    that."""
     return train_head(setup.training(config), config)
 
 
@@ -280,6 +279,5 @@ def hydra_command(setup: DrafterOptions, config: HydraConfig) -> bool:
     paceline train hydra models/demo --prompts mine=prompts.jsonl --generate 5000 --out build/hydra
 
     At the end the heads are measured on held-out answers, by depth and rank; slots.json has the trees that follow from
-    that.
-    """
+    that."""
     return train_head(setup.training(config), config)

@@ -131,6 +131,5 @@ def command(setup: DrafterOptions, config: KangarooConfig) -> bool:
     paceline train kangaroo models/demo --prompts mine=prompts.jsonl --generate 5000 --out build/kangaroo
 
     At the end the adapter is measured on held-out answers, and for comparison the target's own norm and head in its
-    place.
-    """
+    place."""
     return train_head(setup.training(config), config)

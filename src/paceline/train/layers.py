@@ -3,8 +3,7 @@
 Attention is causal and computed in blocks of queries, with batched bf16 matrix products: torch's own CPU attention is
 made for inference, and its backward pass takes half of a small model's training step. Each block computes only the keys
 it may attend to and keeps the probabilities; query heads that share a key head share a product. Exact up to rounding (a
-test compares it with torch's). transformers knows it as `NAME` after `register()`.
-"""
+test compares it with torch's). transformers knows it as `NAME` after `register()`."""
 
 import math
 from typing import Any

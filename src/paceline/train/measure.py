@@ -222,8 +222,7 @@ def command(
     paceline train tree models/demo medusa:downloads/heads --data answers.jsonl
 
     For heads that came without the file, or for text of another kind. `paceline train medusa`, `hydra` and `amphista`
-    do the same when they end.
-    """
+    do the same when they end."""
     use_threads(threads)
     drafter = create(heads)
     if not isinstance(drafter, StaticHeads):

@@ -283,6 +283,5 @@ def command(
     paceline train noise models/demo --data chats.jsonl --out build/noisy
 
     This is supervised fine-tuning: the answers in --data may come from anywhere. The model's own answers, from
-    --prompts and --generate, keep it closest to what it was.
-    """
+    --prompts and --generate, keep it closest to what it was."""
     return train_noisy(setup.training(config), config, also or (), compiled and not config.lora)

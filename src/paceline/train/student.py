@@ -5,8 +5,7 @@ is a function in `loss.DISTANCES`, a further figure a field of `measure.Fit`; al
 
 Drafts have one form. The draft at position t of a text begins after token t + 1, which the target has just chosen. Its
 depth k, counted from 0, predicts token t + 2 + k. The target's distribution of that token follows from its state at
-t + 1 + k.
-"""
+t + 1 + k."""
 
 from __future__ import annotations
 

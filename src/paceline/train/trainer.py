@@ -2,8 +2,7 @@
 
     train_head(training, MyConfig())         # whose `student` is trained
 
-Recipes that write a whole model take the steps themselves: `Trainer.open`, `train`, `save_model`, `report`.
-"""
+Recipes that write a whole model take the steps themselves: `Trainer.open`, `train`, `save_model`, `report`."""
 
 from __future__ import annotations
 

@@ -5,8 +5,7 @@ does s tokens deep in a draft. Position t attends to the keys of step 0 up to t,
 (the training-time test of EAGLE-3, Li et al. 2025, arXiv 2503.01840, section 3.2). That is a draft below every position
 of a text at once.
 
-Parameters are named as in published files: "fc.weight", "layers.0.self_attn.q_proj.weight".
-"""
+Parameters are named as in published files: "fc.weight", "layers.0.self_attn.q_proj.weight"."""
 
 from collections.abc import Iterator, Sequence
 

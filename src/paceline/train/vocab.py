@@ -197,8 +197,7 @@ def command(
     With --text, a SentencePiece file is target enough.
     Only answers are counted. The answers to a tenth of the prompts are kept aside: the report says by source how much
     of them the most frequent tokens cover, for several sizes. Generated answers are kept next to OUT; the same command
-    goes on from there.
-    """
+    goes on from there."""
     use_threads(setup.threads)
     if bool(out) == bool(check_file):
         raise PacelineError("say where to write the vocabulary, --out, or which one to check, --check")

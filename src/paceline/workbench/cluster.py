@@ -1,8 +1,7 @@
 """Work shared out over the machines of a Ray cluster, through Ray Data. Knows nothing of what the work is.
 
 A worker that dies is started again, and so is the item that it had. Ray is imported when there is work (extra `ray`).
-What this process prints meanwhile goes to standard error, for Ray and its threads print at any time.
-"""
+What this process prints meanwhile goes to standard error, for Ray and its threads print at any time."""
 
 import logging
 import os

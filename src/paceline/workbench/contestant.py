@@ -54,8 +54,7 @@ class Reply:
     batch     counts of the whole group, on its first reply, where schedules are compared (`bench.ours.Scheduled`).
     peak_bytes  peak memory of the process while answering, everything that was loaded included; None: unknown.
     finish    stop, length, context, abort, or error for a request that failed.
-    count     new tokens, where an engine tells their number and not which they are.
-    """
+    count     new tokens, where an engine tells their number and not which they are."""
 
     prompt_tokens: int
     tokens: list[int]
@@ -102,8 +101,7 @@ class Contestant(ABC):
     draft_bytes, target_bytes  weights that a forward of the draft model (0: there is none) and of the target reads.
     max_batch most prompts that it can answer together.
     in_process  it runs in this process, so that this process's memory is its memory.
-    lossless  False for one that may change the target's output.
-    """
+    lossless  False for one that may change the target's output."""
 
     name: str
     settings: dict[str, Any] = field(default_factory=dict)

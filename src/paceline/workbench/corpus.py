@@ -1,8 +1,7 @@
 """The text of files as a corpus that drafters copy from: read and tokenised here, or on the machines of a Ray cluster.
 
 A .txt file is one document. A line of a .jsonl file is a record that `workbench.conversations` knows, and each text in
-it is a document. Either may be compressed (.gz). Documents keep the order of the files wherever they are tokenised.
-"""
+it is a document. Either may be compressed (.gz). Documents keep the order of the files wherever they are tokenised."""
 
 import os
 from collections.abc import Callable, Iterator, Sequence

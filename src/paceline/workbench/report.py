@@ -1,7 +1,6 @@
 """Report pages: their frame and style, plots as SVG, and figures in words. No script, nothing loaded, light and dark.
 
-plot.html.jinja draws the SVG: a few kilobytes a plot, in the page's own colours, with a tip on every point.
-"""
+plot.html.jinja draws the SVG: a few kilobytes a plot, in the page's own colours, with a tip on every point."""
 
 import re
 from collections.abc import Sequence

@@ -3,8 +3,7 @@
     run.json       what was asked: {"kind": ..., "identity": {...}, ...}
     NAME.jsonl     rows, appended as they are finished
 
-A row is written in one piece. A last line that was cut off is dropped when its file is opened again.
-"""
+A row is written in one piece. A last line that was cut off is dropped when its file is opened again."""
 
 from __future__ import annotations
 

@@ -1,8 +1,7 @@
 """From recorded text to the tokens a model would have read and written. Knows tokenizers and templates, no drafter.
 
 The prompt of a turn is the whole conversation before it, through the chat template, as a server would build it. The
-answer is tokenised in place: the tokens of prompt and answer together, without the prompt's, and the end token.
-"""
+answer is tokenised in place: the tokens of prompt and answer together, without the prompt's, and the end token."""
 
 import json
 import re

@@ -3,8 +3,7 @@
 A greedy target accepts a drafted token exactly if it is the next token of its answer. So a drafter that sees tokens
 alone has the same accepted on a recording as with the model.
 
-The first draft is made after the prompt, as in Spec-Bench's programs. Our engine has one more round an answer.
-"""
+The first draft is made after the prompt, as in Spec-Bench's programs. Our engine has one more round an answer."""
 
 from __future__ import annotations
 

@@ -1,8 +1,7 @@
 """The thread in which the engine runs: requests come in, what each round adds goes out, and nobody waits for a client.
 
 Commands reach the engine between two rounds. A client that is slow has its deltas kept; one that is gone is aborted by
-whoever served it. When the worker ends, every job that is still open ends with an error. Knows no HTTP.
-"""
+whoever served it. When the worker ends, every job that is still open ends with an error. Knows no HTTP."""
 
 import asyncio
 import logging

@@ -13,8 +13,7 @@ A branch is chosen by its outcome, which is committed text, and drawn given pref
 distribution of a fresh one, and acceptance stays exact.
 
 Bhendawade et al. 2025, Mirror Speculative Decoding (arXiv 2510.13161), sections 3.2 and 3.3. Candidates from the draft
-itself, and more of them where verification is likelier to end: Kumar et al. 2026, SSD (arXiv 2603.03251).
-"""
+itself, and more of them where verification is likelier to end: Kumar et al. 2026, SSD (arXiv 2603.03251)."""
 
 from collections import Counter
 from collections.abc import Mapping, Sequence

@@ -7,8 +7,7 @@
 
 Our config.json holds {"paceline_drafter": kind, "paceline": version, "target": {...}} and what the drafter adds, such
 as its recipe and its data. Whatever does not fit is an error of one line. Pickled files (.bin, .pt) are read only where
-they are named themselves, and only tensors of them.
-"""
+they are named themselves, and only tensors of them."""
 
 from __future__ import annotations
 

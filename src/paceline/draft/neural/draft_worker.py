@@ -5,8 +5,7 @@
     worker.close()
 
 Messages are pickled through a socket, which wakes the reader at once. A response carries the number of its request;
-responses to earlier requests are dropped. A process that dies, fails or is too slow raises `Closed`.
-"""
+responses to earlier requests are dropped. A process that dies, fails or is too slow raises `Closed`."""
 
 import os
 import socket

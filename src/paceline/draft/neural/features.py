@@ -3,8 +3,7 @@
 Node j of a row is the pair (state of token j, token j + 1): a head that has read c pairs has read 1 + c of the row's
 tokens. The states of committed tokens are the target's; they wait in `pending` until the head drafts. A drafted node's
 state is its parent's output; after the round such nodes are forgotten, and accepted ones are read again with the
-target's states (Li et al. 2024, EAGLE, section 3.1). Knows no method.
-"""
+target's states (Li et al. 2024, EAGLE, section 3.1). Knows no method."""
 
 from __future__ import annotations
 

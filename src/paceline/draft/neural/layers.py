@@ -4,8 +4,7 @@
     network = load_module(network, here, target)             # a network that is written as a module
     layers = OwnLayers(here, ["prefix.layers.0."], target)   # decoder layers of the target's shape
 
-Fewer bits change how often a draft is right, never the output. Knows no head.
-"""
+Fewer bits change how often a draft is right, never the output. Knows no head."""
 
 from collections.abc import Mapping, Sequence
 from typing import Any, Literal

@@ -2,8 +2,7 @@
 
 Cai et al. 2024, "Medusa" (arXiv 2401.10774, section 2.1.1): head k is x + SiLU(W x + b), repeated, then an output head.
 W begins at 0, so that an untrained head says what the target's own head says. So does b here; the authors leave it
-random. Names of the parameters are those of their files.
-"""
+random. Names of the parameters are those of their files."""
 
 from __future__ import annotations
 

@@ -2,8 +2,7 @@
 
 From one state a row, and from the root, the heads guess the tokens of a template's nodes; the node of rank r at depth d
 gets the r-th best token of head d. Every guess is a point mass, fixed before the target decides a token, so acceptance
-stays lossless. Subclasses fill in `open` and `guess`. Knows no method.
-"""
+stays lossless. Subclasses fill in `open` and `guess`. Knows no method."""
 
 from collections.abc import Sequence
 from dataclasses import dataclass

@@ -6,8 +6,7 @@ A drafter says how its model runs (`run`), and gets drafting, stopping, batches 
 sampling with the distribution it drew from, trees, and its own cache kept in step with the row. The cache needs no
 rollback: drafted tokens lie after the row's committed ones, and `keep` commits those that were accepted. Committed
 tokens that the model has not run come first: usually one, two after a draft that was accepted whole, more where another
-drafter drafted in between. Knows no model.
-"""
+drafter drafted in between. Knows no model."""
 
 from __future__ import annotations
 

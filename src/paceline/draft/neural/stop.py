@@ -7,8 +7,7 @@
 A rule sees the distribution that a token was drawn from, never the token: if the token could end the draft, drafts
 would not be distributed as q, and the output would not be the target's. A rule may also use the outcomes and the times
 of earlier rounds. The token at which a rule stops stays in the draft, so at least one is drafted (SVIP, section 3;
-Kangaroo). Every rule stops on NaN.
-"""
+Kangaroo). Every rule stops on NaN."""
 
 from bisect import bisect_right
 from collections.abc import Sequence

@@ -14,8 +14,7 @@ kept with probability min(1, q / q'), else replaced out of what is left of q. Gu
 that of their stream. No decision is made by a guess before it is run: that would change its distribution.
 
 A token's streams are nodes below it in the last layers alone, which see its ancestors, itself, and the streams before
-them; no token sees a stream. Their keys and values are overwritten by the next forward.
-"""
+them; no token sees a stream. Their keys and values are overwritten by the next forward."""
 
 from collections.abc import Sequence
 from typing import Any

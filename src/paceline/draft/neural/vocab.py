@@ -6,8 +6,7 @@
 Every draft step reads the whole head, though most tokens are never drafted; K rows are cheaper to read. The draft's
 distribution is zero outside the kept tokens, and the rejection rule holds for any distribution, so the output stays the
 target's. Counted are the target's own responses, not prompts or raw text (the paper's finding; FR-Spec, Zhao et al.
-2025, arXiv 2502.14856, counts raw text). See docs/draft-models.md.
-"""
+2025, arXiv 2502.14856, counts raw text). See docs/draft-models.md."""
 
 import hashlib
 import json

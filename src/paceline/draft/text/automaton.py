@@ -4,8 +4,7 @@ Appending a token costs O(1), amortised (Blumer et al. 1985, "The smallest autom
 text").
 
 A state stands for the substrings that end at the same set of positions. The suffix link of the whole sequence's state
-leads to the longest suffix that also ends elsewhere, so the match is read off that link, without a cursor.
-"""
+leads to the longest suffix that also ends elsewhere, so the match is read off that link, without a cursor."""
 
 from collections.abc import Sequence
 from typing import Any, NamedTuple

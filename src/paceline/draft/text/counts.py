@@ -1,8 +1,7 @@
 """n-gram counts of a growing text: for each context of up to `longest` tokens, what followed it and how often.
 
 Prediction by partial matching (Cleary and Witten 1984) reads them. Contexts are known by a 62-bit hash. A token of text
-takes about 50 bytes for each length of context.
-"""
+takes about 50 bytes for each length of context."""
 
 from collections.abc import Sequence
 from typing import Any
@@ -25,8 +24,7 @@ class ContextCounts:
     table     int64 [power of two]: index into `keys` and `contexts`, or -1; open addressing
     keys      int64 [C]: hash of each context
     contexts  int32 [C, 3]: tokens that followed it, how many different ones, first of its items
-    items     int32 [I, 3]: token, how often, next item of the same context (-1: none), the latest new one first
-    """
+    items     int32 [I, 3]: token, how often, next item of the same context (-1: none), the latest new one first"""
 
     def __init__(self, longest: int, capacity: int = 64):
         self.longest = longest

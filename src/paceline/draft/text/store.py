@@ -1,7 +1,6 @@
 """A store: a folder of arrays that a drafter reads, built once and mapped into memory, which processes share.
 
-`store.json` names the kind of the store and the tokenizer of its token ids; each array is one .npy file.
-"""
+`store.json` names the kind of the store and the tokenizer of its token ids; each array is one .npy file."""
 
 import json
 import shutil

@@ -1,8 +1,7 @@
 """Suffix array of a corpus: all places of a run of tokens are one range of a sorted array.
 
 Built by prefix doubling (Larsson and Sadakane 1999, "Faster Suffix Sorting"): suffixes sorted by their first n tokens
-are sorted by 2n with the ranks of what follows these; those that are told apart already are left alone.
-"""
+are sorted by 2n with the ranks of what follows these; those that are told apart already are left alone."""
 
 from __future__ import annotations
 

@@ -4,8 +4,7 @@ Every place of a sequence is the start of a path of up to `depth` tokens; the pa
 each token. Edges hold runs of tokens, as place and length in the text. Every path ends at a node, so a node's count
 holds for every point on the edge above it, and there are at most 2 nodes a token.
 
-An edge points to the latest text that took it. Sequences are removed in the order they came, so the text is there.
-"""
+An edge points to the latest text that took it. Sequences are removed in the order they came, so the text is there."""
 
 from collections import deque
 from collections.abc import Sequence

@@ -6,5 +6,4 @@ labels every rule of every answer; the Specification Alignment Rate (SAR) is the
 
     data -> method(backend) -> generations.jsonl -> judge(backend) -> judgements.jsonl -> figures -> report
 
-`run` goes through these steps; `backend` and `local` ask endpoints and our engine, and know no rules.
-"""
+`run` goes through these steps; `backend` and `local` ask endpoints and our engine, and know no rules."""

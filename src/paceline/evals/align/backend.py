@@ -4,8 +4,7 @@
     response = await Endpoint(urls, model, slots=64).complete(request)
     output = split_thought(response, Markers())
 
-A request may have a prefix, the beginning of the assistant's turn. It is prefilled; the response is what follows.
-"""
+A request may have a prefix, the beginning of the assistant's turn. It is prefilled; the response is what follows."""
 
 from __future__ import annotations
 

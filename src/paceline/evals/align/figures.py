@@ -8,8 +8,7 @@ on what a rule that does not apply (NA) counts for in behaviour:
     strict   kept / all behavioural rules, so NA counts as not kept (the code, and most likely the published tables)
 
 All figures are computed from verdicts, so another alpha or another reading of NA needs no new judge calls. Overall rows
-pool all answers; with scenarios of equal size this is also the mean over scenarios. Shares are between 0 and 1.
-"""
+pool all answers; with scenarios of equal size this is also the mean over scenarios. Shares are between 0 and 1."""
 
 from collections import Counter
 from collections.abc import Container, Iterator, Mapping, Sequence

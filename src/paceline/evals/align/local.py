@@ -2,8 +2,7 @@
 
 A prefix is prefilled, never decoded. Where it repeats an earlier response it has the tokens that were generated. The
 drafter remembers texts within a request's scope. Prompts with a common prefix share keys and values, unless the drafter
-must see every token of a prompt.
-"""
+must see every token of a prompt."""
 
 import asyncio
 from collections import OrderedDict

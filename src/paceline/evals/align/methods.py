@@ -1,8 +1,7 @@
 """The methods: which requests lead to an answer. `--method vanilla,align3,steps=132`.
 
 Each is an async function of a `Task` and of its options, a dataclass. Align3, more-think and zero-think force a text
-into the model's own turn: it becomes the prefix of the next request, which prefills it and does not decode it.
-"""
+into the model's own turn: it becomes the prefix of the next request, which prefills it and does not decode it."""
 
 import asyncio
 import re

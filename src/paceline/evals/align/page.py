@@ -1,7 +1,6 @@
 """The report of an alignment run: one HTML page that loads nothing, a Markdown table, or JSON.
 
-page(folder), markdown(folder), summary(folder)    # folder: of `paceline eval align --out`, finished or not
-"""
+page(folder), markdown(folder), summary(folder)    # folder: of `paceline eval align --out`, finished or not"""
 
 from collections import Counter
 from collections.abc import Sequence

@@ -1,6 +1,5 @@
 """Prompts for models and judges. Their texts are macros of prompts.jinja. Values are inserted as they are, and never
-read as templates, because rules, prompts and answers may hold braces or tags.
-"""
+read as templates, because rules, prompts and answers may hold braces or tags."""
 
 from pathlib import Path
 from typing import Any

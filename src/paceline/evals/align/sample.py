@@ -5,8 +5,7 @@
 
 The texts are in sample.toml. "Unsafe" items ask to break one rule, which `source` names; their adversarial prompt puts
 the request into a play. Half of the safe items have a reference answer. `check` is the ground truth of a rule, so tests
-can predict a whole run.
-"""
+can predict a whole run."""
 
 import re
 import tomllib

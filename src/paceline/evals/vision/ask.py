@@ -7,8 +7,7 @@ yesno      does this caption fit this picture, for all K x K of a case
 question   how many or where, for count and absolute position
 
 Where the picture stays and the captions change, the picture comes first, so that servers can reuse its keys and values.
-Replies are appended to replies.jsonl as they come; a question whose reply is there is not asked again.
-"""
+Replies are appended to replies.jsonl as they come; a question whose reply is there is not asked again."""
 
 import asyncio
 import hashlib

@@ -1,7 +1,6 @@
 """Checks of a data set that need no model: is it what it says, and does something trivial give the answers away?
 
-What needs boxes or a seed is checked of our own data sets only.
-"""
+What needs boxes or a seed is checked of our own data sets only."""
 
 import hashlib
 import json

@@ -6,8 +6,7 @@
 
 The release has no case ids. A picture belongs to one case alone, so the text2image queries that share a set of pictures
 are a case; a caption may occur in several cases ("a photo of two dogs" twice), so image2text queries cannot be grouped
-by theirs. cases.jsonl, where it exists, adds values, boxes and names.
-"""
+by theirs. cases.jsonl, where it exists, adds values, boxes and names."""
 
 import base64
 import json

@@ -8,8 +8,7 @@ one object alone, and every picture starts from a patch of that first painting.
     paceline eval vision build OUT --backgrounds inpaint:stabilityai/stable-diffusion-xl-base-1.0
 
 The paper's models for cutting out and inpainting are not known; here an object is cut out by the colour of the border,
-because the prompt asks for a plain background.
-"""
+because the prompt asks for a plain background."""
 
 import hashlib
 from collections.abc import Sequence

@@ -23,8 +23,7 @@ ask about:
     stroke     colour of open lines, a new one from each M; width: theirs, 1.8 if left out
 
 A colour is a name, "#rrggbb" or "main", the colour that is asked for; "main -0.2" is darker, "main 0.4" lighter. An
-object {"red": COLOUR, "other": COLOUR} decides by the main colour. Curves are cut into short straight pieces here.
-"""
+object {"red": COLOUR, "other": COLOUR} decides by the main colour. Curves are cut into short straight pieces here."""
 
 import json
 import re

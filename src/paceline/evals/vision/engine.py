@@ -6,8 +6,7 @@ backgrounds: pale, low in contrast, drawn from random numbers; or square pieces 
     render(options, case)                      # nine RGB pictures, picture i for caption i
 
 The paper's engine paints backgrounds around copied objects with a diffusion model; here all pictures of a case share
-the same array of pixels, which is stricter.
-"""
+the same array of pixels, which is stricter."""
 
 from collections.abc import Callable
 from colorsys import hsv_to_rgb

@@ -5,8 +5,7 @@
     report = run(folder, "transformers:PATH", out=Path("runs/clip"))
 
 Both directions read the same matrix, so each picture and each distinct caption is encoded once, where the official
-evaluation encodes every picture again for each of its K queries.
-"""
+evaluation encodes every picture again for each of its K queries."""
 
 import asyncio
 import json

@@ -1,8 +1,7 @@
 """Where things stand in the pictures of a case: the same but for the one value that its captions name.
 
 Every random choice is made once for the case, so that its pictures differ in nothing else. Lengths without a unit are
-shares of the picture's side. The paper gives no numbers; these are ours.
-"""
+shares of the picture's side. The paper gives no numbers; these are ours."""
 
 from collections.abc import Callable, Sequence
 

@@ -2,8 +2,7 @@
 
 A folder holds RGBA pictures, or photos before a plain backdrop, and objects.json: {"cat1.png": {"name": "cat",
 "plural": "cats", "article": "a", "licence": "CC0", "author": "..."}}. A picture without a licence is refused: someone
-will publish what is made of it.
-"""
+will publish what is made of it."""
 
 import json
 from collections.abc import Sequence

@@ -1,7 +1,6 @@
 """The page of one or more runs: figures beside published ones, what was confused, and the pictures themselves.
 
-The page loads nothing; small pictures are inside it, if the data set is still where it was.
-"""
+The page loads nothing; small pictures are inside it, if the data set is still where it was."""
 
 import json
 import tomllib

@@ -2,8 +2,7 @@
 
 i2t: picture i's best caption is i (a row). t2i: caption j's best picture is j (a column). A group score counts a case
 if every query of it is right (Winoground, Thrush et al. 2022). Error bars resample cases, because the queries of a case
-are related.
-"""
+are related."""
 
 from collections.abc import Sequence
 from math import factorial

@@ -7,8 +7,7 @@ to be mined. Without cases the same loop trains a model from nothing.
 
 To keep what a model could do before, the weights before and after are mixed, and one mixture is chosen (WiSE-FT,
 Wortsman et al. 2022): the straight line between them often has points with most of the gain and little of the loss.
-Here the gain is SPEC's mean, and the loss is zero-shot accuracy: naming what a picture shows.
-"""
+Here the gain is SPEC's mean, and the loss is zero-shot accuracy: naming what a picture shows."""
 
 from __future__ import annotations
 

@@ -8,8 +8,7 @@
 
     build(BuildOptions(seed=1), {"count": 500}, Path("build/spec"))
 
-Runs in several processes, and goes on where it was interrupted: a picture appears whole or not at all.
-"""
+Runs in several processes, and goes on where it was interrupted: a picture appears whole or not at all."""
 
 import json
 import multiprocessing

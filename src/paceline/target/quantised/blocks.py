@@ -6,8 +6,7 @@
 
 A block has 32 or 256 neighbouring inputs of one output: small whole numbers and their scales. The package gguf
 quantises and expands them; products with blocks need one of KINDS. A quantised model is another model than its
-checkpoint.
-"""
+checkpoint."""
 
 from __future__ import annotations
 

@@ -5,8 +5,7 @@
     file.facts["general.architecture"], file.tensor("token_embd.weight")
 
 Tensors are mapped from disk. Matrices stay in the file's blocks or are expanded to 16 or 32 bits. A model in several
-files is opened by its first. Every fault is a ModelError of one line.
-"""
+files is opened by its first. Every fault is a ModelError of one line."""
 
 import re
 import struct

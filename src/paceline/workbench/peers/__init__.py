@@ -9,8 +9,7 @@
 
 Every peer gets token ids and gives token ids; none of them tokenises. What this module reads from a peer's class is
 `Config`, a frozen dataclass of its options (see `paceline.draft.spec`), where there are any. An engine is
-imported when its peer is opened, never before.
-"""
+imported when its peer is opened, never before."""
 
 import importlib
 from collections.abc import Callable

@@ -1,8 +1,7 @@
 """llama.cpp, by way of llama-cpp-python, as a contestant: plain, and with its prompt lookup. In this process.
 
 The file must hold the same model as the benchmark's, its tokens numbered the same. Every call of `Llama.eval` is a
-round: over the prompt, then over the last token and what was drafted after it.
-"""
+round: over the prompt, then over the last token and what was drafted after it."""
 
 from collections.abc import Sequence
 from dataclasses import asdict, dataclass, field

@@ -32,8 +32,7 @@ class Setup:
     batch        most prompts answered together.
     max_context  tokens of prompt and answer that the model's context holds.
     decode       token ids to text without special tokens; not timed.
-    device       a device word of torch; the target's own, so that nobody has a GPU that others have not.
-    """
+    device       a device word of torch; the target's own, so that nobody has a GPU that others have not."""
 
     model: str
     dtype: str

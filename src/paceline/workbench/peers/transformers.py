@@ -2,8 +2,7 @@
 
 One loaded model serves every peer of a run that uses it. A checkpoint's own generation settings do not reach any of
 them: each call gets a configuration made from scratch. Rounds are seen from outside: `generate` hands a streamer the
-tokens of each, and a hook tells how wide the forward before it was.
-"""
+tokens of each, and a hook tells how wide the forward before it was."""
 
 import warnings
 from collections.abc import Iterator, Sequence

@@ -1,8 +1,7 @@
 """vLLM as a contestant: a process of its own, with the interpreter of an environment of its own.
 
 vLLM pins its torch and its transformers, so it cannot live beside ours. `vllm_worker.py` runs there as a script and
-answers lines of JSON; it times its own `generate`, so that the pipe costs nobody anything.
-"""
+answers lines of JSON; it times its own `generate`, so that the pipe costs nobody anything."""
 
 from collections.abc import Mapping, Sequence
 from dataclasses import asdict, dataclass, field

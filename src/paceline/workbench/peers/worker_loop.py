@@ -3,8 +3,7 @@
     serve(Engine)      # Engine(the first line), then its `answer` to every other line, or `forget` or `nudge`
 
 Imports nothing of Paceline: it runs where only another engine is installed. Answers go to what was standard output when
-it started; whatever the engine and its children print there goes to standard error instead.
-"""
+it started; whatever the engine and its children print there goes to standard error instead."""
 
 from __future__ import annotations
 

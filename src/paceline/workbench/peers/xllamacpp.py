@@ -2,8 +2,7 @@
 
 It runs in a process of its own, with the interpreter of an environment of its own. There a client asks the server over
 HTTP on the same machine, as its users do; time is taken by that client, from the request to the end of the answer.
-The wheel is built for AVX2, whatever the processor has: `llama_cpp.py` runs a llama.cpp that was built for it.
-"""
+The wheel is built for AVX2, whatever the processor has: `llama_cpp.py` runs a llama.cpp that was built for it."""
 
 from collections.abc import Sequence
 from dataclasses import asdict, dataclass, field
