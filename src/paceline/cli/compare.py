@@ -40,17 +40,9 @@ class Driven(Contestant):
     answers  by turn and by the prompt's index. A turn begins with `forget`."""
 
     def __init__(
-        self,
-        draft: str,
-        engine: Engine,
-        chat: bool | None,
-        interrupt: Interrupt,
-        refused: Refused,
-        *,
-        schedule: str = "ragged",
-        first: bool = False,
-        name: str | None = None,
-    ):
+        self, draft: str, engine: Engine, chat: bool | None, interrupt: Interrupt, refused: Refused, *,
+        schedule: str = "ragged", first: bool = False, name: str | None = None,
+    ):  # fmt: skip
         super().__init__(name or draft)
         self.draft, self.like, self.chat, self.schedule = draft, engine, chat, schedule
         self.interrupt, self.refused, self._first = interrupt, refused, first

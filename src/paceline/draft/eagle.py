@@ -38,13 +38,9 @@ class EagleNetwork:
     """fc(embedding, state), then the layers; no norm before the first, nor after the last (Li et al. 2024, 3.1)."""
 
     def __init__(
-        self,
-        path: str,
-        config: Mapping[str, Any],
-        tensors: Mapping[str, torch.Tensor],
-        target: Facts,
+        self, path: str, config: Mapping[str, Any], tensors: Mapping[str, torch.Tensor], target: Facts,
         dtype: Precision = "auto",
-    ):
+    ):  # fmt: skip
         layers = neural.layer_config(path, {"vocab_size": target.vocab_size, **config}, target)
         shape = Shape.of(layers)
         neural.check_width(path, shape.hidden_size, target)

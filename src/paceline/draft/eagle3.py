@@ -104,13 +104,9 @@ class Eagle3Network:
     """A layer over the norms of the token's embedding and of the feature: fc(tapped states), or the parent's output."""
 
     def __init__(
-        self,
-        path: str,
-        config: Mapping[str, Any],
-        tensors: Mapping[str, torch.Tensor],
-        target: Facts,
+        self, path: str, config: Mapping[str, Any], tensors: Mapping[str, torch.Tensor], target: Facts,
         dtype: Precision = "auto",
-    ):
+    ):  # fmt: skip
         tensors = {name.replace("midlayer.", "layers.0."): tensor for name, tensor in tensors.items()}
         described = {"vocab_size": target.vocab_size, **(config.get("transformer_layer_config") or config)}
         layers = layer_config(path, described, target)

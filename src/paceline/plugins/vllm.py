@@ -64,12 +64,9 @@ class Proposer:
         """Nothing to do; vLLM's CPU runner calls it."""
 
     def propose(
-        self,
-        sampled: Sequence[Sequence[int]],
-        lengths: NDArray[np.int32],
-        tokens: NDArray[np.int32],
+        self, sampled: Sequence[Sequence[int]], lengths: NDArray[np.int32], tokens: NDArray[np.int32],
         slot_mappings: Any = None,
-    ) -> list[list[int]]:
+    ) -> list[list[int]]:  # fmt: skip
         """A chain for each row of the batch. Catches all errors, because an exception would end the engine.
 
         sampled  the new tokens of each row in this step; none inside a prompt.

@@ -35,15 +35,9 @@ class RolloutReuse:
     figures    sums over this process so far; `last`: of the last call."""
 
     def __init__(
-        self,
-        store: RolloutStore,
-        *,
-        rule: str = "residual",
-        lenience: float | None = None,
-        draft: str = DRAFT,
-        seed: int = 0,
-        max_batch: int = 64,
-    ):
+        self, store: RolloutStore, *, rule: str = "residual", lenience: float | None = None, draft: str = DRAFT,
+        seed: int = 0, max_batch: int = 64,
+    ):  # fmt: skip
         self.rule = rule_of(rule, lenience=lenience, seed=seed)
         self.store, self.draft, self.seed, self.max_batch = store, draft, seed, max_batch
         self.figures = self.last = Figures()

@@ -44,15 +44,9 @@ class RolloutReuseLoop(AgentLoopBase):
     seed            of the rules' randomness."""
 
     def __init__(
-        self,
-        *args: Any,
-        store: str,
-        rule: str = "residual",
-        lenience: float | None = None,
-        top: int = TOP,
-        seed: int = 0,
-        **kwargs: Any,
-    ):
+        self, *args: Any, store: str, rule: str = "residual", lenience: float | None = None, top: int = TOP,
+        seed: int = 0, **kwargs: Any,
+    ):  # fmt: skip
         super().__init__(*args, **kwargs)
         self.store = opened(store)
         self.rule, self.seed = ServedRule(rule, lenience, top), seed

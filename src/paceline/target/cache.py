@@ -38,14 +38,9 @@ class RaggedCache:
     most_bytes  above this size the cache grows to the size that is needed, and does not double."""
 
     def __init__(
-        self,
-        layers: int,
-        kv_heads: int,
-        head_dim: int,
-        max_context: int,
-        dtype: torch.dtype,
+        self, layers: int, kv_heads: int, head_dim: int, max_context: int, dtype: torch.dtype,
         device: torch.device | str,
-    ):
+    ):  # fmt: skip
         self.max_context = max_context
         self.most_bytes: int | None = None
         self._lengths: list[int] = []

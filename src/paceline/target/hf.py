@@ -176,15 +176,9 @@ class HFTarget(CachedTarget):
         return self._run(segments, padding, layout.tokens, layout.positions, mask, rows, hidden_layers)
 
     def _run(
-        self,
-        segments: Sequence[Segment],
-        padding: Padding,
-        tokens: torch.Tensor,
-        positions: torch.Tensor,
-        mask: torch.Tensor | None,
-        cache: Cache,
-        hidden_layers: Sequence[int],
-    ) -> Results:
+        self, segments: Sequence[Segment], padding: Padding, tokens: torch.Tensor, positions: torch.Tensor,
+        mask: torch.Tensor | None, cache: Cache, hidden_layers: Sequence[int],
+    ) -> Results:  # fmt: skip
         """Run the model over packed `tokens` and `positions`, int64 [N]."""
         keep = max(1, *(s.num_logits for s in segments))  # 0 would mean all
         with _shared_keys(self.device):

@@ -86,14 +86,9 @@ def load(
 
 
 def _load_folder(
-    model: str | Path,
-    wanted: torch.dtype | None,
-    precision: str | None,
-    device: str | torch.device,
-    to: torch.device,
-    native: bool | None,
-    trust_remote_code: bool,
-) -> Target:
+    model: str | Path, wanted: torch.dtype | None, precision: str | None, device: str | torch.device, to: torch.device,
+    native: bool | None, trust_remote_code: bool,
+) -> Target:  # fmt: skip
     name, folder = name_of(model), find(model, [*SMALL_FILES, "*.safetensors"])
     config = read_config(folder, trust_remote_code)
     check_config(config, folder / "config.json")

@@ -40,13 +40,9 @@ def read_here(files: Files, tokenizer: Tokenizer, eos: int, report: Progress) ->
 
 
 def build(
-    out: str | Path,
-    files: Sequence[str | Path],
-    tokenizer: Tokenizer,
-    plan: Plan = Plan(),
-    report: Report = lambda what, done: None,
-    read: Read = read_here,
-) -> Store:
+    out: str | Path, files: Sequence[str | Path], tokenizer: Tokenizer, plan: Plan = Plan(),
+    report: Report = lambda what, done: None, read: Read = read_here,
+) -> Store:  # fmt: skip
     """Tokenise `files` into a store at `out`; it appears there whole or not at all.
 
     Raises PacelineError, one line: no such file, a type that is not read, a broken line, no text, no end token."""

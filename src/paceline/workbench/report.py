@@ -131,15 +131,9 @@ LARGE, SMALL = Frame(), Frame(200, 120, left=32, right=12, top=8, bottom=20, dot
 
 
 def plot(
-    lines: Sequence[Curve],
-    across: str = "",
-    up: str = "",
-    *,
-    frame: Frame = LARGE,
-    xs: Sequence[float] = (),
-    ys: Sequence[float] = (),
-    label: str = "",
-) -> Markup:
+    lines: Sequence[Curve], across: str = "", up: str = "", *, frame: Frame = LARGE, xs: Sequence[float] = (),
+    ys: Sequence[float] = (), label: str = "",
+) -> Markup:  # fmt: skip
     """Lines with points, axes and ticks, as an SVG that scales with the page; empty if there is no point.
 
     across, up, label  what the axes say, and where the picture cannot be seen. xs, ys: ticks, ascending."""

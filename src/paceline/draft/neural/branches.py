@@ -127,13 +127,9 @@ class Ahead:
     fresh           draft a window if none was drafted ahead; else it is empty."""
 
     def __init__(
-        self,
-        drafter: Stepping,
-        num_candidates: int,
-        branches: int | None = None,
-        layout: Layout = "measured",
+        self, drafter: Stepping, num_candidates: int, branches: int | None = None, layout: Layout = "measured",
         fresh: bool = True,
-    ):
+    ):  # fmt: skip
         self.drafter, self.num_candidates, self.branches = drafter, num_candidates, branches
         self.layout, self.fresh = layout, fresh
         self.lengths = Lengths(WINDOWS)  # accepted tokens of windows

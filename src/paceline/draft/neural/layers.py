@@ -150,13 +150,9 @@ class HeadLayers:
     vectors  set here: the weights that are not in blocks."""
 
     def __init__(
-        self,
-        weights: Mapping[str, Tensor | Blocks],
-        prefixes: Sequence[str],
-        shape: Shape,
-        ops: TorchOps,
+        self, weights: Mapping[str, Tensor | Blocks], prefixes: Sequence[str], shape: Shape, ops: TorchOps,
         target: Facts,
-    ):
+    ):  # fmt: skip
         self.shape, self.ops, self.vectors = shape, ops, tensors_of(weights)
         self.layers = [
             Layer({name.removeprefix(prefix): w for name, w in weights.items() if name.startswith(prefix)}, shape, ops)

@@ -238,12 +238,8 @@ _ENDS = frozenset({
 
 
 def load_gguf(
-    path: Path,
-    *,
-    dtype: torch.dtype | None = None,
-    precision: str | None = "auto",
-    device: torch.device | str = "cpu",
-) -> Decoder:
+    path: Path, *, dtype: torch.dtype | None = None, precision: str | None = "auto", device: torch.device | str = "cpu",
+) -> Decoder:  # fmt: skip
     """The model in a GGUF file, without tokenizer.
 
     dtype      of all but the blocks; None: bfloat16 if the processor has units for it, else float32.

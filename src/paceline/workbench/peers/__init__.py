@@ -75,17 +75,9 @@ def parse_peer(spec: str) -> tuple[type[Contestant], Any]:
 
 
 def create_peer(
-    spec: str,
-    model: str,
-    *,
-    dtype: str,
-    threads: int | None,
-    python: str | None,
-    batch: int,
-    max_context: int,
-    decode: Callable[[list[int]], str],
-    device: str = "cpu",
-) -> Contestant:
+    spec: str, model: str, *, dtype: str, threads: int | None, python: str | None, batch: int, max_context: int,
+    decode: Callable[[list[int]], str], device: str = "cpu",
+) -> Contestant:  # fmt: skip
     """The peer that `spec` names, not opened yet. The other words are those of `Setup`; dtype is the target's own,
     not "auto"; python as for `python_for`. Raises MethodError for a spec that names no peer."""
     peer, config = parse_peer(spec)
