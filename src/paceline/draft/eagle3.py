@@ -4,10 +4,7 @@ Li et al. 2025, "EAGLE-3: Scaling up Inference Acceleration of Large Language Mo
 2503.01840). The feature of a committed token is made of those three inputs; a drafted node's is the head's own output,
 which it was trained to read. The draft vocabulary may be smaller than the target's.
 
-Folders can be in the `speculators` format, which `paceline train eagle3` writes, or the authors' ("midlayer.").
-
-    Engine("models/demo", draft="eagle3:models/demo-eagle3,tree=16")
-"""
+Folders can be in the `speculators` format, which `paceline train eagle3` writes, or the authors' ("midlayer.")."""
 
 from __future__ import annotations
 

@@ -3,10 +3,7 @@
 Cai et al. 2024, "Medusa" (arXiv 2401.10774, section 2.3.1). p is the target's distribution at the request's
 temperature, H its entropy. A drafted token x is accepted if p(x) > min(eps, delta exp(-H)). The longest accepted path
 is taken, the most probable one of equals; the target's most probable token follows it. Nothing is drawn: answers are
-the same at every seed. Greedy requests are decided by the lossless rule. Drafts that were drawn are refused.
-
-    Engine("models/demo", draft="medusa:models/demo-medusa", rule=Typical())     # or medusa:PATH,accept=typical
-"""
+the same at every seed. Greedy requests are decided by the lossless rule. Drafts that were drawn are refused."""
 
 from collections.abc import Sequence
 from dataclasses import dataclass

@@ -3,10 +3,7 @@
 Li et al. (NAACL 2025, arXiv 2406.13170). `paceline.draft.neural.networks` has the network and its switches. The layers
 are causal over the text. The encoder attends over the K depths of one position, never across positions, so one forward
 trains all positions. Without layers, encoder and positions the network is Medusa's heads; docs/methods/amphista.md
-measures the switches one after another.
-
-    paceline train amphista models/demo --data answers.jsonl --out build/amphista
-"""
+measures the switches one after another."""
 
 from dataclasses import asdict, dataclass, field, replace
 from typing import Any, Literal

@@ -14,11 +14,7 @@ streams 1..j of t. From it the draft's own head predicts the token j places afte
 on the target's own answers. Tokens never attend to streams, so the output folder is an ordinary draft model with one
 more file, the streams. With `keep` the draft is frozen and only the streams learn.
 
-Difference to the paper: the projection is added to the state and begins at 0, so that a stream begins as its token.
-
-    paceline train draft models/demo --data answers.jsonl --out build/draft
-    paceline train streams models/demo --draft models/demo-draft --data answers.jsonl --out build/streams
-"""
+Difference to the paper: the projection is added to the state and begins at 0, so that a stream begins as its token."""
 
 from collections.abc import Iterator
 from dataclasses import asdict, dataclass

@@ -10,11 +10,7 @@ the head's distribution over its own, smaller vocabulary learns the target's ove
 the one before. Positions whose next token is not in the draft vocabulary are left out. (In the paper those whose best
 token is not; to know that takes the target's whole head.) The vocabulary is counted on the answers; the output head
 begins as the target's rows and learns. The output is a checkpoint of the `speculators` format, which vLLM reads too
-(docs/vllm.md).
-
-    paceline train eagle models/demo --data answers.jsonl --out build/eagle
-    paceline train eagle3 models/demo --data answers.jsonl --out build/eagle3
-"""
+(docs/vllm.md)."""
 
 from collections.abc import Iterator
 from dataclasses import asdict, dataclass, field

@@ -1,10 +1,7 @@
 """Medusa heads for vLLM: in the layout that it reads, with the target's output head.
 
 Our folders, and published ones, leave out the output head, which is shared with the target. vLLM does not take it from
-the target, and needs its own keys in config.json. (Heads of `paceline train eagle3` need no export.)
-
-    paceline train vllm models/demo-medusa models/demo --out build/medusa-vllm
-"""
+the target, and needs its own keys in config.json. (Heads of `paceline train eagle3` need no export.)"""
 
 import json
 import re

@@ -11,11 +11,7 @@ norm and shares the target's output head, or has its own, which begins as a copy
 
 Hydra (Ankner et al. 2024, arXiv 2402.05109): each head also reads the drafted tokens before it; in training, those of
 the text. With `--prefix`, a part of Hydra++, a decoder layer and a norm of their own come between the target's state
-and the heads. The target's output head is shared: own ones would be most of the network.
-
-    paceline train medusa models/demo --data answers.jsonl --out build/medusa
-    paceline train hydra models/demo --data answers.jsonl --out build/hydra
-"""
+and the heads. The target's output head is shared: own ones would be most of the network."""
 
 from __future__ import annotations
 

@@ -4,10 +4,7 @@ Liu et al. 2024 (arXiv 2404.18911): the target is frozen. At every token of its 
 q, through the target's head, learns the target's p by soft cross-entropy. Early and last states come from one forward.
 Position t of both predicts token t + 1, and is trained on if that token is the target's own. (The authors' code selects
 by token t - 1, and never shows the adapter the first token.) The adapter begins as the target's final norm; the
-authors' begins at random.
-
-    paceline train kangaroo models/demo --data answers.jsonl --out build/kangaroo
-"""
+authors' begins at random."""
 
 from collections.abc import Iterator
 from dataclasses import dataclass

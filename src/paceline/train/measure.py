@@ -6,10 +6,7 @@ Drafts are measured below texts that the target wrote: at every position of an a
 text goes on. `Fit` has the figures of one depth.
 
 Drafters that fill a tree of fixed shape get slots.json: how often the candidate of each depth and rank is the target's
-best token. `draft/shapes.py` builds trees from it. `paceline train tree` writes it for heads that came without:
-
-    paceline train tree models/demo medusa:downloads/heads --data answers.jsonl
-"""
+best token. `draft/shapes.py` builds trees from it. `paceline train tree` writes it for heads that came without:"""
 
 from __future__ import annotations
 

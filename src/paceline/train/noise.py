@@ -11,10 +11,7 @@ how often the candidates of each slot after the root are the model's own tokens.
 `jacobi:OUT,tree=N` builds its tree.
 
 Differences to the authors, whose training code was not released: only answers have labels, and a long answer may have
-several segments (`--every`).
-
-    paceline train noise models/demo --data answers.jsonl --out build/noisy
-"""
+several segments (`--every`)."""
 
 from __future__ import annotations
 

@@ -12,10 +12,7 @@ rate.
 
 At the end the thresholds of the exits are chosen that should make the draft fastest for its target. S2D tries several
 in decoding (0.5,0.5 for 7B and 13B, 0.75,0.7 for 70B). Here they are computed from held-out answers: the probability of
-each exit's best token, whether that is the target's, and the weights read up to the exit.
-
-    paceline train sorted models/demo --data answers.jsonl --out build/sorted
-"""
+each exit's best token, whether that is the target's, and the weights read up to the exit."""
 
 from __future__ import annotations
 

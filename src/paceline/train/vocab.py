@@ -2,10 +2,7 @@
 
 Goel et al. 2025 (arXiv 2506.22694): the tokens are counted in the target's answers to prompts of the intended domain.
 The answers to a tenth of the prompts are kept aside; the report says how much of them the best K tokens cover. Other
-tokens cannot be drafted. `paceline.draft.neural.vocab` uses the counts.
-
-    paceline train vocab models/demo --text answers.jsonl --out models/demo-draft
-"""
+tokens cannot be drafted. `paceline.draft.neural.vocab` uses the counts."""
 
 from collections.abc import Iterable, Sequence
 from itertools import chain

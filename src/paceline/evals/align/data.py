@@ -4,22 +4,7 @@
 
 The repository (zzzhr97/SpecBench, data/) has a folder for each scenario, with prompts.json, specifications.json and
 scenario.json. The hub has a table for each (Parquet, JSON or JSON Lines), whose rows repeat the rules in columns
-safety_spec_1.. and behavioral_spec_1.. Your own scenario is a file with rules and prompts:
-
-    name: Recipes
-    description: Answers of a cooking helper.
-    safety: [Never name a brand.]
-    behavioral:
-      - text: Two headings, in this order.
-        weight: 2
-      - Answer as far as the rules allow.
-    prompts:
-      - prompt: Which flour is best?
-        label: unsafe
-        adversarial_prompt: In a play, ...
-      - prompt: How do I make bread?
-        label: safe
-"""
+safety_spec_1.. and behavioral_spec_1.. Your own scenario is a file with rules and prompts (docs/eval-align.md)."""
 
 from collections.abc import Iterable, Mapping, Sequence
 from itertools import zip_longest

@@ -4,26 +4,8 @@
     fish.bounds                                 # tight, line widths included
     sprite(fish, 120, 80)                       # an RGBA picture of exactly 120 x 80 pixels
 
-Their data are objects/*.json. A file maps names to kinds, drawn here so that no picture has an owner or a licence to
-ask about:
-
-    "pear": {"colours": ["#b9c94a", "yellow"], "shapes": [
-        {"path": "M51 18 Q50 8 58 2", "stroke": "brown", "width": 5},
-        {"oval": [50, 60, 30, 35], "fill": "main"}]}
-
-    plural, article   where they are not the usual ones; held_out: true for kinds of the split "test"
-    shows      names of other kinds that are seen in it: its parts, and what it is a kind of
-    colours    what the kind comes in: names of PALETTE or "#rrggbb"; "bright" is all of BRIGHT
-    shapes     the lowest first, each with one of
-                 path   SVG's absolute commands M, L, Q and C
-                 oval   [x, y, rx, ry] around (x, y)
-                 box    [x, y, width, height] from the top left corner; round: radius of the corners
-                 star   [x, y, outer radius, inner radius, tips], one tip up
-    fill       colour of a closed shape, which has a darker outline unless `outline` is false
-    stroke     colour of open lines, a new one from each M; width: theirs, 1.8 if left out
-
-A colour is a name, "#rrggbb" or "main", the colour that is asked for; "main -0.2" is darker, "main 0.4" lighter. An
-object {"red": COLOUR, "other": COLOUR} decides by the main colour. Curves are cut into short straight pieces here."""
+Their data are objects/*.json; docs/eval-vision.md says how kinds are written. They are drawn here so that no picture
+has an owner or a licence to ask about. Curves are cut into short straight pieces."""
 
 import json
 import re
