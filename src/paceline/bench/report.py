@@ -1,9 +1,4 @@
-"""A run as a report reads it, from the files in its folder; its findings in sentences, and as a Markdown table.
-
-    run = read_run(Path("out/run"))
-    run.ranked[0].get("speedup"), headline(run)
-    print(markdown(run))
-"""
+"""A run as a report reads it, from the files in its folder; its findings in sentences, and as a Markdown table."""
 
 from collections.abc import Sequence
 from dataclasses import dataclass, field

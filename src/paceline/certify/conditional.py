@@ -1,9 +1,5 @@
 """Sampled answers of any length: each token, given those before it.
 
-    counts = Conditional()
-    read(rounding, prompt, tokens, params, "temperature 1", counts)     # of every answer
-    counts.findings(level=1e-4)
-
 At every place the tokens before it decide which sets of tokens are looked at: the model's best token, its next ones,
 the token that a drafter would copy, the last token again, and so on. The model says between which probabilities a token
 of the set comes; how often one came is counted over all places and compared with `stats.outside`, which holds although

@@ -2,13 +2,7 @@
 
 A model with weights of eight and four bits transformers does not have: its reference is `PlainDecoding`, ours.
 `Reference` shares nothing with the engines under test but the weights, and, with ours, the definition of temperature
-and filters (`paceline.engine.sampling.warp`), which has tests of its own against transformers' processors.
-
-    reference = Reference.load("models/demo", dtype="float32")
-    reference.after([[1, 2, 3], [1, 2, 4]])      # logits of the next token, [2, V]
-    reference.along([1, 2, 3, 4, 5], start=3)    # of tokens 3 and 4, [2, V]
-    Rounding(reference, own).after(...)          # the same as rounding may have them, [W, 2, V]
-"""
+and filters (`paceline.engine.sampling.warp`), which has tests of its own against transformers' processors."""
 
 from __future__ import annotations
 

@@ -1,9 +1,5 @@
 """Situations in which engines with drafts have broken, each a few requests whose answers are known or can be compared.
 
-    play = Play(server, control, prompts, max_tokens=64, until=perf_counter() + 300)
-    play.run()
-    play.rows, play.bugs                             # what came of each scenario, and the wrong answers
-
 A scenario makes groups of steps. A step is requests that are under way together; the steps of a group follow each
 other, and nothing but the group is needed to see what it shows. Greedy answers are compared with the control's to the
 same request, asked alone; sampled ones with structure are only read. A new entry of `SCENARIOS` is a new test."""

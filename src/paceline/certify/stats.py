@@ -1,9 +1,5 @@
 """What counts prove: tests whose null hypothesis leaves room for rounding, their power, and how many samples they take.
 
-    p = tail(chi_square(counts, worlds), df)
-    p = excess(hits, high)                        # more hits than their probabilities allow
-    samples_for(df, shift=0.02, level=3.5e-4)     # so that a shift of 2 % of the probability is found with 95 %
-
 **The null hypothesis is an interval.** Rounding gives every outcome a range of probabilities, `low` to `high`. An
 engine is lossless if every request has a distribution within these ranges, not necessarily the same one, since rounding
 depends on which other rows are in its batch. Then the mean distribution of n requests lies in the ranges too, and the

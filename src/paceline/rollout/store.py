@@ -1,9 +1,5 @@
 """The last answer to every copy of every prompt, in memory or in an SQLite file that processes share.
 
-    store = RolloutStore("runs/answers.rollouts", capacity=1 << 30)
-    store.put([(key, entry)])
-    store.get(key, version=7)
-
 At any moment, after kill -9 and on a full disk, the file holds whole batches. Imports no engine."""
 
 import hashlib

@@ -1,8 +1,5 @@
 """Load a Target and its Tokenizer from a folder, the hub or a GGUF file. Every fault is a ModelError of one line.
 
-    target = load("models/demo")
-    tokenizer = load_tokenizer("models/demo")
-
 A model is a Hugging Face folder: config.json, weights in safetensors (one file or shards), tokenizer files."""
 
 import sys

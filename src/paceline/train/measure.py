@@ -1,7 +1,5 @@
 """How good a drafter is: figures of held-out text, which are the same for every recipe.
 
-    held_out = measure(student, trainer.held)           # {source: [Fit of depth 0, of depth 1, ...], "all": ...}
-
 Drafts are measured below texts that the target wrote: at every position of an answer, and at every depth as far as the
 text goes on. `Fit` has the figures of one depth.
 

@@ -1,7 +1,5 @@
 """The steps that all recipes share: load the target and rows of its answers, train, measure, write the drafter, report.
 
-    train_head(training, MyConfig())         # whose `student` is trained
-
 Recipes that write a whole model take the steps themselves: `Trainer.open`, `train`, `save_model`, `report`."""
 
 from __future__ import annotations

@@ -1,9 +1,5 @@
 """A draft model in a process of its own, on cores of its own, that drafts while the target verifies.
 
-    worker = DraftWorker(setup)                # starts the process, which loads the model
-    worker.windows(asks)                       # as Ahead.windows: the process answers, and then looks ahead
-    worker.close()
-
 Messages are pickled through a socket, which wakes the reader at once. A response carries the number of its request;
 responses to earlier requests are dropped. A process that dies, fails or is too slow raises `Closed`."""
 

@@ -1,8 +1,6 @@
 """VocabTrim: reduce a drafter's output head to the tokens that the target writes most (Goel et al. 2025, arXiv
 2506.22694).
 
-    self.columns = trim(self.model, "2000", "models/demo-draft", target)      # logits are [n, 2000] from now on
-
 Every draft step reads the whole head, though most tokens are never drafted; K rows are cheaper to read. The draft's
 distribution is zero outside the kept tokens, and the rejection rule holds for any distribution, so the output stays the
 target's. Counted are the target's own responses, not prompts or raw text (the paper's finding; FR-Spec, Zhao et al.

@@ -1,9 +1,5 @@
 """Backends complete requests: an OpenAI-compatible endpoint here, our own engine in `local`. They know no rules.
 
-    urls, model = parse("http://a:8000/v1,http://b:8000/v1#Qwen/Qwen3-14B")
-    response = await Endpoint(urls, model, slots=64).complete(request)
-    output = split_thought(response, Markers())
-
 A request may have a prefix, the beginning of the assistant's turn. It is prefilled; the response is what follows."""
 
 from __future__ import annotations

@@ -1,7 +1,5 @@
 """Readers of scenarios and prompts: SpecBench's folders, its hub layout, your own in YAML, our sample.
 
-    data = read("data", scenarios=["Child", "Code"], limit=50)
-
 The repository (zzzhr97/SpecBench, data/) has a folder for each scenario, with prompts.json, specifications.json and
 scenario.json. The hub has a table for each (Parquet, JSON or JSON Lines), whose rows repeat the rules in columns
 safety_spec_1.. and behavioral_spec_1.. Your own scenario is a file with rules and prompts (docs/eval-align.md)."""

@@ -1,9 +1,6 @@
 """What captions say: the six subsets, their values, and sentences in which only the value changes. And whether they are
 true of a picture, by the names and boxes of its objects alone.
 
-    caption("count", 0, "three", objects)      # "a photo of three sheep"
-    holds("relative_spatial", "above", boxes, 512, "kite", "tree")
-
 Names and values follow the paper's figures (Peng et al. 2024, SPEC, overview and README). `holds` checks every layout.
 """
 

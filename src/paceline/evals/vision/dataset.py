@@ -1,9 +1,5 @@
 """Data sets in the released layout, ours and the official one, as cases of K pictures and K captions; and plain pairs.
 
-    data = read_data(Path("build/spec"))        # a folder, or a .zip of one
-    data.cases, data.problems                   # problems name what is broken; the other cases are there
-    data.picture(case.images[0])                # RGB, from the folder or straight from the archive
-
 The release has no case ids. A picture belongs to one case alone, so the text2image queries that share a set of pictures
 are a case; a caption may occur in several cases ("a photo of two dogs" twice), so image2text queries cannot be grouped
 by theirs. cases.jsonl, where it exists, adds values, boxes and names."""

@@ -1,9 +1,5 @@
 """The objects that pictures show: shapes in a square of 100 by 100, y downwards, and their pixels, drawn by Pillow.
 
-    fish = KINDS["fish"].draw("#3f76c8")
-    fish.bounds                                 # tight, line widths included
-    sprite(fish, 120, 80)                       # an RGBA picture of exactly 120 x 80 pixels
-
 Their data are objects/*.json; docs/eval-vision.md says how kinds are written. They are drawn here so that no picture
 has an owner or a licence to ask about. Curves are cut into short straight pieces."""
 

@@ -1,10 +1,6 @@
 """Cases from a seed: which objects, where, what the captions say (`compose`), and the pictures (`render`) on their
 backgrounds: pale, low in contrast, drawn from random numbers; or square pieces of pictures in a folder.
 
-    options = BuildOptions(seed=7, size=512)
-    case = compose(options, "count", 12)       # draws no pixel
-    render(options, case)                      # nine RGB pictures, picture i for caption i
-
 The paper's engine paints backgrounds around copied objects with a diffusion model; here all pictures of a case share
 the same array of pixels, which is stricter."""
 

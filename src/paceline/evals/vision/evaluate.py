@@ -1,9 +1,5 @@
 """Evaluations: the K x K scores that a model gives the pictures and captions of every case, and a run's report.
 
-    scored = score(Towers.load(path), read_data(folder))
-    scored.matrices["count/00012"]                # entry (i, j): how well picture i fits caption j
-    report = run(folder, "transformers:PATH", out=Path("runs/clip"))
-
 Both directions read the same matrix, so each picture and each distinct caption is encoded once, where the official
 evaluation encodes every picture again for each of its K queries."""
 

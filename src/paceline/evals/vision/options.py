@@ -1,8 +1,5 @@
 """What a build, a model and a training can be asked: dataclasses whose fields are options of the command line, or of a
-model's name. Imports neither NumPy nor torch, so that the help of commands is quick.
-
-    read_model("endpoint:http://localhost:8000/v1,model=NAME")      # ("endpoint", EndpointOptions(...))
-"""
+model's name. Imports neither NumPy nor torch, so that the help of commands is quick."""
 
 from dataclasses import dataclass
 from pathlib import Path

@@ -1,9 +1,5 @@
 """Weights of few bits in blocks, byte for byte as in GGUF files.
 
-    blocks = quantise(weight, Q8_0)
-    blocks.dense()                                  # float32 [outputs, width]
-    weights = quantised(weights, "int8")            # a model's matrices become blocks
-
 A block has 32 or 256 neighbouring inputs of one output: small whole numbers and their scales. The package gguf
 quantises and expands them; products with blocks need one of KINDS. A quantised model is another model than its
 checkpoint."""

@@ -1,9 +1,5 @@
 """GGUF files: metadata by key, tensors by name, and the model in them, for the families of the native decoder.
 
-    target = load_gguf(Path("model-Q4_K_M.gguf"))
-    file = GGUF("model-Q4_K_M.gguf")
-    file.facts["general.architecture"], file.tensor("token_embd.weight")
-
 Tensors are mapped from disk. Matrices stay in the file's blocks or are expanded to 16 or 32 bits. A model in several
 files is opened by its first. Every fault is a ModelError of one line."""
 

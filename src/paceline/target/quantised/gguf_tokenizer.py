@@ -1,7 +1,5 @@
 """Rebuild the tokenizer in a GGUF file.
 
-    tokenizer = tokenizer_of(GGUF("model.gguf"), "model")
-
 The file has tokens, and merges or scores. Of the rule that splits text into words it has only the name. RULES are the
 rules of the original tokenizers; rebuilt ones agree with those token for token on a corpus of difficult texts
 (tests/target/test_gguf_tokenizer.py). Other names are refused: with another rule the model would silently get worse."""
