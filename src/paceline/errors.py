@@ -1,7 +1,6 @@
 """Errors that a user can cause. Each message is one line: what was wrong, what exists, what to do.
 
-Everything else is a bug and keeps its traceback. The command line prints a PacelineError as one line and exits with
-status 2."""
+All else is a bug and keeps its traceback. The command line prints a PacelineError as one line and exits with 2."""
 
 from collections.abc import Iterable
 

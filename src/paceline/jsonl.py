@@ -86,8 +86,7 @@ def numbered(lines: Iterable[bytes], first: int = 1) -> Iterator[tuple[int, byte
 
 @contextmanager
 def opened(path: Path, error: type[PacelineError]) -> Iterator[IO[bytes]]:
-    """A file of bytes, unzipped if its first bytes or its name are those of gzip. Raises `error` if it cannot be opened
-    or read."""
+    """A file of bytes, unzipped if its first bytes or name are gzip's. Raises `error` if it cannot be read."""
     try:
         with path.open("rb") as raw:
             zipped = raw.read(2) == b"\x1f\x8b" or path.suffix == ".gz"

@@ -51,8 +51,7 @@ class Flags:
 
     @classmethod
     def of(cls, config: Mapping[str, Any]) -> Flags:
-        """From config.json. A flag that is missing is off, but norm_before_residual is on in the `speculators`
-        format."""
+        """From config.json. A missing flag is off, but norm_before_residual is on in the `speculators` format."""
         inner = config.get("eagle_config") or {}
         named = {f.name: inner.get(f.name, config.get(f.name)) for f in fields(cls)}
         given = {name: bool(value) for name, value in named.items() if value is not None}

@@ -63,8 +63,7 @@ class Template(NamedTuple):
 def compile_template(paths: Iterable[RankPath], ranks: int) -> Template:
     """Number the nodes of `paths`, given in any order.
 
-    Raises ValueError if there is no path, a path is there twice, its prefix is missing, or a rank is not below
-    `ranks`."""
+    Raises ValueError if there is no path, one is there twice, its prefix is missing, or a rank is not below `ranks`."""
     index: dict[RankPath, int] = {(): 0}
     parent, rank, levels = [-1], [-1], [1]
     for path in sorted(paths, key=lambda path: (len(path), path)):
@@ -96,8 +95,7 @@ def read_paths(file: str | Path) -> list[RankPath]:
 
 
 def template_of(file: str | Path, ranks: int, who: str, instead: str) -> Template:
-    """The template of the paths in a file; MethodError with the name of the drafter, `who`, and the alternatives,
-    `instead`."""
+    """A template of paths in a file; MethodError with the drafter's name, `who`, and the alternatives, `instead`."""
     try:
         return compile_template(read_paths(file), ranks)
     except OSError as error:

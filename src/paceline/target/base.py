@@ -42,8 +42,7 @@ class Needs:
 
     @property
     def whole_prompt(self) -> bool:
-        """Whether the drafter needs the states of every prompt token. A prompt's start then cannot be reused from an
-        earlier request."""
+        """Whether the drafter needs the states of every prompt token. No prompt's start is reused then."""
         return bool(self.hidden_layers) or self.callback_layer is not None
 
     def __or__(self, other: Needs) -> Needs:
@@ -130,8 +129,7 @@ class Target(ABC):
 
     @cached_property
     def threads(self) -> Threads:
-        """Processor threads of a round, for all engines of this target: chosen by measured time on a CPU, fixed on an
-        accelerator."""
+        """Processor threads of a round, for all engines of this target: chosen by measured time on CPUs, else fixed."""
         return Threads(None if self.device.type == "cpu" else torch.get_num_threads())
 
     @contextmanager

@@ -67,8 +67,7 @@ class AdapterModule(UnrolledAttention):
             self.output_norm.weight.copy_(teacher.model.norm.weight)
 
     def forward(self, states: Tensor, cos: Tensor, sin: Tensor) -> Tensor:  # type: ignore[override]
-        """Inputs of the target's head [B, T, H] from early states [B, T, H]; cos, sin [T, head_dim] of
-        `rotary_tables`."""
+        """Inputs of the target's head [B, T, H] from early states [B, T, H]; cos, sin [T, head_dim]."""
         y: Tensor = self.output_norm(states + super().forward(self.input_norm(states), cos, sin, []))
         return y
 

@@ -108,8 +108,7 @@ def use_blocks(*models: Any) -> None:
 class DecoderLayers(nn.ModuleList):
     """`count` causal layers of a target's shape, without biases; `paceline.draft.neural.layers` runs them with a cache.
 
-    Their output projections begin at 0, so that the layers change nothing at first; with `copied` they begin as the
-    target's last layers."""
+    Their output projections begin at 0, so that they change nothing at first; `copied`: as the target's last layers."""
 
     def __init__(self, teacher: Any, count: int, copied: bool = False) -> None:
         shape = Shape.of(teacher.config)

@@ -4,8 +4,7 @@ A recipe subclasses `Student`. Its loss and its held-out figures (`measure.py`) 
 is a function in `loss.DISTANCES`, a further figure a field of `measure.Fit`; all recipes have it then.
 
 Drafts have one form. The draft at position t of a text begins after token t + 1, which the target has just chosen. Its
-depth k, counted from 0, predicts token t + 2 + k. The target's distribution of that token follows from its state at
-t + 1 + k."""
+depth k, counted from 0, predicts token t + 2 + k. The target's distribution of it follows from state t + 1 + k."""
 
 from __future__ import annotations
 

@@ -33,8 +33,7 @@ class Closed(Exception):
 
 
 def facts_to_send(target: Facts, device: torch.device) -> Facts:
-    """The facts of `target` for the process, whose draft model runs on `device`. Of its tokenizer drafters compare the
-    fingerprint alone."""
+    """The facts of `target` for the process, with its draft model on `device`; of the tokenizer, the fingerprint."""
     facts = {name: getattr(target, name) for name in Facts.__annotations__}
     tokenizer = target.tokenizer and SimpleNamespace(
         fingerprint=target.tokenizer.fingerprint, name=target.tokenizer.name, eos_token_id=None
@@ -100,8 +99,7 @@ class DraftWorker:
             self._send("look_ahead", given)
 
     def overlap(self, seconds: float = 0.15) -> float:
-        """Time of work on both sides in turn, over the time of the same work at once: 2 if the two sides overlap, 1 if
-        they do not."""
+        """Time of work on both sides in turn, over the time of the same work at once: 2 if they overlap, 1 if not."""
         _work(seconds)
         self._ask("work", seconds)  # the first time, each side measures how much work fills `seconds`
         in_turn = _seconds(lambda: _work(seconds)) + _seconds(lambda: self._ask("work", seconds))

@@ -147,8 +147,7 @@ class Growth:
         self._new: list[int] = []
 
     def expand(self, logits: torch.Tensor, columns: torch.Tensor | None) -> None:
-        """Make the best tokens of logits [len(level), K] candidates, as children of the level. columns: as of
-        `best_tokens`."""
+        """Make the best tokens of logits [len(level), K] candidates, as children of the level. See `best_tokens`."""
         tokens, logs = best_tokens(logits, self.width, columns)
         self._new = []
         for above, of_node, scores in zip(self.level, tokens.tolist(), logs.tolist(), strict=True):
@@ -178,8 +177,7 @@ class Growth:
         return [exp(score) for score in self.score]
 
     def _best(self) -> list[int]:
-        """The best `size` candidates so far. A parent scores no less than its children and is less deep, so it is
-        chosen with them."""
+        """The best `size` candidates so far. A parent scores no less than its children, so it is chosen with them."""
         return sorted(range(len(self.token)), key=lambda c: (-self.score[c], self.depths[c]))[: self.size]
 
     def tree(self, source: str) -> DraftTree:

@@ -67,8 +67,7 @@ class Network(Protocol):
 class FeatureDrafter(StateReader, Stepping):
     """Base of drafters with a head over features.
 
-    Head  makes the `Network` of (path, config.json, tensors by their names, target, precision). MethodError if it is
-          not for the target."""
+    Head  makes the `Network` of (path, config.json, tensors by name, target, precision); MethodError if it cannot."""
 
     Head: ClassVar[type[Any]]
 

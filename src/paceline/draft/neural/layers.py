@@ -33,8 +33,7 @@ PRECISION = "of its matrices; auto: the target's. int8 and int4 read less memory
 
 
 def placed(tensors: Mapping[str, Tensor], target: Facts, precision: Precision = "auto") -> Weights:
-    """The tensors on the target's device in its dtype, matrices in blocks of `precision`. MethodError for blocks on an
-    accelerator."""
+    """The tensors on the target's device in its dtype; matrices in blocks of `precision`, MethodError on a GPU."""
     if precision == "auto":
         return {name: tensor.to(target.device, target.dtype) for name, tensor in tensors.items()}
     if target.device.type != "cpu":
@@ -169,8 +168,7 @@ class HeadLayers:
 
 
 def rotary_layers(weights: Mapping[str, Tensor | Blocks], config: PretrainedConfig, target: Facts) -> HeadLayers:
-    """The layers "layers.0.", "layers.1.", ... of `weights`, with rotary positions of their own, as `layer_config`
-    describes them."""
+    """The layers "layers.0.", "layers.1.", ... of `weights`, with rotary positions, as in `layer_config`."""
     shape = Shape.of(config)
     kind = type(target.ops) if isinstance(target, Decoder) else TorchOps
     cos, sin = (table.to(target.device, target.dtype) for table in rotary_tables(config, shape))

@@ -61,8 +61,7 @@ class Stepping(Drafter):
     """Base of drafters with a model. Subclasses fill in `run`, `cached` and `keep`.
 
     columns       tokens int64 [K] of the logits' columns, set in `bind`; None: all tokens.
-    drafts_ahead  whether it can draft for outcomes that have not come yet: `arrange` works, and nothing of the target's
-                  forward is needed."""
+    drafts_ahead  whether it can draft for outcomes still to come: `arrange` works without the target's forward."""
 
     drafts_ahead = False
 
@@ -80,8 +79,7 @@ class Stepping(Drafter):
     # What a drafter fills in ----------------------------------------------------------------------------------
 
     def run(self, drafts: Sequence[Draft], num_logits: Sequence[int]) -> torch.Tensor:
-        """Run every draft's nodes from `done` on; logits [sum(num_logits), K] after the last `num_logits[i]` nodes
-        of each."""
+        """Run all drafts' nodes from `done` on; logits [sum(num_logits), K] after the last `num_logits[i]` of each."""
         raise NotImplementedError
 
     def cached(self, row: Request) -> int:
@@ -102,8 +100,7 @@ class Stepping(Drafter):
     def arrange(self, row: Request, nodes: Sequence[int]) -> None:
         """Move the keys and values of `nodes`, run but not committed, to the places after the row, in that order.
 
-        nodes: how far after the row's last committed token each lies, counted from 0. For drafters that draft ahead
-        (`branches.py`)."""
+        nodes: how far after the row's last committed token each lies, from 0. For `branches.py`."""
         raise NotImplementedError
 
     # The loop -------------------------------------------------------------------------------------------------
@@ -222,8 +219,7 @@ class Stepping(Drafter):
     # Drawing a token ------------------------------------------------------------------------------------------
 
     def _draw(self, drafts: Sequence[Draft], logits: torch.Tensor) -> list[bool]:
-        """Add a token to every draft, drawn from its row of logits [R, K]; False where they are no distribution, for
-        which nothing is drafted."""
+        """Add a token to every draft, drawn from its row of logits [R, K]; False where they are no distribution."""
         best = best_columns(logits) if any(self._takes_best(draft.row) for draft in drafts) else []
         drew = []
         for r, draft in enumerate(drafts):

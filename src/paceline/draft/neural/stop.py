@@ -83,8 +83,7 @@ class Fixed(StopRule):
 
 
 class Confidence(StopRule):
-    """Stops after a token if the best token's probability is below `threshold` (Kangaroo, Liu et al. 2024, section 3.2:
-    0.6, at most 6 tokens)."""
+    """Stops if the best token's probability is below `threshold` (Kangaroo, Liu et al. 2024, 3.2: 0.6, at most 6)."""
 
     cap, threshold, bounds = 6, 0.6, (0.0, 1.0)
 
@@ -146,8 +145,7 @@ class Adaptive(StopRule):
     decoding brings in the time of drafting and verifying it. That is optimal if acceptance probabilities only fall (the
     monotone case of optimal stopping). They are learned from earlier rounds, for each range of the best token's
     probability, with a Beta prior. The rate is tokens over time of the rounds so far, so that rule and rate converge
-    together (Dinkelbach 1967). `draft.cost` learns the times. Now and then a round tries the alternative: plain
-    decoding, or a draft."""
+    together (Dinkelbach 1967). `draft.cost` learns the times. Some rounds try the other: plain decoding, or a draft."""
 
     cap = 40
     FIRST = 5
@@ -156,8 +154,7 @@ class Adaptive(StopRule):
     MIDDLES = (0.05, 0.15, 0.28, 0.42, 0.58, 0.72, 0.85, 0.93, 0.97, 0.99, 1.0)
     """Between the edges: ranges of the best token's probability. Middles: the prior of acceptance in each range."""
     WAIT, PATIENCE, LOOK = 4, 128, 4
-    """Rounds before the first trial of the alternative; most rounds between two trials; rounds of a trial of
-    drafting."""
+    """Rounds before the first trial of the alternative; most rounds between two; rounds of a trial of drafting."""
     BETTER = 1.02
     """The alternative becomes the choice if it is this many times as fast: clocks are noisy."""
 

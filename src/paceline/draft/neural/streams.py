@@ -124,8 +124,7 @@ class Streaming(Stepping):
         return [draft for draft, part in zip(drafts, parts, strict=True) if self._grow(draft, part)]
 
     def _grow(self, draft: Draft, logits: torch.Tensor) -> bool:
-        """Add to a chain what a forward says of its last nodes, logits [1 + guessed, 1 + count, K]; whether it goes
-        on."""
+        """Add to a chain what a forward says of its last nodes: logits [1 + guessed, 1 + count, K]; True: go on."""
         guesses = draft.take_guesses()
         signals = self.rule.signals(logits[:, 0])
         for i, signal in enumerate(signals):

@@ -27,8 +27,7 @@ from paceline.target.hf import HFTarget
 from paceline.target.tokenizer import Tokenizer
 
 FILE = "paceline/vocab.safetensors"
-"""Path of a drafter's vocabulary in its folder. Not in the folder itself: servers load every safetensors file there as
-weights."""
+"""Path of a drafter's vocabulary in its folder. Not beside the weights: servers load all safetensors files there."""
 
 OFFSETS, MEMBERS = "d2t", "t2d"
 """EAGLE-3's names: for every kept token its id minus its column, and for every token whether it is kept."""
@@ -106,8 +105,7 @@ _SPACES = str.maketrans({"▁": " ", "Ġ": " ", "Ċ": "\n", "ĉ": "\t", "č": "\
 
 def must_keep(tokenizer: Tokenizer, ends: Sequence[int]) -> list[Tensor]:
     """Tokens to keep whatever their counts: (1) end tokens, without which every response would end with a rejection;
-    (2) added tokens (turns, thinking, tool calls), single digits and white space; (3) single bytes, which spell all
-    other text."""
+    (2) added tokens (turns, thinking, tool calls), single digits and white space; (3) single bytes, for the rest."""
     known = tokenizer.inner.get_vocab()
     first = {i for i in (*ends, tokenizer.eos_token_id) if i is not None and i < vocab_size(tokenizer)}
     second = set(tokenizer.inner.added_tokens_decoder)
@@ -190,8 +188,7 @@ def to_offsets(keep: Tensor, size: int) -> dict[str, Tensor]:
 
 
 def columns_of(path: str, tensors: Mapping[str, Tensor], vocab: int, target: Facts) -> Tensor | None:
-    """The target's ids int64 [vocab] of a draft vocabulary; None if the two are the same. MethodError if they are not
-    tokens of the target."""
+    """The target's ids int64 [vocab] of a draft vocabulary; None for all. MethodError if they are not the target's."""
     if OFFSETS not in tensors and vocab == target.vocab_size:
         return None
     try:

@@ -4,8 +4,7 @@
     read("sample,items=25")     more items each, at most MOST_ITEMS
 
 The texts are in sample.toml. "Unsafe" items ask to break one rule, which `source` names; their adversarial prompt puts
-the request into a play. Half of the safe items have a reference answer. `check` is the ground truth of a rule, so tests
-can predict a whole run."""
+the request into a play. Half of the safe items have a reference answer. `check` is a rule's ground truth."""
 
 import re
 import tomllib

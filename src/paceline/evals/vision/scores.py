@@ -1,8 +1,7 @@
 """Figures from the K x K scores of each case: entry (i, j) says how well picture i fits caption j.
 
 i2t: picture i's best caption is i (a row). t2i: caption j's best picture is j (a column). A group score counts a case
-if every query of it is right (Winoground, Thrush et al. 2022). Error bars resample cases, because the queries of a case
-are related."""
+if every query of it is right (Winoground, Thrush et al. 2022). Error bars resample whole cases."""
 
 from collections.abc import Sequence
 from math import factorial

@@ -212,8 +212,7 @@ def in_precision(
 
 
 def describe(weights: Mapping[str, torch.Tensor | Blocks]) -> str | None:
-    """Formats of the matrices, the most frequent first, and bits: "F16 and Q8_0, 13.4 bits a weight". None without
-    blocks."""
+    """Formats of the matrices, the most frequent first, bits: "F16 and Q8_0, 13.4 bits a weight"; None: no blocks."""
     matrices = [w for w in weights.values() if len(w.shape) == 2]
     if not any(isinstance(w, Blocks) for w in matrices):
         return None

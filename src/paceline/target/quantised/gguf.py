@@ -81,8 +81,7 @@ class GGUF:
         return name in self.places
 
     def tensor(self, name: str) -> torch.Tensor | Blocks:
-        """A mapped tensor, or a matrix in blocks, into which those of several experts are stacked. ModelError for an
-        unknown type."""
+        """A mapped tensor, or a matrix in blocks, those of experts stacked. ModelError for an unknown type."""
         place = self.places[name]
         dtype, kind = DENSE.get(place.type), None
         if dtype is not None:
@@ -449,8 +448,7 @@ def weights_of(file: GGUF, config: PretrainedConfig) -> Weights:
 
 
 def tensor_name(architecture: str, name: str) -> str | None:
-    """GGUF's name of a checkpoint's tensor; None if the architecture has no such tensor. A matrix of an expert is in a
-    tensor of all experts."""
+    """GGUF's name of a checkpoint's tensor; None if the architecture has none. Experts' matrices are in one."""
     name = re.sub(r"\.experts\.\d+\.", ".experts.", name)
     layer = re.match(r"model\.layers\.(\d+)\.", name)
     if layer is None:

@@ -100,8 +100,7 @@ def _bytes(facts: Mapping[str, Any]) -> Backend:
 
 
 def _sentencepiece(facts: Mapping[str, Any]) -> Backend:
-    """SentencePiece's BPE: merges the neighbours whose joined piece has the best score. Characters without a piece
-    become bytes."""
+    """SentencePiece's BPE: merges the neighbours whose joined piece has the best score. Unknown characters: bytes."""
     ids, scores = _ids(facts), facts["scores"]
     unknown = facts["tokens"][facts.get("unknown_token_id", 0)]
     backend = Backend(models.BPE(ids, _merges(ids, scores), unk_token=unknown, fuse_unk=True, byte_fallback=True))
