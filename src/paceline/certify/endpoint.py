@@ -99,6 +99,7 @@ def _long(play: Play, ways: Mapping[str, Fields], scope: Scope, until: float) ->
     asked = list(islice(zip(cycle(ways), cycle([*play.prompts, *MIXED])), number))
 
     def counted(endpoint: Endpoint) -> Conditional:
+        """What comes in the long answers of a server."""
         counts = Conditional()
         hot, cold = (
             endpoint.ask([play.asked({"messages": list(play.prompts[0]), "max_tokens": 1, "temperature": t})])[0]
@@ -196,6 +197,7 @@ def _by_text(mine: Sequence[str], others: Sequence[str], share: float, slack: fl
     bins: list[tuple[str, list[int]]] = []
 
     def split(prefix: str, members: list[tuple[str, int]]) -> None:
+        """Add the bins of the texts that begin with `prefix`; members: (text, which sample)."""
         groups = defaultdict[str, list[tuple[str, int]]](list)
         for text, side in members:
             groups[text[len(prefix) : len(prefix) + 1]].append((text, side))

@@ -108,6 +108,7 @@ class Greedy:
         return found
 
     def facts(self) -> dict[str, Any]:
+        """For the certificate."""
         bugs, ties = self.bugs, self.ties
         return {
             "lossless": not self.findings(),

@@ -47,7 +47,8 @@ class Screen:
             if self.out.is_terminal:
                 text = text.translate(CONTROLS)
             if self.color and source:
-                self.out.print(Text(text, style=self._color(source)), end="", soft_wrap=True)
+                style = self._colors.setdefault(source, PALETTE[len(self._colors) % len(PALETTE)])
+                self.out.print(Text(text, style=style), end="", soft_wrap=True)
             else:
                 sys.stdout.write(text)
             self._line_open = not text.endswith("\n") if text else self._line_open
@@ -70,9 +71,6 @@ class Screen:
             for source, color in self._colors.items():
                 line.append(f"drafted by {source} and accepted", style=color).append(", ")
             self.err.print(line.append("uncoloured: the model's own"), soft_wrap=True)
-
-    def _color(self, source: str) -> str:
-        return self._colors.setdefault(source, PALETTE[len(self._colors) % len(PALETTE)])
 
     @contextmanager
     def progress(self, total: int, shown: bool) -> Iterator[Bar]:

@@ -331,7 +331,7 @@ class _Ends:
         self.text[i, self.prompt + start : self.prompt + self.lengths[i]] = new
         if not self.criteria:
             self.steps = max(self.lengths)
-        while any(self.goes_on) and not any(self._waits_for(i) for i in range(len(self.lengths))):
+        while any(self.goes_on) and all(self.has_ended(i) or n > self.steps for i, n in enumerate(self.lengths)):
             self._step()
         return tokens[: self.steps - start]
 
@@ -342,9 +342,6 @@ class _Ends:
     def sequences(self) -> torch.Tensor:
         """Prompts and answers, [B, T + longest], padded on the right."""
         return self.text[:, : self.prompt + self.steps].to(self.device, copy=True)
-
-    def _waits_for(self, i: int) -> bool:
-        return not self.has_ended(i) and self.lengths[i] <= self.steps
 
     def _step(self) -> None:
         self.steps += 1

@@ -43,7 +43,7 @@ def load(
 ) -> HFTarget:
     """The transformers model in `folder`, from safetensors only; ModelError if it cannot be loaded or be a target."""
     try:
-        with _quiet():
+        with quiet():
             loaded: Any = AutoModelForCausalLM.from_pretrained(
                 folder,
                 dtype=dtype,
@@ -65,8 +65,8 @@ def load(
 
 
 @contextmanager
-def _quiet() -> Iterator[None]:
-    """No progress bar and no tables while transformers reads weights: we report errors in one line."""
+def quiet() -> Iterator[None]:
+    """No progress bar and no log lines of transformers: we report errors in one line."""
     bar, level = logging.is_progress_bar_enabled(), logging.get_verbosity()
     logging.disable_progress_bar()
     logging.set_verbosity_error()

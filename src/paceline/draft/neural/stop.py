@@ -177,7 +177,8 @@ class Adaptive(StopRule):
         self._rows, self._active, self._steps = len(rows), len(rows), []
 
     def most(self, row: int) -> int:
-        return self.cap if self._drafts != self._tries() else 0
+        tries = self._left <= 0  # whether this round tries the alternative
+        return self.cap if self._drafts != tries else 0
 
     def signals(self, logits: torch.Tensor) -> list[float]:
         self._active = len(logits)
@@ -224,10 +225,6 @@ class Adaptive(StopRule):
             self._accepted[bin].note(is_accepted)
             if is_accepted and drafted > before + 1:
                 self._next[bin].note(accepted > before + 1)
-
-    def _tries(self) -> bool:
-        """Whether this round tries the alternative."""
-        return self._left <= 0
 
     def _choose(self) -> None:
         """After a round, choose whether to draft. After a trial that changes nothing, wait twice as long."""

@@ -16,9 +16,10 @@ import torch
 import transformers
 from transformers import AutoModelForCausalLM, GenerationConfig
 from transformers.generation import BaseStreamer
-from transformers.utils import is_sklearn_available, logging
+from transformers.utils import is_sklearn_available
 
 from paceline.errors import MethodError, ModelError, PacelineError
+from paceline.target.hf import quiet
 from paceline.workbench.contestant import Ask, Contestant, Reply, cut
 from paceline.workbench.peers.setup import Rounds, Setup, folder_of, weight_bytes
 
@@ -95,7 +96,8 @@ class Plain(Contestant):
         if ask.temperature > 0 and ask.seeds:
             torch.manual_seed(ask.seeds[0])
         rounds = _Rounds(perf_counter())
-        with _quiet(), rounds.listening(self.model, self._assistant()), self._mode():
+        ignored = warnings.catch_warnings(action="ignore")
+        with quiet(), ignored, rounds.listening(self.model, self._assistant()), self._mode():
             ids, mask = padded(prompts, self.model.device)
             out = self.model.generate(
                 ids,
@@ -329,7 +331,7 @@ def _give_back(key: tuple[str, ...]) -> None:
 def load_model(folder: str, dtype: torch.dtype) -> Any:
     """transformers' own model in `folder`, in evaluation mode, without generation settings of its checkpoint."""
     try:
-        with _quiet():
+        with quiet(), warnings.catch_warnings(action="ignore"):
             loaded: Any = AutoModelForCausalLM.from_pretrained(
                 folder, dtype=dtype, use_safetensors=True, output_loading_info=True
             )
@@ -340,19 +342,3 @@ def load_model(folder: str, dtype: torch.dtype) -> Any:
         raise ModelError(f"{folder} lacks {min(report['missing_keys'])}, which its config.json asks for")
     model.generation_config = GenerationConfig()
     return model.eval()
-
-
-@contextmanager
-def _quiet() -> Iterator[None]:
-    """No progress bars, no log lines, no warnings of transformers'."""
-    bar, level = logging.is_progress_bar_enabled(), logging.get_verbosity()
-    logging.disable_progress_bar()
-    logging.set_verbosity_error()
-    try:
-        with warnings.catch_warnings():
-            warnings.simplefilter("ignore")
-            yield
-    finally:
-        logging.set_verbosity(level)
-        if bar:
-            logging.enable_progress_bar()
