@@ -108,9 +108,6 @@ class _Reader:
         self._slot, self._read = None, ()
 
 
-# Answers that differ from plain decoding's -----------------------------------------------------------------------
-
-
 class _Difference(NamedTuple):
     """An answer and plain decoding's, and the turn and token at which they first differ."""
 
@@ -197,9 +194,6 @@ def _verdict(judge: Judge, setting: Setting, difference: _Difference) -> Facts:
         return _unjudged("bug")
     prompt = setting.prompt(setting.question(answer.question), [each.text for each in plain.turns[:turn]])
     return asdict(judge.verdict([*prompt, *plain_tokens[:at]], plain_tokens[at], tokens[at]))
-
-
-# Another process that used the processor -------------------------------------------------------------------------
 
 
 def is_impossible(speedup: float | None, mean_accepted_tokens: float | None) -> bool:

@@ -170,9 +170,6 @@ def _first_answers(file: Path) -> dict[str, dict[str, Answer]]:
     return first
 
 
-# In words --------------------------------------------------------------------------------------------------------
-
-
 def headline(run: BenchRun) -> str:
     """What won, in a sentence."""
     ranked = run.ranked

@@ -132,8 +132,6 @@ class Memory:
             layers, two, _, heads, _, dim = self.cache.shape
             self.disk = PrefixCache(disk[0], target, (layers, two, heads, BLOCK, dim), disk[1])
 
-    # Joining --------------------------------------------------------------------------------------------------
-
     def check(self, row: Row) -> None:
         """Raise PromptError if `row` cannot be answered even alone, with all the memory."""
         if self.cache is None or (need := self.cache.nbytes_of(1, row.max_length + SLACK)) <= self.budget:
@@ -207,8 +205,6 @@ class Memory:
         begins = beginning(row.tokens)
         return [other for other in running if beginning(other.tokens) == begins]
 
-    # Running --------------------------------------------------------------------------------------------------
-
     def preempt(self, running: Sequence[Row]) -> list[Row]:
         """Make the cache large enough for this round; return the rows that lost their slots, youngest first."""
         if self.cache is None or not running:
@@ -263,8 +259,6 @@ class Memory:
         for row in running:
             row.slot = moved[row.slot]
         return True
-
-    # Leaving --------------------------------------------------------------------------------------------------
 
     def end(self, row: Row) -> None:
         """Free a row's slot; its keys and values are copied for later requests if they fit into the budget."""

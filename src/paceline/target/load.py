@@ -172,9 +172,6 @@ def _not_native(config: PretrainedConfig) -> str | None:
     return unsupported(config)
 
 
-# Dtypes and devices --------------------------------------------------------------------------------------------------
-
-
 def _dtype(word: str | torch.dtype) -> torch.dtype | None:
     """The torch dtype of that name; None for "auto"."""
     if word == "auto":
@@ -227,9 +224,6 @@ def has_units(dtype: torch.dtype) -> bool:
     ops = torch.ops.mkldnn
     supported = {torch.bfloat16: ops._is_mkldnn_bf16_supported, torch.float16: ops._is_mkldnn_fp16_supported}
     return dtype in supported and bool(supported[dtype]())
-
-
-# Tokenizers ----------------------------------------------------------------------------------------------------------
 
 
 def has_tokenizer(folder: str | Path) -> bool:

@@ -169,9 +169,6 @@ def own_output_heads(teacher: Any, depth: int) -> nn.ModuleList:
     return heads
 
 
-# Medusa ----------------------------------------------------------------------------------------------------------
-
-
 @dataclass(frozen=True, kw_only=True)
 class MedusaConfig(HeadsConfig):
     layers: int = option(1, "Residual blocks of a head.", least=1)
@@ -218,9 +215,6 @@ def medusa_command(setup: DrafterOptions, config: MedusaConfig) -> bool:
     At the end the heads are measured on held-out answers, by depth and rank; slots.json has the trees that follow from
     that."""
     return train_head(setup.training(config), config)
-
-
-# Hydra -----------------------------------------------------------------------------------------------------------
 
 
 @dataclass(frozen=True, kw_only=True)

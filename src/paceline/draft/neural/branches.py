@@ -137,8 +137,6 @@ class Ahead:
         self._states: dict[int, _State] = {}
         self._out: list[_State] = []
 
-    # Rows -----------------------------------------------------------------------------------------------------
-
     def open(self, id: int, prompt: Sequence[int] | IntArray, params: SamplingParams, max_context: int) -> None:
         """A row joins. params: with the seed of the draft's own draws."""
         row = Row(id, prompt, params, max_context=max_context, eos_token_ids=self.drafter.eos_token_ids)
@@ -150,8 +148,6 @@ class Ahead:
         state = self._states.pop(id)
         self._out = [other for other in self._out if other is not state]
         self.drafter.drop(state.row)
-
-    # Windows --------------------------------------------------------------------------------------------------
 
     def windows(self, asks: Sequence[Ask]) -> list[Window]:
         """The next window of each row in `asks`."""
@@ -224,8 +220,6 @@ class Ahead:
         because the drafted token gets none."""
         logits = logits[:, 0] if logits.dim() == 3 else logits
         return top_of(logits, self._most + 1, self.drafter.columns)
-
-    # Ahead ----------------------------------------------------------------------------------------------------
 
     def look_ahead(self, given: Mapping[int, Candidates] | None = None, joined: bool = False) -> None:
         """Draft the next window for the likeliest outcomes of the windows just returned.

@@ -178,9 +178,6 @@ def _work(seconds: float) -> None:
         matrix @ vector
 
 
-# Cores ---------------------------------------------------------------------------------------------------------------
-
-
 def split_cores(threads: int) -> tuple[frozenset[int], frozenset[int]]:
     """This process's cores: (all but the last `threads`, for the target; the last ones, for the draft). Both are empty
     where there are too few cores, or the system does not name them."""
@@ -200,9 +197,6 @@ def confined(target: Facts, cores: frozenset[int]) -> Iterator[None]:
             yield
     finally:
         os.sched_setaffinity(0, before)
-
-
-# The process ---------------------------------------------------------------------------------------------------------
 
 
 def _serve(setup: Setup, pipe: Connection) -> None:

@@ -127,9 +127,6 @@ def vocab_size(tokenizer: Tokenizer) -> int:
     return max(tokenizer.inner.get_vocab().values(), default=-1) + 1
 
 
-# Files ------------------------------------------------------------------------------------------------------------
-
-
 def save_vocabulary(file: Path, vocabulary: Vocabulary) -> None:
     """One safetensors file; it appears whole or not at all."""
     tensors = {"keep": vocabulary.keep.contiguous()}
@@ -202,9 +199,6 @@ def columns_of(path: str, tensors: Mapping[str, Tensor], vocab: int, target: Fac
             f"{target.vocab_size}: it is a head for another target"
         )
     return None if vocab == target.vocab_size else keep.to(target.device)
-
-
-# For drafters -----------------------------------------------------------------------------------------------------
 
 
 def trim(model: Target, vocab: str, checkpoint: str | Path, target: Facts) -> Tensor:

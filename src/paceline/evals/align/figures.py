@@ -65,9 +65,6 @@ def at_alpha(safety: float, mean_sar: float, alpha: float, wanted: float) -> flo
     return wanted * safety + (1 - wanted) * at_zero
 
 
-# A run's folder -------------------------------------------------------------------------------------------------------
-
-
 def planned_rows(file: Path, about: About) -> Iterator[Row]:
     """The rows of a file that belong to the last command: its methods, items and judges."""
     methods, judges = set(about["methods"]), {judge["id"] for judge in about["judges"]}

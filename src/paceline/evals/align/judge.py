@@ -105,9 +105,6 @@ class ModelJudge:
         raise Unjudged(f"judge {self.label}: {problem} Asked {self.config.repairs + 1} times.", calls)
 
 
-# Reading replies ------------------------------------------------------------------------------------------------------
-
-
 class Unreadable(Exception):
     """A reply without exactly one verdict for every rule. The message is for the judge: it says what is missing."""
 

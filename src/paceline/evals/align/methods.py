@@ -96,9 +96,6 @@ class Task:
         return Generation(**vars(answer), calls=self.calls, extra=extra)
 
 
-# One request ----------------------------------------------------------------------------------------------------------
-
-
 async def raw(task: Task, _: None) -> Generation:
     """The query alone."""
     return task.done(await task.answer(prompts.chat(task.query)))
@@ -116,9 +113,6 @@ async def zero_think(task: Task, _: None) -> Generation:
     response = await task.ask(prompts.chat(task.turn), "answer", prefix=forced, forced=forced)
     text = response.text.rpartition(markers.close)[2].strip()
     return task.done(Output("", text, response.finish_reason, None if text else "the answer is empty"))
-
-
-# One growing thought --------------------------------------------------------------------------------------------------
 
 
 async def _think(task: Task, forced: Sequence[tuple[str, str]], step_tokens: int = 0) -> tuple[Response, str]:
@@ -178,9 +172,6 @@ async def align3(task: Task, options: Align3Options) -> Generation:
         response = await task.ask(prompts.chat(task.turn), "answer", prefix=prefix, forced=end)
         answer = task.split(replace(response, text=end + response.text), answer.thought)
     return task.done(answer)
-
-
-# Answers rewritten and chosen -----------------------------------------------------------------------------------------
 
 
 @dataclass(frozen=True)

@@ -179,9 +179,6 @@ def _row(key: str, question: Question, completion: Completion) -> Reply:
     }
 
 
-# What replies mean ----------------------------------------------------------------------------------------------------
-
-
 def _meaning(reply: Reply, case: Case) -> Any:
     if reply["finish"] == "length":
         return None

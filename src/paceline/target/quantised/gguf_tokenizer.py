@@ -84,9 +84,6 @@ def same_tokens(tokenizer: Tokenizer, file: GGUF, *, all_of_them: bool) -> bool:
     return not all_of_them or _ids(facts).keys() <= known.keys()
 
 
-# Building ------------------------------------------------------------------------------------------------------------
-
-
 def _bytes(facts: Mapping[str, Any]) -> Backend:
     """Byte-level BPE."""
     pre, ids = facts["pre"], _ids(facts)
