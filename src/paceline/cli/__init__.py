@@ -1,6 +1,7 @@
 """The command line. Each command is one module here; torch is imported by those that need it, when they run.
 
-paceline generate models/demo "The mill was built in 1790. When was the mill built?" --draft sam --compare"""
+paceline generate models/demo "The mill was built in 1790. When was the mill built?" --draft sam --compare
+"""
 
 import errno
 import logging
@@ -100,7 +101,8 @@ def paceline(
     paceline bench MODEL -d sam --peer transformers       how fast, against what
     paceline certify MODEL -d sam                         is it lossless?
     paceline train --help                                 drafters for your model
-    paceline generate --help                              every option"""
+    paceline generate --help                              every option
+    """
     if context.invoked_subcommand is None:
         print(context.get_help())
 

@@ -38,7 +38,8 @@ def chat(
 
     \b
     paceline chat                               with smollm2
-    paceline chat path/to/model --draft sam --color"""
+    paceline chat path/to/model --draft sam --color
+    """
     params = sampling.params(max_tokens=max_tokens)
     engine = running.open(model, options.tuned(draft, tune))
     if engine.tokenizer is None or not engine.tokenizer.has_chat_template:

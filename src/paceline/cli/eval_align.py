@@ -48,7 +48,8 @@ def align(
     paceline eval align --model models/demo --limit 12
     paceline eval align --model http://localhost:8000/v1 --data SpecBench/data --judge http://j:8000/v1#Qwen3-32B
     paceline eval align --model URL --method align3,align3,steps=13 --scenario Child,Code --out runs/ablation
-    paceline report runs/ablation"""
+    paceline report runs/ablation
+    """
     from paceline.evals.align.run import Progress as State
     from paceline.evals.align.run import align as run
 

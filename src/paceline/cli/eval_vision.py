@@ -54,7 +54,8 @@ def build(
     \b
     paceline eval vision build build/spec --seed 1
     paceline eval vision build build/tune --split train --cases 2000 --size 224
-    paceline eval vision build build/plain --subsets plain --cases 20000 --size 224"""
+    paceline eval vision build build/plain --subsets plain --cases 20000 --size 224
+    """
     from paceline.evals.vision.captions import VALUES
     from paceline.evals.vision.engine import PLAIN
     from paceline.evals.vision.writer import CONTACT
@@ -82,7 +83,8 @@ def audit(data: Data, as_json: AsJson = False) -> int:
     check fails.
 
     \b
-    paceline eval vision audit build/spec"""
+    paceline eval vision audit build/spec
+    """
     from paceline.evals.vision.audit import audit as check
 
     with _bar("checking") as bar:
@@ -133,7 +135,8 @@ def report(
     All in one file, which loads nothing.
 
     \b
-    paceline eval vision report runs/before runs/after --out report.html"""
+    paceline eval vision report runs/before runs/after --out report.html
+    """
     from paceline.evals.vision.report import write_page
 
     file = out or runs[0] / "report.html"

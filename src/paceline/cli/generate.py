@@ -72,7 +72,8 @@ def generate(
     echo "Once upon a time" | paceline generate models/demo - --raw -t 0.8
     paceline generate models/demo -p prompts.jsonl -o answers.jsonl
     paceline generate models/demo -p edits.jsonl --prediction old.txt
-    paceline generate models/demo -p prompts.jsonl --batch 8 --schedule equal --json"""
+    paceline generate models/demo -p prompts.jsonl --batch 8 --schedule equal --json
+    """
     from paceline.cli.drive import Interrupt
     from paceline.cli.run import Run
     from paceline.draft.base import unmet

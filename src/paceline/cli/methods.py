@@ -29,7 +29,8 @@ def methods(
     \b
     paceline methods
     paceline methods sam
-    paceline generate models/demo "Hello" --draft sam,draft=20+prompt-lookup"""
+    paceline generate models/demo "Hello" --draft sam,draft=20+prompt-lookup
+    """
     from paceline.draft.registry import describe, names
 
     infos = [describe(each) for each in ([name] if name is not None else names())]

@@ -27,7 +27,8 @@ def quality(
     \b
     paceline quality models/demo --dtype int4 --text held-out.txt
     paceline quality demo-int4 --against models/demo --text held-out.txt --save
-    paceline quality model-Q4_K_M.gguf --against original-folder --text held-out.txt"""
+    paceline quality model-Q4_K_M.gguf --against original-folder --text held-out.txt
+    """
     import torch
 
     from paceline.evals.quality import compare

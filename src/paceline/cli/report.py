@@ -31,7 +31,8 @@ def report(
     \b
     paceline report runs/demo
     paceline report runs/demo --out report.html
-    paceline report runs/demo --markdown >> README.md"""
+    paceline report runs/demo --markdown >> README.md
+    """
     if markdown + as_json + (out is not None) > 1:
         raise PacelineError("--out is for the page, --markdown and --json print something else: choose one")
     made: tuple[Callable[[Any], Any], ...]

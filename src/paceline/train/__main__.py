@@ -1,6 +1,7 @@
 """Command line of the training recipes.
 
-python -m paceline.train --help          the same as `paceline train --help`"""
+python -m paceline.train --help          the same as `paceline train --help`
+"""
 
 import importlib.util
 from collections.abc import Callable
