@@ -6,8 +6,6 @@
 Every fault of a JSON text from outside is a PacelineError of one line. At any moment, and after a crash or on a full
 disk, a written file holds whole lines."""
 
-from __future__ import annotations
-
 import gzip
 import io
 import json
@@ -147,7 +145,7 @@ class Appender(Closing):
         self._is_file = stat.S_ISREG(os.fstat(raw.fileno()).st_mode)
 
     @classmethod
-    def open(cls, path: Path, *, new: bool = False, then: str = "") -> Appender:
+    def open(cls, path: Path, *, new: bool = False, then: str = "") -> Self:
         """Append to `path`, which is made if it does not exist; new: it must not exist. PacelineError if that fails."""
         try:
             return cls(path.open("xb" if new else "a+b", buffering=0), str(path), then)

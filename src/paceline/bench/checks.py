@@ -6,14 +6,12 @@ logits, computed exactly, lie closer together than the dtype's own noise, and no
         judge.verdict(prefix, plain_token, other_token)
 """
 
-from __future__ import annotations
-
 from collections.abc import Iterable, Mapping, Sequence
 from contextlib import ExitStack
 from dataclasses import asdict, dataclass
 from functools import lru_cache
 from statistics import median
-from typing import Any, NamedTuple
+from typing import Any, NamedTuple, Self
 
 import numpy as np
 import torch
@@ -58,7 +56,7 @@ class Judge:
         self._own = [_Reader(target, last, chunk) for last in (1, 16)]
         self._logits = lru_cache(maxsize=256)(self._both)
 
-    def __enter__(self) -> Judge:
+    def __enter__(self) -> Self:
         return self
 
     def __exit__(self, *_: object) -> None:

@@ -3,12 +3,10 @@
 It holds raw facts only: tokens and time of each round, drafted tokens, seconds by part. `metrics.py` computes figures.
 """
 
-from __future__ import annotations
-
 from collections.abc import Iterable, Iterator, Mapping, Sequence
 from dataclasses import asdict, dataclass, field, fields
 from pathlib import Path
-from typing import Any
+from typing import Any, Self
 
 from paceline.errors import PacelineError
 from paceline.workbench.contestant import Reply
@@ -57,7 +55,7 @@ class Answer:
         return _rounded(asdict(self))
 
     @classmethod
-    def of(cls, row: Mapping[str, Any]) -> Answer:
+    def of(cls, row: Mapping[str, Any]) -> Self:
         """The answer of a row. PacelineError if the row is none."""
         try:
             rest = dict(row)

@@ -4,11 +4,9 @@ A model with weights of eight and four bits transformers does not have: its refe
 `Reference` shares nothing with the engines under test but the weights, and, with ours, the definition of temperature
 and filters (`paceline.engine.sampling.warp`), which has tests of its own against transformers' processors."""
 
-from __future__ import annotations
-
 from collections.abc import Callable, Iterable, Iterator, Sequence
 from contextlib import contextmanager, nullcontext
-from typing import Any, Protocol
+from typing import Any, Protocol, Self
 
 import numpy as np
 import torch
@@ -55,7 +53,7 @@ class Reference:
         self.model = model
 
     @classmethod
-    def load(cls, model: str, *, dtype: str, device: str | torch.device = "cpu") -> Reference:
+    def load(cls, model: str, *, dtype: str, device: str | torch.device = "cpu") -> Self:
         """The model in a folder or on the hub; ModelError if transformers cannot load it."""
         return cls(load_model(str(folder_of(model)), DTYPES[dtype]).to(device))
 

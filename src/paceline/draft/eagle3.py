@@ -6,11 +6,9 @@ which it was trained to read. The draft vocabulary may be smaller than the targe
 
 Folders can be in the `speculators` format, which `paceline train eagle3` writes, or the authors' ("midlayer.")."""
 
-from __future__ import annotations
-
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, fields
-from typing import Any
+from typing import Any, Self
 
 import torch
 
@@ -50,7 +48,7 @@ class Flags:
     norm_output: bool = False
 
     @classmethod
-    def of(cls, config: Mapping[str, Any]) -> Flags:
+    def of(cls, config: Mapping[str, Any]) -> Self:
         """From config.json. A missing flag is off, but norm_before_residual is on in the `speculators` format."""
         inner = config.get("eagle_config") or {}
         named = {f.name: inner.get(f.name, config.get(f.name)) for f in fields(cls)}

@@ -7,8 +7,6 @@ exactly, validation by source, and a log.
 Every process draws the same batch and trains on its share of the rows, so the number of processes changes only the
 speed: `torchrun --nproc-per-node 2 -m paceline.train ...`."""
 
-from __future__ import annotations
-
 import json
 import math
 import signal
@@ -17,7 +15,7 @@ from collections.abc import Sequence
 from contextlib import nullcontext
 from dataclasses import dataclass, field
 from pathlib import Path
-from typing import Any, Protocol
+from typing import Any, Protocol, Self
 
 import torch
 from accelerate import Accelerator
@@ -157,7 +155,7 @@ class Reporter:
         self._since = (0.0, 0)
         self._printed = False
 
-    def __enter__(self) -> Reporter:
+    def __enter__(self) -> Self:
         self._status.__enter__()
         return self
 

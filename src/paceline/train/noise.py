@@ -13,13 +13,11 @@ how often the candidates of each slot after the root are the model's own tokens.
 Differences to the authors, whose training code was not released: only answers have labels, and a long answer may have
 several segments (`--every`)."""
 
-from __future__ import annotations
-
 import json
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import asdict, dataclass, field, replace
 from pathlib import Path
-from typing import Any, ClassVar, NamedTuple
+from typing import Any, ClassVar, NamedTuple, Self
 
 import numpy as np
 import torch
@@ -47,7 +45,7 @@ class Lengths(tuple[int, ...]):
     """Least and most tokens of a segment of noise; on the command line 5, or 3-6."""
 
     @classmethod
-    def parse(cls, text: Any) -> Lengths:
+    def parse(cls, text: Any) -> Self:
         """PacelineError for anything else."""
         least, _, most = text.partition("-") if isinstance(text, str) else (text[0], "", text[1])
         try:

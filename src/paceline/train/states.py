@@ -6,12 +6,10 @@
     cached(input_ids, (2, 15, 30))                    # runs the target where the files do not have the states yet
 """
 
-from __future__ import annotations
-
 import hashlib
 from collections.abc import Callable, Iterable, Sequence
 from pathlib import Path
-from typing import Any
+from typing import Any, Self
 
 import numpy as np
 import torch
@@ -53,7 +51,7 @@ class StateCache:
         self._files: dict[int, tuple[Tensor, Tensor]] = {}
 
     @classmethod
-    def open(cls, folder: Path, fingerprint: str, run: States, rows: Iterable[np.ndarray], width: int) -> StateCache:
+    def open(cls, folder: Path, fingerprint: str, run: States, rows: Iterable[np.ndarray], width: int) -> Self:
         """The cache of these rows [length] and the target with this fingerprint; made if it is not there."""
         folder.mkdir(parents=True, exist_ok=True)
         every = {_key(row): row for row in rows}  # equal rows once

@@ -2,15 +2,13 @@
 
 Recipes that write a whole model take the steps themselves: `Trainer.open`, `train`, `save_model`, `report`."""
 
-from __future__ import annotations
-
 import json
 import shutil
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import asdict, dataclass
 from functools import partial
 from pathlib import Path
-from typing import Any, Literal
+from typing import Any, Literal, Self
 
 import torch
 from accelerate import PartialState
@@ -55,7 +53,7 @@ class Trainer:
     console: Console
 
     @classmethod
-    def open(cls, training: Training, config: TrainerConfig, *, must_hold_out: bool = False) -> Trainer:
+    def open(cls, training: Training, config: TrainerConfig, *, must_hold_out: bool = False) -> Self:
         """Load the target and read the answers. PacelineError if `must_hold_out` and there are too few for that."""
         state = PartialState(cpu=not torch.cuda.is_available())
         console = Console(stderr=True, quiet=not state.is_main_process)

@@ -5,13 +5,11 @@
 
 A row is written in one piece. A last line that was cut off is dropped when its file is opened again."""
 
-from __future__ import annotations
-
 import json
 from collections.abc import Iterator, Mapping
 from io import FileIO
 from pathlib import Path
-from typing import Any
+from typing import Any, Self
 
 from paceline.errors import PacelineError
 from paceline.jsonl import Appender, Closing, NotJSON, as_object, loads, write_whole
@@ -81,7 +79,7 @@ class Run(Closing):
         self._lines: list[Lines] = []
 
     @classmethod
-    def open(cls, path: Path, kind: str, identity: Mapping[str, Any], **about: Any) -> Run:
+    def open(cls, path: Path, kind: str, identity: Mapping[str, Any], **about: Any) -> Self:
         """Begin a run of a kind, such as "bench", in `path`, or go on with it there.
 
         identity  what must be the same for a run to go on. about: what else run.json says when it begins.

@@ -9,15 +9,13 @@ Our config.json holds {"paceline_drafter": kind, "paceline": version, "target": 
 as its recipe and its data. Whatever does not fit is an error of one line. Pickled files (.bin, .pt) are read only where
 they are named themselves, and only tensors of them."""
 
-from __future__ import annotations
-
 import json
 import pickle
 import re
 from collections.abc import Mapping
 from dataclasses import asdict, dataclass
 from pathlib import Path
-from typing import Any
+from typing import Any, Self
 
 import torch
 from safetensors import SafetensorError
@@ -48,7 +46,7 @@ class TargetFacts:
     vocab_size: int
 
     @classmethod
-    def of(cls, target: Facts) -> TargetFacts:
+    def of(cls, target: Facts) -> Self:
         """The facts of a loaded target, with the fingerprint of its tokenizer if it has one."""
         return cls(
             target.name,

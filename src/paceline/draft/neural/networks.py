@@ -4,11 +4,9 @@ Cai et al. 2024, "Medusa" (arXiv 2401.10774, section 2.1.1): head k is x + SiLU(
 W begins at 0, so that an untrained head says what the target's own head says. So does b here; the authors leave it
 random. Names of the parameters are those of their files."""
 
-from __future__ import annotations
-
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, fields
-from typing import Any, Literal, get_args
+from typing import Any, Literal, Self, get_args
 
 import torch
 from torch import Tensor, nn
@@ -140,7 +138,7 @@ class Switches:
                 raise MethodError(f"{name} is {value!r}; it must be a whole number, {smallest} or more")
 
     @classmethod
-    def read(cls, config: Mapping[str, Any]) -> Switches:
+    def read(cls, config: Mapping[str, Any]) -> Self:
         """From config.json; MethodError if one is missing or wrong."""
         missing = [field.name for field in fields(cls) if field.name not in config]
         if missing:

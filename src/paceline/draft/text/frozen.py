@@ -8,10 +8,8 @@ Most states have one successor, in `targets`. The other states, the *blocks*, co
     edges    int32 [E, 3]: token, target, how often; the FRONT most frequent of a block first, the rest by token
 """
 
-from __future__ import annotations
-
 from collections.abc import Callable, Mapping, Sequence
-from typing import Any
+from typing import Any, Self
 
 import numpy as np
 from numba import njit
@@ -170,7 +168,7 @@ class FrozenAutomaton:
         self.states, self.targets, self.blocks, self.edges = (_read_only(arrays[name]) for name in _ARRAYS)
 
     @classmethod
-    def of(cls, text: Sequence[int] | NDArray[Any], progress: Progress = silent) -> FrozenAutomaton:
+    def of(cls, text: Sequence[int] | NDArray[Any], progress: Progress = silent) -> Self:
         """The automaton of `text`. progress: called with the share done, 0 to 1."""
         whole = np.asarray(text, None if isinstance(text, np.ndarray) else np.int32)
         return cls(whole, freeze(whole, progress))

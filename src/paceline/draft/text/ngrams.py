@@ -4,12 +4,10 @@ The first two databases of Hierarchy Drafting (Cho et al. 2025, arXiv 2502.05609
 (Fu et al. 2024, arXiv 2402.02057). The key of all stores is one token; `after(token)` gives what follows, best first.
 """
 
-from __future__ import annotations
-
 from collections import Counter, OrderedDict
 from collections.abc import Iterator
 from math import inf
-from typing import Any
+from typing import Any, Self
 
 import numpy as np
 from numpy.typing import NDArray
@@ -86,7 +84,7 @@ class FrequentNgrams:
         self._starts, self._values = starts, values
 
     @classmethod
-    def of(cls, store: Store) -> FrequentNgrams:
+    def of(cls, store: Store) -> Self:
         """The n-grams of a store; StoreError if it was built without them."""
         return cls(store.array("ngrams_starts"), store.array("ngrams_values"))
 

@@ -3,10 +3,8 @@
 Built by prefix doubling (Larsson and Sadakane 1999, "Faster Suffix Sorting"): suffixes sorted by their first n tokens
 are sorted by 2n with the ranks of what follows these; those that are told apart already are left alone."""
 
-from __future__ import annotations
-
 from collections.abc import Sequence
-from typing import Any
+from typing import Any, Self
 
 import numpy as np
 from numba import njit
@@ -75,7 +73,7 @@ class SuffixArray(Speculator):
         self.text, self.ends, self.positions = np.asarray(text), np.asarray(ends), np.asarray(positions)
 
     @classmethod
-    def of(cls, store: Store) -> SuffixArray:
+    def of(cls, store: Store) -> Self:
         """The array of a corpus store; StoreError if the store was built without."""
         return cls(store.array("text"), store.array("ends"), store.array("suffix_positions"))
 

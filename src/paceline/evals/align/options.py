@@ -1,10 +1,8 @@
 """Options of `paceline eval align`. Imports neither torch nor packages of the extra `eval`."""
 
-from __future__ import annotations
-
 from dataclasses import asdict, dataclass, field, replace
 from pathlib import Path
-from typing import Any, Literal
+from typing import Any, Literal, Self
 
 from paceline.draft.spec import option
 from paceline.jsonl import check_folder
@@ -116,7 +114,7 @@ class AlignOptions:
     device: str = "auto"
     pauses: tuple[float, float] = (0.5, 30.0)
 
-    def with_compat(self) -> AlignOptions:
+    def with_compat(self) -> Self:
         """With the official code's choices if `compat` is set; options that were given win."""
         if not self.compat:
             return self

@@ -1,11 +1,9 @@
 """Models that score pictures and captions: dual encoders of transformers (CLIP, SigLIP, BLIP), and a small CLIP."""
 
-from __future__ import annotations
-
 import re
 from collections.abc import Iterable, Sequence
 from pathlib import Path
-from typing import Any
+from typing import Any, Self
 
 import numpy as np
 import torch
@@ -32,7 +30,7 @@ class Towers:
         self.model.eval()
 
     @classmethod
-    def load(cls, path: str, device: str = "cpu", dtype: str = "float32") -> Towers:
+    def load(cls, path: str, device: str = "cpu", dtype: str = "float32") -> Self:
         """A folder, or a name on the hub. Raises ModelError if it is no dual encoder."""
         transformers.logging.set_verbosity_error()
         where = device_named(device)
