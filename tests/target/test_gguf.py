@@ -335,6 +335,9 @@ def test_models_that_are_not_supported(tiny: Path, tmp_path: Path) -> None:
     for n in (-1, 1 << 40):
         refused(write(tiny, path, more=lambda w, n=n: w.add_int64(key, n)), f"sliding_window is {n}")
     refused(write(tiny, path, more=lambda w: w.add_block_count(1 << 15)), "has 32768 layers")
+    gemma = models.make("gemma3", tmp_path / "gemma3", **IN_FILES["gemma3"])
+    key = "gemma3.attention.sliding_window_pattern"
+    refused(write(gemma, path, more=lambda w: w.add_string(key, "six")), "pattern is 'six'; it must be a number")
     refused(write(tiny, path, leave_out="blk.1.attn_v.weight"), "lacks blk.1.attn_v.weight")
     refused(write(tiny, path, leave_out="token_embd.weight"), "has no token_embd.weight")
 

@@ -205,12 +205,10 @@ NOT_RUN = {
     "use_bidirectional_attention": "tokens see those after them",
 }
 """Entries of a configuration that the decoder does not know how to follow, unless they are absent, None or False."""
-
-
 FACTORS = {
-    "query_pre_attn_scalar": 1e30, "attention_multiplier": 1e30, "embedding_multiplier": 1e30,
-    "residual_multiplier": 1e30, "logits_scaling": 1e30, "partial_rotary_factor": 1.0,
-    "original_max_position_embeddings": 1 << 24,
+    "query_pre_attn_scalar": 1 << 24, "attention_multiplier": 1 << 24, "embedding_multiplier": 1 << 24,
+    "residual_multiplier": 1 << 24, "logits_scaling": 1 << 24, "original_max_position_embeddings": 1 << 24,
+    "partial_rotary_factor": 1,
 }  # fmt: skip
 """Entries of a configuration, or of its rotary parameters, that are numbers above 0, with their largest values."""
 
@@ -242,14 +240,13 @@ def contradiction(config: PretrainedConfig) -> str | None:
     experts, chosen = getattr(config, "num_experts", None), getattr(config, "num_experts_per_tok", None)
     if experts and chosen and chosen > experts:
         return f"num_experts_per_tok is {chosen}, and there are {experts} experts"
-    for key in ("layer_types", "no_rope_layers"):
-        each = getattr(config, key, None)
-        if each and len(each) != config.num_hidden_layers:
-            return f"{key} names {len(each)} layers of {config.num_hidden_layers}"
+    rotated = getattr(config, "no_rope_layers", None)
+    if rotated and len(rotated) != config.num_hidden_layers:
+        return f"no_rope_layers names {len(rotated)} layers of {config.num_hidden_layers}"
     given = [(key, value) for part in (vars(config), *_ropes(config)) for key, value in part.items() if key in FACTORS]
     for key, value in given:
         if value is not None and not (isinstance(value, (int, float)) and 0 < value <= FACTORS[key]):
-            return f"{key} is {shortened(repr(value))}; it must be a number above 0 and up to {FACTORS[key]:g}"
+            return f"{key} is {shortened(repr(value))}; it must be a number above 0 and up to {FACTORS[key]:,}"
     return None
 
 

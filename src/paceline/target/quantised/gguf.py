@@ -364,7 +364,8 @@ def config_of(file: GGUF) -> PretrainedConfig:
         values |= _gemma3(facts, number, values)
     elif family == "phi3":
         turned = number("rope.dimension_count", head_dim) / head_dim
-        values["rope_parameters"] |= {"partial_rotary_factor": turned} | _longrope(file, facts)
+        scale = number("rope.scaling.attn_factor") if "rope.scaling.attn_factor" in facts else None
+        values["rope_parameters"] |= {"partial_rotary_factor": turned} | _longrope(file, scale)
         original = number("rope.scaling.original_context_length", values["max_position_embeddings"])
         values["original_max_position_embeddings"] = original
     try:
@@ -414,11 +415,10 @@ def _gemma3(facts: Mapping[str, Any], number: Callable[..., Any], values: Mappin
     }
 
 
-def _longrope(file: GGUF, facts: Mapping[str, Any]) -> dict[str, Any]:
+def _longrope(file: GGUF, scale: float | None) -> dict[str, Any]:
     """Phi's factors of the rotary frequencies; empty without them."""
     found = tensors_of({_FACTORS[name]: file.tensor(name) for name in _FACTORS if name in file})
     named: dict[str, Any] = {name: factors.tolist() for name, factors in found.items()}
-    scale = facts.get("rope.scaling.attn_factor")
     return named and {"rope_type": "longrope", "attention_factor": scale, **named}
 
 
