@@ -133,6 +133,27 @@ def test_greedy_text_of_every_family_is_transformers_own(family: str, name: str)
     worked(name, every)
 
 
+@pytest.mark.slow
+@pytest.mark.parametrize("name", ["sam", "recycling", "model:{draft}", "model:{draft},tree=9"])
+@pytest.mark.parametrize("family", models.NATIVE)
+def test_methods_write_the_text_of_every_family(family: str, name: str, tmp_path: Path) -> None:
+    """Prompts come twice, so that prefixes are reused and answers are known; in the batch, rows are preempted too."""
+    target, prompts, answers = family_world(family)
+    models.make(family, tmp_path)
+    generator = torch.Generator().manual_seed(0)
+    models.rewrite(tmp_path, lambda _, tensor: tensor + 0.01 * torch.randn(tensor.shape, generator=generator))
+    for batch, chunk in ((1, 512), (5, 16)):
+        engine = Engine(target, name.format(draft=tmp_path), max_batch=batch, prefill_chunk=chunk)
+        if batch > 1:
+            preempt_often(engine)
+        for _ in range(2):
+            out = engine.generate(prompts, SamplingParams(max_tokens=NEW))
+            assert texts(prompts, out) == list(answers.values())
+        assert sum(done.stats.draft_tokens for done in out) > 0
+        assert sum(done.reused for done in out) > 0
+        assert name == "sam" or sum(sum(done.stats.accepted[1:]) for done in out) > 0
+
+
 # Exact, in bfloat16 --------------------------------------------------------------------------------------------------
 
 

@@ -290,6 +290,21 @@ def test_a_fact_that_should_be_a_number_is_one(key: str, tiny: Path, tmp_path: P
             config_of(file)
 
 
+def test_experts_that_cannot_be(tmp_path: Path) -> None:
+    folder = models.make("olmoe", tmp_path / "folder")
+    for count, chosen, words in (
+        (0, 1, "num_experts is 0"),
+        (4, 9, "num_experts_per_tok is 9, and there are 4 experts"),
+        (4, 2, "has the shape [8, 64] where [4, 64] is needed"),
+    ):
+
+        def more(writer: Any, count: int = count, chosen: int = chosen) -> None:
+            writer.add_expert_count(count)
+            writer.add_expert_used_count(chosen)
+
+        refused(write(folder, tmp_path / "m.gguf", more=more), words)
+
+
 def odd_yarn(writer: Any) -> None:
     writer.add_rope_scaling_type(gguf.RopeScalingType.YARN)
     writer.add_rope_scaling_factor(2.0)
@@ -316,6 +331,13 @@ def test_models_that_are_not_supported(tiny: Path, tmp_path: Path) -> None:
         file.tensor("output_norm.weight")
     refused(write(tiny, path, more=lambda w: w.add_value_length(8)), "attention.value_length is 8")
     refused(write(tiny, path, more=lambda w: w.add_rope_dimension_count(8)), "rope.dimension_count is 8")
+    key = "llama.attention.sliding_window"
+    for n in (-1, 1 << 40):
+        refused(write(tiny, path, more=lambda w, n=n: w.add_int64(key, n)), f"sliding_window is {n}")
+    refused(write(tiny, path, more=lambda w: w.add_block_count(1 << 15)), "has 32768 layers")
+    gemma = models.make("gemma3", tmp_path / "gemma3", **IN_FILES["gemma3"])
+    key = "gemma3.attention.sliding_window_pattern"
+    refused(write(gemma, path, more=lambda w: w.add_string(key, "six")), "pattern is 'six'; it must be a number")
     refused(write(tiny, path, leave_out="blk.1.attn_v.weight"), "lacks blk.1.attn_v.weight")
     refused(write(tiny, path, leave_out="token_embd.weight"), "has no token_embd.weight")
 

@@ -295,6 +295,18 @@ CONFIGURATIONS: list[tuple[list[Change], tuple[str, ...]]] = [
         for value in ("10000", None)
     ],
     ([config(rope_parameters=[])], ("config.json", "rope_parameters")),
+    ([config(num_key_value_heads=3)], ("num_attention_heads, 4, is no multiple of num_key_value_heads, 3",)),
+    *[([config(model_type="mistral", sliding_window=value)], ("sliding_window is",)) for value in (0, -1)],
+    ([config(model_type="smollm3", no_rope_layers=[1] * 5)], ("no_rope_layers names 5 layers of 3",)),
+    ([config(model_type="granite", logits_scaling=0.0)], ("logits_scaling is 0.0; it must be a number above 0",)),
+    *[
+        ([config(model_type="olmoe", num_experts=count, num_experts_per_tok=chosen)], (word,))
+        for count, chosen, word in (
+            (0, 1, "num_experts is 0"),
+            (1 << 40, 1, "num_experts is 1099511627776; it must be a whole number from 1 to 4,096"),
+            (8, 9, "num_experts_per_tok is 9, and there are 8 experts"),
+        )
+    ],
     *[
         ([lambda folder, name=name, ids=ids: edit(folder / name, eos_token_id=ids)], (f"{name}", "eos_token_id"))
         for ids in ("2", [2, "3"], [2, None], [[2]], {"a": 2}, -1, 2.0, True)

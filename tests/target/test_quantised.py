@@ -42,8 +42,10 @@ def test_logits_are_those_of_the_dequantised_weights(family: str, word: str, mon
     own, blocks, dense = decoders(family, word)
     assert isinstance(blocks.blocks[0].layer.attention.qkv, BlockLinear)
     said = logits(blocks)
-    # Of a mixture by tokens: where two experts are nearly as good, rounding decides, and that token is another.
-    assert median(off(one, other) for one, other in zip(said, logits(dense), strict=True)) < 0.08
+    if own.shape.experts is None:
+        assert off(said, logits(dense)) < 0.08
+    else:  # where two experts are nearly as good, rounding decides, and that token's logits are quite others
+        assert median(off(one, other) for one, other in zip(said, logits(dense), strict=True)) < 0.08
     assert off(logits(dense), logits(own)) > 0.001
 
     def product(linear: object, x: torch.Tensor) -> torch.Tensor:

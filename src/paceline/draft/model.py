@@ -136,7 +136,7 @@ class Model(Streaming):
         self.bridge = bridge = Bridge(own, target.tokenizer, self._way, self.model.vocab_size, target.vocab_size)
         way, path = "slem" if bridge.guesses else "tli", self.config.checkpoint
         if self._wanted or self.config.vocab is not None or (bridge.guesses and self.config.tree):
-            raise MethodError(f"tokenizer={way} drafts without streams and vocab{', and chains' * bridge.guesses}")
+            raise MethodError(f"tokenizer={way} takes no streams and no vocab{', and drafts no tree' * bridge.guesses}")
         if bridge.guesses:
             self._vocab_size = bridge.vocab_size
         else:

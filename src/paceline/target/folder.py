@@ -5,7 +5,7 @@ Nothing is unpickled, and no code from a folder runs unless the user allows it. 
 
 import hashlib
 import re
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from importlib import metadata
 from pathlib import Path
 from typing import Any
@@ -20,6 +20,7 @@ from transformers import AutoConfig, PretrainedConfig
 from paceline.errors import ModelError, meant, shortened
 from paceline.strict_json import NotJSON, loads
 from paceline.target.quantised.blocks import Blocks
+from paceline.target.shape import FAMILIES, contradiction
 
 SMALL_FILES = ["*.json", "*.jinja", "*.txt", "*.model"]
 """Files of configuration and tokenizer."""
@@ -145,6 +146,14 @@ _SIZES = {
     "max_position_embeddings": 1 << 24,  # the rotary table has all positions; published models have up to 10 M
 }
 """Largest allowed values; the smallest is 1. All may be absent."""
+_NATIVE_SIZES = _SIZES | {
+    "sliding_window": 1 << 31,
+    "num_experts": 1 << 12,
+    "num_experts_per_tok": 1 << 12,
+    "moe_intermediate_size": 1 << 26,
+    "decoder_sparse_step": 1 << 16,
+}
+"""The same for families that the native decoder runs."""
 
 
 def read_config(folder: Path, trust_remote_code: bool = False) -> PretrainedConfig:
@@ -182,12 +191,11 @@ def _read_json(file: Path) -> dict[str, Any]:
 
 
 def check_config(config: PretrainedConfig, file: Path) -> None:
-    """ModelError if a size is not a whole number in its range, or rope_theta not a number above 0."""
+    """ModelError if a size is not a whole number in its range, rope_theta not a number above 0, or if what the native
+    decoder reads contradicts itself."""
     inner = config.get_text_config()
-    for key, most in _SIZES.items():
-        value = getattr(inner, key, None)
-        if value is not None and not (_is_number(value, int) and 1 <= value <= most):
-            raise ModelError(f"{file}: {key} is {_short(value)}; it must be a whole number from 1 to {most:,}")
+    is_native = inner.model_type in FAMILIES
+    check_sizes(lambda key: getattr(inner, key, None), file, is_native)
     rope = getattr(inner, "rope_parameters", None) or {}
     if not isinstance(rope, Mapping):
         raise ModelError(f"{file}: rope_parameters is {_short(rope)}; it must be an object")
@@ -195,6 +203,16 @@ def check_config(config: PretrainedConfig, file: Path) -> None:
         base = one.get("rope_theta", 1.0)
         if not (_is_number(base, (int, float)) and 0 < base < 1e30):
             raise ModelError(f"{file}: rope_theta is {_short(base)}; it must be a number above 0, such as 10000.0")
+    if is_native and (reason := contradiction(inner)):
+        raise ModelError(f"{file}: {reason}")
+
+
+def check_sizes(value_of: Callable[[str], Any], file: Path, is_native: bool) -> None:
+    """ModelError if a size is not a whole number in its range. is_native: of a family that the native decoder runs."""
+    for key, most in (_NATIVE_SIZES if is_native else _SIZES).items():
+        value = value_of(key)
+        if value is not None and not (_is_number(value, int) and 1 <= value <= most):
+            raise ModelError(f"{file}: {key} is {_short(value)}; it must be a whole number from 1 to {most:,}")
 
 
 def _is_number(value: Any, kinds: type | tuple[type, ...]) -> bool:

@@ -11,6 +11,8 @@ import torch
 from transformers import PretrainedConfig
 from transformers.modeling_rope_utils import ROPE_INIT_FUNCTIONS
 
+from paceline.errors import shortened
+
 STATIC_ROPE = ("default", "linear", "llama3", "yarn", "longrope")
 """Kinds of rotary tables that are the same for texts of any length; longrope's up to the length that the model was
 first trained with, where its short factors hold (`Shape.max_context`)."""
@@ -127,7 +129,7 @@ def _max_context(config: PretrainedConfig) -> int:
     """Tokens of the longest text. Longrope turns every token of a longer text by other angles, those before included,
     so a model with it ends where its short factors do."""
     longest = [rope["original_max_position_embeddings"] for rope in _ropes(config) if _kind_of(rope) == "longrope"]
-    return min([config.max_position_embeddings, *longest])
+    return int(min([config.max_position_embeddings, *longest]))
 
 
 def _activation(config: Any) -> str:
@@ -203,6 +205,12 @@ NOT_RUN = {
     "use_bidirectional_attention": "tokens see those after them",
 }
 """Entries of a configuration that the decoder does not know how to follow, unless they are absent, None or False."""
+FACTORS = {
+    "query_pre_attn_scalar": 1 << 24, "attention_multiplier": 1 << 24, "embedding_multiplier": 1 << 24,
+    "residual_multiplier": 1 << 24, "logits_scaling": 1 << 24, "original_max_position_embeddings": 1 << 24,
+    "partial_rotary_factor": 1,
+}  # fmt: skip
+"""Entries of a configuration, or of its rotary parameters, that are numbers above 0, with their largest values."""
 
 
 def unsupported(config: PretrainedConfig) -> str | None:
@@ -217,7 +225,29 @@ def unsupported(config: PretrainedConfig) -> str | None:
             return f"layers of kind {kind!r} are not one of {', '.join(ATTENTION)}"
     if (activation := _activation(config)) not in ACTIVATIONS:
         return f"activation {activation!r} is not one of {', '.join(ACTIVATIONS)}"
-    return next((why for key, why in NOT_RUN.items() if getattr(config, key, None)), None)
+    if why := next((why for key, why in NOT_RUN.items() if getattr(config, key, None)), None):
+        return why
+    s = Shape.of(config)
+    odd = s.head_dim % 2 or s.rotary_dim % 2
+    return f"it rotates {s.rotary_dim or s.head_dim} numbers of a head, which are no pairs" if odd else None
+
+
+def contradiction(config: PretrainedConfig) -> str | None:
+    """What is impossible in a configuration whose sizes are whole numbers above 0; None if nothing is."""
+    heads, shared = config.num_attention_heads, getattr(config, "num_key_value_heads", None) or 1
+    if heads % shared:
+        return f"num_attention_heads, {heads}, is no multiple of num_key_value_heads, {shared}"
+    experts, chosen = getattr(config, "num_experts", None), getattr(config, "num_experts_per_tok", None)
+    if experts and chosen and chosen > experts:
+        return f"num_experts_per_tok is {chosen}, and there are {experts} experts"
+    rotated = getattr(config, "no_rope_layers", None)
+    if rotated and len(rotated) != config.num_hidden_layers:
+        return f"no_rope_layers names {len(rotated)} layers of {config.num_hidden_layers}"
+    given = [(key, value) for part in (vars(config), *_ropes(config)) for key, value in part.items() if key in FACTORS]
+    for key, value in given:
+        if value is not None and not (isinstance(value, (int, float)) and 0 < value <= FACTORS[key]):
+            return f"{key} is {shortened(repr(value))}; it must be a number above 0 and up to {FACTORS[key]:,}"
+    return None
 
 
 def _ropes(config: PretrainedConfig) -> list[dict[str, Any]]:

@@ -196,8 +196,8 @@ def test_samples_through_the_engine_have_the_targets_distribution(tables) -> Non
     ("spec", "says"),
     [
         ("", "model:small,tokenizer=own drafts with it"),
-        (",tokenizer=slem,tree=4", "tokenizer=slem drafts without streams and vocab, and chains"),
-        (",tokenizer=tli,vocab=5", "tokenizer=tli drafts without streams and vocab"),
+        (",tokenizer=slem,tree=4", "tokenizer=slem takes no streams and no vocab, and drafts no tree"),
+        (",tokenizer=tli,vocab=5", "tokenizer=tli takes no streams and no vocab"),
     ],
 )
 def test_what_is_refused(tables, spec: str, says: str) -> None:

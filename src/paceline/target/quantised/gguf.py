@@ -5,7 +5,7 @@ files is opened by its first. Every fault is a ModelError of one line."""
 
 import re
 import struct
-from collections.abc import Iterator, Mapping
+from collections.abc import Callable, Iterator, Mapping
 from dataclasses import dataclass
 from functools import cache
 from math import prod
@@ -19,7 +19,7 @@ from transformers import PretrainedConfig
 
 from paceline.errors import ModelError, shortened
 from paceline.target.decoder import Decoder
-from paceline.target.folder import check_config, fingerprint, one_line, refuse_pointer
+from paceline.target.folder import check_config, check_sizes, fingerprint, one_line, refuse_pointer
 from paceline.target.linear import has_bf16_units
 from paceline.target.quantised.blocks import Blocks, Weights, in_precision, kind_of, multipliable, tensors_of
 from paceline.target.shape import ATTENTION, ROUTER, Shape, unsupported, weight_shapes
@@ -334,20 +334,24 @@ def config_of(file: GGUF) -> PretrainedConfig:
         "sliding_window": None,
     }
     name = FAMILIES[family]
-    if window := facts.get("attention.sliding_window"):
+    if window := number("attention.sliding_window", 0):
         values["sliding_window"] = window
         name = "MistralConfig" if family == "llama" else name
         values |= {"use_sliding_window": True, "max_window_layers": 0} if family != "llama" else {}
     values |= {key: number(theirs, default) for key, (theirs, default) in _OWN_KEYS.get(family, {}).items()}
+    check_sizes(values.get, file.path, is_native=True)
+    if (layers := values["num_hidden_layers"]) > len(file.places):
+        raise ModelError(f"{file.path} says that it has {layers} layers, and it has {len(file.places)} tensors")
     if family == "qwen3moe":
         values["norm_topk_prob"] = True
     elif family == "granite":
         values["attention_multiplier"] = values["attention_multiplier"] or head_dim**-0.5
     elif family == "gemma3":
-        values |= _gemma3(facts, values)
+        values |= _gemma3(facts, number, values)
     elif family == "phi3":
         turned = number("rope.dimension_count", head_dim) / head_dim
-        values["rope_parameters"] |= {"partial_rotary_factor": turned} | _longrope(file, facts)
+        scale = number("rope.scaling.attn_factor") if "rope.scaling.attn_factor" in facts else None
+        values["rope_parameters"] |= {"partial_rotary_factor": turned} | _longrope(file, scale)
         original = number("rope.scaling.original_context_length", values["max_position_embeddings"])
         values["original_max_position_embeddings"] = original
     try:
@@ -381,11 +385,13 @@ def _rope(file: GGUF, facts: Mapping[str, Any], theta: float, scale: float) -> d
     return rope | {"rope_type": kind} | {_SCALING[key]: scaling[key] for key in _SCALING if key in scaling}
 
 
-def _gemma3(facts: Mapping[str, Any], values: Mapping[str, Any]) -> dict[str, Any]:
+def _gemma3(facts: Mapping[str, Any], number: Callable[..., Any], values: Mapping[str, Any]) -> dict[str, Any]:
     """What files of Gemma 3 leave to be known: which layers have a window, and its 27B's scale of attention."""
-    layers, period = values["num_hidden_layers"], facts.get("attention.sliding_window_pattern", 6)
-    slides = period if isinstance(period, list) else [bool((layer + 1) % period) for layer in range(layers)]
-    local = {"rope_type": "default", "rope_theta": float(facts.get("rope.freq_base_swa", 10000.0))}
+    layers, slides = values["num_hidden_layers"], facts.get("attention.sliding_window_pattern")
+    if not isinstance(slides, list):
+        period = max(int(number("attention.sliding_window_pattern", 6)), 1)
+        slides = [bool((layer + 1) % period) for layer in range(layers)]
+    local = {"rope_type": "default", "rope_theta": float(number("rope.freq_base_swa", 10000.0))}
     size = values["hidden_size"] // values["num_attention_heads"] if layers == 62 else values["head_dim"]
     return {
         "layer_types": [ATTENTION[bool(one) and values["sliding_window"] is not None] for one in slides],
@@ -395,11 +401,10 @@ def _gemma3(facts: Mapping[str, Any], values: Mapping[str, Any]) -> dict[str, An
     }
 
 
-def _longrope(file: GGUF, facts: Mapping[str, Any]) -> dict[str, Any]:
+def _longrope(file: GGUF, scale: float | None) -> dict[str, Any]:
     """Phi's factors of the rotary frequencies; empty without them."""
     found = tensors_of({_FACTORS[name]: file.tensor(name) for name in _FACTORS if name in file})
     named: dict[str, Any] = {name: factors.tolist() for name, factors in found.items()}
-    scale = facts.get("rope.scaling.attn_factor")
     return named and {"rope_type": "longrope", "attention_factor": scale, **named}
 
 
