@@ -79,6 +79,8 @@ def _costs(tuned: Path) -> dict[int, float]:
 
     try:
         costs = loads((tuned / CONFIGURATION).read_bytes())["token_cost"]
+        if not costs or not all(0 <= float(cost) < 1e6 for cost in costs.values()):
+            raise ValueError
         return {int(load): float(cost) for load, cost in costs.items()}
     except (OSError, ValueError, KeyError, TypeError, AttributeError):
         raise PacelineError(f"{tuned} is no folder of `paceline tune --server` that has finished") from None
