@@ -18,7 +18,7 @@ if TYPE_CHECKING:
     from paceline.workbench.servers import Drafting
 
 TOKEN_COST = 0.05
-"""Share of a round that a drafted token costs, where nothing was measured: about what it is where few requests run."""
+"""Share of a round that a drafted token is assumed to cost where nothing was measured."""
 LEAST_DRAFTS = 50
 """Drafts below which nothing is advised."""
 WORTH_IT = 1.02

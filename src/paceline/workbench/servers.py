@@ -41,7 +41,7 @@ METRICS = {
 }  # fmt: skip
 """Fields of Drafting by the names of metrics of vLLM, ours, llama.cpp and SGLang, without prefix and `_total`."""
 MOST_BYTES, MOST_SECONDS = 16 << 20, 60.0
-"""Of a page such as /metrics."""
+"""Of a page such as /metrics at most."""
 BY_POSITION = "spec_decode_num_accepted_tokens_per_pos"
 COUNTS = ("tokens", "drafts", "drafted", "accepted")
 LOOK_SECONDS = 0.1
@@ -101,7 +101,7 @@ class Drafting:
         try:
             return None if page is None else cls.parse(page.decode("utf-8", "replace"))
         except (ValueError, KeyError, IndexError) as error:
-            raise CompletionError(f"/metrics of {url} is not in Prometheus' text format: {error}") from None
+            raise CompletionError(f"/metrics of {url} is not in Prometheus' text format: {str(error)[:200]}") from None
 
     @classmethod
     def parse(cls, text: str) -> Drafting:
