@@ -214,10 +214,11 @@ class ServerTuning:
             texts = {answer["request"]: answer["text"] for visit in visits for answer in visit["answers"]}
             for id, text in texts.items():
                 prompt = self._requests[id].prompt
-                asked = [{"role": "user", "content": prompt}] if prompt else self._requests[id].messages
-                messages = [*asked, {"role": "assistant", "content": text}]
+                read = [{"role": "user", "content": prompt}] if prompt else self._requests[id].messages
+                messages = [*read, {"role": "assistant", "content": text}]
                 found.append((id, Conversation(messages, [len(messages) - 1], is_rendered=bool(prompt))))
-        accepted = [(id, made) for id, one in found for made in self.transcriber.conversations([one], Reading())]
+        asked = [(id, one) for id, one in found if id in self.lengths]
+        accepted = [(id, made) for id, one in asked for made in self.transcriber.conversations([one], Reading())]
         if not accepted:
             raise PacelineError("the chat template refuses every answer that is replayed; --template names another")
         transcripts: list[Transcript] = [made for _, made in accepted]

@@ -83,7 +83,7 @@ class Transcriber:
     def prompt(self, messages: Sequence[Message]) -> list[int]:
         """Tokens of a conversation up to where the assistant speaks; PromptError if the template refuses it."""
         try:
-            return self._encode(self._render(messages, True))
+            return self._encode(self._shown(messages, (), True))
         except REFUSALS as error:
             raise PromptError(f"the chat template refuses these messages: {error}") from error
 
