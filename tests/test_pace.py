@@ -11,6 +11,7 @@ from paceline.engine import clock
 from paceline.engine.engine import Engine
 from paceline.engine.sampling import SamplingParams
 from paceline.engine.scheduler import LEAST, Pace, Ragged
+from paceline.errors import PacelineError
 from tests.fakes import TableTarget
 
 USUAL = 0.05
@@ -85,3 +86,8 @@ def test_the_engine_times_its_rounds(max_slowdown: float | None, piece: int, mon
     engine.abort(short)
     assert sum(target.pieces) == 2003
     assert all(tokens == pytest.approx(piece, abs=1) for tokens in target.pieces[8:-1])
+
+
+def test_a_bound_that_is_no_number_is_refused() -> None:
+    with pytest.raises(PacelineError, match="max_slowdown is nan"):
+        Engine(TableTarget({}), max_slowdown=float("nan"))

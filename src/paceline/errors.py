@@ -37,6 +37,11 @@ class RowError(Exception):
         self.row_id = row_id
 
 
+def printable(said: object) -> str:
+    """What a server, a file or an error says, as one line without control characters, which a terminal would obey."""
+    return "".join(one if one.isprintable() else "?" for one in " ".join(str(said).split()))
+
+
 def install(extra: str) -> str:
     """How to install the packages of an extra, for the message of an error."""
     absent = [name for name, installed in _packages(extra) if not installed] or [name for name, _ in _packages(extra)]

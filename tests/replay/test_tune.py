@@ -9,6 +9,7 @@ import pytest
 
 from paceline.cli import main
 from tests import models
+from tests.served import Served
 
 
 @pytest.fixture(scope="module")
@@ -32,3 +33,21 @@ def test_the_command_writes_a_table_that_auto_reads(
     assert main(["generate", str(tiny), "the little", "-n", "8", "--draft", "auto", "--tune", str(out)]) == 0
     assert main(["generate", str(tiny), "the little", "-n", "8", "--draft", "sam", "--tune", str(out)]) == 2
     assert "--tune is a table for auto" in capsys.readouterr().err
+
+
+def test_what_a_template_refuses_is_skipped(tiny: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    log, picky = tmp_path / "log.jsonl", tmp_path / "picky.jinja"
+    refuses = "{% if m.role == 'system' %}{{ raise_exception('no \x1b system') }}{% endif %}"
+    picky.write_text("{% for m in messages %}" + refuses + "{{ m.content }}{% endfor %}")
+    said = [{"role": "user", "content": "the little cat"}, {"role": "assistant", "content": "and the little dog"}]
+    system = [{"role": "system", "content": "cat"}, *said]
+    log.write_text("".join(json.dumps({"messages": one}) + "\n" for one in (system, said, said)))
+    shared = ["tune", tiny, "--traffic", log, "--template", picky, "--batches", "1,2"]
+    assert main([str(one) for one in (*shared, "-o", tmp_path / "tune.json", "--seconds", "0.1")]) == 0
+    skipped = f"1 of 3 lines skipped: first at {log}, line 1: the chat template refuses these messages: no ? system"
+    assert skipped in capsys.readouterr().err
+    with Served(seconds=lambda n: 0.01) as fake:
+        more = ["--server", fake.url, "-n", "8", "--minutes", "0.05", "-o", tmp_path / "out"]
+        assert main([str(one) for one in (*shared, *more)]) == 0
+        assert all(len(body["messages"]) == 1 for body in fake.asked)
+    assert skipped in capsys.readouterr().err

@@ -348,3 +348,19 @@ def test_spec_bench_answers_without_their_questions(tmp_path: Path) -> None:
     complains(write(tmp_path, answer(1, ["a", "b"])), "line 1", "2 answers", "1 turns", questions=short)
     complains(write(tmp_path, answer(1, [3])), "must be a list of texts", questions=short)  # type: ignore[list-item]
     complains(write(tmp_path, {"question_id": 1, "choices": []}), "without a response", questions=short)
+
+
+@pytest.mark.parametrize(
+    "line",
+    [
+        {"messages": ASKED, "response": "Hi.", "tools": 5},
+        {"event": "request.finished"},
+        {"event": "request.finished", "obj": [], "out": None},
+        {"event": "request.finished", "obj": {"text": "a"}, "out": {"text": "b", "meta_info": None}},
+        r"INFO 01-01 Request 1: prompt: '\xzz', ",
+    ],
+)
+def test_a_line_of_another_shape_is_read_or_skipped(tmp_path: Path, line: Any) -> None:
+    reading = Reading()
+    assert len(read_trace(write(tmp_path, PAIR, line, PAIR), reading=reading)) == 3 - reading.skipped
+    assert (reading.lines, reading.answered + reading.skipped) == (3, 3)

@@ -2,13 +2,18 @@
 
 import asyncio
 import json
+import threading
+from collections.abc import Iterator
+from contextlib import contextmanager, suppress
+from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
 from pathlib import Path
 
 import pytest
 from tests.served import Served
 
+from paceline.errors import PacelineError
 from paceline.workbench.client import Completion, CompletionError
-from paceline.workbench.servers import Drafting, Request, Server, read_requests, send
+from paceline.workbench.servers import Drafting, Request, Server, _version, read_requests, send
 
 LLAMA_CPP = """
 # TYPE llamacpp:tokens_predicted_total counter
@@ -117,3 +122,91 @@ def test_stopping_ends_it_at_once() -> None:
         answers = asyncio.run(send(server, bodies(server, 4), 2, stopped=lambda: next(looks)))
         assert answers == [None] * 4
         assert len(fake.asked) == 2
+
+
+class Hostile(BaseHTTPRequestHandler):
+    """A server that answers every GET with `page`, without end where it is `endless`, and every POST with `events`."""
+
+    page, endless, events = b"", False, b""
+
+    def do_GET(self) -> None:
+        self.send_response(200)
+        self.end_headers()
+        with suppress(ConnectionError):
+            self.wfile.write(self.page)
+            while self.endless:
+                self.wfile.write(b"# " + b"x" * (1 << 16) + b"\n")
+
+    def do_POST(self) -> None:
+        self.rfile.read(int(self.headers["Content-Length"]))
+        self.send_response(200)
+        self.send_header("Content-Type", "text/event-stream")
+        self.end_headers()
+        self.wfile.write(self.events)
+
+    def log_message(self, *_: object) -> None: ...
+
+
+@contextmanager
+def hostile(**what: object) -> Iterator[str]:
+    server = ThreadingHTTPServer(("127.0.0.1", 0), type("Made", (Hostile,), what))
+    threading.Thread(target=server.serve_forever, args=(0.01,), daemon=True).start()
+    yield f"http://127.0.0.1:{server.server_port}/v1"
+    server.shutdown()
+    server.server_close()
+
+
+def test_a_metrics_page_cannot_fill_the_memory_or_the_terminal() -> None:
+    with hostile(endless=True) as url, pytest.raises(CompletionError, match="longer than 16 MiB"):
+        Drafting.read(url)
+    with hostile(page=b"vllm:x{ 1 2 3 {\n") as url, pytest.raises(CompletionError, match="not in Prometheus"):
+        Drafting.read(url)
+    found = Drafting.parse("vllm:num_requests_running NaN\nvllm:spec_decode_num_drafts_total +Inf\n")
+    assert (found.engine, found.running, found.drafts) == ("", 0, 0)
+    assert Drafting.parse("vllm:generation_tokens_total 5\n").since(Drafting(tokens=90)).tokens == 5  # started anew
+    with hostile(page=json.dumps({"version": "1\x1b[2J\n" + "9" * 999}).encode()) as url:
+        assert _version(url, None).startswith("1?[2J 999")
+        assert len(_version(url, None)) == 80
+    with hostile(page=b'{"a":' * 5000) as url:
+        assert _version(url, None) == ""
+    with pytest.raises(PacelineError, match="OPENAI_API_KEY"):
+        Server.find("http://user:secret@127.0.0.1:8000")
+
+
+@pytest.mark.parametrize(
+    "part",
+    [
+        {"choices": [{"index": 1 << 40, "delta": {"content": "a"}}]},
+        {"choices": [{"index": -3, "delta": {"content": "a"}}]},
+        {"choices": [{"delta": {"tool_calls": [{"index": 1 << 40, "function": {"name": "a"}}]}}]},
+        {"choices": [], "usage": {"completion_tokens": "Infinity"}},
+        {"choices": [], "usage": {"completion_tokens": float("inf")}},
+        {"choices": [], "usage": [1]},
+        {"choices": 7},
+        {"error": "\x1b[2J"},
+    ],
+)
+def test_an_event_that_is_no_part_of_an_answer_fails_its_request_alone(part: dict[str, object]) -> None:
+    with hostile(events=f"data: {json.dumps(part)}\n\ndata: [DONE]\n\n".encode()) as url:
+        server = Server(url, "m")
+        (answer,) = asyncio.run(send(server, bodies(server, 1), 1))
+        assert isinstance(answer, CompletionError)
+        assert "\x1b" not in str(answer)
+
+
+def test_prompts_are_sent_as_the_model_reads_them(tmp_path: Path) -> None:
+    parts = [{"type": "text", "text": "see"}, {"type": "image_url", "image_url": {"url": "http://127.0.0.1:9/x"}}]
+    lines = [
+        json.dumps({"messages": [{"role": "user", "content": parts}]}),
+        "INFO 01-01 Request cmpl-1 details: prompt: '<user> hi', ",
+        "DEBUG 01-01 Generated response cmpl-1: output: 'ho', ",
+        json.dumps({"prompt": "b", "time": float("nan")}),
+        json.dumps({"prompt": "b", "time": 5, "seconds": "x"}),
+    ]
+    (tmp_path / "log.jsonl").write_text("\n".join(lines))
+    image, rendered, never, five = read_requests(tmp_path / "log.jsonl")
+    server = Server("http://127.0.0.1:9/v1", "m")
+    assert server.body(image, 5)["messages"] == [{"role": "user", "content": "see"}]
+    assert server.body(rendered, 5)["prompt"] == "<user> hi"
+    assert "messages" not in server.body(rendered, 5)
+    assert (never.at, five.at) == (None, 5)

@@ -8,7 +8,7 @@ from typing import TYPE_CHECKING, Annotated, Any
 import typer
 
 from paceline.draft.spec import option
-from paceline.errors import PacelineError
+from paceline.errors import PacelineError, printable
 
 if TYPE_CHECKING:
     from paceline.draft.base import Drafter
@@ -123,5 +123,5 @@ def tuned(draft: str, table: str | None) -> str:
 
 
 def one_line(error: PacelineError | str) -> str:
-    """An error as the one line it should be."""
-    return " ".join(str(error).split())
+    """An error as the one line it should be, without control characters: it may quote a server or a file."""
+    return printable(error)

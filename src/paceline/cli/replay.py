@@ -129,7 +129,7 @@ def replay(asked: ReplayOptions) -> int:
             print(line)
     notes += ["interrupted; the figures above are of what was replayed"] if interrupt.pressed else []
     for note in notes:
-        Console(stderr=True).print(note, soft_wrap=True, markup=False, highlight=False)
+        Console(stderr=True).print(options.one_line(note), soft_wrap=True, markup=False, highlight=False)
     return 130 if interrupt.pressed else 0
 
 

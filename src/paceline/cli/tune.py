@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import json
 import os
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Iterable, Iterator, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass
 from itertools import islice
@@ -163,23 +163,28 @@ def _answers(tuning: Tuning, asked: TuneOptions) -> list[RecordedAnswer]:
         chat = tuning.tokenizer.has_chat_template
         turns = [question.turns[0] for question in read_suite("demo").questions]
         return tuning.answers([[{"role": "user", "content": turn}] if chat else turn for turn in turns], 96)
-    from paceline.workbench.conversations import ConversationError, read_trace
+    from paceline.workbench.conversations import Reading, read_trace
     from paceline.workbench.transcript import Transcriber
 
-    transcriber = Transcriber(tuning.tokenizer, asked.template)
+    transcriber, reading = Transcriber(tuning.tokenizer, asked.template), Reading()
     answers: list[RecordedAnswer] = []
     context, size = tuning.target.max_context, tuning.target.vocab_size
-    for exchange in read_trace(asked.traffic, limit=MOST_ANSWERS, ignore=asked.ignore or ()):
-        for answer in transcriber.conversation(exchange).turns:
-            if (highest := max(answer.prompt.max(), answer.answer.max())) >= size:
-                raise ConversationError(
-                    f"{exchange.where}: token {highest} is none of the model's {size}: another model's log"
-                )
-            if len(answer.prompt) + len(answer.answer) + 64 < context:
-                answers.append(answer)
+    exchanges = read_trace(asked.traffic, limit=MOST_ANSWERS, ignore=asked.ignore or (), reading=reading)
+    for answer in (turn for one in transcriber.conversations(exchanges, reading) for turn in one.turns):
+        if (highest := max(answer.prompt.max(), answer.answer.max())) >= size:
+            raise PacelineError(f"{asked.traffic}: token {highest} is none of the model's {size}: another model's log")
+        if len(answer.prompt) + len(answer.answer) + 64 < context:
+            answers.append(answer)
+    reading.check(str(asked.traffic))
+    _say(reading.notes())
     if not answers:
         raise PacelineError(f"no answer in {asked.traffic} fits the model's context of {context} tokens")
     return answers[:MOST_ANSWERS]
+
+
+def _say(notes: Iterable[str]) -> None:
+    for note in notes:
+        Console(stderr=True).print(options.one_line(note), soft_wrap=True, markup=False, highlight=False)
 
 
 def _server(asked: TuneOptions, sizes: Sequence[int]) -> int:
@@ -187,15 +192,20 @@ def _server(asked: TuneOptions, sizes: Sequence[int]) -> int:
     from paceline.cli.drive import Interrupt
     from paceline.replay.advice import Goals
     from paceline.replay.server import DRAFTS, PLAIN, ServerTuning
-    from paceline.workbench.conversations import Conversation, read
+    from paceline.workbench.conversations import Conversation, ConversationError, Reading, read, read_trace
     from paceline.workbench.servers import Server
     from paceline.workbench.transcript import Transcriber, open_tokenizer
 
     out, key = asked.out or Path("tuned"), os.environ.get("OPENAI_API_KEY")
     check_folder(out)
-    transcriber = Transcriber(open_tokenizer(asked.model), asked.template)
+    transcriber, reading = Transcriber(open_tokenizer(asked.model), asked.template), Reading()
     if asked.traffic is not None:
-        found = list(islice(read(asked.traffic, ignore=asked.ignore or ()), MOST_CONVERSATIONS))
+        ignore = asked.ignore or ()
+        try:
+            found = read_trace(asked.traffic, limit=MOST_CONVERSATIONS, ignore=ignore, reading=reading)
+        except ConversationError:  # prompts without answers, or no log at all
+            found, reading = list(islice(read(asked.traffic, ignore=ignore), MOST_CONVERSATIONS)), Reading()
+            reading.lines = len(found)
     else:
         turns = [question.turns[0] for question in read_suite("demo").questions]
         found = [Conversation([{"role": "user", "content": turn}]) for turn in turns]
@@ -207,8 +217,10 @@ def _server(asked: TuneOptions, sizes: Sequence[int]) -> int:
         servers[PLAIN] = servers[DRAFTS]  # a request to our server may ask for none
     with Interrupt() as interrupt, _bar(60 * asked.minutes, TimeRemainingColumn()) as step:
         tuning = ServerTuning(
-            servers, found, transcriber, sizes, 60 * asked.minutes, asked.max_tokens, lambda: interrupt.pressed, step
-        )
+            servers, found, transcriber, sizes, 60 * asked.minutes, asked.max_tokens, lambda: interrupt.pressed, step,
+            reading,
+        )  # fmt: skip
+        _say(reading.notes())
         tuning.measure(out)
         if interrupt.pressed:
             Console(stderr=True).print(f"interrupted; the same command goes on in {out}", soft_wrap=True)

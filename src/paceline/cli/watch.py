@@ -18,7 +18,7 @@ if TYPE_CHECKING:
     from paceline.workbench.servers import Drafting
 
 TOKEN_COST = 0.05
-"""Share of a round that a drafted token costs, where nothing was measured: about what it is where few requests run."""
+"""Share of a round that a drafted token is assumed to cost where nothing was measured."""
 LEAST_DRAFTS = 50
 """Drafts below which nothing is advised."""
 WORTH_IT = 1.02
@@ -79,6 +79,8 @@ def _costs(tuned: Path) -> dict[int, float]:
 
     try:
         costs = loads((tuned / CONFIGURATION).read_bytes())["token_cost"]
+        if not costs or not all(0 <= float(cost) < 1e6 for cost in costs.values()):
+            raise ValueError
         return {int(load): float(cost) for load, cost in costs.items()}
     except (OSError, ValueError, KeyError, TypeError, AttributeError):
         raise PacelineError(f"{tuned} is no folder of `paceline tune --server` that has finished") from None

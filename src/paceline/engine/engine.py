@@ -90,7 +90,7 @@ class Engine:
         exact: bool | None = None,
     ):
         limits = {"max_batch": max_batch, "prefill_chunk": prefill_chunk, "max_slowdown": max_slowdown}
-        if low := [f"{name} is {limit}" for name, limit in limits.items() if limit is not None and limit < 1]:
+        if low := [f"{name} is {limit}" for name, limit in limits.items() if limit is not None and not limit >= 1]:
             raise PacelineError(f"{' and '.join(low)}; it must be 1 or more.")
         self.drafter = create(draft) if isinstance(draft, str) else draft
         self._pace = Pace(max_slowdown)

@@ -23,15 +23,15 @@ import numpy as np
 
 from paceline.draft.cost import DraftTimes, RoundTimes
 from paceline.draft.recording import Recording
-from paceline.errors import PacelineError
+from paceline.errors import PacelineError, PromptError
 from paceline.jsonl import write_whole
 from paceline.replay import advice
 from paceline.replay.advice import DRAWS, ENGINES, SIZES, Choice, Costs, Drafts, Floats, Goals, Method
 from paceline.replay.workers import start
 from paceline.workbench.client import Completion
-from paceline.workbench.conversations import Conversation
+from paceline.workbench.conversations import Conversation, ConversationError, Reading
 from paceline.workbench.runs import Run, rows
-from paceline.workbench.servers import Drafting, Server, fingerprint, requests_of, send
+from paceline.workbench.servers import Drafting, Request, Server, fingerprint, requests_of, send
 from paceline.workbench.transcript import Transcriber, Transcript
 
 Visit = dict[str, Any]
@@ -43,7 +43,7 @@ VISITS, CONFIGURATION, TABLE = "visits.jsonl", "configuration.json", "tune.json"
 EXTRA = 4
 """Requests of a visit beside two for each that is under way at once."""
 MOST_FAILED = 0.2
-"""Share of a visit's requests: where more fail, higher loads are left out."""
+"""Share of a visit's requests: where more fail, this load and higher ones are not visited again."""
 APART, FEWEST = 3.0, 24
 """Prompts are put into three lengths if the longest tenth is so many times as long as the shortest, and there are
 enough of them."""
@@ -70,7 +70,8 @@ class ServerTuning:
     servers        by role, DRAFTS or PLAIN. loads: requests at once, ascending.
     conversations  whose prompts are asked, and whose answers are replayed.
     seconds        of all visits together. max_tokens: of an answer that is asked for.
-    stopped, step  asked whether to stop; called with the seconds of each visit."""
+    stopped, step  asked whether to stop; called with the seconds of each visit.
+    reading        counts the conversations that the chat template refuses, which are left out."""
 
     servers: Mapping[str, Server]
     conversations: Sequence[Conversation]
@@ -81,15 +82,29 @@ class ServerTuning:
     stopped: Callable[[], bool] = lambda: False
     step: Callable[[float], None] = lambda seconds: None
     lengths: dict[str, int] = field(init=False)
+    reading: Reading = field(default_factory=Reading)
 
     def __post_init__(self) -> None:
-        self._requests = {r.id: r for n, one in enumerate(self.conversations) for r in requests_of(one, str(n))}
+        self._requests: dict[str, Request] = {}
+        sizes = []
+        for n, one in enumerate(self.conversations):
+            try:
+                found = {r.id: r for r in requests_of(one, str(n))}
+                sizes += [self._size(r) for r in found.values()]
+                self._requests |= found
+            except PromptError as error:
+                self.reading.skip(ConversationError(f"{one.where}: {error}"))
         if not self._requests:
-            raise PacelineError("there is no prompt that could be asked")
-        sizes = [len(one.prompt) or len(self.transcriber.prompt(one.messages)) for one in self._requests.values()]
+            raise PacelineError(self.reading.first or "there is no prompt that could be asked")
         self.lengths = dict(zip(self._requests, bins_of(sizes), strict=True))
         said = [one.answers or (one.tokens and one.tokens[0]) for one in self.conversations]
         self._answered = [n for n, has_answer in enumerate(said) if has_answer]
+
+    def _size(self, one: Request) -> int:
+        """Tokens of its prompt. Raises PromptError."""
+        if isinstance(one.prompt, str):
+            return len(self.transcriber.tokenizer.encode_text(one.prompt))
+        return len(one.prompt) or len(self.transcriber.prompt(one.messages))
 
     def measure(self, folder: Path) -> None:
         """Make the visits that there is time for, beside those that the folder has. Raises PacelineError if a server
@@ -113,7 +128,7 @@ class ServerTuning:
                 visits.append(visit)
                 spent += visit["seconds"]
                 self.step(visit["seconds"])
-                if visit["failed"] > MOST_FAILED * len(visit["answers"]):
+                if visit["failed"] > MOST_FAILED * (visit["failed"] + len(visit["answers"])):
                     most = max((other for other in self.loads if other < load), default=load)
 
     def _plan(self) -> Iterator[tuple[str, str, int, int]]:
@@ -196,9 +211,15 @@ class ServerTuning:
         if not found:
             texts = {answer["request"]: answer["text"] for visit in visits for answer in visit["answers"]}
             for id, text in texts.items():
-                messages = [*self._requests[id].messages, {"role": "assistant", "content": text}]
-                found.append((id, Conversation(messages, [len(messages) - 1])))
-        transcripts: list[Transcript] = [self.transcriber.conversation(one) for _, one in found]
+                prompt = self._requests[id].prompt
+                read = [{"role": "user", "content": prompt}] if prompt else self._requests[id].messages
+                messages = [*read, {"role": "assistant", "content": text}]
+                found.append((id, Conversation(messages, [len(messages) - 1], is_rendered=bool(prompt))))
+        asked = [(id, one) for id, one in found if id in self.lengths]
+        accepted = [(id, made) for id, one in asked for made in self.transcriber.conversations([one], Reading())]
+        if not accepted:
+            raise PacelineError("the chat template refuses every answer that is replayed; --template names another")
+        transcripts: list[Transcript] = [made for _, made in accepted]
         every = [method for engine in engines for method in advice.methods(engine)]
         specs = {method.replay.format(k=k): (method, k) for method in every for k in SIZES}
         counts, seconds = np.zeros((len(specs), len(transcripts), 3)), np.zeros(len(specs))
@@ -206,7 +227,7 @@ class ServerTuning:
             counts[done.spec, done.conversation] = done.tally.new_tokens, done.tally.rounds, done.tally.drafted
             seconds[done.spec] += done.tally.seconds
         kept = counts[:, :, 1].min(0) > 0
-        bins = np.array([self.lengths[id] for id, _ in found])[kept]
+        bins = np.array([self.lengths[id] for id, _ in accepted])[kept]
         drafts = [
             Drafts(method, k, tokens, rounds, drafted, bins)
             for (method, k), (tokens, rounds, drafted) in zip(

@@ -24,15 +24,18 @@ from typing import Any, TypeVar
 import httpx2
 import openai
 
-from paceline.errors import PacelineError
+from paceline.errors import PacelineError, printable
 
 T = TypeVar("T")
-CONNECT_SECONDS = 10.0
+CONNECT_SECONDS, LIST_SECONDS = 10.0, 60.0
 WRITTEN = ("content", "reasoning_content", "reasoning", "tool_calls")
 """Keys of a message that hold what the model wrote."""
+UNREADABLE = (AttributeError, TypeError, KeyError, ValueError, RecursionError)  # what JSON of another shape causes
 PASSING = frozenset({408, 409, 425, 429})
 SHORT_TRIES = 3
 """Attempts at a completion that ended before its budget: a server also does that at the end of its context."""
+MOST_PARTS, MOST_CHARACTERS = 1024, 1 << 26
+"""Of a completion: answers or calls, and text."""
 
 
 class CompletionError(PacelineError):
@@ -109,12 +112,18 @@ class Completion:
     def take(self, part: dict[str, Any]) -> None:
         """Add an event of a stream, or a whole response: both have `choices` and perhaps `usage`."""
         if part.get("error"):
-            raise _Passing(f"the server broke off: {part['error']}")
+            raise _Passing(f"the server broke off: {printable(part['error'])[:300]}")
         self.usage = part.get("usage") or self.usage
+        if any(type(self.usage.get(name) or 0) is not int for name in ("prompt_tokens", "completion_tokens")):
+            raise TypeError("usage counts tokens in whole numbers")
+        if len(self.text) + len(self.reasoning) > MOST_CHARACTERS:
+            raise CompletionError(f"the server's answer is longer than {MOST_CHARACTERS:,} characters")
         for choice in part.get("choices") or ():
             self._answer(choice.get("index") or 0)._add(choice)
 
     def _answer(self, index: int) -> Completion:
+        if not 0 <= index < MOST_PARTS:
+            raise TypeError(f"index {index}")
         while len(self.others) < index:
             self.others.append(Completion())
         return self.others[index - 1] if index else self
@@ -126,7 +135,8 @@ class Completion:
         self.logprobs += (choice.get("logprobs") or {}).get("content") or ()
         self.tokens += choice.get("token_ids") or ()
         for at, call in enumerate(message.get("tool_calls") or ()):
-            at = call.get("index", at)
+            if not 0 <= (at := call.get("index", at)) < MOST_PARTS:
+                raise TypeError(f"index {at}")
             self.tool_calls += [{"name": "", "arguments": ""} for _ in range(at + 1 - len(self.tool_calls))]
             for key in ("name", "arguments"):
                 self.tool_calls[at][key] += (call.get("function") or {}).get(key) or ""
@@ -236,8 +246,7 @@ class Client:
         try:
             yield
         except openai.APIStatusError as error:
-            text = " ".join(error.response.text.split())[:300]
-            why = f"{host.url} answered {error.status_code}: {text}"
+            why = f"{host.url} answered {error.status_code}: {printable(error.response.text[:4096])[:300]}"
             if error.status_code not in PASSING and error.status_code < 500:
                 raise CompletionError(why) from None
             after = _seconds(error.response.headers.get("retry-after"))
@@ -266,9 +275,10 @@ async def find_models(url: str, key: str | None = None) -> dict[str, str]:
     """The models that a server offers, and who owns each: servers put their own name there. Raises CompletionError."""
     async with httpx2.AsyncClient(timeout=CONNECT_SECONDS) as http:
         try:
-            models = [model async for model in _api(url, key, http).models.list()]
-            return {model.id: getattr(model, "owned_by", None) or "" for model in models}
-        except (openai.OpenAIError, httpx2.InvalidURL, ValueError, TypeError, AttributeError) as error:
+            async with asyncio.timeout(LIST_SECONDS):
+                models = [model async for model in _api(url, key, http).models.list()]
+            return {model.id + "": getattr(model, "owned_by", None) or "" for model in models}
+        except (*UNREADABLE, openai.OpenAIError, httpx2.InvalidURL, TimeoutError) as error:
             raise CompletionError(
                 f"{url}/models cannot be read ({_cause(error)}); is the server up? "
                 "A model is named after a #: http://host:8000/v1#model"
@@ -301,10 +311,10 @@ async def _read(response: Any, began: float) -> Completion:
     try:
         if "text/event-stream" in response.headers.get("content-type", ""):
             async for event in await response.parse():
-                completion.take(event.to_dict())
+                completion.take(event.to_dict(warnings=False))
         else:
             completion.take(await response.json())
-    except (AttributeError, TypeError, KeyError) as error:  # JSON of another shape
+    except UNREADABLE as error:
         raise _Passing(f"the server sent what is not a completion: {error}") from None
     return completion
 

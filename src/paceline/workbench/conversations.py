@@ -454,7 +454,8 @@ def _said(body: Any, ignore: Ignore) -> Conversation:
 
 
 def _tools(body: Record) -> list[Mapping[str, Any]]:
-    functions = [tool.get("function") for tool in body.get("tools") or () if isinstance(tool, Mapping)]
+    given = tools if isinstance(tools := body.get("tools"), list) else ()
+    functions = [tool.get("function") for tool in given if isinstance(tool, Mapping)]
     return [{"type": "function", "function": one} for one in functions if isinstance(one, Mapping)]
 
 
@@ -489,20 +490,24 @@ def _sglang(record: Record, ignore: Ignore) -> Conversation:
     """A line of `--log-requests --log-requests-format json`."""
     if record["event"] != "request.finished":
         return Conversation()
-    asked, said = record["obj"], record["out"]
+    asked, said = record.get("obj"), record.get("out")
+    if not isinstance(asked, Mapping) or not isinstance(said, Mapping):
+        raise ConversationError('no "obj" and "out" with the request and its answer')
     if _are_ids(asked.get("input_ids")) and _are_ids(said.get("output_ids")):
         return Conversation(tokens=(asked["input_ids"], said["output_ids"]))
     texts = asked.get("text"), said.get("text")
     # Level 2 keeps 1,024 characters from the beginning of a text and as many from its end.
     if not all(isinstance(text, str) and (len(text) != 2051 or text[1024:1027] != "...") for text in texts):
         raise ConversationError("its texts are not whole; log with --log-requests-level 3")
-    return _exchange({"prompt": texts[0]}, texts[1], ignore, said.get("meta_info", {}).get("completion_tokens"))
+    of = said.get("meta_info")
+    usage = of.get("completion_tokens") if isinstance(of, Mapping) else None
+    return _exchange({"prompt": texts[0]}, texts[1], ignore, usage)
 
 
 LOG = "a line of a server's log"
 """Key of a line that is no JSON and begins as LOGGED says: as vLLM's and uvicorn's do."""
 LOGGED = re.compile(rb"(\(\S+ pid=\d+\) )?(DEBUG|INFO|WARNING|ERROR)(:? +\d\d-\d\d |: )")
-_QUOTED = r"""('(?:[^'\\]|\\.)*'|"(?:[^"\\]|\\.)*"), """
+_QUOTED = r"""('(?:[^'\\]++|\\.)*+'|"(?:[^"\\]++|\\.)*+"), """
 _PROMPT = re.compile(rf"(?:Received request|Request) (\S+?)(?: (?:prompt )?details)?: prompt: {_QUOTED}")
 _OUTPUT = re.compile(rf"Generated response (\S+?)(?: \(streaming complete\))?: output: {_QUOTED}")
 
@@ -513,7 +518,11 @@ def _vllm(record: Record, ignore: Ignore) -> Conversation:
     if (found := asked or said) is None:
         return Conversation()
     id = re.sub(r"^(cmpl-.*)-\d+$", r"\1", found[1])  # a prompt of a text completion has a number of its own
-    message = _message("user" if asked else "assistant", literal_eval(found[2]))
+    try:
+        text = literal_eval(found[2])
+    except (ValueError, SyntaxError):
+        raise ConversationError("the text in quotes is broken") from None
+    message = _message("user" if asked else "assistant", text)
     return Conversation([message], () if asked else [0], is_rendered=True, key=("request", id))
 
 

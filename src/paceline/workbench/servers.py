@@ -18,6 +18,7 @@ from dataclasses import dataclass, replace
 from datetime import datetime
 from hashlib import sha256
 from itertools import chain, islice, zip_longest
+from math import isfinite
 from pathlib import Path
 from time import perf_counter
 from typing import Any
@@ -25,7 +26,8 @@ from urllib.parse import urlsplit
 
 import httpx2
 
-from paceline.errors import PacelineError
+from paceline.errors import PacelineError, printable
+from paceline.strict_json import loads
 from paceline.workbench.client import CONNECT_SECONDS, Client, Completion, CompletionError, Retry, find_models, parse
 from paceline.workbench.conversations import Conversation, ConversationError, Message, read
 
@@ -38,6 +40,8 @@ METRICS = {
     "spec_accept_length": "length",
 }  # fmt: skip
 """Fields of Drafting by the names of metrics of vLLM, ours, llama.cpp and SGLang, without prefix and `_total`."""
+MOST_BYTES, MOST_SECONDS = 16 << 20, 60.0
+"""Of a page such as /metrics at most."""
 BY_POSITION = "spec_decode_num_accepted_tokens_per_pos"
 COUNTS = ("tokens", "drafts", "drafted", "accepted")
 LOOK_SECONDS = 0.1
@@ -46,6 +50,8 @@ ARRIVED = ("time", "timestamp", "created", "created_at", "start_time", "startTim
 """Keys of a record that say when a request came, or for `serve --log` when it ended."""
 MILLISECONDS_FROM = 1e11
 """Times since 1970 above this are in milliseconds."""
+LATEST = 1e15
+"""Numbers from here on, and NaN, are no times."""
 
 
 # What a server says of itself ----------------------------------------------------------------------------------------
@@ -82,15 +88,20 @@ class Drafting:
 
     def since(self, before: Drafting) -> Drafting:
         """The counts between an earlier reading and this one."""
+        if any(getattr(self, name) < getattr(before, name) for name in COUNTS):
+            return self  # the server was started anew, and counts from 0
         places = zip_longest(self.by_position, before.by_position, fillvalue=0.0)
         moved: dict[str, Any] = {name: getattr(self, name) - getattr(before, name) for name in COUNTS}
         return replace(self, by_position=[now - then for now, then in places], **moved)
 
     @classmethod
     def read(cls, url: str, key: str | None = None) -> Drafting | None:
-        """The counts of a server; None if it has no /metrics. Raises CompletionError if it does not answer."""
+        """The counts of a server; None if it has no /metrics. Raises CompletionError for what cannot be read."""
         page = get(url, "/metrics", key)
-        return cls.parse(page.text) if page.status_code == 200 else None
+        try:
+            return None if page is None else cls.parse(page.decode("utf-8", "replace"))
+        except (ValueError, KeyError, IndexError) as error:
+            raise CompletionError(f"/metrics of {url} is not in Prometheus' text format: {str(error)[:200]}") from None
 
     @classmethod
     def parse(cls, text: str) -> Drafting:
@@ -101,6 +112,8 @@ class Drafting:
         places: dict[int, float] = {}
         for sample in chain.from_iterable(family.samples for family in text_string_to_metric_families(text)):
             prefix, _, name = sample.name.removesuffix("_total").partition(":")
+            if not isfinite(sample.value) or not prefix.isidentifier():
+                continue
             if name == BY_POSITION:
                 place = int(sample.labels["position"])
                 places[place] = places.get(place, 0.0) + sample.value
@@ -126,6 +139,8 @@ class Server:
     def find(cls, spec: str, key: str | None = None) -> Server:
         """The server at "URL[#model]". Raises CompletionError if it cannot be reached or offers several models."""
         urls, model = parse(spec)
+        if len(urls) == 1 and "@" in urlsplit(urls[0]).netloc:
+            raise PacelineError("a name or a key in an address would be written into results; use OPENAI_API_KEY")
         if len(urls) != 1:
             raise PacelineError(f"{spec!r} is no address of one server, such as http://127.0.0.1:8000/v1")
         url = urls[0].rstrip("/").removesuffix("/v1") + "/v1"
@@ -146,17 +161,26 @@ class Server:
 
     def body(self, request: Request, max_tokens: int, **more: Any) -> dict[str, Any]:
         """The body that asks for a stream of at most `max_tokens` tokens, greedy unless `more` says otherwise."""
-        prompt = {"messages": list(request.messages)} if request.messages else {"prompt": list(request.prompt)}
+        messages = [{key: value for key, value in one.items() if key != "missing"} for one in request.messages]
+        raw = request.prompt if isinstance(request.prompt, str) else list(request.prompt)
+        prompt = {"messages": messages} if messages else {"prompt": raw}
         ids = {"return_token_ids": True} if self.engine in ("vllm", "paceline") else {}
         stream = {"stream": True, "stream_options": {"include_usage": True}}
         return {"model": self.model, **prompt, "max_tokens": max_tokens, "temperature": 0.0, **stream, **ids, **more}
 
 
-def get(url: str, path: str, key: str | None = None) -> httpx2.Response:
-    """What a server answers to GET `path`, a path beside /v1. Raises CompletionError if it does not answer."""
-    address = url.rstrip("/").removesuffix("/v1") + path
+def get(url: str, path: str, key: str | None = None) -> bytes | None:
+    """The page at `path` beside /v1; None if there is none (status 200 alone counts). Raises CompletionError if the
+    server does not answer, and for pages beyond MOST_BYTES or MOST_SECONDS."""
+    address, page, began = url.rstrip("/").removesuffix("/v1") + path, bytearray(), perf_counter()
+    headers = {"Authorization": f"Bearer {key}"} if key else {}
     try:
-        return httpx2.get(address, headers={"Authorization": f"Bearer {key}"} if key else {}, timeout=CONNECT_SECONDS)
+        with httpx2.stream("GET", address, headers=headers, timeout=CONNECT_SECONDS) as response:
+            for piece in response.iter_bytes(1 << 16):
+                page += piece
+                if len(page) > MOST_BYTES or perf_counter() - began > MOST_SECONDS:
+                    raise CompletionError(f"{address} is longer than {MOST_BYTES >> 20} MiB, or does not end")
+            return bytes(page) if response.status_code == 200 else None
     except (httpx2.HTTPError, httpx2.InvalidURL) as error:
         raise CompletionError(f"{address} cannot be read: {error}; is the server up?") from None
 
@@ -164,8 +188,8 @@ def get(url: str, path: str, key: str | None = None) -> httpx2.Response:
 def _version(url: str, key: str | None) -> str:
     for path, name in VERSIONS.items():
         with suppress(CompletionError, ValueError, AttributeError):
-            if said := get(url, path, key).json().get(name):
-                return str(said)
+            if said := loads(get(url, path, key) or b"{}").get(name):
+                return printable(said)[:80]
     return ""
 
 
@@ -174,12 +198,12 @@ def _version(url: str, key: str | None) -> str:
 
 @dataclass(frozen=True)
 class Request:
-    """One request: `messages`, or a `prompt` in token ids. length: tokens of the logged answer, 0: unknown; at: when it
-    came, seconds since any moment, None: unknown."""
+    """One request: `messages`, or a `prompt` as the model reads it, in token ids or a text. length: tokens of the
+    logged answer, 0: unknown; at: when it came, seconds since any moment, None: unknown."""
 
     id: str
     messages: Sequence[Message] = ()
-    prompt: Sequence[int] = ()
+    prompt: Sequence[int] | str = ()
     length: int = 0
     at: float | None = None
 
@@ -199,6 +223,10 @@ def requests_of(one: Conversation, id: str) -> Iterator[Request]:
     if one.tokens is not None:
         if one.tokens[0]:
             yield Request(id, prompt=one.tokens[0], length=len(one.tokens[1]), at=at)
+    elif list(one.answers[:1]) == [0]:
+        return  # answers alone: their prompt has a record of its own
+    elif one.is_rendered:
+        yield Request(id, prompt=one.messages[0]["content"], at=at)
     elif one.answers:
         for turn, answer in enumerate(one.answers):
             yield Request(f"{id}.{turn}" if turn else id, one.messages[:answer], at=at)
@@ -217,11 +245,12 @@ def _arrival(record: Mapping[str, Any]) -> float | None:
     for key in ARRIVED:
         value = record.get(key)
         if isinstance(value, str):
-            with suppress(ValueError):
+            with suppress(ValueError, OverflowError):
                 return datetime.fromisoformat(value).timestamp()
-        elif isinstance(value, (int, float)):
-            took = record.get("seconds", 0.0) if key == "time" else 0.0  # a line of `serve --log`
-            return (value / 1000 if value > MILLISECONDS_FROM else value) - took
+        elif isinstance(value, (int, float)) and abs(value) < LATEST:
+            took = record.get("seconds") if key == "time" else 0.0  # a line of `serve --log`
+            late = took if isinstance(took, (int, float)) and 0 <= took < LATEST else 0.0
+            return (value / 1000 if value > MILLISECONDS_FROM else value) - late
     return None
 
 

@@ -19,7 +19,7 @@ from jinja2.sandbox import ImmutableSandboxedEnvironment
 from paceline.errors import ModelError, PromptError, meant
 from paceline.target.load import load_tokenizer
 from paceline.target.tokenizer import SentencePiece, Tokenizer
-from paceline.workbench.conversations import Conversation, ConversationError, Message, Reading
+from paceline.workbench.conversations import MAX_TOKEN_ID, Conversation, ConversationError, Message, Reading
 from paceline.workbench.tool_calls import as_text, prepared
 from paceline.workbench.walk import RecordedAnswer
 
@@ -80,7 +80,7 @@ class Transcriber:
     def prompt(self, messages: Sequence[Message]) -> list[int]:
         """Tokens of a conversation up to where the assistant speaks; PromptError if the template refuses it."""
         try:
-            return self._encode(self._render(messages, True))
+            return self._encode(self._shown(messages, (), True))
         except REFUSALS as error:
             raise PromptError(f"the chat template refuses these messages: {error}") from error
 
@@ -93,7 +93,7 @@ class Transcriber:
             except ConversationError as error:
                 reading.skip(error)
                 continue
-            if isinstance(exchange.usage, int) and transcript.turns:
+            if isinstance(exchange.usage, int) and 0 < exchange.usage < MAX_TOKEN_ID and transcript.turns:
                 reading.logged += exchange.usage
                 reading.counted += len(transcript.turns[-1].answer)
             yield transcript
