@@ -4,8 +4,7 @@
 
 The workload, a log or a suite's first turns, is cut into windows. Every server answers a window before the next one
 begins, in an order that is drawn anew, so that whatever changes meanwhile changes for both. Within a window requests
-are sent so many at once, or at the times of the log. Answers, figures, folder and page are those of every benchmark.
-"""
+are sent so many at once, or at the times of the log. Answers, figures, folder and page are those of every benchmark."""
 
 import asyncio
 from collections.abc import Sequence
@@ -27,10 +26,8 @@ from paceline.workbench.environment import environment
 from paceline.workbench.runs import Run
 from paceline.workbench.servers import Request, Server, fingerprint, read_requests, send
 
-WINDOW = 8
-"""Requests of a window for each that is under way at once."""
-FEWEST, MOST = 16, 256
-"""Requests of a window."""
+WINDOW = 8  # requests of a window for each that is under way at once
+FEWEST, MOST = 16, 256  # requests of a window
 
 
 class _Stopped(BaseException):

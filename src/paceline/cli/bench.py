@@ -30,10 +30,8 @@ if TYPE_CHECKING:
     from paceline.bench.benchmark import Result
     from paceline.bench.record import Answer
 
-REPORT_EVERY = 60.0
-"""Seconds between two lines of progress where there is no terminal for a bar."""
-TASKS_PER_TABLE = 7
-"""So that a table fits 80 columns."""
+REPORT_EVERY = 60.0  # seconds between two lines of progress where there is no terminal for a bar
+TASKS_PER_TABLE = 7  # so that a table fits 80 columns
 SCHEDULE_WORDS = """
 gain: tokens/s over those of plain decoding at the same batch. E: answers that are, token for token, those of plain
 decoding one at a time; P: the share of their tokens before the first that differs. align: share of the time that

@@ -26,10 +26,8 @@ if TYPE_CHECKING:
     from paceline.replay.tune import Tuning
     from paceline.workbench.walk import RecordedAnswer
 
-MOST_ANSWERS = 64
-"""Of a log: answers that are replayed for our engine."""
-MOST_CONVERSATIONS = 512
-"""Of a log: conversations that are sent to a server and replayed."""
+MOST_ANSWERS = 64  # of a log: answers that are replayed for our engine
+MOST_CONVERSATIONS = 512  # of a log: conversations that are sent to a server and replayed
 
 
 @dataclass(kw_only=True)

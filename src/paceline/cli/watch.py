@@ -17,12 +17,9 @@ from paceline.errors import PacelineError
 if TYPE_CHECKING:
     from paceline.workbench.servers import Drafting
 
-TOKEN_COST = 0.05
-"""Share of a round that a drafted token is assumed to cost where nothing was measured."""
-LEAST_DRAFTS = 50
-"""Drafts below which nothing is advised."""
-WORTH_IT = 1.02
-"""Least ratio of two gains for which a change is advised."""
+TOKEN_COST = 0.05  # share of a round that a drafted token is assumed to cost where nothing was measured
+LEAST_DRAFTS = 50  # drafts below which nothing is advised
+WORTH_IT = 1.02  # least ratio of two gains for which a change is advised
 
 
 def watch(

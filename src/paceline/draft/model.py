@@ -33,8 +33,7 @@ from paceline.target.cache import CachedTarget
 from paceline.target.load import has_tokenizer, load, load_tokenizer
 from paceline.target.tokenizer import Tokenizer
 
-CHUNK = 512
-"""Most tokens of a prompt in one forward of the draft model."""
+CHUNK = 512  # most tokens of a prompt in one forward of the draft model
 
 
 @dataclass(frozen=True, kw_only=True)

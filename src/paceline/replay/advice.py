@@ -11,8 +11,7 @@ tokens of each of 8 requests as long as a plain one of 40 requests, which reads 
 Where rounds with drafts were measured, `share` brings the two together.
 
 Arrays have DRAWS rows: the first is the estimate, the others are bootstrap draws (Efron 1979) over conversations and
-over measured requests, of which intervals are made.
-"""
+over measured requests, of which intervals are made."""
 
 import json
 import shlex
@@ -28,10 +27,8 @@ from numpy.typing import NDArray
 Floats = NDArray[np.float64]
 
 DRAWS = 201
-SIZES = (1, 2, 3, 4, 5, 6, 8, 12, 16)
-"""Tokens of a draft that are tried."""
-SCHEDULES_FROM = (0, 24)
-"""vLLM's first version with num_speculative_tokens_per_batch_size as a list."""
+SIZES = (1, 2, 3, 4, 5, 6, 8, 12, 16)  # tokens of a draft that are tried
+SCHEDULES_FROM = (0, 24)  # vLLM's first version with num_speculative_tokens_per_batch_size as a list
 ENGINES: Mapping[str, Any] = tomllib.loads(Path(__file__).with_name("engines.toml").read_text("utf-8"))
 """What is known of each server's configuration."""
 
@@ -198,9 +195,6 @@ def _weights(conversations: int) -> Floats:
     """[DRAWS, conversations]: how often each is drawn; the first row has all once. The same at every call."""
     drawn = np.random.default_rng(0).multinomial(conversations, np.full(conversations, 1 / conversations), DRAWS - 1)
     return np.vstack([np.ones(conversations), drawn]).astype(np.float64)
-
-
-# Configuration -------------------------------------------------------------------------------------------------------
 
 
 def configuration(choice: Choice, version: str) -> dict[str, Any]:

@@ -7,8 +7,7 @@
 A visit sends a few requests of one length, so many at once, to one server. Passes over all loads, lengths and servers
 follow each other until the time is over, small loads first, the servers in turn. When it is stopped, connections are
 closed at once, and what was finished is kept. The texts of answers are not, unless the log has none: they are then what
-drafters are replayed on.
-"""
+drafters are replayed on."""
 
 import asyncio
 import json
@@ -36,14 +35,10 @@ from paceline.workbench.transcript import Transcriber, Transcript
 
 Visit = dict[str, Any]
 """A row of the visits: role, load, length, seconds, failed requests, what the counters moved by, and the answers."""
-DRAFTS, PLAIN = "drafts", "plain"
-"""The server as it runs, and the one without drafts."""
-VISITS, CONFIGURATION, TABLE = "visits.jsonl", "configuration.json", "tune.json"
-"""Files of the folder."""
-EXTRA = 4
-"""Requests of a visit beside two for each that is under way at once."""
-MOST_FAILED = 0.2
-"""Share of a visit's requests: where more fail, this load and higher ones are not visited again."""
+DRAFTS, PLAIN = "drafts", "plain"  # the server as it runs, and the one without drafts
+VISITS, CONFIGURATION, TABLE = "visits.jsonl", "configuration.json", "tune.json"  # files of the folder
+EXTRA = 4  # requests of a visit beside two for each that is under way at once
+MOST_FAILED = 0.2  # share of a visit's requests: where more fail, this load and higher ones are not visited again
 APART, FEWEST = 3.0, 24
 """Prompts are put into three lengths if the longest tenth is so many times as long as the shortest, and there are
 enough of them."""
@@ -51,8 +46,7 @@ NO_PLAIN = (
     "the server drafts, and what its rounds take without drafts is unknown: name the same model served without them, "
     "--without URL, or start it without"
 )
-FITTED = (0, 1, 2, 4, 8)
-"""Drafted tokens of a request at which a table for our engine is fitted to what was measured."""
+FITTED = (0, 1, 2, 4, 8)  # drafted tokens of a request at which a table for our engine is fitted to what was measured
 
 
 def bins_of(sizes: Sequence[int]) -> list[int]:

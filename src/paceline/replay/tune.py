@@ -5,8 +5,7 @@
     table = tuning.measure(answers)            # for `auto:...,table=FILE`
 
 Times of rounds are measured in the real engine with drafts of random sizes, at every batch size; a drafter's own time
-and the acceptance of its drafts come from replaying the answers.
-"""
+and the acceptance of its drafts come from replaying the answers."""
 
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass, fields
@@ -31,16 +30,12 @@ from paceline.target.base import Target
 from paceline.target.tokenizer import Tokenizer
 from paceline.workbench.walk import RecordedAnswer, Tally, Walk, drop, replay, replayable, step
 
-WIDEST = 40
-"""Nodes of the largest drafts that are timed."""
+WIDEST = 40  # nodes of the largest drafts that are timed
 WARM_ROUNDS, FEWEST_ROUNDS, MOST_ROUNDS = 4, 16, 200
 """Rounds at a batch size before timing begins; least and most rounds that are timed."""
-FIRST_ROW = 1 << 20
-"""First row id of the replays that are timed."""
-TIMED_ANSWERS = 16
-"""Answers of each of these."""
-SHOWN = (1, 2, 4, 8, 16, 32)
-"""Nodes of every row for which a table shows the time of a round."""
+FIRST_ROW = 1 << 20  # first row id of the replays that are timed
+TIMED_ANSWERS = 16  # answers of each of these
+SHOWN = (1, 2, 4, 8, 16, 32)  # nodes of every row for which a table shows the time of a round
 
 
 @dataclass(frozen=True)

@@ -2,8 +2,7 @@
 
 Conversations are replayed in small portions, each with every drafter before the next portion, so that all drafters of
 a stopped replay have read nearly the same text. A drafter that remembers finished requests (`past`) replays all
-conversations in order in one worker, so that its figures do not depend on the number of workers.
-"""
+conversations in order in one worker, so that its figures do not depend on the number of workers."""
 
 import multiprocessing
 import signal

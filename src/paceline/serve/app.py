@@ -1,7 +1,6 @@
 """The routes: OpenAI's chat and text completions, models, tokens, health, metrics, and a page to watch.
 
-Whatever is wrong with a request is an error object with one line; a request that fails fails alone.
-"""
+Whatever is wrong with a request is an error object with one line; a request that fails fails alone."""
 
 import asyncio
 import logging

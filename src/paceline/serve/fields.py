@@ -1,7 +1,6 @@
 """What a request may hold: the fields of OpenAI's chat and text completions, and those that local servers add.
 
-A field that is not here is refused by name. `sampling` turns a request into the engine's parameters.
-"""
+A field that is not here is refused by name. `sampling` turns a request into the engine's parameters."""
 
 from typing import Annotated, Any, Literal, Self
 

@@ -1,8 +1,7 @@
 """What stands before the routes: keys, bodies of a size and within a time, and one line for whatever is wrong.
 
 @app.post("/tokenize")
-async def tokenize(request: TokenizeRequest = Depends(body_of(TokenizeRequest, settings))): ...
-"""
+async def tokenize(request: TokenizeRequest = Depends(body_of(TokenizeRequest, settings))): ..."""
 
 import asyncio
 import hmac
@@ -99,9 +98,6 @@ def public(message: str) -> str:
 def readable(message: str) -> str:
     """Text that UTF-8 can carry, though a client sent half of a surrogate pair."""
     return message.encode("utf-8", "replace").decode()
-
-
-# Before the body ------------------------------------------------------------------------------------------------------
 
 
 class Guard:

@@ -9,8 +9,7 @@ closed. So clients that send nothing cannot keep others out. The time limit for 
 
 The first Ctrl-C or SIGTERM begins the grace: the server still listens, refuses new requests with status 503, and lets
 open ones end. When the grace is over, at a second signal or after a failure of the engine, what is still open ends with
-an error, and the server exits.
-"""
+an error, and the server exits."""
 
 import asyncio
 import json

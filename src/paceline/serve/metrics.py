@@ -2,8 +2,7 @@
 
 Counters are named after our prefix or, with --metrics-prefix vllm, as vLLM names them. The log is JSON Lines that
 `paceline replay` reads as they are, a line for each answer. It holds the token ids of prompts and answers, that is,
-everything that users wrote and got.
-"""
+everything that users wrote and got."""
 
 import mmap
 from collections import Counter as Counts

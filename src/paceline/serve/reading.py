@@ -6,8 +6,7 @@
 
 One reader serves whole answers and streams, so both say the same however the text is cut. What looks like a call and
 is none comes back as text: JSON that is broken, a function that was not offered. A stream may have sent arguments
-before they turn out broken. The call then comes back as text too, and finish_reason is not "tool_calls".
-"""
+before they turn out broken. The call then comes back as text too, and finish_reason is not "tool_calls"."""
 
 import json
 import re

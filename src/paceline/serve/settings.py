@@ -1,7 +1,6 @@
 """What the server allows: its settings, and how much one request may ask for.
 
-Counts are checked before anything is made of a body. Imports nothing that the extra `serve` brings.
-"""
+Counts are checked before anything is made of a body. Imports nothing that the extra `serve` brings."""
 
 import json
 from collections.abc import Iterator, Sized

@@ -2,8 +2,7 @@
 
 The mask is a function of the answer's tokens alone: the matcher goes back to where two answers part and reads on from
 there, so that the nodes of a tree are judged like committed tokens. Draft and target are masked alike; the distribution
-is that of plain constrained decoding.
-"""
+is that of plain constrained decoding."""
 
 from __future__ import annotations
 

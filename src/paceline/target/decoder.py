@@ -3,8 +3,7 @@
 The families are those of `target/shape.py`, which says what each layer of a model does. Unlike an implementation for
 training, it joins Q, K, V into one matrix and gate, up into another, packs rows of different
 lengths without padding, and writes keys and values directly into the ragged cache. On CPUs with bfloat16 units, weights
-are stored in the order that is read fastest: oneDNN's, or our own (`kernels/products.py`).
-"""
+are stored in the order that is read fastest: oneDNN's, or our own (`kernels/products.py`)."""
 
 from __future__ import annotations
 
@@ -37,8 +36,7 @@ if TYPE_CHECKING:
     from paceline.target.kernels.program import Programs
 
 
-MOST_ROWS = 4096
-"""About as many rows of an embedding in blocks are remembered: expanding one takes half a millisecond."""
+MOST_ROWS = 4096  # about as many rows of an embedding in blocks are remembered: expanding one takes half a millisecond
 
 
 class Block:
@@ -86,8 +84,7 @@ class Decoder(CachedTarget):
     weights_fingerprint  that of the weights from which these were quantised; None: that of `weights`.
     made_of              formats of the blocks from which these were quantised, in words; None: of no blocks.
     inverse_frequencies  [head_dim / 2], instead of those that `config` describes.
-    threads              the `Threads` of another target on this machine, with its measurements.
-    """
+    threads              the `Threads` of another target on this machine, with its measurements."""
 
     def __init__(
         self,

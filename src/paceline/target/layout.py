@@ -3,8 +3,7 @@
 The N tokens of all segments are packed into one dimension, so that linear layers compute almost no padding. Attention
 needs more dimensions: short segments share one padded group over a range of slots; a long one (a prompt's chunk) is a
 group of its own. Node i of a segment has the position (row length) + (its depth) and the cache place (row length) + i;
-it sees the row's committed tokens, its ancestors and itself, or all nodes of a `mutual` segment.
-"""
+it sees the row's committed tokens, its ancestors and itself, or all nodes of a `mutual` segment."""
 
 from __future__ import annotations
 
@@ -19,11 +18,9 @@ from numpy.typing import NDArray
 from paceline.engine.round import Segment
 from paceline.engine.tree import IntArray, ancestors
 
-SHARED_QUERIES = 64
-"""Most nodes of a segment in a shared group: the others are padded to the longest."""
+SHARED_QUERIES = 64  # most nodes of a segment in a shared group: the others are padded to the longest
 
-FEWEST = 4
-"""Fewest queries of a key head in attention: torch has another kernel for one, and oneDNN for up to three."""
+FEWEST = 4  # fewest queries of a key head in attention: torch has another kernel for one, and oneDNN for up to three
 
 KEY_GRANULE = 64
 """Attention reads a multiple of this many keys (the last masked), for at least `FEWEST` queries. torch's CPU kernel
@@ -81,8 +78,7 @@ class Layout:
     by_window  by a layer's window, its `groups`, where layers differ in what they see.
     wanted     int64 [M]: packed nodes whose logits are wanted; None: all.
     wanted_at  as Verdict.logits_at.
-    reach      by slot: the row's tokens in the cache, including those of this forward.
-    """
+    reach      by slot: the row's tokens in the cache, including those of this forward."""
 
     tokens: torch.Tensor
     positions: torch.Tensor
@@ -281,12 +277,9 @@ def _see(mask: NDArray[np.float32], segment: Segment, length: int, positions: In
 
 # Attention along paths -----------------------------------------------------------------------------------------------
 
-BLOCK = 64
-"""Keys are read in blocks of this many, from position 0 of the text (`kernels/attention.py`)."""
-TILE = 64
-"""Most queries that share one reading of a block of keys: nodes times query heads of a key head."""
-SLOT, FIRST, COUNT, LIMIT, PATHS, STRIDE = range(6)
-"""Columns of `PathPlan.tiles`."""
+BLOCK = 64  # keys are read in blocks of this many, from position 0 of the text (`kernels/attention.py`)
+TILE = 64  # most queries that share one reading of a block of keys: nodes times query heads of a key head
+SLOT, FIRST, COUNT, LIMIT, PATHS, STRIDE = range(6)  # columns of `PathPlan.tiles`
 
 
 @dataclass(slots=True)
@@ -299,8 +292,7 @@ class PathPlan:
     ends        [N + padding]: a node sees positions below this, the last its own, or the last `window` of them.
     places      flat: the cache places of each node's path from position LIMIT on.
     scores      number of scores of a query head, without a window.
-    header      number of tiles, and addresses of tiles, ends and places, for compiled code.
-    """
+    header      number of tiles, and addresses of tiles, ends and places, for compiled code."""
 
     tiles: IntArray
     ends: IntArray

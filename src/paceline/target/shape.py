@@ -16,8 +16,7 @@ from paceline.errors import shortened
 STATIC_ROPE = ("default", "linear", "llama3", "yarn", "longrope")
 """Kinds of rotary tables that are the same for texts of any length; longrope's up to the length that the model was
 first trained with, where its short factors hold (`Shape.max_context`)."""
-ATTENTION = ("full_attention", "sliding_attention")
-"""Kinds of layers in `layer_types`."""
+ATTENTION = ("full_attention", "sliding_attention")  # kinds of layers in `layer_types`
 ALL_SLIDING = ("mistral", "phi3", "qwen3_moe")
 """Families without `layer_types`, in which a sliding window is that of all layers."""
 ACTIVATIONS = {"silu": False, "gelu_pytorch_tanh": True}  # whether they are `Shape.gelu`

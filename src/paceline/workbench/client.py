@@ -6,8 +6,7 @@
 
 Requests go to the servers in turn. Timeouts, broken connections, torn streams and the statuses 408, 409, 425, 429 and
 5xx may pass: the request is tried again after a jittered, exponentially growing pause, and not before Retry-After. Any
-other 4xx is the request's own fault. A server that answered 429 gets no request until its Retry-After is over.
-"""
+other 4xx is the request's own fault. A server that answered 429 gets no request until its Retry-After is over."""
 
 from __future__ import annotations
 
@@ -34,8 +33,7 @@ UNREADABLE = (AttributeError, TypeError, KeyError, ValueError, RecursionError)  
 PASSING = frozenset({408, 409, 425, 429})
 SHORT_TRIES = 3
 """Attempts at a completion that ended before its budget: a server also does that at the end of its context."""
-MOST_PARTS, MOST_CHARACTERS = 1024, 1 << 26
-"""Of a completion: answers or calls, and text."""
+MOST_PARTS, MOST_CHARACTERS = 1024, 1 << 26  # of a completion: answers or calls, and text
 
 
 class CompletionError(PacelineError):

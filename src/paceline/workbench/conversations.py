@@ -7,8 +7,7 @@ A file is JSON Lines, one JSON list or vLLM's log, gzipped or not. FORMATS says 
 one entry of it. Records of data sets and our own may have a "category". The logs of servers, proxies and tracers hold
 requests and responses, whose bodies are those of Chat Completions or Completions.
 
-Spec-Bench: Xia et al. 2024, arXiv 2401.07851.
-"""
+Spec-Bench: Xia et al. 2024, arXiv 2401.07851."""
 
 from __future__ import annotations
 
@@ -35,8 +34,7 @@ SPEC_BENCH = {
     **dict.fromkeys(("translation", "summarization", "qa", "math_reasoning", "rag"), 80),
 }
 """Number of questions by category in Spec-Bench's own file."""
-TOKENS_DIFFER = 0.03
-"""Share by which a log's count of tokens may differ from the tokenizer's."""
+TOKENS_DIFFER = 0.03  # share by which a log's count of tokens may differ from the tokenizer's
 RESPONSES = ("response", "completion", "text")
 """Keys of an answer to a "prompt" or to "messages"."""
 METADATA = {
@@ -46,10 +44,8 @@ METADATA = {
 }  # fmt: skip
 """Keys that describe a record: their text belongs to no prompt."""
 OF_A_MESSAGE = {"role", "content", "tool_calls", "refusal", "tool_call_id", "name"}
-LABEL_WORDS, LABEL_CHARACTERS = 3, 64
-"""A longer text under an unknown key is an error; see `conversation`."""
-TEXT_PARTS = ("text", "input_text", "output_text")
-"""Types of a content's parts that are text."""
+LABEL_WORDS, LABEL_CHARACTERS = 3, 64  # a longer text under an unknown key is an error; see `conversation`
+TEXT_PARTS = ("text", "input_text", "output_text")  # types of a content's parts that are text
 ROLES = {"developer": "system", "function": "tool", "human": "user", "gpt": "assistant", "observation": "tool"}
 """Other words for roles."""
 MAX_TOKEN_ID = 1 << 31
@@ -504,8 +500,7 @@ def _sglang(record: Record, ignore: Ignore) -> Conversation:
     return _exchange({"prompt": texts[0]}, texts[1], ignore, usage)
 
 
-LOG = "a line of a server's log"
-"""Key of a line that is no JSON and begins as LOGGED says: as vLLM's and uvicorn's do."""
+LOG = "a line of a server's log"  # key of a line that is no JSON and begins as LOGGED says: as vLLM's and uvicorn's do
 LOGGED = re.compile(rb"(\(\S+ pid=\d+\) )?(DEBUG|INFO|WARNING|ERROR)(:? +\d\d-\d\d |: )")
 _QUOTED = r"""('(?:[^'\\]++|\\.)*+'|"(?:[^"\\]++|\\.)*+"), """
 _PROMPT = re.compile(rf"(?:Received request|Request) (\S+?)(?: (?:prompt )?details)?: prompt: {_QUOTED}")
@@ -575,8 +570,7 @@ FORMATS = [
            lambda r, _: Conversation(text=_text(r, next(key for key in RESPONSES if key in r)),
                                      parts={key: _text(r, key) for key in ("title",) if r.get(key) is not None})),
 ]  # fmt: skip
-FORMS = ", ".join(format.name for format in FORMATS)
-"""The formats, for messages."""
+FORMS = ", ".join(format.name for format in FORMATS)  # the formats, for messages
 
 
 # Values ----------------------------------------------------------------------------------------------------------

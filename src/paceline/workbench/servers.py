@@ -6,8 +6,7 @@
     answers[0].times                    # seconds from the request to each delivery of tokens
 
 vLLM, SGLang, llama.cpp and our own server are known by name; any other with OpenAI's API can be asked. A request that
-fails is not tried again: a load generator counts it.
-"""
+fails is not tried again: a load generator counts it."""
 
 from __future__ import annotations
 
@@ -40,21 +39,14 @@ METRICS = {
     "spec_accept_length": "length",
 }  # fmt: skip
 """Fields of Drafting by the names of metrics of vLLM, ours, llama.cpp and SGLang, without prefix and `_total`."""
-MOST_BYTES, MOST_SECONDS = 16 << 20, 60.0
-"""Of a page such as /metrics at most."""
+MOST_BYTES, MOST_SECONDS = 16 << 20, 60.0  # of a page such as /metrics at most
 BY_POSITION = "spec_decode_num_accepted_tokens_per_pos"
 COUNTS = ("tokens", "drafts", "drafted", "accepted")
-LOOK_SECONDS = 0.1
-"""Seconds between two checks whether sending was stopped."""
+LOOK_SECONDS = 0.1  # seconds between two checks whether sending was stopped
 ARRIVED = ("time", "timestamp", "created", "created_at", "start_time", "startTime")
 """Keys of a record that say when a request came, or for `serve --log` when it ended."""
-MILLISECONDS_FROM = 1e11
-"""Times since 1970 above this are in milliseconds."""
-LATEST = 1e15
-"""Numbers from here on, and NaN, are no times."""
-
-
-# What a server says of itself ----------------------------------------------------------------------------------------
+MILLISECONDS_FROM = 1e11  # times since 1970 above this are in milliseconds
+LATEST = 1e15  # numbers from here on, and NaN, are no times
 
 
 @dataclass(frozen=True)
@@ -193,9 +185,6 @@ def _version(url: str, key: str | None) -> str:
     return ""
 
 
-# The workload --------------------------------------------------------------------------------------------------------
-
-
 @dataclass(frozen=True)
 class Request:
     """One request: `messages`, or a `prompt` as the model reads it, in token ids or a text. length: tokens of the
@@ -252,9 +241,6 @@ def _arrival(record: Mapping[str, Any]) -> float | None:
             late = took if isinstance(took, (int, float)) and 0 <= took < LATEST else 0.0
             return (value / 1000 if value > MILLISECONDS_FROM else value) - late
     return None
-
-
-# Sending -------------------------------------------------------------------------------------------------------------
 
 
 async def send(

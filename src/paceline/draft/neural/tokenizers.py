@@ -7,8 +7,7 @@ Speculative Decoding Algorithms for Heterogeneous Vocabularies, arXiv 2502.05202
           new tokens are guesses: they stand where the target writes the very same.
 
 Both are lossless, for what a draft model has read decides what is proposed and never what is accepted. Tokenizing a
-longer text can change the tokens of its end, so before each round the draft's cache is cut back to what still holds.
-"""
+longer text can change the tokens of its end, so before each round the draft's cache is cut back to what still holds."""
 
 from collections.abc import Sequence
 from dataclasses import dataclass, field
@@ -28,10 +27,8 @@ Way = Literal["target", "own", "tli", "slem"]
 
 SHARED = 0.9
 """Least share of a draft model's tokens that the target has if `own` means tli: fewer are too few to write with."""
-STEP = 32
-"""Text is translated in pieces of this many tokens, or a few more: up to the next word."""
-SPLIT = 3
-"""Most tokens at the end of a text that are a part of one character: it has four bytes at most."""
+STEP = 32  # text is translated in pieces of this many tokens, or a few more: up to the next word
+SPLIT = 3  # most tokens at the end of a text that are a part of one character: it has four bytes at most
 _NOTHING = np.zeros(0, np.int64)
 
 
@@ -188,8 +185,6 @@ class Bridge:
         if tokens[: len(text.left)] != text.left:  # the character that the row has begun is another
             return []
         return tokens[len(text.left) :]
-
-    # The draft model's cache ----------------------------------------------------------------------------------
 
     def hold(self, row: Request, ids: IntArray) -> None:
         """The draft model's cache has got the row's next tokens."""
