@@ -13,7 +13,6 @@ import torch
 
 from paceline.draft import registry
 from paceline.draft.dflash import DFlash
-from paceline.draft.fallback import Fallback
 from paceline.draft.neural.drafts import Draft
 from paceline.draft.neural.vocab import Vocabulary, save_vocabulary
 from paceline.draft.shapes import best_first
@@ -24,7 +23,7 @@ from paceline.engine.sampling import SamplingParams
 from paceline.errors import MethodError
 from paceline.target.decoder import Decoder
 from paceline.target.hf import HFTarget
-from tests import drafters, models, native
+from tests import models, native
 from tests.draft import blocks
 from tests.draft.answered import NEW, Answered, weakened
 from tests.draft.eagles import Tensors, write
@@ -148,28 +147,24 @@ def test_a_model_that_transformers_runs(world: Answered) -> None:
 
 def test_the_context_is_a_fresh_reading_whoever_drafted(world: Answered) -> None:
     made = drafter(world)
-    engine = Engine(world.target, Fallback([drafters.Idle(world.answers, error=0.3, branches=1), made]))
-    for prompt in world.prompts[:3]:
-        engine.add(prompt, SamplingParams(max_tokens=NEW))
     checked = 0
-    while engine.has_work:
-        engine.step()
-        for row in engine.rows:
-            text, count = row.tokens.tolist(), made.cached(row)
-            assert count + made.pending.count(row) == len(text) - 1
-            if count:
-                fresh = drafter(world)
-                fresh.bind(native.of(world.model))
-                states = states_of(fresh_target := native.of(world.model), text, fresh)
-                other = Row(0, text[:count], SamplingParams(max_tokens=9), max_context=fresh_target.max_context)
-                fresh.start(other)
-                fresh.read_rows([other], [states[:count]])
-                one, two = (
-                    part.pending.cache._kv[:, :, part.pending.slot(of), :, :count]
-                    for part, of in ((made, row), (fresh, other))
-                )
-                torch.testing.assert_close(one, two, atol=1e-4, rtol=1e-4)
-                checked += 1
+    for row in world.rows_of_two(made):
+        text, count = row.tokens.tolist(), made.cached(row)
+        assert count + made.pending.count(row) == len(text) - 1
+        if not count:
+            continue
+        fresh, target = drafter(world), native.of(world.model)
+        fresh.bind(target)
+        other = Row(0, text[:count], SamplingParams(max_tokens=9), max_context=target.max_context)
+        fresh.start(other)
+        states = states_of(target, text, fresh)
+        fresh.read_rows([other], [states[:count]])
+        one, two = (
+            part.pending.cache._kv[:, :, part.pending.slot(of), :, :count] for part, of in ((made, row), (fresh, other))
+        )
+        torch.testing.assert_close(one, two, atol=1e-4, rtol=1e-4)
+        torch.testing.assert_close(made.pending.of(row), states[count : len(text) - 1], atol=1e-4, rtol=1e-4)
+        checked += 1
     assert checked >= 6
 
 
@@ -326,7 +321,27 @@ WRONG: dict[str, tuple[dict[str, Any], str]] = {
     "another depth": ({"num_target_layers": 36}, "reads states of layers 0, 2 of 36"),
     "no layout": ({"architectures": ["Drafter"]}, "does not say sample_from_anchor"),
     "a doubtful layout": ({"speculators_model_type": "dspark"}, "does not say sample_from_anchor"),
+    "an index past the end": ({"dflash_config": {"target_layer_ids": [0, 99]}}, "reads states of layers 0, 99 of 4"),
+    "one layer's index": ({"dflash_config": {"target_layer_ids": 3}}, "reads states of layers 3 of 4"),
     "no block": ({"block_size": None}, "block_size is None"),
+    "an empty block": ({"block_size": 0}, "block_size is 0; a whole number from 2 to 64"),
+    "a huge block": ({"block_size": 10**9}, "block_size is 1000000000"),
+    "a mask beyond the vocabulary": (
+        {"dflash_config": {"target_layer_ids": [0, 2], "mask_token_id": models.VOCAB_SIZE}},
+        "has neither a tensor mask_embedding nor a mask_token",
+    ),
+    "a mask that is no number": (
+        {"dflash_config": {"target_layer_ids": [0, 2], "mask_token_id": True}},
+        "has neither a tensor mask_embedding nor a mask_token",
+    ),
+    "a rank that is no number": ({"markov_rank": "8"}, "markov_rank is '8'"),
+    "a rank without a head": ({"markov_rank": 8}, "has no markov_head.markov_w1.weight"),
+    "countless layers": ({"num_hidden_layers": 10**9}, "num_hidden_layers is 1000000000"),
+    "layers of one kind too few": ({"layer_types": ["full_attention"]}, "layer_types is ['full_attention']; 2 of"),
+    "a window of nothing": ({"layer_types": ["sliding_attention"] * 2, "sliding_window": 0}, "sliding_window is 0"),
+    "a vocabulary beyond the target's": ({"draft_vocab_size": 10**9}, "drafts 1000000000 tokens"),
+    "a group that is a text": ({"dflash_config": "x"}, "dflash_config is no group of named entries"),
+    "no theta": ({"rope_theta": "x"}, "rope_theta is 'x'"),
     "no mask": (
         {"dflash_config": {"target_layer_ids": [0, 2]}},
         "has neither a tensor mask_embedding nor a mask_token",
@@ -344,6 +359,11 @@ def test_a_file_that_would_draft_badly_is_refused(world: Answered, tmp_path: Pat
         registry.create(f"dflash:{blocks.save(tmp_path, world.model, 'random', **more)}").bind(world.target)
     assert says in str(error.value)
     assert "\n" not in str(error.value)
+
+
+def test_a_markov_head_of_another_rank_is_refused(world: Answered, tmp_path: Path) -> None:
+    with pytest.raises(MethodError, match=r"markov_w1.weight is \[\d+, 64\] where \[\d+, 3\] is wanted"):
+        registry.create(f"dflash:{blocks.save(tmp_path, world.model, markov_rank=3)}").bind(world.target)
 
 
 def with_heads(tensors: Tensors, model: Any, keep: torch.Tensor) -> Tensors:

@@ -13,7 +13,6 @@ import torch
 
 from paceline.draft import registry
 from paceline.draft.base import Drafter
-from paceline.draft.fallback import Fallback
 from paceline.draft.neural import pending
 from paceline.draft.neural.drafts import Draft, Growth
 from paceline.draft.neural.features import FeatureDrafter
@@ -22,7 +21,7 @@ from paceline.engine.request import Row
 from paceline.engine.round import Segment
 from paceline.engine.sampling import SamplingParams
 from paceline.target.hf import HFTarget
-from tests import drafters, models, native
+from tests import models, native
 from tests.draft.answered import NEW, weakened
 from tests.draft.eagles import METHODS, World, d2t_of, described, eagle3, knowing_head, write
 from tests.enumerated import law, plainly
@@ -111,22 +110,17 @@ def test_tapped_states_come_in_the_order_that_the_head_names(world: Callable[...
 def check_cache(here: World, drafter: Drafter) -> None:
     """After every round, against a fresh reading."""
     assert isinstance(drafter, FeatureDrafter)
-    engine = Engine(here.target, Fallback([drafters.Idle(here.answers, error=0.3, branches=1), drafter]))
-    for prompt in here.prompts[:3]:
-        engine.add(prompt, SamplingParams(max_tokens=NEW))
     checked = 0
-    while engine.has_work:
-        engine.step()
-        for row in engine.rows:
-            text, pairs = row.tokens.tolist(), drafter.cached(row) - 1
-            assert pairs + drafter.pending.count(row) == len(text) - 1
-            if not pairs:
-                continue
-            keys_values, states = fresh_reading(here, drafter, text, pairs)
-            own = drafter.pending.cache._kv[:, :, drafter.pending.slot(row), :, :pairs]
-            torch.testing.assert_close(own, keys_values, atol=1e-4, rtol=1e-4)
-            torch.testing.assert_close(drafter.pending.of(row), states[pairs : len(text) - 1], atol=1e-4, rtol=1e-4)
-            checked += 1
+    for row in here.rows_of_two(drafter):
+        text, pairs = row.tokens.tolist(), drafter.cached(row) - 1
+        assert pairs + drafter.pending.count(row) == len(text) - 1
+        if not pairs:
+            continue
+        keys_values, states = fresh_reading(here, drafter, text, pairs)
+        own = drafter.pending.cache._kv[:, :, drafter.pending.slot(row), :, :pairs]
+        torch.testing.assert_close(own, keys_values, atol=1e-4, rtol=1e-4)
+        torch.testing.assert_close(drafter.pending.of(row), states[pairs : len(text) - 1], atol=1e-4, rtol=1e-4)
+        checked += 1
     assert checked >= 6
 
 

@@ -11,7 +11,7 @@ positions' distributions. Folders are those of `paceline train dflash`, or publi
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Sequence
 from dataclasses import dataclass, replace
 from typing import Any, Literal
 
@@ -26,7 +26,10 @@ from paceline.draft.neural.drafts import Draft, best_tokens
 from paceline.draft.neural.features import FeatureConfig, FeatureDrafter
 from paceline.draft.neural.layers import (
     TABLE,
+    Entries,
     Precision,
+    Tensors,
+    check_numbers,
     check_width,
     head_shapes,
     layer_config,
@@ -55,7 +58,8 @@ MASK, OUTPUT, W1, W2 = (
 )
 SURE = ("confidence_head.proj.weight", "confidence_head.proj.bias")
 LARGEST = 64
-"""Most positions of a block."""
+"""Most positions of a block, and most layers."""
+KINDS = {"full_attention", "sliding_attention"}
 NEUTRAL = {"output_multiplier": 1, "final_logit_softcapping": 0, "input_embedding_scale": 1, "use_swa": False}
 """Options of published drafters that nothing here applies, with the values that ask for nothing."""
 
@@ -79,40 +83,48 @@ class Form:
     sure: bool
 
     @classmethod
-    def read(cls, path: str, config: Mapping[str, Any], target: Facts) -> Form:
+    def read(cls, path: str, config: Entries, target: Facts) -> Form:
         """From config.json in any of the published layouts. MethodError for a drafter that cannot be read here."""
-        given = {**(config.get("transformer_layer_config") or {}), **config, **(config.get("dflash_config") or {})}
+        nested = [config.get(key) or {} for key in ("transformer_layer_config", "dflash_config")]
+        if not all(isinstance(part, dict) for part in nested):
+            raise MethodError(f"{path}: transformer_layer_config or dflash_config is no group of named entries")
+        given = {**nested[0], **config, **nested[1]}
         inputs = given.get("aux_hidden_state_layer_ids") or given.get("eagle_aux_hidden_state_layer_ids")
         ids = inputs or given.get("target_layer_ids") or ()
-        taps = tuple(layer if inputs else layer + 1 for layer in ids if isinstance(layer, int))  # ids count outputs
-        layers, block, rank = given.get("num_target_layers"), given.get("block_size"), given.get("markov_rank") or 0
+        ids = ids if isinstance(ids, list | tuple) else [ids]
+        taps = tuple(layer if inputs else layer + 1 for layer in ids if type(layer) is int)  # ids count outputs
+        layers, rank = given.get("num_target_layers"), given.get("markov_rank") or 0
         known = [0 <= tap < target.num_layers for tap in taps]
         if not taps or len(taps) < len(ids) or not all(known) or (layers or target.num_layers) != target.num_layers:
             raise MethodError(
                 f"{path} reads states of layers {', '.join(map(str, ids)) or 'none'} of {layers or 'some'}, and "
                 f"{target.name} has {target.num_layers}, whose last output is not read: it is for another target"
             )
-        if not isinstance(block, int) or not 2 <= block <= LARGEST:
-            raise MethodError(f"{path}: block_size is {block!r}; a block has 2 to {LARGEST} positions")
-        said, names = given.get("sample_from_anchor"), " ".join(given.get("architectures") or ())
-        if (
-            said is None and given.get("speculators_model_type") != "dspark"
-        ):  # where readers disagree, the file must say
+        check_numbers(path, {"block_size": given.get("block_size")}, 2, LARGEST)
+        check_numbers(path, {"markov_rank": rank}, 0)
+        said, names = given.get("sample_from_anchor"), str(given.get("architectures"))
+        if said is None and given.get("speculators_model_type") != "dspark":  # readers disagree: the file must say
             is_dspark = "DSpark" in names or given.get("projector_type") == "dspark"
             said = is_dspark or (False if "DFlash" in names else None)
-        if said is None:
+        if not isinstance(said, bool):
             raise MethodError(f"{path} does not say sample_from_anchor: whether a position drafts the token after it")
         asked = [key for key, neutral in NEUTRAL.items() if (given.get(key) or neutral) != neutral]
         if rank and given.get("markov_head_type", "vanilla") != "vanilla":
             asked.append(f"a {given['markov_head_type']} Markov head")
         if asked:
             raise MethodError(f"{path} asks for {', '.join(asked)}, which nothing here applies: it would draft badly")
-        kinds = given.get("layer_types") or ["full_attention"] * int(given.get("num_hidden_layers") or 1)
+        count = given.get("num_hidden_layers") or 1
+        check_numbers(path, {"num_hidden_layers": count}, 1, LARGEST)
+        kinds, window = given.get("layer_types") or ["full_attention"] * count, given.get("sliding_window")
+        if not isinstance(kinds, list) or len(kinds) != count or not {*map(str, kinds)} <= KINDS:
+            raise MethodError(f"{path}: layer_types is {kinds!r}; {count} of {' and '.join(sorted(KINDS))} are wanted")
+        if "sliding_attention" in kinds:
+            check_numbers(path, {"sliding_window": window})
         causal = False if given.get("sliding_window_non_causal") else given.get("is_causal", given.get("causal"))
         slides = [kind == "sliding_attention" for kind in kinds]
-        sights = ((given.get("sliding_window") if one else None, one if causal is None else causal) for one in slides)
+        sights = ((window if one else None, one if causal is None else causal) for one in slides)
         sure = bool(given.get("enable_confidence_head"))
-        return cls(taps, block, bool(said), given.get("mask_token_id"), tuple(sights), rank, sure)
+        return cls(taps, given["block_size"], said, given.get("mask_token_id"), tuple(sights), rank, sure)
 
     def shapes(self, shape: Shape, vocab: int, drafted: int) -> dict[str, tuple[int, ...]]:
         """Name and shape of its tensors, without optional ones. vocab: tokens; drafted: those that it drafts."""
@@ -128,14 +140,7 @@ class Form:
 class DFlashNetwork:
     """The drafter, bound to a target. head: its output head; columns: tokens of the head's rows, None for all."""
 
-    def __init__(
-        self,
-        path: str,
-        config: Mapping[str, Any],
-        tensors: Mapping[str, torch.Tensor],
-        target: Facts,
-        dtype: Precision = "auto",
-    ):
+    def __init__(self, path: str, config: Entries, tensors: Tensors, target: Facts, dtype: Precision = "auto"):
         form = self.form = Form.read(path, config, target)
         described = config.get("transformer_layer_config") or config
         layers = layer_config(path, {"vocab_size": target.vocab_size, **described, "model_type": "qwen3"}, target)
@@ -156,7 +161,7 @@ class DFlashNetwork:
         table, head = table_and_head(target)
         own = tensors.get(TABLE, table).to(table)
         self.table = table if torch.equal(own, table) else own
-        if MASK not in tensors and not (isinstance(form.mask, int) and 0 <= form.mask < vocab):
+        if MASK not in tensors and not (type(form.mask) is int and 0 <= form.mask < vocab):
             raise MethodError(f"{path} has neither a tensor {MASK} nor a mask_token_id that is a token of the target")
         self.mask = tensors[MASK].to(table) if MASK in tensors else self.table[form.mask]
         self.columns = columns_of(path, tensors, drafted, target)
@@ -247,7 +252,8 @@ class DFlash(FeatureDrafter):
         return min(row.max_draft, form.block - (not form.from_anchor)) if known == len(row) - 1 else 0
 
     def keep(self, draft: Draft, nodes: Sequence[int]) -> None:
-        pass  # a block is never kept: the target's states of what was accepted come to `pending`
+        """Nothing is left to commit: `fill` has read the states that waited, and writes no block to the cache. The
+        states of accepted tokens come to `pending` from the target."""
 
     def read_chunk(self, row: Request, states: torch.Tensor) -> None:
         self.read_rows([row], [states])

@@ -4,15 +4,14 @@ Li et al. 2024, "EAGLE: Speculative Sampling Requires Rethinking Feature Uncerta
 as in EAGLE-2 (arXiv 2406.16858): the best paths so far are drafted further, and the best nodes of all are verified.
 Embedding and output head are the target's. Folders of `paceline train eagle` have the layout of published heads."""
 
-from collections.abc import Mapping, Sequence
-from typing import Any
+from collections.abc import Sequence
 
 import torch
 
 from paceline.draft.neural import layers as neural
 from paceline.draft.neural.checkpoint import check_all
 from paceline.draft.neural.features import FeatureConfig, FeatureDrafter
-from paceline.draft.neural.layers import TABLE, Precision
+from paceline.draft.neural.layers import TABLE, Entries, Precision, Tensors
 from paceline.engine.round import Segment
 from paceline.errors import MethodError
 from paceline.target.base import Facts
@@ -37,10 +36,7 @@ def eagle_shapes(shape: Shape, names: Sequence[str]) -> dict[str, tuple[int, ...
 class EagleNetwork:
     """fc(embedding, state), then the layers; no norm before the first, nor after the last (Li et al. 2024, 3.1)."""
 
-    def __init__(
-        self, path: str, config: Mapping[str, Any], tensors: Mapping[str, torch.Tensor], target: Facts,
-        dtype: Precision = "auto",
-    ):  # fmt: skip
+    def __init__(self, path: str, config: Entries, tensors: Tensors, target: Facts, dtype: Precision = "auto"):
         layers = neural.layer_config(path, {"vocab_size": target.vocab_size, **config}, target)
         shape = Shape.of(layers)
         neural.check_width(path, shape.hidden_size, target)

@@ -16,7 +16,9 @@ from paceline.draft.neural.checkpoint import check_all
 from paceline.draft.neural.features import FeatureConfig, FeatureDrafter
 from paceline.draft.neural.layers import (
     TABLE,
+    Entries,
     Precision,
+    Tensors,
     check_width,
     head_shapes,
     layer_config,
@@ -97,10 +99,7 @@ def eagle3_shapes(shape: Shape, width: int, taps: int, vocab: int, flags: Flags)
 class Eagle3Network:
     """A layer over the norms of the token's embedding and of the feature: fc(tapped states), or the parent's output."""
 
-    def __init__(
-        self, path: str, config: Mapping[str, Any], tensors: Mapping[str, torch.Tensor], target: Facts,
-        dtype: Precision = "auto",
-    ):  # fmt: skip
+    def __init__(self, path: str, config: Entries, tensors: Tensors, target: Facts, dtype: Precision = "auto"):
         tensors = {name.replace("midlayer.", "layers.0."): tensor for name, tensor in tensors.items()}
         described = {"vocab_size": target.vocab_size, **(config.get("transformer_layer_config") or config)}
         layers = layer_config(path, described, target)

@@ -104,9 +104,21 @@ _READ = (
     "hidden_act", "rms_norm_eps", "attention_bias", "mlp_bias", "vocab_size",
 )  # fmt: skip
 """Entries of a head's config.json that say what its layers look like."""
+_SIZES = {*_READ[:6], "vocab_size"}
 
 
-def layer_config(where: Any, config: Mapping[str, Any], target: Facts) -> PretrainedConfig:
+Entries = Mapping[str, Any]  # of a config.json
+Tensors = Mapping[str, Tensor]  # of a checkpoint, by their names
+
+
+def check_numbers(where: Any, entries: Entries, least: int = 1, most: int = 2**24) -> None:
+    """MethodError, with its name, for an entry that is no whole number from `least` to `most`."""
+    for name, value in entries.items():
+        if type(value) is not int or not least <= value <= most:
+            raise MethodError(f"{where}: {name} is {value!r}; a whole number from {least} to {most} is wanted")
+
+
+def layer_config(where: Any, config: Entries, target: Facts) -> PretrainedConfig:
     """The configuration of a head's layers from its config.json.
 
     Without rope_theta it is 10000, whatever the target's is, and head_dim is hidden_size / heads: published heads were
@@ -118,11 +130,16 @@ def layer_config(where: Any, config: Mapping[str, Any], target: Facts) -> Pretra
             f"{where} does not say {', '.join(missing)} of its layers: it is no head that can be read here"
         )
     given.setdefault("num_hidden_layers", 1)
+    check_numbers(where, {name: value for name, value in given.items() if name in _SIZES})
+    check_numbers(where, {"num_hidden_layers": given["num_hidden_layers"]}, most=256)
     given.setdefault("head_dim", given["hidden_size"] // given["num_attention_heads"])
     given.setdefault("num_key_value_heads", given["num_attention_heads"])
-    rope = dict(config.get("rope_parameters") or config.get("rope_scaling") or {})
+    scaled = config.get("rope_parameters") or config.get("rope_scaling") or {}
+    rope = {**scaled} if isinstance(scaled, Mapping) else {"rope_theta": scaled}
     rope.setdefault("rope_type", rope.pop("type", "default"))
-    rope.setdefault("rope_theta", config.get("rope_theta") or 10000.0)
+    theta = rope.setdefault("rope_theta", config.get("rope_theta") or 10000.0)
+    if not isinstance(theta, int | float) or not 0 < theta < float("inf"):
+        raise MethodError(f"{where}: rope_theta is {theta!r}; a positive number is wanted")
     family = config.get("model_type", "llama")
     family = family if family in ("mistral", "qwen2", "qwen3") else "llama"
     made = AutoConfig.for_model(

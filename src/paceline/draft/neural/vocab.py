@@ -186,6 +186,8 @@ def to_offsets(keep: Tensor, size: int) -> dict[str, Tensor]:
 
 def columns_of(path: str, tensors: Mapping[str, Tensor], vocab: int, target: Facts) -> Tensor | None:
     """The target's ids int64 [vocab] of a draft vocabulary; None for all. MethodError if they are not the target's."""
+    if type(vocab) is not int or not 1 <= vocab <= target.vocab_size:
+        raise MethodError(f"{path} drafts {vocab!r} tokens of {target.name}, which has {target.vocab_size}")
     if OFFSETS not in tensors and vocab == target.vocab_size:
         return None
     try:

@@ -122,7 +122,6 @@ def _tile(
     v.intrinsic("llvm.x86.ldtilecfg", v.VOID, v.pointer(before))
 
 
-
 def _each(count: Value, do: Callable[[Value], None]) -> None:
     """do(i) for i from 0 to count - 1, at least once."""
 
