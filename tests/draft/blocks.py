@@ -3,6 +3,7 @@ plain torch. Both are written out here by hand, not by what trains and runs draf
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from pathlib import Path
 from typing import Any
 
@@ -73,11 +74,12 @@ def save(folder: Path, model: PreTrainedModel, kind: str = "knowing", scale: flo
 
 
 def reference(
-    tensors: Tensors, taps: torch.Tensor, anchor: torch.Tensor, mask: torch.Tensor, window: int | None, causal: bool
-) -> torch.Tensor:
+    tensors: Tensors, taps: torch.Tensor, anchor: torch.Tensor, mask: torch.Tensor,
+    windows: Sequence[int | None], causal: bool,
+) -> torch.Tensor:  # fmt: skip
     """What a drafter of `geometry` puts out at every position of the block after a text, [BLOCK, H].
 
-    taps  [T, len(IDS) * H]: the target's states of the text. anchor, mask: embeddings [H]."""
+    taps  [T, len(IDS) * H]: the target's states of the text. anchor, mask: embeddings [H]. windows: of each layer."""
     heads, kv_heads, dim, eps = 2, 1, 24, 1e-5
 
     def norm(x: torch.Tensor, name: str) -> torch.Tensor:
@@ -96,9 +98,8 @@ def reference(
     seen = torch.ones(BLOCK, length + BLOCK, dtype=torch.bool)
     if causal:
         seen &= keys_at <= at[:, None]
-    if window is not None:
-        seen &= at[:, None] - keys_at < window
-    for number in range(LAYERS):
+    for number, window in enumerate(windows):
+        near = seen if window is None else seen & (at[:, None] - keys_at < window)
         layer = f"layers.{number}."
         project = {name: tensors[f"{layer}self_attn.{name}_proj.weight"] for name in "qkvo"}
         y = norm(x, f"{layer}input_layernorm")
@@ -107,7 +108,7 @@ def reference(
         k = turned(norm((both @ project["k"].T).view(-1, kv_heads, dim), f"{layer}self_attn.k_norm"), keys_at)
         v = (both @ project["v"].T).view(-1, kv_heads, dim)
         scores = torch.einsum("nhd,md->hnm", q, k[:, 0]) / dim**0.5
-        weights = scores.masked_fill(~seen, -torch.inf).softmax(-1)
+        weights = scores.masked_fill(~near, -torch.inf).softmax(-1)
         x = x + torch.einsum("hnm,md->nhd", weights, v[:, 0]).flatten(1) @ project["o"].T
         y = norm(x, f"{layer}post_attention_layernorm")
         gate, up, down = (tensors[f"{layer}mlp.{name}_proj.weight"] for name in ("gate", "up", "down"))
