@@ -20,24 +20,12 @@ import torch
 import torch.nn.functional as F
 
 from paceline.draft.cost import SIZES
+from paceline.draft.neural import layers as neural
 from paceline.draft.neural import stop
 from paceline.draft.neural.checkpoint import check_all
 from paceline.draft.neural.drafts import Draft, best_tokens
 from paceline.draft.neural.features import FeatureConfig, FeatureDrafter
-from paceline.draft.neural.layers import (
-    TABLE,
-    Entries,
-    Precision,
-    Tensors,
-    check_numbers,
-    check_width,
-    head_shapes,
-    layer_config,
-    nbytes,
-    placed,
-    rotary_layers,
-    table_and_head,
-)
+from paceline.draft.neural.layers import TABLE, Entries, Precision, Tensors
 from paceline.draft.neural.vocab import MEMBERS, OFFSETS, columns_of
 from paceline.draft.shapes import RankPath, best_first
 from paceline.draft.spec import option
@@ -50,15 +38,10 @@ from paceline.target.linear import linear
 from paceline.target.quantised.blocks import tensors_of
 from paceline.target.shape import Shape
 
-MASK, OUTPUT, W1, W2 = (
-    "mask_embedding",
-    "lm_head.weight",
-    "markov_head.markov_w1.weight",
-    "markov_head.markov_w2.weight",
-)
+MASK, OUTPUT = "mask_embedding", "lm_head.weight"
+W1, W2 = (f"markov_head.markov_w{n}.weight" for n in (1, 2))
 SURE = ("confidence_head.proj.weight", "confidence_head.proj.bias")
-LARGEST = 64
-"""Most positions of a block, and most layers."""
+LARGEST = 64  # most positions of a block, and most layers
 KINDS = {"full_attention", "sliding_attention"}
 NEUTRAL = {"output_multiplier": 1, "final_logit_softcapping": 0, "input_embedding_scale": 1, "use_swa": False}
 """Options of published drafters that nothing here applies, with the values that ask for nothing."""
@@ -100,8 +83,8 @@ class Form:
                 f"{path} reads states of layers {', '.join(map(str, ids)) or 'none'} of {layers or 'some'}, and "
                 f"{target.name} has {target.num_layers}, whose last output is not read: it is for another target"
             )
-        check_numbers(path, {"block_size": given.get("block_size")}, 2, LARGEST)
-        check_numbers(path, {"markov_rank": rank}, 0)
+        neural.check_numbers(path, {"block_size": given.get("block_size")}, 2, LARGEST)
+        neural.check_numbers(path, {"markov_rank": rank}, 0)
         said, names = given.get("sample_from_anchor"), str(given.get("architectures"))
         if said is None and given.get("speculators_model_type") != "dspark":  # readers disagree: the file must say
             is_dspark = "DSpark" in names or given.get("projector_type") == "dspark"
@@ -114,12 +97,12 @@ class Form:
         if asked:
             raise MethodError(f"{path} asks for {', '.join(asked)}, which nothing here applies: it would draft badly")
         count = given.get("num_hidden_layers") or 1
-        check_numbers(path, {"num_hidden_layers": count}, 1, LARGEST)
+        neural.check_numbers(path, {"num_hidden_layers": count}, 1, LARGEST)
         kinds, window = given.get("layer_types") or ["full_attention"] * count, given.get("sliding_window")
         if not isinstance(kinds, list) or len(kinds) != count or not {*map(str, kinds)} <= KINDS:
             raise MethodError(f"{path}: layer_types is {kinds!r}; {count} of {' and '.join(sorted(KINDS))} are wanted")
         if "sliding_attention" in kinds:
-            check_numbers(path, {"sliding_window": window})
+            neural.check_numbers(path, {"sliding_window": window})
         causal = False if given.get("sliding_window_non_causal") else given.get("is_causal", given.get("causal"))
         slides = [kind == "sliding_attention" for kind in kinds]
         sights = ((window if one else None, one if causal is None else causal) for one in slides)
@@ -131,7 +114,7 @@ class Form:
         h = shape.hidden_size
         shapes = {"fc.weight": (h, len(self.taps) * h), "hidden_norm.weight": (h,), "norm.weight": (h,)}
         for number in range(shape.num_layers):
-            of_layer = head_shapes(shape, h, ("input_layernorm",))
+            of_layer = neural.head_shapes(shape, h, ("input_layernorm",))
             shapes |= {f"layers.{number}.{name}": of for name, of in of_layer.items()}
         markov = {W1: (vocab, self.rank), W2: (drafted, self.rank)} if self.rank else {}
         return shapes | markov | (dict(zip(SURE, ((1, h + self.rank), (1,)), strict=True)) if self.sure else {})
@@ -142,23 +125,23 @@ class DFlashNetwork:
 
     def __init__(self, path: str, config: Entries, tensors: Tensors, target: Facts, dtype: Precision = "auto"):
         form = self.form = Form.read(path, config, target)
-        described = config.get("transformer_layer_config") or config
-        layers = layer_config(path, {"vocab_size": target.vocab_size, **described, "model_type": "qwen3"}, target)
-        shape, vocab = Shape.of(layers), target.vocab_size
+        vocab, described = target.vocab_size, config.get("transformer_layer_config") or config
+        layers = neural.layer_config(path, {"vocab_size": vocab, **described, "model_type": "qwen3"}, target)
+        shape = Shape.of(layers)
         h, drafted = shape.hidden_size, config.get("draft_vocab_size") or vocab
-        check_width(path, h, target)
+        neural.check_width(path, h, target)
         shapes = form.shapes(shape, vocab, drafted)
         optional = {TABLE: (vocab, h), OUTPUT: (drafted, h), MASK: (h,), OFFSETS: (drafted,), MEMBERS: (vocab,)}
         check_all(path, tensors, shapes | {name: of for name, of in optional.items() if name in tensors})
-        extra = tensors_of(placed({name: tensors[name] for name in shapes if name in (W1, W2, *SURE)}, target))
-        here = placed(
+        extra = tensors_of(neural.placed({name: tensors[name] for name in shapes if name in (W1, W2, *SURE)}, target))
+        here = neural.placed(
             {name: tensors[name] for name in (*shapes, OUTPUT) if name in tensors.keys() - extra}, target, dtype
         )
-        self.layers = rotary_layers(here, layers, target)
+        self.layers = neural.rotary_layers(here, layers, target)
         self.weights, self.cache, self.taps = self.layers.vectors | extra, self.layers.cache, form.taps
         self.norms = [self.weights[f"layers.{n}.input_layernorm.weight"] for n in range(shape.num_layers)]
         self.fc = linear([here["fc.weight"]], None, target.dtype)
-        table, head = table_and_head(target)
+        table, head = neural.table_and_head(target)
         own = tensors.get(TABLE, table).to(table)
         self.table = table if torch.equal(own, table) else own
         if MASK not in tensors and not (type(form.mask) is int and 0 <= form.mask < vocab):
@@ -168,7 +151,7 @@ class DFlashNetwork:
         if OUTPUT in here:
             head = linear([here[OUTPUT]], None, target.dtype)
         self.head = head if OUTPUT in here or self.columns is None else head.rows(self.columns)
-        self.nbytes = nbytes(here, OUTPUT) + nbytes(extra, W1)  # of W1 a row is read
+        self.nbytes = neural.nbytes(here, OUTPUT) + neural.nbytes(extra, W1)  # of W1 a row is read
 
     def read(self, states: torch.Tensor, segments: Sequence[Segment]) -> None:
         """Write every layer's keys and values of committed tokens, from the target's states [N, taps * H]."""

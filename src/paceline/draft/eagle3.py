@@ -12,21 +12,10 @@ from typing import Any, Self
 
 import torch
 
+from paceline.draft.neural import layers as neural
 from paceline.draft.neural.checkpoint import check_all
 from paceline.draft.neural.features import FeatureConfig, FeatureDrafter
-from paceline.draft.neural.layers import (
-    TABLE,
-    Entries,
-    Precision,
-    Tensors,
-    check_width,
-    head_shapes,
-    layer_config,
-    nbytes,
-    placed,
-    rotary_layers,
-    table_and_head,
-)
+from paceline.draft.neural.layers import TABLE, Entries, Precision, Tensors
 from paceline.draft.neural.vocab import MEMBERS, OFFSETS, columns_of
 from paceline.engine.round import Segment
 from paceline.errors import MethodError
@@ -91,7 +80,8 @@ def eagle3_shapes(shape: Shape, width: int, taps: int, vocab: int, flags: Flags)
     if flags.fc_norm:
         shapes |= {f"fc_norm.{n}.weight": (width,) for n in range(taps)}
     for number in range(shape.num_layers):
-        of_layer = head_shapes(shape, h if number else 2 * h, ("input_layernorm", "hidden_norm")[: 1 if number else 2])
+        norms = ("input_layernorm", "hidden_norm")[: 1 if number else 2]
+        of_layer = neural.head_shapes(shape, h if number else 2 * h, norms)
         shapes |= {f"layers.{number}.{name}": of for name, of in of_layer.items()}
     return shapes
 
@@ -102,22 +92,22 @@ class Eagle3Network:
     def __init__(self, path: str, config: Entries, tensors: Tensors, target: Facts, dtype: Precision = "auto"):
         tensors = {name.replace("midlayer.", "layers.0."): tensor for name, tensor in tensors.items()}
         described = {"vocab_size": target.vocab_size, **(config.get("transformer_layer_config") or config)}
-        layers = layer_config(path, described, target)
+        layers = neural.layer_config(path, described, target)
         shape, self.flags = Shape.of(layers), Flags.of(config)
         self.taps = taps_of(path, config, target)
         width = config.get("target_hidden_size") or shape.hidden_size
-        check_width(path, width, target)
+        neural.check_width(path, width, target)
         vocab = config.get("draft_vocab_size") or target.vocab_size
         shapes = eagle3_shapes(shape, width, len(self.taps), vocab, self.flags)
         optional = {TABLE: (target.vocab_size, shape.hidden_size), OFFSETS: (vocab,), MEMBERS: (target.vocab_size,)}
         check_all(path, tensors, shapes | {name: of for name, of in optional.items() if name in tensors})
         self.columns = columns_of(path, tensors, vocab, target)
-        here = placed({name: tensors[name] for name in shapes}, target, dtype)
+        here = neural.placed({name: tensors[name] for name in shapes}, target, dtype)
         self.table = self._table(path, tensors.get(TABLE), shape, target)
-        self.layers = rotary_layers(here, layers, target)
+        self.layers = neural.rotary_layers(here, layers, target)
         self.weights, self.cache = self.layers.vectors, self.layers.cache
         self.fc, self.head = (linear([here[f"{name}.weight"]], None, target.dtype) for name in ("fc", "lm_head"))
-        self.nbytes = nbytes(here, "lm_head")
+        self.nbytes = neural.nbytes(here, "lm_head")
 
     def _norm(self, states: torch.Tensor, name: str) -> torch.Tensor:
         return self.layers.ops.norm(states, self.weights[f"{name}.weight"])
@@ -131,7 +121,7 @@ class Eagle3Network:
             own = own.to(target.device, target.dtype)
             if shape.hidden_size != target.hidden_size:
                 return own
-        table, _ = table_and_head(target)
+        table, _ = neural.table_and_head(target)
         return table if own is None or torch.equal(own, table) else own
 
     def first(self, states: torch.Tensor) -> torch.Tensor:

@@ -35,8 +35,8 @@ LEAST = 32  # prompt tokens that run beside decoding rows in any case: fewer tak
 
 class Pace:
     """How many prompt tokens may run beside decoding rows, learnt from the times of rounds. A round is expected to take
-    what the latest rounds without prompt tokens took, plus a price for each prompt token. It is Sarathi-Serve's token budget (Agrawal et
-    al. 2024, arXiv 2403.02310, section 4.3), but measured while it is used.
+    what the latest rounds without prompt tokens took, plus a price for each prompt token. This is Sarathi-Serve's token
+    budget (Agrawal et al. 2024, arXiv 2403.02310, section 4.3), but measured while it is used.
 
     max_slowdown  most time of such a round, in rounds without prompt tokens; None: no bound."""
 
