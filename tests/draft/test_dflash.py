@@ -4,6 +4,7 @@ target's law, and its trees are the best ones."""
 from __future__ import annotations
 
 import itertools
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
@@ -56,9 +57,9 @@ def states_of(target: Decoder, text: list[int], made: DFlash) -> torch.Tensor:
     return torch.cat([said.hidden[layer] for layer in made.network.form.taps], -1)
 
 
-def begun(target: Decoder, made: DFlash, text: list[int], number: int = 0) -> Draft:
+def begun(target: Decoder, made: DFlash, text: list[int], number: int = 0, temperature: float = 0.0) -> Draft:
     """A draft after a text, whose prompt has been run."""
-    row = Row(number, text, SamplingParams(max_tokens=40), max_context=target.max_context)
+    row = Row(number, text, SamplingParams(temperature, max_tokens=40), max_context=target.max_context)
     row.slot = target.add_row(row.expected_length)
     made.start(row)
     verdict = target.verify([Segment.chunk(row.slot, np.array(text[:-1]), last=False)], made.needs)
@@ -72,6 +73,11 @@ def begun(target: Decoder, made: DFlash, text: list[int], number: int = 0) -> Dr
 SIGHTS: dict[str, dict[str, Any]] = {
     "full": {},
     "window": {"layer_types": ["sliding_attention", "full_attention"], "sliding_window": 6, "is_causal": False},
+    "window that sees later": {
+        "layer_types": ["sliding_attention"] * 2,
+        "sliding_window": 6,
+        "sliding_window_non_causal": True,
+    },
     "causal window": {"layer_types": ["sliding_attention"] * 2, "sliding_window": 6},
 }
 
@@ -210,6 +216,41 @@ def test_tree_and_chain_have_the_same_distributions(world: Answered) -> None:
             wanted *= float(made.run([chain], [1])[0].softmax(-1)[token])
             chain.add(token)
         assert chance == pytest.approx(wanted, rel=1e-3)
+
+
+def test_tokens_that_are_no_candidates_weigh_what_they_did(world: Answered) -> None:
+    made = drafter(world, width=2)
+    made.bind(world.target)
+    draft = begun(world.target, made, world.prompts[0])
+    made.fill([draft])
+    chances, _ = made.grow_tree(draft, 2)
+    p = draft.features[1][0].softmax(-1)
+    best = p.topk(2).indices
+    bias = made.network.bias(torch.tensor(draft.tokens[-1]))
+    weights = p[best] * bias[best].exp()
+    wanted = weights / (weights.sum() + 1 - p[best].sum())
+    assert chances[(0,)] == pytest.approx(float(wanted.max()), rel=1e-3)
+
+
+def test_chains_are_drawn_where_there_is_a_markov_head(world: Answered) -> None:
+    for kind in ("knowing", "random"):
+        made = drafter(world, kind, tree=0, stop="fixed")
+        made.bind(world.target)
+        [tree] = made.propose([begun(world.target, made, world.prompts[0], temperature=1.0).row])
+        assert tree.num_drafted
+        assert (tree.draft_probs is not None) == (kind == "knowing")
+
+
+def test_nothing_is_drafted_of_a_text_that_was_not_read_or_of_no_numbers(world: Answered, tmp_path: Path) -> None:
+    made = drafter(world)
+    made.bind(world.target)
+    row = Row(0, world.prompts[0], SamplingParams(max_tokens=9), max_context=world.target.max_context)
+    made.start(row)
+    assert not made.propose([row])[0].num_drafted
+    broken = blocks.random_tensors(world.model) | {"norm.weight": torch.full((64,), torch.nan)}
+    made = drafter(replace(world, folder=write(tmp_path / "nan", blocks.config(world.model), broken).parent), "nan")
+    made.bind(world.target)
+    assert not made.propose([begun(world.target, made, world.prompts[0]).row])[0].num_drafted
 
 
 def test_the_confidence_head_ends_a_chain(world: Answered) -> None:
