@@ -28,8 +28,7 @@ from paceline.train.student import Student, known_depths, spread
 from paceline.train.trainer import Trainer, train_head
 from paceline.train.unrolled import UnrolledLayer, begin_as_last
 
-SURE_OF = 256
-"""Most positions of a batch by which the confidence head learns: each costs both distributions once more."""
+SURE_OF = 256  # most positions of a batch by which the confidence head learns: each costs both distributions once more
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -230,6 +229,5 @@ def command(setup: DrafterOptions, config: DFlashConfig) -> bool:
 
     paceline train dflash MODEL --prompts mine=prompts.jsonl --generate 5000 --markov 64 --confidence --out build/dflash
 
-    At the end acceptance is measured by depth on held-out answers.
-    """
+    At the end acceptance is measured by depth on held-out answers."""
     return train_head(setup.training(config), config)

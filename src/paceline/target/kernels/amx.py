@@ -2,8 +2,7 @@
 
 A tile of `tiles.py` here is all rows times a group of panels. It expands a chunk of their inputs to bfloat16,
 multiplies all rows by it, and goes on with the next chunk, while the sums are in memory. So a weight is expanded once
-for all rows, and what is multiplied comes from the caches of the first two levels, however wide the weights are.
-"""
+for all rows, and what is multiplied comes from the caches of the first two levels, however wide the weights are."""
 
 import ctypes
 import sys
@@ -19,14 +18,10 @@ from paceline.target.kernels import vectors as v
 from paceline.target.kernels.tiles import Tiles, first_lanes, narrowed
 from paceline.target.kernels.vectors import Value
 
-REGISTER = 1024
-"""Bytes of a register: 16 rows, or 16 outputs, and 32 inputs of each; or their 256 sums."""
-PAIR = 32
-"""Rows, and outputs, that are multiplied at once: two registers of each, and four of sums."""
-GROUP = 4
-"""Pairs of panels in a tile: rows are read once for all of them."""
-CHUNK = 8
-"""Blocks of 32 inputs in a chunk: 16 kB of a pair."""
+REGISTER = 1024  # bytes of a register: 16 rows, or 16 outputs, and 32 inputs of each; or their 256 sums
+PAIR = 32  # rows, and outputs, that are multiplied at once: two registers of each, and four of sums
+GROUP = 4  # pairs of panels in a tile: rows are read once for all of them
+CHUNK = 8  # blocks of 32 inputs in a chunk: 16 kB of a pair
 MOST = 16
 """Most pairs of rows in a tile: with them, a chunk of them and their sums, it takes 600 kB of the second level."""
 

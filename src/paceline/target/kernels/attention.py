@@ -30,10 +30,8 @@ from paceline.target.cache import CAPACITY, ENDS, HEADER, KEYS, LAYER, PLACES, T
 from paceline.target.kernels import is_recording, on_threads
 from paceline.target.layout import BLOCK, COUNT, FIRST, LIMIT, PATHS, SLOT, STRIDE, PathPlan
 
-LANES = 16
-"""Numbers in a vector."""
-WORTH_SHARING = 8192
-"""Fewest scores of a layer for more threads than one."""
+LANES = 16  # numbers in a vector
+WORTH_SHARING = 8192  # fewest scores of a layer for more threads than one
 NEXT, KV_HEADS, SHARED, DIM, NODES, NUMBER, QUERIES, OUT, FORWARD, WINDOW = range(10)
 """Places in the task of the compiled function. NEXT: number of the next piece of work; NUMBER: of the layer; QUERIES,
 OUT, FORWARD: addresses, the last of `Writer.header`; WINDOW: most tokens that a node sees."""
@@ -60,8 +58,7 @@ def attend_paths(
 _VECTORS = BLOCK // LANES
 _float, _word = ir.FloatType(), ir.IntType(32)
 _floats, _words = ir.VectorType(_float, LANES), ir.VectorType(_word, LANES)
-_LOWEST = -87.0
-"""e**x is 0 below this: e**-87 is near the smallest normal float32."""
+_LOWEST = -87.0  # e**x is 0 below this: e**-87 is near the smallest normal float32
 
 
 def _all(value: float) -> ir.Constant:

@@ -10,8 +10,7 @@ and by any of the instructions of `PATHS`.
 Many rows in bfloat16, a prompt's, are multiplied in bfloat16 where the processor has AMX, unless the product must be
 exact: weights are expanded on the way (`amx.py`), and the rows are not rounded.
 
-Panels have the blocks of 16 outputs in the order of use (`tiles.py`).
-"""
+Panels have the blocks of 16 outputs in the order of use (`tiles.py`)."""
 
 from __future__ import annotations
 
@@ -47,14 +46,10 @@ from paceline.target.quantised.blocks import (
     joined,
 )
 
-COLUMNS = 16
-"""Outputs of a panel. With 32, the sums of twelve rows do not fit into the registers."""
-PAIR = 2
-"""Blocks in a turn of the innermost loop: two blocks share bytes."""
-STEP = 64
-"""Panels that are packed at once."""
-DTYPES = (torch.bfloat16, torch.float32)
-"""Dtypes of x and of the result."""
+COLUMNS = 16  # outputs of a panel. With 32, the sums of twelve rows do not fit into the registers
+PAIR = 2  # blocks in a turn of the innermost loop: two blocks share bytes
+STEP = 64  # panels that are packed at once
+DTYPES = (torch.bfloat16, torch.float32)  # dtypes of x and of the result
 
 
 class Path(NamedTuple):
@@ -78,8 +73,7 @@ PATHS = {
     "plain": Path((), (*_AVX_512, "avxvnni"), 4),
 }
 """From the fastest: AVX-512 VNNI, AVX-VNNI, AVX2, and ordinary multiplications. All give the same bits."""
-MANY = 32
-"""Rows from which on a product in bfloat16 is faster: a panel is expanded once for all of them."""
+MANY = 32  # rows from which on a product in bfloat16 is faster: a panel is expanded once for all of them
 
 
 @dataclass(frozen=True)

@@ -3,8 +3,7 @@
 So a token's logits are the same, bit for bit, alone and in a draft (docs/exact.md). In bfloat16 this is also faster on
 CPUs without AMX tiles, such as Zen 4: oneDNN reads weights there at two thirds of the memory's speed, and does not
 compute while it reads for two to sixteen rows, as in verifying a draft (docs/measurements.md, "Products"). Here up to
-12 rows are summed in registers while a panel is read; with more rows, the last ones prefetch the next panel.
-"""
+12 rows are summed in registers while a panel is read; with more rows, the last ones prefetch the next panel."""
 
 from functools import cache
 
@@ -15,8 +14,7 @@ from paceline.target.kernels import vectors as v
 from paceline.target.kernels.tiles import Tiles, tile
 from paceline.target.kernels.vectors import Value
 
-COLUMNS = 32
-"""Outputs of a panel: two registers of AVX-512."""
+COLUMNS = 32  # outputs of a panel: two registers of AVX-512
 ROWS = 12 if llvm.get_host_cpu_features().get("avx512f") else 3
 """Most rows at once: their sums take 24 of AVX-512's 32 registers, or 12 of AVX2's 16."""
 STEPS = 4

@@ -6,8 +6,7 @@ After that it is one call. Every thread goes through the list, and waits for the
 wrote. The functions and the order of their sums are the same, so the bits are, too.
 
 A forward can be recorded if torch does nothing in it but allocate memory and make views, and all else goes through
-`on_threads`. Where a library multiplies, layers are called one by one.
-"""
+`on_threads`. Where a library multiplies, layers are called one by one."""
 
 from __future__ import annotations
 
@@ -24,8 +23,7 @@ from paceline.compiled import address, call, take
 from paceline.target.cache import Writer
 from paceline.target.kernels import barrier, on_threads, recorded
 
-MOST_ROWS = 32
-"""Most rows of a recorded forward: with more, calling the steps is a small part of its time."""
+MOST_ROWS = 32  # most rows of a recorded forward: with more, calling the steps is a small part of its time
 FIRST, STEPS, COUNT, BARRIER, DONE = range(5)
 """Places in the task of the compiled function. STEPS: address of COUNT lines of FUNCTION to WORDS; DONE: number of
 steps for one thread alone that were run."""

@@ -3,8 +3,7 @@
 A forward of a small model is hundreds of operators over a few kilobytes, and launching them takes longer than running
 them. Each kernel here replaces four to ten of torch's operators (`TorchOps` is the reference). It computes in float32
 with one rounding at the end. Rows are computed one by one, so a row's result does not depend on their number; many rows
-are shared among threads. Kernels are for bfloat16, and for float32 where results must be exact (docs/exact.md).
-"""
+are shared among threads. Kernels are for bfloat16, and for float32 where results must be exact (docs/exact.md)."""
 
 import struct
 from array import array
@@ -80,10 +79,8 @@ class _Kernels(NamedTuple):
     gate: Any
 
 
-ROWS = 4
-"""Rows that a thread takes at a time."""
-WORTH_SHARING = 8192
-"""Fewest numbers of a step for more threads than one."""
+ROWS = 4  # rows that a thread takes at a time
+WORTH_SHARING = 8192  # fewest numbers of a step for more threads than one
 
 
 def _kernels(kind: Any, size: int) -> _Kernels:

@@ -5,8 +5,7 @@ number of adjacent rows by a panel, with all sums in registers; `products.py` an
 loop adds. Every sum has one order, so a row's result is the same, bit for bit, among any other rows.
 
 Threads take a few panels at a time. They are those of torch's OpenMP, because two thread pools would compete for the
-cores.
-"""
+cores."""
 
 from array import array
 from collections.abc import Callable, Sequence
@@ -20,8 +19,7 @@ from paceline.target.kernels import on_threads
 from paceline.target.kernels import vectors as v
 from paceline.target.kernels.vectors import Value
 
-AHEAD = 4096
-"""Distance of the prefetch into the L2 cache, in bytes: a page, where the processor's own prefetch ends."""
+AHEAD = 4096  # distance of the prefetch into the L2 cache, in bytes: a page, where the processor's own prefetch ends
 
 (
     PANEL, ROW, ROUNDED, CHUNK, ROWS, OUTPUTS, STRIDE, UNITS, X, WEIGHTS, BIAS, OUT, ROW_BYTES, PANEL_BYTES, TILES,

@@ -9,8 +9,7 @@
 A function such as `double` runs once, to write the code: its arguments are `Value`s, each operation adds an
 instruction, and a Python loop is unrolled; `loop` makes a loop of the compiled function. Arguments of compiled
 functions are whole numbers of 64 bits; addresses are such numbers. Why not C: docs/quantised.md, "How the kernels are
-written".
-"""
+written"."""
 
 from __future__ import annotations
 
@@ -27,10 +26,8 @@ from paceline.target.kernels.kept import kept
 
 I8, I16, I32, I64 = (ir.IntType(bits) for bits in (8, 16, 32, 64))
 F16, F32, VOID = ir.HalfType(), ir.FloatType(), ir.VoidType()
-LANES = 16
-"""Numbers of 32 bits in a vector: a register of AVX-512, two of AVX2."""
-_now: Any = threading.local()
-"""builder: of the function that is being written in this thread."""
+LANES = 16  # numbers of 32 bits in a vector: a register of AVX-512, two of AVX2
+_now: Any = threading.local()  # builder: of the function that is being written in this thread
 
 
 def _operator(name: str) -> Callable[[Value, Value | float], Value]:
@@ -141,9 +138,6 @@ def intrinsic(name: str, kind: ir.Type, *arguments: Value) -> Value:
     return Value(_now.builder.call(_now.builder.module.declare_intrinsic(name, (), function), values))
 
 
-# Memory --------------------------------------------------------------------------------------------------------------
-
-
 def pointer(at: Value) -> Value:
     """An address as intrinsics take it."""
     return Value(_now.builder.inttoptr(at.ir, ir.PointerType()))
@@ -175,9 +169,6 @@ def reserve(nbytes: int) -> Value:
         place = _now.builder.alloca(ir.ArrayType(I8, nbytes))
         place.align = 64
         return Value(_now.builder.ptrtoint(place, I64))
-
-
-# Functions -----------------------------------------------------------------------------------------------------------
 
 
 def loop(count: Value, begin: Sequence[Value], turn: Callable[[Value, list[Value]], Sequence[Value]]) -> list[Value]:
