@@ -320,7 +320,7 @@ def test_a_log_of_another_model_is_no_traffic_of_this_one(tmp_path: Path, folder
     log = tmp_path / "log.jsonl"
     log.write_text('{"prompt_tokens": [5, 6], "tokens": [7, 320]}\n')
     assert main(["tune", str(folder), "--traffic", str(log), "-o", str(tmp_path / "table.json")]) == 2
-    assert f"error: {log}, line 1: token 320 is none of the model's 320" in capsys.readouterr().err
+    assert f"error: {log}: token 320 is none of the model's 320" in capsys.readouterr().err
     assert not (tmp_path / "table.json").exists()
 
 
