@@ -217,8 +217,8 @@ def setting(run: BenchRun) -> str:
     batch, temperature = options.get("batch") or 1, options.get("temperature") or 0
     repeats = options.get("repeats") or 1
     parts = [
-        f"{len(run.measured)} method{'s' if len(run.measured) > 1 else ''} on {suite.get('questions', 'the')} questions "
-        f"of {suite.get('name', 'a suite')}",
+        f"{len(run.measured)} method{'s' if len(run.measured) > 1 else ''} on {suite.get('questions', 'the')} "
+        f"questions of {suite.get('name', 'a suite')}",
         f"model {model_name(run)}",
         f"at most {options['max_tokens']} tokens an answer" if options.get("max_tokens") else "",
         "greedy" if temperature == 0 else f"sampled at temperature {temperature:g}",
