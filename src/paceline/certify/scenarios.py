@@ -15,7 +15,7 @@ from time import perf_counter
 from typing import Any
 
 from paceline.certify.asking import Control, Cut, Endpoint, Fields, Messages, Noise, compare, own_best
-from paceline.certify.options import Watch
+from paceline.certify.options import REQUESTS, Watch
 from paceline.certify.verdict import Divergence
 from paceline.workbench.client import Completion, CompletionError
 
@@ -25,14 +25,7 @@ Sign = Callable[[Completion], bool]
 ENOUGH = 5  # bugs after which a scenario ends
 ANIMALS = ("cat", "dog", "horse", "bird", "mouse")
 COLOURS = ("red", "blue", "green", "white", "black")
-LINES = tuple(f"The {colour} {animal} sat on the mat." for colour, animal in zip(COLOURS, ANIMALS, strict=True))
-TEXTS = (
-    "Write these lines again, and after each of them one short sentence of your own:\n" + "\n".join(LINES),
-    f"{LINES[0]} {LINES[1]} Repeat both sentences, then say in your own words why, then repeat them once more.",
-    "Count from 1 to 12. Then name three rivers. Then count from 1 to 12 again. Then name three mountains.",
-    "Copy the code, then explain it in one sentence, then copy it again:\nfor i in range(10):\n    print(i, i * i)\n",
-)
-"""Prompts whose answers are copied in part: drafts come and go."""
+LINES, TEXTS = REQUESTS["lines"], REQUESTS["mixed"]
 MIXED: tuple[Messages, ...] = tuple(({"role": "user", "content": text},) for text in TEXTS)
 LENGTHS = (512, 1024, 2048, 4096, 8192)  # words of long prompts, at least a token each
 PATTERN = "[a-c]{2}-[0-9]{3}( [a-c]{2}-[0-9]{3}){3}"
