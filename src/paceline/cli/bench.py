@@ -9,19 +9,18 @@ from collections.abc import Mapping, Sequence
 from dataclasses import replace
 from datetime import datetime
 from pathlib import Path
-from time import monotonic
 from typing import TYPE_CHECKING, Annotated, Any
 from urllib.parse import urlsplit
 
 import typer
 from rich.console import Console
 from rich.markup import escape
-from rich.progress import MofNCompleteColumn, TimeRemainingColumn
 from rich.table import Table
 
 from paceline.bench.options import Benchmark
 from paceline.cli import options
-from paceline.cli.show import plain_table, progress_bar
+from paceline.cli.show import Steps, plain_table
+from paceline.draft.spec import option
 from paceline.errors import PacelineError
 from paceline.jsonl import check_folder
 from paceline.workbench.options import with_options
@@ -30,7 +29,6 @@ if TYPE_CHECKING:
     from paceline.bench.benchmark import Result
     from paceline.bench.record import Answer
 
-REPORT_EVERY = 60.0  # seconds between two lines of progress where there is no terminal for a bar
 TASKS_PER_TABLE = 7  # so that a table fits 80 columns
 SCHEDULE_WORDS = """
 gain: tokens/s over those of plain decoding at the same batch. E: answers that are, token for token, those of plain
@@ -43,36 +41,25 @@ seconds from handing in all requests at once to the last token of one."""
 def bench(
     asked: Benchmark,
     model: Annotated[str | None, typer.Argument(help=options.WHAT_A_MODEL_IS)] = None,
-    draft: Annotated[
-        list[str] | None,
-        typer.Option("--draft", "-d", help="A drafter; may be repeated. Plain decoding is always there."),
-    ] = None,
-    peer: Annotated[
-        list[str] | None,
-        typer.Option("--peer", help="Another engine, such as transformers-lookup or vllm-ngram; may be repeated."),
-    ] = None,
-    categories: Annotated[str | None, typer.Option(help="These tasks or categories only, joined by commas.")] = None,
-    batch: Annotated[
-        str, typer.Option("--batch", "-b", help="Questions answered together; with --schedule several: 1,2,4,8.")
-    ] = "1",
-    schedule: Annotated[
-        str | None,
-        typer.Option(
-            help="Compare schedules, joined by commas (ragged, equal, grouped[:WINDOW]), at every --batch, on first "
-            "turns that are all handed in at once."
-        ),
-    ] = None,
-    out: Annotated[
-        Path | None,
-        typer.Option(
-            help="Folder of this run; a run that was stopped goes on there. [default: a new one]", callback=check_folder
-        ),
-    ] = None,
+    draft: list[str] | None = option(
+        None, "A drafter; may be repeated. Plain decoding is always there.", names=("--draft", "-d")
+    ),
+    peer: list[str] | None = option(None, "Another engine, such as transformers-lookup or vllm-ngram; repeatable."),
+    categories: str | None = option(None, "These tasks or categories only, joined by commas."),
+    batch: str = option("1", "Questions answered together; with --schedule several: 1,2,4,8.", names=("--batch", "-b")),
+    schedule: str | None = option(
+        None,
+        "Compare schedules, joined by commas (ragged, equal, grouped[:WINDOW]), at every --batch, on first turns that "
+        "are all handed in at once.",
+    ),
+    out: Path | None = option(
+        None, "Folder of this run; a run that was stopped goes on there. [default: a new one]", callback=check_folder
+    ),
     dtype: options.Dtype = "auto",
     device: options.Device = "auto",
     threads: options.Threads = None,
     exact: options.Exact = None,
-    as_json: Annotated[bool, typer.Option("--json", help="One JSON object, and nothing else.")] = False,
+    as_json: options.AsJson = False,
 ) -> int:
     """Measure drafters and other engines: same model, same prompts, one run.
 
@@ -87,7 +74,6 @@ def bench(
     paceline bench models/demo -d sam --schedule ragged,equal,grouped --batch 1,2,4,8,16,32
     paceline bench --endpoint http://a:8000,http://b:8000 --suite log.jsonl --concurrency 8
     """
-    import torch
     import transformers
 
     from paceline.bench.benchmark import Watch
@@ -104,8 +90,7 @@ def bench(
     # What these may be is said before a model is read.
     SamplingParams(max_tokens=how.max_tokens, temperature=how.temperature)
     transformers.logging.set_verbosity_error()
-    if threads is not None:
-        torch.set_num_threads(threads)
+    options.use_threads(threads)
     batches = sorted(set(_batches(batch)))
     benchmark = replace(
         asked,
@@ -121,8 +106,14 @@ def bench(
         device=device,
         exact=exact,
     )
-    with Interrupt() as interrupt, _Progress() as progress:
-        watch = Watch(progress.say, progress.begin, progress.answered, progress.judged, lambda: interrupt.pressed)
+    with Interrupt() as interrupt, Steps("starting", unit="answers") as steps:
+
+        def answered(answer: Answer) -> None:
+            if answer.failed:
+                steps.err.print(f"{answer.method} failed: {answer.failed}", markup=False, soft_wrap=True)
+            steps.advance()
+
+        watch = Watch(steps.say, steps.begin, answered, steps.show, lambda: interrupt.pressed)
         if served:
             outcome = bench_endpoints(benchmark, watch, os.environ.get("OPENAI_API_KEY"))
         else:
@@ -161,60 +152,6 @@ def _new_folder(model: str, suite: str) -> Path:
     folder = Path("runs") / name
     check_folder(folder)
     return folder
-
-
-class _Progress:
-    """On a terminal a bar with the time left, elsewhere a line a minute; both on standard error."""
-
-    def __init__(self) -> None:
-        self._err = Console(stderr=True)
-        self._bar = progress_bar(self._err, MofNCompleteColumn(), TimeRemainingColumn())
-        self._task = self._bar.add_task("starting", total=None)
-        self._total = self._done = self._untimed = 0
-        self._began = self._spoke = monotonic()
-        self._timed = False
-
-    def __enter__(self) -> _Progress:
-        self._bar.start()
-        return self
-
-    def __exit__(self, *_: object) -> None:
-        self._bar.stop()
-
-    def say(self, text: str) -> None:
-        """Show what is being done before and after the questions."""
-        if self._bar.disable:
-            self._err.print(text, markup=False, soft_wrap=True)
-        else:
-            self._bar.update(self._task, description=text)
-
-    def begin(self, total: int) -> None:
-        """Begin counting to `total` answers, those of an earlier run included."""
-        self._total, self._began = total, monotonic()
-        self._bar.update(self._task, total=total, description="answering")
-
-    def answered(self, answer: Answer) -> None:
-        """Count one more."""
-        if answer.failed:
-            self._err.print(f"{answer.method} failed: {answer.failed}", markup=False, soft_wrap=True)
-        self._done += 1
-        self._bar.update(self._task, completed=self._done)
-        now = monotonic()
-        if now - self._began < 1:  # read from the folder, not answered now
-            self._untimed = self._done
-        elif not self._timed:  # the first includes the warm-up
-            self._untimed, self._began, self._spoke, self._timed = self._done, now, now, True
-        if self._bar.disable and now - self._spoke > REPORT_EVERY:
-            self._spoke = now
-            left = (now - self._began) / max(self._done - self._untimed, 1) * (self._total - self._done)
-            self._err.print(f"{self._done} of {self._total} answers, {left / 60:.0f} min left", soft_wrap=True)
-
-    def judged(self, done: int, total: int) -> None:
-        """`done` of the `total` answers that differ are judged."""
-        self._bar.update(self._task, completed=done, total=total)
-        if self._bar.disable and monotonic() - self._spoke > REPORT_EVERY:
-            self._spoke = monotonic()
-            self._err.print(f"{done} of {total} compared", soft_wrap=True)
 
 
 def _show(outcome: Result, of_servers: bool) -> None:

@@ -4,20 +4,16 @@ from __future__ import annotations
 
 import json
 import sys
-from collections.abc import Callable, Iterator
-from contextlib import contextmanager
 from dataclasses import replace
 from pathlib import Path
-from time import monotonic
 from typing import TYPE_CHECKING
 
 from rich.console import Console
 from rich.markup import escape
-from rich.progress import MofNCompleteColumn, TimeRemainingColumn
 from rich.table import Table
 
 from paceline.cli import options
-from paceline.cli.show import CONTROLS, progress_bar
+from paceline.cli.show import CONTROLS, Steps
 from paceline.draft.spec import option
 from paceline.evals.align.options import AlignOptions
 from paceline.workbench.options import with_options
@@ -25,8 +21,6 @@ from paceline.workbench.options import with_options
 if TYPE_CHECKING:
     from paceline.evals.align.run import Outcome
     from paceline.evals.align.run import Progress as State
-
-SPOKEN = 60.0  # seconds between two lines about progress where there is no terminal
 
 
 @with_options
@@ -53,11 +47,13 @@ def align(
     from paceline.evals.align.run import Progress as State
     from paceline.evals.align.run import align as run
 
-    if threads is not None:
-        import torch
+    options.use_threads(threads)
+    with Steps("answering", unit="items") as steps:
 
-        torch.set_num_threads(threads)
-    with _progress() as watch:
+        def watch(state: State) -> None:
+            what = "finishing what is under way" if state.stop else "answering"
+            steps.show(state.done, state.total, what + (f", {state.failed} failed" if state.failed else ""))
+
         state = State(watch=watch)
         outcome = run(replace(asked, draft=draft, dtype=dtype, device=device), state)
     if as_json:
@@ -76,28 +72,6 @@ def align(
 
 def _note(text: str) -> None:
     Console(stderr=True).print(text, markup=False, soft_wrap=True)
-
-
-@contextmanager
-def _progress() -> Iterator[Callable[[State], None]]:
-    """A bar on a terminal, elsewhere a line a minute. Yields a function to call after every item and at Ctrl-C."""
-    err, began = Console(stderr=True), monotonic()
-    spoke = began
-    with progress_bar(err, MofNCompleteColumn(), TimeRemainingColumn()) as bar:
-        task = bar.add_task("answering", total=None)
-
-        def watch(state: State) -> None:
-            nonlocal spoke
-            what = "finishing what is under way" if state.stop else "answering"
-            failed = f", {state.failed} failed" if state.failed else ""
-            bar.update(task, total=state.total, completed=state.done, description=what + failed)
-            now = monotonic()
-            if not err.is_terminal and now - spoke > SPOKEN:
-                spoke = now
-                left = (now - began) / max(state.done - state.found, 1) * (state.total - state.done)
-                err.print(f"{state.done} of {state.total} items{failed}, {left / 60:.0f} min left", soft_wrap=True)
-
-        yield watch
 
 
 def _show(outcome: Outcome) -> None:

@@ -3,16 +3,13 @@
 import json
 import sys
 import time
-from collections.abc import Callable, Iterable, Iterator
-from contextlib import contextmanager
+from collections.abc import Iterable
 from pathlib import Path
 from typing import Annotated, Any
 
 import typer
-from rich.console import Console
-from rich.progress import MofNCompleteColumn, TimeRemainingColumn
 
-from paceline.cli.show import progress_bar
+from paceline.cli.show import Steps
 from paceline.draft.spec import option
 from paceline.errors import PacelineError
 from paceline.evals.vision.options import BuildOptions, RunOptions, TrainOptions, TuneOptions
@@ -65,8 +62,8 @@ def build(
     counts = {subset: cases for subset in (*VALUES, *PLAIN) if subset in wanted}
     pictures = sum(cases * len(VALUES.get(subset, "1")) for subset in counts)
     began = time.perf_counter()
-    with _bar("drawing") as bar:
-        drawn = write(options, counts, out, workers=workers, progress=bar)
+    with Steps("drawing", unit="pictures") as steps:
+        drawn = write(options, counts, out, workers=workers, progress=steps.show)
     seconds = time.perf_counter() - began
     if as_json:
         facts = {"out": str(out), "pictures": pictures, "drawn": drawn, "seconds": round(seconds, 2), "cases": counts}
@@ -87,8 +84,8 @@ def audit(data: Data, as_json: AsJson = False) -> int:
     """
     from paceline.evals.vision.audit import audit as check
 
-    with _bar("checking") as bar:
-        report = check(data, bar)
+    with Steps("checking", unit="cases") as steps:
+        report = check(data, steps.show)
     if as_json:
         print(json.dumps(report))
     else:
@@ -110,8 +107,8 @@ def run(data: Data, options: RunOptions, as_json: AsJson = False) -> int:
     What cannot be read is named on standard error, the rest is scored, and the exit status is 1."""
     from paceline.evals.vision.evaluate import run as evaluate
 
-    with _bar("scoring") as bar:
-        report = evaluate(data, options, bar)
+    with Steps("scoring", unit="cases") as steps:
+        report = evaluate(data, options, steps.show)
     for problem in report["problems"]:
         print(f"skipped: {problem}", file=sys.stderr)
     if as_json:
@@ -180,14 +177,6 @@ def _names(text: str, known: Iterable[str]) -> list[str]:
     if wrong:
         raise PacelineError(f"no subset {wrong[0]!r}; there are {', '.join(known)}")
     return names
-
-
-@contextmanager
-def _bar(what: str) -> Iterator[Callable[[int, int], None]]:
-    """A bar on a terminal; yields a function of (done, total)."""
-    with progress_bar(Console(stderr=True), MofNCompleteColumn(), TimeRemainingColumn()) as bar:
-        task = bar.add_task(what, total=None)
-        yield lambda done, total: bar.update(task, completed=done, total=total)
 
 
 def _show(report: dict[str, Any]) -> None:

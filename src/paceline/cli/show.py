@@ -8,10 +8,20 @@ from __future__ import annotations
 import sys
 from collections.abc import Collection, Iterable, Iterator
 from contextlib import contextmanager
-from typing import TYPE_CHECKING, Any, NamedTuple
+from time import monotonic
+from typing import TYPE_CHECKING, Any, NamedTuple, Self
 
 from rich.console import Console
-from rich.progress import BarColumn, MofNCompleteColumn, Progress, ProgressColumn, TaskID, TextColumn, TimeElapsedColumn
+from rich.progress import (
+    BarColumn,
+    MofNCompleteColumn,
+    Progress,
+    ProgressColumn,
+    TaskID,
+    TextColumn,
+    TimeElapsedColumn,
+    TimeRemainingColumn,
+)
 from rich.table import Table
 from rich.text import Text
 
@@ -27,6 +37,7 @@ REASONS |= {"abort": "stopped", "error": "ended with an error"}
 # A model may write anything, terminal control sequences too; they are shown, not obeyed.
 CONTROLS = {i: 0x2400 + i for i in range(32) if chr(i) not in "\t\n"} | {0x7F: 0x2421}
 CONTROLS |= dict.fromkeys(range(0x80, 0xA0), 0xFFFD)
+REPORT_EVERY = 60.0  # seconds between two lines of progress where there is no terminal for a bar
 
 
 class Screen:
@@ -85,6 +96,63 @@ def progress_bar(console: Console, *columns: ProgressColumn, shown: bool = True,
     hidden = not (shown and console.is_terminal)
     words = TextColumn("{task.description}")
     return Progress(words, BarColumn(), *columns, console=console, transient=True, disable=hidden, **options)
+
+
+class Steps:
+    """How far a long command is, on standard error: on a terminal a bar with the time left, elsewhere a line a minute.
+
+    what  is being done; total: how much of it there is; unit: what is counted, for the lines."""
+
+    def __init__(self, what: str, total: float | None = None, unit: str = "steps"):
+        self.err = Console(stderr=True, highlight=False)
+        self._bar = progress_bar(self.err, MofNCompleteColumn(), TimeRemainingColumn())
+        self._unit, self._total, self._done = unit, total, 0.0
+        self._task = self._bar.add_task(what, total=total)
+        self._time()
+
+    def _time(self) -> None:
+        """Begin to measure how long a step takes."""
+        self._began = self._spoke = monotonic()
+        self._untimed, self._timed = self._done, False
+
+    def __enter__(self) -> Self:
+        self._bar.start()
+        return self
+
+    def __exit__(self, *_: object) -> None:
+        self._bar.stop()
+
+    def say(self, what: str) -> None:
+        """Begin with something else."""
+        self._done = 0.0
+        self._time()
+        self._bar.update(self._task, completed=0, description=what)
+        if self._bar.disable:
+            self.err.print(what, markup=False, soft_wrap=True)
+
+    def begin(self, total: float, what: str = "answering") -> None:
+        """Begin to count, to `total`."""
+        self._total = total
+        self._time()
+        self._bar.update(self._task, total=total, description=what)
+
+    def advance(self, by: float = 1) -> None:
+        """Count more that is done."""
+        self.show(self._done + by)
+
+    def show(self, done: float, total: float | None = None, what: str | None = None) -> None:
+        """So much is done, of `total`; what: a new description of it."""
+        self._done, self._total = done, self._total if total is None else total
+        self._bar.update(self._task, completed=done, total=self._total, description=what)
+        now = monotonic()
+        if now - self._began < 1:  # found in a folder, not done now
+            self._untimed = done
+        elif not self._timed:  # the first includes the warm-up
+            self._untimed, self._began, self._spoke, self._timed = done, now, now, True
+        if self._bar.disable and now - self._spoke > REPORT_EVERY:
+            self._spoke, whole = now, self._total or done
+            left = (now - self._began) / max(done - self._untimed, 1) * (whole - done)
+            self.err.print(f"{done:,.0f} of {whole:,.0f} {self._unit}, {left / 60:.0f} min left", soft_wrap=True)
 
 
 class Bar(NamedTuple):

@@ -4,18 +4,16 @@ from __future__ import annotations
 
 import json
 import os
-from collections.abc import Callable, Iterable, Iterator, Sequence
-from contextlib import contextmanager
+from collections.abc import Iterable, Sequence
 from dataclasses import dataclass
 from itertools import islice
 from pathlib import Path
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING
 
 from rich.console import Console
-from rich.progress import MofNCompleteColumn, TimeRemainingColumn
 
 from paceline.cli import options
-from paceline.cli.show import plain_table, progress_bar
+from paceline.cli.show import Steps, plain_table
 from paceline.draft.spec import option
 from paceline.errors import PacelineError
 from paceline.jsonl import check_file, check_folder, write_whole
@@ -107,11 +105,13 @@ def _our_engine(asked: TuneOptions, sizes: Sequence[int]) -> int:
         create(spec)  # a misspelt method is named before a model is read
     engine = options.open_engine(asked.model, "none", dtype=asked.dtype, device=asked.device, threads=asked.threads)
     assert engine.tokenizer is not None
-    with Interrupt() as interrupt, _bar(1 + len(sizes) + len(drafts), MofNCompleteColumn()) as step:
-        tuning = Tuning(engine.target, engine.tokenizer, drafts, sizes, asked.seconds, step, lambda: interrupt.pressed)
+    with Interrupt() as interrupt, Steps("tuning", 1 + len(sizes) + len(drafts)) as steps:
+        tuning = Tuning(
+            engine.target, engine.tokenizer, drafts, sizes, asked.seconds, steps.advance, lambda: interrupt.pressed
+        )
         tuning.check()
         answers = _answers(tuning, asked)
-        step()
+        steps.advance()
         table = tuning.measure(answers) if answers else None
         if table is None or interrupt.pressed:
             Console(stderr=True).print(f"interrupted; {out} was not written", soft_wrap=True)
@@ -143,14 +143,6 @@ def _sizes(text: str) -> list[int]:
     if not sizes or sizes[0] < 1 or sizes[-1] > 1024:
         raise PacelineError(f"--batches is {text!r}; give whole numbers from 1 to 1024, joined by commas: 1,8,32")
     return sizes
-
-
-@contextmanager
-def _bar(total: float, *columns: Any) -> Iterator[Callable[..., None]]:
-    """A progress bar on standard error, if that is a terminal; yields a function that advances it."""
-    with progress_bar(Console(stderr=True), *columns) as progress:
-        task = progress.add_task("tuning", total=total)
-        yield lambda done=1: progress.advance(task, done)
 
 
 def _answers(tuning: Tuning, asked: TuneOptions) -> list[RecordedAnswer]:
@@ -213,10 +205,10 @@ def _server(asked: TuneOptions, sizes: Sequence[int]) -> int:
         servers[PLAIN] = Server.find(asked.without, key)
     elif servers[DRAFTS].engine == "paceline":
         servers[PLAIN] = servers[DRAFTS]  # a request to our server may ask for none
-    with Interrupt() as interrupt, _bar(60 * asked.minutes, TimeRemainingColumn()) as step:
+    with Interrupt() as interrupt, Steps("tuning", 60 * asked.minutes, "seconds") as steps:
         tuning = ServerTuning(
-            servers, found, transcriber, sizes, 60 * asked.minutes, asked.max_tokens, lambda: interrupt.pressed, step,
-            reading,
+            servers, found, transcriber, sizes, 60 * asked.minutes, asked.max_tokens, lambda: interrupt.pressed,
+            steps.advance, reading,
         )  # fmt: skip
         _say(reading.notes())
         tuning.measure(out)
