@@ -87,10 +87,15 @@ FILTERS = (number, percent, interval, size, words, foldable, visible)
 def _environment(folder: Path) -> Environment:
     """Templates of `folder` and of this one, with the functions of figures in words as filters."""
     loader = FileSystemLoader([folder, HERE])
-    environment = Environment(loader=loader, autoescape=True, trim_blocks=True, lstrip_blocks=True)
+    environment = Environment(loader=loader, autoescape=_is_marked_up, trim_blocks=True, lstrip_blocks=True)
     environment.filters |= {each.__name__: each for each in FILTERS}
     environment.globals["style"] = Markup((HERE / "report.css").read_text("utf-8"))
     return environment
+
+
+def _is_marked_up(template: str | None) -> bool:
+    """Whether a template makes HTML or XML, in which values are escaped."""
+    return template is None or not template.endswith((".txt.jinja", ".md.jinja"))
 
 
 def render(template: Path, **values: Any) -> str:
