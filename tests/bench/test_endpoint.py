@@ -67,7 +67,7 @@ def test_requests_keep_the_logs_times(log: Path, tmp_path: Path) -> None:
         assert fake.when[-1] - fake.when[0] > 39 * 0.05 - 0.7
     (tmp_path / "timeless.jsonl").write_text('{"prompt": "when?"}\n')
     with pytest.raises(PacelineError, match="does not say when"):
-        workload(Benchmark(suite=str(tmp_path / "timeless.jsonl"), load=Load(arrivals=1.0)))
+        workload(Benchmark(suite=str(tmp_path / "timeless.jsonl"), load=Load(arrivals=1.0)), Reading())
 
 
 def test_requests_that_fail_are_counted(log: Path, tmp_path: Path) -> None:
