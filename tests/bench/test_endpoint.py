@@ -17,6 +17,7 @@ from paceline.bench.setting import Watch
 from paceline.cli import main
 from paceline.errors import PacelineError
 from paceline.workbench.contestant import Reply
+from paceline.workbench.conversations import Reading
 
 QUICK = Options(max_tokens=8, warm_up=0)
 

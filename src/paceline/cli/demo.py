@@ -244,39 +244,25 @@ def _total(done: Sequence[Compared]) -> tuple[float, float]:
 def _meaning(runs: Mapping[str, list[Compared]], totals: Sequence[tuple[str, float, float]]) -> list[str]:
     """What the table says, and no more."""
     from paceline.cli.compare import doubts
+    from paceline.workbench.report import render
 
     best, ratio, accepted = max(totals, key=lambda total: total[1])
     done = sorted(runs[best], key=lambda both: both.speedup)
-    most, least = done[-1], done[0]
-    lines = [line for _, *both in totals for line in doubts(both[0], both[1])][:1]
-    if not lines and ratio > 1 + NOTHING:
-        lines = [
-            f"Drafting with {best} pays here: over all prompts it is {ratio:.2f} times as fast as plain decoding, for "
-            f"a forward of the model brings {accepted:.2f} tokens instead of one."
-        ]
-    elif not lines:
-        few = f"{accepted:.2f} tokens a forward are too few for what drafts cost"
-        lines = [f"No drafter pays on these prompts as a whole: {best} has the best ratio, {ratio:.2f}; {few}."]
-    if len(done) > 1:
-        slower = ", slower than without" if least.speedup < 1 - NOTHING else ""
-        lines.append(
-            f"It depends on the text: {most.job.name} gains most ({most.speedup:.2f}), {least.job.name} least "
-            f"({least.speedup:.2f}{slower})."
-        )
-    everything = [both for of_one in runs.values() for both in of_one]
-    same = sum(both.first_difference is None for both in everything)
-    first, *_ = runs.values()
-    loops = sum(both.loops for both in first)
-    lines.append(
-        f"{same} of {len(everything)} drafted answers are plain decoding's, token for token"
-        + ("." if same == len(everything) else "; where several tokens are rounded otherwise than one, two "
-        "nearly equal logits can swap (--exact rules that out).")
-    )
-    lines.append(
-        f"{loops} of {len(first)} answers run into a loop, one short phrase until the end: the easiest text to draft. "
-        "Lines that come again are easy, too."
-    )
-    return lines
+    everything, (first, *_) = [both for of_one in runs.values() for both in of_one], runs.values()
+    return render(
+        Path(__file__).with_name("demo.txt.jinja"),
+        best=best,
+        ratio=ratio,
+        accepted=accepted,
+        nothing=NOTHING,
+        doubts=[line for _, *both in totals for line in doubts(both[0], both[1])],
+        most=done[-1],
+        least=done[0],
+        same=sum(both.first_difference is None for both in everything),
+        answers=len(everything),
+        loops=sum(both.loops for both in first),
+        prompts=len(first),
+    ).splitlines()
 
 
 def _closing(model: str, dtype: str, seconds: float) -> list[str]:
