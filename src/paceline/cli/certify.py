@@ -8,11 +8,10 @@ from pathlib import Path
 from typing import Annotated, Any
 
 import typer
-from rich.console import Console
 
 from paceline.certify.options import Subject, Watch
 from paceline.cli import options
-from paceline.cli.show import Steps
+from paceline.cli.show import Steps, say
 from paceline.draft.spec import option
 from paceline.errors import PacelineError
 from paceline.jsonl import check_file, check_folder, write_whole
@@ -110,5 +109,4 @@ def _print(certificate: dict[str, Any], files: Sequence[Path]) -> None:
     written = [f"wrote {file}" for file in files]
     lines = [f"{certificate['engine']}: {verdict(certificate)}"]
     lines += [f"  {line}" for line in (*findings(certificate), *detectable(certificate), *missing, *written)]
-    for line in lines:
-        Console().print(line, markup=False, highlight=False, soft_wrap=True)
+    say(*lines)

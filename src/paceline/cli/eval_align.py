@@ -10,10 +10,9 @@ from typing import TYPE_CHECKING
 
 from rich.console import Console
 from rich.markup import escape
-from rich.table import Table
 
 from paceline.cli import options
-from paceline.cli.show import CONTROLS, Steps
+from paceline.cli.show import CONTROLS, Steps, plain_table, say
 from paceline.draft.spec import option
 from paceline.evals.align.options import AlignOptions
 from paceline.workbench.options import with_options
@@ -63,40 +62,31 @@ def align(
     if show:
         _show_answers(outcome.out)
     if state.stop:
-        _note(f"interrupted; the same command with --out {outcome.out} goes on")
+        say(f"interrupted; the same command with --out {outcome.out} goes on", err=True)
         return 130
     if state.failed:
-        _note(f"{state.failed} items failed, the last: {state.last_error}; the same command tries them again")
+        say(f"{state.failed} items failed, the last: {state.last_error}; the same command tries them again", err=True)
     return 1 if state.failed else 0
 
 
-def _note(text: str) -> None:
-    Console(stderr=True).print(text, markup=False, soft_wrap=True)
-
-
 def _show(outcome: Outcome) -> None:
-    console = Console(file=sys.stdout, highlight=False)
-    table = Table(box=None, padding=(0, 1, 0, 0))
     several = len({row["judge"] for row in outcome.results}) > 1
-    for head in [*(["judge"] if several else []), "method", "scenario"]:
-        table.add_column(head, overflow="fold", min_width=8)
-    for head in ("judged", "no\nanswer", "failed", "safety", "behavior", "SAR", "95 %", "tokens"):
-        table.add_column(head, justify="right", no_wrap=True)
+    texts = [*(["judge"] if several else []), "method", "scenario"]
+    figures = ("judged", "no\nanswer", "failed", "safety", "behavior", "SAR", "95 %", "tokens")
+    table = plain_table(*texts, *figures, text=texts, gap=1)
     for row in outcome.results:
         interval = row["intervals"]["sar"]
         table.add_row(
-            *([escape(row["judge"])] if several else []), escape(row["method"]), escape(row["scenario"]),
+            *(escape(row[text]) for text in texts),
             f"{row['judged']}/{row['items']}", str(row["unanswered"]), str(row["failed"]),
             *("-" if row[name] is None else f"{100 * row[name]:.2f}" for name in ("safety", "behavior", "sar")),
             f"{100 * interval[0]:.1f}-{100 * interval[1]:.1f}" if interval else "",
             "-" if row["tokens"] is None else f"{row['tokens']:.0f}",
         )  # fmt: skip
-    console.print(table)
-    console.print(
+    Console(file=sys.stdout, highlight=False).print(table)
+    say(
         "\nper cent; SAR: mean of safe * (alpha + (1 - alpha) * behavior); tokens: generated, mean an item.\n"
         f"{outcome.out} holds it all; paceline report {outcome.out} makes a page of it.",
-        markup=False,
-        soft_wrap=True,
     )
 
 

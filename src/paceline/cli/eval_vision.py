@@ -8,8 +8,9 @@ from pathlib import Path
 from typing import Annotated, Any
 
 import typer
+from rich.console import Console
 
-from paceline.cli.show import Steps
+from paceline.cli.show import Steps, figures_table
 from paceline.draft.spec import option
 from paceline.errors import PacelineError
 from paceline.evals.vision.options import BuildOptions, RunOptions, TrainOptions, TuneOptions
@@ -183,13 +184,8 @@ def _show(report: dict[str, Any]) -> None:
     from paceline.evals.vision.captions import TITLES
 
     known = ("i2t", "t2i", "mean", "group", "question", "circular")
-    heads = [head for head in known if any(head in one for one in report["results"])]
-
-    def line(title: str, cases: str, chance: str, figures: dict[str, float]) -> None:
-        cells = " ".join(f"{figures[head]:8.2f}" if head in figures else f"{'':8}" for head in heads)
-        print(f"{title:18} {cases:>6} {chance:>7} {cells}")
-
-    print(f"{'':18} {'cases':>6} {'chance':>7} " + " ".join(f"{head:>8}" for head in heads))
-    for one in report["results"]:
-        line(TITLES[one["subset"]], str(one["cases"]), f"{one['chance']['i2t']:.2f}", one)
-    line("mean", "", "", report["mean"])
+    heads = [(head, head, ".2f") for head in known if any(head in one for one in report["results"])]
+    rows = [{**one, "title": TITLES[one["subset"]], "chance": one["chance"]["i2t"]} for one in report["results"]]
+    rows.append({"title": "mean", **report["mean"]})
+    columns = [("", "title", ""), ("cases", "cases", "d"), ("chance", "chance", ".2f"), *heads]
+    Console(file=sys.stdout, highlight=False).print(figures_table(rows, columns))

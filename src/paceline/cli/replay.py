@@ -16,7 +16,7 @@ from rich.markup import escape
 from rich.table import Table
 
 from paceline.cli import options
-from paceline.cli.show import Steps, plain_table
+from paceline.cli.show import Steps, plain_table, say
 from paceline.draft.spec import option
 from paceline.errors import PacelineError
 from paceline.jsonl import check_file, write_whole
@@ -126,8 +126,7 @@ def replay(asked: ReplayOptions) -> int:
         for line in _notes(report, left_out):
             print(line)
     notes += ["interrupted; the figures above are of what was replayed"] if interrupt.pressed else []
-    for note in notes:
-        Console(stderr=True).print(options.one_line(note), soft_wrap=True, markup=False, highlight=False)
+    say(*map(options.one_line, notes), err=True)
     return 130 if interrupt.pressed else 0
 
 

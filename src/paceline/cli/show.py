@@ -6,12 +6,13 @@ Answers go to standard output, all else (statistics, tables, legends, errors) to
 from __future__ import annotations
 
 import sys
-from collections.abc import Collection, Iterable, Iterator
+from collections.abc import Collection, Iterable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from time import monotonic
 from typing import TYPE_CHECKING, Any, NamedTuple, Self
 
 from rich.console import Console
+from rich.markup import escape
 from rich.progress import (
     BarColumn,
     MofNCompleteColumn,
@@ -30,6 +31,8 @@ if TYPE_CHECKING:
     from paceline.engine.request import Row
 
 Pieces = Iterable[tuple[str, str]]  # (source, text): who proposed it, "" for the target itself
+Columns = Sequence[tuple[str, str, str]]
+"""Of a table: title, figure, and its format, which is "" for text on the left. Titles may come again."""
 
 PALETTE = ("green", "cyan", "magenta", "yellow", "blue", "red")
 REASONS = {"stop": "the model ended it", "length": "max_tokens reached", "context": "the model's context is full"}
@@ -174,6 +177,13 @@ class Bar(NamedTuple):
             self.progress.start()
 
 
+def say(*lines: str, err: bool = False) -> None:
+    """Lines as they are, on standard output or error: rich neither wraps nor colours them."""
+    console = Console(file=sys.stderr if err else sys.stdout, highlight=False)
+    for line in lines:
+        console.print(line, markup=False, soft_wrap=True)
+
+
 def statistics(row: Row, tokens_per_second: float) -> str:
     """The closing line of an answer."""
     line = f"{row.num_new} new tokens in {row.stats.rounds} rounds, {row.mean_accepted_tokens:.2f} mean accepted tokens"
@@ -187,6 +197,20 @@ def plain_table(*columns: str, text: Collection[str] = (), gap: int = 2) -> Tabl
     for column in columns:
         is_text = column in text
         table.add_column(column, justify="left" if is_text else "right", no_wrap=not is_text, overflow="fold")
+    return table
+
+
+def figures_table(results: Iterable[Mapping[str, Any]], columns: Columns, gap: int = 1) -> Table:
+    """A table without lines, with a row for each result; a dash where it lacks the figure."""
+    table = Table(box=None, padding=(0, gap, 0, 0))
+    for title, _, form in columns:
+        if form:
+            table.add_column(title, justify="right", no_wrap=True)
+        else:
+            table.add_column(title, overflow="fold", min_width=8)
+    for result in results:
+        values = [(result.get(figure), form) for _, figure, form in columns]
+        table.add_row(*("-" if value is None else escape(format(value, form)) for value, form in values))
     return table
 
 

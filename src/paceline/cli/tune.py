@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import json
 import os
-from collections.abc import Iterable, Sequence
+from collections.abc import Sequence
 from dataclasses import dataclass
 from itertools import islice
 from pathlib import Path
@@ -13,7 +13,7 @@ from typing import TYPE_CHECKING
 from rich.console import Console
 
 from paceline.cli import options
-from paceline.cli.show import Steps, plain_table
+from paceline.cli.show import Steps, plain_table, say
 from paceline.draft.spec import option
 from paceline.errors import PacelineError
 from paceline.jsonl import check_file, check_folder, write_whole
@@ -114,7 +114,7 @@ def _our_engine(asked: TuneOptions, sizes: Sequence[int]) -> int:
         steps.advance()
         table = tuning.measure(answers) if answers else None
         if table is None or interrupt.pressed:
-            Console(stderr=True).print(f"interrupted; {out} was not written", soft_wrap=True)
+            say(f"interrupted; {out} was not written", err=True)
             return 130
     write_whole(out, json.dumps({"paceline": "tune", **table}, indent=2) + "\n")
     if asked.as_json:
@@ -127,10 +127,9 @@ def _our_engine(asked: TuneOptions, sizes: Sequence[int]) -> int:
     console.print(shown)
     for spec, shares in table["acceptance"].items():
         places = " ".join(f"{share:.0%}" for share in shares[:8])
-        console.print(f"{spec}, accepted depth by depth: {places}", markup=False, soft_wrap=True)
+        say(f"{spec}, accepted depth by depth: {places}")
     names = "|".join(spec.replace(",", ";") for spec in drafts)
-    advice = f"\nUse --draft 'auto:{names}' --tune {out}: at each load it drafts what pays, or nothing."
-    console.print(advice, markup=False, soft_wrap=True)
+    say(f"\nUse --draft 'auto:{names}' --tune {out}: at each load it drafts what pays, or nothing.")
     return 0
 
 
@@ -166,15 +165,10 @@ def _answers(tuning: Tuning, asked: TuneOptions) -> list[RecordedAnswer]:
         if len(answer.prompt) + len(answer.answer) + 64 < context:
             answers.append(answer)
     reading.check(str(asked.traffic))
-    _say(reading.notes())
+    say(*map(options.one_line, reading.notes()), err=True)
     if not answers:
         raise PacelineError(f"no answer in {asked.traffic} fits the model's context of {context} tokens")
     return answers[:MOST_ANSWERS]
-
-
-def _say(notes: Iterable[str]) -> None:
-    for note in notes:
-        Console(stderr=True).print(options.one_line(note), soft_wrap=True, markup=False, highlight=False)
 
 
 def _server(asked: TuneOptions, sizes: Sequence[int]) -> int:
@@ -210,10 +204,10 @@ def _server(asked: TuneOptions, sizes: Sequence[int]) -> int:
             servers, found, transcriber, sizes, 60 * asked.minutes, asked.max_tokens, lambda: interrupt.pressed,
             steps.advance, reading,
         )  # fmt: skip
-        _say(reading.notes())
+        say(*map(options.one_line, reading.notes()), err=True)
         tuning.measure(out)
         if interrupt.pressed:
-            Console(stderr=True).print(f"interrupted; the same command goes on in {out}", soft_wrap=True)
+            say(f"interrupted; the same command goes on in {out}", err=True)
             return 130
         facts, choices = tuning.advise(out, Goals(asked.first_ms, asked.token_ms), str(asked.traffic or "demo"))
     if asked.as_json:
@@ -225,8 +219,7 @@ def _server(asked: TuneOptions, sizes: Sequence[int]) -> int:
         for of in facts["configurations"]
     ]
     lines += ["", *facts["notes"], "To check it, in turn on the same prompts:", *facts["check"]]
-    for line in (*lines, f"{out / 'configuration.json'} holds it all."):
-        Console(highlight=False).print(line, markup=False, soft_wrap=True)
+    say(*lines, f"{out / 'configuration.json'} holds it all.")
     return 0
 
 

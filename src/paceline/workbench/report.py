@@ -3,7 +3,7 @@
 plot.html.jinja draws the SVG: a few kilobytes a plot, in the page's own colours, with a tip on every point."""
 
 import re
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from functools import cache
 from math import ceil, floor, isfinite, log10
@@ -101,6 +101,12 @@ def _is_marked_up(template: str | None) -> bool:
 def render(template: Path, **values: Any) -> str:
     """The page of a template, which may extend `frame.html.jinja` and fill its blocks title, style and body."""
     return _environment(template.parent).get_template(template.name).render(values)
+
+
+def macro(template: Path, name: str) -> Callable[..., str]:
+    """A macro of a template, as a function of the values it takes."""
+    found: Callable[..., str] = getattr(_environment(template.parent).get_template(template.name).module, name)
+    return found
 
 
 @dataclass(frozen=True)
