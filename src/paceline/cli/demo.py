@@ -18,7 +18,7 @@ from rich.table import Table
 
 from paceline.cli import options
 from paceline.cli.options import SMOLLM2, open_engine
-from paceline.cli.show import Screen, plain_table, statistics
+from paceline.cli.show import Screen, Steps, plain_table, statistics
 from paceline.draft.spec import option, parse, split
 from paceline.errors import ModelError, PacelineError, PromptError
 from paceline.workbench.options import with_options
@@ -134,7 +134,7 @@ def demo(
         for turn in range(1, 1 + (repeats or MOST_TURNS)):
             if interrupt.pressed or (turn > 1 and not repeats and perf_counter() - began > PATIENCE):
                 break
-            with screen.progress((1 + len(drafted)) * len(jobs), shown=True) as bar:
+            with Steps("timing", (1 + len(drafted)) * len(jobs), "answers") as bar:
                 runner([plain, *drafted], jobs, 1, interrupt, lambda job: bar.advance()).repeat(turn)
     runs = {spec: done for spec, one in zip(specs, drafted, strict=True) if (done := _complete(jobs, one, plain))}
     if runs:

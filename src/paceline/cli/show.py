@@ -9,20 +9,11 @@ import sys
 from collections.abc import Collection, Iterable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from time import monotonic
-from typing import TYPE_CHECKING, Any, NamedTuple, Self
+from typing import TYPE_CHECKING, Any, Self
 
 from rich.console import Console
 from rich.markup import escape
-from rich.progress import (
-    BarColumn,
-    MofNCompleteColumn,
-    Progress,
-    ProgressColumn,
-    TaskID,
-    TextColumn,
-    TimeElapsedColumn,
-    TimeRemainingColumn,
-)
+from rich.progress import BarColumn, MofNCompleteColumn, Progress, ProgressColumn, TextColumn, TimeRemainingColumn
 from rich.table import Table
 from rich.text import Text
 
@@ -86,29 +77,24 @@ class Screen:
                 line.append(f"drafted by {source} and accepted", style=color).append(", ")
             self.err.print(line.append("uncoloured: the model's own"), soft_wrap=True)
 
-    @contextmanager
-    def progress(self, total: int, shown: bool) -> Iterator[Bar]:
-        """A progress bar on standard error, if that is a terminal and `shown`."""
-        columns = (MofNCompleteColumn(), TimeElapsedColumn())
-        with progress_bar(self.err, *columns, shown=shown, redirect_stdout=False, redirect_stderr=False) as bar:
-            yield Bar(bar, bar.add_task("prompts", total=total))
 
-
-def progress_bar(console: Console, *columns: ProgressColumn, shown: bool = True, **options: Any) -> Progress:
-    """A progress bar with `columns` after it, if `console` is a terminal and `shown`. options: others of rich's."""
+def progress_bar(console: Console, *columns: ProgressColumn, shown: bool = True) -> Progress:
+    """A progress bar with `columns` after it, if `console` is a terminal and `shown`."""
     hidden = not (shown and console.is_terminal)
     words = TextColumn("{task.description}")
-    return Progress(words, BarColumn(), *columns, console=console, transient=True, disable=hidden, **options)
+    return Progress(words, BarColumn(), *columns, console=console, transient=True, disable=hidden)
 
 
 class Steps:
     """How far a long command is, on standard error: on a terminal a bar with the time left, elsewhere a line a minute.
 
-    what  is being done; total: how much of it there is; unit: what is counted, for the lines."""
+    what  is being done; total: how much of it there is; unit: what is counted, for the lines.
+    shown  whether it says anything at all."""
 
-    def __init__(self, what: str, total: float | None = None, unit: str = "steps"):
+    def __init__(self, what: str, total: float | None = None, unit: str = "steps", shown: bool = True):
         self.err = Console(stderr=True, highlight=False)
-        self._bar = progress_bar(self.err, MofNCompleteColumn(), TimeRemainingColumn())
+        self._bar = progress_bar(self.err, MofNCompleteColumn(), TimeRemainingColumn(), shown=shown)
+        self._speaks = shown and self._bar.disable
         self._unit, self._total, self._done = unit, total, 0.0
         self._task = self._bar.add_task(what, total=total)
         self._time()
@@ -125,12 +111,19 @@ class Steps:
     def __exit__(self, *_: object) -> None:
         self._bar.stop()
 
+    @contextmanager
+    def hidden(self) -> Iterator[None]:
+        """Inside this the bar is away, so that something else can be printed."""
+        self._bar.stop()
+        yield
+        self._bar.start()
+
     def say(self, what: str) -> None:
         """Begin with something else."""
         self._done = 0.0
         self._time()
         self._bar.update(self._task, completed=0, description=what)
-        if self._bar.disable:
+        if self._speaks:
             self.err.print(what, markup=False, soft_wrap=True)
 
     def begin(self, total: float, what: str = "answering") -> None:
@@ -152,29 +145,10 @@ class Steps:
             self._untimed = done
         elif not self._timed:  # the first includes the warm-up
             self._untimed, self._began, self._spoke, self._timed = done, now, now, True
-        if self._bar.disable and now - self._spoke > REPORT_EVERY:
+        if self._speaks and now - self._spoke > REPORT_EVERY:
             self._spoke, whole = now, self._total or done
             left = (now - self._began) / max(done - self._untimed, 1) * (whole - done)
             self.err.print(f"{done:,.0f} of {whole:,.0f} {self._unit}, {left / 60:.0f} min left", soft_wrap=True)
-
-
-class Bar(NamedTuple):
-    """A progress bar that can be hidden while something else is printed."""
-
-    progress: Progress
-    task: TaskID
-
-    def advance(self) -> None:
-        """One more is done."""
-        self.progress.advance(self.task)
-
-    @contextmanager
-    def hidden(self) -> Iterator[None]:
-        """Print inside this."""
-        self.progress.stop()
-        yield
-        if not self.progress.disable:
-            self.progress.start()
 
 
 def say(*lines: str, err: bool = False) -> None:

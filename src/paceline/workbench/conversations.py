@@ -239,7 +239,7 @@ def _read(piece: Piece, ignore: Ignore, reading: Reading) -> Iterator[Conversati
     for where, record in _records(piece):
         reading.lines += 1
         try:
-            one = parse(record, where, ignore)
+            one = conversation(record, ignore, where)
         except ConversationError as error:
             reading.skip(error)
             continue
@@ -327,23 +327,15 @@ def is_spec_bench(categories: Iterable[str]) -> bool:
 # Records ---------------------------------------------------------------------------------------------------------
 
 
-def parse(record: Any, where: str, ignore: Ignore = None) -> Conversation:
-    """The conversation in a record, or in a line of bytes; `where` names it. Raises ConversationError."""
-    try:
-        if isinstance(record, bytes):
-            record = {LOG: record.decode("utf-8", "replace")} if LOGGED.match(record) else as_object(record, FORMS)
-    except NotJSON as error:
-        raise ConversationError(f"{where}: {error}") from None
-    return conversation(record, ignore, where)
-
-
 def conversation(record: Any, ignore: Ignore = None, where: str = "") -> Conversation:
-    """The conversation in a record. Raises ConversationError if it has none of FORMATS.
+    """The conversation in a record, or in a line of bytes. Raises ConversationError if it has none of FORMATS.
 
     where   the record's place, for messages.
     ignore  keys whose text need not be read. Other text that would not be read and is longer than a label is an error,
             since a prompt without a part of it gives other figures. None: no such check."""
     try:
+        if isinstance(record, bytes):
+            record = {LOG: record.decode("utf-8", "replace")} if LOGGED.match(record) else as_object(record, FORMS)
         if not isinstance(record, Mapping):
             raise ConversationError(f"a record must be an object, not a {type(record).__name__}; a line is {FORMS}")
         read = next((format.read for format in FORMATS if format.fits(record)), None)
