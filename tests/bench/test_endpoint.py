@@ -108,6 +108,25 @@ def test_the_command(log: Path, tmp_path: Path, capsys: pytest.CaptureFixture[st
     assert main(["report", str(tmp_path / "run"), "--json"]) == 0
 
 
+def test_lines_of_a_log_that_cannot_be_read_are_skipped_and_told(
+    log: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    draft = "a text of more words than a label has"
+    with log.open("a") as lines:
+        lines.write('{"prompt": "cut off\n' + json.dumps({"prompt": "one more", "scratch": draft}) + "\n")
+    with Served() as fake:
+        arguments = ["bench", "--endpoint", fake.url, "--suite", str(log), "-n", "2", "--concurrency", "8"]
+        assert main([*arguments, "--out", str(tmp_path / "run")]) == 0
+        assert len(fake.asked) == 40
+        assert f"2 of 42 lines skipped: first at {log}, line 41" in capsys.readouterr().out
+        assert main([*arguments, "--ignore", "scratch", "--out", str(tmp_path / "other")]) == 0
+        assert len(fake.asked) == 81
+        assert "1 of 42 lines skipped" in capsys.readouterr().out
+    log.write_text("no log\n" * 3)
+    with pytest.raises(PacelineError, match="line 1"):
+        workload(Benchmark(suite=str(log)), Reading())
+
+
 def turn(times: list[float] | None, count: int, **batch: int) -> Reply:
     return Reply(3, [], "said", 1.0, times=times, count=count, batch=batch)
 

@@ -18,8 +18,6 @@ QUESTIONS = [
 ]
 
 
-
-
 @pytest.fixture
 def suite(tmp_path: Path) -> Path:
     file = tmp_path / "questions.jsonl"

@@ -39,9 +39,7 @@ class Done(NamedTuple):
 class Report:
     """The tallies so far, by drafter and category. reading: what became of the recording's lines."""
 
-    def __init__(
-        self, specs: Sequence[str], transcripts: Sequence[Transcript] = (), reading: Reading | None = None
-    ):
+    def __init__(self, specs: Sequence[str], transcripts: Sequence[Transcript] = (), reading: Reading | None = None):
         self.specs, self.reading = list(specs), reading or Reading()
         self._of = [transcript.category for transcript in transcripts]
         self._answers = [sum(len(transcript.turns) for transcript in transcripts)] * len(specs)

@@ -49,6 +49,7 @@ class Rollout(NamedTuple):
     finished: bool
     text: str
 
+
 @dataclass
 class Figures:
     """Sums over rollouts.
