@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import sys
+import tomllib
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from functools import partial
@@ -39,25 +40,13 @@ class Setting:
     exact    on a CPU: with --exact, so that no near-tie makes two texts of one."""
 
     prompts: str = "demo-prompts.jsonl"
-    also: tuple[str, ...] = ()
+    also: Sequence[str] = ()
     exact: bool = False
 
 
 SETTINGS = {
-    SMOLLM2: Setting(also=("sam", "auto"), exact=True),
-    TINY: Setting(
-        "demo-prompts-tiny.jsonl",
-        (
-            "sam",
-            "recycling,tree=16",
-            f"model:{TINY}-draft",
-            f"kangaroo:{TINY}-kangaroo",
-            f"s2d:{TINY}-sorted",
-            f"medusa:{TINY}-medusa",
-            f"eagle:{TINY}-eagle",
-            f"eagle3:{TINY}-eagle3",
-        ),
-    ),
+    name: Setting(**facts)
+    for name, facts in tomllib.loads(Path(__file__).with_name("demo.toml").read_text("utf-8")).items()
 }
 MOST_TURNS, PATIENCE = 7, 75.0
 """Without --repeats: answers are timed so often, but after the first time no turn begins later than so many seconds."""
