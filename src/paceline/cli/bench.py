@@ -7,7 +7,6 @@ import os
 import sys
 from collections.abc import Mapping, Sequence
 from dataclasses import replace
-from datetime import datetime
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, Any
 from urllib.parse import urlsplit
@@ -22,6 +21,7 @@ from paceline.draft.spec import option
 from paceline.errors import PacelineError
 from paceline.jsonl import check_folder
 from paceline.workbench.options import with_options
+from paceline.workbench.runs import new_folder
 
 if TYPE_CHECKING:
     from paceline.bench.benchmark import Result
@@ -114,12 +114,13 @@ def bench(
     transformers.logging.set_verbosity_error()
     options.use_threads(threads)
     batches = sorted(set(_batches(batch)))
+    name = Path(model or urlsplit((served or "").split(",")[0]).netloc).name
     benchmark = replace(
         asked,
         model=model or "",
         drafts=draft or (),
         peers=peer or (),
-        out=out or _new_folder(model or urlsplit((served or "").split(",")[0]).netloc, asked.suite),
+        out=out or new_folder(f"{name}-{Path(asked.suite).stem}"),
         categories=_names(categories),
         options=replace(how, batch=max(batches)),
         schedules=tuple(dict.fromkeys(_names(schedule))),
@@ -166,14 +167,6 @@ def _batches(text: str) -> list[int]:
 def _names(text: str | None) -> list[str]:
     """The names in a text that joins them by commas."""
     return [name.strip() for name in (text or "").split(",") if name.strip()]
-
-
-def _new_folder(model: str, suite: str) -> Path:
-    """A new folder for a run without --out."""
-    name = f"{Path(model).name}-{Path(suite).stem}-{datetime.now():%Y%m%d-%H%M%S}"
-    folder = Path("runs") / name
-    check_folder(folder)
-    return folder
 
 
 def _show(outcome: Result, of_servers: bool) -> None:

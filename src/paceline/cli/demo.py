@@ -130,7 +130,9 @@ def demo(
         say("\nHow many times as fast as plain decoding is each drafter?\n")
         screen.out.print(_table(runs, screen.out.width))
         totals = [(spec, *_total(done)) for spec, done in runs.items()]
-        for line in ("", *_meaning(runs, totals), *_closing(model, dtype, perf_counter() - began)):
+        how = "" if dtype == "auto" else f" --dtype {dtype}"
+        own = f'Your own prompt: paceline generate {model} "..."{how} --compare'
+        for line in ("", *_meaning(runs, totals), "", f"That took {perf_counter() - began:.0f} s. {own}"):
             say(line)
     if interrupt.pressed:
         screen.note("interrupted; the figures above are of the answers so far")
@@ -252,12 +254,3 @@ def _meaning(runs: Mapping[str, list[Compared]], totals: Sequence[tuple[str, flo
         loops=sum(both.loops for both in first),
         prompts=len(first),
     ).splitlines()
-
-
-def _closing(model: str, dtype: str, seconds: float) -> list[str]:
-    """What to do next."""
-    how = "" if dtype == "auto" else f" --dtype {dtype}"
-    return [
-        "",
-        f"That took {seconds:.0f} s. Your own prompt: paceline generate {model} \"...\"{how} --compare",
-    ]

@@ -32,9 +32,8 @@ from paceline.evals.align.methods import Method, Setting, Task, read_methods
 from paceline.evals.align.options import AlignOptions
 from paceline.evals.align.types import Call, Data, Item, Scenario, digest
 from paceline.interrupt import Interrupt
-from paceline.jsonl import check_folder
 from paceline.workbench.client import Retry, find_model, is_url, parse
-from paceline.workbench.runs import Lines, Run
+from paceline.workbench.runs import Lines, Run, new_folder
 
 SELF = "self"  # the judge that is the model under test
 HOPELESS = 20  # failures in a row, in addition to one for each item under way, that end a run
@@ -78,10 +77,7 @@ class Plan:
 
 def align(asked: AlignOptions, progress: Progress) -> Outcome:
     """Begin or go on with the run in `asked.out`; None: runs/align-DATE-TIME. Refuses impossible options first."""
-    asked, out = asked.with_compat(), asked.out
-    if out is None:
-        out = Path("runs") / f"align-{datetime.now():%Y%m%d-%H%M%S}"
-        check_folder(out)
+    asked, out = asked.with_compat(), asked.out or new_folder("align")
     scenarios = [name.strip() for name in asked.scenario.split(",")] if asked.scenario else []
     data, methods = read(asked.data, scenarios, asked.limit), read_methods(asked.method)
     judges = asked.judge or ([CHECKS] if _is_sample(asked) else [])
