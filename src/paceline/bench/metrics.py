@@ -6,14 +6,14 @@ nothing to count, or where an engine does not report what the figure needs. Sour
 
 from collections import Counter
 from collections.abc import Iterable, Iterator, Mapping, Sequence
-from itertools import chain, pairwise, takewhile
+from itertools import chain, pairwise
 from typing import Any
 
 import numpy as np
 
 from paceline.bench.pairs import Answers, Pairs, cells, totals
 from paceline.bench.record import WINDOW, Answer, good, is_looping
-from paceline.workbench.contestant import Reply
+from paceline.workbench.contestant import Reply, in_common
 
 BASELINE = "none"  # plain decoding in the same engine: the method that all others are compared with
 OVERALL = "overall"  # the category of all tasks together; no task may have this name
@@ -190,7 +190,7 @@ def first_divergence(answer: Answer, plain: Answer) -> tuple[int, int] | None:
     The position may be one after the shorter answer's end."""
     for number, (mine, other) in enumerate(zip(answer.turns, plain.turns, strict=False)):
         if mine.said != other.said:
-            return number, _in_common(mine.said, other.said)
+            return number, in_common(mine.said, other.said)
     same_turns = len(answer.turns) == len(plain.turns)
     return None if same_turns else (min(len(answer.turns), len(plain.turns)), 0)
 
@@ -220,12 +220,7 @@ def partial(tokens: Sequence[Any], reference: Sequence[Any]) -> float:
     """P of one answer: the tokens that it has in common with the reference from the start, over the reference's tokens.
 
     Near 0: positions or masks are wrong. A good beginning that diverges later: the cache is wrong."""
-    return _in_common(tokens, reference) / len(reference) if reference else float(not tokens)
-
-
-def _in_common(tokens: Sequence[Any], others: Sequence[Any]) -> int:
-    """Number of equal tokens from the start."""
-    return sum(1 for _ in takewhile(lambda pair: pair[0] == pair[1], zip(tokens, others, strict=False)))
+    return in_common(tokens, reference) / len(reference) if reference else float(not tokens)
 
 
 def looping(answers: Answers) -> float | None:
