@@ -115,7 +115,7 @@ def test_lines_of_a_log_that_cannot_be_read_are_skipped_and_told(
     with log.open("a") as lines:
         lines.write('{"prompt": "cut off\n' + json.dumps({"prompt": "one more", "scratch": draft}) + "\n")
     with Served() as fake:
-        arguments = ["bench", "--endpoint", fake.url, "--suite", str(log), "-n", "2", "--concurrency", "8"]
+        arguments = ["bench", "--endpoint", fake.url, "--suite", str(log), "-n", "2", "--warm-up", "0"]
         assert main([*arguments, "--out", str(tmp_path / "run")]) == 0
         assert len(fake.asked) == 40
         assert f"2 of 42 lines skipped: first at {log}, line 41" in capsys.readouterr().out
