@@ -119,18 +119,16 @@ class Steps:
         self._bar.start()
 
     def say(self, what: str) -> None:
-        """Begin with something else."""
-        self._done = 0.0
-        self._time()
-        self._bar.update(self._task, completed=0, description=what)
+        """Begin with something else, and say so at once."""
+        self.begin(self._total, what)
         if self._speaks:
             self.err.print(what, markup=False, soft_wrap=True)
 
-    def begin(self, total: float, what: str = "answering") -> None:
+    def begin(self, total: float | None, what: str = "answering") -> None:
         """Begin to count, to `total`."""
-        self._total = total
+        self._done, self._total = 0.0, total
         self._time()
-        self._bar.update(self._task, total=total, description=what)
+        self._bar.update(self._task, completed=0, total=total, description=what)
 
     def advance(self, by: float = 1) -> None:
         """Count more that is done."""
