@@ -130,8 +130,8 @@ def demo(
         say("\nHow many times as fast as plain decoding is each drafter?\n")
         screen.out.print(_table(runs, screen.out.width))
         totals = [(spec, *_total(done)) for spec, done in runs.items()]
-        how = "" if dtype == "auto" else f" --dtype {dtype}"
-        own = f'Your own prompt: paceline generate {model} "..."{how} --compare'
+        weights = "" if dtype == "auto" else f" --dtype {dtype}"
+        own = f'Your own prompt: paceline generate {model} "..."{weights} --compare'
         for line in ("", *_meaning(runs, totals), "", f"That took {perf_counter() - began:.0f} s. {own}"):
             say(line)
     if interrupt.pressed:
