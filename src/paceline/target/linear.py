@@ -17,6 +17,9 @@ if TYPE_CHECKING:
     from paceline.target.kernels.integer import IntegerPanels
     from paceline.target.kernels.products import Panels
 
+FEW, SMALL = 4, 8 << 20
+"""With oneDNN, up to FEW rows are multiplied by our kernel if the weight has at most SMALL bytes: such a product takes
+microseconds, and layers of nothing but our own steps are one call (`kernels/program.py`)."""
 BLOCK = 16
 """Rows of a library call whose sums must have one order: for a constant number of rows it always chooses one kernel."""
 
@@ -35,10 +38,14 @@ class Linear:
         self.bias, self.is_exact, self.nbytes = bias, exact, weight.nbytes
         self.packed = weight.device.type == "cpu" and weight.dtype == torch.bfloat16 and has_bf16_units()
         self.panels: Panels | IntegerPanels | None = None
-        if kernels.supported(weight.dtype) if exact else kernels.preferred(weight.dtype):
+        self.few: Panels | None = None
+        if kernels.supported(weight.dtype):
             from paceline.target.kernels.products import Panels, fits
 
-            self.panels = Panels(weight, bias) if fits(weight) else None
+            if fits(weight) and (exact or kernels.preferred(weight.dtype)):
+                self.panels = Panels(weight, bias)
+            elif fits(weight) and self.packed and weight.nbytes <= SMALL:
+                self.few = Panels(weight, bias)
         if self.panels is None:
             self.weight = torch.ops.mkldnn._reorder_linear_weight(weight, None) if self.packed else weight
 
@@ -47,6 +54,8 @@ class Linear:
         return product(x) if self.divisor == 1.0 else product(x) / self.divisor
 
     def _by_library(self, x: torch.Tensor) -> torch.Tensor:
+        if self.few is not None and len(x) <= FEW:
+            return self.few(x)
         if self.packed:
             return torch.ops.mkldnn._linear_pointwise(x, self.weight, self.bias, "none", [], "")
         return F.linear(x, self.weight, self.bias)
