@@ -94,12 +94,13 @@ def write_head(head: str, target: str | Path, file: Path, dtype: str = "f16") ->
     if not torch.equal(network.table, table_and_head(model)[0]):
         tensors[TABLE] = network.table
     facts = (_eagle3 if method == "eagle3" else _dflash)(folder, network, tensors)
+    facts["target_layers"] = list(network.taps)
     names = gguf.get_tensor_name_map(gguf.MODEL_ARCH.QWEN3, network.config.num_hidden_layers)
     with replacing(file) as part:
-        writer = gguf.GGUFWriter(str(part), method)
+        writer: Any = gguf.GGUFWriter(str(part), method)
+        add = {str: writer.add_string, bool: writer.add_bool, int: writer.add_uint32, list: writer.add_array}
         _describe(writer, folder, network.config, TYPES[dtype][1])
         if is_gguf(target):
-            add = {str: writer.add_string, bool: writer.add_bool, int: writer.add_uint32, list: writer.add_array}
             for key, value in GGUF(gguf_of(target)).facts.items():
                 if key.startswith("tokenizer.ggml.") and type(value) in add and not key.endswith(".mask_token_id"):
                     add[type(value)](key, value)
@@ -111,9 +112,8 @@ def write_head(head: str, target: str | Path, file: Path, dtype: str = "f16") ->
                 mask, tensors[TABLE] = model.vocab_size - 1, network.table.clone()
                 tensors[TABLE][mask] = tensors.pop(MASK)
             writer.add_mask_token_id(mask)
-        writer.add_array(f"{method}.target_layers", list(network.taps))
         for key, value in facts.items():
-            (writer.add_bool if isinstance(value, bool) else writer.add_uint32)(f"{method}.{key}", value)
+            add[type(value)](f"{method}.{key}", value)
         if network.columns is not None:
             writer.add_tensor("d2t", network.columns.cpu().numpy().astype(np.int64))
         naming = {name: OWN.get(name) or names.get_name(f"model.{name}", (".weight",)) for name in tensors}
@@ -142,7 +142,7 @@ def write_lookup(corpus: str | Path, file: Path) -> None:
         records.tofile(part)
 
 
-def _eagle3(folder: str, network: Any, tensors: dict[str, torch.Tensor]) -> dict[str, bool | int]:
+def _eagle3(folder: str, network: Any, tensors: dict[str, torch.Tensor]) -> dict[str, Any]:
     """llama.cpp's further entries for an eagle3 head."""
     flags, layers, taps = network.flags, network.config.num_hidden_layers, len(network.taps)
     if flags.fc_norm or flags.norm_output or layers != 1 or taps != 3:
@@ -154,7 +154,7 @@ def _eagle3(folder: str, network: Any, tensors: dict[str, torch.Tensor]) -> dict
     return {"target_hidden_size": tensors["fc.weight"].shape[1] // taps, **norms}
 
 
-def _dflash(folder: str, network: Any, tensors: dict[str, torch.Tensor]) -> dict[str, bool | int]:
+def _dflash(folder: str, network: Any, tensors: dict[str, torch.Tensor]) -> dict[str, Any]:
     """llama.cpp's further entries for a dflash head; `tensors` become those that it reads."""
     form, (window, causal) = network.form, network.form.sights[0]
     if len({*form.sights}) > 1 or window is not None:
