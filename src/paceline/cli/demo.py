@@ -131,7 +131,7 @@ def demo(
         screen.out.print(_table(runs, screen.out.width))
         totals = [(spec, *_total(done)) for spec, done in runs.items()]
         weights = "" if dtype == "auto" else f" --dtype {dtype}"
-        own = f'Your own prompt: paceline generate {model} "..."{weights} --compare'
+        own = f"Your own prompt: paceline generate {model} \"...\"{weights} --compare"
         for line in ("", *_meaning(runs, totals), "", f"That took {perf_counter() - began:.0f} s. {own}"):
             say(line)
     if interrupt.pressed:
