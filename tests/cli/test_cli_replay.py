@@ -55,6 +55,7 @@ def test_a_table_that_fits_80_columns(command: Command, tokenizer: Path, log: Pa
     assert result.err == ""
 
 
+@pytest.mark.usefixtures("_few_turns")
 def test_what_generate_writes_is_replayed(command: Command, tmp_path: Path) -> None:
     target, chat = models.make("llama2", tmp_path / "target"), [{"role": "user", "content": "a"}]
     prompts = write(tmp_path / "prompts.jsonl", [{"prompt": "the cat"}, {"messages": chat}])
