@@ -417,7 +417,7 @@ def wishes(draw: st.DrawFn) -> Wish:
     st.sampled_from([1, 3, 16, 512]),
     st.integers(0, 5),
 )
-@settings(deadline=None, max_examples=120)
+@settings(deadline=None, max_examples=80)
 def test_any_requests_in_any_company(every: list[Wish], kind: str, batch: int, chunk: int, seed: int) -> None:
     """On a table as the target, which checks everything the engine asks of it."""
     target = TableTarget(8, order=2, seed=seed, eos=(7,), max_context=30)

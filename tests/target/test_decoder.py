@@ -102,7 +102,7 @@ def says_the_same(target: Target, model: Any, tokens: list[int], prompts: list[l
 @pytest.mark.parametrize("family", models.NATIVE)
 def test_a_folder_says_what_the_model_said_that_was_saved_in_it(family: str, tmp_path: Path) -> None:
     target = load(models.make(family, tmp_path), native=True)
-    prompts = [(text(np.random.default_rng(seed), 7) * 3)[:n] for seed, n in enumerate((21, 5, 13))]
+    prompts = [text(np.random.default_rng(0), 7) * 3]
     assert says_the_same(target, models.model(family), text(np.random.default_rng(0), 100), prompts, 20)
 
 
@@ -262,7 +262,7 @@ def _alone(kind: str, tokens: tuple[int, ...]) -> torch.Tensor:
     return plain_logits(_double(kind, "alone"), tokens).logits
 
 
-MACHINE = settings(max_examples=15, stateful_step_count=16, deadline=None)
+MACHINE = settings(max_examples=10, stateful_step_count=16, deadline=None)
 
 
 def machine(kind: str) -> type:
