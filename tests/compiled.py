@@ -4,6 +4,7 @@ Numba keeps it beside the sources. In a fresh clone every process of pytest woul
 `make test` runs this beside mypy, which leaves a core idle.
 """
 
+from importlib import import_module
 from pathlib import Path
 from tempfile import TemporaryDirectory
 
@@ -15,9 +16,15 @@ from paceline.workbench.walk import tokens_only
 from tests.draft.rows import target
 from tests.draft.stores import corpus
 
+KERNELS = ("attention", "program", "steps", "tiles")
+"""Modules whose import compiles them."""
+
 
 def compile_all() -> None:
-    """Bind every drafter that needs no checkpoint, which compiles what it has, and those that read a corpus."""
+    """The target's kernels; and bind every drafter that needs no checkpoint, which compiles what it has, and those that
+    read a corpus."""
+    for name in KERNELS:
+        import_module(f"paceline.target.kernels.{name}")
     tokens_only(Recording(None, (2,), 320))
     reader = target(".")
     reader.tokenizer = None

@@ -196,7 +196,8 @@ def test_ctrl_c_ends_vllm_and_its_children(stand_in: Callable[[str], None], tiny
 
 @pytest.fixture
 def noisy(tmp_path: Path) -> dict[str, str]:
-    """An environment with a package called vllm that prints to standard output, from Python and below it."""
+    """An environment with a package called vllm that prints to standard output, from Python and below it; and with as
+    much of torch and transformers as its worker asks for, which would take seconds to import."""
     (tmp_path / "vllm").mkdir()
     (tmp_path / "vllm" / "__init__.py").write_text(
         "import os, types\n__version__ = '0.0'\nprint('noise')\nos.write(1, b'more noise')\nclass Core:\n"
@@ -217,6 +218,10 @@ def noisy(tmp_path: Path) -> dict[str, str]:
         "def SamplingParams(**words):\n    return types.SimpleNamespace(**words)\n"
     )
     (tmp_path / "vllm" / "triton_utils.py").write_text("HAS_TRITON = False\n")
+    (tmp_path / "torch.py").write_text(
+        "__version__ = '0'\nclass cuda:\n    is_available = lambda: False\ndef get_num_threads():\n    return 1\n"
+    )
+    (tmp_path / "transformers.py").write_text("__version__ = '0'\n")
     return os.environ | {"PYTHONPATH": str(tmp_path)}
 
 

@@ -26,6 +26,12 @@ def command(capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch)
     return run
 
 
+@pytest.fixture
+def _few_turns(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Comparisons are timed twice, however their ratios scatter."""
+    monkeypatch.setattr("paceline.cli.compare.MOST", 2)
+
+
 @pytest.fixture(scope="session")
 def tiny(tmp_path_factory: pytest.TempPathFactory) -> Path:
     """A model with a context of 128 tokens."""

@@ -44,6 +44,7 @@ def test_several_files_and_parts(command: Command, tiny: Path, answers: Path, tm
     assert shown == {key: value for key, value in facts.items() if key != "seconds"}
 
 
+@pytest.mark.usefixtures("_few_turns")
 def test_answers_copy_from_it(command: Command, tiny: Path, answers: Path, tmp_path: Path) -> None:
     command("corpus", "build", tmp_path / "out", "--text", answers, "--tokenizer", tiny, "--parts", "automaton")
     draft = f"sam,corpus={tmp_path / 'out'}"

@@ -35,10 +35,9 @@ def test_the_table_says_what_the_engine_did(command: Command, endless: Path) -> 
     assert result.code == 0
     jobs, _ = from_file(str(PROMPTS), SamplingParams(max_tokens=80))
     chats = [[{"role": "user", "content": job.prompt}] if isinstance(job.prompt, str) else job.prompt for job in jobs]
+    engine = Engine(endless, "sam", max_batch=1)
+    answers = [engine.generate([chat], job.params)[0] for chat, job in zip(chats, jobs, strict=True)]
     for spec in ("sam", "prompt-lookup", "recycling,tree=8"):
-        answers = []
-        for chat, job in zip(chats, jobs, strict=True):
-            answers += Engine(endless, spec, max_batch=1).generate([chat], job.params)
         # Folded where it is longer than its column.
         row = re.search(rf"^{re.escape(spec[:15])}8? +((?:[\d.]+ +){{8}})6 of 6 *$", result.out, re.MULTILINE)
         assert row is not None, result.out
@@ -108,7 +107,7 @@ def test_repetitions_teach_a_drafter_nothing(command: Command, endless: Path) ->
         assert row is not None, out
         return row[1]
 
-    assert accepted(1) == accepted(3)
+    assert accepted(1) == accepted(2)
 
 
 def test_both_answers_are_shown(command: Command, endless: Path, tmp_path: Path) -> None:

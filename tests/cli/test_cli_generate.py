@@ -119,6 +119,7 @@ def test_a_prediction_that_is_right_saves_rounds(command: Command, tmp_path: Pat
     assert drafted["rounds"] < plain["rounds"] == 20
 
 
+@pytest.mark.usefixtures("_few_turns")
 def test_a_prediction_that_is_missing_is_said(command: Command, tiny: Path) -> None:
     said = "prediction drafted nothing: prediction needs a prediction with the request, as --prediction FILE gives\n"
     for more in ((), ("--json",), ("--compare", "--json")):
@@ -163,6 +164,7 @@ def test_a_profile_adds_up(command: Command, tiny: Path) -> None:
     assert sum(map(float, rows.values())) == pytest.approx(whole, abs=0.001 * len(rows))
 
 
+@pytest.mark.usefixtures("_few_turns")
 def test_compare_loads_one_model_and_reports_both_speeds(
     command: Command, tiny: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
@@ -180,6 +182,7 @@ def test_compare_loads_one_model_and_reports_both_speeds(
     )
 
 
+@pytest.mark.usefixtures("_few_turns")
 def test_compare_in_words(command: Command, tiny: Path) -> None:
     result = command("generate", tiny, LOOPS, "-n", 100, "--ignore-eos", "--compare")
     assert re.search(r"plain [\d.]+ tokens/s, sam [\d.]+ tokens/s, ratio [\d.]+ \(median", result.err)
@@ -266,13 +269,14 @@ def test_a_looping_answer_is_said_to_loop() -> None:
         assert both.record()["looping"] is loops
 
 
+@pytest.mark.usefixtures("_few_turns")
 def test_a_repetition_meets_a_drafter_that_has_not_seen_the_answer(command: Command, tiny: Path) -> None:
     """ngram-pool and the like would otherwise draft an answer that they have learnt by heart."""
     options = ("-n", 60, "--ignore-eos", "--json", "--draft", "ngram-pool")
     alone = json.loads(command("generate", tiny, LOOPS, *options).out)
     compared = json.loads(command("generate", tiny, LOOPS, *options, "--compare").out)
     assert compared["rounds"] == alone["rounds"]
-    assert len(compared["speedups"]) >= 5
+    assert len(compared["speedups"]) == 2
 
 
 def _file(folder: Path, *lines: str) -> Path:
@@ -314,6 +318,7 @@ def test_a_file_of_prompts_in_words(command: Command, tiny: Path, tmp_path: Path
         assert result.err.count("new tokens in") == 2
 
 
+@pytest.mark.usefixtures("_few_turns")
 @pytest.mark.parametrize("schedule", ["equal", "grouped"])
 def test_a_schedule_changes_no_answer(command: Command, tiny: Path, tmp_path: Path, schedule: str) -> None:
     path = tmp_path / "prompts.jsonl"
@@ -328,6 +333,7 @@ def test_a_schedule_changes_no_answer(command: Command, tiny: Path, tmp_path: Pa
     assert all(record["identical"] for record in records)
 
 
+@pytest.mark.usefixtures("_few_turns")
 def test_compare_a_file_in_batches(command: Command, tiny: Path, tmp_path: Path) -> None:
     path = _file(tmp_path, *(f'{{"prompt": "{word} {LOOPS}"}}' for word in ("a", "the", "and", "was", "to")))
     result = command("generate", tiny, "-p", path, "-n", 20, "--batch", 2, "--json", "--compare")

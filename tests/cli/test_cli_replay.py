@@ -4,10 +4,9 @@ import gzip
 import json
 import os
 import signal
-import subprocess
-import sys
 import time
 from pathlib import Path
+from threading import Thread
 from typing import Any
 
 import pytest
@@ -18,6 +17,9 @@ RESULT_KEYS = {
     "draft", "category", "mean_accepted_tokens", "answers", "rounds", "new_tokens", "draft_rate", "verified_per_round",
     "verified_per_token", "draft_us_per_round", "accepted_by_depth",
 }  # fmt: skip
+
+CHILDREN = Path(f"/proc/{os.getpid()}/task/{os.getpid()}/children")
+"""Processes that this one has started."""
 
 
 @pytest.fixture(scope="module")
@@ -55,6 +57,7 @@ def test_a_table_that_fits_80_columns(command: Command, tokenizer: Path, log: Pa
     assert result.err == ""
 
 
+@pytest.mark.usefixtures("_few_turns")
 def test_what_generate_writes_is_replayed(command: Command, tmp_path: Path) -> None:
     target, chat = models.make("llama2", tmp_path / "target"), [{"role": "user", "content": "a"}]
     prompts = write(tmp_path / "prompts.jsonl", [{"prompt": "the cat"}, {"messages": chat}])
@@ -149,31 +152,27 @@ def test_a_page(command: Command, tokenizer: Path, log: Path, tmp_path: Path) ->
     assert "sam,draft=8" in html
 
 
-def test_ctrl_c_prints_what_is_done(tokenizer: Path, tmp_path: Path) -> None:
-    log = write(tmp_path / "log.jsonl", records(1500))
-    page = tmp_path / "page.html"
-    running = subprocess.Popen(
-        [sys.executable, "-m", "paceline", "replay", str(log), "--tokenizer", str(tokenizer), "--html", str(page),
-         "-d", "prompt-lookup", "-d", "sam", "--sweep", "draft=1,2,3,4", "--workers", "2", "--json"],
-        stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True, start_new_session=True,
-    )  # fmt: skip
-    _wait_for_workers(running.pid)
-    os.killpg(running.pid, signal.SIGINT)  # as a terminal does: everybody gets it
-    out, err = running.communicate(timeout=60)
-    assert running.returncode == 130, err
-    told = json.loads(out)
+@pytest.mark.skipif(not CHILDREN.exists(), reason="cannot see when the workers are there")
+def test_ctrl_c_prints_what_is_done(command: Command, tokenizer: Path, tmp_path: Path) -> None:
+    log, page = write(tmp_path / "log.jsonl", records(1500)), tmp_path / "page.html"
+    presses = Thread(target=_press, args=(set(CHILDREN.read_text().split()),))
+    presses.start()
+    many = ("-d", "prompt-lookup", "-d", "sam", "--sweep", "draft=1,2,3,4", "--workers", 2, "--json")
+    result = command("replay", log, "--tokenizer", tokenizer, "--html", page, *many)
+    presses.join()
+    assert result.code == 130, result.err
+    told = json.loads(result.out)
     assert told["complete"] is False
-    assert err.splitlines() == ["interrupted; the figures above are of what was replayed"]
+    assert result.err.splitlines() == ["interrupted; the figures above are of what was replayed"]
     assert "Interrupted" in page.read_text("utf-8")
 
 
-def _wait_for_workers(pid: int) -> None:
-    children = Path(f"/proc/{pid}/task/{pid}/children")
-    if not children.exists():
-        pytest.skip("cannot see when the workers are there")
-    for _ in range(600):
-        if len(children.read_text().split()) >= 2:
+def _press(others: set[str]) -> None:
+    """Ctrl-C when two workers are there: as from a terminal, everybody gets it."""
+    for _ in range(1200):
+        if len(workers := {*CHILDREN.read_text().split()} - others) >= 2:
             time.sleep(0.2)
+            for pid in (*map(int, workers), os.getpid()):
+                os.kill(pid, signal.SIGINT)
             return
         time.sleep(0.05)
-    raise AssertionError("no workers")

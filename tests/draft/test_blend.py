@@ -84,7 +84,7 @@ def by_hand(text: list[int], other: list[int], config: BlendConfig, depth: int) 
     return sorted(found, reverse=True)
 
 
-@pytest.mark.parametrize("seed", range(6))
+@pytest.mark.parametrize("seed", range(3))
 @pytest.mark.parametrize("with_corpus", [False, True])
 def test_the_tree_holds_the_most_probable_paths(seed: int, with_corpus: bool, tmp_path: Path) -> None:
     rng = np.random.default_rng(seed)

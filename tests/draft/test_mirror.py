@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import multiprocessing
 import os
 import signal
 from pathlib import Path
@@ -13,6 +14,7 @@ import numpy as np
 import pytest
 import torch
 
+from paceline.draft.neural import draft_worker
 from paceline.draft.neural.branches import Ahead, Ask
 from paceline.draft.neural.draft_worker import Closed, DraftWorker, Setup, facts_to_send
 from paceline.draft.neural.vocab import Vocabulary, save_vocabulary
@@ -103,7 +105,7 @@ def test_the_draft_draws_with_a_seed_of_its_own(folders, monkeypatch):
 
 
 @pytest.mark.parametrize("source", ["draft", pytest.param("both", marks=pytest.mark.slow)])
-def test_the_process_writes_the_same(folders, alone, source):
+def test_the_process_writes_the_same_and_its_death_leaves_plain_decoding(folders, alone, source, caplog):
     spec = f"mirror:{{close}},check=false,limit=60,source={source},candidates=3"
     engine, out = answered(folders, spec)
     try:
@@ -114,26 +116,29 @@ def test_the_process_writes_the_same(folders, alone, source):
         sampled = engine.generate(TEXTS, params)
         inline = answered(folders, LINE + f"source={source},candidates=3", params)[1]
         assert [done.tokens for done in sampled] == [done.tokens for done in inline]
+        ends(engine, signal.SIGKILL, alone, caplog)
     finally:
         engine.drafter.close()
 
 
-@pytest.mark.parametrize("end", ["killed", pytest.param("stopped", marks=pytest.mark.slow)])
-def test_a_process_that_dies_or_hangs_leaves_plain_decoding(folders, alone, end, caplog):
-    spec = "mirror:{close},check=false,limit=0.5"
-    engine = Engine(str(folders["target"]), spec.format(**folders), dtype="float32", device="cpu")
+def ends(engine: Engine, how: signal.Signals, alone: list[list[int]], caplog: pytest.LogCaptureFixture) -> None:
+    """Send a signal to the draft's process while answers are written: they stay the target's own."""
     process = engine.drafter.side.process
-    how = signal.SIGKILL if end == "killed" else signal.SIGSTOP
     Thread(target=lambda: (sleep(0.05), os.kill(process.pid, how))).start()
-    tokens: list[list[int]] = []
     for _ in range(40):
-        tokens = [done.tokens for done in engine.generate(TEXTS, GREEDY)]
-        assert tokens == alone
+        assert [done.tokens for done in engine.generate(TEXTS, GREEDY)] == alone
         if engine.drafter.side is None:
             break
     assert "decoding goes on without drafts" in caplog.text
-    assert tokens == alone
+    assert [done.tokens for done in engine.generate(TEXTS, GREEDY)] == alone
     assert not process.is_alive()
+
+
+@pytest.mark.slow
+def test_a_process_that_hangs_leaves_plain_decoding(folders, alone, caplog):
+    spec = "mirror:{close},check=false,limit=0.5"
+    engine = Engine(str(folders["target"]), spec.format(**folders), dtype="float32", device="cpu")
+    ends(engine, signal.SIGSTOP, alone, caplog)
 
 
 # The draft's side ----------------------------------------------------------------------------------------------------
@@ -194,33 +199,53 @@ def test_by_default_more_windows_are_there_than_with_as_many_for_every_position(
     assert rates[""] > rates[",layout=uniform"]
 
 
-def test_the_process_takes_long_messages_answers_the_last_question_alone_and_may_hang(folders):
-    """Its answers may take two seconds."""
+@pytest.fixture
+def _forked(monkeypatch: pytest.MonkeyPatch) -> None:
+    """The draft's process is a copy of this one, which has imported all that it needs."""
+    monkeypatch.setattr(draft_worker, "get_context", lambda how: multiprocessing.get_context("fork"))
+
+
+LONG = np.random.default_rng(0).integers(4, models.VOCAB_SIZE, 1_000_000)
+"""A prompt of 8 MB, more than a socket holds."""
+
+
+def started(folders: dict[str, Path], drafter: str, **options: Any) -> DraftWorker:
     target = Engine(str(folders["target"]), "none", dtype="float32", device="cpu").target
-    facts = facts_to_send(target, target.device)
-    worker = DraftWorker(Setup(f"model:{folders['close']},stop=fixed", facts, {"num_candidates": 1}, limit_s=2.0))
-    prompt = np.random.default_rng(0).integers(4, models.VOCAB_SIZE, 1_000_000)  # 8 MB, more than a socket holds
+    return DraftWorker(Setup(drafter, facts_to_send(target, target.device), {"num_candidates": 1}, **options))
+
+
+@pytest.mark.usefixtures("_forked")
+def test_the_process_takes_long_messages_and_answers_the_last_question_alone(folders):
+    worker = started(folders, f"model:{folders['close']},stop=fixed")
     worker.open(1, [5, 6, 7], GREEDY, 2048)
-    worker.open(2, prompt, GREEDY, 2_000_000)
+    worker.open(2, LONG, GREEDY, 2_000_000)
     worker.drop(2)
     worker._send("windows", [Ask(1, [])])  # nobody takes the answer
     (window,) = worker.windows([Ask(1, [8])])
     assert window.id == 1
     assert len(window.tokens) == 5
     assert worker.windows([]) == []
-    os.kill(worker.process.pid, signal.SIGSTOP)
-    with pytest.raises(Closed, match=r"^$"):
-        worker.windows([])
-    with pytest.raises(Closed):
-        worker.open(1, prompt, GREEDY, 2048)
     worker.close()
     assert not worker.process.is_alive()
 
 
+@pytest.mark.usefixtures("_forked")
+def test_a_process_that_hangs_is_waited_for_as_long_as_was_said(folders):
+    """For what it sends, and for what it takes."""
+    worker = started(folders, f"model:{folders['close']},stop=fixed", limit_s=0.2)
+    os.kill(worker.process.pid, signal.SIGSTOP)
+    with pytest.raises(Closed, match=r"^$"):
+        worker.windows([])
+    with pytest.raises(Closed):
+        worker.open(1, LONG, GREEDY, 2048)
+    worker.close()
+    assert not worker.process.is_alive()
+
+
+@pytest.mark.usefixtures("_forked")
 def test_a_process_that_cannot_load_its_drafter_says_why(folders):
-    target = Engine(str(folders["target"]), "none", dtype="float32", device="cpu").target
     with pytest.raises(Closed, match="there is no folder"):
-        DraftWorker(Setup("model:/nowhere", facts_to_send(target, target.device), {"num_candidates": 1}))
+        started(folders, "model:/nowhere")
 
 
 # Refusals ------------------------------------------------------------------------------------------------------------

@@ -2,6 +2,7 @@
 
 import asyncio
 from collections.abc import Sequence
+from functools import cache
 from itertools import pairwise
 from pathlib import Path
 
@@ -19,15 +20,13 @@ from paceline.evals.align.methods import Setting, Task, read_methods
 from paceline.evals.align.options import Decoding
 from paceline.evals.align.types import Generation
 from paceline.workbench.client import CompletionError
-from tests import models
-
-LONG = 900
+from tests import models, native
 
 
 @pytest.fixture(scope="module")
 def model(tmp_path_factory: pytest.TempPathFactory) -> Path:
     """A random model with room for rules."""
-    return models.make("llama2", tmp_path_factory.mktemp("model"), max_position_embeddings=4096)
+    return models.make("llama2", tmp_path_factory.mktemp("model"), max_position_embeddings=4096, seed=1, **native.TINY)
 
 
 def turns(text: str) -> tuple[dict[str, str], ...]:
@@ -43,8 +42,12 @@ def ask(backend: Local, *requests: Request) -> list[Response]:
     return asyncio.run(each())
 
 
-def methods(folder: Path, names: str, **options: object) -> list[Generation]:
-    """What methods make of two items of the sample, greedily."""
+METHODS = "align3,self-refine,iterations=1,more-think,passes=2"
+
+
+@cache
+def written(folder: Path, **options: object) -> list[Generation]:
+    """What each of METHODS makes of two items of the sample, greedily."""
 
     async def each() -> list[Generation]:
         backend = Local(str(folder), dtype="float32", batch=1, **options)  # type: ignore[arg-type]
@@ -52,8 +55,8 @@ def methods(folder: Path, names: str, **options: object) -> list[Generation]:
         try:
             for scenario, items in sample.read()[:1]:
                 for item in items[:2]:
-                    for method in read_methods(names):
-                        task = Task(item, scenario, backend, Setting(Decoding(24, 0.0)), item.id)
+                    for method in read_methods(METHODS):
+                        task = Task(item, scenario, backend, Setting(Decoding(16, 0.0)), item.id)
                         made.append(await method(task))
         finally:
             await backend.close()
@@ -90,16 +93,16 @@ def test_a_prefix_that_repeats_a_reply_is_made_of_its_very_tokens(model: Path) -
 
 
 def test_drafts_and_shared_prefixes_change_no_answer(model: Path) -> None:
-    names = "align3,close=true,self-refine,iterations=1,more-think,passes=2"
-    plain = methods(model, names, draft="none", reuse=False)
-    for options in ({"draft": "none"}, {"draft": "suffix,past=4000"}, {"draft": "sam"}):
-        assert [(g.response, g.thought) for g in methods(model, names, **options)] == [
-            (g.response, g.thought) for g in plain
-        ]
+    plain, drafted = written(model, draft="none", reuse=False), written(model, draft="suffix,past=4000")
+    assert [(g.response, g.thought) for g in drafted] == [(g.response, g.thought) for g in plain]
+    calls = [call for made in drafted for call in made.calls]
+    assert sum(call.speculation["draft_tokens"] for call in calls if call.speculation) > 0
+    assert sum(call.cached or 0 for call in calls) > 0
 
 
 def test_later_steps_prefill_what_is_new_alone(model: Path) -> None:
-    for made in methods(model, "align3", draft="suffix,past=4000"):
+    for made in written(model, draft="suffix,past=4000")[::3]:  # by align3
+        assert len(made.calls) > 2
         for before, after in pairwise(made.calls):
             assert after.cached is not None
             assert after.prefilled is not None
@@ -107,7 +110,7 @@ def test_later_steps_prefill_what_is_new_alone(model: Path) -> None:
             assert after.cached >= before.prefilled + before.generated - 2  # type: ignore[operator]
             # What is run: the forced text, and the token or two between what was written and it.
             assert after.prefilled - after.cached <= after.injected + 3
-    for made in methods(model, "align3", draft="none", reuse=False):
+    for made in written(model, draft="none", reuse=False):
         assert all(call.cached == 0 for call in made.calls)
 
 

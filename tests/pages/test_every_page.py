@@ -53,7 +53,8 @@ onload = () => {
                                                      a.top + 3 < b.bottom && b.top + 3 < a.bottom))
   })
   const says = one => one.tagName + " " + one.textContent.trim().slice(0, 60)
-  parent.postMessage({width: innerWidth, wide: document.documentElement.scrollWidth, color, loaded,
+  parent.postMessage({page: location.pathname.split("/").pop().slice(0, -5), width: innerWidth,
+                      wide: document.documentElement.scrollWidth, color, loaded,
                       narrowest: Math.min(...pictures), height: document.documentElement.scrollHeight,
                       outside: outside.map(says), cut: cut.map(says), crossed: crossed.map(says)}, "*")
 }
@@ -63,11 +64,15 @@ FRAMES = """<!doctype html><html style="color-scheme: light dark"><body style="m
 const told = []
 onmessage = message => {
   told.push(message.data)
-  if (told.length == 2) {
+  if (told.length == %d) {
     document.body.replaceChildren(JSON.stringify(told))
   }
 }
 </script>%s</body></html>"""
+
+
+Told = dict[str, dict[int, dict[str, Any]]]
+"""What a page says of itself, by its name and the width of the window."""
 
 
 def browse(folder: Path, file: Path, *options: str) -> subprocess.CompletedProcess[str]:
@@ -75,16 +80,24 @@ def browse(folder: Path, file: Path, *options: str) -> subprocess.CompletedProce
     return subprocess.run(command, capture_output=True, text=True, timeout=120, check=True)
 
 
-def measured(folder: Path, html: str, *options: str) -> tuple[dict[int, dict[str, Any]], list[str]]:
-    """What the page says of itself by window width, every detail unfolded; and what the browser complained of."""
-    (folder / "page.html").write_text(_with_measure(html), "utf-8")
-    frames = [f'<iframe src="page.html" style="width: {w}px; height: 900px; border: 0"></iframe>' for w in WIDTHS]
-    (folder / "frames.html").write_text(FRAMES % "".join(frames), "utf-8")
+def measured(folder: Path, pages: dict[str, str], *options: str) -> tuple[Told, list[str]]:
+    """What each page says of itself by window width, every detail unfolded; and what the browser complained of. One
+    browser reads them all: to start it takes longer than that."""
+    for name, html in pages.items():
+        (folder / f"{name}.html").write_text(_with_measure(html), "utf-8")
+    frames = [
+        f'<iframe src="{name}.html" style="width: {width}px; height: 900px; border: 0"></iframe>'
+        for name in pages
+        for width in WIDTHS
+    ]
+    (folder / "frames.html").write_text(FRAMES % (len(frames), "".join(frames)), "utf-8")
     done = browse(folder, folder / "frames.html", "--dump-dom", "--virtual-time-budget=5000", *options)
     told = re.search(r"\[\{.*\}\]", done.stdout)
     assert told, done.stdout[:500]
-    complaints = [line for line in done.stderr.splitlines() if "CONSOLE" in line]
-    return {one["width"]: one for one in json.loads(told[0])}, complaints
+    found: Told = {name: {} for name in pages}
+    for one in json.loads(told[0]):
+        found[one["page"]][one["width"]] = one
+    return found, [line for line in done.stderr.splitlines() if "CONSOLE" in line]
 
 
 def _with_measure(html: str) -> str:
@@ -190,27 +203,27 @@ PAGES: dict[str, Callable[[Path], str]] = {
 }
 
 
-SLOW = sorted(RESULTS)[1:]
-"""Pages that do not change, and are all made by one template."""
-
-
-@pytest.mark.parametrize("name", [pytest.param(name, marks=[pytest.mark.slow] * (name in SLOW)) for name in PAGES])
-def test_no_element_is_beside_the_window_and_no_text_on_another(tmp_path: Path, name: str) -> None:
-    found, complaints = measured(tmp_path, PAGES[name](tmp_path))
-    assert sorted(found) == list(WIDTHS)
-    for width, page in found.items():
-        assert page["outside"] == []
-        assert page["wide"] <= width
-        assert page["crossed"] == []
-        assert page["loaded"] == []
-        assert (page["narrowest"] or 200) > 120  # a plot, where there is one, can be read
-    if name not in (*RESULTS, "bench"):  # whose tables have a column for every device
-        assert found[1280]["cut"] == []
+def test_no_element_is_beside_the_window_and_no_text_on_another(tmp_path: Path) -> None:
+    pages = {}
+    for name, make in PAGES.items():
+        (tmp_path / name).mkdir()
+        pages[name] = make(tmp_path / name)
+    every, complaints = measured(tmp_path, pages)
+    for name, found in every.items():
+        assert sorted(found) == list(WIDTHS), name
+        for width, page in found.items():
+            assert page["outside"] == [], name
+            assert page["wide"] <= width, name
+            assert page["crossed"] == [], name
+            assert page["loaded"] == [], name
+            assert (page["narrowest"] or 200) > 120, name  # a plot, where there is one, can be read
+        if name not in (*RESULTS, "bench"):  # whose tables have a column for every device
+            assert found[1280]["cut"] == [], name
     assert complaints == []
+    assert {page["color"] for page in every["bench"].values()} == {"rgb(255, 255, 255)"}
 
 
 def test_dark_where_the_reader_wants_it_dark(tmp_path: Path) -> None:
-    html = of_bench(tmp_path)
-    for color, options in (("rgb(255, 255, 255)", ()), ("rgb(20, 24, 30)", ("--force-dark-mode",))):
-        found, _ = measured(tmp_path, html, *options)
-        assert {page["color"] for page in found.values()} == {color}
+    """And light in the test above."""
+    found, _ = measured(tmp_path, {"bench": of_bench(tmp_path)}, "--force-dark-mode")
+    assert {page["color"] for page in found["bench"].values()} == {"rgb(20, 24, 30)"}

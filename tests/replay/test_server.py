@@ -2,6 +2,7 @@
 
 import json
 from collections.abc import Callable
+from itertools import takewhile
 from pathlib import Path
 from typing import Any
 
@@ -10,7 +11,7 @@ import pytest
 
 from paceline.cli import main
 from paceline.replay.advice import Choice, Costs, Drafts, Goals, choose, configuration, methods, ranges
-from paceline.replay.server import DRAFTS, PLAIN, bins_of, costs_of
+from paceline.replay.server import DRAFTS, PLAIN, ServerTuning, bins_of, costs_of
 from tests import models
 from tests.served import Served
 
@@ -148,6 +149,14 @@ def log(tmp_path: Path) -> Path:
     return tmp_path / "log.jsonl"
 
 
+@pytest.fixture
+def _in_one_turn(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Every load is visited once, however much time there is."""
+    plan = ServerTuning._plan
+    first = lambda visit: visit[0].endswith(" 0")  # noqa: E731
+    monkeypatch.setattr(ServerTuning, "_plan", lambda tuning: takewhile(first, plan(tuning)))
+
+
 def tuned(tiny: Path, fakes: list[Served], out: Path, *more: object) -> tuple[int, dict[str, Any]]:
     arguments = ["tune", tiny, "--server", fakes[0].url, "-o", out, "--batches", "1,4", "-n", 8, "--minutes", 0.1]
     arguments += ["--without", fakes[1].url] if len(fakes) > 1 else []
@@ -176,14 +185,16 @@ def test_the_command_writes_a_configuration(
         assert main(["watch", plain.url, "--once", "--tuned", str(tmp_path / "out")]) == 0
 
 
+@pytest.mark.usefixtures("_in_one_turn")
 def test_the_command_says_off(tiny: Path, log: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
-    with Served(seconds=lambda n: 0.02 * n**1.5) as plain:
+    with Served(seconds=lambda n: 0.01 * n**1.5) as plain:
         code, facts = tuned(tiny, [plain], tmp_path / "out", "--traffic", log)
     assert code == 0
     assert facts["configurations"][0]["method"] == "off"
     assert set(facts["configurations"][0]["tokens_by_load"].values()) == {0}
 
 
+@pytest.mark.usefixtures("_in_one_turn")
 def test_a_server_of_ours_gets_a_table(tiny: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
     with Served("paceline", lambda n: 0.02, accepted=(2,)) as fake:
         (tmp_path / "prompts.jsonl").write_text('{"prompt": "the cat"}\n' * 4)
@@ -204,6 +215,7 @@ def test_what_plain_rounds_take_must_be_known(
     assert "--without URL" in capsys.readouterr().err
 
 
+@pytest.mark.usefixtures("_in_one_turn")
 def test_a_server_that_refuses_a_load_is_not_asked_for_more(
     tiny: Path, log: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:

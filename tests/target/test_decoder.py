@@ -91,7 +91,7 @@ def says_the_same(target: Target, model: Any, tokens: list[int], prompts: list[l
     """Whether logits, in whole texts, pieces and single tokens, and greedy text are those of a transformers model."""
     logits = model(torch.tensor([tokens])).logits[0]
     assert logits.std(0).mean() > 1, "the test would see no difference"
-    pieces = [logits_in_pieces(target, tokens, cuts) for cuts in ([], [70, 73, 90], range(1, len(tokens)))]
+    pieces = [logits_in_pieces(target, tokens, cuts) for cuts in ([], [70, 73, 90], [*range(1, 30), *range(80, 100)])]
     answers = Engine(target, "prompt-lookup").generate(prompts, SamplingParams(max_tokens=new_tokens))
     options = {"do_sample": False, "max_new_tokens": new_tokens, "pad_token_id": models.EOS}
     theirs = [model.generate(torch.tensor([prompt]), **options)[0, len(prompt) :].tolist() for prompt in prompts]
@@ -102,8 +102,8 @@ def says_the_same(target: Target, model: Any, tokens: list[int], prompts: list[l
 @pytest.mark.parametrize("family", models.NATIVE)
 def test_a_folder_says_what_the_model_said_that_was_saved_in_it(family: str, tmp_path: Path) -> None:
     target = load(models.make(family, tmp_path), native=True)
-    prompts = [(text(np.random.default_rng(seed), 7) * 3)[:n] for seed, n in enumerate((21, 5, 13))]
-    assert says_the_same(target, models.model(family), text(np.random.default_rng(0), 100), prompts, 40)
+    prompts = [text(np.random.default_rng(0), 7) * 3]
+    assert says_the_same(target, models.model(family), text(np.random.default_rng(0), 100), prompts, 20)
 
 
 def test_a_trained_model_says_what_transformers_says(stories: Path) -> None:
@@ -262,7 +262,7 @@ def _alone(kind: str, tokens: tuple[int, ...]) -> torch.Tensor:
     return plain_logits(_double(kind, "alone"), tokens).logits
 
 
-MACHINE = settings(max_examples=15, stateful_step_count=16, deadline=None)
+MACHINE = settings(max_examples=10, stateful_step_count=16, deadline=None)
 
 
 def machine(kind: str) -> type:

@@ -27,6 +27,8 @@ from paceline.target.quantised.gguf import GGUF, config_of, end_tokens, weights_
 from paceline.target.quantised.gguf_tokenizer import same_tokens, tokenizer_of
 
 FAMILIES = [family for family in models.NATIVE if family != "qwen3-bias"]  # llama.cpp's Qwen3 has no biases
+WIDE = {"hidden_size": 256, "intermediate_size": 512, "head_dim": 64}
+"""Of a model whose weights fit into blocks of 256."""
 IN_FILES = {"gemma3": {"query_pre_attn_scalar": 32}}
 """What files of a family do not say, with the value that they mean."""
 
@@ -127,7 +129,7 @@ def dequantised(path: Path, dtype: torch.dtype = torch.float32) -> Decoder:
 
 def test_a_16_or_32_bit_dtype_expands_blocks_and_rounds_nothing(tmp_path: Path) -> None:
     """Of every type, those that are not multiplied as blocks too."""
-    folder = models.make("smollm", tmp_path / "folder", hidden_size=256, intermediate_size=512, head_dim=64)
+    folder = models.make("smollm", tmp_path / "folder", **WIDE, num_hidden_layers=1)
     for kind in ("MXFP4", "Q8_0"):
         path = write(folder, tmp_path / f"{kind}.gguf", lambda name, kind=kind: "Q6_K" if "attn_v" in name else kind)
         for dtype in (torch.float32, torch.bfloat16):
@@ -153,7 +155,7 @@ def test_all_types_of_a_file_are_named(tiny: Path, tmp_path: Path) -> None:
 
 def test_eight_bits_are_made_of_blocks_of_fewer(tmp_path: Path) -> None:
     """Of expanded weights; blocks of eight bits stay as they are."""
-    folder = models.make("smollm", tmp_path / "folder", hidden_size=256, intermediate_size=512, head_dim=64)
+    folder = models.make("smollm", tmp_path / "folder", **WIDE, num_hidden_layers=1)
     path = write(folder, tmp_path / "m.gguf", lambda name: "Q8_0" if name.startswith("token_embd") else "Q4_1")
     made, file = load(path, dtype="int8-float32"), GGUF(path)
     assert isinstance(made, Decoder)
@@ -175,7 +177,7 @@ def test_blocks_are_not_made_of_blocks_of_as_many_bits(tiny: Path, tmp_path: Pat
 
 @pytest.mark.parametrize("family", ["llama2", "qwen2-tied"])
 def test_mixed_kinds_are_what_the_reference_makes_of_them(family: str, tmp_path: Path) -> None:
-    folder = models.make(family, tmp_path / "folder", hidden_size=256, intermediate_size=512, head_dim=64)
+    folder = models.make(family, tmp_path / "folder", **WIDE, num_hidden_layers=1)
     path = write(folder, tmp_path / "m.gguf", mixed)
     target = load(path, dtype="auto-float32")
     assert "Q4_K and Q6_K" in str(target.quantised) or "Q6_K and Q4_K" in str(target.quantised)
@@ -186,10 +188,10 @@ def test_mixed_kinds_are_what_the_reference_makes_of_them(family: str, tmp_path:
 
 
 def test_formats_that_are_not_multiplied_are_held_as_q8_0(tmp_path: Path) -> None:
-    folder = models.make("smollm", tmp_path / "folder", hidden_size=256, intermediate_size=512, head_dim=64)
+    folder = models.make("smollm", tmp_path / "folder", **WIDE, num_hidden_layers=1)
     path = write(folder, tmp_path / "m.gguf", low_bits)
     made, right = load(path, dtype="auto-float32"), dequantised(path)
-    assert made.notes[1].startswith("m: matrices held as Q8_0: 3 in IQ2_XXS and 3 in Q2_K; ")
+    assert made.notes[1].startswith("m: matrices held as Q8_0: 1 in IQ2_XXS and 1 in Q2_K; ")
     assert off(logits(made), logits(right)) < 0.08
     assert made.weights_fingerprint == load(path, dtype="float32").weights_fingerprint
 
