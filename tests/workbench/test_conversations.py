@@ -322,7 +322,7 @@ def test_tool_calls_are_answers(tmp_path: Path) -> None:
 
 def test_a_format_is_one_entry(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     mine = Format("mine", lambda r: "q" in r, lambda r, ignore: conversation({"prompt": r["q"], "response": r["a"]}))
-    monkeypatch.setattr("paceline.workbench.conversations.FORMATS", [mine, *FORMATS])
+    monkeypatch.setitem(read_trace.__globals__, "FORMATS", [mine, *FORMATS])
     (one,) = read_trace(write(tmp_path, {"q": "Hello?", "a": "Hi.", "category": "c"}))
     assert ([*one.messages], one.category) == (ASKED + SAID, "c")
 
