@@ -225,7 +225,7 @@ def train_head(training: Training, config: HeadConfig) -> bool:
 
 def open_teacher(target: Path) -> Any:
     """The target as a transformers model in float32. ModelError if it has no `model` and `lm_head`, as Llamas have."""
-    teacher: Any = AutoModelForCausalLM.from_pretrained(target, dtype=torch.float32)
+    teacher: Any = AutoModelForCausalLM.from_pretrained(target, config=read_config(target), dtype=torch.float32)
     if not hasattr(teacher, "model") or not hasattr(teacher, "lm_head"):
         raise ModelError(f"{target}: a {teacher.config.model_type} keeps its layers in another place than a Llama does")
     return teacher
