@@ -13,7 +13,7 @@ import torch.nn.functional as F
 from transformers import DynamicCache, PreTrainedModel
 
 from paceline.draft import registry
-from paceline.draft.mtp import Mtp, MtpNetwork, arranged, head_names
+from paceline.draft.mtp import Mtp, MtpNetwork, head_names, head_of
 from paceline.engine.engine import Engine
 from paceline.engine.round import Segment
 from paceline.engine.sampling import SamplingParams
@@ -33,7 +33,7 @@ PROMPTS = [[5, 17, 200, 31, 5, 17, 9], [44], [60, 61, 60]]
 
 
 def network_of(model: PreTrainedModel, tensors: Tensors) -> MtpNetwork:
-    return MtpNetwork("x", arranged(head_names(tensors), tensors.__getitem__), native.of(model))
+    return MtpNetwork("x", head_of(tensors, tensors.__getitem__), native.of(model))
 
 
 @torch.inference_mode()

@@ -14,14 +14,14 @@ import torch
 from safetensors.torch import load_file
 from transformers import PreTrainedModel
 
-from paceline.draft.mtp import MtpNetwork, arranged, head_names
+from paceline.draft.mtp import MtpNetwork, head_of
 from paceline.engine.engine import Engine
 from paceline.engine.sampling import SamplingParams
 from paceline.errors import PacelineError
 from paceline.train.config import Training
 from paceline.train.loop import LoopConfig, read_log
 from paceline.train.loss import IGNORE
-from paceline.train.mtp import RATES, MtpConfig, MtpLoss, command
+from paceline.train.mtp import MtpConfig, MtpLoss, command
 from paceline.train.options import DrafterOptions
 from paceline.train.trainer import train_head
 from tests import models, native
@@ -43,7 +43,7 @@ def loss_of(model: PreTrainedModel, **more: Any) -> MtpLoss:
 def drafting(loss: MtpLoss, model: PreTrainedModel) -> MtpNetwork:
     """The same head as a drafter runs it, by way of its file's names."""
     tensors = {name: tensor.detach() for name, tensor in loss.saved().items()}
-    return MtpNetwork("x", arranged(head_names(tensors), tensors.__getitem__), native.of(model))
+    return MtpNetwork("x", head_of(tensors, tensors.__getitem__), native.of(model))
 
 
 @pytest.mark.parametrize("family", FAMILIES)
@@ -152,16 +152,16 @@ def test_a_new_head_learns_to_draft_and_is_tuned_on_from_the_targets_folder(
 def test_experts_of_a_head_that_is_there_are_read_and_written(tmp_path: Path) -> None:
     model = models.model("qwen3-moe", tie_word_embeddings=False)
     tensors = mtps.random_head(model)
-    loss = MtpLoss(model, MtpConfig(), arranged(head_names(tensors), tensors.__getitem__))
+    loss = MtpLoss(model, MtpConfig(), head_of(tensors, tensors.__getitem__))
     saved = loss.saved()
     assert saved.keys() == tensors.keys()
     assert all(torch.equal(saved[name], tensor) for name, tensor in tensors.items())
     dense = models.model("qwen3-moe", tie_word_embeddings=False, mlp_only_layers=[2])
-    loss = MtpLoss(dense, MtpConfig(), arranged(head_names(tensors), tensors.__getitem__))  # the layer before is alike
+    loss = MtpLoss(dense, MtpConfig(), head_of(tensors, tensors.__getitem__))  # the layer before is alike
     assert loss.saved().keys() == tensors.keys()
     without = models.model("qwen3-moe", tie_word_embeddings=False, mlp_only_layers=[0, 1, 2])
-    with pytest.raises(PacelineError, match="has experts, and no layer of the target has"):
-        MtpLoss(without, MtpConfig(), arranged(head_names(tensors), tensors.__getitem__))
+    with pytest.raises(PacelineError, match="is like none of its layers"):
+        MtpLoss(without, MtpConfig(), head_of(tensors, tensors.__getitem__))
 
 
 def test_a_head_that_is_there_learns_slower_and_a_broken_one_is_refused_first(
@@ -173,7 +173,7 @@ def test_a_head_that_is_there_learns_slower_and_a_broken_one_is_refused_first(
     models.make_repetitive(tmp_path / "own", tie_word_embeddings=False)
     model = models.model("llama2", tie_word_embeddings=False)
     mtps.add(tmp_path / "own", mtps.random_head(model))
-    for folder, rate in ((target, RATES[False]), (tmp_path / "own", RATES[True])):
+    for folder, rate in ((target, 2e-3), (tmp_path / "own", 2e-4)):
         setup = DrafterOptions(target=str(folder), out=tmp_path / f"out-{folder.name}", data=[answers], tokens=8)  # type: ignore[call-arg]
         command.__wrapped__(setup, MtpConfig())  # type: ignore[attr-defined]
         assert made[-1].lr == rate

@@ -5,8 +5,7 @@ the embedding of token j + 1, both normed, become one state by a product and a d
 its norm the target's output head reads token j + 2. FastMTP (Cai et al. 2025, arXiv 2509.18362) tunes the head to go on
 from its own output (`paceline train mtp`).
 
-    Engine("models/qwen", draft="mtp")              # the head in the target's folder
-    Engine("models/qwen", draft="mtp:build/mtp")    # a tuned one, or that of another folder
+    Engine("models/qwen", draft="mtp")    # the head in the target's folder; "mtp:PATH" is one in another
 
 Verified in public code (vLLM: qwen3_next_mtp, qwen3_5_mtp, deepseek_mtp, glm4_moe_mtp, mimo_mtp; transformers 5.23:
 MtpModel): the names; the order of the two inputs; the target's state is that after its final norm; the next step reads
@@ -15,7 +14,7 @@ embedding and output head in a file are the target's; the first place is like an
 its embedding to 0 for DeepSeek, GLM and MiMo)."""
 
 import re
-from collections.abc import Callable, Iterable, Mapping, Sequence
+from collections.abc import Callable, Iterable, Sequence
 from dataclasses import dataclass, replace
 from pathlib import Path
 
@@ -37,15 +36,15 @@ from paceline.target.linear import linear
 from paceline.target.quantised.blocks import tensors_of
 from paceline.target.shape import ROUTER, LayerKind, Shape, layer_shapes
 
-OUTER = ("fc.weight", "enorm.weight", "hnorm.weight", "norm.weight")
-"""Names here of what is outside the head's layer: the product, the norms of embedding and state, the last norm."""
 LAYOUTS = (
     # Qwen3-Next, Qwen3.5, and ours; DeepSeek-V3, GLM-4.5; MiMo
     (r"mtp\.", ("fc", "pre_fc_norm_embedding", "pre_fc_norm_hidden", "norm"), "layers.0."),
     (r"model\.layers\.\d+\.", ("eh_proj", "enorm", "hnorm", "shared_head.norm"), ""),
     (r"model\.mtp_layers\.\d+\.", ("input_proj", "token_layernorm", "hidden_layernorm", "final_layernorm"), ""),
 )
-"""What a head's names begin with in a checkpoint, its names for `OUTER`, and what its layer's names go on with."""
+"""What a head's names begin with in a checkpoint; those of its product, of the norms of embedding and state, and of its
+last norm; what the names in its layer go on with. Names here are those of the first layout without "mtp."."""
+OUTER = tuple(f"{name}.weight" for name in LAYOUTS[0][1])
 STATE_FIRST = "input_proj.weight"  # MiMo's product takes the state before the embedding
 SHARED = ("embed_tokens.weight", "shared_head.head.weight", "rotary_emb.inv_freq")
 """Endings of names of what is the target's own."""
@@ -67,18 +66,15 @@ def head_names(names: Iterable[str]) -> dict[str, str]:
         if starts:
             start = min(starts, key=lambda one: (len(one), one))
             ours = {f"{start}{theirs}.weight": own for theirs, own in zip(outer, OUTER, strict=True)}
-            whole = {name: f"layers.0.{name.removeprefix(start + inside)}" for name in names if name.startswith(start)}
-            later = re.compile(re.escape(start) + r"layers\.[1-9]")
-            return {
-                ours.get(name, own): name
-                for name, own in whole.items()
-                if not name.endswith(SHARED) and not later.match(name)
-            }
+            later = re.compile(f"{re.escape(start)}layers\\.[1-9]")
+            own = [one for one in names if one.startswith(start) and not (one.endswith(SHARED) or later.match(one))]
+            return {ours.get(name, f"layers.0.{name.removeprefix(start + inside)}"): name for name in own}
     return {}
 
 
-def arranged(names: Mapping[str, str], read: Callable[[str], torch.Tensor]) -> Tensors:
-    """A head's tensors by their names here. names: of `head_names`; read: returns a tensor of the checkpoint."""
+def head_of(checkpoint: Iterable[str], read: Callable[[str], torch.Tensor]) -> Tensors:
+    """The head in a checkpoint with these names, by the names here; empty without one. read: returns a tensor."""
+    names = head_names(checkpoint)
     tensors = {own: read(name) for own, name in names.items()}
     if tensors and names[OUTER[0]].endswith(STATE_FIRST):
         tensors[OUTER[0]] = tensors[OUTER[0]].roll(tensors[OUTER[0]].shape[-1] // 2, -1)
@@ -86,37 +82,29 @@ def arranged(names: Mapping[str, str], read: Callable[[str], torch.Tensor]) -> T
 
 
 def head_in(folder: Path) -> Tensors:
-    """The head in a model's folder, by its names here, mapped from disk; empty if the model has none."""
+    """The head in a model's folder, mapped from disk; empty if the model has none."""
     opened = open_weights(folder)
-    return arranged(head_names(opened), lambda name: opened[name].get_tensor(name))
-
-
-def published(name: str) -> str:
-    """Our name of a head's tensor as Qwen3-Next's checkpoints have it."""
-    _, outer, _ = LAYOUTS[0]
-    theirs = {own: f"{one}.weight" for own, one in zip(OUTER, outer, strict=True)}
-    return f"mtp.{theirs.get(name, name)}"
+    return head_of(opened, lambda name: opened[name].get_tensor(name))
 
 
 def head_shape(shape: Shape, tensors: Tensors) -> Shape:
-    """The shape of a head's one layer, for a target of `shape`. It sees the whole text, and has experts if it brings a
-    router for them."""
+    """The shape of a head's one layer, in a target of `shape`. It sees the whole text, and has experts if a router."""
     kind = LayerKind(experts=f"layers.0.{ROUTER}.weight" in tensors)
     return replace(shape, num_layers=1, layers=(kind,))
 
 
-def check_head(path: str | Path, tensors: Tensors, shape: Shape | None) -> None:
-    """MethodError unless these are the tensors of a head with a layer of `shape`. None: its target is not native."""
+def check_head(path: str | Path, tensors: Tensors, target: Shape | None) -> None:
+    """MethodError unless these are the tensors of a head for a target of this shape. None: it is not native."""
     wanted: dict[str, tuple[int, ...]] = {}
-    if shape is not None:
-        h = shape.hidden_size
+    if target is not None:
+        shape, h = head_shape(target, tensors), target.hidden_size
+        of_layer = layer_shapes(shape, kind=shape.layers[0]) | {f"{n}.weight": (h,) for n in shape.norms[:1] if n}
         wanted = dict(zip(OUTER, ((h, 2 * h), (h,), (h,), (h,)), strict=True))
-        wanted |= {f"layers.0.{name}": size for name, size in layer_shapes(shape, kind=shape.layers[0]).items()}
-        wanted |= {f"layers.0.{shape.norms[0]}.weight": (h,)} if shape.norms[0] else {}
+        wanted |= {f"layers.0.{name}": size for name, size in of_layer.items()}
     others = " ".join(tensors.keys() - wanted.keys())
     if why := next((why for part, why in FOREIGN.items() if part in others), None):
         raise MethodError(f"{path}: the layer of its head has {why}, which nothing here runs")
-    if shape is not None:
+    if target is not None:
         check_all(path, tensors, wanted)
 
 
@@ -124,10 +112,12 @@ class MtpNetwork:
     """fc(norm(embedding), norm(state)), a layer of the target's kind, a norm; its output is the next state."""
 
     def __init__(self, path: str, tensors: Tensors, target: Facts, dtype: Precision = "auto"):
-        check_head(path, tensors, head_shape(target.shape, tensors) if isinstance(target, Decoder) else None)
+        check_head(path, tensors, target.shape if isinstance(target, Decoder) else None)
         target = neural.native(target, "mtp runs a layer of the target's kind", "eagle3")
         shape = self.shape = head_shape(target.shape, tensors)
-        computed = tensors_of({name: computed_with(name, tensor, shape) for name, tensor in tensors.items()})
+        # A family's offset of norms counts for all of them.
+        parts = {name: "norm.weight" if name in OUTER[1:] else name for name in tensors}
+        computed = tensors_of({name: computed_with(part, tensors[name], shape) for name, part in parts.items()})
         here = neural.placed(computed, target, dtype)
         self.ops, self.weights = target.ops, tensors_of(here)
         self.fc = linear([here[OUTER[0]]], None, target.dtype)
@@ -135,8 +125,7 @@ class MtpNetwork:
         self.taps: tuple[int, ...] = (target.num_layers,)
         self.table, self.head = neural.table_and_head(target)
         self.columns: torch.Tensor | None = None
-        sizes = shape.num_kv_heads, shape.head_dim, target.max_context
-        self.cache = RaggedCache(1, *sizes, target.dtype, target.device)
+        self.cache = RaggedCache(1, shape.num_kv_heads, shape.head_dim, target.max_context, target.dtype, target.device)
         of_experts = neural.nbytes({name: weight for name, weight in here.items() if ".experts." in name})
         self.nbytes = neural.nbytes(here) - round((1 - target.expert_share) * of_experts)
 
@@ -176,13 +165,8 @@ class Mtp(FeatureDrafter):
             raise MethodError(f"{target.name} is not from a model's folder, which could have a head: write mtp:PATH")
         folder = find(Path(named), [])
         self.config = replace(self.config, checkpoint=str(folder))
-        if recorded_target(folder) is None:
-            tensors = head_in(folder)
-        else:
-            _, stored = open_drafter(folder, self.name, target)
-            tensors = arranged(head_names(stored), stored.__getitem__)
+        stored = None if recorded_target(folder) is None else open_drafter(folder, self.name, target)[1]
+        tensors = head_in(folder) if stored is None else head_of(stored, stored.__getitem__)
         if not tensors:
-            raise MethodError(
-                f"{folder} has no multi-token-prediction head; `paceline train mtp` makes one for mtp:PATH"
-            )
+            raise MethodError(f"{folder} has no multi-token-prediction head; `paceline train mtp` makes one: mtp:PATH")
         return MtpNetwork(str(folder), tensors, target, self.config.dtype)

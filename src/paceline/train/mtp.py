@@ -3,11 +3,9 @@
 Cai et al. 2025, "FastMTP: Accelerating LLM Inference with Enhanced Multi-Token Prediction" (arXiv 2509.18362): the
 multi-token-prediction head of a checkpoint, which was trained for one step, learns K on the target's own answers. All
 steps share its weights; step k weighs beta^(k - 1), divided by the sum of these. Embedding and output head are the
-target's and do not learn. As in drafting, a step reads the keys of the text from step 0 (`unrolled.py`), and it learns
-the target's distribution (`--loss`) instead of the token alone.
-
-Where the target has no head, one is begun: a copy of its last layer that adds nothing to the state at first. The layer
-is transformers' own module of the target's family, so that a head has whatever that family's layers have."""
+target's. As in drafting, a step reads the text's keys of step 0 (`unrolled.py`). It learns the target's distribution
+(`--loss`), not the token alone. Where the target has no head, one is begun: a copy of its last layer that adds nothing
+at first. The layer is transformers' own module, so that a head has whatever the layers of its family have."""
 
 import copy
 from collections.abc import Mapping
@@ -19,7 +17,7 @@ import torch
 from torch import Tensor, nn
 from transformers import AttentionInterface
 
-from paceline.draft.mtp import Mtp, check_head, head_in, head_shape, published
+from paceline.draft.mtp import Mtp, check_head, head_in, head_shape
 from paceline.draft.spec import option
 from paceline.errors import PacelineError
 from paceline.target.load import read_config
@@ -33,8 +31,6 @@ from paceline.train.trainer import Trainer, train_head
 from paceline.train.unrolled import Memory, Unrolled, attend, begin_as_last
 
 ATTENTION = "paceline_unrolled"  # transformers' name for the attention of steps
-RATES = {True: 2e-4, False: 2e-3}
-"""Peak learning rates of a head that is there, and of a new one."""
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -48,13 +44,11 @@ class MtpConfig(LayerConfig):
     def check(self, target: Path) -> None:
         super().check(target)
         if head := head_in(target):
-            check_head(target, head, head_shape(Shape.of(read_config(target)), head))
+            check_head(target, head, Shape.of(read_config(target)))
 
     def student(self, trainer: Trainer) -> Student:
         head = head_in(training_folder(trainer.training.target))
-        trainer.console.print(
-            "the target's own head is tuned" if head else "the target has no head: a new one is begun"
-        )
+        trainer.console.print("the target's own head is tuned" if head else "the target has no head: one is begun")
         return MtpLoss(trainer.teacher, self, head)
 
 
@@ -69,24 +63,22 @@ AttentionInterface.register(ATTENTION, attention)
 
 
 class MtpModule(Unrolled):
-    """The head in training. Parameters are named as in `draft/mtp.py`, experts as in transformers.
-
-    head  tensors to begin with; empty: a new head."""
+    """The head in training, named as in `draft/mtp.py`, experts as in transformers. head: where it begins, if not anew."""
 
     def __init__(self, teacher: Any, head: Mapping[str, Tensor]) -> None:
-        shape, norm = Shape.of(teacher.config), teacher.model.norm
+        shape, norm, body = Shape.of(teacher.config), teacher.model.norm, teacher.model.layers
         kinds = shape.layers
         wanted = (head_shape(shape, head) if head else shape).layers[-1].experts
-        with_attention = [n for n, one in enumerate(teacher.model.layers) if hasattr(one, "self_attn")]
-        alike = [n for n in with_attention if kinds[n].experts == wanted and kinds[n].rope is not None]
+        alike = [n for n, one in enumerate(kinds) if one.experts == wanted and one.rope is not None]
+        alike = [n for n in alike if hasattr(body[n], "self_attn")]
         if not alike:
-            what = "experts" if wanted else "a plain MLP"
-            raise PacelineError(f"the head in the target's folder has {what}, and no layer of the target has")
+            raise PacelineError("the head in the target's folder is like none of its layers: it cannot be tuned here")
         number = max(alike, key=lambda n: (kinds[n].window is None, n))
         super().__init__(turns_of(teacher, number))
-        self.fc = nn.Linear(2 * shape.hidden_size, shape.hidden_size, bias=False)
-        self.enorm, self.hnorm, self.norm = (type(norm)(shape.hidden_size, shape.eps) for _ in range(3))
-        layer = copy.deepcopy(teacher.model.layers[number])
+        size = shape.hidden_size, shape.eps
+        self.fc = nn.Linear(2 * size[0], size[0], bias=False)
+        self.pre_fc_norm_embedding, self.pre_fc_norm_hidden, self.norm = (type(norm)(*size) for _ in range(3))
+        layer = copy.deepcopy(body[number])
         layer.self_attn.config._attn_implementation = ATTENTION
         self.layers = nn.ModuleList([layer])
         with torch.no_grad():
@@ -104,7 +96,7 @@ class MtpModule(Unrolled):
     def step(
         self, embedded: Tensor, features: Tensor, cos: Tensor, sin: Tensor, memory: Memory
     ) -> tuple[Tensor, Tensor]:
-        x = self.fc(torch.cat([self.enorm(embedded), self.hnorm(features)], -1))
+        x = self.fc(torch.cat([self.pre_fc_norm_embedding(embedded), self.pre_fc_norm_hidden(features)], -1))
         turns = cos[None].to(x), sin[None].to(x)
         read = self.norm(self.layers[0](x, position_embeddings=turns, memory=memory))
         return read, read
@@ -112,17 +104,15 @@ class MtpModule(Unrolled):
 
 def turns_of(teacher: Any, layer: int) -> tuple[Tensor, Tensor]:
     """cos and sin of every position, [max_context, rotated numbers], as transformers' module gives them to a layer."""
-    config = teacher.config
-    nested = any(isinstance(one, Mapping) for one in dict(getattr(config, "rope_parameters", None) or {}).values())
-    kind = {"layer_type": config.layer_types[layer]} if nested else {}
-    places = torch.arange(Shape.of(config).max_context, device=teacher.device)[None]
+    kinds, ropes = getattr(teacher.config, "layer_types", None), dict(teacher.config.rope_parameters)
+    kind = {"layer_type": kinds[layer]} if kinds and kinds[layer] in ropes else {}
+    places = torch.arange(Shape.of(teacher.config).max_context, device=teacher.device)[None]
     cos, sin = teacher.model.rotary_emb(torch.zeros(1, device=teacher.device), places, **kind)
     return cos[0], sin[0]
 
 
 def joined(head: Mapping[str, Tensor], like: Mapping[str, Tensor]) -> dict[str, Tensor]:
-    """A head's tensors by the names of `like`, transformers' module, in which matrices of all experts are one tensor:
-    the inverse of `as_checkpoint`."""
+    """A head's tensors by the names of `like`, where a tensor has all experts' matrices; undoes `as_checkpoint`."""
     made = {}
     for name, tensor in like.items():
         start, of_experts, which = name.rpartition(".experts.")
@@ -145,23 +135,18 @@ class MtpLoss(LayerLoss):
         self.config, self.head = config, head or {}
         self.module = MtpModule(teacher, self.head)
 
-    def states(self, input_ids: Tensor) -> tuple[Tensor, Tensor]:
-        last = self.last_states(input_ids)
-        return last, last
-
     def forward(self, input_ids: Tensor, labels: Tensor) -> Tensor:
         read, last = self.states(input_ids)
         total, weights = torch.zeros((), device=last.device), [self.config.decay**k for k in range(self.config.steps)]
-        for step, (hidden, weight) in enumerate(zip(self.unroll(read, input_ids, len(weights)), weights, strict=True)):
+        for step, hidden in enumerate(self.unroll(read, input_ids, len(weights))):
             known = labels[:, 1 + step :] != IGNORE
-            total = total + weight / sum(weights) * self.distance(hidden, last[:, 1 + step :], known)
-        return total
+            total = total + weights[step] * self.distance(hidden, last[:, 1 + step :], known)
+        return total / sum(weights)
 
     def saved(self) -> dict[str, Tensor]:
-        return {published(name): tensor for name, tensor in as_checkpoint(super().saved()).items()}
+        return {f"mtp.{name}": tensor for name, tensor in as_checkpoint(super().saved()).items()}
 
     def untrained(self) -> Student | None:
-        """The target's own head, if it has one."""
         return MtpLoss(self.teacher, self.config, self.head).to(self.teacher.device) if self.head else None
 
 
@@ -174,5 +159,5 @@ def command(setup: DrafterOptions, config: MtpConfig) -> bool:
     At the end acceptance is measured by depth on held-out answers, beside the head that was there. OUT has the tensors
     under the names of Qwen3-Next's checkpoints."""
     if not config.lr:
-        config = replace(config, lr=RATES[bool(head_in(training_folder(setup.target)))])
+        config = replace(config, lr=2e-4 if head_in(training_folder(setup.target)) else 2e-3)
     return train_head(setup.training(config), config)

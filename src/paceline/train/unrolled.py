@@ -29,17 +29,14 @@ def begin_as_last(linear: nn.Linear) -> None:
 
 
 def attend(q: Tensor, k: Tensor, v: Tensor, memory: Memory, scale: float) -> Tensor:
-    """Attention [B, heads, T, head_dim] of the queries of step len(memory), whose keys and values are added to it."""
+    """Attention [B, heads, T, head_dim] of the queries of step len(memory), whose keys and values are added to it.
+
+    After step 0: one softmax over the text's keys up to a position and the position's own keys. In blocks of positions:
+    fewer keys, and scores that stay in a processor's cache."""
     memory.append((k, v))
     if len(memory) == 1:
         return F.scaled_dot_product_attention(q, k, v, is_causal=True, scale=scale, enable_gqa=True)
-    return _below(q * scale, memory)
-
-
-def _below(q: Tensor, memory: Memory) -> Tensor:
-    """Attention after step 0: one softmax over the text's keys up to a position and the position's own keys. In blocks
-    of positions: fewer keys, and scores that stay in a processor's cache."""
-    length, groups = q.shape[2], q.shape[1] // memory[0][0].shape[1]
+    q, length, groups = q * scale, q.shape[2], q.shape[1] // k.shape[1]
     keys, values = (
         [part[:, :, :length].repeat_interleave(groups, 1) for part in parts] for parts in zip(*memory, strict=True)
     )
