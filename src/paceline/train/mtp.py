@@ -63,7 +63,7 @@ AttentionInterface.register(ATTENTION, attention)
 
 
 class MtpModule(Unrolled):
-    """The head in training, named as in `draft/mtp.py`, experts as in transformers. head: where it begins, if not anew."""
+    """The head in training, named as in `draft/mtp.py`, experts as in transformers. head: what it begins with."""
 
     def __init__(self, teacher: Any, head: Mapping[str, Tensor]) -> None:
         shape, norm, body = Shape.of(teacher.config), teacher.model.norm, teacher.model.layers
