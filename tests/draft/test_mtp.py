@@ -229,6 +229,12 @@ def test_more_layers_than_asked_for_are_refused_unless_they_are_heads(tmp_path: 
         load(folder, dtype="float32", device="cpu", native=native_decoder)
 
 
-def test_a_drafter_is_the_method_of_its_name() -> None:
-    assert isinstance(registry.create("mtp"), Mtp)
-    assert registry.describe("mtp").checkpoint == "optional"
+def test_of_experts_those_that_a_token_uses_are_read(tmp_path: Path) -> None:
+    model = models.model("qwen3-moe", tie_word_embeddings=False)
+    tensors = mtps.random_head(model)
+    made = registry.create(f"mtp:{mtps.save(tmp_path, tensors)}")
+    assert isinstance(made, Mtp)
+    made.bind(native.of(model))
+    every = sum(tensor.nbytes for tensor in tensors.values())
+    unused = sum(t.nbytes for name, t in tensors.items() if ".experts." in name) * 6 / 8  # 2 of 8 are used
+    assert made.weight_bytes == every - unused + model.lm_head.weight.nbytes

@@ -11,6 +11,7 @@ from typing import Any
 import numpy as np
 import pytest
 import torch
+import torch.nn.functional as F
 from safetensors.torch import load_file
 from transformers import PreTrainedModel
 
@@ -90,6 +91,19 @@ def test_the_head_alone_learns(family: str) -> None:
     assert all(weight.grad is not None and bool(weight.grad.any()) for weight in loss.parameters())
 
 
+@pytest.mark.parametrize("family", ["llama2", "gemma3", "qwen3-moe"])
+def test_a_new_head_begins_with_the_state_and_adds_nothing(family: str) -> None:
+    """Its logits are about as large as 1: it is not sure of what it has not learnt."""
+    model = models.model(family)
+    loss, ids = MtpLoss(model), torch.randint(4, models.VOCAB_SIZE, (1, 9))
+    with torch.no_grad():
+        states, _ = loss.states(ids)
+        (read,) = loss.unroll(states, ids, 1)
+        wanted = F.rms_norm(states[:, :-1], states.shape[-1:], eps=1e-6) / model.lm_head.weight.norm(dim=1).mean()
+        torch.testing.assert_close(read, wanted, atol=1e-4, rtol=1e-3)
+        assert 0.5 < float(model.lm_head(read).std()) < 2
+
+
 # The whole recipe ----------------------------------------------------------------------------------------------------
 
 LOOP = LoopConfig(tokens=24 * 16 * 50, peak_lr=2e-2, warmup_steps=5, mixed_precision="no")
@@ -147,6 +161,9 @@ def test_a_new_head_learns_to_draft_and_is_tuned_on_from_the_targets_folder(
     assert again.keys() == tensors.keys()
     assert all(torch.equal(again[name], tensor) for name, tensor in tensors.items())
     assert tuned["untrained"] == tuned["held_out"]
+    other = models.make("llama2", tmp_path / "other", seed=3, tie_word_embeddings=False)
+    with pytest.raises(PacelineError, match="same shape, other weights"):
+        Engine(other, f"mtp:{tmp_path / 'tuned'}", dtype="float32")
 
 
 def test_experts_of_a_head_that_is_there_are_read_and_written(tmp_path: Path) -> None:
