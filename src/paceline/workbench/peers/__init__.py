@@ -51,7 +51,7 @@ PEERS = {
         "paceline.plugins.peers:InLlamaCpp", "our drafters in llama.cpp, :FILE.gguf", "llama-cpp-python"
     ),
     "xllamacpp": Peer(
-        f"{_HERE}.xllamacpp:Server", "llama.cpp's server, with or without n-grams, :FILE.gguf",
+        f"{_HERE}.xllamacpp:Server", "llama.cpp's server, plain or drafting, :FILE.gguf",
         "xllamacpp at --peer-python",
     ),
 }
