@@ -18,8 +18,8 @@ LAYOUTS = ("qwen", "deepseek", "mimo")
 
 
 def own_layer(model: PreTrainedModel, seed: int = 5, scale: float = 0.3) -> Any:
-    """A random layer like the model's last, as transformers' module. scale: of what it adds."""
-    layer = models.model(model.config, seed).model.layers[-1]
+    """A random layer like the model's last one with attention, as transformers' module. scale: of what it adds."""
+    layer = [one for one in models.model(model.config, seed).model.layers if hasattr(one, "self_attn")][-1]
     with torch.no_grad():
         for name, weight in layer.named_parameters():
             if "o_proj" in name or "down_proj" in name:

@@ -67,10 +67,9 @@ class MtpModule(Unrolled):
 
     def __init__(self, teacher: Any, head: Mapping[str, Tensor]) -> None:
         shape, norm, body = Shape.of(teacher.config), teacher.model.norm, teacher.model.layers
-        kinds = shape.layers
-        wanted = (head_shape(shape, head) if head else shape).layers[-1].experts
-        alike = [n for n, one in enumerate(kinds) if one.experts == wanted and one.rope is not None]
-        alike = [n for n in alike if hasattr(body[n], "self_attn")]
+        kinds, alike = shape.layers, [n for n, one in enumerate(body) if hasattr(one, "self_attn")]
+        experts = {head_shape(shape, head).layers[0].experts} if head else {True, False}
+        alike = [n for n in alike if kinds[n].rope is not None and kinds[n].experts in experts]
         if not alike:
             raise PacelineError("the head in the target's folder is like none of its layers: it cannot be tuned here")
         number = max(alike, key=lambda n: (kinds[n].window is None, n))
