@@ -27,7 +27,7 @@ from paceline.train.options import DrafterOptions
 from paceline.train.trainer import train_head
 from tests import models, native
 from tests.draft import mtps
-from tests.draft.test_mtp import STEPS, forced
+from tests.draft.test_mtp import STEPS, forced, make
 
 FAMILIES: dict[str, dict[str, Any]] = {
     "llama3": {}, "qwen2": {}, "qwen3": {"tie_word_embeddings": False}, "qwen3-moe": {}, "olmoe": {}, "smollm3": {},
@@ -179,6 +179,22 @@ def test_experts_of_a_head_that_is_there_are_read_and_written(tmp_path: Path) ->
     without = models.model("qwen3-moe", tie_word_embeddings=False, mlp_only_layers=[0, 1, 2])
     with pytest.raises(PacelineError, match="is like none of its layers"):
         MtpLoss(without, MtpConfig(), head_of(tensors, tensors.__getitem__))
+
+
+@pytest.mark.parametrize("layout", ["deepseek", "mimo"])
+def test_heads_in_other_layouts_are_tuned_for_mixtures_and_for_mimo(
+    layout: str, lesson: tuple[Path, Path], tmp_path: Path
+) -> None:
+    """The head is known by the target's weights as its checkpoint has them, expert by expert."""
+    folder = make(tmp_path / "model", layout)
+    assert "untrained" in train(folder, lesson[1], tmp_path / "out", NOTHING)
+    drafts = []
+    for head in ("mtp", f"mtp:{tmp_path / 'out'}"):
+        out = Engine(folder, f"{head},tree=0,draft=3", dtype="bfloat16").generate(
+            [[5, 6, 7]], SamplingParams(max_tokens=9)
+        )
+        drafts.append((out[0].tokens, out[0].stats.accepted))
+    assert drafts[0] == drafts[1]
 
 
 def test_a_head_that_is_there_learns_slower_and_a_broken_one_is_refused_first(

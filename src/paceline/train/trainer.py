@@ -25,7 +25,7 @@ from paceline.target.hf import quiet
 from paceline.target.load import load_tokenizer, read_config
 from paceline.target.quantised.blocks import Weights, quantised
 from paceline.target.quantised.gguf import GGUF, weights_of
-from paceline.target.shape import unsupported
+from paceline.target.shape import as_checkpoint, unsupported
 from paceline.target.tokenizer import Tokenizer
 from paceline.train.config import StudentConfig, TrainerConfig, Training, training_folder
 from paceline.train.data import Mixture, Rows, counts_of, first_batch, row_counts, split_rows
@@ -109,7 +109,8 @@ class Trainer:
             file = GGUF(gguf_of(target))
             name, weights = file.path.stem, weights_of(file, config)
         else:
-            name, weights = training_folder(self.training.target).name, dict(self.teacher.named_parameters())
+            name = training_folder(self.training.target).name
+            weights = as_checkpoint(dict(self.teacher.named_parameters()))
         return TargetFacts(
             name,
             self.tokenizer.fingerprint,
