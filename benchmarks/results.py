@@ -32,7 +32,7 @@ from typing import Any
 
 from safetensors.torch import load_file
 
-from paceline.bench.report import machine, read_run, setting
+from paceline.bench.report import read_run, told
 from paceline.draft.spec import parse, split
 from paceline.target.folder import fingerprint
 
@@ -218,8 +218,8 @@ def collect(out: Path) -> None:
             "target": plan.target,
             "suite": plan.suite,
             "temperature": plan.temperature,
-            "setting": setting(found),
-            "machine": machine(found),
+            "setting": told("setting", found),
+            "machine": told("machine", found),
             "complete": found.complete,
             "notes": [*found.summary.get("disturbed", ()), *filter(None, [found.summary.get("repeated")])],
             "tasks": found.tasks,
