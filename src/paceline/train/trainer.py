@@ -109,7 +109,7 @@ class Trainer:
             file = GGUF(gguf_of(target))
             name, weights = file.path.stem, weights_of(file, config)
         else:
-            name, weights = training_folder(target).name, as_checkpoint(dict(self.teacher.named_parameters()))
+            name, weights = training_folder(target).name, {**as_checkpoint(dict(self.teacher.named_parameters()))}
         return TargetFacts(
             name,
             self.tokenizer.fingerprint,
