@@ -20,7 +20,7 @@ from paceline.target.base import Facts
 from paceline.target.tokenizer import Tokenizer
 from paceline.train.kangaroo import AdapterModule
 from tests import models, native
-from tests.draft import blocks
+from tests.draft import blocks, mtps
 from tests.draft.answered import weakened
 from tests.draft.eagles import knowing_head
 from tests.draft.head_worlds import HEADS
@@ -42,6 +42,7 @@ SPECS = {
     "eagle": "eagle:{eagle}",
     "eagle3": "eagle3:{eagle3}",
     "dflash": "dflash:{dflash}",
+    "mtp": "mtp:{mtp}",
 }
 """Of drafters with a checkpoint; {name}: a folder that `Folders` makes."""
 NETWORKS: dict[str, dict[str, Any]] = {
@@ -130,6 +131,8 @@ class Folders(Heads):
             save_drafter(at, name, config={"exit_layer": EXIT}, tensors=untrained, target=facts)
         elif name == "dflash":
             blocks.save(at, self.model, scale=0.2)
+        elif name == "mtp":
+            mtps.save(at, mtps.knowing_head(self.model, 0.02))
         else:
             knowing_head(at, name, self.model)
         return at

@@ -39,10 +39,10 @@ SAMPLED = [SamplingParams(max_tokens=NEW, temperature=0.8, top_p=0.95, seed=seed
 PENALISED = SamplingParams(max_tokens=NEW, repetition_penalty=1.3)
 SAMPLED_PENALISED = [replace(one, repetition_penalty=1.1, top_k=40) for one in SAMPLED]
 
-MODELS = ("model", "s2d", "kangaroo", "eagle", "eagle3", "dflash")
+MODELS = ("model", "s2d", "kangaroo", "eagle", "eagle3", "dflash", "mtp")
 """They draft token by token: any stop rule, chains and trees."""
 HEADS = ("medusa", "hydra", "amphista")
-STATES = ("kangaroo", "eagle", "eagle3", "dflash", *HEADS)
+STATES = ("kangaroo", "eagle", "eagle3", "dflash", "mtp", *HEADS)
 """They read the target's states."""
 EVERY = {
     **specs(),

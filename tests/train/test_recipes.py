@@ -36,10 +36,11 @@ RECIPES = {
     "eagle": ([], "eagle:{out}"),
     "eagle3": (["--taps", "0,1,2", "--vocab", "200"], "eagle3:{out}"),
     "dflash": (["--block", "3", "--vocab", "200", "--markov", "32", "--confidence"], "dflash:{out}"),
+    "mtp": (["--steps", "2"], "mtp:{out}"),
 }
 """Options of each command, and the drafter that it makes."""
 TREES = ("medusa", "hydra", "amphista")
-HEADS = ("kangaroo", "eagle", "eagle3", "dflash", *TREES)
+HEADS = ("kangaroo", "eagle", "eagle3", "dflash", "mtp", *TREES)
 
 
 @pytest.fixture(scope="module")

@@ -42,6 +42,7 @@ _BUILT_IN = {
     "amphista": "paceline.draft.amphista:Amphista",
     "eagle": "paceline.draft.eagle:Eagle",
     "eagle3": "paceline.draft.eagle3:Eagle3",
+    "mtp": "paceline.draft.mtp:Mtp",
     "dflash": "paceline.draft.dflash:DFlash",
     "auto": "paceline.draft.auto:Auto",
 }

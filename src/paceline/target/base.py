@@ -11,6 +11,7 @@ from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass
 from functools import cached_property
+from pathlib import Path
 from typing import Protocol
 
 import torch
@@ -85,6 +86,7 @@ class Target(ABC):
     measured             a sentence on what quantising changed, if that was measured.
     held                 in words, the matrices that are held in another format than the file's.
     expanded             in words, the blocks from which the weights were expanded to 16 or 32 bits.
+    folder               of its checkpoint, where it may have a head; None: it is from a file, or was made in memory.
     tokenizer            the engine's, if any: drafters with token ids on disk compare its fingerprint with theirs.
     clock                the engine's; `verify` books its time there as "prepare", "layers" and "head".
     same_on_any_threads  logits are the same, bit for bit, on any number of processor threads.
@@ -102,6 +104,7 @@ class Target(ABC):
     expanded: str | None = None
     measured: str | None = None
     held: str | None = None
+    folder: Path | None = None
     name: str
     dtype: torch.dtype
     device: torch.device

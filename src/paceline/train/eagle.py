@@ -57,7 +57,8 @@ class LayerLoss(Student):
 
     def states(self, input_ids: Tensor) -> tuple[Tensor, Tensor]:
         """(states that the layer reads [B, T, ...], last states after the final norm [B, T, H])."""
-        raise NotImplementedError
+        last = self.last_states(input_ids)
+        return last, last
 
     def unroll(self, read: Tensor, input_ids: Tensor, steps: int) -> Iterator[Tensor]:
         """`Unrolled.unroll` with the target's embeddings."""
@@ -110,10 +111,6 @@ class EagleLoss(LayerLoss):
         super().__init__(teacher, config.loss)
         self.config = config
         self.module = EagleModule(teacher.config)
-
-    def states(self, input_ids: Tensor) -> tuple[Tensor, Tensor]:
-        last = self.last_states(input_ids)
-        return last, last
 
     def forward(self, input_ids: Tensor, labels: Tensor) -> Tensor:
         states = self.last_states(input_ids)

@@ -21,10 +21,11 @@ from paceline.draft.neural.vocab import best_tokens, coverage, must_keep
 from paceline.draft.spec import option
 from paceline.errors import ModelError, PacelineError
 from paceline.target.folder import fingerprint, gguf_of, is_gguf
+from paceline.target.hf import quiet
 from paceline.target.load import load_tokenizer, read_config
 from paceline.target.quantised.blocks import Weights, quantised
 from paceline.target.quantised.gguf import GGUF, weights_of
-from paceline.target.shape import unsupported
+from paceline.target.shape import as_checkpoint, unsupported
 from paceline.target.tokenizer import Tokenizer
 from paceline.train.config import StudentConfig, TrainerConfig, Training, training_folder
 from paceline.train.data import Mixture, Rows, counts_of, first_batch, row_counts, split_rows
@@ -108,7 +109,7 @@ class Trainer:
             file = GGUF(gguf_of(target))
             name, weights = file.path.stem, weights_of(file, config)
         else:
-            name, weights = training_folder(self.training.target).name, dict(self.teacher.named_parameters())
+            name, weights = training_folder(target).name, {**as_checkpoint(dict(self.teacher.named_parameters()))}
         return TargetFacts(
             name,
             self.tokenizer.fingerprint,
@@ -225,7 +226,8 @@ def train_head(training: Training, config: HeadConfig) -> bool:
 
 def open_teacher(target: Path) -> Any:
     """The target as a transformers model in float32. ModelError if it has no `model` and `lm_head`, as Llamas have."""
-    teacher: Any = AutoModelForCausalLM.from_pretrained(target, dtype=torch.float32)
+    with quiet():  # it would report a head in the checkpoint as unexpected weights
+        teacher: Any = AutoModelForCausalLM.from_pretrained(target, config=read_config(target), dtype=torch.float32)
     if not hasattr(teacher, "model") or not hasattr(teacher, "lm_head"):
         raise ModelError(f"{target}: a {teacher.config.model_type} keeps its layers in another place than a Llama does")
     return teacher

@@ -28,6 +28,33 @@ def begin_as_last(linear: nn.Linear) -> None:
         linear.weight.copy_(torch.eye(size, inputs).roll(inputs - size, 1))
 
 
+def attend(q: Tensor, k: Tensor, v: Tensor, memory: Memory, scale: float) -> Tensor:
+    """Attention [B, heads, T, head_dim] of the queries of step len(memory), whose keys and values are added to it.
+
+    After step 0: one softmax over the text's keys up to a position and the position's own keys. In blocks of positions:
+    fewer keys, and scores that stay in a processor's cache."""
+    memory.append((k, v))
+    if len(memory) == 1:
+        return F.scaled_dot_product_attention(q, k, v, is_causal=True, scale=scale, enable_gqa=True)
+    q, length, groups = q * scale, q.shape[2], q.shape[1] // k.shape[1]
+    keys, values = (
+        [part[:, :, :length].repeat_interleave(groups, 1) for part in parts] for parts in zip(*memory, strict=True)
+    )
+    parts = []
+    for start in range(0, length, BLOCK):
+        end = min(start + BLOCK, length)
+        here = q[:, :, start:end]
+        future = torch.ones(end - start, end, dtype=torch.bool, device=q.device).triu(1 + start)
+        text = (here @ keys[0][:, :, :end].transpose(-1, -2)).masked_fill(future, -torch.inf)
+        own = torch.stack([(here * key[:, :, start:end]).sum(-1) for key in keys[1:]], -1)
+        weights = torch.cat([text, own], -1).softmax(-1, torch.float32).to(q.dtype)
+        seen = weights[..., :end] @ values[0][:, :, :end]
+        for number, value in enumerate(values[1:]):
+            seen = seen + weights[..., end + number, None] * value[:, :, start:end]
+        parts.append(seen)
+    return torch.cat(parts, 2)
+
+
 class UnrolledAttention(nn.Module):
     """Rotary attention without norms. width: of its input."""
 
@@ -50,34 +77,9 @@ class UnrolledAttention(nn.Module):
             for part in (self.q_proj, self.k_proj, self.v_proj)
         )
         q, k = (part * cos.to(part) + part.roll(part.shape[-1] // 2, -1) * sin.to(part) for part in (q, k))
-        memory.append((k, v))
-        if len(memory) == 1:
-            seen = F.scaled_dot_product_attention(q, k, v, is_causal=True, enable_gqa=True)
-        else:
-            seen = self._below(q, memory)
+        seen = attend(q, k, v, memory, self.shape.head_dim**-0.5)
         y: Tensor = self.o_proj(seen.transpose(1, 2).flatten(2))
         return y
-
-    def _below(self, q: Tensor, memory: Memory) -> Tensor:
-        """Attention after step 0: one softmax over the text's keys up to a position and the position's own keys. In
-        blocks of positions: fewer keys, and scores that stay in a processor's cache."""
-        length, groups = q.shape[2], self.shape.num_heads // self.shape.num_kv_heads
-        keys, values = (
-            [part[:, :, :length].repeat_interleave(groups, 1) for part in parts] for parts in zip(*memory, strict=True)
-        )
-        q, parts = q * self.shape.head_dim**-0.5, []
-        for start in range(0, length, BLOCK):
-            end = min(start + BLOCK, length)
-            here = q[:, :, start:end]
-            future = torch.ones(end - start, end, dtype=torch.bool, device=q.device).triu(1 + start)
-            text = (here @ keys[0][:, :, :end].transpose(-1, -2)).masked_fill(future, -torch.inf)
-            own = torch.stack([(here * key[:, :, start:end]).sum(-1) for key in keys[1:]], -1)
-            weights = torch.cat([text, own], -1).softmax(-1, torch.float32).to(q.dtype)
-            seen = weights[..., :end] @ values[0][:, :, :end]
-            for number, value in enumerate(values[1:]):
-                seen = seen + weights[..., end + number, None] * value[:, :, start:end]
-            parts.append(seen)
-        return torch.cat(parts, 2)
 
 
 class UnrolledLayer(nn.Module):

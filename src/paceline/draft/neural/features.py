@@ -75,12 +75,15 @@ class FeatureDrafter(StateReader, Stepping):
         super().__init__(config)
         self.config = config
 
-    def bind(self, target: Facts) -> None:
-        """Load the head. MethodError if it is not for the target."""
-        super().bind(target)
+    def open(self, target: Facts) -> Network:
+        """The head of the checkpoint. MethodError if it is not for the target."""
         config, tensors = open_head(self.config.checkpoint, self.name, target)
         network: Network = self.Head(self.config.checkpoint, config, tensors, target, self.config.dtype)
-        self.network = network
+        return network
+
+    def bind(self, target: Facts) -> None:
+        super().bind(target)
+        network = self.network = self.open(target)
         self.pending = Pending(target, network.taps, network.cache)
         self.needs = Needs(hidden_layers=tuple(sorted(network.taps)))
         self.head, self.columns = network.head, network.columns

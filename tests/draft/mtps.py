@@ -1,0 +1,90 @@
+"""Multi-token-prediction heads for tests, in the layouts that models are published with, written out here by hand."""
+
+from __future__ import annotations
+
+from pathlib import Path
+from typing import Any
+
+import torch
+from safetensors.torch import load_file, save_file
+from transformers import PreTrainedModel
+from transformers.modeling_layers import MtpLayer
+
+from paceline.target.shape import as_checkpoint
+from tests import models
+from tests.draft.eagles import Tensors, write
+
+LAYOUTS = ("qwen", "deepseek", "mimo")
+
+
+def own_layer(model: PreTrainedModel, seed: int = 5, scale: float = 0.3) -> Any:
+    """A random layer like the model's last one with attention, as transformers' module. scale: of what it adds."""
+    layer = [one for one in models.model(model.config, seed).model.layers if hasattr(one, "self_attn")][-1]
+    with torch.no_grad():
+        for name, weight in layer.named_parameters():
+            if "o_proj" in name or "down_proj" in name:
+                weight.mul_(scale)
+    return layer
+
+
+def random_head(model: PreTrainedModel, seed: int = 5, scale: float = 0.3) -> Tensors:
+    """A random head for `model` in Qwen3-Next's layout; its layer is of the model's kind. scale: of what that adds."""
+    hidden, generator = model.config.hidden_size, torch.Generator().manual_seed(seed)
+    tensors = as_checkpoint(own_layer(model, seed, scale).state_dict(prefix="mtp.layers.0."))
+    for name in ("pre_fc_norm_embedding", "pre_fc_norm_hidden", "norm"):
+        tensors[f"mtp.{name}.weight"] = 1 + torch.randn(hidden, generator=generator) * 0.2
+    return tensors | {"mtp.fc.weight": torch.randn(hidden, 2 * hidden, generator=generator) * 0.1}
+
+
+def knowing_head(model: PreTrainedModel, scale: float = 0.0) -> Tensors:
+    """A head that knows the next token of a model whose layers add nothing: its last norm, which is the target's final
+    one, reads the embedding. scale: of what its layer adds."""
+    hidden, norm = model.config.hidden_size, model.model.norm.weight.detach()
+    passing = torch.cat([torch.eye(hidden), torch.zeros(hidden, hidden)], 1)
+    tensors = random_head(model, scale=scale) | {"mtp.fc.weight": passing, "mtp.norm.weight": norm.clone()}
+    return tensors | {"mtp.pre_fc_norm_embedding.weight": torch.ones(hidden)}
+
+
+def in_layout(tensors: Tensors, layout: str, layers: int) -> Tensors:
+    """The head as it lies in a checkpoint of a model with so many layers, with what files bring besides."""
+    if layout == "qwen":
+        return tensors
+    fc = tensors["mtp.fc.weight"]
+    half = fc.shape[1] // 2
+    if layout == "mimo":
+        start, outer = "model.mtp_layers.0.", ("input_proj", "token_layernorm", "hidden_layernorm", "final_layernorm")
+        fc = torch.cat([fc[:, half:], fc[:, :half]], 1)
+    else:
+        start, outer = f"model.layers.{layers}.", ("eh_proj", "enorm", "hnorm", "shared_head.norm")
+    theirs = dict(zip(("fc", "pre_fc_norm_embedding", "pre_fc_norm_hidden", "norm"), outer, strict=True))
+    made = {f"{start}{theirs[name]}.weight": tensors[f"mtp.{name}.weight"] for name in theirs}
+    made[f"{start}{outer[0]}.weight"] = fc
+    inner = {name: t for name, t in tensors.items() if name.startswith("mtp.layers.0.")}
+    made |= {start + name.removeprefix("mtp.layers.0."): tensor for name, tensor in inner.items()}
+    if layout == "deepseek":
+        made |= {f"{start}{name}.weight": torch.zeros(2, half) for name in ("embed_tokens", "shared_head.head")}
+    return made
+
+
+def add(folder: Path, tensors: Tensors) -> Path:
+    """Put tensors into the checkpoint of a model's folder."""
+    file = folder / "model.safetensors"
+    whole = load_file(file) | tensors
+    save_file({name: t.contiguous().clone() for name, t in whole.items()}, file, {"format": "pt"})
+    return folder
+
+
+def save(folder: Path, tensors: Tensors) -> Path:
+    """A folder with a head alone."""
+    return write(folder, {}, tensors)
+
+
+def reference(model: Any, tensors: Tensors) -> MtpLayer:
+    """transformers' module with the weights of a `random_head`; it takes the embedding before the state."""
+    last = model.model.layers[-1]
+    layer = MtpLayer(model.config, type(last), type(model.model.norm), 0)
+    names = {"fc": "eh_proj", "pre_fc_norm_embedding": "enorm", "pre_fc_norm_hidden": "hnorm", "norm": "post_norm"}
+    layer.mtp_block = own_layer(model)
+    state = {f"{theirs}.weight": tensors[f"mtp.{ours}.weight"] for ours, theirs in names.items()}
+    layer.load_state_dict(layer.state_dict() | state)
+    return layer.eval()

@@ -1,0 +1,240 @@
+"""mtp: in every layout it computes what transformers' module does; targets load, with their heads, as before."""
+
+from __future__ import annotations
+
+import json
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pytest
+import torch
+import torch.nn.functional as F
+from transformers import DynamicCache, PreTrainedModel
+
+from paceline.draft import registry
+from paceline.draft.mtp import Mtp, MtpNetwork, head_names, head_of
+from paceline.engine.engine import Engine
+from paceline.engine.round import Segment
+from paceline.engine.sampling import SamplingParams
+from paceline.errors import ModelError, PacelineError
+from paceline.target.hf import HFTarget
+from paceline.target.load import load, quantise_folder
+from tests import models, native
+from tests.draft import mtps
+from tests.draft.answered import weakened
+from tests.draft.eagles import Tensors
+from tests.enumerated import law, plainly
+from tests.lossless_enumeration import largest_difference
+
+STEPS = 3
+GREEDY = SamplingParams(max_tokens=14, ignore_eos=True)
+PROMPTS = [[5, 17, 200, 31, 5, 17, 9], [44], [60, 61, 60]]
+
+
+def network_of(model: PreTrainedModel, tensors: Tensors) -> MtpNetwork:
+    return MtpNetwork("x", head_of(tensors, tensors.__getitem__), native.of(model))
+
+
+@torch.inference_mode()
+def forced(head: MtpNetwork, states: torch.Tensor, text: np.ndarray, pairs: int) -> list[torch.Tensor]:
+    """Logits of a draft after `pairs` pairs of a text whose tokens are the text's own, step by step."""
+    slot, logits, tokens = head.cache.add_row(len(text)), [], text[1 : pairs + 1].tolist()
+    features = head.first(states[:pairs])
+    for step in range(STEPS):
+        done = pairs - 1 + step if step else 0
+        segment = Segment(slot, np.array(tokens), np.arange(-1, len(tokens) - 1), start=done, num_logits=1)
+        out, read = head.forward(F.embedding(torch.tensor(tokens[done:]), head.table), features, [segment])
+        logits.append(head.head(read)[0])
+        features = out[-1:]
+        tokens.append(int(text[pairs + 1 + step]))
+    return logits
+
+
+@torch.no_grad()
+def transformers_own(model: Any, tensors: Tensors, text: np.ndarray, pairs: int) -> list[torch.Tensor]:
+    """The same with transformers' module and cache."""
+    layer, ids, cache = mtps.reference(model, tensors), torch.from_numpy(text)[None], DynamicCache()
+    hidden, embedded = model.model(ids[:, :pairs]).last_hidden_state, model.model.embed_tokens(ids)
+    if model.config.model_type == "gemma3_text":  # the head reads rows as they are stored
+        embedded = F.embedding(ids, model.model.embed_tokens.weight)
+    logits = []
+    for step in range(STEPS):
+        places = torch.arange(pairs)[None] if not step else torch.tensor([[pairs - 1 + step]])
+        given = embedded[:, 1 : pairs + 1] if not step else embedded[:, pairs + step : pairs + step + 1]
+        nested = {"layer_type": "full_attention"} if model.config.model_type == "gemma3_text" else {}
+        turns = model.model.rotary_emb(given, places, **nested)
+        hidden = layer(given, hidden[:, -len(places[0]) :], turns, None, places, cache)
+        logits.append(model.lm_head(hidden[0, -1]))
+    return logits
+
+
+FAMILIES: dict[str, dict[str, Any]] = {
+    "llama3": {},
+    "qwen2": {},
+    "qwen3": {"tie_word_embeddings": False},
+    "qwen3-moe": {},
+    "granite": {"logits_scaling": 1.0},
+    "olmo2": {},
+    "gemma3": {"layer_types": ["full_attention"] * 3},
+}
+
+
+@pytest.mark.parametrize("layout", mtps.LAYOUTS)
+@pytest.mark.parametrize("family", FAMILIES)
+def test_a_head_computes_what_transformers_module_does(family: str, layout: str) -> None:
+    """transformers 5.23's MtpLayer, several steps deep on its own output, with forced tokens."""
+    model = models.model(family, **FAMILIES[family])
+    tensors = mtps.random_head(model)
+    text = np.random.default_rng(0).integers(4, models.VOCAB_SIZE, 14)
+    with torch.no_grad():
+        states = model.model(torch.from_numpy(text)[None]).last_hidden_state[0]
+    head = network_of(model, mtps.in_layout(tensors, layout, model.config.num_hidden_layers))
+    for ours, theirs in zip(forced(head, states, text, 9), transformers_own(model, tensors, text, 9), strict=True):
+        torch.testing.assert_close(ours, theirs, atol=2e-3, rtol=1e-3)
+
+
+# Whole models --------------------------------------------------------------------------------------------------------
+
+MODELS = {"qwen": "qwen3", "deepseek": "qwen3-moe", "mimo": "qwen2"}
+
+
+def make(folder: Path, layout: str, tensors: Tensors | None = None) -> Path:
+    """A model whose layers add little, with its head in its checkpoint."""
+    model = models.model(MODELS[layout], tie_word_embeddings=False)
+    if layout != "deepseek":  # which has experts
+        weakened(model, 0.05)
+    model.save_pretrained(folder)
+    models.tokenizer().save_pretrained(folder)
+    head = mtps.knowing_head(model, 0.02) if tensors is None else tensors
+    mtps.add(folder, mtps.in_layout(head, layout, model.config.num_hidden_layers))
+    config = json.loads((folder / "config.json").read_text()) | {"num_nextn_predict_layers": 1}
+    if layout == "mimo":
+        config |= {"model_type": "mimo", "auto_map": {"AutoConfig": "configuration_mimo.MiMoConfig"}}
+    (folder / "config.json").write_text(json.dumps(config))
+    return folder
+
+
+@pytest.mark.parametrize("layout", mtps.LAYOUTS)
+def test_a_model_drafts_with_the_head_in_its_own_folder(tmp_path: Path, layout: str) -> None:
+    """And writes what it writes without; the head is no part of the model's fingerprint."""
+    folder = make(tmp_path / "model", layout)
+    target = load(folder, dtype="float32", device="cpu")
+    assert target.tokenizer is not None
+    plain = [one.tokens for one in Engine(target).generate(PROMPTS, GREEDY)]
+    for options in ("", ",tree=0,draft=3", ",tree=auto"):
+        out = Engine(target, f"mtp{options}").generate(PROMPTS, GREEDY)
+        assert [one.tokens for one in out] == plain
+        assert layout == "deepseek" or sum(sum(one.stats.accepted[1:]) for one in out) > 0
+    bare = make(tmp_path / "bare", layout, mtps.random_head(models.model(MODELS[layout])))
+    assert load(bare, dtype="float32", device="cpu").weights_fingerprint == target.weights_fingerprint
+
+
+def test_a_head_that_knows_everything_is_accepted_whole(tmp_path: Path) -> None:
+    model = weakened(models.model("llama2", tie_word_embeddings=False), 0.0)
+    folder = mtps.save(tmp_path, mtps.knowing_head(model))
+    for options, deep in (("tree=0,draft=3", 3), ("tree=6,width=2,draft=2", 2)):
+        engine = Engine(native.of(model, eos=()), f"mtp:{folder},{options}")
+        engine.add(PROMPTS[0], SamplingParams(max_tokens=1 + 3 * (deep + 1), ignore_eos=True))
+        rounds = []
+        while engine.has_work:
+            rounds += [len(delta.tokens) for delta in engine.step()]
+        assert rounds == [1] + [deep + 1] * 3
+
+
+@pytest.mark.parametrize("tree", [0, 3])
+def test_sampled_text_has_the_targets_distribution(tmp_path: Path, tree: int) -> None:
+    """Exactly: every outcome on a target of few tokens is walked."""
+    model = models.model("llama1", num_hidden_layers=3, vocab_size=5, seed=3, tie_word_embeddings=False, **native.TINY)
+    target = native.of(weakened(model, 0.7), eos=())
+    made = registry.create(f"mtp:{mtps.save(tmp_path, mtps.knowing_head(model, 0.5))},draft=2,tree={tree},width=2")
+    prompt, new = [1, 3, 2], 3
+    assert largest_difference(law(target, made, prompt, new), plainly(target, prompt, new)) < 1e-5
+
+
+def test_a_model_in_blocks_uses_the_head_of_the_folder_it_was_made_from(tmp_path: Path) -> None:
+    folder = make(tmp_path / "model", "qwen")
+    quantise_folder(folder, tmp_path / "int8", "int8")
+    target = load(tmp_path / "int8", device="cpu", exact=True)
+    plain = [one.tokens for one in Engine(target).generate(PROMPTS, GREEDY)]
+    for dtype in ("auto", "int8"):
+        out = Engine(target, f"mtp:{folder},dtype={dtype}").generate(PROMPTS, GREEDY)
+        assert [one.tokens for one in out] == plain
+        assert sum(sum(one.stats.accepted[1:]) for one in out) > 0
+    with pytest.raises(PacelineError, match="has no multi-token-prediction head"):
+        Engine(target, "mtp")
+
+
+def test_of_several_heads_the_first_drafts() -> None:
+    model = models.model("llama2", tie_word_embeddings=False)
+    for layout in mtps.LAYOUTS:
+        one = mtps.in_layout(mtps.random_head(model), layout, 9)
+        other = mtps.in_layout(mtps.random_head(model, seed=8), layout, 10)
+        if layout != "deepseek":  # that of the tenth layer is another one's already
+            other = {name.replace("layers.0.", "layers.1."): t for name, t in other.items()}
+            other = {name: t for name, t in other.items() if "layers.1." in name}
+        whole = {**other, **one}
+        assert head_names(whole) == head_names(one)
+
+
+# Refusals ------------------------------------------------------------------------------------------------------------
+
+
+def refusal(path: object, target: Any) -> str:
+    with pytest.raises(PacelineError) as caught:
+        registry.create(f"mtp:{path}" if path else "mtp").bind(target)
+    assert "\n" not in str(caught.value)
+    return str(caught.value)
+
+
+def test_what_is_no_head_for_a_target_is_refused_in_one_line(tmp_path: Path) -> None:
+    model = models.model("llama2", tie_word_embeddings=False)
+    target, good = native.of(model), mtps.random_head(model)
+    layer = "mtp.layers.0."
+
+    def says(tensors: Tensors, of: Any = target) -> str:
+        return refusal(mtps.save(tmp_path / "head", tensors), of)
+
+    latent = good | {f"{layer}self_attn.kv_a_proj_with_mqa.weight": torch.zeros(2, 64)}
+    assert "has latent attention (MLA), which nothing here runs" in says(latent)
+    assert "has latent attention (MLA)" in says(mtps.in_layout(latent, "deepseek", 3), HFTarget(model))
+    shared = good | {f"{layer}mlp.shared_expert.up_proj.weight": torch.zeros(2, 64)}
+    assert "has experts that all tokens share" in says(shared)
+    mixture = mtps.random_head(models.model("qwen3-moe"))
+    assert "has other experts than its target's" in says(mixture)
+    assert "mtp runs a layer of the target's kind, and a model runs in transformers" in says(good, HFTarget(model))
+    less = {name: tensor for name, tensor in good.items() if "o_proj" not in name}
+    assert "has no layers.0.self_attn.o_proj.weight" in says(less)
+    assert "has layers.0.mtp.fc.bias, which nothing here reads" in says(good | {"mtp.fc.bias": torch.zeros(64)})
+    assert "its fc.weight is [64, 100] where [64, 128]" in says(good | {"mtp.fc.weight": torch.zeros(64, 100)})
+    assert "has no multi-token-prediction head; `paceline train mtp` makes one" in says({"x": torch.zeros(1)})
+    small = models.model("llama2", hidden_size=48, num_attention_heads=4, head_dim=12)
+    assert "is no head for this target" in says(mtps.random_head(small))
+    assert "is not from a model's folder" in refusal("", target)
+    assert "there is no folder" in refusal(tmp_path / "nothing", target)
+    file = mtps.save(tmp_path / "cut", good) / "model.safetensors"
+    file.write_bytes(file.read_bytes()[:-100])
+    assert "is cut off or damaged" in refusal(tmp_path / "cut", target)
+    assert "is a file" in refusal(file, target)
+
+
+@pytest.mark.parametrize("native_decoder", [True, False])
+def test_more_layers_than_asked_for_are_refused_unless_they_are_heads(tmp_path: Path, native_decoder: bool) -> None:
+    folder = models.make("qwen3", tmp_path, tie_word_embeddings=False)
+    model = models.model("qwen3", tie_word_embeddings=False)
+    mtps.add(folder, mtps.in_layout(mtps.random_head(model), "deepseek", 3))
+    assert load(folder, dtype="float32", device="cpu", native=native_decoder).num_layers == 3
+    mtps.add(folder, {"model.layers.4.mlp.up_proj.weight": torch.zeros(96, 64)})
+    with pytest.raises(ModelError, match=r"has weights of 5 layers, and its config\.json asks for 3"):
+        load(folder, dtype="float32", device="cpu", native=native_decoder)
+
+
+def test_of_experts_those_that_a_token_uses_are_read(tmp_path: Path) -> None:
+    model = models.model("qwen3-moe", tie_word_embeddings=False)
+    tensors = mtps.random_head(model)
+    made = registry.create(f"mtp:{mtps.save(tmp_path, tensors)}")
+    assert isinstance(made, Mtp)
+    made.bind(native.of(model))
+    every = sum(tensor.nbytes for tensor in tensors.values())
+    unused = sum(t.nbytes for name, t in tensors.items() if ".experts." in name) * 6 / 8  # 2 of 8 are used
+    assert made.weight_bytes == every - unused + model.lm_head.weight.nbytes
