@@ -31,14 +31,14 @@ def engine(demo: Path) -> Engine:
     return Engine(demo, dtype="float32")
 
 
-def host(spec: str, demo: Path, engine: Engine, batch: int) -> Host:
+def host(spec: str, demo: Path, engine: Engine, batch: int, python: str | None = None) -> Host:
     assert engine.tokenizer is not None
     peer = create_peer(
         spec,
         str(demo),
         dtype="float32",
         threads=1,
-        python=os.environ["PACELINE_VLLM_PYTHON"],
+        python=python or os.environ["PACELINE_VLLM_PYTHON"],
         batch=batch,
         max_context=1024,
         decode=engine.tokenizer.decode,
@@ -89,3 +89,44 @@ def test_sampling_with_drafts_on_a_cpu(repaired: bool, demo: Path, engine: Engin
     assert found["sampled"]["lossless"] == repaired
     if not repaired:
         assert found["sampled"]["tv"] > 5 * found["sampled"]["tv_by_chance"]
+
+
+@pytest.fixture(scope="module")
+def interpreted(engine: Engine, tmp_path_factory: pytest.TempPathFactory) -> str:
+    """An interpreter whose vLLM has its second model runner, slowly."""
+    path = tmp_path_factory.mktemp("bin") / "python"
+    script = Path(__file__).with_name("interpreted_triton.py")
+    path.write_text(f'#!/bin/sh\nexec "{os.environ["PACELINE_VLLM_PYTHON"]}" "{script}" "$@"\n')
+    path.chmod(0o755)
+    return str(path)
+
+
+@pytest.mark.slow
+@pytest.mark.timeout(1800)
+@pytest.mark.parametrize("draft", ["sam", "suffix;past=9999", "blend", "auto"])
+def test_the_second_runner_says_what_it_says_without_drafts(
+    draft: str, demo: Path, engine: Engine, interpreted: str
+) -> None:
+    """Greedy text, one at a time and two at a time, against vLLM's first runner without drafts."""
+    prompts = [engine.encode([{"role": "user", "content": text}]).tolist() for text in TEXTS[:2]]
+    ask = Ask(max_tokens=24, ends=engine.target.eos_token_ids)
+    plain = host("vllm,eager=true", demo, engine, 2)
+    try:
+        expected = [plain.contestant.answer([prompt], ask)[0].tokens for prompt in prompts]
+    finally:
+        plain.close()
+    under = host(f"vllm-paceline,eager=true,v2=true,paced=false,draft={draft}", demo, engine, 2, interpreted)
+    try:
+        alone = [under.contestant.answer([prompt], ask)[0] for prompt in prompts]
+        pair = under.contestant.answer(prompts, ask)
+        under.contestant.forget()
+        again = under.contestant.answer(prompts[:1], ask)
+    finally:
+        under.close()
+    assert [reply.tokens for reply in alone] == expected
+    assert [reply.tokens for reply in pair] == expected
+    assert [reply.tokens for reply in again] == expected[:1]
+    assert max(length for reply in alone for length in reply.lengths) > 2, "drafts were accepted"
+    if draft == "suffix;past=9999":
+        assert len(pair[0].lengths) < len(alone[0].lengths), "finished requests are read"
+        assert len(again[0].lengths) == len(alone[0].lengths), "until it is told to forget them"
