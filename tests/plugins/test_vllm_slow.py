@@ -149,7 +149,7 @@ def test_sampling_in_the_second_runner(demo: Path, engine: Engine, interpreted: 
     subject = Models(Reference.load(str(demo), dtype="float32"), None, None, engine.target.eos_token_ids, 8192)
     starts = [engine.encode(text).tolist() for text in ("one two three one two three one two", "a b a b a b a")]
     try:
-        found = certify(under, subject, starts[:1], starts, Scope(shift=0.1, max_tokens=8))
+        found = certify(under, subject, starts[:1], starts, Scope(requests=256, max_tokens=8))
     finally:
         under.close()
     print(findings(found), found["sampled"])
