@@ -9,8 +9,8 @@
 
 That runner builds the speculators it knows and refuses classes of others. `worker_cls` is vLLM's own option for another
 worker: ours is the platform's, and puts a speculator of ours into the place of the one for n-grams. Nothing in vLLM is
-patched. It hands vLLM token ids without probabilities, as n-grams do, and vLLM verifies them. Written for vLLM 0.32; an
-interface that has changed is refused when vLLM starts."""
+patched. It hands vLLM token ids without probabilities, as n-grams do, and vLLM verifies them. Written for vLLM 0.32;
+0.33 has the same interface. One that has changed is refused when vLLM starts."""
 
 import functools
 import importlib
@@ -94,14 +94,15 @@ class Speculator(Drafts):
         for i, key in enumerate(batch.req_ids):
             count, length = map(int, seen[i, :2])
             row = self.rows.get(key)
-            if row is not None and (batch.is_prefilling_np[i] or len(row) + count != length):
+            if row is not None and (batch.is_prefilling_np[i] or not count <= length - len(row) <= recent.shape[1]):
                 step.gone.append(self.rows.pop(key))  # preempted, or its text was replaced
             if not count:
                 continue
             if key in self.rows:
-                step.gained[key] = seen[i, -count:]
+                step.gained[key] = seen[i, len(self.rows[key]) - length :]  # more than `count` after a step unseen
             else:
                 step.new[key] = texts[int(batch.idx_mapping_np[i]), :length].cpu().numpy().astype(np.int64)
+        self.history.most = most
         for row in self.rows.values():
             row.most = most
         return step
@@ -187,8 +188,8 @@ def _create(config: Any, device: torch.device, states: Any, spec: str | None) ->
         import vllm
 
         raise MethodError(
-            f"paceline.plugins.vllm_v2 knows the speculators of vLLM 0.32, and vLLM {vllm.__version__} has others "
-            f"({'; '.join(changed)}): use vLLM 0.32, or where this one has its first model runner, "
+            f"paceline.plugins.vllm_v2 knows the speculators of vLLM 0.32 and 0.33, and vLLM {vllm.__version__} has "
+            f"others ({'; '.join(changed)}): use one of those, or where this one has its first model runner, "
             'speculative_config={"model": "paceline.plugins.vllm.sam", "num_speculative_tokens": 16} without worker_cls'
         )
     return type("PacelineSpeculator", (Speculator, BaseSpeculator), {})(config, device, states, spec)
