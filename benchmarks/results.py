@@ -32,7 +32,7 @@ from typing import Any
 
 from safetensors.torch import load_file
 
-from paceline.bench.report import machine, read_run, setting
+from paceline.bench.report import read_run, told
 from paceline.draft.spec import parse, split
 from paceline.target.folder import fingerprint
 
@@ -57,19 +57,19 @@ TRAINED = "smollm2-heads"
 """The target with its drafters of models/."""
 VOCAB = "vocab={heads}/smollm2-vocab.safetensors"
 """The tokens over which all of them learn, but eagle3, which has as many of its own."""
-EAGLE3, EAGLE, HYDRA, MEDUSA, AMPHISTA, KANGAROO, DRAFT = (
+EAGLE3, DFLASH, EAGLE, HYDRA, MEDUSA, AMPHISTA, KANGAROO, DRAFT = (
     f"{'model' if name == 'draft' else name}:{{heads}}/smollm2-{name}"
-    for name in ("eagle3", "eagle", "hydra", "medusa", "amphista", "kangaroo", "draft")
+    for name in ("eagle3", "dflash", "eagle", "hydra", "medusa", "amphista", "kangaroo", "draft")
 )
 HEADS = (
-    EAGLE3,
+    EAGLE3, DFLASH, f"{DFLASH},tree=0",
     *(f"{head},{VOCAB}" for head in (EAGLE, HYDRA, MEDUSA, AMPHISTA, KANGAROO)),
     f"{DRAFT},stop=fixed,draft=5,{VOCAB}", f"{DRAFT},stop=svip,{VOCAB}", f"{DRAFT},stop=svip", EAGLE,
     f"sam+{EAGLE3}", "sam", "suffix",
 )  # fmt: skip
 TRIMMED = tuple(f"{head}{end}" for head in (HYDRA, MEDUSA, AMPHISTA, KANGAROO) for end in ("", f",{VOCAB}"))
 DRAWN = (
-    f"{EAGLE3},tree=0,draft=3", f"{EAGLE},tree=0,draft=3,{VOCAB}",
+    f"{EAGLE3},tree=0,draft=3", f"{DFLASH},tree=0,draft=3", f"{EAGLE},tree=0,draft=3,{VOCAB}",
     *(f"{drafter},stop=fixed,draft=3,{VOCAB}" for drafter in (KANGAROO, DRAFT)),
 )  # fmt: skip
 CHAINS = (*DRAWN, *(f"{head},tree=benchmarks/chain-3.txt,{VOCAB}" for head in (HYDRA, MEDUSA, AMPHISTA)))
@@ -218,8 +218,8 @@ def collect(out: Path) -> None:
             "target": plan.target,
             "suite": plan.suite,
             "temperature": plan.temperature,
-            "setting": setting(found),
-            "machine": machine(found),
+            "setting": told("setting", found),
+            "machine": told("machine", found),
             "complete": found.complete,
             "notes": [*found.summary.get("disturbed", ()), *filter(None, [found.summary.get("repeated")])],
             "tasks": found.tasks,

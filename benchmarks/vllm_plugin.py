@@ -19,7 +19,7 @@ from time import monotonic
 
 import numpy as np
 
-from paceline.certify.acceptance import measured, replayed
+from paceline.certify.certificate import measured, replayed
 from paceline.certify.greedy import Greedy
 from paceline.certify.reference import Reference
 from paceline.engine.engine import Engine

@@ -54,6 +54,29 @@ def take(typingctx: Any, counter: Any, count: Any) -> Any:
 
 
 @intrinsic
+def look(typingctx: Any, counter: Any) -> Any:
+    """counter[0], int64. What was written before the `take` or `swap` that made it so can be read."""
+
+    def generate(context: Any, builder: Any, signature: Any, arguments: Any) -> Any:
+        data = context.make_array(signature.args[0])(context, builder, arguments[0]).data
+        return builder.load_atomic(data, "acquire", 8)
+
+    return types.int64(counter), generate
+
+
+@intrinsic
+def swap(typingctx: Any, counter: Any, old: Any, new: Any) -> Any:
+    """Make counter[0] `new` if it is `old`, atomically."""
+
+    def generate(context: Any, builder: Any, signature: Any, arguments: Any) -> Any:
+        data = context.make_array(signature.args[0])(context, builder, arguments[0]).data
+        builder.cmpxchg(data, arguments[1], arguments[2], "acq_rel", "acquire")
+        return context.get_dummy_value()
+
+    return types.void(counter, types.int64, types.int64), generate
+
+
+@intrinsic
 def call(typingctx: Any, function: Any, arguments: Any) -> Any:
     """Call the function without result at an address. arguments: a tuple of int64."""
 

@@ -8,6 +8,7 @@ import sys
 
 TYPE_CHECKING = False  # `typing` takes longer to import than all the rest
 if TYPE_CHECKING:
+    from collections.abc import Callable
     from types import FrameType
     from typing import Any, NoReturn
 
@@ -55,10 +56,10 @@ class ByException:
 
 class Interrupt:
     """A context in which Ctrl-C sets `pressed`, for a loop to see between two steps. A second one does what it did
-    before. signals: others that do the same."""
+    before. signals: others that do the same; told: called at the first."""
 
-    def __init__(self, *signals: int):
-        self.pressed = False
+    def __init__(self, *signals: int, told: Callable[[], None] = lambda: None):
+        self.pressed, self._told = False, told
         self._signals = signals or (signal.SIGINT,)
         self._before: dict[int, Any] = {}
 
@@ -77,6 +78,7 @@ class Interrupt:
     def _press(self, number: int, frame: FrameType | None) -> None:
         self.pressed = True
         signal.signal(number, self._before[number])
+        self._told()
 
 
 def _is_loading(module: str) -> bool:

@@ -17,6 +17,7 @@ from paceline.bench.setting import Watch
 from paceline.cli import main
 from paceline.errors import PacelineError
 from paceline.workbench.contestant import Reply
+from paceline.workbench.conversations import Reading
 
 QUICK = Options(max_tokens=8, warm_up=0)
 
@@ -67,7 +68,7 @@ def test_requests_keep_the_logs_times(log: Path, tmp_path: Path) -> None:
         assert fake.when[-1] - fake.when[0] > 39 * 0.05 - 0.7
     (tmp_path / "timeless.jsonl").write_text('{"prompt": "when?"}\n')
     with pytest.raises(PacelineError, match="does not say when"):
-        workload(Benchmark(suite=str(tmp_path / "timeless.jsonl"), load=Load(arrivals=1.0)))
+        workload(Benchmark(suite=str(tmp_path / "timeless.jsonl"), load=Load(arrivals=1.0)), Reading())
 
 
 def test_requests_that_fail_are_counted(log: Path, tmp_path: Path) -> None:
@@ -105,6 +106,25 @@ def test_the_command(log: Path, tmp_path: Path, capsys: pytest.CaptureFixture[st
     assert main(["bench", "--endpoint", "http://127.0.0.1:9", "a-model"]) == 2
     assert "not both" in capsys.readouterr().err
     assert main(["report", str(tmp_path / "run"), "--json"]) == 0
+
+
+def test_lines_of_a_log_that_cannot_be_read_are_skipped_and_told(
+    log: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    draft = "a text of more words than a label has"
+    with log.open("a") as lines:
+        lines.write('{"prompt": "cut off\n' + json.dumps({"prompt": "one more", "scratch": draft}) + "\n")
+    with Served() as fake:
+        arguments = ["bench", "--endpoint", fake.url, "--suite", str(log), "-n", "2", "--warm-up", "0"]
+        assert main([*arguments, "--out", str(tmp_path / "run")]) == 0
+        assert len(fake.asked) == 40
+        assert f"2 of 42 lines skipped: first at {log}, line 41" in capsys.readouterr().out
+        assert main([*arguments, "--ignore", "scratch", "--out", str(tmp_path / "other")]) == 0
+        assert len(fake.asked) == 81
+        assert "1 of 42 lines skipped" in capsys.readouterr().out
+    log.write_text("no log\n" * 3)
+    with pytest.raises(PacelineError, match="line 1"):
+        workload(Benchmark(suite=str(log)), Reading())
 
 
 def turn(times: list[float] | None, count: int, **batch: int) -> Reply:

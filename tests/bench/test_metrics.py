@@ -19,9 +19,7 @@ from paceline.bench.metrics import (
     draft_share,
     drafted_per_round,
     first_divergence,
-    first_token_ms,
     identical,
-    inter_token_ms,
     length_histogram,
     looping,
     mbsu,
@@ -210,13 +208,12 @@ def test_latency() -> None:
         answer(turn(3, times=[0.1, 0.2, 0.5], lengths=[1, 1, 1]), turn(2, times=[0.3, 0.4], lengths=[1, 1])),
         answer(turn(9, times=[0.2], lengths=[9]), turn(1), question="2"),
     ]
-    assert first_token_ms(answers) == pytest.approx(200)
-    found = inter_token_ms(answers)
-    assert found is not None
-    assert found[0] == pytest.approx(100)
-    assert found[1] == pytest.approx(np.percentile([100, 300, 100], 99))
-    assert inter_token_ms(answers[1:]) is None
-    assert first_token_ms([answer(turn(1))]) is None
+    found = told_by(summarize(answers, {}), "sam")
+    assert found["first_token_ms"] == pytest.approx(200)
+    assert found["inter_token_ms_p50"] == pytest.approx(100)
+    assert found["inter_token_ms_p99"] == pytest.approx(np.percentile([100, 300, 100], 99))
+    assert told_by(summarize(answers[1:], {}), "sam")["inter_token_ms_p50"] is None
+    assert told_by(summarize([answer(turn(1))], {}), "sam")["first_token_ms"] is None
 
 
 def test_parts_and_memory() -> None:

@@ -15,19 +15,29 @@ from paceline.workbench.peers.xllamacpp import rounds
 PACKAGE = '''
 import http.server, json, threading, types
 __version__ = "1.0"
-common_speculative_type = types.SimpleNamespace(COMMON_SPECULATIVE_TYPE_NGRAM_MOD=9)
+common_speculative_type = types.SimpleNamespace(**{
+    "COMMON_SPECULATIVE_TYPE_NGRAM_MOD": 9, "COMMON_SPECULATIVE_TYPE_NGRAM_CACHE": 8,
+    "COMMON_SPECULATIVE_TYPE_DRAFT_EAGLE3": 3,
+})
 def get_system_info(): return "AVX2 = 1"
 class CommonParams:
     def __init__(self):
         self.model = types.SimpleNamespace(path="")
         self.cpuparams, self.cpuparams_batch = (types.SimpleNamespace(n_threads=-1) for _ in "ab")
-        self.speculative = types.SimpleNamespace(types=[0])
+        draft = types.SimpleNamespace(mparams=types.SimpleNamespace(path=""), n_max=3, n_gpu_layers=-1)
+        draft.cpuparams, draft.cpuparams_batch = (types.SimpleNamespace(n_threads=-1) for _ in "ab")
+        cache = types.SimpleNamespace(lookup_cache_static="")
+        self.speculative = types.SimpleNamespace(types=[0], draft=draft, ngram_cache=cache)
 class Server:
     started = 0
     def __init__(self, params):
         print("noise")
         Server.started += 1
-        drafts = params.speculative.types == [9]
+        speculative = params.speculative
+        files = {3: speculative.draft.mparams.path, 8: speculative.ngram_cache.lookup_cache_static}
+        kind = speculative.types[0]
+        drafts = kind == 9 or bool(files.get(kind)) and open(files[kind]).read() == "drafter"
+        size = speculative.draft.n_max if kind == 3 else 5
         class Handler(http.server.BaseHTTPRequestHandler):
             def do_POST(self):
                 asked = json.loads(self.rfile.read(int(self.headers["Content-Length"])))
@@ -38,7 +48,7 @@ class Server:
                 drafted = accepted = 0
                 for i in range(asked["n_predict"]):
                     if drafts and i in (1, 4):
-                        drafted, accepted = drafted + 5, accepted + 2
+                        drafted, accepted = drafted + size, accepted + 2
                     counts = {"draft_n": drafted, "draft_n_accepted": accepted} if drafted else {}
                     say({"content": "x", "tokens": [asked["prompt"][-1] + i], "stop": False, "timings": counts})
                 say({"content": "", "tokens": [], "stop": True, "seed": asked["seed"], "started": Server.started})
@@ -50,8 +60,10 @@ class Server:
 
 
 @pytest.fixture
-def python(tmp_path: Path) -> str:
+def python(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> str:
     """An interpreter with the stand-in."""
+    for proxy in ("http_proxy", "HTTP_PROXY", "all_proxy", "ALL_PROXY"):
+        monkeypatch.delenv(proxy, raising=False)
     (tmp_path / "packages" / "xllamacpp").mkdir(parents=True)
     (tmp_path / "packages" / "xllamacpp" / "__init__.py").write_text(PACKAGE)
     script = tmp_path / "python"
@@ -66,9 +78,7 @@ def file(tmp_path: Path) -> Path:
     return tmp_path / "model.gguf"
 
 
-def test_the_server_answers(python: str, file: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    for proxy in ("http_proxy", "HTTP_PROXY", "all_proxy", "ALL_PROXY"):
-        monkeypatch.delenv(proxy, raising=False)
+def test_the_server_answers(python: str, file: Path) -> None:
     with opened(f"xllamacpp:{file}", file.parent, python=python, threads=3) as one:
         one.wake(0.01)
         one.forget()
@@ -87,6 +97,18 @@ def test_the_server_answers(python: str, file: Path, monkeypatch: pytest.MonkeyP
         (turn,) = one.answer([[4, 6]], Ask(max_tokens=9))
         assert (turn.lengths, turn.nodes) == ([1, 3, 3, 1, 1], [0, 5, 5, 0, 0])
         check(turn)
+
+
+def test_the_server_drafts_with_a_file(python: str, file: Path, tmp_path: Path) -> None:
+    (tmp_path / "drafter").write_text("drafter")
+    for options, size in {"spec=draft-eagle3,k=7": 7, "spec=draft-eagle3": 3, "spec=ngram-cache": 5}.items():
+        with opened(f"xllamacpp:{file},{options},file={tmp_path / 'drafter'}", file.parent, python=python) as one:
+            (turn,) = one.answer([[4, 6]], Ask(max_tokens=9))
+            assert turn.nodes == [0, size, size, 0, 0]
+    refused = {"spec=draft-eagle3": "draft-eagle3 needs file=", "file=none.gguf": "there is no file"}
+    for options, words in refused.items():
+        with pytest.raises(PacelineError, match=words):
+            peer(f"xllamacpp:{file},{options}", file.parent, python=python).open()
 
 
 def test_a_server_that_is_not_there(file: Path, tmp_path: Path) -> None:

@@ -9,8 +9,7 @@ import numpy as np
 import pytest
 import torch
 
-from paceline.certify.conditional import Conditional
-from paceline.certify.reported import Words, is_raw, read_places
+from paceline.certify.conditional import Conditional, Words, is_raw, read_places
 from paceline.engine.sampling import SamplingParams, probabilities
 
 SIZE, TOP = 60, 20

@@ -1,14 +1,14 @@
 """`paceline bench` as its users meet it, on a tiny model: a whole run, one that goes on, and whatever can be wrong."""
 
 import json
-from importlib import import_module
 from pathlib import Path
 from typing import Any
 
 import pytest
 from tests.cli.command import Command
 
-from paceline.bench.record import Answer, read_answers
+from paceline.bench.record import read_answers
+from paceline.cli.show import Steps
 
 QUESTIONS = [
     {"question_id": 1, "category": "qa", "turns": ["the cat"]},
@@ -16,8 +16,6 @@ QUESTIONS = [
     {"question_id": 3, "category": "writing", "turns": ["a little mat", "and then?"]},
     {"question_id": 4, "category": "writing", "turns": ["hello there"]},
 ]
-
-
 
 
 @pytest.fixture
@@ -150,20 +148,18 @@ def test_schedules_are_compared(command: Command, tiny: Path, suite: Path, tmp_p
 def test_the_time_left_is_guessed_without_the_warm_up(
     monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
 ) -> None:
-    cli_bench = import_module("paceline.cli.bench")  # the package has a function of that name
     now = [0.0]
-    monkeypatch.setattr(cli_bench, "monotonic", lambda: now[0])
-    progress = cli_bench._Progress()
-    answer = Answer("none", 0, "q", "c", "t", 0, [])
-    progress.begin(100)
+    monkeypatch.setattr("paceline.cli.show.monotonic", lambda: now[0])
+    steps = Steps("starting", unit="answers")
+    steps.begin(100)
     for _ in range(20):
-        progress.answered(answer)  # found
+        steps.advance()  # found
     now[0] = 600.0  # the warm-up, and the first answer
-    progress.answered(answer)
+    steps.advance()
     assert capsys.readouterr().err == ""
     for _ in range(7):
         now[0] += 10
-        progress.answered(answer)
+        steps.advance()
     assert capsys.readouterr().err == "28 of 100 answers, 12 min left\n"
 
 

@@ -24,7 +24,7 @@ from paceline.evals.align.page import page as align_page
 from paceline.evals.vision.evaluate import run as run_vision
 from paceline.evals.vision.options import RunOptions
 from paceline.evals.vision.report import write_page
-from paceline.replay import page as replay
+from paceline.replay import report as replay
 
 CHROMIUM = shutil.which("chromium")
 pytestmark = pytest.mark.skipif(CHROMIUM is None, reason="there is no chromium here")

@@ -5,8 +5,7 @@ from typing import Any
 
 from tests.pages.test_report import Seen
 
-from paceline.replay.page import page
-from paceline.replay.report import OVERALL
+from paceline.replay.report import OVERALL, page
 
 
 def result(

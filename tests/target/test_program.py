@@ -2,17 +2,24 @@
 
 from __future__ import annotations
 
+import ctypes
+from array import array
 from collections.abc import Iterator
+from threading import Thread
 
 import numpy as np
 import pytest
 import torch
+from numba import carray, cfunc
 from tests import exact, models, native
 
+from paceline.compiled import address, take
 from paceline.engine.round import Segment
 from paceline.target.base import BEFORE_NORM, Needs
 from paceline.target.decoder import Decoder
-from paceline.target.kernels import program
+from paceline.target.kernels import amx, program
+from paceline.target.kernels.products import Panels
+from paceline.target.linear import FEW, SMALL, Linear
 
 NEEDS = Needs(hidden_layers=(1, BEFORE_NORM))
 
@@ -81,3 +88,64 @@ def test_many_rows_of_a_prompt_do_not_change_a_recorded_forward() -> None:
     one = target.verify([exact.tree(slot, [5], [-1])]).logits
     target.verify([Segment.chunk(other, np.arange(4, 84), last=True)])
     assert torch.equal(target.verify([exact.tree(slot, [5], [-1])]).logits, one)
+
+
+@cfunc("void(voidptr)")
+def _pieces(at):  # type: ignore[no-untyped-def]
+    """A step of 16 pieces: each notes how many pieces of the step before are done, and that it was run itself."""
+    task = carray(at, (3,), np.int64)
+    done, before = carray(address(task[1]), (17,), np.int64), carray(address(task[2]), (17,), np.int64)
+    while True:
+        piece = take(task, 1)
+        if piece >= 16:
+            return
+        ready = 0
+        for other in range(16):
+            ready += before[other]
+        done[piece] += ready // 16
+        take(done[16:], 1)
+
+
+@pytest.mark.parametrize("threads", [1, 3])
+def test_a_step_begins_when_all_pieces_before_it_are_done_and_waits_for_no_thread(threads: int) -> None:
+    """Any number of threads may come, at any time: each piece is run once, with what the last step wrote."""
+    done = np.zeros((401, 17), np.int64)
+    done[0, :16] = 1
+    row = done.strides[0]
+    lines, tasks = np.zeros((400, program.WORDS), np.int64), np.zeros((400, 3), np.int64)
+    for step in range(400):
+        tasks[step, 1:] = done.ctypes.data + (step + 1) * row, done.ctypes.data + step * row
+        lines[step, :2] = _pieces.address, tasks.ctypes.data + step * tasks.strides[0]
+    task = array("q", (0, 0, lines.ctypes.data, len(lines), program._let_others_run()))
+    run = ctypes.CFUNCTYPE(None, ctypes.c_void_p)(program._run.address)
+    workers = [Thread(target=run, args=(task.buffer_info()[0],)) for _ in range(threads)]
+    for worker in workers:
+        worker.start()
+    for worker in workers:
+        worker.join(60)
+    assert (done[:, :16] == 1).all()
+
+
+def test_small_weights_beside_onednn_are_one_call_for_few_rows() -> None:
+    """Layers of small weights are recorded for up to FEW rows, and a node's bits are the same among any others."""
+    if not amx.supported():
+        pytest.skip("only beside oneDNN on AMX")
+    target = made("bfloat16")
+    slot = target.add_row(100)
+    tokens, parents = [*range(5, 5 + FEW)], [-1, *range(FEW - 1)]
+    forwards = [exact.tree(slot, tokens[:count], parents[:count]) for count in (FEW, 2, 17)]
+    most, *fewer = (target.verify([one]).logits for one in forwards)
+    assert all(target._programs._programs.values())
+    for logits in fewer:
+        assert torch.equal(logits, most[: len(logits)])
+
+
+def test_which_weights_are_kept_for_few_rows() -> None:
+    small, large = (Linear(torch.ones(count, 64, dtype=torch.bfloat16)) for count in (96, SMALL // 128 + 32))
+    assert (small.few is not None) == amx.supported()
+    assert large.few is None
+    if amx.supported():
+        x = torch.randn(FEW + 1, 64).bfloat16()
+        assert torch.equal(small(x[:FEW]), Panels(small.dense())(x[:FEW]))
+        small.few = None
+        assert torch.equal(small(x), Linear(small.dense())(x))

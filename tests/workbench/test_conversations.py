@@ -14,7 +14,6 @@ from paceline.workbench.conversations import (
     Format,
     Reading,
     conversation,
-    parse,
     read_trace,
 )
 
@@ -55,7 +54,7 @@ READ = {
 def test_every_form(line: str) -> None:
     """Messages, which of them are answers, and the prompt up to where the model is first to answer."""
     messages, answers, first = READ[line]
-    one = parse(line.encode(), "log, line 3", ignore=())
+    one = conversation(line.encode(), (), "log, line 3")
     said = [f"{message['role']} {message['content']}".replace("\n", "\\n") for message in one.messages]
     assert (said, list(one.answers), one.where) == (messages, answers, "log, line 3")
     assert ", ".join(said[: len(one.first_prompt)]) == first

@@ -5,6 +5,7 @@ import json
 import threading
 from collections.abc import Iterator
 from contextlib import contextmanager, suppress
+from dataclasses import replace
 from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
 from pathlib import Path
 
@@ -13,7 +14,7 @@ from tests.served import Served
 
 from paceline.errors import PacelineError
 from paceline.workbench.client import Completion, CompletionError
-from paceline.workbench.servers import Drafting, Request, Server, _version, read_requests, send
+from paceline.workbench.servers import Drafting, Request, Server, _version, fingerprint, read_requests, send
 
 LLAMA_CPP = """
 # TYPE llamacpp:tokens_predicted_total counter
@@ -86,6 +87,17 @@ def test_requests_of_a_log_have_their_prompts_and_times(tmp_path: Path) -> None:
     assert (two.id, three.id, three.at) == ("2", "2.1", 1002.0)
     assert (four.messages[0]["content"], four.at) == ("what?", 1003000000.0)
     assert len(read_requests(tmp_path / "log.jsonl", limit=2)) == 2
+
+
+def test_requests_carry_the_tools_that_could_be_called(tmp_path: Path) -> None:
+    tools = [{"type": "function", "function": {"name": "add", "parameters": {"type": "object"}}}]
+    (tmp_path / "log.jsonl").write_text(json.dumps({"messages": TALK, "tools": tools}))
+    first, second = read_requests(tmp_path / "log.jsonl")
+    assert first.tools == second.tools == tools
+    server = Server("http://127.0.0.1:9/v1", "m")
+    assert server.body(first, 5)["tools"] == tools
+    assert "tools" not in server.body(replace(first, tools=()), 5)
+    assert fingerprint([first]) != fingerprint([replace(first, tools=())])
 
 
 def bodies(server: Server, count: int) -> list[dict[str, object]]:

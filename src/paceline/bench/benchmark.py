@@ -174,29 +174,33 @@ def _describe(run: Run, contestants: Sequence[Contestant]) -> None:
 
 def _run(setting: Setting, run: Run, present: Sequence[Contestant], watch: Watch) -> tuple[bool, list[Answer]]:
     """Whether everything is answered now, and all answers."""
-    options, encode = setting.benchmark.options, setting.tokenizer.encode
-    watch.total(len(present) * setting.num_questions * options.repeats)
+    encode = setting.tokenizer.encode
+    watch.total(len(present) * setting.num_questions * setting.benchmark.options.repeats)
+    return answer_all(
+        run,
+        watch,
+        contestants=present,
+        groups=setting.groups,
+        options=setting.benchmark.options,
+        prompt=setting.prompt,
+        prediction=lambda question: setting.tokenizer.encode_text(question.prediction) if question.prediction else (),
+        recount=lambda text: max(len(encode(text)) - 1, 0) if text else 0,
+        ends=tuple(setting.target.eos_token_ids),
+        device=setting.target.device,
+        again=not setting.benchmark.schedules,
+    )
+
+
+def answer_all(run: Run, watch: Watch, **asked: Any) -> tuple[bool, list[Answer]]:
+    """Answer what has no answer in the run's folder yet: whether everything has one now, and all answers. asked: the
+    fields of `Runner` that say who is asked what."""
     lines, answers = run.lines(ANSWERS), list(read_answers(run.path / ANSWERS))
 
     def record(new: Sequence[Answer]) -> None:
         lines.append(*(answer.row() for answer in new))
         answers.extend(new)
 
-    runner = Runner(
-        present,
-        setting.groups,
-        options,
-        prompt=setting.prompt,
-        prediction=lambda question: setting.tokenizer.encode_text(question.prediction) if question.prediction else (),
-        recount=lambda text: max(len(encode(text)) - 1, 0) if text else 0,
-        ends=tuple(setting.target.eos_token_ids),
-        device=setting.target.device,
-        known=list(answers),
-        record=record,
-        stopped=watch.stopped,
-        progress=watch.answered,
-        again=not setting.benchmark.schedules,
-    )
+    runner = Runner(known=list(answers), record=record, stopped=watch.stopped, progress=watch.answered, **asked)
     return runner.run(), answers
 
 

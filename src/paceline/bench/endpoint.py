@@ -12,26 +12,23 @@ from dataclasses import asdict
 from time import perf_counter
 from typing import Any
 
-from paceline.bench.benchmark import Result
+from paceline.bench.benchmark import Result, answer_all
 from paceline.bench.metrics import OVERALL, summarize
 from paceline.bench.options import Benchmark, Load
-from paceline.bench.record import ANSWERS, KIND, SUMMARY, Answer, read_answers, settled
-from paceline.bench.runner import QuestionGroup, Runner
+from paceline.bench.record import KIND, SUMMARY, settled
+from paceline.bench.runner import QuestionGroup, Stopped
 from paceline.bench.setting import Watch
 from paceline.bench.suites import ALL, SUITES, Question, read_suite, tasks_in_turn
 from paceline.errors import PacelineError
 from paceline.workbench.client import Completion
 from paceline.workbench.contestant import Ask, Contestant, Reply
+from paceline.workbench.conversations import Reading
 from paceline.workbench.environment import environment
 from paceline.workbench.runs import Run
 from paceline.workbench.servers import Request, Server, fingerprint, read_requests, send
 
 WINDOW = 8  # requests of a window for each that is under way at once
 FEWEST, MOST = 16, 256  # requests of a window
-
-
-class _Stopped(BaseException):
-    """The run was stopped in the middle of a window, which is not recorded. Not an error of the server."""
 
 
 class Endpoint(Contestant):
@@ -56,7 +53,7 @@ class Endpoint(Contestant):
         answers = asyncio.run(send(self.server, bodies, self.load.most, due, self.watch.stopped))
         seconds, after = perf_counter() - began, self.server.drafting()
         if None in answers:
-            raise _Stopped
+            raise Stopped
         if not any(isinstance(one, Completion) for one in answers):
             raise PacelineError(str(answers[0]))
         replies = [_reply(one, seconds) for one in answers]
@@ -85,7 +82,8 @@ def bench_endpoints(benchmark: Benchmark, watch: Watch = Watch(), key: str | Non
 
     Raises PacelineError for what the caller has to change, before anything is timed."""
     load, options = benchmark.load, benchmark.options
-    requests = {one.id: one for one in workload(benchmark)}
+    reading = Reading()
+    requests = {one.id: one for one in workload(benchmark, reading)}
     servers = [Server.find(spec.strip(), key) for spec in (load.endpoint or "").split(",")]
     named = {one.name: one for one in servers}
     if len(named) < len(servers):
@@ -105,42 +103,30 @@ def bench_endpoints(benchmark: Benchmark, watch: Watch = Watch(), key: str | Non
     ]
     seen = environment(dtype="of the servers", device="of the servers")
     with Run.open(benchmark.out, KIND, identity, environment=seen, methods=methods) as run:
-        lines, answers = run.lines(ANSWERS), list(read_answers(run.path / ANSWERS))
-
-        def record(new: Sequence[Answer]) -> None:
-            lines.append(*(answer.row() for answer in new))
-            answers.extend(new)
-
         watch.total(len(servers) * len(requests) * options.repeats)
-        runner = Runner(
-            contestants,
-            windows(list(requests), load.most),
-            options,
+        complete, answers = answer_all(
+            run,
+            watch,
+            contestants=contestants,
+            groups=windows(list(requests), load.most),
+            options=options,
             prompt=lambda question, _: requests[question.id],
-            known=list(answers),
-            record=record,
-            stopped=watch.stopped,
-            progress=watch.answered,
         )
-        try:
-            complete = runner.run()
-        except _Stopped:
-            complete = False
         results = summarize(settled(answers), {str(of["method"]): of for of in methods})
-        notes = _compared(results, load)
+        notes = [*reading.notes(), *_compared(results, load)]
         run.write(SUMMARY, {"complete": complete, "disturbed": [], "repeated": "", "results": results, "notes": notes})
     return Result(run.path, complete, results, {}, notes, [], "")
 
 
-def workload(benchmark: Benchmark) -> list[Request]:
+def workload(benchmark: Benchmark, reading: Reading) -> list[Request]:
     """The requests: first turns of a suite, or every answer's prompt of a log; in their order of arrival where that is
-    kept. Raises PacelineError."""
+    kept. Raises PacelineError. reading: counts the lines of a log that cannot be read, and are skipped."""
     if benchmark.suite in SUITES:
         questions = read_suite(benchmark.suite, limit=benchmark.limit, categories=benchmark.categories).questions
         mixed = tasks_in_turn(questions, lambda question: question.task)
         found = [Request(one.id, [{"role": "user", "content": one.turns[0]}]) for one in mixed]
     else:
-        found = read_requests(benchmark.suite, limit=benchmark.limit)
+        found = read_requests(benchmark.suite, benchmark.ignore or (), benchmark.limit, reading)
     if benchmark.load.arrivals is None:
         return found
     if absent := next((one.id for one in found if one.at is None), None):

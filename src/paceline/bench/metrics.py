@@ -6,14 +6,14 @@ nothing to count, or where an engine does not report what the figure needs. Sour
 
 from collections import Counter
 from collections.abc import Iterable, Iterator, Mapping, Sequence
-from itertools import chain, pairwise, takewhile
+from itertools import chain, pairwise
 from typing import Any
 
 import numpy as np
 
 from paceline.bench.pairs import Answers, Pairs, cells, totals
 from paceline.bench.record import WINDOW, Answer, good, is_looping
-from paceline.workbench.contestant import Reply
+from paceline.workbench.contestant import Reply, in_common
 
 BASELINE = "none"  # plain decoding in the same engine: the method that all others are compared with
 OVERALL = "overall"  # the category of all tasks together; no task may have this name
@@ -171,23 +171,11 @@ def _parts(answers: Answers) -> Counter[str]:
     return _summed(turn.parts for turn in _turns(answers))
 
 
-def first_token_ms(answers: Answers) -> float | None:
-    """Median over turns of the milliseconds from the request to its first token."""
-    times = [1e3 * turn.times[0] for turn in _turns(answers) if turn.times]
-    return float(np.median(times)) if times else None
-
-
-def inter_token_ms(answers: Answers) -> tuple[float, float] | None:
-    """Median and 99th percentile of the milliseconds between two deliveries of tokens, pooled over all turns.
+def waits(answers: Answers) -> list[float]:
+    """Seconds between two deliveries of tokens, of all turns.
 
     The tokens of a round arrive together and are one delivery. A method that accepts much has fewer waits, not
     necessarily shorter ones; time per token is 1 / tokens per second."""
-    seconds = waits(answers)
-    return tuple((1e3 * np.percentile(seconds, [50, 99])).tolist()) if seconds else None
-
-
-def waits(answers: Answers) -> list[float]:
-    """Seconds between two rounds of a turn, of all turns."""
     return [after - before for turn in _turns(answers) for before, after in pairwise(turn.times or ())]
 
 
@@ -202,7 +190,7 @@ def first_divergence(answer: Answer, plain: Answer) -> tuple[int, int] | None:
     The position may be one after the shorter answer's end."""
     for number, (mine, other) in enumerate(zip(answer.turns, plain.turns, strict=False)):
         if mine.said != other.said:
-            return number, _in_common(mine.said, other.said)
+            return number, in_common(mine.said, other.said)
     same_turns = len(answer.turns) == len(plain.turns)
     return None if same_turns else (min(len(answer.turns), len(plain.turns)), 0)
 
@@ -232,12 +220,7 @@ def partial(tokens: Sequence[Any], reference: Sequence[Any]) -> float:
     """P of one answer: the tokens that it has in common with the reference from the start, over the reference's tokens.
 
     Near 0: positions or masks are wrong. A good beginning that diverges later: the cache is wrong."""
-    return _in_common(tokens, reference) / len(reference) if reference else float(not tokens)
-
-
-def _in_common(tokens: Sequence[Any], others: Sequence[Any]) -> int:
-    """Number of equal tokens from the start."""
-    return sum(1 for _ in takewhile(lambda pair: pair[0] == pair[1], zip(tokens, others, strict=False)))
+    return in_common(tokens, reference) / len(reference) if reference else float(not tokens)
 
 
 def looping(answers: Answers) -> float | None:
@@ -280,12 +263,6 @@ def batch_speedups(results: Sequence[Mapping[str, Any]]) -> dict[str, float]:
     ragged = [one for one in measured if (one[2]["drafter"], one[2]["schedule"]) == (BASELINE, "ragged")]
     plain = {how["batch"]: speed for _, speed, how in ragged}
     return {name: speed / plain[how["batch"]] for name, speed, how in measured if how["batch"] in plain}
-
-
-def latency(answers: Answers) -> tuple[float, float, float] | None:
-    """50th, 90th and 99th percentile of the seconds from a request to its last token, waiting included."""
-    seconds = [turn.times[-1] for turn in _turns(answers) if turn.times]
-    return tuple(np.percentile(seconds, [50, 90, 99]).tolist()) if seconds else None
 
 
 def align_share(answers: Answers) -> float | None:
@@ -355,10 +332,10 @@ def accepted_by_position(answers: Answers) -> list[float] | None:
     return [counts[f"accepted_{place}"] / counts["drafts"] for place in places] if counts.get("drafts") else None
 
 
-def _percentiles_ms(name: str, seconds: Sequence[float]) -> dict[str, float | None]:
-    """50th, 90th and 99th percentile in milliseconds."""
+def percentiles(name: str, values: Sequence[float]) -> dict[str, float | None]:
+    """The 50th, 90th and 99th percentile of a figure, by name."""
     shares = (50, 90, 99)
-    found = (1e3 * np.percentile(seconds, shares)).tolist() if seconds else [None] * 3
+    found = np.percentile(values, shares).tolist() if values else [None] * 3
     return {f"{name}_p{share}": value for share, value in zip(shares, found, strict=True)}
 
 
@@ -415,8 +392,8 @@ def _failed(answers: Answers, facts: Mapping[str, Any]) -> str | None:
 def _figures(mine: Answers, plain: Answers, facts: Mapping[str, Any], resamples: int) -> dict[str, Any]:
     tau, decode = block_efficiency(mine), speedup(mine, plain, decode=True)
     interval = speedup_interval(mine, plain, resamples=resamples) or (None, None)
-    waits = inter_token_ms(mine) or (None, None)
-    late = latency(mine) or (None, None, None)
+    times = [turn.times for turn in _turns(mine) if turn.times]
+    first = percentiles("first_token_ms", [1e3 * of_turn[0] for of_turn in times])
     lengths = length_histogram(mine)
     pairs = Pairs.of(mine, plain)
     return {
@@ -434,14 +411,12 @@ def _figures(mine: Answers, plain: Answers, facts: Mapping[str, Any], resamples:
         "new_tokens": sum(answer.num_new for answer in good(mine)),
         "repeated": sum(bool(answer.attempts) for answer in good(mine)),
         "seconds": float(sum(cell.turns[:, 1].sum() for cell in cells(mine).values())),
-        "inter_token_ms_p50": waits[0],
-        "inter_token_ms_p99": waits[1],
-        **_percentiles_ms("first_token_ms", [turn.times[0] for turn in _turns(mine) if turn.times]),
-        **_percentiles_ms("token_ms", [*filter(None, map(token_seconds, _turns(mine)))]),
+        **first,
+        "first_token_ms": first["first_token_ms_p50"],
+        **percentiles("inter_token_ms", [1e3 * seconds for seconds in waits(mine)]),
+        **percentiles("token_ms", [1e3 * seconds for seconds in map(token_seconds, _turns(mine)) if seconds]),
+        **percentiles("latency", [of_turn[-1] for of_turn in times]),
         "goodput": goodput(mine, **goals) if (goals := facts.get("settings", {}).get("goals")) else None,
-        "latency_p50": late[0],
-        "latency_p90": late[1],
-        "latency_p99": late[2],
         "scheduled": facts.get("settings", {}).get("scheduled"),
         **{figure.__name__: figure(mine) for figure in OF_A_METHOD},
         **{figure.__name__: figure(mine, plain) for figure in OVER_PLAIN},
@@ -450,7 +425,7 @@ def _figures(mine: Answers, plain: Answers, facts: Mapping[str, Any], resamples:
 
 OF_A_METHOD = (
     tokens_per_second_spec_bench, mean_accepted_tokens, block_efficiency, accepted_by_depth, drafted_per_round,
-    draft_share, parts_ms, peak_bytes, first_token_ms, align_share, group_rate, idle_slots, moved_bytes, looping,
+    draft_share, parts_ms, peak_bytes, align_share, group_rate, idle_slots, moved_bytes, looping,
     too_short, errors, draft_tokens_accepted, accepted_by_position,
 )  # fmt: skip
 OVER_PLAIN = (speedup_spec_bench, identical, partial_match, speedup_without_loops)

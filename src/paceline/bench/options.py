@@ -68,6 +68,7 @@ class Benchmark:
     )
     out: Path = Path("bench")
     limit: int | None = option(None, "Most questions, spread evenly over the tasks.", least=1)
+    ignore: list[str] | None = option(None, "With --endpoint: a key of the log to ignore; repeatable.", metavar="KEY")
     categories: Sequence[str] = ()
     options: Options = field(default_factory=Options)
     load: Load = field(default_factory=Load)

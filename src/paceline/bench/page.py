@@ -2,14 +2,14 @@
 
 from collections import Counter
 from collections.abc import Sequence
-from dataclasses import dataclass
 from pathlib import Path
+from typing import Any
 
 from markupsafe import Markup
 
 from paceline.bench.metrics import OVERALL, batch_speedups, scheduled
 from paceline.bench.record import Answer
-from paceline.bench.report import KIND_COLORS, BenchRun, Method, findings, headline, model_name, setting
+from paceline.bench.report import KIND_COLORS, BenchRun, Method, told
 from paceline.workbench.report import COLORS, DASH, FAINT, SMALL, Curve, columns, number, percent, plot, render
 
 TEMPLATE = Path(__file__).with_name("page.html.jinja")
@@ -30,17 +30,15 @@ def page(run: BenchRun) -> str:
         options=run.about.get("options") or {},
         suite=run.about.get("suite") or {},
         seen=run.about.get("environment") or {},
-        model=model_name(run),
-        headline=headline(run),
-        findings=findings(run),
-        setting=setting(run),
+        model=run.model,
+        **{what: told(what, run) for what in ("headline", "findings", "setting")},
         baseline=run.baseline,
         unfinished=[method for method in run.methods if method.why],
         most=_most(run),
         best={category: _best(run, category) for category in [OVERALL, *run.tasks]},
         panels=[(m, _lengths(m), _depths(m, run.measured)) for m in run.measured if m.get("lengths")],
         parts=_parts(run.measured),
-        schedules=schedules(run),
+        schedules=_schedules(run),
         differing=differing,
         verdicts=Counter(difference["verdict"] for _, difference in differing),
         shown=SHOWN,
@@ -95,21 +93,14 @@ def _depths(method: Method, others: Sequence[Method]) -> Markup:
     return plot([*faint, line], frame=SMALL, xs=(1, 4, 8, 12, DEEPEST), ys=(0, 50, 100), label=label)
 
 
-@dataclass(frozen=True)
-class Parts:
-    """Milliseconds of a round by part: names with their colours, and the longest round."""
-
-    colors: dict[str, str]
-    most: float
-    methods: list[Method]
-
-
-def _parts(methods: Sequence[Method]) -> Parts:
+def _parts(methods: Sequence[Method]) -> dict[str, Any]:
+    """Milliseconds of a round by part: the parts' colours, the longest round, and the methods that were timed."""
     timed = [method for method in methods if method.get("parts_ms")]
     parts = dict.fromkeys(part for method in timed for part in method.get("parts_ms"))
     names = sorted(parts, key=lambda part: PARTS.index(part) if part in PARTS else len(PARTS))
     most = max((sum(method.get("parts_ms").values()) for method in timed), default=0.0)
-    return Parts({part: PART_COLORS[i % len(PART_COLORS)] for i, part in enumerate(names)}, most, timed)
+    colors = {part: PART_COLORS[i % len(PART_COLORS)] for i, part in enumerate(names)}
+    return {"colors": colors, "most": most, "methods": timed}
 
 
 def _shown(run: BenchRun) -> tuple[dict[str, str], list[tuple[str, str, list[tuple[Method, Answer]]]]]:
@@ -136,18 +127,9 @@ def _shown(run: BenchRun) -> tuple[dict[str, str], list[tuple[str, str, list[tup
     return {who: COLORS[i % len(COLORS)] for i, who in enumerate(drafters)}, chosen
 
 
-@dataclass(frozen=True)
-class Schedules:
-    """picture: tokens per second by batch size, a line for every drafter and schedule; colors: of the lines, by name.
-    rows: methods by batch size, each with its tokens per second over plain decoding's at that batch."""
-
-    picture: Markup
-    colors: dict[str, str]
-    rows: list[tuple[int, Method, float | None]]
-
-
-def schedules(run: BenchRun) -> Schedules | None:
-    """None for a run that compares no schedules."""
+def _schedules(run: BenchRun) -> dict[str, Any] | None:
+    """A plot of tokens per second by batch size with a line for every drafter and schedule, the lines' colours, and
+    rows of (batch, method, its tokens per second over plain decoding's there). None where none were compared."""
     measured = [(scheduled(method.rows[OVERALL]), method) for method in run.measured]
     if not any(method.get("scheduled") for _, method in measured):
         return None
@@ -167,4 +149,5 @@ def schedules(run: BenchRun) -> Schedules | None:
     ]
     sizes = sorted({how["batch"] for how, _ in measured})
     picture = plot(curves, "rows in a batch", "tokens a second", xs=sizes if len(sizes) > 1 else ())
-    return Schedules(picture, colors, [(how["batch"], method, gains.get(method.name)) for how, method in measured])
+    rows = [(how["batch"], method, gains.get(method.name)) for how, method in measured]
+    return {"picture": picture, "colors": colors, "rows": rows}

@@ -10,9 +10,10 @@ from paceline.bench.record import ANSWERS, KIND, SUMMARY, Answer, read_answers
 from paceline.errors import PacelineError
 from paceline.jsonl import loads
 from paceline.workbench.contestant import PEER
-from paceline.workbench.report import COLORS, interval, number, percent, words
+from paceline.workbench.report import COLORS, interval, macro, number, percent
 from paceline.workbench.runs import RUN, read_about
 
+WORDS = Path(__file__).with_name("words.txt.jinja")
 KIND_COLORS = {"ours": COLORS[0], "peer": COLORS[1], "plain": COLORS[10]}
 
 
@@ -82,6 +83,10 @@ class BenchRun:
     methods: list[Method]
     tasks: list[str]
     shown: dict[str, dict[str, Answer]] = field(default_factory=dict)
+
+    @property
+    def model(self) -> str:
+        return str(self.about.get("model_name") or self.about.get("model") or "unknown")
 
     @property
     def complete(self) -> bool:
@@ -170,84 +175,9 @@ def _first_answers(file: Path) -> dict[str, dict[str, Answer]]:
     return first
 
 
-def headline(run: BenchRun) -> str:
-    """What won, in a sentence."""
-    ranked = run.ranked
-    if len(run.servers) == 1:
-        return f"{run.servers[0].label} writes {number(run.servers[0].get('tokens_per_second'), 1)} tokens a second"
-    if not ranked:
-        return f"No method could be compared with {run.plain}"
-    best = ranked[0]
-    gain = best.get("speedup")
-    if gain <= 1:
-        return f"No method was faster than {run.plain}"
-    return f"{best.label} answers {number(gain)} times as fast as {run.plain}"
-
-
-def findings(run: BenchRun) -> list[str]:
-    """How sure that is, and who comes next: whole sentences."""
-    ranked = run.ranked
-    if not ranked:
-        return []
-    best, sentences = ranked[0], []
-    low, high = best.get("speedup_low"), best.get("speedup_high")
-    if low is not None and high is not None:
-        doubt = "; it includes 1, so no gain is shown" if low <= 1 < best.get("speedup") else ""
-        sentences.append(f"The 95 % interval of {best.label} is {interval(low, high)}{doubt}.")
-        level = [m.label for m in ranked[1:] if (m.get("speedup_high") or 0.0) >= low]
-        if level:
-            sentences.append(f"Intervals that overlap with it: {', '.join(level)}.")
-    else:
-        sentences.append("There are too few answers for an interval.")
-    peers = [method for method in ranked if method.kind == "peer"]
-    if peers and peers[0] is not best:
-        sentences.append(f"The fastest peer is {peers[0].label} with {number(peers[0].get('speedup'))}.")
-    elif peers and (ours := [method for method in ranked if method.kind == "ours"]):
-        gain = number(ours[0].get("speedup"))
-        sentences.append(f"It is a peer; the fastest of our own is {ours[0].label} with {gain}.")
-    unranked = [f"{m.label} ({'failed' if m.failed else 'lossy'})" for m in run.measured if m.failed or not m.lossless]
-    if unranked:
-        sentences.append(f"Not ranked: {', '.join(unranked)}.")
-    return sentences
-
-
-def setting(run: BenchRun) -> str:
-    """What was run on what: one sentence without its stop."""
-    suite, options = run.about.get("suite") or {}, run.about.get("options") or {}
-    batch, temperature = options.get("batch") or 1, options.get("temperature") or 0
-    repeats = options.get("repeats") or 1
-    parts = [
-        f"{len(run.measured)} method{'s' if len(run.measured) > 1 else ''} on {suite.get('questions', 'the')} "
-        f"questions of {suite.get('name', 'a suite')}",
-        f"model {model_name(run)}",
-        f"at most {options['max_tokens']} tokens an answer" if options.get("max_tokens") else "",
-        "greedy" if temperature == 0 else f"sampled at temperature {temperature:g}",
-        f"batches of {words(options['batches'])} requests"
-        if options.get("schedules")
-        else "one question at a time"
-        if batch == 1
-        else f"{batch} questions at a time",
-        "each answered once" if repeats == 1 else f"each answered {repeats} times",
-    ]
-    return ", ".join(filter(None, parts))
-
-
-def machine(run: BenchRun) -> str:
-    """The machine and what ran on it, in a line."""
-    seen = run.about.get("environment") or {}
-    gpu = seen.get("gpu")
-    parts = [
-        (", ".join(gpu) if isinstance(gpu, list) else str(gpu)) if gpu else seen.get("cpu"),
-        f"{seen['threads']} thread{'s' if seen['threads'] != 1 else ''}" if seen.get("threads") else "",
-        seen.get("dtype"),
-        *(f"{name} {seen[name]}" for name in ("torch", "transformers") if seen.get(name)),
-        f"Paceline {run.about['paceline']}" if run.about.get("paceline") else "",
-    ]
-    return ", ".join(str(part) for part in parts if part)
-
-
-def model_name(run: BenchRun) -> str:
-    return str(run.about.get("model_name") or run.about.get("model") or "unknown")
+def told(what: str, run: BenchRun) -> str:
+    """A run in words: "headline", "findings", "setting" or "machine" of words.txt.jinja."""
+    return " ".join(macro(WORDS, what)(run).split())
 
 
 def markdown(run: BenchRun) -> str:
@@ -268,7 +198,7 @@ def markdown(run: BenchRun) -> str:
         cells += [percent(m.get("identical")), percent(m.get("looping"))]
         cells += [number(m.get("speedup_without_loops"))] if run.loops else []
         lines.append(_markdown_row(cells))
-    lines += ["", f"{setting(run)}; {machine(run)}.{'' if run.complete else ' Not complete.'}"]
+    lines += ["", f"{told('setting', run)}; {told('machine', run)}.{'' if run.complete else ' Not complete.'}"]
     lines += run.summary.get("disturbed") or []
     lines += filter(None, [run.summary.get("repeated")])
     lines += [str(run.about[fact]) for fact in ("tuned", "quantised") if run.about.get(fact)]

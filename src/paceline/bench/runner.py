@@ -90,6 +90,10 @@ def has_answered(method: str, groups: Sequence[QuestionGroup], repeats: int, don
     return all((method, n, q.id) in done for n in range(repeats) for group in groups for q in group.questions)
 
 
+class Stopped(BaseException):
+    """A contestant was stopped in the middle of a group, which is not recorded. Not an error of the contestant."""
+
+
 @dataclass
 class Runner:
     """One run: who is asked what, and when.
@@ -131,8 +135,11 @@ class Runner:
         for answer in self.known:
             self.progress(answer)
         busy = [c for c in self.contestants if not has_answered(c.name, self.groups, self.options.repeats, self._done)]
-        self._warm_up(busy)
-        whole = all(self.repeat(number, busy) for number in range(self.options.repeats))
+        try:
+            self._warm_up(busy)
+            whole = all(self.repeat(number, busy) for number in range(self.options.repeats))
+        except Stopped:
+            return False
         return whole and not self.failed
 
     def repeat(self, number: int, busy: Sequence[Contestant] | None = None) -> bool:

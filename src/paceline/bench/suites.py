@@ -25,7 +25,7 @@ from paceline.bench.metrics import OVERALL
 from paceline.errors import PacelineError, install, meant
 from paceline.folders import cache_folder
 from paceline.jsonl import numbered, opened, write_whole
-from paceline.workbench.conversations import MT_BENCH, Conversation, is_spec_bench, parse
+from paceline.workbench.conversations import MT_BENCH, Conversation, conversation, is_spec_bench
 
 T = TypeVar("T")
 log = logging.getLogger("paceline")
@@ -186,7 +186,7 @@ def _questions(content: bytes, source: str) -> list[Question]:
     questions: dict[str, Question] = {}
     # Not splitlines: JSON allows its other line ends inside strings.
     for number, line in numbered(content.split(b"\n")):
-        question = _question(parse(line, f"{source}, line {number}"), number)
+        question = _question(conversation(line, where=f"{source}, line {number}"), number)
         if question.id in questions:
             raise SuiteError(f"{source}, line {number}: a question with the id {question.id!r} is there already")
         questions[question.id] = question

@@ -11,7 +11,7 @@ import json
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from math import isnan, nan
-from typing import Any, NamedTuple, Protocol
+from typing import Any, NamedTuple
 
 import numpy as np
 
@@ -32,22 +32,6 @@ dropped the field that did, and ignores it silently."""
 Messages = tuple[dict[str, str], ...]
 Cut = Callable[[Completion], str | int]
 HELLO: Fields = {"messages": [{"role": "user", "content": "Hello"}], "max_tokens": 1}
-
-
-class Endpoint(Protocol):
-    """What is asked. name: for the certificate; url, model: for requests that are shown; slots: requests at once."""
-
-    model: str
-    slots: int
-
-    @property
-    def name(self) -> str: ...
-
-    @property
-    def url(self) -> str: ...
-
-    def ask(self, bodies: Sequence[Fields], slots: int | None = None) -> list[Completion]:
-        """The completions, at most `slots` requests under way. Raises CompletionError where one cannot be had."""
 
 
 class Server:
@@ -149,6 +133,11 @@ class Hosted:
             )
             for one in done
         ]
+
+
+Endpoint = Server | Hosted
+"""What is asked. name: for the certificate; url, model: for requests that are shown; slots: requests at once; ask: the
+completions, with at most `slots` requests under way, or CompletionError where one cannot be had."""
 
 
 class Control:

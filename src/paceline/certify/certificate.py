@@ -7,18 +7,20 @@ from typing import Any
 
 import numpy as np
 
-from paceline.certify.acceptance import acceptance, measured, replayed
 from paceline.certify.conditional import Conditional, read
 from paceline.certify.engines import UnderTest
 from paceline.certify.greedy import Reader, check_stops
-from paceline.certify.options import SHIFT, Scope, Watch
+from paceline.certify.options import REQUESTS, SHIFT, Scope, Watch
 from paceline.certify.reference import Model, Rounding
 from paceline.certify.sampled import Case, Sampled, distribution_of, needed, sample
 from paceline.certify.verdict import LEVEL, LONG, Greedy, Stops, certificate, with_long
-from paceline.draft.recording import Recording
+from paceline.draft.base import Drafter
+from paceline.draft.recording import Chains, Recording
 from paceline.engine.sampling import SamplingParams
+from paceline.errors import PacelineError
 from paceline.target.tokenizer import Tokenizer
 from paceline.workbench.contestant import Reply
+from paceline.workbench.walk import RecordedAnswer, Tally, replay, replayable
 
 Prompts = Sequence[Sequence[int]]
 Control = Callable[[], UnderTest] | None
@@ -62,17 +64,7 @@ PASSES = (
     Pass("in batches of {batch}, repetition penalty 1.2", {"repetition_penalty": 1.2}),
 )
 """How greedy answers are asked for. The replies of the first pass are those that stop strings are cut out of."""
-WAYS = {
-    "temperature 1": SamplingParams(temperature=1.0),
-    "temperature 0.5": SamplingParams(temperature=0.5),
-    "repetition penalty 1.2, top-k 40, top-p 0.98": SamplingParams(
-        temperature=1.0, repetition_penalty=1.2, top_k=40, top_p=0.98
-    ),
-    "temperature 1.5, top-p 0.9": SamplingParams(temperature=1.5, top_p=0.9),
-    "frequency penalty 0.7, presence penalty 0.4": SamplingParams(
-        temperature=1.0, frequency_penalty=0.7, presence_penalty=0.4
-    ),
-}
+WAYS = {name: SamplingParams(**fields) for name, fields in REQUESTS["sampling"].items()}
 """How sampled answers are sampled, in turn."""
 AHEAD = 2  # tokens that a request has beyond those that are tested, so that drafts may reach beyond them
 REPEATED = 6  # times that a beginning stands in the prompt of a long sampled answer, so that there is much to copy
@@ -233,3 +225,50 @@ def _not_tested(engine: UnderTest, stops: Stops, sampled: dict[str, Any]) -> lis
     elif not engine.mixes:
         missing.append("greedy and sampled requests in one batch")
     return missing
+
+
+# Reference acceptance -----------------------------------------------------------------------------------------------
+#
+# An engine can be lossless and useless: with a wrong flag, template or kernel every draft is refused, the text stays
+# right and nothing gets faster. The reference is the same drafter over the same answers, replayed without any model;
+# for a host that verifies chains, its trees cut to their best chain.
+
+COLLAPSED = 0.8
+"""Acceptance has collapsed where fewer drafted tokens are accepted a round than this share of the reference's."""
+
+
+def acceptance(tokens: float | None, reference: float | None) -> dict[str, Any]:
+    """For the certificate: new tokens a round, the target's own included, and those of the same drafter replayed."""
+    known = tokens is not None and reference is not None
+    collapsed = known and tokens - 1 < COLLAPSED * (reference - 1) and reference - tokens > 0.05  # type: ignore[operator]
+    return {
+        "tokens_a_round": None if tokens is None else round(tokens, 3),
+        "reference": None if reference is None else round(reference, 3),
+        "collapsed": collapsed,
+    }
+
+
+def measured(lengths: Sequence[Sequence[int]]) -> float | None:
+    """Tokens a round, without each answer's first, which runs the prompt and has no draft."""
+    later = [n for of_row in lengths for n in of_row[1:]]
+    return sum(later) / len(later) if later else None
+
+
+def replayed(
+    draft: str, recording: Recording, prompts: Sequence[Sequence[int]], answers: Sequence[Sequence[int]], *,
+    chains: bool,
+) -> float | None:  # fmt: skip
+    """Tokens a round of the drafter alone, replayed over `answers`; None if it asks the target for more than tokens.
+
+    The first token of an answer counts as its prompt's, as in `measured`. chains: its trees are cut to chains."""
+    try:
+        drafter: Drafter = replayable(draft, recording)
+    except PacelineError:
+        return None
+    drafter = Chains(drafter) if chains else drafter
+    tally = Tally()
+    for i, (prompt, answer) in enumerate(zip(prompts, answers, strict=True)):
+        if len(answer) > 1:
+            turn = RecordedAnswer(np.array([*prompt, answer[0]], np.int64), np.array(answer[1:], np.int64))
+            replay(drafter, turn, i, tally)
+    return tally.mean_accepted_tokens or None

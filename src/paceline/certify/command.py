@@ -15,7 +15,7 @@ import numpy as np
 
 from paceline.certify.certificate import Models, certify
 from paceline.certify.engines import Host, Ours, UnderTest
-from paceline.certify.options import Subject, Watch
+from paceline.certify.options import REQUESTS, Subject, Watch
 from paceline.certify.reference import Model, PlainDecoding, Reference
 from paceline.certify.verdict import NOT_LOSSLESS
 from paceline.engine.prompt import Prompt, encode, is_chat
@@ -36,23 +36,6 @@ HOSTS = {"transformers": "transformers-paceline", "vllm": "vllm-paceline", "llam
 LIBRARIES = ("transformers", "vllm", "llama-cpp", "xllamacpp")
 """What names of peers begin with; by itself, a library without drafts."""
 CONTEXT = 1024  # longest context of other libraries
-TEXTS = (
-    "one two three one two three one two",
-    "The cat sat on the mat. The cat sat on the",
-    "a b a b a b a",
-    "red, blue, red, blue, red,",
-)
-"""Beginnings that drafters have something to say to."""
-QUESTIONS = (
-    "Hello! What can you do?",
-    "Count from 1 to 9, and then again from 1 to 9.",
-    "Repeat after me: the cat sat on the mat, the cat sat on the mat.",
-    "Write a short poem about the sea.",
-    "What is 12 plus 30? Explain every step.",
-    "Translate to German: The old teacher looks for the blue key in the garden.",
-    "List five animals, and then the same five animals in another order.",
-    "Who was Ada Lovelace?",
-)
 
 
 def certify_engine(subject: Subject, watch: Watch) -> dict[str, Any]:
@@ -163,7 +146,7 @@ def _scenarios(
 
 def _chats(given: Sequence[Prompt] | None) -> list[Messages]:
     """Prompts as servers of chats take them."""
-    prompts: Sequence[Any] = QUESTIONS if given is None else given
+    prompts: Sequence[Any] = REQUESTS["questions"] if given is None else given
     return [tuple(one) if is_chat(one) else ({"role": "user", "content": str(one)},) for one in prompts]
 
 
@@ -206,12 +189,13 @@ def _prompts(target: Target, given: Sequence[Prompt] | None) -> tuple[list[list[
         rng = np.random.default_rng(0)
         of = [rng.integers(target.vocab_size, size=n).tolist() for n in (3, 5, 8, 13)]
         return [one * 3 for one in of], [one[:3] * 2 for one in of]
-    starts = [tokenizer.encode(text) for text in TEXTS]
+    starts = [tokenizer.encode(text) for text in REQUESTS["beginnings"]]
     if given is not None:
         return [encode(one, tokenizer, target.vocab_size, target.max_context).tolist() for one in given], starts
+    questions = REQUESTS["questions"]
     if tokenizer.has_chat_template:
-        return [tokenizer.encode_chat([{"role": "user", "content": text}]) for text in QUESTIONS], starts
-    return [*starts, *(tokenizer.encode(text) for text in QUESTIONS)], starts
+        return [tokenizer.encode_chat([{"role": "user", "content": text}]) for text in questions], starts
+    return [*starts, *(tokenizer.encode(text) for text in questions)], starts
 
 
 def _spell(certificate: dict[str, Any], target: Target) -> None:

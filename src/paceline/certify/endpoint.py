@@ -15,12 +15,10 @@ from typing import Any
 import numpy as np
 
 from paceline.certify import stats, verdict
-from paceline.certify.acceptance import acceptance
 from paceline.certify.asking import Control, Endpoint, Fields, Messages, places
-from paceline.certify.certificate import REQUESTS_EACH
-from paceline.certify.conditional import Conditional
-from paceline.certify.options import Scope, Watch
-from paceline.certify.reported import Words, is_raw, read_places
+from paceline.certify.certificate import REQUESTS_EACH, acceptance
+from paceline.certify.conditional import Conditional, Words, is_raw, read_places
+from paceline.certify.options import REQUESTS, Scope, Watch
 from paceline.certify.sampled import LOOKS, level_of
 from paceline.certify.scenarios import MIXED, Play
 from paceline.certify.shrink import greedy_reports, sampled_report
@@ -29,12 +27,7 @@ from paceline.workbench.client import Completion
 
 MOST = 40_000  # most sampled requests of a certificate where none are asked for; the budget may allow fewer
 SAMPLED_TOKENS = 12  # of a sampled answer: enough for drafts to be accepted, cut and followed by others
-WAYS: dict[str, Fields] = {
-    "temperature 1": {"temperature": 1.0},
-    "temperature 0.7, top-p 0.9": {"temperature": 0.7, "top_p": 0.9},
-    "temperature 1, frequency penalty 0.5": {"temperature": 1.0, "frequency_penalty": 0.5},
-    "temperature 1.3, min-p 0.05": {"temperature": 1.3, "min_p": 0.05},
-}
+WAYS: dict[str, Fields] = REQUESTS["server_sampling"]
 """How sampled answers are sampled, in turn."""
 LONG_TOKENS = 20_000  # tokens of long sampled answers; the budget may allow fewer
 FOR_SAMPLES, FOR_REPORTS = 0.5, 0.15

@@ -1,14 +1,17 @@
 """What is to be certified, and how closely. Imports no torch: the command line makes its options of these fields."""
 
 import re
+import tomllib
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field
+from pathlib import Path
 from typing import Any
 
 from paceline.draft.spec import option
 from paceline.errors import PacelineError
 
 SHIFT = 0.02  # `Scope.shift` where none is asked for
+REQUESTS = tomllib.loads(Path(__file__).with_name("requests.toml").read_text("utf-8"))
 
 
 @dataclass(frozen=True)

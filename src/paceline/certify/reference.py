@@ -6,7 +6,7 @@ and filters (`paceline.engine.sampling.warp`), which has tests of its own agains
 
 from collections.abc import Callable, Iterable, Iterator, Sequence
 from contextlib import contextmanager, nullcontext
-from typing import Any, Protocol, Self
+from typing import Any, Self
 
 import numpy as np
 import torch
@@ -27,24 +27,11 @@ SCALES = (1.5, -1.5)
 """Multiples of what rounding was seen to change that it may change elsewhere: no two kernels round alike."""
 
 
-class Model(Protocol):
-    """What says what should have been said.
+class Reference:
+    """A transformers model, in evaluation mode.
 
     ways    in which it can read a text; rounding is all that differs between them. The first one is the default.
     shakes  others, in which bfloat16's rounding is imitated."""
-
-    ways: Sequence[str]
-    shakes: Sequence[str]
-
-    def after(self, texts: Sequence[Sequence[int]], way: str = "") -> torch.Tensor:
-        """Logits of the token after each text, [N, V]; the texts are equally long."""
-
-    def along(self, text: Sequence[int], start: int, way: str = "") -> torch.Tensor:
-        """Logits of the tokens `start`.. of a text, [len(text) - start, V]."""
-
-
-class Reference:
-    """A transformers model, in evaluation mode."""
 
     ways: Sequence[str] = ("together", "in pieces")
     shakes: Sequence[str] = tuple(f"shaken {seed}" for seed in range(SHAKES))
@@ -59,12 +46,14 @@ class Reference:
 
     @torch.inference_mode()
     def after(self, texts: Sequence[Sequence[int]], way: str = "") -> torch.Tensor:
+        """Logits of the token after each text, [N, V]; the texts are equally long."""
         at_once = max(1, TOKENS // max(len(texts[0]), 1))
         parts = [texts[i : i + at_once] for i in range(0, len(texts), at_once)]
         return torch.cat([self._run(part, 1, way)[:, -1].float().cpu() for part in parts])
 
     @torch.inference_mode()
     def along(self, text: Sequence[int], start: int, way: str = "") -> torch.Tensor:
+        """Logits of the tokens `start`.. of a text, [len(text) - start, V]."""
         if start >= len(text):
             return torch.empty(0, 1)
         return self._run([text[:-1]], len(text) - start, way)[0].float().cpu()
@@ -103,7 +92,8 @@ class Reference:
 
 
 class PlainDecoding:
-    """Our own decoder, without drafts: a text's beginning in one forward, and then one token a forward, alone."""
+    """Our own decoder, without drafts: a text's beginning in one forward, and then one token a forward, alone. What it
+    has is as in `Reference`."""
 
     ways: Sequence[str] = ("alone",)
     shakes: Sequence[str] = ()
@@ -129,6 +119,7 @@ class PlainDecoding:
         return torch.cat(out)
 
 
+Model = Reference | PlainDecoding
 Read = Callable[[Model, str], torch.Tensor]
 
 

@@ -15,7 +15,7 @@ from time import perf_counter
 from typing import Any
 
 from paceline.certify.asking import Control, Cut, Endpoint, Fields, Messages, Noise, compare, own_best
-from paceline.certify.options import Watch
+from paceline.certify.options import REQUESTS, Watch
 from paceline.certify.verdict import Divergence
 from paceline.workbench.client import Completion, CompletionError
 
@@ -23,29 +23,12 @@ BROKEN = "\N{REPLACEMENT CHARACTER}"
 Form = Callable[[Completion], str]  # why an answer is wrong by itself; "" if it is right
 Sign = Callable[[Completion], bool]
 ENOUGH = 5  # bugs after which a scenario ends
-ANIMALS = ("cat", "dog", "horse", "bird", "mouse")
-COLOURS = ("red", "blue", "green", "white", "black")
-LINES = tuple(f"The {colour} {animal} sat on the mat." for colour, animal in zip(COLOURS, ANIMALS, strict=True))
-TEXTS = (
-    "Write these lines again, and after each of them one short sentence of your own:\n" + "\n".join(LINES),
-    f"{LINES[0]} {LINES[1]} Repeat both sentences, then say in your own words why, then repeat them once more.",
-    "Count from 1 to 12. Then name three rivers. Then count from 1 to 12 again. Then name three mountains.",
-    "Copy the code, then explain it in one sentence, then copy it again:\nfor i in range(10):\n    print(i, i * i)\n",
-)
-"""Prompts whose answers are copied in part: drafts come and go."""
+LINES, TEXTS = REQUESTS["lines"], REQUESTS["mixed"]
 MIXED: tuple[Messages, ...] = tuple(({"role": "user", "content": text},) for text in TEXTS)
 LENGTHS = (512, 1024, 2048, 4096, 8192)  # words of long prompts, at least a token each
 PATTERN = "[a-c]{2}-[0-9]{3}( [a-c]{2}-[0-9]{3}){3}"
-SCHEMA = {
-    "type": "object",
-    "properties": {
-        "name": {"type": "string", "enum": list(ANIMALS)},
-        "colours": {"type": "array", "items": {"type": "string", "enum": list(COLOURS)}, "minItems": 3, "maxItems": 3},
-        "again": {"type": "array", "items": {"type": "string", "enum": list(COLOURS)}, "minItems": 3, "maxItems": 3},
-    },
-    "required": ["name", "colours", "again"],
-    "additionalProperties": False,
-}
+SCHEMA = REQUESTS["schema"]
+ANIMALS, COLOURS = SCHEMA["properties"]["name"]["enum"], SCHEMA["properties"]["colours"]["items"]["enum"]
 TOOL = {"type": "function", "function": {"name": "note_animal", "parameters": SCHEMA}}
 FORMAT = {"response_format": {"type": "json_schema", "json_schema": {"name": "animal", "schema": SCHEMA}}}
 ASKED = "Name an animal and three colours, and the same three colours again, as JSON."
@@ -72,42 +55,37 @@ FORMS: Mapping[str, Form] = {
 """By feature, why a whole answer is wrong."""
 
 
-FEATURES: Mapping[str, tuple[Sequence[Fields], Sign]] = {
-    "log-probabilities": (({"logprobs": True, "top_logprobs": 20},), lambda one: bool(one.logprobs)),
-    "streams": (({"stream": True},), lambda one: True),
-    "n": (({"n": 3},), lambda one: len(one.others) == 2),
-    "stop": (({"stop": ["#"]},), lambda one: True),
-    "token ids": (({"return_token_ids": True},), lambda one: bool(one.tokens)),
-    "frequency_penalty": (({"frequency_penalty": 0.8},), lambda one: True),
-    "presence_penalty": (({"presence_penalty": 0.8},), lambda one: True),
-    "logit_bias": (({"logit_bias": {"11": -100, "13": -100}},), lambda one: True),
-    "min_p": (({"min_p": 0.05},), lambda one: True),
-    "top_k": (({"top_k": 20},), lambda one: True),
-    "JSON schema": ((FORMAT,), lambda one: not FORMS["JSON schema"](one)),
-    "regular expression": (
-        ({"structured_outputs": {"regex": PATTERN}}, {"regex": PATTERN}, {"guided_regex": PATTERN}),
-        lambda one: not FORMS["regular expression"](one),
-    ),
-    "tool calls": (
-        ({"tools": [TOOL], "tool_choice": "required"}, {"tools": [TOOL], "tool_choice": "auto"}),
-        lambda one: not FORMS["tool calls"](one),
-    ),
-    "reasoning": (({"chat_template_kwargs": {"enable_thinking": True}},), lambda one: bool(one.reasoning)),
+FEATURES: Mapping[str, Sequence[Fields]] = REQUESTS["features"] | {
+    "JSON schema": [FORMAT],
+    "regular expression": [{"structured_outputs": {"regex": PATTERN}}, {"regex": PATTERN}, {"guided_regex": PATTERN}],
+    "tool calls": [{"tools": [TOOL], "tool_choice": choice} for choice in ("required", "auto")],
 }
-"""What an endpoint may take: fields that ask for it, the first that it takes, and the sign that it did."""
+"""What an endpoint may take: fields that ask for it, of which the first that it takes count."""
+SIGNS: Mapping[str, Sign] = {
+    "log-probabilities": lambda one: bool(one.logprobs),
+    "n": lambda one: len(one.others) == 2,
+    "token ids": lambda one: bool(one.tokens),
+    "reasoning": lambda one: bool(one.reasoning),
+    "JSON schema": lambda one: not FORMS["JSON schema"](one),
+    "regular expression": lambda one: not FORMS["regular expression"](one),
+    "tool calls": lambda one: not FORMS["tool calls"](one),
+}
+"""Signs that an answer shows a feature; any answer shows the others."""
 LONG = frozenset({"JSON schema", "regular expression", "tool calls", "reasoning"})
 """Features that show in a whole answer alone; one of several is enough, for a bug may spoil some."""
 
 
-def probe(endpoint: Endpoint, features: Mapping[str, tuple[Sequence[Fields], Sign]] = FEATURES) -> dict[str, Fields]:
+def probe(
+    endpoint: Endpoint, features: Mapping[str, Sequence[Fields]] = FEATURES, signs: Mapping[str, Sign] = SIGNS
+) -> dict[str, Fields]:
     """The features that an endpoint has, with the fields that ask for them."""
     there: dict[str, Fields] = {}
-    for name, (ways, shows) in features.items():
+    for name, ways in features.items():
         for fields in ways:
             body = _body(user(ASKED), 160 if name in LONG else 4, **fields)
             hot = [body | {"temperature": 1.0, "seed": seed} for seed in range(3)] if name in LONG else []
             try:
-                shown = any(shows(endpoint.ask([one], 1)[0]) for one in (body, *hot))
+                shown = any(signs.get(name, bool)(endpoint.ask([one], 1)[0]) for one in (body, *hot))
             except CompletionError:
                 continue
             if shown:
@@ -185,8 +163,7 @@ class Play:
         self.watch.say("what the endpoint takes")
         self.features = probe(self.control.source)
         if self.control.source is not self.server:
-            taken = {name: ([fields], bool) for name, fields in self.features.items()}
-            self.features = probe(self.server, taken)
+            self.features = probe(self.server, {name: [fields] for name, fields in self.features.items()}, {})
         for number, scenario in enumerate(SCENARIOS if scenarios is None else scenarios):
             self.watch.say(scenario.name)
             self.rows.append(self._scenario(scenario))

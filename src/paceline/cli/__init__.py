@@ -19,19 +19,19 @@ from paceline.cli.certify import certify
 from paceline.cli.chat import chat
 from paceline.cli.corpus import corpus
 from paceline.cli.demo import demo
-from paceline.cli.eval import evaluate
+from paceline.cli.eval_align import align
+from paceline.cli.eval_vision import vision
 from paceline.cli.generate import generate
 from paceline.cli.methods import methods
 from paceline.cli.options import one_line
-from paceline.cli.quality import quality
-from paceline.cli.quantize import quantize
+from paceline.cli.quantised import quality, quantize
 from paceline.cli.replay import replay
 from paceline.cli.report import report
 from paceline.cli.serve import serve
-from paceline.cli.train import train
 from paceline.cli.tune import tune
 from paceline.cli.watch import watch
 from paceline.errors import PacelineError, install
+from paceline.train.__main__ import app as train
 
 CORPUS_HELP = """Build a corpus to copy from, or show what is in one.
 
@@ -39,6 +39,10 @@ CORPUS_HELP = """Build a corpus to copy from, or show what is in one.
 paceline corpus build build/answers --text answers.jsonl --tokenizer MODEL
 paceline corpus info build/answers
 """
+
+evaluate = typer.Typer(no_args_is_help=True, rich_markup_mode=None)
+evaluate.command("align", short_help="How well answers keep a scenario's written rules.")(align)
+evaluate.add_typer(vision, name="vision", short_help="Whether a vision-language model sees size, place and number.")
 
 app = typer.Typer(add_completion=False, rich_markup_mode=None, pretty_exceptions_enable=False)
 app.command(short_help="Answer a prompt, or a file of prompts.")(generate)

@@ -7,72 +7,81 @@ import os
 import sys
 from collections.abc import Mapping, Sequence
 from dataclasses import replace
-from datetime import datetime
 from pathlib import Path
-from time import monotonic
 from typing import TYPE_CHECKING, Annotated, Any
 from urllib.parse import urlsplit
 
 import typer
 from rich.console import Console
-from rich.markup import escape
-from rich.progress import MofNCompleteColumn, TimeRemainingColumn
-from rich.table import Table
 
 from paceline.bench.options import Benchmark
 from paceline.cli import options
-from paceline.cli.show import plain_table, progress_bar
+from paceline.cli.show import Columns, Steps, figures_table, say
+from paceline.draft.spec import option
 from paceline.errors import PacelineError
 from paceline.jsonl import check_folder
 from paceline.workbench.options import with_options
+from paceline.workbench.runs import new_folder
 
 if TYPE_CHECKING:
     from paceline.bench.benchmark import Result
     from paceline.bench.record import Answer
 
-REPORT_EVERY = 60.0  # seconds between two lines of progress where there is no terminal for a bar
 TASKS_PER_TABLE = 7  # so that a table fits 80 columns
-SCHEDULE_WORDS = """
-gain: tokens/s over those of plain decoding at the same batch. E: answers that are, token for token, those of plain
-decoding one at a time; P: the share of their tokens before the first that differs. align: share of the time that
-realigning rows takes. group: rounds whose rows were all equally long. idle: row slots without a row. P50, P90, P99:
-seconds from handing in all requests at once to the last token of one."""
+TEXT = Path(__file__).with_name("bench.txt.jinja")
+METHOD = ("method", "method", "")
+SERVERS: Columns = (
+    ("server", "method", ""), ("tok/s", "tokens_per_second", ".1f"),
+    ("first\nP50", "first_token_ms_p50", ".1f"), ("P99", "first_token_ms_p99", ".1f"),
+    ("gap\nP50", "inter_token_ms_p50", ".1f"), ("P99", "inter_token_ms_p99", ".1f"),
+    ("token\nP50", "token_ms_p50", ".1f"), ("P99", "token_ms_p99", ".1f"),
+    ("goodput", "goodput", ".1%"), ("accepted", "draft_tokens_accepted", ".2f"), ("errors", "errors", "d"),
+)  # fmt: skip
+SCHEDULES: Columns = (
+    METHOD,
+    ("tok/s", "tokens_per_second", ".1f"),
+    ("gain", "gain", ".2f"),
+    ("E", "identical", ".1%"),
+    ("P", "partial_match", ".1%"),
+    ("align", "align_share", ".0%"),
+    ("group", "group_rate", ".0%"),
+    ("idle", "idle_slots", ".0%"),
+    *((f"P{share}", f"latency_p{share}", ".2f") for share in (50, 90, 99)),
+)
+DRAFTERS: Columns = (
+    METHOD,
+    ("speed-up", "gain", "s"),
+    ("95 %", "interval", "s"),
+    ("tok/s", "tokens_per_second", ".1f"),
+    ("mean\naccepted", "mean_accepted_tokens", ".2f"),
+    ("identical", "identical", ".0%"),
+    ("looping", "looping", ".0%"),
+)
 
 
 @with_options
 def bench(
     asked: Benchmark,
     model: Annotated[str | None, typer.Argument(help=options.WHAT_A_MODEL_IS)] = None,
-    draft: Annotated[
-        list[str] | None,
-        typer.Option("--draft", "-d", help="A drafter; may be repeated. Plain decoding is always there."),
-    ] = None,
-    peer: Annotated[
-        list[str] | None,
-        typer.Option("--peer", help="Another engine, such as transformers-lookup or vllm-ngram; may be repeated."),
-    ] = None,
-    categories: Annotated[str | None, typer.Option(help="These tasks or categories only, joined by commas.")] = None,
-    batch: Annotated[
-        str, typer.Option("--batch", "-b", help="Questions answered together; with --schedule several: 1,2,4,8.")
-    ] = "1",
-    schedule: Annotated[
-        str | None,
-        typer.Option(
-            help="Compare schedules, joined by commas (ragged, equal, grouped[:WINDOW]), at every --batch, on first "
-            "turns that are all handed in at once."
-        ),
-    ] = None,
-    out: Annotated[
-        Path | None,
-        typer.Option(
-            help="Folder of this run; a run that was stopped goes on there. [default: a new one]", callback=check_folder
-        ),
-    ] = None,
+    draft: list[str] | None = option(
+        None, "A drafter; may be repeated. Plain decoding is always there.", names=("--draft", "-d")
+    ),
+    peer: list[str] | None = option(None, "Another engine, such as transformers-lookup or vllm-ngram; repeatable."),
+    categories: str | None = option(None, "These tasks or categories only, joined by commas."),
+    batch: str = option("1", "Questions answered together; with --schedule several: 1,2,4,8.", names=("--batch", "-b")),
+    schedule: str | None = option(
+        None,
+        "Compare schedules, joined by commas (ragged, equal, grouped[:WINDOW]), at every --batch, on first turns that "
+        "are all handed in at once.",
+    ),
+    out: Path | None = option(
+        None, "Folder of this run; a run that was stopped goes on there. [default: a new one]", callback=check_folder
+    ),
     dtype: options.Dtype = "auto",
     device: options.Device = "auto",
     threads: options.Threads = None,
     exact: options.Exact = None,
-    as_json: Annotated[bool, typer.Option("--json", help="One JSON object, and nothing else.")] = False,
+    as_json: options.AsJson = False,
 ) -> int:
     """Measure drafters and other engines: same model, same prompts, one run.
 
@@ -87,7 +96,6 @@ def bench(
     paceline bench models/demo -d sam --schedule ragged,equal,grouped --batch 1,2,4,8,16,32
     paceline bench --endpoint http://a:8000,http://b:8000 --suite log.jsonl --concurrency 8
     """
-    import torch
     import transformers
 
     from paceline.bench.benchmark import Watch
@@ -104,15 +112,15 @@ def bench(
     # What these may be is said before a model is read.
     SamplingParams(max_tokens=how.max_tokens, temperature=how.temperature)
     transformers.logging.set_verbosity_error()
-    if threads is not None:
-        torch.set_num_threads(threads)
+    options.use_threads(threads)
     batches = sorted(set(_batches(batch)))
+    name = Path(model or urlsplit((served or "").split(",")[0]).netloc).name
     benchmark = replace(
         asked,
         model=model or "",
         drafts=draft or (),
         peers=peer or (),
-        out=out or _new_folder(model or urlsplit((served or "").split(",")[0]).netloc, asked.suite),
+        out=out or new_folder(f"{name}-{Path(asked.suite).stem}"),
         categories=_names(categories),
         options=replace(how, batch=max(batches)),
         schedules=tuple(dict.fromkeys(_names(schedule))),
@@ -121,8 +129,14 @@ def bench(
         device=device,
         exact=exact,
     )
-    with Interrupt() as interrupt, _Progress() as progress:
-        watch = Watch(progress.say, progress.begin, progress.answered, progress.judged, lambda: interrupt.pressed)
+    with Interrupt() as interrupt, Steps("starting", unit="answers") as steps:
+
+        def answered(answer: Answer) -> None:
+            if answer.failed:
+                steps.err.print(f"{answer.method} failed: {answer.failed}", markup=False, soft_wrap=True)
+            steps.advance()
+
+        watch = Watch(steps.say, steps.begin, answered, steps.show, lambda: interrupt.pressed)
         if served:
             outcome = bench_endpoints(benchmark, watch, os.environ.get("OPENAI_API_KEY"))
         else:
@@ -133,10 +147,10 @@ def bench(
     else:
         _show(outcome, of_servers=served is not None)
     if interrupt.pressed:
-        Console(stderr=True).print(
+        say(
             "interrupted; the figures above are of the answers so far, and the same command with "
-            f"--out {escape(str(outcome.out))} goes on",
-            soft_wrap=True,
+            f"--out {outcome.out} goes on",
+            err=True,
         )
         return 130
     return 1 if any(r["failed"] and r["method"] not in outcome.unavailable for r in outcome.results) else 0
@@ -155,183 +169,51 @@ def _names(text: str | None) -> list[str]:
     return [name.strip() for name in (text or "").split(",") if name.strip()]
 
 
-def _new_folder(model: str, suite: str) -> Path:
-    """A new folder for a run without --out."""
-    name = f"{Path(model).name}-{Path(suite).stem}-{datetime.now():%Y%m%d-%H%M%S}"
-    folder = Path("runs") / name
-    check_folder(folder)
-    return folder
-
-
-class _Progress:
-    """On a terminal a bar with the time left, elsewhere a line a minute; both on standard error."""
-
-    def __init__(self) -> None:
-        self._err = Console(stderr=True)
-        self._bar = progress_bar(self._err, MofNCompleteColumn(), TimeRemainingColumn())
-        self._task = self._bar.add_task("starting", total=None)
-        self._total = self._done = self._untimed = 0
-        self._began = self._spoke = monotonic()
-        self._timed = False
-
-    def __enter__(self) -> _Progress:
-        self._bar.start()
-        return self
-
-    def __exit__(self, *_: object) -> None:
-        self._bar.stop()
-
-    def say(self, text: str) -> None:
-        """Show what is being done before and after the questions."""
-        if self._bar.disable:
-            self._err.print(text, markup=False, soft_wrap=True)
-        else:
-            self._bar.update(self._task, description=text)
-
-    def begin(self, total: int) -> None:
-        """Begin counting to `total` answers, those of an earlier run included."""
-        self._total, self._began = total, monotonic()
-        self._bar.update(self._task, total=total, description="answering")
-
-    def answered(self, answer: Answer) -> None:
-        """Count one more."""
-        if answer.failed:
-            self._err.print(f"{answer.method} failed: {answer.failed}", markup=False, soft_wrap=True)
-        self._done += 1
-        self._bar.update(self._task, completed=self._done)
-        now = monotonic()
-        if now - self._began < 1:  # read from the folder, not answered now
-            self._untimed = self._done
-        elif not self._timed:  # the first includes the warm-up
-            self._untimed, self._began, self._spoke, self._timed = self._done, now, now, True
-        if self._bar.disable and now - self._spoke > REPORT_EVERY:
-            self._spoke = now
-            left = (now - self._began) / max(self._done - self._untimed, 1) * (self._total - self._done)
-            self._err.print(f"{self._done} of {self._total} answers, {left / 60:.0f} min left", soft_wrap=True)
-
-    def judged(self, done: int, total: int) -> None:
-        """`done` of the `total` answers that differ are judged."""
-        self._bar.update(self._task, completed=done, total=total)
-        if self._bar.disable and monotonic() - self._spoke > REPORT_EVERY:
-            self._spoke = monotonic()
-            self._err.print(f"{done} of {total} compared", soft_wrap=True)
-
-
 def _show(outcome: Result, of_servers: bool) -> None:
+    from paceline.bench.metrics import OVERALL
+    from paceline.workbench.report import render
+
     console = Console(file=sys.stdout, highlight=False)
-    overall = [result for result in outcome.results if result["category"] == "overall"]
+    overall = [result for result in outcome.results if result["category"] == OVERALL]
+    schedules = any(result["scheduled"] for result in overall)
     if of_servers:
-        return _show_servers(console, outcome, overall)
-    compares = any(result["scheduled"] for result in overall)
-    console.print(_schedule_table(overall) if compares else _overview(overall))
-    tasks = list(dict.fromkeys(r["category"] for r in outcome.results if r["category"] != "overall"))
-    for first in range(0, len(tasks), TASKS_PER_TABLE):
-        if len(tasks) > 1:
+        console.print(figures_table(overall, SERVERS))
+    elif schedules:
+        console.print(figures_table(_by_batch(overall), SCHEDULES))
+    else:
+        console.print(figures_table(map(_rated, overall), DRAFTERS))
+    tasks = list(dict.fromkeys(r["category"] for r in outcome.results if r["category"] != OVERALL))
+    if len(tasks) > 1 and not of_servers:
+        speedups: dict[str, dict[str, Any]] = {result["method"]: {} for result in overall}
+        for result in outcome.results:
+            speedups[result["method"]] |= {"method": result["method"], result["category"]: result["speedup"]}
+        for first in range(0, len(tasks), TASKS_PER_TABLE):
+            part = tasks[first : first + TASKS_PER_TABLE]
+            columns = [METHOD, *((task.replace("_", "\n"), task, ".2f") for task in part)]
             console.print("\nspeed-up by task")
-            console.print(_by_task(outcome.results, overall, tasks[first : first + TASKS_PER_TABLE]))
-    for result in overall:
-        if result["failed"] and result["method"] not in outcome.unavailable:
-            console.print(f"{result['method']} failed: {result['failed']}", markup=False, soft_wrap=True)
-    for name, why in outcome.unavailable.items():
-        console.print(f"{name} did not take part: {why}", markup=False, soft_wrap=True)
-    for note in outcome.notes:
-        console.print(note, markup=False, soft_wrap=True)
-    if compares:
-        console.print(SCHEDULE_WORDS, markup=False, soft_wrap=True)
-    console.print(
-        f"\nspeed-up: all tokens over all seconds against plain decoding, prompts included, with a 95 % interval.\n"
-        f"Loops flatter drafters: {_looping(overall)}.\n"
-        f"{outcome.out} holds it all; paceline report {outcome.out} makes a page of it.",
-        markup=False,
-        soft_wrap=True,
-    )
-    for line in (*outcome.disturbed, *filter(None, [outcome.repeated])):
-        console.print(line, markup=False, soft_wrap=True)
-
-
-SERVER_WORDS = """
-first: milliseconds from when a request was due to its first token. gap: between two deliveries of tokens. token:
-milliseconds a token after the first, of each request. accepted: drafted tokens that stood in a round with a draft."""
-
-
-def _show_servers(console: Console, outcome: Result, overall: list[dict[str, Any]]) -> None:
-    columns = ("tok/s", "first\nP50", "P99", "gap\nP50", "P99", "token\nP50", "P99", "goodput", "accepted", "errors")
-    waits = [f"{of}_p{share}" for of in ("first_token_ms", "inter_token_ms", "token_ms") for share in (50, 99)]
-    table = plain_table("server", *columns, text=("server",), gap=1)
-    for r in overall:
-        shares = (_figure(r["goodput"], ".1%"), _figure(r["draft_tokens_accepted"], ".2f"), str(r["errors"]))
-        speeds = (_figure(r[name], ".1f") for name in ("tokens_per_second", *waits))
-        table.add_row(escape(r["method"]), *speeds, *shares)
-    console.print(table)
-    failed = [f"{r['method']} failed: {r['failed']}" for r in overall if r["failed"]]
-    where = f"{outcome.out} holds it all; paceline report {outcome.out} makes a page of it."
-    for line in (SERVER_WORDS, *failed, *outcome.notes, where):
-        console.print(line, markup=False, soft_wrap=True)
-
-
-def _looping(overall: list[dict[str, Any]]) -> str:
+            console.print(figures_table(speedups.values(), columns))
     plain = next((result for result in overall if result["method"] == "none"), None)
-    if plain is None or not plain["answers"]:
-        return "no plain answers to count them in"
-    share = f"{plain['looping']:.1%} of the plain answers run into one"
-    if plain["too_short"]:
-        share += f", and {plain['too_short']:.1%} were cut off too early to tell"
-    rated = [result for result in overall if result["speedup_without_loops"] is not None and result is not plain]
-    if not plain["looping"] or not rated:
-        return share
-    best = max(rated, key=lambda result: result["speedup_without_loops"])
-    return f"{share}; without those questions {best['method']} is the fastest, {best['speedup_without_loops']:.2f}"
+    shown = {"overall": overall, "plain": plain, "of_servers": of_servers, "schedules": schedules}
+    say(render(TEXT, outcome=outcome, **shown).rstrip())
 
 
-def _overview(overall: list[dict[str, Any]]) -> Table:
-    columns = ("speed-up", "95 %", "tok/s", "mean\naccepted", "identical", "looping")
-    table = plain_table("method", *columns, text=("method",), gap=1)
-    for r in overall:
-        table.add_row(
-            escape(r["method"]),
-            _figure(r["speedup"], ".2f") + (" ?" if _is_doubtful(r) else ""),
-            f"{r['speedup_low']:.2f}-{r['speedup_high']:.2f}" if r["speedup_low"] is not None else "",
-            _figure(r["tokens_per_second"], ".1f"),
-            _figure(r["mean_accepted_tokens"], ".2f"),
-            _figure(r["identical"], ".0%"),
-            _figure(r["looping"], ".0%"),
-        )
-    return table
-
-
-def _is_doubtful(result: dict[str, Any]) -> bool:
+def _rated(result: Mapping[str, Any]) -> dict[str, Any]:
+    """An overall result with its speed-up and the interval as text; with a question mark where it is impossible."""
     from paceline.bench.checks import is_impossible
 
-    ours = not result["method"].startswith("peer:")
-    return ours and is_impossible(result["speedup"], result["mean_accepted_tokens"])
+    gain, low = result["speedup"], result["speedup_low"]
+    doubtful = not result["method"].startswith("peer:") and is_impossible(gain, result["mean_accepted_tokens"])
+    return {
+        **result,
+        "gain": None if gain is None else f"{gain:.2f}" + (" ?" if doubtful else ""),
+        "interval": "" if low is None else f"{low:.2f}-{result['speedup_high']:.2f}",
+    }
 
 
-def _by_task(results: list[dict[str, Any]], overall: list[dict[str, Any]], tasks: list[str]) -> Table:
-    speedups = {(r["method"], r["category"]): r["speedup"] for r in results}
-    table = plain_table("method", *(task.replace("_", "\n") for task in tasks), text=("method",), gap=1)
-    for method in (result["method"] for result in overall):
-        table.add_row(escape(method), *(_figure(speedups.get((method, task)), ".2f") for task in tasks))
-    return table
-
-
-def _schedule_table(results: Sequence[Mapping[str, Any]]) -> Table:
-    """results: of `metrics.summarize`, the overall ones."""
+def _by_batch(overall: Sequence[Mapping[str, Any]]) -> list[dict[str, Any]]:
+    """Overall results with their gain over plain decoding at the same batch, the smallest batch first."""
     from paceline.bench.metrics import batch_speedups, scheduled
 
-    columns = ("tok/s", "gain", "E", "P", "align", "group", "idle", "P50", "P90", "P99")
-    table = plain_table("method", *columns, text=("method",), gap=1)
-    gains = batch_speedups(results)
-    for r in sorted(results, key=lambda r: scheduled(r)["batch"]):
-        table.add_row(
-            escape(r["method"]),
-            _figure(r["tokens_per_second"], ".1f"),
-            _figure(gains.get(r["method"]), ".2f"),
-            *(_figure(r[name], ".1%") for name in ("identical", "partial_match")),
-            *(_figure(r[name], ".0%") for name in ("align_share", "group_rate", "idle_slots")),
-            *(_figure(r[name], ".2f") for name in ("latency_p50", "latency_p90", "latency_p99")),
-        )
-    return table
-
-
-def _figure(value: float | None, form: str) -> str:
-    return "-" if value is None else format(value, form)
+    gains = batch_speedups(overall)
+    ordered = sorted(overall, key=lambda result: scheduled(result)["batch"])
+    return [{**result, "gain": gains.get(result["method"])} for result in ordered]

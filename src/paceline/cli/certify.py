@@ -2,17 +2,16 @@
 
 import json
 import os
-import sys
 from collections.abc import Sequence
 from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Annotated, Any
 
 import typer
-from rich.console import Console
 
 from paceline.certify.options import Subject, Watch
 from paceline.cli import options
+from paceline.cli.show import Steps, say
 from paceline.draft.spec import option
 from paceline.errors import PacelineError
 from paceline.jsonl import check_file, check_folder, write_whole
@@ -64,20 +63,18 @@ def certify(asked: CertifyOptions) -> int:
         raise PacelineError("name either a TARGET, or a server by --endpoint, or both")
     if asked.reference is not None and asked.endpoint is None:
         raise PacelineError("--reference is a server to compare --endpoint with; a TARGET is its own reference")
-    if asked.threads is not None:
-        import torch
-
-        torch.set_num_threads(asked.threads)
+    options.use_threads(asked.threads)
     from paceline.certify.command import certify_engine, certify_server, write
     from paceline.certify.page import issue, junit
     from paceline.certify.verdict import EXIT_STATUS, NOT_LOSSLESS
 
     subject: Subject = replace(asked, prompts=_read(asked.prompts))  # type: ignore[arg-type]
-    watch = _watch()
-    if asked.endpoint is not None:
-        certificate = certify_server(subject, os.environ.get("OPENAI_API_KEY"), watch)
-    else:
-        certificate = certify_engine(subject, watch)
+    with Steps("starting") as steps:
+        watch = Watch(lambda what: steps.begin(None, what), steps.show)
+        if asked.endpoint is not None:
+            certificate = certify_server(subject, os.environ.get("OPENAI_API_KEY"), watch)
+        else:
+            certificate = certify_engine(subject, watch)
     files = list(write(certificate, asked.out)) if asked.out is not None else []
     if asked.junit is not None:
         write_whole(asked.junit, junit(certificate))
@@ -105,27 +102,6 @@ def _read(file: str | None) -> list[Any] | None:
     return [job.prompt for job in jobs]
 
 
-def _watch() -> Watch:
-    """Progress on standard error, where that is a terminal."""
-    console = Console(stderr=True)
-    if not console.is_terminal:
-        return Watch()
-    doing = ""
-
-    def say(text: str) -> None:
-        nonlocal doing
-        doing = text
-        step(0, 0)
-
-    def step(done: int, of: int) -> None:
-        sys.stderr.write(f"\r\x1b[K{doing}" + (f": {done:,} of {of:,}" if of else ""))
-        sys.stderr.flush()
-        if of and done >= of:
-            sys.stderr.write("\r\x1b[K")
-
-    return Watch(say, step)
-
-
 def _print(certificate: dict[str, Any], files: Sequence[Path]) -> None:
     from paceline.certify.page import detectable, findings, verdict
 
@@ -133,5 +109,4 @@ def _print(certificate: dict[str, Any], files: Sequence[Path]) -> None:
     written = [f"wrote {file}" for file in files]
     lines = [f"{certificate['engine']}: {verdict(certificate)}"]
     lines += [f"  {line}" for line in (*findings(certificate), *detectable(certificate), *missing, *written)]
-    for line in lines:
-        Console().print(line, markup=False, highlight=False, soft_wrap=True)
+    say(*lines)

@@ -8,6 +8,7 @@ from __future__ import annotations
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from itertools import zip_longest
+from pathlib import Path
 from statistics import quantiles
 from time import perf_counter
 from typing import Any
@@ -29,7 +30,6 @@ STEADY = 0.05  # spread (interquartile range over median) of the ratios at which
 WILD = 0.5  # spread above which the machine was not quiet
 PATIENCE = 30.0
 """Seconds after which no further turn begins; turns that long have many rounds, so their ratios are steady."""
-LOOPS = "the answer runs into a loop, and a loop is the easiest text to draft"
 
 
 class Driven(Contestant):
@@ -144,33 +144,24 @@ class Compared:
 
     def lines(self, drafter: str, dtype: torch.dtype, blocks: str | None = None) -> list[str]:
         """Both speeds, their ratio, whether the outputs are identical, and any doubts. blocks: `Target.quantised`."""
-        drafted, plain = self.pair
-        ratios = self.ratios
-        spread = f" (median of {len(ratios)}, {ratios[0]:.2f} to {ratios[-1]:.2f})" if len(ratios) > 1 else ""
-        speeds = f"plain {plain.tokens_per_second:.1f} tokens/s, {drafter} {drafted.tokens_per_second:.1f} tokens/s"
-        speeds += f", ratio {self.speedup:.2f}{spread}"
-        more = [*([LOOPS] if self.loops else []), *self.doubts]
-        at = self.first_difference
-        if at is None:
-            return [f"{speeds}; outputs identical, token for token", *more]
-        return [speeds, *self._difference(at, dtype, blocks), *more]
+        from paceline.workbench.report import render
 
-    def _difference(self, at: int, dtype: torch.dtype, blocks: str | None) -> list[str]:
         drafted, plain = self.pair
-        lines = [
-            f"outputs differ from new token {at} on (counted from 0)",
-            f"there the tokens are {_around(plain, at)} plainly and {_around(drafted, at)} with drafts",
-        ]
-        swap = "two nearly equal logits can swap; --exact rules that out"
-        if not self.job.params.is_greedy:
-            why = "a drafter that samples its drafts keeps the distribution of answers, not a seed's very tokens"
-        elif blocks:
-            why = f"inputs are rounded to eight bits, so {swap}"
-        elif dtype != torch.float32:
-            why = f"in {str(dtype).removeprefix('torch.')} {swap}, and --dtype float32 nearly"
-        else:
-            return lines
-        return [*lines, why]
+        at = self.first_difference
+        return render(
+            Path(__file__).with_name("compared.txt.jinja"),
+            speeds=(plain.tokens_per_second, drafted.tokens_per_second),
+            drafter=drafter,
+            ratio=self.speedup,
+            ratios=self.ratios,
+            at=at,
+            tokens=None if at is None else (_around(plain, at), _around(drafted, at)),
+            is_greedy=self.job.params.is_greedy,
+            blocks=blocks,
+            dtype=str(dtype).removeprefix("torch."),
+            loops=self.loops,
+            doubts=self.doubts,
+        ).splitlines()
 
 
 def runner(

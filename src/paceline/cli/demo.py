@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import sys
+import tomllib
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from functools import partial
@@ -18,7 +19,7 @@ from rich.table import Table
 
 from paceline.cli import options
 from paceline.cli.options import SMOLLM2, open_engine
-from paceline.cli.show import Screen, plain_table, statistics
+from paceline.cli.show import Screen, Steps, plain_table, statistics
 from paceline.draft.spec import option, parse, split
 from paceline.errors import ModelError, PacelineError, PromptError
 from paceline.workbench.options import with_options
@@ -39,25 +40,13 @@ class Setting:
     exact    on a CPU: with --exact, so that no near-tie makes two texts of one."""
 
     prompts: str = "demo-prompts.jsonl"
-    also: tuple[str, ...] = ()
+    also: Sequence[str] = ()
     exact: bool = False
 
 
 SETTINGS = {
-    SMOLLM2: Setting(also=("sam", "auto"), exact=True),
-    TINY: Setting(
-        "demo-prompts-tiny.jsonl",
-        (
-            "sam",
-            "recycling,tree=16",
-            f"model:{TINY}-draft",
-            f"kangaroo:{TINY}-kangaroo",
-            f"s2d:{TINY}-sorted",
-            f"medusa:{TINY}-medusa",
-            f"eagle:{TINY}-eagle",
-            f"eagle3:{TINY}-eagle3",
-        ),
-    ),
+    name: Setting(**facts)
+    for name, facts in tomllib.loads(Path(__file__).with_name("demo.toml").read_text("utf-8")).items()
 }
 MOST_TURNS, PATIENCE = 7, 75.0
 """Without --repeats: answers are timed so often, but after the first time no turn begins later than so many seconds."""
@@ -134,14 +123,16 @@ def demo(
         for turn in range(1, 1 + (repeats or MOST_TURNS)):
             if interrupt.pressed or (turn > 1 and not repeats and perf_counter() - began > PATIENCE):
                 break
-            with screen.progress((1 + len(drafted)) * len(jobs), shown=True) as bar:
+            with Steps("timing", (1 + len(drafted)) * len(jobs), "answers") as bar:
                 runner([plain, *drafted], jobs, 1, interrupt, lambda job: bar.advance()).repeat(turn)
     runs = {spec: done for spec, one in zip(specs, drafted, strict=True) if (done := _complete(jobs, one, plain))}
     if runs:
         say("\nHow many times as fast as plain decoding is each drafter?\n")
         screen.out.print(_table(runs, screen.out.width))
         totals = [(spec, *_total(done)) for spec, done in runs.items()]
-        for line in ("", *_meaning(runs, totals), *_closing(model, dtype, perf_counter() - began)):
+        weights = "" if dtype == "auto" else f" --dtype {dtype}"
+        own = f"Your own prompt: paceline generate {model} \"...\"{weights} --compare"
+        for line in ("", *_meaning(runs, totals), "", f"That took {perf_counter() - began:.0f} s. {own}"):
             say(line)
     if interrupt.pressed:
         screen.note("interrupted; the figures above are of the answers so far")
@@ -244,45 +235,22 @@ def _total(done: Sequence[Compared]) -> tuple[float, float]:
 def _meaning(runs: Mapping[str, list[Compared]], totals: Sequence[tuple[str, float, float]]) -> list[str]:
     """What the table says, and no more."""
     from paceline.cli.compare import doubts
+    from paceline.workbench.report import render
 
     best, ratio, accepted = max(totals, key=lambda total: total[1])
     done = sorted(runs[best], key=lambda both: both.speedup)
-    most, least = done[-1], done[0]
-    lines = [line for _, *both in totals for line in doubts(both[0], both[1])][:1]
-    if not lines and ratio > 1 + NOTHING:
-        lines = [
-            f"Drafting with {best} pays here: over all prompts it is {ratio:.2f} times as fast as plain decoding, for "
-            f"a forward of the model brings {accepted:.2f} tokens instead of one."
-        ]
-    elif not lines:
-        few = f"{accepted:.2f} tokens a forward are too few for what drafts cost"
-        lines = [f"No drafter pays on these prompts as a whole: {best} has the best ratio, {ratio:.2f}; {few}."]
-    if len(done) > 1:
-        slower = ", slower than without" if least.speedup < 1 - NOTHING else ""
-        lines.append(
-            f"It depends on the text: {most.job.name} gains most ({most.speedup:.2f}), {least.job.name} least "
-            f"({least.speedup:.2f}{slower})."
-        )
-    everything = [both for of_one in runs.values() for both in of_one]
-    same = sum(both.first_difference is None for both in everything)
-    first, *_ = runs.values()
-    loops = sum(both.loops for both in first)
-    lines.append(
-        f"{same} of {len(everything)} drafted answers are plain decoding's, token for token"
-        + ("." if same == len(everything) else "; where several tokens are rounded otherwise than one, two "
-        "nearly equal logits can swap (--exact rules that out).")
-    )
-    lines.append(
-        f"{loops} of {len(first)} answers run into a loop, one short phrase until the end: the easiest text to draft. "
-        "Lines that come again are easy, too."
-    )
-    return lines
-
-
-def _closing(model: str, dtype: str, seconds: float) -> list[str]:
-    """What to do next."""
-    how = "" if dtype == "auto" else f" --dtype {dtype}"
-    return [
-        "",
-        f"That took {seconds:.0f} s. Your own prompt: paceline generate {model} \"...\"{how} --compare",
-    ]
+    everything, (first, *_) = [both for of_one in runs.values() for both in of_one], runs.values()
+    return render(
+        Path(__file__).with_name("demo.txt.jinja"),
+        best=best,
+        ratio=ratio,
+        accepted=accepted,
+        nothing=NOTHING,
+        doubts=[line for _, *both in totals for line in doubts(both[0], both[1])],
+        most=done[-1],
+        least=done[0],
+        same=sum(both.first_difference is None for both in everything),
+        answers=len(everything),
+        loops=sum(both.loops for both in first),
+        prompts=len(first),
+    ).splitlines()

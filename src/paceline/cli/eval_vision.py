@@ -3,16 +3,14 @@
 import json
 import sys
 import time
-from collections.abc import Callable, Iterable, Iterator
-from contextlib import contextmanager
+from collections.abc import Iterable
 from pathlib import Path
 from typing import Annotated, Any
 
 import typer
 from rich.console import Console
-from rich.progress import MofNCompleteColumn, TimeRemainingColumn
 
-from paceline.cli.show import progress_bar
+from paceline.cli.show import Steps, figures_table
 from paceline.draft.spec import option
 from paceline.errors import PacelineError
 from paceline.evals.vision.options import BuildOptions, RunOptions, TrainOptions, TuneOptions
@@ -65,8 +63,8 @@ def build(
     counts = {subset: cases for subset in (*VALUES, *PLAIN) if subset in wanted}
     pictures = sum(cases * len(VALUES.get(subset, "1")) for subset in counts)
     began = time.perf_counter()
-    with _bar("drawing") as bar:
-        drawn = write(options, counts, out, workers=workers, progress=bar)
+    with Steps("drawing", unit="pictures") as steps:
+        drawn = write(options, counts, out, workers=workers, progress=steps.show)
     seconds = time.perf_counter() - began
     if as_json:
         facts = {"out": str(out), "pictures": pictures, "drawn": drawn, "seconds": round(seconds, 2), "cases": counts}
@@ -87,8 +85,8 @@ def audit(data: Data, as_json: AsJson = False) -> int:
     """
     from paceline.evals.vision.audit import audit as check
 
-    with _bar("checking") as bar:
-        report = check(data, bar)
+    with Steps("checking", unit="cases") as steps:
+        report = check(data, steps.show)
     if as_json:
         print(json.dumps(report))
     else:
@@ -110,8 +108,8 @@ def run(data: Data, options: RunOptions, as_json: AsJson = False) -> int:
     What cannot be read is named on standard error, the rest is scored, and the exit status is 1."""
     from paceline.evals.vision.evaluate import run as evaluate
 
-    with _bar("scoring") as bar:
-        report = evaluate(data, options, bar)
+    with Steps("scoring", unit="cases") as steps:
+        report = evaluate(data, options, steps.show)
     for problem in report["problems"]:
         print(f"skipped: {problem}", file=sys.stderr)
     if as_json:
@@ -182,25 +180,12 @@ def _names(text: str, known: Iterable[str]) -> list[str]:
     return names
 
 
-@contextmanager
-def _bar(what: str) -> Iterator[Callable[[int, int], None]]:
-    """A bar on a terminal; yields a function of (done, total)."""
-    with progress_bar(Console(stderr=True), MofNCompleteColumn(), TimeRemainingColumn()) as bar:
-        task = bar.add_task(what, total=None)
-        yield lambda done, total: bar.update(task, completed=done, total=total)
-
-
 def _show(report: dict[str, Any]) -> None:
     from paceline.evals.vision.captions import TITLES
 
     known = ("i2t", "t2i", "mean", "group", "question", "circular")
-    heads = [head for head in known if any(head in one for one in report["results"])]
-
-    def line(title: str, cases: str, chance: str, figures: dict[str, float]) -> None:
-        cells = " ".join(f"{figures[head]:8.2f}" if head in figures else f"{'':8}" for head in heads)
-        print(f"{title:18} {cases:>6} {chance:>7} {cells}")
-
-    print(f"{'':18} {'cases':>6} {'chance':>7} " + " ".join(f"{head:>8}" for head in heads))
-    for one in report["results"]:
-        line(TITLES[one["subset"]], str(one["cases"]), f"{one['chance']['i2t']:.2f}", one)
-    line("mean", "", "", report["mean"])
+    heads = [(head, head, ".2f") for head in known if any(head in one for one in report["results"])]
+    rows = [{**one, "title": TITLES[one["subset"]], "chance": one["chance"]["i2t"]} for one in report["results"]]
+    rows.append({"title": "mean", **report["mean"]})
+    columns = [("", "title", ""), ("cases", "cases", "d"), ("chance", "chance", ".2f"), *heads]
+    Console(file=sys.stdout, highlight=False).print(figures_table(rows, columns))

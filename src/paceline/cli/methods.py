@@ -11,6 +11,7 @@ from rich.console import Console
 from rich.table import Table
 
 from paceline.cli import options
+from paceline.cli.show import say
 from paceline.draft.spec import option
 from paceline.workbench.options import with_options
 
@@ -72,8 +73,7 @@ def _overview(infos: list[MethodInfo]) -> Table:
 
 
 def _in_full(console: Console, info: MethodInfo) -> None:
-    for line in (f"{spelling(info)}: {info.summary}", f"lossless: {info.lossless}", f"paper: {info.paper}"):
-        console.print(line, markup=False, soft_wrap=True)
+    say(f"{spelling(info)}: {info.summary}", f"lossless: {info.lossless}", f"paper: {info.paper}")
     if not info.options:
         console.print("It has no options.")
         return

@@ -49,11 +49,18 @@ AsJson = Annotated[bool, typer.Option("--json", help="One JSON object, and nothi
 Color = Annotated[bool, typer.Option("--color", help="Colour the runs that were drafted and accepted.")]
 
 
+def use_threads(threads: int | None) -> None:
+    """Let torch use so many threads; None: as many as it likes."""
+    if threads is not None:
+        import torch
+
+        torch.set_num_threads(threads)
+
+
 def open_engine(
     model: str, draft: str | Drafter, *, threads: int | None, tokenizer: str | None = None, **options: Any
 ) -> Engine:
     """The engine a command works with, its tokenizer included; max_batch is 1. options: others of `Engine`."""
-    import torch
     import transformers
 
     from paceline.draft.registry import create
@@ -63,8 +70,7 @@ def open_engine(
 
     # What transformers would warn of, such as a long prompt, is an error of ours, reported once.
     transformers.logging.set_verbosity_error()
-    if threads is not None:
-        torch.set_num_threads(threads)
+    use_threads(threads)
     drafter = create(draft) if isinstance(draft, str) else draft  # misspelt, it is named before a model is read
     for name in ("cache_memory", "prefix_cache_size"):
         if options.get(name) is not None:

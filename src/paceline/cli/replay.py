@@ -3,9 +3,8 @@
 from __future__ import annotations
 
 import json
-import os
 from collections.abc import Iterator, Mapping, Sequence
-from contextlib import closing, contextmanager
+from contextlib import closing
 from dataclasses import dataclass
 from pathlib import Path
 from time import perf_counter
@@ -14,11 +13,10 @@ from typing import TYPE_CHECKING, Annotated, Any
 import typer
 from rich.console import Console
 from rich.markup import escape
-from rich.progress import TaskProgressColumn, TimeRemainingColumn
 from rich.table import Table
 
 from paceline.cli import options
-from paceline.cli.show import plain_table, progress_bar
+from paceline.cli.show import Steps, plain_table, say
 from paceline.draft.spec import option
 from paceline.errors import PacelineError
 from paceline.jsonl import check_file, write_whole
@@ -118,7 +116,7 @@ def replay(asked: ReplayOptions) -> int:
         "results": report.results(cost),
     }
     if asked.html is not None:
-        from paceline.replay.page import page
+        from paceline.replay.report import page
 
         write_whole(asked.html, page(facts, base_of))
     if asked.as_json:
@@ -128,8 +126,7 @@ def replay(asked: ReplayOptions) -> int:
         for line in _notes(report, left_out):
             print(line)
     notes += ["interrupted; the figures above are of what was replayed"] if interrupt.pressed else []
-    for note in notes:
-        Console(stderr=True).print(options.one_line(note), soft_wrap=True, markup=False, highlight=False)
+    say(*map(options.one_line, notes), err=True)
     return 130 if interrupt.pressed else 0
 
 
@@ -138,25 +135,26 @@ def _here(asked: ReplayOptions, specs: Sequence[str], recording: Any, interrupt:
     from paceline.replay.report import Report
     from paceline.replay.workers import start
     from paceline.workbench.conversations import Reading, read_trace
+    from paceline.workbench.environment import cores
     from paceline.workbench.transcript import Transcriber
 
     reading = Reading()
     exchanges = read_trace(*asked.traces, limit=asked.limit, reading=reading, **asked.reads)
     transcriber, transcripts = Transcriber(recording.tokenizer, asked.template), []
-    with _bar("reading", len(exchanges)) as advance:
+    with Steps("reading", len(exchanges), "conversations") as steps:
         for transcript in transcriber.conversations(exchanges, reading):
             transcripts.append(transcript)
-            advance(1)
+            steps.advance()
             if interrupt.pressed:
                 break
     report = Report(specs, transcripts, reading)
     # Workers start before the thread of a progress bar does: a fork must not copy threads.
-    replays = start(transcripts, specs, recording, asked.workers or _cores(), lambda: interrupt.pressed)
+    replays = start(transcripts, specs, recording, asked.workers or cores(), lambda: interrupt.pressed)
     total = len(specs) * sum(transcript.new_tokens for transcript in transcripts)
-    with _bar("replaying", total) as advance, closing(replays):
+    with Steps("replaying", total, "tokens") as steps, closing(replays):
         for done in replays:
             report.add(done)
-            advance(transcripts[done.conversation].new_tokens)
+            steps.advance(transcripts[done.conversation].new_tokens)
     return report
 
 
@@ -170,28 +168,15 @@ def _on_ray(asked: ReplayOptions, specs: Sequence[str], interrupt: Interrupt) ->
     job = ShardedReplay(asked.traces, specs, asked.tokenizer, asked.template, **asked.reads)
     report, shards = Report(specs), job.shards()
     parts = spread(Replayer, (job,), shards, asked.ray, asked.workers)
-    with _bar("replaying", len(shards)) as advance, closing(parts):
+    with Steps("replaying", len(shards), "pieces") as steps, closing(parts):
         for shard, part in zip(shards, parts, strict=True):
             report.merge(part, shard.numbers)
-            advance(1)
+            steps.advance()
             if interrupt.pressed:
                 return report
     if absent := [name for name in job.categories or () if name not in report.categories]:
         raise PacelineError(f"{', '.join(map(str, job.traces))} has no category {absent[0]!r}")
     return report
-
-
-def _cores() -> int:
-    usable = getattr(os, "sched_getaffinity", None)
-    return len(usable(0)) if usable is not None else os.cpu_count() or 1
-
-
-@contextmanager
-def _bar(what: str, total: int) -> Iterator[Any]:
-    """A progress bar on standard error, if that is a terminal; yields a function that advances it."""
-    with progress_bar(Console(stderr=True), TaskProgressColumn(), TimeRemainingColumn()) as progress:
-        task = progress.add_task(what, total=total)
-        yield lambda done: progress.advance(task, done)
 
 
 def _show(report: Report, cost: Cost | None, seconds: float) -> None:

@@ -7,7 +7,7 @@ from paceline.cli.compare import Compared, Driven, runner, until_steady
 from paceline.cli.drive import Answer, Interrupt, drive, ignore, with_seed
 from paceline.cli.options import one_line
 from paceline.cli.prompts import Job
-from paceline.cli.show import Screen, statistics
+from paceline.cli.show import Screen, Steps, statistics
 from paceline.engine.engine import Engine
 from paceline.engine.request import Delta
 from paceline.errors import PacelineError
@@ -40,7 +40,7 @@ class Run:
         self._many = len(jobs) > 1
         streams = self.lines is None and self.engine.max_batch == 1
         watch = self._stream if streams else ignore
-        with self.screen.progress(len(jobs), shown=self._many and not streams) as bar:
+        with Steps("answering", len(jobs), "prompts", shown=self._many and not streams) as bar:
             for answer in drive(self.engine, jobs, self.chat, self.interrupt, self._refuse, watch):
                 with bar.hidden():
                     self._show(answer, streamed=streams)
@@ -56,7 +56,7 @@ class Run:
         drafted = Driven(self.draft, *how, schedule=self.schedule, first=True, name="drafted")
         plain = Driven(BASELINE, *how, schedule=self.schedule)
         repeats = len(jobs) <= self.engine.max_batch
-        with self.screen.progress(len(jobs), shown=True) as bar:
+        with Steps("comparing", len(jobs), "prompts") as bar:
             shown: set[int] = set()
 
             def show(job: Job) -> None:

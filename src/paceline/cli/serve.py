@@ -13,6 +13,7 @@ import typer
 
 from paceline import interrupt
 from paceline.cli import options
+from paceline.draft.spec import option
 from paceline.errors import PacelineError
 from paceline.jsonl import check_log
 from paceline.serve.settings import Settings
@@ -25,38 +26,30 @@ DRAFTS = ("sam", "suffix", "prompt-lookup", "none")
 @with_options
 def serve(
     model: Annotated[str, typer.Argument(help="Folder or hub id of the model.")],
-    draft: Annotated[str, typer.Option("--draft", "-d", help="Drafter of requests that name none.")] = "sam",
-    allow_draft: Annotated[
-        list[str] | None, typer.Option(help="Another drafter that requests may choose with their field draft.")
-    ] = None,
-    host: Annotated[str, typer.Option(help="Address to listen on; 0.0.0.0 for all.")] = "127.0.0.1",
-    port: Annotated[int, typer.Option(help="Port; 0 takes a free one.", min=0, max=65535)] = 8000,
-    api_key: Annotated[
-        list[str] | None, typer.Option(help="Key that clients must send; also PACELINE_API_KEY. None: anybody may.")
-    ] = None,
-    protect_all: Annotated[
-        bool, typer.Option("--protect-all", help="Ask for the key on every route but /health, the page among them.")
-    ] = False,
-    name: Annotated[str | None, typer.Option(help="The model's name in answers; by default the folder's.")] = None,
-    max_batch: Annotated[int, typer.Option(help="Requests answered at once.", min=1)] = 16,
-    max_slowdown: Annotated[
-        float, typer.Option(help="Most time of a round that reads prompts beside answers, in rounds of answers.", min=1)
-    ] = 4.0,
-    max_waiting: Annotated[int, typer.Option(help="Requests that may wait; more get 429.", min=1)] = 256,
+    draft: str = option("sam", "Drafter of requests that name none.", names=("--draft", "-d")),
+    allow_draft: list[str] | None = option(None, "Another drafter that requests may choose with their field draft."),
+    host: str = option("127.0.0.1", "Address to listen on; 0.0.0.0 for all."),
+    port: int = option(8000, "Port; 0 takes a free one.", least=0, most=65535),
+    api_key: list[str] | None = option(None, "Key that clients must send; also PACELINE_API_KEY. None: anybody may."),
+    protect_all: bool = option(
+        False, "Ask for the key on every route but /health, the page among them.", names=("--protect-all",)
+    ),
+    name: str | None = option(None, "The model's name in answers; by default the folder's."),
+    max_batch: int = option(16, "Requests answered at once.", least=1),
+    max_slowdown: float = option(
+        4.0, "Most time of a round that reads prompts beside answers, in rounds of answers.", least=1
+    ),
+    max_waiting: int = option(256, "Requests that may wait; more get 429.", least=1),
     running: options.EngineOptions = options.EngineOptions(),
-    deadline: Annotated[
-        float | None, typer.Option(help="Seconds after which an answer is ended where it is.", min=0.001)
-    ] = None,
-    grace: Annotated[float, typer.Option(help="Seconds that running answers get at shutdown.", min=0, max=1e6)] = 30.0,
+    deadline: float | None = option(None, "Seconds after which an answer is ended where it is.", least=0.001),
+    grace: float = option(30.0, "Seconds that running answers get at shutdown.", least=0, most=1e6),
     settings: Settings = Settings(),
-    log: Annotated[
-        Path | None,
-        typer.Option(
-            help="Append every prompt and answer to this JSON Lines file, as token ids; `paceline replay` reads it. "
-            "It holds all that users said. Off by default.",
-            callback=check_log,
-        ),
-    ] = None,
+    log: Path | None = option(
+        None,
+        "Append every prompt and answer to this JSON Lines file, as token ids; `paceline replay` reads it. It holds "
+        "all that users said. Off by default.",
+        callback=check_log,
+    ),
 ) -> int:
     """Serve a model with OpenAI's API: chat and text completions, streaming, tools, JSON schemas, Predicted Outputs.
 

@@ -6,12 +6,14 @@ Answers go to standard output, all else (statistics, tables, legends, errors) to
 from __future__ import annotations
 
 import sys
-from collections.abc import Collection, Iterable, Iterator
+from collections.abc import Collection, Iterable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
-from typing import TYPE_CHECKING, Any, NamedTuple
+from time import monotonic
+from typing import TYPE_CHECKING, Any, Self
 
 from rich.console import Console
-from rich.progress import BarColumn, MofNCompleteColumn, Progress, ProgressColumn, TaskID, TextColumn, TimeElapsedColumn
+from rich.markup import escape
+from rich.progress import BarColumn, MofNCompleteColumn, Progress, ProgressColumn, TextColumn, TimeRemainingColumn
 from rich.table import Table
 from rich.text import Text
 
@@ -20,6 +22,8 @@ if TYPE_CHECKING:
     from paceline.engine.request import Row
 
 Pieces = Iterable[tuple[str, str]]  # (source, text): who proposed it, "" for the target itself
+Columns = Sequence[tuple[str, str, str]]
+"""Of a table: title, figure, and its format, which is "" for text on the left. Titles may come again."""
 
 PALETTE = ("green", "cyan", "magenta", "yellow", "blue", "red")
 REASONS = {"stop": "the model ended it", "length": "max_tokens reached", "context": "the model's context is full"}
@@ -27,6 +31,7 @@ REASONS |= {"abort": "stopped", "error": "ended with an error"}
 # A model may write anything, terminal control sequences too; they are shown, not obeyed.
 CONTROLS = {i: 0x2400 + i for i in range(32) if chr(i) not in "\t\n"} | {0x7F: 0x2421}
 CONTROLS |= dict.fromkeys(range(0x80, 0xA0), 0xFFFD)
+REPORT_EVERY = 60.0  # seconds between two lines of progress where there is no terminal for a bar
 
 
 class Screen:
@@ -72,38 +77,83 @@ class Screen:
                 line.append(f"drafted by {source} and accepted", style=color).append(", ")
             self.err.print(line.append("uncoloured: the model's own"), soft_wrap=True)
 
-    @contextmanager
-    def progress(self, total: int, shown: bool) -> Iterator[Bar]:
-        """A progress bar on standard error, if that is a terminal and `shown`."""
-        columns = (MofNCompleteColumn(), TimeElapsedColumn())
-        with progress_bar(self.err, *columns, shown=shown, redirect_stdout=False, redirect_stderr=False) as bar:
-            yield Bar(bar, bar.add_task("prompts", total=total))
 
-
-def progress_bar(console: Console, *columns: ProgressColumn, shown: bool = True, **options: Any) -> Progress:
-    """A progress bar with `columns` after it, if `console` is a terminal and `shown`. options: others of rich's."""
+def progress_bar(console: Console, *columns: ProgressColumn, shown: bool = True) -> Progress:
+    """A progress bar with `columns` after it, if `console` is a terminal and `shown`."""
     hidden = not (shown and console.is_terminal)
     words = TextColumn("{task.description}")
-    return Progress(words, BarColumn(), *columns, console=console, transient=True, disable=hidden, **options)
+    return Progress(words, BarColumn(), *columns, console=console, transient=True, disable=hidden)
 
 
-class Bar(NamedTuple):
-    """A progress bar that can be hidden while something else is printed."""
+class Steps:
+    """How far a long command is, on standard error: on a terminal a bar with the time left, elsewhere a line a minute.
 
-    progress: Progress
-    task: TaskID
+    what  is being done; total: how much of it there is; unit: what is counted, for the lines.
+    shown  whether it says anything at all."""
 
-    def advance(self) -> None:
-        """One more is done."""
-        self.progress.advance(self.task)
+    def __init__(self, what: str, total: float | None = None, unit: str = "steps", shown: bool = True):
+        self.err = Console(stderr=True, highlight=False)
+        self._bar = progress_bar(self.err, MofNCompleteColumn(), TimeRemainingColumn(), shown=shown)
+        self._speaks = shown and self._bar.disable
+        self._unit, self._total, self._done = unit, total, 0.0
+        self._task = self._bar.add_task(what, total=total)
+        self._time()
+
+    def _time(self) -> None:
+        """Begin to measure how long a step takes."""
+        self._began = self._spoke = monotonic()
+        self._untimed, self._timed = self._done, False
+
+    def __enter__(self) -> Self:
+        self._bar.start()
+        return self
+
+    def __exit__(self, *_: object) -> None:
+        self._bar.stop()
 
     @contextmanager
     def hidden(self) -> Iterator[None]:
-        """Print inside this."""
-        self.progress.stop()
+        """Inside this the bar is away, so that something else can be printed."""
+        self._bar.stop()
         yield
-        if not self.progress.disable:
-            self.progress.start()
+        self._bar.start()
+
+    def say(self, what: str) -> None:
+        """Begin with something else, and say so at once."""
+        self.begin(self._total, what)
+        if self._speaks:
+            self.err.print(what, markup=False, soft_wrap=True)
+
+    def begin(self, total: float | None, what: str = "answering") -> None:
+        """Begin to count, to `total`."""
+        self._done, self._total = 0.0, total
+        self._time()
+        self._bar.update(self._task, completed=0, total=total, description=what)
+
+    def advance(self, by: float = 1) -> None:
+        """Count more that is done."""
+        self.show(self._done + by)
+
+    def show(self, done: float, total: float | None = None, what: str | None = None) -> None:
+        """So much is done, of `total`; what: a new description of it."""
+        self._done, self._total = done, self._total if total is None else total
+        self._bar.update(self._task, completed=done, total=self._total, description=what)
+        now = monotonic()
+        if now - self._began < 1:  # found in a folder, not done now
+            self._untimed = done
+        elif not self._timed:  # the first includes the warm-up
+            self._untimed, self._began, self._spoke, self._timed = done, now, now, True
+        if self._speaks and now - self._spoke > REPORT_EVERY:
+            self._spoke, whole = now, self._total or done
+            left = (now - self._began) / max(done - self._untimed, 1) * (whole - done)
+            self.err.print(f"{done:,.0f} of {whole:,.0f} {self._unit}, {left / 60:.0f} min left", soft_wrap=True)
+
+
+def say(*lines: str, err: bool = False) -> None:
+    """Lines as they are, on standard output or error: rich neither wraps nor colours them."""
+    console = Console(file=sys.stderr if err else sys.stdout, highlight=False)
+    for line in lines:
+        console.print(line, markup=False, soft_wrap=True)
 
 
 def statistics(row: Row, tokens_per_second: float) -> str:
@@ -119,6 +169,20 @@ def plain_table(*columns: str, text: Collection[str] = (), gap: int = 2) -> Tabl
     for column in columns:
         is_text = column in text
         table.add_column(column, justify="left" if is_text else "right", no_wrap=not is_text, overflow="fold")
+    return table
+
+
+def figures_table(results: Iterable[Mapping[str, Any]], columns: Columns, gap: int = 1) -> Table:
+    """A table without lines, with a row for each result; a dash where it lacks the figure."""
+    table = Table(box=None, padding=(0, gap, 0, 0))
+    for title, _, form in columns:
+        if form:
+            table.add_column(title, justify="right", no_wrap=True)
+        else:
+            table.add_column(title, overflow="fold", min_width=8)
+    for result in results:
+        values = [(result.get(figure), form) for _, figure, form in columns]
+        table.add_row(*("-" if value is None else escape(format(value, form)) for value, form in values))
     return table
 
 

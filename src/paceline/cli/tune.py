@@ -4,18 +4,16 @@ from __future__ import annotations
 
 import json
 import os
-from collections.abc import Callable, Iterable, Iterator, Sequence
-from contextlib import contextmanager
+from collections.abc import Sequence
 from dataclasses import dataclass
 from itertools import islice
 from pathlib import Path
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING
 
 from rich.console import Console
-from rich.progress import MofNCompleteColumn, TimeRemainingColumn
 
 from paceline.cli import options
-from paceline.cli.show import plain_table, progress_bar
+from paceline.cli.show import Steps, plain_table, say
 from paceline.draft.spec import option
 from paceline.errors import PacelineError
 from paceline.jsonl import check_file, check_folder, write_whole
@@ -107,14 +105,16 @@ def _our_engine(asked: TuneOptions, sizes: Sequence[int]) -> int:
         create(spec)  # a misspelt method is named before a model is read
     engine = options.open_engine(asked.model, "none", dtype=asked.dtype, device=asked.device, threads=asked.threads)
     assert engine.tokenizer is not None
-    with Interrupt() as interrupt, _bar(1 + len(sizes) + len(drafts), MofNCompleteColumn()) as step:
-        tuning = Tuning(engine.target, engine.tokenizer, drafts, sizes, asked.seconds, step, lambda: interrupt.pressed)
+    with Interrupt() as interrupt, Steps("tuning", 1 + len(sizes) + len(drafts)) as steps:
+        tuning = Tuning(
+            engine.target, engine.tokenizer, drafts, sizes, asked.seconds, steps.advance, lambda: interrupt.pressed
+        )
         tuning.check()
         answers = _answers(tuning, asked)
-        step()
+        steps.advance()
         table = tuning.measure(answers) if answers else None
         if table is None or interrupt.pressed:
-            Console(stderr=True).print(f"interrupted; {out} was not written", soft_wrap=True)
+            say(f"interrupted; {out} was not written", err=True)
             return 130
     write_whole(out, json.dumps({"paceline": "tune", **table}, indent=2) + "\n")
     if asked.as_json:
@@ -127,10 +127,9 @@ def _our_engine(asked: TuneOptions, sizes: Sequence[int]) -> int:
     console.print(shown)
     for spec, shares in table["acceptance"].items():
         places = " ".join(f"{share:.0%}" for share in shares[:8])
-        console.print(f"{spec}, accepted depth by depth: {places}", markup=False, soft_wrap=True)
+        say(f"{spec}, accepted depth by depth: {places}")
     names = "|".join(spec.replace(",", ";") for spec in drafts)
-    advice = f"\nUse --draft 'auto:{names}' --tune {out}: at each load it drafts what pays, or nothing."
-    console.print(advice, markup=False, soft_wrap=True)
+    say(f"\nUse --draft 'auto:{names}' --tune {out}: at each load it drafts what pays, or nothing.")
     return 0
 
 
@@ -143,14 +142,6 @@ def _sizes(text: str) -> list[int]:
     if not sizes or sizes[0] < 1 or sizes[-1] > 1024:
         raise PacelineError(f"--batches is {text!r}; give whole numbers from 1 to 1024, joined by commas: 1,8,32")
     return sizes
-
-
-@contextmanager
-def _bar(total: float, *columns: Any) -> Iterator[Callable[..., None]]:
-    """A progress bar on standard error, if that is a terminal; yields a function that advances it."""
-    with progress_bar(Console(stderr=True), *columns) as progress:
-        task = progress.add_task("tuning", total=total)
-        yield lambda done=1: progress.advance(task, done)
 
 
 def _answers(tuning: Tuning, asked: TuneOptions) -> list[RecordedAnswer]:
@@ -174,15 +165,10 @@ def _answers(tuning: Tuning, asked: TuneOptions) -> list[RecordedAnswer]:
         if len(answer.prompt) + len(answer.answer) + 64 < context:
             answers.append(answer)
     reading.check(str(asked.traffic))
-    _say(reading.notes())
+    say(*map(options.one_line, reading.notes()), err=True)
     if not answers:
         raise PacelineError(f"no answer in {asked.traffic} fits the model's context of {context} tokens")
     return answers[:MOST_ANSWERS]
-
-
-def _say(notes: Iterable[str]) -> None:
-    for note in notes:
-        Console(stderr=True).print(options.one_line(note), soft_wrap=True, markup=False, highlight=False)
 
 
 def _server(asked: TuneOptions, sizes: Sequence[int]) -> int:
@@ -213,15 +199,15 @@ def _server(asked: TuneOptions, sizes: Sequence[int]) -> int:
         servers[PLAIN] = Server.find(asked.without, key)
     elif servers[DRAFTS].engine == "paceline":
         servers[PLAIN] = servers[DRAFTS]  # a request to our server may ask for none
-    with Interrupt() as interrupt, _bar(60 * asked.minutes, TimeRemainingColumn()) as step:
+    with Interrupt() as interrupt, Steps("tuning", 60 * asked.minutes, "seconds") as steps:
         tuning = ServerTuning(
-            servers, found, transcriber, sizes, 60 * asked.minutes, asked.max_tokens, lambda: interrupt.pressed, step,
-            reading,
+            servers, found, transcriber, sizes, 60 * asked.minutes, asked.max_tokens, lambda: interrupt.pressed,
+            steps.advance, reading,
         )  # fmt: skip
-        _say(reading.notes())
+        say(*map(options.one_line, reading.notes()), err=True)
         tuning.measure(out)
         if interrupt.pressed:
-            Console(stderr=True).print(f"interrupted; the same command goes on in {out}", soft_wrap=True)
+            say(f"interrupted; the same command goes on in {out}", err=True)
             return 130
         facts, choices = tuning.advise(out, Goals(asked.first_ms, asked.token_ms), str(asked.traffic or "demo"))
     if asked.as_json:
@@ -233,8 +219,7 @@ def _server(asked: TuneOptions, sizes: Sequence[int]) -> int:
         for of in facts["configurations"]
     ]
     lines += ["", *facts["notes"], "To check it, in turn on the same prompts:", *facts["check"]]
-    for line in (*lines, f"{out / 'configuration.json'} holds it all."):
-        Console(highlight=False).print(line, markup=False, soft_wrap=True)
+    say(*lines, f"{out / 'configuration.json'} holds it all.")
     return 0
 
 

@@ -12,7 +12,9 @@ from typing import TYPE_CHECKING, Annotated, Any
 
 import typer
 
+from paceline.draft.spec import option
 from paceline.errors import PacelineError
+from paceline.workbench.options import with_options
 
 if TYPE_CHECKING:
     from paceline.workbench.servers import Drafting
@@ -22,17 +24,16 @@ LEAST_DRAFTS = 50  # drafts below which nothing is advised
 WORTH_IT = 1.02  # least ratio of two gains for which a change is advised
 
 
+@with_options
 def watch(
     url: Annotated[str, typer.Argument(help="The server's address, with or without /v1.", metavar="URL")],
-    every: Annotated[float, typer.Option(help="Seconds between two readings.", min=0.1)] = 10.0,
-    once: Annotated[bool, typer.Option("--once", help="One reading, of all since the server started.")] = False,
-    tuned: Annotated[
-        Path | None, typer.Option(help="Folder of `paceline tune --server`, for what drafted tokens cost at each load.")
-    ] = None,
-    token_cost: Annotated[
-        float, typer.Option(help="Without --tuned: share of a plain round that a drafted token costs.", min=0.0)
-    ] = TOKEN_COST,
-    as_json: Annotated[bool, typer.Option("--json", help="A JSON object for each reading, a line each.")] = False,
+    every: float = option(10.0, "Seconds between two readings.", least=0.1),
+    once: bool = option(False, "One reading, of all since the server started.", names=("--once",)),
+    tuned: Path | None = option(None, "Folder of `paceline tune --server`, for what drafted tokens cost at each load."),
+    token_cost: float = option(
+        TOKEN_COST, "Without --tuned: share of a plain round that a drafted token costs.", least=0
+    ),
+    as_json: bool = option(False, "A JSON object for each reading, a line each.", names=("--json",)),
 ) -> int:
     """Read /metrics of a server (vLLM, SGLang, llama.cpp or ours) and say what its drafts bring.
 

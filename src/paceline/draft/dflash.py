@@ -126,7 +126,8 @@ class DFlashNetwork:
     def __init__(self, path: str, config: Entries, tensors: Tensors, target: Facts, dtype: Precision = "auto"):
         form = self.form = Form.read(path, config, target)
         vocab, described = target.vocab_size, config.get("transformer_layer_config") or config
-        layers = neural.layer_config(path, {"vocab_size": vocab, **described, "model_type": "qwen3"}, target)
+        described = {"vocab_size": vocab, **described, "model_type": "qwen3"}
+        layers = self.config = neural.layer_config(path, described, target)
         shape = Shape.of(layers)
         h, drafted = shape.hidden_size, config.get("draft_vocab_size") or vocab
         neural.check_width(path, h, target)

@@ -92,7 +92,7 @@ class Eagle3Network:
     def __init__(self, path: str, config: Entries, tensors: Tensors, target: Facts, dtype: Precision = "auto"):
         tensors = {name.replace("midlayer.", "layers.0."): tensor for name, tensor in tensors.items()}
         described = {"vocab_size": target.vocab_size, **(config.get("transformer_layer_config") or config)}
-        layers = neural.layer_config(path, described, target)
+        layers = self.config = neural.layer_config(path, described, target)
         shape, self.flags = Shape.of(layers), Flags.of(config)
         self.taps = taps_of(path, config, target)
         width = config.get("target_hidden_size") or shape.hidden_size

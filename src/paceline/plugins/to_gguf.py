@@ -1,31 +1,57 @@
-"""A model of the Llama family as a GGUF file for llama.cpp, whatever its tokenizer.
+"""Models of the Llama family, whatever their tokenizer, draft heads and corpora as files for llama.cpp.
 
     python -m paceline.plugins.to_gguf models/demo demo.gguf --dtype f32
     python -m paceline.plugins.to_gguf demo-int4 demo-Q4_0.gguf             # blocks as `paceline quantize` made them
+    python -m paceline.plugins.to_gguf eagle3:build/eagle3 head.gguf --target smollm2 --dtype q8_0
+    python -m paceline.plugins.to_gguf corpus:build/corpus corpus.lookup    # for its type ngram-cache
 
 llama.cpp's own converter refuses tokenizers that are not in its table. This one writes the vocabulary as it is, so
-token ids are right. llama.cpp may split text differently ("default" is GPT-2's splitting), so give it token ids."""
+token ids are right. llama.cpp may split text differently ("default" is GPT-2's splitting), so give it token ids.
+
+Heads are written as the draft types of llama.cpp's server of October 2026 read them, or refused."""
 
 import argparse
 import json
-from collections.abc import Iterator
+import sys
+from collections.abc import Callable
+from functools import partial
 from pathlib import Path
 from typing import Any
 
 import numpy as np
-from numpy.typing import NDArray
+import torch
 from transformers import PretrainedConfig
 
-from paceline.errors import ModelError
-from paceline.target.folder import find, open_weights, quantisation, read_config
-from paceline.target.load import load_tokenizer
+from paceline.draft.dflash import MASK, OUTPUT, SURE, W1, W2, DFlashNetwork
+from paceline.draft.eagle3 import Eagle3Network
+from paceline.draft.neural.checkpoint import open_head
+from paceline.draft.neural.layers import TABLE, table_and_head
+from paceline.draft.neural.vocab import MEMBERS, OFFSETS
+from paceline.draft.text.store import open_store
+from paceline.errors import MethodError, ModelError, PacelineError
+from paceline.jsonl import replacing
+from paceline.target.folder import find, gguf_of, is_gguf, open_weights, quantisation, read_config
+from paceline.target.load import load, load_tokenizer
 from paceline.target.quantised import checkpoint
-from paceline.target.quantised.blocks import Blocks, Weights
+from paceline.target.quantised.blocks import Blocks, Weights, quantised
+from paceline.target.quantised.gguf import GGUF
 from paceline.target.shape import Shape
 
 FILE_TYPES = {"int4": 2, "int8": 7}  # llama.cpp's numbers for files that are mostly Q4_0 and Q8_0
-TYPES = {"f32": (np.float32, 0), "f16": (np.float16, 1)}
-"""NumPy's type of matrices, and llama.cpp's number for it; vectors are always float32."""
+TYPES = {"f32": (np.float32, 0), "f16": (np.float16, 1), "q8_0": (np.float16, 7)}
+"""NumPy's type of matrices that are not in blocks, and llama.cpp's number for it; vectors are always float32."""
+TABLES = (TABLE, OFFSETS, MEMBERS)  # of a head, which are written as llama.cpp has them
+HEADS = {"eagle3": Eagle3Network, "dflash": DFlashNetwork}
+OWN = {
+    "fc.weight": "fc.weight",
+    "lm_head.weight": "output.weight",
+    "input_norm.weight": "enc.output_norm.weight",  # of eagle3, over the tapped states
+    "hidden_norm.weight": "enc.output_norm.weight",  # of dflash, over what fc makes of them
+    "layers.0.hidden_norm.weight": "blk.0.attn_norm_2.weight",
+    **{W1: "markov_w1.weight", W2: "markov_w2.weight"},
+    **{SURE[0]: "conf_proj.weight", SURE[1]: "conf_proj.bias"},
+}
+"""llama.cpp's names of a head's tensors, where they are not those of a Qwen3."""
 
 
 def write(model: str | Path, file: Path, dtype: str = "f16") -> None:
@@ -34,28 +60,122 @@ def write(model: str | Path, file: Path, dtype: str = "f16") -> None:
 
     folder = find(model, ["*.json", "*.safetensors"])
     config = read_config(folder)
-    rope = getattr(config, "rope_parameters", None) or {}
-    if config.model_type != "llama" or rope.get("rope_type", "default") != "default":
-        raise ModelError(
-            f"{model} is a {config.model_type} with {rope.get('rope_type')} positions; plain Llama is written"
-        )
+    if config.model_type != "llama":
+        raise ModelError(f"{model} is a {config.model_type}; plain Llama is written")
     opened, kind = open_weights(folder), TYPES[dtype][1]
     weights: Weights = {name: value.get_tensor(name) for name, value in opened.items()}
     if quantisation(config):
         weights, kind = checkpoint.read(folder, config, opened)[0], FILE_TYPES[config.quantization_config["precision"]]
-    writer = gguf.GGUFWriter(str(file), "llama")
-    _describe(writer, config, float(rope.get("rope_theta", 10000.0)), kind)
-    _vocabulary(writer, folder, config)
-    for name, values, of in _arrays(weights, config, TYPES[dtype][0]):
-        writer.add_tensor(name, values, raw_dtype=None if of is None else gguf.GGMLQuantizationType(of))
-    writer.write_header_to_file()
-    writer.write_kv_data_to_file()
-    writer.write_tensors_to_file()
-    writer.close()
+    if config.tie_word_embeddings:
+        weights.pop("lm_head.weight", None)
+    names = gguf.get_tensor_name_map(gguf.MODEL_ARCH.LLAMA, config.num_hidden_layers)
+    with replacing(file) as part:
+        writer = gguf.GGUFWriter(str(part), "llama")
+        _describe(writer, str(model), config, kind)
+        _vocabulary(writer, folder, config.vocab_size)
+        _finish(writer, weights, config, dtype, partial(names.get_name, try_suffixes=(".weight",)))
 
 
-def _describe(writer: Any, config: PretrainedConfig, theta: float, kind: int) -> None:
-    shape = Shape.of(config)
+def write_head(head: str, target: str | Path, file: Path, dtype: str = "f16") -> str:
+    """Write a draft head, "eagle3:FOLDER" or "dflash:FOLDER", to `file`. Returns the server's `--spec-type` for it.
+
+    target  the model that it drafts for. Its tokens are written too, and what the head takes from it: the embedding, if
+            the mask is a vector, and the rows of the output head for a smaller vocabulary.
+    dtype   of matrices, a key of TYPES.
+
+    Raises MethodError for a head of another target, or one that llama.cpp would run otherwise than it was trained."""
+    import gguf
+
+    method, _, folder = head.partition(":")
+    model = load(target, native=True)
+    config, tensors = open_head(folder, method, model)
+    network: Any = HEADS[method](folder, config, tensors, model)
+    tensors = {name.replace("midlayer.", "layers.0."): one for name, one in tensors.items() if name not in TABLES}
+    if not torch.equal(network.table, table_and_head(model)[0]):
+        tensors[TABLE] = network.table
+    facts = (_eagle3 if method == "eagle3" else _dflash)(folder, network, tensors)
+    facts["target_layers"] = list(network.taps)
+    names = gguf.get_tensor_name_map(gguf.MODEL_ARCH.QWEN3, network.config.num_hidden_layers)
+    with replacing(file) as part:
+        writer: Any = gguf.GGUFWriter(str(part), method)
+        add = {str: writer.add_string, bool: writer.add_bool, int: writer.add_uint32, list: writer.add_array}
+        _describe(writer, folder, network.config, TYPES[dtype][1])
+        if is_gguf(target):
+            for key, value in GGUF(gguf_of(target)).facts.items():
+                if key.startswith("tokenizer.ggml.") and type(value) in add and not key.endswith(".mask_token_id"):
+                    add[type(value)](key, value)
+        else:
+            _vocabulary(writer, find(target, ["*.json"]), model.vocab_size)
+        if method == "dflash":
+            mask = network.form.mask
+            if MASK in tensors:  # llama.cpp takes a token's embedding: that of the last, which is rare or unused
+                mask, tensors[TABLE] = model.vocab_size - 1, network.table.clone()
+                tensors[TABLE][mask] = tensors.pop(MASK)
+            writer.add_mask_token_id(mask)
+        for key, value in facts.items():
+            add[type(value)](f"{method}.{key}", value)
+        if network.columns is not None:
+            writer.add_tensor("d2t", network.columns.cpu().numpy().astype(np.int64))
+        naming = {name: OWN.get(name) or names.get_name(f"model.{name}", (".weight",)) for name in tensors}
+        _finish(writer, {**tensors}, network.config, dtype, naming.get)
+    return "draft-eagle3" if method == "eagle3" else "draft-dspark" if W1 in tensors else "draft-dflash"
+
+
+def write_lookup(corpus: str | Path, file: Path) -> None:
+    """Write a corpus as a static lookup cache: what came after every two tokens. StoreError if there is none.
+
+    The file holds int32 numbers, a record for every two tokens: the two, -1 twice, the number of different tokens that
+    came after them, then each of these with its count."""
+    store = open_store(corpus, kind="corpus")
+    text, ends = store.array("text").astype(np.int64), store.array("ends")
+    document = np.searchsorted(ends, np.arange(len(text)), side="right")
+    size, whole = int(text.max()) + 1, document[:-2] == document[2:]
+    triples, counts = np.unique(((text[:-2] * size + text[1:-1]) * size + text[2:])[whole], return_counts=True)
+    pairs, first, followers = np.unique(triples // size, return_index=True, return_counts=True)
+    begins = np.cumsum(5 + 2 * followers) - (5 + 2 * followers)
+    records = np.empty(5 * len(pairs) + 2 * len(triples), "<i4")
+    for at, values in enumerate((pairs // size, pairs % size, -1, -1, followers)):
+        records[begins + at] = values
+    places = np.repeat(begins + 5 - 2 * first, followers) + 2 * np.arange(len(triples))
+    records[places], records[places + 1] = triples % size, counts
+    with replacing(file) as part:
+        records.tofile(part)
+
+
+def _eagle3(folder: str, network: Any, tensors: dict[str, torch.Tensor]) -> dict[str, Any]:
+    """llama.cpp's further entries for an eagle3 head."""
+    flags, layers, taps = network.flags, network.config.num_hidden_layers, len(network.taps)
+    if flags.fc_norm or flags.norm_output or layers != 1 or taps != 3:
+        raise MethodError(
+            f"{folder}: llama.cpp's eagle3 has one layer over three states (here {layers} over {taps}), no fc_norm, "
+            "and no norm_output: `paceline train eagle3 --no-fc-norm --no-norm-output` makes such heads"
+        )
+    norms = {key: getattr(flags, key) for key in ("norm_before_residual", "norm_before_fc")}
+    return {"target_hidden_size": tensors["fc.weight"].shape[1] // taps, **norms}
+
+
+def _dflash(folder: str, network: Any, tensors: dict[str, torch.Tensor]) -> dict[str, Any]:
+    """llama.cpp's further entries for a dflash head; `tensors` become those that it reads."""
+    form, (window, causal) = network.form, network.form.sights[0]
+    if len({*form.sights}) > 1 or window is not None:
+        raise MethodError(f"{folder} has sliding windows, or layers that differ in what they see: it is not written")
+    if network.columns is not None:
+        tensors.setdefault(OUTPUT, network.head.dense())
+    if not form.rank and form.from_anchor:  # llama.cpp does this with a Markov head alone: it gets one of zeros
+        drafted = len(network.table if network.columns is None else network.columns)
+        tensors |= {W1: torch.zeros(len(network.table), 1), W2: torch.zeros(drafted, 1)}
+        if form.sure:
+            tensors[SURE[0]] = torch.nn.functional.pad(tensors[SURE[0]], (0, 1))
+    elif not form.rank and form.sure:  # so it does this
+        del tensors[SURE[0]], tensors[SURE[1]]
+    facts = {"sample_from_anchor": form.from_anchor, "has_confidence_head": SURE[0] in tensors}
+    return {"block_size": form.block, **facts} | ({"attention.causal": True} if causal else {})
+
+
+def _describe(writer: Any, name: str, config: PretrainedConfig, kind: int) -> None:
+    shape, rope = Shape.of(config), getattr(config, "rope_parameters", None) or {}
+    if rope.get("rope_type", "default") != "default":
+        raise ModelError(f"{name} has {rope['rope_type']} positions; plain ones are written")
     writer.add_context_length(shape.max_context)
     writer.add_embedding_length(shape.hidden_size)
     writer.add_block_count(shape.num_layers)
@@ -63,7 +183,7 @@ def _describe(writer: Any, config: PretrainedConfig, theta: float, kind: int) ->
     writer.add_head_count(shape.num_heads)
     writer.add_head_count_kv(shape.num_kv_heads)
     writer.add_layer_norm_rms_eps(shape.eps)
-    writer.add_rope_freq_base(theta)
+    writer.add_rope_freq_base(float(rope.get("rope_theta", 10000.0)))
     writer.add_rope_dimension_count(shape.head_dim)
     writer.add_key_length(shape.head_dim)
     writer.add_value_length(shape.head_dim)
@@ -71,18 +191,18 @@ def _describe(writer: Any, config: PretrainedConfig, theta: float, kind: int) ->
     writer.add_file_type(kind)
 
 
-def _vocabulary(writer: Any, folder: Path, config: PretrainedConfig) -> None:
-    """Write tokens, their kinds and the merges of a byte-level BPE."""
+def _vocabulary(writer: Any, folder: Path, size: int) -> None:
+    """Write `size` tokens, their kinds and the merges of a byte-level BPE."""
     import gguf
 
     known = json.loads((folder / "tokenizer.json").read_text("utf-8"))
     ids = {**known["model"]["vocab"], **{one["content"]: one["id"] for one in known["added_tokens"]}}
     special = {one["id"] for one in known["added_tokens"] if one["special"]}
     texts = {id: text for text, id in ids.items()}
-    tokens = [texts.get(i, f"[unused{i}]") for i in range(config.vocab_size)]
+    tokens = [texts.get(i, f"[unused{i}]") for i in range(size)]
     kinds = [
         gguf.TokenType.CONTROL if i in special else gguf.TokenType.NORMAL if i in texts else gguf.TokenType.UNUSED
-        for i in range(config.vocab_size)
+        for i in range(size)
     ]
     merges = known["model"]["merges"]
     writer.add_tokenizer_model("gpt2")
@@ -96,29 +216,31 @@ def _vocabulary(writer: Any, folder: Path, config: PretrainedConfig) -> None:
     writer.add_add_bos_token(False)
 
 
-def _arrays(
-    weights: Weights, config: PretrainedConfig, matrices: Any
-) -> Iterator[tuple[str, NDArray[Any], int | None]]:
-    """(llama.cpp's name, array, number of the kind of blocks or None). Queries and keys are permuted for its rotary."""
+def _finish(writer: Any, weights: Weights, config: Any, dtype: str, naming: Callable[[str], str | None]) -> None:
+    """Write the tensors under llama.cpp's names, and the file. Queries and keys are permuted, but for dflash: numbers
+    that rotate together stand side by side."""
     import gguf
 
-    names = gguf.get_tensor_name_map(gguf.MODEL_ARCH.LLAMA, config.num_hidden_layers)
     heads = {"q_proj": config.num_attention_heads, "k_proj": config.num_key_value_heads}
-    for name, weight in weights.items():
-        theirs = names.get_name(name, try_suffixes=(".weight",))
+    heads = {} if writer.arch == "dflash" else heads
+    for name, weight in (quantised(weights, "int8") if dtype == "q8_0" else weights).items():
+        theirs = naming(name)
         if theirs is None:
-            raise ModelError(f"{name} has no place in a plain Llama")
-        if theirs == "output.weight" and config.tie_word_embeddings:
-            continue
-        tensor = weight.data if isinstance(weight, Blocks) else weight
+            raise ModelError(f"{name} has no place in llama.cpp's layout")
+        tensor = weight.data if isinstance(weight, Blocks) else weight.detach().cpu().float()
         if count := heads.get(name.removesuffix(".weight").rpartition(".")[2]):
             half = tensor.shape[0] // count // 2
             tensor = tensor.reshape(count, 2, half, tensor.shape[1]).transpose(1, 2).reshape(tensor.shape)
         if isinstance(weight, Blocks):
-            yield theirs, tensor.contiguous().numpy(), weight.kind.number
+            of = gguf.GGMLQuantizationType(weight.kind.number)
+            writer.add_tensor(theirs, tensor.contiguous().numpy(), raw_dtype=of)
         else:
-            values = tensor.float().numpy()
-            yield theirs, np.ascontiguousarray(values, np.float32 if values.ndim == 1 else matrices), None
+            kind = np.float32 if tensor.ndim == 1 else TYPES[dtype][0]
+            writer.add_tensor(theirs, np.ascontiguousarray(tensor.numpy(), kind))
+    writer.write_header_to_file()
+    writer.write_kv_data_to_file()
+    writer.write_tensors_to_file()
+    writer.close()
 
 
 def main() -> None:
@@ -126,11 +248,23 @@ def main() -> None:
     parser = argparse.ArgumentParser(
         prog="python -m paceline.plugins.to_gguf", description=(__doc__ or "").split("\n")[0]
     )
-    parser.add_argument("model", help="a folder or a Hugging Face id")
+    parser.add_argument("model", help="a folder or a Hugging Face id; eagle3:FOLDER, dflash:FOLDER, corpus:FOLDER")
     parser.add_argument("file", type=Path)
+    parser.add_argument("--target", help="the model that a draft head is for")
     parser.add_argument("--dtype", choices=list(TYPES), default="f16")
     given = parser.parse_args()
-    write(given.model, given.file, given.dtype)
+    kind, _, rest = given.model.partition(":")
+    if (kind in HEADS) != (given.target is not None):
+        parser.error("--target MODEL is for draft heads, and they need it")
+    try:
+        if kind in HEADS:
+            print(f"--spec-type {write_head(given.model, given.target, given.file, given.dtype)}")
+        elif kind == "corpus":
+            write_lookup(rest, given.file)
+        else:
+            write(given.model, given.file, given.dtype)
+    except PacelineError as error:
+        sys.exit(f"error: {error}")
     print(f"wrote {given.file}")
 
 

@@ -12,8 +12,10 @@ from __future__ import annotations
 
 import copy
 import functools
+import tomllib
 from collections.abc import Callable, Sequence
 from functools import partial
+from pathlib import Path
 from typing import Any
 from weakref import WeakKeyDictionary
 
@@ -28,7 +30,6 @@ from transformers.generation import (
     MaxLengthCriteria,
     StoppingCriteriaList,
 )
-from transformers.generation.configuration_utils import GenerationMode
 
 from paceline.engine.accept import LOSSLESS, Cursor, Lossless, Rule, follow, sample_from
 from paceline.engine.engine import Engine
@@ -48,28 +49,8 @@ BATCHED = ("EncoderNoRepeatNGramLogitsProcessor", "PrefixConstrainedLogitsProces
 """Logits processors that count the rows of their batch: they work for one prompt."""
 BY_ROW = ("prompt_ignore_length", "encoder_input_ids")
 """Attributes of logits processors that hold a row for each prompt."""
-MODES = {
-    GenerationMode.CONTRASTIVE_SEARCH: ("penalty_alpha", "contrastive search"),
-    GenerationMode.DOLA_GENERATION: ("dola_layers", "DoLa"),
-    GenerationMode.BEAM_SEARCH: ("num_beams", "beam search"),
-    GenerationMode.BEAM_SAMPLE: ("num_beams", "beam search"),
-    GenerationMode.GROUP_BEAM_SEARCH: ("num_beam_groups", "beam search"),
-    GenerationMode.CONSTRAINED_BEAM_SEARCH: ("constraints or force_words_ids", "constrained beam search"),
-}
-"""Ways of decoding that cannot be verified: the field that selects each, and its name."""
-_OUTPUTS = ("output_scores", "output_logits", "output_attentions", "output_hidden_states")
-REFUSED = {
-    **dict.fromkeys(_OUTPUTS, "paceline.generate does not keep them"),
-    "is_assistant": "a target is not an assistant; leave it out",
-    "assistant_ensemble_weight": "it changes the distribution of the text; paceline.generate is lossless",
-}
-"""Other fields of a GenerationConfig that cannot be honoured, and why."""
-ELSEWHERE = {
-    "assistant_model": "name the drafter in draft=, a draft model as draft='model:PATH'",
-    "assistant_tokenizer": "name the drafter in draft=",
-    "synced_gpus": "processes run different numbers of rounds, and would wait for each other for ever",
-}
-"""Arguments of `model.generate` that cannot be honoured, and why."""
+REFUSED: dict[str, dict[str, Any]] = tomllib.loads(Path(__file__).with_name("refused.toml").read_text("utf-8"))
+"""What cannot be honoured, and why: modes of decoding, fields of a GenerationConfig, arguments of `model.generate`."""
 
 _ENGINES: WeakKeyDictionary[Any, dict[tuple[str, bool], Engine]] = WeakKeyDictionary()
 
@@ -129,7 +110,7 @@ def _hand_over(extract: Callable[..., dict[str, Any]]) -> Callable[..., dict[str
             raise PacelineError("past_key_values: paceline.generate has a cache of its own and would not fill yours")
         given = {name: kwargs.pop(name) for name in own if name in kwargs}
         given |= extract(self, None, kwargs, *more)
-        for name, why in ELSEWHERE.items():
+        for name, why in REFUSED["arguments"].items():
             if given.pop(name, None):
                 raise PacelineError(f"{name} cannot be honoured: {why}")
         return given
@@ -167,10 +148,10 @@ def _refuse(model: Any, input_ids: torch.Tensor, config: GenerationConfig, given
     if input_ids.ndim != 2 or input_ids.shape[1] == 0:
         raise PacelineError("give input_ids; inputs_embeds cannot be drafted from")
     mode = config.get_generation_mode()
-    if mode in MODES:
-        field, way = MODES[mode]
+    if mode.value in REFUSED["modes"]:
+        field, way = REFUSED["modes"][mode.value]
         raise PacelineError(f"{field} cannot be honoured: drafts are verified greedily or by sampling, not by {way}")
-    for name, why in REFUSED.items():
+    for name, why in REFUSED["fields"].items():
         if getattr(config, name, None):
             raise PacelineError(f"{name} cannot be honoured: {why}")
     if any(kind in (config.cache_implementation or "") for kind in ("quantized", "offloaded")):

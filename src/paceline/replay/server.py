@@ -98,7 +98,7 @@ class ServerTuning:
         """Tokens of its prompt. Raises PromptError."""
         if isinstance(one.prompt, str):
             return len(self.transcriber.tokenizer.encode_text(one.prompt))
-        return len(one.prompt) or len(self.transcriber.prompt(one.messages))
+        return len(one.prompt) or len(self.transcriber.prompt(one.messages, one.tools))
 
     def measure(self, folder: Path) -> None:
         """Make the visits that there is time for, beside those that the folder has. Raises PacelineError if a server

@@ -49,11 +49,6 @@ class Rollout(NamedTuple):
     finished: bool
     text: str
 
-    @property
-    def is_full_reuse(self) -> bool:
-        """Whether it is the old answer, unchanged."""
-        return 0 < self.old == self.reused == len(self.tokens)
-
 
 @dataclass
 class Figures:
@@ -224,7 +219,7 @@ def _figures(row: Row, reuse: Reuse, answer: Rollout) -> Figures:
         reused=answer.reused,
         old_tokens=answer.old,
         offered=int(answer.old > 0),
-        full=int(answer.is_full_reuse),
+        full=int(0 < answer.old == answer.reused == len(answer.tokens)),
         looked=reuse.looked,
         drift=reuse.drift,
         rounds=row.stats.rounds,

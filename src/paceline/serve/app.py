@@ -114,7 +114,7 @@ class Server:
         most = max(self.engine.target.max_context - len(prompt), 1)
         more: dict[str, Any] = {"logprobs": logprobs, "grammar": self.grammar(request, prompt)}
         if request.prediction is not None:
-            expected = request.prediction.text
+            expected = str(request.prediction.content)
             self.tokenizer.refuse_long(expected, self.engine.target.max_context)
             more["prediction"] = tuple(self.tokenizer.encode_text(expected))
         return request.sampling(most, **more)

@@ -72,10 +72,6 @@ class Prediction(Strict):
     type: Literal["content"]
     content: Annotated[SkipValidation[str | list[dict[str, Any]]], AfterValidator(text_of)]
 
-    @property
-    def text(self) -> str:
-        return str(self.content)
-
 
 class Function(Strict):
     name: str

@@ -9,13 +9,13 @@ from __future__ import annotations
 import json
 from collections.abc import Sequence
 from functools import lru_cache
-from itertools import takewhile
 from typing import TYPE_CHECKING, Any
 
 import torch
 
 from paceline.errors import PacelineError
 from paceline.target.tokenizer import Tokenizer
+from paceline.workbench.contestant import in_common
 
 if TYPE_CHECKING:
     from llguidance._lib import JsonCompileOptions
@@ -62,7 +62,7 @@ class Matched:
 
     def goes_on(self, answer: Sequence[int]) -> bool:
         """Bring the matcher to the end of the answer. False if the answer does not fit the grammar, or ends it."""
-        same = _shared(self._read, answer)
+        same = in_common(self._read, answer)
         if same < len(self._read) and not self._matcher.rollback(len(self._read) - same):
             self._begin()
             same = 0
@@ -128,7 +128,7 @@ class AfterReasoning:
 
     def _end_of(self, tokens: list[int]) -> tuple[int, list[int]] | None:
         """(number of tokens up to the closing mark, tokens of the text that follows the mark within the last one)."""
-        same = _shared(self._read, tokens)
+        same = in_common(self._read, tokens)
         del self._read[same:], self._tails[same:]
         for token in tokens[same:]:
             tail = self._tails[-1] if self._tails else ""
@@ -141,14 +141,6 @@ class AfterReasoning:
         if not self._tails or self._end not in self._tails[-1]:
             return None
         return len(self._read), self._tokenizer.encode_text(self._tails[-1].partition(self._end)[2].lstrip())
-
-
-def _shared(first: Sequence[int], second: Sequence[int]) -> int:
-    """How many tokens two lists have in common at their beginnings."""
-    shorter = min(len(first), len(second))
-    if first[:shorter] == second[:shorter]:  # nearly always, and fast for a long answer
-        return shorter
-    return sum(1 for _ in takewhile(lambda pair: pair[0] == pair[1], zip(first, second, strict=False)))
 
 
 def _written(mark: str, tokenizer: Tokenizer) -> list[int]:

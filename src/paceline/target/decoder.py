@@ -26,7 +26,7 @@ from paceline.target.base import BEFORE_NORM, LayerCallback, Needs
 from paceline.target.cache import CachedTarget, RaggedCache, Writer
 from paceline.target.folder import fingerprint
 from paceline.target.layout import SHARED_QUERIES, Layout, padded_size, plan
-from paceline.target.linear import BlockLinear, linear
+from paceline.target.linear import FEW, BlockLinear, linear
 from paceline.target.quantised.blocks import Blocks, describe, tensors_of
 from paceline.target.shape import Shape, in_halves, rotary_tables, weight_shapes
 from paceline.target.threads import Threads
@@ -143,6 +143,10 @@ class Decoder(CachedTarget):
             self._compile()
         self.blocks = [Block(weights, layer, s, self._ops[kind.rope]) for layer, kind in enumerate(s.layers)]
         self.same_on_any_threads = self._has_own_products()
+        # Nodes up to which the library multiplies nothing in a forward.
+        self._few = 0 if any(product.few is None for block in self.blocks for product in block.layer.products) else FEW
+        if self._few and isinstance(head, torch.Tensor):
+            self.head.keep_for_few(head)
         self._rows: dict[int, torch.Tensor] = {}
         self.cache = self.new_cache(s.num_layers)
         self.recorder: Recorder | None = None
@@ -371,7 +375,8 @@ class Decoder(CachedTarget):
         number of queries and keys in attention (benchmarks/shapes.py). Rows without drafts need no padding."""
         nodes = sum(segment.num_run for segment in segments)
         padding = padded_size(nodes) - nodes
-        if self.same_on_any_threads or self.exact or not self.head.packed or nodes == len(segments):
+        by_library = self.head.packed and not self.exact and not self.same_on_any_threads and nodes > self._few
+        if not by_library or nodes == len(segments):
             return 0
         return padding if last + len(segments[-1].tokens) + padding <= self.max_context else 0
 

@@ -17,6 +17,9 @@ if TYPE_CHECKING:
     from paceline.target.kernels.integer import IntegerPanels
     from paceline.target.kernels.products import Panels
 
+FEW, SMALL = 32, 8 << 20
+"""Beside oneDNN on AMX, our own kernel multiplies up to FEW rows if the weight has at most SMALL bytes: such a product
+takes microseconds, and layers of nothing but our own steps are one call (`kernels/program.py`)."""
 BLOCK = 16
 """Rows of a library call whose sums must have one order: for a constant number of rows it always chooses one kernel."""
 
@@ -25,11 +28,13 @@ class Linear:
     """x @ weight.T + bias. Weights are stored in `panels` where our kernel is `preferred`, in oneDNN's order on other
     CPUs with bfloat16 units, and unchanged elsewhere.
 
+    few     the same in `panels`, for up to FEW rows.
     exact   a row's result is the same, bit for bit, for any other rows: our kernel computes it where it runs, elsewhere
             the library in calls of BLOCK rows.
     nbytes  bytes of the weight. divisor: results are divided by it."""
 
     divisor = 1.0
+    few: Panels | None = None
 
     def __init__(self, weight: torch.Tensor, bias: torch.Tensor | None = None, *, exact: bool = False):
         self.bias, self.is_exact, self.nbytes = bias, exact, weight.nbytes
@@ -39,6 +44,8 @@ class Linear:
             from paceline.target.kernels.products import Panels, fits
 
             self.panels = Panels(weight, bias) if fits(weight) else None
+        elif self.nbytes <= SMALL:
+            self.keep_for_few(weight)
         if self.panels is None:
             self.weight = torch.ops.mkldnn._reorder_linear_weight(weight, None) if self.packed else weight
 
@@ -46,7 +53,18 @@ class Linear:
         product = self.panels if self.panels is not None else self._in_blocks if self.is_exact else self._by_library
         return product(x) if self.divisor == 1.0 else product(x) / self.divisor
 
+    def keep_for_few(self, weight: torch.Tensor) -> None:
+        """Keep the weight, which must be this product's, in our order too, if that is faster for up to FEW rows. They
+        then have one order of sums."""
+        if self.packed and not self.is_exact and kernels.supported(weight.dtype):
+            from paceline.target.kernels import amx
+            from paceline.target.kernels.products import Panels, fits
+
+            self.few = Panels(weight, self.bias) if fits(weight) and amx.supported() else None
+
     def _by_library(self, x: torch.Tensor) -> torch.Tensor:
+        if self.few is not None and len(x) <= FEW:
+            return self.few(x)
         if self.packed:
             return torch.ops.mkldnn._linear_pointwise(x, self.weight, self.bias, "none", [], "")
         return F.linear(x, self.weight, self.bias)

@@ -37,6 +37,14 @@ def cut(tokens: Sequence[int], ends: Collection[int], limit: int | None = None) 
     return list(tokens[: next((i + 1 for i, token in enumerate(tokens) if token in ends), len(tokens))])
 
 
+def in_common(first: Sequence[Any], second: Sequence[Any]) -> int:
+    """How many items two sequences have in common at their beginnings."""
+    shorter = min(len(first), len(second))
+    if first[:shorter] == second[:shorter]:  # often, and fast for a long answer
+        return shorter
+    return next((i for i, pair in enumerate(zip(first, second, strict=False)) if pair[0] != pair[1]), shorter)
+
+
 @dataclass
 class Reply:
     """One turn of an answer.

@@ -146,12 +146,16 @@ class Reading:
         return self
 
     def check(self, name: str) -> None:
-        """ConversationError if nothing could be read, or more than half could not. name: the recording's."""
+        """As `check_skipped`; ConversationError also if there is no answer. name: the recording's."""
+        self.check_skipped()
+        if not self.answered:
+            raise ConversationError(f"{name} holds no answers; a line is {FORMS}")
+
+    def check_skipped(self) -> None:
+        """ConversationError if nothing could be read, or more than half could not."""
         if self.skipped and self.skipped > min(self.lines / 2, self.lines - 1):
             more = f" ({self.skipped:,} of {self.lines:,} lines cannot be read)" if self.lines > 1 else ""
             raise ConversationError(self.first + more)
-        if not self.answered:
-            raise ConversationError(f"{name} holds no answers; a line is {FORMS}")
 
     def notes(self, redact: bool = False) -> Iterator[str]:
         """What readers of the figures should know, a line each. redact: without anything from the log."""
@@ -171,13 +175,15 @@ class Reading:
 
 
 def read(
-    source: str | Path | Piece, questions: str | Path | None = None, ignore: Ignore = None
-) -> Iterator[Conversation]:
+    source: str | Path | Piece, questions: str | Path | None = None, ignore: Ignore = None,
+    reading: Reading | None = None,
+) -> Iterator[Conversation]:  # fmt: skip
     """The conversations of a file, or of a piece of one. Raises ConversationError.
 
     questions  a file of the prompts, such as Spec-Bench's question.jsonl, for a file of answers.
-    ignore     see `conversation`."""
-    reading = Reading(strict=True)
+    ignore     see `conversation`.
+    reading    counts the lines that cannot be read, and are skipped; None: such a line is an error."""
+    reading = reading or Reading(strict=True)
     every = _read(source if isinstance(source, Piece) else Piece(Path(source)), ignore, reading)
     return every if questions is None else _joined(every, questions, reading)
 
@@ -233,7 +239,7 @@ def _read(piece: Piece, ignore: Ignore, reading: Reading) -> Iterator[Conversati
     for where, record in _records(piece):
         reading.lines += 1
         try:
-            one = parse(record, where, ignore)
+            one = conversation(record, ignore, where)
         except ConversationError as error:
             reading.skip(error)
             continue
@@ -321,23 +327,15 @@ def is_spec_bench(categories: Iterable[str]) -> bool:
 # Records ---------------------------------------------------------------------------------------------------------
 
 
-def parse(record: Any, where: str, ignore: Ignore = None) -> Conversation:
-    """The conversation in a record, or in a line of bytes; `where` names it. Raises ConversationError."""
-    try:
-        if isinstance(record, bytes):
-            record = {LOG: record.decode("utf-8", "replace")} if LOGGED.match(record) else as_object(record, FORMS)
-    except NotJSON as error:
-        raise ConversationError(f"{where}: {error}") from None
-    return conversation(record, ignore, where)
-
-
 def conversation(record: Any, ignore: Ignore = None, where: str = "") -> Conversation:
-    """The conversation in a record. Raises ConversationError if it has none of FORMATS.
+    """The conversation in a record, or in a line of bytes. Raises ConversationError if it has none of FORMATS.
 
     where   the record's place, for messages.
     ignore  keys whose text need not be read. Other text that would not be read and is longer than a label is an error,
             since a prompt without a part of it gives other figures. None: no such check."""
     try:
+        if isinstance(record, bytes):
+            record = {LOG: record.decode("utf-8", "replace")} if LOGGED.match(record) else as_object(record, FORMS)
         if not isinstance(record, Mapping):
             raise ConversationError(f"a record must be an object, not a {type(record).__name__}; a line is {FORMS}")
         read = next((format.read for format in FORMATS if format.fits(record)), None)

@@ -21,7 +21,7 @@ from paceline.jsonl import Piece, numbered, opened, pieces_of
 from paceline.target.load import load_tokenizer
 from paceline.target.tokenizer import Tokenizer
 from paceline.workbench.cluster import AUTO, spread
-from paceline.workbench.conversations import parse
+from paceline.workbench.conversations import conversation
 
 Files = Sequence[Path]
 Read = Callable[[Files, Tokenizer, int, Progress], Documents]
@@ -93,7 +93,7 @@ def texts(source: Path | Piece, report: Progress = silent) -> Iterator[str]:
             yield from _whole(lines.read(), file)
             return
         for number, line in numbered(piece.within(lines), piece.line):
-            record = parse(line, f"{file}, line {number}")
+            record = conversation(line, where=f"{file}, line {number}")
             if record.tokens is not None or (record.messages and not record.answers and "prompt" in record.record):
                 raise StoreError(f"{record.where} has no text: neither an answer nor a document in it")
             yield from filter(str.strip, record.texts())

@@ -32,7 +32,7 @@ def environment(*, dtype: str, device: str) -> dict[str, Any]:
         "platform": platform.platform(),
         "cpu": _cpu(),
         "cpu_capability": torch.backends.cpu.get_cpu_capability(),
-        "cores": len(os.sched_getaffinity(0)) if hasattr(os, "sched_getaffinity") else os.cpu_count(),
+        "cores": cores(),
         "threads": torch.get_num_threads(),
         "memory_bytes": _memory(),
         "gpu": gpus or None,
@@ -48,6 +48,12 @@ def machine(facts: dict[str, Any]) -> dict[str, Any]:
     """The part of an environment that must not change in the middle of a run."""
     fixed = ("paceline", "torch", "transformers", "cpu", "threads", "gpu", "device", "dtype")
     return {key: facts[key] for key in fixed}
+
+
+def cores() -> int:
+    """Processor cores that this process may use."""
+    usable = getattr(os, "sched_getaffinity", None)
+    return len(usable(0)) if usable is not None else os.cpu_count() or 1
 
 
 def load() -> float | None:

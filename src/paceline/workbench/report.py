@@ -3,7 +3,7 @@
 plot.html.jinja draws the SVG: a few kilobytes a plot, in the page's own colours, with a tip on every point."""
 
 import re
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from functools import cache
 from math import ceil, floor, isfinite, log10
@@ -87,15 +87,26 @@ FILTERS = (number, percent, interval, size, words, foldable, visible)
 def _environment(folder: Path) -> Environment:
     """Templates of `folder` and of this one, with the functions of figures in words as filters."""
     loader = FileSystemLoader([folder, HERE])
-    environment = Environment(loader=loader, autoescape=True, trim_blocks=True, lstrip_blocks=True)
+    environment = Environment(loader=loader, autoescape=_is_marked_up, trim_blocks=True, lstrip_blocks=True)
     environment.filters |= {each.__name__: each for each in FILTERS}
     environment.globals["style"] = Markup((HERE / "report.css").read_text("utf-8"))
     return environment
 
 
+def _is_marked_up(template: str | None) -> bool:
+    """Whether a template makes HTML or XML, in which values are escaped."""
+    return template is None or not template.endswith((".txt.jinja", ".md.jinja"))
+
+
 def render(template: Path, **values: Any) -> str:
     """The page of a template, which may extend `frame.html.jinja` and fill its blocks title, style and body."""
     return _environment(template.parent).get_template(template.name).render(values)
+
+
+def macro(template: Path, name: str) -> Callable[..., str]:
+    """A macro of a template, as a function of the values it takes."""
+    found: Callable[..., str] = getattr(_environment(template.parent).get_template(template.name).module, name)
+    return found
 
 
 @dataclass(frozen=True)

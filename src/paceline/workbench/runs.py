@@ -7,12 +7,13 @@ A row is written in one piece. A last line that was cut off is dropped when its 
 
 import json
 from collections.abc import Iterator, Mapping
+from datetime import datetime
 from io import FileIO
 from pathlib import Path
 from typing import Any, Self
 
 from paceline.errors import PacelineError
-from paceline.jsonl import Appender, Closing, NotJSON, as_object, loads, write_whole
+from paceline.jsonl import Appender, Closing, NotJSON, as_object, check_folder, loads, write_whole
 
 RUN = "run.json"
 GO_ON = "; what is there is safe, and the same command goes on"
@@ -123,6 +124,13 @@ class Run(Closing):
         for lines in self._lines:
             lines.close()
         self._lock.close()
+
+
+def new_folder(name: str) -> Path:
+    """A folder for a run that was given none: runs/NAME-DATE-TIME. PacelineError if it cannot be made."""
+    folder = Path("runs") / f"{name}-{datetime.now():%Y%m%d-%H%M%S}"
+    check_folder(folder)
+    return folder
 
 
 def check(path: Path, kind: str, identity: Mapping[str, Any]) -> None:

@@ -28,7 +28,7 @@ import httpx2
 from paceline.errors import PacelineError, printable
 from paceline.strict_json import loads
 from paceline.workbench.client import CONNECT_SECONDS, Client, Completion, CompletionError, Retry, find_models, parse
-from paceline.workbench.conversations import Conversation, ConversationError, Message, read
+from paceline.workbench.conversations import Conversation, ConversationError, Message, Reading, read
 
 VERSIONS = {"/version": "version", "/server_info": "version", "/get_server_info": "version", "/props": "build_info"}
 """Where servers say their version, and under which key."""
@@ -155,7 +155,8 @@ class Server:
         """The body that asks for a stream of at most `max_tokens` tokens, greedy unless `more` says otherwise."""
         messages = [{key: value for key, value in one.items() if key != "missing"} for one in request.messages]
         raw = request.prompt if isinstance(request.prompt, str) else list(request.prompt)
-        prompt = {"messages": messages} if messages else {"prompt": raw}
+        prompt: dict[str, Any] = {"messages": messages} if messages else {"prompt": raw}
+        prompt |= {"tools": list(request.tools)} if request.tools else {}
         ids = {"return_token_ids": True} if self.engine in ("vllm", "paceline") else {}
         stream = {"stream": True, "stream_options": {"include_usage": True}}
         return {"model": self.model, **prompt, "max_tokens": max_tokens, "temperature": 0.0, **stream, **ids, **more}
@@ -187,20 +188,27 @@ def _version(url: str, key: str | None) -> str:
 
 @dataclass(frozen=True)
 class Request:
-    """One request: `messages`, or a `prompt` as the model reads it, in token ids or a text. length: tokens of the
-    logged answer, 0: unknown; at: when it came, seconds since any moment, None: unknown."""
+    """One request: `messages` with the `tools` that may be called, or a `prompt` as the model reads it, in token ids or
+    a text. length: tokens of the logged answer, 0: unknown; at: when it came, in seconds since any moment, or None."""
 
     id: str
     messages: Sequence[Message] = ()
     prompt: Sequence[int] | str = ()
+    tools: Sequence[Mapping[str, Any]] = ()
     length: int = 0
     at: float | None = None
 
 
-def read_requests(path: str | Path, ignore: Collection[str] = (), limit: int | None = None) -> list[Request]:
-    """The requests of a log or of a file of prompts. Raises ConversationError."""
-    every = (requests_of(one, str(number)) for number, one in enumerate(read(path, ignore=ignore), 1))
+def read_requests(
+    path: str | Path, ignore: Collection[str] = (), limit: int | None = None, reading: Reading | None = None
+) -> list[Request]:
+    """The requests of a log or of a file of prompts. Raises ConversationError.
+
+    ignore, reading  as for `conversations.read_trace`."""
+    reading = reading or Reading()
+    every = (requests_of(one, str(n)) for n, one in enumerate(read(path, ignore=ignore, reading=reading), 1))
     found = list(islice(chain.from_iterable(every), limit))
+    reading.check_skipped()
     if not found:
         raise ConversationError(f"{path} holds no prompt that could be asked")
     return found
@@ -218,14 +226,14 @@ def requests_of(one: Conversation, id: str) -> Iterator[Request]:
         yield Request(id, prompt=one.messages[0]["content"], at=at)
     elif one.answers:
         for turn, answer in enumerate(one.answers):
-            yield Request(f"{id}.{turn}" if turn else id, one.messages[:answer], at=at)
+            yield Request(f"{id}.{turn}" if turn else id, one.messages[:answer], tools=one.tools, at=at)
     elif one.first_prompt:
-        yield Request(id, one.first_prompt, at=at)
+        yield Request(id, one.first_prompt, tools=one.tools, at=at)
 
 
 def fingerprint(requests: Sequence[Request]) -> str:
     """16 hex digits of SHA-256 over prompts and times: two runs sent the same if theirs are the same."""
-    parts = [(one.id, list(one.messages), list(one.prompt), one.at) for one in requests]
+    parts = [(one.id, list(one.messages), list(one.prompt), one.at, *one.tools) for one in requests]
     return sha256(repr(parts).encode()).hexdigest()[:16]
 
 

@@ -77,10 +77,10 @@ class Transcriber:
     def _render(self) -> Render:
         return self._given or _own(self.tokenizer)
 
-    def prompt(self, messages: Sequence[Message]) -> list[int]:
+    def prompt(self, messages: Sequence[Message], tools: Sequence[Mapping[str, Any]] = ()) -> list[int]:
         """Tokens of a conversation up to where the assistant speaks; PromptError if the template refuses it."""
         try:
-            return self._encode(self._shown(messages, (), True))
+            return self._encode(self._shown(messages, tools, True))
         except REFUSALS as error:
             raise PromptError(f"the chat template refuses these messages: {error}") from error
 

@@ -5,7 +5,6 @@ A request may have a prefix, the beginning of the assistant's turn. It is prefil
 from __future__ import annotations
 
 from dataclasses import dataclass, replace
-from itertools import takewhile
 from time import perf_counter
 from typing import TYPE_CHECKING, Any, Protocol
 
@@ -13,6 +12,7 @@ from paceline.evals.align.options import Decoding
 from paceline.evals.align.prompts import Message
 from paceline.evals.align.types import Call, Output
 from paceline.workbench.client import Client, Completion
+from paceline.workbench.contestant import in_common
 
 if TYPE_CHECKING:
     from paceline.target.tokenizer import Tokenizer
@@ -114,7 +114,7 @@ def continued(request: Request, prompt: str, markers: Markers = Markers()) -> Re
     if not opened(prompt, markers):
         return request
     prefix, opening = request.prefix, prompt[prompt.rindex(markers.open) :]
-    written = sum(1 for _ in takewhile(lambda pair: pair[0] == pair[1], zip(opening, prefix, strict=False)))
+    written = in_common(opening, prefix)
     if written < len(markers.open):  # the prefix does not begin with a thought
         return request
     return replace(request, prefix=prefix[written:], forced=prefix[max(written, len(prefix) - len(request.forced)) :])

@@ -9,7 +9,7 @@ import re
 from collections.abc import Callable, Sequence
 from dataclasses import asdict
 from functools import partial
-from typing import Any, Protocol, TypeVar
+from typing import Any, TypeVar
 
 from pydantic import BaseModel, ConfigDict, ValidationError
 
@@ -27,18 +27,6 @@ CHECKS = "checks"
 SPELLINGS = r"behaviou?r(?:al)?_specifications"
 TAG = re.compile(r"<(YES|NO|NA|N/A)>")
 NUMBERED = re.compile(r"^\s*[*_]*(?:<(\d+)>[.):]?|(\d+)[.):])\s*(.*)$")
-
-
-class Judge(Protocol):
-    """Labels answers. label: its name in reports. identity: a JSON value of all that decides its verdicts."""
-
-    label: str
-
-    @property
-    def identity(self) -> Any: ...
-
-    async def judge(self, item: Item, scenario: Scenario, asked: str, response: str) -> Judgement:
-        """Verdicts on `response` to the query `asked`. Raises CompletionError if the judge fails."""
 
 
 class Checks:
@@ -198,20 +186,9 @@ def _complete(kind: Kind, lines: Sequence[tuple[int, Mark, str]], scenario: Scen
     return [Verdict(f"{kind}/{number}", mark, analysis) for number, mark, analysis in sorted(lines)]
 
 
-class Scorer(Protocol):
-    """Rates answers. label: its name in a run's description."""
-
-    label: str
-
-    async def score(self, item: Item, scenario: Scenario, asked: str, response: str) -> tuple[float, list[Call]]:
-        """The score of `response` to the query `asked`, higher is better; and the calls that it cost."""
-
-
-def open_scorer(reward: str, judges: Sequence[Judge], scoring: Scoring, retry: Retry) -> Scorer:
-    """The first judge for "judge", a scoring server for an address, else a reward model's folder."""
-    if reward == "judge":
-        return JudgeScorer(judges[0], scoring)
-    return ServerScorer(reward, retry) if is_url(reward) else ModelScorer(reward)
+Judge = Checks | ModelJudge
+"""Labels answers. label: its name in reports; identity: a JSON value of all that decides its verdicts; judge: verdicts
+on `response` to the query `asked`, or CompletionError if the judge fails."""
 
 
 class JudgeScorer:
@@ -267,6 +244,18 @@ class ModelScorer:
         ids = self._tokenizer.apply_chat_template(turns, tokenize=True, return_tensors="pt", return_dict=False)
         with torch.inference_mode():
             return float(self._model(ids).logits.flatten()[0])
+
+
+Scorer = JudgeScorer | ServerScorer | ModelScorer
+"""Rates answers. label: its name in a run's description; score: that of `response` to the query `asked`, the higher the
+better, and the calls that it cost."""
+
+
+def open_scorer(reward: str, judges: Sequence[Judge], scoring: Scoring, retry: Retry) -> Scorer:
+    """The first judge for "judge", a scoring server for an address, else a reward model's folder."""
+    if reward == "judge":
+        return JudgeScorer(judges[0], scoring)
+    return ServerScorer(reward, retry) if is_url(reward) else ModelScorer(reward)
 
 
 def first_number(value: Any) -> float | None:

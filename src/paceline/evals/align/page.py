@@ -13,7 +13,7 @@ from paceline.evals.align import figures
 from paceline.evals.align.figures import GENERATIONS, JUDGEMENTS, OVERALL, About, planned_rows, results, scored
 from paceline.workbench.report import COLORS, Curve, number, plot, render
 
-TEMPLATE = Path(__file__).with_name("page.html.jinja")
+TEMPLATE, CHOICES = (Path(__file__).with_name(f"{name}.jinja") for name in ("page.html", "choices.txt"))
 SHOWN = 3  # answers shown of each scenario and method
 MARKS = {"YES": "#1f8f4e", "NO": "#c43a31", "NA": "transparent"}
 
@@ -74,22 +74,7 @@ def markdown(folder: Path) -> str:
 
 def choices(about: About) -> str:
     """Every choice that changes the figures, in words."""
-    judging, scoring, setting = about["judging"], about["scoring"], about["identity"]["setting"]
-    judges = ", ".join(judge["label"] for judge in about["judges"]) or "none"
-    shown = "all of an answer" if judging["characters"] is None else f"its first {judging['characters']:,} characters"
-    parts = [
-        f"Data {about['data']}, {'disguised' if setting['adversarial'] else 'plain'} prompts, rules "
-        f"{'before' if setting['rules_first'] else 'after'} the query.",
-        f"Judge {judges}, {judging['mode']} in {judging['form']}, is shown the prompt as "
-        f"{'it was before its disguise' if judging['sees'] == 'plain' else 'it was asked'} and {shown}.",
-        "A rule that does not apply "
-        + ("counts as not kept." if scoring["na"] == "strict" else "is left out of behavior.")
-        + f" alpha is {scoring['alpha']:g}.",
-        "A thought that never ended is judged as if it were the answer." if setting["keep_open"] else "",
-        "These are the official code's choices (--compat)." if about["compat"] else "",
-        f"Answers were chosen by {reward}." if (reward := about["identity"].get("reward")) else "",
-    ]
-    return " ".join(filter(None, parts))
+    return " ".join(render(CHOICES, about=about).splitlines())
 
 
 def _alphas(rows: Sequence[dict[str, Any]], color_of: dict[str, str]) -> Markup:

@@ -1,12 +1,11 @@
-"""Prompts for models and judges. Their texts are macros of prompts.jinja. Values are inserted as they are, and never
-read as templates, because rules, prompts and answers may hold braces or tags."""
+"""Prompts for models and judges. Their texts are macros of prompts.txt.jinja. Values are inserted as they are, and
+never read as templates, because rules, prompts and answers may hold braces or tags."""
 
 from pathlib import Path
 from typing import Any
 
-from jinja2 import Environment, FileSystemLoader
-
 from paceline.evals.align.types import Item, Kind, Rule, Scenario, digest
+from paceline.workbench.report import macro
 
 VERSION = "1"
 JUDGE_VERSION = "1"
@@ -18,14 +17,12 @@ JUDGE = "You are a perceptive expert who judges whether an answer keeps written 
 BLOCKS: dict[Kind, str] = {"safety": "safety_specifications", "behavioral": "behavioral_specifications"}
 """Names of the two parts of a joint reply."""
 
-_TEXTS = Environment(
-    loader=FileSystemLoader(Path(__file__).parent), trim_blocks=True, lstrip_blocks=True
-).get_template("prompts.jinja").module  # fmt: skip
+TEXTS = Path(__file__).with_name("prompts.txt.jinja")
 
 
-def text(macro: str, *values: Any) -> str:
-    """A macro of prompts.jinja with these values."""
-    return str(getattr(_TEXTS, macro)(*values))
+def text(name: str, *values: Any) -> str:
+    """The macro of that name with these values."""
+    return str(macro(TEXTS, name)(*values))
 
 
 def chat(user: str, system: str = "You are a helpful assistant.") -> tuple[Message, ...]:

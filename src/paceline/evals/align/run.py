@@ -13,10 +13,8 @@ from __future__ import annotations
 
 import asyncio
 import os
-import signal
 import traceback
 from collections.abc import Callable, Iterator, Mapping, Sequence
-from contextlib import contextmanager, suppress
 from dataclasses import asdict, dataclass, field
 from datetime import UTC, datetime
 from functools import cached_property
@@ -33,9 +31,9 @@ from paceline.evals.align.judge import CHECKS, Checks, Judge, ModelJudge, Scorer
 from paceline.evals.align.methods import Method, Setting, Task, read_methods
 from paceline.evals.align.options import AlignOptions
 from paceline.evals.align.types import Call, Data, Item, Scenario, digest
-from paceline.jsonl import check_folder
+from paceline.interrupt import Interrupt
 from paceline.workbench.client import Retry, find_model, is_url, parse
-from paceline.workbench.runs import Lines, Run
+from paceline.workbench.runs import Lines, Run, new_folder
 
 SELF = "self"  # the judge that is the model under test
 HOPELESS = 20  # failures in a row, in addition to one for each item under way, that end a run
@@ -47,7 +45,6 @@ class Progress:
 
     total: int = 0
     done: int = 0
-    found: int = 0
     failed: int = 0
     in_a_row: int = 0
     last_error: str = ""
@@ -80,10 +77,7 @@ class Plan:
 
 def align(asked: AlignOptions, progress: Progress) -> Outcome:
     """Begin or go on with the run in `asked.out`; None: runs/align-DATE-TIME. Refuses impossible options first."""
-    asked, out = asked.with_compat(), asked.out
-    if out is None:
-        out = Path("runs") / f"align-{datetime.now():%Y%m%d-%H%M%S}"
-        check_folder(out)
+    asked, out = asked.with_compat(), asked.out or new_folder("align")
     scenarios = [name.strip() for name in asked.scenario.split(",")] if asked.scenario else []
     data, methods = read(asked.data, scenarios, asked.limit), read_methods(asked.method)
     judges = asked.judge or ([CHECKS] if _is_sample(asked) else [])
@@ -124,7 +118,12 @@ async def _align(
         scorer = open_scorer(asked.reward, judges, asked.scoring, _retry(asked)) if chooses else None
         plan = Plan(data, methods, backend, judges, setting, scorer, asked.concurrency)
         about = describe(asked, plan)
-        with Run.open(out, KIND, **about) as folder, _interruptible(progress):
+
+        def press() -> None:
+            progress.stop = True
+            progress.watch(progress)
+
+        with Run.open(out, KIND, **about) as folder, Interrupt(told=press):
             folder.update(**about)
             await run(plan, folder, progress)
     finally:
@@ -210,27 +209,6 @@ def describe(asked: AlignOptions, plan: Plan) -> dict[str, Any]:
     }
 
 
-@contextmanager
-def _interruptible(progress: Progress) -> Iterator[None]:
-    """The first Ctrl-C begins no further items and lets the present ones end; the second one cancels them."""
-    loop, task = asyncio.get_running_loop(), asyncio.current_task()
-
-    def press() -> None:
-        if progress.stop and task is not None:
-            task.cancel()
-        progress.stop = True
-        progress.watch(progress)
-
-    unsupported = NotImplementedError, ValueError, RuntimeError  # not on this system, or not the main thread
-    with suppress(*unsupported):
-        loop.add_signal_handler(signal.SIGINT, press)
-    try:
-        yield
-    finally:
-        with suppress(*unsupported):
-            loop.remove_signal_handler(signal.SIGINT)
-
-
 async def run(plan: Plan, folder: Run, progress: Progress) -> None:
     """Work through the plan. Raises PacelineError after too many failures, or if the folder cannot be written."""
     files = folder.lines(GENERATIONS), folder.lines(JUDGEMENTS), folder.lines(ERRORS)
@@ -251,7 +229,7 @@ async def _work(plan: Plan, progress: Progress, queue: Iterator[Case]) -> None:
         if progress.stop:
             return
         try:
-            worked = await case.do()
+            await case.do()
         except Exception as error:
             case.note(error)
             progress.failed += 1
@@ -260,7 +238,6 @@ async def _work(plan: Plan, progress: Progress, queue: Iterator[Case]) -> None:
             if progress.in_a_row > plan.concurrency + HOPELESS:
                 raise PacelineError(f"{progress.in_a_row} items failed in a row; the last: {error}") from error
         else:
-            progress.found += not worked
             progress.in_a_row = 0
         progress.done += 1
         progress.watch(progress)
@@ -292,19 +269,17 @@ class Case:
             ]
         )  # fmt: skip
 
-    async def do(self) -> bool:
-        """Answer and judge what is missing; returns whether anything was."""
+    async def do(self) -> None:
+        """Answer and judge what is missing."""
         row = self.generations.get(self.key)
-        worked = row is None
         if row is None:
             row = await self._generate()
         if row["unanswered"] is not None:
-            return worked
+            return
         errors: list[Exception] = []
         for judge in self.plan.judges:
             key = digest([self.key, judge.identity])
             if key not in self.judgements:
-                worked = True
                 try:
                     await self._judge(judge, key, row)
                 except Exception as error:  # the other judges are still asked
@@ -313,7 +288,6 @@ class Case:
             self.note(other)
         if errors:
             raise errors[-1]
-        return worked
 
     async def _generate(self) -> dict[str, Any]:
         plan, scope = self.plan, f"{self.item.id} {self.method.label}"

@@ -9,37 +9,16 @@ import tomllib
 from collections.abc import Sequence
 from math import hypot, log2
 from pathlib import Path
+from typing import Any
 
 from paceline.evals.vision.drawing import Noun, shows
 
-PLACES = (
-    "in the top-left corner", "at the top center", "in the top-right corner",
-    "at the middle left", "in the center", "at the middle right",
-    "in the bottom-left corner", "at the bottom center", "in the bottom-right corner",
-)  # fmt: skip
-"""Row by row, as one reads. Each names its row and its column: what is in a corner is "at the top" too."""
-NUMBERS = ("one", "two", "three", "four", "five", "six", "seven", "eight", "nine")
-
-VALUES: dict[str, tuple[str, ...]] = {
-    "absolute_size": ("large", "medium-sized", "small"),
-    "relative_size": ("smaller than", "the same size as", "bigger than"),
-    "absolute_spatial": PLACES,
-    "relative_spatial": ("to the left of", "to the right of", "above", "below"),
-    "existence": ("no", "a"),
-    "count": NUMBERS,
-}
+SUBSETS: dict[str, Any] = tomllib.loads(Path(__file__).with_name("subsets.toml").read_text("utf-8"))
+VALUES: dict[str, tuple[str, ...]] = {name: tuple(one["values"]) for name, one in SUBSETS.items()}
 """The values of each subset, in the order of a case's images; the names are those of the released folders."""
-
-TITLES = {
-    "absolute_size": "absolute size",
-    "relative_size": "relative size",
-    "absolute_spatial": "absolute position",
-    "relative_spatial": "relative position",
-    "existence": "existence",
-    "count": "count",
-}
-
-TEMPLATES: dict[str, list[str]] = tomllib.loads(Path(__file__).with_name("templates.toml").read_text("utf-8"))
+PLACES, NUMBERS = VALUES["absolute_spatial"], VALUES["count"]
+TITLES: dict[str, str] = {name: one["title"] for name, one in SUBSETS.items()}
+TEMPLATES: dict[str, list[str]] = {name: one["templates"] for name, one in SUBSETS.items()}
 HELD_OUT_TEMPLATES = 2
 """The last templates of each subset: builds of the split "train" never use them, those of "test" use no other."""
 

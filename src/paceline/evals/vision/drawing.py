@@ -5,16 +5,18 @@ has an owner or a licence to ask about. Curves are cut into short straight piece
 
 import json
 import re
+import tomllib
 from collections.abc import Iterator, Sequence
 from colorsys import hls_to_rgb, rgb_to_hls
 from dataclasses import dataclass
 from functools import cache, cached_property
 from importlib.resources import files
+from pathlib import Path
 from typing import Any
 
 import numpy as np
 from numpy.typing import NDArray
-from PIL import Image, ImageDraw, ImageOps
+from PIL import Image, ImageColor, ImageDraw, ImageOps
 from PIL import __version__ as PILLOW
 
 Points = NDArray[np.float64]  # (n, 2), in units of a hundredth of the square
@@ -27,15 +29,10 @@ LIGHT, DARK = 0.22, -0.16
 SUPERSAMPLING = 4  # pixels drawn per pixel of a row, because Pillow does not smooth edges
 COVER_SIDE = 96  # longer side, in pixels, of the sprite by which a drawing's cover is measured
 
-BRIGHT = {
-    "red": "#d8433b", "orange": "#ee8a30", "yellow": "#f2c83d", "green": "#4c9f55", "blue": "#3f76c8",
-    "purple": "#8455b5", "pink": "#e5779f", "teal": "#2f9c95",
-}  # fmt: skip
+COLOURS = tomllib.loads(Path(__file__).with_name("palette.toml").read_text("utf-8"))
+BRIGHT = COLOURS["bright"]
 """Colours of things that come in any colour."""
-PALETTE = BRIGHT | {
-    "brown": "#8a5a34", "tan": "#d2a878", "grey": "#8f969c", "silver": "#c3cad0", "dark": "#4a5058", "white": "#f6f6f2",
-    "black": "#2b2b2e",
-}  # fmt: skip
+PALETTE = BRIGHT | COLOURS["others"]
 
 
 @dataclass(frozen=True)
@@ -205,14 +202,9 @@ def _colour(data: str | dict[str, str], main: str) -> str:
     return shade(colour, float(lighter)) if lighter else colour
 
 
-def rgb(colour: str) -> tuple[int, int, int]:
-    """The three bytes of "#rrggbb"."""
-    return int(colour[1:3], 16), int(colour[3:5], 16), int(colour[5:7], 16)
-
-
 def shade(colour: str, by: float) -> str:
     """`colour` made lighter (by > 0, 1 is white) or darker (by < 0, -1 is black)."""
-    hue, light, full = rgb_to_hls(*(byte / 255 for byte in rgb(colour)))
+    hue, light, full = rgb_to_hls(*(byte / 255 for byte in ImageColor.getrgb(colour)))
     light = light + by * ((1 - light) if by > 0 else light)
     return "#" + "".join(f"{round(255 * part):02x}" for part in hls_to_rgb(hue, light, full))
 
@@ -246,7 +238,7 @@ def _fill(large: Image.Image, points: Points, fill: str) -> None:
     across, down = (np.arange(n, dtype=np.float32) - (start % 1) for n, start in zip(size, low, strict=True))
     share = (across * along[0] + (down * along[1])[:, None]) * (255 / max(float(along @ along), 1e-9))
     shades = Image.fromarray(share.clip(0, 255).astype(np.uint8), "L")
-    large.paste(ImageOps.colorize(shades, rgb(shade(fill, LIGHT)), rgb(shade(fill, DARK))), (x, y), mask)
+    large.paste(ImageOps.colorize(shades, shade(fill, LIGHT), shade(fill, DARK)), (x, y), mask)
 
 
 def _line(draw: ImageDraw.ImageDraw, points: Points, shape: Shape, scale: float) -> None:

@@ -33,19 +33,9 @@ def preferred(dtype: torch.dtype = torch.bfloat16) -> bool:
     return supported() and supported(dtype) and not llvm.get_host_cpu_features().get("amx-bf16")
 
 
+@cache
 def parallel() -> int | None:
     """Address of GOMP_parallel, which runs a task on the threads of torch's OpenMP; None if that is not GNU's."""
-    return _openmp("GOMP_parallel")
-
-
-def barrier() -> int | None:
-    """Address of GOMP_barrier, at which the threads of `parallel` wait for each other."""
-    return _openmp("GOMP_barrier")
-
-
-@cache
-def _openmp(function: str) -> int | None:
-    """Address of a function of torch's OpenMP; None if that is not GNU's."""
     try:
         maps = Path("/proc/self/maps").read_text()
     except OSError:
@@ -53,7 +43,7 @@ def _openmp(function: str) -> int | None:
     libraries = {line.split()[-1] for line in maps.splitlines() if "gomp" in line}
     for library in sorted(libraries, key=lambda path: "torch" not in path):
         try:
-            return ctypes.cast(getattr(ctypes.CDLL(library), function), ctypes.c_void_p).value
+            return ctypes.cast(ctypes.CDLL(library).GOMP_parallel, ctypes.c_void_p).value
         except (OSError, AttributeError):
             continue
     return None

@@ -1,12 +1,13 @@
-"""x @ weight.T for many rows, in bfloat16 by AMX, with weights that are expanded on the way.
+"""x @ weight.T in bfloat16 by AMX, with the panels of `products.py`, and with weights in blocks, expanded on the way.
 
-A tile of `tiles.py` here is all rows times a group of panels. It expands a chunk of their inputs to bfloat16,
+Those panels have the order of the registers already, and a tile of `tiles.py` is up to 32 rows times one of them. For
+blocks it is all rows times a group of panels. It expands a chunk of their inputs to bfloat16,
 multiplies all rows by it, and goes on with the next chunk, while the sums are in memory. So a weight is expanded once
 for all rows, and what is multiplied comes from the caches of the first two levels, however wide the weights are."""
 
 import ctypes
 import sys
-from collections.abc import Callable
+from collections.abc import Callable, Mapping
 from functools import cache, partial
 from itertools import product
 
@@ -32,6 +33,67 @@ def supported() -> bool:
     arch_prctl, request, tile_data = 158, 0x1023, 18
     has = bool(llvm.get_host_cpu_features().get("amx-bf16")) and sys.platform == "linux"
     return has and ctypes.CDLL(None).syscall(arch_prctl, request, tile_data) == 0
+
+
+@cache
+def dense_tiles() -> Tiles:
+    """Tiles of rows and panels as `products.py` has them, of a multiple of 32 inputs. A row's sums have one order."""
+
+    def write(module: v.Module) -> None:
+        for groups in (1, 2):
+            module.add(f"groups{groups}", partial(_dense_tile, groups))
+
+    addresses = v.compiled("bfloat16 panels by AMX", write)
+    return Tiles(
+        lambda name: addresses("groups1" if int(name.removeprefix("tile")) <= 16 else "groups2"), PAIR, columns=PAIR,
+        dtype=torch.bfloat16, unit=4 * PAIR, row_unit=4,
+    )  # fmt: skip
+
+
+def _dense_tile(
+    groups: int, x: Value, w: Value, ahead: Value, bias: Value, y: Value, stride: Value, columns: Value, units: Value,
+    rows: Value,
+) -> None:  # fmt: skip
+    """Up to 16 rows, or 17 to 32, times a panel, plus the bias. Registers as in `_tile`."""
+    sums, sizes, before = v.reserve(2 * groups * REGISTER), v.reserve(64), v.reserve(64)
+    quarters, number = list(enumerate(product(range(groups), range(2)))), partial(v.literal, v.I8)
+    last = (rows - 16 * (groups - 1)).cast("trunc", v.I8)
+    _begin(sizes, before, dict.fromkeys([2 * groups - 2, 2 * groups - 1, 5 + groups], last))
+    for k, (_, half) in quarters:  # sums begin with the bias, which all rows read
+        v.intrinsic("llvm.x86.tileloadd64", v.VOID, number(k), v.pointer(bias + 64 * half), v.literal(v.I64, 0))
+
+    def add_block(i: Value) -> None:
+        for half in range(2):
+            at = v.pointer(w + i * (2 * REGISTER) + 64 * half)
+            v.intrinsic("llvm.x86.tileloadd64", v.VOID, number(4 + half), at, v.literal(v.I64, 128))
+        for group in range(groups):
+            at = v.pointer(x + units * (64 * group) + i * 64)
+            v.intrinsic("llvm.x86.tileloadd64", v.VOID, number(6 + group), at, units * 4)
+        for k, (group, half) in quarters:
+            v.intrinsic("llvm.x86.tdpbf16ps", v.VOID, number(k), number(6 + group), number(4 + half))
+        v.prefetch(ahead + i * (2 * REGISTER), 2 * REGISTER)
+
+    def write(i: Value) -> None:
+        at = [sums + (i >> 4) * (2 * REGISTER) + half * REGISTER + (i & 15) * 64 for half in range(2)]
+        out = v.join(*(narrowed(v.load(place, v.F32, align=64)) for place in at))
+        v.store(y + stride * i, out, align=2, mask=first_lanes(columns, PAIR))
+
+    _each(units >> 4, add_block)
+    for k, _ in quarters:
+        there = v.pointer(sums + REGISTER * k)
+        v.intrinsic("llvm.x86.tilestored64", v.VOID, number(k), there, v.literal(v.I64, 64))
+    _each(rows, write)
+    v.intrinsic("llvm.x86.ldtilecfg", v.VOID, v.pointer(before))
+
+
+def _begin(sizes: Value, before: Value, rows: Mapping[int, Value]) -> None:
+    """Give the registers 16 rows of 64 bytes, but those in `rows` so many. Their sizes before, which are oneDNN's, are
+    stored in `before`."""
+    v.store(sizes, v.literal(v.I8, 1, *[0] * 15, *[64, 0] * 8, *[0] * 16, *[16] * 8, *[0] * 8))
+    for register, count in rows.items():
+        v.store(sizes + (48 + register), count, align=1)
+    v.intrinsic("llvm.x86.sttilecfg", v.VOID, v.pointer(before))
+    v.intrinsic("llvm.x86.ldtilecfg", v.VOID, v.pointer(sizes))
 
 
 def tiles(name: str, expand: Callable[[Value, Value, Value], None], *, blocks: int, nbytes: int) -> Tiles:
@@ -108,10 +170,7 @@ def _tile(
 
         _each(v.literal(v.I64, 16), row)
 
-    sizes = v.reserve(64)
-    v.store(sizes, v.literal(v.I8, 1, *[0] * 15, *[64, 0] * 8, *[0] * 16, *[16] * 8, *[0] * 8))
-    v.intrinsic("llvm.x86.sttilecfg", v.VOID, v.pointer(before))  # oneDNN has its own sizes of registers
-    v.intrinsic("llvm.x86.ldtilecfg", v.VOID, v.pointer(sizes))
+    _begin(v.reserve(64), before, {})
     _each(units * blocks + CHUNK - 1 >> 3, add_chunk)
     _each(rows, lambda r: _each(pairs, lambda q: write(r, q)))
     v.intrinsic("llvm.x86.ldtilecfg", v.VOID, v.pointer(before))

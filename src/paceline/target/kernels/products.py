@@ -10,6 +10,7 @@ from functools import cache
 import llvmlite.binding as llvm
 import torch
 
+from paceline.target.kernels import amx
 from paceline.target.kernels import vectors as v
 from paceline.target.kernels.tiles import Tiles, tile
 from paceline.target.kernels.vectors import Value
@@ -43,7 +44,8 @@ class Panels:
         if bias is not None:
             self._bias[: self.outputs] = bias
         self._steps = self.width // inputs
-        self._tiles = _tiles(self._steps, weight.dtype)
+        by_amx = weight.dtype == torch.bfloat16 and self._steps % 16 == 0 and amx.supported()
+        self._tiles = amx.dense_tiles() if by_amx else _tiles(self._steps, weight.dtype)
         self._at = self._panels.data_ptr(), self._bias.data_ptr()
 
     def __call__(self, x: torch.Tensor) -> torch.Tensor:

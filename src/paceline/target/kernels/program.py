@@ -2,16 +2,18 @@
 
 Between its products, a layer of a small model is a dozen compiled steps of a few microseconds each, and Python takes
 longer to call them than they take. So a forward is recorded: the functions that it calls, and what it passes to them.
-After that it is one call. Every thread goes through the list, and waits for the others where a step reads what they
-wrote. The functions and the order of their sums are the same, so the bits are, too.
+After that it is one call. Every thread goes through the list, and takes pieces of a step until none is left. The next
+step begins when all of them are done. The functions and the order of their sums are the same, so the bits are, too.
 
 A forward can be recorded if torch does nothing in it but allocate memory and make views, and all else goes through
 `on_threads`. Where a library multiplies, layers are called one by one."""
 
 from __future__ import annotations
 
+import ctypes
 from array import array
 from collections.abc import Callable, Hashable, Sequence
+from functools import cache
 from typing import Any
 
 import numpy as np
@@ -19,40 +21,44 @@ import torch
 from numba import carray, cfunc
 from torch.utils._python_dispatch import TorchDispatchMode
 
-from paceline.compiled import address, call, take
+from paceline.compiled import address, call, look, swap, take
 from paceline.target.cache import Writer
-from paceline.target.kernels import barrier, on_threads, recorded
+from paceline.target.kernels import on_threads, recorded
 
 MOST_ROWS = 32  # most rows of a recorded forward: with more, calling the steps is a small part of its time
-FIRST, STEPS, COUNT, BARRIER, DONE = range(5)
-"""Places in the task of the compiled function. STEPS: address of COUNT lines of FUNCTION to WORDS; DONE: number of
-steps for one thread alone that were run."""
-FUNCTION, TASK, ALONE, FRESH, WORDS = range(5)
-"""Places in a step's line. TASK, FRESH: addresses of its task, and of an unused copy; WORDS: their length."""
+CURRENT, INSIDE, STEPS, COUNT, YIELD, PLACES = range(6)
+"""Places in the task of the compiled function. CURRENT: number of the step that is not done; INSIDE: threads that may
+work on it; STEPS: address of COUNT lines of FUNCTION to TAKEN; YIELD: address of a function that lets others run."""
+FUNCTION, TASK, ALONE, TAKEN = range(4)
+"""Places in a step's line. ALONE: it is for one thread, the first that has counted itself in TAKEN."""
+WORDS = 4  # of a line
+SPINS = 2000  # looks at what others do before a waiting thread lets another process have its core
 
 
 @cfunc("void(voidptr)", cache=True)
 def _run(at):  # type: ignore[no-untyped-def]
-    """One thread's way through a program. The first to come runs the steps that are for one thread alone. It waits for
-    the others only at the end of steps for all."""
-    task = carray(at, (5,), np.int64)
-    steps = carray(address(task[STEPS]), (task[COUNT], 5), np.int64)
-    is_first, done = take(task, 1) == 0, 0
-    for i in range(len(steps)):
-        if not steps[i, ALONE]:
-            call(steps[i, FUNCTION], (steps[i, TASK],))
-            if task[BARRIER]:
-                call(task[BARRIER], (task[FIRST],))
-        elif is_first:
-            call(steps[i, FUNCTION], (steps[i, TASK],))
-            take(task[DONE:], 1)
-        else:
-            done += 1
-            while take(task[DONE:], 0) < done:
-                pass
-        if is_first:  # all have left the step: its counters begin anew
-            used = carray(address(steps[i, TASK]), (steps[i, WORDS],), np.int64)
-            used[:] = carray(address(steps[i, FRESH]), (steps[i, WORDS],), np.int64)
+    """One thread's way through a program. A step is done when no piece of it is left and no thread is inside: so a
+    thread from which another process took its core between two pieces holds up nobody, and skips what others did."""
+    task = carray(at, (PLACES,), np.int64)
+    count = task[COUNT]
+    steps = carray(address(task[STEPS]), (count, WORDS), np.int64)
+    while True:
+        take(task[INSIDE:], 1)
+        current = look(task)
+        if current < count:
+            line = steps[current]
+            if not line[ALONE] or take(line[TAKEN:], 1) == 0:
+                call(line[FUNCTION], (line[TASK],))
+        take(task[INSIDE:], -1)
+        if current >= count:
+            return
+        spins = 0
+        while look(task) == current:
+            if look(task[INSIDE:]) == 0:
+                swap(task, current, current + 1)
+            spins += 1
+            if spins > SPINS:
+                call(task[YIELD], ())
 
 
 class Programs:
@@ -105,20 +111,26 @@ class _Program:
         header: array[int],
         steps: Sequence[tuple[Any, array[int], bool]],
     ):
-        self._x, self._out, self._header = x, out, header
-        self._tasks = [(task, task[:]) for _, task, _ in steps]
-        self._lines = array("q")
-        for (work, _, alone), (task, fresh) in zip(steps, self._tasks, strict=True):
-            at, words = task.buffer_info()
-            self._lines.extend((work.address, at, alone, fresh.buffer_info()[0], words))
+        self._x, self._out, self._header, self._count = x, out, header, len(steps)
+        *begins, end = len(steps) * WORDS + np.cumsum([0, *(len(task) for _, task, _ in steps)])
+        self._memory = np.empty(end, np.int64)  # the lines of all steps, then their tasks
+        at = self._memory.ctypes.data
+        lines = [(work.address, at + 8 * i, alone, 0) for (work, _, alone), i in zip(steps, begins, strict=True)]
+        self._fresh = np.concatenate([np.ravel(lines), *(task for _, task, _ in steps)])
 
     def __call__(self, x: torch.Tensor, cache: Writer) -> tuple[torch.Tensor, torch.Tensor]:
         self._x.copy_(x)
         self._header[:] = cache.header
-        threads = torch.get_num_threads()
-        wait = (barrier() or 0) if threads > 1 else 0
-        on_threads(_run, array("q", (0, self._lines.buffer_info()[0], len(self._tasks), wait, 0)), threads)
+        self._memory[:] = self._fresh  # all counters begin anew
+        task = array("q", (0, 0, self._memory.ctypes.data, self._count, _let_others_run()))
+        on_threads(_run, task, torch.get_num_threads())
         return self._out
+
+
+@cache
+def _let_others_run() -> int:
+    """Address of libc's sched_yield."""
+    return ctypes.cast(ctypes.CDLL(None).sched_yield, ctypes.c_void_p).value or 0
 
 
 class _NotRecordable(Exception):

@@ -12,16 +12,16 @@ Every peer gets token ids and gives token ids; none of them tokenises. What this
 imported when its peer is opened, never before."""
 
 import importlib
+import tomllib
 from collections.abc import Callable
 from dataclasses import dataclass
+from pathlib import Path
 from typing import Any
 
 from paceline.draft.spec import OptionInfo, options, parse, values
 from paceline.errors import MethodError, meant
 from paceline.workbench.contestant import PEER, Contestant
 from paceline.workbench.peers.setup import Setup
-
-_HERE = "paceline.workbench.peers"
 
 
 @dataclass(frozen=True)
@@ -33,30 +33,8 @@ class Peer:
     needs: str = ""
 
 
-PEERS = {
-    "transformers": Peer(f"{_HERE}.transformers:Plain", "transformers' generate, one token a forward"),
-    "transformers-lookup": Peer(f"{_HERE}.transformers:Lookup", "transformers' prompt lookup"),
-    "transformers-assisted": Peer(f"{_HERE}.transformers:Assisted", "transformers' assisted generation, :DRAFT_MODEL"),
-    "transformers-early-exit": Peer(f"{_HERE}.transformers:EarlyExit", "transformers, drafting with its first layers"),
-    "transformers-paceline": Peer("paceline.plugins.peers:InTransformers", "our loop in transformers' generate"),
-    "vllm": Peer(f"{_HERE}.vllm:Plain", "vLLM, one token a forward", "vLLM at --peer-python"),
-    "vllm-ngram": Peer(f"{_HERE}.vllm:Ngram", "vLLM's prompt lookup", "vLLM at --peer-python"),
-    "vllm-suffix": Peer(f"{_HERE}.vllm:Suffix", "vLLM's suffix decoding", "vLLM and arctic-inference at --peer-python"),
-    "vllm-draft": Peer(f"{_HERE}.vllm:Draft", "vLLM with a draft model, :DRAFT_MODEL", "vLLM at --peer-python"),
-    "vllm-head": Peer(f"{_HERE}.vllm:Head", "vLLM with a head of ours, :HEAD", "vLLM at --peer-python"),
-    "vllm-paceline": Peer("paceline.plugins.peers:InVllm", "our drafters in vLLM", "vLLM at --peer-python"),
-    "llama-cpp": Peer(f"{_HERE}.llama_cpp:Plain", "llama.cpp, one token a forward, :FILE.gguf", "llama-cpp-python"),
-    "llama-cpp-lookup": Peer(f"{_HERE}.llama_cpp:Lookup", "llama-cpp-python's lookup, :FILE.gguf", "llama-cpp-python"),
-    "llama-cpp-paceline": Peer(
-        "paceline.plugins.peers:InLlamaCpp", "our drafters in llama.cpp, :FILE.gguf", "llama-cpp-python"
-    ),
-    "xllamacpp": Peer(
-        f"{_HERE}.xllamacpp:Server", "llama.cpp's server, with or without n-grams, :FILE.gguf",
-        "xllamacpp at --peer-python",
-    ),
-}
-
-
+TABLE = tomllib.loads(Path(__file__).with_name("peers.toml").read_text("utf-8"))
+PEERS = {name: Peer(**facts) for name, facts in TABLE.items()}
 WITH_PYTHON = ("vllm", "xllamacpp")  # engines that run in environments of their own
 
 

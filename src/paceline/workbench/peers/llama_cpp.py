@@ -4,10 +4,11 @@ The file must hold the same model as the benchmark's, its tokens numbered the sa
 round: over the prompt, then over the last token and what was drafted after it."""
 
 from collections.abc import Sequence
-from dataclasses import asdict, dataclass, field
+from dataclasses import asdict, dataclass
 from time import perf_counter
 from typing import Any
 
+from paceline.draft.spec import option
 from paceline.errors import ModelError, PacelineError
 from paceline.target.folder import gguf_of
 from paceline.workbench.contestant import Ask, Contestant, NotInstalled, Reply
@@ -21,10 +22,8 @@ class PlainConfig:
 
 @dataclass(frozen=True)
 class LookupConfig(PlainConfig):
-    tokens: int | None = field(
-        default=None, metadata={"help": "num_pred_tokens: most tokens copied; none: 10 on a GPU, 2 on a CPU"}
-    )
-    ngram: int = field(default=2, metadata={"help": "max_ngram_size: longest run of tokens looked up"})
+    tokens: int | None = option(None, "num_pred_tokens: most tokens copied; none: 10 on a GPU, 2 on a CPU")
+    ngram: int = option(2, "max_ngram_size: longest run of tokens looked up")
 
 
 class Plain(Contestant):

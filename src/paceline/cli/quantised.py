@@ -1,14 +1,39 @@
-"""`paceline quality`: what a quantised model has lost, on held-out text."""
+"""`paceline quantize`: a copy of a model with weights of eight or four bits. `paceline quality`: what it has lost."""
 
 import json
 from dataclasses import asdict
 from pathlib import Path
+from typing import Annotated
+
+import typer
 
 from paceline.cli import options
 from paceline.draft.spec import option
 from paceline.errors import PacelineError
-from paceline.jsonl import opened
+from paceline.jsonl import check_folder, check_new_folder, opened, write_whole
 from paceline.workbench.options import with_options
+
+
+@with_options
+def quantize(
+    model: options.Model,
+    out: Annotated[Path, typer.Argument(help="A new folder.", callback=check_new_folder)],
+    dtype: str = option("int8", "int8 (Q8_0) or int4 (Q4_0; embedding and output head Q8_0)."),
+) -> int:
+    """Write a model with weights of eight or four bits to a new folder, which every command takes as a model.
+
+    Its weights are those that --dtype int8 and int4 make on every load. Made once, the model loads faster and takes
+    half or a quarter of the disk space. It is another model than its checkpoint.
+
+    \b
+    paceline quantize models/demo demo-int4 --dtype int4
+    paceline generate demo-int4 "Hello! What can you do?"
+    """
+    from paceline.target.load import quantise_folder
+
+    size = quantise_folder(model, out, dtype)
+    print(f"wrote {out}: {size / 1e6:.1f} MB of weights")
+    return 0
 
 
 @with_options
@@ -29,10 +54,7 @@ def quality(
     paceline quality demo-int4 --against models/demo --text held-out.txt --save
     paceline quality model-Q4_K_M.gguf --against original-folder --text held-out.txt
     """
-    import torch
-
     from paceline.evals.quality import compare
-    from paceline.jsonl import check_folder, write_whole
     from paceline.target.load import load, load_tokenizer
     from paceline.target.quantised.blocks import split_dtype
     from paceline.target.quantised.checkpoint import MEASURED
@@ -44,8 +66,7 @@ def quality(
         raise PacelineError(f"--save writes into a model's folder, and {folder} is none")
     check_folder(folder if save else None)
     words = _read(text)
-    if threads is not None:
-        torch.set_num_threads(threads)
+    options.use_threads(threads)
     precision, rest = split_dtype(dtype)
     reference = load(original, dtype=rest if precision else "auto")
     ids = load_tokenizer(original).encode_text(words[: 16 * tokens])[:tokens]

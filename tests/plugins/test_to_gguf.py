@@ -1,0 +1,225 @@
+"""Draft heads as GGUF files, read back by the package gguf: the head's numbers under llama.cpp's names."""
+
+from __future__ import annotations
+
+import sys
+from pathlib import Path
+from typing import Any
+
+import gguf
+import numpy as np
+import pytest
+import torch
+from safetensors.torch import load_file
+from transformers import PreTrainedModel
+
+from paceline.errors import MethodError
+from paceline.plugins import to_gguf
+from paceline.plugins.to_gguf import write_head
+from tests import gguf_files, models
+from tests.draft import blocks
+from tests.draft.eagles import Tensors, d2t_of, described, eagle3, speculators, write
+
+HIDDEN = 64
+INNER = {
+    "input_layernorm": "attn_norm", "hidden_norm": "attn_norm_2", "post_attention_layernorm": "ffn_norm",
+    "self_attn.q_proj": "attn_q", "self_attn.k_proj": "attn_k", "self_attn.v_proj": "attn_v",
+    "self_attn.o_proj": "attn_output", "self_attn.q_norm": "attn_q_norm", "self_attn.k_norm": "attn_k_norm",
+    "mlp.gate_proj": "ffn_gate", "mlp.up_proj": "ffn_up", "mlp.down_proj": "ffn_down",
+}  # fmt: skip
+
+
+@pytest.fixture(scope="module")
+def model() -> PreTrainedModel:
+    return models.model("llama2", num_hidden_layers=8, tie_word_embeddings=False, hidden_size=HIDDEN)
+
+
+@pytest.fixture(scope="module")
+def target(model: PreTrainedModel, tmp_path_factory: pytest.TempPathFactory) -> Path:
+    folder = tmp_path_factory.mktemp("target")
+    model.save_pretrained(folder)
+    models.tokenizer().save_pretrained(folder)
+    return folder
+
+
+def read(file: Path) -> tuple[dict[str, Any], dict[str, Any]]:
+    """Metadata by key, and arrays by name."""
+    reader = gguf.GGUFReader(file)
+    facts = {key: field.contents() for key, field in reader.fields.items()}
+    return facts, {one.name: one.data for one in reader.tensors}
+
+
+def turned(rows: Any, count: int) -> Any:
+    """Rows of `count` heads, with the numbers that rotate together side by side: pair i is rows i and i + half."""
+    half = len(rows) // count // 2
+    order = [head * 2 * half + i + side * half for head in range(count) for i in range(half) for side in (0, 1)]
+    return rows[order]
+
+
+def check_layers(found: dict[str, Any], tensors: Tensors, paired: bool) -> set[str]:
+    """The layers' tensors are there; returns their names."""
+    seen = set()
+    for name, tensor in tensors.items():
+        if name.startswith("layers."):
+            _, number, part = name.removesuffix(".weight").split(".", 2)
+            theirs = f"blk.{number}.{INNER[part]}.weight"
+            heads = {"q_proj": 2, "k_proj": 1}.get(part.rpartition(".")[2])
+            expected = turned(tensor.numpy(), heads) if heads and paired else tensor.numpy()
+            np.testing.assert_array_equal(found[theirs], expected)
+            seen.add(theirs)
+    return seen
+
+
+def test_an_eagle3_head(model: PreTrainedModel, target: Path, tmp_path: Path) -> None:
+    tensors = eagle3(model, prefix="layers.0.") | {"input_norm.weight": torch.rand(3 * HIDDEN)}
+    config = speculators(model, norm_before_fc=True, norm_before_residual=True)
+    head, file = write(tmp_path / "head", config, tensors), tmp_path / "head.gguf"
+    assert write_head(f"eagle3:{head}", target, file, "f32") == "draft-eagle3"
+    facts, found = read(file)
+    names = check_layers(found, tensors, paired=True)
+    assert found.keys() - names == {"fc.weight", "output.weight", "output_norm.weight", "enc.output_norm.weight", "d2t"}
+    outer = {"fc": "fc", "lm_head": "output", "norm": "output_norm", "input_norm": "enc.output_norm"}
+    for name, theirs in outer.items():
+        np.testing.assert_array_equal(found[f"{theirs}.weight"], tensors[f"{name}.weight"].numpy())
+    keep = np.flatnonzero(d2t_of(model)[1].numpy())  # token ids, not offsets
+    np.testing.assert_array_equal(found["d2t"], keep)
+    assert found["d2t"].dtype == np.int64
+    wanted = {
+        "general.architecture": "eagle3", "eagle3.target_layers": [2, 4, 5], "eagle3.target_hidden_size": HIDDEN,
+        "eagle3.norm_before_residual": True, "eagle3.norm_before_fc": True, "eagle3.block_count": 1,
+        "eagle3.embedding_length": HIDDEN, "eagle3.attention.head_count": 2, "eagle3.attention.head_count_kv": 1,
+        "eagle3.attention.key_length": 24, "eagle3.rope.freq_base": 10000.0,
+    }  # fmt: skip
+    assert {key: facts[key] for key in wanted} == wanted
+    assert len(facts["tokenizer.ggml.tokens"]) == models.VOCAB_SIZE
+
+
+def test_an_embedding_of_its_own_goes_along(model: PreTrainedModel, target: Path, tmp_path: Path) -> None:
+    table = model.model.embed_tokens.weight.detach()
+    for number, own in enumerate((table, table + 1)):
+        head = write(tmp_path / f"{number}", speculators(model), eagle3(model) | {"embed_tokens.weight": own})
+        write_head(f"eagle3:{head}", target, tmp_path / "head.gguf")
+        assert ("token_embd.weight" in read(tmp_path / "head.gguf")[1]) == bool(number)
+
+
+OUTER = {"fc": "fc", "hidden_norm": "enc.output_norm", "norm": "output_norm"}
+
+
+def test_a_dflash_head_with_a_mask_token(model: PreTrainedModel, target: Path, tmp_path: Path) -> None:
+    head, file = blocks.save(tmp_path / "head", model, "random"), tmp_path / "head.gguf"
+    assert write_head(f"dflash:{head}", target, file, "f32") == "draft-dflash"
+    (facts, found), tensors = read(file), load_file(head / "model.safetensors")
+    names = check_layers(found, tensors, paired=False)
+    assert found.keys() - names == {f"{theirs}.weight" for theirs in OUTER.values()}
+    for name, theirs in OUTER.items():
+        np.testing.assert_array_equal(found[f"{theirs}.weight"], tensors[f"{name}.weight"].numpy())
+    wanted = {
+        "general.architecture": "dflash", "dflash.block_size": blocks.BLOCK, "dflash.sample_from_anchor": False,
+        "dflash.target_layers": [1, 3], "dflash.has_confidence_head": False, "tokenizer.ggml.mask_token_id": 3,
+    }  # fmt: skip
+    assert {key: facts[key] for key in wanted} == wanted
+    assert "dflash.attention.causal" not in facts
+
+
+def test_heads_over_a_smaller_vocabulary_bring_their_output(
+    model: PreTrainedModel, target: Path, tmp_path: Path
+) -> None:
+    """As `paceline train dflash` makes them: the mask a vector, the output head some of the target's rows."""
+    offsets, members = d2t_of(model)
+    keep = members.nonzero()[:, 0]
+    tensors = blocks.random_tensors(model) | {"mask_embedding": torch.rand(HIDDEN), "d2t": offsets, "t2d": members}
+    tensors |= {"confidence_head.proj.weight": torch.rand(1, HIDDEN), "confidence_head.proj.bias": torch.rand(1)}
+    own = {"sample_from_anchor": True, "enable_confidence_head": True, "draft_vocab_size": len(keep)}
+    config = blocks.config(model, **own, dflash_config={"target_layer_ids": list(blocks.IDS)})
+    head, file = write(tmp_path / "head", config, tensors), tmp_path / "head.gguf"
+    assert write_head(f"dflash:{head}", target, file, "f32") == "draft-dspark"
+    facts, found = read(file)
+    np.testing.assert_array_equal(found["d2t"], keep.numpy())
+    np.testing.assert_array_equal(found["output.weight"], model.lm_head.weight.detach()[keep].numpy())
+    mask, table = facts["tokenizer.ggml.mask_token_id"], model.model.embed_tokens.weight.detach().numpy()
+    assert mask == models.VOCAB_SIZE - 1
+    np.testing.assert_array_equal(found["token_embd.weight"][mask], tensors["mask_embedding"].numpy())
+    np.testing.assert_array_equal(np.delete(found["token_embd.weight"], mask, 0), np.delete(table, mask, 0))
+    # A Markov head that adds nothing: without one, llama.cpp leaves the first position out.
+    assert found["markov_w1.weight"].shape == (models.VOCAB_SIZE, 1)
+    assert found["markov_w2.weight"].shape == (len(keep), 1)
+    assert not found["markov_w2.weight"].any()
+    sure = np.append(tensors["confidence_head.proj.weight"].numpy(), [[0]], 1)
+    np.testing.assert_array_equal(found["conf_proj.weight"], sure)
+    assert (facts["dflash.sample_from_anchor"], facts["dflash.has_confidence_head"]) == (True, True)
+
+
+def test_a_dspark_head(model: PreTrainedModel, target: Path, tmp_path: Path) -> None:
+    head, file = blocks.save(tmp_path / "head", model), tmp_path / "head.gguf"
+    assert write_head(f"dflash:{head}", target, file, "f32") == "draft-dspark"
+    (facts, found), tensors = read(file), load_file(head / "model.safetensors")
+    for theirs, name in {
+        "markov_w1.weight": "markov_head.markov_w1.weight", "markov_w2.weight": "markov_head.markov_w2.weight",
+        "conf_proj.weight": "confidence_head.proj.weight", "conf_proj.bias": "confidence_head.proj.bias",
+    }.items():  # fmt: skip
+        np.testing.assert_array_equal(found[theirs], tensors[name].numpy())
+    assert facts["dflash.has_confidence_head"]
+    assert "output.weight" not in found, "it is the target's"
+
+
+def test_eight_bits(model: PreTrainedModel, target: Path, tmp_path: Path) -> None:
+    tensors = eagle3(model)
+    head = write(tmp_path / "head", speculators(model), tensors)
+    write_head(f"eagle3:{head}", target, tmp_path / "head.gguf", "q8_0")
+    one = {one.name: one for one in gguf.GGUFReader(tmp_path / "head.gguf").tensors}["blk.0.attn_q.weight"]
+    assert one.tensor_type == gguf.GGMLQuantizationType.Q8_0
+    expected = turned(tensors["midlayer.self_attn.q_proj.weight"].numpy(), 2)
+    assert np.abs(gguf.quants.dequantize(one.data, one.tensor_type) - expected).max() < 0.01
+
+
+def test_the_vocabulary_of_a_gguf_target(target: Path, model: PreTrainedModel, tmp_path: Path) -> None:
+    file = gguf_files.write(target, tmp_path / "target.gguf", more=lambda writer: writer.add_mask_token_id(9))
+    head = write(tmp_path / "head", speculators(model), eagle3(model))
+    write_head(f"eagle3:{head}", file, tmp_path / "head.gguf")
+    (own, _), (facts, _) = read(file), read(tmp_path / "head.gguf")
+    keys = {key for key in own if key.startswith("tokenizer.ggml.") and not key.endswith("mask_token_id")}
+    assert {key: own[key] for key in keys} == {key: facts[key] for key in facts if key.startswith("tokenizer.")}
+
+
+def test_what_llama_cpp_cannot_run_is_refused(model: PreTrainedModel, target: Path, tmp_path: Path) -> None:
+    norms = {f"fc_norm.{n}.weight": torch.ones(HIDDEN) for n in range(3)}
+    slides = {"layer_types": ["sliding_attention", "full_attention"], "sliding_window": 6}
+    cases = {
+        "fc_norm": ("eagle3", speculators(model, fc_norm=True), eagle3(model) | norms, "--no-fc-norm"),
+        "output": ("eagle3", speculators(model, norm_output=True), eagle3(model), "--no-norm-output"),
+        "taps": (
+            "eagle3",
+            speculators(model, eagle_aux_hidden_state_layer_ids=[1, 5]),
+            eagle3(model) | {"fc.weight": torch.rand(HIDDEN, 2 * HIDDEN)},
+            "here 1 over 2",
+        ),
+        "window": ("dflash", blocks.config(model, **slides), blocks.random_tensors(model), "sliding windows"),
+        "other": ("eagle3", described(model, hidden_size=48, draft_vocab_size=9), eagle3(model), "states of 48"),
+    }
+    for name, (method, config, tensors, words) in cases.items():
+        head = write(tmp_path / name, config, tensors)
+        with pytest.raises(MethodError, match=words):
+            write_head(f"{method}:{head}", target, tmp_path / "head.gguf")
+    assert not [*tmp_path.glob("*.gguf*")]
+
+
+def test_the_command(
+    model: PreTrainedModel, target: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str],
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:  # fmt: skip
+    head = write(tmp_path / "head", speculators(model), eagle3(model))
+
+    def run(*words: object) -> object:
+        monkeypatch.setattr(sys, "argv", ["to_gguf", *map(str, words)])
+        try:
+            return to_gguf.main()
+        except SystemExit as end:
+            return end.code
+
+    assert run(f"eagle3:{head}", tmp_path / "head.gguf", "--target", target) is None
+    assert "--spec-type draft-eagle3" in capsys.readouterr().out
+    assert run(target, tmp_path / "model.gguf", "--dtype", "q8_0") is None
+    assert read(tmp_path / "model.gguf")[0]["general.file_type"] == 7
+    assert "there is no folder" in str(run("eagle3:nowhere", tmp_path / "x.gguf", "--target", target))
+    assert run(f"eagle3:{head}", tmp_path / "x.gguf") == 2
+    assert "--target MODEL is for draft heads" in capsys.readouterr().err
