@@ -61,9 +61,7 @@ class Drafts:
         self.failures = 0
 
     def chains(self, read: Callable[[], "Step"]) -> dict[Any, IntArray]:
-        """The chain, int64, for every row that `read` says has gained tokens; none for the others.
-
-        Catches all errors, because an exception would end the engine."""
+        """The chain, int64, for every row that gained tokens. Catches all errors: one would end the engine."""
         if self.failures < FAILURES:
             try:
                 return self._draft(read())

@@ -23,6 +23,7 @@ import torch
 from paceline.errors import MethodError
 from paceline.plugins.vllm import Drafts, Step, spec_of
 
+FIRST = 'leave worker_cls out, and use speculative_config={"model": "paceline.plugins.vllm.sam", ...}'
 WORKERS = {"cuda": "gpu_worker.Worker", "cpu": "cpu_worker.CPUWorker", "xpu": "xpu_worker.XPUWorker"}
 """vLLM's worker for each type of device; ROCm's type is "cuda"."""
 
@@ -52,11 +53,10 @@ class Speculator(Drafts):
         self.device, self.states = device, states
         self.lengths: dict[str, int] = {}
 
-    def init_cudagraph_manager(self, cudagraph_mode: Any) -> None:
+    def init_cudagraph_manager(self, cudagraph_mode: Any = None) -> None:
         """Nothing to do: a drafter runs no graphs."""
 
-    def capture(self) -> None:
-        """Nothing to do."""
+    capture = init_cudagraph_manager
 
     def propose(
         self, input_batch: Any, attn_metadata: Any, slot_mappings: Any, last_hidden_states: Any, aux_hidden_states: Any,
@@ -157,8 +157,7 @@ def _check(config: Any) -> None:
     if not getattr(config, "use_v2_model_runner", True):
         raise MethodError(
             "paceline.plugins.vllm_v2 is for vLLM's second model runner, and this engine uses the first, for want of "
-            "Triton or because of VLLM_USE_V2_MODEL_RUNNER=0 or another option: leave worker_cls out, and use "
-            'speculative_config={"model": "paceline.plugins.vllm.sam", "num_speculative_tokens": 16}'
+            f"Triton or because of VLLM_USE_V2_MODEL_RUNNER=0 or another option: {FIRST}"
         )
     speculative = config.speculative_config
     if speculative is None or speculative.method not in ("ngram", "ngram_gpu"):
@@ -189,10 +188,6 @@ def _create(config: Any, device: torch.device, states: Any, spec: str | None) ->
 
         raise MethodError(
             f"paceline.plugins.vllm_v2 knows the speculators of vLLM 0.32 and 0.33, and vLLM {vllm.__version__} has "
-            f"others ({'; '.join(changed)}): use one of those, or where this one has its first model runner, "
-            'speculative_config={"model": "paceline.plugins.vllm.sam", "num_speculative_tokens": 16} without worker_cls'
+            f"others ({'; '.join(changed)}): use one of those, or where this one has its first model runner, {FIRST}"
         )
     return type("PacelineSpeculator", (Speculator, BaseSpeculator), {})(config, device, states, spec)
-
-
-__all__ = ["Drafting", "Speculator"]
