@@ -31,14 +31,14 @@ def engine(demo: Path) -> Engine:
     return Engine(demo, dtype="float32")
 
 
-def host(spec: str, demo: Path, engine: Engine, batch: int) -> Host:
+def host(spec: str, demo: Path, engine: Engine, batch: int, python: str | None = None) -> Host:
     assert engine.tokenizer is not None
     peer = create_peer(
         spec,
         str(demo),
         dtype="float32",
         threads=1,
-        python=os.environ["PACELINE_VLLM_PYTHON"],
+        python=python or os.environ["PACELINE_VLLM_PYTHON"],
         batch=batch,
         max_context=1024,
         decode=engine.tokenizer.decode,
@@ -89,3 +89,68 @@ def test_sampling_with_drafts_on_a_cpu(repaired: bool, demo: Path, engine: Engin
     assert found["sampled"]["lossless"] == repaired
     if not repaired:
         assert found["sampled"]["tv"] > 5 * found["sampled"]["tv_by_chance"]
+
+
+@pytest.fixture(scope="module")
+def interpreted(engine: Engine, tmp_path_factory: pytest.TempPathFactory) -> str:
+    """An interpreter whose vLLM has its second model runner, slowly."""
+    path = tmp_path_factory.mktemp("bin") / "python"
+    script = Path(__file__).with_name("interpreted_triton.py")
+    path.write_text(f'#!/bin/sh\nexec "{os.environ["PACELINE_VLLM_PYTHON"]}" "{script}" "$@"\n')
+    path.chmod(0o755)
+    return str(path)
+
+
+SHORT = Ask(max_tokens=24)
+
+
+@pytest.fixture(scope="module")
+def plain(demo: Path, engine: Engine) -> tuple[list[list[int]], list[list[int]]]:
+    """Two prompts, and their greedy answers by vLLM's first runner without drafts."""
+    prompts = [engine.encode([{"role": "user", "content": text}]).tolist() for text in TEXTS[:2]]
+    under = host("vllm,eager=true", demo, engine, 2)
+    try:
+        return prompts, [under.contestant.answer([prompt], SHORT)[0].tokens for prompt in prompts]
+    finally:
+        under.close()
+
+
+@pytest.mark.slow
+@pytest.mark.timeout(900)
+@pytest.mark.parametrize("draft", ["sam", "suffix;past=9999", "blend", "auto"])
+def test_the_second_runner_says_what_the_first_says_without_drafts(
+    draft: str, demo: Path, engine: Engine, interpreted: str, plain: tuple[list[list[int]], list[list[int]]]
+) -> None:
+    """One at a time and two at a time."""
+    prompts, expected = plain
+    under = host(f"vllm-paceline,eager=true,v2=true,paced=false,draft={draft}", demo, engine, 2, interpreted)
+    try:
+        alone = [under.contestant.answer([prompt], SHORT)[0] for prompt in prompts]
+        pair = under.contestant.answer(prompts, SHORT)
+        under.contestant.forget()
+        again = under.contestant.answer(prompts[:1], SHORT)
+    finally:
+        under.close()
+    assert [reply.tokens for reply in alone] == expected
+    assert [reply.tokens for reply in pair] == expected
+    assert [reply.tokens for reply in again] == expected[:1]
+    assert sum(sum(reply.nodes) for reply in (*alone, *pair)) > 0, "drafts were verified"
+    if draft != "auto":  # what it verifies depends on the clock, and a draft costs much here
+        assert max(length for reply in (*alone, *pair) for length in reply.lengths) > 2, "and accepted"
+    if draft == "suffix;past=9999":
+        assert len(pair[0].lengths) < len(alone[0].lengths), "finished requests are read"
+        assert len(again[0].lengths) == len(alone[0].lengths), "until it is told to forget them"
+
+
+@pytest.mark.slow
+@pytest.mark.timeout(1200)
+def test_sampling_in_the_second_runner(demo: Path, engine: Engine, interpreted: str) -> None:
+    under = host("vllm-paceline,eager=true,v2=true,draft=sam,k=3,paced=false", demo, engine, 64, interpreted)
+    subject = Models(Reference.load(str(demo), dtype="float32"), None, None, engine.target.eos_token_ids, 8192)
+    starts = [engine.encode(text).tolist() for text in ("one two three one two three one two", "a b a b a b a")]
+    try:
+        found = certify(under, subject, starts[:1], starts, Scope(requests=256, max_tokens=8))
+    finally:
+        under.close()
+    print(findings(found), found["sampled"])
+    assert found["sampled"]["lossless"]

@@ -35,6 +35,7 @@ class InVllmConfig(vllm.PlainConfig):
     k: int = field(default=16, metadata={"help": "num_speculative_tokens: most tokens of a draft"})
     paced: bool = field(default=True, metadata=PACED)
     repair: bool = field(default=True, metadata={"help": "mend vLLM's sampling with drafts on a CPU"})
+    v2: bool = field(default=False, metadata={"help": "vLLM's second model runner, which needs Triton"})
 
 
 @dataclass(frozen=True)
@@ -99,19 +100,24 @@ class InTransformers(transformers.Plain):
 
 
 class InVllm(vllm.Plain):
-    """vLLM with `paceline.plugins.vllm.Proposer`. PYTHONPATH adds our package to vLLM's interpreter."""
+    """vLLM with `paceline.plugins.vllm.Proposer`, or `vllm_v2.Worker`. PYTHONPATH leads to our package."""
 
     Config = InVllmConfig
     learns = True
 
     def speculative(self) -> dict[str, Any]:
-        return {"model": "paceline.plugins.vllm.Proposer", "num_speculative_tokens": self.config.k}
+        ours = {"method": "ngram"} if self.config.v2 else {"model": "paceline.plugins.vllm.Proposer"}
+        return {**ours, "num_speculative_tokens": self.config.k}
+
+    def worker_class(self) -> str:
+        return "paceline.plugins.vllm_v2.Worker" if self.config.v2 else "auto"
 
     def additional(self) -> dict[str, Any]:
         return {"paceline": {"draft": _spec(self.config), "paced": self.config.paced, "repair": self.config.repair}}
 
     def environment(self) -> dict[str, str]:
-        return super().environment() | {"PYTHONPATH": str(Path(paceline.__file__).parent.parent)}
+        runner = {"VLLM_USE_V2_MODEL_RUNNER": "1"} if self.config.v2 else {}
+        return super().environment() | {"PYTHONPATH": str(Path(paceline.__file__).parent.parent)} | runner
 
     def _samples_right(self) -> bool:
         return self.config.repair or super()._samples_right()

@@ -9,17 +9,19 @@
 vLLM imports the module before the last dot and reads the rest as its attribute, so any drafter's name works, with "_"
 for "-" and "__" for "+". It calls `propose` once a step with all rows of its batch. Rows move, are reused and have no
 request id, so a row is recognised by its tokens. vLLM's acceptance rule for chains is right for any draft. Written for
-vLLM 0.32 (V1 runner, `custom_class`)."""
+vLLM 0.32's first model runner (`custom_class`); `vllm_v2.py` is for the second."""
 
 import functools
 import logging
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass
 from typing import Any
 
 import numpy as np
 from numpy.typing import NDArray
 
 from paceline.draft.recording import Recording
+from paceline.engine.tree import IntArray
 from paceline.errors import MethodError
 from paceline.plugins.history import History, HostRow
 
@@ -30,78 +32,54 @@ OPTIONS = {"draft": str, "paced": bool, "repair": bool}
 
 draft   the drafter's spec.
 paced   cut drafts to what pays at this size of batch; by default true, but false for a model that is split over
-        processes, whose clocks differ.
+        processes, whose clocks differ, and where vLLM verifies drafts of one length only (`vllm_v2.py`).
 repair  mend vLLM's sampling with drafts on CPUs without Triton, which reads uninitialised memory (vllm-project/vllm
         issue 55005); true by default."""
 FAILURES = 3  # failures of a drafter before it is left out
 
 
-class Proposer:
-    """The proposer that vLLM calls: one drafter for all requests of an engine.
+class Drafts:
+    """One drafter for all requests of an engine, and the row of each: what both of vLLM's runners need.
 
-    spec  the drafter's; None: `additional_config["paceline"]["draft"]`.
-    Raises PacelineError for a drafter that does not exist, or needs more than tokens; vLLM then does not start."""
+    paced  whether drafts are cut to what pays, unless the options say otherwise.
+    usage  how to name a drafter, for the error if nothing does.
+    Raises MethodError for a drafter that does not exist, or needs more than tokens; vLLM then does not start."""
 
-    def __init__(self, vllm_config: Any, spec: str | None = None):
-        options = _options(vllm_config.additional_config)
-        self.spec = spec or options.get("draft")
+    def __init__(self, vllm_config: Any, spec: str | None, paced: bool, usage: str):
+        self.options = _options(vllm_config.additional_config)
+        self.spec = spec or self.options.get("draft")
         if self.spec is None:
             raise MethodError(
-                'Which drafter? Name it in additional_config={"paceline": {"draft": "sam"}}, or use '
-                "paceline.plugins.vllm.sam as the model of speculative_config."
+                f'Which drafter? Name it in additional_config={{"paceline": {{"draft": "sam"}}}}, or use {usage}.'
             )
         self.most = vllm_config.speculative_config.num_speculative_tokens
-        self.paced = options.get("paced", not _is_split(vllm_config))
+        self.paced = self.options.get("paced", paced and not _is_split(vllm_config))
         self.limit = vllm_config.model_config.max_model_len
         self.facts = _facts(vllm_config.model_config, self.spec)
         self.history = self._history()
-        self.rows: dict[int, HostRow] = {}
+        self.rows: dict[Any, HostRow] = {}
         self.failures = 0
-        if options.get("repair", True):
-            repair_cpu_sampling()
 
-    def load_model(self, target_model: Any) -> None:
-        """Nothing to do; vLLM's CPU runner calls it."""
-
-    def propose(
-        self, sampled: Sequence[Sequence[int]], lengths: NDArray[np.int32], tokens: NDArray[np.int32],
-        slot_mappings: Any = None,
-    ) -> list[list[int]]:  # fmt: skip
-        """A chain for each row of the batch. Catches all errors, because an exception would end the engine.
-
-        sampled  the new tokens of each row in this step; none inside a prompt.
-        lengths  [rows], tokens of each row now.
-        tokens   [rows, max_model_len], vLLM's own buffer of them."""
+    def chains(self, read: Callable[[], "Step"]) -> dict[Any, IntArray]:
+        """The chain, int64, for every row that gained tokens. Catches all errors: one would end the engine."""
         if self.failures < FAILURES:
             try:
-                return self._propose(sampled, lengths, tokens)
+                return self._draft(read())
             except Exception:
                 self._recover()
-        return [[] for _ in sampled]
+        return {}
 
-    def _propose(
-        self, sampled: Sequence[Sequence[int]], lengths: NDArray[np.int32], tokens: NDArray[np.int32]
-    ) -> list[list[int]]:
-        texts = {i: tokens[i, : lengths[i]].astype(np.int64) for i, new in enumerate(sampled) if len(new)}
-        before, self.rows = self.rows, {}
-        known = {i: _known(before, i, text[: -len(sampled[i])]) for i, text in texts.items()}
-        if len(texts) < len(sampled) or before or None in known.values():  # a prompt ran, or a row has ended
+    def _draft(self, step: "Step") -> dict[Any, IntArray]:
+        if step.disturbed or step.gone or step.new:
             self.history.disturbed()
-        known_rows = {i: row for i, row in known.items() if row is not None}
-        self.history.advance(list(known_rows.values()), [texts[i][len(row) :] for i, row in known_rows.items()])
-        # For a new row, right after its prompt, its new tokens count as prompt.
-        self.rows = {i: known[i] or self.history.start(text, self.limit - len(text)) for i, text in texts.items()}
-        for i, row in before.items():
-            if i < len(sampled) and not len(sampled[i]) and i not in self.rows:
-                self.rows[i] = row  # it gained nothing in this step
-            else:
-                self.history.drop(row)
-        drafting = [i for i in texts if self.rows[i].max_draft > 0]
-        chains = self.history.draft([self.rows[i] for i in drafting]) if drafting else []
-        drafts: list[list[int]] = [[] for _ in sampled]
-        for i, chain in zip(drafting, chains, strict=True):
-            drafts[i] = chain.tolist()
-        return drafts
+        self.history.advance([self.rows[key] for key in step.gained], list(step.gained.values()))
+        for row in step.gone:
+            self.history.drop(row)
+        for key, text in step.new.items():
+            self.rows[key] = self.history.start(text, self.limit - len(text))
+        drafting = [key for key in (*step.gained, *step.new) if self.rows[key].max_draft > 0]
+        chains = self.history.draft([self.rows[key] for key in drafting]) if drafting else []
+        return dict(zip(drafting, chains, strict=True))
 
     def _history(self) -> History:
         return History(self.spec or "", self.facts, self.most, self.paced)
@@ -122,6 +100,62 @@ class Proposer:
                 self.failures = FAILURES
 
 
+@dataclass
+class Step:
+    """What a step of vLLM did to the rows. Keys are the runner's own: places of a batch, or ids of requests.
+
+    gained     new tokens of rows that go on, at least one each.
+    new        whole texts of rows that begin here: the prompt, and the tokens sampled after it.
+    gone       rows that have ended, no longer among `Drafts.rows`.
+    disturbed  the step's time is no round's: it ran a prompt, too."""
+
+    gained: dict[Any, IntArray]
+    new: dict[Any, IntArray]
+    gone: list[HostRow]
+    disturbed: bool
+
+
+class Proposer(Drafts):
+    """The proposer that vLLM's first runner calls. Its rows have no ids: keys are places in the batch.
+
+    spec  the drafter's; None: `additional_config["paceline"]["draft"]`."""
+
+    def __init__(self, vllm_config: Any, spec: str | None = None):
+        super().__init__(vllm_config, spec, True, "paceline.plugins.vllm.sam as the model of speculative_config")
+        if self.options.get("repair", True):
+            repair_cpu_sampling()
+
+    def load_model(self, target_model: Any) -> None:
+        """Nothing to do; vLLM's CPU runner calls it."""
+
+    def propose(
+        self, sampled: Sequence[Sequence[int]], lengths: NDArray[np.int32], tokens: NDArray[np.int32],
+        slot_mappings: Any = None,
+    ) -> list[list[int]]:  # fmt: skip
+        """A chain for each row of the batch.
+
+        sampled  the new tokens of each row in this step; none inside a prompt.
+        lengths  [rows], tokens of each row now.
+        tokens   [rows, max_model_len], vLLM's own buffer of them."""
+        chains = self.chains(lambda: self._read(sampled, lengths, tokens))
+        return [chains[i].tolist() if i in chains else [] for i in range(len(sampled))]
+
+    def _read(self, sampled: Sequence[Sequence[int]], lengths: NDArray[np.int32], tokens: NDArray[np.int32]) -> Step:
+        texts = {i: tokens[i, : lengths[i]].astype(np.int64) for i, new in enumerate(sampled) if len(new)}
+        before, self.rows = self.rows, {}
+        for i, text in texts.items():
+            row = _known(before, i, text[: -len(sampled[i])])
+            if row is not None:
+                self.rows[i] = row
+        gained = {i: texts[i][len(row) :] for i, row in self.rows.items()}
+        new = {i: text for i, text in texts.items() if i not in gained}  # its new tokens count as prompt
+        disturbed = len(texts) < len(sampled) or bool(before)
+        for i in list(before):
+            if i < len(sampled) and not len(sampled[i]):
+                self.rows[i] = before.pop(i)  # it gained nothing in this step
+        return Step(gained, new, list(before.values()), disturbed)
+
+
 def _known(before: dict[int, HostRow], i: int, text: NDArray[np.int64]) -> HostRow | None:
     """The row with this text, in the same place or moved, removed from `before`; None: there is none."""
     for place in (i, *before):
@@ -132,9 +166,14 @@ def _known(before: dict[int, HostRow], i: int, text: NDArray[np.int64]) -> HostR
 
 
 def __getattr__(name: str) -> Any:
+    return functools.partial(Proposer, spec=spec_of(name))
+
+
+def spec_of(name: str) -> str:
+    """The spec for an attribute's name: "_" stands for "-", "__" for "+". Raises AttributeError for a private name."""
     if name.startswith("_"):
         raise AttributeError(name)
-    return functools.partial(Proposer, spec=name.replace("__", "+").replace("_", "-"))
+    return name.replace("__", "+").replace("_", "-")
 
 
 def _options(additional: Any) -> dict[str, Any]:
@@ -189,4 +228,4 @@ def repair_cpu_sampling() -> bool:
     return True
 
 
-__all__ = ["Proposer", "repair_cpu_sampling"]
+__all__ = ["Drafts", "Proposer", "Step", "repair_cpu_sampling", "spec_of"]

@@ -77,6 +77,7 @@ class Plain(InWorker):
             "speculative": drafting,
             "eager": self.config.eager,
             "additional": self.additional(),
+            "worker": self.worker_class(),
         }
         self.start(WORKER, self.environment(), asked, START_SECONDS)
         self.settings |= {"dtype": self.setup.dtype, "prefix_caching": False, "speculative_config": drafting}
@@ -87,6 +88,9 @@ class Plain(InWorker):
 
     def additional(self) -> dict[str, Any]:
         return {}
+
+    def worker_class(self) -> str:
+        return "auto"
 
     def environment(self) -> dict[str, str]:
         return environment(self.setup)

@@ -48,6 +48,7 @@ class Engine:
             generation_config="vllm",
             seed=0,
             additional_config=config.get("additional", {}),
+            worker_cls=config.get("worker", "auto"),
             **memory,
         )
         self.heard: list[tuple[float, str, int]] = []
@@ -143,7 +144,10 @@ class Engine:
 
 def _new_drafter(worker: Any) -> None:
     runner = worker.model_runner
-    runner.drafter = type(runner.drafter)(runner.vllm_config)
+    if hasattr(runner, "drafter"):
+        runner.drafter = type(runner.drafter)(runner.vllm_config)
+    else:
+        worker.new_speculator()  # of paceline.plugins.vllm_v2
 
 
 class Peak:
