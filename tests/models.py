@@ -129,7 +129,38 @@ NATIVE: dict[str, tuple[str, dict[str, Any]]] = {
         },
     ),
     "olmoe": ("OlmoeConfig", {"num_experts": 8, "num_experts_per_tok": 3}),
+    "qwen3-next": (
+        "Qwen3NextConfig",
+        {
+            "head_dim": 32,
+            "layer_types": ["linear_attention", "full_attention", "linear_attention"],
+            "linear_num_key_heads": 2,
+            "linear_num_value_heads": 4,
+            "linear_key_head_dim": 16,
+            "linear_value_head_dim": 16,
+            "num_experts": 8,
+            "num_experts_per_tok": 2,
+            "moe_intermediate_size": 32,
+            "shared_expert_intermediate_size": 32,
+            "mlp_only_layers": [2],
+        },
+    ),
+    "qwen3.5": (
+        "Qwen3_5TextConfig",
+        {
+            "head_dim": 16,
+            "layer_types": ["linear_attention", "linear_attention", "full_attention"],
+            "linear_num_key_heads": 4,
+            "linear_num_value_heads": 4,
+            "linear_key_head_dim": 8,
+            "linear_value_head_dim": 24,
+            "linear_conv_kernel_dim": 3,
+            "tie_word_embeddings": True,
+        },
+    ),
 }
+HYBRID = ("qwen3-next", "qwen3.5")
+"""Those with recurrent states."""
 
 # Architectures that only transformers runs: learned positions, parallel residual, partial rotary.
 FOREIGN: dict[str, tuple[str, dict[str, Any]]] = {
@@ -178,10 +209,15 @@ def model(family: str | PretrainedConfig, seed: int = 0, **changes: Any) -> PreT
 def randomize(made: torch.nn.Module, seed: int = 0) -> None:
     """Give every parameter random values: matrices around 0, norm weights around 1, biases around 0."""
     generator = torch.Generator().manual_seed(seed)
+    has_states = any(name.endswith("A_log") for name, _ in made.named_parameters())
     for name, weight in made.named_parameters():
         noise = torch.randn(weight.shape, generator=generator)
         if weight.ndim >= 2:
             weight.copy_(noise * (0.3 if "emb" in name or "wte" in name else 0.2))
+        elif name.endswith("A_log"):
+            weight.copy_(noise - 2)  # so that states remember many tokens
+        elif has_states and "linear_attn" not in name and name.endswith("norm.weight"):
+            weight.copy_(noise * 0.3)  # added to 1 there, and rounding grows with what comes out
         elif name.endswith("bias"):
             weight.copy_(noise * 0.3)
         else:

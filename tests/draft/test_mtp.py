@@ -77,6 +77,8 @@ FAMILIES: dict[str, dict[str, Any]] = {
     "granite": {"logits_scaling": 1.0},
     "olmo2": {},
     "gemma3": {"layer_types": ["full_attention"] * 3},
+    "qwen3-next": {"layer_types": ["linear_attention", "linear_attention", "full_attention"], "mlp_only_layers": []},
+    "qwen3.5": {"tie_word_embeddings": False},
 }
 
 

@@ -22,7 +22,6 @@ from paceline.engine.sampling import SamplingParams
 from paceline.engine.tree import ancestors
 from paceline.target import kernels
 from paceline.target.base import Needs, Target
-from paceline.target.cache import RaggedCache
 from paceline.target.decoder import Decoder
 from paceline.target.layout import SHARED_QUERIES
 from paceline.target.load import load, load_tokenizer
@@ -119,7 +118,8 @@ def test_a_trained_model_says_what_transformers_says(stories: Path) -> None:
 # Against itself, in any order ------------------------------------------------------------------------------------
 
 SMALL = {"vocab_size": 23, "num_hidden_layers": 3, "max_position_embeddings": 400, **native.TINY}
-KINDS = {"llama2": SMALL, "mistral-window": SMALL, "qwen3": SMALL, "gemma3": SMALL}
+HEADS = {"head_dim": 8, "linear_key_head_dim": 3, "linear_value_head_dim": 5}
+KINDS = {"llama2": SMALL, "mistral-window": SMALL, "qwen3": SMALL, "gemma3": SMALL, "qwen3.5": SMALL | HEADS}
 TOLERANCE = 1e-9
 
 
@@ -132,8 +132,7 @@ class DecoderMachine(RuleBasedStateMachine):
     @initialize()
     def begin(self) -> None:
         self.decoder = _double(self.kind, "batch")
-        old = self.decoder.cache._kv  # begin small: growing is under test
-        self.decoder.cache = RaggedCache(old.shape[0], old.shape[3], old.shape[5], 400, old.dtype, "cpu")
+        self.decoder.cache = self.decoder.new_cache(3, 0)  # begin small: growing is under test
         self.rows: dict[int, list[int]] = {}
         self.ran: dict[int, Segment] = {}
         self.add(1)
@@ -275,6 +274,7 @@ TestLlama = machine("llama2")
 TestMistralWindow = machine("mistral-window")
 TestQwen3 = machine("qwen3")
 TestGemma3 = machine("gemma3")  # layers with a window and layers without
+TestQwen35 = machine("qwen3.5")  # layers with a state and layers without
 
 
 # Seams ----------------------------------------------------------------------------------------------------------

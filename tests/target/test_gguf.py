@@ -26,7 +26,8 @@ from paceline.target.quantised.blocks import Q8_0, Blocks, quantise
 from paceline.target.quantised.gguf import GGUF, config_of, end_tokens, weights_of
 from paceline.target.quantised.gguf_tokenizer import same_tokens, tokenizer_of
 
-FAMILIES = [family for family in models.NATIVE if family != "qwen3-bias"]  # llama.cpp's Qwen3 has no biases
+ELSEWHERE = ("qwen3-bias", *models.HYBRID)  # llama.cpp's Qwen3 has no biases, and files of hybrids are not read
+FAMILIES = [family for family in models.NATIVE if family not in ELSEWHERE]
 WIDE = {"hidden_size": 256, "intermediate_size": 512, "head_dim": 64}
 """Of a model whose weights fit into blocks of 256."""
 IN_FILES = {"gemma3": {"query_pre_attn_scalar": 32}}

@@ -30,8 +30,9 @@ def decoders(family: str, word: str, dtype: torch.dtype = torch.float32) -> tupl
     return tuple(Decoder(model.config, w, dtype=dtype) for w in (weights, blocks, dense))  # type: ignore[return-value]
 
 
-ROUTED = 8
-"""Experts of the tests' mixtures, and outputs of no product but their routers."""
+WHOLE = (8, 9)
+"""Outputs of products that are not in blocks: routers of 8 experts, one with a shared one, and the strengths and decays
+of hybrids."""
 
 
 @pytest.mark.parametrize("family", list(models.NATIVE))
@@ -42,15 +43,16 @@ def test_logits_are_those_of_the_dequantised_weights(family: str, word: str, mon
     own, blocks, dense = decoders(family, word)
     assert isinstance(blocks.blocks[0].layer.attention.qkv, BlockLinear)
     said = logits(blocks)
+    most = 0.2 if own.recurrent else 0.08  # gates and states magnify it further
     if own.shape.experts is None:
-        assert off(said, logits(dense)) < 0.08
+        assert off(said, logits(dense)) < most
     else:  # where two experts are nearly as good, rounding decides, and that token's logits are quite others
-        assert median(off(one, other) for one, other in zip(said, logits(dense), strict=True)) < 0.08
+        assert median(off(one, other) for one, other in zip(said, logits(dense), strict=True)) < most
     assert off(logits(dense), logits(own)) > 0.001
 
     def product(linear: object, x: torch.Tensor) -> torch.Tensor:
         weight, divisor = linear.dense(), linear.divisor  # type: ignore[attr-defined]
-        if len(weight) == ROUTED:  # not in blocks
+        if len(weight) in WHOLE:
             return torch.nn.functional.linear(x, weight)
         parts = x.unflatten(-1, (-1, 32))
         scale = parts.abs().amax(-1, keepdim=True) / 127

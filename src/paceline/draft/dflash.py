@@ -33,6 +33,7 @@ from paceline.engine.request import Request
 from paceline.engine.round import Segment
 from paceline.engine.tree import DraftTree
 from paceline.errors import MethodError
+from paceline.target.attention import Attention
 from paceline.target.base import Facts
 from paceline.target.linear import linear
 from paceline.target.quantised.blocks import tensors_of
@@ -159,6 +160,7 @@ class DFlashNetwork:
         _, cache = self.layers.begin(segments, states)
         context = self.layers.ops.norm(self.fc(states), self.weights["hidden_norm.weight"])
         for number, layer in enumerate(self.layers.layers):
+            assert isinstance(layer.attention, Attention)
             layer.attention.write(context, cache, number)
 
     def fill(self, anchors: Sequence[int], blocks: Sequence[Segment]) -> torch.Tensor:

@@ -132,6 +132,11 @@ class Model(Streaming):
     def cross(self, own: Tokenizer, target: Facts) -> None:
         """Draft with the tokenizer `own`. MethodError for options that it excludes."""
         assert target.tokenizer is not None
+        if self.model.recurrent:
+            raise MethodError(
+                f"{self.config.checkpoint} has a tokenizer of its own and a recurrent state, which cannot take back "
+                "tokens whose text is tokenized again"
+            )
         self.bridge = bridge = Bridge(own, target.tokenizer, self._way, self.model.vocab_size, target.vocab_size)
         way, path = "slem" if bridge.guesses else "tli", self.config.checkpoint
         if self._wanted or self.config.vocab is not None or (bridge.guesses and self.config.tree):

@@ -2,9 +2,9 @@
 
 import logging
 import re
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from contextlib import suppress
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from functools import partial
 from itertools import product
 from pathlib import Path
@@ -18,10 +18,12 @@ from paceline.engine.tree import IntArray
 from paceline.errors import PacelineError, PromptError
 from paceline.target.base import Target
 from paceline.target.cache import RaggedCache, in_granules
+from paceline.target.recurrent import State
 
 log = logging.getLogger("paceline")
 
 SHORTEST = 16  # fewest tokens that are copied instead of run
+MOST_STATES = 4  # recurrent states of a prefix, which are as large as a long text's keys and values
 SLACK = 64  # cache tokens of a row beyond its own, for its draft and padding, until a larger draft comes
 SHARE = 0.5  # default share of free memory for the cache
 MOST_PREFIXES = 64  # most prefixes, or four times the batch if that is more
@@ -30,11 +32,31 @@ UNITS = {"": 1, "K": 10**3, "M": 10**6, "G": 10**9, "T": 10**12, "KI": 2**10, "M
 
 @dataclass(eq=False)
 class Prefix:
-    """Tokens int64 [n], and their keys and values [layers, 2, kv_heads, n, head_dim]. begins: `beginning` of tokens."""
+    """Tokens int64 [n], and their keys and values [layers, 2, kv_heads, n, head_dim]. begins: `beginning` of tokens.
+
+    states  of a model with recurrent layers, by number of tokens, the least recently used first: the text can be reused
+            up to there alone. Empty: up to anywhere."""
 
     tokens: IntArray
     kv: torch.Tensor
     begins: bytes
+    states: dict[int, State] = field(default_factory=dict)
+
+    @property
+    def nbytes(self) -> int:
+        """Bytes of keys, values and states."""
+        return self.kv.nbytes + sum(state.nbytes for state in self.states.values())
+
+    def reusable(self, most: int) -> int:
+        """How many of the first `most` tokens can be reused."""
+        return max((n for n in self.states if n <= most), default=0) if self.states else most
+
+    def take(self, length: int) -> tuple[torch.Tensor, State | None]:
+        """Keys and values of the first tokens, and the state after them."""
+        state = self.states.pop(length, None)
+        if state is not None:
+            self.states[length] = state
+        return self.kv[:, :, :, :length], state
 
 
 class Prefixes:
@@ -59,8 +81,9 @@ class Prefixes:
         return [(common(one.tokens, tokens), one) for one in self._prefixes if one.begins == begins]
 
     def best(self, tokens: IntArray) -> tuple[int, Prefix | None]:
-        """(length, prefix) of the longest common beginning with `tokens`; 0 and None if it is too short."""
-        shared, prefix = max(self._shared(tokens), key=lambda pair: pair[0], default=(0, None))
+        """(length, prefix) of the longest beginning of `tokens` that can be reused; 0 and None if it is too short."""
+        every = ((prefix.reusable(shared), prefix) for shared, prefix in self._shared(tokens))
+        shared, prefix = max(every, key=lambda pair: pair[0], default=(0, None))
         if prefix is None or shared < SHORTEST:
             return 0, None
         self._prefixes.remove(prefix)
@@ -71,22 +94,28 @@ class Prefixes:
         """Whether a prefix begins with all of `tokens`."""
         return any(shared == len(tokens) for shared, _ in self._shared(tokens))
 
-    def add(self, tokens: IntArray, kv: torch.Tensor) -> None:
-        """Add a prefix; it replaces its own prefixes."""
+    def common(self, tokens: IntArray) -> int:
+        """Length of the longest common beginning with `tokens`, reusable or not."""
+        return max((shared for shared, _ in self._shared(tokens)), default=0)
+
+    def add(self, tokens: IntArray, kv: torch.Tensor, states: Mapping[int, State] = {}) -> None:
+        """Add a prefix; it replaces its own prefixes, and has their states too."""
+        states = {**states}
         for shared, prefix in self._shared(tokens):
             if shared == len(prefix.tokens):
                 self._remove(prefix)
+                states = prefix.states | states
         while self._prefixes and len(self._prefixes) >= self.most:
             self.forget()
-        self._prefixes.append(Prefix(tokens, kv, beginning(tokens)))
-        self.nbytes += kv.nbytes
+        self._prefixes.append(Prefix(tokens, kv, beginning(tokens), dict([*states.items()][-MOST_STATES:])))
+        self.nbytes += self._prefixes[-1].nbytes
 
     def forget(self) -> None:
         self._remove(self._prefixes[0])
 
     def _remove(self, prefix: Prefix) -> None:
         self._prefixes.remove(prefix)
-        self.nbytes -= prefix.kv.nbytes
+        self.nbytes -= prefix.nbytes
 
 
 def beginning(tokens: IntArray) -> bytes:
@@ -124,6 +153,8 @@ class Memory:
             self.cache.most_bytes = self.budget
         self.disk: PrefixCache | None = None
         if disk is not None:
+            if target.recurrent:
+                raise PacelineError(f"prefix_cache stores keys and values, and {target.name} has recurrent states too")
             if not self.reuse or self.cache is None:
                 raise PacelineError(
                     "prefix_cache stores what prompts share, and here they share nothing: it needs reuse, a cache of "
@@ -158,9 +189,24 @@ class Memory:
         self._load(tokens)
         least, lead = self.prefixes.best(tokens)[0] + SHORTEST, None
         for other in self._alike(row, running):
-            if other.id < row.id and (shared := common(other.tokens, tokens)) > least:
-                least, lead = shared, other
+            shared = common(other.tokens, tokens)
+            if other.id < row.id and (within := self._within_reach(other, shared)) > least:
+                least, lead = within, other
         self._fresh[row.id] = lead, least
+        if self.target.recurrent:
+            # Where texts have parted once, others will: at the end of a prompt, and where this one leaves another.
+            marks = [(row, len(tokens)), (row, self.prefixes.common(tokens)), *([(lead, least)] if lead else [])]
+            for one, length in marks:
+                self._cache.mark(one.slot, length)
+
+    @property
+    def _cache(self) -> RaggedCache:
+        assert self.cache is not None
+        return self.cache
+
+    def _within_reach(self, row: Row, most: int) -> int:
+        """How many of a running row's first `most` tokens others can take over, once it has them."""
+        return most if row.cached < most else self._cache.reusable(row.slot, most)
 
     def _load(self, tokens: IntArray) -> None:
         """Take over from the disk what it has of `tokens`, if that is more than the memory has."""
@@ -184,19 +230,19 @@ class Memory:
 
     def _take_over(self, row: Row, running: Sequence[Row]) -> None:
         """Copy the keys and values of the row or prefix with the longest common beginning. The last token is run."""
-        assert self.cache is not None
-        tokens = row.tokens[:-1]
+        tokens, cache = row.tokens[:-1], self._cache
         shared, prefix = self.prefixes.best(tokens)
-        lead = max(self._alike(row, running), key=lambda r: min(r.cached, common(r.tokens, tokens)), default=row)
-        live = min(lead.cached, common(lead.tokens, tokens))
+        reach = {r: cache.reusable(r.slot, min(r.cached, common(r.tokens, tokens))) for r in self._alike(row, running)}
+        lead = max(reach, key=reach.__getitem__, default=row)
+        live = reach.get(lead, 0)
         if max(shared, live) < SHORTEST:
             return
         if live > shared:
-            kv = self.cache.copy(lead.slot, live)
+            kv, state = cache.copy(lead.slot, live), cache.states(lead.slot).get(live)
         else:
             assert prefix is not None
-            kv = prefix.kv[:, :, :, :shared]
-        self.cache.paste(row.slot, kv)
+            kv, state = prefix.take(shared)
+        cache.paste(row.slot, kv, state)
         row.cached = kv.shape[3]
         row.reused += row.cached
 
@@ -275,15 +321,14 @@ class Memory:
             self.target.drop_row(row.slot)
 
     def _store(self, row: Row) -> None:
-        assert self.cache is not None
-        tokens = row.tokens[: row.cached].copy()
-        if not self.prefixes.has(tokens) and self._make_room(row.cached):
-            self.prefixes.add(tokens, self.cache.copy(row.slot, row.cached))
+        tokens, states = row.tokens[: row.cached].copy(), self._cache.states(row.slot)
+        size = sum(state.nbytes for state in states.values())
+        if not self.prefixes.has(tokens) and self._make_room(row.cached, size):
+            self.prefixes.add(tokens, self._cache.copy(row.slot, row.cached), states)
 
-    def _make_room(self, length: int) -> bool:
-        """Forget prefixes until one of `length` tokens fits into the budget; False if it cannot."""
-        assert self.cache is not None
-        left = self.budget - self.cache.nbytes - length * self.cache.token_bytes
+    def _make_room(self, length: int, more: int = 0) -> bool:
+        """Forget prefixes until one of `length` tokens and `more` bytes fits into the budget; False if it cannot."""
+        left = self.budget - self._cache.nbytes - length * self._cache.token_bytes - more
         while left >= 0 and self.prefixes.nbytes > left:
             self.prefixes.forget()
         return left >= 0

@@ -9,9 +9,10 @@ import torch.nn.functional as F
 from paceline.engine.round import Segment
 from paceline.target.cache import RaggedCache, Writer
 from paceline.target.layout import Layout, plan
-from paceline.target.linear import Linear, linear
+from paceline.target.linear import Linear, stacked
 from paceline.target.quantised.blocks import Blocks, tensors_of
-from paceline.target.shape import ROUTER, LayerKind, Shape, layer_shapes
+from paceline.target.recurrent import GatedDelta
+from paceline.target.shape import ROUTER, SHARED_GATE, LayerKind, Shape, layer_shapes
 
 
 class TorchOps:
@@ -57,10 +58,14 @@ class TorchOps:
         cache.write(layer, qk[:, heads:], qkv[:, heads + kv_heads :])
         return qk[:, :heads]
 
-    def gate(self, gate_up: torch.Tensor, gelu: bool = False) -> torch.Tensor:
-        """silu(gate) * up, [N, M] from [N, 2 M]. gelu: GELU's approximation by tanh instead of SiLU."""
+    def gate(self, gate_up: torch.Tensor, gelu: bool | None = False) -> torch.Tensor:
+        """silu(gate) * up, [N, M] from [N, 2 M]. gelu: GELU's approximation by tanh instead; None: the sigmoid."""
         gate, up = gate_up.chunk(2, -1)
-        return (F.gelu(gate, approximate="tanh") if gelu else F.silu(gate)) * up
+        return up * (gate.sigmoid() if gelu is None else F.gelu(gate, approximate="tanh") if gelu else F.silu(gate))
+
+    def weigh(self, x: torch.Tensor, gate: torch.Tensor) -> torch.Tensor:
+        """x [N, M] times the sigmoid of gate, [N, M] or [N, 1]."""
+        return self.gate(torch.cat([gate.expand_as(x), x], 1), None)
 
 
 def attend(queries: torch.Tensor, layout: Layout, cache: Writer, layer: int, window: int | None = None) -> torch.Tensor:
@@ -131,21 +136,38 @@ class Attention:
     """Rotary self-attention without the norm before it: out(attend(rotate(qkv(x)))).
 
     weights  "q_proj.weight", "k_proj.weight", "v_proj.weight" (or all three as "qkv_proj.weight") and "o_proj.weight"
-             (`attention_shapes`); and if present, their biases, "q_norm.weight" and "k_norm.weight"."""
+             (`attention_shapes`); and if present, their biases, "q_norm.weight" and "k_norm.weight". With twice as many
+             rows, q_proj has a gate after the queries, whose sigmoid multiplies what is attended to."""
 
     def __init__(
         self, weights: Mapping[str, torch.Tensor | Blocks], shape: Shape, ops: TorchOps, window: int | None = None
     ):
         self.shape, self.ops, self.window = shape, ops, window
-        vectors, dtype = tensors_of(weights), ops.cos.dtype
-        self.qkv = _product(weights, ("qkv_proj", "q_proj", "k_proj", "v_proj"), dtype)
-        self.out = _product(weights, ("o_proj",), dtype)
+        self.gate: Linear | None = None
+        dtype, queries = ops.cos.dtype, shape.num_heads * shape.head_dim
+        if "q_proj.weight" in weights and weights["q_proj.weight"].shape[0] == 2 * queries:
+            both = {name: weight for name, weight in weights.items() if name.startswith("q_proj.")}
+            self.gate = stacked({name: _rows(w, slice(queries, None)) for name, w in both.items()}, ["q_proj"], dtype)
+            weights = {**weights, **{name: _rows(w, slice(queries)) for name, w in both.items()}}
+        vectors = tensors_of(weights)
+        self.qkv = stacked(weights, ("qkv_proj", "q_proj", "k_proj", "v_proj"), dtype)
+        self.out = stacked(weights, ("o_proj",), dtype)
         self.qk_norm: torch.Tensor | None = None
         if "q_norm.weight" in vectors:
             q, k = vectors["q_norm.weight"], vectors["k_norm.weight"]
             if not shape.qk_norm_whole:
                 q, k = q.expand(shape.num_heads, -1), k.expand(shape.num_kv_heads, -1)
             self.qk_norm = torch.cat([q, k])
+
+    @property
+    def products(self) -> tuple[Linear, ...]:
+        """The matrix products, in order of computation."""
+        return self.qkv, *(() if self.gate is None else (self.gate,)), self.out
+
+    def make_exact(self, ops: TorchOps) -> None:
+        """As `Layer.make_exact`."""
+        self.ops, self.qkv, self.out = ops, self.qkv.exact(), self.out.exact()
+        self.gate = None if self.gate is None else self.gate.exact()
 
     def write(self, x: torch.Tensor, cache: Writer, layer: int) -> torch.Tensor:
         """Write keys and values of normed states x [N, H] to a layer of the cache; queries [N, heads, head_dim]."""
@@ -155,7 +177,12 @@ class Attention:
 
     def __call__(self, x: torch.Tensor, layout: Layout, cache: Writer, layer: int) -> torch.Tensor:
         """Attention [N, H] over normed states x [N, H]; writes keys and values to layer `layer` of the cache."""
-        return self.out(attend(self.write(x, cache, layer), layout, cache, layer, self.window))
+        said = attend(self.write(x, cache, layer), layout, cache, layer, self.window)
+        return self.out(said if self.gate is None else self.ops.weigh(said, self.gate(x)))
+
+
+def _rows(weight: torch.Tensor | Blocks, which: slice) -> torch.Tensor | Blocks:
+    return weight.rows(which) if isinstance(weight, Blocks) else weight[which]
 
 
 class MLP:
@@ -167,8 +194,8 @@ class MLP:
     def __init__(self, weights: Mapping[str, torch.Tensor | Blocks], start: str, shape: Shape, ops: TorchOps):
         self.ops, self.gelu, dtype = ops, shape.gelu, ops.cos.dtype
         names = (f"{start}.{name}_proj" for name in ("gate_up", "gate", "up"))
-        self.gate_up = _product(weights, [*names], dtype)
-        self.down = _product(weights, [f"{start}.down_proj"], dtype)
+        self.gate_up = stacked(weights, [*names], dtype)
+        self.down = stacked(weights, [f"{start}.down_proj"], dtype)
 
     @property
     def products(self) -> tuple[Linear, ...]:
@@ -188,30 +215,38 @@ class Mixture:
     """A mixture of experts: every token goes through the few that its router chooses, which are weighed and added.
 
     Tokens are sorted by expert, so that an expert's matrices are read once. What a token's experts say is added in the
-    order of their numbers, whatever other tokens there are.
+    order of their numbers, whatever other tokens there are. A shared expert is one for all tokens, with a gate.
 
-    weights  "mlp.gate.weight", and those of an `MLP` for every expert, "mlp.experts.0." and so on."""
+    weights  "mlp.gate.weight", and those of an `MLP` for every expert, "mlp.experts.0." and so on; of a shared one,
+             "mlp.shared_expert." and "mlp.shared_expert_gate.weight"."""
 
     def __init__(self, weights: Mapping[str, torch.Tensor | Blocks], shape: Shape, ops: TorchOps):
         assert shape.experts is not None
         self.of = shape.experts
-        self.router = _product(weights, [ROUTER], ops.cos.dtype)
+        self.ops = ops
+        self.router = stacked(weights, [ROUTER, SHARED_GATE], ops.cos.dtype)
         self.experts = [MLP(weights, f"mlp.experts.{number}", shape, ops) for number in range(self.of.count)]
+        self.shared = MLP(weights, "mlp.shared_expert", shape, ops) if self.of.shared else None
 
     @property
     def products(self) -> tuple[Linear, ...]:
         """As `MLP.products`, of the router and all experts."""
-        return self.router, *(product for expert in self.experts for product in expert.products)
+        return self.router, *(product for expert in self._every for product in expert.products)
+
+    @property
+    def _every(self) -> list[MLP]:
+        return self.experts if self.shared is None else [*self.experts, self.shared]
 
     def make_exact(self, ops: TorchOps) -> None:
         """As `Layer.make_exact`."""
-        self.router = self.router.exact()
-        for expert in self.experts:
+        self.ops, self.router = ops, self.router.exact()
+        for expert in self._every:
             expert.make_exact(ops)
 
     def __call__(self, x: torch.Tensor) -> torch.Tensor:
         """As `MLP`."""
-        share, chosen = self.router(x).softmax(-1, torch.float32).topk(self.of.chosen)
+        scores = self.router(x)
+        share, chosen = scores[:, : self.of.count].softmax(-1, torch.float32).topk(self.of.chosen)
         if self.of.normalised:
             share = share / share.sum(-1, keepdim=True)
         order = chosen.flatten().argsort(stable=True)
@@ -224,34 +259,34 @@ class Mixture:
                 own = tokens[begin : begin + count]
                 out.index_add_(0, own, expert(x[own]) * share[begin : begin + count])
                 begin += count
-        return out
+        return out if self.shared is None else out + self.ops.weigh(self.shared(x), scores[:, self.of.count :])
 
 
 class Layer:
     """A decoder layer over the attention input x and the residual r: r + attention(x), then the MLP.
 
-    weights  "self_attn." and a name of `Attention`'s, "mlp." and a name of `MLP`'s or `Mixture`'s, and the norms of
-             `shape` after the first."""
+    weights  "self_attn." and a name of `Attention`'s, or "linear_attn." and one of `GatedDelta`'s; "mlp." and a name of
+             `MLP`'s or `Mixture`'s; and the norms of `shape` after the first."""
 
     def __init__(
         self, weights: Mapping[str, torch.Tensor | Blocks], shape: Shape, ops: TorchOps, kind: LayerKind = LayerKind()
     ):
-        start, vectors = "self_attn.", tensors_of(weights)
+        start, vectors = "linear_attn." if kind.recurrent else "self_attn.", tensors_of(weights)
         inner = {name.removeprefix(start): weight for name, weight in weights.items() if name.startswith(start)}
         self.ops, self.scale = ops, shape.residual_scale
         self.norms = [None if name is None else vectors[f"{name}.weight"] for name in shape.norms[1:]]
-        self.attention = Attention(inner, shape, ops, kind.window)
+        self.attention = GatedDelta(inner, shape, ops) if kind.recurrent else Attention(inner, shape, ops, kind.window)
         self.mlp = Mixture(weights, shape, ops) if kind.experts else MLP(weights, "mlp", shape, ops)
 
     @property
     def products(self) -> tuple[Linear, ...]:
         """The matrix products, in order of computation."""
-        return self.attention.qkv, self.attention.out, *self.mlp.products
+        return *self.attention.products, *self.mlp.products
 
     def make_exact(self, ops: TorchOps) -> None:
         """Give every product one order of sums; use `ops` for the other steps."""
-        self.ops = self.attention.ops = ops
-        self.attention.qkv, self.attention.out = self.attention.qkv.exact(), self.attention.out.exact()
+        self.ops = ops
+        self.attention.make_exact(ops)
         self.mlp.make_exact(ops)
 
     def __call__(
@@ -270,17 +305,10 @@ class Layer:
         return residual, delta if of_mlp is None else self.ops.norm(delta, of_mlp)
 
 
-def _product(weights: Mapping[str, torch.Tensor | Blocks], names: Sequence[str], dtype: torch.dtype) -> Linear:
-    """One product with the matrices of these names that there are, stacked, and their biases if any."""
-    names = [name for name in names if f"{name}.weight" in weights]
-    biases = [bias for name in names if isinstance(bias := weights.get(f"{name}.bias"), torch.Tensor)]
-    return linear([weights[f"{name}.weight"] for name in names], torch.cat(biases) if biases else None, dtype)
-
-
 def attention_shapes(shape: Shape, width: int | None = None) -> dict[str, tuple[int, ...]]:
     """Name and shape of the matrices of `Attention`. width: its input's, if not the hidden size."""
     names = {f"self_attn.{name}_proj.weight": f"{name}_proj.weight" for name in "qkvo"}
-    parts = layer_shapes(replace(shape, fused=False), width)
+    parts = layer_shapes(replace(shape, fused=False, gated=False), width)
     return {names[name]: size for name, size in parts.items() if name in names}
 
 

@@ -91,7 +91,8 @@ class Target(ABC):
     clock                the engine's; `verify` books its time there as "prepare", "layers" and "head".
     same_on_any_threads  logits are the same, bit for bit, on any number of processor threads.
     exact                a token's logits depend on its text alone (`make_exact`).
-    expert_share         share of its experts that a mixture reads for one token; 0.0 without experts."""
+    expert_share         share of its experts that a mixture reads for one token; 0.0 without experts.
+    recurrent            rows have a state, which cannot forget tokens once they are committed."""
 
     vocab_size: int
     num_layers: int
@@ -113,6 +114,7 @@ class Target(ABC):
     same_on_any_threads = False
     exact = False
     expert_share = 0.0
+    recurrent = False
 
     @property
     def notes(self) -> list[str]:

@@ -10,12 +10,16 @@ from __future__ import annotations
 from array import array
 from collections.abc import Sequence
 from functools import cached_property
+from typing import TYPE_CHECKING
 
 import torch
 
 from paceline.engine.logits import top_tokens
 from paceline.target.base import Needs, Target
 from paceline.target.layout import Layout
+
+if TYPE_CHECKING:
+    from paceline.target.recurrent import Recurrence, RecurrentState, State
 
 GRANULE = 64  # capacity is a multiple of this many tokens
 KEYS, LAYER, VALUES, CAPACITY, POSITIONS, SLOTS, AT, TILES, TILES_AT, ENDS, PLACES, HEADER = range(12)
@@ -35,7 +39,8 @@ PerLayer = tuple[tuple[torch.Tensor, ...], tuple[torch.Tensor, ...]]
 class RaggedCache:
     """Keys and values of rows that come and go.
 
-    most_bytes  above this size the cache grows to the size that is needed, and does not double."""
+    most_bytes  above this size the cache grows to the size that is needed, and does not double.
+    recurrent   the states of layers without keys and values, if there are any."""
 
     def __init__(
         self, layers: int, kv_heads: int, head_dim: int, max_context: int, dtype: torch.dtype,
@@ -43,6 +48,7 @@ class RaggedCache:
     ):  # fmt: skip
         self.max_context = max_context
         self.most_bytes: int | None = None
+        self.recurrent: RecurrentState | None = None
         self._lengths: list[int] = []
         self._free: list[int] = []
         # Zeros, not garbage: masked keys are multiplied by zero, and zero times NaN is NaN.
@@ -73,7 +79,12 @@ class RaggedCache:
     @property
     def nbytes(self) -> int:
         """Bytes of the cache."""
-        return self._kv.nbytes
+        return self._kv.nbytes + self.num_slots * self._slot_bytes
+
+    @property
+    def _slot_bytes(self) -> int:
+        """Bytes of a row's states: the present one, the one after a piece of a prompt, and one that is kept."""
+        return 0 if self.recurrent is None else 3 * self.recurrent.nbytes
 
     @property
     def token_bytes(self) -> int:
@@ -89,7 +100,7 @@ class RaggedCache:
 
     def nbytes_of(self, slots: int, capacity: int) -> int:
         """Bytes of a cache with `slots` slots of `capacity` tokens."""
-        return self.token_bytes * slots * in_granules(capacity)
+        return slots * (self.token_bytes * in_granules(capacity) + self._slot_bytes)
 
     @torch.inference_mode()  # what grew inside a forward is an inference tensor
     def add_row(self, expected_length: int) -> int:
@@ -102,11 +113,15 @@ class RaggedCache:
         self._free.remove(slot)  # only now: there may have been no memory
         self._lengths[slot] = 0
         self._kv[:, :, slot].zero_()  # an earlier row may have left NaN
+        if self.recurrent is not None:
+            self.recurrent.add_row(slot)
         return slot
 
     def drop_row(self, slot: int) -> None:
         """Free a slot."""
         self._check(slot)
+        if self.recurrent is not None:
+            self.recurrent.drop_row(slot)
         self._free.append(slot)
         while self._free and len(self._lengths) - 1 in self._free:
             self._free.remove(len(self._lengths) - 1)
@@ -166,6 +181,8 @@ class RaggedCache:
             self._free = sorted(set(range(len(self._lengths))) - set(new_slot.values()))
             for slot, kv in rows.items():
                 self.paste(new_slot[slot], kv)
+            if self.recurrent is not None:
+                self.recurrent.move(new_slot)
         return new_slot
 
     @torch.inference_mode()
@@ -175,12 +192,28 @@ class RaggedCache:
         return self._kv[:, :, slot, :, :length].clone(memory_format=torch.contiguous_format)
 
     @torch.inference_mode()
-    def paste(self, slot: int, kv: torch.Tensor) -> None:
-        """Replace the row's tokens by a `copy`, which must fit into the capacity."""
+    def paste(self, slot: int, kv: torch.Tensor, state: State | None = None) -> None:
+        """Replace the row's tokens by a `copy`, which must fit into the capacity, and its state by one like `state`."""
         self._check(slot)
+        if self.recurrent is not None and state is not None:
+            self.recurrent.restore(slot, state)
         length = kv.shape[3]
         self._kv[:, :, slot, :, :length] = kv
         self._lengths[slot] = length
+
+    def states(self, slot: int) -> dict[int, State]:
+        """The row's states that there are, by number of tokens; none without recurrent layers. Its present one changes
+        with the row."""
+        return {} if self.recurrent is None else self.recurrent.states(slot, self.length(slot))
+
+    def reusable(self, slot: int, most: int) -> int:
+        """How many of a row's first `most` tokens another row can take over: those up to which there is a state."""
+        return most if self.recurrent is None else max((n for n in self.states(slot) if n <= most), default=0)
+
+    def mark(self, slot: int, length: int) -> None:
+        """Make the row's first `length` tokens `reusable`, once it has them."""
+        if self.recurrent is not None and length > self.length(slot):
+            self.recurrent.mark(slot, length)
 
     def writer(self, layout: Layout, *, recorded: bool = False) -> Writer:
         """The cache as the planned forward writes and reads it; grows the cache first if necessary.
@@ -189,7 +222,10 @@ class RaggedCache:
         if not recorded:
             self.reserve(max(layout.reach.values()))
         groups = [self._read(g.first, g.last, g.keys) for g in layout.groups]
-        return Writer(self._kv, layout, groups, indexed=recorded)
+        made = Writer(self._kv, layout, groups, indexed=recorded)
+        if self.recurrent is not None:
+            made.recurrence = self.recurrent.begin(layout, [self._lengths[s.slot] for s in layout.segments])
+        return made
 
     @property
     def address(self) -> int:
@@ -208,17 +244,26 @@ class RaggedCache:
         return self._views
 
     def truncate(self, slot: int, length: int) -> None:
-        """Forget all but a row's first `length` tokens."""
+        """Forget all but a row's first `length` tokens. ValueError if it has a state, which cannot."""
+        if self.recurrent is not None and length < self.length(slot):
+            raise ValueError("a recurrent state cannot forget its last tokens")
         self._lengths[slot] = min(length, self.length(slot))
 
     def commit(self, slot: int, path: Sequence[int]) -> None:
         """Keep nodes `path` (increasing, from 0) of the segment just written to `slot` as the row's next tokens."""
-        self.arrange(slot, path)
+        self._gather(slot, path)
+        if self.recurrent is not None:
+            self.recurrent.commit(slot, self._lengths[slot], path)
         self._lengths[slot] += len(path)
 
-    @torch.inference_mode()  # what grew inside a forward is an inference tensor
     def arrange(self, slot: int, nodes: Sequence[int]) -> None:
         """Move uncommitted `nodes`, numbered from the row's end, to the places right after the row, in order."""
+        self._gather(slot, nodes)
+        if self.recurrent is not None:
+            self.recurrent.arrange(slot, nodes)
+
+    @torch.inference_mode()  # what grew inside a forward is an inference tensor
+    def _gather(self, slot: int, nodes: Sequence[int]) -> None:
         self._check(slot)
         length, row = self._lengths[slot], self._kv[:, :, slot]
         first = next((i for i, node in enumerate(nodes) if node != i), len(nodes))
@@ -237,6 +282,7 @@ class Writer:
         self._layout = layout
         self._groups = groups
         self._one: PerLayer | None = None
+        self.recurrence: Recurrence | None = None
 
     def write(self, layer: int, keys: torch.Tensor, values: torch.Tensor) -> None:
         """Store keys and values of the packed nodes, [N + padding, kv_heads, head_dim] each."""

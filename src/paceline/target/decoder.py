@@ -1,4 +1,5 @@
-"""The native decoder: transformers of rotary attention and gated MLPs or mixtures of experts, built for decoding.
+"""The native decoder: transformers of rotary attention or the gated delta rule, and gated MLPs or mixtures of experts,
+built for decoding.
 
 The families are those of `target/shape.py`, which says what each layer of a model does. Unlike an implementation for
 training, it joins Q, K, V into one matrix and gate, up into another, packs rows of different
@@ -9,7 +10,7 @@ from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
 from functools import cached_property
-from itertools import pairwise
+from itertools import accumulate, pairwise
 from typing import TYPE_CHECKING
 
 import llvmlite.binding as llvm
@@ -28,7 +29,8 @@ from paceline.target.folder import fingerprint
 from paceline.target.layout import SHARED_QUERIES, Layout, padded_size, plan
 from paceline.target.linear import FEW, BlockLinear, linear
 from paceline.target.quantised.blocks import Blocks, describe, tensors_of
-from paceline.target.shape import Shape, in_halves, rotary_tables, weight_shapes
+from paceline.target.recurrent import RecurrentState
+from paceline.target.shape import Shape, rotary_tables, row_order, weight_shapes
 from paceline.target.threads import Threads
 
 if TYPE_CHECKING:
@@ -66,12 +68,13 @@ class Block:
 
 def computed_with(name: str, weight: torch.Tensor | Blocks, shape: Shape) -> torch.Tensor | Blocks:
     """A checkpoint's tensor as the decoder computes with it."""
-    if shape.norm_offset and name.endswith("norm.weight"):
+    part = name.removesuffix(".weight").removesuffix(".bias")
+    order = row_order(shape, part.rpartition(".")[2])
+    if order is not None:
+        weight = weight.rows(order) if isinstance(weight, Blocks) else weight[order]
+    if shape.norm_offset and part.endswith("norm") and not part.endswith("linear_attn.norm"):
         assert isinstance(weight, torch.Tensor)
         return weight.double() + shape.norm_offset  # the sum may not fit into bfloat16
-    if 0 < shape.rotary_dim < shape.head_dim and name.endswith("qkv_proj.weight"):
-        rows = in_halves(shape)
-        return weight.rows(rows) if isinstance(weight, Blocks) else weight[rows]
     return weight
 
 
@@ -148,7 +151,11 @@ class Decoder(CachedTarget):
         if self._few and isinstance(head, torch.Tensor):
             self.head.keep_for_few(head)
         self._rows: dict[int, torch.Tensor] = {}
-        self.cache = self.new_cache(s.num_layers)
+        states = [kind.recurrent for kind in s.layers]
+        self._places = {kind: [*accumulate((one == kind for one in states), initial=0)] for kind in (False, True)}
+        """The number of earlier layers of a kind: layers with keys and values, and with states, are counted apart."""
+        self.recurrent = any(states)
+        self.cache = self.new_cache(s.num_layers, 0)
         self.recorder: Recorder | None = None
         if self.device.type == "cuda":
             from paceline.target.graphs import Recorder
@@ -294,10 +301,15 @@ class Decoder(CachedTarget):
         self.clock.lap("head")
         return logits, taps
 
-    def new_cache(self, layers: int) -> RaggedCache:
-        """An empty cache for `layers` layers of this decoder."""
+    def new_cache(self, layers: int, first: int | None = None) -> RaggedCache:
+        """An empty cache for `layers` layers of this decoder from `first` on; None: for so many with attention."""
         s = self.shape
-        return RaggedCache(layers, s.num_kv_heads, s.head_dim, s.max_context, self.dtype, self.device)
+        kinds = () if first is None else s.layers[first : first + layers]
+        states = sum(kind.recurrent for kind in kinds)
+        cache = RaggedCache(layers - states, s.num_kv_heads, s.head_dim, s.max_context, self.dtype, self.device)
+        if states and s.delta is not None:
+            cache.recurrent = RecurrentState(s.delta, states, self.dtype, self.device)
+        return cache
 
     @torch.inference_mode()
     def run_layers(
@@ -324,10 +336,11 @@ class Decoder(CachedTarget):
         """`layers` over the states x [N, H]; [N, H]. cache_begins: the layer that is the cache's first."""
 
         def step(layer: int, x: torch.Tensor, delta: torch.Tensor | None) -> tuple[torch.Tensor, torch.Tensor]:
-            return self.blocks[layer](x, delta, layout, cache, layer - cache_begins)
+            places = self._places[self.shape.layers[layer].recurrent]
+            return self.blocks[layer](x, delta, layout, cache, places[layer] - places[cache_begins])
 
         recorded = None
-        if self._programs is not None and layers and not layout.groups:
+        if self._programs is not None and layers and not layout.groups and not self.recurrent:
             recorded = self._programs.run(step, layers, cache_begins, x, cache)
         x, delta = (x, None) if recorded is None else recorded
         for layer in layers if recorded is None else ():
@@ -350,7 +363,7 @@ class Decoder(CachedTarget):
     def trim_cache(self, layers: int) -> RaggedCache:
         """Reduce the cache to the first `layers` layers, and return it. For a drafter that runs the others on its own
         caches (`run_layers`). Call it before the first row."""
-        self.cache = self.new_cache(layers)
+        self.cache = self.new_cache(layers, 0)
         return self.cache
 
     def _plan(self, segments: Sequence[Segment], cache: RaggedCache | None = None) -> Layout:

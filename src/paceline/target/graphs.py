@@ -143,7 +143,8 @@ class Recorder:
         first, last = slots[0], slots[-1] + 1
         most = max(segment.num_run for segment in segments)
         usual = all(segment.start == 0 and segment.hidden is None for segment in segments)
-        usual = usual and decoder.shape.experts is None  # which experts run is not known when a form is recorded
+        # Which experts run is not known when a form is recorded, nor where the states of the rows are.
+        usual = usual and decoder.shape.experts is None and decoder.shape.delta is None
         if not usual or most > SHARED_QUERIES or slots != list(range(first, last)):
             return None
         width = next(width for width in WIDTHS if width >= most)

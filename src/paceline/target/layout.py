@@ -76,6 +76,7 @@ class Layout:
     spans      (begin, end) of every segment in the packed order.
     groups     the calls of torch's attention, for segments that are not in `paths`.
     by_window  by a layer's window, its `groups`, where layers differ in what they see.
+    segments   those that were laid out.
     wanted     int64 [M]: packed nodes whose logits are wanted; None: all.
     wanted_at  as Verdict.logits_at.
     reach      by slot: the row's tokens in the cache, including those of this forward."""
@@ -92,6 +93,7 @@ class Layout:
     padding: int = 0
     paths: PathPlan | None = None
     by_window: Mapping[int | None, range] = field(default_factory=dict)
+    segments: Sequence[Segment] = ()
 
     def calls(self, window: int | None) -> range:
         """The numbers of the `groups` of a layer with this window."""
@@ -124,7 +126,7 @@ def plan(
     most_on_paths  segments of at most this many nodes attend along paths (`PathPlan`), where results do not depend on
              the layout; the others by torch.
     pieces   on the CPU, no mask for a piece of a prompt after the first (`attend` does without)."""
-    counts = [s.num_logits for s in segments]
+    counts, given = [s.num_logits for s in segments], segments
     asked = _spans(segments)
     wanted = None
     if sum(counts) != asked[-1][1]:
@@ -171,6 +173,7 @@ def plan(
         padding=padding,
         paths=PathPlan.of(segments, lengths, shared=shared, most=most_on_paths),
         by_window=made,
+        segments=given,
     )
 
 

@@ -6,6 +6,7 @@ import sys
 from collections.abc import Mapping
 from contextlib import suppress
 from pathlib import Path
+from types import SimpleNamespace
 from typing import Any
 
 import torch
@@ -37,6 +38,8 @@ from paceline.target.shape import unsupported, weight_shapes
 from paceline.target.tokenizer import SentencePiece, Tokenizer
 
 DTYPES = {"float32": torch.float32, "bfloat16": torch.bfloat16, "float16": torch.float16}
+TEXT_PARTS = dict.fromkeys(("qwen3_5", "qwen3_5_text"), "model.language_model.")
+"""Families with images too, whose text is run alone, and how the names of its tensors begin."""
 TOKENIZER_FILES = ["tokenizer.json", "tokenizer.model", "spiece.model", "vocab.json", "vocab.txt", "tekken.json"]
 
 
@@ -89,7 +92,7 @@ def _load_folder(
     name, folder = name_of(model), find(model, [*SMALL_FILES, "*.safetensors"])
     config = read_config(folder, trust_remote_code)
     check_config(config, folder / "config.json")
-    tensors = open_weights(folder)
+    config, tensors = _text_part(config, open_weights(folder))
     in_blocks, makes_blocks = bool(quantisation(config)), precision in PRECISIONS
     if makes_blocks or (in_blocks and precision):
         to = _cpu(name, device)
@@ -153,6 +156,23 @@ def native_weights(folder: Path, config: PretrainedConfig, tensors: Mapping[str,
     return {key: tensors[key].get_tensor(key) for key in shapes}
 
 
+def _text_part(config: PretrainedConfig, tensors: dict[str, Any]) -> tuple[PretrainedConfig, dict[str, Any]]:
+    """Configuration and tensors of the text alone, for a family of TEXT_PARTS; others as they are."""
+    start = TEXT_PARTS.get(config.model_type)
+    if start is None:
+        return config, tensors
+    text = config.get_text_config()
+    text.tie_word_embeddings = bool(config.tie_word_embeddings)
+    if getattr(config, "quantization_config", None) is not None:
+        text.quantization_config = config.quantization_config
+    names = {key: f"model.{key.removeprefix(start)}" if key.startswith(start) else key for key in tensors}
+
+    def named(file: Any, key: str) -> Any:
+        return SimpleNamespace(get_tensor=lambda _: file.get_tensor(key), get_slice=lambda _: file.get_slice(key))
+
+    return text, {names[key]: named(file, key) for key, file in tensors.items()}
+
+
 def quantise_folder(model: str | Path, out: str | Path, precision: str) -> int:
     """Write `model` with weights of `precision`, "int8" or "int4", to the new folder `out`, which `load` reads.
 
@@ -160,10 +180,10 @@ def quantise_folder(model: str | Path, out: str | Path, precision: str) -> int:
     from paceline.target.quantised import checkpoint
 
     name, folder = name_of(model), find(model, [*SMALL_FILES, "*.safetensors"])
-    config = read_config(folder)
+    config, tensors = _text_part(read_config(folder), open_weights(folder))
     if reason := _not_native(config) or ("its weights are in blocks already" if quantisation(config) else None):
         raise ModelError(f"{name} cannot be quantised: {reason}")
-    weights = native_weights(folder, config, open_weights(folder))
+    weights = native_weights(folder, config, tensors)
     return checkpoint.write(folder, Path(out).expanduser(), config, weights, precision)
 
 

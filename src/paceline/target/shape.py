@@ -17,10 +17,13 @@ STATIC_ROPE = ("default", "linear", "llama3", "yarn", "longrope")
 """Kinds of rotary tables that are the same for texts of any length; longrope's up to the length that the model was
 first trained with, where its short factors hold (`Shape.max_context`)."""
 ATTENTION = ("full_attention", "sliding_attention")  # kinds of layers in `layer_types`
+DELTA = "linear_attention"  # there, a layer of the gated delta rule
 ALL_SLIDING = ("mistral", "phi3", "qwen3_moe")
 """Families without `layer_types`, in which a sliding window is that of all layers."""
 ACTIVATIONS = {"silu": False, "gelu_pytorch_tanh": True}  # whether they are `Shape.gelu`
-ROUTER = "mlp.gate"  # a router of experts, in its layer
+ROUTER, SHARED_GATE = "mlp.gate", "mlp.shared_expert_gate"  # of a mixture of experts, in its layer
+UNQUANTISED = (ROUTER, SHARED_GATE, *(f"linear_attn.in_proj_{part}" for part in ("ba", "b", "a")))
+"""Matrices of a layer that stay in 16 or 32 bits: they are small, and decide much."""
 
 Norms = tuple[str | None, str | None, str | None, str | None]
 """Names of a layer's norms: before attention, of its output, before the MLP, of its output."""
@@ -33,25 +36,59 @@ BOTH: Norms = ("input_layernorm", "post_attention_layernorm", "pre_feedforward_l
 class LayerKind:
     """What can differ between two layers of a model.
 
-    window   most tokens that a node sees, itself included; None: all before it.
-    rope     name of its rotary parameters in the configuration; "": the usual ones; None: it uses no positions.
-    experts  whether its MLP is a mixture of experts."""
+    window     most tokens that a node sees, itself included; None: all before it.
+    rope       name of its rotary parameters in the configuration; "": the usual ones; None: it uses no positions.
+    experts    whether its MLP is a mixture of experts.
+    recurrent  whether it has the gated delta rule (`Delta`) instead of attention."""
 
     window: int | None = None
     rope: str | None = ""
     experts: bool = False
+    recurrent: bool = False
 
 
 @dataclass(frozen=True)
 class Experts:
     """A mixture of experts: `count` MLPs of `size` inner numbers, of which a token uses `chosen`.
 
-    normalised  the weights of the chosen ones are divided by their sum."""
+    normalised  the weights of the chosen ones are divided by their sum.
+    shared      inner numbers of one more MLP, through which every token goes, weighed by a gate; 0: there is none."""
 
     count: int
     chosen: int
     size: int
     normalised: bool
+    shared: int = 0
+
+
+@dataclass(frozen=True)
+class Delta:
+    """The gated delta rule (Yang et al. 2024, arXiv 2412.06464): `value_heads` heads, each with a state [key_dim,
+    value_dim] of the text so far. Neighbouring value heads share the queries and keys of a key head.
+
+    kernel  tokens that the convolution over queries, keys and values sees, the last its own.
+    joined  the checkpoint has the rows of a key head together, in in_proj_qkvz and in_proj_ba.
+
+    keys, values, channels  numbers of all keys, of all values, and of queries, keys and values together."""
+
+    key_heads: int
+    value_heads: int
+    key_dim: int
+    value_dim: int
+    kernel: int
+    joined: bool
+
+    @property
+    def keys(self) -> int:
+        return self.key_heads * self.key_dim
+
+    @property
+    def values(self) -> int:
+        return self.value_heads * self.value_dim
+
+    @property
+    def channels(self) -> int:
+        return 2 * self.keys + self.values
 
 
 @dataclass(frozen=True)
@@ -61,6 +98,7 @@ class Shape:
     layers           what each layer does.
     norms            a layer's norms. norm_offset: added to the weights of all norms of the checkpoint.
     qk_norm          RMS norm of queries and keys, of each head, or of all heads together if `qk_norm_whole`.
+    gated            what attention says is multiplied by the sigmoid of a gate, which q_proj computes too.
     gelu             the MLP's gate is GELU (tanh) instead of SiLU.
     fused            the checkpoint has the joined matrices qkv_proj and gate_up_proj.
     rotary_dim       numbers of a head that are rotated, the first; 0: all.
@@ -84,6 +122,7 @@ class Shape:
     mlp_bias: bool = False
     qk_norm: bool = False
     qk_norm_whole: bool = False
+    gated: bool = False
     norms: Norms = PRE
     norm_offset: float = 0.0
     gelu: bool = False
@@ -94,6 +133,7 @@ class Shape:
     residual_scale: float = 1.0
     logit_divisor: float = 1.0
     experts: Experts | None = None
+    delta: Delta | None = None
 
     @classmethod
     def of(cls, config: PretrainedConfig) -> Shape:
@@ -147,6 +187,7 @@ def _layers(config: PretrainedConfig, mixtures: bool) -> tuple[LayerKind, ...]:
             window=window if types[n] == ATTENTION[1] else None,
             rope=None if not rotated[n] else types[n] if types[n] == ATTENTION[1] and types[n] in ropes else "",
             experts=mixtures and n not in dense and (n + 1) % step == 0,
+            recurrent=types[n] == DELTA,
         )
         for n in range(count)
     )
@@ -174,13 +215,25 @@ def _granite(config: Any) -> dict[str, Any]:
     }
 
 
-def _phi3(config: Any) -> dict[str, Any]:
+def _rotary_dim(config: Any) -> int:
     size = getattr(config, "head_dim", None) or config.hidden_size // config.num_attention_heads
-    return {"fused": True, "rotary_dim": int(size * dict(config.rope_parameters).get("partial_rotary_factor", 1.0))}
+    return int(size * dict(config.rope_parameters).get("partial_rotary_factor", 1.0))
 
 
-def _experts(config: Any, size: int) -> Experts:
-    return Experts(config.num_experts, config.num_experts_per_tok, size, bool(config.norm_topk_prob))
+def _experts(config: Any, size: int, shared: int = 0) -> Experts:
+    return Experts(config.num_experts, config.num_experts_per_tok, size, bool(config.norm_topk_prob), shared)
+
+
+def _hybrid(config: Any, joined: bool) -> dict[str, Any]:
+    heads = config.linear_num_key_heads, config.linear_num_value_heads
+    sizes = config.linear_key_head_dim, config.linear_value_head_dim, config.linear_conv_kernel_dim
+    return {
+        "qk_norm": True,
+        "norm_offset": 1.0,
+        "gated": True,
+        "rotary_dim": _rotary_dim(config),
+        "delta": Delta(*heads, *sizes, joined),
+    }
 
 
 FAMILIES: Mapping[str, Callable[[Any], dict[str, Any]]] = {
@@ -192,9 +245,13 @@ FAMILIES: Mapping[str, Callable[[Any], dict[str, Any]]] = {
     "granite": _granite,
     "olmo2": lambda _: {"norms": POST, "qk_norm": True, "qk_norm_whole": True},
     "smollm3": lambda _: {},
-    "phi3": _phi3,
+    "phi3": lambda c: {"fused": True, "rotary_dim": _rotary_dim(c)},
     "qwen3_moe": lambda c: {"qk_norm": True, "experts": _experts(c, c.moe_intermediate_size)},
     "olmoe": lambda c: {"qk_norm": True, "qk_norm_whole": True, "experts": _experts(c, c.intermediate_size)},
+    "qwen3_next": lambda c: (
+        _hybrid(c, True) | {"experts": _experts(c, c.moe_intermediate_size, c.shared_expert_intermediate_size)}
+    ),
+    "qwen3_5_text": lambda c: _hybrid(c, False),
 }
 """What a family has of its own: fields of `Shape`, by the configuration's model_type."""
 NOT_RUN = {
@@ -219,11 +276,14 @@ def unsupported(config: PretrainedConfig) -> str | None:
     for rope in _ropes(config):
         if (kind := _kind_of(rope)) not in STATIC_ROPE:
             return f"rope type {kind!r} is not one of {', '.join(STATIC_ROPE)}"
+    known = (*ATTENTION, DELTA) if "delta" in FAMILIES[config.model_type](config) else ATTENTION
     for kind in getattr(config, "layer_types", None) or ():
-        if kind not in ATTENTION:
-            return f"layers of kind {kind!r} are not one of {', '.join(ATTENTION)}"
+        if kind not in known:
+            return f"layers of kind {kind!r} are not one of {', '.join(known)}"
     if (activation := _activation(config)) not in ACTIVATIONS:
         return f"activation {activation!r} is not one of {', '.join(ACTIVATIONS)}"
+    if known != ATTENTION and ACTIVATIONS[activation]:
+        return f"its convolution is followed by {activation}, and SiLU is what runs here"
     if why := next((why for key, why in NOT_RUN.items() if getattr(config, key, None)), None):
         return why
     s = Shape.of(config)
@@ -236,6 +296,9 @@ def contradiction(config: PretrainedConfig) -> str | None:
     heads, shared = config.num_attention_heads, getattr(config, "num_key_value_heads", None) or 1
     if heads % shared:
         return f"num_attention_heads, {heads}, is no multiple of num_key_value_heads, {shared}"
+    values, keys = getattr(config, "linear_num_value_heads", None), getattr(config, "linear_num_key_heads", None) or 1
+    if values and values % keys:
+        return f"linear_num_value_heads, {values}, is no multiple of linear_num_key_heads, {keys}"
     experts, chosen = getattr(config, "num_experts", None), getattr(config, "num_experts_per_tok", None)
     if experts and chosen and chosen > experts:
         return f"num_experts_per_tok is {chosen}, and there are {experts} experts"
@@ -282,28 +345,46 @@ def layer_shapes(s: Shape, width: int | None = None, kind: LayerKind = LayerKind
     """Names and shapes of a layer's tensors, without the norm before its attention.
 
     width  that of the attention's input, if not the hidden size."""
-    q, kv, h = s.num_heads * s.head_dim, s.num_kv_heads * s.head_dim, s.hidden_size
-    own: list[tuple[str, int, int, bool]] = [("self_attn.o_proj", h, q, s.out_bias)]
-    if s.fused:
-        own.append(("self_attn.qkv_proj", q + 2 * kv, width or h, s.qkv_bias))
+    shapes: dict[str, tuple[int, ...]] = {f"{name}.weight": (s.hidden_size,) for name in s.norms[1:] if name}
+    h, d = s.hidden_size, s.delta
+    if kind.recurrent and d is not None:
+        parts = {"qkvz": d.channels + d.values, "ba": 2 * d.value_heads}
+        if not d.joined:
+            parts = {"qkv": d.channels, "z": d.values, "b": d.value_heads, "a": d.value_heads}
+        own = [(f"linear_attn.in_proj_{part}", rows, h, False) for part, rows in parts.items()]
+        own.append(("linear_attn.out_proj", h, d.values, False))
+        vectors = {"A_log": (d.value_heads,), "dt_bias": (d.value_heads,), "norm.weight": (d.value_dim,)}
+        sizes: dict[str, tuple[int, ...]] = {"conv1d.weight": (d.channels, 1, d.kernel), **vectors}
+        shapes |= {f"linear_attn.{name}": size for name, size in sizes.items()}
     else:
-        own += [(f"self_attn.{part}_proj", q if part == "q" else kv, width or h, s.qkv_bias) for part in "qkv"]
+        own = _attention(s, width or h, shapes)
     if kind.experts and s.experts is not None:
         own.append((ROUTER, s.experts.count, h, False))
         for number in range(s.experts.count):
             own += _mlp(f"mlp.experts.{number}", h, s.experts.size, s)
+        if s.experts.shared:
+            own += [(SHARED_GATE, 1, h, False), *_mlp("mlp.shared_expert", h, s.experts.shared, s)]
     else:
         own += _mlp("mlp", h, s.intermediate_size, s)
-    shapes: dict[str, tuple[int, ...]] = {f"{name}.weight": (h,) for name in s.norms[1:] if name}
     for name, rows, columns, bias in own:
         shapes[f"{name}.weight"] = (rows, columns)
         if bias:
             shapes[f"{name}.bias"] = (rows,)
+    return shapes
+
+
+def _attention(s: Shape, width: int, shapes: dict[str, tuple[int, ...]]) -> list[tuple[str, int, int, bool]]:
+    """Attention's matrices; its vectors are added to `shapes`."""
+    q, kv, h = s.num_heads * s.head_dim, s.num_kv_heads * s.head_dim, s.hidden_size
     if s.qk_norm:
         whole = s.qk_norm_whole
         shapes["self_attn.q_norm.weight"] = (q if whole else s.head_dim,)
         shapes["self_attn.k_norm.weight"] = (kv if whole else s.head_dim,)
-    return shapes
+    out = ("self_attn.o_proj", h, q, s.out_bias)
+    if s.fused:
+        return [out, ("self_attn.qkv_proj", q + 2 * kv, width, s.qkv_bias)]
+    rows = {"q": 2 * q if s.gated else q, "k": kv, "v": kv}
+    return [out, *((f"self_attn.{part}_proj", count, width, s.qkv_bias) for part, count in rows.items())]
 
 
 def _mlp(start: str, h: int, m: int, s: Shape) -> list[tuple[str, int, int, bool]]:
@@ -336,7 +417,7 @@ def rotary_tables(
 ) -> tuple[torch.Tensor, torch.Tensor]:
     """cos and sin of every position, float32 [max_context + 1, head_dim]; the first half of sin is negated.
 
-    A pair that turns is a number of the first half of a head and the same of the second (`in_halves`). An
+    A pair that turns is a number of the first half of a head and the same of the second (`row_order`). An
     `attention_scale` is in the tables: both queries and keys are multiplied by its root.
 
     inverse  frequencies [head_dim / 2], instead of the configuration's.
@@ -364,12 +445,33 @@ def rotary_tables(
 
 
 @cache
-def in_halves(shape: Shape) -> torch.Tensor:
-    """The rows of a joined qkv matrix in the order of `rotary_tables`, where only the first `rotary_dim` numbers of a
-    head turn: the pairs that turn and those that do not, halves apart."""
-    size, turned = shape.head_dim, torch.arange(shape.rotary_dim).view(2, -1)
-    still = torch.arange(shape.rotary_dim, size).view(2, -1)
-    heads = torch.arange(0, (shape.num_heads + shape.num_kv_heads) * size, size)
-    rows = heads[:, None] + torch.cat([turned, still], 1).flatten()
-    values = torch.arange(len(heads) * size, (shape.num_heads + 2 * shape.num_kv_heads) * size)
-    return torch.cat([rows.flatten(), values])
+def row_order(shape: Shape, name: str) -> torch.Tensor | None:
+    """The rows of a checkpoint's tensor in the order in which the decoder computes; None: as they are.
+
+    Where only the first `rotary_dim` numbers of a head turn, halves are apart as in `rotary_tables`: the pairs that
+    turn and those that do not. Gates follow all queries. Rows that key heads hold together are apart, by what they are.
+
+    name  of its part, such as "q_proj"."""
+    size, d = shape.head_dim, shape.delta
+    if d is not None and d.joined and name in ("in_proj_qkvz", "in_proj_ba"):
+        share = d.value_heads // d.key_heads
+        wide = share * d.value_dim
+        each = [d.key_dim, d.key_dim, wide, wide] if name == "in_proj_qkvz" else [share, share]
+        rows = torch.arange(d.key_heads * sum(each)).view(d.key_heads, -1)
+        return torch.cat([part.flatten() for part in rows.split(each, 1)])
+    turns = 0 < shape.rotary_dim < size
+    queries, keys = shape.num_heads, shape.num_kv_heads
+    norms = (queries, keys) if shape.qk_norm_whole else (1, 1)
+    counts = {"qkv_proj": queries + keys, "q_proj": queries, "k_proj": keys, "q_norm": norms[0], "k_norm": norms[1]}
+    gated = shape.gated and name == "q_proj"
+    if name not in counts or not (turns or gated):
+        return None
+    order = torch.arange(size)
+    if turns:
+        order = torch.cat([part.view(2, -1) for part in order.split([shape.rotary_dim, size - shape.rotary_dim])], 1)
+    heads = torch.arange(counts[name])[:, None] * (2 * size if gated else size)
+    rows = (heads + order.flatten()).flatten()
+    if gated:
+        return torch.cat([rows, (heads + size + torch.arange(size)).flatten()])
+    values = torch.arange(len(rows), len(rows) + keys * size if name == "qkv_proj" else len(rows))
+    return torch.cat([rows, values])

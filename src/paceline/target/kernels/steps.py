@@ -13,7 +13,7 @@ import numpy as np
 import torch
 from numba import carray, cfunc, njit
 
-from paceline.compiled import address, float_of, put, take, widened
+from paceline.compiled import address, exponential, float_of, put, take, widened
 from paceline.target.attention import TorchOps
 from paceline.target.cache import AT, CAPACITY, HEADER, KEYS, LAYER, POSITIONS, SLOTS, VALUES, Writer
 from paceline.target.kernels import on_threads
@@ -22,21 +22,6 @@ from paceline.target.layout import Layout
 # Sums may be reordered and products fused, but NaN stays NaN: broken weights must not look like numbers.
 # NumPy's division does not check for zeros; a check would keep loops from vectorising.
 FAST: Any = {"cache": True, "fastmath": {"reassoc", "contract", "arcp", "nsz"}, "error_model": "numpy"}
-
-
-@njit(inline="always")
-def _exp(x: Any) -> Any:
-    """e**x in float32, relative error below 1e-6: 2**k times a polynomial, without calls, so that loops vectorise."""
-    x = min(max(x, np.float32(-87.0)), np.float32(88.0))
-    k = np.floor(x * np.float32(1.4426950408889634) + np.float32(0.5))
-    r = x - k * np.float32(0.693359375) + k * np.float32(2.12194440e-4)
-    p = np.float32(1.3981999507e-3) + r * np.float32(1.9875691500e-4)
-    p = np.float32(8.3334519073e-3) + r * p
-    p = np.float32(4.1665795894e-2) + r * p
-    p = np.float32(1.6666665459e-1) + r * p
-    p = np.float32(5.0000001201e-1) + r * p
-    p = np.float32(1.0) + r + r * r * p
-    return p * float_of(np.uint32((np.int32(k) + np.int32(127)) << np.int32(23)))
 
 
 @njit(inline="always")
@@ -175,10 +160,10 @@ def _kernels(kind: Any, size: int) -> _Kernels:
 
     @cfunc("void(voidptr)", **FAST)
     def gate(at):  # type: ignore[no-untyped-def]
-        """out = x * sigmoid(x * (linear + cubic * x**2)) * up for the numbers x of gate: SiLU or GELU (`GATES`)."""
-        task = carray(at, (7,), np.int64)
+        """out = x * sigmoid(x * (linear + cubic * x**2)) * up for x of gate, or without the first x: `GATES`."""
+        task = carray(at, (8,), np.int64)
         rows, gate_up_at, out_at, width = task[1], task[2], task[3], task[4]
-        linear, cubic = float_of(np.uint32(task[5])), float_of(np.uint32(task[6]))
+        linear, cubic, alone = float_of(np.uint32(task[5])), float_of(np.uint32(task[6])), task[7] != 0
         while True:
             first = take(task, ROWS)
             if first >= rows:
@@ -191,7 +176,7 @@ def _kernels(kind: Any, size: int) -> _Kernels:
                     x = widened(gate[i])
                     # The square is bounded, so that 0 times it stays 0; the sigmoid is 0 or 1 long before.
                     z = x * (linear + cubic * min(x * x, np.float32(1e9)))
-                    put(out, i, x / (np.float32(1) + _exp(-z)) * widened(up[i]))
+                    put(out, i, (np.float32(1) if alone else x) / (np.float32(1) + exponential(-z)) * widened(up[i]))
 
     return _Kernels(add_norm, rotate, gate)
 
@@ -210,8 +195,13 @@ def _bits(number: float) -> int:
 
 
 _SLOPE = 2 * (2 / np.pi) ** 0.5
-GATES = {False: (_bits(1.0), _bits(0.0)), True: (_bits(_SLOPE), _bits(0.044715 * _SLOPE))}
-"""Bits of `linear` and `cubic` of the gate, by whether it is GELU: (1 + tanh(u)) / 2 is sigmoid(2 u)."""
+GATES = {
+    False: (_bits(1.0), _bits(0.0), 0),
+    True: (_bits(_SLOPE), _bits(0.044715 * _SLOPE), 0),
+    None: (_bits(1.0), _bits(0.0), 1),
+}
+"""Bits of `linear` and `cubic` of the gate, and whether it is the sigmoid alone, by `gelu`: (1 + tanh(u)) / 2 is
+sigmoid(2 u)."""
 
 
 class FusedOps(TorchOps):
@@ -255,7 +245,7 @@ class FusedOps(TorchOps):
         _run(self._kernels.rotate, nodes, every * dim, heads, kv_heads, dim, layer, *at, self._eps, whole)
         return queries
 
-    def gate(self, gate_up: torch.Tensor, gelu: bool = False) -> torch.Tensor:
+    def gate(self, gate_up: torch.Tensor, gelu: bool | None = False) -> torch.Tensor:
         rows, width = gate_up.shape
         out = gate_up.new_empty(rows, width // 2)
         _run(self._kernels.gate, rows, width, gate_up.data_ptr(), out.data_ptr(), width // 2, *GATES[gelu])

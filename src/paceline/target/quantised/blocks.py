@@ -16,7 +16,7 @@ import numpy as np
 import torch
 
 from paceline.errors import ModelError
-from paceline.target.shape import ROUTER
+from paceline.target.shape import UNQUANTISED
 
 CHUNK = 1 << 22  # weights converted at once: the conversion needs several times the memory of the blocks
 
@@ -153,17 +153,18 @@ def exact_dtype(dtype: str | torch.dtype, kinds: str | None) -> str:
 
 
 def quantised(weights: Mapping[str, torch.Tensor | Blocks], word: str) -> Weights:
-    """The weights with matrices in blocks of precision `word`, unless their width is not a multiple of 32. Routers of
-    experts, which are small and decide much, stay as they are.
+    """The weights with matrices in blocks of precision `word`, but for those that are UNQUANTISED or whose width is
+    not a multiple of 32.
 
     Blocks of fewer bits are expanded first, and those of at least as many stay."""
     inner, outer = PRECISIONS[word]
+    kept = tuple(f".{part}.weight" for part in UNQUANTISED)
     made: Weights = {}
     for name, weight in weights.items():
         if isinstance(weight, Blocks):
             made[name] = quantise(weight.dense(), inner) if weight.kind.bits < inner.bits else weight
             continue
-        fits = weight.ndim == 2 and weight.shape[1] % inner.inputs == 0 and not name.endswith(f".{ROUTER}.weight")
+        fits = weight.ndim == 2 and weight.shape[1] % inner.inputs == 0 and not name.endswith(kept)
         made[name] = quantise(weight, outer if name in _OUTER else inner) if fits else weight
     return made
 

@@ -1,0 +1,346 @@
+"""Recurrent state: what layers of the gated delta rule keep of a row's text, beside the KV cache.
+
+Such a layer (Yang et al. 2024, arXiv 2412.06464) has no keys and values of every token. For each value head it has a
+matrix S [key_dim, value_dim], and for its convolution the last inputs. A token with query q, key k, value v, strength b
+and decay a changes S and reads it:
+
+    S = a S + k u,   u = b (v - a k S),   output q S
+
+A row's state is that after its committed tokens, and running nodes does not change it. Each node leaves its key, its
+update u, its log decay and its input of the convolution instead: the state of a node is that of its parent with its own
+update, so a tree is run as a chain is, a rejected node leaves nothing behind, and `commit` adds the updates of the
+accepted path. A piece of a prompt is committed whole, so it leaves only the states after it. States cannot be cut back
+as keys and values can: they are kept at `mark`s, for rows that begin alike.
+
+On CPUs `kernels/delta.py` computes; here is the same in torch, for other devices and float64."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass, field
+from functools import cached_property
+from typing import TYPE_CHECKING
+
+import numpy as np
+import torch
+import torch.nn.functional as F
+
+from paceline.engine.round import Segment
+from paceline.engine.tree import IntArray, ancestors
+from paceline.target.linear import Linear, stacked
+from paceline.target.quantised.blocks import Blocks, tensors_of
+from paceline.target.shape import Delta, Shape
+
+if TYPE_CHECKING:
+    from paceline.target.attention import TorchOps
+    from paceline.target.cache import Writer
+    from paceline.target.layout import Layout
+
+ROOM = 16  # the memory for a row's nodes grows by this many
+
+
+@dataclass(eq=False)
+class State:
+    """A row's state after some of its tokens.
+
+    matrices  [layers, value_heads, key_dim, value_dim].
+    inputs    [layers, kernel - 1, channels]: the last inputs of the convolutions."""
+
+    matrices: torch.Tensor
+    inputs: torch.Tensor
+
+    @property
+    def nbytes(self) -> int:
+        """Bytes of both."""
+        return self.matrices.nbytes + self.inputs.nbytes
+
+    def clone(self) -> State:
+        """A copy."""
+        return State(self.matrices.clone(), self.inputs.clone())
+
+
+@dataclass(eq=False)
+class Row:
+    """A row: its state `now`, and what it has run since.
+
+    nodes  [layers, room, input | key | update | log decay]: of nodes that are not committed; the first is at `first`.
+    whole  tokens of a piece of a prompt, if that was run; `after` is the state after it.
+    marks  lengths at which states are to be kept; kept: the states, by length."""
+
+    now: State
+    nodes: torch.Tensor
+    first: int = 0
+    whole: int = 0
+    after: State | None = None
+    marks: set[int] = field(default_factory=set)
+    kept: dict[int, State] = field(default_factory=dict)
+
+
+@dataclass(eq=False)
+class Part:
+    """A segment in a forward: nodes `start`.. of its n are the packed ones from `begin` on.
+
+    parent  int64 [n]. ends: after so many nodes, the state is written there (a piece of a prompt)."""
+
+    row: Row
+    begin: int
+    start: int
+    parent: IntArray
+    ends: list[tuple[int, State]]
+    kernel: int
+
+    @cached_property
+    def taps(self) -> IntArray:
+        """The inputs of each node's convolution, int64 [n, kernel], its own last: node numbers; below 0, the state's
+        inputs, -1 the last of them."""
+        node = np.arange(len(self.parent))
+        taps = np.empty((len(node), self.kernel), np.int64)
+        for i in reversed(range(self.kernel)):
+            taps[:, i] = node
+            node = np.where(node >= 0, self.parent[np.maximum(node, 0)], node - 1)
+        return taps
+
+    def keep_inputs(self, layer: int, inputs: torch.Tensor) -> None:
+        """Write the last of a layer's inputs, [n, channels], into the states of `ends`."""
+        for count, state in self.ends:
+            last = inputs[max(count - self.kernel + 1, 0) : count].to(state.inputs.dtype)
+            state.inputs[layer] = torch.cat([self.row.now.inputs[layer, len(last) :], last])
+
+
+class RecurrentState:
+    """States of rows that come and go, of `layers` layers. Slots and lengths are those of the KV cache."""
+
+    def __init__(self, delta: Delta, layers: int, dtype: torch.dtype, device: torch.device | str):
+        self.delta, self.layers, self.device = delta, layers, torch.device(device)
+        self.dtype = torch.float64 if dtype == torch.float64 else torch.float32
+        self.is_compiled = self.device.type == "cpu" and dtype in (torch.float32, torch.bfloat16)
+        self.rows: dict[int, Row] = {}
+        self.widths = [delta.channels, delta.keys, delta.values, delta.value_heads]
+        """Columns of `Row.nodes`."""
+
+    @property
+    def nbytes(self) -> int:
+        """Bytes of one state."""
+        d = self.delta
+        numbers = d.values * d.key_dim + (d.kernel - 1) * d.channels
+        return self.layers * numbers * self.dtype.itemsize
+
+    def _empty(self) -> State:
+        d = self.delta
+        sizes = (self.layers, d.value_heads, d.key_dim, d.value_dim), (self.layers, d.kernel - 1, d.channels)
+        return State(*(torch.zeros(size, dtype=self.dtype, device=self.device) for size in sizes))
+
+    @torch.inference_mode()
+    def add_row(self, slot: int) -> None:
+        """An empty row."""
+        nodes = torch.empty(self.layers, 0, sum(self.widths), dtype=self.dtype, device=self.device)
+        self.rows[slot] = Row(self._empty(), nodes)
+
+    def drop_row(self, slot: int) -> None:
+        """Forget a row."""
+        del self.rows[slot]
+
+    def move(self, new_slot: Mapping[int, int]) -> None:
+        """Rows have new slots, by old ones."""
+        self.rows = {new_slot[slot]: row for slot, row in self.rows.items()}
+
+    def mark(self, slot: int, length: int) -> None:
+        """Keep the row's state after so many tokens, when it comes there."""
+        self.rows[slot].marks.add(length)
+
+    def states(self, slot: int, length: int) -> dict[int, State]:
+        """States of a row of `length` tokens, by length: those that were kept, and the present one, which changes."""
+        row = self.rows[slot]
+        return {n: state for n, state in row.kept.items() if n < length} | {length: row.now}
+
+    @torch.inference_mode()
+    def restore(self, slot: int, state: State) -> None:
+        """Give a row a copy of a state."""
+        row = self.rows[slot]
+        row.now, row.first, row.whole = state.clone(), 0, 0
+
+    @torch.inference_mode()
+    def arrange(self, slot: int, nodes: Sequence[int]) -> None:
+        """Move uncommitted `nodes` to the places right after the row, in order."""
+        row = self.rows[slot]
+        places = torch.tensor(nodes, dtype=torch.int64, device=self.device) + row.first
+        row.nodes[:, row.first : row.first + len(nodes)] = row.nodes.index_select(1, places)
+
+    def begin(self, layout: Layout, lengths: Sequence[int]) -> Recurrence:
+        """A forward over the segments of `layout`, whose rows have `lengths` committed tokens."""
+        segments = zip(layout.segments, layout.spans, lengths, strict=True)
+        return Recurrence(self, [self._part(segment, begin, length) for segment, (begin, _), length in segments])
+
+    def _part(self, segment: Segment, begin: int, length: int) -> Part:
+        row, count = self.rows[segment.slot], len(segment.tokens)
+        ends: list[tuple[int, State]] = []
+        if segment.is_prompt:
+            row.whole, row.after = count, row.after or self._empty()
+            ends = [*self._marked(row, length, count), (count, row.after)]
+        else:
+            row.whole = 0
+            row.first = row.first if segment.start else 0
+            missing = row.first + count - row.nodes.shape[1]
+            if missing > 0:
+                row.nodes = F.pad(row.nodes, (0, 0, 0, -(-missing // ROOM) * ROOM))
+        return Part(row, begin, segment.start, segment.parent, ends, self.delta.kernel)
+
+    def _marked(self, row: Row, length: int, count: int) -> list[tuple[int, State]]:
+        """The states to keep of the next `count` tokens, and after how many of them."""
+        marks = sorted(mark for mark in row.marks if length < mark <= length + count)
+        return [(mark - length, row.kept.setdefault(mark, self._empty())) for mark in marks]
+
+    @torch.inference_mode()
+    def commit(self, slot: int, length: int, path: Sequence[int]) -> None:
+        """Take over the nodes `path` of the segment just run to a row of `length` tokens.
+
+        ValueError unless all of a piece of a prompt is committed."""
+        row = self.rows[slot]
+        if row.whole:
+            if len(path) != row.whole or row.after is None:
+                raise ValueError(f"a piece of a prompt of {row.whole} tokens is committed whole, not {len(path)} of it")
+            row.now, row.after, row.whole = row.after, row.now, 0
+        elif len(path):
+            ends = [*self._marked(row, length, len(path)), (len(path), row.now)]
+            self._advance(row, np.array(path) + row.first, ends)
+            row.first, row.after = row.first + len(path), None
+        row.marks = {mark for mark in row.marks if mark > length + len(path)}
+
+    def _advance(self, row: Row, places: IntArray, ends: list[tuple[int, State]]) -> None:
+        """Write the states after so many of the nodes at `places` to `ends`, the last of them the row's own."""
+        before = row.now.inputs
+        for count, state in ends:
+            last = places[max(count - self.delta.kernel + 1, 0) : count]
+            state.inputs = torch.cat([before[:, len(last) :], row.nodes[:, last, : self.delta.channels]], 1)
+        if self.is_compiled:
+            from paceline.target.kernels.delta import advance
+
+            advance(self, row, places, ends)
+            return
+        _, keys, updates, logs = row.nodes[:, places].split(self.widths, -1)
+        keys, updates = (t.unflatten(-1, (n, -1)) for t, n in ((keys, self.delta.key_heads), (updates, logs.shape[-1])))
+        before = row.now.matrices
+        for count, state in ends:
+            state.matrices = _advanced(before, keys[:, :count], updates[:, :count], logs[:, :count])
+
+
+class Recurrence:
+    """One forward over the recurrent layers."""
+
+    def __init__(self, of: RecurrentState, parts: Sequence[Part]):
+        self.of, self.parts = of, parts
+
+    @cached_property
+    def jobs(self) -> tuple[IntArray, list[IntArray]]:
+        """The parts, for compiled code."""
+        from paceline.target.kernels.delta import jobs_of
+
+        return jobs_of(self.parts)
+
+    def run(self, layer: int, qkvz: torch.Tensor, ba: torch.Tensor, rule: GatedDelta) -> torch.Tensor:
+        """What a layer says of the packed nodes, normed and gated, [N, values]; 0 for padding.
+
+        qkvz  [N, queries, keys, values, gates]. ba [N, strengths, decays]. layer: its number in the state."""
+        for part in self.parts:
+            part.keep_inputs(layer, qkvz[part.begin :, : self.of.delta.channels])
+        if self.of.is_compiled:
+            from paceline.target.kernels.delta import run
+
+            return run(self, layer, qkvz, ba, rule)
+        out = qkvz.new_zeros(len(qkvz), self.of.delta.values)
+        for part in self.parts:
+            own = slice(part.begin, part.begin + len(part.parent) - part.start)
+            out[own] = self._part(part, layer, qkvz[own].to(self.of.dtype), ba[own].to(self.of.dtype), rule)
+        return out
+
+    def _part(self, part: Part, layer: int, qkvz: torch.Tensor, ba: torch.Tensor, rule: GatedDelta) -> torch.Tensor:
+        d, row, start = self.of.delta, part.row, part.start
+        x, gate = qkvz.split([d.channels, d.values], -1)
+        nodes = row.nodes[layer, row.first : row.first + len(part.parent)]
+        inputs = torch.cat([row.now.inputs[layer], nodes[:start, : d.channels], x])
+        taps = torch.from_numpy(part.taps[start:] + d.kernel - 1).to(x.device)
+        q, k, v = F.silu((inputs[taps] * rule.conv).sum(1)).split([d.keys, d.keys, d.values], -1)
+        q, k = (_normed(t.unflatten(-1, (d.key_heads, -1))) for t in (q, k))
+        q, v = q * d.key_dim**-0.5, v.unflatten(-1, (d.value_heads, -1))
+        strength, rate = ba.chunk(2, -1)
+        strength, log = strength.sigmoid(), rule.rate * F.softplus(rate + rule.shift)
+        _, keys, updates, logs = nodes[:start].split(self.of.widths, -1)
+        keys, logs = torch.cat([keys.unflatten(-1, (d.key_heads, -1)), k]), torch.cat([logs, log])
+        sees = torch.from_numpy(ancestors(part.parent)).to(x.device)
+        state, known = row.now.matrices[layer], updates.unflatten(-1, v.shape[1:])
+        said, updates = _rule(q, keys, v, logs, strength, state, sees, known)
+        for count, end in part.ends:
+            end.matrices[layer] = _advanced(state, keys[:count], updates[:count], logs[:count])
+        if not part.ends:
+            nodes[start:] = torch.cat([x, k.flatten(1), updates.flatten(1), log], -1)
+        said = F.rms_norm(said, said.shape[-1:], rule.norm, rule.eps) * F.silu(gate.unflatten(-1, said.shape[1:]))
+        return said.flatten(1)
+
+
+def _normed(x: torch.Tensor) -> torch.Tensor:
+    """x of length 1 in its last dimension."""
+    return x * (x.square().sum(-1, keepdim=True) + 1e-6).rsqrt()
+
+
+def _rule(
+    q: torch.Tensor, k: torch.Tensor, v: torch.Tensor, log: torch.Tensor, strength: torch.Tensor, state: torch.Tensor,
+    sees: torch.Tensor, known: torch.Tensor,
+) -> tuple[torch.Tensor, torch.Tensor]:  # fmt: skip
+    """Output and updates [m, value_heads, value_dim] of the last m of n nodes after `state`, all at once: the updates
+    of a node's ancestors are a triangular system.
+
+    q [m, key_heads, key_dim], k [n, ...], v [m, value_heads, value_dim], log decays [n, value_heads], strength
+    [m, ...], sees bool [n, n]: a node's ancestors and itself; known: the updates of the first n - m nodes."""
+    share, first = v.shape[1] // q.shape[1], len(known)
+    q, k = (t.repeat_interleave(share, 1).transpose(0, 1) for t in (q, k))
+    v, known, strength = v.transpose(0, 1), known.transpose(0, 1), strength.T[..., None]
+    total = (sees.to(log.dtype) @ log).T[..., None]
+    decay = (total - total.mT).masked_fill(~sees, -torch.inf).exp()[:, first:]
+    total = total[:, first:].exp()
+    among = strength * decay * (k[:, first:] @ k.mT)
+    updates = strength * (v - total * (k[:, first:] @ state)) - among[..., :first] @ known
+    updates = torch.linalg.solve_triangular(among[..., first:], updates, upper=False, unitriangular=True)
+    said = total * (q @ state) + (decay * (q @ k.mT)) @ torch.cat([known, updates], 1)
+    return said.transpose(0, 1), updates.transpose(0, 1)
+
+
+def _advanced(state: torch.Tensor, k: torch.Tensor, updates: torch.Tensor, log: torch.Tensor) -> torch.Tensor:
+    """The state [..., value_heads, key_dim, value_dim] after the updates of a path of n nodes.
+
+    k [..., n, key_heads, key_dim], updates [..., n, value_heads, value_dim], log decays [..., n, value_heads]."""
+    left = log.flip(-2).cumsum(-2).flip(-2)
+    k = k.repeat_interleave(updates.shape[-2] // k.shape[-2], -2) * (left - log).exp()[..., None]
+    return left[..., 0, :].exp()[..., None, None] * state + torch.einsum("...nhk,...nhv->...hkv", k, updates)
+
+
+class GatedDelta:
+    """A layer's gated delta rule: out(norm(rule(qkvz(x), ba(x)))). It stands where others have `Attention`.
+
+    weights  "in_proj_qkvz.weight" and "in_proj_ba.weight", or "in_proj_qkv.weight" and those of z, b and a; with
+             "conv1d.weight", "A_log", "dt_bias", "norm.weight" and "out_proj.weight"."""
+
+    def __init__(self, weights: Mapping[str, torch.Tensor | Blocks], shape: Shape, ops: TorchOps):
+        vectors, dtype = tensors_of(weights), ops.cos.dtype
+        names = [[f"in_proj_{part}" for part in parts] for parts in (("qkvz", "qkv", "z"), ("ba", "b", "a"))]
+        self.qkv, self.ba = (stacked(weights, of, dtype) for of in names)
+        self.out = stacked(weights, ["out_proj"], dtype)
+        wide = torch.promote_types(dtype, torch.float32)
+        conv, rate, shift, norm = (
+            vectors[name].to(wide) for name in ("conv1d.weight", "A_log", "dt_bias", "norm.weight")
+        )
+        self.conv, self.rate = conv[:, 0].T.contiguous(), -rate.exp()
+        self.shift, self.norm, self.eps = shift, norm, shape.eps
+
+    @property
+    def products(self) -> tuple[Linear, ...]:
+        """The matrix products, in order of computation."""
+        return self.qkv, self.ba, self.out
+
+    def make_exact(self, ops: TorchOps) -> None:
+        """As `Layer.make_exact`."""
+        self.qkv, self.ba, self.out = self.qkv.exact(), self.ba.exact(), self.out.exact()
+
+    def __call__(self, x: torch.Tensor, layout: Layout, cache: Writer, layer: int) -> torch.Tensor:
+        """As `Attention`; `layer` is its number among the recurrent ones."""
+        assert cache.recurrence is not None
+        return self.out(cache.recurrence.run(layer, self.qkv(x), self.ba(x), self))

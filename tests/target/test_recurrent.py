@@ -1,0 +1,238 @@
+"""Recurrent state: the same in any tree, piece, batch and forward; kept, given back and taken over without a trace."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import numpy as np
+import pytest
+import torch
+from tests import drafters, exact, models, native
+from tests.draft import mtps
+from tests.plain import generate
+from tests.preempting import preempt_often
+from transformers import Qwen3_5Config, Qwen3_5ForConditionalGeneration
+
+from paceline.engine.engine import Engine
+from paceline.engine.memory import Prefixes
+from paceline.engine.round import Segment
+from paceline.engine.sampling import SamplingParams
+from paceline.errors import ModelError, PacelineError
+from paceline.target.decoder import Decoder
+from paceline.target.load import load
+
+NEW = 24
+
+
+def text(seed: int, length: int) -> list[int]:
+    return np.random.default_rng(seed).integers(4, models.VOCAB_SIZE, length).tolist()
+
+
+def decoder(family: str = "qwen3.5", dtype: torch.dtype = torch.float32) -> Decoder:
+    return native.of(models.model(family), dtype, eos=())
+
+
+# One forward ---------------------------------------------------------------------------------------------------------
+
+
+def walk(target: Decoder) -> torch.Tensor:
+    """Logits of rows that run pieces, trees in two parts, drafts that are rejected, and paths through trees."""
+    rng, found = np.random.default_rng(0), []
+    slots = [target.add_row(1) for _ in range(3)]
+    for slot, length in zip(slots, (1, 9, 40), strict=True):
+        target.cache.mark(slot, 7)
+        target.verify([Segment.chunk(slot, np.array(text(slot, length)), last=True)])
+        target.commit(slot, range(length))
+    for turn in range(6):
+        parents = [[-1], [-1, 0, 0, 1, 0, 3], [-1, 0, 1, 1, 2, 0, 5]]
+        trees = [exact.tree(slot, text(turn, len(p)), p) for slot, p in zip(slots, parents, strict=True)]
+        if turn % 2:
+            first = [Segment(t.slot, t.tokens[:cut], t.parent[:cut], num_logits=cut) for t, cut in ((trees[2], 4),)]
+            found.append(target.verify(first).logits)
+            trees[2].start, trees[2].num_logits = 4, 3
+        found.append(target.verify([*trees, Segment.chunk(target.add_row(1), np.array(text(9, 20)), True)]).logits)
+        target.drop_row(3)
+        for slot, paths in zip(slots, ([[0]], [[0], [0, 1, 3, 5]], [[0, 5, 6], [0, 1, 2, 4]]), strict=True):
+            target.commit(slot, paths[int(rng.integers(len(paths)))])
+    return torch.cat(found)
+
+
+@pytest.mark.parametrize("family", models.HYBRID)
+def test_compiled_code_does_what_torch_does(family: str) -> None:
+    here, there = decoder(family), decoder(family)
+    assert here.cache.recurrent is not None
+    assert there.cache.recurrent is not None
+    assert here.cache.recurrent.is_compiled
+    there.cache.recurrent.is_compiled = False
+    torch.testing.assert_close(walk(here), walk(there), atol=2e-4, rtol=1e-4)
+    for slot in range(3):
+        states = [target.cache.states(slot) for target in (here, there)]
+        assert states[0].keys() == states[1].keys()
+        assert 7 in states[0] or slot == 0
+        for length, state in states[0].items():
+            torch.testing.assert_close(state.matrices, states[1][length].matrices, atol=1e-4, rtol=1e-4)
+            torch.testing.assert_close(state.inputs, states[1][length].inputs, atol=1e-4, rtol=1e-4)
+
+
+@pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16])
+def test_exact_states_are_the_same_to_the_last_bit(dtype: torch.dtype) -> None:
+    target, tokens = decoder("qwen3-next", dtype), text(1, 90)
+    target.make_exact()
+    alone = exact.one_by_one(target, tokens)
+    for sizes in ([90], [37, 1, 2, 50]):
+        assert torch.equal(exact.in_pieces(target, tokens, sizes), alone)
+    rng, [slot] = np.random.default_rng(2), exact.prepared(target, [tokens[:60]])
+    for begin, cut in ((60, 3), (66, 0), (72, 9)):
+        drafted, parents, nodes = exact.hidden_in_tree(rng, tokens[begin : begin + 6], 14, models.VOCAB_SIZE)
+        tree = exact.tree(slot, drafted, parents)
+        if cut:
+            target.verify([exact.tree(slot, drafted[:cut], parents[:cut])])
+            tree.start = cut
+        tree.num_logits -= cut
+        logits = target.verify([tree]).logits
+        late = [i for i, node in enumerate(nodes) if node >= cut]
+        assert torch.equal(logits[[nodes[i] - cut for i in late]], alone[[begin + i for i in late]])
+        target.commit(slot, nodes)
+    assert torch.equal(target.verify([exact.tree(slot, tokens[78:80], [-1, 0])]).logits, alone[78:80])
+
+
+def test_in_bfloat16_it_is_nearly_the_model() -> None:
+    half, single = decoder(dtype=torch.bfloat16), decoder()
+    tokens = text(5, 60)
+    out = [exact.in_pieces(target, tokens, [30, 7, 23]).float() for target in (half, single)]
+    assert native.off(*out) < 0.05
+
+
+def test_a_prompt_is_committed_whole_and_nothing_is_forgotten() -> None:
+    target = decoder()
+    slot = target.add_row(8)
+    target.verify([Segment.chunk(slot, np.array(text(0, 8)), last=False)])
+    with pytest.raises(ValueError, match="of 8 tokens is committed whole, not 5"):
+        target.commit(slot, range(5))
+    target.commit(slot, range(8))
+    with pytest.raises(ValueError, match="cannot forget"):
+        target.truncate(slot, 7)
+
+
+# Rows that come and go -----------------------------------------------------------------------------------------------
+
+
+@pytest.fixture(scope="module", params=models.HYBRID)
+def world(request: pytest.FixtureRequest) -> tuple[Decoder, list[list[int]], list[list[int]]]:
+    """A model, prompts of which most begin alike, and what transformers writes after them."""
+    model = models.model(request.param)
+    model.generation_config.eos_token_id = None
+    start = text(3, 40)
+    prompts = [text(4, 21), start + text(5, 9), start + text(6, 20), start[:30] + text(7, 5), [*start], text(8, 2)]
+    answers = [generate(model, prompt, NEW, ())[len(prompt) :] for prompt in prompts]
+    return native.of(model, eos=()), prompts, answers
+
+
+@pytest.mark.parametrize("branches", [0, 2])
+def test_answers_are_transformers_own(world: Any, branches: int) -> None:
+    """Steps without drafts after accepted ones, rows that join and are preempted, prefixes that are hit."""
+    target, prompts, answers = world
+    known = {tuple(p): [*p, *answer] for p, answer in zip(prompts, answers, strict=True)}
+    for batch, chunk in ((1, 512), (5, 16)):
+        drafter = drafters.Idle(known, error=0.2, branches=branches)
+        engine = Engine(target, drafter, max_batch=batch, prefill_chunk=chunk)
+        if batch > 1:
+            preempt_often(engine)
+        for turn in range(2):
+            out = engine.generate(prompts, SamplingParams(max_tokens=NEW))
+            assert [done.tokens for done in out] == answers
+            assert sum(sum(done.stats.accepted[1:]) for done in out) > 0
+            assert sum(done.reused for done in out) > 0 or not turn
+
+
+def test_what_is_reused_ends_where_texts_part(world: Any) -> None:
+    target, prompts, answers = world
+    engine = Engine(target, "sam")
+    wish = SamplingParams(max_tokens=NEW)
+    reused = [engine.generate([prompts[i]], wish)[0].reused for i in (1, 2, 1, 2, 4)]
+    # The second leaves the first after 40 tokens: there it keeps a state, which the last one would have; one token is
+    # always run, so it has that before its last. The same prompts again have all but their last tokens.
+    assert reused == [0, 0, 48, 59, 0]
+    more = [*prompts[1], *answers[1]]
+    assert engine.generate([[*more, 5, 6]], wish)[0].reused == len(more) - 1, "the state at a row's end"
+    other = [*prompts[1][:40], *text(11, 9)]
+    (again,) = engine.generate([other], wish)
+    assert again.reused == 40
+    assert again.tokens == Engine(target).generate([other], wish)[0].tokens
+
+
+def test_rows_that_begin_alike_share_one_state(world: Any) -> None:
+    target, prompts, answers = world
+    out = Engine(target, "recycling", max_batch=6).generate(prompts, SamplingParams(max_tokens=NEW))
+    assert [done.tokens for done in out] == answers
+    assert [done.reused for done in out][:3] == [0, 0, 40]
+
+
+def test_prefixes_keep_few_states_and_count_them() -> None:
+    target = decoder()
+    states, prefixes = target.cache.recurrent, Prefixes(8)
+    assert states is not None
+    tokens, kv = np.arange(90), torch.zeros(1, 2, 2, 90, 16)
+    for end in (20, 40, 90):
+        kept = {n: states._empty() for n in (end - 3, end)}
+        prefixes.add(tokens[:end], kv[:, :, :, :end], kept)
+    assert len(prefixes) == 1
+    assert prefixes.nbytes == kv.nbytes + 4 * states.nbytes
+    assert [prefixes.best(tokens[:n])[0] for n in (90, 89, 60, 39, 37, 36)] == [90, 87, 40, 37, 37, 0]
+    prefixes.forget()
+    assert prefixes.nbytes == 0
+
+
+# Loading -------------------------------------------------------------------------------------------------------------
+
+
+def test_memory_counts_states() -> None:
+    target = decoder()
+    plain, states = target.cache, target.cache.recurrent
+    assert states is not None
+    assert plain.nbytes_of(2, 64) == 2 * (64 * plain.token_bytes + 3 * states.nbytes)
+    assert plain.shape[0] == 1, "layers with a state have no keys and values"
+    assert states.nbytes == 4 * 2 * (4 * 8 * 24 + 2 * (2 * 4 * 8 + 4 * 24))
+
+
+@pytest.mark.parametrize("family", models.HYBRID)
+def test_the_head_in_a_checkpoint_is_no_part_of_the_model_and_drafts_for_it(family: str, tmp_path: Any) -> None:
+    folder = mtps.add(models.make(family, tmp_path), mtps.random_head(models.model(family)))
+    target, tokens = load(folder, native=True), text(2, 20)
+    said = exact.in_pieces(target, tokens, [20])  # type: ignore[arg-type]
+    assert torch.equal(said, exact.in_pieces(decoder(family), tokens, [20]))
+    wish, prompts = SamplingParams(max_tokens=NEW, ignore_eos=True), [tokens, tokens[:5], tokens[3:9]]
+    plain = [done.tokens for done in Engine(target).generate(prompts, wish)]
+    for options in ("", ",tree=0,draft=3"):
+        out = Engine(target, f"mtp{options}").generate(prompts, wish)
+        assert [done.tokens for done in out] == plain
+        assert sum(done.stats.draft_tokens for done in out) > 0
+
+
+def test_the_text_of_a_model_that_reads_images_is_run(tmp_path: Any) -> None:
+    inner = models.config("qwen3.5").to_dict()
+    vision = {"depth": 1, "hidden_size": 16, "intermediate_size": 16, "num_heads": 2, "out_hidden_size": 64}
+    config = Qwen3_5Config(text_config=inner, vision_config=vision, tie_word_embeddings=True)
+    whole = Qwen3_5ForConditionalGeneration(config).eval()
+    models.randomize(whole)
+    whole.save_pretrained(tmp_path)
+    tokens = text(2, 20)
+    target = load(tmp_path, native=True)
+    with torch.no_grad():
+        theirs = whole(input_ids=torch.tensor([tokens])).logits[0]
+    said = exact.in_pieces(target, tokens, [20])  # type: ignore[arg-type]
+    torch.testing.assert_close(said, theirs, atol=1e-4, rtol=1e-4)
+
+
+def test_what_is_not_run_says_why(tmp_path: Any) -> None:
+    target = decoder()
+    with pytest.raises(PacelineError, match=r"prefix_cache .* has recurrent states too"):
+        Engine(target, prefix_cache=tmp_path / "cache")
+    folder = models.make("qwen3-next", tmp_path / "model")
+    for schedule in ("equal", "grouped"):
+        with pytest.raises(ModelError, match="a running state instead of attention"):
+            Engine(folder, schedule=schedule)
+    config = (folder / "config.json").read_text("utf-8")
+    (folder / "config.json").write_text(config.replace('"linear_num_key_heads": 2', '"linear_num_key_heads": 3'))
+    with pytest.raises(ModelError, match=r"linear_num_value_heads, 4, is no multiple of linear_num_key_heads, 3"):
+        load(folder)
