@@ -23,9 +23,8 @@ from paceline.draft.spec import option
 from paceline.target.shape import Shape, rotary_tables
 from paceline.train.eagle import TapsConfig, layer_config
 from paceline.train.loss import distance, overlaps
-from paceline.train.options import DrafterOptions, drafter_command
 from paceline.train.student import Student, known_depths, spread
-from paceline.train.trainer import Trainer, train_head
+from paceline.train.trainer import Trainer, head_command
 from paceline.train.unrolled import UnrolledLayer, begin_as_last
 
 SURE_OF = 256  # most positions of a batch by which the confidence head learns: each costs both distributions once more
@@ -33,7 +32,11 @@ SURE_OF = 256  # most positions of a batch by which the confidence head learns: 
 
 @dataclass(frozen=True, kw_only=True)
 class DFlashConfig(TapsConfig):
-    """The drafter and its training."""
+    """Train layers that fill a block of tokens in one pass, for `--draft dflash:OUT`.
+
+    paceline train dflash MODEL --prompts mine=prompts.jsonl --generate 5000 --markov 64 --confidence --out build/dflash
+
+    At the end acceptance is measured by depth on held-out answers."""
 
     block: int = option(8, "Tokens of a draft.", least=2, most=LARGEST)
     layers: int = option(2, "Layers of its own.", least=1)
@@ -223,11 +226,4 @@ class DFlashLoss(Student):
         }
 
 
-@drafter_command
-def command(setup: DrafterOptions, config: DFlashConfig) -> bool:
-    """Train layers that fill a block of tokens in one pass, for `--draft dflash:OUT`.
-
-    paceline train dflash MODEL --prompts mine=prompts.jsonl --generate 5000 --markov 64 --confidence --out build/dflash
-
-    At the end acceptance is measured by depth on held-out answers."""
-    return train_head(setup.training(config), config)
+command = head_command(DFlashConfig)

@@ -29,9 +29,9 @@ from paceline.errors import PacelineError
 from paceline.target.load import read_config
 from paceline.target.shape import Shape, rotary_tables
 from paceline.train.loss import IGNORE, distance
-from paceline.train.options import DrafterOptions, Layers, drafter_command, layers_of
+from paceline.train.options import Layers, layers_of
 from paceline.train.student import Student, spread
-from paceline.train.trainer import HeadConfig, Trainer, train_head
+from paceline.train.trainer import HeadConfig, Trainer, head_command
 from paceline.train.unrolled import Memory, Unrolled, UnrolledLayer, begin_as_last
 
 LARGE = 32_768  # a vocabulary of more tokens is large
@@ -44,10 +44,7 @@ class LayerConfig(HeadConfig):
     paper's AdamW at 3e-5 is for 7 billion parameters and 800,000 steps."""
 
     passes: ClassVar[int] = 4
-
-    @property
-    def loop(self) -> dict[str, Any]:
-        return super().loop | {"warmup_steps": 20, "weight_decay": 0.01}
+    own = {"warmup_steps": 20, "weight_decay": 0.01}
 
 
 class LayerLoss(Student):
@@ -77,6 +74,12 @@ class LayerLoss(Student):
 
 @dataclass(frozen=True, kw_only=True)
 class EagleConfig(LayerConfig):
+    """Train a layer that drafts by predicting the target's next state, for `--draft eagle:OUT`.
+
+    paceline train eagle models/demo --prompts mine=prompts.jsonl --generate 5000 --out build/eagle
+
+    At the end acceptance is measured by depth on held-out answers."""
+
     soft: float = option(0.1, "Weight of the cross-entropy; SmoothL1 weighs 1.", least=0)
     noise: float = option(0.1, "Uniform noise on the states: at most this, up or down.", least=0)
 
@@ -151,14 +154,7 @@ def layer_config(config: Any) -> dict[str, Any]:
     }
 
 
-@drafter_command
-def command(setup: DrafterOptions, config: EagleConfig) -> bool:
-    """Train a layer that drafts by predicting the target's next state, for `--draft eagle:OUT`.
-
-    paceline train eagle models/demo --prompts mine=prompts.jsonl --generate 5000 --out build/eagle
-
-    At the end acceptance is measured by depth on held-out answers."""
-    return train_head(setup.training(config), config)
+command = head_command(EagleConfig)
 
 
 # EAGLE-3 ---------------------------------------------------------------------------------------------------------
@@ -212,15 +208,17 @@ class TapsConfig(LayerConfig):
 
 @dataclass(frozen=True, kw_only=True)
 class Eagle3Config(TapsConfig):
-    """The head and its training."""
+    """Train a layer that drafts from three of the target's states, for `--draft eagle3:OUT` and for vLLM.
+
+    paceline train eagle3 models/demo --prompts mine=prompts.jsonl --generate 5000 --out build/eagle3
+
+    At the end acceptance is measured by depth on held-out answers. OUT is a checkpoint in the `speculators` format."""
+
+    own = {**LayerConfig.own, "clip": 0.5}
 
     steps: int = option(3, "Steps of the training-time test: the depth that the head learns.", least=1)
     decay: float = option(0.8, "Weight of a step relative to the one before.", least=0)
     flags: FlagOptions = field(default_factory=FlagOptions)
-
-    @property
-    def loop(self) -> dict[str, Any]:
-        return super().loop | {"clip": 0.5}
 
     def student(self, trainer: Trainer) -> Student:
         keep, share = self.drafted(trainer)
@@ -341,11 +339,4 @@ def speculators_config(config: Any, taps: tuple[int, ...], vocab: int, flags: Fl
     }
 
 
-@drafter_command
-def eagle3_command(setup: DrafterOptions, config: Eagle3Config) -> bool:
-    """Train a layer that drafts from three of the target's states, for `--draft eagle3:OUT` and for vLLM.
-
-    paceline train eagle3 models/demo --prompts mine=prompts.jsonl --generate 5000 --out build/eagle3
-
-    At the end acceptance is measured by depth on held-out answers. OUT is a checkpoint in the `speculators` format."""
-    return train_head(setup.training(config), config)
+eagle3_command = head_command(Eagle3Config)

@@ -90,14 +90,11 @@ class NoisyConfig(TrainerConfig):
     """The noise, and which weights are trained."""
 
     passes: ClassVar[int] = 3
+    own = {"optimiser": "adamw"}
 
     noise: NoiseConfig = field(default_factory=NoiseConfig)
     lora: int = option(0, "Rank of LoRA adapters to train and merge; 0: all weights.", least=0)
     lr: float = option(3e-5, "Peak learning rate.", least=0)
-
-    @property
-    def loop(self) -> dict[str, Any]:
-        return super().loop | {"optimiser": "adamw"}
 
 
 class Span(NamedTuple):

@@ -12,6 +12,7 @@ import torch
 from torch import Tensor, nn
 from torch.nn.functional import scaled_dot_product_attention, silu
 
+from paceline.draft.spec import option
 from paceline.errors import MethodError
 
 
@@ -99,32 +100,22 @@ def concat_scaled(states: Tensor, embedded: Tensor) -> Tensor:
 
 @dataclass(frozen=True)
 class Switches:
-    """What the network is made of. MethodError for a value that is not one.
+    """What the network is made of; all but `heads` are options of training. MethodError for a value that is not one.
 
-    tap             the target's state before its final norm, which is then applied before the output head, or after it
-    stage1_layers   causal decoder layers over the states; 0: no first stage
-    stage1_input    the state alone, or with its own token, or with the token after it
-    stage2_layers   causal decoder layers after them; 0: no second stage, and no sampled token
-    stage2_input    how the token after each state comes in: concatenated, added, not at all
-    mlp             the K heads: Medusa's block, or a gated one of two layers
-    positions       what tells the encoder its K positions apart
-    encoder_layers  blocks of the encoder; 0: the heads do not see each other
-    encoder_ffn     whether its blocks have a gated MLP after the attention
-    encoder_sight   every position sees all K, or those up to itself
-    own_heads       an output head for each position, instead of the target's for all"""
+    heads  K. A target's state before its final norm (`tap`) gets the norm before the output head."""
 
     heads: int = 4
-    tap: Tap = "pre_norm"
-    stage1_layers: int = 1
-    stage1_input: First = "state"
-    stage2_layers: int = 1
-    stage2_input: Second = "concat"
-    mlp: Mlp = "residual"
-    positions: Positions = "learnt"
-    encoder_layers: int = 1
-    encoder_ffn: bool = True
-    encoder_sight: Sight = "full"
-    own_heads: bool = False
+    tap: Tap = option("pre_norm", "State of the target that the heads read.")
+    stage1_layers: int = option(1, "Causal layers over the states; 0: none.", least=0)
+    stage1_input: First = option("state", "Input of these layers: the state, or with its own token or the one after.")
+    stage2_layers: int = option(1, "Causal layers after them; 0: none, and no sampled token.", least=0)
+    stage2_input: Second = option("concat", "How the token after a state is joined to it.")
+    mlp: Mlp = option("residual", "The heads: Medusa's block, or a gated one of two layers.")
+    positions: Positions = option("learnt", "Position embeddings of the encoder.")
+    encoder_layers: int = option(1, "Blocks of the encoder; 0: heads do not attend to each other.", least=0)
+    encoder_ffn: bool = option(True, "A gated MLP in each block of the encoder, after the attention.")
+    encoder_sight: Sight = option("full", "Depths that a depth attends to in the encoder: all, or those up to itself.")
+    own_heads: bool = option(False, "An output head for each depth, instead of the target's.", names=("--own-heads",))
 
     def __post_init__(self) -> None:
         for name, kind in _CHOICES.items():
