@@ -206,6 +206,34 @@ class TapsConfig(LayerConfig):
         return keep, share
 
 
+class TapsLoss(Student):
+    """A drafter over several of the target's states, in training the `module`, with a draft vocabulary.
+
+    keep        int64 [D]: the draft vocabulary, ascending.
+    of_trainer  further entries of config.json."""
+
+    module: Any
+    tokens: Tensor
+    of_target: Tensor
+
+    def __init__(self, teacher: Any, keep: Tensor, config: TapsConfig, of_trainer: dict[str, Any]) -> None:
+        super().__init__(teacher, config.loss)
+        self.tokens, self.of_trainer, self.vocab_size = keep, of_trainer, teacher.config.vocab_size
+        self.reads = config.taps_of(teacher.config.num_hidden_layers)
+        self.register_buffer("of_target", teacher.lm_head.weight[keep].detach().clone(), persistent=False)
+
+    def taps(self, input_ids: Tensor) -> tuple[Tensor, Tensor]:
+        """(the states that it reads side by side, [B, T, taps * H]; the last ones after the final norm, [B, T, H])."""
+        states, last = self.target_states(input_ids)
+        return states[..., :-1, :].flatten(-2), last
+
+    def probs(self, hidden: Tensor, depth: int) -> Tensor:
+        return spread((hidden @ self.table().T).float().softmax(-1), self.tokens, self.vocab_size)
+
+    def saved(self) -> dict[str, Tensor]:
+        return dict(self.module.named_parameters()) | to_offsets(self.tokens, self.vocab_size)
+
+
 @dataclass(frozen=True, kw_only=True)
 class Eagle3Config(TapsConfig):
     """Train a layer that drafts from three of the target's states, for `--draft eagle3:OUT` and for vLLM.
@@ -263,56 +291,44 @@ class Eagle3Module(Unrolled):
         return (read if self.flags.norm_output else y), read
 
 
-class Eagle3Loss(LayerLoss):
-    """A head whose forward is its loss: weighted distances of its steps, over the draft vocabulary.
-
-    keep        int64 [D]: the draft vocabulary, ascending.
-    of_trainer  further entries of config.json."""
+class Eagle3Loss(TapsLoss, LayerLoss):
+    """A head whose forward is its loss: weighted distances of its steps, over the draft vocabulary."""
 
     kind = Eagle3.name
-    keep: Tensor
     is_kept: Tensor
-    target_table: Tensor
 
     def __init__(self, teacher: Any, keep: Tensor, config: Eagle3Config = Eagle3Config(), **of_trainer: Any) -> None:
-        super().__init__(teacher, config.loss)
-        self.config, self.of_trainer = config, of_trainer
-        self.reads = self.taps = config.taps_of(teacher.config.num_hidden_layers)
-        self.module = Eagle3Module(teacher.config, len(self.taps), len(keep), config.flags)
+        super().__init__(teacher, keep, config, of_trainer)
+        self.config = config
+        self.module = Eagle3Module(teacher.config, len(self.reads), len(keep), config.flags)
         with torch.no_grad():
-            self.module.lm_head.weight.copy_(teacher.lm_head.weight[keep])
+            self.module.lm_head.weight.copy_(self.of_target)
             # Logits begin near 1: the target's own norm would make an untrained head sure of its guesses.
-            self.module.norm.weight.fill_(1 / self.module.lm_head.weight.norm(dim=1).mean())
-        is_kept = torch.zeros(teacher.config.vocab_size, dtype=torch.bool)
+            self.module.norm.weight.fill_(1 / self.of_target.norm(dim=1).mean())
+        is_kept = torch.zeros(self.vocab_size, dtype=torch.bool)
         is_kept[keep] = True
-        self.register_buffer("keep", keep, persistent=False)
         self.register_buffer("is_kept", is_kept, persistent=False)
-        self.register_buffer("target_table", teacher.lm_head.weight[keep].detach().clone(), persistent=False)
 
-    @torch.no_grad()
     def states(self, input_ids: Tensor) -> tuple[Tensor, Tensor]:
-        states, last = self.target_states(input_ids)
-        return states[..., :-1, :].flatten(-2), last
+        return self.taps(input_ids)
+
+    def table(self, depth: int = 0) -> Tensor:
+        """The head's own rows [D, H]."""
+        table: Tensor = self.module.lm_head.weight
+        return table
 
     def forward(self, input_ids: Tensor, labels: Tensor) -> Tensor:
-        taps, last = self.states(input_ids)
+        taps, last = self.taps(input_ids)
         used = (labels != IGNORE) & self.is_kept[labels.clamp_min(0)]
         total, config = torch.zeros((), device=last.device), self.config
         for step, read in enumerate(self.unroll(taps, input_ids, config.steps)):
             here, target = used[:, 1 + step :], last[:, 1 + step :]
-            loss = distance(self.loss, read, self.module.lm_head.weight, target, self.target_table, here)
+            loss = distance(self.loss, read, self.table(), target, self.of_target, here)
             total = total + config.decay**step * loss
         return total
 
-    def probs(self, hidden: Tensor, depth: int) -> Tensor:
-        """The head's distribution [N, V]; 0 outside the draft vocabulary."""
-        return spread(self.module.lm_head(hidden).float().softmax(-1), self.keep, len(self.is_kept))
-
-    def saved(self) -> dict[str, Tensor]:
-        return super().saved() | to_offsets(self.keep, len(self.is_kept))
-
     def facts(self) -> dict[str, Any]:
-        config = speculators_config(self.teacher.config, self.taps, len(self.keep), self.config.flags)
+        config = speculators_config(self.teacher.config, self.reads, len(self.tokens), self.config.flags)
         return config | self.of_trainer
 
 
