@@ -5,14 +5,14 @@ W begins at 0, so that an untrained head says what the target's own head says. S
 random. Names of the parameters are those of their files."""
 
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass, fields
-from typing import Any, Literal, Self, get_args
+from dataclasses import dataclass, field, fields
+from typing import Any, Literal, Self, get_args, get_type_hints
 
 import torch
 from torch import Tensor, nn
 from torch.nn.functional import scaled_dot_product_attention, silu
 
-from paceline.draft.spec import option
+from paceline.draft.spec import Options, option
 from paceline.errors import MethodError
 
 
@@ -99,12 +99,12 @@ def concat_scaled(states: Tensor, embedded: Tensor) -> Tensor:
 
 
 @dataclass(frozen=True)
-class Switches:
+class Switches(Options):
     """What the network is made of; all but `heads` are options of training. MethodError for a value that is not one.
 
     heads  K. A target's state before its final norm (`tap`) gets the norm before the output head."""
 
-    heads: int = 4
+    heads: int = field(default=4, metadata={"least": 1})
     tap: Tap = option("pre_norm", "State of the target that the heads read.")
     stage1_layers: int = option(1, "Causal layers over the states; 0: none.", least=0)
     stage1_input: First = option("state", "Input of these layers: the state, or with its own token or the one after.")
@@ -118,33 +118,20 @@ class Switches:
     own_heads: bool = option(False, "An output head for each depth, instead of the target's.", names=("--own-heads",))
 
     def __post_init__(self) -> None:
-        for name, kind in _CHOICES.items():
-            if getattr(self, name) not in get_args(kind):
-                choices = ", ".join(get_args(kind))
-                raise MethodError(f"{name} is {getattr(self, name)!r}; it must be one of {choices}")
-        least = {"heads": 1, "stage1_layers": 0, "stage2_layers": 0, "encoder_layers": 0}
-        for name, smallest in least.items():
-            value = getattr(self, name)
-            if not isinstance(value, int) or value < smallest:
-                raise MethodError(f"{name} is {value!r}; it must be a whole number, {smallest} or more")
+        for name, kind in get_type_hints(type(self)).items():
+            value, choices = getattr(self, name), get_args(kind)
+            if value not in choices if choices else type(value) is not kind:
+                wanted = ", ".join(choices) if choices else kind.__name__
+                raise MethodError(f"{name} is {value!r}; it must be {wanted}")
+        super().__post_init__()  # the ranges
 
     @classmethod
     def read(cls, config: Mapping[str, Any]) -> Self:
         """From config.json; MethodError if one is missing or wrong."""
-        missing = [field.name for field in fields(cls) if field.name not in config]
-        if missing:
+        names = [known.name for known in fields(cls)]
+        if missing := [name for name in names if name not in config]:
             raise MethodError(f"config.json lacks {', '.join(missing)}")
-        return cls(**{field.name: config[field.name] for field in fields(cls)})
-
-
-_CHOICES = {
-    "tap": Tap,
-    "stage1_input": First,
-    "stage2_input": Second,
-    "mlp": Mlp,
-    "positions": Positions,
-    "encoder_sight": Sight,
-}
+        return cls(**{name: config[name] for name in names})
 
 
 class JointHeads(nn.Module):
