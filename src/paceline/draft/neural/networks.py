@@ -121,7 +121,7 @@ class Switches(Options):
         for name, kind in get_type_hints(type(self)).items():
             value, choices = getattr(self, name), get_args(kind)
             if value not in choices if choices else type(value) is not kind:
-                wanted = " or ".join(choices) if choices else f"of type {kind.__name__}"
+                wanted = f"one of {', '.join(choices)}" if choices else f"of type {kind.__name__}"
                 raise MethodError(f"{name} is {value!r}; it must be {wanted}")
         super().__post_init__()  # the ranges
 

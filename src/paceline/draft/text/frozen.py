@@ -49,7 +49,9 @@ def freeze(text: NDArray[Any], progress: Progress) -> dict[str, NDArray[np.int32
     num_states, num_edges, last, _ = grown._counts.tolist()
     states, edges = grown._states[:num_states], grown._edges[:num_edges]
     del grown  # and with it the hash table, a third of the memory
-    occurs = _count(states, len(text))
+    occurs = (states[:, LENGTH] == states[:, FIRST]).astype(np.int32)  # 1 for the empty string too
+    states[:, RECENT] = states[:, FIRST]
+    _count(states, occurs, np.argsort(states[:, LENGTH], kind="stable"))
     progress(0.85)
     is_block = states[:, TOKEN] < 0
     is_block[edges[:, FROM]] = True  # more edges than the one a state holds
@@ -59,21 +61,23 @@ def freeze(text: NDArray[Any], progress: Progress) -> dict[str, NDArray[np.int32
     order = np.argsort(~is_block, kind="stable")  # blocks first
     num_blocks, number = int(is_block.sum()), np.empty(num_states, np.int32)
     number[order] = np.arange(num_states, dtype=np.int32)
-    frozen = {"states": states[order][:, [LENGTH, LINK, FIRST]]}
+    frozen = {"states": states[order[:, None], [LENGTH, LINK, FIRST]]}
     frozen["states"][1:, 1] = number[frozen["states"][1:, 1]]  # the first state, the empty string, has no link
     frozen["targets"] = number[states[order[num_blocks:], TARGET]]
     progress(0.9)
     holds = np.flatnonzero(is_block & (states[:, TOKEN] >= 0))
-    begins = number[np.concatenate([holds, edges[:, FROM]])]
+    begins = np.concatenate([number[holds], number[edges[:, FROM]]])
     tokens = np.concatenate([states[holds, TOKEN], edges[:, SYMBOL]])
     targets = np.concatenate([states[holds, TARGET], edges[:, TO]])
     frozen["blocks"] = np.full((num_blocks + 1, 3), len(begins), np.int32)
-    frozen["blocks"][:, AT] = np.searchsorted(np.sort(begins), np.arange(num_blocks + 1))
+    frozen["blocks"][0, AT] = 0
+    np.cumsum(np.bincount(begins, minlength=num_blocks), out=frozen["blocks"][1:, AT])
     frozen["blocks"][:-1, COUNT] = occurs[order[:num_blocks]]
     frozen["blocks"][:-1, LATEST] = states[order[:num_blocks], RECENT]
+    del states, edges, is_block, order  # most of the memory; sorting needs as much again
     by_count = np.lexsort((tokens, -occurs[targets], begins))
     block = begins[by_count]
-    place = np.arange(len(block)) - frozen["blocks"][block, AT]
+    place = np.arange(len(block), dtype=np.int32) - frozen["blocks"][block, AT]
     sorted_edges = by_count[np.lexsort((np.where(place < FRONT, place, tokens[by_count] + FRONT), block))]
     frozen["edges"] = np.stack([tokens, number[targets], occurs[targets]], 1)[sorted_edges]
     progress(1.0)
@@ -81,31 +85,16 @@ def freeze(text: NDArray[Any], progress: Progress) -> dict[str, NDArray[np.int32
 
 
 @njit(cache=True)
-def _count(states, n):  # type: ignore[no-untyped-def]
-    """How often each state's strings occur, int32 [S]; makes the column of last ends exact.
+def _count(states, occurs, order):  # type: ignore[no-untyped-def]
+    """Make `occurs` [S] and the column of last ends exact; both know the one place where a prefix of the text ends.
 
-    A prefix of the text ends in one place, and where a string ends, its suffixes end too. So counts and last ends are
-    passed up the links, from the longest states to the shortest."""
-    begin = np.zeros(n + 2, np.int64)
-    for state in range(len(states)):
-        begin[states[state, LENGTH] + 1] += 1
-    begin = np.cumsum(begin)
-    order = np.empty(len(states), np.int32)
-    for state in range(len(states)):
-        order[begin[states[state, LENGTH]]] = state
-        begin[states[state, LENGTH]] += 1
-    occurs = np.zeros(len(states), np.int32)
-    for state in range(1, len(states)):
-        is_beginning = states[state, LENGTH] == states[state, FIRST]
-        occurs[state] = is_beginning
-        states[state, RECENT] = states[state, FIRST]
-    occurs[0] = 1  # the empty string also ends before the first token
+    Where a string ends, its suffixes end too. So counts and last ends are passed up the links, from the longest states
+    to the shortest: `order` [S] is by length."""
     for i in range(len(order) - 1, 0, -1):
         state = order[i]
         link = states[state, LINK]
         occurs[link] += occurs[state]
         states[link, RECENT] = max(states[link, RECENT], states[state, RECENT])
-    return occurs
 
 
 _ARRAYS = ("states", "targets", "blocks", "edges")
