@@ -24,7 +24,7 @@ KERNELS = {
     "sam": [automaton._extend, automaton._hash_all],
     f"rest:{STORE}": [suffix_array._longest, suffix_array.likeliest],
     f"suffix,corpus={STORE},past=50": [suffix_nodes.append, suffix_nodes.speculate, suffix_array._speculate],
-    f"hierarchy,past=50,corpus={STORE}": [suffix_array._find, suffix_array._gather],
+    f"hierarchy,past=50,corpus={STORE}": [suffix_array._find],
 }
 
 def check(spec, kernels):

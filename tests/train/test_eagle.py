@@ -75,7 +75,7 @@ def drafting(loss: EagleLoss | Eagle3Loss, model: PreTrainedModel) -> Network:
     target, tensors = native.of(model), {name: t.detach() for name, t in loss.module.named_parameters()}
     if isinstance(loss, EagleLoss):
         return EagleNetwork("x", layer_config(model.config), tensors, target)
-    config = speculators_config(model.config, loss.taps, len(KEEP), loss.config.flags)
+    config = speculators_config(model.config, loss.reads, len(KEEP), loss.config.flags)
     return Eagle3Network("x", config, tensors | {"d2t": KEEP - torch.arange(len(KEEP))}, target)
 
 

@@ -70,7 +70,7 @@ class Hierarchy(Drafter):
             self._frequent = FrequentNgrams.of(open_for(target, model))
         if corpus is not None and "L" in self.config.order:
             self._array = SuffixArray.of(open_for(target, corpus))
-            self._array.continuations(*self._array.find([0]), SAMPLE, 1, skip=1)
+            self._array.find([0])
 
     def start(self, row: Request) -> None:
         self._contexts[row.id] = RecentNgrams(self.config.n, self.config.k)

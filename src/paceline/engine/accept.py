@@ -26,10 +26,11 @@ from typing import NamedTuple, Protocol
 import numpy as np
 import torch
 
-from paceline.engine.logits import best_token
+from paceline.engine.logits import BROKEN, best_token
 from paceline.engine.request import Request
 from paceline.engine.sampling import (
     TokenLogprob,
+    best_of_rows,
     distribution,
     draw_rows,
     is_compiled,
@@ -217,14 +218,10 @@ def _best(scores: torch.Tensor) -> list[int]:
     """The best token of each row of `scores` [R, V]; the lowest id of equals.
 
     Raises NumericError if a row has NaN or infinity, or only minus infinity."""
-    if not on_accelerator(scores):
-        return [best_token(scores, r) for r in range(len(scores))]
-    values, indices = scores.max(-1)
-    # Both in one wait; float64 holds every token id exactly.
-    finite, best = torch.stack([torch.isfinite(values).double(), indices.double()]).tolist()
-    if not all(finite):
-        raise NumericError("The target's logits are NaN or infinite; its weights or dtype are broken.")
-    return [int(token) for token in best]
+    best = [token for token in best_of_rows(scores) if token is not None]
+    if len(best) < len(scores):
+        raise NumericError(BROKEN)
+    return best
 
 
 def _choose(cursors: Sequence[Cursor], probs: torch.Tensor | list[torch.Tensor]) -> list[int]:

@@ -15,7 +15,7 @@ from typing import Any, NamedTuple, Protocol
 import numpy as np
 import torch
 
-from paceline.engine.logits import keep_best, softmax_of_row, softmax_of_rows, token_at, top_tokens
+from paceline.engine.logits import best_token, keep_best, softmax_of_row, softmax_of_rows, token_at, top_tokens
 from paceline.engine.tree import IntArray
 from paceline.errors import NumericError, PacelineError, shortened
 
@@ -265,6 +265,24 @@ class RowRandom:
 def on_accelerator(tensor: torch.Tensor) -> bool:
     """Whether a read of `tensor` has to wait for a device."""
     return tensor.device.type != "cpu"
+
+
+def best_of_rows(logits: torch.Tensor) -> list[int | None]:
+    """The best token of each row of logits [R, V], the lowest id of equals; None for a row with NaN or infinity, or of
+    minus infinity alone. On an accelerator in one wait."""
+    if not on_accelerator(logits):
+        return [_best_of_row(logits, r) for r in range(len(logits))]
+    values, indices = logits.max(-1)
+    # Both in one wait; float64 holds every token id exactly.
+    finite, best = torch.stack([torch.isfinite(values).double(), indices.double()]).tolist()
+    return [int(token) if good else None for good, token in zip(finite, best, strict=True)]
+
+
+def _best_of_row(logits: torch.Tensor, row: int) -> int | None:
+    try:
+        return best_token(logits, row)
+    except NumericError:
+        return None
 
 
 def warp(logits: torch.Tensor, params: SamplingParams, contexts: Sequence[IntArray]) -> torch.Tensor:

@@ -11,8 +11,7 @@ from dataclasses import dataclass
 import numpy as np
 import torch
 
-from paceline.engine.accept import LOSSLESS, Cursor, follow
-from paceline.engine.sampling import probabilities
+from paceline.engine.accept import LOSSLESS, Accepted, Cursor, follow, target_distributions
 from paceline.errors import PacelineError
 
 
@@ -64,7 +63,4 @@ class Typical:
 
 def _distribution(cursor: Cursor, node: int, way: Sequence[int]) -> torch.Tensor:
     """The target's warped distribution [V] after `node`; way: the tokens from the cursor to it."""
-    params = cursor.request.params
-    context = [np.concatenate([cursor.context, np.array(way, np.int64)])] if params.shifts_logits else []
-    scores = cursor.logits[node : node + 1]
-    return probabilities(scores if scores.dtype == torch.float64 else scores.float(), params, context)[0]
+    return target_distributions([cursor._replace(done=Accepted([node], [*cursor.done.tokens, *way]))])[0]

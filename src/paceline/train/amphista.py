@@ -12,35 +12,25 @@ import torch
 from torch import Tensor, nn
 
 from paceline.draft.amphista import Amphista
-from paceline.draft.neural import networks
 from paceline.draft.neural.networks import JointHeads, Switches, concat_scaled
 from paceline.draft.spec import option
 from paceline.train.heads import HeadsConfig, HeadsLoss, own_output_heads
 from paceline.train.layers import DecoderLayers
-from paceline.train.options import DrafterOptions, drafter_command
-from paceline.train.trainer import train_head
+from paceline.train.trainer import head_command
 
 Fusion = Literal["identity", "random"]
 
 
-@dataclass(frozen=True)
-class SwitchOptions(Switches):
-    tap: networks.Tap = option("pre_norm", "State of the target that the heads read.")
-    stage1_layers: int = option(1, "Causal layers over the states; 0: none.", least=0)
-    stage1_input: networks.First = option("state", "Input of these layers.")
-    stage2_layers: int = option(1, "Causal layers after them; 0: none.", least=0)
-    stage2_input: networks.Second = option("concat", "How the token after a state is joined to it.")
-    mlp: networks.Mlp = option("residual", "The heads: Medusa's, or gated.")
-    positions: networks.Positions = option("learnt", "Position embeddings of the encoder.")
-    encoder_layers: int = option(1, "Blocks of the encoder; 0: heads do not attend to each other.", least=0)
-    encoder_ffn: bool = option(True, "A gated MLP in each block of the encoder.")
-    encoder_sight: networks.Sight = option("full", "Depths that a depth attends to in the encoder.")
-    own_heads: bool = option(False, "An output head for each depth.", names=("--own-heads",))
-
-
 @dataclass(frozen=True, kw_only=True)
 class AmphistaConfig(HeadsConfig):
-    switches: SwitchOptions = field(default_factory=SwitchOptions)
+    """Train Amphista's network, for `--draft amphista:OUT`: heads that attend to each other, over their own layers.
+
+    paceline train amphista models/demo --prompts mine=prompts.jsonl --generate 5000 --out build/amphista
+
+    At the end the heads are measured on held-out answers, by depth and rank; slots.json has the trees that follow from
+    that."""
+
+    switches: Switches = field(default_factory=Switches)
     layers_begin: Literal["zeros", "target"] = option(
         "zeros", "Initial causal layers: without effect (zeros), or copies of the target's last ones."
     )
@@ -108,12 +98,4 @@ def fusion(width: int, begins: Fusion) -> nn.Linear:
     return linear
 
 
-@drafter_command
-def command(setup: DrafterOptions, config: AmphistaConfig) -> bool:
-    """Train Amphista's network, for `--draft amphista:OUT`: heads that attend to each other, over their own layers.
-
-    paceline train amphista models/demo --prompts mine=prompts.jsonl --generate 5000 --out build/amphista
-
-    At the end the heads are measured on held-out answers, by depth and rank; slots.json has the trees that follow from
-    that."""
-    return train_head(setup.training(config), config)
+command = head_command(AmphistaConfig)

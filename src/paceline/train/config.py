@@ -1,5 +1,6 @@
 """What a recipe is told: data, budget, options. Recipes add options of their own to one of these classes."""
 
+from collections.abc import Mapping
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any, ClassVar
@@ -40,9 +41,11 @@ def training_folder(target: str | Path) -> Path:
 class TrainerConfig:
     """Batches and held-out rows. Recipes add their own fields.
 
-    passes  over the answers, if no budget is given."""
+    passes  over the answers, if no budget is given.
+    own     the recipe's settings of `LoopConfig`, with the learning rate."""
 
     passes: ClassVar[int]
+    own: ClassVar[Mapping[str, Any]] = {}
 
     length: int = option(512, "Tokens of a training row.", least=8)
     rows: int = option(16, "Rows of a batch.", least=1)
@@ -51,8 +54,8 @@ class TrainerConfig:
 
     @property
     def loop(self) -> dict[str, Any]:
-        """The recipe's settings of `LoopConfig`."""
-        return {"peak_lr": self.lr}
+        """The settings of `LoopConfig`."""
+        return {**self.own, "peak_lr": self.lr}
 
     def check(self, target: Path) -> None:
         """PacelineError if the recipe cannot work with the model in `target`. Called before answers are generated."""

@@ -365,12 +365,6 @@ def batches(rows: Rows, size: int = 4) -> Iterator[tuple[Tensor, Tensor]]:
         yield ids, labels
 
 
-def all_batches(sources: Mapping[str, Rows], size: int = 4) -> Iterator[tuple[Tensor, Tensor]]:
-    """The `batches` of all sources in turn."""
-    for rows in sources.values():
-        yield from batches(rows, size)
-
-
 def first_batch(rows: Rows, most: int = 16) -> Batch:
     """At most `most` rows from the beginning, as a batch for the loop."""
     ids, labels = (torch.from_numpy(side[:most]).long() for side in rows)

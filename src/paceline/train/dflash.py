@@ -18,14 +18,12 @@ import torch.nn.functional as F
 from torch import Tensor, nn
 
 from paceline.draft.dflash import LARGEST, MASK, DFlash
-from paceline.draft.neural.vocab import to_offsets
 from paceline.draft.spec import option
 from paceline.target.shape import Shape, rotary_tables
-from paceline.train.eagle import TapsConfig, layer_config
+from paceline.train.eagle import TapsConfig, TapsLoss, layer_config
 from paceline.train.loss import distance, overlaps
-from paceline.train.options import DrafterOptions, drafter_command
-from paceline.train.student import Student, known_depths, spread
-from paceline.train.trainer import Trainer, train_head
+from paceline.train.student import Student, known_depths
+from paceline.train.trainer import Trainer, head_command
 from paceline.train.unrolled import UnrolledLayer, begin_as_last
 
 SURE_OF = 256  # most positions of a batch by which the confidence head learns: each costs both distributions once more
@@ -33,7 +31,11 @@ SURE_OF = 256  # most positions of a batch by which the confidence head learns: 
 
 @dataclass(frozen=True, kw_only=True)
 class DFlashConfig(TapsConfig):
-    """The drafter and its training."""
+    """Train layers that fill a block of tokens in one pass, for `--draft dflash:OUT`.
+
+    paceline train dflash MODEL --prompts mine=prompts.jsonl --generate 5000 --markov 64 --confidence --out build/dflash
+
+    At the end acceptance is measured by depth on held-out answers."""
 
     block: int = option(8, "Tokens of a draft.", least=2, most=LARGEST)
     layers: int = option(2, "Layers of its own.", least=1)
@@ -126,28 +128,22 @@ class BlockModule(nn.Module):
         return read
 
 
-class DFlashLoss(Student):
-    """A drafter whose forward is its loss: a weighted mean over the positions of blocks, over the draft vocabulary.
-
-    keep        int64 [D]: the draft vocabulary, ascending.
-    of_trainer  further entries of config.json."""
+class DFlashLoss(TapsLoss):
+    """A drafter whose forward is its loss: a weighted mean over the positions of blocks, over the draft vocabulary."""
 
     kind = DFlash.name
-    of_target: Tensor
 
     def __init__(self, teacher: Any, keep: Tensor, config: DFlashConfig = DFlashConfig(), **of_trainer: Any) -> None:
-        super().__init__(teacher, config.loss)
-        self.config, self.of_trainer, self.tokens, self.depths = config, of_trainer, keep, config.block
-        self.reads = config.taps_of(teacher.config.num_hidden_layers)
+        super().__init__(teacher, keep, config, of_trainer)
+        self.config, self.depths = config, config.block
         self.module = BlockModule(teacher, config, len(self.reads), len(keep))
-        self.register_buffer("of_target", teacher.lm_head.weight[keep].detach().clone(), persistent=False)
         with torch.no_grad():  # logits begin near 0: the target's own norm would make an untrained block sure
             self.module.norm.weight.fill_(0.25 / self.of_target.norm(dim=1).mean())
 
     def states(self, input_ids: Tensor) -> tuple[Tensor, Tensor]:
         """(the context that blocks read, [B, T, H]; the target's last states after the final norm, [B, T, H])."""
-        states, last = self.target_states(input_ids)
-        return self.module.context(states[..., :-1, :].flatten(-2)), last
+        taps, last = self.taps(input_ids)
+        return self.module.context(taps), last
 
     def table(self, depth: int = 0) -> Tensor:
         """The output head [D, H], with a Markov head's second matrix beside it, [D, H + rank]: logits are then one
@@ -200,13 +196,6 @@ class DFlashLoss(Student):
         read = torch.cat([self.filled(context, input_ids, at) for at in every.split(self.config.anchors, 1)], 1)
         return last, (self.inputs(read[:, : length - 1 - k, k], input_ids[:, 1 + k :]) for k in range(depths))
 
-    def probs(self, hidden: Tensor, depth: int) -> Tensor:
-        return spread((hidden @ self.table().T).float().softmax(-1), self.tokens, self.teacher.config.vocab_size)
-
-    def saved(self) -> dict[str, Tensor]:
-        assert self.tokens is not None
-        return dict(self.module.named_parameters()) | to_offsets(self.tokens, self.teacher.config.vocab_size)
-
     def facts(self) -> dict[str, Any]:
         return layer_config(self.teacher.config) | {
             "architectures": ["DFlashDraftModel"],
@@ -223,11 +212,4 @@ class DFlashLoss(Student):
         }
 
 
-@drafter_command
-def command(setup: DrafterOptions, config: DFlashConfig) -> bool:
-    """Train layers that fill a block of tokens in one pass, for `--draft dflash:OUT`.
-
-    paceline train dflash MODEL --prompts mine=prompts.jsonl --generate 5000 --markov 64 --confidence --out build/dflash
-
-    At the end acceptance is measured by depth on held-out answers."""
-    return train_head(setup.training(config), config)
+command = head_command(DFlashConfig)

@@ -146,6 +146,7 @@ class StreamsConfig(TrainerConfig):
     The mask over tokens and streams is quadratic in the length: longer rows cost more than they teach."""
 
     passes: ClassVar[int] = 3
+    own = {"warmup_steps": 20}
 
     count: int = option(2, "Streams: tokens that a forward proposes after the next one.", least=1, names=("--streams",))
     layers: int = option(1, "Last layers of the draft that run streams.", least=1)
@@ -153,10 +154,6 @@ class StreamsConfig(TrainerConfig):
     keep: bool = option(False, "Freeze the draft; only the streams learn.", names=("--keep",))
     length: int = option(128, "Tokens of a training row.", least=8, most=128)
     lr: float = option(3e-4, "Peak learning rate.", least=0)
-
-    @property
-    def loop(self) -> dict[str, Any]:
-        return super().loop | {"warmup_steps": 20}
 
 
 class StreamsLoss(Student):

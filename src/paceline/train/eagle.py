@@ -29,9 +29,9 @@ from paceline.errors import PacelineError
 from paceline.target.load import read_config
 from paceline.target.shape import Shape, rotary_tables
 from paceline.train.loss import IGNORE, distance
-from paceline.train.options import DrafterOptions, Layers, drafter_command, layers_of
+from paceline.train.options import Layers, layers_of
 from paceline.train.student import Student, spread
-from paceline.train.trainer import HeadConfig, Trainer, train_head
+from paceline.train.trainer import HeadConfig, Trainer, head_command
 from paceline.train.unrolled import Memory, Unrolled, UnrolledLayer, begin_as_last
 
 LARGE = 32_768  # a vocabulary of more tokens is large
@@ -44,10 +44,7 @@ class LayerConfig(HeadConfig):
     paper's AdamW at 3e-5 is for 7 billion parameters and 800,000 steps."""
 
     passes: ClassVar[int] = 4
-
-    @property
-    def loop(self) -> dict[str, Any]:
-        return super().loop | {"warmup_steps": 20, "weight_decay": 0.01}
+    own = {"warmup_steps": 20, "weight_decay": 0.01}
 
 
 class LayerLoss(Student):
@@ -78,6 +75,12 @@ class LayerLoss(Student):
 
 @dataclass(frozen=True, kw_only=True)
 class EagleConfig(LayerConfig):
+    """Train a layer that drafts by predicting the target's next state, for `--draft eagle:OUT`.
+
+    paceline train eagle models/demo --prompts mine=prompts.jsonl --generate 5000 --out build/eagle
+
+    At the end acceptance is measured by depth on held-out answers."""
+
     soft: float = option(0.1, "Weight of the cross-entropy; SmoothL1 weighs 1.", least=0)
     noise: float = option(0.1, "Uniform noise on the states: at most this, up or down.", least=0)
 
@@ -148,14 +151,7 @@ def layer_config(config: Any) -> dict[str, Any]:
     }
 
 
-@drafter_command
-def command(setup: DrafterOptions, config: EagleConfig) -> bool:
-    """Train a layer that drafts by predicting the target's next state, for `--draft eagle:OUT`.
-
-    paceline train eagle models/demo --prompts mine=prompts.jsonl --generate 5000 --out build/eagle
-
-    At the end acceptance is measured by depth on held-out answers."""
-    return train_head(setup.training(config), config)
+command = head_command(EagleConfig)
 
 
 # EAGLE-3 ---------------------------------------------------------------------------------------------------------
@@ -207,17 +203,47 @@ class TapsConfig(LayerConfig):
         return keep, share
 
 
+class TapsLoss(Student):
+    """A drafter over several of the target's states, in training the `module`, with a draft vocabulary.
+
+    keep        int64 [D]: the draft vocabulary, ascending.
+    of_trainer  further entries of config.json."""
+
+    module: Any
+    tokens: Tensor
+    of_target: Tensor
+
+    def __init__(self, teacher: Any, keep: Tensor, config: TapsConfig, of_trainer: dict[str, Any]) -> None:
+        super().__init__(teacher, config.loss)
+        self.tokens, self.of_trainer, self.vocab_size = keep, of_trainer, teacher.config.vocab_size
+        self.reads = config.taps_of(teacher.config.num_hidden_layers)
+        self.register_buffer("of_target", teacher.lm_head.weight[keep].detach().clone(), persistent=False)
+
+    def taps(self, input_ids: Tensor) -> tuple[Tensor, Tensor]:
+        """(the states that it reads side by side, [B, T, taps * H]; the last ones after the final norm, [B, T, H])."""
+        states, last = self.target_states(input_ids)
+        return states[..., :-1, :].flatten(-2), last
+
+    def probs(self, hidden: Tensor, depth: int) -> Tensor:
+        return spread((hidden @ self.table().T).float().softmax(-1), self.tokens, self.vocab_size)
+
+    def saved(self) -> dict[str, Tensor]:
+        return dict(self.module.named_parameters()) | to_offsets(self.tokens, self.vocab_size)
+
+
 @dataclass(frozen=True, kw_only=True)
 class Eagle3Config(TapsConfig):
-    """The head and its training."""
+    """Train a layer that drafts from three of the target's states, for `--draft eagle3:OUT` and for vLLM.
+
+    paceline train eagle3 models/demo --prompts mine=prompts.jsonl --generate 5000 --out build/eagle3
+
+    At the end acceptance is measured by depth on held-out answers. OUT is a checkpoint in the `speculators` format."""
+
+    own = {**LayerConfig.own, "clip": 0.5}
 
     steps: int = option(3, "Steps of the training-time test: the depth that the head learns.", least=1)
     decay: float = option(0.8, "Weight of a step relative to the one before.", least=0)
     flags: FlagOptions = field(default_factory=FlagOptions)
-
-    @property
-    def loop(self) -> dict[str, Any]:
-        return super().loop | {"clip": 0.5}
 
     def student(self, trainer: Trainer) -> Student:
         keep, share = self.drafted(trainer)
@@ -262,56 +288,44 @@ class Eagle3Module(Unrolled):
         return (read if self.flags.norm_output else y), read
 
 
-class Eagle3Loss(LayerLoss):
-    """A head whose forward is its loss: weighted distances of its steps, over the draft vocabulary.
-
-    keep        int64 [D]: the draft vocabulary, ascending.
-    of_trainer  further entries of config.json."""
+class Eagle3Loss(TapsLoss, LayerLoss):
+    """A head whose forward is its loss: weighted distances of its steps, over the draft vocabulary."""
 
     kind = Eagle3.name
-    keep: Tensor
     is_kept: Tensor
-    target_table: Tensor
 
     def __init__(self, teacher: Any, keep: Tensor, config: Eagle3Config = Eagle3Config(), **of_trainer: Any) -> None:
-        super().__init__(teacher, config.loss)
-        self.config, self.of_trainer = config, of_trainer
-        self.reads = self.taps = config.taps_of(teacher.config.num_hidden_layers)
-        self.module = Eagle3Module(teacher.config, len(self.taps), len(keep), config.flags)
+        super().__init__(teacher, keep, config, of_trainer)
+        self.config = config
+        self.module = Eagle3Module(teacher.config, len(self.reads), len(keep), config.flags)
         with torch.no_grad():
-            self.module.lm_head.weight.copy_(teacher.lm_head.weight[keep])
+            self.module.lm_head.weight.copy_(self.of_target)
             # Logits begin near 1: the target's own norm would make an untrained head sure of its guesses.
-            self.module.norm.weight.fill_(1 / self.module.lm_head.weight.norm(dim=1).mean())
-        is_kept = torch.zeros(teacher.config.vocab_size, dtype=torch.bool)
+            self.module.norm.weight.fill_(1 / self.of_target.norm(dim=1).mean())
+        is_kept = torch.zeros(self.vocab_size, dtype=torch.bool)
         is_kept[keep] = True
-        self.register_buffer("keep", keep, persistent=False)
         self.register_buffer("is_kept", is_kept, persistent=False)
-        self.register_buffer("target_table", teacher.lm_head.weight[keep].detach().clone(), persistent=False)
 
-    @torch.no_grad()
     def states(self, input_ids: Tensor) -> tuple[Tensor, Tensor]:
-        states, last = self.target_states(input_ids)
-        return states[..., :-1, :].flatten(-2), last
+        return self.taps(input_ids)
+
+    def table(self, depth: int = 0) -> Tensor:
+        """The head's own rows [D, H]."""
+        table: Tensor = self.module.lm_head.weight
+        return table
 
     def forward(self, input_ids: Tensor, labels: Tensor) -> Tensor:
-        taps, last = self.states(input_ids)
+        taps, last = self.taps(input_ids)
         used = (labels != IGNORE) & self.is_kept[labels.clamp_min(0)]
         total, config = torch.zeros((), device=last.device), self.config
         for step, read in enumerate(self.unroll(taps, input_ids, config.steps)):
             here, target = used[:, 1 + step :], last[:, 1 + step :]
-            loss = distance(self.loss, read, self.module.lm_head.weight, target, self.target_table, here)
+            loss = distance(self.loss, read, self.table(), target, self.of_target, here)
             total = total + config.decay**step * loss
         return total
 
-    def probs(self, hidden: Tensor, depth: int) -> Tensor:
-        """The head's distribution [N, V]; 0 outside the draft vocabulary."""
-        return spread(self.module.lm_head(hidden).float().softmax(-1), self.keep, len(self.is_kept))
-
-    def saved(self) -> dict[str, Tensor]:
-        return super().saved() | to_offsets(self.keep, len(self.is_kept))
-
     def facts(self) -> dict[str, Any]:
-        config = speculators_config(self.teacher.config, self.taps, len(self.keep), self.config.flags)
+        config = speculators_config(self.teacher.config, self.reads, len(self.tokens), self.config.flags)
         return config | self.of_trainer
 
 
@@ -338,11 +352,4 @@ def speculators_config(config: Any, taps: tuple[int, ...], vocab: int, flags: Fl
     }
 
 
-@drafter_command
-def eagle3_command(setup: DrafterOptions, config: Eagle3Config) -> bool:
-    """Train a layer that drafts from three of the target's states, for `--draft eagle3:OUT` and for vLLM.
-
-    paceline train eagle3 models/demo --prompts mine=prompts.jsonl --generate 5000 --out build/eagle3
-
-    At the end acceptance is measured by depth on held-out answers. OUT is a checkpoint in the `speculators` format."""
-    return train_head(setup.training(config), config)
+eagle3_command = head_command(Eagle3Config)

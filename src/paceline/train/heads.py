@@ -32,9 +32,8 @@ from paceline.draft.spec import option
 from paceline.errors import PacelineError
 from paceline.train.layers import DecoderLayers, use_blocks
 from paceline.train.loss import IGNORE, chunked_cross_entropy
-from paceline.train.options import DrafterOptions, drafter_command
 from paceline.train.student import Student, known_depths
-from paceline.train.trainer import HeadConfig, Trainer, train_head
+from paceline.train.trainer import HeadConfig, Trainer, head_command
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -42,6 +41,7 @@ class HeadsConfig(HeadConfig):
     """What the heads of all methods have in common."""
 
     passes: ClassVar[int] = 4
+    own = {"weight_decay": 0.0, "warmup_steps": 20}
 
     depth: int = option(4, "Number of heads, which is the depth of drafts.", least=1, names=("--heads",))
     share: float = option(0.25, "Share of a batch's positions whose logits are computed.", least=0.001, most=1)
@@ -55,7 +55,7 @@ class HeadsConfig(HeadConfig):
 
     @property
     def loop(self) -> dict[str, Any]:
-        return super().loop | {"optimiser": self.optimiser, "weight_decay": 0.0, "warmup_steps": 20}
+        return super().loop | {"optimiser": self.optimiser}
 
     def student(self, trainer: Trainer) -> Student:
         heads = self.heads(trainer.teacher)
@@ -171,6 +171,13 @@ def own_output_heads(teacher: Any, depth: int) -> nn.ModuleList:
 
 @dataclass(frozen=True, kw_only=True)
 class MedusaConfig(HeadsConfig):
+    """Train Medusa's heads, for `--draft medusa:OUT`: small networks that read the target's last state.
+
+    paceline train medusa models/demo --prompts mine=prompts.jsonl --generate 5000 --out build/medusa
+
+    At the end the heads are measured on held-out answers, by depth and rank; slots.json has the trees that follow from
+    that."""
+
     layers: int = option(1, "Residual blocks of a head.", least=1)
     own_heads: bool = option(
         False, "Give each head its own output head; that is most of the size.", names=("--own-heads",)
@@ -206,19 +213,18 @@ class MedusaLoss(HeadsLoss):
         return {"medusa_num_heads": self.depths, "medusa_num_layers": self.layers, "own_heads": own_heads}
 
 
-@drafter_command
-def medusa_command(setup: DrafterOptions, config: MedusaConfig) -> bool:
-    """Train Medusa's heads, for `--draft medusa:OUT`: small networks that read the target's last state.
-
-    paceline train medusa models/demo --prompts mine=prompts.jsonl --generate 5000 --out build/medusa
-
-    At the end the heads are measured on held-out answers, by depth and rank; slots.json has the trees that follow from
-    that."""
-    return train_head(setup.training(config), config)
+medusa_command = head_command(MedusaConfig)
 
 
 @dataclass(frozen=True, kw_only=True)
 class HydraConfig(HeadsConfig):
+    """Train Hydra's heads, for `--draft hydra:OUT`: each one also reads the drafted tokens before it.
+
+    paceline train hydra models/demo --prompts mine=prompts.jsonl --generate 5000 --out build/hydra
+
+    At the end the heads are measured on held-out answers, by depth and rank; slots.json has the trees that follow from
+    that."""
+
     layers: int = option(4, "Blocks of a head; those after the first share their weights.", least=1)
     prefix: bool = option(True, "A decoder layer between the target and the heads, as in Hydra++.")
 
@@ -262,12 +268,4 @@ class HydraLoss(HeadsLoss):
         }
 
 
-@drafter_command
-def hydra_command(setup: DrafterOptions, config: HydraConfig) -> bool:
-    """Train Hydra's heads, for `--draft hydra:OUT`: each one also reads the drafted tokens before it.
-
-    paceline train hydra models/demo --prompts mine=prompts.jsonl --generate 5000 --out build/hydra
-
-    At the end the heads are measured on held-out answers, by depth and rank; slots.json has the trees that follow from
-    that."""
-    return train_head(setup.training(config), config)
+hydra_command = head_command(HydraConfig)

@@ -28,7 +28,7 @@ from paceline.errors import PacelineError, install
 from paceline.jsonl import write_whole
 from paceline.target.folder import TUNED_FILE
 from paceline.train.config import TrainerConfig, Training, training_folder
-from paceline.train.data import Rows, all_batches, batches
+from paceline.train.data import Rows, batches
 from paceline.train.loop import Batch, Stream
 from paceline.train.loss import IGNORE, LmLoss
 from paceline.train.measure import RANKS, Fit, slot_lines, write_slots
@@ -90,14 +90,11 @@ class NoisyConfig(TrainerConfig):
     """The noise, and which weights are trained."""
 
     passes: ClassVar[int] = 3
+    own = {"optimiser": "adamw"}
 
     noise: NoiseConfig = field(default_factory=NoiseConfig)
     lora: int = option(0, "Rank of LoRA adapters to train and merge; 0: all weights.", least=0)
     lr: float = option(3e-5, "Peak learning rate.", least=0)
-
-    @property
-    def loop(self) -> dict[str, Any]:
-        return super().loop | {"optimiser": "adamw"}
 
 
 class Span(NamedTuple):
@@ -247,7 +244,7 @@ def measure_slots(network: Any, held: Mapping[str, Rows], noise: NoiseConfig, se
     SLOTS tokens of an answer are replaced, PLACES times per held-out row; slot d is the token d of them, from 0."""
     rng = np.random.default_rng(seed)
     slots = [Fit() for _ in range(SLOTS)]
-    for ids, labels in all_batches(held, 1):
+    for ids, labels in (batch for rows in held.values() for batch in batches(rows, 1)):
         row = ids[0].numpy()
         long = [a for a in answers_in(row, labels[0].numpy()) if a.end - a.first >= SLOTS]
         if not long:

@@ -32,6 +32,7 @@ from paceline.train.data import Mixture, Rows, counts_of, first_batch, row_count
 from paceline.train.loop import LOG, Batch, Stream, read_log, train
 from paceline.train.loss import IGNORE
 from paceline.train.measure import Fits, accepted_length, fit_lines, measure, rows_of, write_slots
+from paceline.train.options import DrafterOptions, drafter_command
 from paceline.train.states import StateCache, target_states
 from paceline.train.student import Student
 
@@ -222,6 +223,17 @@ def train_head(training: Training, config: HeadConfig) -> bool:
     if trainer.first:
         trainer.save_head(student)
     return True
+
+
+def head_command(recipe: type[HeadConfig]) -> Callable[..., bool]:
+    """The command of a recipe for heads; its help is the docstring of the recipe's config."""
+
+    def command(setup: DrafterOptions, config: HeadConfig) -> bool:
+        return train_head(setup.training(config), config)
+
+    command.__doc__ = recipe.__doc__
+    command.__annotations__ |= {"setup": DrafterOptions, "config": recipe, "return": bool}
+    return drafter_command(command)
 
 
 def open_teacher(target: Path) -> Any:

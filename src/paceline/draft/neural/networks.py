@@ -5,13 +5,14 @@ W begins at 0, so that an untrained head says what the target's own head says. S
 random. Names of the parameters are those of their files."""
 
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass, fields
-from typing import Any, Literal, Self, get_args
+from dataclasses import dataclass, field, fields
+from typing import Any, Literal, Self, get_args, get_type_hints
 
 import torch
 from torch import Tensor, nn
 from torch.nn.functional import scaled_dot_product_attention, silu
 
+from paceline.draft.spec import Options, option
 from paceline.errors import MethodError
 
 
@@ -98,62 +99,39 @@ def concat_scaled(states: Tensor, embedded: Tensor) -> Tensor:
 
 
 @dataclass(frozen=True)
-class Switches:
-    """What the network is made of. MethodError for a value that is not one.
+class Switches(Options):
+    """What the network is made of; all but `heads` are options of training. MethodError for a value that is not one.
 
-    tap             the target's state before its final norm, which is then applied before the output head, or after it
-    stage1_layers   causal decoder layers over the states; 0: no first stage
-    stage1_input    the state alone, or with its own token, or with the token after it
-    stage2_layers   causal decoder layers after them; 0: no second stage, and no sampled token
-    stage2_input    how the token after each state comes in: concatenated, added, not at all
-    mlp             the K heads: Medusa's block, or a gated one of two layers
-    positions       what tells the encoder its K positions apart
-    encoder_layers  blocks of the encoder; 0: the heads do not see each other
-    encoder_ffn     whether its blocks have a gated MLP after the attention
-    encoder_sight   every position sees all K, or those up to itself
-    own_heads       an output head for each position, instead of the target's for all"""
+    heads  K. A target's state before its final norm (`tap`) gets the norm before the output head."""
 
-    heads: int = 4
-    tap: Tap = "pre_norm"
-    stage1_layers: int = 1
-    stage1_input: First = "state"
-    stage2_layers: int = 1
-    stage2_input: Second = "concat"
-    mlp: Mlp = "residual"
-    positions: Positions = "learnt"
-    encoder_layers: int = 1
-    encoder_ffn: bool = True
-    encoder_sight: Sight = "full"
-    own_heads: bool = False
+    heads: int = field(default=4, metadata={"least": 1})
+    tap: Tap = option("pre_norm", "State of the target that the heads read.")
+    stage1_layers: int = option(1, "Causal layers over the states; 0: none.", least=0)
+    stage1_input: First = option("state", "Input of these layers: the state, or with its own token or the one after.")
+    stage2_layers: int = option(1, "Causal layers after them; 0: none, and no sampled token.", least=0)
+    stage2_input: Second = option("concat", "How the token after a state is joined to it.")
+    mlp: Mlp = option("residual", "The heads: Medusa's block, or a gated one of two layers.")
+    positions: Positions = option("learnt", "Position embeddings of the encoder.")
+    encoder_layers: int = option(1, "Blocks of the encoder; 0: heads do not attend to each other.", least=0)
+    encoder_ffn: bool = option(True, "A gated MLP in each block of the encoder, after the attention.")
+    encoder_sight: Sight = option("full", "Depths that a depth attends to in the encoder: all, or those up to itself.")
+    own_heads: bool = option(False, "An output head for each depth, instead of the target's.", names=("--own-heads",))
 
     def __post_init__(self) -> None:
-        for name, kind in _CHOICES.items():
-            if getattr(self, name) not in get_args(kind):
-                choices = ", ".join(get_args(kind))
-                raise MethodError(f"{name} is {getattr(self, name)!r}; it must be one of {choices}")
-        least = {"heads": 1, "stage1_layers": 0, "stage2_layers": 0, "encoder_layers": 0}
-        for name, smallest in least.items():
-            value = getattr(self, name)
-            if not isinstance(value, int) or value < smallest:
-                raise MethodError(f"{name} is {value!r}; it must be a whole number, {smallest} or more")
+        for name, kind in get_type_hints(type(self)).items():
+            value, choices = getattr(self, name), get_args(kind)
+            if value not in choices if choices else type(value) is not kind:
+                wanted = f"one of {', '.join(choices)}" if choices else f"of type {kind.__name__}"
+                raise MethodError(f"{name} is {value!r}; it must be {wanted}")
+        super().__post_init__()  # the ranges
 
     @classmethod
     def read(cls, config: Mapping[str, Any]) -> Self:
         """From config.json; MethodError if one is missing or wrong."""
-        missing = [field.name for field in fields(cls) if field.name not in config]
-        if missing:
+        names = [known.name for known in fields(cls)]
+        if missing := [name for name in names if name not in config]:
             raise MethodError(f"config.json lacks {', '.join(missing)}")
-        return cls(**{field.name: config[field.name] for field in fields(cls)})
-
-
-_CHOICES = {
-    "tap": Tap,
-    "stage1_input": First,
-    "stage2_input": Second,
-    "mlp": Mlp,
-    "positions": Positions,
-    "encoder_sight": Sight,
-}
+        return cls(**{name: config[name] for name in names})
 
 
 class JointHeads(nn.Module):

@@ -26,12 +26,11 @@ from paceline.draft.neural import stop
 from paceline.draft.neural.drafts import Draft, Growth, chain_tree
 from paceline.draft.neural.stop import Outcome
 from paceline.draft.spec import Options, option
-from paceline.engine.logits import best_token
 from paceline.engine.request import Request
 from paceline.engine.round import Round
-from paceline.engine.sampling import on_accelerator, probabilities, warp
+from paceline.engine.sampling import best_of_rows, probabilities, warp
 from paceline.engine.tree import DraftTree, IntArray
-from paceline.errors import NumericError, PacelineError
+from paceline.errors import PacelineError
 from paceline.target.base import Facts
 
 TREE = "drafted nodes of a tree of the most probable tokens; auto: as many as pay; 0: a chain"
@@ -220,7 +219,7 @@ class Stepping(Drafter):
 
     def _draw(self, drafts: Sequence[Draft], logits: torch.Tensor) -> list[bool]:
         """Add a token to every draft, drawn from its row of logits [R, K]; False where they are no distribution."""
-        best = best_columns(logits) if any(self._takes_best(draft.row) for draft in drafts) else []
+        best = best_of_rows(logits) if any(self._takes_best(draft.row) for draft in drafts) else []
         drew = []
         for r, draft in enumerate(drafts):
             if self._takes_best(draft.row):
@@ -244,7 +243,7 @@ class Stepping(Drafter):
         context = [draft.context] if shifts else []
         try:
             if params.is_greedy or self.options.sample == "best":
-                (best,) = best_columns(warp(logits, params, context))
+                (best,) = best_of_rows(warp(logits, params, context))
                 return best if shifts else self._token(best)
             q = probabilities(logits, params, context)[0]
             drawn = draft.row.random.draft(q)
@@ -291,19 +290,3 @@ class Stepping(Drafter):
     def drop(self, row: Request) -> None:
         self._drafts.pop(row.id, None)
         self.rule.drop(row.id)
-
-
-def best_columns(logits: torch.Tensor) -> list[int | None]:
-    """The best column of each row of logits [R, K], None where they are no numbers; on an accelerator in one wait."""
-    if not on_accelerator(logits):
-        return [_best_column(logits, r) for r in range(len(logits))]
-    values, indices = logits.max(-1)
-    finite, best = torch.stack([torch.isfinite(values).double(), indices.double()]).tolist()
-    return [int(column) if good else None for good, column in zip(finite, best, strict=True)]
-
-
-def _best_column(logits: torch.Tensor, row: int) -> int | None:
-    try:
-        return best_token(logits, row)
-    except NumericError:
-        return None

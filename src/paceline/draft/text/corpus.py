@@ -34,7 +34,7 @@ class Part:
 
 
 PARTS = {
-    "automaton": Part(frozen.build_part, disk=36, memory=110),
+    "automaton": Part(frozen.build_part, disk=36, memory=125),
     "ngrams": Part(ngrams.build_part, disk=0, memory=40),
     "suffix-array": Part(suffix_array.build_part, disk=4, memory=50),
 }

@@ -25,8 +25,8 @@ MOST_TOKENS = (2**31 - 1) // 3
 _STEP = 1 << 18  # tokens between two reports of progress
 
 AT, COUNT, LATEST = range(3)  # columns of blocks; of edges: token, target, count
-LENGTH, LINK, FIRST, RECENT, TOKEN, TARGET, MORE = growing.STATE
-FROM, SYMBOL, TO, NEXT = growing.EDGE
+LENGTH, LINK, FIRST, RECENT, TOKEN, TARGET, _ = growing.STATE
+FROM, SYMBOL, TO, _ = growing.EDGE
 
 
 def build_part(
@@ -49,111 +49,52 @@ def freeze(text: NDArray[Any], progress: Progress) -> dict[str, NDArray[np.int32
     num_states, num_edges, last, _ = grown._counts.tolist()
     states, edges = grown._states[:num_states], grown._edges[:num_edges]
     del grown  # and with it the hash table, a third of the memory
-    occurs = _count(states, len(text))
+    occurs = (states[:, LENGTH] == states[:, FIRST]).astype(np.int32)  # 1 for the empty string too
+    states[:, RECENT] = states[:, FIRST]
+    _count(states, occurs, np.argsort(states[:, LENGTH], kind="stable"))
     progress(0.85)
     is_block = states[:, TOKEN] < 0
     is_block[edges[:, FROM]] = True  # more edges than the one a state holds
     while last >= 0:  # the text's own suffixes; the last one is the empty string
         is_block[last] = True
         last = int(states[last, LINK])
-    num_blocks = int(is_block.sum())
-    number = np.empty(num_states, np.int32)  # new numbers, blocks first
-    number[is_block] = np.arange(num_blocks, dtype=np.int32)
-    number[~is_block] = np.arange(num_blocks, num_states, dtype=np.int32)
-    num_edges += np.count_nonzero(states[:, TOKEN] >= 0) - (num_states - num_blocks)  # the others have one each
+    order = np.argsort(~is_block, kind="stable")  # blocks first
+    num_blocks, number = int(is_block.sum()), np.empty(num_states, np.int32)
+    number[order] = np.arange(num_states, dtype=np.int32)
+    frozen = {"states": states[order[:, None], [LENGTH, LINK, FIRST]]}
+    frozen["states"][1:, 1] = number[frozen["states"][1:, 1]]  # the first state, the empty string, has no link
+    frozen["targets"] = number[states[order[num_blocks:], TARGET]]
     progress(0.9)
-    frozen = {
-        "states": np.empty((num_states, 3), np.int32),
-        "targets": np.empty(num_states - num_blocks, np.int32),
-        "blocks": np.empty((num_blocks + 1, 3), np.int32),
-        "edges": np.empty((num_edges, 3), np.int32),
-    }
-    _rearrange(states, edges, occurs, number, *frozen.values())
+    holds = np.flatnonzero(is_block & (states[:, TOKEN] >= 0))
+    begins = np.concatenate([number[holds], number[edges[:, FROM]]])
+    tokens = np.concatenate([states[holds, TOKEN], edges[:, SYMBOL]])
+    targets = np.concatenate([states[holds, TARGET], edges[:, TO]])
+    frozen["blocks"] = np.full((num_blocks + 1, 3), len(begins), np.int32)
+    frozen["blocks"][0, AT] = 0
+    np.cumsum(np.bincount(begins, minlength=num_blocks), out=frozen["blocks"][1:, AT])
+    frozen["blocks"][:-1, COUNT] = occurs[order[:num_blocks]]
+    frozen["blocks"][:-1, LATEST] = states[order[:num_blocks], RECENT]
+    del states, edges, is_block, order  # most of the memory; sorting needs as much again
+    by_count = np.lexsort((tokens, -occurs[targets], begins))
+    block = begins[by_count]
+    place = np.arange(len(block), dtype=np.int32) - frozen["blocks"][block, AT]
+    sorted_edges = by_count[np.lexsort((np.where(place < FRONT, place, tokens[by_count] + FRONT), block))]
+    frozen["edges"] = np.stack([tokens, number[targets], occurs[targets]], 1)[sorted_edges]
     progress(1.0)
     return frozen
 
 
 @njit(cache=True)
-def _count(states, n):  # type: ignore[no-untyped-def]
-    """How often each state's strings occur, int32 [S]; makes the column of last ends exact.
+def _count(states, occurs, order):  # type: ignore[no-untyped-def]
+    """Make `occurs` [S] and the column of last ends exact; both know the one place where a prefix of the text ends.
 
-    A prefix of the text ends in one place, and where a string ends, its suffixes end too. So counts and last ends are
-    passed up the links, from the longest states to the shortest."""
-    begin = np.zeros(n + 2, np.int64)
-    for state in range(len(states)):
-        begin[states[state, LENGTH] + 1] += 1
-    begin = np.cumsum(begin)
-    order = np.empty(len(states), np.int32)
-    for state in range(len(states)):
-        order[begin[states[state, LENGTH]]] = state
-        begin[states[state, LENGTH]] += 1
-    occurs = np.zeros(len(states), np.int32)
-    for state in range(1, len(states)):
-        is_beginning = states[state, LENGTH] == states[state, FIRST]
-        occurs[state] = is_beginning
-        states[state, RECENT] = states[state, FIRST]
-    occurs[0] = 1  # the empty string also ends before the first token
+    Where a string ends, its suffixes end too. So counts and last ends are passed up the links, from the longest states
+    to the shortest: `order` [S] is by length."""
     for i in range(len(order) - 1, 0, -1):
         state = order[i]
         link = states[state, LINK]
         occurs[link] += occurs[state]
         states[link, RECENT] = max(states[link, RECENT], states[state, RECENT])
-    return occurs
-
-
-@njit(cache=True)
-def _rearrange(states, edges, occurs, number, new_states, targets, blocks, new_edges):  # type: ignore[no-untyped-def]
-    """Fill the frozen arrays."""
-    num_blocks = len(blocks) - 1
-    end = 0
-    for state in range(len(states)):
-        new = number[state]
-        new_states[new, 0] = states[state, LENGTH]
-        new_states[new, 1] = number[states[state, LINK]] if state > 0 else -1
-        new_states[new, 2] = states[state, FIRST]
-        if new >= num_blocks:
-            targets[new - num_blocks] = number[states[state, TARGET]]
-            continue
-        begin = end
-        if states[state, TOKEN] >= 0:
-            end = _put(new_edges, end, states[state, TOKEN], states[state, TARGET], occurs, number)
-        edge = states[state, MORE]
-        while edge >= 0:
-            end = _put(new_edges, end, edges[edge, SYMBOL], edges[edge, TO], occurs, number)
-            edge = edges[edge, NEXT]
-        _sort(new_edges, begin, end)
-        blocks[new, AT] = begin
-        blocks[new, COUNT] = occurs[state]
-        blocks[new, LATEST] = states[state, RECENT]
-    for column in range(3):
-        blocks[num_blocks, column] = end
-
-
-@njit
-def _put(edges, at, token, target, occurs, number):  # type: ignore[no-untyped-def]
-    edges[at, 0] = token
-    edges[at, 1] = number[target]
-    edges[at, 2] = occurs[target]
-    return at + 1
-
-
-@njit
-def _sort(edges, begin, end):  # type: ignore[no-untyped-def]
-    """The FRONT most frequent first, ties by token; the rest by token."""
-    front = min(begin + FRONT, end)
-    for i in range(begin, front):
-        best = i
-        for j in range(i + 1, end):
-            more, same = edges[j, 2] > edges[best, 2], edges[j, 2] == edges[best, 2]
-            if more or (same and edges[j, 0] < edges[best, 0]):
-                best = j
-        for column in range(3):
-            edges[i, column], edges[best, column] = edges[best, column], edges[i, column]
-    if end - front > 1:
-        order, rest = np.argsort(edges[front:end, 0]), edges[front:end].copy()
-        for i in range(len(order)):  # element by element: compiles in half the time
-            for column in range(3):
-                edges[front + i, column] = rest[order[i], column]
 
 
 _ARRAYS = ("states", "targets", "blocks", "edges")

@@ -97,9 +97,12 @@ class SuffixArray(Speculator):
         """int32 [m, length]: the tokens after the places lo..hi, -1 after a document's end.
 
         most  places read; of more, an even spread. skip: tokens of the key, with which the places begin."""
-        out = np.full((min(most, hi - lo), length), -1, np.int32)
-        _gather(self.text, self.ends, self.positions, lo, hi, skip, out)
-        return out
+        count = min(most, hi - lo)
+        places = self.positions[lo + np.arange(count) * (hi - lo) // max(count, 1)]
+        ends = self.ends[np.searchsorted(self.ends, places, side="right")]
+        read = places[:, None] + skip + np.arange(length)
+        inside = read < ends[:, None]
+        return np.where(inside, self.text[np.where(inside, read, 0)], -1).astype(np.int32)
 
     def _speculate(self, context: Sequence[int] | IntArray, *sizes: float) -> tuple[Any, ...]:
         """The same as a suffix tree of the corpus; the counts are the sizes of ranges.
@@ -166,16 +169,6 @@ def _compare(text, ends, begin, key):  # type: ignore[no-untyped-def]
             if ends[np.searchsorted(ends, after)] == after:
                 return -1
     return 0
-
-
-@njit(cache=True)
-def _gather(text, ends, positions, lo, hi, skip, out):  # type: ignore[no-untyped-def]
-    """SuffixArray.continuations."""
-    for i in range(len(out)):
-        place = positions[lo + i * (hi - lo) // len(out)]
-        begin, end = place + skip, ends[np.searchsorted(ends, place, side="right")]
-        for j in range(min(out.shape[1], end - begin)):
-            out[i, j] = text[begin + j]
 
 
 @njit(cache=True)
