@@ -127,7 +127,7 @@ def test_a_step_begins_when_all_pieces_before_it_are_done_and_waits_for_no_threa
 
 
 def test_small_weights_beside_onednn_are_one_call_for_few_rows() -> None:
-    """Layers of small weights are recorded for up to FEW rows, and a node's bits are the same among any others."""
+    """Layers of small weights are recorded, and a node's bits are the same among up to FEW."""
     if not amx.supported():
         pytest.skip("only beside oneDNN on AMX")
     target = made("bfloat16")
@@ -135,6 +135,7 @@ def test_small_weights_beside_onednn_are_one_call_for_few_rows() -> None:
     tokens, parents = [*range(5, 5 + FEW)], [-1, *range(FEW - 1)]
     forwards = [exact.tree(slot, tokens[:count], parents[:count]) for count in (FEW, 2, 17)]
     most, *fewer = (target.verify([one]).logits for one in forwards)
+    assert len(target._programs._programs) == 2
     assert all(target._programs._programs.values())
     for logits in fewer:
         assert torch.equal(logits, most[: len(logits)])

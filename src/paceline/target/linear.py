@@ -17,9 +17,10 @@ if TYPE_CHECKING:
     from paceline.target.kernels.integer import IntegerPanels
     from paceline.target.kernels.products import Panels
 
-FEW, SMALL = 32, 8 << 20
+FEW, SMALL = 64, 8 << 20
 """Beside oneDNN on AMX, our own kernel multiplies up to FEW rows if the weight has at most SMALL bytes: such a product
-takes microseconds, and layers of nothing but our own steps are one call (`kernels/program.py`)."""
+takes microseconds, layers of nothing but our own steps are one call (`kernels/program.py`), and sums have one order. Up
+to 64 tokens of a row, so do those of attention."""
 BLOCK = 16
 """Rows of a library call whose sums must have one order: for a constant number of rows it always chooses one kernel."""
 
