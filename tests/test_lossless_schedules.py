@@ -14,7 +14,8 @@ from tests.plain import texts
 from tests.schedules import world
 
 INFOS = [registry.describe(name) for name in registry.names()]
-DRAFTERS = [info.name for info in INFOS if info.checkpoint != "required" and info.lossless == "yes"]
+NEED_NONE = [info.name for info in INFOS if info.checkpoint != "required" and info.lossless == "yes"]
+DRAFTERS = [name for name in NEED_NONE if name != "mtp"]  # whose head is in the checkpoint of its target
 
 
 @pytest.mark.parametrize(("name", "schedule"), [(name, ("equal", "grouped")[i % 2]) for i, name in enumerate(DRAFTERS)])
