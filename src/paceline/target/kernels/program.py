@@ -28,7 +28,7 @@ from paceline.target.kernels import on_threads, recorded
 MOST_ROWS = 32  # most rows of a recorded forward: with more, calling the steps is a small part of its time
 CURRENT, INSIDE, STEPS, COUNT, YIELD, PLACES = range(6)
 """Places in the task of the compiled function. CURRENT: number of the step that is not done; INSIDE: threads that may
-work on it; STEPS: address of COUNT lines of FUNCTION to TAKEN; YIELD: address of a function that lets others run."""
+work on it; STEPS: address of COUNT lines of FUNCTION to TAKEN; YIELD: 0, or address of what lets others run."""
 FUNCTION, TASK, ALONE, TAKEN = range(4)
 """Places in a step's line. ALONE: it is for one thread, the first that has counted itself in TAKEN."""
 WORDS = 4  # of a line
@@ -57,7 +57,7 @@ def _run(at):  # type: ignore[no-untyped-def]
             if look(task[INSIDE:]) == 0:
                 swap(task, current, current + 1)
             spins += 1
-            if spins > SPINS:
+            if spins > SPINS and task[YIELD]:
                 call(task[YIELD], ())
 
 
@@ -129,8 +129,11 @@ class _Program:
 
 @cache
 def _let_others_run() -> int:
-    """Address of libc's sched_yield."""
-    return ctypes.cast(ctypes.CDLL(None).sched_yield, ctypes.c_void_p).value or 0
+    """Address of libc's sched_yield; 0 where there is none."""
+    try:
+        return ctypes.cast(ctypes.CDLL(None).sched_yield, ctypes.c_void_p).value or 0
+    except (OSError, AttributeError, TypeError):  # Windows
+        return 0
 
 
 class _NotRecordable(Exception):
