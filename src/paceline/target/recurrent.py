@@ -156,8 +156,7 @@ class RecurrentState:
     @torch.inference_mode()
     def restore(self, slot: int, state: State) -> None:
         """Give a row a copy of a state."""
-        row = self.rows[slot]
-        row.now, row.first, row.whole = state.clone(), 0, 0
+        self.rows[slot].now = state.clone()
 
     @torch.inference_mode()
     def arrange(self, slot: int, nodes: Sequence[int]) -> None:
