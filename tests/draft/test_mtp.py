@@ -210,6 +210,8 @@ def test_what_is_no_head_for_a_target_is_refused_in_one_line(tmp_path: Path) -> 
     assert "has layers.0.mtp.fc.bias, which nothing here reads" in says(good | {"mtp.fc.bias": torch.zeros(64)})
     assert "its fc.weight is [64, 100] where [64, 128]" in says(good | {"mtp.fc.weight": torch.zeros(64, 100)})
     assert "has no multi-token-prediction head; `paceline train mtp` makes one" in says({"x": torch.zeros(1)})
+    one = {"model.mtp_layers.0.input_proj.weight": torch.tensor(1.0)}
+    assert "its fc.weight is [] where [64, 128]" in says(mtps.in_layout(good, "mimo", 3) | one)
     small = models.model("llama2", hidden_size=48, num_attention_heads=4, head_dim=12)
     assert "is no head for this target" in says(mtps.random_head(small))
     assert "is not from a model's folder" in refusal("", target)

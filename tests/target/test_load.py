@@ -273,7 +273,8 @@ CONFIGURATIONS: list[tuple[list[Change], tuple[str, ...]]] = [
     ([has("config.json", b"\xff\xfe")], ("config.json cannot be read: not UTF-8",)),
     ([config(model_type=GONE)], ("has no model_type",)),
     ([config(model_type="no-such-model")], ("does not know model type 'no-such-model'",)),
-    ([config(hidden_size="many")], ("config.json cannot be used", "hidden_size", "many")),
+    ([config(hidden_size="many")], ("config.json: hidden_size is 'many'; it must be a whole number",)),
+    ([config(bos_token_id="many")], ("config.json cannot be used", "bos_token_id", "many")),
     (
         [
             has("own.py", "raise SystemExit('this code must not run')"),
@@ -285,6 +286,13 @@ CONFIGURATIONS: list[tuple[list[Change], tuple[str, ...]]] = [
     ([config(model_type="vit", architectures=["ViTModel"])], ("cannot load it as a causal language model",)),
     ([config(num_hidden_layers=-1)], ("config.json: num_hidden_layers",)),
     ([config(num_hidden_layers=0)], ("config.json: num_hidden_layers",)),
+    ([config(model_type="qwen3", num_hidden_layers=10**12)], ("num_hidden_layers is 1000000000000",)),
+    ([config(model_type="qwen3_5", text_config={"num_hidden_layers": 10**12})], ("num_hidden_layers is 10000",)),
+    ([config(model_type="qwen3_5_text", text_config={})], ("a qwen3_5_text has no text_config",)),
+    *[
+        ([config(model_type="qwen3_next", **{key: 0})], (f"{key} is 0; it must be a whole number from 1",))
+        for key in ("linear_num_value_heads", "linear_conv_kernel_dim", "shared_expert_intermediate_size")
+    ],
     ([config(max_position_embeddings=10**13)], ("config.json: max_position_embeddings",)),
     ([config(max_position_embeddings="2048")], ("config.json", "max_position_embeddings")),
     ([config(hidden_size=2.5)], ("config.json", "hidden_size")),

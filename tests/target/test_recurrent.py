@@ -96,6 +96,32 @@ def test_exact_states_are_the_same_to_the_last_bit(dtype: torch.dtype) -> None:
     assert torch.equal(target.verify([exact.tree(slot, tokens[78:80], [-1, 0])]).logits, alone[78:80])
 
 
+def test_rows_and_nodes_that_wait_are_moved_and_gone_on_from() -> None:
+    """As by a drafter that drafts for several outcomes, and keeps what it ran for the one that came."""
+    target, t = decoder(), text(1, 30)
+    target.make_exact()
+    alone, [other, slot] = exact.one_by_one(target, t), exact.prepared(target, [t[:9], t[:20]])
+    target.drop_row(other)
+    assert target.cache.reshape(1, 64) == {slot: other}
+    slot = other
+    for mark in (21, 22):  # inside the path, and at its end
+        target.cache.mark(slot, mark)
+    target.verify([exact.tree(slot, [t[20], 5, t[21], 6, t[22], t[23]], [-1, 0, 0, 1, 2, 4])])
+    target.commit(slot, [0, 2])
+    target.arrange(slot, [2, 3])
+    later = exact.tree(slot, t[22:25], [-1, 0, 1])
+    later.start, later.num_logits = 2, 1
+    assert torch.equal(target.verify([later]).logits, alone[24:25])
+    target.commit(slot, [0, 1, 2])
+    assert torch.equal(target.verify([exact.tree(slot, t[25:26], [-1])]).logits, alone[25:26])
+    states = target.cache.states(slot)
+    assert states.keys() == {21, 22, 25}
+    for mark in (21, 22):
+        taken = target.add_row(mark)
+        target.cache.paste(taken, target.cache.copy(slot, mark), states[mark])
+        assert torch.equal(target.verify([exact.tree(taken, t[mark : mark + 1], [-1])]).logits, alone[mark : mark + 1])
+
+
 def test_in_bfloat16_it_is_nearly_the_model() -> None:
     half, single = decoder(dtype=torch.bfloat16), decoder()
     tokens = text(5, 60)
@@ -181,6 +207,32 @@ def test_prefixes_keep_few_states_and_count_them() -> None:
     assert [prefixes.best(tokens[:n])[0] for n in (90, 89, 60, 39, 37, 36)] == [90, 87, 40, 37, 37, 0]
     prefixes.forget()
     assert prefixes.nbytes == 0
+
+
+@pytest.mark.parametrize("branches", [False, True])
+def test_two_forwards_of_a_round_go_on_from_each_other(world: Any, branches: bool) -> None:
+    """A drafter that runs the first layers itself, and drafts nothing in some rounds."""
+    target, prompts, answers = world
+    for batch, chunk in ((1, 512), (5, 16)):
+        engine = Engine(target, drafters.EarlyExit(2, branch=branches), max_batch=batch, prefill_chunk=chunk)
+        out = preempt_often(engine).generate(prompts, SamplingParams(max_tokens=NEW))
+        assert [done.tokens for done in out] == answers
+
+
+@pytest.mark.parametrize("family", models.HYBRID)
+def test_a_draft_model_with_states_is_accepted_whole_where_it_is_the_target(family: str, tmp_path: Any) -> None:
+    """And keeps few updates of a long prompt."""
+    folder, wish = models.make(family, tmp_path), SamplingParams(max_tokens=21, ignore_eos=True)
+    options = "stop=fixed,draft=4"
+    for draft in (f"model:{folder},{options}", f"s2d:{folder},exits=2,3,thresholds=0.99,{options}"):
+        engine = Engine(folder, draft, dtype="float32", device="cpu")
+        row, most = engine.add(text(2, 60), wish), 0
+        while engine.has_work:
+            engine.step()
+            rows = engine.drafter.model.cache.recurrent.rows.values()  # type: ignore[attr-defined]
+            most = max(most, *(kept.nodes.shape[1] for kept in rows), 0)
+        assert row.stats.accepted == [1, 0, 0, 0, 4]
+        assert most <= 32 or draft.startswith("s2d")
 
 
 # Loading -------------------------------------------------------------------------------------------------------------

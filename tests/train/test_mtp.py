@@ -32,6 +32,7 @@ from tests.draft.test_mtp import STEPS, forced, make
 FAMILIES: dict[str, dict[str, Any]] = {
     "llama3": {}, "qwen2": {}, "qwen3": {"tie_word_embeddings": False}, "qwen3-moe": {}, "olmoe": {}, "smollm3": {},
     "phi3": {}, "granite": {"logits_scaling": 1.0}, "olmo2": {}, "gemma3": {}, "mistral-window": {},
+    "qwen3-next": {}, "qwen3.5": {"tie_word_embeddings": False},
 }  # fmt: skip
 
 

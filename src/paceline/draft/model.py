@@ -34,6 +34,7 @@ from paceline.target.load import has_tokenizer, load, load_tokenizer
 from paceline.target.tokenizer import Tokenizer
 
 CHUNK = 512  # most tokens of a prompt in one forward of the draft model
+FEW = 16  # most that wait for a draft, where a token that is not committed leaves as much as a hundred keys and values
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -239,9 +240,9 @@ class Model(Streaming):
         if first != self._first[row.id]:
             self.close(row)
             self.open(row, first)
-        text = self.text(row)
-        while len(text) - (begin := self.cached(row)) > CHUNK:
-            self.read_chunk(row, text[begin : begin + CHUNK])
+        text, most = self.text(row), FEW if self.model.recurrent else CHUNK
+        while (unread := len(text) - (begin := self.cached(row))) > most:
+            self.read_chunk(row, text[begin : begin + min(CHUNK, unread - 1)])
 
     def _begin(self, row: Request) -> int:
         """The first token of a row that the draft model sees in this round: `context` tokens back if it has more than

@@ -54,7 +54,7 @@ FOREIGN = {
     "shared_expert": "experts that all tokens share",
     "mlp.experts": "other experts than its target's",
 }
-"""What no layer of a native target has, but that of a head may, by parts of names."""
+"""What a head's layer may have and its target's lack, by parts of names."""
 
 
 def head_names(names: Iterable[str]) -> dict[str, str]:
@@ -76,8 +76,8 @@ def head_of(checkpoint: Iterable[str], read: Callable[[str], torch.Tensor]) -> T
     """The head in a checkpoint with these names, by the names here; empty without one. read: returns a tensor."""
     names = head_names(checkpoint)
     tensors = {own: read(name) for own, name in names.items()}
-    if tensors and names[OUTER[0]].endswith(STATE_FIRST):
-        tensors[OUTER[0]] = tensors[OUTER[0]].roll(tensors[OUTER[0]].shape[-1] // 2, -1)
+    if tensors and names[OUTER[0]].endswith(STATE_FIRST) and (product := tensors[OUTER[0]]).ndim:
+        tensors[OUTER[0]] = product.roll(product.shape[-1] // 2, -1)
     return tensors
 
 

@@ -110,11 +110,11 @@ class RaggedCache:
             self._lengths.append(0)
         slot = min(self._free)
         self.reserve(min(expected_length, self.max_context))
+        if self.recurrent is not None:
+            self.recurrent.add_row(slot)
         self._free.remove(slot)  # only now: there may have been no memory
         self._lengths[slot] = 0
         self._kv[:, :, slot].zero_()  # an earlier row may have left NaN
-        if self.recurrent is not None:
-            self.recurrent.add_row(slot)
         return slot
 
     def drop_row(self, slot: int) -> None:

@@ -152,7 +152,10 @@ _NATIVE_SIZES = _SIZES | {
     "num_experts": 1 << 12,
     "num_experts_per_tok": 1 << 12,
     "moe_intermediate_size": 1 << 26,
+    "shared_expert_intermediate_size": 1 << 26,
     "decoder_sparse_step": 1 << 16,
+    **dict.fromkeys((f"linear_num_{part}_heads" for part in ("key", "value")), 1 << 16),
+    **dict.fromkeys((f"linear_{part}_dim" for part in ("key_head", "value_head", "conv_kernel")), 1 << 16),
 }
 """The same for families that the native decoder runs."""
 
@@ -166,12 +169,16 @@ def read_config(folder: Path, trust_remote_code: bool = False) -> PretrainedConf
         if (folder / "adapter_config.json").exists():
             hint = " It holds an adapter: merge it into its base model first."
         raise ModelError(f"{folder} has no config.json, so it is not a model folder.{hint}")
-    model_type = _read_json(file).get("model_type")
+    given = _read_json(file)
+    model_type = given.get("model_type")
     if model_type is None:
         raise ModelError(f"{file} has no model_type: it is not the configuration of a transformers model")
+    for part in (given, given.get("text_config")):
+        if isinstance(part, Mapping):  # transformers makes a list of all layers, however many
+            check_sizes(part.get, file, is_native=False)
     try:
         if model_type in ALIASES:
-            own = {key: value for key, value in _read_json(file).items() if key not in ("model_type", "auto_map")}
+            own = {key: value for key, value in given.items() if key not in ("model_type", "auto_map")}
             return AutoConfig.for_model(ALIASES[model_type], **own, name_or_path=str(folder))
         return AutoConfig.from_pretrained(folder, trust_remote_code=trust_remote_code)
     except Exception as error:  # third-party parsers of many formats may raise anything
@@ -198,6 +205,8 @@ def check_config(config: PretrainedConfig, file: Path) -> None:
     """ModelError if a size is not a whole number in its range, rope_theta not a number above 0, or if what the native
     decoder reads contradicts itself."""
     inner = config.get_text_config()
+    if isinstance(inner, Mapping):
+        raise ModelError(f"{file}: a {config.model_type} has no text_config, and here is one")
     is_native = inner.model_type in FAMILIES
     check_sizes(lambda key: getattr(inner, key, None), file, is_native)
     rope = getattr(inner, "rope_parameters", None) or {}

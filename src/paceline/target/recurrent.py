@@ -156,8 +156,7 @@ class RecurrentState:
     @torch.inference_mode()
     def restore(self, slot: int, state: State) -> None:
         """Give a row a copy of a state."""
-        row = self.rows[slot]
-        row.now, row.first, row.whole = state.clone(), 0, 0
+        self.rows[slot].now = state.clone()
 
     @torch.inference_mode()
     def arrange(self, slot: int, nodes: Sequence[int]) -> None:
@@ -238,7 +237,7 @@ class Recurrence:
         return jobs_of(self.parts)
 
     def run(self, layer: int, qkvz: torch.Tensor, ba: torch.Tensor, rule: GatedDelta) -> torch.Tensor:
-        """What a layer says of the packed nodes, normed and gated, [N, values]; 0 for padding.
+        """A layer's output for the packed nodes, normed and gated, [N, values]; 0 for padding.
 
         qkvz  [N, queries, keys, values, gates]. ba [N, strengths, decays]. layer: its number in the state."""
         for part in self.parts:
@@ -268,13 +267,13 @@ class Recurrence:
         keys, logs = torch.cat([keys.unflatten(-1, (d.key_heads, -1)), k]), torch.cat([logs, log])
         sees = torch.from_numpy(ancestors(part.parent)).to(x.device)
         state, known = row.now.matrices[layer], updates.unflatten(-1, v.shape[1:])
-        said, updates = _rule(q, keys, v, logs, strength, state, sees, known)
+        output, updates = _rule(q, keys, v, logs, strength, state, sees, known)
         for count, end in part.ends:
             end.matrices[layer] = _advanced(state, keys[:count], updates[:count], logs[:count])
         if not part.ends:
             nodes[start:] = torch.cat([x, k.flatten(1), updates.flatten(1), log], -1)
-        said = F.rms_norm(said, said.shape[-1:], rule.norm, rule.eps) * F.silu(gate.unflatten(-1, said.shape[1:]))
-        return said.flatten(1)
+        output = F.rms_norm(output, output.shape[-1:], rule.norm, rule.eps).flatten(1)
+        return output * F.silu(gate)
 
 
 def _normed(x: torch.Tensor) -> torch.Tensor:
@@ -300,8 +299,8 @@ def _rule(
     among = strength * decay * (k[:, first:] @ k.mT)
     updates = strength * (v - total * (k[:, first:] @ state)) - among[..., :first] @ known
     updates = torch.linalg.solve_triangular(among[..., first:], updates, upper=False, unitriangular=True)
-    said = total * (q @ state) + (decay * (q @ k.mT)) @ torch.cat([known, updates], 1)
-    return said.transpose(0, 1), updates.transpose(0, 1)
+    output = total * (q @ state) + (decay * (q @ k.mT)) @ torch.cat([known, updates], 1)
+    return output.transpose(0, 1), updates.transpose(0, 1)
 
 
 def _advanced(state: torch.Tensor, k: torch.Tensor, updates: torch.Tensor, log: torch.Tensor) -> torch.Tensor:

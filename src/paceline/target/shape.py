@@ -261,6 +261,7 @@ NOT_RUN = {
     "use_bidirectional_attention": "tokens see those after them",
 }
 """Entries of a configuration that the decoder does not know how to follow, unless they are absent, None or False."""
+HEADS = (("num_attention_heads", "num_key_value_heads"), ("linear_num_value_heads", "linear_num_key_heads"))
 FACTORS = {
     "query_pre_attn_scalar": 1 << 24, "attention_multiplier": 1 << 24, "embedding_multiplier": 1 << 24,
     "residual_multiplier": 1 << 24, "logits_scaling": 1 << 24, "original_max_position_embeddings": 1 << 24,
@@ -293,12 +294,10 @@ def unsupported(config: PretrainedConfig) -> str | None:
 
 def contradiction(config: PretrainedConfig) -> str | None:
     """What is impossible in a configuration whose sizes are whole numbers above 0; None if nothing is."""
-    heads, shared = config.num_attention_heads, getattr(config, "num_key_value_heads", None) or 1
-    if heads % shared:
-        return f"num_attention_heads, {heads}, is no multiple of num_key_value_heads, {shared}"
-    values, keys = getattr(config, "linear_num_value_heads", None), getattr(config, "linear_num_key_heads", None) or 1
-    if values and values % keys:
-        return f"linear_num_value_heads, {values}, is no multiple of linear_num_key_heads, {keys}"
+    for heads, fewer in HEADS:
+        count, shared = getattr(config, heads, None), getattr(config, fewer, None)
+        if count and shared and count % shared:
+            return f"{heads}, {count}, is no multiple of {fewer}, {shared}"
     experts, chosen = getattr(config, "num_experts", None), getattr(config, "num_experts_per_tok", None)
     if experts and chosen and chosen > experts:
         return f"num_experts_per_tok is {chosen}, and there are {experts} experts"

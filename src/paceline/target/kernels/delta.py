@@ -57,9 +57,9 @@ def _convolved(out, first, i, taps, start, begin, rows, inputs, store, qkvz, con
 
 
 @njit
-def _change(state, decay, query, key, value, strength, update, is_new, said):  # type: ignore[no-untyped-def]
+def _change(state, decay, query, key, value, strength, update, is_new, output):  # type: ignore[no-untyped-def]
     """state = decay * state + key * update, for a new node with update = strength * (value - key * decay * state);
-    said = query * state."""
+    output = query * state."""
     found = np.zeros(len(update), np.float32)
     for r in range(len(key)):
         line = state[r]
@@ -69,12 +69,12 @@ def _change(state, decay, query, key, value, strength, update, is_new, said):  #
     if is_new:
         for c in range(len(update)):
             update[c] = strength * (value[c] - found[c])
-    said[:] = 0
+    output[:] = 0
     for r in range(len(key)):
         line = state[r]
         for c in range(len(update)):
             line[c] += key[r] * update[c]
-            said[c] += line[c] * query[r]
+            output[c] += line[c] * query[r]
 
 
 def _rule(kind: Any) -> Any:
@@ -96,7 +96,7 @@ def _rule(kind: Any) -> Any:
         norm, eps = carray(address(task[NORM]), (deep,), np.float32), float_of(np.uint32(task[EPS]))
         state = np.empty((wide, deep), np.float32)
         query, key = np.zeros((2, wide), np.float32)
-        value, update, said = np.zeros((3, deep), np.float32)
+        value, update, output = np.zeros((3, deep), np.float32)
         while True:
             item = take(task, 1)
             if item >= task[ITEMS]:
@@ -140,16 +140,16 @@ def _rule(kind: Any) -> Any:
                     z = np.float64(widened(ba[row, heads + head]) + shift[head])
                     log = np.float32(rate[head] * (z if z > 20 else math.log1p(math.exp(z))))
                 decay = np.float32(math.exp(np.float64(log)))
-                _change(state, decay, query, key, value, strength, update, i >= start, said)
+                _change(state, decay, query, key, value, strength, update, i >= start, output)
                 if save[i] >= 0:
                     saved[save[i]] = state
                 if i >= start:
-                    square, line = np.sum(said * said) / np.float32(deep), out[row]
+                    square, line = np.sum(output * output) / np.float32(deep), out[row]
                     scale = np.float32(1 / math.sqrt(square + eps))
                     for c in range(deep):
                         gate = widened(qkvz[row, channels + head * deep + c])
                         gate = gate / (np.float32(1) + exponential(-gate))
-                        put(line, head * deep + c, said[c] * scale * norm[c] * gate)
+                        put(line, head * deep + c, output[c] * scale * norm[c] * gate)
                 if i >= start and job[STORE] != 0:
                     node = store[rows[i]]
                     node[log_at] = log
