@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import shutil
 import sys
 from pathlib import Path
 from typing import Any
@@ -10,10 +11,10 @@ import gguf
 import numpy as np
 import pytest
 import torch
-from safetensors.torch import load_file
+from safetensors.torch import load_file, save_file
 from transformers import PreTrainedModel
 
-from paceline.errors import MethodError
+from paceline.errors import MethodError, ModelError
 from paceline.plugins import to_gguf
 from paceline.plugins.to_gguf import write_head
 from tests import gguf_files, models
@@ -223,3 +224,22 @@ def test_the_command(
     assert "there is no folder" in str(run("eagle3:nowhere", tmp_path / "x.gguf", "--target", target))
     assert run(f"eagle3:{head}", tmp_path / "x.gguf") == 2
     assert "--target MODEL is for draft heads" in capsys.readouterr().err
+
+
+def test_what_cannot_be_written_is_one_line(target: Path, tmp_path: Path) -> None:
+    """A number that is none, with blocks and without; a tokenizer that is no BPE, or not there."""
+    folder, file = Path(shutil.copytree(target, tmp_path / "copy")), tmp_path / "x.gguf"
+    for text in ('{"model": {"type": "Unigram", "vocab": []}}', None):
+        (folder / "tokenizer.json").unlink()
+        if text:
+            (folder / "tokenizer.json").write_text(text)
+        with pytest.raises(ModelError, match="has no byte-level BPE"):
+            to_gguf.write(folder, file)
+    shutil.copy(target / "tokenizer.json", folder)
+    tensors, name = load_file(folder / "model.safetensors"), "model.layers.1.self_attn.q_proj.weight"
+    tensors[name][3, 5] = torch.nan
+    save_file(tensors, folder / "model.safetensors")
+    for dtype in ("f32", "q8_0"):
+        with pytest.raises(ModelError, match=f"{name} has numbers that are not finite"):
+            to_gguf.write(folder, file, dtype)
+    assert not [*tmp_path.glob("*.gguf*")]
