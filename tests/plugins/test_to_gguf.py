@@ -17,6 +17,7 @@ from transformers import PreTrainedModel
 from paceline.errors import MethodError, ModelError
 from paceline.plugins import to_gguf
 from paceline.plugins.to_gguf import write_head
+from paceline.target.load import quantise_folder
 from tests import gguf_files, models
 from tests.draft import blocks
 from tests.draft.eagles import Tensors, d2t_of, described, eagle3, speculators, write
@@ -161,6 +162,28 @@ def test_a_dspark_head(model: PreTrainedModel, target: Path, tmp_path: Path) -> 
         np.testing.assert_array_equal(found[theirs], tensors[name].numpy())
     assert facts["dflash.has_confidence_head"]
     assert "output.weight" not in found, "it is the target's"
+
+
+def test_a_confidence_head_without_a_markov_head_stays_behind(
+    model: PreTrainedModel, target: Path, tmp_path: Path
+) -> None:
+    """llama.cpp reads it with a Markov head alone."""
+    tensors = blocks.random_tensors(model) | {"confidence_head.proj.weight": torch.rand(1, HIDDEN)}
+    tensors |= {"confidence_head.proj.bias": torch.rand(1)}
+    head = write(tmp_path / "head", blocks.config(model, enable_confidence_head=True, is_causal=True), tensors)
+    assert write_head(f"dflash:{head}", target, tmp_path / "head.gguf") == "draft-dflash"
+    facts, found = read(tmp_path / "head.gguf")
+    assert not {"conf_proj.weight", "conf_proj.bias"} & found.keys()
+    assert (facts["dflash.has_confidence_head"], facts["dflash.attention.causal"]) == (False, True)
+
+
+def test_blocks_of_four_bits_stay_or_become_eight(target: Path, tmp_path: Path) -> None:
+    quantise_folder(target, tmp_path / "int4", "int4")
+    for dtype, number, inner in (("f16", 2, "Q4_0"), ("q8_0", 7, "Q8_0")):
+        to_gguf.write(tmp_path / "int4", tmp_path / "x.gguf", dtype)
+        reader = gguf.GGUFReader(tmp_path / "x.gguf")
+        assert reader.fields["general.file_type"].contents() == number
+        assert {one.tensor_type.name for one in reader.tensors if "attn_q." in one.name} == {inner}
 
 
 def test_eight_bits(model: PreTrainedModel, target: Path, tmp_path: Path) -> None:
