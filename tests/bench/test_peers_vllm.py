@@ -15,6 +15,7 @@ import pytest
 from tests import models
 from tests.bench.peers import NEW, PROMPTS, check, opened, peer
 
+import paceline
 from paceline.errors import PacelineError
 from paceline.target.load import read_config
 from paceline.workbench.contestant import Ask, NotInstalled
@@ -82,6 +83,23 @@ def test_vllm_gets_its_configuration_and_the_threads(stand_in: Callable[[str], N
     assert config["speculative"] == {"method": "draft_model", "model": str(draft), "num_speculative_tokens": 3}
     token = 2 * 2 * 16 * 4  # keys and values of 2 heads of 16 float32s, for each layer
     assert config["kv_bytes"] == 2 * (1 << 30) + (4 + 1) * token * 4 * (models.MAX_CONTEXT + 128)
+
+
+def test_our_drafters_in_either_runner(stand_in: Callable[[str], None], tiny: Path) -> None:
+    stand_in("say({'ready': {'config': config, 'path': os.environ.get('PYTHONPATH'), 'device': 'cpu', 'triton': False, "
+             "'runner': os.environ.get('VLLM_USE_V2_MODEL_RUNNER')}})" + ANSWER)  # fmt: skip
+    expected = {
+        "": ({"model": "paceline.plugins.vllm.Proposer"}, "auto", None),
+        ",v2=true": ({"method": "ngram"}, "paceline.plugins.vllm_v2.Worker", "1"),
+    }
+    for options, (method, worker, runner) in expected.items():
+        with opened(f"vllm-paceline,draft=suffix,k=3{options}", tiny, python=sys.executable) as one:
+            told = one.settings
+        config = told["config"]
+        assert config["speculative"] == method | {"num_speculative_tokens": 3}
+        assert (config["worker"], told["runner"]) == (worker, runner)
+        assert config["additional"]["paceline"]["draft"] == "suffix"
+        assert told["path"] == str(Path(paceline.__file__).parent.parent)
 
 
 def test_vllm_is_woken_in_its_own_process(stand_in: Callable[[str], None], tiny: Path) -> None:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import shutil
 import sys
 from pathlib import Path
 from typing import Any
@@ -10,12 +11,13 @@ import gguf
 import numpy as np
 import pytest
 import torch
-from safetensors.torch import load_file
+from safetensors.torch import load_file, save_file
 from transformers import PreTrainedModel
 
-from paceline.errors import MethodError
+from paceline.errors import MethodError, ModelError
 from paceline.plugins import to_gguf
 from paceline.plugins.to_gguf import write_head
+from paceline.target.load import quantise_folder
 from tests import gguf_files, models
 from tests.draft import blocks
 from tests.draft.eagles import Tensors, d2t_of, described, eagle3, speculators, write
@@ -162,6 +164,28 @@ def test_a_dspark_head(model: PreTrainedModel, target: Path, tmp_path: Path) -> 
     assert "output.weight" not in found, "it is the target's"
 
 
+def test_a_confidence_head_without_a_markov_head_stays_behind(
+    model: PreTrainedModel, target: Path, tmp_path: Path
+) -> None:
+    """llama.cpp reads it with a Markov head alone."""
+    tensors = blocks.random_tensors(model) | {"confidence_head.proj.weight": torch.rand(1, HIDDEN)}
+    tensors |= {"confidence_head.proj.bias": torch.rand(1)}
+    head = write(tmp_path / "head", blocks.config(model, enable_confidence_head=True, is_causal=True), tensors)
+    assert write_head(f"dflash:{head}", target, tmp_path / "head.gguf") == "draft-dflash"
+    facts, found = read(tmp_path / "head.gguf")
+    assert not {"conf_proj.weight", "conf_proj.bias"} & found.keys()
+    assert (facts["dflash.has_confidence_head"], facts["dflash.attention.causal"]) == (False, True)
+
+
+def test_blocks_of_four_bits_stay_or_become_eight(target: Path, tmp_path: Path) -> None:
+    quantise_folder(target, tmp_path / "int4", "int4")
+    for dtype, number, inner in (("f16", 2, "Q4_0"), ("q8_0", 7, "Q8_0")):
+        to_gguf.write(tmp_path / "int4", tmp_path / "x.gguf", dtype)
+        reader = gguf.GGUFReader(tmp_path / "x.gguf")
+        assert reader.fields["general.file_type"].contents() == number
+        assert {one.tensor_type.name for one in reader.tensors if "attn_q." in one.name} == {inner}
+
+
 def test_eight_bits(model: PreTrainedModel, target: Path, tmp_path: Path) -> None:
     tensors = eagle3(model)
     head = write(tmp_path / "head", speculators(model), tensors)
@@ -223,3 +247,22 @@ def test_the_command(
     assert "there is no folder" in str(run("eagle3:nowhere", tmp_path / "x.gguf", "--target", target))
     assert run(f"eagle3:{head}", tmp_path / "x.gguf") == 2
     assert "--target MODEL is for draft heads" in capsys.readouterr().err
+
+
+def test_what_cannot_be_written_is_one_line(target: Path, tmp_path: Path) -> None:
+    """A number that is none, with blocks and without; a tokenizer that is no BPE, or not there."""
+    folder, file = Path(shutil.copytree(target, tmp_path / "copy")), tmp_path / "x.gguf"
+    for text in ('{"model": {"type": "Unigram", "vocab": []}}', None):
+        (folder / "tokenizer.json").unlink()
+        if text:
+            (folder / "tokenizer.json").write_text(text)
+        with pytest.raises(ModelError, match="has no byte-level BPE"):
+            to_gguf.write(folder, file)
+    shutil.copy(target / "tokenizer.json", folder)
+    tensors, name = load_file(folder / "model.safetensors"), "model.layers.1.self_attn.q_proj.weight"
+    tensors[name][3, 5] = torch.nan
+    save_file(tensors, folder / "model.safetensors")
+    for dtype in ("f32", "q8_0"):
+        with pytest.raises(ModelError, match=f"{name} has numbers that are not finite"):
+            to_gguf.write(folder, file, dtype)
+    assert not [*tmp_path.glob("*.gguf*")]

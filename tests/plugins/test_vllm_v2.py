@@ -182,6 +182,18 @@ def test_drafts_are_those_of_the_first_runner(spec: str) -> None:
     assert host.accepted > 0.5 * host.drafted > 10
 
 
+def test_steps_that_run_a_prompt_are_no_rounds(monkeypatch: pytest.MonkeyPatch) -> None:
+    host, told = Host(speculator()), []
+    monkeypatch.setattr(host.speculator.history, "disturbed", lambda: told.append(len(host.requests)))
+    host.join("a", [1, 20, 30, 1, 20, 30, 1])  # in three pieces
+    for _ in range(5):
+        host.step()
+    host.join("b", [2, 21, 31, 2])  # in two
+    for _ in range(4):
+        host.step()
+    assert told == [1, 1, 1, 2, 2]
+
+
 def test_what_has_left_is_forgotten_and_can_be_read_later() -> None:
     host = Host(speculator("sam,past=1000"))
     prompt = [1, 20, 30, 4, 5, 36, 7]

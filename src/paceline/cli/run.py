@@ -40,7 +40,7 @@ class Run:
         self._many = len(jobs) > 1
         streams = self.lines is None and self.engine.max_batch == 1
         watch = self._stream if streams else ignore
-        with Steps("answering", len(jobs), "prompts", shown=self._many and not streams) as bar:
+        with Steps("answering", len(jobs), "prompts", shown=self._many and not streams, console=self.screen.err) as bar:
             for answer in drive(self.engine, jobs, self.chat, self.interrupt, self._refuse, watch):
                 with bar.hidden():
                     self._show(answer, streamed=streams)
@@ -56,7 +56,7 @@ class Run:
         drafted = Driven(self.draft, *how, schedule=self.schedule, first=True, name="drafted")
         plain = Driven(BASELINE, *how, schedule=self.schedule)
         repeats = len(jobs) <= self.engine.max_batch
-        with Steps("comparing", len(jobs), "prompts") as bar:
+        with Steps("comparing", len(jobs), "prompts", console=self.screen.err) as bar:
             shown: set[int] = set()
 
             def show(job: Job) -> None:

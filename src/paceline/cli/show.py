@@ -89,10 +89,13 @@ class Steps:
     """How far a long command is, on standard error: on a terminal a bar with the time left, elsewhere a line a minute.
 
     what  is being done; total: how much of it there is; unit: what is counted, for the lines.
-    shown  whether it says anything at all."""
+    shown  whether it says anything at all; console: where what is printed meanwhile does not break the bar."""
 
-    def __init__(self, what: str, total: float | None = None, unit: str = "steps", shown: bool = True):
-        self.err = Console(stderr=True, highlight=False)
+    def __init__(
+        self, what: str, total: float | None = None, unit: str = "steps", shown: bool = True,
+        console: Console | None = None,
+    ):  # fmt: skip
+        self.err = console or Console(stderr=True, highlight=False)
         self._bar = progress_bar(self.err, MofNCompleteColumn(), TimeRemainingColumn(), shown=shown)
         self._speaks = shown and self._bar.disable
         self._unit, self._total, self._done = unit, total, 0.0
@@ -177,7 +180,7 @@ def figures_table(results: Iterable[Mapping[str, Any]], columns: Columns, gap: i
     table = Table(box=None, padding=(0, gap, 0, 0))
     for title, _, form in columns:
         if form:
-            table.add_column(title, justify="right", no_wrap=True)
+            table.add_column(escape(title), justify="right", no_wrap=True)
         else:
             table.add_column(title, overflow="fold", min_width=8)
     for result in results:

@@ -11,7 +11,6 @@ token ids are right. llama.cpp may split text differently ("default" is GPT-2's 
 Heads are written as the draft types of llama.cpp's server of October 2026 read them, or refused."""
 
 import argparse
-import json
 import sys
 from collections.abc import Callable
 from functools import partial
@@ -29,7 +28,7 @@ from paceline.draft.neural.layers import TABLE, table_and_head
 from paceline.draft.neural.vocab import MEMBERS, OFFSETS
 from paceline.draft.text.store import open_store
 from paceline.errors import MethodError, ModelError, PacelineError
-from paceline.jsonl import replacing
+from paceline.jsonl import as_object, replacing
 from paceline.target.folder import find, gguf_of, is_gguf, open_weights, quantisation, read_config
 from paceline.target.load import load, load_tokenizer
 from paceline.target.quantised import checkpoint
@@ -38,8 +37,8 @@ from paceline.target.quantised.gguf import GGUF
 from paceline.target.shape import Shape
 
 FILE_TYPES = {"int4": 2, "int8": 7}  # llama.cpp's numbers for files that are mostly Q4_0 and Q8_0
-TYPES = {"f32": (np.float32, 0), "f16": (np.float16, 1), "q8_0": (np.float16, 7)}
-"""NumPy's type of matrices that are not in blocks, and llama.cpp's number for it; vectors are always float32."""
+TYPES = {"f32": (torch.float32, 0), "f16": (torch.float16, 1), "q8_0": (torch.float16, 7)}
+"""The type of matrices that are not in blocks, and llama.cpp's number for it; vectors are always float32."""
 TABLES = (TABLE, OFFSETS, MEMBERS)  # of a head, which are written as llama.cpp has them
 HEADS = {"eagle3": Eagle3Network, "dflash": DFlashNetwork}
 OWN = {
@@ -65,7 +64,8 @@ def write(model: str | Path, file: Path, dtype: str = "f16") -> None:
     opened, kind = open_weights(folder), TYPES[dtype][1]
     weights: Weights = {name: value.get_tensor(name) for name, value in opened.items()}
     if quantisation(config):
-        weights, kind = checkpoint.read(folder, config, opened)[0], FILE_TYPES[config.quantization_config["precision"]]
+        weights, own = checkpoint.read(folder, config, opened)[0], config.quantization_config["precision"]
+        kind = FILE_TYPES["int8" if dtype == "q8_0" else own]  # q8_0 expands blocks of four bits
     if config.tie_word_embeddings:
         weights.pop("lm_head.weight", None)
     names = gguf.get_tensor_name_map(gguf.MODEL_ARCH.LLAMA, config.num_hidden_layers)
@@ -161,12 +161,12 @@ def _dflash(folder: str, network: Any, tensors: dict[str, torch.Tensor]) -> dict
         raise MethodError(f"{folder} has sliding windows, or layers that differ in what they see: it is not written")
     if network.columns is not None:
         tensors.setdefault(OUTPUT, network.head.dense())
-    if not form.rank and form.from_anchor:  # llama.cpp does this with a Markov head alone: it gets one of zeros
+    if not form.rank and form.from_anchor:  # llama.cpp drafts so with a Markov head alone: one of zeros
         drafted = len(network.table if network.columns is None else network.columns)
         tensors |= {W1: torch.zeros(len(network.table), 1), W2: torch.zeros(drafted, 1)}
         if form.sure:
             tensors[SURE[0]] = torch.nn.functional.pad(tensors[SURE[0]], (0, 1))
-    elif not form.rank and form.sure:  # so it does this
+    elif not form.rank and form.sure:  # llama.cpp has this head beside a Markov head alone
         del tensors[SURE[0]], tensors[SURE[1]]
     facts = {"sample_from_anchor": form.from_anchor, "has_confidence_head": SURE[0] in tensors}
     return {"block_size": form.block, **facts} | ({"attention.causal": True} if causal else {})
@@ -195,7 +195,10 @@ def _vocabulary(writer: Any, folder: Path, size: int) -> None:
     """Write `size` tokens, their kinds and the merges of a byte-level BPE."""
     import gguf
 
-    known = json.loads((folder / "tokenizer.json").read_text("utf-8"))
+    file = folder / "tokenizer.json"
+    known = as_object(file.read_bytes(), "a tokenizer.json") if file.is_file() else {"model": {}}
+    if known["model"].get("type") != "BPE":
+        raise ModelError(f"{file} has no byte-level BPE; no other tokenizer is written")
     ids = {**known["model"]["vocab"], **{one["content"]: one["id"] for one in known["added_tokens"]}}
     special = {one["id"] for one in known["added_tokens"] if one["special"]}
     texts = {id: text for text, id in ids.items()}
@@ -227,16 +230,17 @@ def _finish(writer: Any, weights: Weights, config: Any, dtype: str, naming: Call
         theirs = naming(name)
         if theirs is None:
             raise ModelError(f"{name} has no place in llama.cpp's layout")
-        tensor = weight.data if isinstance(weight, Blocks) else weight.detach().cpu().float()
+        if isinstance(weight, Blocks):
+            tensor, values, of = weight.data, weight.dense(), gguf.GGMLQuantizationType(weight.kind.number)
+        else:
+            tensor = values = weight.detach().cpu().to(torch.float32 if weight.ndim == 1 else TYPES[dtype][0])
+            of = None
+        if not values.isfinite().all():
+            raise ModelError(f"{name} has numbers that are not finite, or too large for {dtype}")
         if count := heads.get(name.removesuffix(".weight").rpartition(".")[2]):
             half = tensor.shape[0] // count // 2
             tensor = tensor.reshape(count, 2, half, tensor.shape[1]).transpose(1, 2).reshape(tensor.shape)
-        if isinstance(weight, Blocks):
-            of = gguf.GGMLQuantizationType(weight.kind.number)
-            writer.add_tensor(theirs, tensor.contiguous().numpy(), raw_dtype=of)
-        else:
-            kind = np.float32 if tensor.ndim == 1 else TYPES[dtype][0]
-            writer.add_tensor(theirs, np.ascontiguousarray(tensor.numpy(), kind))
+        writer.add_tensor(theirs, tensor.contiguous().numpy(), raw_dtype=of)
     writer.write_header_to_file()
     writer.write_kv_data_to_file()
     writer.write_tensors_to_file()
