@@ -90,10 +90,9 @@ def test_the_weights_of_now_are_used() -> None:
 def test_rollouts_may_be_rounded_while_the_trainers_weights_are_not() -> None:
     of = trainer()
     of.model.train()
-    answers = []
-    for dtype in (None, torch.float32, torch.bfloat16):
-        answers.append(RolloutReuse(RolloutStore(), dtype=dtype)(IDS, of))
-    assert answers[0] == answers[1] != answers[2]
+    kinds = (None, torch.float32, torch.bfloat16)
+    own, whole, rounded = (RolloutReuse(RolloutStore(), dtype=dtype)(IDS, of) for dtype in kinds)
+    assert own == whole != rounded
     assert {weight.dtype for weight in of.model.parameters()} == {torch.float32}
 
 
