@@ -50,7 +50,7 @@ class Policy:
         if not self._native:
             return HFTarget(self.model, name="the policy", eos_token_ids=self.eos_token_ids)
         config, state = self.model.config, as_checkpoint(self.model.state_dict())
-        weights = {name: state[name].detach().clone() for name in weight_shapes(config)}
+        weights = {name: state[name].detach().to(self._dtype, copy=True) for name in weight_shapes(config)}
         ends = self.eos_token_ids
         return Decoder(config, weights, name="the policy", dtype=self._dtype, eos_token_ids=ends, threads=threads)
 
