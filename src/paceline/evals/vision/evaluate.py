@@ -23,6 +23,7 @@ from paceline.evals.vision.dataset import Case, Data, read_data, values_of
 from paceline.evals.vision.options import EndpointOptions, RunOptions, read_model
 from paceline.evals.vision.scores import overall, summarise
 from paceline.jsonl import write_whole
+from paceline.workbench.options import listed
 
 Vectors = NDArray[np.floating[Any]]
 Scores = NDArray[np.floating[Any]]
@@ -142,7 +143,7 @@ def run(
 
     Raises PacelineError if there is nothing to score."""
     name, options = read_model(asked.model)
-    data = read_data(source, [subset.strip() for subset in asked.subsets.split(",") if subset.strip()])
+    data = read_data(source, listed(asked.subsets))
     if not data.cases:
         raise PacelineError(f"{source} has no whole case; the first problem: {'; '.join(data.problems[:1])}")
     if asked.out is not None:
