@@ -296,5 +296,10 @@ def write_whole(path: Path, content: str | bytes) -> None:
         part.write_bytes(content.encode() if isinstance(content, str) else content)
 
 
+def write_json(path: Path, value: Any, indent: int = 1) -> None:
+    """Write a JSON file, as `write_whole` does."""
+    write_whole(path, json.dumps(value, indent=indent) + "\n")
+
+
 def _line(record: Mapping[str, Any] | str) -> str:
     return (record if isinstance(record, str) else json.dumps(record, ensure_ascii=False)) + "\n"

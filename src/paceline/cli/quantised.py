@@ -1,6 +1,5 @@
 """`paceline quantize`: a copy of a model with weights of eight or four bits. `paceline quality`: what it has lost."""
 
-import json
 from dataclasses import asdict
 from pathlib import Path
 from typing import Annotated
@@ -11,7 +10,7 @@ from paceline.cli import options
 from paceline.cli.show import Steps
 from paceline.draft.spec import option
 from paceline.errors import PacelineError
-from paceline.jsonl import check_folder, check_new_folder, text_of, write_whole
+from paceline.jsonl import check_folder, check_new_folder, text_of, write_json
 from paceline.workbench.options import with_options
 
 
@@ -77,5 +76,5 @@ def quality(
     print("\n".join(measured.lines()))
     if save:
         about = {"sentence": measured.sentence(), "text": text.name, "against": reference.name}
-        write_whole(folder / MEASURED, json.dumps(about | asdict(measured), indent=2) + "\n")
+        write_json(folder / MEASURED, about | asdict(measured), indent=2)
     return 0

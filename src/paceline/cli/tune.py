@@ -16,7 +16,7 @@ from paceline.cli import options
 from paceline.cli.show import Steps, plain_table, say
 from paceline.draft.spec import option
 from paceline.errors import PacelineError
-from paceline.jsonl import check_file, check_folder, write_whole
+from paceline.jsonl import check_file, check_folder, write_json
 from paceline.workbench.options import listed_numbers, with_options
 
 if TYPE_CHECKING:
@@ -116,7 +116,7 @@ def _our_engine(asked: TuneOptions, sizes: Sequence[int]) -> int:
         if table is None or interrupt.pressed:
             say(f"interrupted; {out} was not written", err=True)
             return 130
-    write_whole(out, json.dumps({"paceline": "tune", **table}, indent=2) + "\n")
+    write_json(out, {"paceline": "tune", **table}, indent=2)
     if asked.as_json:
         print(json.dumps({"out": str(out), "table": table}))
         return 0

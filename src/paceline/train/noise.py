@@ -13,7 +13,6 @@ how often the candidates of each slot after the root are the model's own tokens.
 Differences to the authors, whose training code was not released: only answers have labels, and a long answer may have
 several segments (`--every`)."""
 
-import json
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import asdict, dataclass, field, replace
 from pathlib import Path
@@ -25,7 +24,7 @@ from torch.nn.functional import cross_entropy
 
 from paceline.draft.spec import option
 from paceline.errors import PacelineError, install
-from paceline.jsonl import write_whole
+from paceline.jsonl import write_json
 from paceline.target.folder import TUNED_FILE
 from paceline.train.config import TrainerConfig, Training, training_folder
 from paceline.train.data import Rows, batches
@@ -202,7 +201,7 @@ def train_noisy(
             report = [f"loss on clean held-out answers  {after:.4f}", *against, *slot_lines(slots)]
         facts = {"tuned_from": asdict(start), **trainer.facts("noise", **measured)}
         trainer.save_model(tuned, dtype_of(training_folder(training.target)), {})
-        write_whole(training.out / TUNED_FILE, json.dumps(facts, indent=2) + "\n")
+        write_json(training.out / TUNED_FILE, facts, indent=2)
         if slots:
             write_slots(training.out, slots)
         trainer.report(report)

@@ -22,7 +22,7 @@ from paceline.evals.vision.captions import VALUES, holds
 from paceline.evals.vision.dataset import Case, Data, read_data, values_of
 from paceline.evals.vision.options import EndpointOptions, RunOptions, read_model
 from paceline.evals.vision.scores import overall, summarise
-from paceline.jsonl import write_whole
+from paceline.jsonl import write_json
 from paceline.workbench.options import listed
 
 Vectors = NDArray[np.floating[Any]]
@@ -158,7 +158,7 @@ def run(
     about = {"data": str(source.resolve()), "model": asked.model, "paceline": __version__, "ties": asked.ties}
     report = about | {"labels": data.label_counts()} | found | {"mean": overall(found["results"])}
     if asked.out is not None:
-        write_whole(asked.out / REPORT, json.dumps(report, indent=1) + "\n")
+        write_json(asked.out / REPORT, report)
     return report
 
 
