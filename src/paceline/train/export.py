@@ -3,7 +3,6 @@
 Our folders, and published ones, leave out the output head, which is shared with the target. vLLM does not take it from
 the target, and needs its own keys in config.json. (Heads of `paceline train eagle3` need no export.)"""
 
-import json
 import re
 from pathlib import Path
 from typing import Annotated

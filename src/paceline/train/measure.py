@@ -8,7 +8,6 @@ best token. `draft/shapes.py` builds trees from it. `paceline train tree` writes
 
 from __future__ import annotations
 
-import json
 from collections.abc import Iterable, Mapping, Sequence
 from itertools import islice
 from pathlib import Path
