@@ -6,7 +6,7 @@ tokens of each, and a hook tells how wide the forward before it was."""
 
 import warnings
 from collections.abc import Iterator, Sequence
-from contextlib import contextmanager
+from contextlib import ExitStack, contextmanager
 from dataclasses import asdict, dataclass, field
 from pathlib import Path
 from time import perf_counter
@@ -227,14 +227,11 @@ class _Rounds(Rounds, BaseStreamer):
 
     @contextmanager
     def listening(self, model: Any, assistant: Any) -> Iterator[None]:
-        hooks = [model.register_forward_pre_hook(self._forward, with_kwargs=True)]
-        if assistant is not None:
-            hooks.append(assistant.register_forward_pre_hook(self._draft))
-        try:
+        with ExitStack() as hooks:
+            hooks.enter_context(model.register_forward_pre_hook(self._forward, with_kwargs=True))
+            if assistant is not None:
+                hooks.enter_context(assistant.register_forward_pre_hook(self._draft))
             yield
-        finally:
-            for hook in hooks:
-                hook.remove()
 
     def _forward(self, module: Any, args: Any, kwargs: dict[str, Any]) -> None:
         self._forwards += 1
