@@ -9,6 +9,7 @@ disk, a written file holds whole lines."""
 import gzip
 import io
 import json
+import mmap
 import os
 import stat
 import sys
@@ -97,6 +98,17 @@ def opened(path: Path, error: type[PacelineError]) -> Iterator[IO[bytes]]:
         raise error(f"{path} cannot be read: {cause.strerror or cause}") from cause
 
 
+def text_of(path: Path, error: type[PacelineError]) -> str:
+    """The text of a file, unzipped as in `opened`. Raises `error` if it cannot be read or is not UTF-8."""
+    with opened(path, error) as file:
+        content = file.read()
+    try:
+        return content.decode()
+    except UnicodeDecodeError as cause:
+        line = content.count(b"\n", 0, cause.start) + 1
+        raise error(f"{path}, line {line}: not UTF-8 ({cause.reason})") from None
+
+
 def objects(
     source: str | Path | Piece, error: type[PacelineError], wanted: str
 ) -> Iterator[tuple[str, dict[str, Any]]]:
@@ -146,9 +158,14 @@ class Appender(Closing):
 
     @classmethod
     def open(cls, path: Path, *, new: bool = False, then: str = "") -> Self:
-        """Append to `path`, which is made if it does not exist; new: it must not exist. PacelineError if that fails."""
+        """Append to `path`, which is made if it does not exist; new: it must not exist. PacelineError if that fails.
+
+        A part of a line at the file's end, which a kill or a power cut left, is dropped: the next line could join it.
+        """
         try:
-            return cls(path.open("xb" if new else "a+b", buffering=0), str(path), then)
+            lines = cls(path.open("xb" if new else "a+b", buffering=0), str(path), then)
+            lines._drop_part()
+            return lines
         except FileExistsError as error:
             raise PacelineError(f"{path} exists already; give another name, or remove it first") from error
         except OSError as error:
@@ -169,6 +186,13 @@ class Appender(Closing):
                 self._raw.truncate(end)
                 self._raw.seek(end)
             raise PacelineError(f"{self._name} cannot be written: {error.strerror}{self._then}") from error
+
+    def _drop_part(self) -> None:
+        if self._is_file and os.fstat(self._raw.fileno()).st_size:
+            with mmap.mmap(self._raw.fileno(), 0, access=mmap.ACCESS_READ) as content:
+                end, size = content.rfind(b"\n") + 1, len(content)
+            if end < size:
+                self._raw.truncate(end)
 
     def close(self) -> None:
         self._raw.close()
@@ -270,6 +294,11 @@ def write_whole(path: Path, content: str | bytes) -> None:
     """Write a file whole or not at all; PacelineError if that fails."""
     with replacing(path) as part:
         part.write_bytes(content.encode() if isinstance(content, str) else content)
+
+
+def write_json(path: Path, value: Any, indent: int = 1) -> None:
+    """Write a JSON file, as `write_whole` does."""
+    write_whole(path, json.dumps(value, indent=indent) + "\n")
 
 
 def _line(record: Mapping[str, Any] | str) -> str:

@@ -244,7 +244,7 @@ def noisy(tmp_path: Path) -> dict[str, str]:
 
 
 CONFIG = {"model": "m", "dtype": "float32", "max_context": 64, "batch": 1, "kv_bytes": 9, "eager": True}
-ASKED = {"prompts": [[1, 2]], "limits": [4], "temperature": 0.0, "seeds": [], "ends": []}
+ASKED = {"prompts": [[1, 2]], "limits": [4], "seeds": [], "ends": [], **Ask(4).sampling()}
 
 
 def test_the_worker_keeps_its_answers_apart_from_noise(noisy: dict[str, str]) -> None:

@@ -402,7 +402,7 @@ def test_figures_in_words() -> None:
         "0 %", "100 %", "50 %", "6 %", "99.6 %", "over 99.9 %", "under 0.1 %", "0.4 %", DASH,
     ]  # fmt: skip
     assert [number(v) for v in (1, 1234.567, None, float("nan"))] == ["1.00", "1,234.57", DASH, DASH]
-    assert [size(v) for v in (12, 1500, 2_500_000, 3e9, None)] == ["12 B", "1.5 kB", "2.5 MB", "3.0 GB", DASH]
+    assert [size(v) for v in (12, 1500, 2_500_000, 3e9, None)] == ["12 bytes", "1.5 kB", "2.5 MB", "3.0 GB", DASH]
     assert interval(1, None) == DASH
     assert words({"a": [1, 2.5], "b": {"c": None, "d": True}, "e": []}) == "a 1, 2.5, b c none, d yes, e none"
 

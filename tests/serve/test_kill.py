@@ -15,7 +15,7 @@ import httpx2 as httpx
 import pytest
 
 from paceline.errors import PacelineError
-from paceline.serve.metrics import RequestLog, drop_part
+from paceline.serve.metrics import RequestLog
 from tests.serve.process import start, started
 
 openai = pytest.importorskip("openai")
@@ -89,11 +89,10 @@ def test_a_port_that_is_taken_is_one_line(folder):
 def test_part_of_a_line_is_dropped(tmp_path, content, left):
     log = tmp_path / "log.jsonl"
     log.write_text(content)
-    drop_part(log)
+    RequestLog(log).close()
     assert log.read_text() == left
 
 
 def test_a_log_that_cannot_be_written_is_one_line(tmp_path):
-    drop_part(tmp_path / "none.jsonl")
     with pytest.raises(PacelineError, match="cannot be written"):
         RequestLog(tmp_path)

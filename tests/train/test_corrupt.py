@@ -119,12 +119,10 @@ def test_some_answers_may_stay_clean():
     assert 2 < touched < 13
 
 
-@pytest.mark.parametrize(
-    "wrong", [{"lengths": (0, 5)}, {"lengths": (6, 5)}, {"share": 1.5}, {"source": "air"}, {"every": -1}]
-)
-def test_what_cannot_be(wrong):
+@pytest.mark.parametrize("lengths", [(0, 5), (6, 5)])
+def test_what_cannot_be(lengths):
     with pytest.raises(PacelineError):
-        NoiseConfig(**wrong)
+        NoiseConfig(lengths=lengths)
 
 
 class Rows:

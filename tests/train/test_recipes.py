@@ -145,7 +145,6 @@ def test_a_recipe_trains_stops_goes_on_reports_and_drafts(
         ("sorted", ["--tokens", "64", "--exits", "one"], {}, "--exits is 'one'; it must be layers with commas between"),
         ("streams", ["--tokens", "64", "--layers", "9"], {}, "--layers is 9"),
         ("noise", ["--tokens", "64", "--noise", "some"], {}, "--noise is 'some'; it must be a number of tokens"),
-        ("noise", ["--tokens", "64", "--source", "air"], {}, "no noise from 'air'"),
     ],
 )
 def test_what_cannot_be_trained_is_one_line(

@@ -27,8 +27,6 @@ from paceline.target.rectangles import RectangularTarget
 from paceline.target.tokenizer import Tokenizer
 from paceline.workbench.contestant import Ask, Contestant, Reply
 
-SHARED = ("max_tokens", "temperature", "top_k", "top_p", "repetition_penalty")
-"""Fields that `Ask` and `SamplingParams` have in common."""
 REQUESTS = 4
 """Requests handed in at once, in largest batches: so many that the end, when batches run empty, does not count much."""
 PREFILL_CHUNK = 512
@@ -73,8 +71,7 @@ class Ours(Contestant):
 
     def answer(self, prompts: Sequence[Sequence[int]], ask: Ask) -> list[Reply]:
         rounds: list[list[tuple[float, Delta]]] = [[] for _ in prompts]
-        given = {name: getattr(ask, name) for name in SHARED}
-        asked = SamplingParams(stop_token_ids=ask.ends, **given)
+        asked = SamplingParams(max_tokens=ask.max_tokens, stop_token_ids=ask.ends, **ask.sampling())
         seeds, predictions = ask.seeds or (None,) * len(prompts), ask.predictions or ((),) * len(prompts)
         params = [replace(asked, seed=seed, prediction=text) for seed, text in zip(seeds, predictions, strict=True)]
         began = perf_counter()

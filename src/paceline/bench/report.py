@@ -10,10 +10,10 @@ from paceline.bench.record import ANSWERS, KIND, SUMMARY, Answer, read_answers
 from paceline.errors import PacelineError
 from paceline.jsonl import loads
 from paceline.workbench.contestant import PEER
-from paceline.workbench.report import COLORS, interval, macro, number, percent
+from paceline.workbench.report import COLORS, macro, render
 from paceline.workbench.runs import RUN, read_about
 
-WORDS = Path(__file__).with_name("words.txt.jinja")
+WORDS, TABLE = (Path(__file__).with_name(name) for name in ("words.txt.jinja", "table.md.jinja"))
 KIND_COLORS = {"ours": COLORS[0], "peer": COLORS[1], "plain": COLORS[10]}
 
 
@@ -182,37 +182,4 @@ def told(what: str, run: BenchRun) -> str:
 
 def markdown(run: BenchRun) -> str:
     """A table for a README, the fastest first, then a line about the machine and one with the command."""
-    heads = ["method", "speed-up (95 % interval)", *run.tasks, "tokens/s", "mean accepted", "identical", "looping"]
-    heads += ["without loops"] if run.loops else []
-    lines = [_markdown_row(heads), _markdown_row(["---", *["---:"] * (len(heads) - 1)])]
-    for m in run.methods:
-        name = _code(m.name) + ("" if m.lossless else " (lossy)")
-        if m not in run.measured:
-            lines.append(_markdown_row([name, m.why, *[""] * (len(heads) - 2)]))
-            continue
-        gain = number(m.get("speedup"))
-        if m.kind != "plain" and m.get("speedup_low") is not None:
-            gain += f" ({interval(m.get('speedup_low'), m.get('speedup_high'))})"
-        cells = [name, gain + (f"; {m.why}" if m.why else ""), *(number(m.get("speedup", task)) for task in run.tasks)]
-        cells += [number(m.get("tokens_per_second"), 1), number(m.get("mean_accepted_tokens"))]
-        cells += [percent(m.get("identical")), percent(m.get("looping"))]
-        cells += [number(m.get("speedup_without_loops"))] if run.loops else []
-        lines.append(_markdown_row(cells))
-    lines += ["", f"{told('setting', run)}; {told('machine', run)}.{'' if run.complete else ' Not complete.'}"]
-    lines += run.summary.get("disturbed") or []
-    lines += filter(None, [run.summary.get("repeated")])
-    lines += [str(run.about[fact]) for fact in ("tuned", "quantised") if run.about.get(fact)]
-    command = (run.about.get("environment") or {}).get("command")
-    if command:
-        lines += ["", _code(str(command))]
-    return "\n".join(lines) + "\n"
-
-
-def _markdown_row(cells: Sequence[str]) -> str:
-    return "| " + " | ".join(" ".join(cell.replace("|", "\\|").split()) for cell in cells) + " |"
-
-
-def _code(text: str) -> str:
-    """Text as code on one line, whatever it holds."""
-    text = " ".join(text.split())
-    return f"`` {text} ``" if "`" in text else f"`{text}`"
+    return render(TABLE, run=run, setting=told("setting", run), machine=told("machine", run))

@@ -21,7 +21,8 @@ from paceline.bench.record import Answer, Done, answered, good
 from paceline.bench.suites import Question, tasks_in_turn
 from paceline.errors import PacelineError
 from paceline.workbench.contestant import Ask, Contestant
-from paceline.workbench.environment import load, peak_memory
+from paceline.workbench.environment import load
+from paceline.workbench.peers.worker_loop import Peak
 
 Prompt = Callable[[Question, Sequence[str]], Any]
 """The prompt of a question's next turn, in what the contestants take, after the answers to the turns before."""
@@ -234,12 +235,12 @@ class Runner:
             predictions = tuple(tuple(self.prediction(group.questions[i])) for i in asked)
             ask = Ask(max_tokens, self.options.temperature, seeds, self.ends, predictions=predictions)
             contestant.wake(WAKE)
-            with peak_memory(self.device) as peak:
-                replies = contestant.answer(prompts, ask)
+            peak = Peak(self.device if self.device.type == "cuda" else None)
+            replies, most = contestant.answer(prompts, ask), peak.read()
             for i, reply in zip(asked, replies, strict=True):
                 reply.text = reply.text.strip()
                 reply.plain_tokens = self.recount(reply.text)
                 if reply.peak_bytes is None and contestant.in_process:
-                    reply.peak_bytes = peak.bytes
+                    reply.peak_bytes = most
                 answers[i].turns.append(reply)
                 answers[i].load = load()

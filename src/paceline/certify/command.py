@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import json
 from collections.abc import Sequence
 from contextlib import ExitStack, closing
 from datetime import UTC, datetime
@@ -20,7 +19,7 @@ from paceline.certify.reference import Model, PlainDecoding, Reference
 from paceline.certify.verdict import NOT_LOSSLESS
 from paceline.engine.prompt import Prompt, encode, is_chat
 from paceline.errors import PacelineError, meant
-from paceline.jsonl import write_whole
+from paceline.jsonl import write_json, write_whole
 from paceline.target.base import Target
 from paceline.target.folder import is_gguf
 from paceline.target.load import load
@@ -212,6 +211,6 @@ def write(certificate: dict[str, Any], folder: Path) -> tuple[Path, Path]:
     from paceline.certify.page import page
 
     files = folder / "certificate.json", folder / "certificate.html"
-    write_whole(files[0], json.dumps(certificate, indent=2) + "\n")
+    write_json(files[0], certificate, indent=2)
     write_whole(files[1], page(certificate))
     return files

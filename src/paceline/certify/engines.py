@@ -13,7 +13,7 @@ from paceline.engine.sampling import SamplingParams
 from paceline.errors import PacelineError
 from paceline.target.base import Target
 from paceline.target.tokenizer import Tokenizer
-from paceline.workbench.contestant import Ask, Contestant, Reply
+from paceline.workbench.contestant import SAMPLING, Ask, Contestant, Reply
 
 
 class UnderTest(ABC):
@@ -88,7 +88,7 @@ class Ours(UnderTest):
 class Host(UnderTest):
     """Another library, a contestant; opened here, closed by `close`. A batch holds requests that are asked alike."""
 
-    takes = frozenset({"top_k", "top_p", "repetition_penalty"})
+    takes = frozenset(SAMPLING)
 
     def __init__(self, contestant: Contestant, ends: Sequence[int]):
         self.contestant, self.ends = contestant, tuple(ends)
@@ -108,14 +108,8 @@ class Host(UnderTest):
     def answer(self, prompts: Sequence[Sequence[int]], params: Sequence[SamplingParams]) -> list[Reply]:
         alike: dict[Ask, list[int]] = {}
         for i, one in enumerate(params):
-            ask = Ask(
-                max_tokens=one.max_tokens,
-                temperature=one.temperature,
-                ends=() if one.ignore_eos else self.ends,
-                top_k=one.top_k,
-                top_p=one.top_p,
-                repetition_penalty=one.repetition_penalty,
-            )
+            sampling = {name: getattr(one, name) for name in SAMPLING}
+            ask = Ask(one.max_tokens, ends=() if one.ignore_eos else self.ends, **sampling)
             alike.setdefault(ask, []).append(i)
         by_index: dict[int, Reply] = {}
         for ask, members in alike.items():

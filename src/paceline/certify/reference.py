@@ -5,7 +5,7 @@ A model with weights of eight and four bits transformers does not have: its refe
 and filters (`paceline.engine.sampling.warp`), which has tests of its own against transformers' processors."""
 
 from collections.abc import Callable, Iterable, Iterator, Sequence
-from contextlib import contextmanager, nullcontext
+from contextlib import ExitStack, contextmanager, nullcontext
 from typing import Any, Self
 
 import numpy as np
@@ -83,12 +83,10 @@ class Reference:
             return out * (1 + SHAKEN * (2 * torch.rand(out.shape, generator=noise, device=out.device) - 1))
 
         modules = [m for name, m in self.model.named_modules() if name[-1:].isdigit() or not list(m.children())]
-        hooks = [module.register_forward_hook(shake) for module in modules]
-        try:
+        with ExitStack() as hooks:
+            for module in modules:
+                hooks.enter_context(module.register_forward_hook(shake))
             yield
-        finally:
-            for hook in hooks:
-                hook.remove()
 
 
 class PlainDecoding:

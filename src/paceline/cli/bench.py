@@ -5,6 +5,7 @@ from __future__ import annotations
 import json
 import os
 import sys
+import tomllib
 from collections.abc import Mapping, Sequence
 from dataclasses import replace
 from pathlib import Path
@@ -20,7 +21,7 @@ from paceline.cli.show import Columns, Steps, figures_table, say
 from paceline.draft.spec import option
 from paceline.errors import PacelineError
 from paceline.jsonl import check_folder
-from paceline.workbench.options import with_options
+from paceline.workbench.options import listed, listed_numbers, with_options
 from paceline.workbench.runs import new_folder
 
 if TYPE_CHECKING:
@@ -30,33 +31,7 @@ if TYPE_CHECKING:
 TASKS_PER_TABLE = 7  # so that a table fits 80 columns
 TEXT = Path(__file__).with_name("bench.txt.jinja")
 METHOD = ("method", "method", "")
-SERVERS: Columns = (
-    ("server", "method", ""), ("tok/s", "tokens_per_second", ".1f"),
-    ("first\nP50", "first_token_ms_p50", ".1f"), ("P99", "first_token_ms_p99", ".1f"),
-    ("gap\nP50", "inter_token_ms_p50", ".1f"), ("P99", "inter_token_ms_p99", ".1f"),
-    ("token\nP50", "token_ms_p50", ".1f"), ("P99", "token_ms_p99", ".1f"),
-    ("goodput", "goodput", ".1%"), ("accepted", "draft_tokens_accepted", ".2f"), ("errors", "errors", "d"),
-)  # fmt: skip
-SCHEDULES: Columns = (
-    METHOD,
-    ("tok/s", "tokens_per_second", ".1f"),
-    ("gain", "gain", ".2f"),
-    ("E", "identical", ".1%"),
-    ("P", "partial_match", ".1%"),
-    ("align", "align_share", ".0%"),
-    ("group", "group_rate", ".0%"),
-    ("idle", "idle_slots", ".0%"),
-    *((f"P{share}", f"latency_p{share}", ".2f") for share in (50, 90, 99)),
-)
-DRAFTERS: Columns = (
-    METHOD,
-    ("speed-up", "gain", "s"),
-    ("95 %", "interval", "s"),
-    ("tok/s", "tokens_per_second", ".1f"),
-    ("mean\naccepted", "mean_accepted_tokens", ".2f"),
-    ("identical", "identical", ".0%"),
-    ("looping", "looping", ".0%"),
-)
+COLUMNS: dict[str, Columns] = tomllib.loads(Path(__file__).with_name("bench.toml").read_text("utf-8"))
 
 
 @with_options
@@ -113,7 +88,7 @@ def bench(
     SamplingParams(max_tokens=how.max_tokens, temperature=how.temperature)
     transformers.logging.set_verbosity_error()
     options.use_threads(threads)
-    batches = sorted(set(_batches(batch)))
+    batches = listed_numbers(batch, "--batch")
     name = Path(model or urlsplit((served or "").split(",")[0]).netloc).name
     benchmark = replace(
         asked,
@@ -121,9 +96,9 @@ def bench(
         drafts=draft or (),
         peers=peer or (),
         out=out or new_folder(f"{name}-{Path(asked.suite).stem}"),
-        categories=_names(categories),
+        categories=listed(categories),
         options=replace(how, batch=max(batches)),
-        schedules=tuple(dict.fromkeys(_names(schedule))),
+        schedules=tuple(dict.fromkeys(listed(schedule))),
         batches=batches,
         dtype=dtype,
         device=device,
@@ -156,19 +131,6 @@ def bench(
     return 1 if any(r["failed"] and r["method"] not in outcome.unavailable for r in outcome.results) else 0
 
 
-def _batches(text: str) -> list[int]:
-    """The numbers of --batch."""
-    parts = [part.strip() for part in text.split(",")]
-    if not all(part.isdecimal() and int(part) > 0 for part in parts):
-        raise PacelineError(f"--batch is {text!r}; give a number from 1, or several joined by commas: 1,2,4,8")
-    return [int(part) for part in parts]
-
-
-def _names(text: str | None) -> list[str]:
-    """The names in a text that joins them by commas."""
-    return [name.strip() for name in (text or "").split(",") if name.strip()]
-
-
 def _show(outcome: Result, of_servers: bool) -> None:
     from paceline.bench.metrics import OVERALL
     from paceline.workbench.report import render
@@ -177,11 +139,11 @@ def _show(outcome: Result, of_servers: bool) -> None:
     overall = [result for result in outcome.results if result["category"] == OVERALL]
     schedules = any(result["scheduled"] for result in overall)
     if of_servers:
-        console.print(figures_table(overall, SERVERS))
+        console.print(figures_table(overall, [("server", "method", ""), *COLUMNS["servers"]]))
     elif schedules:
-        console.print(figures_table(_by_batch(overall), SCHEDULES))
+        console.print(figures_table(_by_batch(overall), [METHOD, *COLUMNS["schedules"]]))
     else:
-        console.print(figures_table(map(_rated, overall), DRAFTERS))
+        console.print(figures_table(map(_rated, overall), [METHOD, *COLUMNS["drafters"]]))
     tasks = list(dict.fromkeys(r["category"] for r in outcome.results if r["category"] != OVERALL))
     if len(tasks) > 1 and not of_servers:
         speedups: dict[str, dict[str, Any]] = {result["method"]: {} for result in overall}

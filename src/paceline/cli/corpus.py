@@ -18,7 +18,7 @@ from paceline.cli.show import progress_bar
 from paceline.draft.spec import option
 from paceline.errors import StoreError
 from paceline.jsonl import check_folder
-from paceline.workbench.options import with_options
+from paceline.workbench.options import listed, with_options
 
 if TYPE_CHECKING:
     from paceline.draft.text.store import Store
@@ -69,7 +69,7 @@ def build(
         size = f"about {decimal(disk)} on disk, {decimal(memory)} of memory"
         err.print(f"{tokens:,} tokens in {documents:,} documents: {size}", markup=False, soft_wrap=True)
 
-    plan = Plan([part.strip() for part in parts.split(",")] if parts else [*PARTS], max_tokens, eos, estimated)
+    plan = Plan(listed(parts) or [*PARTS], max_tokens, eos, estimated)
     began = time.perf_counter()
     with progress_bar(err, TaskProgressColumn(), TimeRemainingColumn()) as bar:
         tasks = defaultdict[str, TaskID](lambda: bar.add_task("", total=1.0))

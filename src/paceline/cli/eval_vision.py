@@ -10,12 +10,13 @@ from typing import Annotated, Any
 import typer
 from rich.console import Console
 
+from paceline.cli import options
 from paceline.cli.show import Steps, figures_table
 from paceline.draft.spec import option
 from paceline.errors import PacelineError
 from paceline.evals.vision.options import BuildOptions, RunOptions, TrainOptions, TuneOptions
 from paceline.jsonl import check_file, check_folder
-from paceline.workbench.options import with_options
+from paceline.workbench.options import listed, with_options
 
 HELP = """Does a vision-language model see size, position, existence and count? (SPEC, Peng et al. 2024)
 
@@ -29,7 +30,6 @@ paceline train vision --help                                tune a model on such
 vision = typer.Typer(no_args_is_help=True, rich_markup_mode=None, help=HELP)
 
 Data = Annotated[Path, typer.Argument(help="A data set's folder or .zip: ours, or the official one.", metavar="DATA")]
-AsJson = Annotated[bool, typer.Option("--json", help="Print one JSON object instead.")]
 
 MARKS = {True: "ok", False: "FAILED", None: "-"}
 
@@ -41,11 +41,11 @@ def build(
         Path,
         typer.Argument(help="Folder to write; the same command goes on in it.", metavar="OUT", callback=check_folder),
     ],
-    options: BuildOptions,
+    asked: BuildOptions,
     cases: int = option(500, "Cases of each subset; the paper has 500.", least=1),
     subsets: str = option("", "Joined by commas; plain and classes are pairs in addition to the six."),
     workers: int = option(0, "Processes; 0: one for each core.", least=0),
-    as_json: AsJson = False,
+    as_json: options.AsJson = False,
 ) -> int:
     """Draw cases of K pictures and K captions that differ in one value, in the layout of the official release.
 
@@ -64,7 +64,7 @@ def build(
     pictures = sum(cases * len(VALUES.get(subset, "1")) for subset in counts)
     began = time.perf_counter()
     with Steps("drawing", unit="pictures") as steps:
-        drawn = write(options, counts, out, workers=workers, progress=steps.show)
+        drawn = write(asked, counts, out, workers=workers, progress=steps.show)
     seconds = time.perf_counter() - began
     if as_json:
         facts = {"out": str(out), "pictures": pictures, "drawn": drawn, "seconds": round(seconds, 2), "cases": counts}
@@ -75,7 +75,7 @@ def build(
 
 
 @vision.command(short_help="Check a data set: what it gives away, and whether its captions are true.")
-def audit(data: Data, as_json: AsJson = False) -> int:
+def audit(data: Data, as_json: options.AsJson = False) -> int:
     """Check that captions are true of their pictures alone, that pictures of a case differ only where they should, that
     nothing trivial (mean colour, edges, covered area, JPEG size) gives the answer away, and more. Exit status 1 if a
     check fails.
@@ -97,7 +97,7 @@ def audit(data: Data, as_json: AsJson = False) -> int:
 
 @vision.command(short_help="Score a model on a data set.")
 @with_options
-def run(data: Data, options: RunOptions, as_json: AsJson = False) -> int:
+def run(data: Data, asked: RunOptions, as_json: options.AsJson = False) -> int:
     """Accuracy of picture to text and text to picture, their mean, and group scores, of every subset.
 
     \b
@@ -109,15 +109,15 @@ def run(data: Data, options: RunOptions, as_json: AsJson = False) -> int:
     from paceline.evals.vision.evaluate import run as evaluate
 
     with Steps("scoring", unit="cases") as steps:
-        report = evaluate(data, options, steps.show)
+        report = evaluate(data, asked, steps.show)
     for problem in report["problems"]:
         print(f"skipped: {problem}", file=sys.stderr)
     if as_json:
         print(json.dumps(report))
     else:
         _show(report)
-        if options.out is not None:
-            print(f"\n{options.out} holds it all; paceline eval vision report {options.out} makes a page of it.")
+        if asked.out is not None:
+            print(f"\n{asked.out} holds it all; paceline eval vision report {asked.out} makes a page of it.")
     return 1 if report["problems"] else 0
 
 
@@ -148,7 +148,7 @@ def train_command(
     model: Annotated[
         str, typer.Argument(help="A folder or hub name of a CLIP-like model, or `small`: one of our own, from nothing.")
     ],
-    options: TuneOptions,
+    asked: TuneOptions,
     files: TrainOptions,
     threads: int = option(1, "torch threads.", least=1),
 ) -> None:
@@ -165,7 +165,7 @@ def train_command(
 
     torch.set_num_threads(threads)
     try:
-        train(model, options, files)
+        train(model, asked, files)
     except KeyboardInterrupt:
         typer.echo(f"saved in {files.run}; the same command goes on", err=True)
         raise typer.Exit(130) from None
@@ -173,7 +173,7 @@ def train_command(
 
 
 def _names(text: str, known: Iterable[str]) -> list[str]:
-    names = [name.strip() for name in text.split(",") if name.strip()]
+    names = listed(text)
     wrong = [name for name in names if name not in known]
     if wrong:
         raise PacelineError(f"no subset {wrong[0]!r}; there are {', '.join(known)}")

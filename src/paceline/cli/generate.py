@@ -14,7 +14,7 @@ from paceline.cli.options import one_line
 from paceline.cli.show import Screen, profile_table
 from paceline.draft.spec import option
 from paceline.errors import PromptError
-from paceline.jsonl import Appender, Writer, check_file, standard_output
+from paceline.jsonl import Appender, Writer, check_file, standard_output, text_of
 from paceline.workbench.options import with_options
 
 if TYPE_CHECKING:
@@ -150,10 +150,7 @@ def _expected(file: Path | None) -> str:
     """The text of --prediction; "" without one."""
     if file is None:
         return ""
-    try:
-        text = file.read_text("utf-8")
-    except (OSError, UnicodeDecodeError) as error:
-        raise PromptError(f"{file} cannot be read as text: {getattr(error, 'strerror', None) or error}") from error
+    text = text_of(file, PromptError)
     if not text:
         raise PromptError(f"{file} is empty; a prediction is the text that the answer is expected to be much like")
     return text

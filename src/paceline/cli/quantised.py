@@ -1,6 +1,5 @@
 """`paceline quantize`: a copy of a model with weights of eight or four bits. `paceline quality`: what it has lost."""
 
-import json
 from dataclasses import asdict
 from pathlib import Path
 from typing import Annotated
@@ -8,9 +7,10 @@ from typing import Annotated
 import typer
 
 from paceline.cli import options
+from paceline.cli.show import Steps
 from paceline.draft.spec import option
 from paceline.errors import PacelineError
-from paceline.jsonl import check_folder, check_new_folder, opened, write_whole
+from paceline.jsonl import check_folder, check_new_folder, text_of, write_json
 from paceline.workbench.options import with_options
 
 
@@ -54,7 +54,7 @@ def quality(
     paceline quality demo-int4 --against models/demo --text held-out.txt --save
     paceline quality model-Q4_K_M.gguf --against original-folder --text held-out.txt
     """
-    from paceline.evals.quality import compare
+    from paceline.evals.quality import WINDOW, compare
     from paceline.target.load import load, load_tokenizer
     from paceline.target.quantised.blocks import split_dtype
     from paceline.target.quantised.checkpoint import MEASURED
@@ -65,22 +65,16 @@ def quality(
     if save and not folder.is_dir():
         raise PacelineError(f"--save writes into a model's folder, and {folder} is none")
     check_folder(folder if save else None)
-    words = _read(text)
+    words = text_of(text, PacelineError)
     options.use_threads(threads)
     precision, rest = split_dtype(dtype)
     reference = load(original, dtype=rest if precision else "auto")
     ids = load_tokenizer(original).encode_text(words[: 16 * tokens])[:tokens]
-    measured = compare(load(model, dtype=dtype), reference, ids)
+    measuring = load(model, dtype=dtype)
+    with Steps("comparing", len(ids) // WINDOW, "windows") as steps:
+        measured = compare(measuring, reference, ids, steps.advance)
     print("\n".join(measured.lines()))
     if save:
         about = {"sentence": measured.sentence(), "text": text.name, "against": reference.name}
-        write_whole(folder / MEASURED, json.dumps(about | asdict(measured), indent=2) + "\n")
+        write_json(folder / MEASURED, about | asdict(measured), indent=2)
     return 0
-
-
-def _read(text: Path) -> str:
-    with opened(text, PacelineError) as file:
-        try:
-            return file.read().decode()
-        except UnicodeDecodeError as error:
-            raise PacelineError(f"{text} cannot be read as text: {error}") from error

@@ -20,7 +20,7 @@ from paceline.cli.show import Steps, plain_table, say
 from paceline.draft.spec import option
 from paceline.errors import PacelineError
 from paceline.jsonl import check_file, write_whole
-from paceline.workbench.options import with_options
+from paceline.workbench.options import listed, with_options
 
 if TYPE_CHECKING:
     from paceline.cli.drive import Interrupt
@@ -57,8 +57,7 @@ class ReplayOptions:
     @property
     def reads(self) -> dict[str, Any]:
         """What is read of the recordings."""
-        wanted = [category.strip() for category in self.categories.split(",")] if self.categories else None
-        return {"questions": self.questions, "categories": wanted, "ignore": self.ignore or ()}
+        return {"questions": self.questions, "categories": listed(self.categories) or None, "ignore": self.ignore or ()}
 
 
 @with_options

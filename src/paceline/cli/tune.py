@@ -16,8 +16,8 @@ from paceline.cli import options
 from paceline.cli.show import Steps, plain_table, say
 from paceline.draft.spec import option
 from paceline.errors import PacelineError
-from paceline.jsonl import check_file, check_folder, write_whole
-from paceline.workbench.options import with_options
+from paceline.jsonl import check_file, check_folder, write_json
+from paceline.workbench.options import listed_numbers, with_options
 
 if TYPE_CHECKING:
     from paceline.replay.advice import Choice
@@ -85,7 +85,7 @@ def tune(asked: TuneOptions) -> int:
     paceline generate MODEL -p prompts.jsonl --batch 8 --draft auto --tune tune.json
     paceline tune MODEL --server http://a:8000 --without http://b:8000 --traffic log.jsonl -o tuned
     """
-    sizes = _sizes(asked.batches)
+    sizes = listed_numbers(asked.batches, "--batches")
     if asked.server is None and asked.without is not None:
         raise PacelineError("--without is the other server of --server; add --server URL")
     if asked.server is not None and len(sizes) < 2:
@@ -116,7 +116,7 @@ def _our_engine(asked: TuneOptions, sizes: Sequence[int]) -> int:
         if table is None or interrupt.pressed:
             say(f"interrupted; {out} was not written", err=True)
             return 130
-    write_whole(out, json.dumps({"paceline": "tune", **table}, indent=2) + "\n")
+    write_json(out, {"paceline": "tune", **table}, indent=2)
     if asked.as_json:
         print(json.dumps({"out": str(out), "table": table}))
         return 0
@@ -131,17 +131,6 @@ def _our_engine(asked: TuneOptions, sizes: Sequence[int]) -> int:
     names = "|".join(spec.replace(",", ";") for spec in drafts)
     say(f"\nUse --draft 'auto:{names}' --tune {out}: at each load it drafts what pays, or nothing.")
     return 0
-
-
-def _sizes(text: str) -> list[int]:
-    """Batch sizes, ascending."""
-    try:
-        sizes = sorted({int(size) for size in text.split(",")})
-    except ValueError:
-        sizes = []
-    if not sizes or sizes[0] < 1 or sizes[-1] > 1024:
-        raise PacelineError(f"--batches is {text!r}; give whole numbers from 1 to 1024, joined by commas: 1,8,32")
-    return sizes
 
 
 def _answers(tuning: Tuning, asked: TuneOptions) -> list[RecordedAnswer]:

@@ -28,6 +28,7 @@ from paceline.engine.sampling import SamplingParams
 from paceline.engine.tree import DraftTree, IntArray
 from paceline.errors import MethodError, PacelineError
 from paceline.target.base import Facts
+from paceline.workbench.contestant import in_common
 
 MAX_TOKENS = 2**31 - 1
 
@@ -179,8 +180,5 @@ def _refuse(spec: str, facts: Facts) -> None:
 
 def _accepted(tree: DraftTree, tokens: IntArray) -> Accepted:
     """The part of a chain that `tokens` follow."""
-    drafted = tree.tokens[1:]
-    most = min(len(drafted), len(tokens) - 1)
-    different = np.flatnonzero(drafted[:most] != tokens[:most])
-    accepted = int(different[0]) if len(different) else most
+    accepted = in_common(tree.tokens[1:].tolist(), tokens[:-1].tolist())
     return Accepted(list(range(accepted + 1)), tokens[: accepted + 1].tolist())

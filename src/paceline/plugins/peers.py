@@ -15,9 +15,8 @@ from transformers import GenerationConfig
 
 import paceline
 from paceline.engine.request import Delta
-from paceline.workbench.contestant import Ask, Reply, cut
+from paceline.workbench.contestant import Ask, Reply
 from paceline.workbench.peers import llama_cpp, transformers, vllm
-from paceline.workbench.peers.setup import cut_rounds
 
 SPEC = {"help": "the drafter, with ; for its commas"}
 PACED = {"help": "cut drafts to what pays; else they are as the drafter makes them"}
@@ -67,7 +66,7 @@ class InTransformers(transformers.Plain):
     def answer(self, prompts: Sequence[Sequence[int]], ask: Ask) -> list[Reply]:
         from paceline.plugins.transformers import generate
 
-        limits = [self.setup.max_new(prompt, ask) for prompt in prompts]
+        limit = max(self.setup.max_new(prompt, ask) for prompt in prompts)
         if ask.temperature > 0 and ask.seeds:
             torch.manual_seed(ask.seeds[0])
         rounds: list[list[tuple[float, Delta]]] = [[] for _ in prompts]
@@ -76,7 +75,7 @@ class InTransformers(transformers.Plain):
         out = self.model.generate(
             ids,
             attention_mask=mask,
-            generation_config=GenerationConfig(**transformers.how(ask, max(limits))),
+            generation_config=GenerationConfig(**transformers.how(ask, limit)),
             custom_generate=generate,
             draft=_spec(self.config),
             paced=self.config.paced,
@@ -84,19 +83,14 @@ class InTransformers(transformers.Plain):
         )
         made = out[:, ids.shape[1] :].tolist()
         seconds = perf_counter() - began
-        replies = []
-        for prompt, row, limit, deltas in zip(prompts, made, limits, rounds, strict=True):
-            tokens = cut(row, ask.ends, limit)
-            lengths = cut_rounds([len(delta.tokens) for _, delta in deltas], len(tokens))
-            deltas = deltas[: len(lengths)]
-            facts: dict[str, Any] = {
-                "lengths": lengths,
-                "times": [seconds for seconds, _ in deltas],
-                "nodes": [delta.nodes for _, delta in deltas],
-                "depths": [delta.depth for _, delta in deltas],
-            }
-            replies.append(self.setup.turn(prompt, tokens, ask, seconds=seconds, **facts))
-        return replies
+        return [
+            self.setup.turn(
+                prompt, row, ask, seconds=seconds, lengths=[len(delta.tokens) for _, delta in deltas],
+                times=[when for when, _ in deltas], nodes=[delta.nodes for _, delta in deltas],
+                depths=[delta.depth for _, delta in deltas],
+            )
+            for prompt, row, deltas in zip(prompts, made, rounds, strict=True)
+        ]  # fmt: skip
 
 
 class InVllm(vllm.Plain):

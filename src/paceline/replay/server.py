@@ -10,7 +10,6 @@ closed at once, and what was finished is kept. The texts of answers are not, unl
 drafters are replayed on."""
 
 import asyncio
-import json
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import asdict, dataclass, field
 from itertools import count
@@ -23,7 +22,7 @@ import numpy as np
 from paceline.draft.cost import DraftTimes, RoundTimes
 from paceline.draft.recording import Recording
 from paceline.errors import PacelineError, PromptError
-from paceline.jsonl import write_whole
+from paceline.jsonl import write_json
 from paceline.replay import advice
 from paceline.replay.advice import DRAWS, ENGINES, SIZES, Choice, Costs, Drafts, Floats, Goals, Method
 from paceline.replay.workers import start
@@ -177,7 +176,7 @@ class ServerTuning:
         choices = [next(choice for choice in every if choice.method.engine == engine) for engine in engines]
         written = [advice.configuration(choice, server.version) for choice in choices]
         if engines == ["paceline"]:
-            write_whole(folder / TABLE, json.dumps(self._table(costs, drafting), indent=2) + "\n")
+            write_json(folder / TABLE, self._table(costs, drafting), indent=2)
             if any(choices[0].schedule.values()):
                 written[0]["flags"] = f"--draft 'auto:{'|'.join(drafting)},table={folder / TABLE}'"
         plain = costs.plain[0].mean(1)
@@ -195,7 +194,7 @@ class ServerTuning:
                 for load in dict.fromkeys((costs.loads[0], costs.loads[-1]))
             ],
         }
-        write_whole(folder / CONFIGURATION, json.dumps(facts, indent=1) + "\n")
+        write_json(folder / CONFIGURATION, facts)
         return facts, choices
 
     def _replay(self, engines: Sequence[str], visits: Sequence[Visit]) -> tuple[list[Drafts], dict[str, float]]:

@@ -21,6 +21,7 @@ from paceline.errors import PacelineError
 from paceline.jsonl import Piece, pieces_of
 from paceline.replay.report import Done, Report
 from paceline.workbench.conversations import ConversationError, Reading, read_pieces
+from paceline.workbench.options import listed
 from paceline.workbench.transcript import Transcriber, Transcript, open_tokenizer
 from paceline.workbench.walk import Tally, replay, replayable, warm_up
 
@@ -194,9 +195,9 @@ def sweep(specs: Sequence[str], what: str | None) -> dict[str, str]:
     Raises PacelineError if no drafter has the option, MethodError for a drafter that does not exist."""
     if what is None:
         return {spec: spec for spec in specs}
-    option, equals, listed = what.partition("=")
-    values = [value.strip() for value in listed.split(",") if value.strip()]
-    if not option or not equals or not values:
+    option, _, text = what.partition("=")
+    values = listed(text)
+    if not option or not values:
         raise PacelineError(f"--sweep is {what!r}; write option=value,value,... such as draft=5,10,20")
     variants = {variant: spec for spec in specs for variant in _variants(spec, option.strip(), values)}
     if list(variants) == list(variants.values()):

@@ -4,7 +4,6 @@ Counters are named after our prefix or, with --metrics-prefix vllm, as vLLM name
 `paceline replay` reads as they are, a line for each answer. It holds the token ids of prompts and answers, that is,
 everything that users wrote and got."""
 
-import mmap
 from collections import Counter as Counts
 from collections.abc import Sequence
 from pathlib import Path
@@ -15,7 +14,6 @@ from typing import Any
 from prometheus_client import CollectorRegistry, Counter, Gauge, Histogram, generate_latest
 
 from paceline.engine.request import Delta
-from paceline.errors import PacelineError
 from paceline.jsonl import Appender
 from paceline.workbench.worker import Job, Worker
 
@@ -119,11 +117,9 @@ class Metrics:
 
 
 class RequestLog:
-    """The log. A line is written in one piece; a part of one that a kill or a power cut left is dropped here, before
-    the next line could join it."""
+    """The log. A line is written in one piece."""
 
     def __init__(self, file: Path):
-        drop_part(file)
         self._lines = Appender.open(file)
         self._lock = Lock()
 
@@ -146,17 +142,3 @@ class RequestLog:
     def close(self) -> None:
         """Close the file."""
         self._lines.close()
-
-
-def drop_part(file: Path) -> None:
-    """Cut a file off after its last whole line; nothing happens if it ends with one, or is no file."""
-    if not file.is_file() or not file.stat().st_size:
-        return
-    try:
-        with file.open("r+b") as lines:
-            with mmap.mmap(lines.fileno(), 0, access=mmap.ACCESS_READ) as content:
-                end, size = content.rfind(b"\n") + 1, len(content)
-            if end < size:
-                lines.truncate(end)
-    except OSError as error:
-        raise PacelineError(f"{file} cannot be written: {error.strerror}") from error

@@ -4,7 +4,9 @@ python -m paceline.train --help          the same as `paceline train --help`
 """
 
 import importlib.util
+import tomllib
 from collections.abc import Callable
+from pathlib import Path
 from typing import Any
 
 import typer
@@ -58,22 +60,8 @@ def later(name: str, where: str, summary: str, app: typer.Typer = app) -> None:
     app.command(name, short_help=summary, add_help_option=False, context_settings=unread)(command)
 
 
-later("draft", "paceline.train.draft:command", "Train a draft model on the target's own answers.")
-later("streams", "paceline.train.draft:streams_command", "Train a draft model to propose several tokens a forward.")
-later("vocab", "paceline.train.vocab:command", "Count which tokens the target writes, for `vocab=K`.")
-later("sorted", "paceline.train.s2d:command", "Cut a draft with several exits from a model's first layers.")
-later("noise", "paceline.train.noise:command", "Fine-tune a model with noise, so that it drafts for itself.")
-later("kangaroo", "paceline.train.kangaroo:command", "Train an adapter with which a target drafts for itself.")
-later("medusa", "paceline.train.heads:medusa_command", "Train Medusa's heads over a target's last state.")
-later("hydra", "paceline.train.heads:hydra_command", "Train Hydra's heads, which read the drafted tokens before them.")
-later("tree", "paceline.train.measure:command", "Measure heads that came without a tree file, by depth and rank.")
-later("amphista", "paceline.train.amphista:command", "Train Amphista's network: heads that see each other.")
-later("eagle", "paceline.train.eagle:command", "Train a layer that drafts by predicting the target's next state.")
-later("eagle3", "paceline.train.eagle:eagle3_command", "Train a layer that drafts from three states; vLLM reads it.")
-later("dflash", "paceline.train.dflash:command", "Train layers that fill a block of tokens in one pass.")
-later("mtp", "paceline.train.mtp:command", "Tune a multi-token-prediction head for several steps, or begin one.")
-later("vllm", "paceline.train.export:command", "Write Medusa heads in the layout that vLLM reads.")
-later("vision", "paceline.cli.eval_vision:train_command", "Tune a dual encoder on size, position, existence, count.")
+for name, (where, summary) in tomllib.loads(Path(__file__).with_name("recipes.toml").read_text("utf-8")).items():
+    later(name, where, summary)
 
 
 def main(app: typer.Typer = app) -> None:

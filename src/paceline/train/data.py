@@ -21,7 +21,7 @@ import torch
 from torch import Tensor
 
 from paceline.errors import PacelineError, install
-from paceline.jsonl import opened
+from paceline.jsonl import text_of
 from paceline.target.tokenizer import Tokenizer
 from paceline.train.loop import Batch
 from paceline.train.loss import IGNORE
@@ -93,16 +93,6 @@ def read(source: Source) -> Iterator[Document]:
         yield from _plain_text(source)
 
 
-def _text_of(path: Path) -> str:
-    with opened(path, PacelineError) as stream:
-        content = stream.read()
-    try:
-        return content.decode()
-    except UnicodeDecodeError as error:
-        line = content.count(b"\n", 0, error.start) + 1
-        raise PacelineError(f"{path}, line {line}: not UTF-8 ({error.reason})") from None
-
-
 def _hub_rows(source: Source) -> Iterable[Any]:
     """Rows of a data set on the hub, or of its copy on this disk."""
     try:
@@ -128,7 +118,7 @@ def _plain_text(source: Source) -> Iterator[Document]:
     assert isinstance(source.path, Path)
     paragraphs: list[str] = []
     size = 0
-    for block in re.split(r"\n\s*\n", _text_of(source.path).replace("\r\n", "\n")):
+    for block in re.split(r"\n\s*\n", text_of(source.path, PacelineError).replace("\r\n", "\n")):
         if block.strip():
             paragraphs.append(block.strip("\n"))
             size += len(block)

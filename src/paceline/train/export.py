@@ -3,7 +3,6 @@
 Our folders, and published ones, leave out the output head, which is shared with the target. vLLM does not take it from
 the target, and needs its own keys in config.json. (Heads of `paceline train eagle3` need no export.)"""
 
-import json
 import re
 from pathlib import Path
 from typing import Annotated
@@ -13,7 +12,7 @@ from torch import Tensor
 
 from paceline.draft.neural.checkpoint import CONFIG, WEIGHTS, open_head, save_tensors
 from paceline.errors import PacelineError
-from paceline.jsonl import replacing, write_whole
+from paceline.jsonl import replacing, write_json
 from paceline.target.load import open_weights, read_config
 from paceline.target.shape import Shape
 from paceline.train.options import Out
@@ -57,7 +56,7 @@ def export_medusa(heads: Path, target: Path, out: Path) -> None:
     out.mkdir(parents=True, exist_ok=True)
     with replacing(out / WEIGHTS) as file:
         save_tensors(file, blocks | outputs, {"format": "pt"})
-    write_whole(out / CONFIG, json.dumps(config, indent=2) + "\n")
+    write_json(out / CONFIG, config, indent=2)
 
 
 def command(

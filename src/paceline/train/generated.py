@@ -4,7 +4,6 @@ Drafters predict what their target writes, so they learn from its own answers (Z
 4.1). The answers are JSON Lines of {"id", "source", "prompt_tokens", "tokens"}; NAME.settings.json next to the file has
 the settings they were made with. An interrupted call resumes where it stopped."""
 
-import json
 import random
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from pathlib import Path
@@ -17,7 +16,7 @@ from paceline.draft.neural.checkpoint import TargetFacts
 from paceline.engine.engine import Engine
 from paceline.engine.sampling import SamplingParams
 from paceline.errors import PacelineError
-from paceline.jsonl import as_object, write_whole
+from paceline.jsonl import as_object, write_json
 from paceline.target.tokenizer import Tokenizer
 from paceline.train.data import Document, Example, Source, encoded, read, read_examples
 from paceline.workbench.runs import Lines, check_identity
@@ -107,7 +106,7 @@ def _begin(out: Path, settings: Mapping[str, Any]) -> Lines:
         check_identity(before, settings, str(out), "delete it, or choose another file")
     else:
         out.parent.mkdir(parents=True, exist_ok=True)
-        write_whole(record, json.dumps(settings, indent=2) + "\n")
+        write_json(record, settings, indent=2)
     return Lines(out, key="id")
 
 

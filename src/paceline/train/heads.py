@@ -30,7 +30,7 @@ from paceline.draft.neural.checkpoint import open_drafter
 from paceline.draft.neural.networks import PREFIX, GroundedHeads, ResidualHeads
 from paceline.draft.spec import option
 from paceline.errors import PacelineError
-from paceline.train.layers import DecoderLayers, use_blocks
+from paceline.train.layers import DecoderLayers
 from paceline.train.loss import IGNORE, chunked_cross_entropy
 from paceline.train.student import Student, known_depths
 from paceline.train.trainer import HeadConfig, Trainer, head_command
@@ -79,7 +79,6 @@ class HeadsLoss(Student):
 
     def __init__(self, teacher: Any, config: HeadsConfig) -> None:
         super().__init__(teacher, config.loss)
-        use_blocks(teacher)
         self.config, self.depths = config, config.depth
         self.lm_heads: nn.ModuleList | None = None
 

@@ -1,9 +1,9 @@
 """Attention and decoder layers in training.
 
-Attention is causal and computed in blocks of queries, with batched bf16 matrix products: torch's own CPU attention is
-made for inference, and its backward pass takes half of a small model's training step. Each block computes only the keys
-it may attend to and keeps the probabilities; query heads that share a key head share a product. Exact up to rounding (a
-test compares it with torch's). transformers knows it as `NAME` after `register()`."""
+Models that are compiled for a CPU attend causally in blocks of queries, with batched bf16 matrix products, into which a
+compiler fuses what is between them. Without a compiler torch's own attention is as fast, and is used. Each block
+computes only the keys it may attend to and keeps the probabilities; query heads that share a key head share a product.
+Exact up to rounding (a test compares it with torch's). transformers knows it as `NAME` after `register()`."""
 
 import math
 from typing import Any
@@ -131,7 +131,7 @@ class DecoderLayers(nn.ModuleList):
 
 
 def layer_config(shape: Shape) -> LlamaConfig:
-    """A Llama whose layers have a target's sizes, and no biases. On a CPU its attention is computed in blocks."""
+    """A Llama whose layers have a target's sizes, and no biases."""
     config = LlamaConfig(
         hidden_size=shape.hidden_size,
         intermediate_size=shape.intermediate_size,
@@ -142,5 +142,5 @@ def layer_config(shape: Shape) -> LlamaConfig:
         max_position_embeddings=shape.max_context,
         vocab_size=shape.vocab_size,
     )
-    config._attn_implementation = "sdpa" if torch.cuda.is_available() else register()
+    config._attn_implementation = "sdpa"
     return config

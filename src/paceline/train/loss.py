@@ -203,11 +203,10 @@ class LmLoss(nn.Module):
         # A function, not a module: the compiled copy must not appear among the parameters.
         self._compiled = torch.compile(self._hidden) if compiled else self._hidden
 
-    def _hidden(self, input_ids: Tensor) -> Tensor:
-        hidden: Tensor = self.model.model(input_ids=input_ids, use_cache=False).last_hidden_state
-        return hidden
+    def _hidden(self, input_ids: Tensor) -> Any:
+        return self.model.model(input_ids=input_ids, use_cache=False).last_hidden_state
 
-    def hidden(self, input_ids: Tensor) -> Tensor:
+    def hidden(self, input_ids: Tensor) -> Any:
         """Inputs of the output head [B, T, H]."""
         return (self._compiled if self.training else self._hidden)(input_ids)
 

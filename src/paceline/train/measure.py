@@ -8,7 +8,6 @@ best token. `draft/shapes.py` builds trees from it. `paceline train tree` writes
 
 from __future__ import annotations
 
-import json
 from collections.abc import Iterable, Mapping, Sequence
 from itertools import islice
 from pathlib import Path
@@ -25,7 +24,7 @@ from paceline.draft.registry import create
 from paceline.draft.shapes import SLOTS_FILE, best_paths
 from paceline.engine.round import Segment
 from paceline.errors import PacelineError
-from paceline.jsonl import check_folder, write_whole
+from paceline.jsonl import check_folder, write_json
 from paceline.target.base import Target
 from paceline.target.load import load, load_tokenizer
 from paceline.train.data import Example, Rows, batches, read_examples
@@ -170,7 +169,7 @@ def write_slots(out: Path, fits: Sequence[Fit]) -> None:
     accuracies = [fit.ranks for fit in fits]
     trees = {count: ["-".join(map(str, path)) for path in best_paths(accuracies, count)] for count in SHOWN}
     facts = {"accuracies": accuracies, "positions": [fit.row["positions"] for fit in fits], "trees": trees}
-    write_whole(out / SLOTS_FILE, json.dumps(facts, indent=1) + "\n")
+    write_json(out / SLOTS_FILE, facts)
 
 
 def slot_lines(fits: Sequence[Fit]) -> list[str]:

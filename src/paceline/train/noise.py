@@ -13,11 +13,10 @@ how often the candidates of each slot after the root are the model's own tokens.
 Differences to the authors, whose training code was not released: only answers have labels, and a long answer may have
 several segments (`--every`)."""
 
-import json
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import asdict, dataclass, field, replace
 from pathlib import Path
-from typing import Any, ClassVar, NamedTuple, Self
+from typing import Any, ClassVar, Literal, NamedTuple, Self
 
 import numpy as np
 import torch
@@ -25,7 +24,7 @@ from torch.nn.functional import cross_entropy
 
 from paceline.draft.spec import option
 from paceline.errors import PacelineError, install
-from paceline.jsonl import write_whole
+from paceline.jsonl import write_json
 from paceline.target.folder import TUNED_FILE
 from paceline.train.config import TrainerConfig, Training, training_folder
 from paceline.train.data import Rows, batches
@@ -37,7 +36,7 @@ from paceline.train.trainer import Trainer, dtype_of, open_teacher, pad_token
 
 SLOTS = 5  # slots that are measured, as many as `jacobi` has
 MOST_ROWS, PLACES = 32, 4  # held-out rows measured per source, and measurements per row
-SOURCES = ("prefix", "vocabulary", "mask")
+Source = Literal["prefix", "vocabulary", "mask"]
 """Noise is drawn from the tokens before it (the paper), from the whole vocabulary, or is always the same token."""
 
 
@@ -70,7 +69,7 @@ class NoiseConfig:
     share: float = option(
         1.0, "Share of the answers that get noise; the others stay clean.", least=0, most=1, names=("--noised",)
     )
-    source: str = option("prefix", "Source of the noise: prefix (as in the paper), vocabulary, mask.")
+    source: Source = option("prefix", "Source of the noise; prefix as in the paper.")
     gap: int = 8
     mask: int = 0
     vocab_size: int = 0
@@ -79,10 +78,6 @@ class NoiseConfig:
         least, most = self.lengths
         if not 0 <= least <= most or (least == 0) != (most == 0):
             raise PacelineError(f"noise of {least} to {most} tokens: give 0, or 1 or more, as in 5 or 3-6")
-        if self.every < 0 or self.gap < 0 or not 0 <= self.share <= 1:
-            raise PacelineError("noise: every and gap are 0 or more, the share is 0 to 1")
-        if self.source not in SOURCES:
-            raise PacelineError(f"there is no noise from {self.source!r}; there is {', '.join(SOURCES)}")
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -206,7 +201,7 @@ def train_noisy(
             report = [f"loss on clean held-out answers  {after:.4f}", *against, *slot_lines(slots)]
         facts = {"tuned_from": asdict(start), **trainer.facts("noise", **measured)}
         trainer.save_model(tuned, dtype_of(training_folder(training.target)), {})
-        write_whole(training.out / TUNED_FILE, json.dumps(facts, indent=2) + "\n")
+        write_json(training.out / TUNED_FILE, facts, indent=2)
         if slots:
             write_slots(training.out, slots)
         trainer.report(report)

@@ -23,7 +23,7 @@ from typing import Any, ClassVar
 
 import numpy as np
 import torch
-from torch import Tensor, nn
+from torch import Tensor
 
 from paceline import __version__
 from paceline.draft.neural.checkpoint import KIND
@@ -35,7 +35,7 @@ from paceline.train.config import LOSS_HELP, TrainerConfig, Training, training_f
 from paceline.train.data import Rows, batches, first_batch
 from paceline.train.layers import use_blocks
 from paceline.train.loop import Batch
-from paceline.train.loss import IGNORE, Distance, chunked_cross_entropy, distance
+from paceline.train.loss import IGNORE, Distance, LmLoss, chunked_cross_entropy, distance
 from paceline.train.measure import Fit, Fits, fit_lines, rows_of, with_all
 from paceline.train.options import Compiled, DrafterOptions, Layers, drafter_command, layers_of
 from paceline.train.trainer import Trainer, dtype_of, open_teacher
@@ -74,8 +74,8 @@ class SortedConfig(TrainerConfig):
         return layers, exits
 
 
-class SortedLoss(nn.Module):
-    """A model with exits whose forward is its loss. input_ids, labels [B, T], labels shifted.
+class SortedLoss(LmLoss):
+    """The loss of a model with exits.
 
     exits    numbers of layers, ascending.
     teacher  a transformers model with the same tokens, or None; loss: the distance from it."""
@@ -83,16 +83,14 @@ class SortedLoss(nn.Module):
     def __init__(
         self, model: Any, exits: Sequence[int], teacher: Any = None, loss: Distance = "kl+tv", compiled: bool = False
     ) -> None:
-        super().__init__()
-        self.model, self.exits, self.loss = model, tuple(exits), loss
-        if compiled:
-            use_blocks(*(network for network in (model, teacher) if network is not None))
-        self.compiled = compiled
+        super().__init__(model, compiled)
+        self.exits, self.loss = tuple(exits), loss
         # In a list: the teacher must not appear among the parameters.
         self._teacher = [] if teacher is None else [teacher.eval().requires_grad_(False)]
-        self._run = torch.compile(self.states) if compiled else self.states
+        if compiled:
+            use_blocks(*self._teacher)
 
-    def states(self, input_ids: Tensor) -> list[Tensor]:
+    def _hidden(self, input_ids: Tensor) -> list[Tensor]:
         """Inputs of the head at every exit, [B, T, H] each: the residual stream after the final norm."""
         out = self.model.model(input_ids=input_ids, use_cache=False, output_hidden_states=True)
         # transformers' last entry is after the norm already.
@@ -102,7 +100,7 @@ class SortedLoss(nn.Module):
 
     def forward(self, input_ids: Tensor, labels: Tensor, exit: Tensor | None = None) -> Tensor:
         """The mean loss over all exits; with `exit` [B], the same index everywhere, the cross-entropy of that exit."""
-        states = (self._run if self.training else self.states)(input_ids)
+        states = self.hidden(input_ids)
         table, compiled = self.model.lm_head.weight, self.compiled and self.training
         if exit is not None:
             return chunked_cross_entropy(states[int(exit[0])], table, labels, compiled=compiled)
@@ -168,7 +166,7 @@ def validation(held: Mapping[str, Rows], exits: Sequence[int]) -> dict[str, list
 @torch.no_grad()
 def measure(model: Any, exits: Sequence[int], teacher: Any, held: Mapping[str, Rows]) -> tuple[Fits, ExitRecord]:
     """(figures of every exit on held-out answers; the exits' predictions, in which all sources weigh the same)."""
-    states_of = SortedLoss(model, exits).eval().states  # a new one: training runs the other's forward in bfloat16
+    states_of = SortedLoss(model, exits).eval().hidden  # a new one: training runs the other's forward in bfloat16
     fits: Fits = {}
     sure, right, share = [], [], []
     for name, rows in held.items():

@@ -8,6 +8,7 @@
 
 import hashlib
 from collections.abc import Callable, Iterable, Sequence
+from contextlib import ExitStack
 from pathlib import Path
 from typing import Any, Self
 
@@ -28,12 +29,10 @@ def target_states(teacher: Any, input_ids: Tensor, layers: Sequence[int]) -> Ten
         return lambda module, given: read.update({layer: given[0]})
 
     places = [*teacher.model.layers, teacher.model.norm]
-    hooks = [places[layer].register_forward_pre_hook(note(layer)) for layer in set(layers)]
-    try:
+    with ExitStack() as hooks:
+        for layer in set(layers):
+            hooks.enter_context(places[layer].register_forward_pre_hook(note(layer)))
         teacher.model(input_ids=input_ids, use_cache=False)
-    finally:
-        for hook in hooks:
-            hook.remove()
     return torch.stack([read[layer] for layer in layers], -2)
 
 

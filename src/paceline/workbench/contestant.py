@@ -11,6 +11,8 @@ import torch
 from paceline.errors import PacelineError
 
 PEER = "peer:"  # prefix of the names of other engines
+SAMPLING = ("temperature", "top_k", "top_p", "repetition_penalty")
+"""Fields of `Ask` and of `SamplingParams` that say how tokens are drawn."""
 
 
 class NotInstalled(PacelineError):
@@ -29,6 +31,10 @@ class Ask:
     top_p: float = 1.0
     repetition_penalty: float = 1.0
     predictions: tuple[tuple[int, ...], ...] = ()
+
+    def sampling(self) -> dict[str, Any]:
+        """How tokens are drawn."""
+        return {name: getattr(self, name) for name in SAMPLING}
 
 
 def cut(tokens: Sequence[int], ends: Collection[int], limit: int | None = None) -> list[int]:

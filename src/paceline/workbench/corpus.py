@@ -17,7 +17,7 @@ from paceline.draft.text import corpus
 from paceline.draft.text.corpus import Documents, Plan, Report, document
 from paceline.draft.text.store import Progress, Store, silent
 from paceline.errors import StoreError, meant
-from paceline.jsonl import Piece, numbered, opened, pieces_of
+from paceline.jsonl import Piece, numbered, opened, pieces_of, text_of
 from paceline.target.load import load_tokenizer
 from paceline.target.tokenizer import Tokenizer
 from paceline.workbench.cluster import AUTO, spread
@@ -88,25 +88,16 @@ def texts(source: Path | Piece, report: Progress = silent) -> Iterator[str]:
     file = piece.path
     _check(file)
     size = max(file.stat().st_size, 1)
+    if _is_text(file):
+        yield from filter(str.strip, [text_of(file, StoreError)])
+        return
     with opened(file, StoreError) as lines:
-        if _is_text(file):
-            yield from _whole(lines.read(), file)
-            return
         for number, line in numbered(piece.within(lines), piece.line):
             record = conversation(line, where=f"{file}, line {number}")
             if record.tokens is not None or (record.messages and not record.answers and "prompt" in record.record):
                 raise StoreError(f"{record.where} has no text: neither an answer nor a document in it")
             yield from filter(str.strip, record.texts())
             report(os.lseek(lines.fileno(), 0, os.SEEK_CUR) / size)
-
-
-def _whole(content: bytes, file: Path) -> list[str]:
-    """The one text of a .txt file, unless it is empty."""
-    try:
-        text = content.decode()
-    except UnicodeDecodeError as error:
-        raise StoreError(f"{file} is not UTF-8: {error.reason} at byte {error.start:,}") from None
-    return [text] if text.strip() else []
 
 
 def _check(file: Path) -> None:

@@ -5,9 +5,6 @@ import platform
 import shlex
 import subprocess
 import sys
-from collections.abc import Iterator
-from contextlib import contextmanager
-from dataclasses import dataclass
 from datetime import UTC, datetime
 from importlib import metadata
 from pathlib import Path
@@ -95,29 +92,3 @@ def _git() -> str | None:
     except (OSError, subprocess.SubprocessError):
         return None
     return done.stdout.strip() or None
-
-
-@dataclass
-class Peak:
-    """Most memory in bytes while something ran; None where the system does not tell."""
-
-    bytes: int | None = None
-
-
-@contextmanager
-def peak_memory(device: torch.device) -> Iterator[Peak]:
-    """Measure the most memory of this process (on a GPU: of its tensors there) between entering and leaving."""
-    peak = Peak()
-    if device.type == "cuda":
-        torch.cuda.reset_peak_memory_stats(device)
-        yield peak
-        peak.bytes = torch.cuda.max_memory_allocated(device)
-        return
-    try:
-        Path("/proc/self/clear_refs").write_text("5")  # Linux forgets the highest memory so far
-    except OSError:
-        yield peak
-        return
-    yield peak
-    lines = Path("/proc/self/status").read_text().splitlines()
-    peak.bytes = next((int(line.split()[1]) * 1024 for line in lines if line.startswith("VmHWM:")), None)

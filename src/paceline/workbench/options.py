@@ -13,6 +13,8 @@ from typing import Annotated, Any, TypeVar, get_type_hints
 
 import typer
 
+from paceline.errors import PacelineError
+
 T = TypeVar("T")
 
 
@@ -67,6 +69,19 @@ def _parameter(name: str, field: dataclasses.Field[Any], hint: Any) -> inspect.P
         hint = Annotated[hint, typer.Option(*settings.pop("names", ()), **settings)]
     default = inspect.Parameter.empty if default is dataclasses.MISSING else default
     return inspect.Parameter(name, inspect.Parameter.KEYWORD_ONLY, default=default, annotation=hint)
+
+
+def listed(text: str | None) -> list[str]:
+    """The words that a text joins by commas."""
+    return [word.strip() for word in (text or "").split(",") if word.strip()]
+
+
+def listed_numbers(text: str, name: str) -> list[int]:
+    """The whole numbers that an option's text joins by commas, ascending. PacelineError if it says anything else."""
+    words = listed(text)
+    if not words or not all(word.isdecimal() and 1 <= int(word) <= 1024 for word in words):
+        raise PacelineError(f"{name} is {text!r}; give whole numbers from 1 to 1024, joined by commas: 1,8,32")
+    return sorted({*map(int, words)})
 
 
 def _filled(group: Any, values: dict[str, Any]) -> Any:

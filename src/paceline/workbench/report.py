@@ -12,6 +12,7 @@ from typing import Any
 
 from jinja2 import Environment, FileSystemLoader
 from markupsafe import Markup
+from rich.filesize import decimal
 
 HERE = Path(__file__).parent
 DASH = "\N{EN DASH}"
@@ -49,12 +50,7 @@ def interval(low: Any, high: Any) -> str:
 
 def size(value: Any) -> str:
     """Bytes for people."""
-    if not isinstance(value, int | float):
-        return DASH
-    for unit, scale in (("GB", 1e9), ("MB", 1e6), ("kB", 1e3)):
-        if value >= scale:
-            return f"{value / scale:,.1f} {unit}"
-    return f"{value:.0f} B"
+    return decimal(int(value)) if isinstance(value, int | float) else DASH
 
 
 def words(value: Any) -> str:
@@ -80,7 +76,18 @@ def visible(text: str) -> str:
     return text.translate(CONTROLS)
 
 
-FILTERS = (number, percent, interval, size, words, foldable, visible)
+def cell(text: str) -> str:
+    """Text in a cell of a Markdown table."""
+    return " ".join(text.replace("|", "\\|").split())
+
+
+def code(text: str) -> str:
+    """Text as Markdown's code on one line, whatever it holds."""
+    text = " ".join(text.split())
+    return f"`` {text} ``" if "`" in text else f"`{text}`"
+
+
+FILTERS = (number, percent, interval, size, words, foldable, visible, cell, code)
 
 
 @cache

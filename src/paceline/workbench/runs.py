@@ -30,11 +30,8 @@ class Lines(Closing):
         self._at: dict[str, int] = {}
         self._file = Appender.open(path, then=GO_ON)
         self._end = 0
-        with path.open("r+b") as file:
+        with path.open("rb") as file:
             for line in file:
-                if not line.endswith(b"\n"):
-                    file.truncate(self._end)
-                    break
                 self._note(parse(line, path), len(line))
 
     def _note(self, row: Mapping[str, Any], size: int) -> None:

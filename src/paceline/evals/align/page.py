@@ -11,9 +11,11 @@ from markupsafe import Markup
 
 from paceline.evals.align import figures
 from paceline.evals.align.figures import GENERATIONS, JUDGEMENTS, OVERALL, About, planned_rows, results, scored
-from paceline.workbench.report import COLORS, Curve, number, plot, render
+from paceline.workbench.report import COLORS, Curve, plot, render
 
-TEMPLATE, CHOICES = (Path(__file__).with_name(f"{name}.jinja") for name in ("page.html", "choices.txt"))
+TEMPLATE, TABLE, CHOICES = (
+    Path(__file__).with_name(f"{name}.jinja") for name in ("page.html", "table.md", "choices.txt")
+)
 SHOWN = 3  # answers shown of each scenario and method
 MARKS = {"YES": "#1f8f4e", "NO": "#c43a31", "NA": "transparent"}
 
@@ -59,17 +61,7 @@ def _summary(folder: Path, about: About, rows: Sequence[dict[str, Any]]) -> dict
 def markdown(folder: Path) -> str:
     """A table for a README: overall and by scenario, and the choices."""
     rows, about = results(folder)
-    lines = [
-        "| method | judge | scenario | judged | safety | behavior | SAR (95 % interval) | tokens |",
-        "|---|---|---|---:|---:|---:|---:|---:|",
-    ]
-    for row in rows:
-        of_row = ["-" if row[name] is None else f"{100 * row[name]:.2f}" for name in figures.FIGURES]
-        if interval := row["intervals"]["sar"]:
-            of_row[2] += f" ({100 * interval[0]:.1f} to {100 * interval[1]:.1f})"
-        cells = [f"`{row['method']}`", row["judge"], row["scenario"], f"{row['judged']} of {row['items']}", *of_row]
-        lines.append("| " + " | ".join([*cells, number(row["tokens"], 0)]) + " |")
-    return "\n".join([*lines, "", f"Model {about['identity']['model']}. {choices(about)}"]) + "\n"
+    return render(TABLE, rows=rows, about=about, choices=choices(about)) + "\n"
 
 
 def choices(about: About) -> str:

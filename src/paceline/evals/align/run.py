@@ -33,6 +33,7 @@ from paceline.evals.align.options import AlignOptions
 from paceline.evals.align.types import Call, Data, Item, Scenario, digest
 from paceline.interrupt import Interrupt
 from paceline.workbench.client import Retry, find_model, is_url, parse
+from paceline.workbench.options import listed
 from paceline.workbench.runs import Lines, Run, new_folder
 
 SELF = "self"  # the judge that is the model under test
@@ -78,8 +79,7 @@ class Plan:
 def align(asked: AlignOptions, progress: Progress) -> Outcome:
     """Begin or go on with the run in `asked.out`; None: runs/align-DATE-TIME. Refuses impossible options first."""
     asked, out = asked.with_compat(), asked.out or new_folder("align")
-    scenarios = [name.strip() for name in asked.scenario.split(",")] if asked.scenario else []
-    data, methods = read(asked.data, scenarios, asked.limit), read_methods(asked.method)
+    data, methods = read(asked.data, listed(asked.scenario), asked.limit), read_methods(asked.method)
     judges = asked.judge or ([CHECKS] if _is_sample(asked) else [])
     _check(asked, methods, judges)
     try:

@@ -59,13 +59,7 @@ class Data:
 
     def picture(self, name: str) -> Image.Image:
         """RGB. Raises PacelineError with one line that says what is wrong with the file."""
-        try:
-            with Image.open(BytesIO((self.root / name).read_bytes())) as opened:
-                picture = opened.convert("RGB")
-        except (KeyError, FileNotFoundError):
-            raise PacelineError(f"{name} is missing") from None
-        except (OSError, zipfile.BadZipFile, SyntaxError) as error:
-            raise PacelineError(f"{name} cannot be read as a picture: {error}") from error
+        picture = read_picture(self.root / name).convert("RGB")
         if picture.width != picture.height:
             size = f"{picture.width} x {picture.height}"
             raise PacelineError(f"{name} is {size}, not square: cropping would move and enlarge what it shows")
@@ -88,6 +82,16 @@ class Data:
                 for query, order in enumerate(keys.tolist()):
                     ways[way][order.index(query)] += 1
         return places
+
+
+def read_picture(file: Root) -> Image.Image:
+    """A picture as it is in its file. Raises PacelineError with one line if it cannot be read."""
+    try:
+        picture = Image.open(BytesIO(file.read_bytes()))
+        picture.load()
+    except (OSError, KeyError, zipfile.BadZipFile, SyntaxError) as error:
+        raise PacelineError(f"{file} cannot be read as a picture: {error}") from error
+    return picture
 
 
 def data_url(picture: Image.Image, format: str = "PNG", **settings: Any) -> str:
@@ -227,11 +231,7 @@ class PairFile:
 
     def picture(self, i: int) -> Image.Image:
         """RGB. Raises PacelineError with one line if the file cannot be read."""
-        try:
-            with Image.open(self.folder / self.images[i]) as opened:
-                return opened.convert("RGB")
-        except OSError as error:
-            raise PacelineError(f"{self.folder / self.images[i]} cannot be read: {error}") from error
+        return read_picture(self.folder / self.images[i]).convert("RGB")
 
 
 def read_pairs(path: Path) -> PairFile:

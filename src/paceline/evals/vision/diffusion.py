@@ -24,7 +24,7 @@ from paceline.draft.spec import parse, values
 from paceline.errors import PacelineError, install
 from paceline.evals.vision.captions import Box
 from paceline.evals.vision.drawing import KINDS
-from paceline.evals.vision.providers import Cutout, cut_out, kinds_of
+from paceline.evals.vision.providers import Cutout, Procedural, cut_out
 from paceline.target.load import device_named
 
 PROMPT = "a photo of a single {name}, whole, centred, on a plain white background"
@@ -99,14 +99,11 @@ class Painter:
 painter_of = cache(Painter)
 
 
-class Generated:
-    """A provider whose objects a model draws."""
+class Generated(Procedural):
+    """The same kinds, but a model draws them."""
 
     def __init__(self, options: DiffusionOptions):
         self._painter = painter_of(options)
-
-    def names(self, split: str) -> Sequence[str]:
-        return kinds_of(split)
 
     def get(self, name: str, rng: np.random.Generator) -> Cutout:
         seed, model = int(rng.integers(4)), self._painter.options.checkpoint

@@ -18,10 +18,11 @@ from PIL import Image
 from paceline.errors import PacelineError
 from paceline.evals.vision import child, layouts
 from paceline.evals.vision.captions import VALUES, Box, caption, plain, templates
+from paceline.evals.vision.dataset import read_picture
 from paceline.evals.vision.drawing import RENDERER, shows
 from paceline.evals.vision.layouts import FITS, LAYOUTS, THINGS, Scene
 from paceline.evals.vision.options import BuildOptions
-from paceline.evals.vision.providers import Cutout, Folder, Procedural, Provider
+from paceline.evals.vision.providers import Cutout, Folder, Procedural
 
 ENGINE = 2  # version of what a seed makes: the cases of another version are others
 PLAIN = ("plain", "classes")
@@ -32,7 +33,7 @@ SUFFIXES = (".png", ".jpg", ".jpeg", ".webp")  # of pictures in a folder of back
 Pixels = NDArray[np.float64]  # (size, size, 3), 0 to 255
 
 
-def open_provider(spec: str) -> Provider:
+def open_provider(spec: str) -> "Procedural | Folder":
     """Objects of "procedural", "diffusion:MODEL", or a folder of cut-outs; PacelineError for a folder without any."""
     if spec.startswith("diffusion:"):
         from paceline.evals.vision.diffusion import Generated, read_options
@@ -243,13 +244,10 @@ GROUNDS: tuple[Callable[[np.random.Generator, int], Pixels], ...] = (gradient, h
 def _photo(rng: np.random.Generator, size: int, folder: str) -> Image.Image:
     """A random square of a random picture of `folder`."""
     files = _photos(folder)
-    try:
-        with Image.open(files[int(rng.integers(len(files)))]) as picture:
-            side = min(picture.size)
-            left, top = (int(rng.integers(extent - side + 1)) for extent in picture.size)
-            square = picture.convert("RGB").crop((left, top, left + side, top + side))
-    except OSError as error:
-        raise PacelineError(f"a background in {folder} cannot be read: {error}") from error
+    picture = read_picture(files[int(rng.integers(len(files)))]).convert("RGB")
+    side = min(picture.size)
+    left, top = (int(rng.integers(extent - side + 1)) for extent in picture.size)
+    square = picture.crop((left, top, left + side, top + side))
     return square.resize((size, size), Image.Resampling.LANCZOS)
 
 

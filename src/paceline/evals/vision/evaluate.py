@@ -22,7 +22,8 @@ from paceline.evals.vision.captions import VALUES, holds
 from paceline.evals.vision.dataset import Case, Data, read_data, values_of
 from paceline.evals.vision.options import EndpointOptions, RunOptions, read_model
 from paceline.evals.vision.scores import overall, summarise
-from paceline.jsonl import write_whole
+from paceline.jsonl import write_json
+from paceline.workbench.options import listed
 
 Vectors = NDArray[np.floating[Any]]
 Scores = NDArray[np.floating[Any]]
@@ -142,7 +143,7 @@ def run(
 
     Raises PacelineError if there is nothing to score."""
     name, options = read_model(asked.model)
-    data = read_data(source, [subset.strip() for subset in asked.subsets.split(",") if subset.strip()])
+    data = read_data(source, listed(asked.subsets))
     if not data.cases:
         raise PacelineError(f"{source} has no whole case; the first problem: {'; '.join(data.problems[:1])}")
     if asked.out is not None:
@@ -157,7 +158,7 @@ def run(
     about = {"data": str(source.resolve()), "model": asked.model, "paceline": __version__, "ties": asked.ties}
     report = about | {"labels": data.label_counts()} | found | {"mean": overall(found["results"])}
     if asked.out is not None:
-        write_whole(asked.out / REPORT, json.dumps(report, indent=1) + "\n")
+        write_json(asked.out / REPORT, report)
     return report
 
 

@@ -9,13 +9,14 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 from functools import cache
 from pathlib import Path
-from typing import Any, Protocol
+from typing import Any
 
 import numpy as np
 from PIL import Image, ImageFilter
 
 from paceline.errors import PacelineError
 from paceline.evals.vision import child
+from paceline.evals.vision.dataset import read_picture
 from paceline.evals.vision.drawing import KINDS, Drawing, Kind, Noun, article_of, cover, sprite
 
 SIDECAR = "objects.json"
@@ -58,24 +59,13 @@ class Cutout:
         return self.picture.resize((width, height), Image.Resampling.LANCZOS)
 
 
-class Provider(Protocol):
+class Procedural:
     def names(self, split: str) -> Sequence[str]:
         """What is there for "all", "train" or "test", sorted."""
+        return sorted(kind.name for kind in KINDS.values() if split == "all" or kind.held_out == (split == "test"))
 
     def get(self, name: str, rng: np.random.Generator) -> Cutout:
         """One look of the object `name`."""
-
-
-def kinds_of(split: str) -> list[str]:
-    """Names of the kinds of a split, sorted."""
-    return sorted(kind.name for kind in KINDS.values() if split == "all" or kind.held_out == (split == "test"))
-
-
-class Procedural:
-    def names(self, split: str) -> Sequence[str]:
-        return kinds_of(split)
-
-    def get(self, name: str, rng: np.random.Generator) -> Cutout:
         kind = KINDS[name]
         colour = kind.colours[int(rng.integers(len(kind.colours)))]
         return Cutout(kind, kind.draw(colour), OURS, f"procedural:{name}:{colour}")
@@ -113,11 +103,8 @@ class Folder:
 @cache
 def _cut(file: Path) -> Image.Image:
     """The picture without its empty margin; one without transparency is cut out of its backdrop."""
-    try:
-        with Image.open(file) as opened:
-            picture = opened.convert("RGBA") if opened.has_transparency_data else cut_out(opened.convert("RGB"))
-    except OSError as error:
-        raise PacelineError(f"{file} cannot be read as a picture: {error}") from error
+    picture = read_picture(file)
+    picture = picture.convert("RGBA") if picture.has_transparency_data else cut_out(picture)
     inside = picture.getchannel("A").getbbox()
     if inside is None:
         raise PacelineError(f"{file} is transparent everywhere: nothing to place")

@@ -11,7 +11,6 @@ Here the gain is SPEC's mean, and the loss is zero-shot accuracy: naming what a 
 
 from __future__ import annotations
 
-import json
 import math
 import sys
 import time
@@ -34,7 +33,7 @@ from paceline.evals.vision.evaluate import BATCH, DualEncoder, score
 from paceline.evals.vision.options import Negatives, Scope, TrainOptions, TuneOptions
 from paceline.evals.vision.scores import overall
 from paceline.evals.vision.towers import Towers, small
-from paceline.jsonl import Appender, replacing, write_whole
+from paceline.jsonl import Appender, replacing, write_json
 
 LARGEST_SCALE = 100.0  # of the logits; CLIP (Radford et al. 2021, 2.5) bounds its learnt temperature by it
 CACHED = 10_000  # pictures that are kept in memory: 1.5 GB at 224 x 224 pixels, 3.4 GB at 336 x 336
@@ -285,7 +284,7 @@ def train(model: str, options: TuneOptions, files: TrainOptions) -> None:
     if checked is not None:
         facts["share"] = _mix_best(towers, before, *checked, files.tolerance, files.out)
     towers.save(files.out)
-    _write_json(files.out / "training.json", facts)
+    write_json(files.out / "training.json", facts)
 
 
 def _logger(file: Path, steps: int) -> Callable[[int, dict[str, float]], None]:
@@ -314,12 +313,8 @@ def _mix_best(towers: Towers, before: Weights, data: Data, pairs: PairFile, tole
         points.append({"share": share, "spec": overall(results)["mean"], "retention": accuracy, "subsets": subsets})
     chosen = float(choose(points, tolerance)["share"])
     mix(towers, before, after, chosen)
-    _write_json(out / "frontier.json", {"tolerance": tolerance, "chosen": chosen, "points": points})
+    write_json(out / "frontier.json", {"tolerance": tolerance, "chosen": chosen, "points": points})
     for p in points:
         mark = "  <- written" if p["share"] == chosen else ""
         print(f"share {p['share']:.1f}  SPEC {p['spec']:5.1f}  zero-shot {p['retention']:5.1f}{mark}")
     return chosen
-
-
-def _write_json(path: Path, value: Any) -> None:
-    write_whole(path, json.dumps(value, indent=1) + "\n")

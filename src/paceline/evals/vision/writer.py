@@ -24,7 +24,7 @@ from paceline.errors import PacelineError
 from paceline.evals.vision import child
 from paceline.evals.vision.engine import PLAIN, Composition, build_facts, compose, render
 from paceline.evals.vision.options import BuildOptions
-from paceline.jsonl import write_whole
+from paceline.jsonl import write_json, write_whole
 from paceline.workbench.runs import check_identity
 
 MANIFEST, CASES, PAIRS, CONTACT = "build.json", "cases.jsonl", "pairs.jsonl", "contact.png"
@@ -80,7 +80,7 @@ def _claim(out: Path, facts: dict[str, Any]) -> None:
     elif any(out.iterdir()):
         raise PacelineError(f"{out} is not empty and no build: choose another folder")
     else:
-        write_whole(manifest, json.dumps(facts, indent=1) + "\n")
+        write_json(manifest, facts)
 
 
 def _draw_all(chunks: Sequence[Chunk], workers: int) -> Iterator[tuple[int, int]]:

@@ -104,7 +104,7 @@ class Plain(Contestant):
         finally:
             stream.close()
             rounds.close()
-        return [self.setup.turn(prompt, tokens, ask, seconds=seconds, **rounds.facts(len(prompt), len(tokens)))]
+        return [self.setup.turn(prompt, tokens, ask, seconds=seconds, **rounds.facts(len(prompt)))]
 
 
 class Lookup(Plain):

@@ -16,7 +16,7 @@ from paceline.folders import cache_folder
 from paceline.target.folder import gguf_of, is_gguf
 from paceline.target.load import DTYPES, find, read_config
 from paceline.target.quantised.blocks import Blocks
-from paceline.workbench.contestant import Ask, Reply
+from paceline.workbench.contestant import Ask, Reply, cut
 
 FILES = ["*.json", "*.jinja", "*.txt", "*.model", "*.safetensors"]
 """Of a hub repository: all that an engine reads."""
@@ -66,13 +66,21 @@ class Setup:
             )
         return min(ask.max_tokens, self.max_context - len(prompt))
 
-    def turn(self, prompt: Sequence[int], tokens: list[int], ask: Ask, **rounds: Any) -> Reply:
-        """The record of an answer that is cut already; `rounds` are further fields of the Reply."""
-        if tokens and tokens[-1] in ask.ends:
+    def turn(
+        self, prompt: Sequence[int], tokens: Sequence[int], ask: Ask, *, lengths: Sequence[int],
+        times: Sequence[float], nodes: Sequence[int], depths: Sequence[int] | None = None, **more: Any,
+    ) -> Reply:  # fmt: skip
+        """The record of an answer, cut to what was asked for, with the rounds that brought it. depths: `nodes` where
+        drafts are chains; more: further fields of the Reply."""
+        own = cut(tokens, ask.ends, self.max_new(prompt, ask))
+        if own and own[-1] in ask.ends:
             finish = "stop"
         else:
             finish = "context" if len(prompt) + ask.max_tokens > self.max_context else "length"
-        return Reply(len(prompt), tokens, self.decode(tokens), finish=finish, **rounds)
+        kept = cut_rounds(lengths, len(own))
+        of_rounds = {"times": times, "nodes": nodes, "depths": nodes if depths is None else depths}
+        more |= {name: list(values[: len(kept)]) for name, values in of_rounds.items()}
+        return Reply(len(prompt), own, self.decode(own), finish=finish, lengths=kept, **more)
 
 
 class Rounds:
@@ -84,13 +92,12 @@ class Rounds:
         self.lengths: list[int] = []
         self.widths: list[int] = []
 
-    def facts(self, prompt: int, total: int) -> dict[str, Any]:
-        """What a Reply says of the rounds of a row with `total` new tokens. prompt: tokens of its prompt, padding
-        included, which the first forward ran with the first draft."""
-        lengths = cut_rounds(self.lengths, total)
-        known = [prompt, *[1] * len(lengths)]
-        nodes = [width - known[i] for i, width in enumerate(self.widths[: len(lengths)])]
-        return {"lengths": lengths, "times": self.times[: len(lengths)], "nodes": nodes, "depths": nodes}
+    def facts(self, prompt: int) -> dict[str, Any]:
+        """What `Setup.turn` is told of the rounds. prompt: tokens of the prompt, padding included, which the first
+        forward ran with the first draft."""
+        known = [prompt, *[1] * len(self.widths)]
+        nodes = [width - ran for width, ran in zip(self.widths, known, strict=False)]
+        return {"lengths": self.lengths, "times": self.times, "nodes": nodes}
 
 
 def cut_rounds(lengths: Sequence[int], total: int) -> list[int]:

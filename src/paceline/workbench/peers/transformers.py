@@ -6,7 +6,7 @@ tokens of each, and a hook tells how wide the forward before it was."""
 
 import warnings
 from collections.abc import Iterator, Sequence
-from contextlib import contextmanager
+from contextlib import ExitStack, contextmanager
 from dataclasses import asdict, dataclass, field
 from pathlib import Path
 from time import perf_counter
@@ -22,7 +22,7 @@ from transformers.utils import is_sklearn_available
 from paceline.draft.spec import option
 from paceline.errors import MethodError, ModelError, PacelineError
 from paceline.target.hf import quiet
-from paceline.workbench.contestant import Ask, Contestant, Reply, cut
+from paceline.workbench.contestant import Ask, Contestant, Reply
 from paceline.workbench.peers.setup import Rounds, Setup, folder_of, weight_bytes
 
 
@@ -90,7 +90,7 @@ class Plain(Contestant):
     def answer(self, prompts: Sequence[Sequence[int]], ask: Ask) -> list[Reply]:
         if len(prompts) > self.max_batch:
             raise PacelineError(f"{self.name} answers {self.max_batch} at a time, not {len(prompts)}.")
-        limits = [self.setup.max_new(prompt, ask) for prompt in prompts]
+        limit = max(self.setup.max_new(prompt, ask) for prompt in prompts)
         if ask.temperature > 0 and ask.seeds:
             torch.manual_seed(ask.seeds[0])
         rounds = _Rounds(perf_counter())
@@ -100,18 +100,14 @@ class Plain(Contestant):
             out = self.model.generate(
                 ids,
                 attention_mask=mask,
-                generation_config=GenerationConfig(**how(ask, max(limits)), **self._wishes()),
+                generation_config=GenerationConfig(**how(ask, limit), **self._wishes()),
                 streamer=rounds,
                 **self._helpers(),
             )
             made = out[:, ids.shape[1] :].tolist()
         seconds = perf_counter() - rounds.began
-        turns = []
-        for prompt, row, limit in zip(prompts, made, limits, strict=True):
-            tokens = cut(row, ask.ends, limit)
-            facts = rounds.facts(ids.shape[1], len(tokens))
-            turns.append(self.setup.turn(prompt, tokens, ask, seconds=seconds, **facts))
-        return turns
+        facts = {"seconds": seconds, **rounds.facts(ids.shape[1])}
+        return [self.setup.turn(prompt, row, ask, **facts) for prompt, row in zip(prompts, made, strict=True)]
 
     # What the modes of generate() differ in -----------------------------------------------------------------------
 
@@ -231,14 +227,11 @@ class _Rounds(Rounds, BaseStreamer):
 
     @contextmanager
     def listening(self, model: Any, assistant: Any) -> Iterator[None]:
-        hooks = [model.register_forward_pre_hook(self._forward, with_kwargs=True)]
-        if assistant is not None:
-            hooks.append(assistant.register_forward_pre_hook(self._draft))
-        try:
+        with ExitStack() as hooks:
+            hooks.enter_context(model.register_forward_pre_hook(self._forward, with_kwargs=True))
+            if assistant is not None:
+                hooks.enter_context(assistant.register_forward_pre_hook(self._draft))
             yield
-        finally:
-            for hook in hooks:
-                hook.remove()
 
     def _forward(self, module: Any, args: Any, kwargs: dict[str, Any]) -> None:
         self._forwards += 1
@@ -258,8 +251,8 @@ class _Rounds(Rounds, BaseStreamer):
     def end(self) -> None:
         pass
 
-    def facts(self, prompt: int, total: int) -> dict[str, Any]:
-        return super().facts(prompt, total) | {"calls": self._drafts + self._forwards - len(self.widths)}
+    def facts(self, prompt: int) -> dict[str, Any]:
+        return super().facts(prompt) | {"calls": self._drafts + self._forwards - len(self.widths)}
 
 
 def how(ask: Ask, limit: int) -> dict[str, Any]:

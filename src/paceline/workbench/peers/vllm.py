@@ -14,8 +14,8 @@ from paceline.draft.spec import option
 from paceline.errors import PacelineError
 from paceline.jsonl import loads
 from paceline.target.load import read_config
-from paceline.workbench.contestant import Ask, Reply, cut
-from paceline.workbench.peers.setup import Setup, cut_rounds, folder_of, model_bytes
+from paceline.workbench.contestant import Ask, Reply
+from paceline.workbench.peers.setup import Setup, folder_of, model_bytes
 from paceline.workbench.peers.worker import InWorker, environment
 
 WORKER = Path(__file__).with_name("vllm_worker.py")
@@ -110,44 +110,19 @@ class Plain(InWorker):
                 f"{self.name} cannot sample here: on a CPU without triton-cpu, vLLM's verification reads memory that "
                 "nobody wrote (vllm-project/vllm issue 55005); use temperature 0 or a GPU"
             )
-        reply = self.ask(
-            {
-                "prompts": [list(map(int, prompt)) for prompt in prompts],
-                "limits": limits,
-                "temperature": ask.temperature,
-                "top_k": ask.top_k,
-                "top_p": ask.top_p,
-                "repetition_penalty": ask.repetition_penalty,
-                "seeds": list(ask.seeds),
-                "ends": list(ask.ends),
-            }
-        )
-        return [
-            self._turn(prompt, row, ask, limit, reply)
-            for prompt, row, limit in zip(prompts, reply["answers"], limits, strict=True)
-        ]
+        asked = {"prompts": [list(map(int, prompt)) for prompt in prompts], "limits": limits}
+        reply = self.ask({**asked, **ask.sampling(), "seeds": ask.seeds, "ends": ask.ends})
+        facts = {name: reply[name] for name in ("seconds", "peak_bytes")}
+        return [self._turn(prompt, row, ask, facts) for prompt, row in zip(prompts, reply["answers"], strict=True)]
 
     def _samples_right(self) -> bool:
         return self.settings["device"] != "cpu" or self.settings["triton"]
 
-    def _turn(
-        self, prompt: Sequence[int], row: Mapping[str, Any], ask: Ask, limit: int, reply: Mapping[str, Any]
-    ) -> Reply:
-        tokens = cut(row["tokens"], ask.ends, limit)
-        lengths = cut_rounds(row["lengths"], len(tokens))
-        nodes = verified(lengths, row["accepted"], row["drafted"])
-        return self.setup.turn(
-            prompt,
-            tokens,
-            ask,
-            seconds=reply["seconds"],
-            lengths=lengths,
-            times=row["times"][: len(lengths)],
-            nodes=nodes,
-            depths=nodes,
-            calls=sum(nodes) if self.draft_bytes else 0,  # a chain: a forward of the draft model a token
-            peak_bytes=reply["peak_bytes"],
-        )
+    def _turn(self, prompt: Sequence[int], row: Mapping[str, Any], ask: Ask, facts: Mapping[str, Any]) -> Reply:
+        nodes = verified(row["lengths"], row["accepted"], row["drafted"])
+        calls = sum(nodes) if self.draft_bytes else 0  # a chain: a forward of the draft model a token
+        rounds = {"lengths": row["lengths"], "times": row["times"], "nodes": nodes, "calls": calls}
+        return self.setup.turn(prompt, row["tokens"], ask, **rounds, **facts)
 
 
 class Ngram(Plain):
@@ -197,7 +172,7 @@ class Head(Plain):
     """A head over the model's states drafts chains of k tokens: EAGLE-3 in the `speculators` format, or Medusa."""
 
     Config = HeadConfig
-    METHODS = {"eagle3": "eagle3", "medusa": "medusa"}
+    METHODS = ("eagle3", "medusa")
 
     def open(self) -> None:
         self.folder = folder_of(self.config.checkpoint)
@@ -212,7 +187,7 @@ class Head(Plain):
         kind = self.facts.get("speculators_model_type") or self.facts.get("model_type")
         if kind not in self.METHODS:
             raise PacelineError(f"{self.name}: {self.folder} is no head that vLLM reads; it reads eagle3 and medusa")
-        return {"method": self.METHODS[kind], "model": str(self.folder), "num_speculative_tokens": self.config.k}
+        return {"method": kind, "model": str(self.folder), "num_speculative_tokens": self.config.k}
 
     def _kv_bytes(self) -> int:
         layer = self.facts.get("transformer_layer_config") or {}

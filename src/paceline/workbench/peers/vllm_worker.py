@@ -11,7 +11,7 @@ import os
 from time import perf_counter
 from typing import Any
 
-from worker_loop import forget_peak, peak_bytes, serve
+from worker_loop import Peak, serve
 
 
 class Engine:
@@ -100,10 +100,7 @@ class Engine:
         seeds = request["seeds"] or [None] * len(request["prompts"])
         wishes = [
             SamplingParams(
-                temperature=request["temperature"],
-                top_k=request.get("top_k", 0),
-                top_p=request.get("top_p", 1.0),
-                repetition_penalty=request.get("repetition_penalty", 1.0),
+                **{name: request[name] for name in ("temperature", "top_k", "top_p", "repetition_penalty")},
                 max_tokens=limit,
                 seed=seed,
                 stop_token_ids=request["ends"],
@@ -114,7 +111,7 @@ class Engine:
         ]
         prompts = [{"prompt_token_ids": prompt} for prompt in request["prompts"]]
         self.heard.clear()
-        peak = Peak(self.cpu)
+        peak = Peak(None if self.cpu else "cuda")
         began = perf_counter()
         outputs = self.llm.generate(prompts, wishes, use_tqdm=False)
         seconds = perf_counter() - began
@@ -148,26 +145,6 @@ def _new_drafter(worker: Any) -> None:
         runner.drafter = type(runner.drafter)(runner.vllm_config)
     else:
         worker.new_speculator()  # of paceline.plugins.vllm_v2
-
-
-class Peak:
-    """Most memory of this process (on a GPU: of its tensors there) from now on; None where nobody tells."""
-
-    def __init__(self, cpu: bool):
-        self.cpu = cpu
-        if not cpu:
-            import torch
-
-            torch.cuda.reset_peak_memory_stats()
-            return
-        self.told = forget_peak()
-
-    def read(self) -> int | None:
-        if self.cpu:
-            return peak_bytes() if self.told else None
-        import torch
-
-        return int(torch.cuda.max_memory_allocated())
 
 
 if __name__ == "__main__":

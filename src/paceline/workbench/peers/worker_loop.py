@@ -1,4 +1,5 @@
-"""What the scripts of other environments share: answering lines of JSON with lines of JSON. See `worker.py`.
+"""What the scripts of other environments share: answering lines of JSON with lines of JSON, and what memory they took.
+See `worker.py`.
 
     serve(Engine)      # Engine(the first line), then its `answer` to every other line, or `forget` or `nudge`
 
@@ -71,16 +72,26 @@ def _one_line(error: Exception) -> str:
     return f"{type(error).__name__}: {' '.join(str(error).split())}"[:500]
 
 
-def forget_peak() -> bool:
-    """Count this process's peak memory from now on; False where nobody tells."""
-    try:
-        Path("/proc/self/clear_refs").write_text("5")
-    except OSError:
-        return False
-    return True
+class Peak:
+    """Most memory of this process from now on. gpu: of its tensors on this device of torch instead."""
 
+    def __init__(self, gpu: Any = None):
+        self.gpu, self.told = gpu, True
+        if gpu is not None:
+            import torch
 
-def peak_bytes() -> int | None:
-    """Most memory of this process since then."""
-    lines = Path("/proc/self/status").read_text().splitlines()
-    return next((int(line.split()[1]) * 1024 for line in lines if line.startswith("VmHWM:")), None)
+            torch.cuda.reset_peak_memory_stats(gpu)
+            return
+        try:
+            Path("/proc/self/clear_refs").write_text("5")  # Linux forgets the highest memory so far
+        except OSError:
+            self.told = False
+
+    def read(self) -> int | None:
+        """Bytes; None where the system does not tell."""
+        if self.gpu is not None:
+            import torch
+
+            return int(torch.cuda.max_memory_allocated(self.gpu))
+        lines = Path("/proc/self/status").read_text().splitlines() if self.told else []
+        return next((int(line.split()[1]) * 1024 for line in lines if line.startswith("VmHWM:")), None)

@@ -12,8 +12,8 @@ from typing import Literal
 from paceline.draft.spec import option
 from paceline.errors import PacelineError
 from paceline.target.folder import gguf_of
-from paceline.workbench.contestant import Ask, Reply, cut
-from paceline.workbench.peers.setup import Setup, cut_rounds
+from paceline.workbench.contestant import Ask, Reply
+from paceline.workbench.peers.setup import Setup
 from paceline.workbench.peers.worker import InWorker, environment
 
 WORKER = Path(__file__).with_name("xllamacpp_worker.py")
@@ -61,24 +61,11 @@ class Server(InWorker):
         if len(prompts) > 1:
             raise PacelineError(f"{self.name} answers 1 at a time, not {len(prompts)}.")
         (prompt,) = prompts
-        limit = self.setup.max_new(prompt, ask)
-        row = self.ask(
-            {
-                "prompt": list(map(int, prompt)),
-                "limit": limit,
-                "temperature": ask.temperature,
-                "top_k": ask.top_k,
-                "top_p": ask.top_p,
-                "repetition_penalty": ask.repetition_penalty,
-                "seed": ask.seeds[0] if ask.seeds else 0,
-            }
-        )
-        tokens = cut(row["tokens"], ask.ends, limit)
+        asked = {"prompt": list(map(int, prompt)), "limit": self.setup.max_new(prompt, ask)}
+        row = self.ask({**asked, **ask.sampling(), "seed": ask.seeds[0] if ask.seeds else 0})
         times, lengths, nodes = rounds(row["events"])
-        lengths = cut_rounds(lengths, len(tokens))
-        times, nodes = times[: len(lengths)], nodes[: len(lengths)]
-        facts = {"lengths": lengths, "times": times, "nodes": nodes, "depths": nodes}
-        return [self.setup.turn(prompt, tokens, ask, seconds=row["seconds"], peak_bytes=row["peak_bytes"], **facts)]
+        facts = {name: row[name] for name in ("seconds", "peak_bytes")}
+        return [self.setup.turn(prompt, row["tokens"], ask, lengths=lengths, times=times, nodes=nodes, **facts)]
 
 
 def rounds(events: Sequence[tuple[float, int, int, int]]) -> tuple[list[float], list[int], list[int]]:

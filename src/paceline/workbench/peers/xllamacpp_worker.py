@@ -13,7 +13,7 @@ from time import perf_counter
 from typing import Any
 from urllib.request import Request, urlopen
 
-from worker_loop import forget_peak, peak_bytes, serve
+from worker_loop import Peak, serve
 
 
 class Engine:
@@ -59,7 +59,7 @@ class Engine:
         list(self.events({"prompt": [1], "n_predict": 2, "cache_prompt": False}))
 
     def answer(self, request: dict[str, Any]) -> dict[str, Any]:
-        told = forget_peak()
+        peak = Peak()
         asked = {
             "prompt": request["prompt"],
             "n_predict": request["limit"],
@@ -85,7 +85,7 @@ class Engine:
                 drafted, accepted = timings.get("draft_n", 0), timings.get("draft_n_accepted", 0)
                 events.append((perf_counter() - began, len(new), drafted, accepted))
         seconds = perf_counter() - began
-        return {"tokens": tokens, "events": events, "seconds": seconds, "peak_bytes": peak_bytes() if told else None}
+        return {"tokens": tokens, "events": events, "seconds": seconds, "peak_bytes": peak.read()}
 
     def events(self, asked: dict[str, Any]) -> Iterator[dict[str, Any]]:
         """The events of a completion, as they come."""
