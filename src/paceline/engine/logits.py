@@ -10,7 +10,7 @@ import numpy as np
 import torch
 from numba import carray, njit
 
-from paceline.compiled import address, bits_of, float_of, halves, widened
+from paceline.compiled import address, bits_of, exponential, float_of, halves, widened
 from paceline.errors import NumericError
 
 BLOCK = 256  # numbers in a block. Its maximum or sum is computed without an index, so that the inner loop vectorises
@@ -192,19 +192,8 @@ def certainty_of_row(logits: torch.Tensor, row: int) -> tuple[float, float]:
 
 @njit(fastmath={"contract"})  # reordering would join the two parts of ln 2
 def _exp(x):  # type: ignore[no-untyped-def]
-    """e^x for x <= 0, to float32's last bit or two; 0 below -87. (Cephes' expf.)"""
-    x = max(x, np.float32(-88))
-    n = np.floor(x * np.float32(1.44269504) + np.float32(0.5))
-    r = (x - n * np.float32(0.693359375)) - n * np.float32(-2.12194440e-4)
-    y = np.float32(1.9875691500e-4)
-    y = y * r + np.float32(1.3981999507e-3)
-    y = y * r + np.float32(8.3334519073e-3)
-    y = y * r + np.float32(4.1665795894e-2)
-    y = y * r + np.float32(1.6666665459e-1)
-    y = y * r + np.float32(5.0000001201e-1)
-    y = (y * r * r + r) + np.float32(1)
-    power = float_of(np.uint32(np.int32(n) + np.int32(127)) << np.uint32(23))
-    return y * power if x > np.float32(-87) else np.float32(0)
+    """e^x for x <= 0; 0 below -87."""
+    return exponential(x) if x > np.float32(-87) else np.float32(0)
 
 
 @njit(fastmath=FREELY)

@@ -373,7 +373,7 @@ def probabilities(logits: torch.Tensor, params: SamplingParams, contexts: Sequen
     if is_compiled(logits):
         if params.shifts_logits:
             logits = _shift(logits.to(torch.float32, copy=True), params, contexts)
-        return torch.stack([distribution(logits, r, params) for r in range(len(logits))])
+        return distributions(logits, params)
     return warp(logits, params, contexts).softmax(-1)
 
 
