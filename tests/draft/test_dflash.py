@@ -120,7 +120,7 @@ def test_a_window_ends_where_it_should(world: Answered, tmp_path: Path) -> None:
             other[changed] += 1
         draft = begun(world.target, made, text)
         made.pending.read(draft.row, made.pending.count(draft.row))
-        made.read_rows([draft.row], [other])
+        made.read([draft.row], [other])
         made.fill([draft])
         made.drop(draft.row)
         return draft.features[0][0]
@@ -163,7 +163,7 @@ def test_the_context_is_a_fresh_reading_whoever_drafted(world: Answered) -> None
         other = Row(0, text[:count], SamplingParams(max_tokens=9), max_context=target.max_context)
         fresh.start(other)
         states = states_of(target, text, fresh)
-        fresh.read_rows([other], [states[:count]])
+        fresh.read([other], [states[:count]])
         one, two = (
             part.pending.cache._kv[:, :, part.pending.slot(of), :, :count] for part, of in ((made, row), (fresh, other))
         )

@@ -13,7 +13,7 @@ import torch
 import torch.nn.functional as F
 
 from paceline.draft.neural.checkpoint import check_all, open_drafter
-from paceline.draft.neural.layers import OwnLayers, load_module, native, nbytes, own_shapes, placed
+from paceline.draft.neural.layers import load_module, native, nbytes, own_layers, own_shapes, placed
 from paceline.draft.neural.networks import JointHeads, Switches, concat_scaled
 from paceline.draft.neural.pending import Pending
 from paceline.draft.neural.static_heads import ReadingHeads, StaticConfig
@@ -36,7 +36,7 @@ class Adaptation:
         names = ("fusion1.weight", "fusion2.weight")
         made = (linear([weights[name]], None, target.dtype) if name in weights else None for name in names)
         self.fusion1, self.fusion2 = made
-        self.layers = OwnLayers(weights, prefixes(switches), target)
+        self.layers = own_layers(weights, prefixes(switches), target)
 
     def __call__(
         self, states: torch.Tensor, tokens: torch.Tensor, following: torch.Tensor, segments: Sequence[Segment]
@@ -47,12 +47,12 @@ class Adaptation:
         if self.fusion1 is not None:
             read = tokens if s.stage1_input == "state+token" else following
             states = self.fusion1(concat_scaled(states, F.embedding(read, self.embedding)))
-        states = self.layers(states, layout, cache, 0, s.stage1_layers)
+        states = self.layers(states, layout, cache, last=s.stage1_layers)
         if self.fusion2 is not None:
             states = self.fusion2(concat_scaled(states, F.embedding(following, self.embedding)))
         elif s.stage2_layers and s.stage2_input == "add":
             states = states + F.embedding(following, self.embedding)
-        return self.layers(states, layout, cache, s.stage1_layers, s.stage1_layers + s.stage2_layers)
+        return self.layers(states, layout, cache, first=s.stage1_layers)
 
 
 def prefixes(switches: Switches) -> list[str]:

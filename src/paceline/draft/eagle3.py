@@ -14,7 +14,7 @@ import torch
 
 from paceline.draft.neural import layers as neural
 from paceline.draft.neural.checkpoint import check_all
-from paceline.draft.neural.features import FeatureConfig, FeatureDrafter
+from paceline.draft.neural.features import FeatureConfig, FeatureDrafter, Network
 from paceline.draft.neural.layers import TABLE, Entries, Precision, Tensors
 from paceline.draft.neural.vocab import MEMBERS, OFFSETS, columns_of
 from paceline.engine.round import Segment
@@ -86,7 +86,7 @@ def eagle3_shapes(shape: Shape, width: int, taps: int, vocab: int, flags: Flags)
     return shapes
 
 
-class Eagle3Network:
+class Eagle3Network(Network):
     """A layer over the norms of the token's embedding and of the feature: fc(tapped states), or the parent's output."""
 
     def __init__(self, path: str, config: Entries, tensors: Tensors, target: Facts, dtype: Precision = "auto"):

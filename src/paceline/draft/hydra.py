@@ -14,7 +14,7 @@ import torch
 import torch.nn.functional as F
 
 from paceline.draft.neural.checkpoint import check_all, open_head
-from paceline.draft.neural.layers import OwnLayers, load_module, native, nbytes, own_shapes, placed
+from paceline.draft.neural.layers import load_module, native, nbytes, own_layers, own_shapes, placed
 from paceline.draft.neural.networks import PREFIX, GroundedHeads
 from paceline.draft.neural.pending import Pending
 from paceline.draft.neural.static_heads import ReadingHeads, StaticConfig
@@ -59,7 +59,7 @@ class Hydra(ReadingHeads):
         self.network, vectors = load_module(network, here, target), tensors_of(here)
         if own:
             self.own_heads = [linear([here[f"{h}.weight"]], vectors[f"{h}.bias"], target.dtype) for h in own]
-        self.prefix = OwnLayers(here, [LAYER], decoder) if has_prefix else None
+        self.prefix = own_layers(here, [LAYER], decoder) if has_prefix else None
         self.device = target.device
         self.pending = Pending(target, (target.num_layers,), None if self.prefix is None else self.prefix.cache)
         self.needs = Needs(hidden_layers=(target.num_layers,))
@@ -73,7 +73,7 @@ class Hydra(ReadingHeads):
         if self.prefix is None:
             return states
         layout, cache = self.prefix.begin(segments, states)
-        return self.prefix.ops.norm(self.prefix(states, layout, cache, 0, 1), self.prefix.vectors[NORM])
+        return self.prefix.ops.norm(self.prefix(states, layout, cache), self.prefix.vectors[NORM])
 
     def guess(self, states: torch.Tensor, roots: IntArray, size: int) -> IntArray:
         """Level by level: every node with children is one row of its depth's head."""

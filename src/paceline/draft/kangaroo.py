@@ -29,7 +29,7 @@ from paceline.draft.neural.vocab import kept_tokens
 from paceline.draft.spec import option
 from paceline.engine.request import Request
 from paceline.engine.round import Segment
-from paceline.engine.tree import DraftTree
+from paceline.engine.tree import DraftTree, IntArray
 from paceline.errors import MethodError
 from paceline.target.attention import Attention, attention_shapes, begin
 from paceline.target.base import Facts, Needs
@@ -80,10 +80,7 @@ class Kangaroo(StateReader, Stepping):
     lossless = "yes"
     paper = "Liu et al. 2024, Kangaroo, arXiv 2404.18911"
     Config = KangarooConfig
-
-    def __init__(self, config: KangarooConfig):
-        super().__init__(config)
-        self.config = config
+    config: KangarooConfig
 
     def bind(self, target: Facts) -> None:
         """Load the adapter. MethodError if the target does not run natively, or the adapter is not for it."""
@@ -147,10 +144,10 @@ class Kangaroo(StateReader, Stepping):
         self.pending.cache.commit(self.pending.slot(draft.row), nodes)
         self.pending.read(draft.row, len(nodes))
 
-    def read_chunk(self, row: Request, states: torch.Tensor) -> None:
-        tokens = np.zeros(len(states), np.int64)  # the adapter reads states only
-        self.adapter(states, [Segment.chunk(self.pending.slot(row), tokens, last=False)])
-        self.pending.cache.commit(self.pending.slot(row), range(len(states)))
+    def through(
+        self, states: torch.Tensor, tokens: IntArray, following: IntArray, segments: Sequence[Segment]
+    ) -> torch.Tensor:
+        return self.adapter(states, segments)
 
 
 def order_of_tree(draft: Draft) -> list[int]:

@@ -264,7 +264,7 @@ def stateless_drafter(config: MirrorConfig) -> tuple[str, Stepping]:
     if not isinstance(drafter, Stepping) or not drafter.drafts_ahead:
         why = f"{drafter.name} cannot draft ahead, for it copies text or needs the target's states"
         raise MethodError(f"mirror:{path}: {why}; write mirror:PATH or mirror:model:PATH with a draft model")
-    if drafter.options.stop not in STATELESS or drafter.options.tree:
-        chosen = f"stop is {drafter.options.stop!r} and tree {drafter.options.tree}"
+    if drafter.config.stop not in STATELESS or drafter.config.tree:
+        chosen = f"stop is {drafter.config.stop!r} and tree {drafter.config.tree}"
         raise MethodError(f"mirror: {chosen}; it drafts chains, and its stop rule is {', '.join(STATELESS)}")
     return spec, drafter

@@ -72,11 +72,11 @@ class Model(Streaming):
     lossless = "yes"
     paper = "Leviathan et al. 2023, Speculative Decoding, arXiv 2211.17192"
     Config: ClassVar[type[Any] | None] = StreamedConfig
+    config: ModelConfig
     drafts_ahead = True
 
     def __init__(self, config: ModelConfig):
         super().__init__(config)
-        self.config = config
         self._slots: dict[int, int] = {}
         self._first: dict[int, int] = {}
         self.streams: Streams | None = None

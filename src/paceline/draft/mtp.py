@@ -22,7 +22,7 @@ import torch
 
 from paceline.draft.neural import layers as neural
 from paceline.draft.neural.checkpoint import check_all, open_drafter, recorded_target
-from paceline.draft.neural.features import FeatureConfig, FeatureDrafter
+from paceline.draft.neural.features import FeatureConfig, FeatureDrafter, Network
 from paceline.draft.neural.layers import Precision, Tensors
 from paceline.draft.spec import option
 from paceline.engine.round import Segment
@@ -108,7 +108,7 @@ def check_head(path: str | Path, tensors: Tensors, target: Shape | None) -> None
         check_all(path, tensors, wanted)
 
 
-class MtpNetwork:
+class MtpNetwork(Network):
     """fc(norm(embedding), norm(state)), a layer of the target's kind, a norm; its output is the next state."""
 
     def __init__(self, path: str, tensors: Tensors, target: Facts, dtype: Precision = "auto"):
@@ -124,13 +124,9 @@ class MtpNetwork:
         self.block = Block({f"model.{name}": weight for name, weight in here.items()}, 0, shape, target.ops)
         self.taps: tuple[int, ...] = (target.num_layers,)
         self.table, self.head = neural.table_and_head(target)
-        self.columns: torch.Tensor | None = None
         self.cache = RaggedCache(1, shape.num_kv_heads, shape.head_dim, target.max_context, target.dtype, target.device)
         of_experts = neural.nbytes({name: weight for name, weight in here.items() if ".experts." in name})
         self.nbytes = neural.nbytes(here) - round((1 - target.expert_share) * of_experts)
-
-    def first(self, states: torch.Tensor) -> torch.Tensor:
-        return states
 
     def forward(
         self, embedded: torch.Tensor, features: torch.Tensor, segments: Sequence[Segment]

@@ -2,7 +2,7 @@
 
     here = placed(tensors, target, "int8")                   # matrices are Blocks, all else tensors
     network = load_module(network, here, target)             # a network that is written as a module
-    layers = OwnLayers(here, ["prefix.layers.0."], target)   # decoder layers of the target's shape
+    layers = own_layers(here, ["prefix.layers.0."], target)  # decoder layers of the target's shape
 
 Fewer bits change how often a draft is right, never the output. Knows no head."""
 
@@ -158,18 +158,23 @@ def head_shapes(shape: Shape, width: int, norms: tuple[str, ...]) -> dict[str, t
     return layer_shapes(shape, width) | {f"{name}.weight": (shape.hidden_size,) for name in norms}
 
 
+NORM = "input_layernorm"
+
+
 class HeadLayers:
     """Decoder layers of one shape, and their cache.
 
     weights  on the target's device; every name begins with a layer's prefix, of `prefixes`.
     ops      the elementwise steps.
-    vectors  set here: the weights that are not in blocks."""
+    vectors  set here: the weights that are not in blocks.
+    norms    set here: of every layer the norm before its attention, NORM; None where there is none."""
 
     def __init__(
         self, weights: Mapping[str, Tensor | Blocks], prefixes: Sequence[str], shape: Shape, ops: TorchOps,
         target: Facts,
     ):  # fmt: skip
         self.shape, self.ops, self.vectors = shape, ops, tensors_of(weights)
+        self.norms = [self.vectors.get(f"{prefix}{NORM}.weight") for prefix in prefixes]
         self.layers = [
             Layer({name.removeprefix(prefix): w for name, w in weights.items() if name.startswith(prefix)}, shape, ops)
             for prefix in prefixes
@@ -182,6 +187,17 @@ class HeadLayers:
         """Plan a forward over the segments' nodes, and reserve memory in the cache. like: their states; window: the
         most tokens that a node sees."""
         return begin(segments, self.cache, self.shape, self.ops, like, window)
+
+    def __call__(
+        self, states: Tensor, layout: Layout, cache: Writer, first: int = 0, last: int | None = None
+    ) -> Tensor:
+        """Run layers first..last-1, or all from the first on, over states [N, H]; [N, H]."""
+        for number, layer in enumerate(self.layers[first:last], first):
+            norm = self.norms[number]
+            x = states if norm is None else self.ops.norm(states, norm)
+            residual, delta = layer(x, states, layout, cache, number)
+            states = residual + delta
+        return states
 
 
 def rotary_layers(weights: Mapping[str, Tensor | Blocks], config: PretrainedConfig, target: Facts) -> HeadLayers:
@@ -204,25 +220,10 @@ def check_width(path: str, width: int, target: Facts) -> None:
 
 # Layers of the target's shape ----------------------------------------------------------------------------------------
 
-NORM = "input_layernorm"
 
-
-class OwnLayers(HeadLayers):
-    """Pre-norm layers of the target's shape without biases.
-
-    They run over committed text alone, so the cache is never rolled back. weights: of `own_shapes`."""
-
-    def __init__(self, weights: Mapping[str, Tensor | Blocks], prefixes: Sequence[str], target: Decoder):
-        super().__init__(weights, prefixes, own_shape(target, len(prefixes)), target.ops, target)
-        self.norms = [self.vectors[f"{prefix}{NORM}.weight"] for prefix in prefixes]
-
-    def __call__(self, states: Tensor, layout: Layout, cache: Writer, first: int, last: int) -> Tensor:
-        """Run layers first..last-1 over states [N, H]; [N, H]."""
-        for number in range(first, last):
-            x = self.ops.norm(states, self.norms[number])
-            residual, delta = self.layers[number](x, states, layout, cache, number)
-            states = residual + delta
-        return states
+def own_layers(weights: Mapping[str, Tensor | Blocks], prefixes: Sequence[str], target: Decoder) -> HeadLayers:
+    """Pre-norm layers of the target's shape without biases, for committed text. weights: of `own_shapes`."""
+    return HeadLayers(weights, prefixes, own_shape(target, len(prefixes)), target.ops, target)
 
 
 def own_shape(target: Decoder, layers: int) -> Shape:
@@ -235,6 +236,6 @@ def own_shape(target: Decoder, layers: int) -> Shape:
 
 
 def own_shapes(target: Decoder, prefixes: Sequence[str]) -> dict[str, tuple[int, ...]]:
-    """Name and shape of the tensors of `OwnLayers`."""
+    """Name and shape of the tensors of `own_layers`."""
     of_layer = head_shapes(own_shape(target, 1), target.hidden_size, (NORM,))
     return {f"{prefix}{name}": shape for prefix in prefixes for name, shape in of_layer.items()}

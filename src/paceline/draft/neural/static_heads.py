@@ -217,32 +217,6 @@ class ReadingHeads(StateReader, StaticHeads):
     """Base of drafters whose heads read every committed state and the tokens around it, by layers of their own, and
     draft from the output for the last one. Subclasses set `pending` in `open`."""
 
-    def through(
-        self, states: torch.Tensor, tokens: IntArray, following: IntArray, segments: Sequence[Segment]
-    ) -> torch.Tensor:
-        """Run the heads' own layers over states [N, H]; [N, H]. Nothing is committed.
-
-        tokens, following  int64 [N]: the tokens of the states' positions, and those after them.
-        segments           the positions, for the cache."""
-        raise NotImplementedError
-
-    @torch.inference_mode()
-    def read(self, rows: Sequence[Request], states: Sequence[torch.Tensor]) -> torch.Tensor:
-        """`through` over the rows' next states, [n, H] each, and commit them; [sum(n), H]."""
-        segments, tokens, following = [], [], []
-        for row, of_row in zip(rows, states, strict=True):
-            begin = self.pending.cached(row)
-            tokens.append(row.tokens[begin : begin + len(of_row)])
-            following.append(row.tokens[begin + 1 : begin + len(of_row) + 1])
-            segments.append(Segment.chunk(self.pending.slot(row), tokens[-1], last=False))
-        made = self.through(torch.cat(list(states)), np.concatenate(tokens), np.concatenate(following), segments)
-        for row, of_row in zip(rows, states, strict=True):
-            self.pending.cache.commit(self.pending.slot(row), range(len(of_row)))
-        return made
-
-    def read_chunk(self, row: Request, states: torch.Tensor) -> None:
-        self.read([row], [states])
-
     def through_text(self, tokens: IntArray, states: torch.Tensor) -> torch.Tensor:
         """`through` over a whole text; nothing is committed."""
         slot = self.pending.cache.add_row(len(tokens))
@@ -259,11 +233,5 @@ class ReadingHeads(StateReader, StaticHeads):
         return row.id in self.last or self.pending.count(row) > 0
 
     def states(self, rows: Sequence[Request]) -> torch.Tensor:
-        waiting = [row for row in rows if self.pending.count(row)]
-        if waiting:
-            counts = [self.pending.count(row) for row in waiting]
-            made = self.read(waiting, [self.pending.of(row) for row in waiting])
-            for row, count, of_row in zip(waiting, counts, made.split(counts), strict=True):
-                self.pending.read(row, count)
-                self.last[row.id] = of_row[-1].clone()
+        self.last |= {id: made[-1].clone() for id, made in self.read_waiting(rows).items()}
         return super().states(rows)

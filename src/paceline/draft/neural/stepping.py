@@ -65,7 +65,7 @@ class Stepping(Drafter):
     drafts_ahead = False
 
     def __init__(self, config: SteppingConfig):
-        self.options = config
+        self.config = config
         self.rule = stop.stop_rule(config.stop, config.draft, config.threshold)
         self.columns: torch.Tensor | None = None
         self._watch: Watch | None = None
@@ -107,7 +107,7 @@ class Stepping(Drafter):
     def bind(self, target: Facts) -> None:
         super().bind(target)
         self._vocab_size = target.vocab_size
-        if self.options.tree == "auto":
+        if self.config.tree == "auto":
             self._times = time_forwards(target)
 
     def propose(self, rows: Sequence[Request]) -> list[DraftTree]:
@@ -118,7 +118,7 @@ class Stepping(Drafter):
             self.catch_up(row)
         drafts = [self.begin(row) for row in able]
         self._drafts = {draft.row.id: draft for draft in drafts}
-        trees = self._trees(drafts) if self.options.tree else self._chains(drafts)
+        trees = self._trees(drafts) if self.config.tree else self._chains(drafts)
         for draft, tree in zip(drafts, trees, strict=True):
             draft.tree = tree
         made = dict(zip(self._drafts, trees, strict=True))
@@ -190,8 +190,8 @@ class Stepping(Drafter):
         their whole path; the `width` best of a level are run next; in the end the best `tree` candidates of all levels
         are verified. The stop rule looks at the best node of a level, and its children stay candidates. No token is
         drawn, so at a temperature the tree counts as a set of point masses."""
-        auto = self.options.tree == "auto"
-        growths = [Growth(draft, self.options.width, 0 if auto else int(self.options.tree)) for draft in drafts]
+        auto = self.config.tree == "auto"
+        growths = [Growth(draft, self.config.width, 0 if auto else int(self.config.tree)) for draft in drafts]
         active = list(growths)
         while active:
             began = perf_counter()
@@ -233,7 +233,7 @@ class Stepping(Drafter):
 
     def _takes_best(self, row: Request) -> bool:
         """Whether a row's token is the best one as the logits come."""
-        return not row.params.shifts_logits and (row.params.is_greedy or self.options.sample == "best")
+        return not row.params.shifts_logits and (row.params.is_greedy or self.config.sample == "best")
 
     def _warped(self, draft: Draft, logits: torch.Tensor) -> int | None:
         """A token from logits [1, K], warped as the row wants it; None where none can be drawn."""
@@ -242,7 +242,7 @@ class Stepping(Drafter):
             logits = self._spread(logits, -torch.inf)
         context = [draft.context] if shifts else []
         try:
-            if params.is_greedy or self.options.sample == "best":
+            if params.is_greedy or self.config.sample == "best":
                 (best,) = best_of_rows(warp(logits, params, context))
                 return best if shifts else self._token(best)
             q = probabilities(logits, params, context)[0]
