@@ -9,7 +9,7 @@ import torch.nn.functional as F
 from paceline.engine.round import Segment
 from paceline.target.cache import RaggedCache, Writer
 from paceline.target.layout import Layout, plan
-from paceline.target.linear import Linear, stacked
+from paceline.target.linear import Linear, Part, stacked
 from paceline.target.quantised.blocks import Blocks, tensors_of
 from paceline.target.recurrent import GatedDelta
 from paceline.target.shape import ROUTER, SHARED_GATE, LayerKind, Shape, layer_shapes
@@ -132,7 +132,7 @@ def _attend_piece(queries: torch.Tensor, keys: torch.Tensor, values: torch.Tenso
     return out.to(queries.dtype).transpose(0, 1).reshape(nodes, -1)
 
 
-class Attention:
+class Attention(Part):
     """Rotary self-attention without the norm before it: out(attend(rotate(qkv(x)))).
 
     weights  "q_proj.weight", "k_proj.weight", "v_proj.weight" (or all three as "qkv_proj.weight") and "o_proj.weight"
@@ -159,16 +159,6 @@ class Attention:
                 q, k = q.expand(shape.num_heads, -1), k.expand(shape.num_kv_heads, -1)
             self.qk_norm = torch.cat([q, k])
 
-    @property
-    def products(self) -> tuple[Linear, ...]:
-        """The matrix products, in order of computation."""
-        return self.qkv, *(() if self.gate is None else (self.gate,)), self.out
-
-    def make_exact(self, ops: TorchOps) -> None:
-        """As `Layer.make_exact`."""
-        self.ops, self.qkv, self.out = ops, self.qkv.exact(), self.out.exact()
-        self.gate = None if self.gate is None else self.gate.exact()
-
     def write(self, x: torch.Tensor, cache: Writer, layer: int) -> torch.Tensor:
         """Write keys and values of normed states x [N, H] to a layer of the cache; queries [N, heads, head_dim]."""
         s = self.shape
@@ -185,7 +175,7 @@ def _rows(weight: torch.Tensor | Blocks, which: slice) -> torch.Tensor | Blocks:
     return weight.rows(which) if isinstance(weight, Blocks) else weight[which]
 
 
-class MLP:
+class MLP(Part):
     """The gated MLP, down(gate(gate_up(x))).
 
     weights  with `start` in front: "gate_proj.weight" and "up_proj.weight" (or both as "gate_up_proj.weight") and
@@ -197,21 +187,12 @@ class MLP:
         self.gate_up = stacked(weights, [*names], dtype)
         self.down = stacked(weights, [f"{start}.down_proj"], dtype)
 
-    @property
-    def products(self) -> tuple[Linear, ...]:
-        """The matrix products, in order of computation."""
-        return self.gate_up, self.down
-
-    def make_exact(self, ops: TorchOps) -> None:
-        """As `Layer.make_exact`."""
-        self.ops, self.gate_up, self.down = ops, self.gate_up.exact(), self.down.exact()
-
     def __call__(self, x: torch.Tensor) -> torch.Tensor:
         """Of normed states x [N, H]; [N, H]."""
         return self.down(self.ops.gate(self.gate_up(x), self.gelu))
 
 
-class Mixture:
+class Mixture(Part):
     """A mixture of experts: every token goes through the few that its router chooses, which are weighed and added.
 
     Tokens are sorted by expert, so that an expert's matrices are read once. What a token's experts say is added in the
@@ -227,21 +208,6 @@ class Mixture:
         self.router = stacked(weights, [ROUTER, SHARED_GATE], ops.cos.dtype)
         self.experts = [MLP(weights, f"mlp.experts.{number}", shape, ops) for number in range(self.of.count)]
         self.shared = MLP(weights, "mlp.shared_expert", shape, ops) if self.of.shared else None
-
-    @property
-    def products(self) -> tuple[Linear, ...]:
-        """As `MLP.products`, of the router and all experts."""
-        return self.router, *(product for expert in self._every for product in expert.products)
-
-    @property
-    def _every(self) -> list[MLP]:
-        return self.experts if self.shared is None else [*self.experts, self.shared]
-
-    def make_exact(self, ops: TorchOps) -> None:
-        """As `Layer.make_exact`."""
-        self.ops, self.router = ops, self.router.exact()
-        for expert in self._every:
-            expert.make_exact(ops)
 
     def __call__(self, x: torch.Tensor) -> torch.Tensor:
         """As `MLP`."""
@@ -262,7 +228,7 @@ class Mixture:
         return out if self.shared is None else out + self.ops.weigh(self.shared(x), scores[:, self.of.count :])
 
 
-class Layer:
+class Layer(Part):
     """A decoder layer over the attention input x and the residual r: r + attention(x), then the MLP.
 
     weights  "self_attn." and a name of `Attention`'s, or "linear_attn." and one of `GatedDelta`'s; "mlp." and a name of
@@ -277,17 +243,6 @@ class Layer:
         self.norms = [None if name is None else vectors[f"{name}.weight"] for name in shape.norms[1:]]
         self.attention = GatedDelta(inner, shape, ops) if kind.recurrent else Attention(inner, shape, ops, kind.window)
         self.mlp = Mixture(weights, shape, ops) if kind.experts else MLP(weights, "mlp", shape, ops)
-
-    @property
-    def products(self) -> tuple[Linear, ...]:
-        """The matrix products, in order of computation."""
-        return *self.attention.products, *self.mlp.products
-
-    def make_exact(self, ops: TorchOps) -> None:
-        """Give every product one order of sums; use `ops` for the other steps."""
-        self.ops = ops
-        self.attention.make_exact(ops)
-        self.mlp.make_exact(ops)
 
     def __call__(
         self, x: torch.Tensor, residual: torch.Tensor, layout: Layout, cache: Writer, layer: int

@@ -130,8 +130,7 @@ class Decoder(CachedTarget):
             read -= round((1 - self.expert_share) * sum(w.nbytes for key, w in weights.items() if ".experts." in key))
         self.weight_bytes = read if s.tied else read - table.nbytes
         head = table if s.tied else weights["lm_head.weight"]
-        self.head, self.head_bytes = linear([head], None, dtype), head.nbytes
-        self.head.divisor = s.logit_divisor
+        self.head, self.head_bytes = linear([head], None, dtype, s.logit_divisor), head.nbytes
         self._table: torch.Tensor | Blocks | BlockLinear = table
         if s.tied and isinstance(self.head, BlockLinear):
             self._table = self.head  # it can return its rows; a separate embedding would take the same memory again
@@ -247,7 +246,7 @@ class Decoder(CachedTarget):
         self._compile()
         for block, kind in zip(self.blocks, self.shape.layers, strict=True):
             block.layer.make_exact(self._ops[kind.rope])
-        self.head = self.head.exact()
+        self.head.make_exact()
         self.exact, self.same_on_any_threads = True, self._has_own_products()
         if not self.same_on_any_threads:
             self.threads.fix(torch.get_num_threads())
