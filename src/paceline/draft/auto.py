@@ -16,12 +16,12 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 from random import Random
 from time import perf_counter
-from typing import NamedTuple, cast
+from typing import NamedTuple
 
 import numpy as np
 
 from paceline.draft.acceptance import Acceptance, Lengths, Worth
-from paceline.draft.base import Drafter, DraftTree, Facts, Request, Round, stamp
+from paceline.draft.base import Drafter, DraftTree, Facts, Request, Round, View, stamp
 from paceline.draft.cost import DraftTimes, Floats, Rate, RoundTimes, choose, read_table
 from paceline.draft.fallback import Fallback
 from paceline.draft.registry import create
@@ -114,24 +114,6 @@ class Candidate:
         if total[best] <= 0:
             return [], 0
         return [i for i in range(len(rows)) if better[i, best] > 0], best + 1
-
-
-class Limited:
-    """A view of a row whose drafts may have at most `limit` tokens."""
-
-    def __init__(self, row: Request, limit: int):
-        self._row, self._limit = row, limit
-
-    @property
-    def max_draft(self) -> int:
-        """Deepest useful draft."""
-        return min(self._row.max_draft, self._limit)
-
-    def __len__(self) -> int:
-        return len(self._row)
-
-    def __getattr__(self, name: str) -> object:
-        return getattr(self._row, name)
 
 
 class _Draft(NamedTuple):
@@ -253,7 +235,7 @@ class Auto(Fallback):
             asked, depth = [row for row in free if row.id == tried], PROBE
         if not asked:
             return
-        limited = cast(Sequence[Request], [Limited(row, depth) for row in asked])
+        limited = [View(row, max_draft=min(row.max_draft, depth)) for row in asked]
         for row, tree in zip(asked, candidate.propose(limited), strict=True):
             limit = min(depth, row.max_draft)
             candidate.lengths.note(tree.max_depth, limit)

@@ -136,7 +136,7 @@ class Kangaroo(StateReader, Stepping):
             self._run_early(late)
         for draft, order in zip(drafts, orders, strict=True):
             assert draft.tree is not None
-            self.target.arrange(draft.row.slot, order)
+            self.target.cache.arrange(draft.row.slot, order)
             draft.tree.hidden = torch.cat(draft.features)[order]
         return trees
 

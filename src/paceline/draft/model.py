@@ -22,7 +22,7 @@ from paceline.draft.neural.drafts import Draft, segments
 from paceline.draft.neural.stepping import SteppingConfig
 from paceline.draft.neural.streams import Streaming, Streams, open_streams
 from paceline.draft.neural.tokenizers import Bridge, Way
-from paceline.draft.neural.vocab import cut_head, trim
+from paceline.draft.neural.vocab import cut_head, kept_tokens
 from paceline.draft.spec import option
 from paceline.engine.request import Request
 from paceline.engine.round import Segment
@@ -106,7 +106,9 @@ class Model(Streaming):
         elif self.model.vocab_size < target.vocab_size:  # the same tokenizer, padded to fewer rows
             self.columns = torch.arange(self.model.vocab_size, device=target.device)
         if self.config.vocab is not None:
-            self.columns = trim(self.model, self.config.vocab, path, target)
+            self.columns = kept_tokens(self.config.vocab, path, target)
+            refusal = f"vocab={self.config.vocab}: {path} has no output head that could be trimmed; leave vocab out"
+            cut_head(self.model, self.columns, refusal)
         self.weight_bytes = self.model.weight_bytes
         if self._wanted:
             self.streams = open_streams(path, self.model, self._wanted)
@@ -277,7 +279,7 @@ class Model(Streaming):
         self.model.commit(self._slots[draft.row.id], nodes)
 
     def arrange(self, row: Request, nodes: Sequence[int]) -> None:
-        cast(CachedTarget, self.model).arrange(self._slots[row.id], nodes)
+        cast(CachedTarget, self.model).cache.arrange(self._slots[row.id], nodes)
 
 
 def check_tokenizer(path: str, drafts: Tokenizer, targets: Tokenizer) -> None:

@@ -11,6 +11,7 @@ from pathlib import Path
 
 import numpy as np
 import torch
+from rich.filesize import decimal
 
 from paceline.engine.prefix_cache import BLOCK, PrefixCache
 from paceline.engine.request import Row
@@ -169,7 +170,7 @@ class Memory:
             return
         raise PromptError(
             f"The prompt of {row.prompt_length} tokens and up to {row.max_length - row.prompt_length} new ones need "
-            f"{in_words(need)} of cache, and cache_memory is {in_words(self.budget)}: ask for less, or give it more."
+            f"{decimal(need)} of cache, and cache_memory is {decimal(self.budget)}: ask for less, or give it more."
         )
 
     def has_room(self, row: Row, running: Sequence[Row]) -> bool:
@@ -300,7 +301,7 @@ class Memory:
         try:
             moved = cache.reshape(*shape)
         except (MemoryError, RuntimeError) as error:  # the machine has less than the budget says
-            log.warning("no memory for a cache of %s: %s", in_words(cache.nbytes_of(*shape)), error)
+            log.warning("no memory for a cache of %s: %s", decimal(cache.nbytes_of(*shape)), error)
             return False
         for row in running:
             row.slot = moved[row.slot]
@@ -341,12 +342,6 @@ def parse_bytes(text: int | str, option: str = "cache_memory") -> int:
     if size < 1 or isinstance(text, bool):
         raise PacelineError(f"{option} is {text!r}; it must be a number of bytes above 0, such as 2GB or 500MB.")
     return size
-
-
-def in_words(size: int) -> str:
-    """A number of bytes as text: "1.5 GB"."""
-    units = ((10**9, "GB"), (10**6, "MB"), (10**3, "kB"))
-    return next((f"{size / unit:.3g} {name}" for unit, name in units if size >= unit), f"{size} bytes")
 
 
 def free_memory(device: torch.device) -> int:

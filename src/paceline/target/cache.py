@@ -344,10 +344,6 @@ class CachedTarget(Target):
         """As `RaggedCache.truncate`."""
         self.cache.truncate(slot, length)
 
-    def arrange(self, slot: int, nodes: Sequence[int]) -> None:
-        """As `RaggedCache.arrange`."""
-        self.cache.arrange(slot, nodes)
-
     def _best(self, logits: torch.Tensor, needs: Needs) -> tuple[torch.Tensor, torch.Tensor] | None:
         """Values and ids of the `needs.top_k` best logits; their time is booked as the drafter's."""
         if not needs.top_k:

@@ -19,12 +19,13 @@ from collections import Counter
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from itertools import islice, takewhile, zip_longest
-from typing import Any, Literal, NamedTuple
+from typing import Literal, NamedTuple
 
 import numpy as np
 import torch
 
 from paceline.draft.acceptance import Lengths
+from paceline.draft.base import View
 from paceline.draft.neural.drafts import Draft, best_tokens
 from paceline.draft.neural.stepping import Stepping
 from paceline.engine.request import Row
@@ -104,19 +105,11 @@ class _State:
     table: dict[tuple[int, int], Branch] = field(default_factory=dict)
 
 
-class _Later:
+def _later(row: Row, ahead: int) -> View:
     """A row, with the random draws of the round that begins `ahead` tokens later."""
-
-    def __init__(self, row: Row, ahead: int):
-        self._row = row
-        self.random = row.random if row.params.is_greedy else RowRandom(row.random.seed)
-        self.random.free.begin(row.num_new + ahead)
-
-    def __getattr__(self, name: str) -> Any:
-        return getattr(self._row, name)
-
-    def __len__(self) -> int:
-        return len(self._row)
+    random = row.random if row.params.is_greedy else RowRandom(row.random.seed)
+    random.free.begin(row.num_new + ahead)
+    return View(row, random=random)
 
 
 class Ahead:
@@ -266,7 +259,7 @@ class Ahead:
         root = main.known - 1
         for a, v in keys:
             path = [main.tokens[root], *window[:a], v]
-            draft = replace(Draft.chain(_Later(state.row, a + 1), path, main.ends), known=1, ahead=a + 1)
+            draft = replace(Draft.chain(_later(state.row, a + 1), path, main.ends), known=1, ahead=a + 1)
             if self.drafter.most(draft) > 0 and not main.ends.intersection(path[1:]):
                 main.add(v, root + a)
                 state.table[a, v] = Branch(draft, [len(main.tokens) - 1])

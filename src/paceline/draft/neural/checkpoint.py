@@ -11,13 +11,13 @@ they are named themselves, and only tensors of them."""
 
 import json
 import pickle
-import re
 from collections.abc import Mapping
 from dataclasses import asdict, dataclass
 from pathlib import Path
 from typing import Any, Self
 
 import torch
+from packaging.version import InvalidVersion, Version
 from safetensors import SafetensorError
 from safetensors.torch import load_file, save_file
 from torch import Tensor
@@ -181,14 +181,12 @@ def _expanded(folder: Path, formats: Mapping[str, str], tensors: dict[str, Tenso
 
 def _check_version(wrote: Any, folder: Path) -> None:
     """MethodError for a checkpoint of a later version than this, whose format nobody can know here."""
-    if wrote is None:
-        return
-    numbers = re.match(r"(\d+)\.(\d+)", str(wrote))
-    if numbers is None:
-        raise MethodError(f"{folder / CONFIG} does not say which version of paceline wrote it: train the drafter again")
-    own = re.match(r"(\d+)\.(\d+)", __version__)
-    assert own is not None
-    if tuple(map(int, numbers.groups())) > tuple(map(int, own.groups())):
+    try:
+        is_later = wrote is not None and Version(str(wrote)).release[:2] > Version(__version__).release[:2]
+    except InvalidVersion:
+        why = "does not say which version of paceline wrote it: train the drafter again"
+        raise MethodError(f"{folder / CONFIG} {why}") from None
+    if is_later:
         raise MethodError(
             f"{folder} was written by paceline {wrote} and this is {__version__}: upgrade, or train the drafter again"
         )

@@ -66,7 +66,7 @@ class Stepping(Drafter):
 
     def __init__(self, config: SteppingConfig):
         self.config = config
-        self.rule = stop.stop_rule(config.stop, config.draft, config.threshold)
+        self.rule = stop.RULES[config.stop](config.draft, config.threshold)
         self.columns: torch.Tensor | None = None
         self._watch: Watch | None = None
         self._vocab_size = 0

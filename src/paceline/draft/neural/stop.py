@@ -1,6 +1,6 @@
 """Stop rules: when a drafter that has a model stops drafting. Any rule works with any such drafter.
 
-    rule = stop_rule("svip")
+    rule = RULES["svip"](cap=40)
     signals = rule.signals(logits)                 # one number for each row's next-token distribution
     rule.stop(row.id, 3, signals[0])               # whether the third drafted token is the last
 
@@ -263,17 +263,8 @@ class Share:
 
 
 RULES: dict[str, type[StopRule]] = {
-    "fixed": Fixed,
-    "confidence": Confidence,
-    "svip": Svip,
-    "heuristic": Heuristic,
-    "adaptive": Adaptive,
+    rule.__name__.lower(): rule for rule in (Fixed, Confidence, Svip, Heuristic, Adaptive)
 }
-
-
-def stop_rule(name: str, cap: int | None = None, threshold: float | None = None) -> StopRule:
-    """The rule of that name; MethodError for a threshold out of its bounds."""
-    return RULES[name](cap, threshold)
 
 
 def best_probabilities(logits: torch.Tensor) -> list[float]:

@@ -203,14 +203,6 @@ def columns_of(path: str, tensors: Mapping[str, Tensor], vocab: int, target: Fac
     return None if vocab == target.vocab_size else keep.to(target.device)
 
 
-def trim(model: Target, vocab: str, checkpoint: str | Path, target: Facts) -> Tensor:
-    """Trim the head of a draft model by its option `vocab`. Returns the tokens of its columns, int64 [K] ascending.
-    Errors as `kept_tokens`, and MethodError if the model has no head that can be trimmed."""
-    keep = kept_tokens(vocab, checkpoint, target)
-    cut_head(model, keep, f"vocab={vocab}: {model.name} has no output head that could be trimmed; leave vocab out")
-    return keep
-
-
 def cut_head(model: Target, keep: Tensor, refusal: str) -> None:
     """Reduce a model's head to the tokens `keep` int64 [K], ascending. MethodError `refusal` if it has none to cut."""
     check_map(keep, model.vocab_size)
