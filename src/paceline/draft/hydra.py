@@ -17,7 +17,7 @@ from paceline.draft.neural.checkpoint import check_all, open_head
 from paceline.draft.neural.layers import load_module, native, nbytes, own_layers, own_shapes, placed
 from paceline.draft.neural.networks import PREFIX, GroundedHeads
 from paceline.draft.neural.pending import Pending
-from paceline.draft.neural.static_heads import ReadingHeads, StaticConfig
+from paceline.draft.neural.static_heads import ReadingHeads, StaticConfig, count_heads
 from paceline.engine.round import Segment
 from paceline.engine.tree import IntArray
 from paceline.errors import MethodError
@@ -43,7 +43,7 @@ class Hydra(ReadingHeads):
         config, found = open_head(path, self.name, target)
         check_config(path, config)
         tensors = untied(by_position(found), config)
-        heads, layers = count_heads(path, tensors)
+        heads, layers = count_heads(path, tensors, "hydra_mlp.")
         has_prefix = any(name.startswith(PREFIX) for name in tensors)
         has_own = any(name.startswith("hydra_lm_head") for name in tensors)
         own = [f"hydra_lm_head.{k}" for k in range(heads if has_own else 0)]
@@ -144,12 +144,3 @@ def untied(tensors: Mapping[str, torch.Tensor], config: Mapping[str, Any]) -> di
         if match := re.fullmatch(r"(hydra_mlp\.\d+)\.1\.(.+)", name):
             out |= {f"{match[1]}.{n}.{match[2]}": tensor for n in range(1, int(config["hydra_num_layers"]))}
     return out
-
-
-def count_heads(path: str, tensors: Mapping[str, torch.Tensor]) -> tuple[int, int]:
-    """(number of heads, blocks of each that are in the file); MethodError if there are none."""
-    found = [tuple(map(int, name.split(".")[1:3])) for name in tensors if name.startswith("hydra_mlp.")]
-    if not found:
-        raise MethodError(f"{path} has no heads: none of its tensors has a name such as hydra_mlp.0.0.linear.weight")
-    heads, layers = (max(numbers) + 1 for numbers in zip(*found, strict=True))
-    return heads, layers

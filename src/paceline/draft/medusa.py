@@ -16,7 +16,7 @@ import torch
 from paceline.draft.neural.checkpoint import CONFIG, check_all, open_head
 from paceline.draft.neural.layers import load_module, nbytes, placed, table_and_head
 from paceline.draft.neural.networks import ResidualHeads
-from paceline.draft.neural.static_heads import StaticConfig, StaticHeads
+from paceline.draft.neural.static_heads import StaticConfig, StaticHeads, count_heads
 from paceline.draft.neural.vocab import check_map
 from paceline.engine.round import Round
 from paceline.engine.tree import IntArray
@@ -120,10 +120,7 @@ def check_heads(path: str, tensors: dict[str, torch.Tensor], target: Facts) -> t
     """(number of heads, blocks of each), counted from the tensors, whatever config.json says: published ones are wrong.
 
     MethodError unless they are a whole set of heads for the target, and nothing else. Missing biases are zeros."""
-    blocks = [tuple(map(int, name.split(".")[:2])) for name in tensors if ".linear." in name]
-    if not blocks:
-        raise MethodError(f"{path} has no heads: none of its tensors has a name such as 0.0.linear.weight")
-    heads, layers = (max(numbers) + 1 for numbers in zip(*blocks, strict=True))
+    heads, layers = count_heads(path, tensors)
     h, vocab = target.hidden_size, target.vocab_size
     if not any(name.endswith("linear.bias") for name in tensors):
         tensors |= {f"{k}.{j}.linear.bias": torch.zeros(h) for k in range(heads) for j in range(layers)}

@@ -13,13 +13,12 @@ from typing import Any
 
 import numpy as np
 import torch
-from numpy.typing import NDArray
 
 from paceline.engine.round import Segment
-from paceline.engine.tree import IntArray, ancestors
+from paceline.engine.tree import IntArray
 from paceline.errors import ModelError
 from paceline.target.base import Target
-from paceline.target.hf import HFTarget, OneForward, Padding, Results
+from paceline.target.hf import HFTarget, OneForward, Padding, Results, visible
 
 GRANULE = 16  # columns of a block are a multiple of this
 
@@ -185,27 +184,14 @@ class RectangularTarget(HFTarget):
         padding = Padding(segments, self.device)
         tokens = self._packed(s.tokens for s in segments)
         positions = self._packed(length + s.depth for length, s in zip(lengths, segments, strict=True))
-        mask = self._additive(_visible(segments, block))
+        columns = block.end + block.width
+        places = [(pad, block.end, columns - s.num_run) for pad, s in zip(block.pads, segments, strict=True)]
+        mask = self._additive(visible(segments, places, block.width, columns))
         self.clock.lap("prepare")
         return self._run(segments, padding, tokens, positions, mask, _Columns(block), hidden_layers)
 
     def _packed(self, of_segments: Iterable[IntArray]) -> torch.Tensor:
         return torch.from_numpy(np.concatenate([*of_segments])).to(self.device)
-
-
-def _visible(segments: Sequence[Segment], block: Block) -> NDArray[np.bool_]:
-    """The columns that each query sees, bool [rows, queries, columns]: its row's tokens, its ancestors and itself.
-
-    Padding sees the first column, or its softmax would be NaN."""
-    columns = block.end + block.width
-    visible = np.zeros((len(segments), block.width, columns), np.bool_)
-    visible[:, :, 0] = True
-    for row, (segment, pad) in enumerate(zip(segments, block.pads, strict=True)):
-        n = segment.num_run
-        visible[row, -n:, 0] = False
-        visible[row, -n:, pad : block.end] = True
-        visible[row, -n:, columns - n :] = ancestors(segment.parent)
-    return visible
 
 
 class _Columns(OneForward):
