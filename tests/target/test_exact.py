@@ -148,9 +148,7 @@ def test_a_library_that_depends_on_the_place_of_a_row_is_refused(monkeypatch: py
 
 
 @pytest.mark.parametrize("free", [True, False])
-def test_it_is_the_default_where_it_costs_nothing(
-    free: bool, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_it_is_the_default_where_it_costs_nothing(free: bool, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     folder = models.make("llama2", tmp_path / "model", **native.TINY)
     monkeypatch.setattr(Decoder, "exact_is_free", free)
     assert Engine(folder).target.exact == free

@@ -20,7 +20,7 @@ from paceline.draft.neural.static_heads import StaticConfig, StaticHeads, count_
 from paceline.draft.neural.vocab import check_map
 from paceline.engine.round import Round
 from paceline.engine.tree import IntArray
-from paceline.errors import MethodError, ModelError
+from paceline.errors import ModelError
 from paceline.target.base import Facts, Needs
 from paceline.target.linear import linear
 from paceline.target.load import open_weights

@@ -9,7 +9,7 @@ import torch.nn.functional as F
 from paceline.engine.round import Segment
 from paceline.target.cache import RaggedCache, Writer
 from paceline.target.layout import Layout, plan
-from paceline.target.linear import Linear, Part, stacked
+from paceline.target.linear import LayerPart, Linear, stacked
 from paceline.target.quantised.blocks import Blocks, tensors_of
 from paceline.target.recurrent import GatedDelta
 from paceline.target.shape import ROUTER, SHARED_GATE, LayerKind, Shape, layer_shapes
@@ -132,7 +132,7 @@ def _attend_piece(queries: torch.Tensor, keys: torch.Tensor, values: torch.Tenso
     return out.to(queries.dtype).transpose(0, 1).reshape(nodes, -1)
 
 
-class Attention(Part):
+class Attention(LayerPart):
     """Rotary self-attention without the norm before it: out(attend(rotate(qkv(x)))).
 
     weights  "q_proj.weight", "k_proj.weight", "v_proj.weight" (or all three as "qkv_proj.weight") and "o_proj.weight"
@@ -175,7 +175,7 @@ def _rows(weight: torch.Tensor | Blocks, which: slice) -> torch.Tensor | Blocks:
     return weight.rows(which) if isinstance(weight, Blocks) else weight[which]
 
 
-class MLP(Part):
+class MLP(LayerPart):
     """The gated MLP, down(gate(gate_up(x))).
 
     weights  with `start` in front: "gate_proj.weight" and "up_proj.weight" (or both as "gate_up_proj.weight") and
@@ -192,7 +192,7 @@ class MLP(Part):
         return self.down(self.ops.gate(self.gate_up(x), self.gelu))
 
 
-class Mixture(Part):
+class Mixture(LayerPart):
     """A mixture of experts: every token goes through the few that its router chooses, which are weighed and added.
 
     Tokens are sorted by expert, so that an expert's matrices are read once. What a token's experts say is added in the
@@ -228,7 +228,7 @@ class Mixture(Part):
         return out if self.shared is None else out + self.ops.weigh(self.shared(x), scores[:, self.of.count :])
 
 
-class Layer(Part):
+class Layer(LayerPart):
     """A decoder layer over the attention input x and the residual r: r + attention(x), then the MLP.
 
     weights  "self_attn." and a name of `Attention`'s, or "linear_attn." and one of `GatedDelta`'s; "mlp." and a name of

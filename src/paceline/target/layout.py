@@ -309,12 +309,7 @@ class PathPlan:
 
     @classmethod
     def of(
-        cls,
-        segments: Sequence[Segment],
-        lengths: Sequence[int],
-        *,
-        shared: int = 1,
-        most: int = 1 << 62,
+        cls, segments: Sequence[Segment], lengths: Sequence[int], *, shared: int = 1, most: int = 1 << 62
     ) -> PathPlan | None:
         """The paths of segments of at most `most` nodes; None if there are none. Other arguments as in `plan`."""
         if all(segment.num_run > most for segment in segments):

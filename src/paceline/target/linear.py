@@ -162,17 +162,17 @@ def stacked(weights: Mapping[str, torch.Tensor | Blocks], names: Sequence[str], 
     return linear([weights[f"{name}.weight"] for name in names], torch.cat(biases) if biases else None, dtype)
 
 
-class Part:
+class LayerPart:
     """A part of a layer: matrix products, the elementwise steps between them, and parts that have such themselves."""
 
     ops: TorchOps
 
-    def _walk(self) -> Iterator[Part | Linear]:
+    def _walk(self) -> Iterator[LayerPart | Linear]:
         """This part, and all parts and products in it."""
         yield self
         for value in vars(self).values():
             for inner in value if isinstance(value, list) else [value]:
-                if isinstance(inner, Part):
+                if isinstance(inner, LayerPart):
                     yield from inner._walk()
                 elif isinstance(inner, Linear):
                     yield inner
@@ -185,7 +185,7 @@ class Part:
     def make_exact(self, ops: TorchOps) -> None:
         """Give every product one order of sums; use `ops` for the other steps."""
         for inner in self._walk():
-            if isinstance(inner, Part):
+            if isinstance(inner, LayerPart):
                 inner.ops = ops
             else:
                 inner.make_exact()

@@ -27,7 +27,7 @@ import torch.nn.functional as F
 
 from paceline.engine.round import Segment
 from paceline.engine.tree import IntArray, ancestors
-from paceline.target.linear import Part, stacked
+from paceline.target.linear import LayerPart, stacked
 from paceline.target.quantised.blocks import Blocks, tensors_of
 from paceline.target.shape import Delta, Shape
 
@@ -312,7 +312,7 @@ def _advanced(state: torch.Tensor, k: torch.Tensor, updates: torch.Tensor, log: 
     return left[..., 0, :].exp()[..., None, None] * state + torch.einsum("...nhk,...nhv->...hkv", k, updates)
 
 
-class GatedDelta(Part):
+class GatedDelta(LayerPart):
     """A layer's gated delta rule: out(norm(rule(qkvz(x), ba(x)))). It stands where others have `Attention`.
 
     weights  "in_proj_qkvz.weight" and "in_proj_ba.weight", or "in_proj_qkv.weight" and those of z, b and a; with

@@ -108,9 +108,7 @@ def chain_tree(draft: Draft, source: str) -> DraftTree:
     return drawn_chain(draft.row.last_token, draft.drafted, draft.probs, source, draft.calls)
 
 
-def drawn_chain(
-    root: int, tokens: Sequence[int], probs: Sequence[torch.Tensor], source: str, calls: int
-) -> DraftTree:
+def drawn_chain(root: int, tokens: Sequence[int], probs: Sequence[torch.Tensor], source: str, calls: int) -> DraftTree:
     """A chain of `tokens`. probs: the distributions [V] they were drawn from; empty if they were not drawn."""
     tree = DraftTree.chain(root, list(tokens), source=source, calls=calls)
     if probs:
