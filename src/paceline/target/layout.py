@@ -232,12 +232,7 @@ def _is_whole_chain(segment: Segment, keys: int, window: int | None) -> bool:
 
 
 def _padding(
-    members: Sequence[int],
-    slots: Sequence[int],
-    spans: Sequence[tuple[int, int]],
-    first: int,
-    last: int,
-    queries: int,
+    members: Sequence[int], slots: Sequence[int], spans: Sequence[tuple[int, int]], first: int, last: int, queries: int
 ) -> tuple[IntArray | None, IntArray | None, IntArray | None]:
     """gather, scatter and packed of `Group`; Nones if the packed order is the padded order."""
     if len(members) == 1:
