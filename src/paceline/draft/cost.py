@@ -365,7 +365,7 @@ def best_sizes(probabilities: Sequence[Sequence[float]], times: RoundTimes, fixe
     return [taken[r] for r in range(len(probabilities))]
 
 
-def time_forwards(target: Facts, most: int = SIZES[-1]) -> RoundTimes:
+def time_forwards(target: Facts) -> RoundTimes:
     """Times of forwards of one row, the least of REPEATS at each size; unknown if the target cannot be run here."""
     if not isinstance(target, Target):
         return RoundTimes()
@@ -374,7 +374,7 @@ def time_forwards(target: Facts, most: int = SIZES[-1]) -> RoundTimes:
         prompt = np.arange(CONTEXT) % target.vocab_size
         target.verify([Segment.chunk(slot, prompt, last=True)])
         target.commit(slot, range(CONTEXT))
-        sizes = [size for size in SIZES if size <= most and CONTEXT + size <= target.max_context]
+        sizes = [size for size in SIZES if CONTEXT + size <= target.max_context]
         return RoundTimes.of_forwards({size: min(_timed(target, slot, size) for _ in range(REPEATS)) for size in sizes})
     finally:
         target.drop_row(slot)

@@ -46,7 +46,7 @@ class Linear:
         """Keep the weight in the order in which it will be read, and in no other."""
         vars(self).pop("weight", None)
         self.is_exact, self.few = exact, None
-        self.packed = weight.device.type == "cpu" and weight.dtype == torch.bfloat16 and has_bf16_units()
+        self.packed = weight.device.type == "cpu" and weight.dtype == torch.bfloat16 and has_units(torch.bfloat16)
         self.panels: Panels | IntegerPanels | None = None
         if kernels.supported(weight.dtype) if exact else kernels.preferred(weight.dtype):
             from paceline.target.kernels.products import Panels, fits
@@ -191,6 +191,10 @@ class LayerPart:
                 inner.make_exact()
 
 
-def has_bf16_units() -> bool:
-    """Whether this processor has units for bfloat16."""
-    return torch.backends.mkldnn.is_available() and torch.ops.mkldnn._is_mkldnn_bf16_supported()
+def has_units(dtype: torch.dtype) -> bool:
+    """Whether this processor has units for `dtype`."""
+    if dtype == torch.float32 or not torch.backends.mkldnn.is_available():
+        return dtype == torch.float32
+    ops = torch.ops.mkldnn
+    supported = {torch.bfloat16: ops._is_mkldnn_bf16_supported, torch.float16: ops._is_mkldnn_fp16_supported}
+    return dtype in supported and bool(supported[dtype]())

@@ -33,6 +33,7 @@ from paceline.target.folder import (
     quantisation,
     read_config,
 )
+from paceline.target.linear import has_units
 from paceline.target.quantised.blocks import PRECISIONS, in_precision, split_dtype
 from paceline.target.shape import unsupported, weight_shapes
 from paceline.target.tokenizer import SentencePiece, Tokenizer
@@ -236,15 +237,6 @@ def _own_dtype(config: PretrainedConfig, tensors: Mapping[str, Any], device: tor
         (t.dtype for t in (f.get_tensor(key) for key, f in tensors.items()) if t.is_floating_point()), torch.float32
     )
     return torch.float32 if device.type == "cpu" and not has_units(own) else own
-
-
-def has_units(dtype: torch.dtype) -> bool:
-    """Whether this processor has units for `dtype`."""
-    if dtype == torch.float32 or not torch.backends.mkldnn.is_available():
-        return dtype == torch.float32
-    ops = torch.ops.mkldnn
-    supported = {torch.bfloat16: ops._is_mkldnn_bf16_supported, torch.float16: ops._is_mkldnn_fp16_supported}
-    return dtype in supported and bool(supported[dtype]())
 
 
 def has_tokenizer(folder: str | Path) -> bool:

@@ -89,19 +89,16 @@ def save_tensors(file: Path, tensors: Mapping[str, Tensor], metadata: dict[str, 
     file.chmod(0o644)  # safetensors writes for the owner alone
 
 
-def open_drafter(
-    path: str | Path, kind: str, target: Facts | None, *, any_target: bool = False
-) -> tuple[dict[str, Any], dict[str, Tensor]]:
+def open_drafter(path: str | Path, kind: str, target: Facts | None) -> tuple[dict[str, Any], dict[str, Tensor]]:
     """Configuration and tensors (on the CPU, as they are stored) of the drafter in folder `path`.
 
-    target      the target it is to draft for; None: not checked.
-    any_target  it drafts for every target with the tokenizer of the one it was trained for.
+    target  the target it is to draft for; None: not checked.
 
     Raises MethodError if there is no such drafter, it is of another kind, cut off, or for another target."""
     folder = Path(path).expanduser()
     config = read_drafter(folder, kind)
     if target is not None:
-        check_target(folder, _facts(folder, config), target, any_target=any_target)
+        check_target(folder, _facts(folder, config), target)
     return config, _expanded(folder, config.get(BLOCKS, {}), _tensors(folder / WEIGHTS))
 
 
@@ -193,7 +190,9 @@ def _check_version(wrote: Any, folder: Path) -> None:
 
 
 def check_target(folder: Path, made_for: TargetFacts, target: Facts, *, any_target: bool = False) -> None:
-    """MethodError, with both names and what differs, if a drafter `made_for` one target does not fit another."""
+    """MethodError, with both names and what differs, if a drafter `made_for` one target does not fit another.
+
+    any_target  it drafts for every target with the tokenizer of the one it was trained for."""
     here = TargetFacts.of(target)
     if made_for.tokenizer_fingerprint and here.tokenizer_fingerprint:
         if made_for.tokenizer_fingerprint != here.tokenizer_fingerprint:
