@@ -263,7 +263,7 @@ class Auto(Fallback):
         others = sum(map(len, whole)) - len(whole) + self.prefill_tokens
         if free:
             widest = max(map(len, whole), default=1)
-            threshold, _, _, self._price = choose(free, len(rows), self.times, rate, others, widest)
+            threshold, self._price = choose(free, len(rows), self.times, rate, others, widest)
         else:
             threshold = 0.0
             self._price = rate * (self.times.slope(len(rows), len(rows) + others) + self.times.pad)

@@ -10,7 +10,7 @@ from collections.abc import Mapping, Sequence
 from heapq import nlargest
 from itertools import accumulate, pairwise
 from time import perf_counter
-from typing import Any, NamedTuple
+from typing import Any
 
 import numpy as np
 from numpy.typing import NDArray
@@ -299,19 +299,11 @@ def read_table(path: str, fingerprint: str) -> dict[str, Any]:
 # The nodes that pay --------------------------------------------------------------------------------------------------
 
 
-class Cut(NamedTuple):
-    """Nodes whose probability is at least `threshold` pay.
-
-    tokens  that they are expected to bring. nodes: their number. price: tokens that one more would have to bring."""
-
-    threshold: float
-    tokens: float
-    nodes: int
-    price: float
-
-
-def choose(drafts: Sequence[Floats], rows: int, times: RoundTimes, rate: float, fixed: int = 0, widest: int = 1) -> Cut:
-    """The nodes that pay, in a round of `rows` rows. drafts: for each, the acceptance probabilities of its nodes.
+def choose(
+    drafts: Sequence[Floats], rows: int, times: RoundTimes, rate: float, fixed: int = 0, widest: int = 1
+) -> tuple[float, float]:
+    """(threshold, price) in a round of `rows` rows: nodes of at least this probability pay; price: tokens that one more
+    would have to bring. drafts: for each row, the acceptance probabilities of its nodes.
 
     Verifying the k likeliest nodes of all rows brings the sum of their probabilities, in tokens, and lengthens the
     round by a time that is worth `rate` tokens a second, the batch's mean rate (Dinkelbach 1967: always choosing so
@@ -331,14 +323,11 @@ def choose(drafts: Sequence[Floats], rows: int, times: RoundTimes, rate: float, 
         extra = extra + times.pad * rows * np.maximum(places[:count] + 1 - widest, 0)
     if widest <= 1:
         extra = extra + times.uneven * rows
-    tokens = likely.cumsum()
-    gains = tokens - rate * extra
+    gains = likely.cumsum() - rate * extra
     best = int(gains.argmax()) if count else -1
     taken = best + 1 if best >= 0 and gains[best] > 0 else 0
     price = rate * (times.slope(rows, begin + taken) + times.pad)
-    if not taken:
-        return Cut(2.0, 0.0, 0, price)
-    return Cut(float(likely[best]), float(tokens[best]), taken, price)
+    return float(likely[best]) if taken else 2.0, price
 
 
 def best_size(gains: Sequence[float], times: RoundTimes, drafting: float = 0.0, rows: int = 1, fixed: int = 0) -> int:

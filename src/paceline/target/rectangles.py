@@ -74,14 +74,14 @@ class RectangularCache:
     """Keys and values of rows that come and go, in blocks that are made anew when their rows change.
 
     moved_bytes  bytes of keys and values read and written so far to realign rows.
-    realigned    number of realignments; arranged: number of forwards."""
+    realigned    number of realignments."""
 
     def __init__(self, layers: int, kv_heads: int, head_dim: int, dtype: torch.dtype, device: torch.device | str):
         self._shape = (layers, 2, kv_heads, head_dim)
         self._dtype, self._device = dtype, device
         self._bytes_per_token = 2 * layers * kv_heads * head_dim * dtype.itemsize
         self._rows: dict[int, _Row] = {}
-        self.moved_bytes = self.realigned = self.arranged = 0
+        self.moved_bytes = self.realigned = 0
 
     def add_row(self, expected_length: int) -> int:
         """The lowest free slot, empty. Memory is allocated when the row is first run."""
@@ -107,7 +107,6 @@ class RectangularCache:
         """The block of exactly these rows, right-aligned. Row i runs counts[i] tokens next, right-aligned too."""
         rows, width = [self._row(slot) for slot in slots], max(counts)
         block, length = _aligned(rows, slots), sum(row.length for row in rows)
-        self.arranged += 1
         if block is None:
             self.realigned += length > 0
             self.moved_bytes += 2 * length * self._bytes_per_token
