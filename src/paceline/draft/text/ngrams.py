@@ -127,7 +127,7 @@ def build_part(
 
     text  token ids [m], documents one after another; ends int64 [d]: the offset after each. No n-gram crosses an end.
 
-    Returns ngrams_starts int64 [vocab_size + 1] and ngrams_values int32 [m, n - 1]. A 64-bit hash tells n-grams apart."""
+    Returns ngrams_starts int64 [vocab_size + 1] and ngrams_values int32 [m, n - 1]. They are told apart by a hash."""
     text = np.asarray(text)
     document = np.repeat(np.arange(len(ends), dtype=np.int32), np.diff(ends, prepend=0))
     count = max(len(text) - n + 1, 0)
