@@ -118,7 +118,7 @@ class Mirror(Drafter):
         spec, drafter = stateless_drafter(self.config)
         c = self.config
         options: dict[str, Any] = {"num_candidates": c.candidates, "branches": c.branches, "layout": c.layout}
-        options["fresh"] = c.miss == "fresh"
+        options |= {"fresh": c.miss == "fresh", "joined": c.source == "both"}
         self.side = self._start_worker(target, spec, options) if c.where == "process" else None
         if self.side is None:
             drafter.bind(target)
@@ -133,7 +133,7 @@ class Mirror(Drafter):
             check_tokenizer(path, load_tokenizer(path), target.tokenizer)
         ours, others = split_cores(c.threads) if target.device.type == "cpu" else (frozenset(), frozenset())
         facts = facts_to_send(target, device_named(c.device) if c.device else target.device)
-        setup = Setup(spec, facts, options, c.source == "draft", c.source == "both", c.threads, others, c.limit)
+        setup = Setup(spec, facts, options, c.source == "draft", c.threads, others, c.limit)
         try:
             worker = DraftWorker(setup)
         except Closed as error:
@@ -214,7 +214,7 @@ class Mirror(Drafter):
             tops = iter(self._exit.candidates(torch.cat([hidden[spans[i]] for i in own])))
             given = {round.rows[i].id: [next(tops) for _ in range(len(round.trees[i]))] for i in own}
             with _timed(self.counts.ahead):
-                self._tell(lambda side: side.look_ahead(given, self.config.source == "both"))
+                self._tell(lambda side: side.look_ahead(given))
 
 
 @contextmanager

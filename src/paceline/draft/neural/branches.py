@@ -117,14 +117,15 @@ class Ahead:
 
     num_candidates  mean number of branches for a position; 0: nothing is drafted ahead.
     branches        most branches for a row; None: num_candidates for every position.
-    fresh           draft a window if none was drafted ahead; else it is empty."""
+    fresh           draft a window if none was drafted ahead; else it is empty.
+    joined          candidates that are given are added to the draft's own, and do not replace them."""
 
     def __init__(
         self, drafter: Stepping, num_candidates: int, branches: int | None = None, layout: Layout = "measured",
-        fresh: bool = True,
+        fresh: bool = True, joined: bool = False,
     ):  # fmt: skip
         self.drafter, self.num_candidates, self.branches = drafter, num_candidates, branches
-        self.layout, self.fresh = layout, fresh
+        self.layout, self.fresh, self.joined = layout, fresh, joined
         self.lengths = Lengths(WINDOWS)  # accepted tokens of windows
         self._most = most_candidates(num_candidates, layout)
         self._states: dict[int, _State] = {}
@@ -214,11 +215,10 @@ class Ahead:
         logits = logits[:, 0] if logits.dim() == 3 else logits
         return top_of(logits, self._most + 1, self.drafter.columns)
 
-    def look_ahead(self, given: Mapping[int, Candidates] | None = None, joined: bool = False) -> None:
+    def look_ahead(self, given: Mapping[int, Candidates] | None = None) -> None:
         """Draft the next window for the likeliest outcomes of the windows just returned.
 
-        given   candidates by row, instead of the draft's own; a row without any gets no branch.
-        joined  use the draft's own too."""
+        given  candidates by row; a row without any gets no branch. None: the draft's own are the only ones."""
         if not self.num_candidates:
             return
         states = [state for state in self._out if state.row.finish_reason is None]
@@ -226,7 +226,7 @@ class Ahead:
         grown = []
         for state in states:
             others = None if given is None else given.get(state.row.id, ())
-            tops = state.tops if others is None else _merged(state.tops, others) if joined else others
+            tops = state.tops if others is None else _merged(state.tops, others) if self.joined else others
             grown += [(state, branch) for branch in self._roots(state, self._keys(state.window, tops))]
         self._grow(grown)
 

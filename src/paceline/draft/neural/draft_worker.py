@@ -47,7 +47,6 @@ class Setup:
 
     drafter  its spec. facts: of the target. ahead: the options of `Ahead`.
     own      the draft's own candidates are the only ones, so the process looks ahead without waiting for others.
-    joined   candidates from the target are added to the draft's own.
     threads  processor threads. cores: where it may run; empty: everywhere.
     limit_s  most seconds for a response."""
 
@@ -55,7 +54,6 @@ class Setup:
     facts: Facts
     ahead: Mapping[str, Any]
     own: bool = True
-    joined: bool = False
     threads: int = 1
     cores: frozenset[int] = frozenset()
     limit_s: float = 20.0
@@ -93,7 +91,7 @@ class DraftWorker:
         windows = self._ask("windows", asks)
         return [Window(id, tokens, [torch.from_numpy(q) for q in probs], *rest) for id, tokens, probs, *rest in windows]
 
-    def look_ahead(self, given: Mapping[int, Candidates] | None = None, joined: bool = False) -> None:
+    def look_ahead(self, given: Mapping[int, Candidates] | None = None) -> None:
         """Send candidates. Without any, nothing is sent: the process looks ahead by itself."""
         if given is not None:
             self._send("look_ahead", given)
@@ -230,19 +228,14 @@ def _ready(setup: Setup) -> Ahead:
 
 def _act(setup: Setup, ahead: Ahead, pipe: Connection, kind: str, number: int, message: tuple[Any, ...]) -> None:
     """Answer one message."""
-    if kind == "open":
-        ahead.open(*message)
-    elif kind == "drop":
-        ahead.drop(*message)
+    if kind == "work":
+        _work(*message)
+        pipe.send((number, None))
     elif kind == "windows":
         windows = ahead.windows(*message)
         arrays = [[q.float().cpu().numpy() for q in one.probs] for one in windows]
         pipe.send((number, [(w.id, w.tokens, q, w.hit, w.calls) for w, q in zip(windows, arrays, strict=True)]))
         if setup.own and not pipe.poll():
             ahead.look_ahead()
-    elif kind == "look_ahead":
-        (given,) = message
-        ahead.look_ahead(given, setup.joined)
-    elif kind == "work":
-        _work(*message)
-        pipe.send((number, None))
+    else:  # open, drop or look_ahead, which have no answer
+        getattr(ahead, kind)(*message)
