@@ -107,10 +107,9 @@ class Amphista(ReadingHeads):
         self.needs = Needs(hidden_layers=(layer,))
         return switches.heads
 
-    def through(
-        self, states: torch.Tensor, tokens: IntArray, following: IntArray, segments: Sequence[Segment]
-    ) -> torch.Tensor:
-        at, after = (torch.from_numpy(np.array(ids)).to(self.target.device) for ids in (tokens, following))
+    def through(self, states: torch.Tensor, following: IntArray, segments: Sequence[Segment]) -> torch.Tensor:
+        tokens = np.concatenate([segment.tokens for segment in segments])
+        at, after = (torch.from_numpy(ids).to(self.target.device) for ids in (tokens, following))
         return self.adaptation(states, at, after, segments)
 
     def guess(self, states: torch.Tensor, roots: IntArray, size: int) -> IntArray:

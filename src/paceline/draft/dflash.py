@@ -239,9 +239,7 @@ class DFlash(FeatureDrafter):
         """Nothing is left to commit: `fill` has read the states that waited, and writes no block to the cache. The
         states of accepted tokens come to `pending` from the target."""
 
-    def through(
-        self, states: torch.Tensor, tokens: IntArray, following: IntArray, segments: Sequence[Segment]
-    ) -> torch.Tensor:
+    def through(self, states: torch.Tensor, following: IntArray, segments: Sequence[Segment]) -> torch.Tensor:
         self.network.read(states, segments)
         return states
 

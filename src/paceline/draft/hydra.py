@@ -66,9 +66,7 @@ class Hydra(ReadingHeads):
         self.weight_bytes = nbytes(here, "hydra_lm_head")
         return heads
 
-    def through(
-        self, states: torch.Tensor, tokens: IntArray, following: IntArray, segments: Sequence[Segment]
-    ) -> torch.Tensor:
+    def through(self, states: torch.Tensor, following: IntArray, segments: Sequence[Segment]) -> torch.Tensor:
         """The states after the prefix layer and its norm; without one, as they are."""
         if self.prefix is None:
             return states

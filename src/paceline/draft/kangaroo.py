@@ -144,9 +144,7 @@ class Kangaroo(StateReader, Stepping):
         self.pending.cache.commit(self.pending.slot(draft.row), nodes)
         self.pending.read(draft.row, len(nodes))
 
-    def through(
-        self, states: torch.Tensor, tokens: IntArray, following: IntArray, segments: Sequence[Segment]
-    ) -> torch.Tensor:
+    def through(self, states: torch.Tensor, following: IntArray, segments: Sequence[Segment]) -> torch.Tensor:
         return self.adapter(states, segments)
 
 

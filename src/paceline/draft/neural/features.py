@@ -125,7 +125,5 @@ class FeatureDrafter(StateReader, Stepping):
         self.pending.cache.commit(self.pending.slot(draft.row), range(draft.known))
         self.pending.read(draft.row, draft.known)
 
-    def through(
-        self, states: torch.Tensor, tokens: IntArray, following: IntArray, segments: Sequence[Segment]
-    ) -> torch.Tensor:
+    def through(self, states: torch.Tensor, following: IntArray, segments: Sequence[Segment]) -> torch.Tensor:
         return self._forward(following.tolist(), self.network.first(states), segments)[0]

@@ -83,27 +83,24 @@ class StateReader(Drafter):
 
     pending: Pending
 
-    def through(
-        self, states: torch.Tensor, tokens: IntArray, following: IntArray, segments: Sequence[Segment]
-    ) -> torch.Tensor:
+    def through(self, states: torch.Tensor, following: IntArray, segments: Sequence[Segment]) -> torch.Tensor:
         """Run the head's own layers over states [N, L * H] of committed tokens; [N, H], from which it drafts.
 
         Nothing is committed.
 
-        tokens, following  int64 [N]: the tokens of the states' positions, and those after them.
-        segments           the positions, for the cache."""
+        segments   the states' positions and tokens. following: int64 [N], the token after each."""
         raise NotImplementedError
 
     @torch.inference_mode()
     def read(self, rows: Sequence[Request], states: Sequence[torch.Tensor]) -> torch.Tensor:
         """`through` over the rows' next states, [n, L * H] each, and commit them; [sum(n), H]. They wait no longer."""
-        segments, tokens, following = [], [], []
+        segments, following = [], []
         for row, of_row in zip(rows, states, strict=True):
             begin = self.pending.cached(row)
-            tokens.append(row.tokens[begin : begin + len(of_row)])
-            following.append(row.tokens[begin + 1 : begin + len(of_row) + 1])
-            segments.append(Segment.chunk(self.pending.slot(row), tokens[-1], last=False))
-        made = self.through(torch.cat(list(states)), np.concatenate(tokens), np.concatenate(following), segments)
+            tokens, after = (row.tokens[at : at + len(of_row)] for at in (begin, begin + 1))
+            segments.append(Segment.chunk(self.pending.slot(row), tokens, last=False))
+            following.append(after)
+        made = self.through(torch.cat(list(states)), np.concatenate(following), segments)
         for row, of_row in zip(rows, states, strict=True):
             self.pending.cache.commit(self.pending.slot(row), range(len(of_row)))
             self.pending.read(row, len(of_row))

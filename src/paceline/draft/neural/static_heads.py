@@ -231,7 +231,7 @@ class ReadingHeads(StateReader, StaticHeads):
         """`through` over a whole text; nothing is committed."""
         slot = self.pending.cache.add_row(len(tokens))
         segment = Segment.chunk(slot, tokens, last=False)
-        made = self.through(states, tokens, np.append(tokens[1:], 0), [segment])
+        made = self.through(states, np.append(tokens[1:], 0), [segment])
         self.pending.cache.drop_row(slot)
         return made
 
