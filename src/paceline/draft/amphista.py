@@ -6,7 +6,7 @@ they make, an encoder lets the K positions see each other, and the target's outp
 depths, so the candidates of a depth are the same below every node of the depth before. No code of the authors exists:
 `paceline.draft.neural.networks` has the network, called Amphista-R, and its switches."""
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Sequence
 
 import numpy as np
 import torch
@@ -23,7 +23,7 @@ from paceline.errors import MethodError
 from paceline.target.base import BEFORE_NORM, Facts, Needs
 from paceline.target.decoder import Decoder
 from paceline.target.linear import linear
-from paceline.target.quantised.blocks import Blocks
+from paceline.target.quantised.blocks import WeightsByName
 
 
 class Adaptation:
@@ -31,7 +31,7 @@ class Adaptation:
 
     weights  of `adaptation_shapes`."""
 
-    def __init__(self, switches: Switches, weights: Mapping[str, torch.Tensor | Blocks], target: Decoder):
+    def __init__(self, switches: Switches, weights: WeightsByName, target: Decoder):
         self.switches, self.embedding = switches, target.embedding
         names = ("fusion1.weight", "fusion2.weight")
         made = (linear([weights[name]], None, target.dtype) if name in weights else None for name in names)

@@ -1,6 +1,6 @@
 """Decoder layers: norms, rotary positions, gates and attention over a ragged cache. Trained drafters use them too."""
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Sequence
 from dataclasses import replace
 
 import torch
@@ -10,7 +10,7 @@ from paceline.engine.round import Segment
 from paceline.target.cache import RaggedCache, Writer
 from paceline.target.layout import Layout, plan
 from paceline.target.linear import LayerPart, Linear, stacked
-from paceline.target.quantised.blocks import Blocks, tensors_of
+from paceline.target.quantised.blocks import Blocks, WeightsByName, tensors_of
 from paceline.target.recurrent import GatedDelta
 from paceline.target.shape import ROUTER, SHARED_GATE, LayerKind, Shape, layer_shapes
 
@@ -139,9 +139,7 @@ class Attention(LayerPart):
              (`attention_shapes`); and if present, their biases, "q_norm.weight" and "k_norm.weight". With twice as many
              rows, q_proj has a gate after the queries, whose sigmoid multiplies what is attended to."""
 
-    def __init__(
-        self, weights: Mapping[str, torch.Tensor | Blocks], shape: Shape, ops: TorchOps, window: int | None = None
-    ):
+    def __init__(self, weights: WeightsByName, shape: Shape, ops: TorchOps, window: int | None = None):
         self.shape, self.ops, self.window = shape, ops, window
         self.gate: Linear | None = None
         dtype, queries = ops.cos.dtype, shape.num_heads * shape.head_dim
@@ -181,7 +179,7 @@ class MLP(LayerPart):
     weights  with `start` in front: "gate_proj.weight" and "up_proj.weight" (or both as "gate_up_proj.weight") and
              "down_proj.weight"; and if present, their biases."""
 
-    def __init__(self, weights: Mapping[str, torch.Tensor | Blocks], start: str, shape: Shape, ops: TorchOps):
+    def __init__(self, weights: WeightsByName, start: str, shape: Shape, ops: TorchOps):
         self.ops, self.gelu, dtype = ops, shape.gelu, ops.cos.dtype
         names = (f"{start}.{name}_proj" for name in ("gate_up", "gate", "up"))
         self.gate_up = stacked(weights, [*names], dtype)
@@ -201,7 +199,7 @@ class Mixture(LayerPart):
     weights  "mlp.gate.weight", and those of an `MLP` for every expert, "mlp.experts.0." and so on; of a shared one,
              "mlp.shared_expert." and "mlp.shared_expert_gate.weight"."""
 
-    def __init__(self, weights: Mapping[str, torch.Tensor | Blocks], shape: Shape, ops: TorchOps):
+    def __init__(self, weights: WeightsByName, shape: Shape, ops: TorchOps):
         assert shape.experts is not None
         self.of = shape.experts
         self.ops = ops
@@ -234,9 +232,7 @@ class Layer(LayerPart):
     weights  "self_attn." and a name of `Attention`'s, or "linear_attn." and one of `GatedDelta`'s; "mlp." and a name of
              `MLP`'s or `Mixture`'s; and the norms of `shape` after the first."""
 
-    def __init__(
-        self, weights: Mapping[str, torch.Tensor | Blocks], shape: Shape, ops: TorchOps, kind: LayerKind = LayerKind()
-    ):
+    def __init__(self, weights: WeightsByName, shape: Shape, ops: TorchOps, kind: LayerKind = LayerKind()):
         start, vectors = "linear_attn." if kind.recurrent else "self_attn.", tensors_of(weights)
         inner = {name.removeprefix(start): weight for name, weight in weights.items() if name.startswith(start)}
         self.ops, self.scale = ops, shape.residual_scale

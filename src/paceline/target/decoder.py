@@ -8,7 +8,7 @@ are stored in the order that is read fastest: oneDNN's, or our own (`kernels/pro
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Sequence
 from functools import cached_property
 from itertools import accumulate, pairwise
 from typing import TYPE_CHECKING
@@ -28,7 +28,7 @@ from paceline.target.cache import CachedTarget, RaggedCache, Writer
 from paceline.target.folder import fingerprint
 from paceline.target.layout import SHARED_QUERIES, Layout, padded_size, plan
 from paceline.target.linear import FEW, BlockLinear, linear
-from paceline.target.quantised.blocks import Blocks, describe, tensors_of
+from paceline.target.quantised.blocks import Blocks, WeightsByName, describe, tensors_of
 from paceline.target.recurrent import RecurrentState
 from paceline.target.shape import Shape, rotary_tables, row_order, weight_shapes
 from paceline.target.threads import Threads
@@ -46,7 +46,7 @@ class Block:
 
     nbytes  bytes of its weights."""
 
-    def __init__(self, weights: Mapping[str, torch.Tensor | Blocks], number: int, shape: Shape, ops: TorchOps):
+    def __init__(self, weights: WeightsByName, number: int, shape: Shape, ops: TorchOps):
         start = f"model.layers.{number}."
         own = {name.removeprefix(start): weight for name, weight in weights.items() if name.startswith(start)}
         self.nbytes = sum(weight.nbytes for weight in own.values())
@@ -92,7 +92,7 @@ class Decoder(CachedTarget):
     def __init__(
         self,
         config: PretrainedConfig,
-        weights: Mapping[str, torch.Tensor | Blocks],
+        weights: WeightsByName,
         *,
         name: str = "decoder",
         dtype: torch.dtype = torch.float32,

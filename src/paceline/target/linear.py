@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Iterator, Sequence
 from typing import TYPE_CHECKING
 
 import torch
@@ -10,7 +10,7 @@ import torch.nn.functional as F
 
 from paceline.errors import ModelError
 from paceline.target import kernels
-from paceline.target.quantised.blocks import Blocks
+from paceline.target.quantised.blocks import Blocks, WeightsByName
 
 if TYPE_CHECKING:
     from paceline.target.attention import TorchOps
@@ -155,7 +155,7 @@ def linear(
     return Linear(dense[0] if len(dense) == 1 else torch.cat(dense), bias, divisor=divisor)
 
 
-def stacked(weights: Mapping[str, torch.Tensor | Blocks], names: Sequence[str], dtype: torch.dtype) -> Linear:
+def stacked(weights: WeightsByName, names: Sequence[str], dtype: torch.dtype) -> Linear:
     """One product with the matrices of these names that there are, stacked, and their biases if any."""
     names = [name for name in names if f"{name}.weight" in weights]
     biases = [bias for name in names if isinstance(bias := weights.get(f"{name}.bias"), torch.Tensor)]

@@ -28,7 +28,7 @@ import torch.nn.functional as F
 from paceline.engine.round import Segment
 from paceline.engine.tree import IntArray, ancestors
 from paceline.target.linear import LayerPart, stacked
-from paceline.target.quantised.blocks import Blocks, tensors_of
+from paceline.target.quantised.blocks import WeightsByName, tensors_of
 from paceline.target.shape import Delta, Shape
 
 if TYPE_CHECKING:
@@ -318,7 +318,7 @@ class GatedDelta(LayerPart):
     weights  "in_proj_qkvz.weight" and "in_proj_ba.weight", or "in_proj_qkv.weight" and those of z, b and a; with
              "conv1d.weight", "A_log", "dt_bias", "norm.weight" and "out_proj.weight"."""
 
-    def __init__(self, weights: Mapping[str, torch.Tensor | Blocks], shape: Shape, ops: TorchOps):
+    def __init__(self, weights: WeightsByName, shape: Shape, ops: TorchOps):
         self.ops, vectors, dtype = ops, tensors_of(weights), ops.cos.dtype
         names = [[f"in_proj_{part}" for part in parts] for parts in (("qkvz", "qkv", "z"), ("ba", "b", "a"))]
         self.qkv, self.ba = (stacked(weights, of, dtype) for of in names)

@@ -26,7 +26,7 @@ from paceline import __version__
 from paceline.errors import MethodError, meant
 from paceline.jsonl import loads, replacing, write_whole
 from paceline.target.base import Facts
-from paceline.target.quantised.blocks import KINDS, Blocks
+from paceline.target.quantised.blocks import KINDS, Blocks, WeightsByName
 
 WEIGHTS, CONFIG = "model.safetensors", "config.json"
 KIND = "paceline_drafter"
@@ -58,9 +58,7 @@ class TargetFacts:
         )
 
 
-def save_drafter(
-    out: Path, kind: str, *, config: dict[str, Any], tensors: Mapping[str, Tensor | Blocks], target: TargetFacts
-) -> None:
+def save_drafter(out: Path, kind: str, *, config: dict[str, Any], tensors: WeightsByName, target: TargetFacts) -> None:
     """Write a drafter into the folder `out`, as `save_folder` does. config.json names the matrices in blocks."""
     blocks = {name: w for name, w in tensors.items() if isinstance(w, Blocks)}
     plain = {name: w.data if isinstance(w, Blocks) else w for name, w in tensors.items()}

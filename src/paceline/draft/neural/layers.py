@@ -22,7 +22,7 @@ from paceline.target.decoder import Decoder
 from paceline.target.hf import HFTarget
 from paceline.target.layout import Layout
 from paceline.target.linear import Linear, linear
-from paceline.target.quantised.blocks import Blocks, Weights, quantised, tensors_of
+from paceline.target.quantised.blocks import Blocks, Weights, WeightsByName, quantised, tensors_of
 from paceline.target.shape import LayerKind, Shape, layer_shapes, rotary_tables, unsupported
 
 # Weights -------------------------------------------------------------------------------------------------------------
@@ -42,7 +42,7 @@ def placed(tensors: Mapping[str, Tensor], target: Facts, precision: Precision = 
     return {name: w if isinstance(w, Blocks) else w.to(target.dtype) for name, w in made.items()}
 
 
-def load_module(module: nn.Module, weights: Mapping[str, Tensor | Blocks], target: Facts) -> Any:
+def load_module(module: nn.Module, weights: WeightsByName, target: Facts) -> Any:
     """`module` with these weights, on the target's device. Linear layers whose weights are blocks become `Product`s."""
     names = module.state_dict().keys()
     own = {name: w for name, w in weights.items() if name in names}
@@ -68,7 +68,7 @@ class Product(nn.Module):
         return self.product(x.flatten(0, -2)).unflatten(0, x.shape[:-1])
 
 
-def nbytes(weights: Mapping[str, Tensor | Blocks], *without: str) -> int:
+def nbytes(weights: WeightsByName, *without: str) -> int:
     """Bytes of the weights whose names do not begin with one of `without`."""
     return sum(w.nbytes for name, w in weights.items() if not name.startswith(without or ("\0",)))
 
@@ -169,10 +169,7 @@ class HeadLayers:
     vectors  set here: the weights that are not in blocks.
     norms    set here: of every layer the norm before its attention, NORM; None where there is none."""
 
-    def __init__(
-        self, weights: Mapping[str, Tensor | Blocks], prefixes: Sequence[str], shape: Shape, ops: TorchOps,
-        target: Facts,
-    ):  # fmt: skip
+    def __init__(self, weights: WeightsByName, prefixes: Sequence[str], shape: Shape, ops: TorchOps, target: Facts):
         self.shape, self.ops, self.vectors = shape, ops, tensors_of(weights)
         self.norms = [self.vectors.get(f"{prefix}{NORM}.weight") for prefix in prefixes]
         self.layers = [
@@ -200,7 +197,7 @@ class HeadLayers:
         return states
 
 
-def rotary_layers(weights: Mapping[str, Tensor | Blocks], config: PretrainedConfig, target: Facts) -> HeadLayers:
+def rotary_layers(weights: WeightsByName, config: PretrainedConfig, target: Facts) -> HeadLayers:
     """The layers "layers.0.", "layers.1.", ... of `weights`, with rotary positions, as in `layer_config`."""
     shape = Shape.of(config)
     kind = type(target.ops) if isinstance(target, Decoder) else TorchOps
@@ -221,7 +218,7 @@ def check_width(path: str, width: int, target: Facts) -> None:
 # Layers of the target's shape ----------------------------------------------------------------------------------------
 
 
-def own_layers(weights: Mapping[str, Tensor | Blocks], prefixes: Sequence[str], target: Decoder) -> HeadLayers:
+def own_layers(weights: WeightsByName, prefixes: Sequence[str], target: Decoder) -> HeadLayers:
     """Pre-norm layers of the target's shape without biases, for committed text. weights: of `own_shapes`."""
     return HeadLayers(weights, prefixes, own_shape(target, len(prefixes)), target.ops, target)
 
