@@ -21,15 +21,7 @@ from paceline.errors import ModelError, shortened
 from paceline.target.decoder import Decoder
 from paceline.target.folder import check_config, check_sizes, fingerprint, one_line, refuse_pointer
 from paceline.target.linear import has_units
-from paceline.target.quantised.blocks import (
-    Blocks,
-    Weights,
-    WeightsByName,
-    in_precision,
-    kind_of,
-    multipliable,
-    tensors_of,
-)
+from paceline.target.quantised.blocks import Blocks, Weights, in_precision, kind_of, multipliable, tensors_of
 from paceline.target.shape import ATTENTION, ROUTER, Shape, unsupported, weight_shapes
 
 VERSIONS = (2, 3)
@@ -282,7 +274,7 @@ def end_tokens(facts: Mapping[str, Any]) -> set[int]:
     return {i for i in named if isinstance(i, int)} | known
 
 
-def _own_dtype(weights: WeightsByName) -> torch.dtype:
+def _own_dtype(weights: Weights) -> torch.dtype:
     matrices = [w for name, w in weights.items() if len(w.shape) > 1 and not name.endswith(f".{ROUTER}.weight")]
     narrow = all(isinstance(w, Blocks) or w.dtype == torch.bfloat16 for w in matrices)
     return torch.bfloat16 if has_units(torch.bfloat16) and narrow else torch.float32
