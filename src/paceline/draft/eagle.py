@@ -15,6 +15,7 @@ from paceline.draft.neural.layers import TABLE, Entries, Precision, Tensors
 from paceline.engine.round import Segment
 from paceline.errors import MethodError
 from paceline.target.base import Facts
+from paceline.target.cache import Pair
 from paceline.target.linear import linear
 from paceline.target.shape import Shape
 
@@ -53,9 +54,7 @@ class EagleNetwork(Network):
         self.fc = linear([here["fc.weight"]], self.layers.vectors.get("fc.bias"), target.dtype)
         self.cache, self.nbytes = self.layers.cache, neural.nbytes(here)
 
-    def forward(
-        self, embedded: torch.Tensor, features: torch.Tensor, segments: Sequence[Segment]
-    ) -> tuple[torch.Tensor, torch.Tensor]:
+    def forward(self, embedded: torch.Tensor, features: torch.Tensor, segments: Sequence[Segment]) -> Pair:
         layout, cache = self.layers.begin(segments, features)
         y = self.layers(self.fc(torch.cat([embedded, features], -1)), layout, cache)
         return y, y if layout.wanted is None else y[layout.wanted]

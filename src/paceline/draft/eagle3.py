@@ -20,6 +20,7 @@ from paceline.draft.neural.vocab import MEMBERS, OFFSETS, columns_of
 from paceline.engine.round import Segment
 from paceline.errors import MethodError
 from paceline.target.base import Facts
+from paceline.target.cache import Pair
 from paceline.target.linear import linear
 from paceline.target.shape import Shape
 
@@ -132,9 +133,7 @@ class Eagle3Network(Network):
             states = torch.cat([self._norm(part.contiguous(), f"fc_norm.{n}") for n, part in enumerate(parts)], -1)
         return self.fc(states)
 
-    def forward(
-        self, embedded: torch.Tensor, features: torch.Tensor, segments: Sequence[Segment]
-    ) -> tuple[torch.Tensor, torch.Tensor]:
+    def forward(self, embedded: torch.Tensor, features: torch.Tensor, segments: Sequence[Segment]) -> Pair:
         layout, cache = self.layers.begin(segments, features)
         add_norm, (first, *deeper) = self.layers.ops.add_norm, self.layers.layers
         normed = self._norm(features, "layers.0.hidden_norm")

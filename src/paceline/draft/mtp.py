@@ -29,7 +29,7 @@ from paceline.engine.round import Segment
 from paceline.errors import MethodError
 from paceline.target.attention import begin
 from paceline.target.base import Facts
-from paceline.target.cache import RaggedCache
+from paceline.target.cache import Pair, RaggedCache
 from paceline.target.decoder import Block, Decoder, computed_with
 from paceline.target.folder import find, open_weights
 from paceline.target.linear import linear
@@ -128,9 +128,7 @@ class MtpNetwork(Network):
         of_experts = neural.nbytes({name: weight for name, weight in here.items() if ".experts." in name})
         self.nbytes = neural.nbytes(here) - round((1 - target.expert_share) * of_experts)
 
-    def forward(
-        self, embedded: torch.Tensor, features: torch.Tensor, segments: Sequence[Segment]
-    ) -> tuple[torch.Tensor, torch.Tensor]:
+    def forward(self, embedded: torch.Tensor, features: torch.Tensor, segments: Sequence[Segment]) -> Pair:
         layout, cache = begin(segments, self.cache, self.shape, self.ops, features)
         of_embedding, of_state, last = (self.weights[name] for name in OUTER[1:])
         x = self.fc(torch.cat([self.ops.norm(embedded, of_embedding), self.ops.norm(features, of_state)], -1))

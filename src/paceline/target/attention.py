@@ -7,7 +7,7 @@ import torch
 import torch.nn.functional as F
 
 from paceline.engine.round import Segment
-from paceline.target.cache import RaggedCache, Writer
+from paceline.target.cache import Pair, RaggedCache, Writer
 from paceline.target.layout import Layout, plan
 from paceline.target.linear import LayerPart, Linear, stacked
 from paceline.target.quantised.blocks import Blocks, WeightsByName, tensors_of
@@ -33,9 +33,7 @@ class TorchOps:
         """RMS norm of x [N, H] with `weight` [H]."""
         return F.rms_norm(x, weight.shape, weight, self.eps)
 
-    def add_norm(
-        self, x: torch.Tensor, delta: torch.Tensor, weight: torch.Tensor | None, scale: float = 1.0
-    ) -> tuple[torch.Tensor, torch.Tensor]:
+    def add_norm(self, x: torch.Tensor, delta: torch.Tensor, weight: torch.Tensor | None, scale: float = 1.0) -> Pair:
         """x + scale * delta, both [N, H], and its RMS norm; itself without a weight."""
         x = torch.add(x, delta, alpha=scale)
         return x, x if weight is None else self.norm(x, weight)
@@ -240,9 +238,7 @@ class Layer(LayerPart):
         self.attention = GatedDelta(inner, shape, ops) if kind.recurrent else Attention(inner, shape, ops, kind.window)
         self.mlp = Mixture(weights, shape, ops) if kind.experts else MLP(weights, "mlp", shape, ops)
 
-    def __call__(
-        self, x: torch.Tensor, residual: torch.Tensor, layout: Layout, cache: Writer, layer: int
-    ) -> tuple[torch.Tensor, torch.Tensor]:
+    def __call__(self, x: torch.Tensor, residual: torch.Tensor, layout: Layout, cache: Writer, layer: int) -> Pair:
         """The layer's output as two summands, [N, H] each, which the next norm adds in its own pass, the second times
         `shape.residual_scale`.
 

@@ -34,6 +34,8 @@ def in_granules(length: int) -> int:
 
 PerLayer = tuple[tuple[torch.Tensor, ...], tuple[torch.Tensor, ...]]
 """Views of every layer's keys, and of every layer's values."""
+Pair = tuple[torch.Tensor, torch.Tensor]
+"""Two tensors of a forward, such as the summands of a layer's output."""
 
 
 class RaggedCache:
@@ -317,7 +319,7 @@ class Writer:
         paths = (0,) * 4 if layout.paths is None else layout.paths.header
         return array("q", (kv.data_ptr(), layer, values, kv.shape[4], *nodes, *paths))
 
-    def read(self, layer: int, group: int) -> tuple[torch.Tensor, torch.Tensor]:
+    def read(self, layer: int, group: int) -> Pair:
         """Keys and values of a group, [slots, kv_heads, keys, head_dim] each."""
         keys, values = self._groups[group]
         return keys[layer], values[layer]
@@ -344,7 +346,7 @@ class CachedTarget(Target):
         """As `RaggedCache.truncate`."""
         self.cache.truncate(slot, length)
 
-    def _best(self, logits: torch.Tensor, needs: Needs) -> tuple[torch.Tensor, torch.Tensor] | None:
+    def _best(self, logits: torch.Tensor, needs: Needs) -> Pair | None:
         """Values and ids of the `needs.top_k` best logits; their time is booked as the drafter's."""
         if not needs.top_k:
             return None

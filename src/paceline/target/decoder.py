@@ -24,7 +24,7 @@ from paceline.errors import ModelError
 from paceline.target import kernels
 from paceline.target.attention import Layer, TorchOps
 from paceline.target.base import BEFORE_NORM, LayerCallback, Needs
-from paceline.target.cache import CachedTarget, RaggedCache, Writer
+from paceline.target.cache import CachedTarget, Pair, RaggedCache, Writer
 from paceline.target.folder import fingerprint
 from paceline.target.layout import SHARED_QUERIES, Layout, padded_size, plan
 from paceline.target.linear import FEW, BlockLinear, linear
@@ -53,9 +53,7 @@ class Block:
         self.norm = None if shape.norms[0] is None else tensors_of(own)[f"{shape.norms[0]}.weight"]
         self.layer = Layer(own, shape, ops, shape.layers[number])
 
-    def __call__(
-        self, x: torch.Tensor, delta: torch.Tensor | None, layout: Layout, cache: Writer, layer: int
-    ) -> tuple[torch.Tensor, torch.Tensor]:
+    def __call__(self, x: torch.Tensor, delta: torch.Tensor | None, layout: Layout, cache: Writer, layer: int) -> Pair:
         """The layer over the sum of x and delta, [N, H] each, as `Layer` returns them: its output is two summands too.
         layer: its number in the cache."""
         h, ops = x, self.layer.ops
@@ -334,7 +332,7 @@ class Decoder(CachedTarget):
     ) -> torch.Tensor:
         """`layers` over the states x [N, H]; [N, H]. cache_begins: the layer that is the cache's first."""
 
-        def step(layer: int, x: torch.Tensor, delta: torch.Tensor | None) -> tuple[torch.Tensor, torch.Tensor]:
+        def step(layer: int, x: torch.Tensor, delta: torch.Tensor | None) -> Pair:
             places = self._places[self.shape.layers[layer].recurrent]
             return self.blocks[layer](x, delta, layout, cache, places[layer] - places[cache_begins])
 

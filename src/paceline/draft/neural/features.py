@@ -26,7 +26,7 @@ from paceline.engine.request import Request
 from paceline.engine.round import Segment
 from paceline.engine.tree import IntArray
 from paceline.target.base import Facts, Needs
-from paceline.target.cache import RaggedCache
+from paceline.target.cache import Pair, RaggedCache
 from paceline.target.linear import Linear
 
 
@@ -59,9 +59,7 @@ class Network:
         """Features [N, H] of the target's states [N, taps * target's H]."""
         return states
 
-    def forward(
-        self, embedded: torch.Tensor, features: torch.Tensor, segments: Sequence[Segment]
-    ) -> tuple[torch.Tensor, torch.Tensor]:
+    def forward(self, embedded: torch.Tensor, features: torch.Tensor, segments: Sequence[Segment]) -> Pair:
         """Run the segments' nodes, given their embeddings and features [N, H]. Returns their children's features
         [N, H], and the input [M, H] of the output head for the nodes whose logits are wanted."""
         raise NotImplementedError
@@ -114,9 +112,7 @@ class FeatureDrafter(StateReader, Stepping):
         return torch.cat(draft.features)[draft.parent[draft.done :]]
 
     @torch.inference_mode()
-    def _forward(
-        self, tokens: Sequence[int], features: torch.Tensor, segments: Sequence[Segment]
-    ) -> tuple[torch.Tensor, torch.Tensor]:
+    def _forward(self, tokens: Sequence[int], features: torch.Tensor, segments: Sequence[Segment]) -> Pair:
         ids = torch.tensor(tokens, device=features.device)
         return self.network.forward(F.embedding(ids, self.network.table), features, segments)
 

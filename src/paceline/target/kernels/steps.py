@@ -15,7 +15,7 @@ from numba import carray, cfunc, njit
 
 from paceline.compiled import address, exponential, float_of, put, take, widened
 from paceline.target.attention import TorchOps
-from paceline.target.cache import AT, CAPACITY, HEADER, KEYS, LAYER, POSITIONS, SLOTS, VALUES, Writer
+from paceline.target.cache import AT, CAPACITY, HEADER, KEYS, LAYER, POSITIONS, SLOTS, VALUES, Pair, Writer
 from paceline.target.kernels import on_threads
 from paceline.target.layout import Layout
 
@@ -224,9 +224,7 @@ class FusedOps(TorchOps):
         _run(self._add_norm, rows, width, *at, width, self._eps, _bits(1.0))
         return out
 
-    def add_norm(
-        self, x: torch.Tensor, delta: torch.Tensor, weight: torch.Tensor | None, scale: float = 1.0
-    ) -> tuple[torch.Tensor, torch.Tensor]:
+    def add_norm(self, x: torch.Tensor, delta: torch.Tensor, weight: torch.Tensor | None, scale: float = 1.0) -> Pair:
         total = torch.empty_like(delta)
         out, weight_at = (total, 0) if weight is None else (torch.empty_like(delta), weight.data_ptr())
         rows, width = delta.shape
