@@ -14,6 +14,7 @@ from transformers.generation import logits_process as hf
 
 from paceline.engine.logits import BLOCK, best_token, softmax_of_row
 from paceline.engine.sampling import (
+    FreeNoise,
     RowRandom,
     SamplingParams,
     distribution,
@@ -349,6 +350,10 @@ def test_what_cannot_be_drawn_from(probs: list[float]) -> None:
 # A row's randomness ---------------------------------------------------------------------------------------------
 
 
+def drawn(noise: FreeNoise, count: int) -> list[float]:
+    return [noise.random() for _ in range(count)]
+
+
 def test_noise_depends_on_the_seed_and_the_position_alone() -> None:
     in_order = [RowRandom(7).emit(i) for i in range(700)]
     assert len(set(in_order)) == 700
@@ -356,7 +361,7 @@ def test_noise_depends_on_the_seed_and_the_position_alone() -> None:
     assert [grown.emit(i) for i in range(700)] == in_order
     assert jumped.emit(699) == in_order[699]
     assert [jumped.emit(i) for i in (0, 255, 256, 511, 512)] == [in_order[i] for i in (0, 255, 256, 511, 512)]
-    jumped.free.random(1000)
+    drawn(jumped.free, 1000)
     assert jumped.emit(3) == in_order[3]
     assert RowRandom(8).emit(0) != in_order[0]
 
@@ -364,8 +369,8 @@ def test_noise_depends_on_the_seed_and_the_position_alone() -> None:
 def test_free_noise_is_apart() -> None:
     one, other = RowRandom(7), RowRandom(7)
     other.emit(600)
-    free = one.free.random(5).tolist()
-    assert other.free.random(5).tolist() == free
+    free = drawn(one.free, 5)
+    assert drawn(other.free, 5) == free
     assert free[0] != RowRandom(7).emit(0)
 
 
@@ -374,15 +379,15 @@ def test_free_noise_depends_on_where_a_round_begins_and_on_nothing_before() -> N
     noise = RowRandom(7).free
     for position in range(200):
         noise.begin(position)
-        rounds[position] = noise.random(5).tolist()
+        rounds[position] = drawn(noise, 5)
     assert len({number for numbers in rounds.values() for number in numbers}) == 1000
     other = RowRandom(7).free
     for position in (150, 3, 64, 63, 3):  # out of order, and after a round that was given up
         other.begin(position)
-        other.random(90)
+        drawn(other, 90)
         other.begin(position)
-        assert other.random(5).tolist() == rounds[position]
-    assert len(set(other.random(1000).tolist()) - set(rounds[3])) == 1000
+        assert drawn(other, 5) == rounds[position]
+    assert len(set(drawn(other, 1000)) - set(rounds[3])) == 1000
 
 
 def test_a_fresh_seed_is_told() -> None:

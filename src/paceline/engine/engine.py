@@ -162,7 +162,7 @@ class Engine:
         """Trees by row id. If the drafter fails at a row, it is asked again for the others."""
         while rows := [row for row in rows if row.finish_reason is None]:
             for row in rows:
-                row.random.begin_round(row.num_new)
+                row.random.free.begin(row.num_new)
             with _Guard(rows):
                 trees = stamp(self.drafter.propose(rows), self.drafter)
                 return {row.id: rooted(tree, row, self.drafter) for row, tree in zip(rows, trees, strict=True)}

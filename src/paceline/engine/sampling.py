@@ -207,13 +207,11 @@ class FreeNoise:
         self._block = np.empty(0)
 
     def begin(self, position: int) -> None:
+        """A round begins at output position `position`."""
         self._position, self._drawn = position, 0
 
-    def random(self, count: int = 0) -> Any:
-        """The next number; with a `count`, an array of the next numbers."""
-        return np.array([self._next() for _ in range(count)]) if count else self._next()
-
-    def _next(self) -> float:
+    def random(self) -> float:
+        """The next number."""
         page, at = divmod(self._drawn, self.LANE)
         self._drawn += 1
         block, lane = divmod(self._position, self.BLOCK)
@@ -238,10 +236,6 @@ class RowRandom:
         self._emit = np.random.Generator(np.random.Philox(emit))
         self._noise = np.empty(0)
         self.free = FreeNoise(self.seed)
-
-    def begin_round(self, position: int) -> None:
-        """A round begins at output position `position`; `keep` and `draft` depend on it."""
-        self.free.begin(position)
 
     def emit(self, position: int) -> float:
         """The uniform number in [0, 1) that decides output position `position` (0 is the first new token)."""
