@@ -15,23 +15,13 @@ from typing import Literal
 import numpy as np
 import torch
 
+from paceline.draft import shapes
 from paceline.draft.base import Drafter
 from paceline.draft.cost import SIZES, best_size, time_forwards
 from paceline.draft.neural.layers import PRECISION, Precision, table_and_head
 from paceline.draft.neural.pending import StateReader
 from paceline.draft.neural.vocab import kept_rows
-from paceline.draft.shapes import (
-    SLOTS,
-    SLOTS_FILE,
-    RankPath,
-    Template,
-    best_paths,
-    compile_template,
-    path_values,
-    published,
-    read_accuracies,
-    template_of,
-)
+from paceline.draft.shapes import RankPath, Template
 from paceline.draft.spec import Options, option
 from paceline.engine.logits import top_tokens
 from paceline.engine.request import Request
@@ -183,7 +173,7 @@ class StaticHeads(Drafter):
         """Choose and compile the tree."""
         tree, ranks = self.config.tree, min(RANKS, tokens)
         if isinstance(tree, str) and tree != "auto":
-            self.template = template_of(tree, tokens, self.name, "a number, auto")
+            self.template = shapes.template_of(tree, tokens, self.name, "a number, auto")
             deepest = int(self.template.depth[-1])
             if deepest > depth:
                 raise MethodError(
@@ -191,23 +181,23 @@ class StaticHeads(Drafter):
                 )
         else:
             shares = self._accuracies(depth, ranks)
-            paths = best_paths(shares, SIZES[-1]) if tree == "auto" else self._paths(shares, int(tree), depth, ranks)
-            self.template = compile_template(paths, ranks)
+            paths = self._paths(shares, SIZES[-1] if tree == "auto" else int(tree), depth, ranks)
+            self.template = shapes.compile_template(paths, ranks)
         self._ranks = int(self.template.rank.max()) + 1
         if tree == "auto":
-            self.template = compile_template(paths[: self._paying(target, shares, paths)], ranks)
+            self.template = shapes.compile_template(paths[: self._paying(target, shares, paths)], ranks)
             self._ranks = int(self.template.rank.max()) + 1
 
     def _accuracies(self, depth: int, ranks: int) -> list[list[float]]:
         """How often each rank of each depth is right: as measured for these heads, or else as published."""
-        known = (self.folder / SLOTS_FILE).is_file()
-        shares = read_accuracies(str(self.folder)) if known else SLOTS
+        known = (self.folder / shapes.SLOTS_FILE).is_file()
+        shares = shapes.read_accuracies(str(self.folder)) if known else shapes.SLOTS
         return [list(row[:ranks]) for row in shares[:depth]]
 
     def _paths(self, shares: Sequence[Sequence[float]], count: int, depth: int, ranks: int) -> list[RankPath]:
-        whole = published()
-        if (self.folder / SLOTS_FILE).is_file() or count != len(whole):
-            return best_paths(shares, count)
+        whole = shapes.published()
+        if (self.folder / shapes.SLOTS_FILE).is_file() or count != len(whole):
+            return shapes.best_paths(shares, count)
         return [path for path in whole if len(path) <= depth and max(path) < ranks]
 
     def _paying(self, target: Facts, shares: Sequence[Sequence[float]], paths: Sequence[RankPath]) -> int:
@@ -219,7 +209,7 @@ class StaticHeads(Drafter):
                 began = perf_counter()
                 self.guess(states, np.zeros(1, np.int64), len(paths) + 1)
                 times.append(perf_counter() - began)
-        gains = [0.0, *accumulate(path_values(shares, paths))]
+        gains = [0.0, *accumulate(shapes.path_values(shares, paths))]
         return max(best_size(gains, time_forwards(target), min(times)), 1)
 
 
