@@ -263,8 +263,7 @@ class Decoder(CachedTarget):
         self.clock.lap("prepare")
         x, first = self._resume(segments, layout, needs)
         logits, taps = self.finish(x, first, layout, self._begin(layout), needs, on_layer)
-        ends = [end for _, end in layout.spans]
-        return Verdict(logits, layout.wanted_at, taps, [0, *ends], self._best(logits, needs))
+        return Verdict.on(segments, logits, taps, self._best(logits, needs))
 
     def finish(
         self,
@@ -294,7 +293,7 @@ class Decoder(CachedTarget):
             x = x if layout.wanted is None else x[layout.wanted]
         else:
             x = self.ops.norm(x if layout.wanted is None else x[layout.wanted], self.norm)
-        logits = self.head(x)[: layout.wanted_at[-1]]
+        logits = self.head(x)[: layout.num_wanted]
         self.clock.lap("head")
         return logits, taps
 

@@ -8,7 +8,6 @@ from __future__ import annotations
 import os
 from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
-from itertools import accumulate
 from pathlib import Path
 from typing import Any
 
@@ -129,13 +128,8 @@ class HFTarget(CachedTarget):
         logits, hidden = zip(*(results[s] for s in range(len(segments))), strict=True)
         packed = torch.cat(logits)
         self.clock.lap("head")
-        return Verdict(
-            packed,
-            [*accumulate((s.num_logits for s in segments), initial=0)],
-            {layer: torch.cat([h[layer] for h in hidden]) for layer in needs.hidden_layers},
-            [*accumulate((s.num_run for s in segments), initial=0)],
-            self._best(packed, needs),
-        )
+        states = {layer: torch.cat([h[layer] for h in hidden]) for layer in needs.hidden_layers}
+        return Verdict.on(segments, packed, states, self._best(packed, needs))
 
     def _forwards(self, segments: Sequence[Segment]) -> Iterator[list[int]]:
         """Numbers of the segments of each forward: all short ones, by slot; each long one alone."""

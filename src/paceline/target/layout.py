@@ -77,8 +77,7 @@ class Layout:
     groups     the calls of torch's attention, for segments that are not in `paths`.
     by_window  by a layer's window, its `groups`, where layers differ in what they see.
     segments   those that were laid out.
-    wanted     int64 [M]: packed nodes whose logits are wanted; None: all.
-    wanted_at  as Verdict.logits_at.
+    wanted     int64 [M]: packed nodes whose logits are wanted; None: all. num_wanted: M.
     reach      by slot: the row's tokens in the cache, including those of this forward."""
 
     tokens: torch.Tensor
@@ -88,7 +87,7 @@ class Layout:
     spans: list[tuple[int, int]]
     groups: list[Group]
     wanted: torch.Tensor | None
-    wanted_at: list[int]
+    num_wanted: int
     reach: dict[int, int]
     padding: int = 0
     paths: PathPlan | None = None
@@ -168,7 +167,7 @@ def plan(
         spans=asked,
         groups=every,
         wanted=None if wanted is None else put(wanted),
-        wanted_at=[0, *accumulate(counts)],
+        num_wanted=sum(counts),
         reach=reach,
         padding=padding,
         paths=PathPlan.of(segments, lengths, shared=shared, most=most_on_paths),
