@@ -180,4 +180,3 @@ class Recorder:
 
     def _on_device(self, numbers: Sequence[IntArray]) -> torch.Tensor:
         return torch.from_numpy(np.concatenate(numbers)).to(self._decoder.device)
-
