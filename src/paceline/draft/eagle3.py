@@ -135,14 +135,13 @@ class Eagle3Network(Network):
 
     def forward(self, embedded: torch.Tensor, features: torch.Tensor, segments: Sequence[Segment]) -> Pair:
         layout, cache = self.layers.begin(segments, features)
-        add_norm, (first, *deeper) = self.layers.ops.add_norm, self.layers.layers
+        first, *deeper = self.layers.layers
         normed = self._norm(features, "layers.0.hidden_norm")
         x = torch.cat([self._norm(embedded, "layers.0.input_layernorm"), normed], -1)
-        residual, delta = first(x, normed if self.flags.norm_before_residual else features, layout, cache, 0)
+        residual, delta = first.after_norm(x, normed if self.flags.norm_before_residual else features, layout, cache, 0)
         for number, layer in enumerate(deeper, 1):
-            residual, x = add_norm(residual, delta, self.weights[f"layers.{number}.input_layernorm.weight"])
-            residual, delta = layer(x, residual, layout, cache, number)
-        y, read = add_norm(residual, delta, self.weights["norm.weight"])
+            residual, delta = layer(residual, delta, layout, cache, number)
+        y, read = self.layers.ops.add_norm(residual, delta, self.weights["norm.weight"])
         return (read if self.flags.norm_output else y), read if layout.wanted is None else read[layout.wanted]
 
 

@@ -27,13 +27,13 @@ from paceline.draft.neural.layers import Precision, Tensors
 from paceline.draft.spec import option
 from paceline.engine.round import Segment
 from paceline.errors import MethodError
-from paceline.target.attention import begin
+from paceline.target.attention import Layer, begin
 from paceline.target.base import Facts
 from paceline.target.cache import Pair, RaggedCache
-from paceline.target.decoder import Block, Decoder, computed_with
+from paceline.target.decoder import Decoder, computed_with
 from paceline.target.folder import find, open_weights
 from paceline.target.linear import linear
-from paceline.target.quantised.blocks import tensors_of
+from paceline.target.quantised.blocks import tensors_of, within
 from paceline.target.shape import ROUTER, LayerKind, Shape, layer_shapes
 
 LAYOUTS = (
@@ -121,7 +121,7 @@ class MtpNetwork(Network):
         here = neural.placed(computed, target, dtype)
         self.ops, self.weights = target.ops, tensors_of(here)
         self.fc = linear([here[OUTER[0]]], None, target.dtype)
-        self.block = Block({f"model.{name}": weight for name, weight in here.items()}, 0, shape, target.ops)
+        self.layer = Layer(within(here, "layers.0."), shape, target.ops, shape.layers[0])
         self.taps: tuple[int, ...] = (target.num_layers,)
         self.table, self.head = neural.table_and_head(target)
         self.cache = RaggedCache(1, shape.num_kv_heads, shape.head_dim, target.max_context, target.dtype, target.device)
@@ -132,7 +132,7 @@ class MtpNetwork(Network):
         layout, cache = begin(segments, self.cache, self.shape, self.ops, features)
         of_embedding, of_state, last = (self.weights[name] for name in OUTER[1:])
         x = self.fc(torch.cat([self.ops.norm(embedded, of_embedding), self.ops.norm(features, of_state)], -1))
-        residual, delta = self.block(x, None, layout, cache, 0)
+        residual, delta = self.layer(x, None, layout, cache, 0)
         _, y = self.ops.add_norm(residual, delta, last, self.shape.residual_scale)
         return y, y if layout.wanted is None else y[layout.wanted]
 

@@ -10,7 +10,7 @@ from paceline.engine.round import Segment
 from paceline.target.cache import Pair, RaggedCache, Writer
 from paceline.target.layout import Layout, plan
 from paceline.target.linear import LayerPart, Linear, stacked
-from paceline.target.quantised.blocks import Blocks, WeightsByName, tensors_of
+from paceline.target.quantised.blocks import Blocks, WeightsByName, tensors_of, within
 from paceline.target.recurrent import GatedDelta
 from paceline.target.shape import ROUTER, SHARED_GATE, LayerKind, Shape, layer_shapes
 
@@ -225,24 +225,32 @@ class Mixture(LayerPart):
 
 
 class Layer(LayerPart):
-    """A decoder layer over the attention input x and the residual r: r + attention(x), then the MLP.
+    """A decoder layer: a norm and attention, then a norm and an MLP, each added to what is before it.
 
     weights  "self_attn." and a name of `Attention`'s, or "linear_attn." and one of `GatedDelta`'s; "mlp." and a name of
-             `MLP`'s or `Mixture`'s; and the norms of `shape` after the first."""
+             `MLP`'s or `Mixture`'s; and the norms of `shape`; the first may be missing. nbytes: of them all."""
 
     def __init__(self, weights: WeightsByName, shape: Shape, ops: TorchOps, kind: LayerKind = LayerKind()):
         start, vectors = "linear_attn." if kind.recurrent else "self_attn.", tensors_of(weights)
-        inner = {name.removeprefix(start): weight for name, weight in weights.items() if name.startswith(start)}
-        self.ops, self.scale = ops, shape.residual_scale
-        self.norms = [None if name is None else vectors[f"{name}.weight"] for name in shape.norms[1:]]
+        inner, (first, *others) = within(weights, start), shape.norms
+        self.ops, self.scale, self.nbytes = ops, shape.residual_scale, sum(weight.nbytes for weight in weights.values())
+        self.norm = vectors.get(f"{first}.weight")
+        self.norms = [None if name is None else vectors[f"{name}.weight"] for name in others]
         self.attention = GatedDelta(inner, shape, ops) if kind.recurrent else Attention(inner, shape, ops, kind.window)
         self.mlp = Mixture(weights, shape, ops) if kind.experts else MLP(weights, "mlp", shape, ops)
 
-    def __call__(self, x: torch.Tensor, residual: torch.Tensor, layout: Layout, cache: Writer, layer: int) -> Pair:
-        """The layer's output as two summands, [N, H] each, which the next norm adds in its own pass, the second times
-        `shape.residual_scale`.
+    def __call__(self, x: torch.Tensor, delta: torch.Tensor | None, layout: Layout, cache: Writer, layer: int) -> Pair:
+        """The layer over x + delta, [N, H] each, delta times `shape.residual_scale`; None: over x. Its output is two
+        such summands, which the next norm adds in its own pass. layer: the layer's number in the cache."""
+        h = x
+        if delta is not None:
+            x, h = self.ops.add_norm(x, delta, self.norm, self.scale)
+        elif self.norm is not None:
+            h = self.ops.norm(x, self.norm)
+        return self.after_norm(h, x, layout, cache, layer)
 
-        x  normed states [N, width]. layer: the layer's number in the cache."""
+    def after_norm(self, x: torch.Tensor, residual: torch.Tensor, layout: Layout, cache: Writer, layer: int) -> Pair:
+        """The layer over states x [N, width] that are normed already, added to the residual [N, H]."""
         of_attention, before_mlp, of_mlp = self.norms
         delta = self.attention(x, layout, cache, layer)
         if of_attention is not None:

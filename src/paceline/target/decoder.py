@@ -28,7 +28,7 @@ from paceline.target.cache import CachedTarget, Pair, RaggedCache, Writer
 from paceline.target.folder import fingerprint
 from paceline.target.layout import SHARED_QUERIES, Layout, padded_size, plan
 from paceline.target.linear import FEW, BlockLinear, linear
-from paceline.target.quantised.blocks import Blocks, WeightsByName, describe, tensors_of
+from paceline.target.quantised.blocks import Blocks, WeightsByName, describe, within
 from paceline.target.recurrent import RecurrentState
 from paceline.target.shape import Shape, rotary_tables, row_order, weight_shapes
 from paceline.target.threads import Threads
@@ -39,29 +39,6 @@ if TYPE_CHECKING:
 
 
 MOST_ROWS = 4096  # about as many rows of an embedding in blocks are remembered: expanding one takes half a millisecond
-
-
-class Block:
-    """One layer of a decoder: a norm, then a `Layer`.
-
-    nbytes  bytes of its weights."""
-
-    def __init__(self, weights: WeightsByName, number: int, shape: Shape, ops: TorchOps):
-        start = f"model.layers.{number}."
-        own = {name.removeprefix(start): weight for name, weight in weights.items() if name.startswith(start)}
-        self.nbytes = sum(weight.nbytes for weight in own.values())
-        self.norm = None if shape.norms[0] is None else tensors_of(own)[f"{shape.norms[0]}.weight"]
-        self.layer = Layer(own, shape, ops, shape.layers[number])
-
-    def __call__(self, x: torch.Tensor, delta: torch.Tensor | None, layout: Layout, cache: Writer, layer: int) -> Pair:
-        """The layer over the sum of x and delta, [N, H] each, as `Layer` returns them: its output is two summands too.
-        layer: its number in the cache."""
-        h, ops = x, self.layer.ops
-        if delta is not None:
-            x, h = ops.add_norm(x, delta, self.norm, self.layer.scale)
-        elif self.norm is not None:
-            h = ops.norm(x, self.norm)
-        return self.layer(h, x, layout, cache, layer)
 
 
 def computed_with(name: str, weight: torch.Tensor | Blocks, shape: Shape) -> torch.Tensor | Blocks:
@@ -141,10 +118,11 @@ class Decoder(CachedTarget):
         self._programs: Programs | None = None
         if self.head.packed:
             self._compile()
-        self.blocks = [Block(weights, layer, s, self._ops[kind.rope]) for layer, kind in enumerate(s.layers)]
+        layers = [within(weights, f"model.layers.{number}.") for number in range(s.num_layers)]
+        self.blocks = [Layer(of, s, self._ops[kind.rope], kind) for of, kind in zip(layers, s.layers, strict=True)]
         self.same_on_any_threads = self._has_own_products()
         # Nodes up to which the library multiplies nothing in a forward.
-        self._few = 0 if any(product.few is None for block in self.blocks for product in block.layer.products) else FEW
+        self._few = 0 if any(product.few is None for block in self.blocks for product in block.products) else FEW
         if self._few and isinstance(head, torch.Tensor):
             self.head.keep_for_few(head)
         self._rows: dict[int, torch.Tensor] = {}
@@ -221,7 +199,7 @@ class Decoder(CachedTarget):
     def _has_own_products(self) -> bool:
         """Whether all products are ours. The order of sums in oneDNN and MKL depends on the number of threads; in our
         products and attention it does not."""
-        layers = [product for block in self.blocks for product in block.layer.products]
+        layers = [product for block in self.blocks for product in block.products]
         return all(product.panels is not None for product in (self.head, *layers))
 
     @property
@@ -243,7 +221,7 @@ class Decoder(CachedTarget):
             raise ModelError(f"exact: {self.name} runs in {self.dtype}; it needs bfloat16 or float32 (--dtype)")
         self._compile()
         for block, kind in zip(self.blocks, self.shape.layers, strict=True):
-            block.layer.make_exact(self._ops[kind.rope])
+            block.make_exact(self._ops[kind.rope])
         self.head.make_exact()
         self.exact, self.same_on_any_threads = True, self._has_own_products()
         if not self.same_on_any_threads:

@@ -22,7 +22,7 @@ from paceline.target.decoder import Decoder
 from paceline.target.hf import HFTarget
 from paceline.target.layout import Layout
 from paceline.target.linear import Linear, linear
-from paceline.target.quantised.blocks import Blocks, Weights, WeightsByName, quantised, tensors_of
+from paceline.target.quantised.blocks import Blocks, Weights, WeightsByName, quantised, tensors_of, within
 from paceline.target.shape import LayerKind, Shape, layer_shapes, rotary_tables, unsupported
 
 # Weights -------------------------------------------------------------------------------------------------------------
@@ -166,16 +166,11 @@ class HeadLayers:
 
     weights  on the target's device; every name begins with a layer's prefix, of `prefixes`.
     ops      the elementwise steps.
-    vectors  set here: the weights that are not in blocks.
-    norms    set here: of every layer the norm before its attention, NORM; None where there is none."""
+    vectors  set here: the weights that are not in blocks."""
 
     def __init__(self, weights: WeightsByName, prefixes: Sequence[str], shape: Shape, ops: TorchOps, target: Facts):
         self.shape, self.ops, self.vectors = shape, ops, tensors_of(weights)
-        self.norms = [self.vectors.get(f"{prefix}{NORM}.weight") for prefix in prefixes]
-        self.layers = [
-            Layer({name.removeprefix(prefix): w for name, w in weights.items() if name.startswith(prefix)}, shape, ops)
-            for prefix in prefixes
-        ]
+        self.layers = [Layer(within(weights, prefix), shape, ops) for prefix in prefixes]
         self.cache = RaggedCache(
             len(prefixes), shape.num_kv_heads, shape.head_dim, target.max_context, target.dtype, target.device
         )
@@ -190,9 +185,7 @@ class HeadLayers:
     ) -> Tensor:
         """Run layers first..last-1, or all from the first on, over states [N, H]; [N, H]."""
         for number, layer in enumerate(self.layers[first:last], first):
-            norm = self.norms[number]
-            x = states if norm is None else self.ops.norm(states, norm)
-            residual, delta = layer(x, states, layout, cache, number)
+            residual, delta = layer(states, None, layout, cache, number)
             states = residual + delta
         return states
 

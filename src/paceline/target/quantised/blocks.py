@@ -193,6 +193,11 @@ def tensors_of(weights: WeightsByName) -> dict[str, torch.Tensor]:
     return {name: w for name, w in weights.items() if isinstance(w, torch.Tensor)}
 
 
+def within(weights: WeightsByName, start: str) -> Weights:
+    """The weights whose names begin with `start`, by the rest of their names."""
+    return {name.removeprefix(start): weight for name, weight in weights.items() if name.startswith(start)}
+
+
 def in_precision(name: str | Path, weights: WeightsByName, word: str | None) -> tuple[Weights, str | None]:
     """A model's weights in precision `word`, "int8" or "int4" (else unchanged), and the formats of the blocks they are
     made of; None if of no blocks.
