@@ -236,18 +236,14 @@ def _padding(
     """gather, scatter and packed of `Group`; Nones if the packed order is the padded order."""
     if len(members) == 1:
         return None, None, None
+    counts = [end - begin for begin, end in (spans[s] for s in members)]
+    places = np.concatenate([(slot - first) * queries + np.arange(n) for slot, n in zip(slots, counts, strict=True)])
+    nodes = np.concatenate([np.arange(*spans[s]) for s in members])
     gather = np.zeros((last - first) * queries, np.int64)
-    scatter, packed = [], []
-    for s, slot in zip(members, slots, strict=True):
-        begin, end = spans[s]
-        place = (slot - first) * queries + np.arange(end - begin)
-        gather[place] = np.arange(begin, end)
-        scatter.append(place)
-        packed.append(np.arange(begin, end))
-    nodes = np.concatenate(packed)
+    gather[places] = nodes
     if len(nodes) == len(gather) and (gather == nodes[0] + np.arange(len(gather))).all():
         return None, None, None
-    return gather, np.concatenate(scatter), nodes
+    return gather, places, nodes
 
 
 _CHAIN = np.triu(np.full((SHARED_QUERIES, SHARED_QUERIES), -np.inf, np.float32), 1)

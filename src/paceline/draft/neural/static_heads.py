@@ -20,6 +20,7 @@ from paceline.draft.base import Drafter
 from paceline.draft.cost import SIZES, best_size, time_forwards
 from paceline.draft.neural.layers import PRECISION, Precision, table_and_head
 from paceline.draft.neural.pending import StateReader
+from paceline.draft.neural.stepping import VOCAB
 from paceline.draft.neural.vocab import kept_rows
 from paceline.draft.shapes import RankPath, Template
 from paceline.draft.spec import Options, option
@@ -43,9 +44,7 @@ class StaticConfig(Options):
     tree: int | Literal["auto"] | str = option(
         16, "drafted nodes; auto: as many as pay, by measured costs; or a file of paths", least=1
     )
-    vocab: str | None = option(
-        None, "draft only these tokens: the K the target writes most, or a file of `paceline train vocab`"
-    )
+    vocab: str | None = option(None, VOCAB)
     dtype: Precision = option("auto", PRECISION)
     accept: Literal["lossless", "typical"] = option(
         "lossless", "at a temperature: keep the target's distribution, or not (typical acceptance, as published)"

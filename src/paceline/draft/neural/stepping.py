@@ -34,6 +34,7 @@ from paceline.errors import PacelineError
 from paceline.target.base import Facts
 
 TREE = "drafted nodes of a tree of the most probable tokens; auto: as many as pay; 0: a chain"
+VOCAB = "draft only these tokens: the K the target writes most, or a file of `paceline train vocab`"
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -48,9 +49,7 @@ class SteppingConfig(Options):
     sample: Literal["draw", "best"] = option(
         "draw", "at a temperature: draw drafted tokens, or take the most probable ones"
     )
-    vocab: str | None = option(
-        None, "draft only these tokens: the K the target writes most, or a file of `paceline train vocab`"
-    )
+    vocab: str | None = option(None, VOCAB)
 
 
 Watch = Callable[[Sequence[Draft], torch.Tensor], None]
