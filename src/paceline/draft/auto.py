@@ -172,8 +172,7 @@ class Auto(Fallback):
             if share != self.times.expert_share:
                 self.times = RoundTimes(expert_share=share)
             return
-        table = read_table(self.config.table, target.weights_fingerprint)
-        self.times = RoundTimes.from_json(table)
+        self.times, table = read_table(self.config.table, target.weights_fingerprint)
         for candidate in self.candidates:
             known = self.times.drafting.get(candidate.spec)
             if known is None:

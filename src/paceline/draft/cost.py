@@ -9,6 +9,7 @@ from collections import Counter
 from collections.abc import Mapping, Sequence
 from heapq import nlargest
 from itertools import accumulate, pairwise
+from pathlib import Path
 from time import perf_counter
 from typing import Any
 
@@ -274,26 +275,21 @@ class Rate:
         return self._tokens / self._seconds if self._seconds else 0.0
 
 
-def read_table(path: str, fingerprint: str) -> dict[str, Any]:
-    """The JSON of a file that `paceline tune` wrote. MethodError if it is no such file, or of another model.
+def read_table(path: str, fingerprint: str) -> tuple[RoundTimes, dict[str, Any]]:
+    """The times in a file of `paceline tune`, and its JSON. MethodError if it is no such file, or of another model.
 
     fingerprint  of the target's weights; "" on either side: unknown, not compared."""
     try:
-        with open(path, "rb") as file:
-            table = loads(file.read())
+        table = loads(Path(path).read_bytes())
+        times, of = RoundTimes.from_json(table), str(table["model"]["fingerprint"])
     except OSError as error:
         raise MethodError(f"the table {path} cannot be read: {error.strerror}; `paceline tune` writes one.") from None
-    except ValueError:
-        raise MethodError(f"{path} is not JSON; `paceline tune` writes a table.") from None
-    try:
-        RoundTimes.from_json(table)
-        of = str(table["model"]["fingerprint"])
     except (KeyError, TypeError, ValueError, AttributeError) as error:
         raise MethodError(f"{path} is not a table of `paceline tune` ({error!r}); write it anew.") from None
     if of and fingerprint and of != fingerprint:
         name = table["model"].get("name", "another model")
         raise MethodError(f"{path} was measured with {name}, other weights than this model's; run `paceline tune`.")
-    return dict(table)
+    return times, table
 
 
 # The nodes that pay --------------------------------------------------------------------------------------------------
