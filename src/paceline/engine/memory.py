@@ -91,10 +91,6 @@ class Prefixes:
         self._prefixes.append(prefix)
         return shared, prefix
 
-    def has(self, tokens: IntArray) -> bool:
-        """Whether a prefix begins with all of `tokens`."""
-        return any(shared == len(tokens) for shared, _ in self._shared(tokens))
-
     def common(self, tokens: IntArray) -> int:
         """Length of the longest common beginning with `tokens`, reusable or not."""
         return max((shared for shared, _ in self._shared(tokens)), default=0)
@@ -191,8 +187,10 @@ class Memory:
         least, lead = self.prefixes.best(tokens)[0] + SHORTEST, None
         for other in self._alike(row, running):
             shared = common(other.tokens, tokens)
-            if other.id < row.id and (within := self._within_reach(other, shared)) > least:
-                least, lead = within, other
+            if other.cached >= shared:  # else it will have them all
+                shared = self._cache.reusable(other.slot, shared)
+            if other.id < row.id and shared > least:
+                least, lead = shared, other
         self._fresh[row.id] = lead, least
         if self.target.recurrent:
             # Where texts have parted once, others will: at the end of a prompt, and where this one leaves another.
@@ -204,10 +202,6 @@ class Memory:
     def _cache(self) -> RaggedCache:
         assert self.cache is not None
         return self.cache
-
-    def _within_reach(self, row: Row, most: int) -> int:
-        """How many of a running row's first `most` tokens others can take over, once it has them."""
-        return most if row.cached < most else self._cache.reusable(row.slot, most)
 
     def _load(self, tokens: IntArray) -> None:
         """Take over from the disk what it has of `tokens`, if that is more than the memory has."""
@@ -324,7 +318,7 @@ class Memory:
     def _store(self, row: Row) -> None:
         tokens, states = row.tokens[: row.cached].copy(), self._cache.states(row.slot)
         size = sum(state.nbytes for state in states.values())
-        if not self.prefixes.has(tokens) and self._make_room(row.cached, size):
+        if self.prefixes.common(tokens) < len(tokens) and self._make_room(row.cached, size):
             self.prefixes.add(tokens, self._cache.copy(row.slot, row.cached), states)
 
     def _make_room(self, length: int, more: int = 0) -> bool:

@@ -82,14 +82,14 @@ def best_tokens(counts: Tensor, k: int, must: Sequence[Tensor] = ()) -> Tensor:
     return score.argsort(descending=True, stable=True)[:k].sort().values
 
 
-def check_map(keep: Tensor, vocab_size: int | None = None) -> None:
+def check_map(keep: Tensor, vocab_size: int | None = None, where: object = "the vocabulary map") -> None:
     """MethodError unless `keep` holds one or more token ids, ascending, below `vocab_size`."""
     if keep.ndim != 1 or not len(keep):
-        raise MethodError("the vocabulary map is empty; it needs at least one token")
+        raise MethodError(f"{where} is empty; it needs at least one token")
     if bool((keep[1:] <= keep[:-1]).any()) or int(keep[0]) < 0:
-        raise MethodError("the vocabulary map is not sorted: token ids must ascend, each of them once")
+        raise MethodError(f"{where} is not sorted: token ids must ascend, each of them once")
     if vocab_size is not None and int(keep[-1]) >= vocab_size:
-        raise MethodError(f"the vocabulary map has token {int(keep[-1])}; the tokens are 0 to {vocab_size - 1}")
+        raise MethodError(f"{where} has token {int(keep[-1])}; the tokens are 0 to {vocab_size - 1}")
 
 
 def coverage(counts: Tensor, keep: Tensor) -> float:
@@ -244,10 +244,7 @@ def kept_tokens(vocab: str, checkpoint: str | Path, target: Facts) -> Tensor:
         whose = known.facts.get("tokenizer_name", known.tokenizer)
         raise MethodError(f"{file} is a vocabulary of another tokenizer ({whose}): its ids mean other text here")
     keep = known.best(int(vocab)) if vocab.isdecimal() else known.keep
-    try:
-        check_map(keep, target.vocab_size)
-    except MethodError as error:
-        raise MethodError(f"{file}: {error}") from None
+    check_map(keep, target.vocab_size, file)
     return keep.to(target.device)
 
 
