@@ -16,7 +16,6 @@ from paceline.draft.cost import (
     best_size,
     best_sizes,
     choose,
-    term_names,
     time_forwards,
 )
 from tests import native
@@ -25,7 +24,7 @@ from tests.draft.head_worlds import World
 
 def times_of(**terms: float) -> RoundTimes:
     """A fixed table of these terms, in milliseconds; the others are 0."""
-    full = {name: terms.get(name, 0.0) for name in term_names()}
+    full = {name: terms.get(name, 0.0) for name in RoundTimes().names}
     return RoundTimes.from_json({"forward_ms": full, "drafting_us": {}})
 
 

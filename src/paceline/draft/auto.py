@@ -54,7 +54,6 @@ class Candidate:
         self.acceptance, self.lengths, self.times = Acceptance(), Lengths(), DraftTimes()
         self.worth, self.more = Worth(), Worth()
         self.drafts = 0
-        self.watches = type(drafter).observe is not Drafter.observe
         self._call: tuple[int, int, float] | None = None
 
     @property
@@ -74,12 +73,11 @@ class Candidate:
     def observe(self, round: Round, learns: bool) -> None:
         """Show the drafter the round; the time of that is added to the call's."""
         began = perf_counter()
-        if self.watches:
-            self.drafter.observe(round)
+        self.drafter.observe(round)
         if self._call is not None:
             rows, steps, seconds = self._call
             if learns:
-                self.times.note(rows, steps, seconds + (perf_counter() - began if self.watches else 0.0))
+                self.times.note(rows, steps, seconds + perf_counter() - began)
             self._call = None
 
     def seconds(self, is_measured: bool = False) -> float:

@@ -57,13 +57,16 @@ class RoundTimes:
     fade          factor on the weight of earlier rounds at every fit.
     expert_share  of the experts, those that one token chooses; 0.0: there are none, and no such term.
     is_fixed      nothing is learned any more. With a table and a seed, every choice of `auto` repeats.
-    drafting      times of drafters, by name."""
+    drafting      times of drafters, by name.
+    names         of the terms in files."""
 
     def __init__(self, fade: float = FADE, breakpoints: Sequence[int] = BREAKPOINTS, expert_share: float = 0.0) -> None:
         self.fade, self.expert_share, self.is_fixed = fade, expert_share, False
         self.drafting: dict[str, DraftTimes] = {}
         self._breakpoints = breakpoints
-        self.names = term_names(breakpoints, bool(expert_share))
+        slopes = [f"token_after_{breakpoint}" for breakpoint in breakpoints]
+        experts = ["experts"] if expert_share else []
+        self.names = ("round", "row", *slopes, *experts, "row_times_widest", "row_if_uneven", "prompt_token")
         self._terms = np.zeros(len(self.names))
         self._products = np.zeros((len(self._terms), len(self._terms)))
         self._targets = np.zeros(len(self._terms))
@@ -193,13 +196,6 @@ class RoundTimes:
         times.drafting = {name: DraftTimes.from_json(cost) for name, cost in table["drafting_us"].items()}
         times.is_fixed = True
         return times
-
-
-def term_names(breakpoints: Sequence[int] = BREAKPOINTS, experts: bool = False) -> tuple[str, ...]:
-    """Names of the terms in files."""
-    slopes = [f"token_after_{breakpoint}" for breakpoint in breakpoints]
-    more = ["experts"] if experts else []
-    return ("round", "row", *slopes, *more, "row_times_widest", "row_if_uneven", "prompt_token")
 
 
 def _nonnegative(products: Floats, targets: Floats) -> Floats:

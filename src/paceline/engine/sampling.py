@@ -6,7 +6,7 @@ acceptance rule compares two distributions that are warped alike."""
 from __future__ import annotations
 
 import math
-from collections.abc import Callable, Iterable, Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field, fields, replace
 from operator import index
 from secrets import randbits
@@ -153,12 +153,13 @@ class SamplingParams:
 
     def check_vocabulary(self, vocab_size: int) -> None:
         """Raise PacelineError if a parameter names a token from `vocab_size` on, or if all tokens are banned."""
-        _check_ids("logit_bias", self.logit_bias, vocab_size)
-        _check_ids("bad_words", [word[-1] for word in self.bad_words], vocab_size)
+        for name, ids in ("logit_bias", [*self.logit_bias]), ("bad_words", [word[-1] for word in self.bad_words]):
+            if wrong := [i for i in ids if i >= vocab_size]:
+                raise PacelineError(f"{name} names token {wrong[0]}; this model's tokens are 0 to {vocab_size - 1}.")
         banned = {i for i, bias in self.logit_bias.items() if bias == -math.inf}
         banned |= {word[0] for word in self.bad_words if len(word) == 1}
         if len(banned) == vocab_size:
-            raise PacelineError("logit_bias and bad_words ban every token; allow at least one.")
+            raise PacelineError("logit_bias and bad_words leave no token; ban fewer.")
 
     def warps_like(self, other: SamplingParams) -> bool:
         """Whether both turn the same logits into the same distribution."""
@@ -307,8 +308,7 @@ def warp(logits: torch.Tensor, params: SamplingParams, contexts: Sequence[IntArr
 def _shift(scores: torch.Tensor, params: SamplingParams, contexts: Sequence[IntArray]) -> torch.Tensor:
     """Logit bias, repetition penalty and bad words, in place."""
     vocab_size = scores.shape[-1]
-    _check_ids("logit_bias", params.logit_bias, vocab_size)
-    _check_ids("bad_words", [word[-1] for word in params.bad_words], vocab_size)
+    params.check_vocabulary(vocab_size)
     if params.logit_bias:
         ids = torch.tensor(list(params.logit_bias), device=scores.device)
         scores[:, ids] += torch.tensor(list(params.logit_bias.values())).to(scores)
@@ -340,13 +340,6 @@ def _look_back(row: torch.Tensor, params: SamplingParams, answer: IntArray) -> N
     row[seen] -= params.presence_penalty + params.frequency_penalty * times
     if len(answer) < params.min_tokens and params.ends:
         row[torch.tensor(sorted(params.ends), device=row.device)] = -torch.inf
-
-
-def _check_ids(name: str, ids: Iterable[int], vocab_size: int) -> None:
-    """Raise PacelineError for a token id that the model does not have."""
-    for i in ids:
-        if i >= vocab_size:
-            raise PacelineError(f"{name} names token {i}; this model's tokens are 0 to {vocab_size - 1}.")
 
 
 def nucleus(scores: torch.Tensor, top_p: float) -> torch.Tensor:

@@ -11,7 +11,7 @@ Kangaroo). Every rule stops on NaN."""
 
 from bisect import bisect_right
 from collections.abc import Sequence
-from math import nan, sqrt
+from math import sqrt
 from statistics import fmean
 from typing import Literal, NamedTuple
 
@@ -20,7 +20,7 @@ import torch
 from paceline.draft.cost import DraftTimes, Rate, RoundTimes
 from paceline.engine.logits import certainty_of_row
 from paceline.engine.sampling import is_compiled
-from paceline.errors import MethodError, NumericError
+from paceline.errors import MethodError
 
 Name = Literal["fixed", "confidence", "svip", "heuristic", "adaptive"]
 
@@ -270,7 +270,7 @@ RULES: dict[str, type[StopRule]] = {
 def best_probabilities(logits: torch.Tensor) -> list[float]:
     """Probability of the best token at temperature 1: logits [R, K] to R numbers; NaN where logits are."""
     if is_compiled(logits):
-        return [_certainty(logits, r)[1] for r in range(len(logits))]
+        return [certainty_of_row(logits, r)[1] for r in range(len(logits))]
     best: list[float] = logits.float().softmax(-1).amax(-1).tolist()
     return best
 
@@ -278,13 +278,6 @@ def best_probabilities(logits: torch.Tensor) -> list[float]:
 def entropies(logits: torch.Tensor) -> list[float]:
     """Entropy in nats at temperature 1: logits [R, K] to R numbers, never negative; NaN where logits are."""
     if is_compiled(logits):
-        return [_certainty(logits, r)[0] for r in range(len(logits))]
+        return [certainty_of_row(logits, r)[0] for r in range(len(logits))]
     entropy: list[float] = torch.special.entr(logits.float().softmax(-1)).sum(-1).tolist()
     return entropy
-
-
-def _certainty(logits: torch.Tensor, row: int) -> tuple[float, float]:
-    try:
-        return certainty_of_row(logits, row)
-    except NumericError:
-        return nan, nan

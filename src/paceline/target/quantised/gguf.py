@@ -77,9 +77,6 @@ class GGUF:
         """The architecture: a text, unless the file is damaged."""
         return self.facts.get("general.architecture")
 
-    def __contains__(self, name: str) -> bool:
-        return name in self.places
-
     def tensor(self, name: str) -> torch.Tensor | Blocks:
         """A mapped tensor, or a matrix in blocks, those of experts stacked. ModelError for an unknown type."""
         place = self.places[name]
@@ -313,7 +310,7 @@ def config_of(file: GGUF) -> PretrainedConfig:
             raise ModelError(
                 f"{file.path}: {family}.{key} is {facts[key]}, and heads have {head_dim} numbers: not supported"
             )
-    if "token_embd.weight" not in file:
+    if "token_embd.weight" not in file.places:
         raise ModelError(f"{file.path} has no token_embd.weight: it holds no model, or a part of one")
     values = {
         "vocab_size": file.places["token_embd.weight"].shape[0],
@@ -325,12 +322,12 @@ def config_of(file: GGUF) -> PretrainedConfig:
         "head_dim": head_dim,
         "rms_norm_eps": number("attention.layer_norm_rms_epsilon"),
         "max_position_embeddings": number("context_length"),
-        "tie_word_embeddings": "output.weight" not in file,
+        "tie_word_embeddings": "output.weight" not in file.places,
         "rope_parameters": _rope(
             file, facts, float(number("rope.freq_base", 10000.0)), float(number("rope.scale_linear", 1.0))
         ),
-        "attention_bias": "blk.0.attn_q.bias" in file,
-        "mlp_bias": "blk.0.ffn_gate.bias" in file,
+        "attention_bias": "blk.0.attn_q.bias" in file.places,
+        "mlp_bias": "blk.0.ffn_gate.bias" in file.places,
         "sliding_window": None,
     }
     name = FAMILIES[family]
@@ -403,14 +400,14 @@ def _gemma3(facts: Mapping[str, Any], number: Callable[..., Any], values: Mappin
 
 def _longrope(file: GGUF, scale: float | None) -> dict[str, Any]:
     """Phi's factors of the rotary frequencies; empty without them."""
-    found = tensors_of({_FACTORS[name]: file.tensor(name) for name in _FACTORS if name in file})
+    found = tensors_of({_FACTORS[name]: file.tensor(name) for name in _FACTORS if name in file.places})
     named: dict[str, Any] = {name: factors.tolist() for name, factors in found.items()}
     return named and {"rope_type": "longrope", "attention_factor": scale, **named}
 
 
 def _frequencies(file: GGUF, config: PretrainedConfig) -> torch.Tensor | None:
     """Llama 3's inverse frequencies: the usual ones, each divided by its own factor; None without factors."""
-    if _FREQUENCIES not in file:
+    if _FREQUENCIES not in file.places:
         return None
     factors, size = file.tensor(_FREQUENCIES), config.head_dim
     if not isinstance(factors, torch.Tensor) or factors.numel() != size // 2:
@@ -430,7 +427,7 @@ def weights_of(file: GGUF, config: PretrainedConfig) -> Weights:
     stacked = (s.experts.count,) if s.experts is not None else ()
     for name, shape in weight_shapes(config).items():
         theirs = tensor_name(file.family, name)
-        if theirs is None or theirs not in file:
+        if theirs is None or theirs not in file.places:
             raise ModelError(
                 f"{file.path} lacks {theirs or name}: it is incomplete, or of a model that is not supported"
             )
