@@ -165,7 +165,7 @@ def test_the_context_is_a_fresh_reading_whoever_drafted(world: Answered) -> None
         states = states_of(target, text, fresh)
         fresh.read([other], [states[:count]])
         one, two = (
-            part.pending.cache._kv[:, :, part.pending.slot(of), :, :count] for part, of in ((made, row), (fresh, other))
+            part.pending.cache.kv[:, :, part.pending.slot(of), :, :count] for part, of in ((made, row), (fresh, other))
         )
         torch.testing.assert_close(one, two, atol=1e-4, rtol=1e-4)
         torch.testing.assert_close(made.pending.of(row), states[count : len(text) - 1], atol=1e-4, rtol=1e-4)

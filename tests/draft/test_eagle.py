@@ -87,7 +87,7 @@ def fresh_reading(
     with torch.inference_mode():
         embedded = network.table[torch.from_numpy(tokens)]
         network.forward(embedded, network.first(states[:pairs]), [Segment.chunk(own, tokens, last=False)])
-    return network.cache._kv[:, :, own, :, :pairs], states
+    return network.cache.kv[:, :, own, :, :pairs], states
 
 
 @pytest.mark.parametrize("method", METHODS)
@@ -117,7 +117,7 @@ def check_cache(here: World, drafter: Drafter) -> None:
         if not pairs:
             continue
         keys_values, states = fresh_reading(here, drafter, text, pairs)
-        own = drafter.pending.cache._kv[:, :, drafter.pending.slot(row), :, :pairs]
+        own = drafter.pending.cache.kv[:, :, drafter.pending.slot(row), :, :pairs]
         torch.testing.assert_close(own, keys_values, atol=1e-4, rtol=1e-4)
         torch.testing.assert_close(drafter.pending.of(row), states[pairs : len(text) - 1], atol=1e-4, rtol=1e-4)
         checked += 1

@@ -127,7 +127,7 @@ class Alone:
         for section in self.drafter.sections:
             n = section.cache.length(slot)
             for place, layer in enumerate(range(section.first, section.last)):
-                held = section.cache._kv[place, :, slot, :, :n]
+                held = section.cache.kv[place, :, slot, :, :n]
                 torch.testing.assert_close(held[0], truth.layers[layer].keys[0, :, :n], atol=1e-4, rtol=1e-4)
                 torch.testing.assert_close(held[1], truth.layers[layer].values[0, :, :n], atol=1e-4, rtol=1e-4)
 

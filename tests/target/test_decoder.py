@@ -349,7 +349,7 @@ def test_resuming_gives_the_same_logits_and_the_same_cache(layer: int, dtype: to
             decoder.commit(segment.slot, path)
     for slot in slots[0]:
         n = decoders[0].length(slot)
-        kept = [decoder.cache._kv[:, :, slot, :, :n] for decoder in decoders]
+        kept = [decoder.cache.kv[:, :, slot, :, :n] for decoder in decoders]
         assert n > 9
         torch.testing.assert_close(kept[0], kept[1], atol=1e-4 if dtype == torch.float32 else 0.1, rtol=1e-2)
     follow = [d.verify([chain(slot, [7, 8]) for slot in slots[0]]).logits for d in decoders]

@@ -76,7 +76,6 @@ class Amphista(ReadingHeads):
     """Drafts a fixed tree with heads that see each other, over causal layers of their own."""
 
     name = "amphista"
-    lossless = "yes"
     paper = "Li et al. 2025, Amphista, arXiv 2406.13170"
     Config = StaticConfig
 

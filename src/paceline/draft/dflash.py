@@ -213,7 +213,6 @@ class DFlash(FeatureDrafter):
     A draft's `features` are the states [D, H] and the logits [D, K] of its block's positions, before any bias."""
 
     name = "dflash"
-    lossless = "yes"
     paper = "Z Lab 2026, DFlash, arXiv 2602.06036; DSpark, arXiv 2607.05147; DDTree, arXiv 2604.12989"
     Config, Head = DFlashConfig, DFlashNetwork
     config: DFlashConfig

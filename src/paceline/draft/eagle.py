@@ -64,6 +64,5 @@ class Eagle(FeatureDrafter):
     """Drafts with one layer that predicts the target's next state; trees of the most probable tokens, or chains."""
 
     name = "eagle"
-    lossless = "yes"
     paper = "Li et al. 2024, EAGLE, arXiv 2401.15077; EAGLE-2, arXiv 2406.16858"
     Config, Head = FeatureConfig, EagleNetwork

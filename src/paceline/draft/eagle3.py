@@ -149,6 +149,5 @@ class Eagle3(FeatureDrafter):
     """Drafts with one layer over three of the target's states and a vocabulary of its own; trees, or chains."""
 
     name = "eagle3"
-    lossless = "yes"
     paper = "Li et al. 2025, EAGLE-3, arXiv 2503.01840"
     Config, Head = FeatureConfig, Eagle3Network

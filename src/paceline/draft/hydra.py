@@ -34,7 +34,6 @@ class Hydra(ReadingHeads):
     """Drafts a fixed tree level by level with heads that read the drafted tokens above each node."""
 
     name = "hydra"
-    lossless = "yes"
     paper = "Ankner et al. 2024, Hydra, arXiv 2402.05109"
     Config = StaticConfig
 

@@ -77,7 +77,6 @@ class Kangaroo(StateReader, Stepping):
     """Drafts with the target's own first layers and a small trained adapter; the target goes on from their states."""
 
     name = "kangaroo"
-    lossless = "yes"
     paper = "Liu et al. 2024, Kangaroo, arXiv 2404.18911"
     Config = KangarooConfig
     config: KangarooConfig

@@ -43,7 +43,6 @@ class Medusa(StaticHeads):
     """Drafts a fixed tree with K heads that read the target's last state alone."""
 
     name = "medusa"
-    lossless = "yes"
     paper = "Cai et al. 2024, Medusa, arXiv 2401.10774"
     Config = StaticConfig
 

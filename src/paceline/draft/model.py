@@ -69,7 +69,6 @@ class Model(Streaming):
     bridge  between the tokenizers, if the draft model has one of its own: places in a row are then of its tokens."""
 
     name = "model"
-    lossless = "yes"
     paper = "Leviathan et al. 2023, Speculative Decoding, arXiv 2211.17192"
     Config: ClassVar[type[Any] | None] = StreamedConfig
     config: ModelConfig
@@ -196,7 +195,7 @@ class Model(Streaming):
             return super().propose(rows)
         for row in rows:  # the last tokens of a text can change when it goes on
             held = bridge.release(row, self._first[row.id])
-            cast(CachedTarget, self.model).truncate(self._slots[row.id], held)
+            cast(CachedTarget, self.model).cache.truncate(self._slots[row.id], held)
         trees = super().propose(rows)
         return [self._retold(bridge, *each) for each in zip(rows, trees, strict=True)] if bridge.guesses else trees
 

@@ -148,7 +148,6 @@ class Mtp(FeatureDrafter):
     """Drafts with the multi-token-prediction head in the target's checkpoint, or a tuned one; trees, or chains."""
 
     name = "mtp"
-    lossless = "yes"
     paper = "DeepSeek-AI 2024, DeepSeek-V3, arXiv 2412.19437; Cai et al. 2025, FastMTP, arXiv 2509.18362"
     Config = MtpConfig
 

@@ -106,7 +106,6 @@ class Sorted(Model):
     sections  the model's layers, cut at its exits."""
 
     name = "s2d"
-    lossless = "yes"
     paper = "Kavehzadeh et al. 2024, S2D, arXiv 2407.01955"
     Config = SortedConfig
     drafts_ahead = False  # its nodes wait at different layers

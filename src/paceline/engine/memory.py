@@ -157,7 +157,7 @@ class Memory:
                     "prefix_cache stores what prompts share, and here they share nothing: it needs reuse, a cache of "
                     "rows of any length, and a drafter that does not read whole prompts"
                 )
-            layers, two, _, heads, _, dim = self.cache.shape
+            layers, two, _, heads, _, dim = self.cache.kv.shape
             self.disk = PrefixCache(disk[0], target, (layers, two, heads, BLOCK, dim), disk[1])
 
     def check(self, row: Row) -> None:

@@ -153,7 +153,7 @@ class Recorder:
             return None
         cache.reserve(reach)
         keys = min(-(-reach // KEYS) * KEYS, cache.capacity)
-        return Form(first, last, width, keys, needs.hidden_layers, (*cache.shape, cache.address))
+        return Form(first, last, width, keys, needs.hidden_layers, (*cache.kv.shape, cache.kv.data_ptr()))
 
     def _inputs(self, segments: Sequence[Segment], form: Form) -> tuple[IntArray, ...]:
         """The arguments of `Recording.fill`."""

@@ -39,13 +39,6 @@ class Block:
     pads: list[int] = field(default_factory=list)
     width: int = 0
 
-    def write(self, layer: int, keys: torch.Tensor, values: torch.Tensor) -> tuple[torch.Tensor, torch.Tensor]:
-        """Store keys and values [rows, kv_heads, width, head_dim]; return those of all columns."""
-        end = self.end + self.width
-        self.kv[layer, 0, :, :, self.end : end] = keys
-        self.kv[layer, 1, :, :, self.end : end] = values
-        return self.kv[layer, 0, :, :, :end], self.kv[layer, 1, :, :, :end]
-
 
 @dataclass(eq=False)
 class _Row:
@@ -170,8 +163,8 @@ class RectangularTarget(HFTarget):
 
     def __init__(self, inner: HFTarget):
         vars(self).update(vars(inner) | {"threads": inner.threads})
-        layers, _, _, heads, _, size = inner.cache.shape
-        self.cache = RectangularCache(layers, heads, size, inner.cache.dtype, inner.device)
+        layers, _, _, heads, _, size = inner.cache.kv.shape
+        self.cache = RectangularCache(layers, heads, size, inner.cache.kv.dtype, inner.device)
 
     def _forwards(self, segments: Sequence[Segment]) -> Iterator[list[int]]:
         yield list(range(len(segments)))
@@ -204,4 +197,6 @@ class _Columns(OneForward):
         self, key_states: torch.Tensor, value_states: torch.Tensor, layer_idx: int, *args: Any, **kwargs: Any
     ) -> tuple[torch.Tensor, torch.Tensor]:
         """Write keys and values [rows, kv_heads, queries, head_dim]; return those of all columns."""
-        return self._block.write(layer_idx, key_states, value_states)
+        begin, kv = self._block.end, self._block.kv[layer_idx, :, :, :, : self._keys]
+        kv[0, :, :, begin:], kv[1, :, :, begin:] = key_states, value_states
+        return kv[0], kv[1]

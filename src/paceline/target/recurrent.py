@@ -154,11 +154,6 @@ class RecurrentState:
         return {n: state for n, state in row.kept.items() if n < length} | {length: row.now}
 
     @torch.inference_mode()
-    def restore(self, slot: int, state: State) -> None:
-        """Give a row a copy of a state."""
-        self.rows[slot].now = state.clone()
-
-    @torch.inference_mode()
     def arrange(self, slot: int, nodes: Sequence[int]) -> None:
         """Move uncommitted `nodes` to the places right after the row, in order."""
         row = self.rows[slot]

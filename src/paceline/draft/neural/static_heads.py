@@ -67,6 +67,7 @@ class StaticHeads(Drafter):
     own_heads   the network's own output heads, one for each depth; None: the target's for all. Set by `open`.
     own_tokens  tokens int64 [K] of their columns; None: all tokens. Set by `open`."""
 
+    lossless = "yes"
     template: Template
     depth: int
     own_heads: Sequence[Linear] | None = None

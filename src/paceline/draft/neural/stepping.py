@@ -61,6 +61,7 @@ class Stepping(Drafter):
     columns       tokens int64 [K] of the logits' columns, set in `bind`; None: all tokens.
     drafts_ahead  whether it can draft for outcomes still to come: `arrange` works without the target's forward."""
 
+    lossless = "yes"  # the distributions that tokens were drawn from go with the draft; others are point masses
     drafts_ahead = False
 
     def __init__(self, config: SteppingConfig):

@@ -167,12 +167,12 @@ def read_vocabulary(file: Path) -> Vocabulary:
     return vocabulary
 
 
-def from_offsets(offsets: Tensor, members: Tensor | None) -> Tensor:
-    """Token ids of EAGLE-3's map. If all offsets are 0, those are the first K tokens."""
+def from_offsets(offsets: Tensor, members: Tensor | None, where: object = "the vocabulary map") -> Tensor:
+    """Token ids of EAGLE-3's map. If all offsets are 0, those are the first K tokens. MethodError as `check_map`."""
     keep = offsets + torch.arange(len(offsets))
-    check_map(keep, None if members is None else len(members))
+    check_map(keep, None if members is None else len(members), where)
     if members is not None and not torch.equal(members.bool().nonzero().flatten(), keep):
-        raise MethodError(f"{OFFSETS} and {MEMBERS} disagree about which tokens are kept")
+        raise MethodError(f"{where}: {OFFSETS} and {MEMBERS} disagree about which tokens are kept")
     return keep
 
 
@@ -190,11 +190,8 @@ def columns_of(path: str, tensors: Mapping[str, Tensor], vocab: int, target: Fac
         raise MethodError(f"{path} drafts {vocab!r} tokens of {target.name}, which has {target.vocab_size}")
     if OFFSETS not in tensors and vocab == target.vocab_size:
         return None
-    try:
-        offsets = tensors.get(OFFSETS, torch.zeros(vocab, dtype=torch.int64)).long()
-        keep = from_offsets(offsets, tensors.get(MEMBERS))
-    except MethodError as error:
-        raise MethodError(f"{path}: {error}") from None
+    offsets = tensors.get(OFFSETS, torch.zeros(vocab, dtype=torch.int64)).long()
+    keep = from_offsets(offsets, tensors.get(MEMBERS), f"{path}: the vocabulary map")
     if len(keep) != vocab or int(keep[-1]) >= target.vocab_size:
         raise MethodError(
             f"{path} drafts {vocab} tokens, with ids for {len(keep)} up to {int(keep[-1])}; {target.name} has "
