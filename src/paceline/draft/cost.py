@@ -6,7 +6,7 @@
 from __future__ import annotations
 
 from collections import Counter
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from heapq import nlargest
 from itertools import accumulate, pairwise
 from pathlib import Path
@@ -365,7 +365,12 @@ def _timed(target: Target, slot: int, size: int) -> float:
     """Seconds of a forward over a bushy tree of `size` nodes; nothing is committed."""
     tokens = np.arange(size) % target.vocab_size
     tree = DraftTree(tokens, np.array([-1, *((node - 1) // 2 for node in range(1, size))]))
+    # Reading a number waits for an accelerator.
+    return seconds_of(lambda: target.verify([Segment.tree(slot, tree)]).logits[0, 0].item())
+
+
+def seconds_of(act: Callable[[], object]) -> float:
+    """How long a call takes."""
     began = perf_counter()
-    verdict = target.verify([Segment.tree(slot, tree)])
-    verdict.logits[0, 0].item()  # waits for an accelerator
+    act()
     return perf_counter() - began

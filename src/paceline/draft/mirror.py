@@ -9,15 +9,17 @@ Costs, and when it pays: docs/methods/mirror.md."""
 
 import logging
 from collections import Counter, deque
-from collections.abc import Callable, Iterator, Sequence
-from contextlib import ExitStack, contextmanager, suppress
+from collections.abc import Callable, Sequence
+from contextlib import ExitStack, suppress
 from dataclasses import dataclass, field, replace
+from functools import partial
 from time import perf_counter
 from typing import Any, Literal
 
 import torch
 
 from paceline.draft.base import Drafter, DraftTree, Facts, Needs, Request, Round
+from paceline.draft.cost import seconds_of
 from paceline.draft.model import check_tokenizer
 from paceline.draft.neural.branches import Ahead, Ask, Layout, Top, Window, most_candidates, top_of
 from paceline.draft.neural.draft_worker import Closed, DraftWorker, Setup, confined, facts_to_send, split_cores
@@ -198,8 +200,7 @@ class Mirror(Drafter):
             source = self.name if window.tokens else ""
             trees[row.id] = drawn_chain(row.last_token, window.tokens, window.probs, source, window.calls)
         if self.config.source == "draft" and isinstance(self.side, Ahead):
-            with _timed(self.counts.ahead):
-                self.side.look_ahead()
+            self.counts.ahead.append(seconds_of(self.side.look_ahead))
         return [trees.get(row.id) or DraftTree.root(row.last_token) for row in rows]
 
     def on_layer(self, layer: int, hidden: torch.Tensor, round: Round) -> None:
@@ -213,15 +214,8 @@ class Mirror(Drafter):
             spans = round.spans()
             tops = iter(self._exit.candidates(torch.cat([hidden[spans[i]] for i in own])))
             given = {round.rows[i].id: [next(tops) for _ in range(len(round.trees[i]))] for i in own}
-            with _timed(self.counts.ahead):
-                self._tell(lambda side: side.look_ahead(given))
-
-
-@contextmanager
-def _timed(seconds: deque[float]) -> Iterator[None]:
-    began = perf_counter()
-    yield
-    seconds.append(perf_counter() - began)
+            ahead = partial(self._tell, lambda side: side.look_ahead(given))
+            self.counts.ahead.append(seconds_of(ahead))
 
 
 class EarlyExit:

@@ -6,20 +6,20 @@ responses to earlier requests are dropped. A process that dies, fails or is too 
 import os
 import socket
 import struct
-from collections.abc import Callable, Iterator, Mapping, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from contextlib import contextmanager, nullcontext, suppress
 from dataclasses import dataclass
 from functools import cache
 from multiprocessing import get_context
 from multiprocessing.connection import Connection
 from multiprocessing.process import BaseProcess
-from time import perf_counter
 from types import SimpleNamespace
 from typing import Any, cast
 from weakref import finalize
 
 import torch
 
+from paceline.draft.cost import seconds_of
 from paceline.draft.neural.branches import Ahead, Ask, Candidates, Window
 from paceline.engine.sampling import SamplingParams
 from paceline.engine.tree import IntArray
@@ -100,14 +100,14 @@ class DraftWorker:
         """Time of work on both sides in turn, over the time of the same work at once: 2 if they overlap, 1 if not."""
         _work(seconds)
         self._ask("work", seconds)  # the first time, each side measures how much work fills `seconds`
-        in_turn = _seconds(lambda: _work(seconds)) + _seconds(lambda: self._ask("work", seconds))
+        in_turn = seconds_of(lambda: _work(seconds)) + seconds_of(lambda: self._ask("work", seconds))
 
         def both() -> None:
             self._send("work", seconds)
             _work(seconds)
             self._answer()
 
-        return in_turn / _seconds(both)
+        return in_turn / seconds_of(both)
 
     def close(self) -> None:
         """End the process."""
@@ -156,17 +156,11 @@ def _end(process: BaseProcess, pipe: Connection) -> None:
         process.join(5)
 
 
-def _seconds(act: Callable[[], object]) -> float:
-    began = perf_counter()
-    act()
-    return perf_counter() - began
-
-
 @cache
 def _products(seconds: float) -> tuple[torch.Tensor, torch.Tensor, int]:
     """A matrix, a vector, and how many times this process multiplies them in `seconds`."""
     matrix, vector = torch.ones(1024, 1024), torch.ones(1024)
-    took = _seconds(lambda: [matrix @ vector for _ in range(50)])
+    took = seconds_of(lambda: [matrix @ vector for _ in range(50)])
     return matrix, vector, max(1, int(50 * seconds / took))
 
 

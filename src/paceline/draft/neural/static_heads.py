@@ -9,7 +9,6 @@ from collections.abc import Iterable, Sequence
 from dataclasses import dataclass
 from itertools import accumulate
 from pathlib import Path
-from time import perf_counter
 from typing import Literal
 
 import numpy as np
@@ -17,7 +16,7 @@ import torch
 
 from paceline.draft import shapes
 from paceline.draft.base import Drafter
-from paceline.draft.cost import SIZES, best_size, time_forwards
+from paceline.draft.cost import SIZES, best_size, seconds_of, time_forwards
 from paceline.draft.neural.layers import PRECISION, Precision, table_and_head
 from paceline.draft.neural.pending import StateReader
 from paceline.draft.neural.stepping import VOCAB
@@ -203,12 +202,8 @@ class StaticHeads(Drafter):
     def _paying(self, target: Facts, shares: Sequence[Sequence[float]], paths: Sequence[RankPath]) -> int:
         """The number of nodes that is fastest by measured costs, at least 1."""
         states = torch.zeros(1, target.hidden_size, dtype=target.dtype, device=target.device)
-        times = []
         with torch.inference_mode():
-            for _ in range(3):
-                began = perf_counter()
-                self.guess(states, np.zeros(1, np.int64), len(paths) + 1)
-                times.append(perf_counter() - began)
+            times = [seconds_of(lambda: self.guess(states, np.zeros(1, np.int64), len(paths) + 1)) for _ in range(3)]
         gains = [0.0, *accumulate(shapes.path_values(shares, paths))]
         return max(best_size(gains, time_forwards(target), min(times)), 1)
 
