@@ -143,7 +143,8 @@ class Sorted(Model):
         super().open(row, first)
         slot = self._slots[row.id]
         for section in self.sections[1:]:
-            assert section.cache.add_row(self.expected(row)) == slot, "rows come and go in all sections alike"
+            same = section.cache.add_row(self.expected(row))
+            assert same == slot, "rows come and go in all sections alike"
         for section in self.sections:
             section.start(slot)
 

@@ -268,13 +268,9 @@ def attention_shapes(shape: Shape, width: int | None = None) -> dict[str, tuple[
 
 
 def begin(
-    segments: Sequence[Segment],
-    cache: RaggedCache,
-    shape: Shape,
-    ops: TorchOps,
-    like: torch.Tensor,
+    segments: Sequence[Segment], cache: RaggedCache, shape: Shape, ops: TorchOps, like: torch.Tensor,
     window: int | None = None,
-) -> tuple[Layout, Writer]:
+) -> tuple[Layout, Writer]:  # fmt: skip
     """Plan a forward of layers with their own cache, and grow that cache if necessary.
 
     like  a tensor with the states' dtype and device. window: as in `plan`."""

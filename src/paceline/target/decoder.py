@@ -244,14 +244,9 @@ class Decoder(CachedTarget):
         return Verdict.on(segments, logits, taps, self._best(logits, needs))
 
     def finish(
-        self,
-        x: torch.Tensor,
-        first: int,
-        layout: Layout,
-        cache: Writer,
-        needs: Needs,
+        self, x: torch.Tensor, first: int, layout: Layout, cache: Writer, needs: Needs,
         on_layer: LayerCallback | None = None,
-    ) -> tuple[torch.Tensor, dict[int, torch.Tensor]]:
+    ) -> tuple[torch.Tensor, dict[int, torch.Tensor]]:  # fmt: skip
         """From states x [N, H] before layer `first` to the wanted logits [M, V], and the states of `needs`."""
         taps: dict[int, torch.Tensor] = {}
         stops = {first, *needs.hidden_layers, needs.callback_layer}

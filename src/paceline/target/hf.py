@@ -32,14 +32,9 @@ Results = list[tuple[torch.Tensor, dict[int, torch.Tensor]]]
 
 
 def load(
-    folder: Path,
-    *,
-    name: str,
-    dtype: torch.dtype,
-    device: torch.device,
-    eos_token_ids: Sequence[int] = (),
+    folder: Path, *, name: str, dtype: torch.dtype, device: torch.device, eos_token_ids: Sequence[int] = (),
     trust_remote_code: bool = False,
-) -> HFTarget:
+) -> HFTarget:  # fmt: skip
     """The transformers model in `folder`, from safetensors only; ModelError if it cannot be loaded or be a target."""
     try:
         with quiet():

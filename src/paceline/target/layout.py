@@ -186,17 +186,10 @@ def _join(arrays: Sequence[IntArray]) -> IntArray:
 
 
 def _group(
-    members: Sequence[int],
-    segments: Sequence[Segment],
-    lengths: Sequence[int],
-    spans: Sequence[tuple[int, int]],
-    positions: Sequence[IntArray],
-    shared: int,
-    window: int | None,
-    dtype: torch.dtype,
-    device: torch.device | str,
+    members: Sequence[int], segments: Sequence[Segment], lengths: Sequence[int], spans: Sequence[tuple[int, int]],
+    positions: Sequence[IntArray], shared: int, window: int | None, dtype: torch.dtype, device: torch.device | str,
     pieces: bool,
-) -> Group:
+) -> Group:  # fmt: skip
     """The attention call of segments `members`, each in its own slot."""
     slots = [segments[s].slot for s in members]
     first, last = min(slots), max(slots) + 1

@@ -103,11 +103,7 @@ class _Program:
     it is for one thread alone."""
 
     def __init__(
-        self,
-        x: torch.Tensor,
-        out: Pair,
-        header: array[int],
-        steps: Sequence[tuple[Any, array[int], bool]],
+        self, x: torch.Tensor, out: Pair, header: array[int], steps: Sequence[tuple[Any, array[int], bool]]
     ):
         self._x, self._out, self._header, self._count = x, out, header, len(steps)
         *begins, end = len(steps) * WORDS + np.cumsum([0, *(len(task) for _, task, _ in steps)])
