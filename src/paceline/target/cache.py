@@ -263,10 +263,11 @@ class RaggedCache:
 class Writer:
     """One forward's access to the cache: `write` a layer's new keys and values, then `read` those of a group.
 
-    indexed  write by index on the device, never by slice."""
+    indexed   write by index on the device, never by slice.
+    kv_heads  number of key heads."""
 
     def __init__(self, kv: torch.Tensor, layout: Layout, groups: Sequence[PerLayer], *, indexed: bool = False):
-        self._kv, self._indexed = kv, indexed
+        self._kv, self._indexed, self.kv_heads = kv, indexed, kv.shape[3]
         self._layout = layout
         self._groups = groups
         self._one: PerLayer | None = None
@@ -290,11 +291,6 @@ class Writer:
             here = self._kv[:, :, slot, :, end - self._layout.num_nodes - self._layout.padding : end]
             self._one = (here[:, 0].unbind(0), here[:, 1].unbind(0))
         return self._one
-
-    @property
-    def kv_heads(self) -> int:
-        """Number of key heads."""
-        return self._kv.shape[3]
 
     @cached_property
     def header(self) -> array[int]:

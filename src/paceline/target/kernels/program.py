@@ -102,9 +102,7 @@ class _Program:
     """A recorded forward: its input and output, the header of its forward, and its steps: function, task, and whether
     it is for one thread alone."""
 
-    def __init__(
-        self, x: torch.Tensor, out: Pair, header: array[int], steps: Sequence[tuple[Any, array[int], bool]]
-    ):
+    def __init__(self, x: torch.Tensor, out: Pair, header: array[int], steps: Sequence[tuple[Any, array[int], bool]]):
         self._x, self._out, self._header, self._count = x, out, header, len(steps)
         *begins, end = len(steps) * WORDS + np.cumsum([0, *(len(task) for _, task, _ in steps)])
         self._memory = np.empty(end, np.int64)  # the lines of all steps, then their tasks

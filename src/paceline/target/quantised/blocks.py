@@ -78,16 +78,12 @@ def kind_of(number: int) -> Kind | None:
 class Blocks:
     """A weight [outputs, width] in blocks.
 
-    data  uint8 [outputs, bytes of a row], possibly mapped from a file."""
+    data    uint8 [outputs, bytes of a row], possibly mapped from a file.
+    nbytes  bytes of all blocks."""
 
     def __init__(self, kind: Kind, data: torch.Tensor):
-        self.kind, self.data = kind, data
+        self.kind, self.data, self.nbytes = kind, data, data.nbytes
         self.shape = torch.Size((len(data), data.shape[1] // kind.nbytes * kind.inputs))
-
-    @property
-    def nbytes(self) -> int:
-        """Bytes of all blocks."""
-        return self.data.nbytes
 
     def rows(self, ids: torch.Tensor | slice) -> Blocks:
         """The outputs `ids`."""

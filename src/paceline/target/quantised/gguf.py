@@ -49,11 +49,13 @@ class GGUF:
     """A GGUF file of version 2 or 3 (ggml's docs/gguf.md), with all its parts.
 
     facts   the first file's metadata by key.
-    places  of all tensors, by name."""
+    places  of all tensors, by name.
+    family  the architecture: a text, unless the file is damaged."""
 
     def __init__(self, path: str | Path):
         self.path = Path(path)
         self.facts, self.places = _read(self.path)
+        self.family: Any = self.facts.get("general.architecture")
         for other in self._other_parts():
             self.places |= _read(other)[1]
 
@@ -71,11 +73,6 @@ class GGUF:
             if not other.exists():
                 raise ModelError(f"{self.path} is one of {count} files of a model; {other.name} is not in its folder")
             yield other
-
-    @property
-    def family(self) -> Any:
-        """The architecture: a text, unless the file is damaged."""
-        return self.facts.get("general.architecture")
 
     def tensor(self, name: str) -> torch.Tensor | Blocks:
         """A mapped tensor, or a matrix in blocks, those of experts stacked. ModelError for an unknown type."""
