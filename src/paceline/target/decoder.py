@@ -329,12 +329,6 @@ class Decoder(CachedTarget):
         self.weight_bytes -= self.head_bytes - trimmed
         self.head_bytes = trimmed
 
-    def trim_cache(self, layers: int) -> RaggedCache:
-        """Reduce the cache to the first `layers` layers, and return it. For a drafter that runs the others on its own
-        caches (`run_layers`). Call it before the first row."""
-        self.cache = self.new_cache(layers, 0)
-        return self.cache
-
     def _plan(self, segments: Sequence[Segment], cache: RaggedCache | None = None) -> Layout:
         s, cache = self.shape, cache or self.cache
         lengths = [cache.length(segment.slot) for segment in segments]

@@ -232,9 +232,8 @@ def check_all(path: str | Path, tensors: Mapping[str, Tensor], shapes: Mapping[s
     half random, or be another head."""
     missing, extra = sorted(shapes.keys() - tensors.keys()), sorted(tensors.keys() - shapes.keys())
     if missing or extra:
-        parts = [f"has no {_few(missing)}"] * bool(missing) + [f"has {_few(extra)}, which nothing here reads"] * bool(
-            extra
-        )
+        parts = [f"has no {_few(missing)}"] if missing else []
+        parts += [f"has {_few(extra)}, which nothing here reads"] if extra else []
         raise MethodError(f"{path} {' and '.join(parts)}: it is another kind of head, or a part of one")
     for name, shape in shapes.items():
         if tuple(tensors[name].shape) != tuple(shape):
