@@ -243,7 +243,7 @@ def test_memory_counts_states() -> None:
     plain, states = target.cache, target.cache.recurrent
     assert states is not None
     assert plain.nbytes_of(2, 64) == 2 * (64 * plain.token_bytes + 3 * states.nbytes)
-    assert plain.shape[0] == 1, "layers with a state have no keys and values"
+    assert plain.kv.shape[0] == 1, "layers with a state have no keys and values"
     assert states.nbytes == 4 * 2 * (4 * 8 * 24 + 2 * (2 * 4 * 8 + 4 * 24))
 
 
