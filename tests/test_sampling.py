@@ -12,12 +12,12 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 from transformers.generation import logits_process as hf
 
-from paceline.engine.logits import BLOCK, best_token, softmax_of_row
+from paceline.engine.logits import BLOCK, best_token, softmax
 from paceline.engine.sampling import (
     FreeNoise,
     RowRandom,
     SamplingParams,
-    distribution,
+    distributions,
     draw,
     draw_rows,
     nucleus,
@@ -198,9 +198,9 @@ def test_compiled_distributions_are_the_warped_ones(
         theirs = warp(logits.double(), params, contexts).softmax(-1)
         close(ours, theirs)
         if not params.shifts_logits:
-            assert torch.equal(distribution(logits, 1, params), ours[1])
+            assert torch.equal(distributions(logits, params, 1), ours[1])
             apart = torch.zeros(size, 3).to(dtype).T.copy_(logits)
-            assert torch.equal(distribution(apart, 1, params), ours[1])
+            assert torch.equal(distributions(apart, params, 1), ours[1])
 
 
 @pytest.mark.parametrize("spread", [0.2, 3.0, 30.0])
@@ -258,12 +258,12 @@ def test_top_p_is_a_share_of_what_top_k_left(dtype: torch.dtype) -> None:
 @pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16])
 def test_softmax_to_float32s_last_bits(dtype: torch.dtype) -> None:
     logits = torch.linspace(-90, 0, 5000).to(dtype)[None]
-    ours, theirs = softmax_of_row(logits, 0).double(), logits[0].double().softmax(-1)
+    ours, theirs = softmax(logits, row=0).double(), logits[0].double().softmax(-1)
     assert (ours[logits[0] <= -87] == 0).all()
     usual = theirs > 1.2e-38  # below, float32 has fewer bits
     assert float(((ours - theirs).abs() / theirs)[usual].max()) < 5e-7
     # Temperature is a division; what rounding does to x / T it does to e^(x / T), times x / T.
-    ours, theirs = softmax_of_row(logits, 0, 3.0).double(), (logits[0].double() / 3).softmax(-1)
+    ours, theirs = softmax(logits, 3.0, 0).double(), (logits[0].double() / 3).softmax(-1)
     assert float(((ours - theirs).abs() / theirs).max()) < 5e-6
 
 
@@ -271,7 +271,7 @@ def test_softmax_to_float32s_last_bits(dtype: torch.dtype) -> None:
 @pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16])
 def test_softmax_of_what_is_not_numbers(bad: list[float], dtype: torch.dtype) -> None:
     with pytest.raises(NumericError, match="NaN or infinite"):
-        softmax_of_row(torch.tensor([[0.0, 1.0], bad], dtype=dtype), 1)
+        softmax(torch.tensor([[0.0, 1.0], bad], dtype=dtype), row=1)
 
 
 @settings(max_examples=100, deadline=None)

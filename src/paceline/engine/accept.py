@@ -190,7 +190,7 @@ def target_distributions(cursors: Sequence[Cursor]) -> torch.Tensor | list[torch
     """The target's warped distribution at each cursor, [R, V]."""
     params = cursors[0].request.params
     if sampling.is_compiled(cursors[0].logits) and not params.shifts_logits:
-        return [sampling.distribution(w.logits, w.node, params) for w in cursors]
+        return [sampling.distributions(w.logits, params, w.node) for w in cursors]
     contexts = [w.context for w in cursors] if params.shifts_logits else []
     return sampling.probabilities(_checked(cursors), params, contexts)
 

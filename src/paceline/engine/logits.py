@@ -157,31 +157,24 @@ def _top_at(where, out, rows, size, k, is_wide):  # type: ignore[no-untyped-def]
 # Softmax and entropy --------------------------------------------------------------------------------------------------
 
 
-def softmax_of_row(logits: torch.Tensor, row: int, temperature: float = 1.0) -> torch.Tensor:
-    """softmax(logits[row] / temperature), float32 [V], for logits [n, V] on the CPU.
+def softmax(logits: torch.Tensor, temperature: float = 1.0, row: int | None = None) -> torch.Tensor:
+    """softmax(logits / temperature), float32 [n, V], for logits [n, V] on the CPU; with `row` of that one alone, [V].
 
     Probabilities below e^-87 of the largest are 0. NumericError for NaN or infinity, or a row of minus infinity."""
-    logits, where, is_wide = _row(logits, row)
-    probs = torch.empty(logits.shape[1])
-    if not _softmax_at(where, 0, 1, len(probs), temperature, probs.data_ptr(), is_wide):
-        raise NumericError(BROKEN)
-    return probs
-
-
-def softmax_of_rows(logits: torch.Tensor, temperature: float = 1.0) -> torch.Tensor:
-    """`softmax_of_row` of all rows of logits [n, V] in one call; [n, V]."""
     logits = logits if logits.stride(1) == 1 else logits.contiguous()
     count, size = logits.shape
-    probs = torch.empty(count, size)
-    is_wide, stride = logits.dtype == torch.float32, logits.stride(0) * logits.element_size()
-    if not _softmax_at(logits.data_ptr(), stride, count, size, temperature, probs.data_ptr(), is_wide):
+    is_wide, stride, where = logits.dtype == torch.float32, logits.stride(0) * logits.element_size(), logits.data_ptr()
+    if row is not None:
+        count, where = 1, where + row * stride
+    probs = torch.empty(size) if row is not None else torch.empty(count, size)
+    if not _softmax_at(where, stride, count, size, temperature, probs.data_ptr(), is_wide):
         raise NumericError(BROKEN)
     return probs
 
 
 def certainty_of_row(logits: torch.Tensor, row: int) -> tuple[float, float]:
     """Entropy of softmax(logits[row]) in nats, never negative, and the best token's probability; two NaNs where
-    `softmax_of_row` raises NumericError. Does not store the distribution."""
+    `softmax` raises NumericError. Does not store the distribution."""
     logits, where, is_wide = _row(logits, row)
     entropy, best = _certainty_at(where, logits.shape[1], is_wide)
     return entropy, best

@@ -15,7 +15,7 @@ from typing import Any, NamedTuple, Protocol
 import numpy as np
 import torch
 
-from paceline.engine.logits import best_token, keep_best, softmax_of_row, softmax_of_rows, token_at, top_tokens
+from paceline.engine.logits import best_token, keep_best, softmax, token_at, top_tokens
 from paceline.engine.tree import IntArray
 from paceline.errors import NumericError, PacelineError, shortened
 
@@ -369,21 +369,14 @@ def is_compiled(logits: torch.Tensor) -> bool:
     return logits.dtype in (torch.float32, torch.bfloat16) and not on_accelerator(logits)
 
 
-def distribution(logits: torch.Tensor, row: int, params: SamplingParams) -> torch.Tensor:
-    """Fast path of `probabilities` for one row of logits [n, V] for which `is_compiled`; [V], float32.
+def distributions(logits: torch.Tensor, params: SamplingParams, row: int | None = None) -> torch.Tensor:
+    """Fast path of `probabilities` for logits [n, V] for which `is_compiled`; [n, V], float32. With `row` of that row
+    alone, [V].
 
     Logit shifts are not applied. Equal up to float32's rounding, and several times as fast."""
-    probs = softmax_of_row(logits, row, params.temperature)
+    probs = softmax(logits, params.temperature, row)
     if params.top_k or params.top_p < 1 or params.min_p:
-        keep_best(probs, params.top_k, params.top_p, params.min_p)
-    return probs
-
-
-def distributions(logits: torch.Tensor, params: SamplingParams) -> torch.Tensor:
-    """`distribution` of all rows of logits [n, V] for which `is_compiled`, bit for bit the same; [n, V], float32."""
-    probs = softmax_of_rows(logits, params.temperature)
-    if params.top_k or params.top_p < 1 or params.min_p:
-        for of_row in probs:
+        for of_row in probs if row is None else [probs]:
             keep_best(of_row, params.top_k, params.top_p, params.min_p)
     return probs
 
