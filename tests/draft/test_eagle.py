@@ -164,7 +164,7 @@ def test_the_kept_nodes_hang_together_whatever_ties() -> None:
     rng = np.random.default_rng(0)
     for trial in range(200):
         row = Row(0, [1, 2, 3], SamplingParams(max_tokens=40), max_context=100)
-        growth = Growth(Draft.of(row, 2), width=3, size=int(rng.integers(1, 12)))
+        growth = Growth(Draft.chain(row, row.tokens[2:].tolist()), width=3, size=int(rng.integers(1, 12)))
         for _ in range(4):
             logits = torch.full((len(growth.level), 6), -30.0)
             for node in range(len(growth.level)):

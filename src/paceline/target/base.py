@@ -156,7 +156,7 @@ class Target(Facts, ABC):
             "sums are added; it needs a family that the native decoder runs (docs/models.md)"
         )
 
-    def check(self, needs: Needs) -> None:  # noqa: B027
+    def check(self, needs: Needs) -> None:
         """Raise ModelError if this target cannot meet a drafter's needs."""
 
     @abstractmethod

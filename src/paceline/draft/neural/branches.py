@@ -201,7 +201,7 @@ class Ahead:
         """A window without tokens."""
         state.tops, row = [], state.row
         self.drafter.catch_up(row)
-        return Draft.of(row, self.drafter.cached(row), self.drafter.end_tokens(row))
+        return self.drafter.begin(row)
 
     def _note_tops(self, drafts: Sequence[Draft], logits: torch.Tensor) -> None:
         """Keep the candidates for every position of a window that is drafted now."""

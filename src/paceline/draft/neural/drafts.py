@@ -45,11 +45,6 @@ class Draft:
     numbers: list[int | None] = field(default_factory=list)
 
     @classmethod
-    def of(cls, row: Request, cached: int, ends: frozenset[int] = frozenset()) -> Draft:
-        """An empty draft; the model has run `cached` of the row's tokens."""
-        return cls.chain(row, row.tokens[cached:].tolist(), ends)
-
-    @classmethod
     def chain(cls, row: Request, known: list[int], ends: frozenset[int] = frozenset()) -> Draft:
         """An empty draft after the tokens `known`, which the model has not run."""
         return cls(row, len(known), known, list(range(-1, len(known) - 1)), ends)

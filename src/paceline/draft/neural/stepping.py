@@ -127,7 +127,7 @@ class Stepping(Drafter):
 
     def begin(self, row: Request) -> Draft:
         """An empty draft."""
-        return Draft.of(row, self.cached(row), self.end_tokens(row))
+        return Draft.chain(row, row.tokens[self.cached(row) :].tolist(), self.end_tokens(row))
 
     def most(self, draft: Draft) -> int:
         """Most tokens to draft, by the stop rule and the row."""
