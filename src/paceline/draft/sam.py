@@ -15,7 +15,7 @@ from __future__ import annotations
 from collections.abc import Callable, Iterator
 from dataclasses import dataclass
 from functools import partial
-from typing import Literal, NamedTuple
+from typing import TYPE_CHECKING, Literal, NamedTuple
 
 import numpy as np
 
@@ -23,8 +23,10 @@ from paceline.draft.base import Drafter, DraftTree, Facts, IntArray, Request
 from paceline.draft.spec import Options, option
 from paceline.draft.text.automaton import SuffixAutomaton, warm_up
 from paceline.draft.text.copying import Generations, continuation, up_to_end
-from paceline.draft.text.frozen import FrozenAutomaton, from_parts
 from paceline.draft.text.store import open_for
+
+if TYPE_CHECKING:
+    from paceline.draft.text.frozen import FrozenAutomaton
 
 TAIL = 64  # last tokens of a row that are looked up in another text: longer matches count as this long
 
@@ -66,6 +68,8 @@ class Sam(Drafter):
         warm_up()
         if self.config.corpus is not None:
             store = open_for(target, self.config.corpus)
+            from paceline.draft.text.frozen import from_parts
+
             self._corpus = from_parts(store.array)
             self._corpus.warm_up()
             self._borders |= {store.header["eos"]}
