@@ -137,7 +137,7 @@ def test_a_prompt_is_committed_whole_and_nothing_is_forgotten() -> None:
         target.commit(slot, range(5))
     target.commit(slot, range(8))
     with pytest.raises(ValueError, match="cannot forget"):
-        target.cache.truncate(slot, 7)
+        target.truncate(slot, 7)
 
 
 # Rows that come and go -----------------------------------------------------------------------------------------------

@@ -195,7 +195,7 @@ class Model(Streaming):
             return super().propose(rows)
         for row in rows:  # the last tokens of a text can change when it goes on
             held = bridge.release(row, self._first[row.id])
-            cast(CachedTarget, self.model).cache.truncate(self._slots[row.id], held)
+            cast(CachedTarget, self.model).truncate(self._slots[row.id], held)
         trees = super().propose(rows)
         return [self._retold(bridge, *each) for each in zip(rows, trees, strict=True)] if bridge.guesses else trees
 

@@ -324,6 +324,10 @@ class CachedTarget(Target):
     def commit(self, slot: int, path: Sequence[int]) -> None:
         self.cache.commit(slot, path)
 
+    def truncate(self, slot: int, length: int) -> None:
+        """As `RaggedCache.truncate`."""
+        self.cache.truncate(slot, length)
+
     def _best(self, logits: torch.Tensor, needs: Needs) -> Pair | None:
         """Values and ids of the `needs.top_k` best logits; their time is booked as the drafter's."""
         if not needs.top_k:

@@ -82,7 +82,7 @@ def best_tokens(counts: Tensor, k: int, must: Sequence[Tensor] = ()) -> Tensor:
     return score.argsort(descending=True, stable=True)[:k].sort().values
 
 
-def check_map(keep: Tensor, vocab_size: int | None = None, where: object = "the vocabulary map") -> None:
+def check_map(keep: Tensor, vocab_size: int | None = None, where: str = "the vocabulary map") -> None:
     """MethodError unless `keep` holds one or more token ids, ascending, below `vocab_size`."""
     if keep.ndim != 1 or not len(keep):
         raise MethodError(f"{where} is empty; it needs at least one token")
@@ -167,7 +167,7 @@ def read_vocabulary(file: Path) -> Vocabulary:
     return vocabulary
 
 
-def from_offsets(offsets: Tensor, members: Tensor | None, where: object = "the vocabulary map") -> Tensor:
+def from_offsets(offsets: Tensor, members: Tensor | None, where: str = "the vocabulary map") -> Tensor:
     """Token ids of EAGLE-3's map. If all offsets are 0, those are the first K tokens. MethodError as `check_map`."""
     keep = offsets + torch.arange(len(offsets))
     check_map(keep, None if members is None else len(members), where)
@@ -241,7 +241,7 @@ def kept_tokens(vocab: str, checkpoint: str | Path, target: Facts) -> Tensor:
         whose = known.facts.get("tokenizer_name", known.tokenizer)
         raise MethodError(f"{file} is a vocabulary of another tokenizer ({whose}): its ids mean other text here")
     keep = known.best(int(vocab)) if vocab.isdecimal() else known.keep
-    check_map(keep, target.vocab_size, file)
+    check_map(keep, target.vocab_size, f"{file}: the vocabulary map")
     return keep.to(target.device)
 
 
