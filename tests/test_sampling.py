@@ -151,8 +151,8 @@ def test_ids_the_model_cannot_write() -> None:
     [
         ({"logit_bias": {40: 1.0}}, "logit_bias names token 40; this model's tokens are 0 to 39"),
         ({"bad_words": [[1], [2, 55]]}, "bad_words names token 55"),
-        ({"logit_bias": dict.fromkeys(range(40), -np.inf)}, "leave no token"),
-        ({"bad_words": [[i] for i in range(40)]}, "leave no token"),
+        ({"logit_bias": dict.fromkeys(range(40), -np.inf)}, "ban every token"),
+        ({"bad_words": [[i] for i in range(40)]}, "ban every token"),
     ],
 )
 @pytest.mark.parametrize("temperature", [0.0, 1.0])

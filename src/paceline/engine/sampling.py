@@ -159,7 +159,7 @@ class SamplingParams:
         banned = {i for i, bias in self.logit_bias.items() if bias == -math.inf}
         banned |= {word[0] for word in self.bad_words if len(word) == 1}
         if len(banned) == vocab_size:
-            raise PacelineError("logit_bias and bad_words leave no token; ban fewer.")
+            raise PacelineError("logit_bias and bad_words ban every token; allow at least one.")
 
     def warps_like(self, other: SamplingParams) -> bool:
         """Whether both turn the same logits into the same distribution."""
