@@ -321,17 +321,15 @@ class Auto(Fallback):
         if self._shape is not None:
             if learns:
                 self.times.note(*self._shape, seconds)
-            self._book(tokens, drafting)
+            self._book(*self._shape[:3], tokens, drafting)
         self._shape = None
 
     def disturbed(self) -> None:
         """Do not learn from the time since the last `propose`: something else ran at the same time."""
         self._shape = None
 
-    def _book(self, tokens: int, drafting: float) -> None:
+    def _book(self, rows: int, nodes: int, widest: int, tokens: int, drafting: float) -> None:
         """Count an undisturbed round: tokens a second, the credit for trials, and the order of the drafters."""
-        assert self._shape is not None
-        rows, nodes, widest, _ = self._shape
         self._rounds += 1
         if not self.times.known:
             return

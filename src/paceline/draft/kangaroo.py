@@ -128,15 +128,15 @@ class Kangaroo(StateReader, Stepping):
         A chain's last token and a tree's leaves, which were not expanded, are verified too, so they are run now. The
         keys and values are put into the tree's order, in which the target commits them."""
         trees = super().propose(rows)
-        drafts = list(self._drafts.values())
-        orders = [order_of_tree(draft) for draft in drafts]
-        late = [draft for draft in drafts if draft.done < len(draft.tokens)]
+        made = {row.id: tree for row, tree in zip(rows, trees, strict=True)}
+        drafts = [(draft, made[id]) for id, draft in self._drafts.items()]
+        orders = [order_of_tree(*each) for each in drafts]
+        late = [draft for draft, _ in drafts if draft.done < len(draft.tokens)]
         if late:
             self._run_early(late)
-        for draft, order in zip(drafts, orders, strict=True):
-            assert draft.tree is not None
+        for (draft, tree), order in zip(drafts, orders, strict=True):
             self.target.cache.arrange(draft.row.slot, order)
-            draft.tree.hidden = torch.cat(draft.features)[order]
+            tree.hidden = torch.cat(draft.features)[order]
         return trees
 
     def keep(self, draft: Draft, nodes: Sequence[int]) -> None:
@@ -147,13 +147,12 @@ class Kangaroo(StateReader, Stepping):
         return self.adapter(states, segments)
 
 
-def order_of_tree(draft: Draft) -> list[int]:
+def order_of_tree(draft: Draft, tree: DraftTree) -> list[int]:
     """Each node's number in the draft, counted from the root. Leaves of the tree that the draft lacks are added."""
-    assert draft.tree is not None
     root = draft.known - 1
     order: list[int] = []
     spare = iter(range(draft.done, len(draft.tokens)))
-    nodes = zip(draft.tree.tokens.tolist(), draft.tree.parent.tolist(), draft.numbers, strict=True)
+    nodes = zip(tree.tokens.tolist(), tree.parent.tolist(), draft.numbers, strict=True)
     for token, parent, number in nodes:
         number = next(spare, None) if number is None else number
         if number is None:

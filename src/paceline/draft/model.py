@@ -206,9 +206,9 @@ class Model(Streaming):
             return tree
         tokens = np.array(bridge.say(row, draft.drafted)[: row.max_draft], np.int64)
         tokens, _ = up_to_ends(tokens, np.arange(len(tokens)), self.end_tokens(row))
-        draft.tree = DraftTree.chain(row.last_token, tokens, source=self.name if len(tokens) else "", calls=draft.calls)
-        draft.numbers = [None] * len(draft.tree)
-        return draft.tree
+        tree = DraftTree.chain(row.last_token, tokens, source=self.name if len(tokens) else "", calls=draft.calls)
+        draft.numbers = [None] * len(tree)
+        return tree
 
     def begin(self, row: Request) -> Draft:
         if self.bridge is None:

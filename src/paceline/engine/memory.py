@@ -232,11 +232,10 @@ class Memory:
         live = reach.get(lead, 0)
         if max(shared, live) < SHORTEST:
             return
-        if live > shared:
-            kv, state = cache.copy(lead.slot, live), cache.states(lead.slot).get(live)
-        else:
-            assert prefix is not None
+        if prefix is not None and shared >= live:
             kv, state = prefix.take(shared)
+        else:
+            kv, state = cache.copy(lead.slot, live), cache.states(lead.slot).get(live)
         cache.paste(row.slot, kv, state)
         row.cached = kv.shape[3]
         row.reused += row.cached
@@ -277,8 +276,7 @@ class Memory:
         """Reshape the cache to `slots` rows of `capacity` tokens, or more if the budget allows; False if it cannot.
 
         Rows may move to other slots."""
-        cache = self.cache
-        assert cache is not None
+        cache = self._cache
         if len(cache.held) > len(running) and cache.held:
             slots = max(slots, cache.held[-1] + 1)  # another engine's rows must not move
         if slots <= cache.num_slots and capacity <= cache.capacity and cache.nbytes <= self.budget:

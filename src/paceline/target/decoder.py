@@ -28,7 +28,7 @@ from paceline.target.cache import CachedTarget, Pair, RaggedCache, Writer
 from paceline.target.folder import fingerprint
 from paceline.target.layout import SHARED_QUERIES, Layout, padded_size, plan
 from paceline.target.linear import FEW, BlockLinear, linear
-from paceline.target.quantised.blocks import Blocks, WeightsByName, describe, within
+from paceline.target.quantised.blocks import Blocks, WeightsByName, describe, tensors_of, within
 from paceline.target.recurrent import RecurrentState
 from paceline.target.shape import Shape, rotary_tables, row_order, weight_shapes
 from paceline.target.threads import Threads
@@ -92,9 +92,7 @@ class Decoder(CachedTarget):
             weights = {key: w.dense(dtype) if isinstance(w, Blocks) else w for key, w in weights.items()}
         weights = {key: computed_with(key, w, s) for key, w in weights.items()}
         weights = {key: w if isinstance(w, Blocks) else w.to(self.device, dtype) for key, w in weights.items()}
-        table, norm = weights["model.embed_tokens.weight"], weights["model.norm.weight"]
-        assert isinstance(norm, torch.Tensor)
-        self.norm = norm
+        table, self.norm = weights["model.embed_tokens.weight"], tensors_of(weights)["model.norm.weight"]
         read = sum(w.nbytes for w in weights.values())
         if expand and self.quantised:
             dtype_name, kinds = str(dtype).removeprefix("torch."), self.quantised

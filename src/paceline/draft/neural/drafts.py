@@ -28,7 +28,7 @@ class Draft:
     done            number of nodes that were run. calls: forwards so far.
     probs           distributions [V] that the drafted tokens were drawn from; empty if they were not drawn.
     features        states [n, H] of the nodes run so far, for drafters that use states.
-    tree            the proposed tree. numbers: for each of its nodes the node here; None if it was never run."""
+    numbers         for each node of the proposed tree the node here; None if it was never run."""
 
     row: Request
     known: int
@@ -41,7 +41,6 @@ class Draft:
     calls: int = 0
     probs: list[torch.Tensor] = field(default_factory=list)
     features: list[torch.Tensor] = field(default_factory=list)
-    tree: DraftTree | None = None
     numbers: list[int | None] = field(default_factory=list)
 
     @classmethod
@@ -82,7 +81,7 @@ class Draft:
         return Segment(slot, np.array(self.tokens), np.array(self.parent), start=self.done, num_logits=num_logits)
 
     def accepted(self, path: Sequence[int]) -> list[int]:
-        """The nodes, of those that were run, that are committed when `path` of `tree` is accepted."""
+        """The nodes, of those that were run, that are committed when `path` of the proposed tree is accepted."""
         nodes = list(range(self.known))
         for node in path[1:]:
             number = self.numbers[node]

@@ -119,8 +119,6 @@ class Stepping(Drafter):
         drafts = [self.begin(row) for row in able]
         self._drafts = {draft.row.id: draft for draft in drafts}
         trees = self._trees(drafts) if self.config.tree else self._chains(drafts)
-        for draft, tree in zip(drafts, trees, strict=True):
-            draft.tree = tree
         made = dict(zip(self._drafts, trees, strict=True))
         self._drafted_at = perf_counter()
         return [made.get(row.id) or DraftTree.root(row.last_token) for row in rows]
