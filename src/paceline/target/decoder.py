@@ -65,20 +65,11 @@ class Decoder(CachedTarget):
     threads              the `Threads` of another target on this machine, with its measurements."""
 
     def __init__(
-        self,
-        config: PretrainedConfig,
-        weights: WeightsByName,
-        *,
-        name: str = "decoder",
-        dtype: torch.dtype = torch.float32,
-        device: torch.device | str = "cpu",
-        eos_token_ids: Sequence[int] = (),
-        weights_fingerprint: str | None = None,
-        made_of: str | None = None,
-        inverse_frequencies: torch.Tensor | None = None,
-        expand: bool = False,
-        threads: Threads | None = None,
-    ):
+        self, config: PretrainedConfig, weights: WeightsByName, *, name: str = "decoder",
+        dtype: torch.dtype = torch.float32, device: torch.device | str = "cpu", eos_token_ids: Sequence[int] = (),
+        weights_fingerprint: str | None = None, made_of: str | None = None,
+        inverse_frequencies: torch.Tensor | None = None, expand: bool = False, threads: Threads | None = None,
+    ):  # fmt: skip
         s = self.shape = Shape.of(config)
         self.name, self.dtype, self.device = name, dtype, torch.device(device)
         self.vocab_size, self.hidden_size, self.num_layers = s.vocab_size, s.hidden_size, s.num_layers

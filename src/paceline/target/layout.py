@@ -105,17 +105,10 @@ class Layout:
 
 
 def plan(
-    segments: Sequence[Segment],
-    lengths: Sequence[int],
-    *,
-    shared: int = 1,
-    windows: Sequence[int | None] = (None,),
-    dtype: torch.dtype = torch.float32,
-    device: torch.device | str = "cpu",
-    padding: int = 0,
-    most_on_paths: int = 0,
+    segments: Sequence[Segment], lengths: Sequence[int], *, shared: int = 1, windows: Sequence[int | None] = (None,),
+    dtype: torch.dtype = torch.float32, device: torch.device | str = "cpu", padding: int = 0, most_on_paths: int = 0,
     pieces: bool = False,
-) -> Layout:
+) -> Layout:  # fmt: skip
     """Lay out `segments`; lengths[s] is the committed length of segment s's row.
 
     shared   query heads that share a key head.
