@@ -62,6 +62,7 @@ def count_heads(path: str, names: Iterable[str], start: str = "") -> tuple[int, 
 class StaticHeads(Drafter):
     """Base of drafters whose heads fill a tree of fixed shape.
 
+    folder      of the heads and of slots.json.
     last        by row: the state [H] that its next draft is made of.
     own_heads   the network's own output heads, one for each depth; None: the target's for all. Set by `open`.
     own_tokens  tokens int64 [K] of their columns; None: all tokens. Set by `open`."""
@@ -74,6 +75,8 @@ class StaticHeads(Drafter):
 
     def __init__(self, config: StaticConfig):
         self.config = config
+        path = Path(config.checkpoint).expanduser()
+        self.folder = path if path.is_dir() else path.parent
         self.last: dict[int, torch.Tensor] = {}
         if config.accept == "typical":
             self.acceptance, self.lossless = Typical(), "no: typical acceptance"
@@ -154,12 +157,6 @@ class StaticHeads(Drafter):
         self._ranks = min(ranks, len(self.embedding) if self.columns is None else len(self.columns))
 
     # Setting up -----------------------------------------------------------------------------------------------
-
-    @property
-    def folder(self) -> Path:
-        """The folder of the heads and of slots.json."""
-        path = Path(self.config.checkpoint).expanduser()
-        return path if path.is_dir() else path.parent
 
     def _trim(self, vocab: str, target: Facts) -> None:
         """Reduce the output heads to the tokens that the option `vocab` keeps; a shared head stays shared."""
