@@ -181,6 +181,15 @@ def test_requests_wait_until_there_is_memory(decoder: Decoder) -> None:
     assert most == 2, "what they reserve is for both of them, and nobody has to give way"
 
 
+def test_rows_that_join_together_get_their_memory_at_once(decoder: Decoder, monkeypatch: pytest.MonkeyPatch) -> None:
+    shapes = []
+    reshape = type(decoder.cache).reshape
+    monkeypatch.setattr(type(decoder.cache), "reshape", lambda cache, *to: shapes.append(to[0]) or reshape(cache, *to))
+    engine = Engine(decoder, "none", max_batch=decoder.cache.num_slots + 12)
+    engine.generate([[5, 6, n] for n in range(7, 7 + engine.max_batch)], SamplingParams(max_tokens=2))
+    assert shapes == [engine.max_batch]
+
+
 def test_a_long_request_gets_the_memory_of_many_short_ones(decoder: Decoder) -> None:
     wide = engine(decoder, rows=6, max_batch=6)
     wide.generate(PROMPTS, SamplingParams(max_tokens=8))

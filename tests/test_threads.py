@@ -84,6 +84,17 @@ def test_fewer_threads_that_are_no_faster_are_not_kept() -> None:
     assert seconds <= 5000 * 5e-3 * (1 + 2 / REST)
 
 
+def test_answers_that_keep_the_number_of_a_failed_trial_cost_no_more_than_trials() -> None:
+    machine = Machine(most_alone=False)
+    machine.busy = {1: 9.0, 2: 9.0, 4: 5.0}
+    seconds = 0.0
+    for _ in range(200):
+        seconds += machine.rounds(1)
+        seconds += machine.rounds(99, keep=machine.ran[-1])
+    assert 2 in machine.ran
+    assert seconds <= 20_000 * 5e-3 * (1 + 3 / REST)
+
+
 def test_a_row_under_way_keeps_its_number() -> None:
     machine = Machine(most_alone=False)
     machine.rounds(100, keep=ALL)

@@ -131,6 +131,14 @@ def test_the_warm_up_comes_first_is_not_recorded_and_is_forgotten(log: Log) -> N
     assert [c.forgot for c in contestants] == [2, 2]  # behind the warm-up, and between the repetitions
 
 
+def test_the_warm_up_is_as_wide_as_the_widest_group(log: Log) -> None:
+    """Or whoever answers first at that width would pay for its memory."""
+    run(log, [Echo("x")], Options(warm_up=1, batch=2))
+    widest = max(sum(answer.group == n for answer in log) for n in {answer.group for answer in log})
+    assert widest == 2
+    assert len({text for _, text, _ in Echo.asked[:2]}) == 2, "two questions at once"
+
+
 def test_a_method_that_fails_is_left_behind_and_the_others_go_on(log: Log) -> None:
     assert not run(log, [Echo("x"), Echo("y", fails_at="three")])
     done = list(log)

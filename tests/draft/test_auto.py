@@ -47,6 +47,20 @@ def test_chances_are_those_of_the_drafts_whatever_was_cut() -> None:
     assert (np.diff(values) <= 0).all()
 
 
+@pytest.mark.parametrize("step", [0.1, 0.5, 0.9])
+@pytest.mark.parametrize("own", [False, True])
+def test_a_row_like_all_others_has_their_chances_however_few_drafts_stand(step: float, own: bool) -> None:
+    rng, chances = np.random.default_rng(0), Acceptance()
+    tree = DraftTree.chain(1, [2, 2, 2], chances=step ** np.arange(4.0) if own else None)
+    multipliers = []
+    for n in range(4000):
+        stood = min(int(rng.geometric(1 - step)) - 1, 3)
+        chances.note(n // 40, tree, list(range(stood + 1)), 3, 0)
+        multipliers += [chances.multiplier(n // 40)] if n % 40 == 39 and n > 1000 else []
+    assert np.mean(multipliers) == pytest.approx(1, abs=0.06)
+    assert chances.values(tree, -1)[0] == pytest.approx(step, rel=0.15)
+
+
 def test_a_row_that_is_rejected_more_than_others_has_lower_chances() -> None:
     chances, tree = Acceptance(), DraftTree.chain(1, [2, 3, 4])
     for _ in range(40):
@@ -285,6 +299,16 @@ def test_a_drafter_that_does_not_pay_is_left_alone_but_tried_again() -> None:
 def test_what_cannot_be_chosen_from_is_refused(spec: str, says: str) -> None:
     with pytest.raises(MethodError, match=says):
         create(spec)
+
+
+def test_engines_of_a_target_share_what_rounds_take_and_other_targets_do_not() -> None:
+    target, first, second, other = repeating(), create("auto:sam"), create("auto:sam"), create("auto:sam")
+    Engine(target, first).generate([[1, 2, 3]], SamplingParams(max_tokens=20))
+    second.bind(target)
+    other.bind(repeating())
+    assert first.times.known
+    assert second.times is first.times
+    assert not other.times.known
 
 
 def test_options_of_the_drafters_are_written_with_semicolons() -> None:

@@ -96,6 +96,17 @@ def test_a_head_computes_what_transformers_module_does(family: str, layout: str)
         torch.testing.assert_close(ours, theirs, atol=2e-3, rtol=1e-3)
 
 
+def test_in_an_engine_the_head_reads_the_targets_last_states(tmp_path: Path) -> None:
+    model = models.model("qwen3", tie_word_embeddings=False)
+    tensors = mtps.random_head(model)
+    engine = Engine(native.of(model, eos=()), f"mtp:{mtps.save(tmp_path, tensors)},tree=0,draft=1")
+    row = engine.add(np.random.default_rng(0).integers(4, models.VOCAB_SIZE, 9).tolist(), GREEDY)
+    engine.step()
+    (tree,) = engine.drafter.propose([row])
+    after = transformers_own(model, tensors, np.array([*row.tokens, 0, 0, 0]), 9)[0]
+    assert tree.tokens[1:].tolist() == [int(after.argmax())]
+
+
 # Whole models --------------------------------------------------------------------------------------------------------
 
 MODELS = {"qwen": "qwen3", "deepseek": "qwen3-moe", "mimo": "qwen2"}

@@ -12,6 +12,7 @@ from types import SimpleNamespace
 from typing import Any
 
 import pytest
+import torch
 from examples.rollout_rules import policy
 
 from paceline.errors import PacelineError
@@ -84,6 +85,15 @@ def test_the_weights_of_now_are_used() -> None:
     answers = reuse(IDS * 8, of)
     logprobs = [value for row in answers["logprobs"] for value in row]
     assert sum(logprobs) / len(logprobs) > math.log(1 / 17) + 0.5
+
+
+def test_rollouts_may_be_rounded_while_the_trainers_weights_are_not() -> None:
+    of = trainer()
+    of.model.train()
+    kinds = (None, torch.float32, torch.bfloat16)
+    own, whole, rounded = (RolloutReuse(RolloutStore(), dtype=dtype)(IDS, of) for dtype in kinds)
+    assert own == whole != rounded
+    assert {weight.dtype for weight in of.model.parameters()} == {torch.float32}
 
 
 @pytest.mark.parametrize(

@@ -207,6 +207,35 @@ def test_the_cache_does_not_outgrow_the_context() -> None:
     assert cache.nbytes == 4 * 2 * LAYERS * HEADS * DIM * cache.num_slots * cache.capacity
 
 
+def test_a_new_row_finds_nothing_of_an_earlier_one() -> None:
+    """What a masked place holds is multiplied by zero, and zero times NaN is NaN."""
+    cache = make()
+    slot = cache.add_row(60)
+    write(cache, layout_of(cache, [chain(slot, 20)]), np.arange(20))
+    cache.commit(slot, range(20))
+    write(cache, layout_of(cache, [chain(slot, 30)]), np.full(30, np.nan))
+    cache.drop_row(slot)
+    assert cache.add_row(60) == slot
+    assert not cache.copy(slot, cache.capacity).any()
+    cache.paste(slot, torch.full_like(cache.copy(slot, 45), torch.nan))
+    cache.drop_row(slot)
+    assert not cache.copy(cache.add_row(60), cache.capacity).any()
+
+
+def test_a_cache_goes_on_in_the_memory_of_one_without_rows() -> None:
+    first, second, other = make(), make(), RaggedCache(1, HEADS, DIM, CONTEXT, torch.float32, "cpu")
+    slot = first.add_row(60)
+    write(first, layout_of(first, [chain(slot, 20)]), np.full(20, np.nan))
+    second.take_memory(first)
+    assert not second.num_slots, "a row is in it"
+    first.drop_row(slot)
+    other.take_memory(first)
+    second.take_memory(first)
+    assert not other.num_slots
+    assert second.address == first.address
+    assert not second.copy(second.add_row(60), second.capacity).any()
+
+
 @pytest.mark.parametrize("slot", [-1, 1, 2, 7])
 def test_an_unknown_slot_is_refused(slot: int) -> None:
     cache = make()

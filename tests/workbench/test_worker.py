@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import asyncio
 from collections.abc import Awaitable, Callable
-from threading import Event
+from threading import Event, Thread, current_thread
 from time import perf_counter
 from typing import Any
 
@@ -13,7 +13,7 @@ import pytest
 from paceline.engine.request import Delta, Row
 from paceline.engine.sampling import SamplingParams
 from paceline.errors import PacelineError
-from paceline.workbench.worker import FAILED_ROUNDS, Busy, EngineFailed, Job, Unavailable, Worker
+from paceline.workbench.worker import FAILED_ROUNDS, Busy, EngineFailed, Job, Unavailable, Worker, in_passing
 
 THREE = SamplingParams(max_tokens=3)
 
@@ -80,6 +80,17 @@ async def heard(job: Job) -> list[int]:
 async def until(what: Callable[[], bool]) -> None:
     while not what():
         await asyncio.sleep(0.001)
+
+
+def test_what_is_done_in_passing_leaves_no_thread_and_no_helpers_of_openmp() -> None:
+    def fail() -> None:
+        raise PacelineError("no model")
+
+    thread: Thread = in_passing(current_thread)
+    assert thread is not current_thread()
+    assert not thread.is_alive()
+    with pytest.raises(PacelineError, match="no model"):
+        in_passing(fail)
 
 
 def test_every_token_is_heard_and_then_the_end():

@@ -7,7 +7,7 @@ is not recorded. An answer that is late, since another process used the processo
 
 from collections import Counter
 from collections.abc import Callable, Iterator, Sequence
-from dataclasses import dataclass, replace
+from dataclasses import dataclass
 from itertools import groupby
 from random import Random
 from typing import Any
@@ -27,7 +27,7 @@ Prompt = Callable[[Question, Sequence[str]], Any]
 """The prompt of a question's next turn, in what the contestants take, after the answers to the turns before."""
 
 CPU = torch.device("cpu")
-WARM_UP_TOKENS, WARM_UP_QUESTIONS = 32, 8  # most of each in a warm-up
+WARM_UP_TOKENS = 32  # most of an answer in a warm-up
 WAKE = 0.2
 """Seconds that a contestant works before an answer is timed. A processor whose cores slept, while another process
 answered or a file was written, takes a tenth of a second until it is as fast as before (benchmarks/awake.py). Whoever
@@ -169,13 +169,13 @@ class Runner:
                 yield group, contestant
 
     def _warm_up(self, busy: Sequence[Contestant]) -> None:
-        """Let everyone who has work left answer the first questions, unrecorded but for failures."""
-        whole = self.groups[0]
-        first = replace(whole, questions=whole.questions[:WARM_UP_QUESTIONS], turns=whole.turns[:WARM_UP_QUESTIONS])
+        """Let everyone who has work left answer the largest group, whose keys and values then have their memory,
+        unrecorded but for failures."""
+        largest = max(self.groups, key=lambda group: len(group.questions))
         tokens = min(self.options.max_tokens, WARM_UP_TOKENS)
         for contestant in busy:
             for _ in range(0 if self.stopped() else self.options.warm_up):
-                answers = self._answers(contestant, first, 0, max_tokens=tokens)
+                answers = self._answers(contestant, largest, 0, max_tokens=tokens)
                 if any(answer.failed for answer in answers):
                     self.record(answers[:1])
                     self.progress(answers[0])

@@ -70,7 +70,7 @@ def serve(
     from paceline.serve.listener import GracefulServer, limited, most_files
     from paceline.serve.metrics import RequestLog
     from paceline.serve.reading import described
-    from paceline.workbench.worker import Worker
+    from paceline.workbench.worker import Worker, in_passing
 
     environment = os.environ.get("PACELINE_API_KEY")
     names = tuple(dict.fromkeys([draft, *(allow_draft or ()), *DRAFTS]))
@@ -83,7 +83,7 @@ def serve(
     )
     listening = _listen(host, port)  # before a model is loaded for nothing
     drafter = Fallback([Forced(), Prediction(), Choice({spec: create(spec) for spec in names})])
-    engine = running.open(model, drafter, max_batch=max_batch, max_slowdown=max_slowdown)
+    engine = in_passing(lambda: running.open(model, drafter, max_batch=max_batch, max_slowdown=max_slowdown))
     if engine.tokenizer is None:
         raise PacelineError(f"{model} has no tokenizer, and a server needs one")
     parsers = described(settings.tool_parser, settings.reasoning_parser, engine.tokenizer.chat_template)

@@ -7,7 +7,7 @@ multiplier = observed / expected rejections of the row, both with a Gamma prior 
 step by their rank. The `chances` that a drafter gives with a tree replace shares and ranks. Old counts fade."""
 
 from itertools import pairwise
-from math import log
+from math import expm1, log
 
 import numpy as np
 
@@ -78,7 +78,10 @@ class Acceptance:
         if tree.chances is not None:
             expected = self._note_trust(tree, tree.chances, path, accepted < depth)
         else:
-            expected = float(self._hazard[of, min(accepted + 1, depth)])
+            hazard = self._hazard[of]
+            expected = float(hazard[min(accepted, depth)])
+            if accepted < depth:
+                expected += _until_rejection(float(hazard[accepted + 1]) - expected)
         if depth:
             self._count(of, accepted, depth)
             rejections, hoped = self._rows.get(row, (0.0, 0.0))
@@ -95,7 +98,8 @@ class Acceptance:
         for node in path:
             children = tree.children(node)
             if children:
-                expected -= log(min(max(sum(chances[child] for child in children) / chances[node], LEAST), 0.999))
+                step = -log(min(max(sum(chances[child] for child in children) / chances[node], LEAST), 0.999))
+                expected += _until_rejection(step) if failed and node == path[-1] else step
         self._trust = [0.99 * self._trust[0] + failed, 0.99 * self._trust[1] + expected]
         return expected * self._trust[0] / self._trust[1]
 
@@ -135,6 +139,14 @@ class Acceptance:
             self._trials[:, depth], self._hits[:, depth] = STRENGTH, STRENGTH * share
         for of in range(CLASSES):
             self._refresh(of)
+
+
+def _until_rejection(hazard: float) -> float:
+    """The mean part of a step's hazard that a draft has gone through when the step rejects it.
+
+    Rejection comes somewhere within a step, as a truncated exponential. Counting whole steps would expect more
+    rejections than there can be where few drafts survive, and take every row for a lucky one."""
+    return 1 - hazard / expm1(hazard)
 
 
 def _length_class(length: int) -> int:

@@ -17,6 +17,7 @@ from dataclasses import dataclass
 from random import Random
 from time import perf_counter
 from typing import NamedTuple
+from weakref import WeakKeyDictionary
 
 import numpy as np
 
@@ -33,6 +34,8 @@ HEAD_START = 4  # exploring may use the time of this many rounds at the beginnin
 PROBE = 4  # in a trial: nodes verified beyond those that pay, or the depth of a model's drafts
 TRIALS = 8  # drafts that a drafter with a model must have made before it is asked for whole batches
 LONGEST = 16  # deepest draft that a drafter with a model is asked for
+_TIMES: WeakKeyDictionary[Facts, RoundTimes] = WeakKeyDictionary()
+"""What rounds of a target take on this machine, learned by all engines of it in this process."""
 
 
 @dataclass(frozen=True)
@@ -167,8 +170,7 @@ class Auto(Fallback):
                 candidate.drafts = TRIALS
         if self.config.table is None:
             share = getattr(target, "expert_share", 0.0)  # of a model in another engine it is not known
-            if share != self.times.expert_share:
-                self.times = RoundTimes(expert_share=share)
+            self.times = _TIMES.setdefault(target, RoundTimes(expert_share=share))
             return
         self.times, table = read_table(self.config.table, target.weights_fingerprint)
         for candidate in self.candidates:

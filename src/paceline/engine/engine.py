@@ -271,10 +271,14 @@ class Engine:
                 self._leave(row)
 
     def with_weights_of(self, target: Target) -> None:
-        """Replace the target by one with new weights, between requests, and forget the prefixes of earlier prompts."""
-        self.target = target
-        reuse = self.memory.reuse
-        self.memory = Memory(target, self.memory.budget, max_batch=self.max_batch, reuse=reuse, disk=self._disk)
+        """Replace the target by one with new weights, between requests, and forget the prefixes of earlier prompts.
+
+        The memory of keys and values stays: the system gives new memory page by page, which may take longer than
+        answers do."""
+        self.target, before = target, self.memory
+        self.memory = Memory(target, before.budget, max_batch=self.max_batch, reuse=before.reuse, disk=self._disk)
+        if before.cache is not None and self.memory.cache is not None:
+            self.memory.cache.take_memory(before.cache)
 
     @contextmanager
     def using(self, *, rule: Rule | None = None, schedule: Schedule | None = None) -> Iterator[None]:
@@ -292,7 +296,7 @@ class Engine:
             self.rows.remove(row)
             self.waiting.appendleft(row)
         joining, failed = self.schedule.admit(self.waiting, self.rows), list[Row]()
-        while joining and self.memory.has_room(joining[0], self.rows):
+        while joining and self.memory.has_room(joining[0], self.rows, len(joining)):
             self._join(joining.pop(0))
             failed += self._drop_ended()
         self.waiting.extendleft(reversed(joining))

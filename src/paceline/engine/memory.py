@@ -169,12 +169,13 @@ class Memory:
             f"{decimal(need)} of cache, and cache_memory is {decimal(self.budget)}: ask for less, or give it more."
         )
 
-    def has_room(self, row: Row, running: Sequence[Row]) -> bool:
-        """Make the cache large enough for one more row; False if it must wait for others to end."""
+    def has_room(self, row: Row, running: Sequence[Row], joining: int = 1) -> bool:
+        """Make the cache large enough for one more row, or at once for all that are `joining` if it must grow; False
+        if the row must wait for others to end."""
         if self.cache is None:
             return True
         need = max(r.expected_length for r in (*running, row)) + self._slack
-        return self._fit(len(self.cache.held) + 1, need, running) or not running
+        return self._fit(len(self.cache.held) + 1, need, running, joining - 1) or not running
 
     def start(self, row: Row, running: Sequence[Row]) -> None:
         """Give a row its slot. `ready` holds it back while an older row computes keys and values that both need."""
@@ -272,8 +273,9 @@ class Memory:
         row.slot, row.cached = -1, 0
         row.preempted += 1
 
-    def _fit(self, slots: int, capacity: int, running: Sequence[Row]) -> bool:
-        """Reshape the cache to `slots` rows of `capacity` tokens, or more if the budget allows; False if it cannot.
+    def _fit(self, slots: int, capacity: int, running: Sequence[Row], more: int = 0) -> bool:
+        """Reshape the cache to `slots` rows of `capacity` tokens, or `more` and more if the budget allows; False if it
+        cannot.
 
         Rows may move to other slots."""
         cache = self._cache
@@ -281,7 +283,8 @@ class Memory:
             slots = max(slots, cache.held[-1] + 1)  # another engine's rows must not move
         if slots <= cache.num_slots and capacity <= cache.capacity and cache.nbytes <= self.budget:
             return True
-        slot_counts = max(slots, min(2 * cache.num_slots, self.max_batch)), max(slots, cache.num_slots), slots
+        many = max(slots, min(max(2 * cache.num_slots, slots + more), self.max_batch))
+        slot_counts = many, max(slots, cache.num_slots), slots
         lengths = max(capacity, min(2 * cache.capacity, cache.max_context + 1)), max(capacity, cache.capacity), capacity
         left = self.budget - self.prefixes.nbytes
         shapes = (shape for shape in product(slot_counts, lengths) if cache.nbytes_of(*shape) <= left)

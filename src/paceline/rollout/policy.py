@@ -23,13 +23,14 @@ class Policy:
     """An engine for a model whose weights change. Its drafter keeps what it has learnt.
 
     model      a transformers causal language model.
-    max_batch  answers decoded at once."""
+    max_batch  answers decoded at once.
+    dtype      of the native decoder's copy of the weights; None: the model's."""
 
     def __init__(
         self, model: Any, draft: str | Drafter, *, eos_token_ids: Sequence[int], max_batch: int,
-        prefill_chunk: int = 4096,
+        prefill_chunk: int = 4096, dtype: torch.dtype | None = None,
     ):  # fmt: skip
-        self.model, self.eos_token_ids = model, tuple(eos_token_ids)
+        self.model, self.eos_token_ids, self._dtype = model, tuple(eos_token_ids), dtype or model.dtype
         self._native = model.device.type == "cpu" and _fits(model)
         with _evaluating(model):
             self._engine = Engine(self._target(), draft, max_batch=max_batch, prefill_chunk=prefill_chunk)
@@ -49,9 +50,9 @@ class Policy:
         if not self._native:
             return HFTarget(self.model, name="the policy", eos_token_ids=self.eos_token_ids)
         config, state = self.model.config, as_checkpoint(self.model.state_dict())
-        weights = {name: state[name].detach().clone() for name in weight_shapes(config)}
+        weights = {name: state[name].detach().to(self._dtype, copy=True) for name in weight_shapes(config)}
         ends = self.eos_token_ids
-        return Decoder(config, weights, name="the policy", dtype=self.model.dtype, eos_token_ids=ends, threads=threads)
+        return Decoder(config, weights, name="the policy", dtype=self._dtype, eos_token_ids=ends, threads=threads)
 
 
 def _fits(model: Any) -> bool:

@@ -11,6 +11,7 @@ Paceline's engine runs the trainer's own model, so the same code verifies old an
 from collections.abc import Sequence
 from typing import Any
 
+import torch
 from accelerate.utils import gather_object
 
 from paceline.engine.sampling import SamplingParams
@@ -32,14 +33,16 @@ class RolloutReuse:
     rule, lenience  as in `paceline.rollout.rules`; only the rule plain, which is not lossless, takes a lenience.
     seed       of all randomness, together with the trainer's step.
     max_batch  answers decoded at once.
+    dtype      of the rollouts on a processor; None: the trainer's weights'. A trainer may keep float32 weights, and
+               answers drawn in bfloat16 are those of the rounded policy, whose probabilities are returned.
     figures    sums over this process so far; `last`: of the last call."""
 
     def __init__(
         self, store: RolloutStore, *, rule: str = "residual", lenience: float | None = None, draft: str = DRAFT,
-        seed: int = 0, max_batch: int = 64,
+        seed: int = 0, max_batch: int = 64, dtype: torch.dtype | None = None,
     ):  # fmt: skip
         self.rule = rule_of(rule, lenience=lenience, seed=seed)
-        self.store, self.draft, self.seed, self.max_batch = store, draft, seed, max_batch
+        self.store, self.draft, self.seed, self.max_batch, self.dtype = store, draft, seed, max_batch, dtype
         self.figures = self.last = Figures()
         self._policy: Policy | None = None
 
@@ -76,7 +79,8 @@ class RolloutReuse:
         model = trainer.accelerator.unwrap_model(trainer.model)
         if self._policy is None or self._policy.model is not model:
             ends = trainer.eos_token_ids
-            self._policy = Policy(model, self.draft, eos_token_ids=ends, max_batch=self.max_batch)
+            most, dtype = self.max_batch, self.dtype
+            self._policy = Policy(model, self.draft, eos_token_ids=ends, max_batch=most, dtype=dtype)
         with self._policy.engine() as engine:
             return rollout(engine, ids, store, params=sampling_of(trainer), version=trainer.state.global_step, **how)
 

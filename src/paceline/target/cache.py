@@ -54,6 +54,7 @@ class RaggedCache:
         self.recurrent: RecurrentState | None = None
         self._lengths: list[int] = []
         self._free: list[int] = []
+        self._written: dict[int, int] = {}  # by slot, the tokens up to which something was written
         # Zeros, not garbage: masked keys are multiplied by zero, and zero times NaN is NaN.
         self.kv = torch.zeros(layers, 2, 0, kv_heads, 0, head_dim, dtype=dtype, device=device)
         self._views_of: tuple[int, int, int] | None = None
@@ -107,7 +108,8 @@ class RaggedCache:
             self.recurrent.add_row(slot)
         self._free.remove(slot)  # only now: there may have been no memory
         self._lengths[slot] = 0
-        self.kv[:, :, slot].zero_()  # an earlier row may have left NaN
+        end = self._written.pop(slot, 0) if self.kv.device.type == "cpu" else None
+        self.kv[:, :, slot, :, :end].zero_()  # an earlier row may have left NaN
         return slot
 
     def drop_row(self, slot: int) -> None:
@@ -147,6 +149,12 @@ class RaggedCache:
         # All of it: a self-drafter's nodes may lie after the longest row, uncommitted.
         self.kv[:, :, : old.shape[2], :, : old.shape[4]] = old
 
+    def take_memory(self, other: RaggedCache) -> None:
+        """Go on in the memory of a cache of the same layers that holds no row any more; another kind is left alone."""
+        mine, theirs = ((kv.dtype, kv.device, *kv.shape[:2], kv.shape[3], kv.shape[5]) for kv in (self.kv, other.kv))
+        if mine == theirs and not self.held and not other.held:
+            self.kv, self._written = other.kv, other._written
+
     @torch.inference_mode()
     def reshape(self, slots: int, capacity: int) -> dict[int, int]:
         """Move the committed tokens of all rows to a cache with `slots` slots of `capacity` tokens; drop all else.
@@ -170,6 +178,7 @@ class RaggedCache:
             new_slot = {slot: slot for slot in held}
             raise
         finally:
+            self._written.clear()
             self._lengths = [0] * (max(new_slot.values(), default=-1) + 1)
             self._free = sorted(set(range(len(self._lengths))) - set(new_slot.values()))
             for slot, kv in rows.items():
@@ -193,6 +202,7 @@ class RaggedCache:
         length = kv.shape[3]
         self.kv[:, :, slot, :, :length] = kv
         self._lengths[slot] = length
+        self._written[slot] = max(length, self._written.get(slot, 0))
 
     def states(self, slot: int) -> dict[int, State]:
         """The row's states that there are, by number of tokens; none without recurrent layers. Its present one changes
@@ -214,6 +224,8 @@ class RaggedCache:
         recorded  for a CUDA graph: all rows fit, and the graph reads the places from the layout when it runs."""
         if not recorded:
             self.reserve(max(layout.reach.values()))
+            for slot, end in layout.reach.items():
+                self._written[slot] = max(end, self._written.get(slot, 0))
         groups = [self._read(g.first, g.last, g.keys) for g in layout.groups]
         made = Writer(self.kv, layout, groups, indexed=recorded)
         if self.recurrent is not None:

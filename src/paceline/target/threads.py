@@ -19,7 +19,7 @@ LONG = 0.25  # a trial may begin after rounds of this many seconds, even if they
 TRIAL = 8  # rounds in a trial
 BETTER = 0.95  # a trial succeeds if its rounds take at most this share of the usual time
 MISSING = 0.15  # fewer threads are tried if, on average, the threads miss more than this many cores
-REST = 50  # pause after a trial, in durations of that trial: failed trials cost about 2 % of the time
+REST = 50  # pause after a trial, in durations of its rounds: failed trials cost about 2 % of the time
 
 Now = Callable[[], float]
 
@@ -80,6 +80,8 @@ class Threads:
             self._recent.append((seconds, self._worked() - self._began[1]))
             if self.trial is None and now >= self._rest_until:
                 self._look()
+        elif self.using != self.number:  # an answer keeps the number of the trial that failed in it
+            self._rest_until = max(self._rest_until, now) + REST * seconds
 
     def _look(self) -> None:
         """Begin a trial if another number of threads may be faster."""
