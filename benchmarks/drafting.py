@@ -24,7 +24,7 @@ from rich.console import Console
 from rich.table import Table
 
 from paceline.draft.model import Model, ModelConfig
-from paceline.draft.neural.stop import names
+from paceline.draft.neural.stop import RULES
 from paceline.engine.request import Row
 from paceline.engine.round import Segment
 from paceline.engine.sampling import SamplingParams
@@ -104,7 +104,7 @@ def main() -> None:
     parser.add_argument("--rows", type=int, default=1, help="rows drafted for together (default 1)")
     parser.add_argument("--rounds", type=int, default=60, help="drafts of 8 tokens of each kind (default 60)")
     parser.add_argument("--dtype", default="auto", help="float32, bfloat16, float16 or auto")
-    parser.add_argument("--rule", nargs="*", default=names(), help="stop rules (default all)")
+    parser.add_argument("--rule", nargs="*", default=[*RULES], help="stop rules (default all)")
     parser.add_argument("--vocab", nargs="*", default=[], help="trimmed vocabularies, beside the whole one")
     wish = parser.parse_args()
     target = load(wish.model, dtype=wish.dtype)

@@ -125,7 +125,7 @@ def forwards(model: PreTrainedModel, decoder: Decoder, compile: bool) -> dict[st
             for width in (config.hidden_size, config.intermediate_size)
         )
         for block in decoder.blocks:
-            for linear, x in zip(block.layer.products, (hidden, hidden, hidden, wide), strict=True):
+            for linear, x in zip(block.products, (hidden, hidden, hidden, wide), strict=True):
                 linear(x)
         decoder.head(hidden)
 

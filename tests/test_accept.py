@@ -486,8 +486,7 @@ def test_only_visited_nodes_are_looked_at() -> None:
 
 def as_on_an_accelerator(monkeypatch: pytest.MonkeyPatch) -> None:
     """Take the ways made for accelerators: whole batches, and few answers fetched. They run on any device."""
-    for module in (rules, sampling):
-        monkeypatch.setattr(module, "on_accelerator", lambda tensor: True)
+    monkeypatch.setattr(sampling, "on_accelerator", lambda tensor: True)
 
 
 @settings(max_examples=60, deadline=None)

@@ -12,11 +12,12 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 from transformers.generation import logits_process as hf
 
-from paceline.engine.logits import BLOCK, best_token, softmax_of_row
+from paceline.engine.logits import BLOCK, best_token, softmax
 from paceline.engine.sampling import (
+    FreeNoise,
     RowRandom,
     SamplingParams,
-    distribution,
+    distributions,
     draw,
     draw_rows,
     nucleus,
@@ -150,8 +151,8 @@ def test_ids_the_model_cannot_write() -> None:
     [
         ({"logit_bias": {40: 1.0}}, "logit_bias names token 40; this model's tokens are 0 to 39"),
         ({"bad_words": [[1], [2, 55]]}, "bad_words names token 55"),
-        ({"logit_bias": dict.fromkeys(range(40), -np.inf)}, "leave no token"),
-        ({"bad_words": [[i] for i in range(40)]}, "leave no token"),
+        ({"logit_bias": dict.fromkeys(range(40), -np.inf)}, "ban every token"),
+        ({"bad_words": [[i] for i in range(40)]}, "ban every token"),
     ],
 )
 @pytest.mark.parametrize("temperature", [0.0, 1.0])
@@ -197,9 +198,9 @@ def test_compiled_distributions_are_the_warped_ones(
         theirs = warp(logits.double(), params, contexts).softmax(-1)
         close(ours, theirs)
         if not params.shifts_logits:
-            assert torch.equal(distribution(logits, 1, params), ours[1])
+            assert torch.equal(distributions(logits, params, 1), ours[1])
             apart = torch.zeros(size, 3).to(dtype).T.copy_(logits)
-            assert torch.equal(distribution(apart, 1, params), ours[1])
+            assert torch.equal(distributions(apart, params, 1), ours[1])
 
 
 @pytest.mark.parametrize("spread", [0.2, 3.0, 30.0])
@@ -257,12 +258,12 @@ def test_top_p_is_a_share_of_what_top_k_left(dtype: torch.dtype) -> None:
 @pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16])
 def test_softmax_to_float32s_last_bits(dtype: torch.dtype) -> None:
     logits = torch.linspace(-90, 0, 5000).to(dtype)[None]
-    ours, theirs = softmax_of_row(logits, 0).double(), logits[0].double().softmax(-1)
+    ours, theirs = softmax(logits, row=0).double(), logits[0].double().softmax(-1)
     assert (ours[logits[0] <= -87] == 0).all()
     usual = theirs > 1.2e-38  # below, float32 has fewer bits
     assert float(((ours - theirs).abs() / theirs)[usual].max()) < 5e-7
     # Temperature is a division; what rounding does to x / T it does to e^(x / T), times x / T.
-    ours, theirs = softmax_of_row(logits, 0, 3.0).double(), (logits[0].double() / 3).softmax(-1)
+    ours, theirs = softmax(logits, 3.0, 0).double(), (logits[0].double() / 3).softmax(-1)
     assert float(((ours - theirs).abs() / theirs).max()) < 5e-6
 
 
@@ -270,7 +271,7 @@ def test_softmax_to_float32s_last_bits(dtype: torch.dtype) -> None:
 @pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16])
 def test_softmax_of_what_is_not_numbers(bad: list[float], dtype: torch.dtype) -> None:
     with pytest.raises(NumericError, match="NaN or infinite"):
-        softmax_of_row(torch.tensor([[0.0, 1.0], bad], dtype=dtype), 1)
+        softmax(torch.tensor([[0.0, 1.0], bad], dtype=dtype), row=1)
 
 
 @settings(max_examples=100, deadline=None)
@@ -349,6 +350,10 @@ def test_what_cannot_be_drawn_from(probs: list[float]) -> None:
 # A row's randomness ---------------------------------------------------------------------------------------------
 
 
+def drawn(noise: FreeNoise, count: int) -> list[float]:
+    return [noise.random() for _ in range(count)]
+
+
 def test_noise_depends_on_the_seed_and_the_position_alone() -> None:
     in_order = [RowRandom(7).emit(i) for i in range(700)]
     assert len(set(in_order)) == 700
@@ -356,7 +361,7 @@ def test_noise_depends_on_the_seed_and_the_position_alone() -> None:
     assert [grown.emit(i) for i in range(700)] == in_order
     assert jumped.emit(699) == in_order[699]
     assert [jumped.emit(i) for i in (0, 255, 256, 511, 512)] == [in_order[i] for i in (0, 255, 256, 511, 512)]
-    jumped.free.random(1000)
+    drawn(jumped.free, 1000)
     assert jumped.emit(3) == in_order[3]
     assert RowRandom(8).emit(0) != in_order[0]
 
@@ -364,8 +369,8 @@ def test_noise_depends_on_the_seed_and_the_position_alone() -> None:
 def test_free_noise_is_apart() -> None:
     one, other = RowRandom(7), RowRandom(7)
     other.emit(600)
-    free = one.free.random(5).tolist()
-    assert other.free.random(5).tolist() == free
+    free = drawn(one.free, 5)
+    assert drawn(other.free, 5) == free
     assert free[0] != RowRandom(7).emit(0)
 
 
@@ -374,15 +379,15 @@ def test_free_noise_depends_on_where_a_round_begins_and_on_nothing_before() -> N
     noise = RowRandom(7).free
     for position in range(200):
         noise.begin(position)
-        rounds[position] = noise.random(5).tolist()
+        rounds[position] = drawn(noise, 5)
     assert len({number for numbers in rounds.values() for number in numbers}) == 1000
     other = RowRandom(7).free
     for position in (150, 3, 64, 63, 3):  # out of order, and after a round that was given up
         other.begin(position)
-        other.random(90)
+        drawn(other, 90)
         other.begin(position)
-        assert other.random(5).tolist() == rounds[position]
-    assert len(set(other.random(1000).tolist()) - set(rounds[3])) == 1000
+        assert drawn(other, 5) == rounds[position]
+    assert len(set(drawn(other, 1000)) - set(rounds[3])) == 1000
 
 
 def test_a_fresh_seed_is_told() -> None:

@@ -44,7 +44,7 @@ MISTAKES: list[tuple[str, ...]] = [
     ("generate nan hi --json", "NaN"),
     ("generate model hi --cache-memory '2 apples'", "cache_memory is '2 apples'", "such as 2GB"),
     ("generate model hi --prefix-cache-size much", "prefix_cache_size is 'much'", "such as 2GB"),
-    ("generate model hi --cache-memory 9kB", "need", "cache_memory is 9 kB", "give it more"),
+    ("generate model hi --cache-memory 9kB", "need", "cache_memory is 9.0 kB", "give it more"),
     ("generate model hi --draft sam,drft=3", "'drft'", "Did you mean 'draft'", "min_match"),
     ("generate model hi --draft sam,draft=x", "draft", "'x'", "a whole number"),
     ("generate nowhere hi --draft samm", "'samm'", "Did you mean 'sam'", "prompt-lookup"),

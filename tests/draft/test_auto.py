@@ -13,7 +13,7 @@ from paceline import Engine, SamplingParams
 from paceline.draft.acceptance import DEEPEST, Acceptance, Lengths
 from paceline.draft.auto import Auto, AutoConfig, Candidate
 from paceline.draft.base import Drafter
-from paceline.draft.cost import term_names
+from paceline.draft.cost import RoundTimes
 from paceline.draft.registry import create
 from paceline.engine.tree import DraftTree
 from paceline.errors import MethodError
@@ -24,7 +24,7 @@ from tests.lossless_enumeration import Branches, BranchingRandom, largest_differ
 
 def write_table(path: Path, fingerprint: str = "", **terms: float) -> Path:
     drafting = {"sam": {"step": 0, "row": 5}, "suffix": {"step": 0, "row": 10}}
-    forward = {name: terms.get(name, 0.0) for name in term_names()}
+    forward = {name: terms.get(name, 0.0) for name in RoundTimes().names}
     table = {"model": {"fingerprint": fingerprint}, "forward_ms": forward, "drafting_us": drafting, "acceptance": {}}
     path.write_text(json.dumps(table))
     return path

@@ -16,7 +16,6 @@ from paceline.draft.cost import (
     best_size,
     best_sizes,
     choose,
-    term_names,
     time_forwards,
 )
 from tests import native
@@ -25,7 +24,7 @@ from tests.draft.head_worlds import World
 
 def times_of(**terms: float) -> RoundTimes:
     """A fixed table of these terms, in milliseconds; the others are 0."""
-    full = {name: terms.get(name, 0.0) for name in term_names()}
+    full = {name: terms.get(name, 0.0) for name in RoundTimes().names}
     return RoundTimes.from_json({"forward_ms": full, "drafting_us": {}})
 
 
@@ -118,6 +117,11 @@ def test_forwards_are_read_between_and_after_their_sizes() -> None:
 # The choice -----------------------------------------------------------------------------------------------------------
 
 
+def num_paying(drafts: list[np.ndarray], rows: int, times: RoundTimes, rate: float) -> int:
+    threshold, _ = choose(drafts, rows, times, rate)
+    return sum(int((draft >= threshold).sum()) for draft in drafts)
+
+
 def test_the_choice_is_the_best_of_all_prefixes() -> None:
     rng = np.random.default_rng(0)
     for _ in range(50):
@@ -125,22 +129,21 @@ def test_the_choice_is_the_best_of_all_prefixes() -> None:
         times = times_of(round=1.5, row=0.02, token_after_0=0.03, token_after_12=0.05)
         drafts = [np.cumprod(rng.uniform(0.3, 1, int(rng.integers(1, 9)))) for _ in range(rows)]
         rate = rows / times.seconds(rows, rows, 1)
-        choice = choose(drafts, rows, times, rate)
         line = np.sort(np.concatenate(drafts))[::-1]
 
         def net(k: int) -> float:
             return float(line[:k].sum()) - rate * times.seconds(rows, rows + k, 1)  # noqa: B023
 
-        assert net(choice.nodes) == pytest.approx(max(map(net, range(len(line) + 1))))
-        assert sum((draft >= choice.threshold).sum() for draft in drafts) == choice.nodes
+        assert net(num_paying(drafts, rows, times, rate)) == pytest.approx(max(map(net, range(len(line) + 1))))
 
 
 def test_drafts_shrink_as_the_batch_grows_down_to_none() -> None:
     times = times_of(round=2.0, row=0.01, token_after_0=0.02, token_after_12=0.08)
-    draft, sizes = 0.6 ** np.arange(1.0, 17.0), []
-    for rows in (1, 2, 4, 8, 16, 32, 128):
-        choice = choose([draft] * rows, rows, times, rows / times.seconds(rows, rows, 1))
-        sizes.append(choice.nodes / rows)
+    draft = 0.6 ** np.arange(1.0, 17.0)
+    sizes = [
+        num_paying([draft] * rows, rows, times, rows / times.seconds(rows, rows, 1)) / rows
+        for rows in (1, 2, 4, 8, 16, 32, 128)
+    ]
     assert sizes == sorted(sizes, reverse=True)
     assert sizes[0] >= 6
     assert sizes[-1] == 0
@@ -151,17 +154,16 @@ def test_the_first_draft_pays_for_making_the_round_uneven() -> None:
     uneven = times_of(round=2.0, token_after_0=0.01, row_if_uneven=0.1)
     assert uneven.seconds(8, 8, 1) == smooth.seconds(8, 8, 1)
     rate, few, many = 8 / smooth.seconds(8, 8, 1), [np.array([0.5, 0.2])], [np.array([0.5, 0.2])] * 8
-    assert choose(few, 8, smooth, rate).nodes == 2
-    assert choose(few, 8, uneven, rate).nodes == 0
-    assert choose(many, 8, uneven, rate).nodes > 0
+    assert num_paying(few, 8, smooth, rate) == 2
+    assert num_paying(few, 8, uneven, rate) == 0
+    assert num_paying(many, 8, uneven, rate) > 0
 
 
 def test_a_wide_row_pays_for_the_padding_of_all() -> None:
     flat = times_of(round=2.0, row=0.01, token_after_0=0.001)
     padded = times_of(round=2.0, row=0.01, token_after_0=0.001, row_times_widest=0.02)
     draft = 0.9 ** np.arange(1.0, 21.0)
-    wide = choose([draft], 16, flat, 5e3)
-    assert choose([draft], 16, padded, 5e3).nodes < wide.nodes
+    assert num_paying([draft], 16, padded, 5e3) < num_paying([draft], 16, flat, 5e3)
 
 
 # The size that pays ---------------------------------------------------------------------------------------------------

@@ -65,7 +65,7 @@ def begun(target: Decoder, made: DFlash, text: list[int], number: int = 0, tempe
     verdict = target.verify([Segment.chunk(row.slot, np.array(text[:-1]), last=False)], made.needs)
     target.commit(row.slot, list(range(len(text) - 1)))
     made.observe(prompt_run(row, text[:-1], verdict))
-    return Draft.of(row, made.cached(row))
+    return Draft.chain(row, row.tokens[made.cached(row) :].tolist())
 
 
 # The network ---------------------------------------------------------------------------------------------------------
@@ -120,7 +120,7 @@ def test_a_window_ends_where_it_should(world: Answered, tmp_path: Path) -> None:
             other[changed] += 1
         draft = begun(world.target, made, text)
         made.pending.read(draft.row, made.pending.count(draft.row))
-        made.read_rows([draft.row], [other])
+        made.read([draft.row], [other])
         made.fill([draft])
         made.drop(draft.row)
         return draft.features[0][0]
@@ -163,9 +163,9 @@ def test_the_context_is_a_fresh_reading_whoever_drafted(world: Answered) -> None
         other = Row(0, text[:count], SamplingParams(max_tokens=9), max_context=target.max_context)
         fresh.start(other)
         states = states_of(target, text, fresh)
-        fresh.read_rows([other], [states[:count]])
+        fresh.read([other], [states[:count]])
         one, two = (
-            part.pending.cache._kv[:, :, part.pending.slot(of), :, :count] for part, of in ((made, row), (fresh, other))
+            part.pending.cache.kv[:, :, part.pending.slot(of), :, :count] for part, of in ((made, row), (fresh, other))
         )
         torch.testing.assert_close(one, two, atol=1e-4, rtol=1e-4)
         torch.testing.assert_close(made.pending.of(row), states[count : len(text) - 1], atol=1e-4, rtol=1e-4)
@@ -209,7 +209,7 @@ def test_tree_and_chain_have_the_same_distributions(world: Answered) -> None:
     made.fill([draft])
     chances, tokens = made.grow_tree(draft, models.VOCAB_SIZE)
     for path, chance in list(chances.items())[:30]:
-        chain, wanted = Draft.of(draft.row, made.cached(draft.row)), 1.0
+        chain, wanted = Draft.chain(draft.row, draft.row.tokens[made.cached(draft.row) :].tolist()), 1.0
         chain.features = draft.features
         for depth in range(1, len(path) + 1):
             token = tokens[path[:depth]]
@@ -260,7 +260,7 @@ def test_the_confidence_head_ends_a_chain(world: Answered) -> None:
     draft = begun(world.target, made, world.prompts[0])
     [tree] = made.propose([draft.row])
     assert tree.calls == 1
-    fresh = Draft.of(draft.row, made.cached(draft.row))
+    fresh = Draft.chain(draft.row, draft.row.tokens[made.cached(draft.row) :].tolist())
     tensors, sure = blocks.knowing(world.model), []
     for token in tree.tokens[1:].tolist():
         logits = made.run([fresh], [1])
@@ -347,7 +347,7 @@ def test_trees_end_where_an_answer_does_and_cost_decides(world: Answered, monkey
     assert (tree.chances[1:] <= tree.chances[tree.parent[1:]] + 1e-12).all()
     first = int(tree.tokens[1])
     assert 1 in tree.parent
-    ended = Draft.of(draft.row, made.cached(draft.row), frozenset([first]))
+    ended = Draft.chain(draft.row, draft.row.tokens[made.cached(draft.row) :].tolist(), frozenset([first]))
     [tree] = made._trees([ended])
     node = tree.tokens.tolist().index(first)
     assert node not in tree.parent

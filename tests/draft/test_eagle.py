@@ -87,7 +87,7 @@ def fresh_reading(
     with torch.inference_mode():
         embedded = network.table[torch.from_numpy(tokens)]
         network.forward(embedded, network.first(states[:pairs]), [Segment.chunk(own, tokens, last=False)])
-    return network.cache._kv[:, :, own, :, :pairs], states
+    return network.cache.kv[:, :, own, :, :pairs], states
 
 
 @pytest.mark.parametrize("method", METHODS)
@@ -117,7 +117,7 @@ def check_cache(here: World, drafter: Drafter) -> None:
         if not pairs:
             continue
         keys_values, states = fresh_reading(here, drafter, text, pairs)
-        own = drafter.pending.cache._kv[:, :, drafter.pending.slot(row), :, :pairs]
+        own = drafter.pending.cache.kv[:, :, drafter.pending.slot(row), :, :pairs]
         torch.testing.assert_close(own, keys_values, atol=1e-4, rtol=1e-4)
         torch.testing.assert_close(drafter.pending.of(row), states[pairs : len(text) - 1], atol=1e-4, rtol=1e-4)
         checked += 1
@@ -164,7 +164,7 @@ def test_the_kept_nodes_hang_together_whatever_ties() -> None:
     rng = np.random.default_rng(0)
     for trial in range(200):
         row = Row(0, [1, 2, 3], SamplingParams(max_tokens=40), max_context=100)
-        growth = Growth(Draft.of(row, 2), width=3, size=int(rng.integers(1, 12)))
+        growth = Growth(Draft.chain(row, row.tokens[2:].tolist()), width=3, size=int(rng.integers(1, 12)))
         for _ in range(4):
             logits = torch.full((len(growth.level), 6), -30.0)
             for node in range(len(growth.level)):

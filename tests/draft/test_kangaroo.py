@@ -223,13 +223,13 @@ def test_after_every_round_the_caches_are_those_of_a_fresh_prompt(
         engine.step()
         for row in engine.rows:
             text = row.tokens[:-1].tolist()
-            found = here.target.cache._kv[:, :, row.slot, :, : len(text)]
+            found = here.target.cache.kv[:, :, row.slot, :, : len(text)]
             fresh = native.of(here.model)
             slot = fresh.add_row(len(text))
             verdict = fresh.verify([Segment.chunk(slot, np.array(text), last=False)], drafter.needs)
-            torch.testing.assert_close(found, fresh.cache._kv[:, :, slot, :, : len(text)], atol=1e-4, rtol=1e-4)
+            torch.testing.assert_close(found, fresh.cache.kv[:, :, slot, :, : len(text)], atol=1e-4, rtol=1e-4)
             done = drafter.cached(row)
-            mine = drafter.pending.cache._kv[:, :, drafter.pending.slot(row), :, :done]
+            mine = drafter.pending.cache.kv[:, :, drafter.pending.slot(row), :, :done]
             states = verdict.hidden[here.exit]
             torch.testing.assert_close(drafter.pending.of(row), states[done:], atol=1e-4, rtol=1e-4)
             if not done:
@@ -237,7 +237,7 @@ def test_after_every_round_the_caches_are_those_of_a_fresh_prompt(
             adapter = kangaroo.Adapter(adapters(here.model)["trained"], fresh)
             slot = adapter.cache.add_row(done)
             adapter(states[:done], [Segment.chunk(slot, np.array(text[:done]), last=False)])
-            torch.testing.assert_close(mine, adapter.cache._kv[:, :, slot, :, :done], atol=1e-4, rtol=1e-4)
+            torch.testing.assert_close(mine, adapter.cache.kv[:, :, slot, :, :done], atol=1e-4, rtol=1e-4)
             checked += 1
     assert checked >= 6
     assert sum(sum(row.stats.accepted[1:]) for row in rows) > 5

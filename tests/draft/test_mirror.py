@@ -170,8 +170,8 @@ def test_after_a_hit_the_cache_is_that_of_a_fresh_reading(folders):
         assert tree.tokens[1:].tolist() == window.tokens
         assert [top[0][0] for top in state.tops[: len(window.tokens)]] == window.tokens, "its own candidates"
         length = drafter.cached(state.row)
-        ours = drafter.model.cache._kv[:, :, drafter._slots[7], :, : length + 1 + len(window.tokens)]
-        theirs = fresh.model.cache._kv[:, :, fresh._slots[7], :, : length + len(window.tokens)]
+        ours = drafter.model.cache.kv[:, :, drafter._slots[7], :, : length + 1 + len(window.tokens)]
+        theirs = fresh.model.cache.kv[:, :, fresh._slots[7], :, : length + len(window.tokens)]
         torch.testing.assert_close(ours[..., : theirs.shape[3], :], theirs, atol=1e-4, rtol=1e-4)
     assert seen == 7
 

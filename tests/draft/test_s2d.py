@@ -110,7 +110,7 @@ class Alone:
         return logits
 
     def begin(self) -> Draft:
-        return Draft.of(self.row, self.drafter.cached(self.row))
+        return Draft.chain(self.row, self.row.tokens[self.drafter.cached(self.row) :].tolist())
 
     def check(self) -> None:
         """The invariant: section k is never ahead of the one before it, and what it lacks waits for it."""
@@ -127,7 +127,7 @@ class Alone:
         for section in self.drafter.sections:
             n = section.cache.length(slot)
             for place, layer in enumerate(range(section.first, section.last)):
-                held = section.cache._kv[place, :, slot, :, :n]
+                held = section.cache.kv[place, :, slot, :, :n]
                 torch.testing.assert_close(held[0], truth.layers[layer].keys[0, :, :n], atol=1e-4, rtol=1e-4)
                 torch.testing.assert_close(held[1], truth.layers[layer].values[0, :, :n], atol=1e-4, rtol=1e-4)
 
@@ -253,7 +253,7 @@ def test_of_a_batch_only_those_that_go_on_are_run_deeper(world: World) -> None:
     rows = [alone.row, other]
     best = [float(alone.truth(row.tokens.tolist(), 1).softmax(-1).max()) for row in rows]
     alone.drafter.sections[0].threshold = sum(best) / 2
-    drafts = [Draft.of(row, 0) for row in rows]
+    drafts = [Draft.chain(row, row.tokens.tolist()) for row in rows]
     logits = alone.drafter.run(drafts, [1, 1])
     deeper = alone.drafter.sections[1]
     for row, sure, found in zip(rows, best, logits, strict=True):

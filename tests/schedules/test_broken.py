@@ -65,13 +65,12 @@ def test_some_are_wrong_alone_and_some_only_in_a_batch(llama: World) -> None:
 
 
 def see_padding(monkeypatch: pytest.MonkeyPatch) -> None:
-    inner = rectangles._visible
+    inner = rectangles.visible
 
-    def visible(segments, block):  # type: ignore[no-untyped-def]
-        block.pads = [0] * len(block.pads)
-        return inner(segments, block)
+    def visible(segments, places, queries, keys):  # type: ignore[no-untyped-def]
+        return inner(segments, [(0, end, node) for _, end, node in places], queries, keys)
 
-    monkeypatch.setattr(rectangles, "_visible", visible)
+    monkeypatch.setattr(rectangles, "visible", visible)
 
 
 def keep_rejected(monkeypatch: pytest.MonkeyPatch) -> None:

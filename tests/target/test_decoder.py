@@ -349,7 +349,7 @@ def test_resuming_gives_the_same_logits_and_the_same_cache(layer: int, dtype: to
             decoder.commit(segment.slot, path)
     for slot in slots[0]:
         n = decoders[0].length(slot)
-        kept = [decoder.cache._kv[:, :, slot, :, :n] for decoder in decoders]
+        kept = [decoder.cache.kv[:, :, slot, :, :n] for decoder in decoders]
         assert n > 9
         torch.testing.assert_close(kept[0], kept[1], atol=1e-4 if dtype == torch.float32 else 0.1, rtol=1e-2)
     follow = [d.verify([chain(slot, [7, 8]) for slot in slots[0]]).logits for d in decoders]
@@ -511,9 +511,9 @@ def test_the_head_over_hidden_states_of_any_dtype_gives_the_logits() -> None:
 def test_a_trimmed_cache_has_the_first_layers_and_others_run_on_their_own() -> None:
     decoder, _ = native.pair("llama2")
     whole = decoder.run_layers([chain(decoder.add_row(1), [4, 5, 6])], 3)
-    first, rest = decoder.trim_cache(1), decoder.new_cache(2)
-    assert decoder.cache is first
-    assert (first.shape[0], rest.shape[0]) == (1, 2)
+    first, rest = decoder.new_cache(1, 0), decoder.new_cache(2)
+    decoder.cache = first
+    assert (first.kv.shape[0], rest.kv.shape[0]) == (1, 2)
     segment = chain(decoder.add_row(1), [4, 5, 6])
     assert rest.add_row(1) == segment.slot
     segment.hidden = decoder.run_layers([segment], 1)

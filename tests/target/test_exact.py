@@ -123,7 +123,8 @@ def test_a_product_is_the_same_for_any_number_of_rows(
     random = torch.Generator().manual_seed(0)
     x, weight, bias = (torch.randn(size, generator=random).to(dtype) for size in ((130, 384), (200, 384), (200,)))
     try:
-        linear = Linear(weight, bias).exact()
+        linear = Linear(weight, bias)
+        linear.make_exact()
     except ModelError as error:
         pytest.skip(str(error))
     assert (linear.panels is not None) == (ours and kernels.supported(dtype))
@@ -143,13 +144,11 @@ def test_a_library_that_depends_on_the_place_of_a_row_is_refused(monkeypatch: py
     usual = Linear._by_library
     monkeypatch.setattr(Linear, "_by_library", lambda self, x: usual(self, x) + noise)
     with pytest.raises(ModelError, match="adds in an order that depends on the row"):
-        Linear(torch.ones(8, 8)).exact()
+        Linear(torch.ones(8, 8)).make_exact()
 
 
 @pytest.mark.parametrize("free", [True, False])
-def test_it_is_the_default_where_it_costs_nothing(
-    free: bool, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_it_is_the_default_where_it_costs_nothing(free: bool, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     folder = models.make("llama2", tmp_path / "model", **native.TINY)
     monkeypatch.setattr(Decoder, "exact_is_free", free)
     assert Engine(folder).target.exact == free

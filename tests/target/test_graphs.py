@@ -86,8 +86,8 @@ def test_a_cache_in_other_memory_has_another_form() -> None:
     segment, forms, cache = Segment.chunk(decoder.add_row(8), np.array([4, 8, 6]), last=True), [], decoder.cache
     for _ in range(2):
         forms += [decoder.recorder._form([segment], Needs()) for _ in range(2)]
-        before = cache._kv  # alive, so that the copy is not where it was
-        cache._kv = before.clone()
+        before = cache.kv  # alive, so that the copy is not where it was
+        cache.kv = before.clone()
     assert forms[0] == forms[1]
     assert forms[2] == forms[3]
     assert forms[0] is not None

@@ -111,6 +111,6 @@ def test_what_is_not_a_number_stays_so() -> None:
 def test_loops_are_vectorised(monkeypatch: pytest.MonkeyPatch) -> None:
     """A change that the compiler cannot vectorise makes a step eight times as slow, and every result stays right."""
     monkeypatch.setitem(steps.FAST, "cache", False)  # code from the cache cannot be looked at
-    made = steps._kernels(np.uint16, 2)
-    for kernel, operation in ((made.gate, "fdiv"), (made.add_norm, "fmul"), (made.rotate, "fmul")):
+    add_norm, rotate, gate = steps._kernels(np.uint16, 2)
+    for kernel, operation in ((gate, "fdiv"), (add_norm, "fmul"), (rotate, "fmul")):
         assert re.search(rf"{operation} [^\n]*<\d+ x float>", kernel.inspect_llvm())

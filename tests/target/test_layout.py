@@ -135,7 +135,7 @@ def check(case: Case, layout: Layout) -> None:
     }
     ends = [end for _, end in layout.spans]
     wanted = [i for seg, end in zip(case.segments, ends, strict=True) for i in range(end - seg.num_logits, end)]
-    assert layout.wanted_at == [0, *np.cumsum([seg.num_logits for seg in case.segments])]
+    assert layout.num_wanted == sum(seg.num_logits for seg in case.segments)
     assert wanted == (list(range(layout.num_nodes)) if layout.wanted is None else layout.wanted.tolist())
     attended: dict[int, tuple[set[int], int]] = {}
     for group in layout.groups:

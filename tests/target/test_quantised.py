@@ -41,7 +41,7 @@ def test_logits_are_those_of_the_dequantised_weights(family: str, word: str, mon
     """But for the rounding of inputs to eight bits, which these random models magnify. With that rounding put into
     ordinary products of float32, what is left is the order of sums."""
     own, blocks, dense = decoders(family, word)
-    assert isinstance(blocks.blocks[0].layer.attention.qkv, BlockLinear)
+    assert isinstance(blocks.blocks[0].attention.qkv, BlockLinear)
     said = logits(blocks)
     most = 0.2 if own.recurrent else 0.08  # gates and states magnify it further
     if own.shape.experts is None:
@@ -118,7 +118,7 @@ def test_a_folder_in_blocks_is_expanded_by_a_16_or_32_bit_dtype(tmp_path: Path) 
     (tmp_path / "made" / MEASURED).write_text('{"sentence": "measured in blocks"}')
     model, blocks = models.model("smollm"), load(tmp_path / "made", dtype="auto-float32")
     assert isinstance(blocks, Decoder)
-    assert isinstance(blocks.blocks[0].layer.attention.qkv, BlockLinear)
+    assert isinstance(blocks.blocks[0].attention.qkv, BlockLinear)
     assert "measured in blocks" in blocks.notes[0]
     weights = {name: model.state_dict()[name].bfloat16() for name in weight_shapes(model.config)}
     made = quantised(weights, "int4")
@@ -141,8 +141,8 @@ def test_a_matrix_that_blocks_do_not_fit_stays_as_it_is(tmp_path: Path) -> None:
     models.make("llama2", tmp_path / "own", intermediate_size=100)
     made = load(tmp_path / "own", dtype="int8")
     assert isinstance(made, Decoder)
-    assert isinstance(made.blocks[0].layer.mlp.gate_up, BlockLinear)
-    assert not isinstance(made.blocks[0].layer.mlp.down, BlockLinear)
+    assert isinstance(made.blocks[0].mlp.gate_up, BlockLinear)
+    assert not isinstance(made.blocks[0].mlp.down, BlockLinear)
     assert str(made.quantised).startswith("Q8_0 and F32, ")
 
 

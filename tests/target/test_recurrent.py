@@ -108,7 +108,7 @@ def test_rows_and_nodes_that_wait_are_moved_and_gone_on_from() -> None:
         target.cache.mark(slot, mark)
     target.verify([exact.tree(slot, [t[20], 5, t[21], 6, t[22], t[23]], [-1, 0, 0, 1, 2, 4])])
     target.commit(slot, [0, 2])
-    target.arrange(slot, [2, 3])
+    target.cache.arrange(slot, [2, 3])
     later = exact.tree(slot, t[22:25], [-1, 0, 1])
     later.start, later.num_logits = 2, 1
     assert torch.equal(target.verify([later]).logits, alone[24:25])
@@ -243,7 +243,7 @@ def test_memory_counts_states() -> None:
     plain, states = target.cache, target.cache.recurrent
     assert states is not None
     assert plain.nbytes_of(2, 64) == 2 * (64 * plain.token_bytes + 3 * states.nbytes)
-    assert plain.shape[0] == 1, "layers with a state have no keys and values"
+    assert plain.kv.shape[0] == 1, "layers with a state have no keys and values"
     assert states.nbytes == 4 * 2 * (4 * 8 * 24 + 2 * (2 * 4 * 8 + 4 * 24))
 
 

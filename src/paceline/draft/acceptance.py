@@ -76,7 +76,7 @@ class Acceptance:
         accepted, depth = len(path) - 1, min(tree.max_depth, DEEPEST)
         of = _length_class(length)
         if tree.chances is not None:
-            expected = self._note_trust(tree, path, accepted < depth)
+            expected = self._note_trust(tree, tree.chances, path, accepted < depth)
         else:
             hazard = self._hazard[of]
             expected = float(hazard[min(accepted, depth)])
@@ -92,10 +92,9 @@ class Acceptance:
         if limit:
             self._count(0, accepted, min(limit, DEEPEST) if length < limit and depth == length else depth)
 
-    def _note_trust(self, tree: DraftTree, path: list[int], failed: bool) -> float:
+    def _note_trust(self, tree: DraftTree, chances: Floats, path: list[int], failed: bool) -> float:
         """Compare the drafter's own `chances` with the outcome; returns the rejections that they predicted."""
-        assert tree.chances is not None
-        chances, expected = np.clip(tree.chances, LEAST, 1.0), 0.0
+        chances, expected = np.clip(chances, LEAST, 1.0), 0.0
         for node in path:
             children = tree.children(node)
             if children:

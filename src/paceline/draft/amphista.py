@@ -6,14 +6,14 @@ they make, an encoder lets the K positions see each other, and the target's outp
 depths, so the candidates of a depth are the same below every node of the depth before. No code of the authors exists:
 `paceline.draft.neural.networks` has the network, called Amphista-R, and its switches."""
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Sequence
 
 import numpy as np
 import torch
 import torch.nn.functional as F
 
 from paceline.draft.neural.checkpoint import check_all, open_drafter
-from paceline.draft.neural.layers import OwnLayers, load_module, native, nbytes, own_shapes, placed
+from paceline.draft.neural.layers import load_module, native, nbytes, own_layers, own_shapes, placed
 from paceline.draft.neural.networks import JointHeads, Switches, concat_scaled
 from paceline.draft.neural.pending import Pending
 from paceline.draft.neural.static_heads import ReadingHeads, StaticConfig
@@ -23,7 +23,7 @@ from paceline.errors import MethodError
 from paceline.target.base import BEFORE_NORM, Facts, Needs
 from paceline.target.decoder import Decoder
 from paceline.target.linear import linear
-from paceline.target.quantised.blocks import Blocks
+from paceline.target.quantised.blocks import WeightsByName
 
 
 class Adaptation:
@@ -31,12 +31,12 @@ class Adaptation:
 
     weights  of `adaptation_shapes`."""
 
-    def __init__(self, switches: Switches, weights: Mapping[str, torch.Tensor | Blocks], target: Decoder):
+    def __init__(self, switches: Switches, weights: WeightsByName, target: Decoder):
         self.switches, self.embedding = switches, target.embedding
         names = ("fusion1.weight", "fusion2.weight")
         made = (linear([weights[name]], None, target.dtype) if name in weights else None for name in names)
         self.fusion1, self.fusion2 = made
-        self.layers = OwnLayers(weights, prefixes(switches), target)
+        self.layers = own_layers(weights, prefixes(switches), target)
 
     def __call__(
         self, states: torch.Tensor, tokens: torch.Tensor, following: torch.Tensor, segments: Sequence[Segment]
@@ -47,12 +47,12 @@ class Adaptation:
         if self.fusion1 is not None:
             read = tokens if s.stage1_input == "state+token" else following
             states = self.fusion1(concat_scaled(states, F.embedding(read, self.embedding)))
-        states = self.layers(states, layout, cache, 0, s.stage1_layers)
+        states = self.layers(states, layout, cache, last=s.stage1_layers)
         if self.fusion2 is not None:
             states = self.fusion2(concat_scaled(states, F.embedding(following, self.embedding)))
         elif s.stage2_layers and s.stage2_input == "add":
             states = states + F.embedding(following, self.embedding)
-        return self.layers(states, layout, cache, s.stage1_layers, s.stage1_layers + s.stage2_layers)
+        return self.layers(states, layout, cache, first=s.stage1_layers)
 
 
 def prefixes(switches: Switches) -> list[str]:
@@ -76,7 +76,6 @@ class Amphista(ReadingHeads):
     """Drafts a fixed tree with heads that see each other, over causal layers of their own."""
 
     name = "amphista"
-    lossless = "yes"
     paper = "Li et al. 2025, Amphista, arXiv 2406.13170"
     Config = StaticConfig
 
@@ -107,10 +106,9 @@ class Amphista(ReadingHeads):
         self.needs = Needs(hidden_layers=(layer,))
         return switches.heads
 
-    def through(
-        self, states: torch.Tensor, tokens: IntArray, following: IntArray, segments: Sequence[Segment]
-    ) -> torch.Tensor:
-        at, after = (torch.from_numpy(np.array(ids)).to(self.target.device) for ids in (tokens, following))
+    def through(self, states: torch.Tensor, following: IntArray, segments: Sequence[Segment]) -> torch.Tensor:
+        tokens = np.concatenate([segment.tokens for segment in segments])
+        at, after = (torch.from_numpy(ids).to(self.target.device) for ids in (tokens, following))
         return self.adaptation(states, at, after, segments)
 
     def guess(self, states: torch.Tensor, roots: IntArray, size: int) -> IntArray:

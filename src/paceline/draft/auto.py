@@ -16,13 +16,13 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 from random import Random
 from time import perf_counter
-from typing import NamedTuple, cast
+from typing import NamedTuple
 from weakref import WeakKeyDictionary
 
 import numpy as np
 
 from paceline.draft.acceptance import Acceptance, Lengths, Worth
-from paceline.draft.base import Drafter, DraftTree, Facts, Request, Round, stamp
+from paceline.draft.base import Drafter, DraftTree, Facts, Request, Round, View, stamp
 from paceline.draft.cost import DraftTimes, Floats, Rate, RoundTimes, choose, read_table
 from paceline.draft.fallback import Fallback
 from paceline.draft.registry import create
@@ -57,7 +57,6 @@ class Candidate:
         self.acceptance, self.lengths, self.times = Acceptance(), Lengths(), DraftTimes()
         self.worth, self.more = Worth(), Worth()
         self.drafts = 0
-        self.watches = type(drafter).observe is not Drafter.observe
         self._call: tuple[int, int, float] | None = None
 
     @property
@@ -77,12 +76,11 @@ class Candidate:
     def observe(self, round: Round, learns: bool) -> None:
         """Show the drafter the round; the time of that is added to the call's."""
         began = perf_counter()
-        if self.watches:
-            self.drafter.observe(round)
+        self.drafter.observe(round)
         if self._call is not None:
             rows, steps, seconds = self._call
             if learns:
-                self.times.note(rows, steps, seconds + (perf_counter() - began if self.watches else 0.0))
+                self.times.note(rows, steps, seconds + perf_counter() - began)
             self._call = None
 
     def seconds(self, is_measured: bool = False) -> float:
@@ -117,24 +115,6 @@ class Candidate:
         if total[best] <= 0:
             return [], 0
         return [i for i in range(len(rows)) if better[i, best] > 0], best + 1
-
-
-class Limited:
-    """A view of a row whose drafts may have at most `limit` tokens."""
-
-    def __init__(self, row: Request, limit: int):
-        self._row, self._limit = row, limit
-
-    @property
-    def max_draft(self) -> int:
-        """Deepest useful draft."""
-        return min(self._row.max_draft, self._limit)
-
-    def __len__(self) -> int:
-        return len(self._row)
-
-    def __getattr__(self, name: str) -> object:
-        return getattr(self._row, name)
 
 
 class _Draft(NamedTuple):
@@ -192,8 +172,7 @@ class Auto(Fallback):
             share = getattr(target, "expert_share", 0.0)  # of a model in another engine it is not known
             self.times = _TIMES.setdefault(target, RoundTimes(expert_share=share))
             return
-        table = read_table(self.config.table, target.weights_fingerprint)
-        self.times = RoundTimes.from_json(table)
+        self.times, table = read_table(self.config.table, target.weights_fingerprint)
         for candidate in self.candidates:
             known = self.times.drafting.get(candidate.spec)
             if known is None:
@@ -255,7 +234,7 @@ class Auto(Fallback):
             asked, depth = [row for row in free if row.id == tried], PROBE
         if not asked:
             return
-        limited = cast(Sequence[Request], [Limited(row, depth) for row in asked])
+        limited = [View(row, max_draft=min(row.max_draft, depth)) for row in asked]
         for row, tree in zip(asked, candidate.propose(limited), strict=True):
             limit = min(depth, row.max_draft)
             candidate.lengths.note(tree.max_depth, limit)
@@ -283,7 +262,7 @@ class Auto(Fallback):
         others = sum(map(len, whole)) - len(whole) + self.prefill_tokens
         if free:
             widest = max(map(len, whole), default=1)
-            threshold, _, _, self._price = choose(free, len(rows), self.times, rate, others, widest)
+            threshold, self._price = choose(free, len(rows), self.times, rate, others, widest)
         else:
             threshold = 0.0
             self._price = rate * (self.times.slope(len(rows), len(rows) + others) + self.times.pad)
@@ -344,17 +323,15 @@ class Auto(Fallback):
         if self._shape is not None:
             if learns:
                 self.times.note(*self._shape, seconds)
-            self._book(tokens, drafting)
+            self._book(*self._shape[:3], tokens, drafting)
         self._shape = None
 
     def disturbed(self) -> None:
         """Do not learn from the time since the last `propose`: something else ran at the same time."""
         self._shape = None
 
-    def _book(self, tokens: int, drafting: float) -> None:
+    def _book(self, rows: int, nodes: int, widest: int, tokens: int, drafting: float) -> None:
         """Count an undisturbed round: tokens a second, the credit for trials, and the order of the drafters."""
-        assert self._shape is not None
-        rows, nodes, widest, _ = self._shape
         self._rounds += 1
         if not self.times.known:
             return

@@ -119,6 +119,20 @@ class Drafter:
             raise RowError(row.id) from error
 
 
+class View:
+    """A request with some attributes of its own; the others are those of `row`."""
+
+    def __init__(self, row: Request, **own: Any):
+        self._row = row
+        vars(self).update(own)
+
+    def __len__(self) -> int:
+        return len(self._row)
+
+    def __getattr__(self, name: str) -> Any:
+        return getattr(self._row, name)
+
+
 def up_to_ends(tokens: IntArray, parent: IntArray, ends: frozenset[int]) -> tuple[IntArray, IntArray]:
     """Tokens and parents int64 [n] (0 is the root, 1 the first token) without the nodes below a token of `ends`."""
     if ends.isdisjoint(tokens.tolist()):

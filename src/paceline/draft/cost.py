@@ -6,11 +6,12 @@
 from __future__ import annotations
 
 from collections import Counter
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from heapq import nlargest
 from itertools import accumulate, pairwise
+from pathlib import Path
 from time import perf_counter
-from typing import Any, NamedTuple
+from typing import Any
 
 import numpy as np
 from numpy.typing import NDArray
@@ -56,13 +57,16 @@ class RoundTimes:
     fade          factor on the weight of earlier rounds at every fit.
     expert_share  of the experts, those that one token chooses; 0.0: there are none, and no such term.
     is_fixed      nothing is learned any more. With a table and a seed, every choice of `auto` repeats.
-    drafting      times of drafters, by name."""
+    drafting      times of drafters, by name.
+    names         of the terms in files."""
 
     def __init__(self, fade: float = FADE, breakpoints: Sequence[int] = BREAKPOINTS, expert_share: float = 0.0) -> None:
         self.fade, self.expert_share, self.is_fixed = fade, expert_share, False
         self.drafting: dict[str, DraftTimes] = {}
         self._breakpoints = breakpoints
-        self.names = term_names(breakpoints, bool(expert_share))
+        slopes = [f"token_after_{breakpoint}" for breakpoint in breakpoints]
+        experts = ["experts"] if expert_share else []
+        self.names = ("round", "row", *slopes, *experts, "row_times_widest", "row_if_uneven", "prompt_token")
         self._terms = np.zeros(len(self.names))
         self._products = np.zeros((len(self._terms), len(self._terms)))
         self._targets = np.zeros(len(self._terms))
@@ -194,13 +198,6 @@ class RoundTimes:
         return times
 
 
-def term_names(breakpoints: Sequence[int] = BREAKPOINTS, experts: bool = False) -> tuple[str, ...]:
-    """Names of the terms in files."""
-    slopes = [f"token_after_{breakpoint}" for breakpoint in breakpoints]
-    more = ["experts"] if experts else []
-    return ("round", "row", *slopes, *more, "row_times_widest", "row_if_uneven", "prompt_token")
-
-
 def _nonnegative(products: Floats, targets: Floats) -> Floats:
     """The x >= 0 with the least x'Px/2 - t'x, by active sets: solves over the terms above 0, drops those that become
     negative and adds the one that helps most, until none does."""
@@ -274,44 +271,31 @@ class Rate:
         return self._tokens / self._seconds if self._seconds else 0.0
 
 
-def read_table(path: str, fingerprint: str) -> dict[str, Any]:
-    """The JSON of a file that `paceline tune` wrote. MethodError if it is no such file, or of another model.
+def read_table(path: str, fingerprint: str) -> tuple[RoundTimes, dict[str, Any]]:
+    """The times in a file of `paceline tune`, and its JSON. MethodError if it is no such file, or of another model.
 
     fingerprint  of the target's weights; "" on either side: unknown, not compared."""
     try:
-        with open(path, "rb") as file:
-            table = loads(file.read())
+        table = loads(Path(path).read_bytes())
+        times, of = RoundTimes.from_json(table), str(table["model"]["fingerprint"])
     except OSError as error:
         raise MethodError(f"the table {path} cannot be read: {error.strerror}; `paceline tune` writes one.") from None
-    except ValueError:
-        raise MethodError(f"{path} is not JSON; `paceline tune` writes a table.") from None
-    try:
-        RoundTimes.from_json(table)
-        of = str(table["model"]["fingerprint"])
     except (KeyError, TypeError, ValueError, AttributeError) as error:
         raise MethodError(f"{path} is not a table of `paceline tune` ({error!r}); write it anew.") from None
     if of and fingerprint and of != fingerprint:
         name = table["model"].get("name", "another model")
         raise MethodError(f"{path} was measured with {name}, other weights than this model's; run `paceline tune`.")
-    return dict(table)
+    return times, table
 
 
 # The nodes that pay --------------------------------------------------------------------------------------------------
 
 
-class Cut(NamedTuple):
-    """Nodes whose probability is at least `threshold` pay.
-
-    tokens  that they are expected to bring. nodes: their number. price: tokens that one more would have to bring."""
-
-    threshold: float
-    tokens: float
-    nodes: int
-    price: float
-
-
-def choose(drafts: Sequence[Floats], rows: int, times: RoundTimes, rate: float, fixed: int = 0, widest: int = 1) -> Cut:
-    """The nodes that pay, in a round of `rows` rows. drafts: for each, the acceptance probabilities of its nodes.
+def choose(
+    drafts: Sequence[Floats], rows: int, times: RoundTimes, rate: float, fixed: int = 0, widest: int = 1
+) -> tuple[float, float]:
+    """(threshold, price) in a round of `rows` rows: nodes of at least this probability pay; price: tokens that one more
+    would have to bring. drafts: for each row, the acceptance probabilities of its nodes.
 
     Verifying the k likeliest nodes of all rows brings the sum of their probabilities, in tokens, and lengthens the
     round by a time that is worth `rate` tokens a second, the batch's mean rate (Dinkelbach 1967: always choosing so
@@ -331,14 +315,11 @@ def choose(drafts: Sequence[Floats], rows: int, times: RoundTimes, rate: float, 
         extra = extra + times.pad * rows * np.maximum(places[:count] + 1 - widest, 0)
     if widest <= 1:
         extra = extra + times.uneven * rows
-    tokens = likely.cumsum()
-    gains = tokens - rate * extra
+    gains = likely.cumsum() - rate * extra
     best = int(gains.argmax()) if count else -1
     taken = best + 1 if best >= 0 and gains[best] > 0 else 0
     price = rate * (times.slope(rows, begin + taken) + times.pad)
-    if not taken:
-        return Cut(2.0, 0.0, 0, price)
-    return Cut(float(likely[best]), float(tokens[best]), taken, price)
+    return float(likely[best]) if taken else 2.0, price
 
 
 def best_size(gains: Sequence[float], times: RoundTimes, drafting: float = 0.0, rows: int = 1, fixed: int = 0) -> int:
@@ -365,7 +346,7 @@ def best_sizes(probabilities: Sequence[Sequence[float]], times: RoundTimes, fixe
     return [taken[r] for r in range(len(probabilities))]
 
 
-def time_forwards(target: Facts, most: int = SIZES[-1]) -> RoundTimes:
+def time_forwards(target: Facts) -> RoundTimes:
     """Times of forwards of one row, the least of REPEATS at each size; unknown if the target cannot be run here."""
     if not isinstance(target, Target):
         return RoundTimes()
@@ -374,7 +355,7 @@ def time_forwards(target: Facts, most: int = SIZES[-1]) -> RoundTimes:
         prompt = np.arange(CONTEXT) % target.vocab_size
         target.verify([Segment.chunk(slot, prompt, last=True)])
         target.commit(slot, range(CONTEXT))
-        sizes = [size for size in SIZES if size <= most and CONTEXT + size <= target.max_context]
+        sizes = [size for size in SIZES if CONTEXT + size <= target.max_context]
         return RoundTimes.of_forwards({size: min(_timed(target, slot, size) for _ in range(REPEATS)) for size in sizes})
     finally:
         target.drop_row(slot)
@@ -384,7 +365,12 @@ def _timed(target: Target, slot: int, size: int) -> float:
     """Seconds of a forward over a bushy tree of `size` nodes; nothing is committed."""
     tokens = np.arange(size) % target.vocab_size
     tree = DraftTree(tokens, np.array([-1, *((node - 1) // 2 for node in range(1, size))]))
+    # Reading a number waits for an accelerator.
+    return seconds_of(lambda: target.verify([Segment.tree(slot, tree)]).logits[0, 0].item())
+
+
+def seconds_of(act: Callable[[], object]) -> float:
+    """How long a call takes."""
     began = perf_counter()
-    verdict = target.verify([Segment.tree(slot, tree)])
-    verdict.logits[0, 0].item()  # waits for an accelerator
+    act()
     return perf_counter() - began

@@ -31,7 +31,7 @@ from paceline.draft.shapes import RankPath, best_first
 from paceline.draft.spec import option
 from paceline.engine.request import Request
 from paceline.engine.round import Segment
-from paceline.engine.tree import DraftTree
+from paceline.engine.tree import DraftTree, IntArray
 from paceline.errors import MethodError
 from paceline.target.attention import Attention
 from paceline.target.base import Facts
@@ -141,7 +141,6 @@ class DFlashNetwork:
         )
         self.layers = neural.rotary_layers(here, layers, target)
         self.weights, self.cache, self.taps = self.layers.vectors | extra, self.layers.cache, form.taps
-        self.norms = [self.weights[f"layers.{n}.input_layernorm.weight"] for n in range(shape.num_layers)]
         self.fc = linear([here["fc.weight"]], None, target.dtype)
         table, head = neural.table_and_head(target)
         own = tensors.get(TABLE, table).to(table)
@@ -173,9 +172,8 @@ class DFlashNetwork:
             (window, causal): self.layers.begin([replace(one, mutual=not causal) for one in blocks], x, window)
             for window, causal in set(self.form.sights)
         }
-        for number, (layer, sight) in enumerate(zip(self.layers.layers, self.form.sights, strict=True)):
-            residual, delta = layer(norm(x, self.norms[number]), x, *plans[sight], number)
-            x = residual + delta
+        for number, sight in enumerate(self.form.sights):
+            x = self.layers(x, *plans[sight], number, number + 1)
         wanted = plans[self.form.sights[0]][0].wanted
         return norm(x if wanted is None else x[wanted], self.weights["norm.weight"])
 
@@ -215,7 +213,6 @@ class DFlash(FeatureDrafter):
     A draft's `features` are the states [D, H] and the logits [D, K] of its block's positions, before any bias."""
 
     name = "dflash"
-    lossless = "yes"
     paper = "Z Lab 2026, DFlash, arXiv 2602.06036; DSpark, arXiv 2607.05147; DDTree, arXiv 2604.12989"
     Config, Head = DFlashConfig, DFlashNetwork
     config: DFlashConfig
@@ -227,7 +224,7 @@ class DFlash(FeatureDrafter):
         if self.config.vocab is not None and self.columns is not None and form.rank:
             weights[W2] = weights[W2][self.columns if own is None else torch.searchsorted(own, self.columns)]
         if self.config.sample == "auto":
-            self.options = replace(self.options, sample="draw" if form.rank else "best")
+            self.config = replace(self.config, sample="draw" if form.rank else "best")
         self._length = target.max_context
 
     def cached(self, row: Request) -> int:
@@ -241,17 +238,9 @@ class DFlash(FeatureDrafter):
         """Nothing is left to commit: `fill` has read the states that waited, and writes no block to the cache. The
         states of accepted tokens come to `pending` from the target."""
 
-    def read_chunk(self, row: Request, states: torch.Tensor) -> None:
-        self.read_rows([row], [states])
-
-    @torch.inference_mode()
-    def read_rows(self, rows: Sequence[Request], states: Sequence[torch.Tensor]) -> None:
-        """Read the rows' next states, [n, taps * H] each, and commit them."""
-        slots, chunks = [self.pending.slot(row) for row in rows], [np.zeros(len(one), np.int64) for one in states]
-        pieces = [Segment.chunk(slot, chunk, last=False) for slot, chunk in zip(slots, chunks, strict=True)]
-        self.network.read(torch.cat(list(states)), pieces)
-        for slot, chunk in zip(slots, chunks, strict=True):
-            self.pending.cache.commit(slot, range(len(chunk)))
+    def through(self, states: torch.Tensor, following: IntArray, segments: Sequence[Segment]) -> torch.Tensor:
+        self.network.read(states, segments)
+        return states
 
     # Blocks ---------------------------------------------------------------------------------------------------
 
@@ -259,10 +248,8 @@ class DFlash(FeatureDrafter):
     def fill(self, drafts: Sequence[Draft]) -> None:
         """Run the drafts' blocks. They have their full length, as in training, but at the context's end."""
         form, rows, blocks = self.network.form, [draft.row for draft in drafts], []
-        if waiting := [row for row in rows if self.pending.count(row)]:
-            self.read_rows(waiting, [self.pending.of(row) for row in waiting])
+        self.read_waiting(rows)
         for row in rows:
-            self.pending.read(row, self.pending.count(row))
             size = min(form.block, self._length - len(row) + 1)
             wanted, tokens = size - (not form.from_anchor), np.zeros(size, np.int64)
             blocks.append(Segment(self.pending.slot(row), tokens, np.arange(-1, size - 1), num_logits=wanted))
@@ -298,8 +285,8 @@ class DFlash(FeatureDrafter):
         if not drafts:
             return []
         self.fill(drafts)
-        auto = self.options.tree == "auto"
-        count = SIZES[-1] - 1 if auto else int(self.options.tree)
+        auto = self.config.tree == "auto"
+        count = SIZES[-1] - 1 if auto else int(self.config.tree)
         grown = [self.grow_tree(draft, count) for draft in drafts]
         sizes = self.fitting([[*chances.values()] for chances, _ in grown]) if auto else [count] * len(drafts)
         trees = []
@@ -315,7 +302,7 @@ class DFlash(FeatureDrafter):
     def grow_tree(self, draft: Draft, count: int) -> tuple[dict[RankPath, float], dict[RankPath, int]]:
         """The `count` most probable paths, in falling order: their probabilities, and the last token of each."""
         depth = min(self.most(draft), len(draft.features[1]))
-        tokens, order, shares = self._candidates(draft, depth, min(count, self.options.width))
+        tokens, order, shares = self._candidates(draft, depth, min(count, self.config.width))
         place: dict[RankPath, int] = {(): 0}  # of a path's last token among its position's candidates
         token: dict[RankPath, int] = {}
 

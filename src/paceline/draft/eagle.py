@@ -10,11 +10,12 @@ import torch
 
 from paceline.draft.neural import layers as neural
 from paceline.draft.neural.checkpoint import check_all
-from paceline.draft.neural.features import FeatureConfig, FeatureDrafter
+from paceline.draft.neural.features import FeatureConfig, FeatureDrafter, Network
 from paceline.draft.neural.layers import TABLE, Entries, Precision, Tensors
 from paceline.engine.round import Segment
 from paceline.errors import MethodError
 from paceline.target.base import Facts
+from paceline.target.cache import Pair
 from paceline.target.linear import linear
 from paceline.target.shape import Shape
 
@@ -33,7 +34,7 @@ def eagle_shapes(shape: Shape, names: Sequence[str]) -> dict[str, tuple[int, ...
     return shapes
 
 
-class EagleNetwork:
+class EagleNetwork(Network):
     """fc(embedding, state), then the layers; no norm before the first, nor after the last (Li et al. 2024, 3.1)."""
 
     def __init__(self, path: str, config: Entries, tensors: Tensors, target: Facts, dtype: Precision = "auto"):
@@ -49,24 +50,13 @@ class EagleNetwork:
             own = tensors.get(TABLE)
             if own is not None and not torch.equal(own.to(self.table), self.table):
                 raise MethodError(f"{path} brings another embedding than the target's: it is a head for another target")
-        self.columns: torch.Tensor | None = None
         self.layers = neural.rotary_layers(here, layers, target)
-        vectors = self.layers.vectors
-        self.fc = linear([here["fc.weight"]], vectors.get("fc.bias"), target.dtype)
-        self.norms = [vectors.get(f"layers.{n}.input_layernorm.weight") for n in range(shape.num_layers)]
+        self.fc = linear([here["fc.weight"]], self.layers.vectors.get("fc.bias"), target.dtype)
         self.cache, self.nbytes = self.layers.cache, neural.nbytes(here)
 
-    def first(self, states: torch.Tensor) -> torch.Tensor:
-        return states
-
-    def forward(
-        self, embedded: torch.Tensor, features: torch.Tensor, segments: Sequence[Segment]
-    ) -> tuple[torch.Tensor, torch.Tensor]:
+    def forward(self, embedded: torch.Tensor, features: torch.Tensor, segments: Sequence[Segment]) -> Pair:
         layout, cache = self.layers.begin(segments, features)
-        x = y = self.fc(torch.cat([embedded, features], -1))
-        for number, (layer, norm) in enumerate(zip(self.layers.layers, self.norms, strict=True)):
-            residual, delta = layer(x if norm is None else self.layers.ops.norm(y, norm), y, layout, cache, number)
-            y = residual + delta
+        y = self.layers(self.fc(torch.cat([embedded, features], -1)), layout, cache)
         return y, y if layout.wanted is None else y[layout.wanted]
 
 
@@ -74,6 +64,5 @@ class Eagle(FeatureDrafter):
     """Drafts with one layer that predicts the target's next state; trees of the most probable tokens, or chains."""
 
     name = "eagle"
-    lossless = "yes"
     paper = "Li et al. 2024, EAGLE, arXiv 2401.15077; EAGLE-2, arXiv 2406.16858"
     Config, Head = FeatureConfig, EagleNetwork

@@ -14,12 +14,13 @@ import torch
 
 from paceline.draft.neural import layers as neural
 from paceline.draft.neural.checkpoint import check_all
-from paceline.draft.neural.features import FeatureConfig, FeatureDrafter
+from paceline.draft.neural.features import FeatureConfig, FeatureDrafter, Network
 from paceline.draft.neural.layers import TABLE, Entries, Precision, Tensors
 from paceline.draft.neural.vocab import MEMBERS, OFFSETS, columns_of
 from paceline.engine.round import Segment
 from paceline.errors import MethodError
 from paceline.target.base import Facts
+from paceline.target.cache import Pair
 from paceline.target.linear import linear
 from paceline.target.shape import Shape
 
@@ -86,7 +87,7 @@ def eagle3_shapes(shape: Shape, width: int, taps: int, vocab: int, flags: Flags)
     return shapes
 
 
-class Eagle3Network:
+class Eagle3Network(Network):
     """A layer over the norms of the token's embedding and of the feature: fc(tapped states), or the parent's output."""
 
     def __init__(self, path: str, config: Entries, tensors: Tensors, target: Facts, dtype: Precision = "auto"):
@@ -132,18 +133,15 @@ class Eagle3Network:
             states = torch.cat([self._norm(part.contiguous(), f"fc_norm.{n}") for n, part in enumerate(parts)], -1)
         return self.fc(states)
 
-    def forward(
-        self, embedded: torch.Tensor, features: torch.Tensor, segments: Sequence[Segment]
-    ) -> tuple[torch.Tensor, torch.Tensor]:
+    def forward(self, embedded: torch.Tensor, features: torch.Tensor, segments: Sequence[Segment]) -> Pair:
         layout, cache = self.layers.begin(segments, features)
-        add_norm, (first, *deeper) = self.layers.ops.add_norm, self.layers.layers
+        first, *deeper = self.layers.layers
         normed = self._norm(features, "layers.0.hidden_norm")
         x = torch.cat([self._norm(embedded, "layers.0.input_layernorm"), normed], -1)
-        residual, delta = first(x, normed if self.flags.norm_before_residual else features, layout, cache, 0)
+        residual, delta = first.after_norm(x, normed if self.flags.norm_before_residual else features, layout, cache, 0)
         for number, layer in enumerate(deeper, 1):
-            residual, x = add_norm(residual, delta, self.weights[f"layers.{number}.input_layernorm.weight"])
-            residual, delta = layer(x, residual, layout, cache, number)
-        y, read = add_norm(residual, delta, self.weights["norm.weight"])
+            residual, delta = layer(residual, delta, layout, cache, number)
+        y, read = self.layers.ops.add_norm(residual, delta, self.weights["norm.weight"])
         return (read if self.flags.norm_output else y), read if layout.wanted is None else read[layout.wanted]
 
 
@@ -151,6 +149,5 @@ class Eagle3(FeatureDrafter):
     """Drafts with one layer over three of the target's states and a vocabulary of its own; trees, or chains."""
 
     name = "eagle3"
-    lossless = "yes"
     paper = "Li et al. 2025, EAGLE-3, arXiv 2503.01840"
     Config, Head = FeatureConfig, Eagle3Network

@@ -14,10 +14,10 @@ import torch
 import torch.nn.functional as F
 
 from paceline.draft.neural.checkpoint import check_all, open_head
-from paceline.draft.neural.layers import OwnLayers, load_module, native, nbytes, own_shapes, placed
+from paceline.draft.neural.layers import load_module, native, nbytes, own_layers, own_shapes, placed
 from paceline.draft.neural.networks import PREFIX, GroundedHeads
 from paceline.draft.neural.pending import Pending
-from paceline.draft.neural.static_heads import ReadingHeads, StaticConfig
+from paceline.draft.neural.static_heads import ReadingHeads, StaticConfig, count_heads
 from paceline.engine.round import Segment
 from paceline.engine.tree import IntArray
 from paceline.errors import MethodError
@@ -34,7 +34,6 @@ class Hydra(ReadingHeads):
     """Drafts a fixed tree level by level with heads that read the drafted tokens above each node."""
 
     name = "hydra"
-    lossless = "yes"
     paper = "Ankner et al. 2024, Hydra, arXiv 2402.05109"
     Config = StaticConfig
 
@@ -43,7 +42,7 @@ class Hydra(ReadingHeads):
         config, found = open_head(path, self.name, target)
         check_config(path, config)
         tensors = untied(by_position(found), config)
-        heads, layers = count_heads(path, tensors)
+        heads, layers = count_heads(path, tensors, "hydra_mlp.")
         has_prefix = any(name.startswith(PREFIX) for name in tensors)
         has_own = any(name.startswith("hydra_lm_head") for name in tensors)
         own = [f"hydra_lm_head.{k}" for k in range(heads if has_own else 0)]
@@ -59,21 +58,19 @@ class Hydra(ReadingHeads):
         self.network, vectors = load_module(network, here, target), tensors_of(here)
         if own:
             self.own_heads = [linear([here[f"{h}.weight"]], vectors[f"{h}.bias"], target.dtype) for h in own]
-        self.prefix = OwnLayers(here, [LAYER], decoder) if has_prefix else None
+        self.prefix = own_layers(here, [LAYER], decoder) if has_prefix else None
         self.device = target.device
         self.pending = Pending(target, (target.num_layers,), None if self.prefix is None else self.prefix.cache)
         self.needs = Needs(hidden_layers=(target.num_layers,))
         self.weight_bytes = nbytes(here, "hydra_lm_head")
         return heads
 
-    def through(
-        self, states: torch.Tensor, tokens: IntArray, following: IntArray, segments: Sequence[Segment]
-    ) -> torch.Tensor:
+    def through(self, states: torch.Tensor, following: IntArray, segments: Sequence[Segment]) -> torch.Tensor:
         """The states after the prefix layer and its norm; without one, as they are."""
         if self.prefix is None:
             return states
         layout, cache = self.prefix.begin(segments, states)
-        return self.prefix.ops.norm(self.prefix(states, layout, cache, 0, 1), self.prefix.vectors[NORM])
+        return self.prefix.ops.norm(self.prefix(states, layout, cache), self.prefix.vectors[NORM])
 
     def guess(self, states: torch.Tensor, roots: IntArray, size: int) -> IntArray:
         """Level by level: every node with children is one row of its depth's head."""
@@ -144,12 +141,3 @@ def untied(tensors: Mapping[str, torch.Tensor], config: Mapping[str, Any]) -> di
         if match := re.fullmatch(r"(hydra_mlp\.\d+)\.1\.(.+)", name):
             out |= {f"{match[1]}.{n}.{match[2]}": tensor for n in range(1, int(config["hydra_num_layers"]))}
     return out
-
-
-def count_heads(path: str, tensors: Mapping[str, torch.Tensor]) -> tuple[int, int]:
-    """(number of heads, blocks of each that are in the file); MethodError if there are none."""
-    found = [tuple(map(int, name.split(".")[1:3])) for name in tensors if name.startswith("hydra_mlp.")]
-    if not found:
-        raise MethodError(f"{path} has no heads: none of its tensors has a name such as hydra_mlp.0.0.linear.weight")
-    heads, layers = (max(numbers) + 1 for numbers in zip(*found, strict=True))
-    return heads, layers

@@ -29,7 +29,7 @@ from paceline.draft.neural.vocab import kept_tokens
 from paceline.draft.spec import option
 from paceline.engine.request import Request
 from paceline.engine.round import Segment
-from paceline.engine.tree import DraftTree
+from paceline.engine.tree import DraftTree, IntArray
 from paceline.errors import MethodError
 from paceline.target.attention import Attention, attention_shapes, begin
 from paceline.target.base import Facts, Needs
@@ -77,13 +77,9 @@ class Kangaroo(StateReader, Stepping):
     """Drafts with the target's own first layers and a small trained adapter; the target goes on from their states."""
 
     name = "kangaroo"
-    lossless = "yes"
     paper = "Liu et al. 2024, Kangaroo, arXiv 2404.18911"
     Config = KangarooConfig
-
-    def __init__(self, config: KangarooConfig):
-        super().__init__(config)
-        self.config = config
+    config: KangarooConfig
 
     def bind(self, target: Facts) -> None:
         """Load the adapter. MethodError if the target does not run natively, or the adapter is not for it."""
@@ -132,34 +128,31 @@ class Kangaroo(StateReader, Stepping):
         A chain's last token and a tree's leaves, which were not expanded, are verified too, so they are run now. The
         keys and values are put into the tree's order, in which the target commits them."""
         trees = super().propose(rows)
-        drafts = list(self._drafts.values())
-        orders = [order_of_tree(draft) for draft in drafts]
-        late = [draft for draft in drafts if draft.done < len(draft.tokens)]
+        made = {row.id: tree for row, tree in zip(rows, trees, strict=True)}
+        drafts = [(draft, made[id]) for id, draft in self._drafts.items()]
+        orders = [order_of_tree(*each) for each in drafts]
+        late = [draft for draft, _ in drafts if draft.done < len(draft.tokens)]
         if late:
             self._run_early(late)
-        for draft, order in zip(drafts, orders, strict=True):
-            assert draft.tree is not None
-            self.target.arrange(draft.row.slot, order)
-            draft.tree.hidden = torch.cat(draft.features)[order]
+        for (draft, tree), order in zip(drafts, orders, strict=True):
+            self.target.cache.arrange(draft.row.slot, order)
+            tree.hidden = torch.cat(draft.features)[order]
         return trees
 
     def keep(self, draft: Draft, nodes: Sequence[int]) -> None:
         self.pending.cache.commit(self.pending.slot(draft.row), nodes)
         self.pending.read(draft.row, len(nodes))
 
-    def read_chunk(self, row: Request, states: torch.Tensor) -> None:
-        tokens = np.zeros(len(states), np.int64)  # the adapter reads states only
-        self.adapter(states, [Segment.chunk(self.pending.slot(row), tokens, last=False)])
-        self.pending.cache.commit(self.pending.slot(row), range(len(states)))
+    def through(self, states: torch.Tensor, following: IntArray, segments: Sequence[Segment]) -> torch.Tensor:
+        return self.adapter(states, segments)
 
 
-def order_of_tree(draft: Draft) -> list[int]:
+def order_of_tree(draft: Draft, tree: DraftTree) -> list[int]:
     """Each node's number in the draft, counted from the root. Leaves of the tree that the draft lacks are added."""
-    assert draft.tree is not None
     root = draft.known - 1
     order: list[int] = []
     spare = iter(range(draft.done, len(draft.tokens)))
-    nodes = zip(draft.tree.tokens.tolist(), draft.tree.parent.tolist(), draft.numbers, strict=True)
+    nodes = zip(tree.tokens.tolist(), tree.parent.tolist(), draft.numbers, strict=True)
     for token, parent, number in nodes:
         number = next(spare, None) if number is None else number
         if number is None:

@@ -16,11 +16,11 @@ import torch
 from paceline.draft.neural.checkpoint import CONFIG, check_all, open_head
 from paceline.draft.neural.layers import load_module, nbytes, placed, table_and_head
 from paceline.draft.neural.networks import ResidualHeads
-from paceline.draft.neural.static_heads import StaticConfig, StaticHeads
+from paceline.draft.neural.static_heads import StaticConfig, StaticHeads, count_heads
 from paceline.draft.neural.vocab import check_map
 from paceline.engine.round import Round
 from paceline.engine.tree import IntArray
-from paceline.errors import MethodError, ModelError
+from paceline.errors import ModelError
 from paceline.target.base import Facts, Needs
 from paceline.target.linear import linear
 from paceline.target.load import open_weights
@@ -28,7 +28,7 @@ from paceline.target.load import open_weights
 SHARED, TOKENS = "lm_head.weight", "token_map"
 """vLLM's names: an output head that all heads share, and the tokens of its rows, where they are not all."""
 INSIDE = "medusa_head."  # before the names of heads that lie inside the checkpoint of a whole model (Medusa-2)
-FILES = ("medusa_lm_head.safetensors",)  # names of files of weights other than model.safetensors
+FILE = "medusa_lm_head.safetensors"  # a name of the file of weights, other than model.safetensors
 
 _NAMES = (
     (re.compile(r"(\d+)\.(\d+)\.linear\.(weight|bias)"), "{0}.{1}.linear.{2}"),
@@ -43,7 +43,6 @@ class Medusa(StaticHeads):
     """Drafts a fixed tree with K heads that read the target's last state alone."""
 
     name = "medusa"
-    lossless = "yes"
     paper = "Cai et al. 2024, Medusa, arXiv 2401.10774"
     Config = StaticConfig
 
@@ -91,9 +90,8 @@ def read_heads(path: str, target: Facts) -> dict[str, torch.Tensor]:
 
 def _file(path: str) -> str:
     """The file of weights in a folder, where it has a name of its own."""
-    folder = Path(path).expanduser()
-    own = [folder / name for name in FILES if (folder / name).is_file()]
-    return str(own[0]) if own else path
+    own = Path(path).expanduser() / FILE
+    return str(own) if own.is_file() else path
 
 
 def _inside_model(path: str) -> dict[str, torch.Tensor] | None:
@@ -120,10 +118,7 @@ def check_heads(path: str, tensors: dict[str, torch.Tensor], target: Facts) -> t
     """(number of heads, blocks of each), counted from the tensors, whatever config.json says: published ones are wrong.
 
     MethodError unless they are a whole set of heads for the target, and nothing else. Missing biases are zeros."""
-    blocks = [tuple(map(int, name.split(".")[:2])) for name in tensors if ".linear." in name]
-    if not blocks:
-        raise MethodError(f"{path} has no heads: none of its tensors has a name such as 0.0.linear.weight")
-    heads, layers = (max(numbers) + 1 for numbers in zip(*blocks, strict=True))
+    heads, layers = count_heads(path, tensors)
     h, vocab = target.hidden_size, target.vocab_size
     if not any(name.endswith("linear.bias") for name in tensors):
         tensors |= {f"{k}.{j}.linear.bias": torch.zeros(h) for k in range(heads) for j in range(layers)}

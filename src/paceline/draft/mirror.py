@@ -9,15 +9,17 @@ Costs, and when it pays: docs/methods/mirror.md."""
 
 import logging
 from collections import Counter, deque
-from collections.abc import Callable, Iterator, Sequence
-from contextlib import ExitStack, contextmanager, suppress
+from collections.abc import Callable, Sequence
+from contextlib import ExitStack, suppress
 from dataclasses import dataclass, field, replace
+from functools import partial
 from time import perf_counter
 from typing import Any, Literal
 
 import torch
 
 from paceline.draft.base import Drafter, DraftTree, Facts, Needs, Request, Round
+from paceline.draft.cost import seconds_of
 from paceline.draft.model import check_tokenizer
 from paceline.draft.neural.branches import Ahead, Ask, Layout, Top, Window, most_candidates, top_of
 from paceline.draft.neural.draft_worker import Closed, DraftWorker, Setup, confined, facts_to_send, split_cores
@@ -118,7 +120,7 @@ class Mirror(Drafter):
         spec, drafter = stateless_drafter(self.config)
         c = self.config
         options: dict[str, Any] = {"num_candidates": c.candidates, "branches": c.branches, "layout": c.layout}
-        options["fresh"] = c.miss == "fresh"
+        options |= {"fresh": c.miss == "fresh", "joined": c.source == "both"}
         self.side = self._start_worker(target, spec, options) if c.where == "process" else None
         if self.side is None:
             drafter.bind(target)
@@ -133,7 +135,7 @@ class Mirror(Drafter):
             check_tokenizer(path, load_tokenizer(path), target.tokenizer)
         ours, others = split_cores(c.threads) if target.device.type == "cpu" else (frozenset(), frozenset())
         facts = facts_to_send(target, device_named(c.device) if c.device else target.device)
-        setup = Setup(spec, facts, options, c.source == "draft", c.source == "both", c.threads, others, c.limit)
+        setup = Setup(spec, facts, options, c.source == "draft", c.threads, others, c.limit)
         try:
             worker = DraftWorker(setup)
         except Closed as error:
@@ -198,8 +200,7 @@ class Mirror(Drafter):
             source = self.name if window.tokens else ""
             trees[row.id] = drawn_chain(row.last_token, window.tokens, window.probs, source, window.calls)
         if self.config.source == "draft" and isinstance(self.side, Ahead):
-            with _timed(self.counts.ahead):
-                self.side.look_ahead()
+            self.counts.ahead.append(seconds_of(self.side.look_ahead))
         return [trees.get(row.id) or DraftTree.root(row.last_token) for row in rows]
 
     def on_layer(self, layer: int, hidden: torch.Tensor, round: Round) -> None:
@@ -213,15 +214,8 @@ class Mirror(Drafter):
             spans = round.spans()
             tops = iter(self._exit.candidates(torch.cat([hidden[spans[i]] for i in own])))
             given = {round.rows[i].id: [next(tops) for _ in range(len(round.trees[i]))] for i in own}
-            with _timed(self.counts.ahead):
-                self._tell(lambda side: side.look_ahead(given, self.config.source == "both"))
-
-
-@contextmanager
-def _timed(seconds: deque[float]) -> Iterator[None]:
-    began = perf_counter()
-    yield
-    seconds.append(perf_counter() - began)
+            ahead = partial(self._tell, lambda side: side.look_ahead(given))
+            self.counts.ahead.append(seconds_of(ahead))
 
 
 class EarlyExit:
@@ -264,7 +258,7 @@ def stateless_drafter(config: MirrorConfig) -> tuple[str, Stepping]:
     if not isinstance(drafter, Stepping) or not drafter.drafts_ahead:
         why = f"{drafter.name} cannot draft ahead, for it copies text or needs the target's states"
         raise MethodError(f"mirror:{path}: {why}; write mirror:PATH or mirror:model:PATH with a draft model")
-    if drafter.options.stop not in STATELESS or drafter.options.tree:
-        chosen = f"stop is {drafter.options.stop!r} and tree {drafter.options.tree}"
+    if drafter.config.stop not in STATELESS or drafter.config.tree:
+        chosen = f"stop is {drafter.config.stop!r} and tree {drafter.config.tree}"
         raise MethodError(f"mirror: {chosen}; it drafts chains, and its stop rule is {', '.join(STATELESS)}")
     return spec, drafter

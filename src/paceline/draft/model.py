@@ -22,7 +22,7 @@ from paceline.draft.neural.drafts import Draft, segments
 from paceline.draft.neural.stepping import SteppingConfig
 from paceline.draft.neural.streams import Streaming, Streams, open_streams
 from paceline.draft.neural.tokenizers import Bridge, Way
-from paceline.draft.neural.vocab import cut_head, trim
+from paceline.draft.neural.vocab import cut_head, kept_tokens
 from paceline.draft.spec import option
 from paceline.engine.request import Request
 from paceline.engine.round import Segment
@@ -69,14 +69,13 @@ class Model(Streaming):
     bridge  between the tokenizers, if the draft model has one of its own: places in a row are then of its tokens."""
 
     name = "model"
-    lossless = "yes"
     paper = "Leviathan et al. 2023, Speculative Decoding, arXiv 2211.17192"
     Config: ClassVar[type[Any] | None] = StreamedConfig
+    config: ModelConfig
     drafts_ahead = True
 
     def __init__(self, config: ModelConfig):
         super().__init__(config)
-        self.config = config
         self._slots: dict[int, int] = {}
         self._first: dict[int, int] = {}
         self.streams: Streams | None = None
@@ -106,7 +105,9 @@ class Model(Streaming):
         elif self.model.vocab_size < target.vocab_size:  # the same tokenizer, padded to fewer rows
             self.columns = torch.arange(self.model.vocab_size, device=target.device)
         if self.config.vocab is not None:
-            self.columns = trim(self.model, self.config.vocab, path, target)
+            self.columns = kept_tokens(self.config.vocab, path, target)
+            refusal = f"vocab={self.config.vocab}: {path} has no output head that could be trimmed; leave vocab out"
+            cut_head(self.model, self.columns, refusal)
         self.weight_bytes = self.model.weight_bytes
         if self._wanted:
             self.streams = open_streams(path, self.model, self._wanted)
@@ -205,9 +206,9 @@ class Model(Streaming):
             return tree
         tokens = np.array(bridge.say(row, draft.drafted)[: row.max_draft], np.int64)
         tokens, _ = up_to_ends(tokens, np.arange(len(tokens)), self.end_tokens(row))
-        draft.tree = DraftTree.chain(row.last_token, tokens, source=self.name if len(tokens) else "", calls=draft.calls)
-        draft.numbers = [None] * len(draft.tree)
-        return draft.tree
+        tree = DraftTree.chain(row.last_token, tokens, source=self.name if len(tokens) else "", calls=draft.calls)
+        draft.numbers = [None] * len(tree)
+        return tree
 
     def begin(self, row: Request) -> Draft:
         if self.bridge is None:
@@ -277,7 +278,7 @@ class Model(Streaming):
         self.model.commit(self._slots[draft.row.id], nodes)
 
     def arrange(self, row: Request, nodes: Sequence[int]) -> None:
-        cast(CachedTarget, self.model).arrange(self._slots[row.id], nodes)
+        cast(CachedTarget, self.model).cache.arrange(self._slots[row.id], nodes)
 
 
 def check_tokenizer(path: str, drafts: Tokenizer, targets: Tokenizer) -> None:

@@ -22,18 +22,18 @@ import torch
 
 from paceline.draft.neural import layers as neural
 from paceline.draft.neural.checkpoint import check_all, open_drafter, recorded_target
-from paceline.draft.neural.features import FeatureConfig, FeatureDrafter
+from paceline.draft.neural.features import FeatureConfig, FeatureDrafter, Network
 from paceline.draft.neural.layers import Precision, Tensors
 from paceline.draft.spec import option
 from paceline.engine.round import Segment
 from paceline.errors import MethodError
-from paceline.target.attention import begin
+from paceline.target.attention import Layer, begin
 from paceline.target.base import Facts
-from paceline.target.cache import RaggedCache
-from paceline.target.decoder import Block, Decoder, computed_with
+from paceline.target.cache import Pair, RaggedCache
+from paceline.target.decoder import Decoder, computed_with
 from paceline.target.folder import find, open_weights
 from paceline.target.linear import linear
-from paceline.target.quantised.blocks import tensors_of
+from paceline.target.quantised.blocks import tensors_of, within
 from paceline.target.shape import ROUTER, LayerKind, Shape, layer_shapes
 
 LAYOUTS = (
@@ -108,7 +108,7 @@ def check_head(path: str | Path, tensors: Tensors, target: Shape | None) -> None
         check_all(path, tensors, wanted)
 
 
-class MtpNetwork:
+class MtpNetwork(Network):
     """fc(norm(embedding), norm(state)), a layer of the target's kind, a norm; its output is the next state."""
 
     def __init__(self, path: str, tensors: Tensors, target: Facts, dtype: Precision = "auto"):
@@ -121,24 +121,18 @@ class MtpNetwork:
         here = neural.placed(computed, target, dtype)
         self.ops, self.weights = target.ops, tensors_of(here)
         self.fc = linear([here[OUTER[0]]], None, target.dtype)
-        self.block = Block({f"model.{name}": weight for name, weight in here.items()}, 0, shape, target.ops)
+        self.layer = Layer(within(here, "layers.0."), shape, target.ops, shape.layers[0])
         self.taps: tuple[int, ...] = (target.num_layers,)
         self.table, self.head = neural.table_and_head(target)
-        self.columns: torch.Tensor | None = None
         self.cache = RaggedCache(1, shape.num_kv_heads, shape.head_dim, target.max_context, target.dtype, target.device)
         of_experts = neural.nbytes({name: weight for name, weight in here.items() if ".experts." in name})
         self.nbytes = neural.nbytes(here) - round((1 - target.expert_share) * of_experts)
 
-    def first(self, states: torch.Tensor) -> torch.Tensor:
-        return states
-
-    def forward(
-        self, embedded: torch.Tensor, features: torch.Tensor, segments: Sequence[Segment]
-    ) -> tuple[torch.Tensor, torch.Tensor]:
+    def forward(self, embedded: torch.Tensor, features: torch.Tensor, segments: Sequence[Segment]) -> Pair:
         layout, cache = begin(segments, self.cache, self.shape, self.ops, features)
         of_embedding, of_state, last = (self.weights[name] for name in OUTER[1:])
         x = self.fc(torch.cat([self.ops.norm(embedded, of_embedding), self.ops.norm(features, of_state)], -1))
-        residual, delta = self.block(x, None, layout, cache, 0)
+        residual, delta = self.layer(x, None, layout, cache, 0)
         _, y = self.ops.add_norm(residual, delta, last, self.shape.residual_scale)
         return y, y if layout.wanted is None else y[layout.wanted]
 
@@ -154,7 +148,6 @@ class Mtp(FeatureDrafter):
     """Drafts with the multi-token-prediction head in the target's checkpoint, or a tuned one; trees, or chains."""
 
     name = "mtp"
-    lossless = "yes"
     paper = "DeepSeek-AI 2024, DeepSeek-V3, arXiv 2412.19437; Cai et al. 2025, FastMTP, arXiv 2509.18362"
     Config = MtpConfig
 

@@ -28,19 +28,17 @@ class Prediction(Drafter):
 
     def __init__(self, config: PredictionConfig = PredictionConfig()):
         self.config = config
-        self._places: dict[int, int] = {}
-        self._texts: dict[int, IntArray] = {}
+        self._texts: dict[int, tuple[IntArray, int]] = {}  # by row: its prediction, and where the last draft began
 
     def start(self, row: Request) -> None:
-        self._texts[row.id] = np.asarray(row.params.prediction, np.int64)
-        self._places[row.id] = 0
+        self._texts[row.id] = np.asarray(row.params.prediction, np.int64), 0
 
     def draft(self, row: Request) -> DraftTree:
-        text = self._texts[row.id]
-        place = self._after(row.tokens[row.prompt_length :], text, self._places[row.id])
+        text, before = self._texts[row.id]
+        place = self._after(row.tokens[row.prompt_length :], text, before)
         if place is None:
             return DraftTree.root(row.last_token)
-        self._places[row.id] = place
+        self._texts[row.id] = text, place
         return self.chain_after(row, text[place : place + min(self.config.draft, row.max_draft)])
 
     def _after(self, answer: IntArray, text: IntArray, before: int) -> int | None:
@@ -56,5 +54,4 @@ class Prediction(Drafter):
         return None
 
     def drop(self, row: Request) -> None:
-        self._places.pop(row.id, None)
         self._texts.pop(row.id, None)

@@ -110,7 +110,7 @@ class Recycling(Drafter):
         for i, (row, tree) in enumerate(zip(round.rows, round.trees, strict=True)):
             successors = round.top_k(i).cpu().numpy()
             if self._head is not None and round.is_prompt(i):
-                self._learn_prompt(row, round, i)
+                self._learn_prompt(self._head, row, round, i)
             if len(successors):
                 path = [0] if round.is_prompt(i) else round.accepted[i].path
                 # Copies, so that their type is the same always and one version is compiled.
@@ -128,15 +128,14 @@ class Recycling(Drafter):
         tokens, above = _grow(matrix, row.last_token, template.parent, template.rank, size, ends)
         return DraftTree(tokens, above, source=self.name)
 
-    def _learn_prompt(self, row: Request, round: Round, i: int) -> None:
+    def _learn_prompt(self, head: Decoder, row: Request, round: Round, i: int) -> None:
         """Learn from the tokens of row i's piece of prompt that have no logits; `observe` learns from the others."""
-        assert self._head is not None
         segment = round.segments[i]
         count = len(segment.tokens) - len(round.logits(i))
         if not count:
             return
-        tokens, hidden = segment.tokens[:count], round.hidden(i, self._head.num_layers)[:count]
-        best = top_tokens(self._head.logits(hidden, normalise=False), self.needs.top_k)[1].cpu().numpy()
+        tokens, hidden = segment.tokens[:count], round.hidden(i, head.num_layers)[:count]
+        best = top_tokens(head.logits(hidden, normalise=False), self.needs.top_k)[1].cpu().numpy()
         # A prompt is an accepted path; where a token stands twice, its last successors count.
         reverse = np.arange(len(tokens))[::-1].copy()
         _update(self._matrices.get(row.id, self.matrix), np.array(tokens), np.zeros_like(reverse), reverse, best)

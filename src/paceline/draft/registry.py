@@ -9,9 +9,11 @@ imported on demand. Other packages add methods through the entry-point group `pa
 
 import importlib
 import inspect
+from collections.abc import Mapping
 from dataclasses import dataclass
 from functools import cache
 from importlib.metadata import EntryPoint, entry_points
+from typing import Any
 
 from paceline.draft.base import Drafter
 from paceline.draft.spec import OptionInfo, Part, Takes, options, parse, split, takes_checkpoint, values
@@ -19,33 +21,12 @@ from paceline.errors import MethodError, meant
 
 GROUP = "paceline.drafters"
 
-_BUILT_IN = {
-    "none": "paceline.draft.none:NoDraft",
-    "prompt-lookup": "paceline.draft.prompt_lookup:PromptLookup",
-    "sam": "paceline.draft.sam:Sam",
-    "rest": "paceline.draft.rest:Rest",
-    "suffix": "paceline.draft.suffix:Suffix",
-    "hierarchy": "paceline.draft.hierarchy:Hierarchy",
-    "recycling": "paceline.draft.recycling:Recycling",
-    "blend": "paceline.draft.blend:Blend",
-    "ngram-pool": "paceline.draft.ngram_pool:NgramPool",
-    "past-answer": "paceline.draft.past_answer:PastAnswer",
-    "jacobi": "paceline.draft.jacobi:Jacobi",
-    "prediction": "paceline.draft.prediction:Prediction",
-    "grammar": "paceline.draft.grammar:Forced",
-    "model": "paceline.draft.model:Model",
-    "s2d": "paceline.draft.s2d:Sorted",
-    "mirror": "paceline.draft.mirror:Mirror",
-    "kangaroo": "paceline.draft.kangaroo:Kangaroo",
-    "medusa": "paceline.draft.medusa:Medusa",
-    "hydra": "paceline.draft.hydra:Hydra",
-    "amphista": "paceline.draft.amphista:Amphista",
-    "eagle": "paceline.draft.eagle:Eagle",
-    "eagle3": "paceline.draft.eagle3:Eagle3",
-    "mtp": "paceline.draft.mtp:Mtp",
-    "dflash": "paceline.draft.dflash:DFlash",
-    "auto": "paceline.draft.auto:Auto",
-}
+_BUILT_IN = (
+    "none", "prompt-lookup", "sam", "rest", "suffix", "hierarchy", "recycling", "blend", "ngram-pool", "past-answer",
+    "jacobi", "prediction", "grammar", "model", "s2d", "mirror", "kangaroo", "medusa", "hydra", "amphista", "eagle",
+    "eagle3", "mtp", "dflash", "auto",
+)  # fmt: skip
+"""Our methods. A method has the module of its name, and in it the class with this `name`."""
 
 
 @dataclass(frozen=True)
@@ -96,8 +77,8 @@ def added() -> tuple[EntryPoint, ...]:
 
 
 def _table() -> dict[str, str]:
-    """name -> "module:Class" of every method."""
-    table = dict(_BUILT_IN)
+    """name -> "module:Class" of every method; of ours the module alone."""
+    table = {name: f"paceline.draft.{name.replace('-', '_')}" for name in _BUILT_IN}
     for entry in added():
         if entry.name in table:
             raise MethodError(
@@ -114,7 +95,8 @@ def _load(name: str) -> type[Drafter]:
         raise MethodError(f"There is no drafter {name!r}.{meant(name.lower(), table)} Drafters: {', '.join(table)}.")
     module, _, attribute = table[name].partition(":")
     try:
-        drafter = getattr(importlib.import_module(module), attribute)
+        loaded = importlib.import_module(module)
+        drafter = getattr(loaded, attribute) if attribute else _named(name, vars(loaded))
     except (ImportError, AttributeError) as error:
         if name in _BUILT_IN:
             raise
@@ -122,3 +104,8 @@ def _load(name: str) -> type[Drafter]:
     if not (isinstance(drafter, type) and issubclass(drafter, Drafter)):
         raise MethodError(f"Drafter {name!r} ({table[name]}) is not a subclass of paceline.draft.base.Drafter.")
     return drafter
+
+
+def _named(name: str, members: Mapping[str, Any]) -> Any:
+    """The drafter of that name among a module's members."""
+    return next(one for one in members.values() if getattr(one, "name", None) == name and isinstance(one, type))

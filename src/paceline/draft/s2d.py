@@ -68,8 +68,9 @@ class Section:
         self.deeper: Section | None = None
         layers = [block.nbytes for block in model.blocks]
         self.nbytes = model.weight_bytes - sum(layers) + sum(layers[first:last])
-        # The first section's cache is the model's own.
-        self.cache = model.new_cache(last - first, first) if first else model.trim_cache(last)
+        self.cache = model.new_cache(last - first, first)
+        if not first:  # then it is the model's own
+            model.cache = self.cache
         self.nothing = model.norm.new_empty(0, model.hidden_size)
         self.ran: dict[int, int] = {}
         self.waiting: dict[int, torch.Tensor] = {}
@@ -106,7 +107,6 @@ class Sorted(Model):
     sections  the model's layers, cut at its exits."""
 
     name = "s2d"
-    lossless = "yes"
     paper = "Kavehzadeh et al. 2024, S2D, arXiv 2407.01955"
     Config = SortedConfig
     drafts_ahead = False  # its nodes wait at different layers
@@ -144,7 +144,8 @@ class Sorted(Model):
         super().open(row, first)
         slot = self._slots[row.id]
         for section in self.sections[1:]:
-            assert section.cache.add_row(self.expected(row)) == slot, "rows come and go in all sections alike"
+            same = section.cache.add_row(self.expected(row))
+            assert same == slot, "rows come and go in all sections alike"
         for section in self.sections:
             section.start(slot)
 

@@ -26,19 +26,9 @@ from typing import NamedTuple, Protocol
 import numpy as np
 import torch
 
+from paceline.engine import sampling
 from paceline.engine.logits import BROKEN, best_token
 from paceline.engine.request import Request
-from paceline.engine.sampling import (
-    TokenLogprob,
-    best_of_rows,
-    distribution,
-    draw_rows,
-    is_compiled,
-    on_accelerator,
-    probabilities,
-    token_logprobs,
-    warp,
-)
 from paceline.engine.tree import DraftTree, IntArray
 from paceline.errors import NumericError, PacelineError
 
@@ -54,7 +44,7 @@ class Accepted:
 
     path: list[int]
     tokens: list[int]
-    logprobs: list[TokenLogprob] | None = None
+    logprobs: list[sampling.TokenLogprob] | None = None
     error: Exception | None = None
 
 
@@ -131,7 +121,7 @@ def accept(
     A row whose logits are no numbers, or whose request allows no token, gets the error; the others are not affected."""
     cursors = [Cursor(*of_row, Accepted([0], [])) for of_row in zip(requests, trees, logits, strict=True)]
     active = cursors
-    if cursors and rule is LOSSLESS and on_accelerator(cursors[0].logits):
+    if cursors and rule is LOSSLESS and sampling.on_accelerator(cursors[0].logits):
         active = _greedy_at_once(cursors)
     while active:
         active = [w for group in _alike(active) for w in _decide(rule, group)]
@@ -139,7 +129,7 @@ def accept(
         if cursor.request.params.logprobs is not None and cursor.done.error is None:
             path, tokens = cursor.done.path, cursor.done.tokens
             scores = cursor.logits[path[: len(tokens)]].double()
-            cursor.done.logprobs = token_logprobs(scores, tokens, cursor.request.params.logprobs)
+            cursor.done.logprobs = sampling.token_logprobs(scores, tokens, cursor.request.params.logprobs)
     return [w.done for w in cursors]
 
 
@@ -174,7 +164,7 @@ def _greedy_at_once(cursors: Sequence[Cursor]) -> list[Cursor]:
 def _alike(active: Sequence[Cursor]) -> list[list[Cursor]]:
     """Groups of rows that are decided together: on a CPU each row alone; on an accelerator those whose logits are
     warped alike and whose drafts are all drawn or all point masses."""
-    if not on_accelerator(active[0].logits):
+    if not sampling.on_accelerator(active[0].logits):
         return [[cursor] for cursor in active]
     groups: list[list[Cursor]] = []
     for cursor in active:
@@ -193,15 +183,16 @@ def _greedy(cursors: Sequence[Cursor]) -> list[int]:
     params = cursors[0].request.params
     if not params.shifts_logits:
         return [best_token(w.logits, w.node) for w in cursors]
-    return _best(warp(_checked(cursors), params, [w.context for w in cursors]))
+    return _best(sampling.warp(_checked(cursors), params, [w.context for w in cursors]))
 
 
 def target_distributions(cursors: Sequence[Cursor]) -> torch.Tensor | list[torch.Tensor]:
     """The target's warped distribution at each cursor, [R, V]."""
     params = cursors[0].request.params
-    if is_compiled(cursors[0].logits) and not params.shifts_logits:
-        return [distribution(w.logits, w.node, params) for w in cursors]
-    return probabilities(_checked(cursors), params, [w.context for w in cursors] if params.shifts_logits else [])
+    if sampling.is_compiled(cursors[0].logits) and not params.shifts_logits:
+        return [sampling.distributions(w.logits, params, w.node) for w in cursors]
+    contexts = [w.context for w in cursors] if params.shifts_logits else []
+    return sampling.probabilities(_checked(cursors), params, contexts)
 
 
 def _checked(cursors: Sequence[Cursor]) -> torch.Tensor:
@@ -218,7 +209,7 @@ def _best(scores: torch.Tensor) -> list[int]:
     """The best token of each row of `scores` [R, V]; the lowest id of equals.
 
     Raises NumericError if a row has NaN or infinity, or only minus infinity."""
-    best = [token for token in best_of_rows(scores) if token is not None]
+    best = [token for token in sampling.best_of_rows(scores) if token is not None]
     if len(best) < len(scores):
         raise NumericError(BROKEN)
     return best
@@ -226,8 +217,8 @@ def _best(scores: torch.Tensor) -> list[int]:
 
 def _choose(cursors: Sequence[Cursor], probs: torch.Tensor | list[torch.Tensor]) -> list[int]:
     """The target's token for each row, drawn from `probs` [R, V]; on an accelerator in one wait."""
-    if isinstance(probs, torch.Tensor) and on_accelerator(probs):
-        return draw_rows(probs, [w.request.random.emit(w.position) for w in cursors])
+    if isinstance(probs, torch.Tensor) and sampling.on_accelerator(probs):
+        return sampling.draw_rows(probs, [w.request.random.emit(w.position) for w in cursors])
     return [w.request.random.choose(p, w.position) for w, p in zip(cursors, probs, strict=True)]
 
 

@@ -116,7 +116,8 @@ class Engine:
             self.target.threads.fix(threads)
         self._threads = torch.get_num_threads()
         self.rounds = 0
-        self._prompts = Profile(0, {})
+        self.prompt_profile = Profile(0, {})
+        """The rounds of `profile` that ran a piece of a prompt, perhaps beside rows that were decoding."""
         self._next_id = 0
 
     # The loop ------------------------------------------------------------------------------------------------
@@ -162,7 +163,7 @@ class Engine:
         """Trees by row id. If the drafter fails at a row, it is asked again for the others."""
         while rows := [row for row in rows if row.finish_reason is None]:
             for row in rows:
-                row.random.begin_round(row.num_new)
+                row.random.free.begin(row.num_new)
             with _Guard(rows):
                 trees = stamp(self.drafter.propose(rows), self.drafter)
                 return {row.id: rooted(tree, row, self.drafter) for row, tree in zip(rows, trees, strict=True)}
@@ -408,7 +409,7 @@ class Engine:
             self.rounds += 1
             self._pace.note(prompt_tokens, sum(self.clock.seconds.values()) - sum(before.values()))
             if prompt_tokens:
-                self._prompts = self._prompts.plus(self.clock.seconds, before)
+                self.prompt_profile = self.prompt_profile.plus(self.clock.seconds, before)
             for part, share in self.clock.shares(before, len(plan)).items():
                 for row in plan.rows:
                     row.stats.seconds[part] = row.stats.seconds.get(part, 0.0) + share
@@ -419,15 +420,10 @@ class Engine:
         """The time of all rounds so far, by part."""
         return Profile(self.rounds, dict(self.clock.seconds))
 
-    @property
-    def prompt_profile(self) -> Profile:
-        """The rounds of `profile` that ran a piece of a prompt, perhaps beside rows that were decoding."""
-        return self._prompts
-
     def reset_profile(self) -> None:
         """Forget the time spent so far, such as a warm-up's."""
         self.clock.seconds.clear()
-        self.rounds, self._prompts = 0, Profile(0, {})
+        self.rounds, self.prompt_profile = 0, Profile(0, {})
 
 
 def _target(

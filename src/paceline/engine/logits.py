@@ -10,7 +10,7 @@ import numpy as np
 import torch
 from numba import carray, njit
 
-from paceline.compiled import address, bits_of, float_of, halves, widened
+from paceline.compiled import address, bits_of, exponential, float_of, halves, widened
 from paceline.errors import NumericError
 
 BLOCK = 256  # numbers in a block. Its maximum or sum is computed without an index, so that the inner loop vectorises
@@ -157,54 +157,33 @@ def _top_at(where, out, rows, size, k, is_wide):  # type: ignore[no-untyped-def]
 # Softmax and entropy --------------------------------------------------------------------------------------------------
 
 
-def softmax_of_row(logits: torch.Tensor, row: int, temperature: float = 1.0) -> torch.Tensor:
-    """softmax(logits[row] / temperature), float32 [V], for logits [n, V] on the CPU.
+def softmax(logits: torch.Tensor, temperature: float = 1.0, row: int | None = None) -> torch.Tensor:
+    """softmax(logits / temperature), float32 [n, V], for logits [n, V] on the CPU; with `row` of that one alone, [V].
 
     Probabilities below e^-87 of the largest are 0. NumericError for NaN or infinity, or a row of minus infinity."""
-    logits, where, is_wide = _row(logits, row)
-    probs = torch.empty(logits.shape[1])
-    if not _softmax_at(where, 0, 1, len(probs), temperature, probs.data_ptr(), is_wide):
-        raise NumericError(BROKEN)
-    return probs
-
-
-def softmax_of_rows(logits: torch.Tensor, temperature: float = 1.0) -> torch.Tensor:
-    """`softmax_of_row` of all rows of logits [n, V] in one call; [n, V]."""
     logits = logits if logits.stride(1) == 1 else logits.contiguous()
     count, size = logits.shape
-    probs = torch.empty(count, size)
-    is_wide, stride = logits.dtype == torch.float32, logits.stride(0) * logits.element_size()
-    if not _softmax_at(logits.data_ptr(), stride, count, size, temperature, probs.data_ptr(), is_wide):
+    is_wide, stride, where = logits.dtype == torch.float32, logits.stride(0) * logits.element_size(), logits.data_ptr()
+    if row is not None:
+        count, where = 1, where + row * stride
+    probs = torch.empty(size) if row is not None else torch.empty(count, size)
+    if not _softmax_at(where, stride, count, size, temperature, probs.data_ptr(), is_wide):
         raise NumericError(BROKEN)
     return probs
 
 
 def certainty_of_row(logits: torch.Tensor, row: int) -> tuple[float, float]:
-    """Entropy of softmax(logits[row]) in nats, never negative, and the best token's probability.
-
-    Does not store the distribution. Raises NumericError as `softmax_of_row`."""
+    """Entropy of softmax(logits[row]) in nats, never negative, and the best token's probability; two NaNs where
+    `softmax` raises NumericError. Does not store the distribution."""
     logits, where, is_wide = _row(logits, row)
     entropy, best = _certainty_at(where, logits.shape[1], is_wide)
-    if entropy < 0:
-        raise NumericError("The model's logits are NaN or infinite; its weights or dtype are broken.")
     return entropy, best
 
 
 @njit(fastmath={"contract"})  # reordering would join the two parts of ln 2
 def _exp(x):  # type: ignore[no-untyped-def]
-    """e^x for x <= 0, to float32's last bit or two; 0 below -87. (Cephes' expf.)"""
-    x = max(x, np.float32(-88))
-    n = np.floor(x * np.float32(1.44269504) + np.float32(0.5))
-    r = (x - n * np.float32(0.693359375)) - n * np.float32(-2.12194440e-4)
-    y = np.float32(1.9875691500e-4)
-    y = y * r + np.float32(1.3981999507e-3)
-    y = y * r + np.float32(8.3334519073e-3)
-    y = y * r + np.float32(4.1665795894e-2)
-    y = y * r + np.float32(1.6666665459e-1)
-    y = y * r + np.float32(5.0000001201e-1)
-    y = (y * r * r + r) + np.float32(1)
-    power = float_of(np.uint32(np.int32(n) + np.int32(127)) << np.uint32(23))
-    return y * power if x > np.float32(-87) else np.float32(0)
+    """e^x for x <= 0; 0 below -87."""
+    return exponential(x) if x > np.float32(-87) else np.float32(0)
 
 
 @njit(fastmath=FREELY)
@@ -248,7 +227,7 @@ def _certainty(logits, best):  # type: ignore[no-untyped-def]
 def _certainty_at(where, size, is_wide):  # type: ignore[no-untyped-def]
     best = _best_at(where, size, is_wide)
     if best < 0:
-        return -1.0, 0.0
+        return math.nan, math.nan
     if is_wide:
         return _certainty(carray(address(where), (size,), np.float32), best)
     return _certainty(halves(where, size), best)

@@ -11,6 +11,7 @@ from pathlib import Path
 
 import numpy as np
 import torch
+from rich.filesize import decimal
 
 from paceline.engine.prefix_cache import BLOCK, PrefixCache
 from paceline.engine.request import Row
@@ -90,10 +91,6 @@ class Prefixes:
         self._prefixes.append(prefix)
         return shared, prefix
 
-    def has(self, tokens: IntArray) -> bool:
-        """Whether a prefix begins with all of `tokens`."""
-        return any(shared == len(tokens) for shared, _ in self._shared(tokens))
-
     def common(self, tokens: IntArray) -> int:
         """Length of the longest common beginning with `tokens`, reusable or not."""
         return max((shared for shared, _ in self._shared(tokens)), default=0)
@@ -160,7 +157,7 @@ class Memory:
                     "prefix_cache stores what prompts share, and here they share nothing: it needs reuse, a cache of "
                     "rows of any length, and a drafter that does not read whole prompts"
                 )
-            layers, two, _, heads, _, dim = self.cache.shape
+            layers, two, _, heads, _, dim = self.cache.kv.shape
             self.disk = PrefixCache(disk[0], target, (layers, two, heads, BLOCK, dim), disk[1])
 
     def check(self, row: Row) -> None:
@@ -169,7 +166,7 @@ class Memory:
             return
         raise PromptError(
             f"The prompt of {row.prompt_length} tokens and up to {row.max_length - row.prompt_length} new ones need "
-            f"{in_words(need)} of cache, and cache_memory is {in_words(self.budget)}: ask for less, or give it more."
+            f"{decimal(need)} of cache, and cache_memory is {decimal(self.budget)}: ask for less, or give it more."
         )
 
     def has_room(self, row: Row, running: Sequence[Row], joining: int = 1) -> bool:
@@ -191,8 +188,10 @@ class Memory:
         least, lead = self.prefixes.best(tokens)[0] + SHORTEST, None
         for other in self._alike(row, running):
             shared = common(other.tokens, tokens)
-            if other.id < row.id and (within := self._within_reach(other, shared)) > least:
-                least, lead = within, other
+            if other.cached >= shared:  # else it will have them all
+                shared = self._cache.reusable(other.slot, shared)
+            if other.id < row.id and shared > least:
+                least, lead = shared, other
         self._fresh[row.id] = lead, least
         if self.target.recurrent:
             # Where texts have parted once, others will: at the end of a prompt, and where this one leaves another.
@@ -204,10 +203,6 @@ class Memory:
     def _cache(self) -> RaggedCache:
         assert self.cache is not None
         return self.cache
-
-    def _within_reach(self, row: Row, most: int) -> int:
-        """How many of a running row's first `most` tokens others can take over, once it has them."""
-        return most if row.cached < most else self._cache.reusable(row.slot, most)
 
     def _load(self, tokens: IntArray) -> None:
         """Take over from the disk what it has of `tokens`, if that is more than the memory has."""
@@ -238,11 +233,10 @@ class Memory:
         live = reach.get(lead, 0)
         if max(shared, live) < SHORTEST:
             return
-        if live > shared:
-            kv, state = cache.copy(lead.slot, live), cache.states(lead.slot).get(live)
-        else:
-            assert prefix is not None
+        if prefix is not None and shared >= live:
             kv, state = prefix.take(shared)
+        else:
+            kv, state = cache.copy(lead.slot, live), cache.states(lead.slot).get(live)
         cache.paste(row.slot, kv, state)
         row.cached = kv.shape[3]
         row.reused += row.cached
@@ -284,8 +278,7 @@ class Memory:
         cannot.
 
         Rows may move to other slots."""
-        cache = self.cache
-        assert cache is not None
+        cache = self._cache
         if len(cache.held) > len(running) and cache.held:
             slots = max(slots, cache.held[-1] + 1)  # another engine's rows must not move
         if slots <= cache.num_slots and capacity <= cache.capacity and cache.nbytes <= self.budget:
@@ -303,7 +296,7 @@ class Memory:
         try:
             moved = cache.reshape(*shape)
         except (MemoryError, RuntimeError) as error:  # the machine has less than the budget says
-            log.warning("no memory for a cache of %s: %s", in_words(cache.nbytes_of(*shape)), error)
+            log.warning("no memory for a cache of %s: %s", decimal(cache.nbytes_of(*shape)), error)
             return False
         for row in running:
             row.slot = moved[row.slot]
@@ -326,7 +319,7 @@ class Memory:
     def _store(self, row: Row) -> None:
         tokens, states = row.tokens[: row.cached].copy(), self._cache.states(row.slot)
         size = sum(state.nbytes for state in states.values())
-        if not self.prefixes.has(tokens) and self._make_room(row.cached, size):
+        if self.prefixes.common(tokens) < len(tokens) and self._make_room(row.cached, size):
             self.prefixes.add(tokens, self._cache.copy(row.slot, row.cached), states)
 
     def _make_room(self, length: int, more: int = 0) -> bool:
@@ -344,12 +337,6 @@ def parse_bytes(text: int | str, option: str = "cache_memory") -> int:
     if size < 1 or isinstance(text, bool):
         raise PacelineError(f"{option} is {text!r}; it must be a number of bytes above 0, such as 2GB or 500MB.")
     return size
-
-
-def in_words(size: int) -> str:
-    """A number of bytes as text: "1.5 GB"."""
-    units = ((10**9, "GB"), (10**6, "MB"), (10**3, "kB"))
-    return next((f"{size / unit:.3g} {name}" for unit, name in units if size >= unit), f"{size} bytes")
 
 
 def free_memory(device: torch.device) -> int:

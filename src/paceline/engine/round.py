@@ -5,6 +5,7 @@ from __future__ import annotations
 from collections.abc import Sequence
 from dataclasses import dataclass, field
 from itertools import accumulate, pairwise
+from typing import Any
 
 import numpy as np
 import torch
@@ -90,6 +91,15 @@ class Verdict:
     hidden: dict[int, torch.Tensor] = field(default_factory=dict)
     hidden_at: list[int] = field(default_factory=list)
     top_k: tuple[torch.Tensor, torch.Tensor] | None = None
+
+    @classmethod
+    def on(
+        cls, segments: Sequence[Segment], logits: torch.Tensor, hidden: dict[int, torch.Tensor], top_k: Any = None
+    ) -> Verdict:
+        """The verdict on these segments, whose logits and states are packed in their order."""
+        counts = [s.num_logits for s in segments], [s.num_run for s in segments]
+        logits_at, hidden_at = ([*accumulate(each, initial=0)] for each in counts)
+        return cls(logits, logits_at, hidden, hidden_at, top_k)
 
     def count(self, s: int) -> int:
         """Nodes of segment s that have logits."""

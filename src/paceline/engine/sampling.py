@@ -6,7 +6,7 @@ acceptance rule compares two distributions that are warped alike."""
 from __future__ import annotations
 
 import math
-from collections.abc import Callable, Iterable, Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field, fields, replace
 from operator import index
 from secrets import randbits
@@ -15,7 +15,7 @@ from typing import Any, NamedTuple, Protocol
 import numpy as np
 import torch
 
-from paceline.engine.logits import best_token, keep_best, softmax_of_row, softmax_of_rows, token_at, top_tokens
+from paceline.engine.logits import best_token, keep_best, softmax, token_at, top_tokens
 from paceline.engine.tree import IntArray
 from paceline.errors import NumericError, PacelineError, shortened
 
@@ -153,8 +153,9 @@ class SamplingParams:
 
     def check_vocabulary(self, vocab_size: int) -> None:
         """Raise PacelineError if a parameter names a token from `vocab_size` on, or if all tokens are banned."""
-        _check_ids("logit_bias", self.logit_bias, vocab_size)
-        _check_ids("bad_words", [word[-1] for word in self.bad_words], vocab_size)
+        for name, ids in ("logit_bias", [*self.logit_bias]), ("bad_words", [word[-1] for word in self.bad_words]):
+            if wrong := [i for i in ids if i >= vocab_size]:
+                raise PacelineError(f"{name} names token {wrong[0]}; this model's tokens are 0 to {vocab_size - 1}.")
         banned = {i for i, bias in self.logit_bias.items() if bias == -math.inf}
         banned |= {word[0] for word in self.bad_words if len(word) == 1}
         if len(banned) == vocab_size:
@@ -207,13 +208,11 @@ class FreeNoise:
         self._block = np.empty(0)
 
     def begin(self, position: int) -> None:
+        """A round begins at output position `position`."""
         self._position, self._drawn = position, 0
 
-    def random(self, count: int = 0) -> Any:
-        """The next number; with a `count`, an array of the next numbers."""
-        return np.array([self._next() for _ in range(count)]) if count else self._next()
-
-    def _next(self) -> float:
+    def random(self) -> float:
+        """The next number."""
         page, at = divmod(self._drawn, self.LANE)
         self._drawn += 1
         block, lane = divmod(self._position, self.BLOCK)
@@ -238,10 +237,6 @@ class RowRandom:
         self._emit = np.random.Generator(np.random.Philox(emit))
         self._noise = np.empty(0)
         self.free = FreeNoise(self.seed)
-
-    def begin_round(self, position: int) -> None:
-        """A round begins at output position `position`; `keep` and `draft` depend on it."""
-        self.free.begin(position)
 
     def emit(self, position: int) -> float:
         """The uniform number in [0, 1) that decides output position `position` (0 is the first new token)."""
@@ -313,8 +308,7 @@ def warp(logits: torch.Tensor, params: SamplingParams, contexts: Sequence[IntArr
 def _shift(scores: torch.Tensor, params: SamplingParams, contexts: Sequence[IntArray]) -> torch.Tensor:
     """Logit bias, repetition penalty and bad words, in place."""
     vocab_size = scores.shape[-1]
-    _check_ids("logit_bias", params.logit_bias, vocab_size)
-    _check_ids("bad_words", [word[-1] for word in params.bad_words], vocab_size)
+    params.check_vocabulary(vocab_size)
     if params.logit_bias:
         ids = torch.tensor(list(params.logit_bias), device=scores.device)
         scores[:, ids] += torch.tensor(list(params.logit_bias.values())).to(scores)
@@ -348,13 +342,6 @@ def _look_back(row: torch.Tensor, params: SamplingParams, answer: IntArray) -> N
         row[torch.tensor(sorted(params.ends), device=row.device)] = -torch.inf
 
 
-def _check_ids(name: str, ids: Iterable[int], vocab_size: int) -> None:
-    """Raise PacelineError for a token id that the model does not have."""
-    for i in ids:
-        if i >= vocab_size:
-            raise PacelineError(f"{name} names token {i}; this model's tokens are 0 to {vocab_size - 1}.")
-
-
 def nucleus(scores: torch.Tensor, top_p: float) -> torch.Tensor:
     """`scores` [R, V] with -inf outside the smallest set of tokens that holds `top_p` of the probability.
 
@@ -373,7 +360,7 @@ def probabilities(logits: torch.Tensor, params: SamplingParams, contexts: Sequen
     if is_compiled(logits):
         if params.shifts_logits:
             logits = _shift(logits.to(torch.float32, copy=True), params, contexts)
-        return torch.stack([distribution(logits, r, params) for r in range(len(logits))])
+        return distributions(logits, params)
     return warp(logits, params, contexts).softmax(-1)
 
 
@@ -382,21 +369,14 @@ def is_compiled(logits: torch.Tensor) -> bool:
     return logits.dtype in (torch.float32, torch.bfloat16) and not on_accelerator(logits)
 
 
-def distribution(logits: torch.Tensor, row: int, params: SamplingParams) -> torch.Tensor:
-    """Fast path of `probabilities` for one row of logits [n, V] for which `is_compiled`; [V], float32.
+def distributions(logits: torch.Tensor, params: SamplingParams, row: int | None = None) -> torch.Tensor:
+    """Fast path of `probabilities` for logits [n, V] for which `is_compiled`; [n, V], float32. With `row` of that row
+    alone, [V].
 
     Logit shifts are not applied. Equal up to float32's rounding, and several times as fast."""
-    probs = softmax_of_row(logits, row, params.temperature)
+    probs = softmax(logits, params.temperature, row)
     if params.top_k or params.top_p < 1 or params.min_p:
-        keep_best(probs, params.top_k, params.top_p, params.min_p)
-    return probs
-
-
-def distributions(logits: torch.Tensor, params: SamplingParams) -> torch.Tensor:
-    """`distribution` of all rows of logits [n, V] for which `is_compiled`, bit for bit the same; [n, V], float32."""
-    probs = softmax_of_rows(logits, params.temperature)
-    if params.top_k or params.top_p < 1 or params.min_p:
-        for of_row in probs:
+        for of_row in probs if row is None else [probs]:
             keep_best(of_row, params.top_k, params.top_p, params.min_p)
     return probs
 

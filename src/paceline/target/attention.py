@@ -1,16 +1,16 @@
 """Decoder layers: norms, rotary positions, gates and attention over a ragged cache. Trained drafters use them too."""
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Sequence
 from dataclasses import replace
 
 import torch
 import torch.nn.functional as F
 
 from paceline.engine.round import Segment
-from paceline.target.cache import RaggedCache, Writer
+from paceline.target.cache import Pair, RaggedCache, Writer
 from paceline.target.layout import Layout, plan
-from paceline.target.linear import Linear, stacked
-from paceline.target.quantised.blocks import Blocks, tensors_of
+from paceline.target.linear import LayerPart, Linear, stacked
+from paceline.target.quantised.blocks import Blocks, WeightsByName, tensors_of, within
 from paceline.target.recurrent import GatedDelta
 from paceline.target.shape import ROUTER, SHARED_GATE, LayerKind, Shape, layer_shapes
 
@@ -33,9 +33,7 @@ class TorchOps:
         """RMS norm of x [N, H] with `weight` [H]."""
         return F.rms_norm(x, weight.shape, weight, self.eps)
 
-    def add_norm(
-        self, x: torch.Tensor, delta: torch.Tensor, weight: torch.Tensor | None, scale: float = 1.0
-    ) -> tuple[torch.Tensor, torch.Tensor]:
+    def add_norm(self, x: torch.Tensor, delta: torch.Tensor, weight: torch.Tensor | None, scale: float = 1.0) -> Pair:
         """x + scale * delta, both [N, H], and its RMS norm; itself without a weight."""
         x = torch.add(x, delta, alpha=scale)
         return x, x if weight is None else self.norm(x, weight)
@@ -132,16 +130,14 @@ def _attend_piece(queries: torch.Tensor, keys: torch.Tensor, values: torch.Tenso
     return out.to(queries.dtype).transpose(0, 1).reshape(nodes, -1)
 
 
-class Attention:
+class Attention(LayerPart):
     """Rotary self-attention without the norm before it: out(attend(rotate(qkv(x)))).
 
     weights  "q_proj.weight", "k_proj.weight", "v_proj.weight" (or all three as "qkv_proj.weight") and "o_proj.weight"
              (`attention_shapes`); and if present, their biases, "q_norm.weight" and "k_norm.weight". With twice as many
              rows, q_proj has a gate after the queries, whose sigmoid multiplies what is attended to."""
 
-    def __init__(
-        self, weights: Mapping[str, torch.Tensor | Blocks], shape: Shape, ops: TorchOps, window: int | None = None
-    ):
+    def __init__(self, weights: WeightsByName, shape: Shape, ops: TorchOps, window: int | None = None):
         self.shape, self.ops, self.window = shape, ops, window
         self.gate: Linear | None = None
         dtype, queries = ops.cos.dtype, shape.num_heads * shape.head_dim
@@ -159,16 +155,6 @@ class Attention:
                 q, k = q.expand(shape.num_heads, -1), k.expand(shape.num_kv_heads, -1)
             self.qk_norm = torch.cat([q, k])
 
-    @property
-    def products(self) -> tuple[Linear, ...]:
-        """The matrix products, in order of computation."""
-        return self.qkv, *(() if self.gate is None else (self.gate,)), self.out
-
-    def make_exact(self, ops: TorchOps) -> None:
-        """As `Layer.make_exact`."""
-        self.ops, self.qkv, self.out = ops, self.qkv.exact(), self.out.exact()
-        self.gate = None if self.gate is None else self.gate.exact()
-
     def write(self, x: torch.Tensor, cache: Writer, layer: int) -> torch.Tensor:
         """Write keys and values of normed states x [N, H] to a layer of the cache; queries [N, heads, head_dim]."""
         s = self.shape
@@ -185,33 +171,24 @@ def _rows(weight: torch.Tensor | Blocks, which: slice) -> torch.Tensor | Blocks:
     return weight.rows(which) if isinstance(weight, Blocks) else weight[which]
 
 
-class MLP:
+class MLP(LayerPart):
     """The gated MLP, down(gate(gate_up(x))).
 
     weights  with `start` in front: "gate_proj.weight" and "up_proj.weight" (or both as "gate_up_proj.weight") and
              "down_proj.weight"; and if present, their biases."""
 
-    def __init__(self, weights: Mapping[str, torch.Tensor | Blocks], start: str, shape: Shape, ops: TorchOps):
+    def __init__(self, weights: WeightsByName, start: str, shape: Shape, ops: TorchOps):
         self.ops, self.gelu, dtype = ops, shape.gelu, ops.cos.dtype
         names = (f"{start}.{name}_proj" for name in ("gate_up", "gate", "up"))
         self.gate_up = stacked(weights, [*names], dtype)
         self.down = stacked(weights, [f"{start}.down_proj"], dtype)
-
-    @property
-    def products(self) -> tuple[Linear, ...]:
-        """The matrix products, in order of computation."""
-        return self.gate_up, self.down
-
-    def make_exact(self, ops: TorchOps) -> None:
-        """As `Layer.make_exact`."""
-        self.ops, self.gate_up, self.down = ops, self.gate_up.exact(), self.down.exact()
 
     def __call__(self, x: torch.Tensor) -> torch.Tensor:
         """Of normed states x [N, H]; [N, H]."""
         return self.down(self.ops.gate(self.gate_up(x), self.gelu))
 
 
-class Mixture:
+class Mixture(LayerPart):
     """A mixture of experts: every token goes through the few that its router chooses, which are weighed and added.
 
     Tokens are sorted by expert, so that an expert's matrices are read once. What a token's experts say is added in the
@@ -220,28 +197,13 @@ class Mixture:
     weights  "mlp.gate.weight", and those of an `MLP` for every expert, "mlp.experts.0." and so on; of a shared one,
              "mlp.shared_expert." and "mlp.shared_expert_gate.weight"."""
 
-    def __init__(self, weights: Mapping[str, torch.Tensor | Blocks], shape: Shape, ops: TorchOps):
+    def __init__(self, weights: WeightsByName, shape: Shape, ops: TorchOps):
         assert shape.experts is not None
         self.of = shape.experts
         self.ops = ops
         self.router = stacked(weights, [ROUTER, SHARED_GATE], ops.cos.dtype)
         self.experts = [MLP(weights, f"mlp.experts.{number}", shape, ops) for number in range(self.of.count)]
         self.shared = MLP(weights, "mlp.shared_expert", shape, ops) if self.of.shared else None
-
-    @property
-    def products(self) -> tuple[Linear, ...]:
-        """As `MLP.products`, of the router and all experts."""
-        return self.router, *(product for expert in self._every for product in expert.products)
-
-    @property
-    def _every(self) -> list[MLP]:
-        return self.experts if self.shared is None else [*self.experts, self.shared]
-
-    def make_exact(self, ops: TorchOps) -> None:
-        """As `Layer.make_exact`."""
-        self.ops, self.router = ops, self.router.exact()
-        for expert in self._every:
-            expert.make_exact(ops)
 
     def __call__(self, x: torch.Tensor) -> torch.Tensor:
         """As `MLP`."""
@@ -262,40 +224,33 @@ class Mixture:
         return out if self.shared is None else out + self.ops.weigh(self.shared(x), scores[:, self.of.count :])
 
 
-class Layer:
-    """A decoder layer over the attention input x and the residual r: r + attention(x), then the MLP.
+class Layer(LayerPart):
+    """A decoder layer: a norm and attention, then a norm and an MLP, each added to what is before it.
 
     weights  "self_attn." and a name of `Attention`'s, or "linear_attn." and one of `GatedDelta`'s; "mlp." and a name of
-             `MLP`'s or `Mixture`'s; and the norms of `shape` after the first."""
+             `MLP`'s or `Mixture`'s; and the norms of `shape`; the first may be missing. nbytes: of them all."""
 
-    def __init__(
-        self, weights: Mapping[str, torch.Tensor | Blocks], shape: Shape, ops: TorchOps, kind: LayerKind = LayerKind()
-    ):
+    def __init__(self, weights: WeightsByName, shape: Shape, ops: TorchOps, kind: LayerKind = LayerKind()):
         start, vectors = "linear_attn." if kind.recurrent else "self_attn.", tensors_of(weights)
-        inner = {name.removeprefix(start): weight for name, weight in weights.items() if name.startswith(start)}
-        self.ops, self.scale = ops, shape.residual_scale
-        self.norms = [None if name is None else vectors[f"{name}.weight"] for name in shape.norms[1:]]
+        inner, (first, *others) = within(weights, start), shape.norms
+        self.ops, self.scale, self.nbytes = ops, shape.residual_scale, sum(weight.nbytes for weight in weights.values())
+        self.norm = vectors.get(f"{first}.weight")
+        self.norms = [None if name is None else vectors[f"{name}.weight"] for name in others]
         self.attention = GatedDelta(inner, shape, ops) if kind.recurrent else Attention(inner, shape, ops, kind.window)
         self.mlp = Mixture(weights, shape, ops) if kind.experts else MLP(weights, "mlp", shape, ops)
 
-    @property
-    def products(self) -> tuple[Linear, ...]:
-        """The matrix products, in order of computation."""
-        return *self.attention.products, *self.mlp.products
+    def __call__(self, x: torch.Tensor, delta: torch.Tensor | None, layout: Layout, cache: Writer, layer: int) -> Pair:
+        """The layer over x + delta, [N, H] each, delta times `shape.residual_scale`; None: over x. Its output is two
+        such summands, which the next norm adds in its own pass. layer: the layer's number in the cache."""
+        h = x
+        if delta is not None:
+            x, h = self.ops.add_norm(x, delta, self.norm, self.scale)
+        elif self.norm is not None:
+            h = self.ops.norm(x, self.norm)
+        return self.after_norm(h, x, layout, cache, layer)
 
-    def make_exact(self, ops: TorchOps) -> None:
-        """Give every product one order of sums; use `ops` for the other steps."""
-        self.ops = ops
-        self.attention.make_exact(ops)
-        self.mlp.make_exact(ops)
-
-    def __call__(
-        self, x: torch.Tensor, residual: torch.Tensor, layout: Layout, cache: Writer, layer: int
-    ) -> tuple[torch.Tensor, torch.Tensor]:
-        """The layer's output as two summands, [N, H] each, which the next norm adds in its own pass, the second times
-        `shape.residual_scale`.
-
-        x  normed states [N, width]. layer: the layer's number in the cache."""
+    def after_norm(self, x: torch.Tensor, residual: torch.Tensor, layout: Layout, cache: Writer, layer: int) -> Pair:
+        """The layer over states x [N, width] that are normed already, added to the residual [N, H]."""
         of_attention, before_mlp, of_mlp = self.norms
         delta = self.attention(x, layout, cache, layer)
         if of_attention is not None:
@@ -313,13 +268,9 @@ def attention_shapes(shape: Shape, width: int | None = None) -> dict[str, tuple[
 
 
 def begin(
-    segments: Sequence[Segment],
-    cache: RaggedCache,
-    shape: Shape,
-    ops: TorchOps,
-    like: torch.Tensor,
+    segments: Sequence[Segment], cache: RaggedCache, shape: Shape, ops: TorchOps, like: torch.Tensor,
     window: int | None = None,
-) -> tuple[Layout, Writer]:
+) -> tuple[Layout, Writer]:  # fmt: skip
     """Plan a forward of layers with their own cache, and grow that cache if necessary.
 
     like  a tensor with the states' dtype and device. window: as in `plan`."""

@@ -75,8 +75,8 @@ class Facts(Protocol):
     device: torch.device
 
 
-class Target(ABC):
-    """The model that the engine runs.
+class Target(Facts, ABC):
+    """The model that the engine runs. Besides `Facts`:
 
     max_context          most tokens of a row.
     weight_bytes         bytes of weights that a forward over one token reads: all, without the input embedding (one row
@@ -94,11 +94,6 @@ class Target(ABC):
     expert_share         share of its experts that a mixture reads for one token; 0.0 without experts.
     recurrent            rows have a state, which cannot forget tokens once they are committed."""
 
-    vocab_size: int
-    num_layers: int
-    hidden_size: int
-    max_context: int
-    eos_token_ids: tuple[int, ...]
     weight_bytes: int = 0
     weights_fingerprint: str = ""
     quantised: str | None = None
@@ -106,9 +101,6 @@ class Target(ABC):
     measured: str | None = None
     held: str | None = None
     folder: Path | None = None
-    name: str
-    dtype: torch.dtype
-    device: torch.device
     clock: Clock
     tokenizer: Tokenizer | None = None
     same_on_any_threads = False
@@ -164,7 +156,7 @@ class Target(ABC):
             "sums are added; it needs a family that the native decoder runs (docs/models.md)"
         )
 
-    def check(self, needs: Needs) -> None:  # noqa: B027
+    def check(self, needs: Needs) -> None:
         """Raise ModelError if this target cannot meet a drafter's needs."""
 
     @abstractmethod

@@ -34,11 +34,14 @@ def in_granules(length: int) -> int:
 
 PerLayer = tuple[tuple[torch.Tensor, ...], tuple[torch.Tensor, ...]]
 """Views of every layer's keys, and of every layer's values."""
+Pair = tuple[torch.Tensor, torch.Tensor]
+"""Two tensors of a forward, such as the summands of a layer's output."""
 
 
 class RaggedCache:
     """Keys and values of rows that come and go.
 
+    kv          [layers, 2, slots, kv_heads, capacity, head_dim]: all of them; another tensor once they have grown.
     most_bytes  above this size the cache grows to the size that is needed, and does not double.
     recurrent   the states of layers without keys and values, if there are any."""
 
@@ -53,34 +56,24 @@ class RaggedCache:
         self._free: list[int] = []
         self._written: dict[int, int] = {}  # by slot, the tokens up to which something was written
         # Zeros, not garbage: masked keys are multiplied by zero, and zero times NaN is NaN.
-        self._kv = torch.zeros(layers, 2, 0, kv_heads, 0, head_dim, dtype=dtype, device=device)
+        self.kv = torch.zeros(layers, 2, 0, kv_heads, 0, head_dim, dtype=dtype, device=device)
         self._views_of: tuple[int, int, int] | None = None
         self._views: PerLayer = ((), ())
 
     @property
     def capacity(self) -> int:
         """Tokens of a slot."""
-        return self._kv.shape[4]
+        return self.kv.shape[4]
 
     @property
     def num_slots(self) -> int:
         """Number of slots, used or free."""
-        return self._kv.shape[2]
-
-    @property
-    def shape(self) -> tuple[int, ...]:
-        """[layers, 2, slots, kv_heads, capacity, head_dim]."""
-        return tuple(self._kv.shape)
-
-    @property
-    def dtype(self) -> torch.dtype:
-        """Dtype of keys and values."""
-        return self._kv.dtype
+        return self.kv.shape[2]
 
     @property
     def nbytes(self) -> int:
         """Bytes of the cache."""
-        return self._kv.nbytes + self.num_slots * self._slot_bytes
+        return self.kv.nbytes + self.num_slots * self._slot_bytes
 
     @property
     def _slot_bytes(self) -> int:
@@ -90,8 +83,8 @@ class RaggedCache:
     @property
     def token_bytes(self) -> int:
         """Bytes of one token's keys and values."""
-        layers, two, _, heads, _, dim = self._kv.shape
-        return layers * two * heads * dim * self._kv.element_size()
+        layers, two, _, heads, _, dim = self.kv.shape
+        return layers * two * heads * dim * self.kv.element_size()
 
     @property
     def held(self) -> list[int]:
@@ -115,8 +108,8 @@ class RaggedCache:
             self.recurrent.add_row(slot)
         self._free.remove(slot)  # only now: there may have been no memory
         self._lengths[slot] = 0
-        end = self._written.pop(slot, 0) if self._kv.device.type == "cpu" else None
-        self._kv[:, :, slot, :, :end].zero_()  # an earlier row may have left NaN
+        end = self._written.pop(slot, 0) if self.kv.device.type == "cpu" else None
+        self.kv[:, :, slot, :, :end].zero_()  # an earlier row may have left NaN
         return slot
 
     def drop_row(self, slot: int) -> None:
@@ -150,17 +143,17 @@ class RaggedCache:
             capacity = max(in_granules(length), self.capacity)
         if (slots, capacity) == (self.num_slots, self.capacity):
             return
-        old = self._kv
+        old = self.kv
         self._views_of = None
-        self._kv = old.new_zeros(*old.shape[:2], slots, old.shape[3], capacity, old.shape[5])
+        self.kv = old.new_zeros(*old.shape[:2], slots, old.shape[3], capacity, old.shape[5])
         # All of it: a self-drafter's nodes may lie after the longest row, uncommitted.
-        self._kv[:, :, : old.shape[2], :, : old.shape[4]] = old
+        self.kv[:, :, : old.shape[2], :, : old.shape[4]] = old
 
     def take_memory(self, other: RaggedCache) -> None:
         """Go on in the memory of a cache of the same layers that holds no row any more; another kind is left alone."""
-        mine, theirs = ((kv.dtype, kv.device, *kv.shape[:2], kv.shape[3], kv.shape[5]) for kv in (self._kv, other._kv))
+        mine, theirs = ((kv.dtype, kv.device, *kv.shape[:2], kv.shape[3], kv.shape[5]) for kv in (self.kv, other.kv))
         if mine == theirs and not self.held and not other.held:
-            self._kv, self._written = other._kv, other._written
+            self.kv, self._written = other.kv, other._written
 
     @torch.inference_mode()
     def reshape(self, slots: int, capacity: int) -> dict[int, int]:
@@ -175,13 +168,13 @@ class RaggedCache:
         if not held or held[-1] < slots:
             new_slot = {slot: slot for slot in held}
         rows = {slot: self.copy(slot, self._lengths[slot]) for slot in held}
-        layers, two, old_slots, heads, old_capacity, dim = self._kv.shape
+        layers, two, old_slots, heads, old_capacity, dim = self.kv.shape
         self._views_of, self._views = None, ((), ())  # views hold the old memory
-        self._kv = self._kv.new_empty(layers, two, 0, heads, 0, dim)
+        self.kv = self.kv.new_empty(layers, two, 0, heads, 0, dim)
         try:
-            self._kv = self._kv.new_zeros(layers, two, slots, heads, capacity, dim)
+            self.kv = self.kv.new_zeros(layers, two, slots, heads, capacity, dim)
         except (MemoryError, RuntimeError):
-            self._kv = self._kv.new_zeros(layers, two, old_slots, heads, old_capacity, dim)
+            self.kv = self.kv.new_zeros(layers, two, old_slots, heads, old_capacity, dim)
             new_slot = {slot: slot for slot in held}
             raise
         finally:
@@ -198,16 +191,16 @@ class RaggedCache:
     def copy(self, slot: int, length: int) -> torch.Tensor:
         """Keys and values of a row's first tokens, [layers, 2, kv_heads, length, head_dim], copied."""
         self._check(slot)
-        return self._kv[:, :, slot, :, :length].clone(memory_format=torch.contiguous_format)
+        return self.kv[:, :, slot, :, :length].clone(memory_format=torch.contiguous_format)
 
     @torch.inference_mode()
     def paste(self, slot: int, kv: torch.Tensor, state: State | None = None) -> None:
         """Replace the row's tokens by a `copy`, which must fit into the capacity, and its state by one like `state`."""
         self._check(slot)
         if self.recurrent is not None and state is not None:
-            self.recurrent.restore(slot, state)
+            self.recurrent.rows[slot].now = state.clone()
         length = kv.shape[3]
-        self._kv[:, :, slot, :, :length] = kv
+        self.kv[:, :, slot, :, :length] = kv
         self._lengths[slot] = length
         self._written[slot] = max(length, self._written.get(slot, 0))
 
@@ -234,15 +227,10 @@ class RaggedCache:
             for slot, end in layout.reach.items():
                 self._written[slot] = max(end, self._written.get(slot, 0))
         groups = [self._read(g.first, g.last, g.keys) for g in layout.groups]
-        made = Writer(self._kv, layout, groups, indexed=recorded)
+        made = Writer(self.kv, layout, groups, indexed=recorded)
         if self.recurrent is not None:
             made.recurrence = self.recurrent.begin(layout, [self._lengths[s.slot] for s in layout.segments])
         return made
-
-    @property
-    def address(self) -> int:
-        """Address of the memory."""
-        return self._kv.data_ptr()
 
     def _read(self, first: int, last: int, keys: int) -> PerLayer:
         """Keys and values of slots first..last-1 up to `keys` tokens, layer by layer.
@@ -251,7 +239,7 @@ class RaggedCache:
         than anything else between two forwards."""
         where = (first, last, keys)
         if where != self._views_of:
-            whole = self._kv[:, :, first:last, :, :keys]
+            whole = self.kv[:, :, first:last, :, :keys]
             self._views_of, self._views = where, (whole[:, 0].unbind(0), whole[:, 1].unbind(0))
         return self._views
 
@@ -277,7 +265,7 @@ class RaggedCache:
     @torch.inference_mode()  # what grew inside a forward is an inference tensor
     def _gather(self, slot: int, nodes: Sequence[int]) -> None:
         self._check(slot)
-        length, row = self._lengths[slot], self._kv[:, :, slot]
+        length, row = self._lengths[slot], self.kv[:, :, slot]
         first = next((i for i, node in enumerate(nodes) if node != i), len(nodes))
         if first < len(nodes):
             source = torch.tensor(list(nodes[first:]), device=row.device) + length
@@ -287,10 +275,11 @@ class RaggedCache:
 class Writer:
     """One forward's access to the cache: `write` a layer's new keys and values, then `read` those of a group.
 
-    indexed  write by index on the device, never by slice."""
+    indexed   write by index on the device, never by slice.
+    kv_heads  number of key heads."""
 
     def __init__(self, kv: torch.Tensor, layout: Layout, groups: Sequence[PerLayer], *, indexed: bool = False):
-        self._kv, self._indexed = kv, indexed
+        self._kv, self._indexed, self.kv_heads = kv, indexed, kv.shape[3]
         self._layout = layout
         self._groups = groups
         self._one: PerLayer | None = None
@@ -315,11 +304,6 @@ class Writer:
             self._one = (here[:, 0].unbind(0), here[:, 1].unbind(0))
         return self._one
 
-    @property
-    def kv_heads(self) -> int:
-        """Number of key heads."""
-        return self._kv.shape[3]
-
     @cached_property
     def header(self) -> array[int]:
         """What compiled code knows of this forward: see `HEADER`."""
@@ -329,7 +313,7 @@ class Writer:
         paths = (0,) * 4 if layout.paths is None else layout.paths.header
         return array("q", (kv.data_ptr(), layer, values, kv.shape[4], *nodes, *paths))
 
-    def read(self, layer: int, group: int) -> tuple[torch.Tensor, torch.Tensor]:
+    def read(self, layer: int, group: int) -> Pair:
         """Keys and values of a group, [slots, kv_heads, keys, head_dim] each."""
         keys, values = self._groups[group]
         return keys[layer], values[layer]
@@ -356,11 +340,7 @@ class CachedTarget(Target):
         """As `RaggedCache.truncate`."""
         self.cache.truncate(slot, length)
 
-    def arrange(self, slot: int, nodes: Sequence[int]) -> None:
-        """As `RaggedCache.arrange`."""
-        self.cache.arrange(slot, nodes)
-
-    def _best(self, logits: torch.Tensor, needs: Needs) -> tuple[torch.Tensor, torch.Tensor] | None:
+    def _best(self, logits: torch.Tensor, needs: Needs) -> Pair | None:
         """Values and ids of the `needs.top_k` best logits; their time is booked as the drafter's."""
         if not needs.top_k:
             return None

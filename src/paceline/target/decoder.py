@@ -8,7 +8,7 @@ are stored in the order that is read fastest: oneDNN's, or our own (`kernels/pro
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Sequence
 from functools import cached_property
 from itertools import accumulate, pairwise
 from typing import TYPE_CHECKING
@@ -24,11 +24,11 @@ from paceline.errors import ModelError
 from paceline.target import kernels
 from paceline.target.attention import Layer, TorchOps
 from paceline.target.base import BEFORE_NORM, LayerCallback, Needs
-from paceline.target.cache import CachedTarget, RaggedCache, Writer
+from paceline.target.cache import CachedTarget, Pair, RaggedCache, Writer
 from paceline.target.folder import fingerprint
 from paceline.target.layout import SHARED_QUERIES, Layout, padded_size, plan
 from paceline.target.linear import FEW, BlockLinear, linear
-from paceline.target.quantised.blocks import Blocks, describe, tensors_of
+from paceline.target.quantised.blocks import Blocks, WeightsByName, describe, tensors_of, within
 from paceline.target.recurrent import RecurrentState
 from paceline.target.shape import Shape, rotary_tables, row_order, weight_shapes
 from paceline.target.threads import Threads
@@ -39,31 +39,6 @@ if TYPE_CHECKING:
 
 
 MOST_ROWS = 4096  # about as many rows of an embedding in blocks are remembered: expanding one takes half a millisecond
-
-
-class Block:
-    """One layer of a decoder: a norm, then a `Layer`.
-
-    nbytes  bytes of its weights."""
-
-    def __init__(self, weights: Mapping[str, torch.Tensor | Blocks], number: int, shape: Shape, ops: TorchOps):
-        start = f"model.layers.{number}."
-        own = {name.removeprefix(start): weight for name, weight in weights.items() if name.startswith(start)}
-        self.nbytes = sum(weight.nbytes for weight in own.values())
-        self.norm = None if shape.norms[0] is None else tensors_of(own)[f"{shape.norms[0]}.weight"]
-        self.layer = Layer(own, shape, ops, shape.layers[number])
-
-    def __call__(
-        self, x: torch.Tensor, delta: torch.Tensor | None, layout: Layout, cache: Writer, layer: int
-    ) -> tuple[torch.Tensor, torch.Tensor]:
-        """The layer over the sum of x and delta, [N, H] each, as `Layer` returns them: its output is two summands too.
-        layer: its number in the cache."""
-        h, ops = x, self.layer.ops
-        if delta is not None:
-            x, h = ops.add_norm(x, delta, self.norm, self.layer.scale)
-        elif self.norm is not None:
-            h = ops.norm(x, self.norm)
-        return self.layer(h, x, layout, cache, layer)
 
 
 def computed_with(name: str, weight: torch.Tensor | Blocks, shape: Shape) -> torch.Tensor | Blocks:
@@ -90,20 +65,11 @@ class Decoder(CachedTarget):
     threads              the `Threads` of another target on this machine, with its measurements."""
 
     def __init__(
-        self,
-        config: PretrainedConfig,
-        weights: Mapping[str, torch.Tensor | Blocks],
-        *,
-        name: str = "decoder",
-        dtype: torch.dtype = torch.float32,
-        device: torch.device | str = "cpu",
-        eos_token_ids: Sequence[int] = (),
-        weights_fingerprint: str | None = None,
-        made_of: str | None = None,
-        inverse_frequencies: torch.Tensor | None = None,
-        expand: bool = False,
-        threads: Threads | None = None,
-    ):
+        self, config: PretrainedConfig, weights: WeightsByName, *, name: str = "decoder",
+        dtype: torch.dtype = torch.float32, device: torch.device | str = "cpu", eos_token_ids: Sequence[int] = (),
+        weights_fingerprint: str | None = None, made_of: str | None = None,
+        inverse_frequencies: torch.Tensor | None = None, expand: bool = False, threads: Threads | None = None,
+    ):  # fmt: skip
         s = self.shape = Shape.of(config)
         self.name, self.dtype, self.device = name, dtype, torch.device(device)
         self.vocab_size, self.hidden_size, self.num_layers = s.vocab_size, s.hidden_size, s.num_layers
@@ -117,9 +83,7 @@ class Decoder(CachedTarget):
             weights = {key: w.dense(dtype) if isinstance(w, Blocks) else w for key, w in weights.items()}
         weights = {key: computed_with(key, w, s) for key, w in weights.items()}
         weights = {key: w if isinstance(w, Blocks) else w.to(self.device, dtype) for key, w in weights.items()}
-        table, norm = weights["model.embed_tokens.weight"], weights["model.norm.weight"]
-        assert isinstance(norm, torch.Tensor)
-        self.norm = norm
+        table, self.norm = weights["model.embed_tokens.weight"], tensors_of(weights)["model.norm.weight"]
         read = sum(w.nbytes for w in weights.values())
         if expand and self.quantised:
             dtype_name, kinds = str(dtype).removeprefix("torch."), self.quantised
@@ -130,8 +94,7 @@ class Decoder(CachedTarget):
             read -= round((1 - self.expert_share) * sum(w.nbytes for key, w in weights.items() if ".experts." in key))
         self.weight_bytes = read if s.tied else read - table.nbytes
         head = table if s.tied else weights["lm_head.weight"]
-        self.head, self.head_bytes = linear([head], None, dtype), head.nbytes
-        self.head.divisor = s.logit_divisor
+        self.head, self.head_bytes = linear([head], None, dtype, s.logit_divisor), head.nbytes
         self._table: torch.Tensor | Blocks | BlockLinear = table
         if s.tied and isinstance(self.head, BlockLinear):
             self._table = self.head  # it can return its rows; a separate embedding would take the same memory again
@@ -144,10 +107,11 @@ class Decoder(CachedTarget):
         self._programs: Programs | None = None
         if self.head.packed:
             self._compile()
-        self.blocks = [Block(weights, layer, s, self._ops[kind.rope]) for layer, kind in enumerate(s.layers)]
+        layers = [within(weights, f"model.layers.{number}.") for number in range(s.num_layers)]
+        self.blocks = [Layer(of, s, self._ops[kind.rope], kind) for of, kind in zip(layers, s.layers, strict=True)]
         self.same_on_any_threads = self._has_own_products()
         # Nodes up to which the library multiplies nothing in a forward.
-        self._few = 0 if any(product.few is None for block in self.blocks for product in block.layer.products) else FEW
+        self._few = 0 if any(product.few is None for block in self.blocks for product in block.products) else FEW
         if self._few and isinstance(head, torch.Tensor):
             self.head.keep_for_few(head)
         self._rows: dict[int, torch.Tensor] = {}
@@ -224,7 +188,7 @@ class Decoder(CachedTarget):
     def _has_own_products(self) -> bool:
         """Whether all products are ours. The order of sums in oneDNN and MKL depends on the number of threads; in our
         products and attention it does not."""
-        layers = [product for block in self.blocks for product in block.layer.products]
+        layers = [product for block in self.blocks for product in block.products]
         return all(product.panels is not None for product in (self.head, *layers))
 
     @property
@@ -246,8 +210,8 @@ class Decoder(CachedTarget):
             raise ModelError(f"exact: {self.name} runs in {self.dtype}; it needs bfloat16 or float32 (--dtype)")
         self._compile()
         for block, kind in zip(self.blocks, self.shape.layers, strict=True):
-            block.layer.make_exact(self._ops[kind.rope])
-        self.head = self.head.exact()
+            block.make_exact(self._ops[kind.rope])
+        self.head.make_exact()
         self.exact, self.same_on_any_threads = True, self._has_own_products()
         if not self.same_on_any_threads:
             self.threads.fix(torch.get_num_threads())
@@ -266,18 +230,12 @@ class Decoder(CachedTarget):
         self.clock.lap("prepare")
         x, first = self._resume(segments, layout, needs)
         logits, taps = self.finish(x, first, layout, self._begin(layout), needs, on_layer)
-        ends = [end for _, end in layout.spans]
-        return Verdict(logits, layout.wanted_at, taps, [0, *ends], self._best(logits, needs))
+        return Verdict.on(segments, logits, taps, self._best(logits, needs))
 
     def finish(
-        self,
-        x: torch.Tensor,
-        first: int,
-        layout: Layout,
-        cache: Writer,
-        needs: Needs,
+        self, x: torch.Tensor, first: int, layout: Layout, cache: Writer, needs: Needs,
         on_layer: LayerCallback | None = None,
-    ) -> tuple[torch.Tensor, dict[int, torch.Tensor]]:
+    ) -> tuple[torch.Tensor, dict[int, torch.Tensor]]:  # fmt: skip
         """From states x [N, H] before layer `first` to the wanted logits [M, V], and the states of `needs`."""
         taps: dict[int, torch.Tensor] = {}
         stops = {first, *needs.hidden_layers, needs.callback_layer}
@@ -297,7 +255,7 @@ class Decoder(CachedTarget):
             x = x if layout.wanted is None else x[layout.wanted]
         else:
             x = self.ops.norm(x if layout.wanted is None else x[layout.wanted], self.norm)
-        logits = self.head(x)[: layout.wanted_at[-1]]
+        logits = self.head(x)[: layout.num_wanted]
         self.clock.lap("head")
         return logits, taps
 
@@ -335,7 +293,7 @@ class Decoder(CachedTarget):
     ) -> torch.Tensor:
         """`layers` over the states x [N, H]; [N, H]. cache_begins: the layer that is the cache's first."""
 
-        def step(layer: int, x: torch.Tensor, delta: torch.Tensor | None) -> tuple[torch.Tensor, torch.Tensor]:
+        def step(layer: int, x: torch.Tensor, delta: torch.Tensor | None) -> Pair:
             places = self._places[self.shape.layers[layer].recurrent]
             return self.blocks[layer](x, delta, layout, cache, places[layer] - places[cache_begins])
 
@@ -359,12 +317,6 @@ class Decoder(CachedTarget):
         self.head = self.head.rows(ids)
         self.weight_bytes -= self.head_bytes - trimmed
         self.head_bytes = trimmed
-
-    def trim_cache(self, layers: int) -> RaggedCache:
-        """Reduce the cache to the first `layers` layers, and return it. For a drafter that runs the others on its own
-        caches (`run_layers`). Call it before the first row."""
-        self.cache = self.new_cache(layers, 0)
-        return self.cache
 
     def _plan(self, segments: Sequence[Segment], cache: RaggedCache | None = None) -> Layout:
         s, cache = self.shape, cache or self.cache

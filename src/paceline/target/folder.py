@@ -19,7 +19,7 @@ from transformers import AutoConfig, PretrainedConfig
 
 from paceline.errors import ModelError, meant, shortened
 from paceline.strict_json import NotJSON, loads
-from paceline.target.quantised.blocks import Blocks
+from paceline.target.quantised.blocks import Blocks, WeightsByName
 from paceline.target.shape import FAMILIES, contradiction
 
 SMALL_FILES = ["*.json", "*.jinja", "*.txt", "*.model"]
@@ -374,7 +374,7 @@ def check_shapes(folder: Path, shapes: Mapping[str, tuple[int, ...]], tensors: M
         check_shape(folder, key, tensors[key].get_slice(key).get_shape(), shape)
 
 
-def fingerprint(weights: Mapping[str, torch.Tensor | Blocks]) -> str:
+def fingerprint(weights: WeightsByName) -> str:
     """16 hexadecimal digits that identify a model's weights: a drafter is trained for one model.
 
     The hash of every tensor's name, shape and a sample of its numbers, rounded to bfloat16 (of blocks: of their bytes),

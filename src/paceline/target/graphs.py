@@ -10,7 +10,6 @@ from __future__ import annotations
 
 from collections import OrderedDict
 from collections.abc import Sequence
-from itertools import accumulate
 from typing import TYPE_CHECKING, Any, NamedTuple
 
 import numpy as np
@@ -91,7 +90,7 @@ class Recording:
         decoder, form = self._decoder, self._form
         tokens, positions, at = self._numbers[: 3 * form.nodes].view(3, form.nodes)
         group = Group(form.first, form.last, form.width, form.keys, 0, form.nodes, None, None, None, self._mask())
-        layout = Layout(tokens, positions, self._slots, at, [(0, form.nodes)], [group], None, [0, form.nodes], {})
+        layout = Layout(tokens, positions, self._slots, at, [(0, form.nodes)], [group], None, form.nodes, {})
         decoder.begin(layout)
         writer = decoder.cache.writer(layout, recorded=True)
         return decoder.finish(decoder.embedded(tokens), 0, layout, writer, Needs(hidden_layers=form.layers))
@@ -154,7 +153,7 @@ class Recorder:
             return None
         cache.reserve(reach)
         keys = min(-(-reach // KEYS) * KEYS, cache.capacity)
-        return Form(first, last, width, keys, needs.hidden_layers, (*cache.shape, cache.address))
+        return Form(first, last, width, keys, needs.hidden_layers, (*cache.kv.shape, cache.kv.data_ptr()))
 
     def _inputs(self, segments: Sequence[Segment], form: Form) -> tuple[IntArray, ...]:
         """The arguments of `Recording.fill`."""
@@ -177,12 +176,7 @@ class Recorder:
         logits = logits.index_select(0, self._on_device(wanted))
         own = self._on_device(nodes) if taps else None
         taps = {layer: states[own] for layer, states in taps.items()}
-        return Verdict(logits, _begins(wanted), taps, _begins(nodes))
+        return Verdict.on(segments, logits, taps)
 
     def _on_device(self, numbers: Sequence[IntArray]) -> torch.Tensor:
         return torch.from_numpy(np.concatenate(numbers)).to(self._decoder.device)
-
-
-def _begins(parts: Sequence[IntArray]) -> list[int]:
-    """Where each part begins, and the end."""
-    return [*accumulate(map(len, parts), initial=0)]

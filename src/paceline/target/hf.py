@@ -8,7 +8,6 @@ from __future__ import annotations
 import os
 from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
-from itertools import accumulate
 from pathlib import Path
 from typing import Any
 
@@ -33,14 +32,9 @@ Results = list[tuple[torch.Tensor, dict[int, torch.Tensor]]]
 
 
 def load(
-    folder: Path,
-    *,
-    name: str,
-    dtype: torch.dtype,
-    device: torch.device,
-    eos_token_ids: Sequence[int] = (),
+    folder: Path, *, name: str, dtype: torch.dtype, device: torch.device, eos_token_ids: Sequence[int] = (),
     trust_remote_code: bool = False,
-) -> HFTarget:
+) -> HFTarget:  # fmt: skip
     """The transformers model in `folder`, from safetensors only; ModelError if it cannot be loaded or be a target."""
     try:
         with quiet():
@@ -129,13 +123,8 @@ class HFTarget(CachedTarget):
         logits, hidden = zip(*(results[s] for s in range(len(segments))), strict=True)
         packed = torch.cat(logits)
         self.clock.lap("head")
-        return Verdict(
-            packed,
-            [*accumulate((s.num_logits for s in segments), initial=0)],
-            {layer: torch.cat([h[layer] for h in hidden]) for layer in needs.hidden_layers},
-            [*accumulate((s.num_run for s in segments), initial=0)],
-            self._best(packed, needs),
-        )
+        states = {layer: torch.cat([h[layer] for h in hidden]) for layer in needs.hidden_layers}
+        return Verdict.on(segments, packed, states, self._best(packed, needs))
 
     def _forwards(self, segments: Sequence[Segment]) -> Iterator[list[int]]:
         """Numbers of the segments of each forward: all short ones, by slot; each long one alone."""
@@ -204,11 +193,13 @@ class HFTarget(CachedTarget):
     ) -> torch.Tensor | None:
         """The attention mask; None at the beginning of a prompt, where the model's own mask is right and cheaper."""
         (group,) = layout.groups
-        if len(segments) > 1:
-            return self._additive(_visible(segments, lengths, padding.queries, group.keys))
-        if group.mask is None or (self.masks_itself and segments[0].is_prompt and not lengths[0]):
-            return None if self.masks_itself else self._additive(_visible(segments, lengths, group.queries, group.keys))
-        return group.mask[:, :, : padding.queries].clamp(min=torch.finfo(self.dtype).min)
+        begins = segments[0].is_prompt and not lengths[0]
+        if len(segments) == 1 and self.masks_itself and (group.mask is None or begins):
+            return None
+        if len(segments) == 1 and group.mask is not None:
+            return group.mask[:, :, : padding.queries].clamp(min=torch.finfo(self.dtype).min)
+        places = [(0, length, length) for length in lengths]
+        return self._additive(visible(segments, places, padding.queries, group.keys))
 
     def _additive(self, visible: NDArray[np.bool_]) -> torch.Tensor:
         """`visible` as transformers' eager attention adds it: [rows, 1, queries, keys], 0 or the dtype's minimum."""
@@ -262,18 +253,21 @@ class Padding:
         return padded[0] if self.rows == 1 else padded[self.at]
 
 
-def _visible(segments: Sequence[Segment], lengths: Sequence[int], queries: int, keys: int) -> NDArray[np.bool_]:
+def visible(
+    segments: Sequence[Segment], places: Sequence[tuple[int, int, int]], queries: int, keys: int
+) -> NDArray[np.bool_]:
     """Which keys each query sees, bool [rows, queries, keys]: its row's committed tokens, its ancestors and itself.
 
-    Padding sees the first key, or its softmax would be NaN."""
-    visible = np.zeros((len(segments), queries, keys), np.bool_)
-    visible[:, :, 0] = True
-    for row, (segment, length) in enumerate(zip(segments, lengths, strict=True)):
-        n = len(segment.tokens)
+    Padding sees the first key, or its softmax would be NaN.
+
+    places  of each row: begin and end of its committed tokens, and the key of its segment's first node."""
+    seen = np.zeros((len(segments), queries, keys), np.bool_)
+    for row, (segment, (begin, end, node)) in enumerate(zip(segments, places, strict=True)):
         first = queries - segment.num_run
-        visible[row, first:, :length] = True
-        visible[row, first:, length : length + n] = ancestors(segment.parent)[segment.start :]
-    return visible
+        seen[row, :first, 0] = True
+        seen[row, first:, begin:end] = True
+        seen[row, first:, node : node + len(segment.tokens)] = ancestors(segment.parent)[segment.start :]
+    return seen
 
 
 class OneForward(Cache):

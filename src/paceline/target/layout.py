@@ -77,8 +77,7 @@ class Layout:
     groups     the calls of torch's attention, for segments that are not in `paths`.
     by_window  by a layer's window, its `groups`, where layers differ in what they see.
     segments   those that were laid out.
-    wanted     int64 [M]: packed nodes whose logits are wanted; None: all.
-    wanted_at  as Verdict.logits_at.
+    wanted     int64 [M]: packed nodes whose logits are wanted; None: all. num_wanted: M.
     reach      by slot: the row's tokens in the cache, including those of this forward."""
 
     tokens: torch.Tensor
@@ -88,7 +87,7 @@ class Layout:
     spans: list[tuple[int, int]]
     groups: list[Group]
     wanted: torch.Tensor | None
-    wanted_at: list[int]
+    num_wanted: int
     reach: dict[int, int]
     padding: int = 0
     paths: PathPlan | None = None
@@ -106,17 +105,10 @@ class Layout:
 
 
 def plan(
-    segments: Sequence[Segment],
-    lengths: Sequence[int],
-    *,
-    shared: int = 1,
-    windows: Sequence[int | None] = (None,),
-    dtype: torch.dtype = torch.float32,
-    device: torch.device | str = "cpu",
-    padding: int = 0,
-    most_on_paths: int = 0,
+    segments: Sequence[Segment], lengths: Sequence[int], *, shared: int = 1, windows: Sequence[int | None] = (None,),
+    dtype: torch.dtype = torch.float32, device: torch.device | str = "cpu", padding: int = 0, most_on_paths: int = 0,
     pieces: bool = False,
-) -> Layout:
+) -> Layout:  # fmt: skip
     """Lay out `segments`; lengths[s] is the committed length of segment s's row.
 
     shared   query heads that share a key head.
@@ -168,7 +160,7 @@ def plan(
         spans=asked,
         groups=every,
         wanted=None if wanted is None else put(wanted),
-        wanted_at=[0, *accumulate(counts)],
+        num_wanted=sum(counts),
         reach=reach,
         padding=padding,
         paths=PathPlan.of(segments, lengths, shared=shared, most=most_on_paths),
@@ -187,17 +179,10 @@ def _join(arrays: Sequence[IntArray]) -> IntArray:
 
 
 def _group(
-    members: Sequence[int],
-    segments: Sequence[Segment],
-    lengths: Sequence[int],
-    spans: Sequence[tuple[int, int]],
-    positions: Sequence[IntArray],
-    shared: int,
-    window: int | None,
-    dtype: torch.dtype,
-    device: torch.device | str,
+    members: Sequence[int], segments: Sequence[Segment], lengths: Sequence[int], spans: Sequence[tuple[int, int]],
+    positions: Sequence[IntArray], shared: int, window: int | None, dtype: torch.dtype, device: torch.device | str,
     pieces: bool,
-) -> Group:
+) -> Group:  # fmt: skip
     """The attention call of segments `members`, each in its own slot."""
     slots = [segments[s].slot for s in members]
     first, last = min(slots), max(slots) + 1
@@ -232,28 +217,19 @@ def _is_whole_chain(segment: Segment, keys: int, window: int | None) -> bool:
 
 
 def _padding(
-    members: Sequence[int],
-    slots: Sequence[int],
-    spans: Sequence[tuple[int, int]],
-    first: int,
-    last: int,
-    queries: int,
+    members: Sequence[int], slots: Sequence[int], spans: Sequence[tuple[int, int]], first: int, last: int, queries: int
 ) -> tuple[IntArray | None, IntArray | None, IntArray | None]:
     """gather, scatter and packed of `Group`; Nones if the packed order is the padded order."""
     if len(members) == 1:
         return None, None, None
+    counts = [end - begin for begin, end in (spans[s] for s in members)]
+    places = np.concatenate([(slot - first) * queries + np.arange(n) for slot, n in zip(slots, counts, strict=True)])
+    nodes = np.concatenate([np.arange(*spans[s]) for s in members])
     gather = np.zeros((last - first) * queries, np.int64)
-    scatter, packed = [], []
-    for s, slot in zip(members, slots, strict=True):
-        begin, end = spans[s]
-        place = (slot - first) * queries + np.arange(end - begin)
-        gather[place] = np.arange(begin, end)
-        scatter.append(place)
-        packed.append(np.arange(begin, end))
-    nodes = np.concatenate(packed)
+    gather[places] = nodes
     if len(nodes) == len(gather) and (gather == nodes[0] + np.arange(len(gather))).all():
         return None, None, None
-    return gather, np.concatenate(scatter), nodes
+    return gather, places, nodes
 
 
 _CHAIN = np.triu(np.full((SHARED_QUERIES, SHARED_QUERIES), -np.inf, np.float32), 1)
@@ -309,12 +285,7 @@ class PathPlan:
 
     @classmethod
     def of(
-        cls,
-        segments: Sequence[Segment],
-        lengths: Sequence[int],
-        *,
-        shared: int = 1,
-        most: int = 1 << 62,
+        cls, segments: Sequence[Segment], lengths: Sequence[int], *, shared: int = 1, most: int = 1 << 62
     ) -> PathPlan | None:
         """The paths of segments of at most `most` nodes; None if there are none. Other arguments as in `plan`."""
         if all(segment.num_run > most for segment in segments):

@@ -2,8 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
-from copy import copy
+from collections.abc import Iterator, Sequence
 from typing import TYPE_CHECKING
 
 import torch
@@ -11,9 +10,10 @@ import torch.nn.functional as F
 
 from paceline.errors import ModelError
 from paceline.target import kernels
-from paceline.target.quantised.blocks import Blocks
+from paceline.target.quantised.blocks import Blocks, WeightsByName
 
 if TYPE_CHECKING:
+    from paceline.target.attention import TorchOps
     from paceline.target.kernels.integer import IntegerPanels
     from paceline.target.kernels.products import Panels
 
@@ -34,17 +34,24 @@ class Linear:
             the library in calls of BLOCK rows.
     nbytes  bytes of the weight. divisor: results are divided by it."""
 
-    divisor = 1.0
     few: Panels | None = None
 
-    def __init__(self, weight: torch.Tensor, bias: torch.Tensor | None = None, *, exact: bool = False):
-        self.bias, self.is_exact, self.nbytes = bias, exact, weight.nbytes
-        self.packed = weight.device.type == "cpu" and weight.dtype == torch.bfloat16 and has_bf16_units()
+    def __init__(
+        self, weight: torch.Tensor, bias: torch.Tensor | None = None, *, exact: bool = False, divisor: float = 1.0
+    ):
+        self.bias, self.divisor, self.nbytes = bias, divisor, weight.nbytes
+        self._store(weight, exact)
+
+    def _store(self, weight: torch.Tensor, exact: bool) -> None:
+        """Keep the weight in the order in which it will be read, and in no other."""
+        vars(self).pop("weight", None)
+        self.is_exact, self.few = exact, None
+        self.packed = weight.device.type == "cpu" and weight.dtype == torch.bfloat16 and has_units(torch.bfloat16)
         self.panels: Panels | IntegerPanels | None = None
         if kernels.supported(weight.dtype) if exact else kernels.preferred(weight.dtype):
             from paceline.target.kernels.products import Panels, fits
 
-            self.panels = Panels(weight, bias) if fits(weight) else None
+            self.panels = Panels(weight, self.bias) if fits(weight) else None
         elif self.nbytes <= SMALL:
             self.keep_for_few(weight)
         if self.panels is None:
@@ -75,15 +82,12 @@ class Linear:
         blocks = [F.pad(part, (0, 0, 0, BLOCK - len(part))) for part in x.split(BLOCK)]
         return torch.cat([self._by_library(block) for block in blocks])[: len(x)]
 
-    def exact(self) -> Linear:
-        """The same product with one order of sums. ModelError if the library's depends on a row's place in the call."""
-        if self.is_exact or self.panels is not None:
-            return self
-        exact = Linear(self.dense(), self.bias, exact=True)
-        exact.divisor = self.divisor
-        if exact.panels is None:
-            exact._check_places()
-        return exact
+    def make_exact(self) -> None:
+        """Give sums one order. ModelError if the library's depends on a row's place in the call."""
+        if not self.is_exact and self.panels is None:
+            self._store(self.dense(), exact=True)
+            if self.panels is None:
+                self._check_places()
 
     def _check_places(self) -> None:
         """Raise ModelError if a row's result depends on its place in a call."""
@@ -99,9 +103,8 @@ class Linear:
 
     def rows(self, ids: torch.Tensor) -> Linear:
         """The product with the outputs `ids` alone, from a copy of their weights."""
-        made = Linear(self.dense()[ids], None if self.bias is None else self.bias[ids], exact=self.is_exact)
-        made.divisor = self.divisor
-        return made
+        bias = None if self.bias is None else self.bias[ids]
+        return Linear(self.dense()[ids], bias, exact=self.is_exact, divisor=self.divisor)
 
     def dense(self) -> torch.Tensor:
         """The weight [outputs, inputs]."""
@@ -116,27 +119,26 @@ class BlockLinear(Linear):
 
     panels: IntegerPanels
 
-    def __init__(self, parts: Sequence[Blocks], bias: torch.Tensor | None = None, *, exact: bool = False):
+    def __init__(
+        self, parts: Sequence[Blocks], bias: torch.Tensor | None = None, *, exact: bool = False, divisor: float = 1.0
+    ):
         from paceline.target.kernels.integer import IntegerPanels
 
-        self.bias, self.is_exact, self.packed = bias, exact, True
+        self.bias, self.divisor, self.is_exact, self.packed = bias, divisor, exact, True
         self.nbytes = sum(part.nbytes for part in parts)
         self.panels = IntegerPanels(parts, bias, exact=exact)
 
-    def exact(self) -> BlockLinear:
-        made = copy(self)
-        made.is_exact, made.panels = True, copy(self.panels)
-        made.panels.exact = True
-        return made
+    def make_exact(self) -> None:
+        self.is_exact = self.panels.exact = True
 
     def rows(self, ids: torch.Tensor) -> BlockLinear:
         bias = None if self.bias is None else self.bias[ids]
-        made = BlockLinear(self.panels.rows(ids), bias, exact=self.is_exact)
-        made.divisor = self.divisor
-        return made
+        return BlockLinear(self.panels.rows(ids), bias, exact=self.is_exact, divisor=self.divisor)
 
 
-def linear(parts: Sequence[torch.Tensor | Blocks], bias: torch.Tensor | None, dtype: torch.dtype) -> Linear:
+def linear(
+    parts: Sequence[torch.Tensor | Blocks], bias: torch.Tensor | None, dtype: torch.dtype, divisor: float = 1.0
+) -> Linear:
     """The product with the stacked `parts`, for x of `dtype`. They stay in blocks if all are in blocks and this CPU can
     multiply them; else blocks are expanded."""
     blocks = [part for part in parts if isinstance(part, Blocks)]
@@ -148,18 +150,51 @@ def linear(parts: Sequence[torch.Tensor | Blocks], bias: torch.Tensor | None, dt
                 integer.tiles_of(kind, dtype, integer.path())
                 if dtype == torch.bfloat16 and amx.supported():
                     integer.by_amx(kind)
-            return BlockLinear(blocks, bias)
+            return BlockLinear(blocks, bias, divisor=divisor)
     dense = [part.dense(dtype) if isinstance(part, Blocks) else part for part in parts]
-    return Linear(dense[0] if len(dense) == 1 else torch.cat(dense), bias)
+    return Linear(dense[0] if len(dense) == 1 else torch.cat(dense), bias, divisor=divisor)
 
 
-def stacked(weights: Mapping[str, torch.Tensor | Blocks], names: Sequence[str], dtype: torch.dtype) -> Linear:
+def stacked(weights: WeightsByName, names: Sequence[str], dtype: torch.dtype) -> Linear:
     """One product with the matrices of these names that there are, stacked, and their biases if any."""
     names = [name for name in names if f"{name}.weight" in weights]
     biases = [bias for name in names if isinstance(bias := weights.get(f"{name}.bias"), torch.Tensor)]
     return linear([weights[f"{name}.weight"] for name in names], torch.cat(biases) if biases else None, dtype)
 
 
-def has_bf16_units() -> bool:
-    """Whether this processor has units for bfloat16."""
-    return torch.backends.mkldnn.is_available() and torch.ops.mkldnn._is_mkldnn_bf16_supported()
+class LayerPart:
+    """A part of a layer: matrix products, the elementwise steps between them, and parts that have such themselves."""
+
+    ops: TorchOps
+
+    def _walk(self) -> Iterator[LayerPart | Linear]:
+        """This part, and all parts and products in it."""
+        yield self
+        for value in vars(self).values():
+            for inner in value if isinstance(value, list) else [value]:
+                if isinstance(inner, LayerPart):
+                    yield from inner._walk()
+                elif isinstance(inner, Linear):
+                    yield inner
+
+    @property
+    def products(self) -> list[Linear]:
+        """The matrix products."""
+        return [inner for inner in self._walk() if isinstance(inner, Linear)]
+
+    def make_exact(self, ops: TorchOps) -> None:
+        """Give every product one order of sums; use `ops` for the other steps."""
+        for inner in self._walk():
+            if isinstance(inner, LayerPart):
+                inner.ops = ops
+            else:
+                inner.make_exact()
+
+
+def has_units(dtype: torch.dtype) -> bool:
+    """Whether this processor has units for `dtype`."""
+    if dtype == torch.float32 or not torch.backends.mkldnn.is_available():
+        return dtype == torch.float32
+    ops = torch.ops.mkldnn
+    supported = {torch.bfloat16: ops._is_mkldnn_bf16_supported, torch.float16: ops._is_mkldnn_fp16_supported}
+    return dtype in supported and bool(supported[dtype]())

@@ -13,26 +13,11 @@ import torch
 from transformers import AutoTokenizer, PretrainedConfig
 
 from paceline.errors import ModelError, meant
+from paceline.target import folder as files
 from paceline.target.base import Target
 from paceline.target.decoder import Decoder
-from paceline.target.folder import (
-    SMALL_FILES,
-    check_config,
-    check_layers,
-    check_numbers,
-    check_shapes,
-    eos_token_ids,
-    find,
-    fingerprint,
-    gguf_of,
-    is_gguf,
-    is_packaged,
-    name_of,
-    one_line,
-    open_weights,
-    quantisation,
-    read_config,
-)
+from paceline.target.folder import SMALL_FILES, find, open_weights, read_config
+from paceline.target.linear import has_units
 from paceline.target.quantised.blocks import PRECISIONS, in_precision, split_dtype
 from paceline.target.shape import unsupported, weight_shapes
 from paceline.target.tokenizer import SentencePiece, Tokenizer
@@ -71,9 +56,9 @@ def load(
     Raises ModelError, one line, if the model cannot be found, read or used."""
     precision, rest = split_dtype(dtype)
     to, wanted = device_named(device), _dtype(rest)
-    if is_gguf(model):
-        path = gguf_of(model)
-        if dtype == "auto" and is_packaged(model):
+    if files.is_gguf(model):
+        path = files.gguf_of(model)
+        if dtype == "auto" and files.is_packaged(model):
             precision = None
         made: Target = _load_file(path, wanted, precision, _cpu(path.name, device) if precision else to, native)
     else:
@@ -89,15 +74,15 @@ def _load_folder(
     model: str | Path, wanted: torch.dtype | None, precision: str | None, device: str | torch.device, to: torch.device,
     native: bool | None, trust_remote_code: bool,
 ) -> Target:  # fmt: skip
-    name, folder = name_of(model), find(model, [*SMALL_FILES, "*.safetensors"])
+    name, folder = files.name_of(model), find(model, [*SMALL_FILES, "*.safetensors"])
     config = read_config(folder, trust_remote_code)
-    check_config(config, folder / "config.json")
+    files.check_config(config, folder / "config.json")
     config, tensors = _text_part(config, open_weights(folder))
-    in_blocks, makes_blocks = bool(quantisation(config)), precision in PRECISIONS
+    in_blocks, makes_blocks = bool(files.quantisation(config)), precision in PRECISIONS
     if makes_blocks or (in_blocks and precision):
         to = _cpu(name, device)
     dtype = wanted or _own_dtype(config, tensors, to)
-    ends = eos_token_ids(folder, config)
+    ends = files.eos_token_ids(folder, config)
     reason = _not_native(config)
     if makes_blocks and (reason or native is False):
         why = reason or "native=False asks for another"
@@ -105,7 +90,7 @@ def _load_folder(
     if native and reason:
         raise ModelError(f"{name}: the native decoder cannot run it, {reason}; native=None uses transformers")
     if getattr(config, "quantization_config", None) is None:
-        check_numbers(folder, [key for key in tensors if key.endswith(".weight")], tensors)
+        files.check_numbers(folder, [key for key in tensors if key.endswith(".weight")], tensors)
     if native is False or reason:
         from paceline.target import hf
 
@@ -113,14 +98,14 @@ def _load_folder(
             folder, name=name, dtype=dtype, device=to, eos_token_ids=ends, trust_remote_code=trust_remote_code
         )
     else:
-        check_layers(folder, config.num_hidden_layers, tensors)
+        files.check_layers(folder, config.num_hidden_layers, tensors)
         if in_blocks:
             from paceline.target.quantised import checkpoint
 
             weights, made_from = checkpoint.read(folder, config, tensors)
         else:
             weights = {**native_weights(folder, config, tensors)}
-            made_from = fingerprint(weights)
+            made_from = files.fingerprint(weights)
         weights, made_of = in_precision(name, weights, precision)
         made = Decoder(
             config, weights, name=name, dtype=dtype, device=to, eos_token_ids=ends, weights_fingerprint=made_from,
@@ -152,7 +137,7 @@ def _load_file(
 def native_weights(folder: Path, config: PretrainedConfig, tensors: Mapping[str, Any]) -> dict[str, torch.Tensor]:
     """The tensors that the native decoder reads, mapped from disk. ModelError for a missing one or another shape."""
     shapes = weight_shapes(config)
-    check_shapes(folder, shapes, tensors)
+    files.check_shapes(folder, shapes, tensors)
     return {key: tensors[key].get_tensor(key) for key in shapes}
 
 
@@ -179,16 +164,16 @@ def quantise_folder(model: str | Path, out: str | Path, precision: str) -> int:
     Returns the bytes of its weights. Raises PacelineError, one line, if it cannot be read or written."""
     from paceline.target.quantised import checkpoint
 
-    name, folder = name_of(model), find(model, [*SMALL_FILES, "*.safetensors"])
+    name, folder = files.name_of(model), find(model, [*SMALL_FILES, "*.safetensors"])
     config, tensors = _text_part(read_config(folder), open_weights(folder))
-    if reason := _not_native(config) or ("its weights are in blocks already" if quantisation(config) else None):
+    if reason := _not_native(config) or ("its weights are in blocks already" if files.quantisation(config) else None):
         raise ModelError(f"{name} cannot be quantised: {reason}")
     weights = native_weights(folder, config, tensors)
     return checkpoint.write(folder, Path(out).expanduser(), config, weights, precision)
 
 
 def _not_native(config: PretrainedConfig) -> str | None:
-    if getattr(config, "quantization_config", None) is not None and not quantisation(config):
+    if getattr(config, "quantization_config", None) is not None and not files.quantisation(config):
         return "its weights are quantized"
     return unsupported(config)
 
@@ -238,15 +223,6 @@ def _own_dtype(config: PretrainedConfig, tensors: Mapping[str, Any], device: tor
     return torch.float32 if device.type == "cpu" and not has_units(own) else own
 
 
-def has_units(dtype: torch.dtype) -> bool:
-    """Whether this processor has units for `dtype`."""
-    if dtype == torch.float32 or not torch.backends.mkldnn.is_available():
-        return dtype == torch.float32
-    ops = torch.ops.mkldnn
-    supported = {torch.bfloat16: ops._is_mkldnn_bf16_supported, torch.float16: ops._is_mkldnn_fp16_supported}
-    return dtype in supported and bool(supported[dtype]())
-
-
 def has_tokenizer(folder: str | Path) -> bool:
     """Whether a model's folder holds a tokenizer; True for a name of the hub."""
     path = Path(folder).expanduser()
@@ -260,11 +236,11 @@ def load_tokenizer(model: str | Path, *, trust_remote_code: bool = False) -> Tok
     SentencePiece file (tokenizer.model) needs the package sentencepiece.
 
     Raises ModelError if there is no tokenizer, or if it has token ids that the model in the folder does not know."""
-    if is_gguf(model):
+    if files.is_gguf(model):
         from paceline.target.quantised.gguf import GGUF
         from paceline.target.quantised.gguf_tokenizer import same_tokens, tokenizer_of
 
-        file = GGUF(gguf_of(model))
+        file = GGUF(files.gguf_of(model))
         folder, name = file.path.parent, file.path.stem
         if has_tokenizer(folder):
             tokenizer = _tokenizer_in(folder, name, trust_remote_code)
@@ -274,33 +250,33 @@ def load_tokenizer(model: str | Path, *, trust_remote_code: bool = False) -> Tok
     path = Path(model).expanduser()
     if path.is_file() and path.suffix == ".model":
         return Tokenizer(_sentencepiece(path), str(model))
-    return _tokenizer_in(find(model, SMALL_FILES), name_of(model), trust_remote_code)
+    return _tokenizer_in(find(model, SMALL_FILES), files.name_of(model), trust_remote_code)
 
 
 def tokenizer_for(model: str | Path, tokenizer: str | Path) -> Tokenizer:
     """The tokenizer named `tokenizer`, for `model`. ModelError if `model` is a GGUF file with other tokens."""
     named = load_tokenizer(tokenizer)
-    if is_gguf(model):
+    if files.is_gguf(model):
         from paceline.target.quantised.gguf import GGUF
         from paceline.target.quantised.gguf_tokenizer import same_tokens
 
-        if not same_tokens(named, GGUF(gguf_of(model)), all_of_them=False):
+        if not same_tokens(named, GGUF(files.gguf_of(model)), all_of_them=False):
             raise ModelError(f"the tokenizer {tokenizer} has other tokens than {model}: it is another model's")
     return named
 
 
 def _tokenizer_in(folder: Path, name: str, trust_remote_code: bool) -> Tokenizer:
-    files = [file for file in ("config.json", "tokenizer_config.json", *TOKENIZER_FILES) if (folder / file).exists()]
-    if files == ["tokenizer.model"]:  # transformers makes no tokenizer of this file alone
+    there = [file for file in ("config.json", "tokenizer_config.json", *TOKENIZER_FILES) if (folder / file).exists()]
+    if there == ["tokenizer.model"]:  # transformers makes no tokenizer of this file alone
         return Tokenizer(_sentencepiece(folder / "tokenizer.model"), name)
-    if not set(files) & set(TOKENIZER_FILES):
+    if not set(there) & set(TOKENIZER_FILES):
         raise ModelError(f"{folder} has no tokenizer: none of {', '.join(TOKENIZER_FILES)} is there")
     try:
         inner = AutoTokenizer.from_pretrained(folder, trust_remote_code=trust_remote_code)
     except Exception as error:  # third-party parsers of many formats may raise anything
-        raise ModelError(f"the tokenizer in {folder} cannot be read: {one_line(error)}") from error
+        raise ModelError(f"the tokenizer in {folder} cannot be read: {files.one_line(error)}") from error
     inner.model_max_length = sys.maxsize  # the engine checks the context; transformers would warn
-    if "config.json" in files:
+    if "config.json" in there:
         known = getattr(read_config(folder, trust_remote_code).get_text_config(), "vocab_size", None)
         highest = max(inner.get_vocab().values(), default=0)
         if known is not None and highest >= known:
@@ -322,4 +298,4 @@ def _sentencepiece(file: Path) -> SentencePiece:
     try:
         return SentencePiece(sentencepiece.SentencePieceProcessor(model_file=str(file)))
     except (RuntimeError, OSError) as error:
-        raise ModelError(f"{file} cannot be read as a SentencePiece model: {one_line(error)}") from error
+        raise ModelError(f"{file} cannot be read as a SentencePiece model: {files.one_line(error)}") from error

@@ -13,13 +13,12 @@ from typing import Any
 
 import numpy as np
 import torch
-from numpy.typing import NDArray
 
 from paceline.engine.round import Segment
-from paceline.engine.tree import IntArray, ancestors
+from paceline.engine.tree import IntArray
 from paceline.errors import ModelError
 from paceline.target.base import Target
-from paceline.target.hf import HFTarget, OneForward, Padding, Results
+from paceline.target.hf import HFTarget, OneForward, Padding, Results, visible
 
 GRANULE = 16  # columns of a block are a multiple of this
 
@@ -39,13 +38,6 @@ class Block:
     end: int
     pads: list[int] = field(default_factory=list)
     width: int = 0
-
-    def write(self, layer: int, keys: torch.Tensor, values: torch.Tensor) -> tuple[torch.Tensor, torch.Tensor]:
-        """Store keys and values [rows, kv_heads, width, head_dim]; return those of all columns."""
-        end = self.end + self.width
-        self.kv[layer, 0, :, :, self.end : end] = keys
-        self.kv[layer, 1, :, :, self.end : end] = values
-        return self.kv[layer, 0, :, :, :end], self.kv[layer, 1, :, :, :end]
 
 
 @dataclass(eq=False)
@@ -75,14 +67,14 @@ class RectangularCache:
     """Keys and values of rows that come and go, in blocks that are made anew when their rows change.
 
     moved_bytes  bytes of keys and values read and written so far to realign rows.
-    realigned    number of realignments; arranged: number of forwards."""
+    realigned    number of realignments."""
 
     def __init__(self, layers: int, kv_heads: int, head_dim: int, dtype: torch.dtype, device: torch.device | str):
         self._shape = (layers, 2, kv_heads, head_dim)
         self._dtype, self._device = dtype, device
         self._bytes_per_token = 2 * layers * kv_heads * head_dim * dtype.itemsize
         self._rows: dict[int, _Row] = {}
-        self.moved_bytes = self.realigned = self.arranged = 0
+        self.moved_bytes = self.realigned = 0
 
     def add_row(self, expected_length: int) -> int:
         """The lowest free slot, empty. Memory is allocated when the row is first run."""
@@ -108,7 +100,6 @@ class RectangularCache:
         """The block of exactly these rows, right-aligned. Row i runs counts[i] tokens next, right-aligned too."""
         rows, width = [self._row(slot) for slot in slots], max(counts)
         block, length = _aligned(rows, slots), sum(row.length for row in rows)
-        self.arranged += 1
         if block is None:
             self.realigned += length > 0
             self.moved_bytes += 2 * length * self._bytes_per_token
@@ -172,8 +163,8 @@ class RectangularTarget(HFTarget):
 
     def __init__(self, inner: HFTarget):
         vars(self).update(vars(inner) | {"threads": inner.threads})
-        layers, _, _, heads, _, size = inner.cache.shape
-        self.cache = RectangularCache(layers, heads, size, inner.cache.dtype, inner.device)
+        layers, _, _, heads, _, size = inner.cache.kv.shape
+        self.cache = RectangularCache(layers, heads, size, inner.cache.kv.dtype, inner.device)
 
     def _forwards(self, segments: Sequence[Segment]) -> Iterator[list[int]]:
         yield list(range(len(segments)))
@@ -185,27 +176,14 @@ class RectangularTarget(HFTarget):
         padding = Padding(segments, self.device)
         tokens = self._packed(s.tokens for s in segments)
         positions = self._packed(length + s.depth for length, s in zip(lengths, segments, strict=True))
-        mask = self._additive(_visible(segments, block))
+        columns = block.end + block.width
+        places = [(pad, block.end, columns - s.num_run) for pad, s in zip(block.pads, segments, strict=True)]
+        mask = self._additive(visible(segments, places, block.width, columns))
         self.clock.lap("prepare")
         return self._run(segments, padding, tokens, positions, mask, _Columns(block), hidden_layers)
 
     def _packed(self, of_segments: Iterable[IntArray]) -> torch.Tensor:
         return torch.from_numpy(np.concatenate([*of_segments])).to(self.device)
-
-
-def _visible(segments: Sequence[Segment], block: Block) -> NDArray[np.bool_]:
-    """The columns that each query sees, bool [rows, queries, columns]: its row's tokens, its ancestors and itself.
-
-    Padding sees the first column, or its softmax would be NaN."""
-    columns = block.end + block.width
-    visible = np.zeros((len(segments), block.width, columns), np.bool_)
-    visible[:, :, 0] = True
-    for row, (segment, pad) in enumerate(zip(segments, block.pads, strict=True)):
-        n = segment.num_run
-        visible[row, -n:, 0] = False
-        visible[row, -n:, pad : block.end] = True
-        visible[row, -n:, columns - n :] = ancestors(segment.parent)
-    return visible
 
 
 class _Columns(OneForward):
@@ -219,4 +197,6 @@ class _Columns(OneForward):
         self, key_states: torch.Tensor, value_states: torch.Tensor, layer_idx: int, *args: Any, **kwargs: Any
     ) -> tuple[torch.Tensor, torch.Tensor]:
         """Write keys and values [rows, kv_heads, queries, head_dim]; return those of all columns."""
-        return self._block.write(layer_idx, key_states, value_states)
+        begin, kv = self._block.end, self._block.kv[layer_idx, :, :, :, : self._keys]
+        kv[0, :, :, begin:], kv[1, :, :, begin:] = key_states, value_states
+        return kv[0], kv[1]

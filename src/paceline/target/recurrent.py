@@ -27,8 +27,8 @@ import torch.nn.functional as F
 
 from paceline.engine.round import Segment
 from paceline.engine.tree import IntArray, ancestors
-from paceline.target.linear import Linear, stacked
-from paceline.target.quantised.blocks import Blocks, tensors_of
+from paceline.target.linear import LayerPart, stacked
+from paceline.target.quantised.blocks import WeightsByName, tensors_of
 from paceline.target.shape import Delta, Shape
 
 if TYPE_CHECKING:
@@ -152,11 +152,6 @@ class RecurrentState:
         """States of a row of `length` tokens, by length: those that were kept, and the present one, which changes."""
         row = self.rows[slot]
         return {n: state for n, state in row.kept.items() if n < length} | {length: row.now}
-
-    @torch.inference_mode()
-    def restore(self, slot: int, state: State) -> None:
-        """Give a row a copy of a state."""
-        self.rows[slot].now = state.clone()
 
     @torch.inference_mode()
     def arrange(self, slot: int, nodes: Sequence[int]) -> None:
@@ -312,14 +307,14 @@ def _advanced(state: torch.Tensor, k: torch.Tensor, updates: torch.Tensor, log: 
     return left[..., 0, :].exp()[..., None, None] * state + torch.einsum("...nhk,...nhv->...hkv", k, updates)
 
 
-class GatedDelta:
+class GatedDelta(LayerPart):
     """A layer's gated delta rule: out(norm(rule(qkvz(x), ba(x)))). It stands where others have `Attention`.
 
     weights  "in_proj_qkvz.weight" and "in_proj_ba.weight", or "in_proj_qkv.weight" and those of z, b and a; with
              "conv1d.weight", "A_log", "dt_bias", "norm.weight" and "out_proj.weight"."""
 
-    def __init__(self, weights: Mapping[str, torch.Tensor | Blocks], shape: Shape, ops: TorchOps):
-        vectors, dtype = tensors_of(weights), ops.cos.dtype
+    def __init__(self, weights: WeightsByName, shape: Shape, ops: TorchOps):
+        self.ops, vectors, dtype = ops, tensors_of(weights), ops.cos.dtype
         names = [[f"in_proj_{part}" for part in parts] for parts in (("qkvz", "qkv", "z"), ("ba", "b", "a"))]
         self.qkv, self.ba = (stacked(weights, of, dtype) for of in names)
         self.out = stacked(weights, ["out_proj"], dtype)
@@ -329,15 +324,6 @@ class GatedDelta:
         )
         self.conv, self.rate = conv[:, 0].T.contiguous(), -rate.exp()
         self.shift, self.norm, self.eps = shift, norm, shape.eps
-
-    @property
-    def products(self) -> tuple[Linear, ...]:
-        """The matrix products, in order of computation."""
-        return self.qkv, self.ba, self.out
-
-    def make_exact(self, ops: TorchOps) -> None:
-        """As `Layer.make_exact`."""
-        self.qkv, self.ba, self.out = self.qkv.exact(), self.ba.exact(), self.out.exact()
 
     def __call__(self, x: torch.Tensor, layout: Layout, cache: Writer, layer: int) -> torch.Tensor:
         """As `Attention`; `layer` is its number among the recurrent ones."""

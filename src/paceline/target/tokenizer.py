@@ -26,6 +26,7 @@ class Tokenizer:
     def __init__(self, inner: Any, name: str = "tokenizer"):
         self.inner = inner
         self.name = name
+        self._backend: Backend | None = getattr(inner, "backend_tokenizer", None)
         self._shows = False
 
     @property
@@ -134,10 +135,6 @@ class Tokenizer:
         if self._scheme in ("pieces", "pieces, strip"):
             return PieceDetokenizer(self._pieces, strip=self._scheme == "pieces, strip" and not continues)
         return WindowDetokenizer(self.decode, self._special, prompt)
-
-    @cached_property
-    def _backend(self) -> Backend | None:
-        return getattr(self.inner, "backend_tokenizer", None)
 
     @cached_property
     def _special(self) -> frozenset[int]:

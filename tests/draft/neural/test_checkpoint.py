@@ -116,9 +116,10 @@ def test_another_target_is_refused_by_both_names(tmp_path, target, change, why):
     assert "was trained for theirs, not for mine" in message
     assert why in message
     if "tokenizer_fingerprint" in change:
-        assert why in refusal(tmp_path / "d", "demo", target, any_target=True)
+        with pytest.raises(MethodError, match=why):
+            check_target(tmp_path / "d", facts, target, any_target=True)
     else:
-        open_drafter(tmp_path / "d", "demo", target, any_target=True)
+        check_target(tmp_path / "d", facts, target, any_target=True)
     open_drafter(tmp_path / "d", "demo", None)
 
 

@@ -376,7 +376,7 @@ class Checking(OnModel):
             if n:
                 fresh = self.model.add_row(n)
                 self.model.verify([Segment.chunk(fresh, row.tokens[:n], last=False)])
-                kv = self.model.cache._kv[..., :n, :]
+                kv = self.model.cache.kv[..., :n, :]
                 torch.testing.assert_close(kv[:, :, self._slots[row.id]], kv[:, :, fresh], atol=2e-5, rtol=1e-4)
                 self.model.drop_row(fresh)
                 self.checked += 1

@@ -18,11 +18,11 @@ from paceline.draft.neural.vocab import (
     FILE,
     Vocabulary,
     best_tokens,
+    cut_head,
     kept_tokens,
     must_keep,
     read_vocabulary,
     save_vocabulary,
-    trim,
     vocab_size,
 )
 from paceline.engine.request import Row
@@ -207,7 +207,8 @@ def test_heads_of_transformers_are_trimmed_too(family, tmp_path):
     save_vocabulary(draft / FILE, Vocabulary(torch.arange(4), torch.arange(models.VOCAB_SIZE)))
     full, trimmed = (load(draft, dtype="float32") for _ in range(2))
     assert isinstance(trimmed, HFTarget)
-    keep = trim(trimmed, "40", draft, TableTarget(models.VOCAB_SIZE))
+    keep = kept_tokens("40", draft, TableTarget(models.VOCAB_SIZE))
+    cut_head(trimmed, keep, "refused")
     logits = []
     for model in (full, trimmed):
         segment = Segment.chunk(model.add_row(8), np.array([5, 300, 7, 30]), last=True)
@@ -215,8 +216,8 @@ def test_heads_of_transformers_are_trimmed_too(family, tmp_path):
     torch.testing.assert_close(logits[1], logits[0][:, keep])
     bias = 4 if family == "gptj" else 0
     assert full.weight_bytes - trimmed.weight_bytes == (models.VOCAB_SIZE - 40) * (64 * 4 + bias)
-    with pytest.raises(MethodError, match="vocab=4: table has no output head"):
-        trim(TableTarget(models.VOCAB_SIZE), "4", draft, TableTarget(models.VOCAB_SIZE))
+    with pytest.raises(MethodError, match="refused"):
+        cut_head(TableTarget(models.VOCAB_SIZE), keep, "refused")
 
 
 # Sampling ---------------------------------------------------------------------------------------------------------

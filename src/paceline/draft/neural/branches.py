@@ -19,12 +19,13 @@ from collections import Counter
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from itertools import islice, takewhile, zip_longest
-from typing import Any, Literal, NamedTuple
+from typing import Literal, NamedTuple
 
 import numpy as np
 import torch
 
 from paceline.draft.acceptance import Lengths
+from paceline.draft.base import View
 from paceline.draft.neural.drafts import Draft, best_tokens
 from paceline.draft.neural.stepping import Stepping
 from paceline.engine.request import Row
@@ -104,19 +105,11 @@ class _State:
     table: dict[tuple[int, int], Branch] = field(default_factory=dict)
 
 
-class _Later:
+def _later(row: Row, ahead: int) -> View:
     """A row, with the random draws of the round that begins `ahead` tokens later."""
-
-    def __init__(self, row: Row, ahead: int):
-        self._row = row
-        self.random = row.random if row.params.is_greedy else RowRandom(row.random.seed)
-        self.random.free.begin(row.num_new + ahead)
-
-    def __getattr__(self, name: str) -> Any:
-        return getattr(self._row, name)
-
-    def __len__(self) -> int:
-        return len(self._row)
+    random = row.random if row.params.is_greedy else RowRandom(row.random.seed)
+    random.free.begin(row.num_new + ahead)
+    return View(row, random=random)
 
 
 class Ahead:
@@ -124,14 +117,15 @@ class Ahead:
 
     num_candidates  mean number of branches for a position; 0: nothing is drafted ahead.
     branches        most branches for a row; None: num_candidates for every position.
-    fresh           draft a window if none was drafted ahead; else it is empty."""
+    fresh           draft a window if none was drafted ahead; else it is empty.
+    joined          candidates that are given are added to the draft's own, and do not replace them."""
 
     def __init__(
         self, drafter: Stepping, num_candidates: int, branches: int | None = None, layout: Layout = "measured",
-        fresh: bool = True,
+        fresh: bool = True, joined: bool = False,
     ):  # fmt: skip
         self.drafter, self.num_candidates, self.branches = drafter, num_candidates, branches
-        self.layout, self.fresh = layout, fresh
+        self.layout, self.fresh, self.joined = layout, fresh, joined
         self.lengths = Lengths(WINDOWS)  # accepted tokens of windows
         self._most = most_candidates(num_candidates, layout)
         self._states: dict[int, _State] = {}
@@ -207,7 +201,7 @@ class Ahead:
         """A window without tokens."""
         state.tops, row = [], state.row
         self.drafter.catch_up(row)
-        return Draft.of(row, self.drafter.cached(row), self.drafter.end_tokens(row))
+        return self.drafter.begin(row)
 
     def _note_tops(self, drafts: Sequence[Draft], logits: torch.Tensor) -> None:
         """Keep the candidates for every position of a window that is drafted now."""
@@ -221,11 +215,10 @@ class Ahead:
         logits = logits[:, 0] if logits.dim() == 3 else logits
         return top_of(logits, self._most + 1, self.drafter.columns)
 
-    def look_ahead(self, given: Mapping[int, Candidates] | None = None, joined: bool = False) -> None:
+    def look_ahead(self, given: Mapping[int, Candidates] | None = None) -> None:
         """Draft the next window for the likeliest outcomes of the windows just returned.
 
-        given   candidates by row, instead of the draft's own; a row without any gets no branch.
-        joined  use the draft's own too."""
+        given  candidates by row; a row without any gets no branch. None: the draft's own are the only ones."""
         if not self.num_candidates:
             return
         states = [state for state in self._out if state.row.finish_reason is None]
@@ -233,7 +226,7 @@ class Ahead:
         grown = []
         for state in states:
             others = None if given is None else given.get(state.row.id, ())
-            tops = state.tops if others is None else _merged(state.tops, others) if joined else others
+            tops = state.tops if others is None else _merged(state.tops, others) if self.joined else others
             grown += [(state, branch) for branch in self._roots(state, self._keys(state.window, tops))]
         self._grow(grown)
 
@@ -266,7 +259,7 @@ class Ahead:
         root = main.known - 1
         for a, v in keys:
             path = [main.tokens[root], *window[:a], v]
-            draft = replace(Draft.chain(_Later(state.row, a + 1), path, main.ends), known=1, ahead=a + 1)
+            draft = replace(Draft.chain(_later(state.row, a + 1), path, main.ends), known=1, ahead=a + 1)
             if self.drafter.most(draft) > 0 and not main.ends.intersection(path[1:]):
                 main.add(v, root + a)
                 state.table[a, v] = Branch(draft, [len(main.tokens) - 1])

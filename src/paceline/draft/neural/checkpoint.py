@@ -11,13 +11,13 @@ they are named themselves, and only tensors of them."""
 
 import json
 import pickle
-import re
 from collections.abc import Mapping
 from dataclasses import asdict, dataclass
 from pathlib import Path
 from typing import Any, Self
 
 import torch
+from packaging.version import InvalidVersion, Version
 from safetensors import SafetensorError
 from safetensors.torch import load_file, save_file
 from torch import Tensor
@@ -26,7 +26,7 @@ from paceline import __version__
 from paceline.errors import MethodError, meant
 from paceline.jsonl import loads, replacing, write_whole
 from paceline.target.base import Facts
-from paceline.target.quantised.blocks import KINDS, Blocks
+from paceline.target.quantised.blocks import KINDS, Blocks, WeightsByName
 
 WEIGHTS, CONFIG = "model.safetensors", "config.json"
 KIND = "paceline_drafter"
@@ -58,9 +58,7 @@ class TargetFacts:
         )
 
 
-def save_drafter(
-    out: Path, kind: str, *, config: dict[str, Any], tensors: Mapping[str, Tensor | Blocks], target: TargetFacts
-) -> None:
+def save_drafter(out: Path, kind: str, *, config: dict[str, Any], tensors: WeightsByName, target: TargetFacts) -> None:
     """Write a drafter into the folder `out`, as `save_folder` does. config.json names the matrices in blocks."""
     blocks = {name: w for name, w in tensors.items() if isinstance(w, Blocks)}
     plain = {name: w.data if isinstance(w, Blocks) else w for name, w in tensors.items()}
@@ -89,19 +87,16 @@ def save_tensors(file: Path, tensors: Mapping[str, Tensor], metadata: dict[str, 
     file.chmod(0o644)  # safetensors writes for the owner alone
 
 
-def open_drafter(
-    path: str | Path, kind: str, target: Facts | None, *, any_target: bool = False
-) -> tuple[dict[str, Any], dict[str, Tensor]]:
+def open_drafter(path: str | Path, kind: str, target: Facts | None) -> tuple[dict[str, Any], dict[str, Tensor]]:
     """Configuration and tensors (on the CPU, as they are stored) of the drafter in folder `path`.
 
-    target      the target it is to draft for; None: not checked.
-    any_target  it drafts for every target with the tokenizer of the one it was trained for.
+    target  the target it is to draft for; None: not checked.
 
     Raises MethodError if there is no such drafter, it is of another kind, cut off, or for another target."""
     folder = Path(path).expanduser()
     config = read_drafter(folder, kind)
     if target is not None:
-        check_target(folder, _facts(folder, config), target, any_target=any_target)
+        check_target(folder, _facts(folder, config), target)
     return config, _expanded(folder, config.get(BLOCKS, {}), _tensors(folder / WEIGHTS))
 
 
@@ -181,21 +176,21 @@ def _expanded(folder: Path, formats: Mapping[str, str], tensors: dict[str, Tenso
 
 def _check_version(wrote: Any, folder: Path) -> None:
     """MethodError for a checkpoint of a later version than this, whose format nobody can know here."""
-    if wrote is None:
-        return
-    numbers = re.match(r"(\d+)\.(\d+)", str(wrote))
-    if numbers is None:
-        raise MethodError(f"{folder / CONFIG} does not say which version of paceline wrote it: train the drafter again")
-    own = re.match(r"(\d+)\.(\d+)", __version__)
-    assert own is not None
-    if tuple(map(int, numbers.groups())) > tuple(map(int, own.groups())):
+    try:
+        is_later = wrote is not None and Version(str(wrote)).release[:2] > Version(__version__).release[:2]
+    except InvalidVersion:
+        why = "does not say which version of paceline wrote it: train the drafter again"
+        raise MethodError(f"{folder / CONFIG} {why}") from None
+    if is_later:
         raise MethodError(
             f"{folder} was written by paceline {wrote} and this is {__version__}: upgrade, or train the drafter again"
         )
 
 
 def check_target(folder: Path, made_for: TargetFacts, target: Facts, *, any_target: bool = False) -> None:
-    """MethodError, with both names and what differs, if a drafter `made_for` one target does not fit another."""
+    """MethodError, with both names and what differs, if a drafter `made_for` one target does not fit another.
+
+    any_target  it drafts for every target with the tokenizer of the one it was trained for."""
     here = TargetFacts.of(target)
     if made_for.tokenizer_fingerprint and here.tokenizer_fingerprint:
         if made_for.tokenizer_fingerprint != here.tokenizer_fingerprint:
@@ -237,9 +232,8 @@ def check_all(path: str | Path, tensors: Mapping[str, Tensor], shapes: Mapping[s
     half random, or be another head."""
     missing, extra = sorted(shapes.keys() - tensors.keys()), sorted(tensors.keys() - shapes.keys())
     if missing or extra:
-        parts = [f"has no {_few(missing)}"] * bool(missing) + [f"has {_few(extra)}, which nothing here reads"] * bool(
-            extra
-        )
+        parts = [f"has no {_few(missing)}"] if missing else []
+        parts += [f"has {_few(extra)}, which nothing here reads"] if extra else []
         raise MethodError(f"{path} {' and '.join(parts)}: it is another kind of head, or a part of one")
     for name, shape in shapes.items():
         if tuple(tensors[name].shape) != tuple(shape):

@@ -6,20 +6,20 @@ responses to earlier requests are dropped. A process that dies, fails or is too 
 import os
 import socket
 import struct
-from collections.abc import Callable, Iterator, Mapping, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from contextlib import contextmanager, nullcontext, suppress
 from dataclasses import dataclass
 from functools import cache
 from multiprocessing import get_context
 from multiprocessing.connection import Connection
 from multiprocessing.process import BaseProcess
-from time import perf_counter
 from types import SimpleNamespace
 from typing import Any, cast
 from weakref import finalize
 
 import torch
 
+from paceline.draft.cost import seconds_of
 from paceline.draft.neural.branches import Ahead, Ask, Candidates, Window
 from paceline.engine.sampling import SamplingParams
 from paceline.engine.tree import IntArray
@@ -47,7 +47,6 @@ class Setup:
 
     drafter  its spec. facts: of the target. ahead: the options of `Ahead`.
     own      the draft's own candidates are the only ones, so the process looks ahead without waiting for others.
-    joined   candidates from the target are added to the draft's own.
     threads  processor threads. cores: where it may run; empty: everywhere.
     limit_s  most seconds for a response."""
 
@@ -55,7 +54,6 @@ class Setup:
     facts: Facts
     ahead: Mapping[str, Any]
     own: bool = True
-    joined: bool = False
     threads: int = 1
     cores: frozenset[int] = frozenset()
     limit_s: float = 20.0
@@ -93,7 +91,7 @@ class DraftWorker:
         windows = self._ask("windows", asks)
         return [Window(id, tokens, [torch.from_numpy(q) for q in probs], *rest) for id, tokens, probs, *rest in windows]
 
-    def look_ahead(self, given: Mapping[int, Candidates] | None = None, joined: bool = False) -> None:
+    def look_ahead(self, given: Mapping[int, Candidates] | None = None) -> None:
         """Send candidates. Without any, nothing is sent: the process looks ahead by itself."""
         if given is not None:
             self._send("look_ahead", given)
@@ -102,14 +100,14 @@ class DraftWorker:
         """Time of work on both sides in turn, over the time of the same work at once: 2 if they overlap, 1 if not."""
         _work(seconds)
         self._ask("work", seconds)  # the first time, each side measures how much work fills `seconds`
-        in_turn = _seconds(lambda: _work(seconds)) + _seconds(lambda: self._ask("work", seconds))
+        in_turn = seconds_of(lambda: _work(seconds)) + seconds_of(lambda: self._ask("work", seconds))
 
         def both() -> None:
             self._send("work", seconds)
             _work(seconds)
             self._answer()
 
-        return in_turn / _seconds(both)
+        return in_turn / seconds_of(both)
 
     def close(self) -> None:
         """End the process."""
@@ -158,17 +156,11 @@ def _end(process: BaseProcess, pipe: Connection) -> None:
         process.join(5)
 
 
-def _seconds(act: Callable[[], object]) -> float:
-    began = perf_counter()
-    act()
-    return perf_counter() - began
-
-
 @cache
 def _products(seconds: float) -> tuple[torch.Tensor, torch.Tensor, int]:
     """A matrix, a vector, and how many times this process multiplies them in `seconds`."""
     matrix, vector = torch.ones(1024, 1024), torch.ones(1024)
-    took = _seconds(lambda: [matrix @ vector for _ in range(50)])
+    took = seconds_of(lambda: [matrix @ vector for _ in range(50)])
     return matrix, vector, max(1, int(50 * seconds / took))
 
 
@@ -230,19 +222,14 @@ def _ready(setup: Setup) -> Ahead:
 
 def _act(setup: Setup, ahead: Ahead, pipe: Connection, kind: str, number: int, message: tuple[Any, ...]) -> None:
     """Answer one message."""
-    if kind == "open":
-        ahead.open(*message)
-    elif kind == "drop":
-        ahead.drop(*message)
+    if kind == "work":
+        _work(*message)
+        pipe.send((number, None))
     elif kind == "windows":
         windows = ahead.windows(*message)
         arrays = [[q.float().cpu().numpy() for q in one.probs] for one in windows]
         pipe.send((number, [(w.id, w.tokens, q, w.hit, w.calls) for w, q in zip(windows, arrays, strict=True)]))
         if setup.own and not pipe.poll():
             ahead.look_ahead()
-    elif kind == "look_ahead":
-        (given,) = message
-        ahead.look_ahead(given, setup.joined)
-    elif kind == "work":
-        _work(*message)
-        pipe.send((number, None))
+    else:  # open, drop or look_ahead, which have no answer
+        getattr(ahead, kind)(*message)

@@ -28,7 +28,7 @@ class Draft:
     done            number of nodes that were run. calls: forwards so far.
     probs           distributions [V] that the drafted tokens were drawn from; empty if they were not drawn.
     features        states [n, H] of the nodes run so far, for drafters that use states.
-    tree            the proposed tree. numbers: for each of its nodes the node here; None if it was never run."""
+    numbers         for each node of the proposed tree the node here; None if it was never run."""
 
     row: Request
     known: int
@@ -41,13 +41,7 @@ class Draft:
     calls: int = 0
     probs: list[torch.Tensor] = field(default_factory=list)
     features: list[torch.Tensor] = field(default_factory=list)
-    tree: DraftTree | None = None
     numbers: list[int | None] = field(default_factory=list)
-
-    @classmethod
-    def of(cls, row: Request, cached: int, ends: frozenset[int] = frozenset()) -> Draft:
-        """An empty draft; the model has run `cached` of the row's tokens."""
-        return cls.chain(row, row.tokens[cached:].tolist(), ends)
 
     @classmethod
     def chain(cls, row: Request, known: list[int], ends: frozenset[int] = frozenset()) -> Draft:
@@ -87,7 +81,7 @@ class Draft:
         return Segment(slot, np.array(self.tokens), np.array(self.parent), start=self.done, num_logits=num_logits)
 
     def accepted(self, path: Sequence[int]) -> list[int]:
-        """The nodes, of those that were run, that are committed when `path` of `tree` is accepted."""
+        """The nodes, of those that were run, that are committed when `path` of the proposed tree is accepted."""
         nodes = list(range(self.known))
         for node in path[1:]:
             number = self.numbers[node]
@@ -108,9 +102,7 @@ def chain_tree(draft: Draft, source: str) -> DraftTree:
     return drawn_chain(draft.row.last_token, draft.drafted, draft.probs, source, draft.calls)
 
 
-def drawn_chain(
-    root: int, tokens: Sequence[int], probs: Sequence[torch.Tensor], source: str, calls: int
-) -> DraftTree:
+def drawn_chain(root: int, tokens: Sequence[int], probs: Sequence[torch.Tensor], source: str, calls: int) -> DraftTree:
     """A chain of `tokens`. probs: the distributions [V] they were drawn from; empty if they were not drawn."""
     tree = DraftTree.chain(root, list(tokens), source=source, calls=calls)
     if probs:

@@ -9,7 +9,7 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 from dataclasses import dataclass
-from typing import Any, ClassVar, Literal, Protocol
+from typing import Any, ClassVar, Literal
 
 import torch
 import torch.nn.functional as F
@@ -24,8 +24,9 @@ from paceline.draft.neural.vocab import kept_rows
 from paceline.draft.spec import option
 from paceline.engine.request import Request
 from paceline.engine.round import Segment
+from paceline.engine.tree import IntArray
 from paceline.target.base import Facts, Needs
-from paceline.target.cache import RaggedCache
+from paceline.target.cache import Pair, RaggedCache
 from paceline.target.linear import Linear
 
 
@@ -40,8 +41,8 @@ class FeatureConfig(SteppingConfig):
     dtype: Precision = option("auto", PRECISION)
 
 
-class Network(Protocol):
-    """A head, bound to a target.
+class Network:
+    """Base of heads that are bound to a target.
 
     taps     layers whose inputs it reads (`Needs.hidden_layers`). cache: its own.
     table    [V, H]: embeds tokens. head: its output head. columns: tokens of the head's rows; None: all.
@@ -51,17 +52,17 @@ class Network(Protocol):
     cache: RaggedCache
     table: torch.Tensor
     head: Linear
-    columns: torch.Tensor | None
+    columns: torch.Tensor | None = None
     nbytes: int
 
     def first(self, states: torch.Tensor) -> torch.Tensor:
         """Features [N, H] of the target's states [N, taps * target's H]."""
+        return states
 
-    def forward(
-        self, embedded: torch.Tensor, features: torch.Tensor, segments: Sequence[Segment]
-    ) -> tuple[torch.Tensor, torch.Tensor]:
+    def forward(self, embedded: torch.Tensor, features: torch.Tensor, segments: Sequence[Segment]) -> Pair:
         """Run the segments' nodes, given their embeddings and features [N, H]. Returns their children's features
         [N, H], and the input [M, H] of the output head for the nodes whose logits are wanted."""
+        raise NotImplementedError
 
 
 class FeatureDrafter(StateReader, Stepping):
@@ -70,10 +71,7 @@ class FeatureDrafter(StateReader, Stepping):
     Head  makes the `Network` of (path, config.json, tensors by name, target, precision); MethodError if it cannot."""
 
     Head: ClassVar[type[Any]]
-
-    def __init__(self, config: FeatureConfig):
-        super().__init__(config)
-        self.config = config
+    config: FeatureConfig
 
     def open(self, target: Facts) -> Network:
         """The head of the checkpoint. MethodError if it is not for the target."""
@@ -114,9 +112,7 @@ class FeatureDrafter(StateReader, Stepping):
         return torch.cat(draft.features)[draft.parent[draft.done :]]
 
     @torch.inference_mode()
-    def _forward(
-        self, tokens: Sequence[int], features: torch.Tensor, segments: Sequence[Segment]
-    ) -> tuple[torch.Tensor, torch.Tensor]:
+    def _forward(self, tokens: Sequence[int], features: torch.Tensor, segments: Sequence[Segment]) -> Pair:
         ids = torch.tensor(tokens, device=features.device)
         return self.network.forward(F.embedding(ids, self.network.table), features, segments)
 
@@ -125,9 +121,5 @@ class FeatureDrafter(StateReader, Stepping):
         self.pending.cache.commit(self.pending.slot(draft.row), range(draft.known))
         self.pending.read(draft.row, draft.known)
 
-    def read_chunk(self, row: Request, states: torch.Tensor) -> None:
-        begin, slot = self.cached(row), self.pending.slot(row)
-        tokens = row.tokens[begin : begin + len(states)]
-        segment = Segment.chunk(slot, tokens, last=False)
-        self._forward(tokens.tolist(), self.network.first(states), [segment])
-        self.pending.cache.commit(slot, range(len(states)))
+    def through(self, states: torch.Tensor, following: IntArray, segments: Sequence[Segment]) -> torch.Tensor:
+        return self._forward(following.tolist(), self.network.first(states), segments)[0]

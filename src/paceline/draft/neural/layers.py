@@ -2,7 +2,7 @@
 
     here = placed(tensors, target, "int8")                   # matrices are Blocks, all else tensors
     network = load_module(network, here, target)             # a network that is written as a module
-    layers = OwnLayers(here, ["prefix.layers.0."], target)   # decoder layers of the target's shape
+    layers = own_layers(here, ["prefix.layers.0."], target)  # decoder layers of the target's shape
 
 Fewer bits change how often a draft is right, never the output. Knows no head."""
 
@@ -22,7 +22,7 @@ from paceline.target.decoder import Decoder
 from paceline.target.hf import HFTarget
 from paceline.target.layout import Layout
 from paceline.target.linear import Linear, linear
-from paceline.target.quantised.blocks import Blocks, Weights, quantised, tensors_of
+from paceline.target.quantised.blocks import Blocks, Weights, WeightsByName, quantised, tensors_of, within
 from paceline.target.shape import LayerKind, Shape, layer_shapes, rotary_tables, unsupported
 
 # Weights -------------------------------------------------------------------------------------------------------------
@@ -42,7 +42,7 @@ def placed(tensors: Mapping[str, Tensor], target: Facts, precision: Precision = 
     return {name: w if isinstance(w, Blocks) else w.to(target.dtype) for name, w in made.items()}
 
 
-def load_module(module: nn.Module, weights: Mapping[str, Tensor | Blocks], target: Facts) -> Any:
+def load_module(module: nn.Module, weights: WeightsByName, target: Facts) -> Any:
     """`module` with these weights, on the target's device. Linear layers whose weights are blocks become `Product`s."""
     names = module.state_dict().keys()
     own = {name: w for name, w in weights.items() if name in names}
@@ -68,7 +68,7 @@ class Product(nn.Module):
         return self.product(x.flatten(0, -2)).unflatten(0, x.shape[:-1])
 
 
-def nbytes(weights: Mapping[str, Tensor | Blocks], *without: str) -> int:
+def nbytes(weights: WeightsByName, *without: str) -> int:
     """Bytes of the weights whose names do not begin with one of `without`."""
     return sum(w.nbytes for name, w in weights.items() if not name.startswith(without or ("\0",)))
 
@@ -158,6 +158,9 @@ def head_shapes(shape: Shape, width: int, norms: tuple[str, ...]) -> dict[str, t
     return layer_shapes(shape, width) | {f"{name}.weight": (shape.hidden_size,) for name in norms}
 
 
+NORM = "input_layernorm"
+
+
 class HeadLayers:
     """Decoder layers of one shape, and their cache.
 
@@ -165,15 +168,9 @@ class HeadLayers:
     ops      the elementwise steps.
     vectors  set here: the weights that are not in blocks."""
 
-    def __init__(
-        self, weights: Mapping[str, Tensor | Blocks], prefixes: Sequence[str], shape: Shape, ops: TorchOps,
-        target: Facts,
-    ):  # fmt: skip
+    def __init__(self, weights: WeightsByName, prefixes: Sequence[str], shape: Shape, ops: TorchOps, target: Facts):
         self.shape, self.ops, self.vectors = shape, ops, tensors_of(weights)
-        self.layers = [
-            Layer({name.removeprefix(prefix): w for name, w in weights.items() if name.startswith(prefix)}, shape, ops)
-            for prefix in prefixes
-        ]
+        self.layers = [Layer(within(weights, prefix), shape, ops) for prefix in prefixes]
         self.cache = RaggedCache(
             len(prefixes), shape.num_kv_heads, shape.head_dim, target.max_context, target.dtype, target.device
         )
@@ -183,8 +180,17 @@ class HeadLayers:
         most tokens that a node sees."""
         return begin(segments, self.cache, self.shape, self.ops, like, window)
 
+    def __call__(
+        self, states: Tensor, layout: Layout, cache: Writer, first: int = 0, last: int | None = None
+    ) -> Tensor:
+        """Run layers first..last-1, or all from the first on, over states [N, H]; [N, H]."""
+        for number, layer in enumerate(self.layers[first:last], first):
+            residual, delta = layer(states, None, layout, cache, number)
+            states = residual + delta
+        return states
 
-def rotary_layers(weights: Mapping[str, Tensor | Blocks], config: PretrainedConfig, target: Facts) -> HeadLayers:
+
+def rotary_layers(weights: WeightsByName, config: PretrainedConfig, target: Facts) -> HeadLayers:
     """The layers "layers.0.", "layers.1.", ... of `weights`, with rotary positions, as in `layer_config`."""
     shape = Shape.of(config)
     kind = type(target.ops) if isinstance(target, Decoder) else TorchOps
@@ -204,25 +210,10 @@ def check_width(path: str, width: int, target: Facts) -> None:
 
 # Layers of the target's shape ----------------------------------------------------------------------------------------
 
-NORM = "input_layernorm"
 
-
-class OwnLayers(HeadLayers):
-    """Pre-norm layers of the target's shape without biases.
-
-    They run over committed text alone, so the cache is never rolled back. weights: of `own_shapes`."""
-
-    def __init__(self, weights: Mapping[str, Tensor | Blocks], prefixes: Sequence[str], target: Decoder):
-        super().__init__(weights, prefixes, own_shape(target, len(prefixes)), target.ops, target)
-        self.norms = [self.vectors[f"{prefix}{NORM}.weight"] for prefix in prefixes]
-
-    def __call__(self, states: Tensor, layout: Layout, cache: Writer, first: int, last: int) -> Tensor:
-        """Run layers first..last-1 over states [N, H]; [N, H]."""
-        for number in range(first, last):
-            x = self.ops.norm(states, self.norms[number])
-            residual, delta = self.layers[number](x, states, layout, cache, number)
-            states = residual + delta
-        return states
+def own_layers(weights: WeightsByName, prefixes: Sequence[str], target: Decoder) -> HeadLayers:
+    """Pre-norm layers of the target's shape without biases, for committed text. weights: of `own_shapes`."""
+    return HeadLayers(weights, prefixes, own_shape(target, len(prefixes)), target.ops, target)
 
 
 def own_shape(target: Decoder, layers: int) -> Shape:
@@ -235,6 +226,6 @@ def own_shape(target: Decoder, layers: int) -> Shape:
 
 
 def own_shapes(target: Decoder, prefixes: Sequence[str]) -> dict[str, tuple[int, ...]]:
-    """Name and shape of the tensors of `OwnLayers`."""
+    """Name and shape of the tensors of `own_layers`."""
     of_layer = head_shapes(own_shape(target, 1), target.hidden_size, (NORM,))
     return {f"{prefix}{name}": shape for prefix in prefixes for name, shape in of_layer.items()}

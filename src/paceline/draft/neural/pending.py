@@ -9,13 +9,15 @@ tokens that ended a draft. Rows are independent of each other. Knows no head.
     self.pending.read(row, count)                             # the first `count` are in the head's own cache now
 """
 
-from collections.abc import Iterator, Sequence
+from collections.abc import Sequence
 
+import numpy as np
 import torch
 
 from paceline.draft.base import Drafter
 from paceline.engine.request import Request
-from paceline.engine.round import Round
+from paceline.engine.round import Round, Segment
+from paceline.engine.tree import IntArray
 from paceline.target.base import Facts
 from paceline.target.cache import RaggedCache
 
@@ -73,23 +75,45 @@ class Pending:
         """The first `count` wait no longer."""
         self._states[row.id] = self._states[row.id][count:]
 
-    def chunks(self, row: Request) -> Iterator[torch.Tensor]:
-        """Pieces of CHUNK states, as long as more than that wait; each is read when the next is asked for."""
-        while self.count(row) > CHUNK:
-            yield self._states[row.id][:CHUNK]
-            self.read(row, CHUNK)
-
 
 class StateReader(Drafter):
     """Base of drafters whose head reads every committed state, once and in order.
 
-    Subclasses set `pending` in `bind`, before the first row, and fill in `read_chunk`."""
+    Subclasses set `pending` in `bind`, before the first row, and fill in `through`."""
 
     pending: Pending
 
-    def read_chunk(self, row: Request, states: torch.Tensor) -> None:
-        """Run the head over a row's next states [n, L * H], and commit them in its cache. Nothing is drafted."""
+    def through(self, states: torch.Tensor, following: IntArray, segments: Sequence[Segment]) -> torch.Tensor:
+        """Run the head's own layers over states [N, L * H] of committed tokens; [N, H], from which it drafts.
+
+        Nothing is committed.
+
+        segments   the states' positions and tokens. following: int64 [N], the token after each."""
         raise NotImplementedError
+
+    @torch.inference_mode()
+    def read(self, rows: Sequence[Request], states: Sequence[torch.Tensor]) -> torch.Tensor:
+        """`through` over the rows' next states, [n, L * H] each, and commit them; [sum(n), H]. They wait no longer."""
+        segments, following = [], []
+        for row, of_row in zip(rows, states, strict=True):
+            begin = self.pending.cached(row)
+            tokens, after = (row.tokens[at : at + len(of_row)] for at in (begin, begin + 1))
+            segments.append(Segment.chunk(self.pending.slot(row), tokens, last=False))
+            following.append(after)
+        made = self.through(torch.cat(list(states)), np.concatenate(following), segments)
+        for row, of_row in zip(rows, states, strict=True):
+            self.pending.cache.commit(self.pending.slot(row), range(len(of_row)))
+            self.pending.read(row, len(of_row))
+        return made
+
+    def read_waiting(self, rows: Sequence[Request]) -> dict[int, torch.Tensor]:
+        """`read` all states of these rows that wait; the output of each row that had some, by id."""
+        waiting = [row for row in rows if self.pending.count(row)]
+        if not waiting:
+            return {}
+        states = [self.pending.of(row) for row in waiting]
+        parts = self.read(waiting, states).split([len(of_row) for of_row in states])
+        return {row.id: part for row, part in zip(waiting, parts, strict=True)}
 
     def start(self, row: Request) -> None:
         super().start(row)
@@ -109,6 +133,6 @@ class StateReader(Drafter):
         self.pending.add(round)
         super().observe(round)
         for row in round.rows:
-            if self.pending.cached(row) + self.pending.count(row) < len(row):  # else it has ended inside a draft
-                for states in self.pending.chunks(row):
-                    self.read_chunk(row, states)
+            goes_on = self.pending.cached(row) + self.pending.count(row) < len(row)  # else it has ended inside a draft
+            while goes_on and self.pending.count(row) > CHUNK:
+                self.read([row], [self.pending.of(row)[:CHUNK]])

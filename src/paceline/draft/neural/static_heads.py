@@ -4,33 +4,24 @@ From one state a row, and from the root, the heads guess the tokens of a templat
 gets the r-th best token of head d. Every guess is a point mass, fixed before the target decides a token, so acceptance
 stays lossless. Subclasses fill in `open` and `guess`. Knows no method."""
 
-from collections.abc import Sequence
+import re
+from collections.abc import Iterable, Sequence
 from dataclasses import dataclass
 from itertools import accumulate
 from pathlib import Path
-from time import perf_counter
 from typing import Literal
 
 import numpy as np
 import torch
 
+from paceline.draft import shapes
 from paceline.draft.base import Drafter
-from paceline.draft.cost import SIZES, best_size, time_forwards
+from paceline.draft.cost import SIZES, best_size, seconds_of, time_forwards
 from paceline.draft.neural.layers import PRECISION, Precision, table_and_head
 from paceline.draft.neural.pending import StateReader
+from paceline.draft.neural.stepping import VOCAB
 from paceline.draft.neural.vocab import kept_rows
-from paceline.draft.shapes import (
-    SLOTS,
-    SLOTS_FILE,
-    RankPath,
-    Template,
-    best_paths,
-    compile_template,
-    path_values,
-    published,
-    read_accuracies,
-    template_of,
-)
+from paceline.draft.shapes import RankPath, Template
 from paceline.draft.spec import Options, option
 from paceline.engine.logits import top_tokens
 from paceline.engine.request import Request
@@ -52,22 +43,31 @@ class StaticConfig(Options):
     tree: int | Literal["auto"] | str = option(
         16, "drafted nodes; auto: as many as pay, by measured costs; or a file of paths", least=1
     )
-    vocab: str | None = option(
-        None, "draft only these tokens: the K the target writes most, or a file of `paceline train vocab`"
-    )
+    vocab: str | None = option(None, VOCAB)
     dtype: Precision = option("auto", PRECISION)
     accept: Literal["lossless", "typical"] = option(
         "lossless", "at a temperature: keep the target's distribution, or not (typical acceptance, as published)"
     )
 
 
+def count_heads(path: str, names: Iterable[str], start: str = "") -> tuple[int, int]:
+    """(number of heads, blocks of each) by the names of tensors, which are `start`, head, block and more."""
+    found = [match for name in names if (match := re.match(rf"{start}(\d+)\.(\d+)\.", name))]
+    if not found:
+        raise MethodError(f"{path} has no heads: none of its tensors has a name such as {start}0.0.linear.weight")
+    heads, blocks = (1 + max(int(match[group]) for match in found) for group in (1, 2))
+    return heads, blocks
+
+
 class StaticHeads(Drafter):
     """Base of drafters whose heads fill a tree of fixed shape.
 
+    folder      of the heads and of slots.json.
     last        by row: the state [H] that its next draft is made of.
     own_heads   the network's own output heads, one for each depth; None: the target's for all. Set by `open`.
     own_tokens  tokens int64 [K] of their columns; None: all tokens. Set by `open`."""
 
+    lossless = "yes"
     template: Template
     depth: int
     own_heads: Sequence[Linear] | None = None
@@ -75,6 +75,8 @@ class StaticHeads(Drafter):
 
     def __init__(self, config: StaticConfig):
         self.config = config
+        path = Path(config.checkpoint).expanduser()
+        self.folder = path if path.is_dir() else path.parent
         self.last: dict[int, torch.Tensor] = {}
         if config.accept == "typical":
             self.acceptance, self.lossless = Typical(), "no: typical acceptance"
@@ -156,12 +158,6 @@ class StaticHeads(Drafter):
 
     # Setting up -----------------------------------------------------------------------------------------------
 
-    @property
-    def folder(self) -> Path:
-        """The folder of the heads and of slots.json."""
-        path = Path(self.config.checkpoint).expanduser()
-        return path if path.is_dir() else path.parent
-
     def _trim(self, vocab: str, target: Facts) -> None:
         """Reduce the output heads to the tokens that the option `vocab` keeps; a shared head stays shared."""
         own = None if self.columns is None else torch.from_numpy(self.columns)
@@ -173,7 +169,7 @@ class StaticHeads(Drafter):
         """Choose and compile the tree."""
         tree, ranks = self.config.tree, min(RANKS, tokens)
         if isinstance(tree, str) and tree != "auto":
-            self.template = template_of(tree, tokens, self.name, "a number, auto")
+            self.template = shapes.template_of(tree, tokens, self.name, "a number, auto")
             deepest = int(self.template.depth[-1])
             if deepest > depth:
                 raise MethodError(
@@ -181,35 +177,31 @@ class StaticHeads(Drafter):
                 )
         else:
             shares = self._accuracies(depth, ranks)
-            paths = best_paths(shares, SIZES[-1]) if tree == "auto" else self._paths(shares, int(tree), depth, ranks)
-            self.template = compile_template(paths, ranks)
+            paths = self._paths(shares, SIZES[-1] if tree == "auto" else int(tree), depth, ranks)
+            self.template = shapes.compile_template(paths, ranks)
         self._ranks = int(self.template.rank.max()) + 1
         if tree == "auto":
-            self.template = compile_template(paths[: self._paying(target, shares, paths)], ranks)
+            self.template = shapes.compile_template(paths[: self._paying(target, shares, paths)], ranks)
             self._ranks = int(self.template.rank.max()) + 1
 
     def _accuracies(self, depth: int, ranks: int) -> list[list[float]]:
         """How often each rank of each depth is right: as measured for these heads, or else as published."""
-        known = (self.folder / SLOTS_FILE).is_file()
-        shares = read_accuracies(str(self.folder)) if known else SLOTS
+        known = (self.folder / shapes.SLOTS_FILE).is_file()
+        shares = shapes.read_accuracies(str(self.folder)) if known else shapes.SLOTS
         return [list(row[:ranks]) for row in shares[:depth]]
 
     def _paths(self, shares: Sequence[Sequence[float]], count: int, depth: int, ranks: int) -> list[RankPath]:
-        whole = published()
-        if (self.folder / SLOTS_FILE).is_file() or count != len(whole):
-            return best_paths(shares, count)
+        whole = shapes.published()
+        if (self.folder / shapes.SLOTS_FILE).is_file() or count != len(whole):
+            return shapes.best_paths(shares, count)
         return [path for path in whole if len(path) <= depth and max(path) < ranks]
 
     def _paying(self, target: Facts, shares: Sequence[Sequence[float]], paths: Sequence[RankPath]) -> int:
         """The number of nodes that is fastest by measured costs, at least 1."""
         states = torch.zeros(1, target.hidden_size, dtype=target.dtype, device=target.device)
-        times = []
         with torch.inference_mode():
-            for _ in range(3):
-                began = perf_counter()
-                self.guess(states, np.zeros(1, np.int64), len(paths) + 1)
-                times.append(perf_counter() - began)
-        gains = [0.0, *accumulate(path_values(shares, paths))]
+            times = [seconds_of(lambda: self.guess(states, np.zeros(1, np.int64), len(paths) + 1)) for _ in range(3)]
+        gains = [0.0, *accumulate(shapes.path_values(shares, paths))]
         return max(best_size(gains, time_forwards(target), min(times)), 1)
 
 
@@ -217,37 +209,11 @@ class ReadingHeads(StateReader, StaticHeads):
     """Base of drafters whose heads read every committed state and the tokens around it, by layers of their own, and
     draft from the output for the last one. Subclasses set `pending` in `open`."""
 
-    def through(
-        self, states: torch.Tensor, tokens: IntArray, following: IntArray, segments: Sequence[Segment]
-    ) -> torch.Tensor:
-        """Run the heads' own layers over states [N, H]; [N, H]. Nothing is committed.
-
-        tokens, following  int64 [N]: the tokens of the states' positions, and those after them.
-        segments           the positions, for the cache."""
-        raise NotImplementedError
-
-    @torch.inference_mode()
-    def read(self, rows: Sequence[Request], states: Sequence[torch.Tensor]) -> torch.Tensor:
-        """`through` over the rows' next states, [n, H] each, and commit them; [sum(n), H]."""
-        segments, tokens, following = [], [], []
-        for row, of_row in zip(rows, states, strict=True):
-            begin = self.pending.cached(row)
-            tokens.append(row.tokens[begin : begin + len(of_row)])
-            following.append(row.tokens[begin + 1 : begin + len(of_row) + 1])
-            segments.append(Segment.chunk(self.pending.slot(row), tokens[-1], last=False))
-        made = self.through(torch.cat(list(states)), np.concatenate(tokens), np.concatenate(following), segments)
-        for row, of_row in zip(rows, states, strict=True):
-            self.pending.cache.commit(self.pending.slot(row), range(len(of_row)))
-        return made
-
-    def read_chunk(self, row: Request, states: torch.Tensor) -> None:
-        self.read([row], [states])
-
     def through_text(self, tokens: IntArray, states: torch.Tensor) -> torch.Tensor:
         """`through` over a whole text; nothing is committed."""
         slot = self.pending.cache.add_row(len(tokens))
         segment = Segment.chunk(slot, tokens, last=False)
-        made = self.through(states, tokens, np.append(tokens[1:], 0), [segment])
+        made = self.through(states, np.append(tokens[1:], 0), [segment])
         self.pending.cache.drop_row(slot)
         return made
 
@@ -259,11 +225,5 @@ class ReadingHeads(StateReader, StaticHeads):
         return row.id in self.last or self.pending.count(row) > 0
 
     def states(self, rows: Sequence[Request]) -> torch.Tensor:
-        waiting = [row for row in rows if self.pending.count(row)]
-        if waiting:
-            counts = [self.pending.count(row) for row in waiting]
-            made = self.read(waiting, [self.pending.of(row) for row in waiting])
-            for row, count, of_row in zip(waiting, counts, made.split(counts), strict=True):
-                self.pending.read(row, count)
-                self.last[row.id] = of_row[-1].clone()
+        self.last |= {id: made[-1].clone() for id, made in self.read_waiting(rows).items()}
         return super().states(rows)

@@ -34,6 +34,7 @@ from paceline.errors import PacelineError
 from paceline.target.base import Facts
 
 TREE = "drafted nodes of a tree of the most probable tokens; auto: as many as pay; 0: a chain"
+VOCAB = "draft only these tokens: the K the target writes most, or a file of `paceline train vocab`"
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -48,9 +49,7 @@ class SteppingConfig(Options):
     sample: Literal["draw", "best"] = option(
         "draw", "at a temperature: draw drafted tokens, or take the most probable ones"
     )
-    vocab: str | None = option(
-        None, "draft only these tokens: the K the target writes most, or a file of `paceline train vocab`"
-    )
+    vocab: str | None = option(None, VOCAB)
 
 
 Watch = Callable[[Sequence[Draft], torch.Tensor], None]
@@ -62,11 +61,12 @@ class Stepping(Drafter):
     columns       tokens int64 [K] of the logits' columns, set in `bind`; None: all tokens.
     drafts_ahead  whether it can draft for outcomes still to come: `arrange` works without the target's forward."""
 
+    lossless = "yes"  # the distributions that tokens were drawn from go with the draft; others are point masses
     drafts_ahead = False
 
     def __init__(self, config: SteppingConfig):
-        self.options = config
-        self.rule = stop.stop_rule(config.stop, config.draft, config.threshold)
+        self.config = config
+        self.rule = stop.RULES[config.stop](config.draft, config.threshold)
         self.columns: torch.Tensor | None = None
         self._watch: Watch | None = None
         self._vocab_size = 0
@@ -107,7 +107,7 @@ class Stepping(Drafter):
     def bind(self, target: Facts) -> None:
         super().bind(target)
         self._vocab_size = target.vocab_size
-        if self.options.tree == "auto":
+        if self.config.tree == "auto":
             self._times = time_forwards(target)
 
     def propose(self, rows: Sequence[Request]) -> list[DraftTree]:
@@ -118,16 +118,14 @@ class Stepping(Drafter):
             self.catch_up(row)
         drafts = [self.begin(row) for row in able]
         self._drafts = {draft.row.id: draft for draft in drafts}
-        trees = self._trees(drafts) if self.options.tree else self._chains(drafts)
-        for draft, tree in zip(drafts, trees, strict=True):
-            draft.tree = tree
+        trees = self._trees(drafts) if self.config.tree else self._chains(drafts)
         made = dict(zip(self._drafts, trees, strict=True))
         self._drafted_at = perf_counter()
         return [made.get(row.id) or DraftTree.root(row.last_token) for row in rows]
 
     def begin(self, row: Request) -> Draft:
         """An empty draft."""
-        return Draft.of(row, self.cached(row), self.end_tokens(row))
+        return Draft.chain(row, row.tokens[self.cached(row) :].tolist(), self.end_tokens(row))
 
     def most(self, draft: Draft) -> int:
         """Most tokens to draft, by the stop rule and the row."""
@@ -190,8 +188,8 @@ class Stepping(Drafter):
         their whole path; the `width` best of a level are run next; in the end the best `tree` candidates of all levels
         are verified. The stop rule looks at the best node of a level, and its children stay candidates. No token is
         drawn, so at a temperature the tree counts as a set of point masses."""
-        auto = self.options.tree == "auto"
-        growths = [Growth(draft, self.options.width, 0 if auto else int(self.options.tree)) for draft in drafts]
+        auto = self.config.tree == "auto"
+        growths = [Growth(draft, self.config.width, 0 if auto else int(self.config.tree)) for draft in drafts]
         active = list(growths)
         while active:
             began = perf_counter()
@@ -233,7 +231,7 @@ class Stepping(Drafter):
 
     def _takes_best(self, row: Request) -> bool:
         """Whether a row's token is the best one as the logits come."""
-        return not row.params.shifts_logits and (row.params.is_greedy or self.options.sample == "best")
+        return not row.params.shifts_logits and (row.params.is_greedy or self.config.sample == "best")
 
     def _warped(self, draft: Draft, logits: torch.Tensor) -> int | None:
         """A token from logits [1, K], warped as the row wants it; None where none can be drawn."""
@@ -242,7 +240,7 @@ class Stepping(Drafter):
             logits = self._spread(logits, -torch.inf)
         context = [draft.context] if shifts else []
         try:
-            if params.is_greedy or self.options.sample == "best":
+            if params.is_greedy or self.config.sample == "best":
                 (best,) = best_of_rows(warp(logits, params, context))
                 return best if shifts else self._token(best)
             q = probabilities(logits, params, context)[0]

@@ -1,6 +1,6 @@
 """Stop rules: when a drafter that has a model stops drafting. Any rule works with any such drafter.
 
-    rule = stop_rule("svip")
+    rule = RULES["svip"](cap=40)
     signals = rule.signals(logits)                 # one number for each row's next-token distribution
     rule.stop(row.id, 3, signals[0])               # whether the third drafted token is the last
 
@@ -11,7 +11,7 @@ Kangaroo). Every rule stops on NaN."""
 
 from bisect import bisect_right
 from collections.abc import Sequence
-from math import nan, sqrt
+from math import sqrt
 from statistics import fmean
 from typing import Literal, NamedTuple
 
@@ -20,7 +20,7 @@ import torch
 from paceline.draft.cost import DraftTimes, Rate, RoundTimes
 from paceline.engine.logits import certainty_of_row
 from paceline.engine.sampling import is_compiled
-from paceline.errors import MethodError, NumericError
+from paceline.errors import MethodError
 
 Name = Literal["fixed", "confidence", "svip", "heuristic", "adaptive"]
 
@@ -263,23 +263,14 @@ class Share:
 
 
 RULES: dict[str, type[StopRule]] = {
-    "fixed": Fixed,
-    "confidence": Confidence,
-    "svip": Svip,
-    "heuristic": Heuristic,
-    "adaptive": Adaptive,
+    rule.__name__.lower(): rule for rule in (Fixed, Confidence, Svip, Heuristic, Adaptive)
 }
-
-
-def stop_rule(name: str, cap: int | None = None, threshold: float | None = None) -> StopRule:
-    """The rule of that name; MethodError for a threshold out of its bounds."""
-    return RULES[name](cap, threshold)
 
 
 def best_probabilities(logits: torch.Tensor) -> list[float]:
     """Probability of the best token at temperature 1: logits [R, K] to R numbers; NaN where logits are."""
     if is_compiled(logits):
-        return [_certainty(logits, r)[1] for r in range(len(logits))]
+        return [certainty_of_row(logits, r)[1] for r in range(len(logits))]
     best: list[float] = logits.float().softmax(-1).amax(-1).tolist()
     return best
 
@@ -287,13 +278,6 @@ def best_probabilities(logits: torch.Tensor) -> list[float]:
 def entropies(logits: torch.Tensor) -> list[float]:
     """Entropy in nats at temperature 1: logits [R, K] to R numbers, never negative; NaN where logits are."""
     if is_compiled(logits):
-        return [_certainty(logits, r)[0] for r in range(len(logits))]
+        return [certainty_of_row(logits, r)[0] for r in range(len(logits))]
     entropy: list[float] = torch.special.entr(logits.float().softmax(-1)).sum(-1).tolist()
     return entropy
-
-
-def _certainty(logits: torch.Tensor, row: int) -> tuple[float, float]:
-    try:
-        return certainty_of_row(logits, row)
-    except NumericError:
-        return nan, nan

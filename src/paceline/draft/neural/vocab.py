@@ -82,14 +82,14 @@ def best_tokens(counts: Tensor, k: int, must: Sequence[Tensor] = ()) -> Tensor:
     return score.argsort(descending=True, stable=True)[:k].sort().values
 
 
-def check_map(keep: Tensor, vocab_size: int | None = None) -> None:
+def check_map(keep: Tensor, vocab_size: int | None = None, where: str = "the vocabulary map") -> None:
     """MethodError unless `keep` holds one or more token ids, ascending, below `vocab_size`."""
     if keep.ndim != 1 or not len(keep):
-        raise MethodError("the vocabulary map is empty; it needs at least one token")
+        raise MethodError(f"{where} is empty; it needs at least one token")
     if bool((keep[1:] <= keep[:-1]).any()) or int(keep[0]) < 0:
-        raise MethodError("the vocabulary map is not sorted: token ids must ascend, each of them once")
+        raise MethodError(f"{where} is not sorted: token ids must ascend, each of them once")
     if vocab_size is not None and int(keep[-1]) >= vocab_size:
-        raise MethodError(f"the vocabulary map has token {int(keep[-1])}; the tokens are 0 to {vocab_size - 1}")
+        raise MethodError(f"{where} has token {int(keep[-1])}; the tokens are 0 to {vocab_size - 1}")
 
 
 def coverage(counts: Tensor, keep: Tensor) -> float:
@@ -167,12 +167,12 @@ def read_vocabulary(file: Path) -> Vocabulary:
     return vocabulary
 
 
-def from_offsets(offsets: Tensor, members: Tensor | None) -> Tensor:
-    """Token ids of EAGLE-3's map. If all offsets are 0, those are the first K tokens."""
+def from_offsets(offsets: Tensor, members: Tensor | None, where: str = "the vocabulary map") -> Tensor:
+    """Token ids of EAGLE-3's map. If all offsets are 0, those are the first K tokens. MethodError as `check_map`."""
     keep = offsets + torch.arange(len(offsets))
-    check_map(keep, None if members is None else len(members))
+    check_map(keep, None if members is None else len(members), where)
     if members is not None and not torch.equal(members.bool().nonzero().flatten(), keep):
-        raise MethodError(f"{OFFSETS} and {MEMBERS} disagree about which tokens are kept")
+        raise MethodError(f"{where}: {OFFSETS} and {MEMBERS} disagree about which tokens are kept")
     return keep
 
 
@@ -190,25 +190,14 @@ def columns_of(path: str, tensors: Mapping[str, Tensor], vocab: int, target: Fac
         raise MethodError(f"{path} drafts {vocab!r} tokens of {target.name}, which has {target.vocab_size}")
     if OFFSETS not in tensors and vocab == target.vocab_size:
         return None
-    try:
-        offsets = tensors.get(OFFSETS, torch.zeros(vocab, dtype=torch.int64)).long()
-        keep = from_offsets(offsets, tensors.get(MEMBERS))
-    except MethodError as error:
-        raise MethodError(f"{path}: {error}") from None
+    offsets = tensors.get(OFFSETS, torch.zeros(vocab, dtype=torch.int64)).long()
+    keep = from_offsets(offsets, tensors.get(MEMBERS), f"{path}: the vocabulary map")
     if len(keep) != vocab or int(keep[-1]) >= target.vocab_size:
         raise MethodError(
             f"{path} drafts {vocab} tokens, with ids for {len(keep)} up to {int(keep[-1])}; {target.name} has "
             f"{target.vocab_size}: it is a head for another target"
         )
     return None if vocab == target.vocab_size else keep.to(target.device)
-
-
-def trim(model: Target, vocab: str, checkpoint: str | Path, target: Facts) -> Tensor:
-    """Trim the head of a draft model by its option `vocab`. Returns the tokens of its columns, int64 [K] ascending.
-    Errors as `kept_tokens`, and MethodError if the model has no head that can be trimmed."""
-    keep = kept_tokens(vocab, checkpoint, target)
-    cut_head(model, keep, f"vocab={vocab}: {model.name} has no output head that could be trimmed; leave vocab out")
-    return keep
 
 
 def cut_head(model: Target, keep: Tensor, refusal: str) -> None:
@@ -252,10 +241,7 @@ def kept_tokens(vocab: str, checkpoint: str | Path, target: Facts) -> Tensor:
         whose = known.facts.get("tokenizer_name", known.tokenizer)
         raise MethodError(f"{file} is a vocabulary of another tokenizer ({whose}): its ids mean other text here")
     keep = known.best(int(vocab)) if vocab.isdecimal() else known.keep
-    try:
-        check_map(keep, target.vocab_size)
-    except MethodError as error:
-        raise MethodError(f"{file}: {error}") from None
+    check_map(keep, target.vocab_size, f"{file}: the vocabulary map")
     return keep.to(target.device)
 
 

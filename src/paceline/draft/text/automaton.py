@@ -196,7 +196,7 @@ def _locate(states, edges, table, state, token):  # type: ignore[no-untyped-def]
         return _HERE
     if states[state, MORE] < 0:
         return _NOWHERE
-    slot = _slot(table, state, token)
+    slot = hashed(table, state, token)
     while table[slot] >= 0:
         edge = table[slot]
         if edges[edge, FROM] == state and edges[edge, SYMBOL] == token:
@@ -230,7 +230,7 @@ def _add(states, edges, table, counts, state, token, target):  # type: ignore[no
 
 @njit
 def _hash(edges, table, edge):  # type: ignore[no-untyped-def]
-    slot = _slot(table, edges[edge, FROM], edges[edge, SYMBOL])
+    slot = hashed(table, edges[edge, FROM], edges[edge, SYMBOL])
     while table[slot] >= 0:
         slot = (slot + 1) & (len(table) - 1)
     table[slot] = edge
@@ -243,7 +243,7 @@ def _hash_all(edges, table, num_edges):  # type: ignore[no-untyped-def]
 
 
 @njit
-def _slot(table, state, token):  # type: ignore[no-untyped-def]
-    """First slot to look up (state, token): a multiplicative hash, high bits folded in."""
+def hashed(table, state, token):  # type: ignore[no-untyped-def]
+    """First place of a table to look up (state, token): a multiplicative hash, high bits folded in."""
     mixed = np.int64(state) * 0x9E3779B1 + np.int64(token) * 0x85EBCA77
     return (mixed ^ (mixed >> 29)) & (len(table) - 1)

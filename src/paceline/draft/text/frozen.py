@@ -198,11 +198,7 @@ def _chain(text, states, targets, blocks, edges, state, size, recent):  # type: 
         forced += 1
     if recent and state < num_blocks:
         start = np.int64(blocks[state, LATEST]) - forced
-    count = min(size, len(text) - start)
-    drafted = np.empty(count, np.int64)
-    for i in range(count):
-        drafted[i] = text[start + i]
-    return drafted
+    return text[start : start + size].astype(np.int64)
 
 
 @njit(cache=True)

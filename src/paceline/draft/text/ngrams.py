@@ -127,8 +127,7 @@ def build_part(
 
     text  token ids [m], documents one after another; ends int64 [d]: the offset after each. No n-gram crosses an end.
 
-    Returns ngrams_starts int64 [vocab_size + 1], ngrams_values int32 [m, n - 1], and ngrams_counts int32 [m], the
-    number of documents that have each n-gram. n-grams are told apart by a 64-bit hash."""
+    Returns ngrams_starts int64 [vocab_size + 1] and ngrams_values int32 [m, n - 1]. They are told apart by a hash."""
     text = np.asarray(text)
     document = np.repeat(np.arange(len(ends), dtype=np.int32), np.diff(ends, prepend=0))
     count = max(len(text) - n + 1, 0)
@@ -153,5 +152,4 @@ def build_part(
     return {
         "ngrams_starts": np.concatenate([[0], np.cumsum(per_token)]).astype(np.int64),
         "ngrams_values": text[place[:, None] + np.arange(1, n)].astype(np.int32),
-        "ngrams_counts": documents[chosen].astype(np.int32),
     }

@@ -66,21 +66,18 @@ class SuffixArray(Speculator):
 
     text       int [n]; every document ends with the same token, the last one of the text.
     ends       int64 [d], the offset after each document.
-    positions  int32 [n], as `build_part` makes it."""
+    positions  int32 [n], as `build_part` makes it.
+    end_token  the token every document ends with; -1 in an empty corpus."""
 
     def __init__(self, text: NDArray[Any], ends: IntArray, positions: Positions):
         # Plain arrays: for mapped ones, a class of their own, everything would be compiled again.
         self.text, self.ends, self.positions = np.asarray(text), np.asarray(ends), np.asarray(positions)
+        self.end_token = int(self.text[-1]) if len(self.text) else -1
 
     @classmethod
     def of(cls, store: Store) -> Self:
         """The array of a corpus store; StoreError if the store was built without."""
         return cls(store.array("text"), store.array("ends"), store.array("suffix_positions"))
-
-    @property
-    def end_token(self) -> int:
-        """The token every document ends with; -1 in an empty corpus."""
-        return int(self.text[-1]) if len(self.text) else -1
 
     def find(self, key: Sequence[int] | IntArray) -> tuple[int, int]:
         """The range (lo, hi) of `positions` where `key` stands, hi - lo times."""

@@ -14,7 +14,7 @@ import numpy as np
 from numba import njit
 from numpy.typing import NDArray
 
-from paceline.draft.text.automaton import enlarged
+from paceline.draft.text.automaton import enlarged, hashed
 from paceline.engine.tree import IntArray
 
 # Columns of a node. BEST is the child with the highest count, the latest among equals, or STALE; CHAIN is the next node
@@ -180,7 +180,7 @@ def _attach(nodes, heads, text, parent, child):  # type: ignore[no-untyped-def]
         nodes[nodes[parent, FIRST], BACK] = child
     nodes[parent, FIRST] = child
     _prefer(nodes, parent, child)
-    bucket = _bucket(heads, parent, text[nodes[child, START]])
+    bucket = hashed(heads, parent, text[nodes[child, START]])
     nodes[child, CHAIN] = heads[bucket]
     heads[bucket] = child
 
@@ -195,7 +195,7 @@ def _detach(nodes, heads, text, child):  # type: ignore[no-untyped-def]
         nodes[parent, FIRST] = after
     if after >= 0:
         nodes[after, BACK] = before
-    bucket = _bucket(heads, parent, text[nodes[child, START]])
+    bucket = hashed(heads, parent, text[nodes[child, START]])
     if heads[bucket] == child:
         heads[bucket] = nodes[child, CHAIN]
         return
@@ -229,17 +229,10 @@ def _best(nodes, node):  # type: ignore[no-untyped-def]
 @njit
 def _child(nodes, heads, text, parent, token):  # type: ignore[no-untyped-def]
     """The child whose edge begins with `token`, or NONE."""
-    child = heads[_bucket(heads, parent, token)]
+    child = heads[hashed(heads, parent, token)]
     while child >= 0 and (nodes[child, PARENT] != parent or text[nodes[child, START]] != token):
         child = nodes[child, CHAIN]
     return child
-
-
-@njit
-def _bucket(heads, parent, token):  # type: ignore[no-untyped-def]
-    """A multiplicative hash, high bits folded in."""
-    mixed = np.int64(parent) * 0x9E3779B1 + np.int64(token) * 0x85EBCA77
-    return (mixed ^ (mixed >> 29)) & (len(heads) - 1)
 
 
 @njit(cache=True)
@@ -247,7 +240,7 @@ def hash_all(nodes, heads, text, num_nodes):  # type: ignore[no-untyped-def]
     """Fill an empty table."""
     for node in range(ROOT + 1, num_nodes):
         if nodes[node, PARENT] > GONE:
-            bucket = _bucket(heads, nodes[node, PARENT], text[nodes[node, START]])
+            bucket = hashed(heads, nodes[node, PARENT], text[nodes[node, START]])
             nodes[node, CHAIN] = heads[bucket]
             heads[bucket] = node
 

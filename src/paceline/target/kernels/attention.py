@@ -7,7 +7,7 @@ of plain decoding, bit for bit, for any tree, any chunks of the prompt and any o
 
 The blocks of 64 keys are added as in FlashAttention (Dao et al. 2022, algorithm 1): with the highest score so far, the
 sum of exponentials, and the sum of values; a higher score scales both sums down. Compiled by Numba, on the threads of
-torch's OpenMP. The inner steps are intrinsics: LLVM instructions on vectors of 16 whose sums must not be reordered, so
+torch's OpenMP. The inner steps are written with `vectors.py`, on vectors of 16 whose sums must not be reordered, so
 that every call has the same order of sums:
 
     turn       16 keys, transposed: a register then holds one number of each
@@ -15,22 +15,24 @@ that every call has the same order of sums:
     gather4    the sum of values
 """
 
+import math
+import operator
 from array import array
 from collections.abc import Callable
+from inspect import signature
 from typing import Any
 
 import numpy as np
 import torch
-from llvmlite import ir
 from numba import carray, cfunc, njit, types
-from numba.core import cgutils
 
 from paceline.compiled import address, intrinsic, put, take, widened
 from paceline.target.cache import CAPACITY, ENDS, HEADER, KEYS, LAYER, PLACES, TILES, TILES_AT, VALUES, Writer
 from paceline.target.kernels import is_recording, on_threads
+from paceline.target.kernels import vectors as v
+from paceline.target.kernels.vectors import LANES, Value
 from paceline.target.layout import BLOCK, COUNT, FIRST, LIMIT, PATHS, SLOT, STRIDE, PathPlan
 
-LANES = 16  # numbers in a vector
 WORTH_SHARING = 8192  # fewest scores of a layer for more threads than one
 NEXT, KV_HEADS, SHARED, DIM, NODES, NUMBER, QUERIES, OUT, FORWARD, WINDOW = range(10)
 """Places in the task of the compiled function. NEXT: number of the next piece of work; NUMBER: of the layer; QUERIES,
@@ -56,113 +58,91 @@ def attend_paths(
 # One query against 64 keys -------------------------------------------------------------------------------------------
 
 _VECTORS = BLOCK // LANES
-_float, _word = ir.FloatType(), ir.IntType(32)
-_floats, _words = ir.VectorType(_float, LANES), ir.VectorType(_word, LANES)
 _LOWEST = -87.0  # e**x is 0 below this: e**-87 is near the smallest normal float32
 
 
-def _all(value: float) -> ir.Constant:
-    return ir.Constant(_floats, [value] * LANES)
+def _step(returns: Any) -> Callable[[Callable[..., Value | None]], Any]:
+    """Lets Numba's compiled code call a function that is written with `vectors`.
+
+    Its first parameter is the type of the numbers in its first array; of an array it gets the address.
+
+    returns  the type of its result."""
+
+    def decorate(body: Callable[..., Value | None]) -> Any:
+        def typed(_: Any, *kinds: Any) -> Any:
+            dtype = next(kind.dtype for kind in kinds if isinstance(kind, types.Array))
+
+            def write(context: Any, builder: Any, called: Any, arguments: Any) -> Any:
+                def word(kind: Any, argument: Any) -> Value:
+                    if not isinstance(kind, types.Array):
+                        return Value(argument)
+                    return Value(builder.ptrtoint(context.make_array(kind)(context, builder, argument).data, v.I64))
+
+                with v.writing(builder):
+                    result = body(dtype, *map(word, called.args, arguments))
+                return context.get_dummy_value() if result is None else result.ir
+
+            return returns(*(types.int64 if isinstance(kind, types.Integer) else kind for kind in kinds)), write
+
+        typed.__signature__ = signature(body)  # type: ignore[attr-defined]
+        return intrinsic(typed)
+
+    return decorate
 
 
-def _integers(values: list[int]) -> ir.Constant:
-    return ir.Constant(_words, values)
+def _read(at: Value, dtype: Any) -> Value:
+    """16 numbers at an address, bfloat16 bits or float32, as float32."""
+    if dtype == types.float32:
+        return v.load(at, v.F32)
+    return (v.load(at, v.I16, align=2).cast("zext", v.I32) << 16).view(v.F32)
 
 
-def _splat(builder: Any, value: Any, kind: Any = _floats) -> Any:
-    first = builder.insert_element(ir.Constant(kind, ir.Undefined), value, ir.Constant(_word, 0))
-    return builder.shuffle_vector(first, ir.Constant(kind, ir.Undefined), _integers([0] * LANES))
+def _all(number: float) -> Value:
+    return v.literal(v.F32, *[number] * LANES)
 
 
-def _called(builder: Any, name: str, *values: Any) -> Any:
-    """Call an LLVM intrinsic over vectors of 16 floats."""
-    kind = ir.FunctionType(_floats, [_floats] * len(values))
-    return builder.call(cgutils.get_or_insert_function(builder.module, kind, f"llvm.{name}.v{LANES}f32"), values)
-
-
-def _fma(builder: Any, a: Any, b: Any, c: Any) -> Any:
-    return _called(builder, "fma", a, b, c)
-
-
-def _folded(builder: Any, vector: Any, join: Callable[[Any, Any], Any]) -> Any:
-    """The 16 numbers joined to one, first the halves, always in the same order."""
-    undefined = ir.Constant(_floats, ir.Undefined)
-    for width in (8, 4, 2, 1):
-        mask = _integers([(lane + width) % LANES for lane in range(LANES)])
-        vector = join(vector, builder.shuffle_vector(vector, undefined, mask))
-    return builder.extract_element(vector, ir.Constant(_word, 0))
-
-
-def _larger(builder: Any, a: Any, b: Any) -> Any:
+def _larger(a: Value, b: Value) -> Value:
     """The larger of two numbers; `b` if one is NaN."""
-    return builder.select(builder.fcmp_ordered(">", a, b), a, b)
+    return v.select(a > b, a, b)
 
 
-def _exponential(builder: Any, x: Any) -> Any:
+def _folded(x: Value, join: Callable[[Value, Value], Value]) -> Value:
+    """The 16 numbers joined to one, first the halves, always in the same order."""
+    for width in (8, 4, 2, 1):
+        x = join(x, v.shuffled(x, x, [(lane + width) % LANES for lane in range(LANES)]))
+    return x.lane(0)
+
+
+def _exponential(x: Value) -> Value:
     """e**x of 16 numbers up to 0: 2**k times a polynomial, relative error below 1e-6; 0 far below 0, NaN for NaN."""
-    near = builder.select(builder.fcmp_ordered(">", x, _all(_LOWEST)), x, _all(_LOWEST))
-    k = _called(builder, "floor", _fma(builder, near, _all(1.4426950408889634), _all(0.5)))
-    r = _fma(builder, k, _all(-0.693359375), near)
-    r = _fma(builder, k, _all(2.12194440e-4), r)
+    near = _larger(x, _all(_LOWEST))
+    k = v.intrinsic(f"llvm.floor.v{LANES}f32", v.vector(v.F32), v.fma(near, 1.4426950408889634, 0.5))
+    r = v.fma(k, 2.12194440e-4, v.fma(k, -0.693359375, near))
     p = _all(1.3981999507e-3)
     for factor in (8.3334519073e-3, 4.1665795894e-2, 1.6666665459e-1, 5.0000001201e-1):
-        p = _fma(builder, p, r, _all(factor))
-    p = _fma(builder, builder.fmul(p, r), r, builder.fadd(r, _all(1.0)))
-    power = builder.shl(builder.add(builder.fptosi(k, _words), _integers([127] * LANES)), _integers([23] * LANES))
-    value = builder.fmul(p, builder.bitcast(power, _floats))
-    value = builder.select(builder.fcmp_ordered("<", x, _all(_LOWEST)), _all(0.0), value)
-    return builder.select(builder.fcmp_unordered("uno", x, x), x, value)
+        p = v.fma(p, r, factor)
+    p = v.fma(p * r, r, r + 1.0)
+    value = p * ((k.cast("fptosi", v.I32) + 127) << 23).view(v.F32)
+    return v.select(x.is_nan(), x, v.select(x < _LOWEST, _all(0.0), value))
 
 
-def _address(context: Any, builder: Any, kind: Any, array: Any, at: Any) -> Any:
-    """Pointer to number `at` of a flat array."""
-    return builder.gep(context.make_array(kind)(context, builder, array).data, [at])
-
-
-def _load(builder: Any, pointer: Any) -> Any:
-    return builder.load(builder.bitcast(pointer, _floats.as_pointer()), align=4)
-
-
-def _store(builder: Any, vector: Any, pointer: Any) -> None:
-    builder.store(vector, builder.bitcast(pointer, _floats.as_pointer()), align=4)
-
-
-def _i64(value: int) -> ir.Constant:
-    return ir.Constant(ir.IntType(64), value)
-
-
-def _read(builder: Any, pointer: Any, dtype: Any) -> Any:
-    """16 numbers, bfloat16 bits or float32, to float32."""
-    if dtype == types.float32:
-        return _load(builder, pointer)
-    halves = ir.VectorType(ir.IntType(16), LANES)
-    bits = builder.zext(builder.load(builder.bitcast(pointer, halves.as_pointer()), align=2), _words)
-    return builder.bitcast(builder.shl(bits, _integers([16] * LANES)), _floats)
-
-
-@intrinsic
-def turn(typingctx: Any, states: Any, places: Any, first: Any, size: Any, at: Any, turned: Any, column: Any) -> Any:
+@_step(types.void)
+def turn(
+    dtype: Any, states: Value, places: Value, first: Value, size: Value, at: Value, turned: Value, column: Value
+) -> None:
     """turned[d, column + i] = states[places[first + i], at + d] for 16 i and 16 d.
 
     states  bfloat16 bits or float32 [rows * size], turned float32 [size, BLOCK], both flat; places int64."""
-
-    def _build(context: Any, builder: Any, signature: Any, arguments: Any) -> Any:
-        kinds = signature.args
-        _, places, first, size, at, turned, column = arguments
-        rows = []
-        for i in range(LANES):
-            place = builder.load(_address(context, builder, kinds[1], places, builder.add(first, _i64(i))))
-            begin = builder.add(builder.mul(place, size), at)
-            rows.append(_read(builder, _address(context, builder, kinds[0], arguments[0], begin), kinds[0].dtype))
-        for i, row in enumerate(_transposed(builder, rows)):
-            to = builder.add(builder.mul(builder.add(at, _i64(i)), _i64(BLOCK)), column)
-            _store(builder, row, _address(context, builder, kinds[5], turned, to))
-        return context.get_dummy_value()
-
-    return types.void(states, places, types.int64, types.int64, types.int64, turned, types.int64), _build
+    width = dtype.bitwidth // 8
+    rows = []
+    for i in range(LANES):
+        place = v.load(places + (first + i) * 8, v.I64, 1, align=8)
+        rows.append(_read(states + (place * size + at) * width, dtype))
+    for i, row in enumerate(_transposed(rows)):
+        v.store(turned + ((at + i) * BLOCK + column) * 4, row)
 
 
-def _transposed(builder: Any, rows: list[Any]) -> list[Any]:
+def _transposed(rows: list[Value]) -> list[Value]:
     """16 vectors of 16, transposed: squares of 8 are exchanged, then of 4, 2 and 1."""
     for width in (8, 4, 2, 1):
         upper = [lane if not lane & width else LANES + lane - width for lane in range(LANES)]
@@ -170,28 +150,21 @@ def _transposed(builder: Any, rows: list[Any]) -> list[Any]:
         for i in range(LANES):
             if not i & width:
                 a, b = rows[i], rows[i + width]
-                rows[i] = builder.shuffle_vector(a, b, _integers(upper))
-                rows[i + width] = builder.shuffle_vector(a, b, _integers(lower))
+                rows[i], rows[i + width] = v.shuffled(a, b, upper), v.shuffled(a, b, lower)
     return rows
 
 
-@intrinsic
-def widen(typingctx: Any, states: Any, begin: Any, wide: Any, at: Any) -> Any:
+@_step(types.void)
+def widen(dtype: Any, states: Value, begin: Value, wide: Value, at: Value) -> None:
     """wide[at : at + 16] = states[begin : begin + 16], as float32."""
-
-    def _build(context: Any, builder: Any, signature: Any, arguments: Any) -> Any:
-        kinds = signature.args
-        numbers = _read(builder, _address(context, builder, kinds[0], arguments[0], arguments[1]), kinds[0].dtype)
-        _store(builder, numbers, _address(context, builder, kinds[2], arguments[2], arguments[3]))
-        return context.get_dummy_value()
-
-    return types.void(states, types.int64, wide, types.int64), _build
+    v.store(wide + at * 4, _read(states + begin * (dtype.bitwidth // 8), dtype))
 
 
-@intrinsic
+@_step(types.float32)
 def soften(
-    _: Any, query: Any, at: Any, turned: Any, size: Any, begin: Any, end: Any, state: Any, row: Any, weights: Any
-) -> Any:
+    _: Any, query: Value, at: Value, turned: Value, size: Value, begin: Value, end: Value, state: Value, row: Value,
+    weights: Value,
+) -> Value:  # fmt: skip
     """weights[i] = e**(score of key i - the highest score so far), 0 outside begin..end - 1.
 
     Updates the highest score, state[2 * row], and the sum of exponentials, state[2 * row + 1]. Returns the factor that
@@ -199,95 +172,59 @@ def soften(
 
     query float32 [size] from `at` on, turned float32 [size, BLOCK], weights float32 [BLOCK], all flat."""
 
-    def _build(context: Any, builder: Any, signature: Any, arguments: Any) -> Any:
-        kinds = signature.args
-        query, at, turned, size, begin, end, state, row, weights = arguments
-        from_query = _address(context, builder, kinds[0], query, at)
-        from_keys = _address(context, builder, kinds[2], turned, _i64(0))
-        scores = [cgutils.alloca_once_value(builder, _all(0.0)) for _ in range(_VECTORS)]
-        sums = _products(builder, size, from_query, from_keys, scores)
-        inside = [_between(builder, vector, begin, end) for vector in range(_VECTORS)]
-        lowest = _all(float("-inf"))
-        sums = [builder.select(mask, s, lowest) for mask, s in zip(inside, sums, strict=True)]
-        best = _larger(builder, _larger(builder, sums[0], sums[1]), _larger(builder, sums[2], sums[3]))
-        highest = _folded(builder, best, lambda a, b: _larger(builder, a, b))
-        held = _address(context, builder, kinds[6], state, builder.mul(row, _i64(2)))
-        before = builder.load(held)
-        highest = _larger(builder, before, highest)
-        shift = _splat(builder, highest)
-        powers = [_exponential(builder, builder.fsub(s, shift)) for s in sums]
-        powers = [builder.select(mask, p, _all(0.0)) for mask, p in zip(inside, powers, strict=True)]
-        for vector, power in enumerate(powers):
-            _store(builder, power, _address(context, builder, kinds[8], weights, _i64(LANES * vector)))
-        four = builder.fadd(builder.fadd(powers[0], powers[1]), builder.fadd(powers[2], powers[3]))
-        total = _folded(builder, four, builder.fadd)
-        scale = builder.extract_element(
-            _exponential(builder, _splat(builder, builder.fsub(before, highest))), ir.Constant(_word, 0)
-        )
-        builder.store(highest, held)
-        to = builder.gep(held, [_i64(1)])
-        builder.store(builder.fadd(builder.fmul(builder.load(to), scale), total), to)
-        return scale
+    def add(i: Value, scores: list[Value]) -> list[Value]:
+        number, line = v.splat(v.load(query + (at + i) * 4, v.F32, 1)), turned + i * (4 * BLOCK)
+        return [v.fma(number, v.load(line + 4 * LANES * k, v.F32), score) for k, score in enumerate(scores)]
 
-    signature = types.float32(
-        query, types.int64, turned, types.int64, types.int64, types.int64, state, types.int64, weights
-    )
-    return signature, _build
+    scores = v.loop(size, [_all(0.0)] * _VECTORS, add)
+    inside = [_between(k, begin, end) for k in range(_VECTORS)]
+    scores = [v.select(mask, score, _all(-math.inf)) for mask, score in zip(inside, scores, strict=True)]
+    best = _larger(_larger(scores[0], scores[1]), _larger(scores[2], scores[3]))
+    held = state + row * 8
+    before, total = v.load(held, v.F32, 1), v.load(held + 4, v.F32, 1)
+    highest = _larger(before, _folded(best, _larger))
+    powers = [_exponential(score - v.splat(highest)) for score in scores]
+    powers = [v.select(mask, power, _all(0.0)) for mask, power in zip(inside, powers, strict=True)]
+    for k, power in enumerate(powers):
+        v.store(weights + 4 * LANES * k, power)
+    added = _folded((powers[0] + powers[1]) + (powers[2] + powers[3]), operator.add)
+    scale = _exponential(v.splat(before - highest)).lane(0)
+    v.store(held, highest)
+    v.store(held + 4, total * scale + added)
+    return scale
 
 
-def _products(builder: Any, size: Any, query: Any, keys: Any, places: list[Any]) -> list[Any]:
-    """Four vectors of scores: query [size] times keys [size, BLOCK], in the order of the query's numbers."""
-    with cgutils.for_range(builder, size) as loop:
-        number = _splat(builder, builder.load(builder.gep(query, [loop.index])))
-        line = builder.gep(keys, [builder.mul(loop.index, _i64(BLOCK))])
-        for vector, place in enumerate(places):
-            part = _load(builder, builder.gep(line, [_i64(LANES * vector)]))
-            builder.store(_fma(builder, number, part, builder.load(place)), place)
-    return [builder.load(place) for place in places]
-
-
-def _between(builder: Any, vector: int, begin: Any, end: Any) -> Any:
+def _between(vector: int, begin: Value, end: Value) -> Value:
     """Mask of the keys in a vector of the block that are among begin..end - 1."""
-    keys = _integers([LANES * vector + lane for lane in range(LANES)])
-    first, last = (_splat(builder, builder.trunc(number, _word), _words) for number in (begin, end))
-    return builder.and_(builder.icmp_signed(">=", keys, first), builder.icmp_signed("<", keys, last))
+    first, last = (v.splat(number.cast("trunc", v.I32)) for number in (begin, end))
+    keys = [LANES * vector + lane for lane in range(LANES)]
+    return first.below(v.literal(v.I32, *(key + 1 for key in keys))) & v.literal(v.I32, *keys).below(last)
 
 
 def _gather(vectors: int) -> Any:
-    @intrinsic
+    @_step(types.void)
     def gather(
-        _: Any, weights: Any, values: Any, size: Any, begin: Any, end: Any, scale: Any, sums: Any, at: Any, part: Any
-    ) -> Any:
+        _: Any, weights: Value, values: Value, size: Value, begin: Value, end: Value, scale: Value, sums: Value,
+        at: Value, part: Value,
+    ) -> None:  # fmt: skip
         """See `gather4`."""
+        to = [sums + (at + part + LANES * k) * 4 for k in range(vectors)]
 
-        def _build(context: Any, builder: Any, signature: Any, arguments: Any) -> Any:
-            kinds = signature.args
-            weights, values, size, begin, end, scale, sums, at, part = arguments
-            to = [
-                _address(context, builder, kinds[6], sums, builder.add(builder.add(at, part), _i64(LANES * vector)))
-                for vector in range(vectors)
-            ]
-            factor = _splat(builder, scale)
-            places = [cgutils.alloca_once_value(builder, builder.fmul(_load(builder, t), factor)) for t in to]
-            with cgutils.for_range_slice(builder, begin, end, _i64(1), inc=True) as (key, _):
-                weight = _splat(builder, builder.load(_address(context, builder, kinds[0], weights, key)))
-                line = _address(context, builder, kinds[1], values, builder.add(builder.mul(key, size), part))
-                for vector, place in enumerate(places):
-                    value = _load(builder, builder.gep(line, [_i64(LANES * vector)]))
-                    builder.store(_fma(builder, weight, value, builder.load(place)), place)
-            for pointer, place in zip(to, places, strict=True):
-                _store(builder, builder.load(place), pointer)
-            return context.get_dummy_value()
+        def add(i: Value, totals: list[Value]) -> list[Value]:
+            key = begin + i
+            weight, line = v.splat(v.load(weights + key * 4, v.F32, 1)), values + (key * size + part) * 4
+            return [v.fma(weight, v.load(line + 4 * LANES * k, v.F32), total) for k, total in enumerate(totals)]
 
-        numbers = types.int64, types.int64, types.int64, types.float32
-        return types.void(weights, values, *numbers, sums, types.int64, types.int64), _build
+        totals = v.loop(end - begin, [v.load(place, v.F32) * v.splat(scale) for place in to], add)
+        for place, total in zip(to, totals, strict=True):
+            v.store(place, total)
 
     return gather
 
 
 gather4, gather1 = _gather(4), _gather(1)
 """sums[at + part + j] = scale * sums[at + part + j] + the sum of weights[key] * values[key, part + j] over keys begin
-to end - 1 in order, for j below 64 (gather4) or 16 (gather1). values float32 [BLOCK, size], flat."""
+to end - 1 in order, for j below 64 (gather4) or 16 (gather1). There is at least one. values float32 [BLOCK, size]."""
 
 
 # Tiles of queries ----------------------------------------------------------------------------------------------------

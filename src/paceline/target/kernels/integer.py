@@ -32,19 +32,7 @@ from paceline.target.kernels import amx
 from paceline.target.kernels import vectors as v
 from paceline.target.kernels.tiles import Tiles, tile
 from paceline.target.kernels.vectors import Value
-from paceline.target.quantised.blocks import (
-    Q4_0,
-    Q4_1,
-    Q4_K,
-    Q5_0,
-    Q5_1,
-    Q5_K,
-    Q6_K,
-    Q8_0,
-    Blocks,
-    Kind,
-    joined,
-)
+from paceline.target.quantised.blocks import Q4_0, Q4_1, Q4_K, Q5_0, Q5_1, Q5_K, Q6_K, Q8_0, Blocks, Kind, joined
 
 COLUMNS = 16  # outputs of a panel. With 32, the sums of twelve rows do not fit into the registers
 PAIR = 2  # blocks in a turn of the innermost loop: two blocks share bytes

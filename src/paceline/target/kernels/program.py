@@ -22,7 +22,7 @@ from numba import carray, cfunc
 from torch.utils._python_dispatch import TorchDispatchMode
 
 from paceline.compiled import address, call, look, swap, take
-from paceline.target.cache import Writer
+from paceline.target.cache import Pair, Writer
 from paceline.target.kernels import on_threads, recorded
 
 MOST_ROWS = 32  # most rows of a recorded forward: with more, calling the steps is a small part of its time
@@ -69,9 +69,7 @@ class Programs:
         self._programs: dict[Hashable, _Program | None] = {}
         self._memory: dict[Hashable, torch.Tensor] = {}
 
-    def run(
-        self, step: Callable[..., Any], layers: range, place: int, x: torch.Tensor, cache: Writer
-    ) -> tuple[torch.Tensor, torch.Tensor] | None:
+    def run(self, step: Callable[..., Any], layers: range, place: int, x: torch.Tensor, cache: Writer) -> Pair | None:
         """The layers over x [N, H]: two summands [N, H], valid until the next call. None if it cannot be recorded.
 
         step   step(layer, x, delta): a layer over x + delta; two summands, too.
@@ -104,13 +102,7 @@ class _Program:
     """A recorded forward: its input and output, the header of its forward, and its steps: function, task, and whether
     it is for one thread alone."""
 
-    def __init__(
-        self,
-        x: torch.Tensor,
-        out: tuple[torch.Tensor, torch.Tensor],
-        header: array[int],
-        steps: Sequence[tuple[Any, array[int], bool]],
-    ):
+    def __init__(self, x: torch.Tensor, out: Pair, header: array[int], steps: Sequence[tuple[Any, array[int], bool]]):
         self._x, self._out, self._header, self._count = x, out, header, len(steps)
         *begins, end = len(steps) * WORDS + np.cumsum([0, *(len(task) for _, task, _ in steps)])
         self._memory = np.empty(end, np.int64)  # the lines of all steps, then their tasks
@@ -118,7 +110,7 @@ class _Program:
         lines = [(work.address, at + 8 * i, alone, 0) for (work, _, alone), i in zip(steps, begins, strict=True)]
         self._fresh = np.concatenate([np.ravel(lines), *(task for _, task, _ in steps)])
 
-    def __call__(self, x: torch.Tensor, cache: Writer) -> tuple[torch.Tensor, torch.Tensor]:
+    def __call__(self, x: torch.Tensor, cache: Writer) -> Pair:
         self._x.copy_(x)
         self._header[:] = cache.header
         self._memory[:] = self._fresh  # all counters begin anew

@@ -7,7 +7,7 @@ are shared among threads. Kernels are for bfloat16, and for float32 where result
 
 import struct
 from array import array
-from typing import Any, NamedTuple
+from typing import Any
 
 import numpy as np
 import torch
@@ -15,7 +15,7 @@ from numba import carray, cfunc, njit
 
 from paceline.compiled import address, exponential, float_of, put, take, widened
 from paceline.target.attention import TorchOps
-from paceline.target.cache import AT, CAPACITY, HEADER, KEYS, LAYER, POSITIONS, SLOTS, VALUES, Writer
+from paceline.target.cache import AT, CAPACITY, HEADER, KEYS, LAYER, POSITIONS, SLOTS, VALUES, Pair, Writer
 from paceline.target.kernels import on_threads
 from paceline.target.layout import Layout
 
@@ -56,20 +56,14 @@ def _inverse_rms_at(where: Any, size: Any, kind: Any, eps: Any) -> Any:
     return np.float32(1) / np.sqrt(square / np.float32(size) + eps)
 
 
-class _Kernels(NamedTuple):
-    """The compiled functions for one dtype."""
-
-    add_norm: Any
-    rotate: Any
-    gate: Any
-
-
 ROWS = 4  # rows that a thread takes at a time
 WORTH_SHARING = 8192  # fewest numbers of a step for more threads than one
 
 
-def _kernels(kind: Any, size: int) -> _Kernels:
-    """kind: np.uint16 for the bits of bfloat16, or np.float32. size: bytes of a number. Tasks are a counter of rows,
+def _kernels(kind: Any, size: int) -> tuple[Any, Any, Any]:
+    """The compiled `add_norm`, `rotate` and `gate` for one dtype.
+
+    kind: np.uint16 for the bits of bfloat16, or np.float32. size: bytes of a number. Tasks are a counter of rows,
     the number of rows, then addresses and sizes."""
 
     @cfunc("void(voidptr)", **FAST)
@@ -184,7 +178,7 @@ def _kernels(kind: Any, size: int) -> _Kernels:
                 for i in range(width):
                     put(out, i, numbers[i] * widened(up[i]))
 
-    return _Kernels(add_norm, rotate, gate)
+    return add_norm, rotate, gate
 
 
 _BY_DTYPE = {torch.bfloat16: _kernels(np.uint16, 2), torch.float32: _kernels(np.float32, 4)}
@@ -215,7 +209,7 @@ class FusedOps(TorchOps):
 
     def __init__(self, cos: torch.Tensor, sin: torch.Tensor, eps: float):
         super().__init__(cos.contiguous(), sin.contiguous(), eps)
-        self._kernels = _BY_DTYPE[cos.dtype]
+        self._add_norm, self._rotate, self._gate = _BY_DTYPE[cos.dtype]
         self._tables = (self.cos.data_ptr(), self.sin.data_ptr())
         self._eps = _bits(eps)
 
@@ -227,17 +221,15 @@ class FusedOps(TorchOps):
         out = torch.empty_like(x)
         rows, width = x.shape
         at = (x.data_ptr(), 0, weight.data_ptr(), 0, out.data_ptr())
-        _run(self._kernels.add_norm, rows, width, *at, width, self._eps, _bits(1.0))
+        _run(self._add_norm, rows, width, *at, width, self._eps, _bits(1.0))
         return out
 
-    def add_norm(
-        self, x: torch.Tensor, delta: torch.Tensor, weight: torch.Tensor | None, scale: float = 1.0
-    ) -> tuple[torch.Tensor, torch.Tensor]:
+    def add_norm(self, x: torch.Tensor, delta: torch.Tensor, weight: torch.Tensor | None, scale: float = 1.0) -> Pair:
         total = torch.empty_like(delta)
         out, weight_at = (total, 0) if weight is None else (torch.empty_like(delta), weight.data_ptr())
         rows, width = delta.shape
         at = (x.data_ptr(), delta.data_ptr(), weight_at, total.data_ptr(), out.data_ptr())
-        _run(self._kernels.add_norm, rows, width, *at, width, self._eps, _bits(scale))
+        _run(self._add_norm, rows, width, *at, width, self._eps, _bits(scale))
         return total, out
 
     def rotate(
@@ -248,11 +240,11 @@ class FusedOps(TorchOps):
         queries = qkv.new_empty(nodes, heads, dim)
         norm_at, whole = (0, False) if qk_norm is None else (qk_norm.data_ptr(), qk_norm.ndim == 1)
         at = (qkv.data_ptr(), queries.data_ptr(), *self._tables, norm_at, cache.header.buffer_info()[0])
-        _run(self._kernels.rotate, nodes, every * dim, heads, kv_heads, dim, layer, *at, self._eps, whole)
+        _run(self._rotate, nodes, every * dim, heads, kv_heads, dim, layer, *at, self._eps, whole)
         return queries
 
     def gate(self, gate_up: torch.Tensor, gelu: bool | None = False) -> torch.Tensor:
         rows, width = gate_up.shape
         out = gate_up.new_empty(rows, width // 2)
-        _run(self._kernels.gate, rows, width, gate_up.data_ptr(), out.data_ptr(), width // 2, *GATES[gelu])
+        _run(self._gate, rows, width, gate_up.data_ptr(), out.data_ptr(), width // 2, *GATES[gelu])
         return out

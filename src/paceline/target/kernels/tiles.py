@@ -137,7 +137,7 @@ def tile(
     def tile(
         x: Value, w: Value, ahead: Value, bias: Value, y: Value, stride: Value, columns: Value, units: Value,
         here: Value,
-    ) -> None:
+    ) -> None:  # fmt: skip
         begin = [v.load(bias + 64 * half, v.F32, align=64) for half in range(halves)] * rows
         sums = v.loop(turns(units), begin, lambda i, sums: turn(x, w, ahead, i, sums))
         for half in range(halves):

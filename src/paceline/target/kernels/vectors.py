@@ -14,7 +14,8 @@ written"."""
 from __future__ import annotations
 
 import threading
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterator, Sequence
+from contextlib import contextmanager
 from functools import cache
 from inspect import signature
 from typing import Any
@@ -28,6 +29,16 @@ I8, I16, I32, I64 = (ir.IntType(bits) for bits in (8, 16, 32, 64))
 F16, F32, VOID = ir.HalfType(), ir.FloatType(), ir.VoidType()
 LANES = 16  # numbers of 32 bits in a vector: a register of AVX-512, two of AVX2
 _now: Any = threading.local()  # builder: of the function that is being written in this thread
+
+
+@contextmanager
+def writing(builder: ir.IRBuilder) -> Iterator[None]:
+    """A context in which operations add instructions to the function of `builder`, such as one of Numba's."""
+    before, _now.builder = getattr(_now, "builder", None), builder
+    try:
+        yield
+    finally:
+        _now.builder = before
 
 
 def _operator(name: str) -> Callable[[Value, Value | float], Value]:
@@ -91,7 +102,11 @@ class Value:
 
     def part(self, first: int, count: int) -> Value:
         """Lanes first to first + count - 1."""
-        return _shuffled(self, self, range(first, first + count))
+        return shuffled(self, self, range(first, first + count))
+
+    def lane(self, number: int) -> Value:
+        """One lane."""
+        return Value(_now.builder.extract_element(self.ir, ir.Constant(I32, number)))
 
 
 def vector(kind: ir.Type, lanes: int = LANES) -> ir.Type:
@@ -109,15 +124,16 @@ def splat(number: Value, lanes: int = LANES) -> Value:
     """A vector of `number` in all lanes."""
     anything = ir.Constant(vector(number.kind, lanes), ir.Undefined)
     first = Value(_now.builder.insert_element(anything, number.ir, ir.Constant(I64, 0)))
-    return _shuffled(first, first, [0] * lanes)
+    return shuffled(first, first, [0] * lanes)
 
 
 def join(low: Value, high: Value) -> Value:
     """The lanes of one vector, then those of the other."""
-    return _shuffled(low, high, range(low.lanes + high.lanes))
+    return shuffled(low, high, range(low.lanes + high.lanes))
 
 
-def _shuffled(low: Value, high: Value, lanes: Sequence[int]) -> Value:
+def shuffled(low: Value, high: Value, lanes: Sequence[int]) -> Value:
+    """The lanes with these numbers, which go on from those of `low` to those of `high`."""
     return Value(_now.builder.shuffle_vector(low.ir, high.ir, literal(I32, *lanes).ir))
 
 
@@ -126,9 +142,9 @@ def select(condition: Value, true: Value, false: Value) -> Value:
     return Value(_now.builder.select(condition.ir, true.ir, false.ir))
 
 
-def fma(a: Value, b: Value, c: Value) -> Value:
+def fma(a: Value, b: Value | float, c: Value | float) -> Value:
     """a * b + c, rounded once; float32."""
-    return intrinsic(f"llvm.fma.v{a.lanes}f32", a.ir.type, a, b, c)
+    return intrinsic(f"llvm.fma.v{a.lanes}f32", a.ir.type, a, a.like(b), a.like(c))
 
 
 def intrinsic(name: str, kind: ir.Type, *arguments: Value) -> Value:

@@ -78,16 +78,12 @@ def kind_of(number: int) -> Kind | None:
 class Blocks:
     """A weight [outputs, width] in blocks.
 
-    data  uint8 [outputs, bytes of a row], possibly mapped from a file."""
+    data    uint8 [outputs, bytes of a row], possibly mapped from a file.
+    nbytes  bytes of all blocks."""
 
     def __init__(self, kind: Kind, data: torch.Tensor):
-        self.kind, self.data = kind, data
+        self.kind, self.data, self.nbytes = kind, data, data.nbytes
         self.shape = torch.Size((len(data), data.shape[1] // kind.nbytes * kind.inputs))
-
-    @property
-    def nbytes(self) -> int:
-        """Bytes of all blocks."""
-        return self.data.nbytes
 
     def rows(self, ids: torch.Tensor | slice) -> Blocks:
         """The outputs `ids`."""
@@ -135,6 +131,7 @@ PRECISIONS: dict[str, tuple[Kind, Kind]] = {"int8": (Q8_0, Q8_0), "int4": (Q4_0,
 _OUTER = ("model.embed_tokens.weight", "lm_head.weight")
 
 Weights = dict[str, "torch.Tensor | Blocks"]
+WeightsByName = Mapping[str, "torch.Tensor | Blocks"]
 
 
 def split_dtype(dtype: str | torch.dtype) -> tuple[str | None, str | torch.dtype]:
@@ -152,7 +149,7 @@ def exact_dtype(dtype: str | torch.dtype, kinds: str | None) -> str:
     return f"{precision}-float32" if precision and kinds else "float32"
 
 
-def quantised(weights: Mapping[str, torch.Tensor | Blocks], word: str) -> Weights:
+def quantised(weights: WeightsByName, word: str) -> Weights:
     """The weights with matrices in blocks of precision `word`, but for those that are UNQUANTISED or whose width is
     not a multiple of 32.
 
@@ -187,14 +184,17 @@ def multipliable(weights: Weights) -> tuple[Weights, str | None]:
     return weights | made, f"matrices held as Q8_0: {what}; {now:,.0f} MB instead of {before:,.0f}"
 
 
-def tensors_of(weights: Mapping[str, torch.Tensor | Blocks]) -> dict[str, torch.Tensor]:
+def tensors_of(weights: WeightsByName) -> dict[str, torch.Tensor]:
     """The weights that are not in blocks: norms, biases, tables."""
     return {name: w for name, w in weights.items() if isinstance(w, torch.Tensor)}
 
 
-def in_precision(
-    name: str | Path, weights: Mapping[str, torch.Tensor | Blocks], word: str | None
-) -> tuple[Weights, str | None]:
+def within(weights: WeightsByName, start: str) -> Weights:
+    """The weights whose names begin with `start`, by the rest of their names."""
+    return {name.removeprefix(start): weight for name, weight in weights.items() if name.startswith(start)}
+
+
+def in_precision(name: str | Path, weights: WeightsByName, word: str | None) -> tuple[Weights, str | None]:
     """A model's weights in precision `word`, "int8" or "int4" (else unchanged), and the formats of the blocks they are
     made of; None if of no blocks.
 
@@ -212,7 +212,7 @@ def in_precision(
     return quantised(weights, word), describe(weights) if in_blocks else None
 
 
-def describe(weights: Mapping[str, torch.Tensor | Blocks]) -> str | None:
+def describe(weights: WeightsByName) -> str | None:
     """Formats of the matrices, the most frequent first, bits: "F16 and Q8_0, 13.4 bits a weight"; None: no blocks."""
     matrices = [w for w in weights.values() if len(w.shape) == 2]
     if not any(isinstance(w, Blocks) for w in matrices):

@@ -20,7 +20,7 @@ from transformers import PretrainedConfig
 from paceline.errors import ModelError, shortened
 from paceline.target.decoder import Decoder
 from paceline.target.folder import check_config, check_sizes, fingerprint, one_line, refuse_pointer
-from paceline.target.linear import has_bf16_units
+from paceline.target.linear import has_units
 from paceline.target.quantised.blocks import Blocks, Weights, in_precision, kind_of, multipliable, tensors_of
 from paceline.target.shape import ATTENTION, ROUTER, Shape, unsupported, weight_shapes
 
@@ -49,11 +49,13 @@ class GGUF:
     """A GGUF file of version 2 or 3 (ggml's docs/gguf.md), with all its parts.
 
     facts   the first file's metadata by key.
-    places  of all tensors, by name."""
+    places  of all tensors, by name.
+    family  the architecture: a text, unless the file is damaged."""
 
     def __init__(self, path: str | Path):
         self.path = Path(path)
         self.facts, self.places = _read(self.path)
+        self.family: Any = self.facts.get("general.architecture")
         for other in self._other_parts():
             self.places |= _read(other)[1]
 
@@ -71,14 +73,6 @@ class GGUF:
             if not other.exists():
                 raise ModelError(f"{self.path} is one of {count} files of a model; {other.name} is not in its folder")
             yield other
-
-    @property
-    def family(self) -> Any:
-        """The architecture: a text, unless the file is damaged."""
-        return self.facts.get("general.architecture")
-
-    def __contains__(self, name: str) -> bool:
-        return name in self.places
 
     def tensor(self, name: str) -> torch.Tensor | Blocks:
         """A mapped tensor, or a matrix in blocks, those of experts stacked. ModelError for an unknown type."""
@@ -274,10 +268,10 @@ def end_tokens(facts: Mapping[str, Any]) -> set[int]:
     return {i for i in named if isinstance(i, int)} | known
 
 
-def _own_dtype(weights: Mapping[str, torch.Tensor | Blocks]) -> torch.dtype:
+def _own_dtype(weights: Weights) -> torch.dtype:
     matrices = [w for name, w in weights.items() if len(w.shape) > 1 and not name.endswith(f".{ROUTER}.weight")]
     narrow = all(isinstance(w, Blocks) or w.dtype == torch.bfloat16 for w in matrices)
-    return torch.bfloat16 if has_bf16_units() and narrow else torch.float32
+    return torch.bfloat16 if has_units(torch.bfloat16) and narrow else torch.float32
 
 
 # The configuration ---------------------------------------------------------------------------------------------------
@@ -313,7 +307,7 @@ def config_of(file: GGUF) -> PretrainedConfig:
             raise ModelError(
                 f"{file.path}: {family}.{key} is {facts[key]}, and heads have {head_dim} numbers: not supported"
             )
-    if "token_embd.weight" not in file:
+    if "token_embd.weight" not in file.places:
         raise ModelError(f"{file.path} has no token_embd.weight: it holds no model, or a part of one")
     values = {
         "vocab_size": file.places["token_embd.weight"].shape[0],
@@ -325,12 +319,12 @@ def config_of(file: GGUF) -> PretrainedConfig:
         "head_dim": head_dim,
         "rms_norm_eps": number("attention.layer_norm_rms_epsilon"),
         "max_position_embeddings": number("context_length"),
-        "tie_word_embeddings": "output.weight" not in file,
+        "tie_word_embeddings": "output.weight" not in file.places,
         "rope_parameters": _rope(
             file, facts, float(number("rope.freq_base", 10000.0)), float(number("rope.scale_linear", 1.0))
         ),
-        "attention_bias": "blk.0.attn_q.bias" in file,
-        "mlp_bias": "blk.0.ffn_gate.bias" in file,
+        "attention_bias": "blk.0.attn_q.bias" in file.places,
+        "mlp_bias": "blk.0.ffn_gate.bias" in file.places,
         "sliding_window": None,
     }
     name = FAMILIES[family]
@@ -403,14 +397,14 @@ def _gemma3(facts: Mapping[str, Any], number: Callable[..., Any], values: Mappin
 
 def _longrope(file: GGUF, scale: float | None) -> dict[str, Any]:
     """Phi's factors of the rotary frequencies; empty without them."""
-    found = tensors_of({_FACTORS[name]: file.tensor(name) for name in _FACTORS if name in file})
+    found = tensors_of({_FACTORS[name]: file.tensor(name) for name in _FACTORS if name in file.places})
     named: dict[str, Any] = {name: factors.tolist() for name, factors in found.items()}
     return named and {"rope_type": "longrope", "attention_factor": scale, **named}
 
 
 def _frequencies(file: GGUF, config: PretrainedConfig) -> torch.Tensor | None:
     """Llama 3's inverse frequencies: the usual ones, each divided by its own factor; None without factors."""
-    if _FREQUENCIES not in file:
+    if _FREQUENCIES not in file.places:
         return None
     factors, size = file.tensor(_FREQUENCIES), config.head_dim
     if not isinstance(factors, torch.Tensor) or factors.numel() != size // 2:
@@ -430,7 +424,7 @@ def weights_of(file: GGUF, config: PretrainedConfig) -> Weights:
     stacked = (s.experts.count,) if s.experts is not None else ()
     for name, shape in weight_shapes(config).items():
         theirs = tensor_name(file.family, name)
-        if theirs is None or theirs not in file:
+        if theirs is None or theirs not in file.places:
             raise ModelError(
                 f"{file.path} lacks {theirs or name}: it is incomplete, or of a model that is not supported"
             )
