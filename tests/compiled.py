@@ -10,14 +10,17 @@ from tempfile import TemporaryDirectory
 
 from paceline.draft.recording import Recording
 from paceline.draft.registry import create
-from paceline.draft.text import frozen as freezing
-from paceline.draft.text import ngrams, suffix_array
 from paceline.workbench.walk import tokens_only
 from tests.draft.rows import target
-from tests.draft.stores import corpus
+from tests.draft.stores import ALL, corpus
 
-KERNELS = ("attention", "program", "steps", "tiles")
+KERNELS = ("attention", "delta", "program", "steps", "tiles")
 """Modules whose import compiles them."""
+READERS = {
+    "uint16": ("rest:{}", "suffix,corpus={}", "hierarchy,corpus={}", "sam,corpus={}", "blend,corpus={}"),
+    "int32": ("rest:{}", "hierarchy,corpus={}", "sam,corpus={}"),
+}
+"""Drafters that read a corpus, by its type of tokens."""
 
 
 def compile_all() -> None:
@@ -29,9 +32,10 @@ def compile_all() -> None:
     reader = target(".")
     reader.tokenizer = None
     with TemporaryDirectory() as folder:
-        store = corpus(Path(folder) / "store", ["abcde", "abxyz"], parts=(freezing, ngrams, suffix_array))
-        for spec in (f"rest:{store}", f"suffix,corpus={store}", f"hierarchy,corpus={store}"):
-            create(spec).bind(reader)
+        for dtype, specs in READERS.items():
+            store = corpus(Path(folder) / str(dtype), ["abcde", "abxyz"], dtype=dtype, parts=ALL)
+            for spec in specs:
+                create(spec.format(store)).bind(reader)
 
 
 if __name__ == "__main__":

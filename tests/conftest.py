@@ -7,6 +7,8 @@ from pathlib import Path
 # Tests run beside each other, and a thread pool larger than the free cores is ruinous. Before torch is imported, and
 # in the environment, so that the commands some tests start do the same.
 os.environ.setdefault("OMP_NUM_THREADS", "1")
+# And where several threads are what is tested, those that wait leave the cores to others.
+os.environ.setdefault("OMP_WAIT_POLICY", "passive")
 
 import pytest
 

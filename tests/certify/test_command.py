@@ -18,10 +18,21 @@ def tiny(tmp_path_factory: pytest.TempPathFactory) -> Path:
     return models.make_repetitive(tmp_path_factory.mktemp("tiny"), vocab_size=288, max_position_embeddings=1024)
 
 
-def test_a_certificate_is_printed_and_written(tiny: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+@pytest.fixture(scope="module")
+def few(tmp_path_factory: pytest.TempPathFactory) -> list[str]:
+    """Fewer prompts than there are by default."""
+    file = tmp_path_factory.mktemp("few") / "prompts.jsonl"
+    asked = ("The cat sat on the mat. The cat sat", "Count from 1 to 9, and then again from 1 to 9.")
+    file.write_text("".join(json.dumps({"messages": [{"role": "user", "content": one}]}) + "\n" for one in asked))
+    return ["--prompts", str(file)]
+
+
+def test_a_certificate_is_printed_and_written(
+    tiny: Path, few: list[str], tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
     out = tmp_path / "certificate"
     files = ["--out", str(out), "--junit", str(tmp_path / "junit.xml")]
-    how = ["--requests", "100", "--shift", "0.5", "--max-tokens", "16", "--budget", "1h", "--json", *files]
+    how = ["--requests", "100", "--shift", "0.5", "--max-tokens", "16", "--budget", "1h", "--json", *files, *few]
     assert main(["certify", str(tiny), "-d", "sam", *how]) == 0
     found = json.loads(capsys.readouterr().out)
     assert found == json.loads((out / "certificate.json").read_text("utf-8"))
@@ -61,20 +72,23 @@ def test_mistakes_are_named(
     ],
 )
 def test_what_transformers_does_not_have_is_compared_with_its_own_plain_decoding(
-    kind: str, dtype: str, weights: str, tiny: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str]
+    kind: str, dtype: str, weights: str, tiny: Path, few: list[str], tmp_path: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:
     model = tiny
     if kind == "blocks":
         quantise_folder(tiny, model := tmp_path / "made", "int8")
     elif kind != "folder":
         model = write(tiny, tmp_path / "model.gguf", kind)
-    how = ["--requests", "64", "--shift", "0.5", "--max-tokens", "12", "--budget", "0", "--dtype", dtype]
+    how = ["--requests", "0", "--max-tokens", "12", "--budget", "0", "--dtype", dtype, *few]
     assert main(["certify", str(model), "-d", "sam", *how]) == 0
     assert f"The reference is our own plain decoding of these weights ({weights}" in capsys.readouterr().out
 
 
-def test_transformers_is_certified_through_its_plug_in(tiny: Path, capsys: pytest.CaptureFixture[str]) -> None:
+def test_transformers_is_certified_through_its_plug_in(
+    tiny: Path, few: list[str], capsys: pytest.CaptureFixture[str]
+) -> None:
     how = ["--engine", "transformers", "--requests", "0", "--max-tokens", "12", "--budget", "0", "--dtype", "float32"]
+    how += few
     assert main(["certify", str(tiny), "-d", "sam", *how]) == 0
     said = capsys.readouterr().out
     assert "peer:transformers-paceline,draft=sam,paced=false: Lossless, as far as was tested" in said

@@ -31,9 +31,9 @@ def test_the_prompts_are_six_of_six_kinds_and_fit_a_table(setting: Setting) -> N
 
 def test_the_table_says_what_the_engine_did(command: Command, endless: Path) -> None:
     more = ("-d", "sam", "--also", "prompt-lookup", "--also", "recycling,tree=8", "--repeats", 1)
-    result = command("demo", endless, "-p", PROMPTS, "-n", 80, *more)
+    result = command("demo", endless, "-p", PROMPTS, "-n", 40, *more)
     assert result.code == 0
-    jobs, _ = from_file(str(PROMPTS), SamplingParams(max_tokens=80))
+    jobs, _ = from_file(str(PROMPTS), SamplingParams(max_tokens=40))
     chats = [[{"role": "user", "content": job.prompt}] if isinstance(job.prompt, str) else job.prompt for job in jobs]
     engine = Engine(endless, "sam", max_batch=1)
     answers = [engine.generate([chat], job.params)[0] for chat, job in zip(chats, jobs, strict=True)]
@@ -101,7 +101,7 @@ def test_drafters_of_the_demo_model_are_compared_where_they_are(tmp_path: Path) 
 
 def test_repetitions_teach_a_drafter_nothing(command: Command, endless: Path) -> None:
     def accepted(repeats: int) -> str:
-        arguments = ("-d", "recycling,tree=8", "-p", PROMPTS, "-n", 24, "--repeats", repeats)
+        arguments = ("-d", "recycling,tree=8", "-p", PROMPTS, "-n", 12, "--repeats", repeats)
         out = command("demo", endless, *arguments).out
         row = re.search(r"^recycling,tree=8? +.*?([\d.]+) +6 of 6", out, re.MULTILINE)
         assert row is not None, out

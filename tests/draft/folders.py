@@ -5,6 +5,7 @@ from __future__ import annotations
 from collections.abc import Sequence
 from copy import copy, deepcopy
 from dataclasses import asdict
+from functools import cached_property
 from pathlib import Path
 from typing import Any
 
@@ -15,6 +16,8 @@ from paceline.draft.neural.checkpoint import TargetFacts, save_drafter
 from paceline.draft.neural.networks import Switches
 from paceline.draft.neural.tokenizers import intersection
 from paceline.draft.registry import describe, names
+from paceline.engine.engine import Engine
+from paceline.engine.request import Completion
 from paceline.engine.sampling import SamplingParams
 from paceline.target.base import Facts
 from paceline.target.tokenizer import Tokenizer
@@ -89,6 +92,13 @@ class Folders(Heads):
                 for prompt, one in zip(self.prompts, each, strict=True)
             ]
         return self._answers[key]
+
+    @cached_property
+    def long(self) -> tuple[list[list[int]], SamplingParams, list[Completion]]:
+        """Two prompts, one near the end of the context, and plain decoding's answers to them."""
+        prompts = [(self.prompts[0] * 6)[: models.MAX_CONTEXT - 5], self.prompts[1]]
+        params = SamplingParams(max_tokens=9, ignore_eos=True)
+        return prompts, params, Engine(self.target).generate(prompts, params)
 
     def __getitem__(self, name: str) -> str:
         if name not in self._made:

@@ -28,7 +28,7 @@ def corpus_of(
     folder: Path,
     documents: Sequence[Sequence[int]],
     eos: int,
-    dtype: type = np.int32,
+    dtype: type = np.uint16,
     parts: Sequence[ModuleType] = ALL,
 ) -> str:
     """A store of documents of tokens, each closed with `eos`. parts: the modules whose arrays it has."""
@@ -41,3 +41,10 @@ def corpus_of(
             for name, array in part.build_part(text, ends, max(256, int(text.max(initial=0)) + 1)).items():
                 store.add(name, array)
     return str(folder)
+
+
+def locked(*arrays: np.ndarray) -> tuple[np.ndarray, ...]:
+    """`arrays`, which nothing can be written into any more, as those mapped from disk: all is compiled once."""
+    for array in arrays:
+        array.setflags(write=False)
+    return arrays

@@ -19,7 +19,7 @@ from paceline.engine.sampling import SamplingParams
 from paceline.engine.tree import DraftTree
 from paceline.errors import StoreError
 from tests.draft.rows import letters, row, target, tokens
-from tests.draft.stores import corpus, corpus_of
+from tests.draft.stores import corpus, corpus_of, locked
 from tests.draft.tables import counting
 
 
@@ -152,7 +152,7 @@ def test_the_corpus_says_what_a_scan_of_it_says(documents, text, k, n):
     ends = np.cumsum([len(document) for document in documents], dtype=np.int64)
     positions = suffix_array.build_part(whole, ends, 70_001)["suffix_positions"]
     drafter = Hierarchy(HierarchyConfig(order="L", k=k, n=n))
-    drafter._array = SuffixArray(whole, ends, positions)
+    drafter._array = SuffixArray(*locked(whole, ends, positions))
     one = row("".join(map(chr, text)))
     drafter.start(one)
     assert [list(line) for line in drafter.collect(one)] == expected(documents, text, k, n - 1)

@@ -81,10 +81,10 @@ def test_the_sample_with_its_checks_gives_sar_exactly(tmp_path: Path) -> None:
 def test_specbench_itself_runs_to_the_end(shared: Path, tmp_path: Path) -> None:
     with Scripted() as server:
         data = str(shared / "data" / "specbench-alignment")
-        outcome = go(server, tmp_path / "run", data=data, limit=30)
+        outcome = go(server, tmp_path / "run", data=data, limit=10)
     assert outcome.complete
     overall = [row for row in outcome.results if row["scenario"] == "overall"]
-    assert [row["judged"] for row in overall] == [30]
+    assert [row["judged"] for row in overall] == [10]
     judged = list(rows(tmp_path / "run" / JUDGEMENTS))
     assert {row["scenario"]: len(row["verdicts"]) for row in judged} == {
         "Biochem": 20, "Child": 22, "Code": 21, "Health": 19, "Travel": 21,
@@ -228,7 +228,7 @@ def test_a_dead_server_ends_the_run_instead_of_failing_every_item(tmp_path: Path
 
 def test_accounts_are_the_servers_and_injections_are_apart(tmp_path: Path) -> None:
     with Scripted() as server:
-        go(server, tmp_path / "run", method=EVERY)
+        go(server, tmp_path / "run", method=EVERY, limit=4)
     seen = [sum(len(m["content"].split()) for m in body["messages"]) for body in server.requests if not is_judge(body)]
     told = [call for row in rows(tmp_path / "run" / GENERATIONS) for call in row["calls"]]
     assert sorted(call["prefilled"] for call in told) == sorted(seen)

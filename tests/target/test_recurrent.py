@@ -159,12 +159,12 @@ def test_answers_are_transformers_own(world: Any, branches: int) -> None:
     """Steps without drafts after accepted ones, rows that join and are preempted, prefixes that are hit."""
     target, prompts, answers = world
     known = {tuple(p): [*p, *answer] for p, answer in zip(prompts, answers, strict=True)}
-    for batch, chunk in ((1, 512), (5, 16)):
+    for batch, chunk, turns in ((1, 512, 1), (5, 16, 2)):
         drafter = drafters.Idle(known, error=0.2, branches=branches)
         engine = Engine(target, drafter, max_batch=batch, prefill_chunk=chunk)
         if batch > 1:
             preempt_often(engine)
-        for turn in range(2):
+        for turn in range(turns):
             out = engine.generate(prompts, SamplingParams(max_tokens=NEW))
             assert [done.tokens for done in out] == answers
             assert sum(sum(done.stats.accepted[1:]) for done in out) > 0
@@ -213,10 +213,9 @@ def test_prefixes_keep_few_states_and_count_them() -> None:
 def test_two_forwards_of_a_round_go_on_from_each_other(world: Any, branches: bool) -> None:
     """A drafter that runs the first layers itself, and drafts nothing in some rounds."""
     target, prompts, answers = world
-    for batch, chunk in ((1, 512), (5, 16)):
-        engine = Engine(target, drafters.EarlyExit(2, branch=branches), max_batch=batch, prefill_chunk=chunk)
-        out = preempt_often(engine).generate(prompts, SamplingParams(max_tokens=NEW))
-        assert [done.tokens for done in out] == answers
+    engine = Engine(target, drafters.EarlyExit(2, branch=branches), max_batch=5, prefill_chunk=16)
+    out = preempt_often(engine).generate(prompts, SamplingParams(max_tokens=NEW))
+    assert [done.tokens for done in out] == answers
 
 
 @pytest.mark.parametrize("family", models.HYBRID)

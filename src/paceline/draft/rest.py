@@ -58,9 +58,8 @@ class Rest(Drafter):
         Tokens, parents (0 is the root, 1 the first node) and weights, int64 [n] each, the heaviest first; at most
         `length` deep, and nothing after a token of `ends` or the corpus's end token."""
         array = self._array
-        places = array.positions[lo:hi]
-        if len(places) > self.config.hits:
-            places = places[np.arange(self.config.hits) * len(places) // self.config.hits]
+        count = min(self.config.hits, hi - lo)
+        places = array.positions[lo + np.arange(count) * (hi - lo) // max(count, 1)]
         stop = np.array([array.end_token, *ends], np.int64)
         nodes, _ = likeliest(array.text, places, skip, self.config.nodes, length, stop, 0.0, True)
         return nodes[:, TOKEN], nodes[:, PARENT], nodes[:, HI] - nodes[:, LO]

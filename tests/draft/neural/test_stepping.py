@@ -75,7 +75,11 @@ WARPED = {
 
 @pytest.mark.parametrize(
     ("kind", "warped"),
-    [*((kind, warped) for kind in DRAWN for warped in ("as it is", "filtered")), ("svip, stops late", "penalised")],
+    [
+        *((kind, "as it is") for kind in DRAWN),
+        *((kind, "filtered") for kind in ("fixed", "heuristic", "tree", "best")),
+        ("svip, stops late", "penalised"),
+    ],
 )
 def test_every_answer_has_the_targets_probability(kind, warped):
     """By enumeration of all drafts and all decisions: nothing is left to chance, the last token included."""

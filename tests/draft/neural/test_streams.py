@@ -89,7 +89,7 @@ FIXED, SVIP = {"stop": "fixed", "draft": 3}, {"stop": "svip", "threshold": 0.38}
 
 
 @pytest.mark.parametrize(
-    ("options", "warped"), [(FIXED, "as it is"), (FIXED, "filtered"), (SVIP, "as it is"), (SVIP, "penalised")]
+    ("options", "warped"), [(FIXED, "as it is"), (FIXED, "filtered"), (SVIP, "penalised")]
 )
 def test_every_answer_has_the_targets_probability(options, warped):
     """By enumeration: guesses that stand, guesses that are replaced, and guesses that end a window."""
@@ -183,10 +183,9 @@ def answered(folders: dict[str, Path], spec: str, params: SamplingParams, **opti
 def test_any_answer_is_plain_decodings(folders, spec):
     params = SamplingParams(max_tokens=20)
     alone = [done.tokens for done in answered(folders, "none", params)]
-    for batch in (1, 8):
-        out = answered(folders, spec, params, max_batch=batch)
-        assert [done.tokens for done in out] == alone
-        assert sum(done.stats.draft_tokens for done in out) > 0
+    out = answered(folders, spec, params, max_batch=2)
+    assert [done.tokens for done in out] == alone
+    assert sum(done.stats.draft_tokens for done in out) > 0
 
 
 @pytest.mark.parametrize(

@@ -4,6 +4,7 @@ import numpy as np
 import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
+from tests.draft.stores import locked
 from tests.draft.text_reading import count
 
 from paceline.draft.text import suffix_array
@@ -17,12 +18,15 @@ TOKENS = st.integers(1, 5).flatmap(lambda k: st.lists(st.integers(0, k), max_siz
 DOCUMENTS = st.lists(TOKENS, min_size=1, max_size=6)
 
 
-def array_of(documents, dtype=np.int32, shift=0):
+def array_of(documents, dtype=np.uint16, shift=0):
     """The array of `documents`, each closed with the end token; `shift` is added to all other tokens."""
     closed = [[token + shift * (token != END) for token in one] + [END] for one in documents]
     text = np.concatenate([np.array(one, dtype) for one in closed])
-    ends = np.cumsum([len(one) for one in closed])
-    return SuffixArray(text, ends, build_part(text, ends, 10)["suffix_positions"]), closed
+    return made(text, np.cumsum([len(one) for one in closed])), closed
+
+
+def made(text, ends):
+    return SuffixArray(*locked(text, ends, build_part(text, ends, 10)["suffix_positions"]))
 
 
 def suffixes(closed):
@@ -91,8 +95,7 @@ def test_a_text_that_only_repeats_itself(repeat):
 
 
 def test_an_empty_corpus_has_nothing():
-    nothing = np.empty(0, np.int64)
-    array = SuffixArray(nothing, nothing, build_part(nothing, nothing, 10)["suffix_positions"])
+    array = made(np.empty(0, np.uint16), np.empty(0, np.int64))
     assert array.find([1]) == (0, 0)
     assert array.longest([1, 2]) == (0, 0, 0)
     assert array.continuations(0, 0, 5, 4, 1).shape == (0, 4)
