@@ -105,8 +105,7 @@ MAKERS: dict[str, Callable[[World], Drafter]] = {
 # Rows come and go -------------------------------------------------------------------------------------------------
 
 
-@pytest.mark.parametrize("batch", [1, 3])
-@pytest.mark.parametrize("make", MAKERS.values(), ids=MAKERS)
+@pytest.mark.parametrize(("make", "batch"), [*zip(MAKERS.values(), (1, 3) * 3, strict=True)], ids=MAKERS)
 def test_rows_join_and_leave_between_rounds(world: World, make: Callable[[World], Drafter], batch: int) -> None:
     drafter = listening(make(world))
     engine = world.engine(drafter, max_batch=batch, prefill_chunk=20)
@@ -760,8 +759,7 @@ def test_probes_are_never_accepted(world: World) -> None:
 # What is counted ----------------------------------------------------------------------------------------------------
 
 
-@pytest.mark.parametrize("make", MAKERS.values(), ids=MAKERS)
-@pytest.mark.parametrize("batch", [1, 4])
+@pytest.mark.parametrize(("make", "batch"), [*zip(MAKERS.values(), (4, 1) * 3, strict=True)], ids=MAKERS)
 def test_statistics_add_up(world: World, make: Callable[[World], Drafter], batch: int) -> None:
     drafter = make(world)
     verified: dict[int, list[tuple[int, int]]] = {}

@@ -41,14 +41,14 @@ def memory(decoder: Decoder, rows: int) -> int:
 
 
 @pytest.mark.parametrize("name", ["drawn", "sam"])
-def test_a_hundred_requests(monkeypatch: pytest.MonkeyPatch, name: str) -> None:
+def test_sixty_requests(monkeypatch: pytest.MonkeyPatch, name: str) -> None:
     monkeypatch.setattr("paceline.engine.request.AHEAD", 4)  # few reserve what they need
     decoder = small()
-    seen = Traffic(100, seed=1).run(decoder, DRAFTERS[name], slots=32, memory=memory(decoder, 6), watch=lambda: None)
+    seen = Traffic(60, seed=1).run(decoder, DRAFTERS[name], slots=24, memory=memory(decoder, 5), watch=lambda: None)
     assert seen["preempted"] >= 2
-    assert seen["reused"] > 500
+    assert seen["reused"] > 300
     assert seen["aborted"] >= 1
-    assert seen["failed"] >= 4
+    assert seen["failed"] >= 2
 
 
 def test_a_row_that_has_ended_is_small() -> None:

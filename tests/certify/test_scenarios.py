@@ -107,7 +107,7 @@ def test_no_time_is_no_certificate() -> None:
 
 @pytest.mark.parametrize("bug", [TemperatureOnOneSide, TopPOnOneSide])
 def test_a_bias_is_found(bug: type[TableServer]) -> None:
-    found = certified(bug(), 0, "10m", requests=640, max_tokens=32)
+    found = certified(bug(), 0, "10m", requests=640, max_tokens=16)
     assert not found["sampled"]["lossless"]
     assert not found["greedy"]["bugs"]
 

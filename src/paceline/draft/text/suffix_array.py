@@ -99,7 +99,7 @@ class SuffixArray(Speculator):
         ends = self.ends[np.searchsorted(self.ends, places, side="right")]
         read = places[:, None] + skip + np.arange(length)
         inside = read < ends[:, None]
-        return np.where(inside, self.text[np.where(inside, read, 0)], -1).astype(np.int32)
+        return np.where(inside, self.text[np.where(inside, read, 0)].astype(np.int32), -1)
 
     def _speculate(self, context: Sequence[int] | IntArray, *sizes: float) -> tuple[Any, ...]:
         """The same as a suffix tree of the corpus; the counts are the sizes of ranges.
