@@ -28,13 +28,14 @@ from paceline.draft.fallback import Fallback
 from paceline.draft.registry import create
 from paceline.draft.spec import Options, option
 from paceline.errors import MethodError
+from paceline.target.base import Target
 
 ORDER_EVERY = 32  # rounds between two updates of the order in which drafters are asked
 HEAD_START = 4  # exploring may use the time of this many rounds at the beginning
 PROBE = 4  # in a trial: nodes verified beyond those that pay, or the depth of a model's drafts
 TRIALS = 8  # drafts that a drafter with a model must have made before it is asked for whole batches
 LONGEST = 16  # deepest draft that a drafter with a model is asked for
-_TIMES: WeakKeyDictionary[Facts, RoundTimes] = WeakKeyDictionary()
+_TIMES: WeakKeyDictionary[Target, RoundTimes] = WeakKeyDictionary()
 """What rounds of a target take on this machine, learned by all engines of it in this process."""
 
 
@@ -170,7 +171,9 @@ class Auto(Fallback):
                 candidate.drafts = TRIALS
         if self.config.table is None:
             share = getattr(target, "expert_share", 0.0)  # of a model in another engine it is not known
-            self.times = _TIMES.setdefault(target, RoundTimes(expert_share=share))
+            if not self.times.known or share != self.times.expert_share:
+                new = RoundTimes(expert_share=share)
+                self.times = _TIMES.setdefault(target, new) if isinstance(target, Target) else new
             return
         self.times, table = read_table(self.config.table, target.weights_fingerprint)
         for candidate in self.candidates:
