@@ -26,9 +26,11 @@ from paceline.target.cache import Pair, Writer
 from paceline.target.kernels import on_threads, recorded
 
 MOST_ROWS = 32  # most rows of a recorded forward: with more, calling the steps is a small part of its time
-CURRENT, INSIDE, STEPS, COUNT, YIELD, PLACES = range(6)
-"""Places in the task of the compiled function. CURRENT: number of the step that is not done; INSIDE: threads that may
-work on it; STEPS: address of COUNT lines of FUNCTION to TAKEN; YIELD: 0, or address of what lets others run."""
+CURRENT, STEPS, COUNT, YIELD, PLACES = range(5)
+"""Places in the task of the compiled function. CURRENT: number of the step that is not done, times THREADS, and how many
+threads are inside it; STEPS: address of COUNT lines of FUNCTION to TAKEN; YIELD: 0, or address of what lets others
+run."""
+THREADS = 1 << 16  # more than there are
 FUNCTION, TASK, ALONE, TAKEN = range(4)
 """Places in a step's line. ALONE: it is for one thread, the first that has counted itself in TAKEN."""
 WORDS = 4  # of a line
@@ -43,19 +45,18 @@ def _run(at):  # type: ignore[no-untyped-def]
     count = task[COUNT]
     steps = carray(address(task[STEPS]), (count, WORDS), np.int64)
     while True:
-        take(task[INSIDE:], 1)
-        current = look(task)
+        current = take(task, 1) // THREADS  # which step it is, and that this thread is inside, in one: or it could end
         if current < count:
             line = steps[current]
             if not line[ALONE] or take(line[TAKEN:], 1) == 0:
                 call(line[FUNCTION], (line[TASK],))
-        take(task[INSIDE:], -1)
+        take(task, -1)
         if current >= count:
             return
-        spins = 0
-        while look(task) == current:
-            if look(task[INSIDE:]) == 0:
-                swap(task, current, current + 1)
+        spins, done = 0, current * THREADS
+        while look(task) // THREADS == current:
+            if look(task) == done:  # nobody is inside
+                swap(task, done, done + THREADS)
             spins += 1
             if spins > SPINS and task[YIELD]:
                 call(task[YIELD], ())
@@ -114,7 +115,7 @@ class _Program:
         self._x.copy_(x)
         self._header[:] = cache.header
         self._memory[:] = self._fresh  # all counters begin anew
-        task = array("q", (0, 0, self._memory.ctypes.data, self._count, _let_others_run()))
+        task = array("q", (0, self._memory.ctypes.data, self._count, _let_others_run()))
         on_threads(_run, task, torch.get_num_threads())
         return self._out
 
