@@ -27,9 +27,9 @@ from paceline.target.kernels import on_threads, recorded
 
 MOST_ROWS = 32  # most rows of a recorded forward: with more, calling the steps is a small part of its time
 CURRENT, STEPS, COUNT, YIELD, PLACES = range(5)
-"""Places in the task of the compiled function. CURRENT: number of the step that is not done, times THREADS, and how many
-threads are inside it; STEPS: address of COUNT lines of FUNCTION to TAKEN; YIELD: 0, or address of what lets others
-run."""
+"""Places in the task of the compiled function. CURRENT: number of the step that is not done, times THREADS, and how
+many threads are inside it; STEPS: address of COUNT lines of FUNCTION to TAKEN; YIELD: 0, or address of what lets
+others run."""
 THREADS = 1 << 16  # more than there are
 FUNCTION, TASK, ALONE, TAKEN = range(4)
 """Places in a step's line. ALONE: it is for one thread, the first that has counted itself in TAKEN."""
