@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import ctypes
 from array import array
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from threading import Thread
 
 import numpy as np
@@ -32,10 +32,10 @@ def _threads(request: pytest.FixtureRequest) -> Iterator[None]:
     torch.set_num_threads(before)
 
 
-def made(kind: str) -> Decoder:
+def made(kind: str, **shape: int) -> Decoder:
     """A decoder whose products are ours: in blocks, or exact."""
     dtype = torch.float32 if "float32" in kind else torch.bfloat16
-    target = native.of(models.model("qwen3-bias"), dtype, precision="int8" if "int8" in kind else None)
+    target = native.of(models.model("qwen3-bias", **shape), dtype, precision="int8" if "int8" in kind else None)
     if "exact" in kind:
         target.make_exact()
     return target
@@ -88,6 +88,35 @@ def test_many_rows_of_a_prompt_do_not_change_a_recorded_forward() -> None:
     one = target.verify([exact.tree(slot, [5], [-1])]).logits
     target.verify([Segment.chunk(other, np.arange(4, 84), last=True)])
     assert torch.equal(target.verify([exact.tree(slot, [5], [-1])]).logits, one)
+
+
+@pytest.mark.parametrize("kind", ["int8, bfloat16", "bfloat16, exact"])
+@pytest.mark.parametrize("nodes", [program.MOST_ROWS - 1, program.MOST_ROWS])
+def test_the_most_rows_of_a_call_are_those_of_layers_one_by_one(kind: str, nodes: int) -> None:
+    """From 32 rows on, blocks are multiplied in another way on AMX, which packs the rows anew."""
+    target = made(kind, hidden_size=256, intermediate_size=512, num_attention_heads=4, head_dim=64)
+    (slot,) = exact.prepared(target, [[*range(5, 45)]])
+    tree = exact.tree(slot, [*range(50, 50 + nodes)], [-1, *range(nodes - 1)])
+    recorded = [target.verify([tree]).logits for _ in range(2)]
+    target._programs.run = lambda *_: None
+    assert torch.equal(target.verify([tree]).logits, recorded[0])
+    assert torch.equal(recorded[1], recorded[0])
+
+
+@pytest.mark.parametrize("copied", [lambda x: x.t().contiguous(), lambda x: x.t().reshape(-1), lambda x: x + 1])
+def test_layers_in_which_torch_copies_are_not_recorded(copied: Callable[[torch.Tensor], torch.Tensor]) -> None:
+    """Torch calls `contiguous` a view, also where it copies; what it copied while recording would be read for ever."""
+    target = made("bfloat16, exact")
+    (slot,) = exact.prepared(target, [[5, 6, 7]])
+    writer = target._begin(target._plan([exact.tree(slot, [8, 9], [-1, 0])]))
+
+    def step(layer: int, x: torch.Tensor, delta: torch.Tensor | None) -> tuple[torch.Tensor, torch.Tensor]:
+        return copied(x), x
+
+    with torch.inference_mode():
+        x = torch.ones(2, 4)
+        assert program.Programs().run(step, range(1), 0, x, writer) is None
+        assert program.Programs().run(lambda _, x, __: (x.view(4, 2).view(2, 4), x), range(1), 0, x, writer) is not None
 
 
 @cfunc("void(voidptr)")

@@ -151,7 +151,12 @@ class _Watch(TorchDispatchMode):
         if not func.is_view and kind not in (*_EMPTY, torch.ops.aten.zeros):
             raise _NotRecordable(str(func))
         out = func(*args, **(kwargs or {}))
-        return out if func.is_view else self.place(out, fill=kind == torch.ops.aten.zeros)
+        if not func.is_view:
+            return self.place(out, fill=kind == torch.ops.aten.zeros)
+        views = [out] if isinstance(out, torch.Tensor) else out
+        if any(view.untyped_storage().data_ptr() != args[0].untyped_storage().data_ptr() for view in views):
+            raise _NotRecordable(f"{func} made a copy")  # such as `contiguous`, which is a view of some tensors only
+        return out
 
     def place(self, like: torch.Tensor, fill: bool = False) -> torch.Tensor:
         """Memory for a tensor like this one, which all programs share. fill: it is filled with zeros once, and those of
