@@ -3,13 +3,15 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
+from math import inf
+from time import perf_counter
 
 import numpy as np
 import pytest
 
 from paceline.certify.engines import UnderTest
 from paceline.certify.options import Scope
-from paceline.certify.sampled import Case, Distribution, Sampled, sample
+from paceline.certify.sampled import Case, Distribution, Sampled, least, sample
 from paceline.certify.stats import Floats, chi_square, tail
 from paceline.engine.sampling import SamplingParams
 from paceline.workbench.contestant import Reply
@@ -29,11 +31,14 @@ class Draws(UnderTest):
         return [Reply(0, [int(token)], "", 0.0) for token in self.rng.choice(40, len(prompts), p=self.probs)]
 
 
-def run(probs: Floats, seed: int, requests: int, worlds: Floats = FINE[None], control: Floats | None = None) -> Sampled:
+def run(
+    probs: Floats, seed: int, requests: int, worlds: Floats = FINE[None], control: Floats | None = None,
+    until: float = inf,
+) -> Sampled:  # fmt: skip
     distribution = Distribution(OUTCOMES, worlds, np.arange(40) // 4, 1)
     cases = [Case(str(i), [i], SamplingParams(temperature=1.0), distribution) for i in range(3)]
     plain = None if control is None else lambda: Draws(control, seed + 1)
-    return sample(Draws(probs, seed), cases, requests, np.random.default_rng(seed), control=plain)
+    return sample(Draws(probs, seed), cases, requests, np.random.default_rng(seed), control=plain, until=until)
 
 
 def moved(within: bool) -> Floats:
@@ -82,3 +87,11 @@ def test_what_plain_decoding_does_too_is_not_held_against_drafts() -> None:
     assert same.facts()["lossless"]
     assert same.facts()["plain_differs"]
     assert not run(off, 0, 9000, control=FINE).facts()["lossless"]
+
+
+def test_where_time_is_short_fewer_requests_are_asked_and_a_test_still_holds() -> None:
+    found = run(FINE, 0, 9000, until=perf_counter())
+    assert found.requests == found.planned == least(found.cases) < 1000
+    whole = run(FINE, 0, 9000, until=perf_counter() + 3600)
+    assert whole.requests == 9000
+    assert found.power(Scope())["detectable"] > whole.power(Scope())["detectable"]

@@ -2,6 +2,7 @@
 
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field, replace
+from math import inf
 from time import perf_counter
 from typing import Any
 
@@ -70,6 +71,8 @@ AHEAD = 2  # tokens that a request has beyond those that are tested, so that dra
 REPEATED = 6  # times that a beginning stands in the prompt of a long sampled answer, so that there is much to copy
 LONG_TOKENS = 6.0
 """Tokens of long sampled answers that a shift of 1 would take; one of a tenth takes a hundred times as many."""
+FOR_FIRST, FOR_LONG = 0.4, 0.6
+"""Shares of the budget after which first tokens, then long answers, are sampled no more; scenarios have the rest."""
 REQUESTS_EACH = 16  # sampled requests for each long answer, where their number was asked for
 
 
@@ -98,7 +101,9 @@ def certify(
     prompts  for greedy answers; starts  short ones, for the distribution of what comes next.
     draft    the drafter's spec, where it can be replayed for the reference acceptance; chains: cut to chains.
     control  opens the same engine without drafts; only what differs from it is then held against the engine."""
-    began, scope = perf_counter(), replace(scope, shift=scope.shift or SHIFT)
+    began = perf_counter()
+    first, long = (began + share * scope.seconds if scope.is_bounded else inf for share in (FOR_FIRST, FOR_LONG))
+    scope = replace(scope, shift=scope.shift or SHIFT)
     greedy, replies = _greedy(engine, models, prompts, scope, watch)
     stops = _stops(engine, models, prompts, replies, scope, watch)
     watch.say("how often drafts are accepted")
@@ -106,12 +111,12 @@ def certify(
     if draft is not None:
         recording = Recording(models.tokenizer, tuple(models.ends), models.vocab_size)
         reference = replayed(draft, recording, prompts, [one.tokens for one in replies], chains=chains)
-    sampled = _sampled(engine, models, starts, scope, watch, control)
+    sampled = _sampled(engine, models, starts, scope, watch, control, first)
     facts = sampled.facts()
     if sampled.cases and facts["lossless"]:
         space = models.max_context - scope.max_tokens
         repeating = [list(one) * max(1, min(REPEATED, space // len(one))) for one in starts]
-        facts = _long(facts, engine, models, [*repeating, *prompts], scope, watch, control)
+        facts = _long(facts, engine, models, [*repeating, *prompts], scope, watch, control, long)
     return certificate(
         greedy, stops, facts, sampled.power(scope), scope,
         engine=engine.name, draft=draft, ran_on=engine.facts, not_tested=_not_tested(engine, stops, facts),
@@ -154,7 +159,7 @@ def _stops(
 
 
 def _sampled(
-    engine: UnderTest, models: Models, starts: Prompts, scope: Scope, watch: Watch, control: Control
+    engine: UnderTest, models: Models, starts: Prompts, scope: Scope, watch: Watch, control: Control, until: float
 ) -> Sampled:
     cases = []
     if scope.requests != 0:
@@ -170,42 +175,46 @@ def _sampled(
     if not cases:
         return Sampled([], [], 0)
     requests = scope.requests if scope.requests is not None else needed(cases, scope.shift or SHIFT)
-    watch.say(f"{requests:,} sampled requests")
-    return sample(engine, cases, requests, np.random.default_rng(scope.seed), watch.step, control)
+    watch.say(f"{requests:,} sampled requests" + " at most" * (until < inf))
+    return sample(engine, cases, requests, np.random.default_rng(scope.seed), watch.step, control, until)
 
 
 def _long(
     sampled: dict[str, Any], engine: UnderTest, models: Models, prompts: Prompts, scope: Scope, watch: Watch,
-    control: Control,
+    control: Control, until: float,
 ) -> dict[str, Any]:  # fmt: skip
     """The facts of sampled answers, with those of answers as long as greedy ones."""
     ways = [(name, way) for name, way in WAYS.items() if engine.honours(way)]
     number = int(np.ceil(LONG_TOKENS / (scope.shift or SHIFT) ** 2 / scope.max_tokens))
     if scope.requests is not None:
         number = min(number, -(-scope.requests // REQUESTS_EACH))
-    asked = [(list(prompts[i % len(prompts)]), *ways[(i + i // len(prompts)) % len(ways)]) for i in range(number)]
-    rounds = []
+    every = [(list(prompts[i % len(prompts)]), *ways[(i + i // len(prompts)) % len(ways)]) for i in range(number)]
+    drafted = list[list[int | None]]([[], []])
 
-    def counted(engine: UnderTest, run: int) -> Conditional:
-        watch.say(f"{number:,} long sampled answers")
-        seeds = np.random.default_rng([scope.seed, run]).integers(1 << 31, size=number).tolist()
-        each = [
-            replace(way, max_tokens=scope.max_tokens, ignore_eos=True, seed=seed)
-            for (_, _, way), seed in zip(asked, seeds, strict=True)
-        ]
-        counts, replies = Conditional(), engine.answer([prompt for prompt, _, _ in asked], each)
-        rounds.append([one.drafted_rounds for one in replies])
-        for i, ((prompt, name, _), params, one) in enumerate(zip(asked, each, replies, strict=True)):
-            read(models.rounding, prompt, one.tokens, params, name, counts)
-            watch.step(i + 1, number)
+    def counted(engine: UnderTest, run: int, most: int, until: float) -> Conditional:
+        """What comes in the answers of an engine, some of them at once, until time is up."""
+        watch.say(f"{most:,} long sampled answers" + " at most" * (until < inf))
+        rng, counts, done = np.random.default_rng([scope.seed, run + 1]), Conditional(), 0
+        while done < most and (done == 0 or perf_counter() < until):
+            asked = every[done : min(done + 4 * engine.batch, most)]
+            each = [
+                replace(way, max_tokens=scope.max_tokens, ignore_eos=True, seed=seed)
+                for (_, _, way), seed in zip(asked, rng.integers(1 << 31, size=len(asked)).tolist(), strict=True)
+            ]
+            replies = engine.answer([prompt for prompt, _, _ in asked], each)
+            drafted[run] += [one.drafted_rounds for one in replies]
+            for (prompt, name, _), params, one in zip(asked, each, replies, strict=True):
+                read(models.rounding, prompt, one.tokens, params, name, counts)
+                done += 1
+                watch.step(done, most)
         return counts
 
-    counts, level = counted(engine, 1), LEVEL * LONG
+    counts, level = counted(engine, 0, number, until), LEVEL * LONG
     found = counts.findings(level)
     if found and control is not None:
-        found = counts.findings(level, counted(control(), 2))
-    drafted = [n for n in (sampled["drafted_rounds"], *rounds[0]) if n is not None]
-    return with_long(sampled, counts.facts(level), found) | {"drafted_rounds": sum(drafted) if drafted else None}
+        found = counts.findings(level, counted(control(), 1, len(drafted[0]), inf))
+    rounds = [n for n in (sampled["drafted_rounds"], *drafted[0]) if n is not None]
+    return with_long(sampled, counts.facts(level), found) | {"drafted_rounds": sum(rounds) if rounds else None}
 
 
 def _not_tested(engine: UnderTest, stops: Stops, sampled: dict[str, Any]) -> list[str]:

@@ -40,6 +40,7 @@ CONTEXT = 1024  # longest context of other libraries
 def certify_engine(subject: Subject, watch: Watch) -> dict[str, Any]:
     """The certificate of an engine that runs the model in `subject.model`."""
     watch.say(f"loading {subject.model}")
+    began = perf_counter()
     target = load(str(subject.model), dtype=subject.dtype, device=subject.device, exact=subject.exact)
     dtype = str(target.dtype).removeprefix("torch.")
     exact, own, reference = _references(subject, target, dtype)
@@ -57,7 +58,8 @@ def certify_engine(subject: Subject, watch: Watch) -> dict[str, Any]:
             draft=draft, chains=subject.engine != "paceline", control=control, watch=watch,
         )  # fmt: skip
         if target.tokenizer is not None and subject.scope.seconds:
-            certificate |= _scenarios(subject, engine, target, certificate, watch)
+            until = (began if subject.scope.is_bounded else perf_counter()) + subject.scope.seconds
+            certificate |= _scenarios(subject, engine, target, certificate, until, watch)
     if target.tokenizer is not None:
         _spell(certificate, target)
     about = {"target": subject.model, "reference": reference}
@@ -121,7 +123,7 @@ def _plain(subject: Subject, target: Target | None = None) -> Control:
 
 
 def _scenarios(
-    subject: Subject, engine: UnderTest, target: Target, certificate: dict[str, Any], watch: Watch
+    subject: Subject, engine: UnderTest, target: Target, certificate: dict[str, Any], until: float, watch: Watch
 ) -> dict[str, Any]:
     """What scenarios add to the certificate of an engine of this process, whose greedy answers are in it already."""
     from paceline.certify.asking import Hosted
@@ -129,9 +131,8 @@ def _scenarios(
     from paceline.certify.shrink import greedy_reports
 
     assert target.tokenizer is not None
-    hosted, scope = Hosted(engine, target.tokenizer), subject.scope
-    until = perf_counter() + scope.seconds
-    play = Play(hosted, _plain(subject, target), _chats(subject.prompts), scope.max_tokens, until, watch)
+    hosted = Hosted(engine, target.tokenizer)
+    play = Play(hosted, _plain(subject, target), _chats(subject.prompts), subject.scope.max_tokens, until, watch)
     play.run()
     before = f"{certificate['why']}; " if certificate["verdict"] == NOT_LOSSLESS else ""
     about = {"verdict": NOT_LOSSLESS, "why": f"{before}scenarios", "lossless": False} if play.bugs else {}

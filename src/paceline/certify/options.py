@@ -23,18 +23,18 @@ class Scope:
 
     shift: float | None = option(
         None,
-        "Smallest shift of a sampled distribution to be found with 95 %. "
-        "[default: 0.02; for a server as small as the budget allows]",
+        "Smallest shift of a sampled distribution to be found with 95 %, whatever time that takes. "
+        "[default: as small as the budget allows; 0.02 for an engine of this process]",
         least=0.001,
         most=0.5,
     )
     requests: int | None = option(
-        None, "Sampled requests; 0: greedy alone. [default: as many as --shift takes]", least=0
+        None, "Sampled requests; 0: greedy alone. [default: as many as --shift takes, or the budget allows]", least=0
     )
     length: int = 3
     max_tokens: int = option(64, "Of a greedy answer.", least=1, names=("--max-tokens", "-n"))
     seed: int = option(0, "Of the requests' seeds.", least=0)
-    budget: str = option("5m", "For scenarios, and all that a server is asked: 90s, 5m, 1h; 0: none.", metavar="TIME")
+    budget: str = option("5m", "Time for the tests: 90s, 5m, 1h; 0: no scenarios, and no limit.", metavar="TIME")
 
     def __post_init__(self) -> None:
         _ = self.seconds
@@ -45,6 +45,11 @@ class Scope:
         if (match := re.fullmatch(r"([0-9.]*[0-9])\s*([smh]?)", self.budget.strip())) is None:
             raise PacelineError(f"--budget is {self.budget!r}; it is a time such as 90s, 5m or 1h")
         return float(match[1]) * {"": 1, "s": 1, "m": 60, "h": 3600}[match[2]]
+
+    @property
+    def is_bounded(self) -> bool:
+        """Whether sampling ends by the budget: where neither its requests nor its shift were asked for."""
+        return self.requests is None and self.shift is None and self.seconds > 0
 
 
 @dataclass(frozen=True)

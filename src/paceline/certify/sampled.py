@@ -6,6 +6,8 @@ at three times, so that a broken engine is found early."""
 
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field, replace
+from math import inf
+from time import perf_counter
 from typing import Any
 
 import numpy as np
@@ -156,18 +158,30 @@ class Sampled:
 def needed(cases: Sequence[Case], shift: float) -> int:
     """The number of requests that find a shift of this size in all cases, rounded up to whole ones for each case."""
     total = stats.samples_for(sum(case.distribution.df for case in cases), shift, level_of(-1))
-    least = max(int(np.ceil(stats.LEAST_COUNT / case.distribution.coarse_worlds[0].min())) for case in cases)
-    return len(cases) * max(-(-total // len(cases)), least)
+    return max(len(cases) * -(-total // len(cases)), least(cases))
+
+
+def least(cases: Sequence[Case]) -> int:
+    """The number of requests below which a chi-square test of all cases would not hold."""
+    each = (stats.LEAST_COUNT / case.distribution.coarse_worlds[0].min() for case in cases)
+    return len(cases) * int(np.ceil(max(each)))
 
 
 def sample(
     engine: UnderTest, cases: Sequence[Case], requests: int, rng: np.random.Generator,
-    progress: Progress = lambda done, of: None, control: Callable[[], UnderTest] | None = None,
+    progress: Progress = lambda done, of: None, control: Callable[[], UnderTest] | None = None, until: float = inf,
 ) -> Sampled:  # fmt: skip
     """Ask, count, and test; stops at the first look that finds something.
 
+    until: when fewer requests are asked (perf_counter), as many as fit by the time that the first ones took.
     control: opens the engine without drafts; asked where the engine differs from the model. Then only that counts."""
     sampled = Sampled(list(cases), [case.new_counts() for case in cases], requests)
+    if until < inf:
+        began, first = perf_counter(), min(requests, least(cases))
+        _ask(engine, sampled, first, rng, progress)
+        now = perf_counter()
+        requests = min(requests, first + max(0, int(first * (until - now) / (now - began))))
+        sampled.planned = requests
     others = Sampled(list(cases), [case.new_counts() for case in cases], requests)
     for look, (share, _) in enumerate(LOOKS):
         until = int(np.ceil(requests * share))
