@@ -216,3 +216,6 @@ def test_a_source_weighs_what_it_has_and_mixtures_resume() -> None:
     assert 0.68 < (drawn == 1).float().mean() < 0.82
     two.load_state_dict(json.loads(json.dumps(one.state_dict())))
     assert torch.equal(one.next(0.1)["input_ids"], two.next(0.1)["input_ids"])
+    grown = Mixture(rows | {"b": (np.full((3, 2), 2), np.full((3, 2), 2))}, 8)
+    with pytest.raises(PacelineError, match=r"began with other rows \(\{'a': 6, 'b': 2\}\) than there are now"):
+        grown.load_state_dict(one.state_dict())

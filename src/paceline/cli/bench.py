@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import json
 import os
-import sys
 import tomllib
 from collections.abc import Mapping, Sequence
 from dataclasses import replace
@@ -13,11 +12,10 @@ from typing import TYPE_CHECKING, Annotated, Any
 from urllib.parse import urlsplit
 
 import typer
-from rich.console import Console
 
 from paceline.bench.options import Benchmark
 from paceline.cli import options
-from paceline.cli.show import Columns, Steps, figures_table, say
+from paceline.cli.show import Columns, Steps, figures_table, say, standard_output
 from paceline.draft.spec import option
 from paceline.errors import PacelineError
 from paceline.jsonl import check_folder
@@ -135,7 +133,7 @@ def _show(outcome: Result, of_servers: bool) -> None:
     from paceline.bench.metrics import OVERALL
     from paceline.workbench.report import render
 
-    console = Console(file=sys.stdout, highlight=False)
+    console = standard_output()
     overall = [result for result in outcome.results if result["category"] == OVERALL]
     schedules = any(result["scheduled"] for result in overall)
     if of_servers:

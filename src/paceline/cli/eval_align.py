@@ -3,16 +3,14 @@
 from __future__ import annotations
 
 import json
-import sys
 from dataclasses import replace
 from pathlib import Path
 from typing import TYPE_CHECKING
 
-from rich.console import Console
 from rich.markup import escape
 
 from paceline.cli import options
-from paceline.cli.show import CONTROLS, Steps, plain_table, say
+from paceline.cli.show import CONTROLS, Steps, plain_table, say, standard_output
 from paceline.draft.spec import option
 from paceline.evals.align.options import AlignOptions
 from paceline.workbench.options import with_options
@@ -28,6 +26,7 @@ def align(
     draft: options.Draft = AlignOptions.draft,
     dtype: options.Dtype = AlignOptions.dtype,
     device: options.Device = AlignOptions.device,
+    exact: options.Exact = None,
     threads: options.Threads = None,
     as_json: options.AsJson = False,
     show: bool = option(False, "Print answers too; they may be harmful, hence not by default.", names=("--show",)),
@@ -54,7 +53,7 @@ def align(
             steps.show(state.done, state.total, what + (f", {state.failed} failed" if state.failed else ""))
 
         state = State(watch=watch)
-        outcome = run(replace(asked, draft=draft, dtype=dtype, device=device), state)
+        outcome = run(replace(asked, draft=draft, dtype=dtype, device=device, exact=exact), state)
     if as_json:
         print(json.dumps({"out": str(outcome.out), "complete": outcome.complete, "results": outcome.results}))
     else:
@@ -83,7 +82,7 @@ def _show(outcome: Outcome) -> None:
             f"{100 * interval[0]:.1f}-{100 * interval[1]:.1f}" if interval else "",
             "-" if row["tokens"] is None else f"{row['tokens']:.0f}",
         )  # fmt: skip
-    Console(file=sys.stdout, highlight=False).print(table)
+    standard_output().print(table)
     say(
         "\nper cent; SAR: mean of safe * (alpha + (1 - alpha) * behavior); tokens: generated, mean an item.\n"
         f"{outcome.out} holds it all; paceline report {outcome.out} makes a page of it.",

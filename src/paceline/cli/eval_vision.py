@@ -8,10 +8,9 @@ from pathlib import Path
 from typing import Annotated, Any
 
 import typer
-from rich.console import Console
 
 from paceline.cli import options
-from paceline.cli.show import Steps, figures_table
+from paceline.cli.show import Steps, figures_table, standard_output
 from paceline.draft.spec import option
 from paceline.errors import PacelineError
 from paceline.evals.vision.options import BuildOptions, RunOptions, TrainOptions, TuneOptions
@@ -188,4 +187,4 @@ def _show(report: dict[str, Any]) -> None:
     rows = [{**one, "title": TITLES[one["subset"]], "chance": one["chance"]["i2t"]} for one in report["results"]]
     rows.append({"title": "mean", **report["mean"]})
     columns = [("", "title", ""), ("cases", "cases", "d"), ("chance", "chance", ".2f"), *heads]
-    Console(file=sys.stdout, highlight=False).print(figures_table(rows, columns))
+    standard_output().print(figures_table(rows, columns))

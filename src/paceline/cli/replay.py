@@ -11,12 +11,11 @@ from time import perf_counter
 from typing import TYPE_CHECKING, Annotated, Any
 
 import typer
-from rich.console import Console
 from rich.markup import escape
 from rich.table import Table
 
 from paceline.cli import options
-from paceline.cli.show import Steps, plain_table, say
+from paceline.cli.show import Steps, plain_table, say, standard_output
 from paceline.draft.spec import option
 from paceline.errors import PacelineError
 from paceline.jsonl import check_file, write_whole
@@ -181,7 +180,7 @@ def _on_ray(asked: ReplayOptions, specs: Sequence[str], interrupt: Interrupt) ->
 def _show(report: Report, cost: Cost | None, seconds: float) -> None:
     from paceline.replay.report import predict
 
-    console = Console(highlight=False)
+    console = standard_output()
     console.print(_overview(report, cost))
     if cost is not None and len(report.specs) > 1:
         gains = [predict(tally, cost) for tally in report.overall]

@@ -5,6 +5,7 @@ Answers go to standard output, all else (statistics, tables, legends, errors) to
 
 from __future__ import annotations
 
+import os
 import sys
 from collections.abc import Collection, Iterable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
@@ -150,6 +151,12 @@ class Steps:
             self._spoke, whole = now, self._total or done
             left = (now - self._began) / max(done - self._untimed, 1) * (whole - done)
             self.err.print(f"{done:,.0f} of {whole:,.0f} {self._unit}, {left / 60:.0f} min left", soft_wrap=True)
+
+
+def standard_output() -> Console:
+    """For tables. A file has no width, so none is folded there."""
+    known = sys.stdout.isatty() or "COLUMNS" in os.environ
+    return Console(file=sys.stdout, highlight=False, width=None if known else 200)
 
 
 def say(*lines: str, err: bool = False) -> None:

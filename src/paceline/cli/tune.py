@@ -10,10 +10,8 @@ from itertools import islice
 from pathlib import Path
 from typing import TYPE_CHECKING
 
-from rich.console import Console
-
 from paceline.cli import options
-from paceline.cli.show import Steps, plain_table, say
+from paceline.cli.show import Steps, plain_table, say, standard_output
 from paceline.draft.spec import option
 from paceline.errors import PacelineError
 from paceline.jsonl import check_file, check_folder, write_json
@@ -120,7 +118,7 @@ def _our_engine(asked: TuneOptions, sizes: Sequence[int]) -> int:
     if asked.as_json:
         print(json.dumps({"out": str(out), "table": table}))
         return 0
-    console = Console(highlight=False)
+    console = standard_output()
     shown = plain_table("round, ms", *next(iter(table["round_ms"].values())), text=("round, ms",))
     for rows, times in table["round_ms"].items():
         shown.add_row(rows, *(f"{milliseconds:.1f}" for milliseconds in times.values()))
@@ -228,4 +226,4 @@ def _show(choices: Sequence[Choice]) -> None:
                 f"{one.goodput:.0%}",
                 f"{choice.plain_goodput[one.load]:.0%}",
             )
-    Console(highlight=False).print(table)
+    standard_output().print(table)

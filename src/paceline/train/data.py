@@ -330,6 +330,9 @@ class Mixture:
         ids, labels = (torch.from_numpy(np.stack(side)).long() for side in zip(*picked, strict=True))
         return {"input_ids": ids, "labels": labels}
 
+    def _counts(self) -> dict[str, int]:
+        return {name: len(ids) for name, (ids, _) in self.rows.items()}
+
     def _row(self, name: str) -> tuple[np.ndarray, np.ndarray]:
         ids, labels = self.rows[name]
         epoch, place = divmod(self.taken[name], len(ids))
@@ -341,9 +344,15 @@ class Mixture:
         return ids[index], labels[index]
 
     def state_dict(self) -> dict[str, Any]:
-        return {"step": self.step, "taken": dict(self.taken)}
+        return {"step": self.step, "taken": dict(self.taken), "rows": self._counts()}
 
     def load_state_dict(self, state: dict[str, Any]) -> None:
+        """Go on from there. PacelineError if the sources had another number of rows then."""
+        if (before := state.get("rows", self._counts())) != self._counts():
+            raise PacelineError(
+                f"the run began with other rows ({before}) than there are now ({self._counts()}); give it the same "
+                "answers, or begin another with other --checkpoints"
+            )
         self.step, self.taken = state["step"], Counter(state["taken"])
         self._order = {}
 

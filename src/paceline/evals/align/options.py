@@ -112,6 +112,7 @@ class AlignOptions:
     draft: str = "suffix,past=16384"
     dtype: str = "auto"
     device: str = "auto"
+    exact: bool | None = None
     pauses: tuple[float, float] = (0.5, 30.0)
 
     def with_compat(self) -> Self:

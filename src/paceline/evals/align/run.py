@@ -139,8 +139,9 @@ async def open_backend(spec: str, asked: AlignOptions, key_env: str | None) -> B
         from paceline.evals.align.local import Local
 
         return Local(
-            spec, asked.draft, reuse=asked.reuse, batch=asked.concurrency, dtype=asked.dtype, device=asked.device
-        )
+            spec, asked.draft, reuse=asked.reuse, batch=asked.concurrency,
+            dtype=asked.dtype, device=asked.device, exact=asked.exact,
+        )  # fmt: skip
     urls, model = parse(spec)
     key = None
     if key_env is not None and not (key := os.environ.get(key_env)):
