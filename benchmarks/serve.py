@@ -146,7 +146,8 @@ def running(command: Sequence[str], port: int) -> Iterator[tuple[subprocess.Pope
     if command[0] != sys.executable:  # vLLM: not our packages, all cores, and memory for its cache
         environment.pop("PYTHONPATH", None)
         environment |= {"VLLM_CPU_OMP_THREADS_BIND": "nobind", "OMP_NUM_THREADS": str(os.cpu_count())}
-        environment |= {"VLLM_CPU_KVCACHE_SPACE": "2", "VLLM_NO_USAGE_STATS": "1", "DO_NOT_TRACK": "1"}
+        environment |= {"VLLM_NO_USAGE_STATS": "1", "DO_NOT_TRACK": "1"}
+        environment.setdefault("VLLM_CPU_KVCACHE_SPACE", "2")
     with (Path(gettempdir()) / f"serve-{port}.log").open("wb") as told:
         server = subprocess.Popen(command, stdout=told, stderr=told, env=environment)
     try:

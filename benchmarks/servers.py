@@ -2,10 +2,11 @@
 
     python benchmarks/servers.py MODEL LOG --vllm ENV/bin/python --out DIR
 
-One server runs at a time. First `paceline tune --server` measures plain vLLM with LOG and writes its configuration.
-Then the grid and that configuration serve the same requests of LOG, one request at a time and eight at a time
-(`paceline bench --endpoint`), `--repeats` times in an order that is drawn anew. The table has tokens a second, medians
-over the repeats, and the written configuration's over the best of the grid.
+First `paceline tune --server` measures plain vLLM with LOG and writes its configuration. Then the grid and that
+configuration run side by side, as many servers as there are, and answer the same requests of LOG in turn, one request
+at a time and eight at a time (`paceline bench --endpoint URL,URL,...`): a machine that is slower for a while is slower
+for all. The table has tokens a second, and the written configuration's over the best of the grid. Every server has the
+model in memory, 1 GB for its cache and 1.5 GB of libraries; --only takes as many as fit.
 """
 
 from __future__ import annotations
@@ -15,10 +16,9 @@ import json
 import os
 import subprocess
 import sys
-from collections.abc import Sequence
+from collections.abc import Iterator, Mapping, Sequence
+from contextlib import ExitStack, contextmanager
 from pathlib import Path
-from random import Random
-from statistics import median
 from typing import Any
 
 from serve import free_port, running
@@ -51,49 +51,47 @@ def main() -> None:
     parser.add_argument("--max-tokens", type=int, default=64)
     parser.add_argument("--repeats", type=int, default=2)
     parser.add_argument("--dtype", default="float32")
+    parser.add_argument("--only", nargs="+", choices=[*GRID, "written"], help="of these configurations [default: all]")
     options = parser.parse_args()
     options.out.mkdir(parents=True, exist_ok=True)
     tuned = options.out / "tuned"
     if not (tuned / "configuration.json").exists():
-        served(options, None, lambda url: paceline(
-            "tune", options.model, "--server", url, "--traffic", options.log, "-o", tuned, "--batches", "1,2,4,8,16,32",
-            "--minutes", options.minutes, "-n", options.max_tokens,
-        ))  # fmt: skip
+        with vllm(options, None, free_port()) as url:
+            paceline(
+                "tune", options.model, "--server", url, "--traffic", options.log, "-o", tuned, "--batches",
+                "1,2,4,8,16,32", "--minutes", options.minutes, "-n", options.max_tokens,
+            )  # fmt: skip
     written = json.loads((tuned / "configuration.json").read_text())["configurations"][0]["speculative_config"]
     contest = {**GRID, "written": written}
-    speeds: dict[tuple[str, int], list[float]] = {}
-    for repeat in range(options.repeats):
-        for name in Random(repeat).sample(list(contest), len(contest)):
-            folder = options.out / f"{name.replace(' ', '-').replace(',', '')}-{repeat}"
-            served(options, contest[name], lambda url, folder=folder: measure(options, url, folder))
-            for load in LOADS:
-                speeds.setdefault((name, load), []).append(speed(folder / str(load)))
-    print("\n".join(table(speeds, list(contest))))
+    names = options.only or list(contest)
+    file = options.out / "ports.json"  # the same ones in a run that goes on: servers are known by their addresses
+    ports = json.loads(file.read_text()) if file.exists() else {name: free_port() for name in names}
+    file.write_text(json.dumps(ports))
+    with ExitStack() as servers:
+        urls = [servers.enter_context(vllm(options, contest[name], ports[name])) for name in names]
+        for load in LOADS:
+            if not (options.out / str(load) / "summary.json").exists():
+                paceline(
+                    "bench", "--endpoint", ",".join(urls), "--suite", options.log, "--limit", options.limit,
+                    "--concurrency", load, "-n", options.max_tokens, "--warm-up", 1, "--repeats", options.repeats,
+                    "--out", options.out / str(load),
+                )  # fmt: skip
+    print("\n".join(table(options.out, names, ports)))
     print(f"\nwritten: {json.dumps(written)}")
 
 
-def served(options: argparse.Namespace, config: dict[str, Any] | None, use: Any) -> None:
-    """Run vLLM with a speculative_config, and `use` with its address."""
-    port = free_port()
+@contextmanager
+def vllm(options: argparse.Namespace, config: dict[str, Any] | None, port: int) -> Iterator[str]:
+    """The address of a vLLM with a speculative_config."""
     command = [
         *(options.vllm, "-m", "vllm.entrypoints.openai.api_server", "--model", str(Path(options.model).resolve())),
         *("--served-model-name", "served", "--port", str(port), "--dtype", options.dtype, "--max-num-seqs", "32"),
         *("--max-model-len", "2048", "--no-enable-prefix-caching", "--no-enable-log-requests"),
         *(("--speculative-config", json.dumps(config)) if config else ()),
     ]
-    os.environ["NUMBA_NUM_THREADS"] = str(os.cpu_count())
+    os.environ |= {"NUMBA_NUM_THREADS": str(os.cpu_count()), "VLLM_CPU_KVCACHE_SPACE": "1"}
     with running(command, port):
-        use(f"http://127.0.0.1:{port}/v1")
-
-
-def measure(options: argparse.Namespace, url: str, folder: Path) -> None:
-    """The requests at every load; what is there is not measured again."""
-    for load in LOADS:
-        if not (folder / str(load) / "summary.json").exists():
-            paceline(
-                "bench", "--endpoint", url, "--suite", options.log, "--limit", options.limit, "--concurrency", load,
-                "-n", options.max_tokens, "--warm-up", 1, "--out", folder / str(load),
-            )  # fmt: skip
+        yield f"http://127.0.0.1:{port}/v1"
 
 
 def paceline(*arguments: object) -> None:
@@ -101,18 +99,21 @@ def paceline(*arguments: object) -> None:
     subprocess.run([sys.executable, "-m", "paceline", *map(str, arguments)], check=True, stdout=sys.stderr)
 
 
-def speed(folder: Path) -> float:
-    """Tokens a second of a run."""
-    return float(json.loads((folder / "summary.json").read_text())["results"][0]["tokens_per_second"])
-
-
-def table(speeds: dict[tuple[str, int], list[float]], names: Sequence[str]) -> list[str]:
+def table(folder: Path, names: Sequence[str], ports: Mapping[str, int]) -> list[str]:
     """Markdown: tokens a second by load, and the written configuration's over the best of the grid."""
-    medians = {key: median(of) for key, of in speeds.items()}
+    of_server = {f"127.0.0.1:{port}": name for name, port in ports.items()}
+    speeds = {
+        (of_server[row["method"]], load): float(row["tokens_per_second"])
+        for load in LOADS for row in json.loads((folder / str(load) / "summary.json").read_text())["results"]
+        if row["category"] == "overall"
+    }  # fmt: skip
     lines = ["| | " + " | ".join(f"{load} at once" for load in LOADS) + " |", "|---|" + "---:|" * len(LOADS)]
-    lines += [f"| {name} | {' | '.join(f'{medians[name, load]:.1f}' for load in LOADS)} |" for name in names]
-    ratios = [medians["written", load] / max(medians[name, load] for name in GRID) for load in LOADS]
-    return [*lines, f"| written over the best | {' | '.join(f'{ratio:.3f}' for ratio in ratios)} |"]
+    lines += [f"| {name} | {' | '.join(f'{speeds[name, load]:.1f}' for load in LOADS)} |" for name in names]
+    if "written" in names:
+        best = [max(speeds[name, load] for name in names if name != "written") for load in LOADS]
+        ratios = [f"{speeds['written', load] / of:.3f}" for load, of in zip(LOADS, best, strict=True)]
+        lines.append(f"| written over the best | {' | '.join(ratios)} |")
+    return lines
 
 
 if __name__ == "__main__":
