@@ -109,8 +109,10 @@ class Drafter:
 
         parent  int64 [n]: 0 is the row's last token, 1 the first drafted one."""
         tokens, parent = up_to_ends(tokens, parent, self.end_tokens(row))
-        source = self.name if len(tokens) else ""
-        return DraftTree(np.append(row.last_token, tokens), np.append(-1, parent), source=source)
+        nodes = np.empty((2, len(tokens) + 1), np.int64)
+        nodes[:, 0] = row.last_token, -1
+        nodes[0, 1:], nodes[1, 1:] = tokens, parent
+        return DraftTree(nodes[0], nodes[1], source=self.name if len(tokens) else "")
 
     def _draft_or_blame(self, row: Request) -> DraftTree:
         try:
