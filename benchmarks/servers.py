@@ -2,11 +2,11 @@
 
     python benchmarks/servers.py MODEL LOG --vllm ENV/bin/python --out DIR
 
-First `paceline tune --server` measures plain vLLM with LOG and writes its configuration. Then the grid and that
-configuration run side by side, as many servers as there are, and answer the same requests of LOG in turn, one request
-at a time and eight at a time (`paceline bench --endpoint URL,URL,...`): a machine that is slower for a while is slower
-for all. The table has tokens a second, and the written configuration's over the best of the grid. Every server has the
-model in memory, 1 GB for its cache and 1.5 GB of libraries; --only takes as many as fit.
+First `paceline tune --server` measures a vLLM that drafts and a plain one with LOG, and writes a configuration. Then
+the grid and that configuration run side by side, as many servers as there are, and answer the same requests of LOG in
+turn, one request at a time and eight at a time (`paceline bench --endpoint URL,URL,...`): a machine that is slower for
+a while is slower for all. The table has tokens a second, and the written configuration's over the best of the grid.
+Every server has the model in memory, 1 GB for its cache and 1.5 GB of libraries; --only takes as many as fit.
 """
 
 from __future__ import annotations
@@ -37,6 +37,7 @@ GRID: dict[str, dict[str, Any] | None] = {
     **{f"ngram 2-5, k={k}": ngram(2, 5, k) for k in (3, 5)},
     "ngram 4-8, k=8": ngram(4, 8, 8),
 }
+DRAFTING = "ngram 2-5, k=5"  # the server that is tuned
 
 
 def main() -> None:
@@ -56,10 +57,10 @@ def main() -> None:
     options.out.mkdir(parents=True, exist_ok=True)
     tuned = options.out / "tuned"
     if not (tuned / "configuration.json").exists():
-        with vllm(options, None, free_port()) as url:
+        with vllm(options, GRID[DRAFTING], free_port()) as url, vllm(options, None, free_port()) as plain:
             paceline(
-                "tune", options.model, "--server", url, "--traffic", options.log, "-o", tuned, "--batches",
-                "1,2,4,8,16,32", "--minutes", options.minutes, "-n", options.max_tokens,
+                "tune", options.model, "--server", url, "--without", plain, "--traffic", options.log, "-o", tuned,
+                "--batches", "1,2,4,8,16,32", "--minutes", options.minutes, "-n", options.max_tokens,
             )  # fmt: skip
     written = json.loads((tuned / "configuration.json").read_text())["configurations"][0]["speculative_config"]
     contest = {**GRID, "written": written}

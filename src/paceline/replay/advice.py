@@ -28,6 +28,7 @@ Floats = NDArray[np.float64]
 
 DRAWS = 201
 SIZES = (1, 2, 3, 4, 5, 6, 8, 12, 16)  # tokens of a draft that are tried
+SHARE_ERROR = 0.25  # standard error of `Costs.share` before anything is measured
 SCHEDULES_FROM = (0, 24)  # vLLM's first version with num_speculative_tokens_per_batch_size as a list
 ENGINES: Mapping[str, Any] = tomllib.loads(Path(__file__).with_name("engines.toml").read_text("utf-8"))
 """What is known of each server's configuration."""
@@ -92,12 +93,14 @@ class Costs:
 
     def calibrate(self, rounds: Sequence[tuple[int, int, float, Floats]]) -> None:
         """Fit `share`, 0 or more, to measured rounds: load, context, drafted tokens of a request, and [DRAWS] seconds
-        of each. Least squares of errors relative to a plain round."""
+        of each. Least squares, each with the weight of its certainty, and a share of 1 to begin with: where few rounds
+        had a draft, noise would decide otherwise."""
         plain = np.array([self.plain[:, load, context] for load, context, *_ in rounds])
         growth = np.array([self.growth(load, context, drafted) for load, context, drafted, _ in rounds]) / plain
         measured = np.array([seconds for *_, seconds in rounds]) / plain - 1
-        found = (growth * measured).sum(0) / np.maximum((growth**2).sum(0), 1e-12)
-        self.share = np.maximum(found, 0.0)
+        weights = 1 / np.maximum(measured.var(1, keepdims=True), 1e-6)
+        found = (weights * growth * measured).sum(0) + SHARE_ERROR**-2
+        self.share = np.maximum(found / ((weights * growth**2).sum(0) + SHARE_ERROR**-2), 0.0)
 
 
 @dataclass(frozen=True)
