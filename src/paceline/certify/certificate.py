@@ -71,8 +71,9 @@ AHEAD = 2  # tokens that a request has beyond those that are tested, so that dra
 REPEATED = 6  # times that a beginning stands in the prompt of a long sampled answer, so that there is much to copy
 LONG_TOKENS = 6.0
 """Tokens of long sampled answers that a shift of 1 would take; one of a tenth takes a hundred times as many."""
-FOR_FIRST, FOR_LONG = 0.4, 0.6
-"""Shares of the budget after which first tokens, then long answers, are sampled no more; scenarios have the rest."""
+SHARES = 0.2, 0.4, 0.6
+"""Shares of the budget after which greedy answers are asked in no further way, first tokens are sampled no more, and
+long answers are not; scenarios have the rest."""
 REQUESTS_EACH = 16  # sampled requests for each long answer, where their number was asked for
 
 
@@ -102,45 +103,53 @@ def certify(
     draft    the drafter's spec, where it can be replayed for the reference acceptance; chains: cut to chains.
     control  opens the same engine without drafts; only what differs from it is then held against the engine."""
     began = perf_counter()
-    first, long = (began + share * scope.seconds if scope.is_bounded else inf for share in (FOR_FIRST, FOR_LONG))
+    ends = (began + share * scope.seconds if scope.is_bounded else inf for share in SHARES)
+    until_greedy, until_first, until_long = ends
     scope = replace(scope, shift=scope.shift or SHIFT)
-    greedy, replies = _greedy(engine, models, prompts, scope, watch)
+    greedy, replies, left_out = _greedy(engine, models, prompts, scope, watch, until_greedy)
     stops = _stops(engine, models, prompts, replies, scope, watch)
     watch.say("how often drafts are accepted")
     reference = None
     if draft is not None:
         recording = Recording(models.tokenizer, tuple(models.ends), models.vocab_size)
         reference = replayed(draft, recording, prompts, [one.tokens for one in replies], chains=chains)
-    sampled = _sampled(engine, models, starts, scope, watch, control, first)
+    sampled = _sampled(engine, models, starts, scope, watch, control, until_first)
     facts = sampled.facts()
     if sampled.cases and facts["lossless"]:
         space = models.max_context - scope.max_tokens
         repeating = [list(one) * max(1, min(REPEATED, space // len(one))) for one in starts]
-        facts = _long(facts, engine, models, [*repeating, *prompts], scope, watch, control, long)
+        facts = _long(facts, engine, models, [*repeating, *prompts], scope, watch, control, until_long)
     return certificate(
         greedy, stops, facts, sampled.power(scope), scope,
-        engine=engine.name, draft=draft, ran_on=engine.facts, not_tested=_not_tested(engine, stops, facts),
+        engine=engine.name, draft=draft, ran_on=engine.facts,
+        not_tested=[*left_out, *_not_tested(engine, stops, facts)],
         acceptance=acceptance(measured([one.lengths or [] for one in replies]), reference),
         seconds=round(perf_counter() - began, 1),
     )  # fmt: skip
 
 
 def _greedy(
-    engine: UnderTest, models: Models, prompts: Prompts, scope: Scope, watch: Watch
-) -> tuple[Greedy, list[Reply]]:
-    """Every pass that fits the engine; returns the replies of the first pass too."""
+    engine: UnderTest, models: Models, prompts: Prompts, scope: Scope, watch: Watch, until: float
+) -> tuple[Greedy, list[Reply], list[str]]:
+    """Every pass that fits the engine and begins by `until`, the first one always; returns the replies of the first
+    pass too, and what was left out, in words."""
     watch.say("greedy answers")
     reader = Reader(models.rounding, models.ends)
-    first: list[Reply] = []
+    first, left_out = list[Reply](), list[str]()
     for each in PASSES:
-        if each.fits(engine):
-            params = replace(SamplingParams(max_tokens=scope.max_tokens), **each.changes)
-            replies = each.ask(engine, prompts, params)
-            first = first or replies
-            for number, (prompt, one) in enumerate(zip(prompts, replies, strict=True)):
-                reader.read(number, prompt, one.tokens, params, each.company.format(batch=engine.batch))
-                watch.step(number + 1, len(prompts))
-    return reader.found, first
+        company = each.company.format(batch=engine.batch)
+        if not each.fits(engine):
+            continue
+        if first and perf_counter() > until:
+            left_out.append(f"greedy answers {company}: the budget was spent")
+            continue
+        params = replace(SamplingParams(max_tokens=scope.max_tokens), **each.changes)
+        replies = each.ask(engine, prompts, params)
+        first = first or replies
+        for number, (prompt, one) in enumerate(zip(prompts, replies, strict=True)):
+            reader.read(number, prompt, one.tokens, params, company)
+            watch.step(number + 1, len(prompts))
+    return reader.found, first, left_out
 
 
 def _stops(
