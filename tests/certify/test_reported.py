@@ -9,8 +9,10 @@ import numpy as np
 import pytest
 import torch
 
+from paceline.certify import asking
 from paceline.certify.conditional import Conditional, Words, is_raw, read_places
 from paceline.engine.sampling import SamplingParams, probabilities
+from paceline.workbench.client import Completion
 
 SIZE, TOP = 60, 20
 
@@ -46,6 +48,19 @@ def judged(fields: dict[str, Any], wrong: str = "", answers: int = 40, seed: int
 
 
 WAYS = [{}, {"top_p": 0.8}, {"top_k": 10}, {"frequency_penalty": 1.0}]
+
+
+def test_a_token_that_a_server_adds_to_the_best_is_none_of_them() -> None:
+    """vLLM reports the token that came beside the best ones: then it would come each time that it is reported."""
+    counts, words, rng = Conditional(), Words(), np.random.default_rng(0)
+    for _ in range(40):
+        reported = [
+            {"token": said, "logprob": logprob, "top_logprobs": [{"token": t, "logprob": p} for t, p in best.items()]}
+            for said, logprob, top in places({}, rng) if (best := dict(top) | {said: logprob})
+        ]  # fmt: skip
+        read_places(asking.places(Completion("", "", logprobs=reported), TOP), {}, counts, words, "a way")
+    assert counts.tokens == 40 * 40
+    assert not counts.findings(1e-3)
 
 
 @pytest.mark.parametrize("fields", WAYS, ids=str)

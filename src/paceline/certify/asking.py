@@ -182,13 +182,15 @@ class Place(NamedTuple):
     top: list[tuple[str, float]]
 
 
-def places(reply: Completion) -> list[Place]:
-    """The tokens of a reply; empty where the server reports no log-probabilities."""
+def places(reply: Completion, most: int | None = None) -> list[Place]:
+    """The tokens of a reply; empty where the server reports no log-probabilities.
+
+    most: best tokens that were asked for. vLLM adds the token that came, where it is not one of them."""
     return [
         Place(
             one["token"],
             nan if one["logprob"] is None else one["logprob"],
-            sorted(((t["token"], t["logprob"]) for t in one.get("top_logprobs") or ()), key=lambda t: -t[1]),
+            sorted(((t["token"], t["logprob"]) for t in one.get("top_logprobs") or ()), key=lambda t: -t[1])[:most],
         )
         for one in reply.logprobs
     ]

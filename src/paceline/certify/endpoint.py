@@ -86,6 +86,7 @@ def _long(play: Play, ways: Mapping[str, Fields], scope: Scope, until: float) ->
         return Conditional(), []
     play.watch.say("long sampled answers")
     rng, words = np.random.default_rng([scope.seed, 1]), Words()
+    most = play.features["log-probabilities"].get("top_logprobs")
     number = LONG_TOKENS // scope.max_tokens
     if scope.requests is not None:
         number = min(number, -(-scope.requests // REQUESTS_EACH))
@@ -106,7 +107,7 @@ def _long(play: Play, ways: Mapping[str, Fields], scope: Scope, until: float) ->
                 for (name, prompt), seed in zip(some, rng.integers(1 << 31, size=len(some)).tolist(), strict=True)
             ]
             for (name, _), one in zip(some, endpoint.ask(bodies), strict=True):
-                read_places(places(one), ways[name], counts, words, name, raw=raw)
+                read_places(places(one, most), ways[name], counts, words, name, raw=raw)
             if perf_counter() > until:
                 break
         return counts
