@@ -50,14 +50,16 @@ def judged(fields: dict[str, Any], wrong: str = "", answers: int = 40, seed: int
 WAYS = [{}, {"top_p": 0.8}, {"top_k": 10}, {"frequency_penalty": 1.0}]
 
 
-def test_a_token_that_a_server_adds_to_the_best_is_none_of_them() -> None:
-    """vLLM reports the token that came beside the best ones: then it would come each time that it is reported."""
+@pytest.mark.parametrize("kept", [TOP, TOP - 1], ids=["beside the last", "in place of the last"])
+def test_a_token_that_a_server_adds_to_the_best_is_none_of_them(kept: int) -> None:
+    """vLLM reports the token that came: then it would come each time that it is reported."""
     counts, words, rng = Conditional(), Words(), np.random.default_rng(0)
     for _ in range(40):
-        reported = [
-            {"token": said, "logprob": logprob, "top_logprobs": [{"token": t, "logprob": p} for t, p in best.items()]}
-            for said, logprob, top in places({}, rng) if (best := dict(top) | {said: logprob})
-        ]  # fmt: skip
+        reported = []
+        for said, logprob, top in places({}, rng):
+            best = top if (said, logprob) in top else [*top[:kept], (said, logprob)]
+            listed = [{"token": token, "logprob": value} for token, value in best]
+            reported.append({"token": said, "logprob": logprob, "top_logprobs": listed})
         read_places(asking.places(Completion("", "", logprobs=reported), TOP), {}, counts, words, "a way")
     assert counts.tokens == 40 * 40
     assert not counts.findings(1e-3)

@@ -185,15 +185,14 @@ class Place(NamedTuple):
 def places(reply: Completion, most: int | None = None) -> list[Place]:
     """The tokens of a reply; empty where the server reports no log-probabilities.
 
-    most: best tokens that were asked for. vLLM adds the token that came, where it is not one of them."""
-    return [
-        Place(
-            one["token"],
-            nan if one["logprob"] is None else one["logprob"],
-            sorted(((t["token"], t["logprob"]) for t in one.get("top_logprobs") or ()), key=lambda t: -t[1])[:most],
-        )
-        for one in reply.logprobs
-    ]
+    most: best tokens that were asked for. Of these the last is left out: in its place, or beside it, vLLM reports the
+    token that came where that is none of them."""
+    made = []
+    for one in reply.logprobs:
+        best = sorted(((t["token"], t["logprob"]) for t in one.get("top_logprobs") or ()), key=lambda t: -t[1])
+        logprob = nan if one["logprob"] is None else one["logprob"]
+        made.append(Place(one["token"], logprob, best[: most - 1] if most else best))
+    return made
 
 
 @dataclass
