@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+from collections.abc import Sequence
 from time import perf_counter
 from typing import Any
 from xml.etree import ElementTree
@@ -16,6 +17,7 @@ from paceline.certify.options import Scope
 from paceline.certify.page import issue, junit, page
 from paceline.certify.scenarios import SCENARIOS, Play, user
 from paceline.certify.shrink import greedy_reports
+from paceline.workbench.client import Completion, CompletionError
 from tests.certify.tables import (
     BUGS,
     SAMPLED,
@@ -97,6 +99,23 @@ def test_a_certificate_becomes_a_page_an_issue_and_junit_xml() -> None:
     assert suite.get("failures") == str(len(failed))
     assert int(suite.get("tests", 0)) == len(NAMES) + 3
     assert "one request at a time" in page(found)
+
+
+class DiesOfTopK(TableServer):
+    """As vLLM 0.32 on CPU beside n-gram drafts, in a step without one."""
+
+    died = False
+
+    def ask(self, bodies: Sequence[dict[str, Any]], slots: int | None = None) -> list[Completion]:
+        self.died |= any("top_k" in body and body["temperature"] for body in bodies)
+        if self.died:
+            raise CompletionError("connection refused")
+        return super().ask(bodies, slots)
+
+
+def test_a_request_that_ends_the_server_is_named() -> None:
+    with pytest.raises(CompletionError, match=r'any more since a request with \{"top_k": 20\}, greedy or'):
+        certified(DiesOfTopK(), 0, "5m", requests=0)
 
 
 def test_no_time_is_no_certificate() -> None:

@@ -14,7 +14,7 @@ from itertools import cycle, islice
 from time import perf_counter
 from typing import Any
 
-from paceline.certify.asking import Control, Cut, Endpoint, Fields, Messages, Noise, compare, own_best
+from paceline.certify.asking import HELLO, Control, Cut, Endpoint, Fields, Messages, Noise, compare, own_best
 from paceline.certify.options import REQUESTS, Watch
 from paceline.certify.verdict import Divergence
 from paceline.workbench.client import Completion, CompletionError
@@ -91,12 +91,22 @@ def probe(
                 else:
                     shown = next(answers)
                     next(answers)  # some servers refuse with drafts what they take of greedy requests
-            except CompletionError:
+            except CompletionError as error:
+                _check_life(endpoint, fields, error)
                 continue
             if shown:
                 there[name] = fields
                 break
     return there
+
+
+def _check_life(endpoint: Endpoint, fields: Fields, error: CompletionError) -> None:
+    """Raises CompletionError, which names the fields, if the endpoint answers nothing since it was asked with them."""
+    try:
+        endpoint.ask([HELLO], 1)
+    except CompletionError:
+        asked = f"a request with {json.dumps(fields)}, greedy or at temperature 1"
+        raise CompletionError(f"{endpoint.name} answers nothing any more since {asked}: {error}") from None
 
 
 @dataclass(frozen=True)
