@@ -60,7 +60,8 @@ def certify_endpoint(
     reports = greedy_reports(play)
     sampled = verdict.sampled_facts(looks, facts)
     if found:
-        way = next((way for name, way in ways.items() if f"({name})" in found[0].what), WAYS["temperature 1"])
+        named = (way for one in found for name, way in ways.items() if f"({name})" in one.what)
+        way = next(named, WAYS["temperature 1"])
         body = play.asked({"messages": list(play.prompts[0]), "max_tokens": scope.max_tokens, **way})
         reports.append(sampled_report(server, body, counts.tokens // scope.max_tokens, found[0]))
     elif not sampled["lossless"]:
