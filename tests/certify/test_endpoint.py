@@ -209,6 +209,13 @@ def test_rounding_is_measured_and_has_a_limit() -> None:
     assert float(noise) == TIE / 2
 
 
+def test_rounding_shows_in_the_tokens_beside_one_that_is_almost_certain() -> None:
+    """Logits that move by 0.12 leave its log-probability where it was."""
+    noise, tops = Noise(), [{" a": -0.001, " b": -9.0 - 0.12 * n} for n in (0, 1)]
+    noise.add([tuple(Completion("", logprobs=[place(" a", top)] * 20) for top in tops)])  # type: ignore[list-item]
+    assert float(noise) == TIE / 2
+
+
 def test_one_server_switches_its_drafts_off_and_another_is_its_own_control() -> None:
     with served(Model()) as server:
         assert control_of(server).is_self

@@ -15,7 +15,7 @@ from paceline.certify.asking import Control
 from paceline.certify.endpoint import certify_endpoint
 from paceline.certify.options import Scope
 from paceline.certify.page import issue, junit, page
-from paceline.certify.scenarios import SCENARIOS, Play, user
+from paceline.certify.scenarios import FEATURES, SCENARIOS, Play, probe, user
 from paceline.certify.shrink import greedy_reports
 from paceline.workbench.client import Completion, CompletionError
 from tests.certify.tables import (
@@ -116,6 +116,23 @@ class DiesOfTopK(TableServer):
 def test_a_request_that_ends_the_server_is_named() -> None:
     with pytest.raises(CompletionError, match=r'any more since a request with \{"top_k": 20\}, greedy or'):
         certified(DiesOfTopK(), 0, "5m", requests=0)
+
+
+class RefusesMinP(TableServer):
+    """Where it samples, as vLLM beside drafts."""
+
+    def ask(self, bodies: Sequence[dict[str, Any]], slots: int | None = None) -> list[Completion]:
+        if any("min_p" in body and body["temperature"] for body in bodies):
+            raise CompletionError("400")
+        return super().ask(bodies, slots)
+
+
+def test_what_is_refused_when_sampling_is_not_asked_for() -> None:
+    assert "min_p" in probe(TableServer(), MIN_P)
+    assert not probe(RefusesMinP(), MIN_P)
+
+
+MIN_P = {"min_p": FEATURES["min_p"]}
 
 
 def test_no_time_is_no_certificate() -> None:

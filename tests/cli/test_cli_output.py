@@ -12,6 +12,8 @@ import pytest
 from tests.cli.command import Command
 from tests.disk import full_after
 
+from paceline.cli.show import plain_table, standard_output
+
 FULL = Path("/dev/full")
 PACELINE = (sys.executable, "-m", "paceline")
 needs_full = pytest.mark.skipif(not FULL.exists(), reason="this system has no /dev/full")
@@ -31,6 +33,17 @@ def test_a_full_disk_behind_standard_output(
     errors = [line for line in done.err.splitlines() if line.startswith("error: ")]
     assert len(errors) == 1
     assert errors[0].endswith("output cannot be written: No space left on device")
+
+
+def test_tables_in_a_file_are_not_folded(monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]) -> None:
+    monkeypatch.delenv("COLUMNS", raising=False)
+    table = plain_table("name", "figure", text=("name",))
+    table.add_row("a name of fifty letters " * 4, "1")
+    standard_output().print(table)
+    assert len(capsys.readouterr().out.splitlines()) == 2
+    monkeypatch.setenv("COLUMNS", "60")
+    standard_output().print(table)
+    assert len(capsys.readouterr().out.splitlines()) > 2
 
 
 @needs_full

@@ -79,6 +79,13 @@ def test_a_prefix_is_prefilled_and_gone_on_from(model: Path) -> None:
     asyncio.run(backend.close())
 
 
+def test_exact_reaches_the_engine(model: Path) -> None:
+    for exact in (False, True):
+        backend = Local(str(model), batch=1, dtype="bfloat16", exact=exact)
+        assert backend.engine.target.exact == exact
+        asyncio.run(backend.close())
+
+
 def test_a_prefix_that_repeats_a_reply_is_made_of_its_very_tokens(model: Path) -> None:
     backend = Local(str(model), batch=1, dtype="float32")
     first = Request(turns("the cat"), Decoding(20, 0.0), "answer", "x")

@@ -23,6 +23,7 @@ from paceline.target.tokenizer import Tokenizer
 from paceline.workbench.client import Client, Completion, CompletionError, Retry, find_model, find_models, parse
 
 TIE = 0.25  # greatest gap, in nats, between two tokens that may be a tie: what bfloat16 resolves of logits near 32
+BEST = 5  # tokens of a place whose log-probabilities are compared to measure rounding
 SHIFTED = 0.5  # nats by which rounding does not move the log-probability of a best token
 Fields = dict[str, Any]  # fields of a request's body that say how tokens are chosen
 RETRY = Retry(tries=3, longest=5.0)
@@ -198,16 +199,18 @@ def places(reply: Completion, most: int | None = None) -> list[Place]:
 @dataclass
 class Noise:
     """How far rounding moves log-probabilities, measured: twice what nine in ten of those compared in any step differ
-    by, and no more than TIE / 2. Before anything could be compared it is TIE / 2."""
+    by, and no more than TIE / 2. Before anything could be compared it is TIE / 2. The best few of each place are
+    compared: the log-probability of a token that is almost certain hardly moves, whatever its logit does."""
 
     level: float | None = None
 
     def add(self, answers: Sequence[tuple[Completion, Completion | None]]) -> None:
         """Compare the log-probabilities of the answers of a step, up to where their texts part."""
         apart = [
-            abs(a.logprob - b.logprob)
+            abs(value - theirs[token])
             for one, other in answers if other is not None
-            for a, b in _alike(places(one), places(other)) if not isnan(a.logprob - b.logprob)
+            for a, b in _alike(places(one), places(other)) if (theirs := {b.token: b.logprob, **dict(b.top)})
+            for token, value in a.top[:BEST] or [(a.token, a.logprob)] if not isnan(value - theirs.get(token, nan))
         ]  # fmt: skip
         if len(apart) >= 10:
             self.level = min(TIE / 2, max(self.level or 1e-3, 2 * float(np.quantile(apart, 0.9))))

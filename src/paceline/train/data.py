@@ -351,7 +351,7 @@ class Mixture:
         if (before := state.get("rows", self._counts())) != self._counts():
             raise PacelineError(
                 f"the run began with other rows ({before}) than there are now ({self._counts()}); give it the same "
-                "answers, or begin another with other --checkpoints"
+                "answers, or begin a new run with other --checkpoints"
             )
         self.step, self.taken = state["step"], Counter(state["taken"])
         self._order = {}
