@@ -550,4 +550,4 @@ BUGS: dict[type[TableServer], str] = {
     StreamLosesRounds: "streams",
     ChoicesShareCache: "several answers to a request",
 }
-"""Each bug, and the test that first shows it."""
+"""Each bug, and a test that shows it."""

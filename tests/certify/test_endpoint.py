@@ -113,7 +113,7 @@ def served(model: Model) -> Iterator[Server]:
 
 
 PROMPTS = [({"role": "user", "content": "x" * n},) for n in (3, 8)]
-PLAN = Scope(shift=0.1, requests=160, max_tokens=12, budget="20m")
+PLAN = Scope(shift=0.1, requests=240, max_tokens=12, budget="20m")
 
 
 def certified(model: Model, reference: Model | None = None, plan: Scope = PLAN) -> dict[str, Any]:

@@ -132,7 +132,10 @@ def _scenarios(
 
     assert target.tokenizer is not None
     hosted = Hosted(engine, target.tokenizer)
-    play = Play(hosted, _plain(subject, target), _chats(subject.prompts), subject.scope.max_tokens, until, watch)
+    play = Play(
+        hosted, _plain(subject, target), _chats(subject.prompts), subject.scope.max_tokens, until, watch,
+        subject.scope.left_out,
+    )  # fmt: skip
     play.run()
     before = f"{certificate['why']}; " if certificate["verdict"] == NOT_LOSSLESS else ""
     about = {"verdict": NOT_LOSSLESS, "why": f"{before}scenarios", "lossless": False} if play.bugs else {}

@@ -23,7 +23,7 @@ from paceline.certify.sampled import LOOKS, level_of
 from paceline.certify.scenarios import MIXED, Play
 from paceline.certify.shrink import greedy_reports, sampled_report
 from paceline.certify.verdict import LEVEL, LONG, Finding, Greedy, Look, Stops
-from paceline.workbench.client import Completion
+from paceline.workbench.client import Completion, CompletionError
 
 MOST = 40_000  # most sampled requests of a certificate where none are asked for; the budget may allow fewer
 SAMPLED_TOKENS = 12  # of a sampled answer: enough for drafts to be accepted, cut and followed by others
@@ -41,13 +41,13 @@ def certify_endpoint(
     began = perf_counter()
     for_samples = 0.0 if scope.requests == 0 else FOR_SAMPLES
     until = began + scope.seconds * (1 - FOR_REPORTS - for_samples)
-    play = Play(server, control, prompts, scope.max_tokens, until, watch)
+    play = Play(server, control, prompts, scope.max_tokens, until, watch, scope.left_out)
     play.run()
     greedy = Greedy(play.answers, play.tokens, play.divergences)
     if control.is_self and "log-probabilities" not in play.features:
         greedy.why = "the server reports no log-probabilities (logprobs, top_logprobs)"
     # What a server takes and ignores would be found by its own log-probabilities; a control ignores it too.
-    known = {"temperature", "top_p", *play.features} - ({"min_p"} if control.is_self else set())
+    known = {"temperature", "top_p", *play.features} - ({"min_p", "top_k"} if control.is_self else set())
     ways = {name: way for name, way in WAYS.items() if way.keys() <= known} if scope.requests != 0 else {}
     until = began + scope.seconds * (1 - FOR_REPORTS)
     counts, found = _long(play, ways, scope, (perf_counter() + until) / 2)
@@ -55,7 +55,7 @@ def certify_endpoint(
         greedy.why = play.rows[0]["why"]
     cases = [] if control.is_self or found else _cases(play, ways)
     looks = sample(play, cases, scope, until) if cases else []
-    facts = [case.facts(float(play.noise)) for case in cases]
+    facts = [case.facts(float(play.noise)) for case in cases if case.mine]
     play.until = max(began + scope.seconds, perf_counter() + FOR_REPORTS * scope.seconds)
     reports = greedy_reports(play)
     sampled = verdict.sampled_facts(looks, facts)
@@ -76,7 +76,7 @@ def certify_endpoint(
         greedy, Stops(), sampled, power, scope,
         engine=f"{server.name}, against {control.name}", draft=None, not_tested=[*missing, *play.not_tested()],
         ran_on={"endpoint": server.url}, acceptance=acceptance(None, None),
-        scenarios=play.rows, features=sorted(play.features), reports=reports,
+        scenarios=play.rows, features=sorted(play.features), reports=reports, broken=play.broken,
         seconds=round(perf_counter() - began, 1),
     )  # fmt: skip
 
@@ -96,6 +96,13 @@ def _long(play: Play, ways: Mapping[str, Fields], scope: Scope, until: float) ->
     def counted(endpoint: Endpoint) -> Conditional:
         """What comes in the long answers of a server."""
         counts = Conditional()
+        try:
+            count(endpoint, counts)
+        except CompletionError as error:
+            play.broken = f"long sampled answers: {error}"
+        return counts
+
+    def count(endpoint: Endpoint, counts: Conditional) -> None:
         hot, cold = (
             endpoint.ask([play.asked({"messages": list(play.prompts[0]), "max_tokens": 1, "temperature": t})])[0]
             for t in (1.0, 0.5)
@@ -111,7 +118,6 @@ def _long(play: Play, ways: Mapping[str, Fields], scope: Scope, until: float) ->
                 read_places(places(one, most), ways[name], counts, words, name, raw=raw)
             if perf_counter() > until:
                 break
-        return counts
 
     counts = counted(play.server)
     found = counts.findings(LEVEL * LONG)
@@ -148,8 +154,18 @@ class Texts:
 
 
 def sample(play: Play, cases: Sequence[Texts], scope: Scope, until: float) -> list[Look]:
-    """Ask for samples until the budget is spent or something is found."""
+    """Ask for samples until the budget is spent, something is found or an endpoint breaks off."""
     play.watch.say("sampled requests")
+    looks: list[Look] = []
+    try:
+        _look(play, cases, scope, until, looks)
+    except CompletionError as error:
+        play.broken = f"sampled requests: {error}"
+    return looks
+
+
+def _look(play: Play, cases: Sequence[Texts], scope: Scope, until: float, looks: list[Look]) -> None:
+    """Add to `looks`, each of more requests than the one before."""
     rng = np.random.default_rng(scope.seed)
     began, each = perf_counter(), 8
     _ask(play, cases, each, rng)
@@ -158,7 +174,6 @@ def sample(play: Play, cases: Sequence[Texts], scope: Scope, until: float) -> li
     if scope.shift is not None and scope.requests is None:
         total = stats.samples_for(10 * len(cases), scope.shift, level_of(-1), samples=2)
     planned = max(each, min(total // len(cases), int((until - perf_counter()) / rate)))
-    looks: list[Look] = []
     for look, (share, _) in enumerate(LOOKS):
         until_now = int(np.ceil(planned * share))
         while each < until_now:
@@ -172,17 +187,18 @@ def sample(play: Play, cases: Sequence[Texts], scope: Scope, until: float) -> li
         looks.append(Look(each * len(cases), p, worst, level_of(look)))
         if looks[-1].accuses:
             break
-    return looks
 
 
 def _ask(play: Play, cases: Sequence[Texts], each: int, rng: np.random.Generator) -> None:
     asked = [case for case in cases for _ in range(each)]
     rng.shuffle(asked)
-    for endpoint, name in ((play.server, "mine"), (play.control.source, "others")):
+    answers = []
+    for endpoint in (play.server, play.control.source):
         seeds = rng.integers(1 << 31, size=len(asked)).tolist()
-        bodies = [{**case.body, "seed": seed} for case, seed in zip(asked, seeds, strict=True)]
-        for case, one in zip(asked, endpoint.ask(bodies), strict=True):
-            getattr(case, name).append(one)
+        answers.append(endpoint.ask([{**case.body, "seed": seed} for case, seed in zip(asked, seeds, strict=True)]))
+    for case, mine, other in zip(asked, *answers, strict=True):
+        case.mine.append(mine)
+        case.others.append(other)
 
 
 def _by_text(mine: Sequence[str], others: Sequence[str], share: float, slack: float) -> Fields:

@@ -8,9 +8,11 @@ from pathlib import Path
 from typing import Any
 
 from paceline.draft.spec import option
-from paceline.errors import PacelineError
+from paceline.errors import PacelineError, meant
+from paceline.workbench.options import listed
 
 SHIFT = 0.02  # `Scope.shift` where none is asked for
+STRUCTURED = ("JSON schema", "regular expression", "tool calls")  # features that give an answer its form
 REQUESTS = tomllib.loads(Path(__file__).with_name("requests.toml").read_text("utf-8"))
 
 
@@ -34,10 +36,13 @@ class Scope:
     length: int = 3
     max_tokens: int = option(64, "Of a greedy answer.", least=1, names=("--max-tokens", "-n"))
     seed: int = option(0, "Of the requests' seeds.", least=0)
+    leave_out: str | None = option(
+        None, "Features that no request asks for, joined by commas: top_k,min_p. For a server that they end."
+    )
     budget: str = option("5m", "Time for the tests: 90s, 5m, 1h; 0: no scenarios, and no limit.", metavar="TIME")
 
     def __post_init__(self) -> None:
-        _ = self.seconds
+        _ = self.seconds, self.left_out
 
     @property
     def seconds(self) -> float:
@@ -45,6 +50,14 @@ class Scope:
         if (match := re.fullmatch(r"([0-9.]*[0-9])\s*([smh]?)", self.budget.strip())) is None:
             raise PacelineError(f"--budget is {self.budget!r}; it is a time such as 90s, 5m or 1h")
         return float(match[1]) * {"": 1, "s": 1, "m": 60, "h": 3600}[match[2]]
+
+    @property
+    def left_out(self) -> set[str]:
+        """Features that are not asked for; PacelineError for a name that is none."""
+        names, known = listed(self.leave_out), [*REQUESTS["features"], *STRUCTURED]
+        if unknown := next((name for name in names if name not in known), ""):
+            raise PacelineError(f"there is no feature {unknown!r}.{meant(unknown, known)} Features: {', '.join(known)}")
+        return set(names)
 
     @property
     def is_bounded(self) -> bool:

@@ -8,14 +8,14 @@ from __future__ import annotations
 
 import json
 import re
-from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Collection, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
 from itertools import cycle, islice
 from time import perf_counter
 from typing import Any
 
 from paceline.certify.asking import HELLO, Control, Cut, Endpoint, Fields, Messages, Noise, compare, own_best
-from paceline.certify.options import REQUESTS, Watch
+from paceline.certify.options import REQUESTS, STRUCTURED, Watch
 from paceline.certify.verdict import Divergence
 from paceline.workbench.client import Completion, CompletionError
 
@@ -71,7 +71,7 @@ SIGNS: Mapping[str, Sign] = {
     "tool calls": lambda one: not FORMS["tool calls"](one),
 }
 """Signs that an answer shows a feature; any answer shows the others."""
-LONG = frozenset({"JSON schema", "regular expression", "tool calls", "reasoning"})
+LONG = frozenset({*STRUCTURED, "reasoning"})
 """Features that show in a whole answer alone; one of several is enough, for a bug may spoil some."""
 
 
@@ -106,7 +106,9 @@ def _check_life(endpoint: Endpoint, fields: Fields, error: CompletionError) -> N
         endpoint.ask([HELLO], 1)
     except CompletionError:
         asked = f"a request with {json.dumps(fields)}, greedy or at temperature 1"
-        raise CompletionError(f"{endpoint.name} answers nothing any more since {asked}: {error}") from None
+        advice = "Start it again, and name that by --leave-out to test the rest"
+        why = f"{endpoint.name} answers nothing any more since {asked}: {error}. {advice}"
+        raise CompletionError(why) from None
 
 
 @dataclass(frozen=True)
@@ -157,7 +159,11 @@ class Wrong:
 
 @dataclass
 class Play:
-    """Runs scenarios. until: when the budget is spent (perf_counter); noise: of log-probabilities compared so far."""
+    """Runs scenarios.
+
+    until     when the budget is spent (perf_counter). left_out: features that are not asked for.
+    noise     of log-probabilities compared so far.
+    broken    what was asked when an endpoint broke off, and how; "" where none did."""
 
     server: Endpoint
     control: Control
@@ -165,8 +171,10 @@ class Play:
     max_tokens: int
     until: float
     watch: Watch = field(default_factory=Watch)
+    left_out: Collection[str] = ()
     features: dict[str, Fields] = field(default_factory=dict)
     noise: Noise = field(default_factory=Noise)
+    broken: str = ""
     answers: int = 0
     tokens: int = 0
     divergences: list[Divergence] = field(default_factory=list)
@@ -176,7 +184,9 @@ class Play:
     def run(self, scenarios: Sequence[Scenario] | None = None) -> None:
         """Find out what can be asked for, and play all scenarios."""
         self.watch.say("what the endpoint takes")
-        self.features = probe(self.control.source)
+        self.features = probe(
+            self.control.source, {name: ways for name, ways in FEATURES.items() if name not in self.left_out}
+        )
         if self.control.source is not self.server:
             self.features = probe(self.server, {name: [fields] for name, fields in self.features.items()}, {})
         for number, scenario in enumerate(SCENARIOS if scenarios is None else scenarios):
@@ -185,8 +195,10 @@ class Play:
             self.watch.step(number + 1, len(SCENARIOS))
 
     def not_tested(self) -> list[str]:
-        """Scenarios that were not played, or not to their end, and why."""
-        return [f"{row['scenario']}: {row['why']}" for row in self.rows if row["verdict"] in ("not tested", "partly")]
+        """Scenarios that were not played, or not to their end, and why; and what was not to be asked for."""
+        left_out = [f"{name}: left out as asked" for name in sorted(self.left_out)]
+        rows = [row for row in self.rows if row["verdict"] in ("not tested", "partly")]
+        return left_out + [f"{row['scenario']}: {row['why']}" for row in rows]
 
     def _scenario(self, scenario: Scenario) -> Fields:
         began, answers, found = perf_counter(), self.answers, list[Wrong]()

@@ -212,9 +212,10 @@ def certificate(
 ) -> dict[str, Any]:
     """All of it together, as `paceline certify --json` prints it, but for the target and the environment.
 
-    about: engine, draft, acceptance, not_tested (in words), ran_on (versions) and seconds."""
+    about: engine, draft, acceptance, not_tested (in words), ran_on (versions) and seconds.
+    broken: what a server was asked when it broke off, and how; "" if none did."""
     parts: dict[str, Any] = {"greedy": greedy.facts(), "stops": stops.facts(), "sampled": sampled}
-    verdict, why = _verdict(parts, power, scope, str(about.get("draft") or "none"))
+    verdict, why = _verdict(parts, power, scope, str(about.get("draft") or "none"), about.get("broken", ""))
     return {
         "verdict": verdict,
         "why": why,
@@ -226,12 +227,14 @@ def certificate(
     }
 
 
-def _verdict(parts: dict[str, Any], power: dict[str, Any], scope: Scope, draft: str) -> tuple[str, str]:
+def _verdict(
+    parts: dict[str, Any], power: dict[str, Any], scope: Scope, draft: str, broken: str
+) -> tuple[str, str]:
     """One of the three verdicts, and why there is no better one; "" for lossless."""
     if not all(part["lossless"] for part in parts.values()):
         return NOT_LOSSLESS, "; ".join(name for name, part in parts.items() if not part["lossless"])
-    if parts["greedy"]["why"]:
-        return CANNOT_SAY, parts["greedy"]["why"]
+    if why := broken or parts["greedy"]["why"]:
+        return CANNOT_SAY, why
     sampled = parts["sampled"]
     if sampled["requests"]:
         if power["detectable"] > LENIENT * max(WEAK, scope.shift or SHIFT):
