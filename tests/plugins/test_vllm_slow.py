@@ -83,6 +83,10 @@ def test_sampling_with_drafts_on_a_cpu(repaired: bool, demo: Path, engine: Engin
     starts = [engine.encode(text).tolist() for text in ("one two three one two three one two", "a b a b a b a")]
     try:
         found = certify(under, subject, starts[:1], starts, Scope(shift=0.1, max_tokens=8))
+        if repaired:  # a step without a draft, in which top-k ended the engine
+            ask = Ask(max_tokens=4, ends=engine.target.eos_token_ids, temperature=1.0, top_k=20)
+            (reply,) = under.contestant.answer([engine.encode("Hello!").tolist()], ask)
+            assert len(reply.tokens) == 4
     finally:
         under.close()
     print(findings(found), found["sampled"])

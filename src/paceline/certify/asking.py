@@ -8,6 +8,7 @@ verification itself gets wrong is then seen; a cache or a mask that spoils all o
 
 import asyncio
 import json
+import re
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from math import isnan, nan
@@ -109,7 +110,7 @@ class Hosted:
         return SamplingParams(**fields, logprobs=logprobs) if ours else params
 
     def _answer(self, bodies: Sequence[Fields]) -> list[Completion]:
-        spell = self.tokenizer.decode
+        spell = self.tokenizer.inner.decode  # special tokens by their names, as servers spell them
         prompts, params = [self._encode(body["messages"]) for body in bodies], list(map(self._params, bodies))
         if not isinstance(self.engine, Ours):
             replies = self.engine.answer(prompts, params)
@@ -220,11 +221,21 @@ class Noise:
 
 
 def _alike(one: Sequence[Place], other: Sequence[Place]) -> Iterator[tuple[Place, Place]]:
-    """Pairs of places, up to the first two tokens that differ. Some servers spell tokens without the space before."""
+    """Pairs of places, up to the first two tokens that differ."""
     for a, b in zip(one, other, strict=False):
-        if (a.token.strip() or a.token) != (b.token.strip() or b.token):
+        if not _same(a.token, b.token):
             return
         yield a, b
+
+
+def _same(one: str, other: str) -> bool:
+    """Whether two servers may mean one token: some leave out the space before it, the name of a special token, or what
+    is no whole character."""
+    if (one.strip() or one) == (other.strip() or other):
+        return True
+    unspelled = [not text or "\N{REPLACEMENT CHARACTER}" in text or text.startswith("bytes:") for text in (one, other)]
+    named = [re.fullmatch(r"<\S+>|\[[A-Z]+\]", text) is not None for text in (one, other)]
+    return all(unspelled) or (unspelled[0] and named[1]) or (unspelled[1] and named[0])
 
 
 def compare(reply: Completion, right: Completion, body: Fields, noise: Noise, cut: Cut | None = None) -> Fields | None:
@@ -261,13 +272,14 @@ def _gap(right: Sequence[Place], at: int, said: str, body: Fields) -> float | No
 
     Servers report log-probabilities before penalties, and count the tokens of the answer, or those of the prompt too:
     the smaller gap of both. An unranked token is no better than the last ranked one."""
-    top, best = dict(right[at].top), right[at]
+    top, best = right[at].top, right[at]
+    ranked = max((logprob for token, logprob in top if _same(token, said)), default=None)
     often, once = body.get("frequency_penalty", 0.0), body.get("presence_penalty", 0.0)
     if not often and not once:
-        return abs(best.logprob - top[said]) if said in top else None
+        return None if ranked is None else abs(best.logprob - ranked)
     written = [place.token for place in right[:at]]
     prompt = json.dumps(body["messages"])
-    other = top.get(said, min(top.values(), default=-100.0))
+    other = min((logprob for _, logprob in top), default=-100.0) if ranked is None else ranked
 
     def penalised(token: str, logprob: float, with_prompt: bool) -> float:
         count = written.count(token) + (prompt.count(token.strip()) if with_prompt else 0)

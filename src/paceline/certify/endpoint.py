@@ -103,6 +103,7 @@ def _long(play: Play, ways: Mapping[str, Fields], scope: Scope, until: float) ->
         return counts
 
     def count(endpoint: Endpoint, counts: Conditional) -> None:
+        """Ask for answers until there are enough, or the time is up."""
         hot, cold = (
             endpoint.ask([play.asked({"messages": list(play.prompts[0]), "max_tokens": 1, "temperature": t})])[0]
             for t in (1.0, 0.5)

@@ -208,7 +208,8 @@ def repair_cpu_sampling() -> bool:
     """Mend vLLM's sampling with drafts on a CPU without Triton; True if it was mended.
 
     The kernel that repeats a row's temperature, top-k and top-p for every drafted token fills a copy and drops it, and
-    the sampler reads uninitialised memory. Does nothing in a vLLM whose function has another name."""
+    the sampler reads uninitialised memory. And a step in which no row has a draft ends the engine where rows have a
+    top-k: it takes the maximum of nothing. Does nothing in a vLLM whose function has another name."""
     try:
         import torch
         from vllm.triton_utils import HAS_TRITON
@@ -223,7 +224,13 @@ def repair_cpu_sampling() -> bool:
         replaced = torch.where(x == replace_from, replace_to, x) if replace_from != replace_to else x
         return replaced.to(x.dtype).repeat_interleave(counts)
 
+    filters = rejection_sampler.apply_top_k_top_p
+
+    def filtered(logits: Any, top_k: Any, top_p: Any) -> Any:
+        return filters(logits, top_k, top_p) if len(logits) else logits
+
     rejection_sampler.expand_batch_to_tokens = expand
+    rejection_sampler.apply_top_k_top_p = filtered
     log.info("paceline mended sampling with drafts on this CPU (vllm-project/vllm issue 55005)")
     return True
 
