@@ -179,6 +179,7 @@ def table(records: Sequence[dict[str, Any]]) -> list[str]:
 
 
 def main() -> None:
+    """Run every case with every seed, and print the table."""
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("model")
     parser.add_argument("--out", type=Path, required=True, help="folder of the results")

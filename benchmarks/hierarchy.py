@@ -88,6 +88,7 @@ def print_times() -> None:
 
 
 def main(options: list[str]) -> None:
+    """Replay the trace with every spec, and print what was accepted and from which store."""
     target = Recording(None, (EOS,), VOCAB_SIZE)
     turns = [turn for one in conversations() for turn in one.turns]
     stores = ["| | store | rounds asked | sequences given | rounds it was the best | tokens accepted then |"]

@@ -26,6 +26,7 @@ from recycling import read_prompts
 
 
 def main() -> None:
+    """Decode the prompts, count which candidates were right, and write the tree."""
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("model")
     parser.add_argument("--prompts", required=True, help="a prompts file")

@@ -37,6 +37,7 @@ def lines(traces, answers):
 
 
 def main():
+    """Make the log, replay it, and print how long that took."""
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("traces", nargs="+")
     parser.add_argument("--answers", type=int, default=100_000)

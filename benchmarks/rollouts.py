@@ -30,6 +30,7 @@ CASES = [
 
 
 def main() -> None:
+    """Fill the store in one epoch, and answer the next one by each rule and drafter."""
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("model")
     parser.add_argument("--prompts", required=True)

@@ -73,6 +73,7 @@ def next_logits(target: Target, tokens: list[int]) -> torch.Tensor:
 
 
 def main() -> int:
+    """Answer the prompts with both engines, and print where they part; 1 if anywhere by more than a tie."""
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("model", help="what `paceline generate` takes")
     parser.add_argument("--against", default="peer:llama-cpp", help="a dtype of ours, or peer:NAME")

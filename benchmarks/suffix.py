@@ -57,6 +57,7 @@ def heaviest(array: SuffixArray, places: list[tuple[int, int]], hits: int) -> st
 
 
 def print_arrays() -> None:
+    """The table of suffix arrays, by the size of the corpus."""
     columns = "seconds to build | microseconds to find the longest suffix | a tree, `hits=5000` | `hits=1000`"
     print(f"\n| tokens in the corpus | {columns} |")
     print("|---|---:|---:|---:|---:|")
