@@ -50,7 +50,7 @@ def certify_endpoint(
     known = {"temperature", "top_p", *play.features} - ({"min_p", "top_k"} if control.is_self else set())
     ways = {name: way for name, way in WAYS.items() if way.keys() <= known} if scope.requests != 0 else {}
     until = began + scope.seconds * (1 - FOR_REPORTS)
-    counts, found = _long(play, ways, scope, (perf_counter() + until) / 2)
+    counts, found = _long(play, ways, scope, until)
     if not play.answers:
         greedy.why = play.rows[0]["why"]
     cases = [] if control.is_self or found else _cases(play, ways)
@@ -82,7 +82,9 @@ def certify_endpoint(
 
 
 def _long(play: Play, ways: Mapping[str, Fields], scope: Scope, until: float) -> tuple[Conditional, list[Finding]]:
-    """Long sampled answers, and what comes in them too often or too rarely, also by the control's own."""
+    """Long sampled answers, and what comes in them too often or too rarely, also by the control's own.
+
+    They take half of the time until `until`; where something is found the control has the other half."""
     if not ways or "log-probabilities" not in play.features:
         return Conditional(), []
     play.watch.say("long sampled answers")
@@ -91,18 +93,19 @@ def _long(play: Play, ways: Mapping[str, Fields], scope: Scope, until: float) ->
     number = LONG_TOKENS // scope.max_tokens
     if scope.requests is not None:
         number = min(number, -(-scope.requests // REQUESTS_EACH))
-    asked = list(islice(zip(cycle(ways), cycle([*play.prompts, *MIXED])), number))
+    pairs = ((name, prompt) for prompt in cycle([*play.prompts, *MIXED]) for name in ways)
+    asked = list(islice(pairs, number))
 
-    def counted(endpoint: Endpoint) -> Conditional:
+    def counted(endpoint: Endpoint, until: float) -> Conditional:
         """What comes in the long answers of a server."""
         counts = Conditional()
         try:
-            count(endpoint, counts)
+            count(endpoint, counts, until)
         except CompletionError as error:
             play.broken = f"long sampled answers: {error}"
         return counts
 
-    def count(endpoint: Endpoint, counts: Conditional) -> None:
+    def count(endpoint: Endpoint, counts: Conditional, until: float) -> None:
         """Ask for answers until there are enough, or the time is up."""
         hot, cold = (
             endpoint.ask([play.asked({"messages": list(play.prompts[0]), "max_tokens": 1, "temperature": t})])[0]
@@ -120,10 +123,10 @@ def _long(play: Play, ways: Mapping[str, Fields], scope: Scope, until: float) ->
             if perf_counter() > until:
                 break
 
-    counts = counted(play.server)
+    counts = counted(play.server, (perf_counter() + until) / 2)
     found = counts.findings(LEVEL * LONG)
     if found and not play.control.is_self:
-        found = counts.findings(LEVEL * LONG, counted(play.control.source))
+        found = counts.findings(LEVEL * LONG, counted(play.control.source, until))
     return counts, found
 
 
