@@ -118,7 +118,7 @@ class BonusFromDraft(OneByOne):
 
 
 class NoResidual(OneByOne):
-    """After a rejection the token is drawn from p, not from what p has more than q."""
+    """After a rejection the token is drawn from p, not from what p has more than q; chains are verified by tokens."""
 
     def step(self, walker: Cursor) -> bool:
         def unchanged(p: torch.Tensor, q: torch.Tensor, *rest: Any) -> tuple[torch.Tensor, torch.Tensor]:
@@ -213,6 +213,22 @@ def _patch(where: Any, name: str, value: Any, drafter: str = "best") -> Callable
     return plant
 
 
+@contextmanager
+def _sees_ahead(world: World) -> Iterator[Ours]:
+    """A node sees the next one of its chain too, in either form of attention."""
+    of = layout.PathPlan.of
+
+    def ahead(*args: Any, **options: Any) -> layout.PathPlan | None:
+        plan = of(*args, **options)
+        if plan is not None:
+            plan.ends[:-1] += plan.ends[1:] == plan.ends[:-1] + 1
+        return plan
+
+    further = np.triu(np.full_like(layout._CHAIN, -np.inf), 2)
+    with patch.object(layout, "_CHAIN", further), patch.object(layout.PathPlan, "of", ahead):
+        yield Ours(world.target, world.tokenizer, world.best)
+
+
 def _shifted(cls: Any, slot: int, tree: DraftTree) -> Segment:
     depth = np.where(tree.depth > 0, tree.depth + 1, 0)
     return Segment(slot, tree.tokens, tree.parent, num_logits=len(tree), depth=depth)
@@ -251,9 +267,9 @@ def _without_top_p(cursors: Sequence[Cursor]) -> Any:
 
 BUGS: dict[str, Callable[[World], Any]] = {
     "bonus from the draft": _rule(BonusFromDraft()),
-    "residual not used": _rule(NoResidual()),
+    "residual not used": _rule(NoResidual(block=False)),
     "argmax root when sampling": _rule(ArgmaxRoot()),
-    "mask off by one": _patch(layout, "_CHAIN", np.triu(np.full_like(layout._CHAIN, -np.inf), 2)),
+    "mask off by one": _sees_ahead,
     "positions off by one": _patch(Segment, "tree", classmethod(_shifted)),
     "padding accepted": _rule(PaddingAccepted()),
     "temperature not applied to the draft": lambda world: _engine(world, ColdWords(world.table())),

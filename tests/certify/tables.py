@@ -59,7 +59,7 @@ def filtered(logits: bytes, temperature: float, top_k: int, top_p: float, min_p:
     p = np.exp((values - values.max()) / temperature)
     p /= p.sum()
     order = np.argsort(-p, kind="stable")
-    p[order[top_k:]] = 0.0
+    p[order[top_k or V :]] = 0.0
     if top_p < 1:
         p[order[np.cumsum(p[order]) - p[order] >= top_p]] = 0.0
     p[p < min_p * p.max()] = 0.0
@@ -237,7 +237,7 @@ class TableServer:
         logits = logits + self.mask(row, tokens)
         if not row.temperature:
             return self.point(int(logits.argmax()))
-        how = (body.get(name, off) for name, off in (("top_k", V), ("top_p", 1.0), ("min_p", 0.0)))
+        how = (body.get(name, off) for name, off in (("top_k", 0), ("top_p", 1.0), ("min_p", 0.0)))
         return filtered(logits.tobytes(), row.temperature, *how)
 
     def accept(self, row: Row, tokens: list[int], qs: list[Probs], ps: list[Probs], number: int) -> list[int]:

@@ -10,7 +10,7 @@ import pytest
 import torch
 
 from paceline.certify import asking
-from paceline.certify.conditional import Conditional, Words, is_raw, read_places
+from paceline.certify.conditional import Conditional, Words, _difference, is_raw, read_places
 from paceline.engine.sampling import SamplingParams, probabilities
 from paceline.workbench.client import Completion
 
@@ -47,7 +47,7 @@ def judged(fields: dict[str, Any], wrong: str = "", answers: int = 40, seed: int
     return counts
 
 
-WAYS = [{}, {"top_p": 0.8}, {"top_k": 10}, {"frequency_penalty": 1.0}]
+WAYS = [{}, {"top_p": 0.8}, {"top_k": 10}, {"min_p": 0.01}, {"frequency_penalty": 1.0}]
 
 
 @pytest.mark.parametrize("kept", [TOP, TOP - 1], ids=["beside the last", "in place of the last"])
@@ -79,6 +79,7 @@ def test_an_honest_sampler_is_not_accused(fields: dict[str, Any]) -> None:
         ({}, "best after 20"),
         ({"top_p": 0.8}, "top_p"),
         ({"top_k": 10}, "top_k"),
+        ({"min_p": 0.05}, "min_p"),
         ({"frequency_penalty": 1.0}, "penalty a token late"),
     ],
     ids=str,
@@ -87,6 +88,13 @@ def test_a_wrong_step_is_found_without_a_reference(fields: dict[str, Any], wrong
     found = judged(fields, wrong).findings(1e-3)
     assert found, wrong
     assert found[0].p < 1e-3
+
+
+def test_what_the_model_excludes_and_both_servers_say_is_no_difference() -> None:
+    """Once here and never in the control is chance; often here is not."""
+    none = np.zeros(1000)
+    assert _difference((1.0, none, none), (0.0, none, none)) > 0.1
+    assert _difference((60.0, none, none), (0.0, none, none)) < 1e-9
 
 
 def test_log_probabilities_after_the_temperature_are_noticed() -> None:

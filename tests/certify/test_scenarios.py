@@ -23,6 +23,7 @@ from tests.certify.tables import (
     BUGS,
     SAMPLED,
     BlockServer,
+    Row,
     SixteenBits,
     TableServer,
     TemperatureOnOneSide,
@@ -148,6 +149,25 @@ def test_what_was_found_before_a_server_ended_is_not_lost(endpoint: str) -> None
     assert f"It broke off: {found['why']}." in findings(found)
 
 
+class ListsNoBestOfSome(TableServer):
+    """As llama.cpp's server of accepted tokens of a draft."""
+
+    def completion(self, row: Row) -> Completion:
+        one = super().completion(row)
+        for place in one.logprobs[1::3] if row.temperature else ():
+            place["top_logprobs"] = []
+        return one
+
+
+def test_long_samples_are_not_judged_by_half_of_their_tokens() -> None:
+    """Which half may hang on what was drafted."""
+    found = certified(ListsNoBestOfSome(), 0, "20s", requests=80, max_tokens=16)
+    assert not found["sampled"]["findings"]
+    assert found["sampled"]["long"]["tokens"] == 0
+    assert any(one.startswith("long sampled answers: some tokens come without") for one in found["not_tested"])
+    assert found["sampled"]["requests"] > 0
+
+
 class RefusesMinP(TableServer):
     """Where it samples, as vLLM beside drafts."""
 
@@ -172,8 +192,9 @@ def test_no_time_is_no_certificate() -> None:
 
 
 @pytest.mark.parametrize("bug", [TemperatureOnOneSide, TopPOnOneSide])
-def test_a_bias_is_found(bug: type[TableServer]) -> None:
-    found = certified(bug(), 0, "10m", requests=640, max_tokens=16)
+def test_a_bias_is_found_by_the_log_probabilities_reported(bug: type[TableServer]) -> None:
+    server, plan = bug(), Scope(budget="10m", requests=1280, max_tokens=16)
+    found = certify_endpoint(server, Control(server, is_self=True), PROMPTS, plan)
     assert not found["sampled"]["lossless"]
     assert not found["greedy"]["bugs"]
 

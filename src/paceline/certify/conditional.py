@@ -11,7 +11,6 @@ from __future__ import annotations
 from collections import Counter, defaultdict
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import replace
-from math import ceil
 from typing import Any
 
 import numpy as np
@@ -34,7 +33,7 @@ AT_ONCE = 8  # places whose distributions are held at once: there is one of the 
 Places = tuple[float, Floats, Floats]
 """How many tokens of a set came, and between which probabilities one comes at each place, [n] and [n]."""
 BORDER = 0.005  # by how much the probability inside top-p may be off: rounding decides about the last token
-REST = 200  # most tokens that stand for what is not among the best
+REST = 200_000  # most tokens that stand for what is not among the best
 Reported = tuple[str, float, list[tuple[str, float]]]
 """A token, its log-probability, and the best ones at its place with theirs, best first."""
 
@@ -63,18 +62,19 @@ class Conditional:
     def findings(self, level: float, control: Conditional | None = None) -> list[Finding]:
         """What comes too often or too rarely, the surest first; `level` is that of all sets together.
 
-        control: counts of the same engine without drafts; then only what differs from them speaks against it."""
-        found = []
-        for group, name in self._places:
-            hits, low, high = places = self._of((group, name))
-            p = stats.outside(*places)
-            if control is not None:
-                p = max(p, _difference(places, control._of((group, name))))
-            if (p := p * len(self._places)) < level:
-                right = f"{low.sum():,.0f} to {high.sum():,.0f}"
-                what = f"{name} came {hits:,.0f} times in {len(low):,} places, where {right} are right ({group})"
-                found.append(Finding("sampled", what, p))
-        return sorted(found, key=lambda one: one.p)
+        control: counts of the same engine without drafts; then only what differs from them, too, speaks against it."""
+        p_values = {key: stats.outside(*self._of(key)) * len(self._places) for key in self._places}
+        found = {key: p for key, p in p_values.items() if p < level}
+        if control is not None:
+            both = {key: (self._of(key), control._of(key)) for key in found}
+            found = {key: max(p, _difference(*both[key]) * len(found)) for key, p in found.items()}
+        findings = []
+        for (group, name), p in found.items():
+            hits, low, high = self._of((group, name))
+            right = f"{low.sum():,.0f} to {high.sum():,.0f}"
+            what = f"{name} came {hits:,.0f} times in {len(low):,} places, where {right} are right ({group})"
+            findings += [Finding("sampled", what, p)] if p < level else []
+        return sorted(findings, key=lambda one: one.p)
 
     def facts(self, level: float) -> dict[str, Any]:
         """For the certificate. detectable: the smallest shift to or from the best token, as a share of all tokens, that
@@ -94,11 +94,13 @@ def _difference(mine: Places, control: Places) -> float:
     if not len(control[1]):
         return 1.0
     apart, slack, variance = 0.0, 0.0, 0.0
+    rate = (mine[0] + control[0]) / (len(mine[1]) + len(control[1]))
     for sign, (hits, low, high) in ((1, mine), (-1, control)):
         middle, number = (low + high) / 2, len(low)
         apart += sign * (hits - float(middle.sum())) / number
         slack += float((high - low).sum()) / 2 / number
-        variance += float((middle * (1 - middle)).sum()) / number**2
+        # What the model says never comes, and came in both, has the variance of its own rate.
+        variance += max(float((middle * (1 - middle)).sum()), rate * (1 - rate) * number) / number**2
     return float(2 * norm.sf(max(0.0, abs(apart) - slack) / max(variance, 1e-12) ** 0.5))
 
 
@@ -192,14 +194,16 @@ def read_places(
 def _worlds(logprobs: Sequence[float], best: Sequence[int], seen: Counter[int], fields: Mapping[str, Any]) -> Floats:
     """What the next token is drawn from, [W, len(best) + 1]; the last column holds all that is not among `best`."""
     rest = max(0.0, 1 - float(np.exp(logprobs).sum()))
-    number = min(REST, ceil(rest / max(np.exp(logprobs[-1]), 1e-9)))
+    last = float(np.exp(logprobs[-1]))  # none of the rest is more probable
+    number = min(REST, int(rest / max(last, 1e-12)))
+    remainder = max(rest - number * last, 1e-12)
     presence, frequency = fields.get("presence_penalty", 0.0), fields.get("frequency_penalty", 0.0)
     shifted = np.array(logprobs) - [presence * (seen[one] > 0) + frequency * seen[one] for one in best]
-    with_rest = np.append(shifted, [np.log(rest / number)] * number if number else [])
+    with_rest = np.append(shifted, [logprobs[-1]] * number + [np.log(remainder)])
     filters = {name: fields[name] for name in ("top_k", "top_p", "min_p") if name in fields}
     params = SamplingParams(temperature=fields.get("temperature", 1.0), **filters)
-    # Below temperature 1 the rest counts the less the more tokens share it, and penalties may lower it.
-    exactly = params.temperature == 1 and not presence and not frequency
+    # Below temperature 1 the rest counts the less the more tokens share it; filters and penalties may lower it.
+    exactly = params == SamplingParams(temperature=1.0) and not presence and not frequency
     worlds = []
     for scores in (with_rest,) if exactly else (with_rest, shifted):
         for top_p in {params.top_p, min(1.0, params.top_p + BORDER), params.top_p - BORDER * (params.top_p < 1)}:

@@ -29,6 +29,7 @@ MOST = 40_000  # most sampled requests of a certificate where none are asked for
 SAMPLED_TOKENS = 12  # of a sampled answer: enough for drafts to be accepted, cut and followed by others
 WAYS: dict[str, Fields] = REQUESTS["server_sampling"]
 """How sampled answers are sampled, in turn."""
+NO_FILTERS: Fields = {"top_p": 1.0, "top_k": 0, "min_p": 0.0}  # llama.cpp's server has others where none are asked for
 LONG_TOKENS = 20_000  # tokens of long sampled answers; the budget may allow fewer
 FOR_SAMPLES, FOR_REPORTS = 0.5, 0.15
 """Shares of the budget that scenarios leave for the sampling test, and both for making findings small."""
@@ -48,7 +49,8 @@ def certify_endpoint(
         greedy.why = "the server reports no log-probabilities (logprobs, top_logprobs)"
     # What a server takes and ignores would be found by its own log-probabilities; a control ignores it too.
     known = {"temperature", "top_p", *play.features} - ({"min_p", "top_k"} if control.is_self else set())
-    ways = {name: way for name, way in WAYS.items() if way.keys() <= known} if scope.requests != 0 else {}
+    neutral = {name: value for name, value in NO_FILTERS.items() if name in {"top_p", *play.features}}
+    ways = {name: neutral | way for name, way in WAYS.items() if way.keys() <= known} if scope.requests != 0 else {}
     until = began + scope.seconds * (1 - FOR_REPORTS)
     counts, found = _long(play, ways, scope, until)
     if not play.answers:
@@ -100,13 +102,17 @@ def _long(play: Play, ways: Mapping[str, Fields], scope: Scope, until: float) ->
         """What comes in the long answers of a server."""
         counts = Conditional()
         try:
-            count(endpoint, counts, until)
+            if count(endpoint, counts, until):
+                return counts
+            why = "some tokens come without the best ones at their places (top_logprobs)"
+            play.skip("long sampled answers", why)  # those that do are no sample: drafts decide which ones they are
+            return Conditional()
         except CompletionError as error:
             play.broken = f"long sampled answers: {error}"
-        return counts
+            return counts
 
-    def count(endpoint: Endpoint, counts: Conditional, until: float) -> None:
-        """Ask for answers until there are enough, or the time is up."""
+    def count(endpoint: Endpoint, counts: Conditional, until: float) -> bool:
+        """Ask for answers until there are enough, or the time is up; False where they cannot be read."""
         hot, cold = (
             endpoint.ask([play.asked({"messages": list(play.prompts[0]), "max_tokens": 1, "temperature": t})])[0]
             for t in (1.0, 0.5)
@@ -118,10 +124,14 @@ def _long(play: Play, ways: Mapping[str, Fields], scope: Scope, until: float) ->
                 play.asked({"messages": list(prompt), "max_tokens": scope.max_tokens, "seed": seed, **ways[name]})
                 for (name, prompt), seed in zip(some, rng.integers(1 << 31, size=len(some)).tolist(), strict=True)
             ]
-            for (name, _), one in zip(some, endpoint.ask(bodies), strict=True):
-                read_places(places(one, most), ways[name], counts, words, name, raw=raw)
+            answers = [places(one, most) for one in endpoint.ask(bodies)]
+            if not all(place.top for answer in answers for place in answer):
+                return False
+            for (name, _), answer in zip(some, answers, strict=True):
+                read_places(answer, ways[name], counts, words, name, raw=raw)
             if perf_counter() > until:
                 break
+        return True
 
     counts = counted(play.server, (perf_counter() + until) / 2)
     found = counts.findings(LEVEL * LONG)

@@ -200,6 +200,10 @@ class Play:
         rows = [row for row in self.rows if row["verdict"] in ("not tested", "partly")]
         return left_out + [f"{row['scenario']}: {row['why']}" for row in rows]
 
+    def skip(self, name: str, why: str) -> None:
+        """Say that a test was left out."""
+        self.rows.append(_row(name, "not tested", why=why))
+
     def _scenario(self, scenario: Scenario) -> Fields:
         began, answers, found = perf_counter(), self.answers, list[Wrong]()
         missing = [name for name in scenario.needs if name not in self.features]
@@ -209,15 +213,15 @@ class Play:
         self.divergences += [one.divergence for one in found]
         asked = self.answers - answers
         passed = "passed" if not why else "partly" if asked else "not tested"
-        return {
-            "scenario": scenario.name,
-            "verdict": "wrong" if bugs else passed,
-            "answers": asked,
-            "bugs": len(bugs),
-            "ties": len(found) - len(bugs),
-            "seconds": round(perf_counter() - began, 1),
-            "why": "" if bugs else why,
-        }
+        return _row(
+            scenario.name,
+            "wrong" if bugs else passed,
+            answers=asked,
+            bugs=len(bugs),
+            ties=len(found) - len(bugs),
+            seconds=round(perf_counter() - began, 1),
+            why="" if bugs else why,
+        )
 
     def _groups(self, scenario: Scenario, found: list[Wrong]) -> str:
         """Play the groups of a scenario, and add what was found; returns why it ended early."""
@@ -274,6 +278,12 @@ class Play:
     def expected(self, case: Case) -> Completion:
         assert case.plain is not None
         return self.control.expected([case.plain])[0]
+
+
+def _row(
+    scenario: str, verdict: str, *, answers: int = 0, bugs: int = 0, ties: int = 0, seconds: float = 0.0, why: str
+) -> Fields:
+    return locals()
 
 
 def user(text: str) -> Messages:
