@@ -157,8 +157,8 @@ def test_too_few_requests_cannot_say() -> None:
 
 
 LEAST = {"residual not used": 0, "stop string missed inside a draft": 2}
-"""In how many worlds of three a bug is found in bfloat16, where not in all: rounding hides the one, and the other needs an
-answer whose stop string a draft holds."""
+"""In how many worlds of three a bug is found in bfloat16, where not in all: rounding hides the one, and the other needs
+an answer whose stop string a draft holds."""
 
 
 @pytest.mark.slow
