@@ -12,7 +12,7 @@ import numpy as np
 import pytest
 
 from paceline.certify.asking import Control
-from paceline.certify.endpoint import certify_endpoint
+from paceline.certify.endpoint import Texts, certify_endpoint, sample
 from paceline.certify.options import Scope
 from paceline.certify.page import findings, issue, junit, page
 from paceline.certify.scenarios import FEATURES, SCENARIOS, Play, probe, user
@@ -197,6 +197,19 @@ def test_a_bias_is_found_by_the_log_probabilities_reported(bug: type[TableServer
     found = certify_endpoint(server, Control(server, is_self=True), PROMPTS, plan)
     assert not found["sampled"]["lossless"]
     assert not found["greedy"]["bugs"]
+
+
+def test_a_shift_that_is_asked_for_can_be_found_whatever_time_that_takes() -> None:
+    server = TableServer()
+    play = Play(server, control_of(server), PROMPTS, 16, perf_counter())
+    cases = [Texts("temperature 1", {"messages": list(PROMPTS[0]), "max_tokens": 12, "temperature": 1.0})]
+    requests = []
+    for level in (1e-3, 0.05):  # what rounding moves
+        play.noise.level = level
+        looks = sample(play, cases, Scope(shift=0.3), perf_counter())
+        requests.append(looks[-1].requests)
+        assert not looks[-1].accuses
+    assert 100 < 1.2 * requests[0] < requests[1]
 
 
 @pytest.mark.slow

@@ -186,8 +186,12 @@ def _look(play: Play, cases: Sequence[Texts], scope: Scope, until: float, looks:
     rate = (perf_counter() - began) / each
     total = MOST if scope.requests is None else scope.requests
     if scope.shift is not None and scope.requests is None:
-        total = stats.samples_for(10 * len(cases), scope.shift, level_of(-1), samples=2)
-    planned = max(each, min(total // len(cases), int((until - perf_counter()) / rate)))
+        of: Fields = {"df": 10 * len(cases), "level": level_of(-1), "samples": 2}
+        total = stats.samples_for(shift=scope.shift, **of)
+        while total < MOST and stats.detectable(total, rounding=float(play.noise), **of) > scope.shift:
+            total = total * 9 // 8  # rounding takes its part of what is found
+    in_time = int((until - perf_counter()) / rate) if scope.is_bounded else total
+    planned = max(each, min(total // len(cases), in_time))
     for look, (share, _) in enumerate(LOOKS):
         until_now = int(np.ceil(planned * share))
         while each < until_now:
