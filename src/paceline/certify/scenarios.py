@@ -202,7 +202,8 @@ class Play:
 
     def skip(self, name: str, why: str) -> None:
         """Say that a test was left out."""
-        self.rows.append(_row(name, "not tested", why=why))
+        none = dict.fromkeys(("answers", "bugs", "ties", "seconds"), 0)
+        self.rows.append({"scenario": name, "verdict": "not tested", **none, "why": why})
 
     def _scenario(self, scenario: Scenario) -> Fields:
         began, answers, found = perf_counter(), self.answers, list[Wrong]()
@@ -213,15 +214,15 @@ class Play:
         self.divergences += [one.divergence for one in found]
         asked = self.answers - answers
         passed = "passed" if not why else "partly" if asked else "not tested"
-        return _row(
-            scenario.name,
-            "wrong" if bugs else passed,
-            answers=asked,
-            bugs=len(bugs),
-            ties=len(found) - len(bugs),
-            seconds=round(perf_counter() - began, 1),
-            why="" if bugs else why,
-        )
+        return {
+            "scenario": scenario.name,
+            "verdict": "wrong" if bugs else passed,
+            "answers": asked,
+            "bugs": len(bugs),
+            "ties": len(found) - len(bugs),
+            "seconds": round(perf_counter() - began, 1),
+            "why": "" if bugs else why,
+        }
 
     def _groups(self, scenario: Scenario, found: list[Wrong]) -> str:
         """Play the groups of a scenario, and add what was found; returns why it ended early."""
@@ -278,12 +279,6 @@ class Play:
     def expected(self, case: Case) -> Completion:
         assert case.plain is not None
         return self.control.expected([case.plain])[0]
-
-
-def _row(
-    scenario: str, verdict: str, *, answers: int = 0, bugs: int = 0, ties: int = 0, seconds: float = 0.0, why: str
-) -> Fields:
-    return locals()
 
 
 def user(text: str) -> Messages:
