@@ -231,7 +231,7 @@ def test_every_bug_is_found_within_five_minutes(bug: type[TableServer]) -> None:
 @pytest.mark.parametrize("seed", range(20))
 @pytest.mark.parametrize("lossless", [TableServer, BlockServer])
 def test_no_lossless_server_is_accused(lossless: type[TableServer], seed: int) -> None:
-    found = certified(lossless(seed), seed, "60s")
+    found = certified(lossless(seed), seed, "30s")
     sampled = found["sampled"]
     print(f"{lossless.__name__} {seed}: {sampled['requests']} requests, p {sampled['p']:.3f}")
     assert found["sampled"]["lossless"], found["why"]
