@@ -71,8 +71,8 @@ SIGNS: Mapping[str, Sign] = {
     "tool calls": lambda one: not FORMS["tool calls"](one),
 }
 """Signs that an answer shows a feature; any answer shows the others."""
-LONG = frozenset({*STRUCTURED, "reasoning"})
-"""Features that show in a whole answer alone; one of several is enough, for a bug may spoil some."""
+LONG = {**dict.fromkeys(STRUCTURED, 160), "regular expression": 40, "reasoning": 160}
+"""Tokens of the features that show in a whole answer alone; one of several is enough, for a bug may spoil some."""
 
 
 def probe(
@@ -82,19 +82,16 @@ def probe(
     there: dict[str, Fields] = {}
     for name, ways in features.items():
         for fields in ways:
-            body = _body(user(ASKED), 160 if name in LONG else 4, **fields)
-            hot = [body | {"temperature": 1.0, "seed": seed} for seed in range(3)]
-            answers = (signs.get(name, bool)(endpoint.ask([one], 1)[0]) for one in (body, *hot))
+            body, shows = _body(user(ASKED), LONG.get(name, 4), **fields), signs.get(name, bool)
+            hot = [body | {"temperature": 1.0, "seed": seed} for seed in range(3 if name in LONG else 1)]
             try:
-                if name in LONG:
-                    shown = any(answers)
-                else:
-                    shown = next(answers)
-                    next(answers)  # some servers refuse with drafts what they take of greedy requests
+                greedy = shows(endpoint.ask([body], 1)[0])
+                # Some servers refuse beside drafts, of a request that samples, what they take of a greedy one.
+                sampled = [] if greedy and name in LONG else [shows(one) for one in endpoint.ask(hot)]
             except CompletionError as error:
                 _check_life(endpoint, fields, error)
                 continue
-            if shown:
+            if greedy or (name in LONG and any(sampled)):
                 there[name] = fields
                 break
     return there
