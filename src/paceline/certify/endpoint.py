@@ -113,11 +113,11 @@ def _long(play: Play, ways: Mapping[str, Fields], scope: Scope, until: float) ->
 
     def count(endpoint: Endpoint, counts: Conditional, until: float) -> bool:
         """Ask for answers until there are enough, or the time is up; False where they cannot be read."""
-        hot, cold = (
-            endpoint.ask([play.asked({"messages": list(play.prompts[0]), "max_tokens": 1, "temperature": t})])[0]
-            for t in (1.0, 0.5)
-        )
-        raw = is_raw(places(hot), places(cold))
+        first = {"messages": list(play.prompts[0]), "max_tokens": 1}
+        hot, cold = map(places, endpoint.ask([play.asked(first | {"temperature": t}) for t in (1.0, 0.5)]))
+        if not all(answer and answer[0].top for answer in (hot, cold)):
+            return False
+        raw = is_raw(hot, cold)
         for begin in range(0, len(asked), 4 * endpoint.slots):
             some = asked[begin : begin + 4 * endpoint.slots]
             bodies = [

@@ -236,12 +236,11 @@ def _verdict(
     if why := broken or parts["greedy"]["why"]:
         return CANNOT_SAY, why
     sampled = parts["sampled"]
-    if scope.requests != 0:
-        tested = power if sampled["requests"] else sampled.get("long", {"detectable": 1.0, "hidden": 0.0})
+    if scope.requests != 0 and (tested := power if sampled["requests"] else sampled.get("long")):
         if tested["detectable"] > LENIENT * max(WEAK, scope.shift or SHIFT):
             hidden = f", of which rounding hides {100 * tested['hidden']:.2g} %" if tested["hidden"] > 0.001 else ""
             return CANNOT_SAY, (
-                f"shifts of sampled distributions below {100 * tested['detectable']:.2g} % would be missed{hidden}; "
+                f"shifts of sampled distributions below {100 * tested['detectable']:.3g} % would be missed{hidden}; "
                 "a longer --budget finds smaller ones, and --shift says which are to be found"
             )
         if draft != "none" and sampled.get("drafted_rounds") == 0:
