@@ -193,7 +193,7 @@ BODY = {"messages": [{"role": "user", "content": "a a a"}], "max_tokens": 2}
     ],
 )
 def test_an_answer_is_compared_with_the_controls(said: Any, fields: Any, gap: float | None, why: str | None) -> None:
-    found = compare(Completion("", logprobs=said), RIGHT, BODY | fields, Noise())
+    found = compare(Completion("".join(one["token"] for one in said), logprobs=said), RIGHT, BODY | fields, Noise())
     if why is None:
         assert found is None
         return

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import json
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from time import perf_counter
 from typing import Any
 from xml.etree import ElementTree
@@ -13,9 +13,9 @@ import pytest
 
 from paceline.certify.asking import Control
 from paceline.certify.endpoint import Texts, certify_endpoint, sample
-from paceline.certify.options import Scope
+from paceline.certify.options import REQUESTS, STRUCTURED, Scope
 from paceline.certify.page import findings, issue, junit, page
-from paceline.certify.scenarios import FEATURES, SCENARIOS, Play, probe, user
+from paceline.certify.scenarios import FEATURES, FORMS, SCENARIOS, Play, probe, user
 from paceline.certify.shrink import greedy_reports
 from paceline.errors import PacelineError
 from paceline.workbench.client import Completion, CompletionError
@@ -166,6 +166,50 @@ def test_long_samples_are_not_judged_by_half_of_their_tokens() -> None:
     assert found["sampled"]["long"]["tokens"] == 0
     assert any(one.startswith("long sampled answers: some tokens come without") for one in found["not_tested"])
     assert found["sampled"]["requests"] > 0
+
+
+class Odd(TableServer):
+    """Its longer answers are changed by `spoil`."""
+
+    def __init__(self, spoil: Callable[[Completion, dict[str, Any]], None]):
+        super().__init__()
+        self.spoil = spoil
+
+    def ask(self, bodies: Sequence[dict[str, Any]], slots: int | None = None) -> list[Completion]:
+        answers = super().ask(bodies, slots)
+        for one, body in zip(answers, bodies, strict=True):
+            if body["max_tokens"] > 30:
+                self.spoil(one, body)
+        return answers
+
+
+@pytest.mark.parametrize("place", [None, "x", {"token": "a"}, {"token": "a", "logprob": "x"}], ids=str)
+def test_what_are_no_log_probabilities_is_said_and_no_error(place: Any) -> None:
+    found = certify_endpoint(
+        Odd(lambda one, _: one.logprobs.insert(0, place)), control_of(TableServer()), PROMPTS, Scope(requests=20)
+    )
+    assert found["verdict"] == "cannot say"
+    assert "sent what are no log-probabilities" in " ".join((found["why"], *found["not_tested"]))
+
+
+def test_a_stream_that_loses_text_and_no_token_is_found() -> None:
+    def lose(one: Completion, body: dict[str, Any]) -> None:
+        one.text = one.text.replace("e", "", 1) if body.get("stream") else one.text
+
+    (row,) = played(Odd(lose), control_of(TableServer()), "streams").rows
+    assert row["verdict"] == "wrong"
+
+
+def test_texts_that_differ_without_log_probabilities_cannot_be_judged() -> None:
+    def other(one: Completion, body: dict[str, Any]) -> None:
+        if body.keys() <= {"messages", "temperature", "max_tokens"}:
+            one.text = one.text[::-1]
+
+    plan = Scope(requests=0, leave_out="log-probabilities")
+    found = certify_endpoint(Odd(other), control_of(TableServer()), PROMPTS, plan)
+    assert (found["verdict"], found["greedy"]["bugs"]) == ("cannot say", 0)
+    assert "tell ties from bugs" in found["why"]
+    assert {*FEATURES} == {*REQUESTS["features"], *STRUCTURED} == {*REQUESTS["features"], *FORMS}
 
 
 class RefusesMinP(TableServer):

@@ -188,12 +188,16 @@ def places(reply: Completion, most: int | None = None) -> list[Place]:
     """The tokens of a reply; empty where the server reports no log-probabilities.
 
     most: best tokens that were asked for. Of these the last is left out: in its place, or beside it, vLLM reports the
-    token that came where that is none of them."""
+    token that came where that is none of them. CompletionError for what are no log-probabilities."""
     made = []
-    for one in reply.logprobs:
-        best = sorted(((t["token"], t["logprob"]) for t in one.get("top_logprobs") or ()), key=lambda t: -t[1])
-        logprob = nan if one["logprob"] is None else one["logprob"]
-        made.append(Place(one["token"], logprob, best[: most - 1] if most else best))
+    try:
+        for one in reply.logprobs:
+            top = [(str(t["token"]), float(t["logprob"])) for t in one.get("top_logprobs") or ()]
+            best = sorted((t for t in top if not isnan(t[1])), key=lambda t: -t[1])
+            logprob = nan if one["logprob"] is None else float(one["logprob"])
+            made.append(Place(str(one["token"]), logprob, best[: most - 1] if most else best))
+    except (AttributeError, KeyError, TypeError, ValueError) as error:
+        raise CompletionError(f"the server sent what are no log-probabilities: {error!r}") from None
     return made
 
 
@@ -261,6 +265,9 @@ def compare(reply: Completion, right: Completion, body: Fields, noise: Noise, cu
     if cut is not None:
         right_end = reply.text.strip() == str(wanted).strip()
         return None if right_end else facts | {"why": f"it ends in {reply.text[-40:]!r}, not in {str(wanted)[-40:]!r}"}
+    joined = "".join(b.token for b in others).strip()  # tokens that are spelled as the text is
+    if mine and len(mine) == len(others) and reply.text.strip() != right.text.strip() == joined:
+        return facts | {"why": f"the tokens are right, and the text ends in {reply.text[-40:]!r}"}
     if mine and others:
         long = min(len(others), body["max_tokens"])
         return None if at == long or agree else facts | {"why": f"it has {len(mine)} tokens, and the control {long}"}

@@ -195,7 +195,7 @@ def _worlds(logprobs: Sequence[float], best: Sequence[int], seen: Counter[int], 
     """What the next token is drawn from, [W, len(best) + 1]; the last column holds all that is not among `best`."""
     rest = max(0.0, 1 - float(np.exp(logprobs).sum()))
     last = float(np.exp(logprobs[-1]))  # none of the rest is more probable
-    number = min(REST, int(rest / max(last, 1e-12)))
+    number = min(REST, int(rest / max(last, 1e-7)))
     remainder = max(rest - number * last, 1e-12)
     presence, frequency = fields.get("presence_penalty", 0.0), fields.get("frequency_penalty", 0.0)
     shifted = np.array(logprobs) - [presence * (seen[one] > 0) + frequency * seen[one] for one in best]

@@ -45,8 +45,8 @@ def certify_endpoint(
     play = Play(server, control, prompts, scope.max_tokens, until, watch, scope.left_out)
     play.run()
     greedy = Greedy(play.answers, play.tokens, play.divergences)
-    if control.is_self and "log-probabilities" not in play.features:
-        greedy.why = "the server reports no log-probabilities (logprobs, top_logprobs)"
+    if "log-probabilities" not in play.features and (control.is_self or play.divergences):
+        greedy.why = "the server reports no log-probabilities (logprobs, top_logprobs), which tell ties from bugs"
     # What a server takes and ignores would be found by its own log-probabilities; a control ignores it too.
     known = {"temperature", "top_p", *play.features} - ({"min_p", "top_k"} if control.is_self else set())
     neutral = {name: value for name, value in NO_FILTERS.items() if name in {"top_p", *play.features}}

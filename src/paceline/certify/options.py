@@ -37,7 +37,7 @@ class Scope:
     max_tokens: int = option(64, "Of a greedy answer.", least=1, names=("--max-tokens", "-n"))
     seed: int = option(0, "Of the requests' seeds.", least=0)
     leave_out: str | None = option(
-        None, "Features that no request asks for, joined by commas: top_k,min_p. For a server that they end."
+        None, "Features that no request to a server asks for, joined by commas: top_k,min_p. For one that they end."
     )
     budget: str = option("5m", "Time for the tests: 90s, 5m, 1h; 0: no scenarios, and no limit.", metavar="TIME")
 

@@ -181,9 +181,8 @@ class Play:
     def run(self, scenarios: Sequence[Scenario] | None = None) -> None:
         """Find out what can be asked for, and play all scenarios."""
         self.watch.say("what the endpoint takes")
-        self.features = probe(
-            self.control.source, {name: ways for name, ways in FEATURES.items() if name not in self.left_out}
-        )
+        wanted = {name: ways for name, ways in FEATURES.items() if name not in self.left_out}
+        self.features = probe(self.control.source, wanted)
         if self.control.source is not self.server:
             self.features = probe(self.server, {name: [fields] for name, fields in self.features.items()}, {})
         for number, scenario in enumerate(SCENARIOS if scenarios is None else scenarios):

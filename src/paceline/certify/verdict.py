@@ -66,7 +66,7 @@ class Divergence:
 class Greedy:
     """Greedy answers that were read, and where they diverged.
 
-    why      why nothing could be compared; "" if it could.
+    why      why they cannot be judged; "" if they can.
     places   different places that were read; tied: those with a tie.
     rounded  places where the reference itself has another best token when it is rounded."""
 
@@ -227,9 +227,7 @@ def certificate(
     }
 
 
-def _verdict(
-    parts: dict[str, Any], power: dict[str, Any], scope: Scope, draft: str, broken: str
-) -> tuple[str, str]:
+def _verdict(parts: dict[str, Any], power: dict[str, Any], scope: Scope, draft: str, broken: str) -> tuple[str, str]:
     """One of the three verdicts, and why there is no better one; "" for lossless."""
     if not all(part["lossless"] for part in parts.values()):
         return NOT_LOSSLESS, "; ".join(name for name, part in parts.items() if not part["lossless"])
