@@ -354,6 +354,7 @@ def test_fields_that_change_the_text(field: str) -> None:
     assert torch.equal(drafted, plain)
     inputs, how = given({name: value for name, value in HONOURED[field].items() if name != field})
     if field not in ("do_sample", "return_dict_in_generate", "max_length", "bos_token_id"):
+        torch.manual_seed(1)  # some cases draw without the field, and the best token may come each time
         without = model_of("llama2").generate(**inputs, **how)
         assert without.shape != plain.shape or not torch.equal(without, plain), "the case proves nothing"
 
