@@ -71,6 +71,23 @@ def fails(call: Callable[[], object], *words: str) -> str:
     return line
 
 
+@pytest.mark.parametrize("native", [True, False])
+def test_the_last_bits_do_not_depend_on_where_weights_lie_in_the_file(
+    native: bool, folder: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """A tensor more moves all others. The library adds in another order for weights at another place in memory."""
+    monkeypatch.setattr("paceline.target.kernels.preferred", lambda dtype: False)
+    file = folder / "model.safetensors"
+    weights, said = load_file(file), []
+    for numbers in range(4):
+        save_file(weights | {"more": torch.zeros(numbers)} if numbers else weights, file, {"format": "pt"})
+        target = load(folder, dtype="float32", native=native, exact=False)
+        slot = target.add_row(8)
+        one = target.verify([Segment.chunk(slot, np.array([5]), last=True)]).logits
+        said.append(torch.cat([one, logits(target)]))
+    assert all(torch.equal(said[0], other) for other in said[1:])
+
+
 # What works ---------------------------------------------------------------------------------------------------
 
 

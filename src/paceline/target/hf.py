@@ -26,6 +26,7 @@ from paceline.target.base import LayerCallback, Needs
 from paceline.target.cache import CachedTarget, RaggedCache, Writer
 from paceline.target.folder import check_layers, check_shape, fingerprint, one_line, refuse_absent
 from paceline.target.layout import SHARED_QUERIES, Layout, plan
+from paceline.target.linear import aligned
 
 Results = list[tuple[torch.Tensor, dict[int, torch.Tensor]]]
 """Of each segment the logits [num_logits, V] and hidden states {layer: [n, H]}."""
@@ -55,6 +56,8 @@ def load(
     refuse_absent(folder, sorted(report["missing_keys"]))
     # transformers does not report unexpected weights that the model's own code allows.
     check_layers(folder, model.config.get_text_config(decoder=True).num_hidden_layers, report["unexpected_keys"])
+    for parameter in model.parameters():
+        parameter.data = aligned(parameter.data)
     return HFTarget(model.to(device), name=name, eos_token_ids=eos_token_ids)
 
 

@@ -55,7 +55,7 @@ class Linear:
         elif self.nbytes <= SMALL:
             self.keep_for_few(weight)
         if self.panels is None:
-            self.weight = torch.ops.mkldnn._reorder_linear_weight(weight, None) if self.packed else weight
+            self.weight = torch.ops.mkldnn._reorder_linear_weight(weight, None) if self.packed else aligned(weight)
 
     def __call__(self, x: torch.Tensor) -> torch.Tensor:
         product = self.panels if self.panels is not None else self._in_blocks if self.is_exact else self._by_library
@@ -189,6 +189,12 @@ class LayerPart:
                 inner.ops = ops
             else:
                 inner.make_exact()
+
+
+def aligned(weight: torch.Tensor) -> torch.Tensor:
+    """The weight at a multiple of 64 bytes, as torch allocates: a copy if it is mapped elsewhere from a file. The order in
+    which MKL adds a single row's products depends on the weight's address."""
+    return weight if weight.device.type != "cpu" or weight.data_ptr() % 64 == 0 else weight.clone()
 
 
 def has_units(dtype: torch.dtype) -> bool:
