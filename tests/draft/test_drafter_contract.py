@@ -212,7 +212,7 @@ def held(part: Any, depth: int = 4) -> int:
         return sum(isinstance(key, int) for key in part) + sum(held(value, depth - 1) for value in part.values())
     if isinstance(part, list) and len(part) < 100:
         return sum(held(value, depth - 1) for value in part)
-    if depth and hasattr(part, "__dict__") and not isinstance(part, type | torch.Tensor | torch.nn.Module):
+    if depth > 0 and hasattr(part, "__dict__") and not isinstance(part, type | torch.Tensor | torch.nn.Module):
         return held(vars(part), depth)
     return 0
 

@@ -20,6 +20,7 @@ from paceline.engine.engine import Engine
 from paceline.engine.sampling import SamplingParams
 from paceline.errors import ModelError
 from paceline.target.decoder import Decoder
+from paceline.target.kernels import integer
 from paceline.target.linear import BlockLinear
 from paceline.target.load import load, load_tokenizer
 from paceline.target.quantised.blocks import Q8_0, Blocks, quantise
@@ -163,7 +164,8 @@ def test_eight_bits_are_made_of_blocks_of_fewer(tmp_path: Path) -> None:
     weights = weights_of(file, config_of(file))
     right = {name: quantise(w.dense(), Q8_0) if isinstance(w, Blocks) else w for name, w in weights.items()}
     assert torch.equal(logits(made), logits(Decoder(config_of(file), right, dtype=torch.float32)))
-    (note,) = made.notes
+    note, *others = made.notes
+    assert others == integer.warnings()
     assert note.startswith("m has its weights in Q8_0, 8.5 bits a weight, made of Q4_1 and Q8_0, ")
     assert made.weights_fingerprint == load(path, dtype="float32").weights_fingerprint
     refused(path, "has its weights in Q4_1 and Q8_0", "so int4 cannot be made of it", dtype="int4")

@@ -15,6 +15,7 @@ from tests import exact, models, native
 
 from paceline.compiled import address, take
 from paceline.engine.round import Segment
+from paceline.target import kernels
 from paceline.target.base import BEFORE_NORM, Needs
 from paceline.target.decoder import Decoder
 from paceline.target.kernels import amx, program
@@ -62,6 +63,8 @@ def story(target: Decoder) -> list[torch.Tensor]:
 @pytest.mark.usefixtures("_threads")
 @pytest.mark.parametrize("kind", ["int8", "int8-float32", "exact", "exact-float32", "exact-int8"])
 def test_has_the_bits_of_its_layers_called_one_by_one(kind: str, monkeypatch: pytest.MonkeyPatch) -> None:
+    if kind == "exact" and not kernels.supported(torch.bfloat16):
+        pytest.skip("exact products of bfloat16 are torch's without AVX-512 BF16, and are not recorded")
     target = made(kind)
     found = story(target)
     assert target._programs is not None

@@ -249,7 +249,7 @@ def test_memory_counts_states() -> None:
 @pytest.mark.parametrize("family", models.HYBRID)
 def test_the_head_in_a_checkpoint_is_no_part_of_the_model_and_drafts_for_it(family: str, tmp_path: Any) -> None:
     folder = mtps.add(models.make(family, tmp_path), mtps.random_head(models.model(family)))
-    target, tokens = load(folder, native=True), text(2, 20)
+    target, tokens = load(folder, native=True, exact=False), text(2, 20)
     said = exact.in_pieces(target, tokens, [20])  # type: ignore[arg-type]
     assert torch.equal(said, exact.in_pieces(decoder(family), tokens, [20]))
     wish, prompts = SamplingParams(max_tokens=NEW, ignore_eos=True), [tokens, tokens[:5], tokens[3:9]]

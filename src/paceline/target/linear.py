@@ -192,8 +192,8 @@ class LayerPart:
 
 
 def aligned(weight: torch.Tensor) -> torch.Tensor:
-    """The weight at a multiple of 64 bytes, as torch allocates: a copy if it is mapped elsewhere from a file. The order in
-    which MKL adds a single row's products depends on the weight's address."""
+    """The weight at a multiple of 64 bytes, as torch allocates: a copy if a file has it elsewhere. The order in which
+    MKL adds a single row's products depends on the weight's address."""
     return weight if weight.device.type != "cpu" or weight.data_ptr() % 64 == 0 else weight.clone()
 
 
