@@ -1,15 +1,53 @@
-"""For compiled loops: numbers at an address, and bfloat16, which NumPy lacks."""
+"""For compiled loops: numbers at an address, and bfloat16, which NumPy lacks; and a word while they are compiled."""
 
+import logging
+from time import monotonic
 from typing import Any
 
 import numpy as np
 from llvmlite import ir
 from numba import carray, njit, types
-from numba.core import cgutils
+from numba.core import cgutils, event
 from numba.extending import intrinsic as numba_intrinsic
 from numba.extending import overload
 
 intrinsic: Any = numba_intrinsic  # its type demands the typing context, which callers do not pass
+log = logging.getLogger("paceline.compiling")
+
+
+class Compiling(event.Listener):
+    """Says in the log that functions are compiled: what is compiled is kept, so only the first start takes so long.
+
+    Of numba's own functions it hears by an event; for others it is a context."""
+
+    EVERY = 10.0  # seconds of compiling between two lines
+
+    def __init__(self) -> None:
+        self._depth, self._seconds, self._said = 0, 0.0, -self.EVERY
+
+    def __enter__(self) -> None:
+        if not self._depth:
+            self._began = monotonic()
+            if self._seconds - self._said >= self.EVERY:
+                so_far = f"; {self._seconds:.0f} s so far" if self._seconds else ", half a minute or so"
+                log.info("compiling for this processor, which only the first start does%s", so_far)
+                self._said = self._seconds
+        self._depth += 1
+
+    def __exit__(self, *_: object) -> None:
+        self._depth -= 1
+        if not self._depth:
+            self._seconds += monotonic() - self._began
+
+    def on_start(self, _: Any) -> None:
+        self.__enter__()
+
+    def on_end(self, _: Any) -> None:
+        self.__exit__()
+
+
+compiling = Compiling()
+event.register("numba:run_pass", compiling)
 
 
 @intrinsic

@@ -118,6 +118,14 @@ def _bugs() -> logging.Handler:
     return handler
 
 
+def _say_what_takes_long() -> None:
+    """Show in lines that functions are compiled, which `paceline.compiled` logs."""
+    compiling = logging.getLogger("paceline.compiling")
+    compiling.addHandler(logging.StreamHandler())
+    compiling.setLevel(logging.INFO)
+    compiling.propagate = False
+
+
 def main(argv: Sequence[str] | None = None) -> int:
     """Run a command (default: the process's own arguments) and return its exit status.
 
@@ -125,6 +133,7 @@ def main(argv: Sequence[str] | None = None) -> int:
     in one line. 130: Ctrl-C. 141: the reader of a pipe has left (`| head`). Any other error is a bug and keeps its
     traceback."""
     logging.getLogger("paceline").addHandler(_bugs())
+    _say_what_takes_long()
     with interrupt.ByException() as ctrl_c:
         try:
             status = _run(sys.argv[1:] if argv is None else argv)

@@ -75,7 +75,7 @@ def attend(queries: torch.Tensor, layout: Layout, cache: Writer, layer: int, win
         return _attend_group(queries, layout, cache, layer, calls[0])
     out = queries.new_empty(queries.shape[0], queries.shape[1] * queries.shape[2])
     if layout.paths is not None:
-        from paceline.target.kernels.attention import attend_paths  # the first compilation takes seconds
+        from paceline.target.kernels.attention import attend_paths  # the decoder has compiled it
 
         attend_paths(queries, layout.paths, cache, layer, out, window)
     for g in calls:

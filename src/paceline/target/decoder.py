@@ -178,7 +178,9 @@ class Decoder(CachedTarget):
         return f"{super().prefix_key} {self.shape} {tables} {where}"
 
     def _compile(self) -> None:
-        """Compute all but the products by compiled steps. Imported on demand: the first compilation takes seconds."""
+        """Compute all but the products by compiled steps. Imported on demand, and before the first answer: the first
+        compilation takes seconds."""
+        from paceline.target.kernels import attention  # noqa: F401
         from paceline.target.kernels.program import Programs
         from paceline.target.kernels.steps import FusedOps
 

@@ -12,6 +12,7 @@ from tempfile import NamedTemporaryFile
 
 import llvmlite
 
+from paceline.compiled import compiling
 from paceline.folders import cache_folder
 
 UNUSED_DAYS = 30
@@ -29,7 +30,8 @@ def kept(key: str, compile: Callable[[], bytes]) -> bytes:
             if hashlib.sha256(content[32:]).digest() == content[:32]:
                 os.utime(path)
                 return content[32:]
-    code = compile()
+    with compiling:
+        code = compile()
     with suppress(OSError):
         path.parent.mkdir(mode=0o700, parents=True, exist_ok=True)
         if _is_ours(path.parent):
