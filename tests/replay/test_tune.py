@@ -25,7 +25,9 @@ def test_the_command_writes_a_table_that_auto_reads(
     log.write_text((json.dumps(line) + "\n") * 4)
     arguments = ["tune", tiny, "--traffic", log, "-o", out, "--batches", "1,2", "--seconds", "0.1", "--json"]
     assert main([str(argument) for argument in arguments]) == 0
-    facts = json.loads(capsys.readouterr().out)
+    printed = capsys.readouterr()
+    assert "only 4 prompts" in printed.err
+    facts = json.loads(printed.out)
     assert facts["table"]["drafting_us"]["sam"]["row"] > 0
     kept = json.loads(out.read_text())
     assert kept["round_ms"]["2 rows"]["plain"] > 0

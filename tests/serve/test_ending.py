@@ -218,6 +218,24 @@ async def sleep_forever(server: Any) -> bool:
 # The command ---------------------------------------------------------------------------------------------------------
 
 
+@pytest.mark.parametrize("options", [(), ("--quiet",)])
+def test_a_line_for_each_request_and_one_for_the_end(folder, options):
+    server, address = start(folder, "--threads", "1", *options)
+    assert HTTP.post(f"{address}/v1/completions", json={**LONG, "max_tokens": 9, "min_tokens": 9}).status_code == 200
+    with asked(address, LONG) as replies:
+        server.send_signal(signal.SIGINT)
+        lines = server.stdout.read().splitlines()[1:]
+    assert [reply.result() for reply in replies]
+    assert server.wait(30) == 130
+    first, stopping, last = lines or (None, None, None)
+    if options:
+        assert first is None
+        return
+    assert re.fullmatch(r"[\d:]{8} \d tokens of prompt, 9 of answer in \d rounds \(.* a round\), .* s: length", first)
+    assert stopping.endswith("stopping: 1 answers have 30 s to end; Ctrl-C again ends them now")
+    assert "900 of answer" in last
+
+
 @pytest.mark.parametrize(("sent", "status"), [(signal.SIGTERM, 0), (signal.SIGINT, 130), (None, 1)])
 def test_the_status_of_the_command(folder, capsys, monkeypatch, sent, status):
     """None: no signal, but an engine that fails."""

@@ -149,7 +149,7 @@ def train_command(
     ],
     asked: TuneOptions,
     files: TrainOptions,
-    threads: int = option(1, "torch threads.", least=1),
+    threads: int = option(1, "torch threads.", least=1, most=1024),
 ) -> None:
     """Tune a dual encoder on cases whose pictures and captions are each other's hard negatives.
 

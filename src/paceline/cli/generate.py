@@ -66,7 +66,7 @@ def generate(
     Standard output gets the text (or, with --json, one object a prompt); statistics go to standard error.
 
     \b
-    paceline generate "What is the capital of France?"
+    paceline generate "What is the capital city of Italy? Answer in one sentence."
     paceline generate models/demo "The mill was built in 1790. When was the mill built?" --color
     paceline generate models/demo "The mill was built in 1790. When was the mill built?" --compare --json
     echo "Once upon a time" | paceline generate models/demo - --raw -t 0.8

@@ -33,7 +33,9 @@ Dtype = Annotated[
     ),
 ]
 Device = Annotated[str, typer.Option(help="auto (a GPU if there is one), cpu, cuda, cuda:1, ...")]
-Threads = Annotated[int | None, typer.Option(help="Processor threads. [default: torch's, fewer beside others]", min=1)]
+Threads = Annotated[
+    int | None, typer.Option(help="Processor threads. [default: torch's, fewer beside others]", min=1, max=1024)
+]
 PrefixCache = Annotated[str | None, typer.Option(help="A folder that keeps keys and values of prompts for later runs.")]
 PrefixCacheSize = Annotated[str, typer.Option(help="Most bytes of that folder; what was used longest ago goes first.")]
 Schedule = Annotated[

@@ -1,15 +1,17 @@
 """`paceline serve`: an OpenAI-compatible server."""
 
 import gc
+import logging
 import os
 import signal
 import socket
 import sys
+from collections.abc import Iterator
+from contextlib import contextmanager
 from dataclasses import replace
+from logging.handlers import QueueHandler, QueueListener
 from pathlib import Path
-from typing import Annotated
-
-import typer
+from queue import SimpleQueue
 
 from paceline import interrupt
 from paceline.cli import options
@@ -25,7 +27,7 @@ DRAFTS = ("sam", "suffix", "prompt-lookup", "none")
 
 @with_options
 def serve(
-    model: Annotated[str, typer.Argument(help="Folder or hub id of the model.")],
+    model: options.Model,
     draft: str = option("sam", "Drafter of requests that name none.", names=("--draft", "-d")),
     allow_draft: list[str] | None = option(None, "Another drafter that requests may choose with their field draft."),
     host: str = option("127.0.0.1", "Address to listen on; 0.0.0.0 for all."),
@@ -50,6 +52,7 @@ def serve(
         "all that users said. Off by default.",
         callback=check_log,
     ),
+    quiet: bool = option(False, "No line for each request that ends.", names=("--quiet", "-q")),
 ) -> int:
     """Serve a model with OpenAI's API: chat and text completions, streaming, tools, JSON schemas, Predicted Outputs.
 
@@ -98,7 +101,8 @@ def serve(
     gc.freeze()  # what was loaded stays: looking through it would halt every answer for a moment
     http = limited(min(settings.max_connections, most_files() // 2), settings.head_seconds)
     server = GracefulServer(uvicorn.Config(app, http=http, ws="none", log_level="warning"), worker, grace)
-    server.run(sockets=[listening])
+    with _requests_shown(not quiet):
+        server.run(sockets=[listening])
     if requests is not None:
         requests.close()
     status = interrupt.STATUS if signal.SIGINT in server.signals else 0
@@ -110,6 +114,25 @@ def serve(
         sys.stdout.flush()
         os._exit(status)
     return status
+
+
+@contextmanager
+def _requests_shown(wanted: bool) -> Iterator[None]:
+    """Print a line for each request that ends, from a thread of its own: a terminal that stands still holds up none."""
+    waiting: SimpleQueue[logging.LogRecord] = SimpleQueue()
+    screen = logging.StreamHandler(sys.stdout)
+    screen.setFormatter(logging.Formatter("%(asctime)s %(message)s", "%H:%M:%S"))
+    serving = logging.getLogger("paceline.serving")
+    handler, listener = QueueHandler(waiting), QueueListener(waiting, screen)
+    if wanted:
+        serving.addHandler(handler)
+        serving.setLevel(logging.INFO)
+    listener.start()
+    try:
+        yield
+    finally:
+        serving.removeHandler(handler)
+        listener.stop()
 
 
 def _listen(host: str, port: int) -> socket.socket:

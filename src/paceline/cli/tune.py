@@ -24,6 +24,7 @@ if TYPE_CHECKING:
 
 MOST_ANSWERS = 64  # of a log: answers that are replayed for our engine
 MOST_CONVERSATIONS = 512  # of a log: conversations that are sent to a server and replayed
+FEW = 20  # fewer are said to be few
 
 
 @dataclass(kw_only=True)
@@ -115,6 +116,7 @@ def _our_engine(asked: TuneOptions, sizes: Sequence[int]) -> int:
             say(f"interrupted; {out} was not written", err=True)
             return 130
     write_json(out, {"paceline": "tune", **table}, indent=2)
+    _say_few(answers)
     if asked.as_json:
         print(json.dumps({"out": str(out), "table": table}))
         return 0
@@ -192,6 +194,7 @@ def _server(asked: TuneOptions, sizes: Sequence[int]) -> int:
             steps.advance, reading,
         )  # fmt: skip
         say(*map(options.one_line, reading.notes()), err=True)
+        _say_few(found)
         tuning.measure(out)
         if interrupt.pressed:
             say(f"interrupted; the same command goes on in {out}", err=True)
@@ -208,6 +211,11 @@ def _server(asked: TuneOptions, sizes: Sequence[int]) -> int:
     lines += ["", *facts["notes"], "To check it, in turn on the same prompts:", *facts["check"]]
     say(*lines, f"{out / 'configuration.json'} holds it all.")
     return 0
+
+
+def _say_few(prompts: Sequence[object]) -> None:
+    if len(prompts) < FEW:
+        say(f"only {len(prompts)} prompts: on others what is accepted may be quite different; {FEW} say more", err=True)
 
 
 def _show(choices: Sequence[Choice]) -> None:

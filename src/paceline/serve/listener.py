@@ -24,6 +24,7 @@ from starlette.types import ASGIApp, Message, Receive, Scope, Send
 from uvicorn.protocols.http.auto import AutoHTTPProtocol
 
 from paceline.serve.guard import refused
+from paceline.serve.metrics import serving
 from paceline.workbench.worker import Unavailable, Worker
 
 HEAD = 64 << 10  # most bytes of a request's first line and headers
@@ -139,6 +140,11 @@ class GracefulServer(uvicorn.Server):
         if self.signals and worker.closed is None:
             worker.close("the server is shutting down", "shutting_down")
             self._until = perf_counter() + self.grace
+            if worker.open:
+                what = "%d answers have %g s to end; Ctrl-C again ends them now"
+                serving.info(f"stopping: {what}", len(worker.open), self.grace)
+            else:
+                serving.info("stopping")
         over = len(self.signals) > 1 or perf_counter() >= self._until or worker.error is not None
         if over:
             worker.end_all()

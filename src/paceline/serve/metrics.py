@@ -4,6 +4,7 @@ Counters are named after our prefix or, with --metrics-prefix vllm, as vLLM name
 `paceline replay` reads as they are, a line for each answer. It holds the token ids of prompts and answers, that is,
 everything that users wrote and got."""
 
+import logging
 from collections import Counter as Counts
 from collections.abc import Sequence
 from pathlib import Path
@@ -17,6 +18,7 @@ from paceline.engine.request import Delta
 from paceline.jsonl import Appender
 from paceline.workbench.worker import Job, Worker
 
+serving = logging.getLogger("paceline.serving")  # lines for whoever watches the server
 SECONDS = (0.001, 0.005, 0.01, 0.02, 0.04, 0.06, 0.08, 0.1, 0.25, 0.5, 0.75, 1, 2.5, 5, 10, 30, 60)
 """Limits of the buckets of times."""
 SHARES = tuple(tenth / 10 for tenth in range(11))
@@ -92,7 +94,11 @@ class Metrics:
         self.prompt.inc(job.row.prompt_length)
         self.ended.labels(job.row.finish_reason or "abort").inc()
         self.whole.observe(perf_counter() - job.arrived)
-        stats = job.row.stats
+        stats, row = job.row.stats, job.row
+        serving.info(
+            "%d tokens of prompt, %d of answer in %d rounds (%.2f a round), %.2f s: %s", row.prompt_length, row.num_new,
+            stats.rounds, row.mean_accepted_tokens, perf_counter() - job.arrived, row.finish_reason or "abort",
+        )  # fmt: skip
         if stats.draft_tokens:
             self.of_request.observe(stats.accepted_tokens / stats.draft_tokens)
 

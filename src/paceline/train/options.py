@@ -34,7 +34,7 @@ Minutes = Annotated[float | None, typer.Option(help="Budget in minutes of wall c
 Tokens = Annotated[
     int | None, typer.Option(help="Budget in tokens; repeats exactly. 0: measure without training.", min=0)
 ]
-Threads = Annotated[int, typer.Option(help="torch threads.", min=1)]
+Threads = Annotated[int, typer.Option(help="torch threads.", min=1, max=1024)]
 Seed = Annotated[int, typer.Option(min=0)]
 Rate = Annotated[float, typer.Option(help="Peak learning rate.", min=0)]
 TargetName = Annotated[str, typer.Argument(help="The target: a folder, a GGUF file, smollm2, or a name on the hub.")]
