@@ -15,6 +15,7 @@ from paceline.engine.engine import Engine
 from paceline.engine.request import Row
 from paceline.engine.round import Segment
 from paceline.engine.sampling import SamplingParams
+from paceline.workbench.worker import Worker
 from tests import models, native
 from tests.serve.live import engine, serving
 
@@ -105,16 +106,18 @@ def test_likelihoods_are_the_engines(folder: Path) -> None:
     assert not made.target.cache.held
 
 
-def test_scoring_waits_its_turn_and_ends_with_its_client(folder: Path) -> None:
+def test_scoring_waits_its_turn_and_ends_with_its_client(folder: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     made = engine(folder, max_batch=1, prefill_chunk=2)
-    step, go = made.step, Event()
+    step, abort, go, left = made.step, Worker.abort, Event(), Event()
     made.step = lambda: (go.wait(30), step())[1]
+    monkeypatch.setattr(Worker, "abort", lambda worker, job: (abort(worker, job), left.set()))
     body = {"prompt": PROMPTS[3], "max_tokens": 0, "logprobs": 1, "echo": True}
     with serving(made, most_waiting=1) as address:
         url = f"{address}/v1/completions"
         with pytest.raises(httpx.ReadTimeout):
             httpx.post(url, json=body, timeout=1.5)
         assert httpx.post(url, json=body, timeout=1.5).status_code == 429
+        assert left.wait(30)
         go.set()
         assert httpx.post(url, json=body, timeout=30).status_code == 200
         assert made.rounds < 30, "a prompt was run to its end though its client had left"
