@@ -70,7 +70,7 @@ def certify(asked: CertifyOptions) -> int:
 
     subject: Subject = replace(asked, prompts=_read(asked.prompts))  # type: ignore[arg-type]
     with Steps("starting") as steps:
-        watch = Watch(lambda what: steps.begin(None, what), steps.show)
+        watch = Watch(steps.say, steps.show)
         if asked.endpoint is not None:
             certificate = certify_server(subject, os.environ.get("OPENAI_API_KEY"), watch)
         else:
