@@ -61,6 +61,19 @@ def test_a_row_like_all_others_has_their_chances_however_few_drafts_stand(step: 
     assert chances.values(tree, -1)[0] == pytest.approx(step, rel=0.15)
 
 
+@pytest.mark.parametrize("seeded", [True, False])
+def test_the_first_rejection_where_every_draft_stood_is_learnt_from(seeded: bool) -> None:
+    chances, tree = Acceptance(), DraftTree.chain(1, [2] * 24)
+    if seeded:
+        chances.seed([1.0] * 24)
+    for _ in range(32):
+        chances.note(1, tree, list(range(25)), 24, 0)
+    before = chances.values(tree, 1)[20]
+    chances.note(1, tree, list(range(18)), 24, 24)
+    assert 0 < chances.values(tree, 1)[20] <= before
+    assert np.isfinite(chances.by_depth(1, 24)).all()
+
+
 def test_a_row_that_is_rejected_more_than_others_has_lower_chances() -> None:
     chances, tree = Acceptance(), DraftTree.chain(1, [2, 3, 4])
     for _ in range(40):
@@ -199,9 +212,12 @@ def test_a_drawn_draft_is_taken_whole_however_it_looks() -> None:
 class Stopping(Drafter):
     """Draws from q, and goes on after token 0 alone: how long its drafts are says what was drawn."""
 
-    name, weight_bytes = "stopping", 1
+    name = "stopping"
     q = torch.tensor([0.6, 0.3, 0.1], dtype=torch.float64)
     drawn = 0
+
+    def __init__(self, weight: int):
+        self.weight_bytes = weight
 
     def propose(self, rows):
         trees = []
@@ -216,10 +232,10 @@ class Stopping(Drafter):
 
 
 class Unsure(Acceptance):
-    """Takes drafts of one token to be hopeless, and longer ones to be right."""
+    """Takes drawn drafts of one token to be hopeless, and longer ones to be right; copied ones are between them."""
 
     def values(self, tree, row):
-        return np.full(len(tree) - 1, 0.01 if len(tree) == 2 else 0.99)
+        return np.full(len(tree) - 1, 0.5 if tree.draft_probs is None else 0.01 if len(tree) == 2 else 0.99)
 
 
 def answered(target: TableTarget, branches: Branches, drafter: Drafter) -> tuple[int, ...]:
@@ -231,25 +247,38 @@ def answered(target: TableTarget, branches: Branches, drafter: Drafter) -> tuple
     return tuple(row.new_tokens.tolist())
 
 
-def chosen(target: TableTarget, branches: Branches) -> tuple[int, ...]:
-    """Two rounds and more of auto, from the beginning: a point-mass drafter, and one that draws."""
-    copied = Fixed(None)
-    copied.draft = lambda row: DraftTree.chain(row.last_token, [0])  # type: ignore[method-assign]
-    copied.propose = lambda rows: [copied.draft(row) for row in rows]  # type: ignore[method-assign]
-    auto = auto_of(copied, Stopping(), explore=0.0)
-    auto.times = times_of(round=1.0, token_after_0=0.2)
+class Copied(Drafter):
+    """Drafts token 0 behind every row."""
+
+    def draft(self, row):
+        return DraftTree.chain(row.last_token, [0])
+
+
+def chosen(target: TableTarget, branches: Branches, parts: str, weight: int, known: bool) -> tuple[int, ...]:
+    """Two rounds and more of auto, from the beginning, over c, which copies, and d, which draws.
+
+    weight  bytes that d's model reads; 0: it runs elsewhere. known: whether the times of rounds are."""
+    auto = auto_of(*(Copied() if part == "c" else Stopping(weight) for part in parts), explore=0.0)
+    auto.times = times_of(round=1.0, token_after_0=0.2) if known else RoundTimes()
+    auto.times.is_fixed = True
+    auto.bind = lambda target: None  # type: ignore[method-assign]
     for candidate in auto.candidates:
         candidate.acceptance = Unsure()
+        candidate.more.mean = 0.2  # a second draft seems to pay, once there are prices
     return answered(target, branches, auto)
 
 
-def test_the_law_of_samples_is_the_targets() -> None:
+@pytest.mark.parametrize("known", [True, False])
+@pytest.mark.parametrize("weight", [1, 0])
+@pytest.mark.parametrize("parts", ["cd", "dc", "dd"])
+def test_the_law_of_samples_is_the_targets(parts: str, weight: int, known: bool) -> None:
     """Every outcome of an engine's rounds, enumerated."""
     target = TableTarget(3, order=None, seed=7, eos=[2])
     alone = outcomes(lambda branches: answered(target, branches, Drafter()))
     Stopping.drawn = 0
-    assert largest_difference(outcomes(lambda branches: chosen(target, branches)), alone) < 1e-9
-    assert Stopping.drawn > 0
+    law = outcomes(lambda branches: chosen(target, branches, parts, weight, known))
+    assert largest_difference(law, alone) < 1e-9
+    assert Stopping.drawn > 0 or (weight and not known)  # a model is asked once it is known what it costs
 
 
 def test_how_deep_a_model_drafts_is_settled_before_it_is_asked() -> None:

@@ -146,7 +146,7 @@ def _until_rejection(hazard: float) -> float:
 
     Rejection comes somewhere within a step, as a truncated exponential. Counting whole steps would expect more
     rejections than there can be where few drafts survive, and take every row for a lucky one."""
-    return 1 - hazard / expm1(hazard)
+    return 1 - hazard / expm1(hazard) if hazard > 0 else 0.0  # 0: so far, no draft failed there
 
 
 def _length_class(length: int) -> int:

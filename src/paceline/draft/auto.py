@@ -198,16 +198,19 @@ class Auto(Fallback):
         self._drafted_at = perf_counter()
         return trees
 
+    def _free(self, rows: Sequence[Request]) -> list[Request]:
+        """The rows without a draft that must be verified whole: nobody else is asked for the others in this round."""
+        return [row for row in rows if row.id not in self._drafts or not self._drafts[row.id].is_fixed]
+
     def _ask(self, candidate: Candidate, rows: Sequence[Request], rate: float, tried: int | None) -> None:
         """Ask for the rows for which that pays, and for row `tried`; the better draft of each row stays."""
         price = rate * (candidate.times.call / len(rows) + candidate.times.row)
         worth, more, drafts = candidate.worth, candidate.more, self._drafts
         asked = []
-        for row in rows:
-            draft = drafts.get(row.id)
-            if (worth.of(row.id) if draft is None else 0.0 if draft.is_fixed else more.mean) >= price:
+        for row in self._free(rows):
+            if (more.mean if row.id in drafts else worth.of(row.id)) >= price:
                 asked.append(row)
-            elif row.id == tried and (draft is None or not draft.is_fixed):
+            elif row.id == tried:
                 asked.append(row)
                 self._credit -= candidate.times.seconds(1)
         if not asked:
@@ -225,8 +228,7 @@ class Auto(Fallback):
 
     def _ask_late(self, candidate: Candidate, rows: Sequence[Request], rate: float, tried: int | None) -> None:
         """Run its model for the rows and to the depth that pay, else for row `tried`. Its draft replaces the row's."""
-        drafts = self._drafts
-        free = [row for row in rows if row.id not in drafts or not drafts[row.id].is_fixed]
+        drafts, free = self._drafts, self._free(rows)
         if not free:
             return
         gains = [drafts[row.id].gain if row.id in drafts else 0.0 for row in free]
