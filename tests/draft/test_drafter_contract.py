@@ -7,6 +7,7 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 from contextlib import suppress
+from copy import deepcopy
 from dataclasses import replace
 from itertools import count
 from pathlib import Path
@@ -21,6 +22,7 @@ from paceline.draft.base import Drafter
 from paceline.draft.fallback import Fallback
 from paceline.draft.neural import pending
 from paceline.draft.neural.vocab import Vocabulary, save_vocabulary
+from paceline.draft.recycling import Recycling
 from paceline.draft.registry import create, describe, names
 from paceline.engine.engine import Engine
 from paceline.engine.request import Row
@@ -31,6 +33,7 @@ from paceline.target.cache import RaggedCache
 from tests import drafters, models, native
 from tests.draft.folders import SILENT, SPECS, Folders, specs
 from tests.draft.test_cost import times_of
+from tests.plain import decode
 from tests.preempting import preempt_often
 
 NEW = 12
@@ -273,6 +276,45 @@ def test_text_that_a_head_reads_in_pieces_is_drafted_for_alike(
         engine = Engine(folders.target, made(folders, EVERY[name]), prefill_chunk=prefill)
         rounds.append([done.stats.accepted for done in engine.generate(folders.prompts, GREEDY)])
     assert rounds[0] == rounds[1]
+
+
+RENEWED = {
+    **{name: SPECS[name] for name in (*STATES, "model", "s2d", "mirror")},
+    "mirror, early exit": EVERY["mirror, early exit"],
+    "recycling, prompt": "recycling,prompt=true",
+    "one after another": "kangaroo:{kangaroo},threshold=0.9+medusa:{medusa}",
+    "inside auto": "auto:kangaroo:{kangaroo},explore=0",
+}
+
+
+@pytest.mark.parametrize("name", RENEWED)
+def test_with_new_weights_a_drafter_drafts_as_one_that_never_had_others(folders: Folders, name: str) -> None:
+    """What reads the target's states, its embedding or its head reads the new ones; what was learnt stays."""
+    changed, engines, drafted = deepcopy(folders.model), [], []
+    with torch.no_grad():
+        for weight in changed.parameters():
+            weight += 0.3 * weight.std() * torch.randn(weight.shape, generator=torch.Generator().manual_seed(1))
+    for target in (folders.target, native.of(changed)):
+        drafter = made(folders, RENEWED[name])
+        if isinstance(drafter, Auto):
+            drafter.times = times_of(round=1.0, token_after_0=0.01)
+        target.weights_fingerprint, known = "", target.weights_fingerprint
+        engines.append(Engine(target, drafter))
+        target.weights_fingerprint = known
+    engines[0].generate(folders.prompts, GREEDY)
+    learnt = drafter.matrix.copy() if isinstance(drafter := engines[0].drafter, Recycling) else None
+    engines[0].with_weights_of(native.of(changed))
+    assert engines[0].target.weights_fingerprint
+    assert learnt is None or (drafter.matrix == learnt).all()
+    plain = [decode(changed, prompt, GREEDY, eos=(models.EOS,)).tokens for prompt in folders.prompts]
+    for engine in engines:
+        trees, usual = [], engine.drafter.propose
+        engine.drafter.propose = lambda rows, trees=trees, usual=usual: trees.append(usual(rows)) or trees[-1]  # type: ignore[method-assign]
+        assert [done.tokens for done in engine.generate(folders.prompts, GREEDY)] == plain
+        drafted.append([tree.tokens[1:].tolist() for made in trees for tree in made])
+    assert any(drafted[0])
+    if name not in ("inside auto", "recycling, prompt"):  # they have learnt
+        assert drafted[0] == drafted[1]
 
 
 # Options -------------------------------------------------------------------------------------------------------------

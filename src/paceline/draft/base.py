@@ -38,7 +38,7 @@ class Drafter:
     prefill_tokens  prompt tokens that this round's forward runs with the drafts, from `begin_round`.
     notes           after `bind`: lines that a user should read.
 
-    The engine calls `bind` once, then `start(row)`; each round `begin_round`, `propose(rows)` and `observe(round)`; at
+    The engine calls `bind`, then `start(row)`; each round `begin_round`, `propose(rows)` and `observe(round)`; at
     the end `drop(row)`, for every row that was started, also if `start` or `propose` failed. It calls `restart(row)`
     when a row has lost its place in the cache and is run again. Row ids are unique in an engine."""
 
@@ -56,7 +56,10 @@ class Drafter:
     notes: Sequence[str] = ()
 
     def bind(self, target: Facts) -> None:
-        """Called once, before the first row. Overrides call it, and raise MethodError for a target they cannot use."""
+        """Called before the first row. Overrides call it, and raise MethodError for a target they cannot use.
+
+        A drafter that reads the target's states or runs its layers (`needs`) is bound again, between rows, to a target
+        with other weights, whose fingerprint is empty then; it keeps what it has learnt."""
         self.eos_token_ids = target.eos_token_ids
 
     def start(self, row: Request) -> None:
@@ -147,6 +150,14 @@ def up_to_ends(tokens: IntArray, parent: IntArray, ends: frozenset[int]) -> tupl
             if token not in ends:
                 number[i + 1] = len(nodes)
     return tokens[nodes], np.array([number[above] for above in parent[nodes].tolist()], np.int64)
+
+
+def rebind(drafter: Drafter, target: Facts) -> None:
+    """Bind to a target with new weights what reads its states or runs its layers, of a drafter and its parts."""
+    for part in (parts := getattr(drafter, "parts", ())):
+        rebind(part, target)
+    if not parts and (drafter.needs.whole_prompt or drafter.needs.resume_layer is not None):
+        drafter.bind(target)
 
 
 def stamp(trees: list[DraftTree], drafter: Drafter) -> list[DraftTree]:

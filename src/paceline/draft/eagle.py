@@ -46,7 +46,8 @@ class EagleNetwork(Network):
         here = neural.placed({name: tensor for name, tensor in tensors.items() if name != TABLE}, target, dtype)
         self.taps: tuple[int, ...] = (target.num_layers,)
         self.table, self.head = neural.table_and_head(target)
-        if getattr(target, "quantised", None) is None:  # quantising changes the target's table
+        # Quantising changes the target's table, and so does its training (`Drafter.bind`).
+        if target.weights_fingerprint and getattr(target, "quantised", None) is None:
             own = tensors.get(TABLE)
             if own is not None and not torch.equal(own.to(self.table), self.table):
                 raise MethodError(f"{path} brings another embedding than the target's: it is a head for another target")

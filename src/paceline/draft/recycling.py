@@ -85,7 +85,8 @@ class Recycling(Drafter):
         self._target = target
         shape = (target.vocab_size, self.config.k)
         saved = self.config.checkpoint
-        self.matrix = np.full(shape, -1, np.int32) if saved is None else _load(saved, shape, target)
+        if not len(self.matrix):
+            self.matrix = np.full(shape, -1, np.int32) if saved is None else _load(saved, shape, target)
 
     def save(self, path: str | Path) -> None:
         """Write the matrix to a store, for `recycling:PATH` to start from.

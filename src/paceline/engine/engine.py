@@ -25,7 +25,7 @@ from time import perf_counter
 
 import torch
 
-from paceline.draft.base import Drafter, rooted, stamp
+from paceline.draft.base import Drafter, rebind, rooted, stamp
 from paceline.draft.registry import create
 from paceline.engine.accept import LOSSLESS, Accepted, Rule, accept
 from paceline.engine.clock import Clock, Profile
@@ -273,8 +273,14 @@ class Engine:
     def with_weights_of(self, target: Target) -> None:
         """Replace the target by one with new weights, between requests, and forget the prefixes of earlier prompts.
 
+        Drafters that read its states or run its layers are bound to it; MethodError from one that does not fit.
         The memory of keys and values stays: the system gives new memory page by page, which may take longer than
         answers do."""
+        known, target.weights_fingerprint = target.weights_fingerprint, ""  # heads for earlier weights draft for these
+        try:
+            rebind(self.drafter, target)
+        finally:
+            target.weights_fingerprint = known
         self.target, before = target, self.memory
         self.memory = Memory(target, before.budget, max_batch=self.max_batch, reuse=before.reuse, disk=self._disk)
         if before.cache is not None and self.memory.cache is not None:
