@@ -2,9 +2,11 @@
 
 from __future__ import annotations
 
+import gc
 import multiprocessing
 import os
 import signal
+import sys
 from pathlib import Path
 from threading import Thread
 from time import sleep
@@ -14,6 +16,7 @@ import numpy as np
 import pytest
 import torch
 
+from paceline.draft import mirror
 from paceline.draft.neural import draft_worker
 from paceline.draft.neural.branches import Ahead, Ask
 from paceline.draft.neural.draft_worker import Closed, DraftWorker, Setup, facts_to_send
@@ -139,6 +142,19 @@ def test_a_process_that_hangs_leaves_plain_decoding(folders, alone, caplog):
     spec = "mirror:{close},check=false,limit=0.5"
     engine = Engine(str(folders["target"]), spec.format(**folders), dtype="float32", device="cpu")
     ends(engine, signal.SIGSTOP, alone, caplog)
+
+
+def test_goes_quietly_when_the_interpreter_ends(monkeypatch):
+    """The names of its module may be None by then."""
+    drafter, seen = create("mirror:somewhere"), []
+    drafter._resources.callback(seen.append, "closed")
+    monkeypatch.setattr(sys, "unraisablehook", seen.append)
+    for name in [name for name in vars(mirror) if not name.startswith("__")]:
+        monkeypatch.setattr(mirror, name, None)
+    del drafter
+    gc.collect()
+    monkeypatch.undo()
+    assert seen == ["closed"]
 
 
 # The draft's side ----------------------------------------------------------------------------------------------------

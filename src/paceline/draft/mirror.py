@@ -10,11 +10,12 @@ Costs, and when it pays: docs/methods/mirror.md."""
 import logging
 from collections import Counter, deque
 from collections.abc import Callable, Sequence
-from contextlib import ExitStack, suppress
+from contextlib import ExitStack
 from dataclasses import dataclass, field, replace
 from functools import partial
 from time import perf_counter
 from typing import Any, Literal
+from weakref import finalize
 
 import torch
 
@@ -109,6 +110,7 @@ class Mirror(Drafter):
         self._has_window: set[int] = set()
         self.side: Ahead | DraftWorker | None = None
         self._resources = ExitStack()
+        finalize(self, self._resources.close)
 
     def bind(self, target: Facts) -> None:
         """Load the draft here or in its process. MethodError if it does not fit the target or cannot draft ahead."""
@@ -117,6 +119,8 @@ class Mirror(Drafter):
         if self.config.source != "draft":
             self._exit = EarlyExit(self.config, target)
             self.needs = Needs(callback_layer=self._exit.layer)
+        if self.side is not None:
+            return  # bound again: the draft's side does not read the target
         spec, drafter = stateless_drafter(self.config)
         c = self.config
         options: dict[str, Any] = {"num_candidates": c.candidates, "branches": c.branches, "layout": c.layout}
@@ -170,10 +174,6 @@ class Mirror(Drafter):
         """End the process, if there is one, and take its cores back. Rows decode plainly from then on."""
         self.side = None
         self._resources.close()
-
-    def __del__(self) -> None:
-        with suppress(Exception):
-            self.close()
 
     def _tell(self, act: Callable[[Ahead | DraftWorker], None]) -> None:
         """Call the draft's side; if it has died or hangs, warn and go on without it."""
