@@ -18,7 +18,9 @@ from paceline.engine.sampling import SamplingParams
 from paceline.engine.tree import DraftTree, ancestors
 from paceline.errors import MethodError
 from tests.draft.rows import row
+from tests.draft.test_fallback import Recorder
 from tests.fakes import TableTarget
+from tests.rounds import shown
 
 
 def bound(target: TableTarget | None = None, **options: object) -> Jacobi:
@@ -180,9 +182,26 @@ def test_what_cannot_be_is_said_in_a_line(spec, says):
     assert "\n" not in str(error.value)
 
 
+def test_what_copies_is_told_of_all_that_happens(monkeypatch):
+    calls = []
+    copies = Recorder("copies", callback_layer=2)
+    monkeypatch.setattr("paceline.draft.jacobi._copier", lambda name: copies)
+    monkeypatch.setattr(Recorder, "begin_round", lambda self, tokens: calls.append(tokens))
+    monkeypatch.setattr(Recorder, "restart", lambda self, row: calls.append(row.id), raising=False)
+    drafter, one = bound(retrieve="copies"), row("ab", id=3)
+    drafter.start(one)
+    drafter.begin_round(7)
+    drafted(drafter, one)
+    drafter.on_layer(2, torch.zeros(1, 1), shown([], [], []))
+    drafter.restart(one)
+    drafter.drop(one)
+    assert calls == [7, 3]
+    assert copies.calls == [("bind",), ("start", 3), ("propose", 3), ("on_layer", 2), ("drop", 3)]
+    assert (drafter.name, drafter.needs.callback_layer) == ("jacobi", 2)
+
+
 def test_what_copies_may_not_run_a_model():
     drafter = Jacobi(JacobiConfig(retrieve="sam"))
-    assert drafter._copier is not None
-    drafter._copier.weight_bytes = 1
+    drafter.parts[0].weight_bytes = 1
     with pytest.raises(MethodError, match="retrieve=sam runs a model"):
         drafter.bind(TableTarget(8))

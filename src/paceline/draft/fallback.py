@@ -9,6 +9,7 @@ import torch
 
 from paceline.draft.base import Drafter, DraftTree, Facts, Request, Round, stamp
 from paceline.errors import MethodError
+from paceline.target.base import Needs
 
 
 class Fallback(Drafter):
@@ -19,7 +20,7 @@ class Fallback(Drafter):
     def __init__(self, parts: Sequence[Drafter]):
         self.parts = tuple(parts)
         self.name = "+".join(part.name for part in parts)
-        self.needs = reduce(or_, (part.needs for part in parts))
+        self.needs = reduce(or_, (part.needs for part in parts), Needs())
         self.acceptance = next((part.acceptance for part in parts if part.acceptance is not None), None)
 
     def bind(self, target: Facts) -> None:
@@ -32,7 +33,7 @@ class Fallback(Drafter):
                 why = f"its parts want layers {sorted(layers)} as {need}, and a forward has only one"
                 raise MethodError(f"{self.name}: {why}. Use one of them at a time.")
         # Some parts know their needs only after `bind`.
-        self.needs = reduce(or_, (part.needs for part in self.parts))
+        self.needs = reduce(or_, (part.needs for part in self.parts), Needs())
         self.times_rounds = any(part.times_rounds for part in self.parts)
         self.notes = [note for part in self.parts for note in part.notes]
 

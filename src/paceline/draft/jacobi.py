@@ -24,6 +24,7 @@ import torch
 
 from paceline.draft import shapes
 from paceline.draft.base import Drafter, DraftTree, Facts, IntArray, Request, Round
+from paceline.draft.fallback import Fallback
 from paceline.draft.registry import create
 from paceline.draft.spec import Options, option
 from paceline.draft.text.copying import continuation
@@ -46,7 +47,7 @@ class JacobiConfig(Options):
     seed: int = option(0, "of the random tokens that fill what no slot has filled", least=0)
 
 
-class Jacobi(Drafter):
+class Jacobi(Fallback):
     """Drafts what the target says after rejected guesses (Jacobi); training with noise helps, and changes the model."""
 
     name = "jacobi"
@@ -55,12 +56,12 @@ class Jacobi(Drafter):
     Config = JacobiConfig
 
     def __init__(self, config: JacobiConfig = JacobiConfig()):
-        self.config = config
+        super().__init__([] if config.retrieve == NGRAM else [_copier(config.retrieve)])
+        self.config, self.name = config, "jacobi"
         self.depth = config.depth if config.tree else config.window
         self.paths = _paths(config)
         self._candidates = config.candidates if config.tree else 1
         self._shape: list[tuple[int, int, int]] = []  # parent, slot and rank of every node but the root
-        self._copier = _copier(config.retrieve)
         self._tables: dict[int, list[list[int]]] = {}
         self._random: dict[int, np.random.Generator] = {}
 
@@ -71,23 +72,21 @@ class Jacobi(Drafter):
         shape = shapes.compile_template(within, self._candidates)
         columns = (column[1:].tolist() for column in (shape.parent, shape.depth - 1, shape.rank))
         self._shape = list(zip(*columns, strict=True))
-        if self._copier is not None:
-            self._copier.bind(target)
-            self.needs = self._copier.needs
-            if self._copier.weight_bytes:
-                raise MethodError(f"jacobi: retrieve={self.config.retrieve} runs a model; it must be {_CHOICES}.")
+        super().bind(target)
+        if any(part.weight_bytes for part in self.parts):
+            raise MethodError(f"jacobi: retrieve={self.config.retrieve} runs a model; it must be {_CHOICES}.")
 
     def start(self, row: Request) -> None:
         self._tables[row.id] = []
         self._random[row.id] = np.random.default_rng(self.config.seed)
-        if self._copier is not None:
-            self._copier.start(row)
+        super().start(row)
 
     def drop(self, row: Request) -> None:
         self._tables.pop(row.id, None)
         self._random.pop(row.id, None)
-        if self._copier is not None:
-            self._copier.drop(row)
+        super().drop(row)
+
+    propose = Drafter.propose
 
     def draft(self, row: Request) -> DraftTree:
         """The copied chain, then the shape with the table's tokens; each token once among its siblings."""
@@ -125,13 +124,12 @@ class Jacobi(Drafter):
             best = top_tokens(torch.cat(wanted), self._candidates)[1].tolist()
         for i, at in zip(decided, nodes, strict=True):
             self._tables[round.rows[i].id] = [best.pop(0) for _ in at]
-        if self._copier is not None:
-            self._copier.observe(round)
+        super().observe(round)
 
     def _copied(self, row: Request) -> list[int]:
         """The copied chain, at most `depth` tokens."""
-        if self._copier is not None:
-            (tree,) = self._copier.propose([row])
+        if self.parts:
+            (tree,) = self.parts[0].propose([row])
             return tree.trunk()[: self.depth].tolist()
         return after_match(row.tokens, self.config.ngram, self.depth, self.config.match == "recent").tolist()
 
@@ -149,10 +147,10 @@ def _paths(config: JacobiConfig) -> list[shapes.RankPath]:
 _CHOICES = "ngram, none, or a drafter that copies from the text, such as sam"
 
 
-def _copier(name: str) -> Drafter | None:
-    """The drafter of the copied chain; None: n-grams, which need none."""
+def _copier(name: str) -> Drafter:
+    """The drafter of the copied chain."""
     try:
-        return None if name == NGRAM else create(name)
+        return create(name)
     except MethodError as error:
         raise MethodError(f"jacobi: retrieve is {name!r}; it must be {_CHOICES}. {error}") from None
 
