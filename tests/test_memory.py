@@ -14,7 +14,7 @@ import torch
 from paceline.draft.base import Drafter
 from paceline.draft.registry import create
 from paceline.engine.engine import Engine
-from paceline.engine.memory import SLACK, Prefixes, common, parse_bytes
+from paceline.engine.memory import SLACK, Prefixes, _free_in_group, common, parse_bytes
 from paceline.engine.request import Row
 from paceline.engine.round import Verdict
 from paceline.engine.sampling import SamplingParams
@@ -214,6 +214,25 @@ def test_sizes_are_read_as_people_write_them(text: int | str, size: int) -> None
 def test_other_sizes_are_refused(text: int | str) -> None:
     with pytest.raises(PacelineError, match=r"cache_memory is .* such as 2GB"):
         parse_bytes(text)
+
+
+@pytest.mark.parametrize(
+    ("limit", "used", "cached"),
+    [
+        ("memory.max", "memory.current", "inactive_file"),
+        ("memory/memory.limit_in_bytes", "memory/memory.usage_in_bytes", "total_inactive_file"),
+    ],
+)
+def test_files_that_were_read_do_not_count_as_used_in_a_container(
+    tmp_path: Path, limit: str, used: str, cached: str
+) -> None:
+    stat = f"anon 700\ninactive_anon 5\n{cached} 200\n"
+    for name, text in ((limit, "1000\n"), (used, "950\n"), (str(Path(used).with_name("memory.stat")), stat)):
+        (tmp_path / name).parent.mkdir(exist_ok=True)
+        (tmp_path / name).write_text(text)
+    assert _free_in_group(tmp_path) == [250]
+    (tmp_path / limit).write_text("max\n")
+    assert _free_in_group(tmp_path) == []
 
 
 # Prompts beside each other -------------------------------------------------------------------------------------------

@@ -347,7 +347,19 @@ def free_memory(device: torch.device) -> int:
     with suppress(OSError):  # not Linux
         lines = Path("/proc/meminfo").read_text("ascii").splitlines()
         free += [1024 * int(line.split()[1]) for line in lines if line.startswith("MemAvailable")]
-    with suppress(OSError, ValueError):  # no control group (version 2), or no limit in it ("max")
-        group = Path("/sys/fs/cgroup")
-        free.append(int((group / "memory.max").read_text()) - int((group / "memory.current").read_text()))
-    return min(free, default=4 * 10**9)
+    return min([*free, *_free_in_group(Path("/sys/fs/cgroup"))], default=4 * 10**9)
+
+
+def _free_in_group(group: Path) -> list[int]:
+    """Free bytes in the limits of a control group, of version 2 or 1. What was read of files and is not in use counts
+    as used there, and makes room when it is wanted: with a model just read, that is most of it."""
+    free = []
+    for limit, used, cached in (
+        ("memory.max", "memory.current", "inactive_file"),
+        ("memory/memory.limit_in_bytes", "memory/memory.usage_in_bytes", "total_inactive_file"),
+    ):
+        with suppress(OSError, ValueError):  # no such version, or no limit in it ("max")
+            most, now = (int((group / name).read_text()) for name in (limit, used))
+            stat = dict(line.split() for line in (group / used).with_name("memory.stat").read_text().splitlines())
+            free.append(most - now + int(stat.get(cached, 0)))
+    return free
