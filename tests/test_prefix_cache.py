@@ -51,6 +51,24 @@ def test_a_later_engine_reads_only_what_is_new(tmp_path: Path, dtype: torch.dtyp
     assert longer.tokens == answer(decoder(dtype=dtype, exact=exact), None, [*PROMPT, *PROMPT]).tokens
 
 
+def test_a_block_is_reused_after_its_own_text_alone(tmp_path: Path) -> None:
+    """The first block is there, and so is the second one, after another first."""
+    mixed = [*reversed(PROMPT[:BLOCK]), *PROMPT[BLOCK:]]
+    answer(decoder(), tmp_path)
+    answer(decoder(), tmp_path, [*mixed[:BLOCK], 7, 8])
+    done = answer(decoder(), tmp_path, mixed)
+    assert (done.reused, done.tokens) == (BLOCK, answer(decoder(), None, mixed).tokens)
+
+
+def test_of_a_prompt_that_was_given_up_what_was_run_is_stored(tmp_path: Path) -> None:
+    engine = Engine(decoder(), prefix_cache=tmp_path, prefill_chunk=BLOCK + 5)
+    row = engine.add(PROMPT)
+    engine.step()
+    engine.abort(row)
+    done = answer(decoder(), tmp_path)
+    assert (done.reused, done.tokens) == (BLOCK, answer(decoder(), None).tokens)
+
+
 def test_is_of_one_model_dtype_and_exactness(tmp_path: Path) -> None:
     answer(decoder(), tmp_path)
     changed = decoder()
