@@ -5,15 +5,18 @@ from importlib.metadata import EntryPoint
 from typing import Literal
 
 import pytest
+from hypothesis import given
+from hypothesis import strategies as st
 
 from paceline.draft import registry
 from paceline.draft.base import Drafter
 from paceline.draft.fallback import Fallback
+from paceline.draft.mirror import stateless_drafter
 from paceline.draft.none import NoDraft
 from paceline.draft.prompt_lookup import PromptLookup
 from paceline.draft.registry import create, describe, names
 from paceline.draft.sam import Sam
-from paceline.draft.spec import Options, option
+from paceline.draft.spec import Options, Part, cut, exchanged, option, parse, quoted, split
 from paceline.errors import MethodError
 
 
@@ -236,3 +239,34 @@ def test_a_broken_third_party(third_party, value, says):
     with pytest.raises(MethodError, match=says):
         create("mine")
     assert create("none").name == "none"
+
+
+# Quotes --------------------------------------------------------------------------------------------------------------
+
+TEXTS = st.text(st.sampled_from('ab1=:+,;|"\\ \n\u00e9'), min_size=1, max_size=12)
+
+
+@given(TEXTS, TEXTS)
+def test_any_value_can_be_written(path: str, title: str) -> None:
+    spec, sam = f"parrot:{quoted(path)},title={quoted(title)}", Part("sam", None, {})
+    parrot = Part("parrot", path, {"title": title})
+    assert [parse(part) for part in split(f"{spec} + sam+{spec}")] == [parrot, sam, parrot]
+    within = parse(f"auto:sam|{exchanged(spec, ',', ';')}|{exchanged(spec, ',', ';')},explore=0")
+    listed = [parse(exchanged(part, ";", ",")) for part in cut(str(within.checkpoint), r"\|")]
+    assert (listed, within.options) == ([sam, parrot, parrot], {"explore": "0"})
+
+
+@pytest.mark.parametrize("path", ["runs/a+b", "a,b=c", 'a"b', "a|b;c", "c:\\d+e"])
+@pytest.mark.parametrize(
+    "spec", ["model:{0},draft=3", "sam+model:{0},draft=3", "model:{0},draft=3+sam", "auto:sam|model:{0};draft=3,seed=1"]
+)
+def test_a_path_in_quotes_is_the_path(spec: str, path: str) -> None:
+    drafter = create(spec.format(quoted(path)))
+    (model,) = [part for part in getattr(drafter, "parts", [drafter]) if part.name == "model"]
+    assert (model.config.checkpoint, model.config.draft) == (path, 3)
+
+
+@pytest.mark.parametrize("path", ['"runs/a+b"', 'model:"runs/a+b"', 'model:"runs/a+b",candidates=2'])
+def test_mirror_takes_a_path_or_a_drafter_in_quotes(path: str) -> None:
+    _, drafter = stateless_drafter(create(f"mirror:{path}").config)  # type: ignore[attr-defined]
+    assert drafter.config.checkpoint == "runs/a+b"

@@ -17,6 +17,7 @@ from paceline.certify.engines import Host, Ours, UnderTest
 from paceline.certify.options import REQUESTS, Subject, Watch
 from paceline.certify.reference import Model, PlainDecoding, Reference
 from paceline.certify.verdict import NOT_LOSSLESS
+from paceline.draft.spec import cut, exchanged
 from paceline.engine.prompt import Prompt, encode, is_chat
 from paceline.errors import PacelineError, meant
 from paceline.jsonl import write_json, write_whole
@@ -162,7 +163,7 @@ def _open(subject: Subject, target: Target, dtype: str, *, plain: bool = False) 
     name, colon, checkpoint = subject.engine.partition(":")
     spec = subject.engine
     if name in HOSTS:
-        draft = subject.draft.replace(",", ";")
+        draft = exchanged(subject.draft, ",", ";")
         # Drafts as they are made, and not cut to what pays: more to verify, and as many as in the replay.
         spec = f"{HOSTS[name]}{colon}{checkpoint},draft={draft},paced=false"
     elif name.partition(",")[0] not in PEERS:
@@ -170,7 +171,7 @@ def _open(subject: Subject, target: Target, dtype: str, *, plain: bool = False) 
         raise PacelineError(f"there is no engine {name!r}.{meant(name, known)} Engines: {', '.join(known)}")
     if plain:
         library = next(one for one in LIBRARIES if name.startswith(one))
-        spec = f"{library}:{checkpoint.partition(',')[0]}" if "llama" in library else library
+        spec = f"{library}:{cut(checkpoint, ',')[0]}" if "llama" in library else library
     contestant = create_peer(
         spec,
         str(subject.model),

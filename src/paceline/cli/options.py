@@ -21,7 +21,12 @@ Model = Annotated[str, typer.Argument(help=WHAT_A_MODEL_IS)]
 TokenizerPath = Annotated[str | None, typer.Option("--tokenizer", help="Its folder. [default: the model's]")]
 Draft = Annotated[
     str,
-    typer.Option("--draft", "-d", help="name[:checkpoint][,key=value...], joined by +; `paceline methods` lists them."),
+    typer.Option(
+        "--draft",
+        "-d",
+        help="name[:checkpoint][,key=value...], joined by +; a path with + or , in double quotes. `paceline methods` "
+        "lists them.",
+    ),
 ]
 Tune = Annotated[str | None, typer.Option(help="For --draft auto: a table of `paceline tune`. [default: learned]")]
 MaxTokens = Annotated[int, typer.Option("--max-tokens", "-n", help="Most new tokens.")]

@@ -12,7 +12,7 @@ from typing import TYPE_CHECKING
 
 from paceline.cli import options
 from paceline.cli.show import Steps, plain_table, say, standard_output
-from paceline.draft.spec import option
+from paceline.draft.spec import exchanged, option
 from paceline.errors import PacelineError
 from paceline.jsonl import check_file, check_folder, write_json
 from paceline.workbench.options import listed_numbers, with_options
@@ -128,7 +128,7 @@ def _our_engine(asked: TuneOptions, sizes: Sequence[int]) -> int:
     for spec, shares in table["acceptance"].items():
         places = " ".join(f"{share:.0%}" for share in shares[:8])
         say(f"{spec}, accepted depth by depth: {places}")
-    names = "|".join(spec.replace(",", ";") for spec in drafts)
+    names = "|".join(exchanged(spec, ",", ";") for spec in drafts)
     say(f"\nUse --draft 'auto:{names}' --tune {out}: at each load it drafts what pays, or nothing.")
     return 0
 

@@ -26,7 +26,7 @@ from paceline.draft.base import Drafter, DraftTree, Facts, Request, Round, View,
 from paceline.draft.cost import DraftTimes, Floats, Rate, RoundTimes, choose, read_table
 from paceline.draft.fallback import Fallback
 from paceline.draft.registry import create
-from paceline.draft.spec import Options, option
+from paceline.draft.spec import Options, cut, exchanged, option
 from paceline.errors import MethodError
 from paceline.target.base import Target
 
@@ -367,7 +367,7 @@ class Auto(Fallback):
 
 def _specs(listed: str) -> list[str]:
     """The drafters that the checkpoint of `auto` lists."""
-    specs = [spec.strip().replace(";", ",") for spec in listed.split("|")]
+    specs = [exchanged(spec.strip(), ";", ",") for spec in cut(listed, r"\|")]
     if not all(specs):
         raise MethodError(f"auto:{listed} names nothing between two |; write auto:sam|suffix.")
     if len(set(specs)) < len(specs):

@@ -28,7 +28,7 @@ from paceline.draft.neural.drafts import drawn_chain
 from paceline.draft.neural.layers import native
 from paceline.draft.neural.stepping import Stepping
 from paceline.draft.neural.vocab import kept_tokens
-from paceline.draft.spec import Options, option, parse
+from paceline.draft.spec import Options, option, parse, quoted
 from paceline.errors import MethodError
 from paceline.target.load import device_named, load_tokenizer
 
@@ -231,8 +231,7 @@ class EarlyExit:
         self.layer, self._target = layer, target
         self._columns, self._head = None, target.head
         if config.vocab is not None:
-            path = config.checkpoint.partition(":")[2] or config.checkpoint
-            self._columns = kept_tokens(config.vocab, path, target)
+            self._columns = kept_tokens(config.vocab, parse(_draft_spec(config)).checkpoint or "", target)
             self._head = target.head.rows(self._columns)
         self._count = most_candidates(config.candidates, config.layout) + 1
 
@@ -246,9 +245,7 @@ def stateless_drafter(config: MirrorConfig) -> tuple[str, Stepping]:
     """The spec of the drafter that drafts ahead, and the drafter. MethodError for one that cannot."""
     from paceline.draft.registry import create
 
-    path = config.checkpoint
-    name, _, rest = path.partition(":")
-    spec = path if rest and name.replace("-", "").isalnum() and len(name) > 1 else f"model:{path}"
+    path, spec = config.checkpoint, _draft_spec(config)
     given = parse(spec).options
     for key in ("stop", "draft", "streams"):
         value = getattr(config, key)
@@ -262,3 +259,10 @@ def stateless_drafter(config: MirrorConfig) -> tuple[str, Stepping]:
         chosen = f"stop is {drafter.config.stop!r} and tree {drafter.config.tree}"
         raise MethodError(f"mirror: {chosen}; it drafts chains, and its stop rule is {', '.join(STATELESS)}")
     return spec, drafter
+
+
+def _draft_spec(config: MirrorConfig) -> str:
+    """The drafter that the checkpoint names, without the options of `mirror`."""
+    name, _, rest = config.checkpoint.partition(":")
+    is_spec = rest and name.replace("-", "").isalnum() and len(name) > 1
+    return config.checkpoint if is_spec else f"model:{quoted(config.checkpoint)}"

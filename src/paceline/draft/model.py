@@ -23,7 +23,7 @@ from paceline.draft.neural.stepping import SteppingConfig
 from paceline.draft.neural.streams import Streaming, Streams, open_streams
 from paceline.draft.neural.tokenizers import Bridge, Way
 from paceline.draft.neural.vocab import cut_head, kept_tokens
-from paceline.draft.spec import option
+from paceline.draft.spec import option, quoted
 from paceline.engine.request import Request
 from paceline.engine.round import Segment
 from paceline.engine.tree import DraftTree, IntArray
@@ -291,5 +291,5 @@ def check_tokenizer(path: str, drafts: Tokenizer, targets: Tokenizer) -> None:
     raise MethodError(
         f"the draft model {path} has another tokenizer than the target: {only[0]} of its {len(own)} tokens the target "
         f"does not have, {only[1]} of the target's {len(others)} it does not have, {moved} have another id; "
-        f"model:{path},tokenizer=own drafts with it"
+        f"model:{quoted(path)},tokenizer=own drafts with it"
     )

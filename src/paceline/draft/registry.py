@@ -2,6 +2,7 @@
 
     name[:checkpoint][,key=value...]       one drafter
     a+b                                    a, and b for the rows for which a proposes nothing
+    name:"a+b"                             a path with a +; `spec.py` has the rules
 
 A method is a `Drafter` class, described by its class attributes and the first line of its docstring; its module is
 imported on demand. Other packages add methods through the entry-point group `paceline.drafters`

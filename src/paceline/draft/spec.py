@@ -7,6 +7,8 @@
     part = parse("sam,draft=20")
     SamConfig(**values(part, SamConfig))
 
+A value in double quotes is taken as it is, model:"runs/a+b,c"; in them, \\" is a quote and \\\\ a backslash.
+
 The type of an option is int, float, bool, str, Literal, or one of these `| None`. A field named `checkpoint` takes the
 checkpoint; without a default it must be given."""
 
@@ -22,6 +24,7 @@ from typing import Any, Literal
 from paceline.errors import MethodError, meant
 
 Takes = Literal["no", "optional", "required"]
+_QUOTED = r'(?<![^:=|\s])"(?:[^"\\]|\\.)*"'
 
 
 def option(
@@ -64,15 +67,39 @@ class Part:
     options: dict[str, str]
 
 
+def cut(text: str, separator: str) -> list[str]:
+    """`text` cut at the matches of a pattern that are not in quotes."""
+    found = re.finditer(f"(?s){_QUOTED}|({separator})", text)
+    places = [0, *(place for one in found if one[1] is not None for place in one.span(1)), len(text)]
+    return [text[begin:end] for begin, end in zip(places[::2], places[1::2], strict=True)]
+
+
+def exchanged(text: str, old: str, new: str) -> str:
+    """`text` with `new` for `old` outside of quotes: lists of specs have ; for , in options."""
+    return new.join(cut(text, re.escape(old)))
+
+
+def quoted(text: str) -> str:
+    """`text` as a spec can hold it: in quotes if it would be cut or changed without."""
+    escaped = re.sub(r'(["\\])', r"\\\1", text)
+    return f'"{escaped}"' if re.search(r'[+,;|"]|^\s|\s$', text) else text
+
+
+def _unquoted(text: str) -> str:
+    """What is in the quotes of a `text` that is in quotes as a whole; else the text."""
+    inner = re.fullmatch(f"(?s){_QUOTED}", text.strip())
+    return text if inner is None else re.sub(r'\\(["\\])', r"\1", inner[0][1:-1])
+
+
 def split(spec: str) -> list[str]:
     """Split at every + before a name; a path may contain others ("model:./c++/checkpoint")."""
-    return re.split(r"\s*\+\s*(?=[A-Za-z][\w-]*\s*(?:[:,+]|$))", spec.strip())
+    return cut(spec.strip(), r"\s*\+\s*(?=[A-Za-z][\w-]*\s*(?:[:,+]|$))")
 
 
 def parse(part: str, spec: str = "") -> Part:
     """Name, checkpoint and options of one `part` of `spec`; MethodError if it cannot be read."""
     spec = spec or part
-    head, *pairs = re.split(r",(?=\s*[A-Za-z_][\w-]*=)", part)
+    head, *pairs = cut(part, r",(?=\s*[A-Za-z_][\w-]*=)")
     name, colon, checkpoint = head.partition(":")
     if "," in name:
         raise MethodError(f"{head!r} in {spec!r}: an option is written key=value, as in name,key=value.")
@@ -81,8 +108,8 @@ def parse(part: str, spec: str = "") -> Part:
         key, _, value = pair.strip().partition("=")
         if key in options:
             raise MethodError(f"{name}: option {key} is given twice in {spec!r}.")
-        options[key] = value
-    return Part(name, checkpoint if colon else None, options)
+        options[key] = _unquoted(value.strip())
+    return Part(name, _unquoted(checkpoint) if colon else None, options)
 
 
 def values(part: Part, config: type | None, *, in_front: bool = False) -> dict[str, Any]:
@@ -171,7 +198,6 @@ _WANTED = {int: "a whole number", float: "a number", bool: "true or false", str:
 
 def _read(text: str, hint: Any, what: str) -> Any:
     """`text` as the first type of `hint` that can hold it."""
-    text = text.strip()
     kinds = sorted(_kinds(hint), key=lambda kind: kind is not types.NoneType)
     for kind in kinds:
         for choice in _choices(kind):

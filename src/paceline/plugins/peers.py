@@ -14,6 +14,7 @@ import torch
 from transformers import GenerationConfig
 
 import paceline
+from paceline.draft.spec import exchanged
 from paceline.engine.request import Delta
 from paceline.workbench.contestant import Ask, Reply
 from paceline.workbench.peers import llama_cpp, transformers, vllm
@@ -45,7 +46,7 @@ class InLlamaCppConfig(llama_cpp.PlainConfig):
 
 
 def _spec(config: Any) -> str:
-    return str(config.draft).replace(";", ",")
+    return exchanged(str(config.draft), ";", ",")
 
 
 class InTransformers(transformers.Plain):

@@ -23,6 +23,7 @@ from safetensors.torch import load_file, save_file
 from torch import Tensor
 
 from paceline import __version__
+from paceline.draft.spec import quoted
 from paceline.errors import MethodError, meant
 from paceline.jsonl import loads, replacing, write_whole
 from paceline.target.base import Facts
@@ -107,7 +108,8 @@ def read_drafter(folder: Path, kind: str) -> dict[str, Any]:
     if stored is None:
         raise MethodError(f"{folder} is a model and not a {kind} drafter: its {CONFIG} has no {KIND}")
     if stored != kind:
-        raise MethodError(f"{folder} holds a drafter of kind {stored} where {kind} is wanted: write {stored}:{folder}")
+        spec = f"{stored}:{quoted(str(folder))}"
+        raise MethodError(f"{folder} holds a drafter of kind {stored} where {kind} is wanted: write {spec}")
     _check_version(config.get("paceline"), folder)
     return config
 
@@ -127,7 +129,7 @@ def open_head(path: str | Path, kind: str, target: Facts | None) -> tuple[dict[s
     if file == folder and pickled and not (folder / WEIGHTS).is_file():
         raise MethodError(
             f"{folder} has {pickled[0].name} and no {WEIGHTS}: a pickled file is read only where it is named, "
-            f"{kind}:{pickled[0]}"
+            f"{kind}:{quoted(str(pickled[0]))}"
         )
     return config, _tensors(folder / WEIGHTS if file == folder else file)
 
