@@ -91,6 +91,20 @@ def test_a_damaged_file_is_removed_with_one_line(tmp_path: Path, damage: Any, ca
     assert answer(decoder(), tmp_path).reused == SHARED, "it was written again"
 
 
+def test_what_is_read_fits_into_the_memory_and_is_more_than_the_memory_has(tmp_path: Path) -> None:
+    answer(decoder(), tmp_path)
+    target = decoder()
+    tight = Engine(target, prefix_cache=tmp_path, cache_memory=2 * 192 * target.cache.token_bytes)
+    tight.add(PROMPT, SamplingParams(max_tokens=12))
+    tight.step()
+    assert target.cache.nbytes + tight.memory.prefixes.nbytes <= tight.memory.budget
+    disk, tokens = tight.memory.disk, np.array(PROMPT)
+    assert disk.load(tokens, SHARED) is None
+    [*disk._paths(tokens)][2].write_bytes(b"")
+    assert disk.load(tokens, 2 * BLOCK) is None
+    assert disk.load(tokens, BLOCK).shape[3] == 2 * BLOCK
+
+
 def test_two_writers_at_once_and_readers_among_them(tmp_path: Path) -> None:
     target, kv = decoder(), torch.randn(3, 2, 2, SHARED, 4)
     shape, tokens = (3, 2, 2, BLOCK, 4), np.array(PROMPT)

@@ -10,16 +10,18 @@ import pytest
 import torch
 
 from paceline import Engine, SamplingParams
-from paceline.draft.acceptance import DEEPEST, Acceptance, Lengths
+from paceline.draft.acceptance import DEEPEST, FIRST, Acceptance, Lengths
 from paceline.draft.auto import Auto, AutoConfig, Candidate
 from paceline.draft.base import Drafter
 from paceline.draft.cost import RoundTimes
 from paceline.draft.registry import create
+from paceline.engine.accept import Accepted
 from paceline.engine.tree import DraftTree
 from paceline.errors import MethodError
 from tests.draft.test_cost import times_of
 from tests.fakes import TableTarget
 from tests.lossless_enumeration import Branches, BranchingRandom, largest_difference, outcomes
+from tests.rounds import shown
 
 
 def write_table(path: Path, fingerprint: str = "", **terms: float) -> Path:
@@ -294,6 +296,22 @@ def test_how_deep_a_model_drafts_is_settled_before_it_is_asked() -> None:
         limits[name] = deep.limits[0]
         assert tree.max_depth <= limits[name]
     assert limits["cheap"] > limits["dear"] >= 1
+
+
+def test_prompt_tokens_of_the_round_make_nodes_dear_and_a_cut_draft_counts_as_long_as_it_was() -> None:
+    auto = auto_of(Fixed(DraftTree.chain(7, [1, 2, 3, 4, 5, 6, 7, 8])), explore=0.0)
+    auto.times = times_of(round=1.0, token_after_0=0.15, token_after_48=9.0)
+    row, sizes = FakeRow(), []
+    for prompt in (0, 0, 60):
+        auto.begin_round(prompt)
+        trees = auto.propose([row])  # type: ignore[list-item]
+        sizes.append(trees[0].max_depth)
+        auto.observe(shown([row], trees, [Accepted([*range(sizes[-1] + 1)], [5] * (sizes[-1] + 1))]))  # type: ignore[list-item]
+    assert 0 < sizes[0] < 8
+    assert sizes[2] == 0
+    learnt = auto.candidates[0].acceptance
+    whole, short = (learnt.values(DraftTree.chain(7, [1] * n), -1)[0] for n in (8, sizes[0]))
+    assert whole > short == pytest.approx(FIRST)
 
 
 def test_a_drafter_that_does_not_pay_is_left_alone_but_tried_again() -> None:

@@ -253,6 +253,19 @@ def test_nothing_is_drafted_of_a_text_that_was_not_read_or_of_no_numbers(world: 
     assert not made.propose([begun(world.target, made, world.prompts[0]).row])[0].num_drafted
 
 
+def test_a_block_ends_with_the_context(world: Answered, monkeypatch: pytest.MonkeyPatch) -> None:
+    made, most, sizes = drafter(world), world.target.max_context, []
+    made.bind(world.target)
+    usual = made.network.fill
+    monkeypatch.setattr(
+        made.network, "fill", lambda anchors, parts: sizes.append(parts[0].num_run) or usual(anchors, parts)
+    )
+    for left in (3, 20):
+        text = [5 + n % 90 for n in range(most - left)]
+        made.propose([begun(world.target, made, text, left).row])
+    assert sizes == [4, min(made.network.form.block, 21)], "its first place is the last token's"
+
+
 def test_the_confidence_head_ends_a_chain(world: Answered) -> None:
     """By the token before and the position's state; never by the token that is drafted there."""
     made = drafter(world, tree=0, stop="confidence", threshold=0.5)

@@ -42,6 +42,7 @@ class Fallback(Drafter):
             part.start(row)
 
     def begin_round(self, prefill_tokens: int) -> None:
+        super().begin_round(prefill_tokens)
         for part in self.parts:
             part.begin_round(prefill_tokens)
 
