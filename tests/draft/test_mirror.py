@@ -3,11 +3,13 @@
 from __future__ import annotations
 
 import gc
+import json
 import multiprocessing
 import os
 import signal
 import sys
 from pathlib import Path
+from shutil import copytree
 from threading import Thread
 from time import sleep
 from typing import Any
@@ -69,6 +71,28 @@ LINE = "mirror:{close},where=line,"
 @pytest.mark.parametrize("batch", [3])
 def test_writes_what_the_target_alone_writes(folders, alone, options, batch):
     _, out = answered(folders, LINE + options, max_batch=batch)
+    assert [done.tokens for done in out] == alone
+    assert sum(done.stats.draft_tokens for done in out) > 0
+
+
+@pytest.mark.parametrize("options", ["candidates=2", "candidates=2,miss=empty", "source=early_exit", "candidates=0"])
+@pytest.mark.parametrize("context", [15, 22, 30])
+def test_a_draft_model_with_a_shorter_context_drafts_as_far_as_it_reads(folders, alone, options, context, tmp_path):
+    """Some texts outgrow it, and one is longer from the beginning; nobody else suffers."""
+    copytree(folders["close"], tmp_path / "short")
+    config = tmp_path / "short" / "config.json"
+    config.write_text(json.dumps(json.loads(config.read_text()) | {"max_position_embeddings": context}))
+    spec = f"mirror:{tmp_path / 'short'},where=line,{options}"
+    engine = Engine(str(folders["target"]), spec, dtype="float32", device="cpu", max_batch=3)
+    model = engine.drafter.side.drafter.model
+    usual = model.verify
+
+    def verify(segments, *more):
+        assert all(model.length(s.slot) + int(s.depth.max()) < model.max_context == context for s in segments)
+        return usual(segments, *more)
+
+    model.verify = verify
+    out = engine.generate(TEXTS, GREEDY)
     assert [done.tokens for done in out] == alone
     assert sum(done.stats.draft_tokens for done in out) > 0
 

@@ -200,7 +200,8 @@ class Ahead:
     def _empty(self, state: _State) -> Draft:
         """A window without tokens."""
         state.tops, row = [], state.row
-        self.drafter.catch_up(row)
+        if self.drafter.draft_limit(row) > 0:
+            self.drafter.catch_up(row)
         return self.drafter.begin(row)
 
     def _note_tops(self, drafts: Sequence[Draft], logits: torch.Tensor) -> None:
@@ -221,7 +222,7 @@ class Ahead:
         given  candidates by row; a row without any gets no branch. None: the draft's own are the only ones."""
         if not self.num_candidates:
             return
-        states = [state for state in self._out if state.row.finish_reason is None]
+        states = [state for state in self._out if state.row.finish_reason is None and self._has_room(state)]
         self._finish(states)
         grown = []
         for state in states:
@@ -229,6 +230,11 @@ class Ahead:
             tops = state.tops if others is None else _merged(state.tops, others) if self.joined else others
             grown += [(state, branch) for branch in self._roots(state, self._keys(state.window, tops))]
         self._grow(grown)
+
+    def _has_room(self, state: _State) -> bool:
+        """Whether the draft model's context holds the whole window, whose last token drafting did not run."""
+        length = len(state.window)
+        return self.drafter.draft_limit(View(state.row, max_draft=length + 1)) > length
 
     def _finish(self, states: Sequence[_State]) -> None:
         """Run the last tokens of every window, which drafting did not run: branches may follow them."""
