@@ -7,19 +7,25 @@ from collections.abc import Iterator
 from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 from time import perf_counter, sleep
+from types import SimpleNamespace
 from typing import Any
 
 import httpx2 as httpx
+import numpy as np
 import pytest
 from jsonschema import validate
 
 from paceline.cli import main
+from paceline.draft.base import Drafter, DraftTree
+from paceline.engine.engine import Engine
 from paceline.engine.sampling import SamplingParams
 from paceline.errors import RowError
 from paceline.serve.fields import Tool
+from paceline.serve.metrics import Metrics
 from paceline.serve.structure import Grammars
 from paceline.serve.tools import schema
 from tests import models
+from tests.fakes import TableTarget
 from tests.serve.live import engine, serving
 
 openai = pytest.importorskip("openai")
@@ -322,6 +328,26 @@ def test_a_log_of_another_model_is_no_traffic_of_this_one(tmp_path: Path, folder
     assert main(["tune", str(folder), "--traffic", str(log), "-o", str(tmp_path / "table.json")]) == 2
     assert f"error: {log}: token 320 is none of the model's 320" in capsys.readouterr().err
     assert not (tmp_path / "table.json").exists()
+
+
+def test_accepted_tokens_are_counted_as_the_engine_counts_them() -> None:
+    """Also where an answer ends inside a draft."""
+
+    class Counting(Drafter):
+        def draft(self, row: Any) -> DraftTree:
+            return DraftTree.chain(row.last_token, [(row.last_token + n) % 8 for n in range(1, 4)])
+
+    target = TableTarget(8, order=1, logits=lambda tokens: 9.0 * np.eye(8)[(tokens[-1] + 1) % 8])
+    made = Engine(target, Counting())
+    rows = [made.add([1], SamplingParams(max_tokens=20, stop_token_ids=(end,))) for end in (4, 5, 6, 7)]
+    jobs = {row.id: SimpleNamespace(arrived=0.0) for row in rows}
+    metrics = Metrics(SimpleNamespace(running=0, waiting=0, jobs=jobs))  # type: ignore[arg-type]
+    while made.has_work:
+        metrics.round(made.step())
+    counted = [sum(row.stats.accepted_tokens for row in rows), sum(row.stats.draft_tokens for row in rows)]
+    assert [metrics.now()["accepted"], metrics._sum(metrics.drafted)] == counted
+    places = metrics.by_place.collect()[0].samples
+    assert sum(place.value for place in places if place.name.endswith("_total")) == counted[0]
 
 
 def test_facts_and_the_page(address, client):

@@ -462,9 +462,10 @@ def _extended(row: Row, tree: DraftTree, outcome: Accepted) -> Delta:
     """Give a row its new tokens and count them in its statistics; return the delta."""
     tokens = outcome.tokens
     taken = row.extend(tokens, tree.source, outcome.logprobs)
-    row.stats.record(tree.max_depth, tree.num_drafted, min(taken, len(tokens) - 1))
+    accepted = min(taken, len(tokens) - 1)
+    row.stats.record(tree.max_depth, tree.num_drafted, accepted)
     ended, logprobs = row.finish_reason is not None, (outcome.logprobs or [])[:taken]
-    draft = tree.num_drafted, tree.max_depth, tree.calls
+    draft = tree.num_drafted, tree.max_depth, tree.calls, accepted
     return Delta(row.id, row, tokens[:taken], row.take_pieces(), ended, *draft, logprobs)
 
 

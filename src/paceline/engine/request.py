@@ -309,7 +309,7 @@ class Delta:
     pieces    (source, text), source "" for the target's own tokens and the drafter's name for accepted ones. Text lags
               behind tokens inside a character and before what may become a stop string.
     nodes     drafted tokens that were verified in this round; depth: the longest path among them; calls: forwards of a
-              draft model that they took.
+              draft model that they took; accepted: those that are in `tokens`.
     logprobs  one entry for each of `tokens`, if the request wants them."""
 
     index: int
@@ -320,6 +320,7 @@ class Delta:
     nodes: int = 0
     depth: int = 0
     calls: int = 0
+    accepted: int = 0
     logprobs: list[TokenLogprob] = field(default_factory=list)
 
     @property

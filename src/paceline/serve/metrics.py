@@ -79,7 +79,7 @@ class Metrics:
             return
         self.drafts.inc(len(drafted))
         self.drafted.inc(sum(delta.nodes for delta in drafted))
-        accepted = [len(delta.tokens) - 1 for delta in drafted]
+        accepted = [delta.accepted for delta in drafted]
         self.accepted.inc(sum(accepted))
         for place in range(max(accepted)):
             self.by_place.labels(str(place)).inc(sum(depth > place for depth in accepted))
