@@ -266,6 +266,11 @@ def test_a_path_in_quotes_is_the_path(spec: str, path: str) -> None:
     assert (model.config.checkpoint, model.config.draft) == (path, 3)
 
 
+def test_a_path_that_was_cut_is_said_to_want_quotes() -> None:
+    with pytest.raises(MethodError, match=r"no drafter 'b'.* A path with a \+ in it is put in double quotes"):
+        create("model:runs/a+b")
+
+
 @pytest.mark.parametrize("path", ['"runs/a+b"', 'model:"runs/a+b"', 'model:"runs/a+b",candidates=2'])
 def test_mirror_takes_a_path_or_a_drafter_in_quotes(path: str) -> None:
     _, drafter = stateless_drafter(create(f"mirror:{path}").config)  # type: ignore[attr-defined]

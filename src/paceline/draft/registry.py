@@ -58,6 +58,10 @@ def describe(name: str) -> MethodInfo:
 def create(spec: str) -> Drafter:
     """The drafter that `spec` names. Raises MethodError, which lists what exists."""
     *parts, last = [parse(part, spec) for part in split(spec)]
+    table = _table()
+    if parts and parts[0].checkpoint and (unknown := [part.name for part in (*parts, last) if part.name not in table]):
+        guess = meant(unknown[0].lower(), table)
+        raise MethodError(f"There is no drafter {unknown[0]!r}.{guess} A path with a + in it is put in double quotes.")
     if not parts:
         return _build(last, in_front=False)
     from paceline.draft.fallback import Fallback
