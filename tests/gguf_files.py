@@ -57,6 +57,7 @@ def write(
     architecture: str | None = None,
     pre: str = "gpt-2",
     parts: int = 0,
+    add_bos: bool = True,
 ) -> Path:
     """kind: of all matrices, or of each by its name. more: adds facts. parts: tensors of a file, 0: all in one."""
     config = AutoConfig.from_pretrained(folder)
@@ -78,6 +79,8 @@ def write(
     factors = _positions(writer, config, s.head_dim)
     _own_facts(writer, s, config)
     _vocabulary(writer, folder, s.vocab_size, pre)
+    if add_bos:
+        writer.add_add_bos_token(True)
     more(writer)
     for name, values in factors.items():
         writer.add_tensor(name, values)
@@ -193,7 +196,6 @@ def _vocabulary(writer: gguf.GGUFWriter, folder: Path, size: int, pre: str) -> N
     writer.add_token_merges([one if isinstance(one, str) else " ".join(one) for one in merges])
     writer.add_bos_token_id(0)
     writer.add_eos_token_id(1)
-    writer.add_add_bos_token(True)
     template = folder / "chat_template.jinja"
     if template.exists():
         writer.add_chat_template(template.read_text("utf-8"))

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import shutil
 import struct
 from contextlib import suppress
 from dataclasses import replace
@@ -22,7 +23,7 @@ from paceline.errors import ModelError
 from paceline.target.decoder import Decoder
 from paceline.target.kernels import integer
 from paceline.target.linear import BlockLinear
-from paceline.target.load import load, load_tokenizer
+from paceline.target.load import load, load_tokenizer, tokenizer_for
 from paceline.target.quantised.blocks import Q8_0, Blocks, quantise
 from paceline.target.quantised.gguf import GGUF, config_of, end_tokens, weights_of
 from paceline.target.quantised.gguf_tokenizer import same_tokens, tokenizer_of
@@ -295,6 +296,14 @@ def test_a_fact_that_should_be_a_number_is_one(key: str, tiny: Path, tmp_path: P
             config_of(file)
 
 
+def test_a_fact_may_be_given_for_every_layer(tiny: Path, tmp_path: Path) -> None:
+    file = GGUF(write(tiny, tmp_path / "m.gguf"))
+    right = config_of(file)
+    for key in ("attention.head_count_kv", "attention.key_length", "attention.value_length", "feed_forward_length"):
+        file.facts[f"llama.{key}"] = [file.facts[f"llama.{key}"]] * 3
+    assert config_of(file).to_dict() == right.to_dict()
+
+
 def test_experts_that_cannot_be(tmp_path: Path) -> None:
     folder = models.make("olmoe", tmp_path / "folder")
     for count, chosen, words in (
@@ -345,6 +354,11 @@ def test_models_that_are_not_supported(tiny: Path, tmp_path: Path) -> None:
     refused(write(gemma, path, more=lambda w: w.add_string(key, "six")), "pattern is 'six'; it must be a number")
     refused(write(tiny, path, leave_out="blk.1.attn_v.weight"), "lacks blk.1.attn_v.weight")
     refused(write(tiny, path, leave_out="token_embd.weight"), "has no token_embd.weight")
+    refused(write(tiny, path, more=lambda w: w.add_block_count(2)), "a llama of 2 layers does not have", "blk.2.")
+    extra = np.ones((4, 4), np.float32)
+    refused(write(tiny, path, more=lambda w: w.add_tensor("blk.0.attn_sinks.weight", extra)), "1 tensors", "attn_sinks")
+    refused(write(tiny, path, more=lambda w: w.add_causal_attention(False)), "attention.causal False")
+    refused(write(tiny, path, more=lambda w: w.add_attn_logit_softcapping(50.0)), "attn_logit_softcapping 50.0")
 
 
 def test_tokenizers_that_cannot_be_trusted(tiny: Path, tmp_path: Path) -> None:
@@ -356,9 +370,14 @@ def test_tokenizers_that_cannot_be_trusted(tiny: Path, tmp_path: Path) -> None:
     for facts, word in (
         ({}, "of kind None"),
         ({"model": "t5"}, "of kind 't5', and llama"),
-        ({"model": "gpt2", "pre": "qwen2", "tokens": ["a"]}, "has no merges"),
+        ({"model": "gpt2", "pre": "qwen2", "tokens": ["a"], "token_type": [1]}, "has no merges"),
         ({"model": "llama", "scores": [0.0]}, "has no tokens"),
-        ({"model": "gpt2", "pre": "qwen2", "tokens": ["a"], "merges": ["nonsense"]}, "cannot be rebuilt"),
+        ({"model": "llama", "scores": [0.0], "tokens": ["a"]}, "has no token_type"),
+        ({"model": "llama", "scores": [0.0], "tokens": ["a"], "token_type": []}, "cannot be rebuilt (zip"),
+        (
+            {"model": "gpt2", "pre": "qwen2", "tokens": ["a"], "token_type": [1], "merges": ["nonsense"]},
+            "cannot be rebuilt",
+        ),
     ):
         file = GGUF(path)
         file.facts = {f"tokenizer.ggml.{key}": value for key, value in facts.items()}
@@ -374,6 +393,39 @@ def test_a_tokenizer_with_a_token_more_than_the_file_is_another(tiny: Path, tmp_
     last = max(tokenizer.inner.get_vocab().values())
     del file.facts["tokenizer.ggml.tokens"][last:]
     assert not same_tokens(tokenizer, file, all_of_them=False)
+
+
+def test_a_file_without_tokens_takes_any_tokenizer_that_it_has_rows_for(tiny: Path, tmp_path: Path) -> None:
+    file, tokenizer = GGUF(write(tiny, tmp_path / "m.gguf")), load_tokenizer(tiny)
+    file.facts = {key: value for key, value in file.facts.items() if not key.startswith("tokenizer.")}
+    assert same_tokens(tokenizer, file, all_of_them=False)
+    assert not same_tokens(tokenizer, file, all_of_them=True)
+    file.places["token_embd.weight"] = replace(file.places["token_embd.weight"], shape=(287, 64))
+    assert not same_tokens(tokenizer, file, all_of_them=False)
+
+
+def test_a_token_of_the_tokenizers_class_is_not_compared(tmp_path: Path) -> None:
+    folder = models.make("qwen2", tmp_path / "m")
+    file = GGUF(write(folder, tmp_path / "m.gguf"))
+    assert "<|endoftext|>" in load_tokenizer(folder).inner.get_vocab()
+    assert all(same_tokens(load_tokenizer(folder), file, all_of_them=everything) for everything in (True, False))
+
+
+def test_conversations_begin_as_the_file_says(tiny: Path, tmp_path: Path) -> None:
+    """Whoever's tokenizer it is, and whether the template writes BOS or not. In a folder the template alone decides."""
+    folder = Path(shutil.copytree(tiny, tmp_path / "folder"))
+    template, chat = (folder / "chat_template.jinja").read_text(), [{"role": "user", "content": "hello"}]
+    for text in (template, template.replace("{{ bos_token }}", "")):
+        (folder / "chat_template.jinja").write_text(text)
+        own = load_tokenizer(folder).encode_chat(chat)
+        assert (own[0] == models.BOS) == (text == template)
+        for adds in (True, False):
+            path = write(folder, tmp_path / "m.gguf", more=lambda w, adds=adds: w.add_add_bos_token(adds), add_bos=False)
+            beside = write(folder, folder / "m.gguf", more=lambda w, adds=adds: w.add_add_bos_token(adds), add_bos=False)
+            for made in (load_tokenizer(path), load_tokenizer(beside), tokenizer_for(path, folder)):
+                right = [models.BOS, *own] if adds and own[0] != models.BOS else own
+                assert made.encode_chat(chat) == right
+                assert made.encode_text(made.render_chat(chat)) == right
 
 
 def test_a_tokenizer_beside_the_file_is_taken_if_it_is_the_models(tiny: Path, tmp_path: Path) -> None:

@@ -112,6 +112,7 @@ REFERENCES = {
     "qwen2": _CASELESS + r"\p{N}" + _REST,
     "llama-bpe": _CASELESS + r"\p{N}{1,3}" + _REST,
 }
+REFERENCES["deepseek-r1-qwen"] = REFERENCES["qwen2"]  # of models distilled into a Qwen 2
 REFERENCES["smollm"] = REFERENCES["gpt-2"]  # after digits have been cut out, one by one
 """The rules as their authors publish them, in one expression."""
 
@@ -124,7 +125,7 @@ def trained(rule: str) -> Tokenizer:
     backend.pre_tokenizer = pre_tokenizers.Sequence(
         [*digits, words, pre_tokenizers.ByteLevel(add_prefix_space=False, use_regex=False)]
     )
-    if rule == "qwen2":
+    if rule in ("qwen2", "deepseek-r1-qwen"):
         backend.normalizer = normalizers.NFC()
     backend.decoder = decoders.ByteLevel()
     trainer = trainers.BpeTrainer(
@@ -152,7 +153,7 @@ def of_bytes(backend: Tokenizer, rule: str) -> Ours:
     return tokenizer_of(file_of(facts), "m")
 
 
-@pytest.mark.parametrize("rule", list(RULES))
+@pytest.mark.parametrize("rule", [*RULES, "deepseek-r1-qwen"])
 def test_byte_level_rules_token_for_token(rule: str, shared: Path) -> None:
     backend = trained(rule)
     inner = PreTrainedTokenizerFast(tokenizer_object=backend, eos_token="<|end|>")

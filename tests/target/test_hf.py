@@ -1,5 +1,6 @@
 """transformers models as targets: ragged rows, trees, hidden states; and the proof that refuses the rest."""
 
+import json
 import os
 import re
 from pathlib import Path
@@ -8,7 +9,9 @@ from typing import Any
 import numpy as np
 import pytest
 import torch
+from safetensors.torch import load_file, save_file
 from tests import models
+from tests.native import logits, off
 
 from paceline.engine.engine import Engine
 from paceline.engine.round import Segment, Verdict
@@ -276,6 +279,30 @@ def test_what_only_the_native_decoder_can_do_is_refused(target: HFTarget) -> Non
     with pytest.raises(ModelError, match="cannot resume from a drafter's states"):
         target.verify([resumed])
     target.drop_row(slot)
+
+
+def test_blocks_of_fp8_are_expanded_to_any_dtype(tmp_path: Path) -> None:
+    """By transformers, where there is no GPU: to the dtype of the scales, whatever was asked for."""
+    pytest.importorskip("accelerate")
+    folder = models.make("llama2", tmp_path, hidden_size=128, intermediate_size=256, head_dim=32)
+    tensors = load_file(folder / "model.safetensors")
+    for name in [name for name in tensors if name.endswith("proj.weight")]:
+        blocks = tensors[name].unflatten(0, (-1, 32)).unflatten(2, (-1, 32))
+        scale = blocks.abs().amax((1, 3)) / 448
+        eight = (blocks / scale[:, None, :, None]).to(torch.float8_e4m3fn)
+        tensors |= {name: eight.view(tensors[name].shape), f"{name}_scale_inv": scale}
+        tensors[f"dense {name}"] = (eight.float() * scale[:, None, :, None]).view(tensors[name].shape)
+    dense = {name.removeprefix("dense "): tensors.pop(name) for name in [*tensors] if name.startswith("dense ")}
+    save_file(tensors, folder / "model.safetensors", {"format": "pt"})
+    right = models.model("llama2", hidden_size=128, intermediate_size=256, head_dim=32)
+    right.load_state_dict(dense, strict=False)
+    config = json.loads((folder / "config.json").read_text())
+    config["quantization_config"] = {"quant_method": "fp8", "weight_block_size": [32, 32]}
+    (folder / "config.json").write_text(json.dumps(config))
+    for dtype, tolerance in (("float32", 1e-5), ("bfloat16", 0.05)):
+        made = load(folder, dtype=dtype, device="cpu")
+        assert made.dtype == getattr(torch, dtype)
+        assert off(logits(made), logits(HFTarget(right))) < tolerance
 
 
 def test_loading_prints_nothing(tmp_path: Path, capfd: pytest.CaptureFixture[str]) -> None:

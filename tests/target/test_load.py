@@ -14,15 +14,19 @@ import pytest
 import torch
 from safetensors.torch import load_file, save_file
 from tests import models
+from tests.native import off
 
+from paceline.engine.engine import Engine
 from paceline.engine.round import Segment
-from paceline.errors import ModelError
+from paceline.errors import ModelError, PromptError
+from paceline.plugins import to_gguf
+from paceline.rollout.policy import Policy
 from paceline.target import load as module
 from paceline.target.base import Target
 from paceline.target.decoder import Decoder
 from paceline.target.folder import INDEX
 from paceline.target.hf import HFTarget
-from paceline.target.load import load, load_tokenizer
+from paceline.target.load import load, load_tokenizer, quantise_folder
 
 
 @pytest.fixture(scope="module")
@@ -151,6 +155,14 @@ def test_all_end_tokens(folder: Path, config: object, generation: object, expect
     assert load(folder).eos_token_ids == expected
 
 
+def test_a_tokenizer_that_fills_the_vocabulary_may_get_a_token_from_its_class(tmp_path: Path) -> None:
+    folder = models.make("qwen2", tmp_path / "m", vocab_size=288)
+    tokenizer = load_tokenizer(folder)
+    assert tokenizer.encode("the cat") == load_tokenizer(models.make("qwen3", tmp_path / "other")).encode("the cat")
+    with pytest.raises(PromptError, match="outside the model's 0..287"):
+        Engine(folder).generate(["<|endoftext|>"])
+
+
 def test_a_tokenizer_with_its_model_and_alone(folder: Path) -> None:
     tokenizer = load_tokenizer(folder)
     assert tokenizer.decode(tokenizer.encode("the little dog")) == "the little dog"
@@ -275,6 +287,10 @@ def of_eight_bits(tensors: dict[str, torch.Tensor]) -> None:
     tensors[key] = (tensors[key] * 100).to(torch.int8)
 
 
+def with_tensor(name: str, dtype: torch.dtype = torch.float32) -> Change:
+    return weights(lambda tensors: tensors.update({f"model.layers.0.{name}": torch.ones(4).to(dtype)}))
+
+
 def without_layer_1(tensors: dict[str, torch.Tensor]) -> None:
     for key in [key for key in tensors if ".1." in key]:
         del tensors[key]
@@ -358,6 +374,17 @@ WEIGHTS: list[tuple[list[Change], tuple[str, ...]]] = [
     ([weights(without_layer_1)], ("lacks model.layers.1.", " and 7 more", "incomplete")),
     ([weights(lambda tensors: tensors.pop("lm_head.weight"))], ("lacks lm_head.weight",)),
     ([weights(of_eight_bits)], ("down_proj.weight holds I8 numbers", "quantized")),
+    ([with_tensor("self_attn.q_proj.bias", torch.float8_e4m3fn)], ("q_proj.bias holds F8_E4M3 numbers",)),
+    *[
+        ([weights(of_eight_bits), config(quantization_config=method)], (f"quantized by {word}", "does not know"))
+        for method, word in (({"quant_method": "modelopt"}, "'modelopt'"), ({"bits": 8}, "{'bits': 8}"))
+    ],
+    *[
+        ([with_tensor(name)], (f"has model.layers.0.{name}, and nothing here reads it", "scales"))
+        for name in ("mlp.up_proj.weight_scale", "mlp.up_proj.weight_scale_inv", "mlp.up_proj.weight_scale_2",
+                     "mlp.up_proj.scales", "mlp.up_proj.SCB")
+    ],
+    ([has("adapter_config.json", "{}")], ("an adapter beside its weights", "merge the two first")),
     ([config(num_hidden_layers=2)], ("has weights of 3 layers, and its config.json asks for 2",)),
     ([config(intermediate_size=128)], ("model.layers.0.mlp.", " where config.json asks for [", "128", "96")),
 ]
@@ -401,6 +428,36 @@ def test_a_head_that_is_the_embedding_may_be_absent(folder: Path) -> None:
     weights(lambda tensors: tensors.pop("lm_head.weight"))(folder)
     edit(folder / "config.json", tie_word_embeddings=True)
     assert load(folder).vocab_size == 320
+
+
+def test_scales_of_activations_and_of_a_cache_change_no_weight(folder: Path) -> None:
+    before = logits(load(folder))
+    for name in ("mlp.up_proj.input_scale", "self_attn.k_scale"):
+        with_tensor(name)(folder)
+    assert torch.equal(logits(load(folder)), before)
+
+
+def test_a_head_that_is_not_the_embedding_is_the_models(tmp_path: Path) -> None:
+    """Whatever config.json says: so it is in transformers and in llama.cpp's converter."""
+    folder, other = models.make("smollm", tmp_path / "m"), tmp_path / "int8"
+    tied = load(folder)
+
+    weights(lambda t: t.update({"lm_head.weight": t["model.embed_tokens.weight"].clone()}))(folder)
+    same = load(folder)
+    assert (same.weight_bytes, same.weights_fingerprint) == (tied.weight_bytes, tied.weights_fingerprint)
+    weights(lambda t: t.update({"lm_head.weight": t["model.embed_tokens.weight"].flip(0)}))(folder)
+    made, right = load(folder), load(folder, native=False)
+    assert isinstance(right, HFTarget)
+    assert (logits(made) - logits(right)).abs().max() < 1e-4
+    assert (logits(made) - logits(tied)).abs().max() > 1
+    quantise_folder(folder, other, "int8")
+    assert off(logits(load(other)), logits(right)) < 0.1
+    to_gguf.write(folder, tmp_path / "m.gguf", "f32")
+    assert (logits(load(tmp_path / "m.gguf")) - logits(right)).abs().max() < 1e-4
+    policy = Policy(right.model, "none", eos_token_ids=(), max_batch=1)
+    with policy.engine() as engine:
+        assert isinstance(engine.target, Decoder)
+        assert (logits(engine.target) - logits(right)).abs().max() < 1e-4
 
 
 # Words --------------------------------------------------------------------------------------------------------

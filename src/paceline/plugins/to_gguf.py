@@ -29,7 +29,7 @@ from paceline.draft.neural.vocab import MEMBERS, OFFSETS
 from paceline.draft.text.store import open_store
 from paceline.errors import MethodError, ModelError, PacelineError
 from paceline.jsonl import as_object, replacing
-from paceline.target.folder import find, gguf_of, is_gguf, open_weights, quantisation, read_config
+from paceline.target.folder import find, gguf_of, is_gguf, open_weights, quantisation, read_config, untied
 from paceline.target.load import load, load_tokenizer
 from paceline.target.quantised import checkpoint
 from paceline.target.quantised.blocks import Blocks, Weights, quantised
@@ -62,6 +62,7 @@ def write(model: str | Path, file: Path, dtype: str = "f16") -> None:
     if config.model_type != "llama":
         raise ModelError(f"{model} is a {config.model_type}; plain Llama is written")
     opened, kind = open_weights(folder), TYPES[dtype][1]
+    config = untied(config, opened)
     weights: Weights = {name: value.get_tensor(name) for name, value in opened.items()}
     if quantisation(config):
         weights, own = checkpoint.read(folder, config, opened)[0], config.quantization_config["precision"]

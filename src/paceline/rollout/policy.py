@@ -14,6 +14,7 @@ from paceline.draft.base import Drafter
 from paceline.engine.engine import Engine
 from paceline.target.base import Target
 from paceline.target.decoder import Decoder
+from paceline.target.folder import untied
 from paceline.target.hf import HFTarget
 from paceline.target.shape import as_checkpoint, unsupported, weight_shapes
 from paceline.target.threads import Threads
@@ -49,7 +50,8 @@ class Policy:
         """The model with its present weights. threads: of the previous target, which are tuned to this machine."""
         if not self._native:
             return HFTarget(self.model, name="the policy", eos_token_ids=self.eos_token_ids)
-        config, state = self.model.config, as_checkpoint(self.model.state_dict())
+        state = as_checkpoint(self.model.state_dict())
+        config = untied(self.model.config, state)
         weights = {name: state[name].detach().to(self._dtype, copy=True) for name in weight_shapes(config)}
         ends = self.eos_token_ids
         return Decoder(config, weights, name="the policy", dtype=self._dtype, eos_token_ids=ends, threads=threads)

@@ -6,6 +6,7 @@ Nothing is unpickled, and no code from a folder runs unless the user allows it. 
 import hashlib
 import re
 from collections.abc import Callable, Iterable, Mapping, Sequence
+from copy import copy
 from importlib import metadata
 from pathlib import Path
 from typing import Any
@@ -257,6 +258,21 @@ def quantisation(config: PretrainedConfig) -> Mapping[str, Any]:
     return method if isinstance(method, Mapping) and method.get("quant_method") == METHOD else {}
 
 
+def untied(config: PretrainedConfig, tensors: Mapping[str, Any]) -> PretrainedConfig:
+    """`config`, without the tied embedding that it asks for if the weights hold another head: then that is used, as in
+    transformers and by llama.cpp's converter. tensors: weights, or their open files, by name."""
+    names = "lm_head.weight", "model.embed_tokens.weight"
+    if not config.tie_word_embeddings or not tensors.keys() >= {*names}:
+        return config
+    found = [(name, tensors[name]) for name in names]
+    head, table = (one if isinstance(one, torch.Tensor) else one.get_tensor(name) for name, one in found)
+    if head.dtype == table.dtype and torch.equal(head, table):
+        return config
+    own = copy(config)
+    own.tie_word_embeddings = False
+    return own
+
+
 def tuned_note(folder: str) -> str | None:
     """One sentence for reports on a model that `paceline train noise` made; None for others."""
     try:
@@ -272,11 +288,20 @@ def tuned_note(folder: str) -> str | None:
 # Its weights ---------------------------------------------------------------------------------------------------------
 
 _FLOATS = ("F16", "BF16", "F32", "F64")  # number formats of safetensors that need no scale
+_MASKS = ("BOOL", "U8", "I64")  # of masks and positions, which old checkpoints hold beside their weights
+_SCALE = re.compile(r"(?<!input)(?<!activation)(?<!\.[kqv])_scale(_inv|_\d)?$|\.(scales|SCB)$")
+"""Names of scales of weights; those of activations, and of keys and values in a cache, change no weight."""
 _SAMPLE = 64  # sampled numbers of a tensor in a fingerprint. Fine-tuning in bfloat16 leaves many unchanged, but not all
 
 
 def open_weights(folder: Path) -> dict[str, Any]:
-    """The open safetensors file of every tensor in `folder`; only headers are read."""
+    """The open safetensors file of every tensor in `folder`; only headers are read. ModelError if an adapter lies beside
+    them: they are not all of the model."""
+    if (folder / "adapter_config.json").exists():
+        raise ModelError(
+            f"{folder} holds an adapter beside its weights (adapter_config.json), which is not applied here: merge the "
+            "two first, with peft's merge_and_unload, or remove the adapter's files"
+        )
     tensors: dict[str, Any] = {}
     for file in _weight_files(folder):
         try:
@@ -325,15 +350,37 @@ def _weight_files(folder: Path) -> list[Path]:
     return files
 
 
-def check_numbers(folder: Path, keys: Iterable[str], tensors: Mapping[str, Any]) -> None:
-    """ModelError for weights that are not floating-point numbers: their scale is unknown."""
-    for key in keys:
-        kind = tensors[key].get_slice(key).get_dtype()
-        if kind not in _FLOATS:
-            raise ModelError(
-                f"{folder}: {key} holds {kind} numbers, so its weights are quantized, and config.json does not say "
-                f"how: use the model in one of {', '.join(_FLOATS)}"
-            )
+def check_numbers(folder: Path, config: PretrainedConfig, tensors: Mapping[str, Any]) -> None:
+    """ModelError for weights that are no floats, unless `config` names a method by which we or transformers read them:
+    transformers would read others without their scales."""
+    method, ours = getattr(config, "quantization_config", None), quantisation(config)
+    if method is not None and not ours:
+        from transformers.quantizers.auto import AUTO_QUANTIZATION_CONFIG_MAPPING as KNOWN  # imports for a second
+
+        given = method if isinstance(method, Mapping) else {}
+        if str(given.get("quant_method")) in KNOWN or given.get("load_in_8bit") or given.get("load_in_4bit"):
+            return
+        raise ModelError(
+            f"{folder}: its weights are quantized by {_short(given.get('quant_method', method))}, which transformers "
+            f"{transformers.__version__} does not know: use the model in 16 or 32 bits, or as a GGUF file"
+        )
+    for key, file in tensors.items():
+        kind = file.get_slice(key).get_dtype()
+        if kind in _FLOATS or key in ours.get("kinds", ()) or (kind in _MASKS and not key.endswith(".weight")):
+            continue
+        raise ModelError(
+            f"{folder}: {key} holds {kind} numbers, so its weights are quantized, and config.json does not say "
+            f"how: use the model in one of {', '.join(_FLOATS)}"
+        )
+
+
+def refuse_scales(folder: Path, unread: Iterable[str]) -> None:
+    """ModelError if tensors that are not read are scales of weights."""
+    if scales := sorted(filter(_SCALE.search, unread)):
+        raise ModelError(
+            f"{folder} has {scales[0]}, and nothing here reads it: without their scales weights are other numbers; "
+            "use the model in 16 or 32 bits, or as a GGUF file"
+        )
 
 
 def check_layers(folder: Path, num_layers: int, keys: Iterable[str]) -> None:

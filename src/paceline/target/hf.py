@@ -24,7 +24,7 @@ from paceline.engine.tree import ancestors
 from paceline.errors import ModelError
 from paceline.target.base import LayerCallback, Needs
 from paceline.target.cache import CachedTarget, RaggedCache, Writer
-from paceline.target.folder import check_layers, check_shape, fingerprint, one_line, refuse_absent
+from paceline.target.folder import check_layers, check_shape, fingerprint, one_line, refuse_absent, refuse_scales
 from paceline.target.layout import SHARED_QUERIES, Layout, plan
 from paceline.target.linear import aligned
 
@@ -55,9 +55,12 @@ def load(
         check_shape(folder, key, shape, wanted)
     refuse_absent(folder, sorted(report["missing_keys"]))
     # transformers does not report unexpected weights that the model's own code allows.
+    refuse_scales(folder, report["unexpected_keys"])
     check_layers(folder, model.config.get_text_config(decoder=True).num_hidden_layers, report["unexpected_keys"])
     for parameter in model.parameters():
         parameter.data = aligned(parameter.data)
+    if getattr(model, "is_quantized", None) is False:  # expanded on loading, to the dtype of the scales
+        model.to(dtype)
     return HFTarget(model.to(device), name=name, eos_token_ids=eos_token_ids)
 
 

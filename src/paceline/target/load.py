@@ -20,7 +20,7 @@ from paceline.target.folder import SMALL_FILES, find, open_weights, read_config
 from paceline.target.linear import has_units
 from paceline.target.quantised.blocks import PRECISIONS, in_precision, split_dtype
 from paceline.target.shape import unsupported, weight_shapes
-from paceline.target.tokenizer import SentencePiece, Tokenizer
+from paceline.target.tokenizer import SentencePiece, Tokenizer, vocabulary
 
 DTYPES = {"float32": torch.float32, "bfloat16": torch.bfloat16, "float16": torch.float16}
 TEXT_PARTS = dict.fromkeys(("qwen3_5", "qwen3_5_text"), "model.language_model.")
@@ -89,8 +89,7 @@ def _load_folder(
         raise ModelError(f"{name}: {precision} weights are made by the native decoder only, and {why}")
     if native and reason:
         raise ModelError(f"{name}: the native decoder cannot run it, {reason}; native=None uses transformers")
-    if getattr(config, "quantization_config", None) is None:
-        files.check_numbers(folder, [key for key in tensors if key.endswith(".weight")], tensors)
+    files.check_numbers(folder, config, tensors)
     if native is False or reason:
         from paceline.target import hf
 
@@ -98,7 +97,9 @@ def _load_folder(
             folder, name=name, dtype=dtype, device=to, eos_token_ids=ends, trust_remote_code=trust_remote_code
         )
     else:
+        config = files.untied(config, tensors)
         files.check_layers(folder, config.num_hidden_layers, tensors)
+        files.refuse_scales(folder, tensors.keys() - weight_shapes(config).keys())
         if in_blocks:
             from paceline.target.quantised import checkpoint
 
@@ -168,6 +169,7 @@ def quantise_folder(model: str | Path, out: str | Path, precision: str) -> int:
     config, tensors = _text_part(read_config(folder), open_weights(folder))
     if reason := _not_native(config) or ("its weights are in blocks already" if files.quantisation(config) else None):
         raise ModelError(f"{name} cannot be quantised: {reason}")
+    config = files.untied(config, tensors)
     weights = native_weights(folder, config, tensors)
     return checkpoint.write(folder, Path(out).expanduser(), config, weights, precision)
 
@@ -238,14 +240,14 @@ def load_tokenizer(model: str | Path, *, trust_remote_code: bool = False) -> Tok
     Raises ModelError if there is no tokenizer, or if it has token ids that the model in the folder does not know."""
     if files.is_gguf(model):
         from paceline.target.quantised.gguf import GGUF
-        from paceline.target.quantised.gguf_tokenizer import same_tokens, tokenizer_of
+        from paceline.target.quantised.gguf_tokenizer import as_in, same_tokens, tokenizer_of
 
         file = GGUF(files.gguf_of(model))
         folder, name = file.path.parent, file.path.stem
         if has_tokenizer(folder):
             tokenizer = _tokenizer_in(folder, name, trust_remote_code)
             if same_tokens(tokenizer, file, all_of_them=True):
-                return tokenizer
+                return as_in(file, tokenizer)
         return tokenizer_of(file, name)
     path = Path(model).expanduser()
     if path.is_file() and path.suffix == ".model":
@@ -258,10 +260,12 @@ def tokenizer_for(model: str | Path, tokenizer: str | Path) -> Tokenizer:
     named = load_tokenizer(tokenizer)
     if files.is_gguf(model):
         from paceline.target.quantised.gguf import GGUF
-        from paceline.target.quantised.gguf_tokenizer import same_tokens
+        from paceline.target.quantised.gguf_tokenizer import as_in, same_tokens
 
-        if not same_tokens(named, GGUF(files.gguf_of(model)), all_of_them=False):
+        file = GGUF(files.gguf_of(model))
+        if not same_tokens(named, file, all_of_them=False):
             raise ModelError(f"the tokenizer {tokenizer} has other tokens than {model}: it is another model's")
+        return as_in(file, named)
     return named
 
 
@@ -278,7 +282,7 @@ def _tokenizer_in(folder: Path, name: str, trust_remote_code: bool) -> Tokenizer
     inner.model_max_length = sys.maxsize  # the engine checks the context; transformers would warn
     if "config.json" in there:
         known = getattr(read_config(folder, trust_remote_code).get_text_config(), "vocab_size", None)
-        highest = max(inner.get_vocab().values(), default=0)
+        highest = max(vocabulary(inner).values(), default=0)
         if known is not None and highest >= known:
             raise ModelError(
                 f"the tokenizer in {folder} has token ids up to {highest} but the model knows only 0 to {known - 1}: "

@@ -8,6 +8,7 @@ import json
 import re
 from collections.abc import Callable, Iterable, Mapping, Sequence, Set
 from functools import cached_property
+from inspect import signature
 from typing import Any
 
 import jinja2
@@ -21,7 +22,11 @@ QUICK = 16  # a prompt with fewer characters for each token of the context is en
 
 
 class Tokenizer:
-    """The tokenizer of a model. inner: a transformers tokenizer, or a `SentencePiece`; name: for error messages."""
+    """The tokenizer of a model. inner: a transformers tokenizer, or a `SentencePiece`; name: for error messages.
+
+    begins  conversations begin with BOS, whether their template writes it or not, as llama.cpp has it."""
+
+    begins = False
 
     def __init__(self, inner: Any, name: str = "tokenizer"):
         self.inner = inner
@@ -97,10 +102,14 @@ class Tokenizer:
             check_text(text)
         try:
             options |= {"add_generation_prompt": True, "tokenize": tokenize, "return_dict": False}
-            return self.inner.apply_chat_template([dict(m) for m in messages], **options)
+            made = self.inner.apply_chat_template([dict(m) for m in messages], **options)
         except Exception as error:  # a template is a program and may raise anything
             what = str(error) if isinstance(error, jinja2.TemplateError) else f"{type(error).__name__}: {error}"
             raise PromptError(f"the chat template of {self.name} refuses these messages: {what}") from error
+        if not self.begins:
+            return made
+        start = [self.inner.bos_token_id] if tokenize else self.inner.bos_token
+        return made if made[: len(start)] == start else start + made
 
     def refuse_long(self, prompt: str | Sequence[Mapping[str, Any]], max_context: int) -> None:
         """PromptError if the beginning of a long prompt fills the context already: encoding megabytes takes a minute.
@@ -186,6 +195,13 @@ class SentencePiece:
     def decode(self, ids: Sequence[int], **_: Any) -> str:
         """Text of `ids` without special tokens."""
         return str(self._processor.decode([i for i in ids if i not in self.added_tokens_decoder]))
+
+
+def vocabulary(inner: Any) -> dict[str, int]:
+    """Token -> id of a tokenizer, without the tokens that its class has by default: Qwen 2's adds its own after all
+    others, where the folder's files do not name it."""
+    own = {word.default for word in signature(type(inner)).parameters.values() if isinstance(word.default, str)}
+    return {token: i for token, i in inner.get_vocab().items() if token not in own}
 
 
 def fingerprint(vocabulary: Mapping[str, int]) -> str:

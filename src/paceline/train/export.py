@@ -50,8 +50,9 @@ def export_medusa(heads: Path, target: Path, out: Path) -> None:
         "truncated_vocab_size": shape.vocab_size,
     }
     if not outputs:
-        name = "model.embed_tokens.weight" if shape.tied else "lm_head.weight"
-        head: Tensor = open_weights(target)[name].get_tensor(name)
+        opened = open_weights(target)
+        name = "lm_head.weight" if "lm_head.weight" in opened else "model.embed_tokens.weight"
+        head: Tensor = opened[name].get_tensor(name)
         outputs = {"lm_head.weight": head.to(next(iter(blocks.values())).dtype)}
     out.mkdir(parents=True, exist_ok=True)
     with replacing(out / WEIGHTS) as file:

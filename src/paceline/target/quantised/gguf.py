@@ -216,6 +216,11 @@ _SCALING = {
     "yarn_beta_slow": "beta_slow",
 }
 """Keys of rope.scaling, and transformers' names."""
+_NOT_RUN = {
+    "attention.causal": True, "attention.clamp_kqv": 0.0, "attention.max_alibi_bias": 0.0,
+    "attn_logit_softcapping": 0.0,
+}  # fmt: skip
+"""Facts that the decoder does not know how to follow, with the values at which there is nothing to follow."""
 _NEUTRAL = {"yarn_ext_factor": 1.0, "yarn_attn_factor": 1.0, "attn_factor": 1.0}
 """Keys of rope.scaling that have no effect with these values; other values are refused."""
 CONTROL = 3  # type of tokens without text
@@ -289,11 +294,16 @@ def config_of(file: GGUF) -> PretrainedConfig:
     if facts.get("expert_count") and "num_experts" not in _OWN_KEYS.get(family, {}):
         raise ModelError(f"{file.path} is a mixture of {facts['expert_count']} experts, which the native decoder lacks")
 
+    if odd := [f"{key} {facts[key]}" for key, value in _NOT_RUN.items() if facts.get(key, value) != value]:
+        raise ModelError(f"{file.path} has {shortened(', '.join(odd))}, which the native decoder does not run")
+
     def number(key: str, default: Any = None) -> Any:
-        """A number by key. ModelError for another value, or for none without a default."""
+        """A number by key, which may be given for every layer. ModelError for another value, or none without default."""
         value = default if facts.get(key) is None else facts[key]
         if value is None:
             raise ModelError(f"{file.path} does not say its {key}: it was not made for llama.cpp, or is damaged")
+        if isinstance(value, list) and value and all(one == value[0] for one in value):
+            value = value[0]
         if isinstance(value, list):
             raise ModelError(f"{file.path}: {key} differs from layer to layer, which the native decoder lacks")
         if not isinstance(value, (int, float)):
@@ -303,7 +313,7 @@ def config_of(file: GGUF) -> PretrainedConfig:
     heads, size = number("attention.head_count"), number("embedding_length")
     head_dim = number("attention.key_length", size // max(heads, 1))
     for key in ("attention.value_length", "rope.dimension_count"):
-        if facts.get(key, head_dim) != head_dim and (family, key) != ("phi3", "rope.dimension_count"):
+        if number(key, head_dim) != head_dim and (family, key) != ("phi3", "rope.dimension_count"):
             raise ModelError(
                 f"{file.path}: {family}.{key} is {facts[key]}, and heads have {head_dim} numbers: not supported"
             )
@@ -419,7 +429,7 @@ def _frequencies(file: GGUF, config: PretrainedConfig) -> torch.Tensor | None:
 
 def weights_of(file: GGUF, config: PretrainedConfig) -> Weights:
     """The tensors that the native decoder reads, by their names in a checkpoint."""
-    s, weights = Shape.of(config), Weights()
+    s, weights, read = Shape.of(config), Weights(), {_FREQUENCIES, *(_FACTORS if file.family == "phi3" else ())}
     heads = {"q_proj": s.num_heads, "k_proj": s.num_kv_heads} if file.family in _PAIRED else {}
     stacked = (s.experts.count,) if s.experts is not None else ()
     for name, shape in weight_shapes(config).items():
@@ -437,12 +447,18 @@ def weights_of(file: GGUF, config: PretrainedConfig) -> Weights:
             first = int(expert[1]) * shape[0]
             own = slice(first, first + shape[0])
             tensor = tensor.rows(own) if isinstance(tensor, Blocks) else tensor.flatten(0, 1)[own]
+        read.add(theirs)
         part = name.split(".")[-2]
         if part in heads:
             tensor = _unpermuted(tensor, heads[part])
         if s.norm_offset and part.endswith("norm") and isinstance(tensor, torch.Tensor):
             tensor = tensor - s.norm_offset  # files have the sum
         weights[name] = tensor
+    if others := sorted(file.places.keys() - read):
+        raise ModelError(
+            f"{file.path} has {len(others)} tensors that a {file.family} of {s.num_layers} layers does not have, such as "
+            f"{shortened(others[0])}: its facts are wrong, or it is of a model that is not supported"
+        )
     return weights
 
 

@@ -14,7 +14,7 @@ from transformers import PreTrainedTokenizerFast
 from paceline.errors import ModelError, shortened
 from paceline.target.folder import one_line
 from paceline.target.quantised.gguf import CONTROL, GGUF
-from paceline.target.tokenizer import Tokenizer
+from paceline.target.tokenizer import Tokenizer, vocabulary
 
 USER_DEFINED, UNUSED = 4, 5  # types of tokens: words that are matched before text is split; padding
 
@@ -38,6 +38,7 @@ RULES: dict[str, Any] = {
 _WHOLE_FIRST = ("llama-bpe",)
 """Rules where a word that is a token is not split, whatever its merges, and every text begins with BOS."""
 _NORMAL_FORM = ("qwen2",)  # rules that compose characters (NFC) first
+_SAME = {"deepseek-r1-qwen": "qwen2"}  # other names of a rule
 
 
 def tokenizer_of(file: GGUF, name: str) -> Tokenizer:
@@ -48,7 +49,7 @@ def tokenizer_of(file: GGUF, name: str) -> Tokenizer:
         raise _refused(
             file, f"is of kind {shortened(repr(kind))}, and llama (SentencePiece) and gpt2 (bytes) are known"
         )
-    for key in ("tokens", *(("merges",) if kind == "gpt2" else ("scores",))):
+    for key in ("tokens", "token_type", "merges" if kind == "gpt2" else "scores"):
         if not isinstance(facts.get(key), list):
             raise _refused(file, f"has no {key}")
     if kind == "gpt2" and facts.get("pre") not in RULES:
@@ -56,10 +57,16 @@ def tokenizer_of(file: GGUF, name: str) -> Tokenizer:
         raise _refused(file, f"splits text by the rule {shortened(repr(facts.get('pre')))}, and {known} are known")
     try:
         backend = _bytes(facts) if kind == "gpt2" else _sentencepiece(facts)
-        inner = _complete(backend, facts, kind)
+        inner = _complete(backend, facts)
     except Exception as error:  # the library raises many errors
         raise _refused(file, f"cannot be rebuilt ({shortened(one_line(error))})") from error
-    return Tokenizer(inner, name)
+    return as_in(file, Tokenizer(inner, name))
+
+
+def as_in(file: GGUF, tokenizer: Tokenizer) -> Tokenizer:
+    """`tokenizer`, which from now on begins conversations as `file` says."""
+    tokenizer.begins = _adds_bos(_facts(file)) and bool(getattr(tokenizer.inner, "bos_token", None))
+    return tokenizer
 
 
 def _refused(file: GGUF, why: str) -> ModelError:
@@ -69,19 +76,30 @@ def _refused(file: GGUF, why: str) -> ModelError:
 def _facts(file: GGUF) -> dict[str, Any]:
     start = "tokenizer.ggml."
     facts = {key.removeprefix(start): value for key, value in file.facts.items() if key.startswith(start)}
-    return facts | {"chat_template": file.facts.get("tokenizer.chat_template")}
+    pre = facts.get("pre")
+    named = {"pre": _SAME.get(pre, pre)} if isinstance(pre, str) else {}
+    return facts | named | {"chat_template": file.facts.get("tokenizer.chat_template")}
+
+
+def _adds_bos(facts: Mapping[str, Any]) -> bool:
+    """Whether texts begin with BOS; where the file does not say it, as in llama.cpp."""
+    return bool(facts.get("add_bos_token", facts.get("model") == "llama" or facts.get("pre") in _WHOLE_FIRST))
 
 
 def same_tokens(tokenizer: Tokenizer, file: GGUF, *, all_of_them: bool) -> bool:
-    """Whether another tokenizer has only tokens of this file, with the same ids.
+    """Whether another tokenizer has only tokens of this file, with the same ids. Of a file without tokens only their
+    number is known.
 
     all_of_them  whether it must have all of them."""
     facts = _facts(file)
     tokens: Sequence[str] = facts.get("tokens") or []
-    known = tokenizer.inner.get_vocab()
-    if max(known.values(), default=0) >= len(tokens) or any(tokens[i] != text for text, i in known.items()):
+    known = vocabulary(tokenizer.inner)
+    highest = max(known.values(), default=0)
+    if not tokens and not all_of_them:
+        return highest < file.places["token_embd.weight"].shape[0]
+    if highest >= len(tokens) or any(tokens[i] != text for text, i in known.items()):
         return False
-    return not all_of_them or _ids(facts).keys() <= known.keys()
+    return not all_of_them or _ids(facts).keys() <= tokenizer.inner.get_vocab().keys()
 
 
 def _bytes(facts: Mapping[str, Any]) -> Backend:
@@ -125,17 +143,16 @@ def _merges(ids: Mapping[str, int], scores: Sequence[float]) -> list[tuple[str, 
     return [(a, b) for *_, a, b in sorted(pairs)]
 
 
-def _complete(backend: Backend, facts: Mapping[str, Any], kind: str) -> PreTrainedTokenizerFast:
+def _complete(backend: Backend, facts: Mapping[str, Any]) -> PreTrainedTokenizerFast:
     """Add special tokens, the beginning token and the chat template."""
-    tokens, types = facts["tokens"], facts.get("token_type") or []
-    for token, of in zip(tokens, types, strict=False):
+    tokens = facts["tokens"]
+    for token, of in zip(tokens, facts["token_type"], strict=True):
         if of in (CONTROL, USER_DEFINED):
             added = AddedToken(token, special=of == CONTROL, normalized=False)
             backend.add_special_tokens([added]) if of == CONTROL else backend.add_tokens([added])
     named = {key: facts.get(f"{key}_token_id") for key in ("bos", "eos", "padding", "unknown")}
     texts = {key: tokens[i] for key, i in named.items() if isinstance(i, int) and 0 <= i < len(tokens)}
-    begins = facts.get("add_bos_token", kind == "llama" or facts.get("pre") in _WHOLE_FIRST)
-    if begins and "bos" in texts:
+    if _adds_bos(facts) and "bos" in texts:
         start = texts["bos"]
         template = processors.TemplateProcessing(
             single=f"{start} $A", pair=f"{start} $A {start} $B", special_tokens=[(start, named["bos"])]
