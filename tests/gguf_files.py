@@ -79,8 +79,7 @@ def write(
     factors = _positions(writer, config, s.head_dim)
     _own_facts(writer, s, config)
     _vocabulary(writer, folder, s.vocab_size, pre)
-    if add_bos:
-        writer.add_add_bos_token(True)
+    writer.add_add_bos_token(add_bos)
     more(writer)
     for name, values in factors.items():
         writer.add_tensor(name, values)

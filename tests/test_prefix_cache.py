@@ -16,6 +16,7 @@ from paceline.engine.request import Completion
 from paceline.engine.sampling import SamplingParams
 from paceline.errors import PacelineError
 from paceline.target.decoder import Decoder
+from paceline.target.hf import HFTarget
 from tests import models, native
 
 PROMPT = np.random.default_rng(1).integers(4, models.VOCAB_SIZE, 3 * BLOCK + 20).tolist()
@@ -76,6 +77,23 @@ def test_is_of_one_model_dtype_and_exactness(tmp_path: Path) -> None:
     for target in (changed, decoder(dtype=torch.bfloat16), decoder(exact=True)):
         assert answer(target, tmp_path).reused == 0
     assert answer(decoder(), tmp_path).reused == SHARED
+
+
+def test_is_of_one_configuration(tmp_path: Path) -> None:
+    """The same weights with other rotary positions, or with another factor, have other keys and values."""
+
+    def made(kind: Any, theta: float = 1e4, **changes: Any) -> Any:
+        rope = {"rope_type": "default", "rope_theta": theta}
+        changes = native.TINY | {"max_position_embeddings": 1024, "rope_parameters": rope} | changes
+        return kind(models.model("llama2", **changes))
+
+    for kind in (native.of, HFTarget):
+        answer(made(kind), tmp_path)
+        for change in ({"theta": 1.02e4}, {"rms_norm_eps": 1e-3}, {"max_position_embeddings": 2048}):
+            assert answer(made(kind, **change), tmp_path).reused == 0
+        assert answer(made(kind), tmp_path).reused == SHARED
+    prefixes = [made(kind, theta=theta).prefix_key for kind in (native.of, HFTarget) for theta in (1e4, 1e6, 1.001e6)]
+    assert len({*prefixes}) == 6
 
 
 @pytest.mark.parametrize("damage", [lambda data: data[:-5], lambda data: data[:-1] + bytes([data[-1] ^ 1])])

@@ -356,7 +356,7 @@ def test_models_that_are_not_supported(tiny: Path, tmp_path: Path) -> None:
     refused(write(tiny, path, leave_out="token_embd.weight"), "has no token_embd.weight")
     refused(write(tiny, path, more=lambda w: w.add_block_count(2)), "a llama of 2 layers does not have", "blk.2.")
     extra = np.ones((4, 4), np.float32)
-    refused(write(tiny, path, more=lambda w: w.add_tensor("blk.0.attn_sinks.weight", extra)), "1 tensors", "attn_sinks")
+    refused(write(tiny, path, more=lambda w: w.add_tensor("blk.0.attn_sinks.weight", extra)), "attn_sinks", "0 more")
     refused(write(tiny, path, more=lambda w: w.add_causal_attention(False)), "attention.causal False")
     refused(write(tiny, path, more=lambda w: w.add_attn_logit_softcapping(50.0)), "attn_logit_softcapping 50.0")
 
@@ -420,8 +420,7 @@ def test_conversations_begin_as_the_file_says(tiny: Path, tmp_path: Path) -> Non
         own = load_tokenizer(folder).encode_chat(chat)
         assert (own[0] == models.BOS) == (text == template)
         for adds in (True, False):
-            path = write(folder, tmp_path / "m.gguf", more=lambda w, adds=adds: w.add_add_bos_token(adds), add_bos=False)
-            beside = write(folder, folder / "m.gguf", more=lambda w, adds=adds: w.add_add_bos_token(adds), add_bos=False)
+            path, beside = (write(folder, at / "m.gguf", add_bos=adds) for at in (tmp_path, folder))
             for made in (load_tokenizer(path), load_tokenizer(beside), tokenizer_for(path, folder)):
                 right = [models.BOS, *own] if adds and own[0] != models.BOS else own
                 assert made.encode_chat(chat) == right

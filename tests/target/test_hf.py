@@ -18,7 +18,7 @@ from paceline.engine.round import Segment, Verdict
 from paceline.engine.sampling import SamplingParams
 from paceline.errors import ModelError
 from paceline.target import hf
-from paceline.target.base import Needs
+from paceline.target.base import BEFORE_NORM, Needs
 from paceline.target.hf import HFTarget, _RowsCache
 from paceline.target.layout import SHARED_QUERIES
 from paceline.target.load import load
@@ -94,6 +94,18 @@ def test_ragged_rows_and_trees(target: HFTarget) -> None:
             texts[segment.slot] += segment.tokens[path].tolist()
             assert target.length(segment.slot) == len(texts[segment.slot])
     for slot in list(texts):
+        target.drop_row(slot)
+
+
+@pytest.mark.parametrize("count", [2, 3, 5])
+def test_a_chain_may_end_where_the_context_does(target: HFTarget, count: int) -> None:
+    """Nodes that are added to a draft for speed must fit, too."""
+    for before in (models.MAX_CONTEXT - count - 1, models.MAX_CONTEXT - count):
+        slot, text = target.add_row(4), tokens(before, before)
+        target.verify([Segment.chunk(slot, text, last=False)])
+        target.commit(slot, range(before))
+        chain = [Segment(slot, tokens(count, 1), np.arange(-1, count - 1), num_logits=count)]
+        check(target, {slot: text.tolist()}, chain, target.verify(chain))
         target.drop_row(slot)
 
 
@@ -271,7 +283,7 @@ def test_the_proof_finds_an_attention_that_does_not_suit_the_model() -> None:
 
 def test_what_only_the_native_decoder_can_do_is_refused(target: HFTarget) -> None:
     slot = target.add_row(4)
-    for needs in (Needs(resume_layer=1), Needs(callback_layer=1)):
+    for needs in (Needs(resume_layer=1), Needs(callback_layer=1), Needs(hidden_layers=(1, BEFORE_NORM))):
         for ask in (target.check, lambda needs: target.verify([Segment.chunk(slot, tokens(2, 0), last=True)], needs)):
             with pytest.raises(ModelError, match="this drafter needs the native decoder"):
                 ask(needs)

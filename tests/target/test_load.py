@@ -159,7 +159,7 @@ def test_a_tokenizer_that_fills_the_vocabulary_may_get_a_token_from_its_class(tm
     folder = models.make("qwen2", tmp_path / "m", vocab_size=288)
     tokenizer = load_tokenizer(folder)
     assert tokenizer.encode("the cat") == load_tokenizer(models.make("qwen3", tmp_path / "other")).encode("the cat")
-    with pytest.raises(PromptError, match="outside the model's 0..287"):
+    with pytest.raises(PromptError, match="outside the model's 0"):
         Engine(folder).generate(["<|endoftext|>"])
 
 

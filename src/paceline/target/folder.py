@@ -295,8 +295,8 @@ _SAMPLE = 64  # sampled numbers of a tensor in a fingerprint. Fine-tuning in bfl
 
 
 def open_weights(folder: Path) -> dict[str, Any]:
-    """The open safetensors file of every tensor in `folder`; only headers are read. ModelError if an adapter lies beside
-    them: they are not all of the model."""
+    """The open safetensors file of every tensor in `folder`; only headers are read. ModelError if an adapter lies there
+    too: then they are not all of the model."""
     if (folder / "adapter_config.json").exists():
         raise ModelError(
             f"{folder} holds an adapter beside its weights (adapter_config.json), which is not applied here: merge the "

@@ -22,7 +22,7 @@ from paceline.engine.clock import Clock
 from paceline.engine.round import Segment, Verdict
 from paceline.engine.tree import ancestors
 from paceline.errors import ModelError
-from paceline.target.base import LayerCallback, Needs
+from paceline.target.base import BEFORE_NORM, LayerCallback, Needs
 from paceline.target.cache import CachedTarget, RaggedCache, Writer
 from paceline.target.folder import check_layers, check_shape, fingerprint, one_line, refuse_absent, refuse_scales
 from paceline.target.layout import SHARED_QUERIES, Layout, plan
@@ -107,9 +107,17 @@ class HFTarget(CachedTarget):
         if prove:
             plain.compare(self)
 
+    @property
+    def prefix_key(self) -> str:
+        """As `Target.prefix_key`: also of the configuration, but for what says where and by whom it was written."""
+        config = self.model.config.to_dict()
+        own = {key: config[key] for key in sorted(config) if key not in ("_name_or_path", "transformers_version")}
+        return f"{super().prefix_key} {own}"
+
     def check(self, needs: Needs) -> None:
         """ModelError for needs that only the native decoder can meet."""
-        if needs.resume_layer is not None or needs.callback_layer is not None:
+        inside = BEFORE_NORM in needs.hidden_layers  # transformers' last states are those after the norm
+        if inside or needs.resume_layer is not None or needs.callback_layer is not None:
             raise ModelError(
                 f"{self.name} runs through transformers, whose forward cannot be entered or left in the middle; "
                 "this drafter needs the native decoder (docs/models.md)"

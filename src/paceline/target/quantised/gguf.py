@@ -298,7 +298,7 @@ def config_of(file: GGUF) -> PretrainedConfig:
         raise ModelError(f"{file.path} has {shortened(', '.join(odd))}, which the native decoder does not run")
 
     def number(key: str, default: Any = None) -> Any:
-        """A number by key, which may be given for every layer. ModelError for another value, or none without default."""
+        """A number by key, which may be given for every layer. ModelError for another value, or none and no default."""
         value = default if facts.get(key) is None else facts[key]
         if value is None:
             raise ModelError(f"{file.path} does not say its {key}: it was not made for llama.cpp, or is damaged")
@@ -456,8 +456,8 @@ def weights_of(file: GGUF, config: PretrainedConfig) -> Weights:
         weights[name] = tensor
     if others := sorted(file.places.keys() - read):
         raise ModelError(
-            f"{file.path} has {len(others)} tensors that a {file.family} of {s.num_layers} layers does not have, such as "
-            f"{shortened(others[0])}: its facts are wrong, or it is of a model that is not supported"
+            f"{file.path} has {shortened(others[0])}, and {len(others) - 1} more that a {file.family} of "
+            f"{s.num_layers} layers does not have: its facts are wrong, or it is of a model that is not supported"
         )
     return weights
 
