@@ -518,6 +518,16 @@ def test_prompts_come_as_text_tokens_arrays_or_messages(world: World) -> None:
     assert out[4].prompt_tokens == len(world.tokenizer.encode_chat(chat))
 
 
+def test_a_folder_without_a_tokenizer_takes_token_ids(world: World, tmp_path: Path) -> None:
+    folder = models.make("llama2", tmp_path / "m")
+    right = Engine(folder).generate([[5, 6, 7]], SamplingParams(max_tokens=5))
+    (folder / "tokenizer.json").unlink()
+    engine = Engine(folder)
+    assert engine.generate([[5, 6, 7]], SamplingParams(max_tokens=5))[0].tokens == right[0].tokens
+    with pytest.raises(PromptError, match="no tokenizer: give .* token ids"):
+        engine.add("the cat")
+
+
 def test_without_a_tokenizer_text_and_stop_strings_are_refused(world: World) -> None:
     decoder, _ = native.pair("llama2")
     engine = Engine(decoder, Drafter())

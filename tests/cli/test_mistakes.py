@@ -42,6 +42,7 @@ MISTAKES: list[tuple[str, ...]] = [
     ("generate nan hi --temperature 1", "NaN"),
     ("generate nan hi --compare", "NaN"),
     ("generate nan hi --json", "NaN"),
+    ("generate nan hi --compare --json", "NaN"),
     ("generate model hi --cache-memory '2 apples'", "cache_memory is '2 apples'", "such as 2GB"),
     ("generate model hi --prefix-cache-size much", "prefix_cache_size is 'much'", "such as 2GB"),
     ("generate model hi --cache-memory 9kB", "need", "cache_memory is 9.0 kB", "give it more"),

@@ -238,6 +238,14 @@ def test_what_cannot_be_a_target(family: str, reason: str) -> None:
         assert HFTarget(models.model(family, alibi=False)).num_layers
 
 
+def test_weights_that_are_no_numbers_are_said_to_be() -> None:
+    model = models.model("gpt2")
+    with torch.no_grad():
+        model.transformer.ln_f.weight.fill_(float("nan"))
+    with pytest.raises(ModelError, match="its logits are NaN"):
+        HFTarget(model)
+
+
 def test_code_that_fails_on_our_cache(monkeypatch: pytest.MonkeyPatch) -> None:
     model = models.model("llama2")
     forward = model.forward

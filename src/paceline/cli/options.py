@@ -73,7 +73,7 @@ def open_engine(
     from paceline.draft.registry import create
     from paceline.engine.engine import Engine
     from paceline.engine.memory import parse_bytes
-    from paceline.target.load import tokenizer_for
+    from paceline.target.load import load_tokenizer, tokenizer_for
 
     # What transformers would warn of, such as a long prompt, is an error of ours, reported once.
     transformers.logging.set_verbosity_error()
@@ -83,7 +83,10 @@ def open_engine(
         if options.get(name) is not None:
             parse_bytes(options[name], name)
     named = None if tokenizer is None else tokenizer_for(model, tokenizer)
-    return Engine(model, drafter, threads=threads, tokenizer=named, **{"max_batch": 1} | options)
+    engine = Engine(model, drafter, threads=threads, tokenizer=named, **{"max_batch": 1} | options)
+    if engine.tokenizer is None:
+        load_tokenizer(model)  # its error names what is missing
+    return engine
 
 
 @dataclasses.dataclass(frozen=True)

@@ -61,10 +61,11 @@ class Run:
 
             def show(job: Job) -> None:
                 shown.add(job.index)
-                mine, others = (side.answers[0].get(job.index) for side in (drafted, plain))
-                if answer := mine or others:
+                found = [side.answers[0][job.index] for side in (drafted, plain) if job.index in side.answers[0]]
+                if found:
+                    failed_first = max(found, key=lambda answer: bool(answer.row.error))
                     with bar.hidden():
-                        self._show_both(answer, Compared.of(job, drafted, plain))
+                        self._show_both(failed_first, Compared.of(job, drafted, plain))
                 bar.advance()
 
             def answered(job: Job) -> None:
@@ -135,9 +136,9 @@ class Run:
 
     def _show_both(self, answer: Answer, compared: Compared | None) -> None:
         """A job's answer and its comparison, where that is complete."""
-        if self.lines is not None:
-            self.drafted += answer.row.stats.draft_tokens
-            self._record(compared.record() if compared else answer.record())
+        if self.lines is not None and compared:
+            self.drafted += compared.pair[0].row.stats.draft_tokens
+            self._record(compared.record())
             return
         self._show(compared.pair[0] if compared else answer)
         if compared:

@@ -443,18 +443,16 @@ def _target(
     if isinstance(model, Target):
         target = model
     else:
-        from paceline.target.load import load, load_tokenizer
+        from paceline.target.load import load
 
         target = load(model, native=False if is_rectangular else None, dtype=dtype, device=device, exact=exact)
-        target.tokenizer = tokenizer or target.tokenizer or load_tokenizer(model)  # its error names what is missing
     if is_rectangular:
         from paceline.target.rectangles import rectangular
 
         target = rectangular(target)
-    if isinstance(model, Target):
-        target.tokenizer = tokenizer or target.tokenizer
-        if exact:
-            target.make_exact()
+    target.tokenizer = tokenizer or target.tokenizer
+    if isinstance(model, Target) and exact:
+        target.make_exact()
     return target
 
 

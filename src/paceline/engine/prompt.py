@@ -48,6 +48,9 @@ def _ids(prompt: Prompt, tokenizer: Tokenizer | None, max_context: int) -> Seque
     if not isinstance(prompt, str) and not is_chat(prompt):
         return prompt  # type: ignore[return-value]
     if tokenizer is None:
-        raise PromptError("This engine has no tokenizer; give the prompt as token ids.")
+        raise PromptError(
+            "This engine has no tokenizer: give the prompt as token ids, or make the engine with the model's tokenizer "
+            "(`load_tokenizer` says what is missing)."
+        )
     tokenizer.refuse_long(prompt, max_context)  # type: ignore[arg-type]
     return tokenizer.encode(prompt) if isinstance(prompt, str) else tokenizer.encode_chat(prompt)  # type: ignore[arg-type]

@@ -391,6 +391,8 @@ class Example:
             self.logits = self._plain(self.text, cache)
         except Exception as error:  # the model's own code may raise anything
             raise self._refused(f"a plain forward with transformers' own cache fails: {one_line(error)}") from error
+        if self.logits.isnan().any():
+            raise self._refused("its logits are NaN: its weights or dtype are broken")
         if any(getattr(layer, "keys", None) is None for layer in cache.layers):
             raise self._refused("it does not keep its keys and values in a cache")
         shapes = {(*layer.keys.shape[1::2], *layer.values.shape[1::2]) for layer in cache.layers}
