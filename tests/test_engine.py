@@ -524,7 +524,7 @@ def test_a_folder_without_a_tokenizer_takes_token_ids(world: World, tmp_path: Pa
     (folder / "tokenizer.json").unlink()
     engine = Engine(folder)
     assert engine.generate([[5, 6, 7]], SamplingParams(max_tokens=5))[0].tokens == right[0].tokens
-    with pytest.raises(PromptError, match="no tokenizer: give .* token ids"):
+    with pytest.raises(PromptError, match=r"no tokenizer: give .* token ids"):
         engine.add("the cat")
 
 
