@@ -79,6 +79,20 @@ def test_is_of_one_model_dtype_and_exactness(tmp_path: Path) -> None:
     assert answer(decoder(), tmp_path).reused == SHARED
 
 
+def test_is_of_one_form_of_the_weights_and_one_processor_if_exact(monkeypatch: pytest.MonkeyPatch) -> None:
+    model, expanded = models.model("llama2"), native.of(models.model("llama2"))
+    expanded.expanded = "float32, expanded from Q8_0"
+    targets = [*(native.of(model, precision=precision) for precision in (None, "int8", "int4")), expanded]
+    for target in targets:
+        target.weights_fingerprint = "of all"
+    assert len({target.prefix_key for target in targets}) == 4
+    plain, exact = decoder(), decoder(exact=True)
+    before = plain.prefix_key, exact.prefix_key
+    monkeypatch.setattr("paceline.target.decoder.llvm.get_host_cpu_name", lambda: "another")
+    assert plain.prefix_key == before[0]
+    assert exact.prefix_key != before[1]
+
+
 def test_is_of_one_configuration(tmp_path: Path) -> None:
     """The same weights with other rotary positions, or with another factor, have other keys and values."""
 

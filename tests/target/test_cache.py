@@ -213,7 +213,8 @@ def test_a_new_row_finds_nothing_of_an_earlier_one() -> None:
     slot = cache.add_row(60)
     write(cache, layout_of(cache, [chain(slot, 20)]), np.arange(20))
     cache.commit(slot, range(20))
-    write(cache, layout_of(cache, [chain(slot, 30)]), np.full(30, np.nan))
+    for count in (30, 5):  # a long draft, then a shorter one
+        write(cache, layout_of(cache, [chain(slot, count)]), np.full(count, np.nan))
     cache.drop_row(slot)
     assert cache.add_row(60) == slot
     assert not cache.copy(slot, cache.capacity).any()

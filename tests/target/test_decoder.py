@@ -25,6 +25,7 @@ from paceline.target.base import Needs, Target
 from paceline.target.decoder import Decoder
 from paceline.target.layout import SHARED_QUERIES
 from paceline.target.load import load, load_tokenizer
+from paceline.target.shape import Shape
 
 
 def chain(slot: int, tokens: Sequence[int], logits: int | None = None, start: int = 0) -> Segment:
@@ -51,6 +52,19 @@ def text(rng: np.random.Generator, n: int) -> list[int]:
 
 
 # Against transformers -------------------------------------------------------------------------------------------
+
+
+@torch.no_grad()
+def test_experts_may_be_in_some_layers_alone() -> None:
+    decoder, model = native.pair("qwen3-moe", decoder_sparse_step=2)
+    assert [kind.experts for kind in decoder.shape.layers] == [False, True, False]
+    theirs = model(torch.tensor([native.TEXT]), use_cache=False).logits[0]
+    torch.testing.assert_close(native.logits(decoder), theirs, atol=2e-4, rtol=1e-4)
+
+
+def test_longrope_ends_where_its_short_factors_do() -> None:
+    """A longer text turns all of its tokens by other angles."""
+    assert Shape.of(models.config("phi3-long")).max_context == models.MAX_CONTEXT
 
 
 @pytest.mark.parametrize("family", models.NATIVE)

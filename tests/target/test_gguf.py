@@ -224,7 +224,8 @@ def test_answers_end_at_the_files_tokens_and_at_known_ones(tiny: Path, tmp_path:
     path = write(tiny, tmp_path / "m.gguf", more=lambda writer: writer.add_eot_token_id(3))
     assert load(path).eos_token_ids == (1, 3)
     known = {"tokenizer.ggml.tokens": ["a", "<|im_end|>", "<|im_end|>"], "tokenizer.ggml.token_type": [1, 3, 1]}
-    assert end_tokens(known | {"tokenizer.ggml.eos_token_id": 0}) == {0, 1}
+    named = {f"tokenizer.ggml.{key}_token_id": number for key, number in (("eos", 0), ("eot", 5), ("eom", 6))}
+    assert end_tokens(known | named) == {0, 1, 5, 6}
 
 
 def test_a_file_drafts_for_its_folder(tiny: Path, tmp_path: Path) -> None:
@@ -294,6 +295,21 @@ def test_a_fact_that_should_be_a_number_is_one(key: str, tiny: Path, tmp_path: P
         file.facts[f"llama.{key}"] = value
         with pytest.raises(ModelError, match=words):
             config_of(file)
+
+
+def test_what_a_file_leaves_out_is_what_llama_cpp_takes(tmp_path: Path) -> None:
+    granite = GGUF(write(models.make("granite", tmp_path / "granite"), tmp_path / "granite.gguf"))
+    del granite.facts["granite.attention.scale"]
+    assert config_of(granite).attention_multiplier == 16**-0.5
+    gemma = GGUF(write(models.make("gemma3", tmp_path / "gemma", **IN_FILES["gemma3"]), tmp_path / "gemma.gguf"))
+    slides, gemma.places = "gemma3.attention.sliding_window_pattern", gemma.places | dict.fromkeys(map(str, range(62)))
+    for pattern, period in ((None, 6), (3, 3)):
+        gemma.facts |= {"gemma3.block_count": 12, slides: pattern}
+        full = [kind == "full_attention" for kind in config_of(gemma).layer_types]
+        assert full == [(layer + 1) % period == 0 for layer in range(12)]
+    assert config_of(gemma).query_pre_attn_scalar == 32  # of a head
+    gemma.facts["gemma3.block_count"] = 62  # Gemma 3 27B alone: its heads are not as wide as their share
+    assert config_of(gemma).query_pre_attn_scalar == 64 // 4
 
 
 def test_a_fact_may_be_given_for_every_layer(tiny: Path, tmp_path: Path) -> None:

@@ -163,6 +163,15 @@ def test_byte_level_rules_token_for_token(rule: str, shared: Path) -> None:
     assert ours.decode([0]) == ""
 
 
+def test_words_of_users_are_text_and_control_tokens_are_none() -> None:
+    """Both are found in text before it is split."""
+    tokens = ["a", "b", "<think>", "<end>"]
+    facts = {"model": "gpt2", "pre": "gpt-2", "tokens": tokens, "token_type": [1, 1, 4, 3], "merges": []}
+    ours = tokenizer_of(file_of(facts), "m")
+    assert ours.encode("a<think>b<end>") == [0, 2, 1, 3]
+    assert ours.decode([0, 2, 1, 3]) == "a<think>b"
+
+
 def test_the_rules_are_told_apart_by_these_texts() -> None:
     """Else agreement would prove nothing."""
     backend = trained("gpt-2")

@@ -19,7 +19,7 @@ from paceline.engine.round import Segment
 from paceline.engine.sampling import SamplingParams
 from paceline.errors import ModelError, PacelineError
 from paceline.target.decoder import Decoder
-from paceline.target.load import load
+from paceline.target.load import load, quantise_folder
 
 NEW = 24
 
@@ -266,13 +266,15 @@ def test_the_text_of_a_model_that_reads_images_is_run(tmp_path: Any) -> None:
     config = Qwen3_5Config(text_config=inner, vision_config=vision, tie_word_embeddings=True)
     whole = Qwen3_5ForConditionalGeneration(config).eval()
     models.randomize(whole)
-    whole.save_pretrained(tmp_path)
+    whole.save_pretrained(tmp_path / "m")
     tokens = text(2, 20)
-    target = load(tmp_path, native=True)
+    target = load(tmp_path / "m", native=True)
     with torch.no_grad():
         theirs = whole(input_ids=torch.tensor([tokens])).logits[0]
     said = exact.in_pieces(target, tokens, [20])  # type: ignore[arg-type]
     torch.testing.assert_close(said, theirs, atol=1e-4, rtol=1e-4)
+    quantise_folder(tmp_path / "m", tmp_path / "int8", "int8")
+    assert str(load(tmp_path / "int8").quantised).startswith("Q8_0 and F32")
 
 
 def test_what_is_not_run_says_why(tmp_path: Any) -> None:
