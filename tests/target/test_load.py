@@ -384,7 +384,7 @@ WEIGHTS: list[tuple[list[Change], tuple[str, ...]]] = [
         for name in ("mlp.up_proj.weight_scale", "mlp.up_proj.weight_scale_inv", "mlp.up_proj.weight_scale_2",
                      "mlp.up_proj.scales", "mlp.up_proj.SCB")
     ],
-    ([has("adapter_config.json", "{}")], ("an adapter beside its weights", "merge the two first")),
+    ([has("adapter_config.json", "{}")], ("holds an adapter", "merge it into its base model first")),
     ([config(num_hidden_layers=2)], ("has weights of 3 layers, and its config.json asks for 2",)),
     ([config(intermediate_size=128)], ("model.layers.0.mlp.", " where config.json asks for [", "128", "96")),
 ]

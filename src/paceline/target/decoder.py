@@ -176,7 +176,7 @@ class Decoder(CachedTarget):
         """As `Target.prefix_key`. If exact, it also differs where another processor or torch may round differently."""
         tables = sha256()
         for table in (table for ops in self._ops.values() for table in (ops.cos, ops.sin)):
-            tables.update(table.cpu().view(torch.uint8).numpy())
+            tables.update(table.cpu().view(torch.uint8).numpy().tobytes())
         where = f"{llvm.get_host_cpu_name()} {torch.__version__}" if self.exact else ""
         return f"{super().prefix_key} {self.shape} {tables.hexdigest()} {where}"
 

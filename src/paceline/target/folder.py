@@ -299,8 +299,8 @@ def open_weights(folder: Path) -> dict[str, Any]:
     too: then they are not all of the model."""
     if (folder / "adapter_config.json").exists():
         raise ModelError(
-            f"{folder} holds an adapter beside its weights (adapter_config.json), which is not applied here: merge the "
-            "two first, with peft's merge_and_unload, or remove the adapter's files"
+            f"{folder} holds an adapter (adapter_config.json), which is not applied here: merge it into its base model "
+            "first, with peft's merge_and_unload, or remove its files"
         )
     tensors: dict[str, Any] = {}
     for file in _weight_files(folder):
