@@ -1,7 +1,7 @@
 """A fake of a server with drafts: real HTTP, made-up times of rounds, and the counters that vLLM has at /metrics.
 
     with Served(seconds=lambda running: 0.004, accepted=(2, 0, 1), drafted=3) as server:
-        ...                                            # server.url, server.asked: bodies of the requests
+        ...                      # server.url, server.asked: bodies of the requests, server.headers: of all, pages too
 
 Every answer is `words`, as many as max_tokens allows; a token is a word. A round of an answer takes seconds(requests
 that are being answered) and brings one word and as many more as `accepted` says for it.
@@ -36,6 +36,7 @@ class Served:
         self.fails = fails
         self.asked: list[dict[str, Any]] = []
         self.when: list[float] = []
+        self.headers: list[dict[str, str]] = []
         self.running = self.most_running = 0
         self.counts: Counter[str] = Counter()
         self._lock = threading.Lock()
@@ -45,6 +46,7 @@ class Served:
             protocol_version, disable_nagle_algorithm = "HTTP/1.1", True
 
             def do_GET(self) -> None:
+                fake.headers.append(dict(self.headers))
                 if self.path == "/metrics":
                     _reply(self, 200, fake.metrics().encode(), "text/plain")
                 elif self.path == "/version":
@@ -56,6 +58,7 @@ class Served:
                     _reply(self, 404, b"{}")
 
             def do_POST(self) -> None:
+                fake.headers.append(dict(self.headers))
                 body = json.loads(self.rfile.read(int(self.headers["Content-Length"])))
                 with suppress(ConnectionError):
                     fake._answer(self, body)

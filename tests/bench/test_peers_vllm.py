@@ -183,6 +183,19 @@ def test_vllm_that_dies_while_answering(stand_in: Callable[[str], None], tiny: P
             one.answer(PROMPTS[:1], Ask(max_tokens=3))
 
 
+def test_vllm_that_hangs_is_ended(
+    stand_in: Callable[[str], None], tiny: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr("paceline.workbench.peers.worker.ANSWER_SECONDS", 0.5)
+    stand_in(f"say('''{READY}''')\nsys.stdin.readline()\ntime.sleep(600)\n")
+    with opened("vllm", tiny, python=sys.executable) as one:
+        for says in ("said nothing for 0.5 s", "ended"):
+            with pytest.raises(PacelineError, match=says):
+                one.answer(PROMPTS[:1], Ask(max_tokens=3))
+        with pytest.raises(PacelineError, match="ended"):
+            one.wake(1.0)
+
+
 @pytest.fixture
 def _minds_ctrl_c() -> Iterator[None]:
     """A process that a shell began in the background does not."""

@@ -15,19 +15,21 @@ from typing import Any
 import numpy as np
 import pytest
 
+from paceline.certify import asking
 from paceline.certify.asking import TIE, Control, Noise, Server, compare, control_of
+from paceline.certify.command import certify_server
 from paceline.certify.endpoint import certify_endpoint
-from paceline.certify.options import Scope
+from paceline.certify.options import Scope, Subject, Watch
 from paceline.certify.page import findings, page
-from paceline.workbench.client import Completion
+from paceline.workbench.client import Client, Completion
 
 WORDS = [f" w{i}" for i in range(12)]
 
 
-KNOWN = {
+KNOWN = dict.fromkeys((
     "model", "messages", "max_tokens", "temperature", "top_p", "seed", "logprobs", "top_logprobs", "frequency_penalty",
     "presence_penalty", "stream", "draft",
-}  # fmt: skip
+))  # fmt: skip
 
 
 @lru_cache
@@ -86,7 +88,7 @@ def served(model: Model) -> Iterator[Server]:
 
         def do_POST(self) -> None:
             body = json.loads(self.rfile.read(int(self.headers["content-length"])))
-            unknown = body.keys() - KNOWN
+            unknown = body.keys() - KNOWN.keys()
             self.say({"error": f"{unknown}?"}, 400) if unknown else self.say(model.reply(body))
 
         def say(self, value: dict[str, Any], status: int = 200) -> None:
@@ -227,3 +229,23 @@ def test_one_server_switches_its_drafts_off_and_another_is_its_own_control() -> 
         control = control_of(server)
         assert not control.is_self
         assert "draft = none" in control.name
+
+
+@pytest.mark.parametrize("owner", ["", "paceline", "paceline that refuses"])
+@pytest.mark.parametrize("reference", [False, True])
+def test_servers_are_closed(owner: str, reference: bool, monkeypatch: pytest.MonkeyPatch) -> None:
+    """And with them the connections: those to the endpoint, to the reference, and to the one that was no control."""
+    opened: list[Client] = []
+
+    def client(*arguments: Any, **more: Any) -> Client:
+        opened.append(Client(*arguments, **more))
+        return opened[-1]
+
+    monkeypatch.setattr(asking, "Client", client)
+    if "refuses" in owner:
+        monkeypatch.delitem(KNOWN, "draft")
+    with served(Model(owner=owner.partition(" ")[0])) as server:
+        other = server.url if reference else None
+        certify_server(Subject(endpoint=server.url, reference=other, scope=Scope(requests=0, budget="0s")), Watch())
+    assert len(opened) > 1
+    assert all(one._http.is_closed for one in opened)

@@ -1,12 +1,15 @@
 """`paceline watch`: what it makes of counters, and the command on a fake server."""
 
 import json
+import os
+import signal
 
 import pytest
 from tests.cli.command import Command
 from tests.served import Served
 
 from paceline.cli.watch import reading
+from paceline.workbench.client import CompletionError
 from paceline.workbench.servers import Drafting
 
 
@@ -47,5 +50,28 @@ def test_the_command(command: Command) -> None:
         told = command("watch", fake.url.removesuffix("/v1"), "--once", "--token-cost", "0.9")
         assert "accepted by position 50% 0% 0%" in told.out
         assert "do not pay now" in told.out
-    told = command("watch", "http://127.0.0.1:9", "--once")
-    assert (told.code, len(told.err.splitlines())) == (2, 1)
+    for more in ("--once", "--json"):  # a server that could never be read
+        told = command("watch", "http://127.0.0.1:9", more)
+        assert (told.code, len(told.err.splitlines())) == (2, 1)
+
+
+def test_a_reading_that_fails_ends_nothing(command: Command, monkeypatch: pytest.MonkeyPatch) -> None:
+    reads = iter([100, 200, "no server", None, 500, "no server"])
+
+    def read(url: str, key: str | None) -> Drafting | None:
+        match next(reads, "end"):
+            case int() as tokens:
+                return Drafting("vllm", tokens=tokens)
+            case None:
+                return None
+            case "end":
+                os.kill(os.getpid(), signal.SIGINT)
+        raise CompletionError("no server")
+
+    monkeypatch.setattr(Drafting, "read", read)
+    told = command("watch", "http://h", "--every", "0.1", "--json")
+    assert told.code == 0
+    first, second = map(json.loads, told.out.splitlines())
+    assert first["tokens_per_second"] == pytest.approx(1000, rel=0.5)
+    assert second["tokens_per_second"] == pytest.approx(1000, rel=0.5)  # of three readings' time
+    assert [line.partition(";")[0] for line in told.err.splitlines()[:2]] == ["no server", "http://h has no /metrics"]

@@ -181,7 +181,7 @@ def test_a_metrics_page_cannot_fill_the_memory_or_the_terminal() -> None:
         assert len(_version(url, None)) == 80
     with hostile(page=b'{"a":' * 5000) as url:
         assert _version(url, None) == ""
-    with pytest.raises(PacelineError, match="OPENAI_API_KEY"):
+    with pytest.raises(PacelineError, match="--api-key-env"):
         Server.find("http://user:secret@127.0.0.1:8000")
 
 

@@ -77,14 +77,14 @@ def _reply(answer: object, seconds: float) -> Reply:
     )
 
 
-def bench_endpoints(benchmark: Benchmark, watch: Watch = Watch(), key: str | None = None) -> Result:
-    """Run, or continue, the benchmark of running servers in `benchmark.out`. key: the servers' API key.
+def bench_endpoints(benchmark: Benchmark, watch: Watch = Watch()) -> Result:
+    """Run, or continue, the benchmark of running servers in `benchmark.out`.
 
     Raises PacelineError for what the caller has to change, before anything is timed."""
     load, options = benchmark.load, benchmark.options
     reading = Reading()
     requests = {one.id: one for one in workload(benchmark, reading)}
-    servers = [Server.find(spec.strip(), key) for spec in (load.endpoint or "").split(",")]
+    servers = [Server.find(spec.strip(), benchmark.api_key_env) for spec in (load.endpoint or "").split(",")]
     named = {one.name: one for one in servers}
     if len(named) < len(servers):
         named = {f"{one.name}#{one.model}": one for one in servers}

@@ -69,6 +69,7 @@ class Server:
     def close(self) -> None:
         for client in self._clients.values():
             self._loop.run(client.close())
+        self._clients.clear()
         self._loop.close()
 
 
@@ -92,6 +93,9 @@ class Hosted:
             return [one for part in parts for one in self._answer(part)]
         except (PacelineError, TypeError) as error:  # a field that is not known, a context that is too long
             raise CompletionError(f"{self.name} cannot answer this request: {error}") from None
+
+    def close(self) -> None:
+        self.engine.close()
 
     def _encode(self, messages: Sequence[Mapping[str, str]]) -> list[int]:
         if self.tokenizer.has_chat_template:
@@ -139,7 +143,8 @@ class Hosted:
 
 Endpoint = Server | Hosted
 """What is asked. name: for the certificate; url, model: for requests that are shown; slots: requests at once; ask: the
-completions, with at most `slots` requests under way, or CompletionError where one cannot be had."""
+completions, with at most `slots` requests under way, or CompletionError where one cannot be had; close: may be called
+twice."""
 
 
 class Control:
@@ -168,12 +173,15 @@ def control_of(server: Server) -> Control:
     """The server with its drafts off, where a request can say so, else the server itself."""
     server.ask([HELLO], 1)
     owner = asyncio.run(find_models(server.url, server.key)).get(server.model, "")
-    off = Server(f"{server.url}#{server.model}", key=server.key, slots=server.slots, extra=SWITCHES.get(owner))
+    if (switch := SWITCHES.get(owner)) is None:
+        return Control(server, is_self=True)
+    off = Server(f"{server.url}#{server.model}", key=server.key, slots=server.slots, extra=switch)
     try:
         off.ask([HELLO], 1)
     except CompletionError:
-        off.extra = {}
-    return Control(off) if off.extra else Control(server, is_self=True)
+        off.close()
+        return Control(server, is_self=True)
+    return Control(off)
 
 
 class Place(NamedTuple):

@@ -93,18 +93,25 @@ def _references(subject: Subject, target: Target, dtype: str) -> tuple[Model, Mo
     return exact, own, f"our own plain decoding of these weights ({kinds}), not transformers, which has no such model"
 
 
-def certify_server(subject: Subject, key: str | None, watch: Watch) -> dict[str, Any]:
+def certify_server(subject: Subject, watch: Watch) -> dict[str, Any]:
     """The certificate of the server `subject.endpoint`."""
     from paceline.certify.asking import Control, Server, control_of  # brings an HTTP client along
     from paceline.certify.endpoint import certify_endpoint
+    from paceline.workbench.client import api_key
 
-    server = Server(str(subject.endpoint), key=key, slots=subject.batch)
-    if subject.reference is None and subject.model is not None:
-        control = _plain(subject)
-    else:
-        reference = None if subject.reference is None else Server(subject.reference, key=key, slots=subject.batch)
-        control = Control(reference) if reference is not None else control_of(server)
-    certificate = certify_endpoint(server, control, _chats(subject.prompts), subject.scope, watch)
+    with ExitStack() as opened:
+
+        def server_at(spec: str) -> Server:
+            one = Server(spec, key=api_key(spec, subject.api_key_env), slots=subject.batch)
+            return opened.enter_context(closing(one))
+
+        server = server_at(str(subject.endpoint))
+        if subject.reference is not None:
+            control = Control(server_at(subject.reference))
+        else:
+            control = control_of(server) if subject.model is None else _plain(subject)
+            opened.callback(control.source.close)
+        certificate = certify_endpoint(server, control, _chats(subject.prompts), subject.scope, watch)
     return {
         "target": server.model,
         **certificate,

@@ -9,7 +9,7 @@ from typing import Any
 
 from paceline.draft.spec import option
 from paceline.errors import PacelineError, meant
-from paceline.workbench.options import listed
+from paceline.workbench.options import API_KEY_ENV, listed
 
 SHIFT = 0.02  # `Scope.shift` where none is asked for
 STRUCTURED = ("JSON schema", "regular expression", "tool calls")  # features that give an answer its form
@@ -82,6 +82,7 @@ class Subject:
         "A server of the same model without drafts. [default: TARGET, else the server with its drafts off where a "
         "request can say so, else its own answers alone and their log-probabilities]",
     )
+    api_key_env: str | None = option(None, API_KEY_ENV)
     prompts: Sequence[Any] | None = None
     scope: Scope = field(default_factory=Scope)
     batch: int = option(8, "Most requests at once.", least=1)

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import json
-import os
 import tomllib
 from collections.abc import Mapping, Sequence
 from dataclasses import replace
@@ -111,7 +110,7 @@ def bench(
 
         watch = Watch(steps.say, steps.begin, answered, steps.show, lambda: interrupt.pressed)
         if served:
-            outcome = bench_endpoints(benchmark, watch, os.environ.get("OPENAI_API_KEY"))
+            outcome = bench_endpoints(benchmark, watch)
         else:
             outcome = run(benchmark, watch)
     if as_json:

@@ -1,7 +1,6 @@
 """`paceline certify`: is an engine, with its drafter, lossless?"""
 
 import json
-import os
 from collections.abc import Sequence
 from dataclasses import dataclass, replace
 from pathlib import Path
@@ -55,8 +54,7 @@ def certify(asked: CertifyOptions) -> int:
 
     A server is compared with --reference, else with TARGET in this process, else with itself without drafts where a
     request can switch them off (paceline), else with its own answers alone and their log-probabilities.
-    A bug is shown by the smallest requests that were found for it, as lines of curl.
-    A server's key is read from OPENAI_API_KEY."""
+    A bug is shown by the smallest requests that were found for it, as lines of curl."""
     if asked.engine.startswith(("http://", "https://")):
         asked = replace(asked, endpoint=asked.engine, engine="paceline")
     if asked.model is None and asked.endpoint is None:
@@ -72,7 +70,7 @@ def certify(asked: CertifyOptions) -> int:
     with Steps("starting") as steps:
         watch = Watch(steps.say, steps.show)
         if asked.endpoint is not None:
-            certificate = certify_server(subject, os.environ.get("OPENAI_API_KEY"), watch)
+            certificate = certify_server(subject, watch)
         else:
             certificate = certify_engine(subject, watch)
     files = list(write(certificate, asked.out)) if asked.out is not None else []

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import json
-import os
 from collections.abc import Sequence
 from dataclasses import dataclass
 from itertools import islice
@@ -15,7 +14,7 @@ from paceline.cli.show import Steps, plain_table, say, standard_output
 from paceline.draft.spec import exchanged, option
 from paceline.errors import PacelineError
 from paceline.jsonl import check_file, check_folder, write_json
-from paceline.workbench.options import listed_numbers, with_options
+from paceline.workbench.options import API_KEY_ENV, listed_numbers, with_options
 
 if TYPE_CHECKING:
     from paceline.replay.advice import Choice
@@ -53,6 +52,7 @@ class TuneOptions:
         "tokenizer is read."
     )  # fmt: skip
     without: str | None = option(None, "With --server: the same model served without drafts, URL[#model].")
+    api_key_env: str | None = option(None, API_KEY_ENV)
     minutes: float = option(10.0, "With --server: most minutes of requests; the same command goes on.", least=0.05)
     max_tokens: int = option(64, "With --server: most new tokens of an answer.", names=("--max-tokens", "-n"), least=8)
     first_ms: float | None = option(None, "Goal of a request: most milliseconds to its first token.", least=0)
@@ -76,7 +76,7 @@ def tune(asked: TuneOptions) -> int:
     cannot be replayed; `auto` learns their costs as it runs.
 
     With --server it sends your prompts to a running server, --batches at once, measures its rounds, and writes what
-    belongs into the configuration of vLLM, SGLang, llama.cpp or ours. A server's key is read from OPENAI_API_KEY.
+    belongs into the configuration of vLLM, SGLang, llama.cpp or ours.
 
     \b
     paceline tune models/demo
@@ -169,7 +169,7 @@ def _server(asked: TuneOptions, sizes: Sequence[int]) -> int:
     from paceline.workbench.servers import Server
     from paceline.workbench.transcript import Transcriber, open_tokenizer
 
-    out, key = asked.out or Path("tuned"), os.environ.get("OPENAI_API_KEY")
+    out = asked.out or Path("tuned")
     check_folder(out)
     transcriber, reading = Transcriber(open_tokenizer(asked.model), asked.template), Reading()
     if asked.traffic is not None:
@@ -183,9 +183,9 @@ def _server(asked: TuneOptions, sizes: Sequence[int]) -> int:
         turns = [question.turns[0] for question in read_suite("demo").questions]
         found = [Conversation([{"role": "user", "content": turn}]) for turn in turns]
     assert asked.server is not None
-    servers = {DRAFTS: Server.find(asked.server, key)}
+    servers = {DRAFTS: Server.find(asked.server, asked.api_key_env)}
     if asked.without is not None:
-        servers[PLAIN] = Server.find(asked.without, key)
+        servers[PLAIN] = Server.find(asked.without, asked.api_key_env)
     elif servers[DRAFTS].engine == "paceline":
         servers[PLAIN] = servers[DRAFTS]  # a request to our server may ask for none
     with Interrupt() as interrupt, Steps("tuning", 60 * asked.minutes, "seconds") as steps:

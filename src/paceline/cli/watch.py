@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import json
-import os
 from collections.abc import Sequence
 from itertools import accumulate
 from pathlib import Path
@@ -12,9 +11,11 @@ from typing import TYPE_CHECKING, Annotated, Any
 
 import typer
 
+from paceline.cli.options import one_line
+from paceline.cli.show import say
 from paceline.draft.spec import option
 from paceline.errors import PacelineError
-from paceline.workbench.options import with_options
+from paceline.workbench.options import API_KEY_ENV, with_options
 
 if TYPE_CHECKING:
     from paceline.workbench.servers import Drafting
@@ -33,40 +34,54 @@ def watch(
     token_cost: float = option(
         TOKEN_COST, "Without --tuned: share of a plain round that a drafted token costs.", least=0
     ),
+    api_key_env: str | None = option(None, API_KEY_ENV),
     as_json: bool = option(False, "A JSON object for each reading, a line each.", names=("--json",)),
 ) -> int:
     """Read /metrics of a server (vLLM, SGLang, llama.cpp or ours) and say what its drafts bring.
 
     Each reading shows the share of drafts of which the token at each position was accepted, whether the drafts pay at
     what a drafted token costs, and the number of tokens that would pay best. SGLang needs --enable-metrics, llama.cpp
-    --metrics. SGLang tells the mean number of tokens alone.
+    --metrics. SGLang tells the mean number of tokens alone. A reading that fails is told on standard error, and the
+    next one counts from the last that did not.
 
     \b
     paceline watch http://127.0.0.1:8000
     paceline watch http://127.0.0.1:8000 --tuned tuned --json
     """
     from paceline.cli.drive import Interrupt
+    from paceline.workbench.client import api_key
     from paceline.workbench.servers import Drafting
 
+    key = api_key(url, api_key_env)
+
     def read() -> Drafting:
-        now = Drafting.read(url, os.environ.get("OPENAI_API_KEY"))
+        now = Drafting.read(url, key)
         if now is None:
             raise PacelineError(f"{url} has no /metrics; SGLang needs --enable-metrics, llama.cpp --metrics")
         return now
 
     costs = _costs(tuned) if tuned is not None else {1: token_cost}
-    before = Drafting() if once else read()
+    def show(facts: dict[str, Any]) -> None:
+        print(json.dumps(facts) if as_json else _in_words(facts), flush=True)
+
+    before, began = read(), monotonic()
+    if once:
+        show(reading(before, costs))
+        return 0
     with Interrupt() as interrupt:
+        due = began + every
         while not interrupt.pressed:
-            began = monotonic()
-            while not (once or interrupt.pressed or monotonic() - began > every):
+            if monotonic() < due:
                 sleep(0.1)
-            now = read()
-            facts = reading(now.since(before), costs, monotonic() - began if not once else None)
-            print(json.dumps(facts) if as_json else _in_words(facts), flush=True)
-            if once:
-                break
-            before = now
+                continue
+            due = monotonic() + every
+            try:
+                now = read()
+            except PacelineError as error:
+                say(f"{one_line(error)}; trying again in {every:g} s", err=True)
+                continue
+            show(reading(now.since(before), costs, monotonic() - began))
+            before, began = now, monotonic()
     return 0
 
 

@@ -12,6 +12,7 @@ from __future__ import annotations
 
 import asyncio
 import json
+import os
 from collections.abc import AsyncIterator, Awaitable, Callable, Sequence
 from contextlib import asynccontextmanager
 from dataclasses import dataclass, field
@@ -29,11 +30,14 @@ T = TypeVar("T")
 CONNECT_SECONDS, LIST_SECONDS = 10.0, 60.0
 WRITTEN = ("content", "reasoning_content", "reasoning", "tool_calls")
 """Keys of a message that hold what the model wrote."""
+OPENAI = "https://api.openai.com/"
 UNREADABLE = (AttributeError, TypeError, KeyError, ValueError, RecursionError)  # what JSON of another shape causes
 PASSING = frozenset({408, 409, 425, 429})
 SHORT_TRIES = 3
 """Attempts at a completion that ended before its budget: a server also does that at the end of its context."""
-MOST_PARTS, MOST_CHARACTERS = 1024, 1 << 26  # of a completion: answers or calls, and text
+MOST_PARTS = 1024  # of a completion: answers or calls
+MOST_BYTES = 1 << 26  # of what a server sends to one request, whatever it is
+MOST_SECONDS = 4 * 3600.0  # of an attempt, streams included
 
 
 class CompletionError(PacelineError):
@@ -114,8 +118,6 @@ class Completion:
         self.usage = part.get("usage") or self.usage
         if any(type(self.usage.get(name) or 0) is not int for name in ("prompt_tokens", "completion_tokens")):
             raise TypeError("usage counts tokens in whole numbers")
-        if len(self.text) + len(self.reasoning) > MOST_CHARACTERS:
-            raise CompletionError(f"the server's answer is longer than {MOST_CHARACTERS:,} characters")
         for choice in part.get("choices") or ():
             self._answer(choice.get("index") or 0)._add(choice)
 
@@ -170,11 +172,8 @@ class Client:
     ):
         self.retry = retry
         self._slots = asyncio.Semaphore(slots)
-        self._http = httpx2.AsyncClient(
-            timeout=httpx2.Timeout(timeout, connect=CONNECT_SECONDS, pool=None),
-            limits=httpx2.Limits(max_connections=slots, max_keepalive_connections=slots),
-        )
-        self._hosts = [_Host(url.rstrip("/"), _api(url, key, self._http)) for url in urls]
+        self._http = _http(key, timeout, slots)
+        self._hosts = [_Host(url.rstrip("/"), _api(url, self._http)) for url in urls]
         self._next = 0
 
     async def __aenter__(self) -> Client:
@@ -240,9 +239,12 @@ class Client:
 
     @asynccontextmanager
     async def _mapped(self, host: _Host) -> AsyncIterator[None]:
-        """Raise _Passing for what may pass, CompletionError for what does not."""
+        """Raise _Passing for what may pass, CompletionError for what does not, and after MOST_SECONDS."""
         try:
-            yield
+            async with asyncio.timeout(MOST_SECONDS):
+                yield
+        except TimeoutError:
+            raise CompletionError(f"{host.url} did not come to an end within {MOST_SECONDS / 3600:g} hours") from None
         except openai.APIStatusError as error:
             why = f"{host.url} answered {error.status_code}: {printable(error.response.text[:4096])[:300]}"
             if error.status_code not in PASSING and error.status_code < 500:
@@ -257,7 +259,7 @@ class Client:
             raise CompletionError(f"{host.url} is no address: {error}") from None
         except (openai.APIError, httpx2.HTTPError) as error:
             raise _Passing(f"{host.url} broke off: {_cause(error)}") from None
-        except json.JSONDecodeError:
+        except (json.JSONDecodeError, RecursionError):
             raise _Passing(f"{host.url} sent what is not JSON") from None
 
 
@@ -271,10 +273,10 @@ async def find_model(url: str, key: str | None = None) -> str:
 
 async def find_models(url: str, key: str | None = None) -> dict[str, str]:
     """The models that a server offers, and who owns each: servers put their own name there. Raises CompletionError."""
-    async with httpx2.AsyncClient(timeout=CONNECT_SECONDS) as http:
+    async with _http(key, CONNECT_SECONDS) as http:
         try:
             async with asyncio.timeout(LIST_SECONDS):
-                models = [model async for model in _api(url, key, http).models.list()]
+                models = [model async for model in _api(url, http).models.list()]
             return {model.id + "": getattr(model, "owned_by", None) or "" for model in models}
         except (*UNREADABLE, openai.OpenAIError, httpx2.InvalidURL, TimeoutError) as error:
             raise CompletionError(
@@ -294,12 +296,69 @@ def parse(spec: str) -> tuple[list[str], str]:
     return [url.strip() for url in urls.split(",") if url.strip()], model.strip()
 
 
-def _api(url: str, key: str | None, http: httpx2.AsyncClient) -> openai.AsyncOpenAI:
+def api_key(spec: str, variable: str | None = None) -> str | None:
+    """The API key for the servers of "URL[,URL...][#model]": what the environment variable `variable` holds. Without a
+    variable OpenAI's own servers, asked by https, get OPENAI_API_KEY, and all others none.
+
+    Raises PacelineError if `variable` holds no key."""
+    if variable is None:
+        return os.environ.get("OPENAI_API_KEY") if all(f"{url}/".startswith(OPENAI) for url in parse(spec)[0]) else None
+    key = os.environ.get(variable, "").strip()
+    if not key:
+        raise PacelineError(f"the environment has no {variable}, which was to hold the API key")
+    if not (key.isascii() and key.isprintable()):
+        raise PacelineError(f"{variable} holds no API key: it has characters that no key has")
+    return key
+
+
+def _http(key: str | None, timeout: float, slots: int = 1) -> httpx2.AsyncClient:
+    """What requests go through: it sends `key` or none, and reads no more of an answer than MOST_BYTES."""
+
+    async def authorise(request: httpx2.Request) -> None:
+        request.headers.pop("Authorization", None)
+        if key:
+            request.headers["Authorization"] = f"Bearer {key}"
+
+    async def bound(response: httpx2.Response) -> None:
+        assert isinstance(response.stream, httpx2.AsyncByteStream)
+        if "Content-Encoding" in response.headers:
+            raise CompletionError(f"{response.url.host} compresses its answer, which nobody asked for")
+        response.stream = _Bounded(response.stream, f"the answer of {response.url.host}")
+
+    return httpx2.AsyncClient(
+        headers={"Accept-Encoding": "identity"},  # a few bytes may expand to any number
+        timeout=httpx2.Timeout(timeout, connect=CONNECT_SECONDS, pool=None),
+        limits=httpx2.Limits(max_connections=slots, max_keepalive_connections=slots),
+        follow_redirects=False,  # they would take the key along
+        event_hooks={"request": [authorise], "response": [bound]},
+    )
+
+
+class _Bounded(httpx2.AsyncByteStream):
+    """The bytes of an answer, MOST_BYTES of them at most; CompletionError for more."""
+
+    def __init__(self, inner: httpx2.AsyncByteStream, what: str):
+        self.inner, self.what = inner, what
+
+    async def __aiter__(self) -> AsyncIterator[bytes]:
+        count = 0
+        async for piece in self.inner:
+            if (count := count + len(piece)) > MOST_BYTES:
+                raise CompletionError(f"{self.what} is longer than {MOST_BYTES >> 20} MiB")
+            yield piece
+
+    async def aclose(self) -> None:
+        await self.inner.aclose()
+
+
+def _api(url: str, http: httpx2.AsyncClient) -> openai.AsyncOpenAI:
     """The client of one server. It sends nothing that the environment holds for OpenAI's own."""
     unsent: Any = {"OpenAI-Organization": openai.Omit(), "OpenAI-Project": openai.Omit()}
-    return openai.AsyncOpenAI(
-        base_url=url.rstrip("/"), api_key=key or "none", max_retries=0, http_client=http, default_headers=unsent
+    api = openai.AsyncOpenAI(
+        base_url=url.rstrip("/"), api_key="none", max_retries=0, http_client=http, default_headers=unsent
     )
+    api._custom_headers = unsent  # without those of OPENAI_CUSTOM_HEADERS
+    return api
 
 
 async def _read(response: Any, began: float) -> Completion:
@@ -329,8 +388,9 @@ def _writable(text: str) -> str:
 
 
 def _seconds(text: str | None) -> float:
-    """A Retry-After that is a number of seconds; dates are left to the back-off."""
+    """A Retry-After that is a number of seconds; anything else, such as a date, is left to the back-off."""
     try:
-        return max(float(text or 0.0), 0.0)
+        seconds = float(text or 0.0)
     except ValueError:
         return 0.0
+    return seconds if seconds > 0 else 0.0  # 0 for NaN

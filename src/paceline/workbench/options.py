@@ -16,6 +16,11 @@ import typer
 from paceline.errors import PacelineError
 
 T = TypeVar("T")
+API_KEY_ENV = (
+    "Environment variable that holds the API key of the servers that are asked. [default: OPENAI_API_KEY, for "
+    "https://api.openai.com alone]"
+)
+"""Help of the option --api-key-env, which every command has that asks servers."""
 
 
 def with_options(command: Callable[..., T]) -> Callable[..., T]:

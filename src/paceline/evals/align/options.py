@@ -6,6 +6,7 @@ from typing import Any, Literal, Self
 
 from paceline.draft.spec import option
 from paceline.jsonl import check_folder
+from paceline.workbench.options import API_KEY_ENV
 
 ALPHA = 0.3  # the paper's; it recommends 0.2 to 0.5
 COMPAT_CHARACTERS = 8000  # characters of an answer that the official code shows the judge
@@ -106,8 +107,8 @@ class AlignOptions:
     timeout: float = option(600.0, "Seconds without a byte before an attempt is given up.", least=0.001)
     stream: bool = option(True, "Ask servers for streams.")
     tokenizer: str | None = option(None, "The served model's tokenizer: renders prefixes, counts injected tokens.")
-    api_key_env: str | None = option(None, "Environment variable with the model's API key.")
-    judge_api_key_env: str | None = option(None, "The same for judges.")
+    api_key_env: str | None = option(None, API_KEY_ENV)
+    judge_api_key_env: str | None = option(None, "The same, for judges.")
     reuse: bool = option(True, "Share keys and values of prompts that begin alike (our engine).")
     draft: str = "suffix,past=16384"
     dtype: str = "auto"

@@ -12,7 +12,6 @@ again. Items that failed in an earlier run come last. A failed item does not sto
 from __future__ import annotations
 
 import asyncio
-import os
 import traceback
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import asdict, dataclass, field
@@ -32,7 +31,7 @@ from paceline.evals.align.methods import Method, Setting, Task, read_methods
 from paceline.evals.align.options import AlignOptions
 from paceline.evals.align.types import Call, Data, Item, Scenario, digest
 from paceline.interrupt import Interrupt
-from paceline.workbench.client import Retry, find_model, is_url, parse
+from paceline.workbench.client import Retry, api_key, find_model, is_url, parse
 from paceline.workbench.options import listed
 from paceline.workbench.runs import Lines, Run, new_folder
 
@@ -143,9 +142,7 @@ async def open_backend(spec: str, asked: AlignOptions, key_env: str | None) -> B
             dtype=asked.dtype, device=asked.device, exact=asked.exact,
         )  # fmt: skip
     urls, model = parse(spec)
-    key = None
-    if key_env is not None and not (key := os.environ.get(key_env)):
-        raise PacelineError(f"the environment has no {key_env}, which was to hold the API key")
+    key = api_key(spec, key_env)
     tokenizer = None
     if asked.tokenizer is not None and spec == asked.model:
         from paceline.target.load import load_tokenizer

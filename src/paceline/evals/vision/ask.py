@@ -13,7 +13,6 @@ import asyncio
 import hashlib
 import json
 import math
-import os
 import re
 from collections import Counter
 from collections.abc import Callable, Iterator, Mapping, Sequence
@@ -32,7 +31,7 @@ from paceline.evals.vision.captions import NUMBERS, PLACES, VALUES
 from paceline.evals.vision.dataset import Case, Data, data_url, values_of
 from paceline.evals.vision.options import EndpointOptions
 from paceline.evals.vision.scores import summarise
-from paceline.workbench.client import Client, Completion, Retry
+from paceline.workbench.client import Client, Completion, Retry, api_key
 from paceline.workbench.runs import Lines
 
 PROMPTS = 2  # version of the wordings below; other wordings are other questions
@@ -132,8 +131,8 @@ async def ask_all(
             wanted |= {question.key(**settings): question for question in questions(case, data.picture, options)}
     failures: list[str] = []
     client = Client(
-        [options.checkpoint], key=os.environ.get(options.key), slots=options.concurrency, timeout=options.timeout,
-        retry=RETRY,
+        [options.checkpoint], key=api_key(options.checkpoint, options.key), slots=options.concurrency,
+        timeout=options.timeout, retry=RETRY,
     )  # fmt: skip
     with Lines(folder / REPLIES) as replies:
         waiting = iter([(key, question) for key, question in wanted.items() if key not in replies])

@@ -7,7 +7,7 @@ import asyncio
 import json
 import tempfile
 from collections.abc import Callable, Sequence
-from dataclasses import asdict, dataclass, field
+from dataclasses import asdict, dataclass, field, replace
 from pathlib import Path
 from typing import Any, Protocol
 
@@ -149,7 +149,7 @@ def run(
     if asked.out is not None:
         asked.out.mkdir(parents=True, exist_ok=True)
     if isinstance(options, EndpointOptions):
-        found = _ask(data, options, asked.out, progress)
+        found = _ask(data, replace(options, key=options.key or asked.api_key_env), asked.out, progress)
     else:
         found = _score(data, open_model(name, options), asked, progress)
         if hasattr(options, "checkpoint"):  # a model that `paceline train vision` wrote says how it came to be

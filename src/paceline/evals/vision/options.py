@@ -8,6 +8,7 @@ from typing import Any, Literal
 from paceline.draft.spec import option, parse, values
 from paceline.errors import MethodError, meant
 from paceline.jsonl import check_folder
+from paceline.workbench.options import API_KEY_ENV
 
 Split = Literal["all", "train", "test"]
 Scope = Literal["own", "batch"]
@@ -36,6 +37,7 @@ class RunOptions:
     subsets: str = option("", "Joined by commas; all if left out.")
     ties: Literal["shared", "first"] = option("shared", "Ties share the credit, or go to the first key, as officially.")
     batch: int = option(64, "Pictures encoded at once.", least=1)
+    api_key_env: str | None = option(None, API_KEY_ENV)
     out: Path | None = option(None, "Folder for report.json, scores.npz and replies.", callback=check_folder)
 
 
@@ -103,8 +105,8 @@ class EndpointOptions:
     seed: int = 0
     blind: bool = False  # send a grey picture instead, to see what captions alone give away
     detail: Literal["low", "high", "auto"] = "high"
-    key: str = "OPENAI_API_KEY"
-    """Environment variable that holds the API key, where the server wants one."""
+    key: str | None = None
+    """Environment variable that holds the API key, as --api-key-env."""
     timeout: float = 120.0
 
 

@@ -18,6 +18,7 @@ from paceline.workbench.contestant import Contestant, NotInstalled
 from paceline.workbench.peers.setup import Setup
 
 THREADS = ("OMP_NUM_THREADS", "NUMBA_NUM_THREADS")
+ANSWER_SECONDS = 3600.0  # of an answer, after which an engine is taken to hang
 
 
 def environment(setup: Setup) -> dict[str, str]:
@@ -66,7 +67,10 @@ class Worker:
         self._lines.put("")
 
     def ask(self, message: Mapping[str, Any], limit: float | None = None) -> dict[str, Any]:
-        """Its answer. PacelineError for an error, its death, or after `limit` seconds, which end it as Ctrl-C does."""
+        """Its answer. PacelineError for an error, its death, or after `limit` seconds, which end it as Ctrl-C does.
+
+        limit  None: ANSWER_SECONDS."""
+        limit = ANSWER_SECONDS if limit is None else limit
         assert self.process.stdin is not None
         try:
             self._pause(False)

@@ -1,0 +1,93 @@
+"""Whom an API key is sent to: nobody but OpenAI gets OpenAI's, and a server that is asked gets the one named for it."""
+
+import json
+from collections.abc import Iterator
+from pathlib import Path
+from typing import Any
+
+import pytest
+import typer
+from tests.cli.command import Command
+from tests.served import Served
+
+from paceline.cli import app
+from paceline.errors import PacelineError
+from paceline.evals.vision.options import BuildOptions
+from paceline.evals.vision.writer import build
+from paceline.workbench.client import api_key
+
+COMMANDS: dict[str, str] = {
+    "watch": "watch {url} --once",
+    "bench": "bench --endpoint {url} --suite {log} -n 2 --warm-up 0 --out {out}",
+    "tune": "tune {tiny} --server {url} --traffic {log} --batches 1,2 -n 8 --minutes 0.05 -o {out}",
+    "certify": "certify --endpoint {url} --reference {url} --budget 1s --requests 0",
+    "eval align": "eval align --model {url}#m --data sample --method vanilla --limit 1 --tries 1 --out {out}",
+    "eval vision run": "eval vision run {pictures} --subsets existence --model endpoint:{url},model=m,cases=1",
+}
+
+
+@pytest.fixture(autouse=True)
+def _keys(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv("OPENAI_API_KEY", "sk-openai")
+    monkeypatch.setenv("OPENAI_CUSTOM_HEADERS", "X-Gateway: sk-openai\nAuthorization: Bearer sk-openai")
+    monkeypatch.setenv("MINE", "sk-mine")
+    monkeypatch.setenv("NO_KEY", "two\nlines")
+
+
+@pytest.mark.parametrize("name", COMMANDS)
+def test_a_server_gets_the_key_that_is_named_for_it_and_no_other(
+    name: str, command: Command, tiny: Path, tmp_path: Path
+) -> None:
+    (tmp_path / "log.jsonl").write_text(json.dumps({"prompt": "the cat", "answer": "and the dog"}) + "\n")
+    if "vision" in name:
+        build(BuildOptions(size=64), {"existence": 1}, tmp_path / "pictures", workers=1)
+    for named, sent in ((), {None}), (("--api-key-env", "MINE"), {"Bearer sk-mine"}):
+        with Served(accepted=(1,)) as fake:
+            places = {"url": fake.url, "tiny": tiny, "log": tmp_path / "log.jsonl", "pictures": tmp_path / "pictures"}
+            line = COMMANDS[name].format(out=tmp_path / f"out{len(named)}", **places)
+            told = command(*line.split(), *named)
+        assert fake.asked or name == "watch", told.err
+        assert {one.get("Authorization") for one in fake.headers} == sent
+        assert "sk-openai" not in str(fake.headers)
+    told = command(*line.split(), "--api-key-env", "NOT_SET")
+    assert (told.code, "the environment has no NOT_SET" in told.err) == (2, True)
+
+
+def _commands(group: Any, name: str = "") -> Iterator[tuple[str, Any]]:
+    for word, one in getattr(group, "commands", {}).items():
+        yield from _commands(one, f"{name} {word}".strip())
+    if not hasattr(group, "commands"):
+        yield name, group
+
+
+def test_every_command_that_takes_a_servers_address_is_tested_above() -> None:
+    asking = {
+        name for name, one in _commands(typer.main.get_command(app))
+        if any("URL" in f"{getattr(parameter, 'help', '')}{parameter.metavar}" for parameter in one.params)
+    }  # fmt: skip
+    assert asking == COMMANDS.keys()
+
+
+@pytest.mark.parametrize(
+    ("spec", "variable", "key"),
+    [
+        ("https://api.openai.com/v1#gpt", None, "sk-openai"),
+        ("https://api.openai.com", None, "sk-openai"),
+        ("https://api.openai.com/v1", "MINE", "sk-mine"),
+        ("http://api.openai.com/v1", None, None),
+        ("https://api.openai.com.evil.org/v1", None, None),
+        ("https://api.openai.com:8443/v1", None, None),
+        ("https://api.openai.com@evil.org/v1", None, None),
+        ("https://evil.org/https://api.openai.com/", None, None),
+        ("https://api.openai.com/v1,http://127.0.0.1:8000/v1", None, None),
+        ("http://127.0.0.1:8000", "MINE", "sk-mine"),
+    ],
+)
+def test_openais_key_is_for_openai_by_https(spec: str, variable: str | None, key: str | None) -> None:
+    assert api_key(spec, variable) == key
+
+
+def test_what_is_no_key_is_named_and_not_shown() -> None:
+    with pytest.raises(PacelineError, match="NO_KEY holds no API key") as raised:
+        api_key("http://127.0.0.1:8000", "NO_KEY")
+    assert "two" not in str(raised.value)
