@@ -277,7 +277,7 @@ def _writing(path: Path) -> Generator[None]:
 def replacing(path: Path) -> Iterator[Path]:
     """Yields the path of a file to write, which then replaces `path`; its folder is made. If something fails, `path`
     keeps its old content. PacelineError if it cannot be written."""
-    part = path.with_name(f"{path.name}.part")
+    part = path.with_name(f"{path.name}.{os.getpid()}.part")  # another process may write the same file
     try:
         with _writing(path):
             path.parent.mkdir(parents=True, exist_ok=True)

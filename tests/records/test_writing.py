@@ -1,5 +1,6 @@
 """Lines that are written whole or not at all, and what a full disk leaves behind."""
 
+import os
 from pathlib import Path
 
 import numpy as np
@@ -10,8 +11,8 @@ from tests.disk import full_after
 from paceline.draft.neural.checkpoint import TargetFacts, save_drafter
 from paceline.draft.text.store import writing
 from paceline.errors import PacelineError
-from paceline.jsonl import Appender, write_whole
-from paceline.train.loop import Progress, save_checkpoint
+from paceline.jsonl import Appender, replacing, write_whole
+from paceline.train.loop import Progress, load_checkpoint, save_checkpoint
 
 FACTS = TargetFacts("a", "b", "c", 1, 1, 1)
 
@@ -49,6 +50,34 @@ def test_a_file_is_replaced_whole_or_stays(tmp_path: Path) -> None:
     assert path.read_text() == "old"
 
 
+def test_two_processes_may_replace_a_file_at_once(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    with replacing(tmp_path / "a") as part:
+        part.write_text("mine")
+        monkeypatch.setattr(os, "getpid", lambda: 7)
+        write_whole(tmp_path / "a", "the other's")
+        assert (tmp_path / "a").read_text() == "the other's"
+    assert (tmp_path / "a").read_text() == "mine"
+
+
+def test_a_checkpoint_keeps_the_numbers_that_a_gpu_draws_next(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    gpu = torch.Generator().manual_seed(5)
+    monkeypatch.setattr(torch.cuda, "is_available", lambda: True)
+    monkeypatch.setattr(torch.cuda, "get_rng_state", gpu.get_state)
+    monkeypatch.setattr(torch.cuda, "set_rng_state", gpu.set_state)
+    run = tmp_path / "a", torch.nn.Linear(2, 2), [], Stream()
+
+    def drawn() -> list[float]:
+        return [*torch.rand(3).tolist(), *torch.rand(3, generator=gpu).tolist()]
+
+    save_checkpoint(*run[:3], Progress(), run[3])  # type: ignore[arg-type]
+    expected = drawn()
+    load_checkpoint(*run)  # type: ignore[arg-type]
+    assert drawn() == expected
+    monkeypatch.setattr(torch.cuda, "is_available", lambda: False)
+    load_checkpoint(*run)  # type: ignore[arg-type]
+    assert drawn()[:3] == expected[:3]
+
+
 def test_a_drafter_on_a_full_disk_leaves_the_old_one(tmp_path: Path) -> None:
     save_drafter(tmp_path, "kind", config={}, tensors={"a": torch.ones(4)}, target=FACTS)
     before = {path.name: path.read_bytes() for path in tmp_path.iterdir()}
@@ -60,6 +89,8 @@ def test_a_drafter_on_a_full_disk_leaves_the_old_one(tmp_path: Path) -> None:
 class Stream:
     def state_dict(self) -> dict[str, int]:
         return {}
+
+    def load_state_dict(self, state: dict[str, int]) -> None: ...
 
 
 def test_a_training_on_a_full_disk_keeps_its_checkpoint(tmp_path: Path) -> None:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import os
 from collections.abc import Sequence
 from dataclasses import asdict
 from pathlib import Path
@@ -127,6 +128,24 @@ def test_states_are_kept_for_other_trainings(tmp_path: Path) -> None:
     torch.testing.assert_close(target_states(teacher, ids, (0, 1)), torch.stack(out.hidden_states[:2], -2))
     normed = teacher.model.norm(target_states(teacher, ids, (last,))[..., 0, :])
     torch.testing.assert_close(normed.detach(), out.last_hidden_state)
+
+
+def test_rows_are_marked_when_their_states_are_on_the_disk(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    rows = np.arange(24, dtype=np.int32).reshape(4, 6)
+    synced: list[str] = []
+
+    def fsync(number: int) -> None:
+        name = Path(f"/dev/fd/{number}").resolve()
+        assert name.with_suffix(".rows").read_bytes() == bytes(4)
+        assert np.fromfile(name, np.int16).any()
+        synced.append(name.name[-5:])
+
+    monkeypatch.setattr(os, "fsync", fsync)
+    cache = StateCache.open(tmp_path, "weights", lambda ids, layers: torch.ones(*ids.shape, len(layers), 8), rows, 8)
+    cache(torch.from_numpy(rows[1:3]).long(), (0, 2))
+    assert synced == ["0.bin", "2.bin"]
+    for file in tmp_path.glob("*.rows"):
+        assert file.read_bytes() == bytes([0, 1, 1, 0])
 
 
 def test_every_depth_is_divided_by_its_own_count(tmp_path: Path) -> None:

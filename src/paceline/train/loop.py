@@ -109,6 +109,8 @@ def save_checkpoint(
         for index, state in optimiser.state_dict()["state"].items():
             tensors |= {f"optimiser.{number}.{index}.{key}": torch.as_tensor(v) for key, v in state.items()}
     tensors["rng"] = torch.get_rng_state()
+    if torch.cuda.is_available():  # of this process's device: every process draws as many numbers as the first one
+        tensors["rng.cuda"] = torch.cuda.get_rng_state()
     header = {"progress": vars(progress), "stream": stream.state_dict()}
     with replacing(path) as file:
         save_tensors(file, tensors, {"paceline": json.dumps(header)})
@@ -140,6 +142,8 @@ def load_checkpoint(
         groups = optimiser.state_dict()["param_groups"]
         optimiser.load_state_dict({"state": states.get(number, {}), "param_groups": groups})
     torch.set_rng_state(tensors["rng"])
+    if torch.cuda.is_available() and "rng.cuda" in tensors:
+        torch.cuda.set_rng_state(tensors["rng.cuda"])
     stream.load_state_dict(header["stream"])
     return Progress(**header["progress"])
 

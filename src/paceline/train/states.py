@@ -7,6 +7,7 @@
 """
 
 import hashlib
+import os
 from collections.abc import Callable, Iterable, Sequence
 from contextlib import ExitStack
 from pathlib import Path
@@ -76,11 +77,13 @@ class StateCache:
         out = torch.stack([states[at] for states, _ in files], -2).to(input_ids.device)
         if missing:
             out[missing] = self._run(input_ids[missing], layers).to(out)
-        for i in missing:
-            for layer, (states, filled) in enumerate(files):
-                if known[i] >= 0:
-                    states[known[i]] = out[i, :, layer].cpu()
-                    filled[known[i]] = 1  # after the states, because another process may be reading
+        if new := [i for i in missing if known[i] >= 0]:
+            rows = at[new]
+            for place, (layer, (states, filled)) in enumerate(zip(layers, files, strict=True)):
+                states[rows] = out[new, :, place].cpu()
+                with Path(f"{self._name}-{layer}.bin").open("rb") as file:
+                    os.fsync(file.fileno())
+                filled[rows] = 1  # after the states, on the disk too: another process may read, or the power fail
         return out.float()
 
     def _of_layer(self, layer: int) -> tuple[Tensor, Tensor]:
