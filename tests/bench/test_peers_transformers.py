@@ -8,11 +8,14 @@ from time import perf_counter
 from typing import Any
 
 import pytest
+import torch
+from safetensors.torch import save_file
 from tests import gguf_files, models
 from tests.bench.peers import NEW, PROMPTS, answers, check, opened, peer
 
 from paceline.errors import MethodError, ModelError, PacelineError, PromptError
 from paceline.workbench.contestant import Ask
+from paceline.workbench.peers import setup
 from paceline.workbench.peers import transformers as ours
 
 ALONE = ["transformers-lookup", "transformers-assisted:{draft}", "transformers-early-exit"]
@@ -206,3 +209,26 @@ def test_a_gguf_file_is_run_with_the_weights_that_our_engine_expands(tmp_path: P
         (made,) = (tmp_path / "cache" / "paceline" / "expanded").iterdir()
         written.add((made.name, (made / "model.safetensors").stat().st_mtime_ns))
     assert len(written) == 1
+
+
+def test_a_gguf_file_may_be_expanded_by_two_processes_at_once(tmp_path: Path, monkeypatch: Any) -> None:
+    """The folder is there when it is whole, and the second one to finish leaves it as it is."""
+    monkeypatch.setenv("XDG_CACHE_HOME", str(tmp_path / "cache"))
+    file = tmp_path / "model.gguf"
+    gguf_files.write(models.make("llama2", tmp_path / "folder", num_hidden_layers=2), file, "Q8_0")
+    meanwhile: list[Path] = []
+
+    def save(weights: Any, path: Path, metadata: Any) -> None:
+        save_file(weights, path, metadata)
+        if not meanwhile:
+            meanwhile.append(path)
+            meanwhile.append(setup.expanded(file, torch.float32))  # what another process does
+
+    monkeypatch.setattr(setup, "save_file", save)
+    folder = setup.expanded(file, torch.float32)
+    assert folder == meanwhile[1] != meanwhile[0].parent
+    assert [one.name for one in folder.parent.iterdir()] == [folder.name]
+    assert {one.name for one in folder.iterdir()} >= {"config.json", "model.safetensors"}
+    (folder / "config.json").unlink()  # as an earlier version may have left it
+    with pytest.raises(PacelineError, match="not whole and in the way: delete it"):
+        setup.expanded(file, torch.float32)

@@ -8,6 +8,7 @@ from collections import Counter
 from collections.abc import Iterator
 from contextlib import contextmanager
 from dataclasses import replace
+from hashlib import sha256
 from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
 from importlib import metadata
 from pathlib import Path
@@ -272,17 +273,18 @@ def cache(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Iterator[Path]:
 def test_spec_bench_is_downloaded_once(cache: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     with serving(lines(480)) as (address, asked):
         monkeypatch.setattr(suites, "SPEC_BENCH", address)
+        monkeypatch.setattr(suites, "SPEC_BENCH_SHA256", sha256(lines(480)).hexdigest())
         suite = read_suite("spec-bench", limit=3)
         assert [question.id for question in suite.questions] == ["81", "82", "83"]
         assert (suite.name, suite.source) == ("spec-bench", address)
-        cache.write_bytes(lines(479))  # not what it was: fetched again
-        assert len(read_suite("spec-bench").questions) == 480
+        cache.write_bytes(lines(480).replace(b"qa", b"rag"))  # not what it was: fetched again
+        assert {question.category for question in read_suite("spec-bench").questions} == {"qa"}
     assert len(asked) == 2
     assert len(read_suite("spec-bench").questions) == 480  # the server is gone
     assert [path.name for path in cache.parent.iterdir()] == ["question.jsonl"]
 
 
-@pytest.mark.parametrize(("content", "status", "why"), [(lines(12), 200, "holds 12 lines"), (b"", 404, "404")])
+@pytest.mark.parametrize(("content", "status", "why"), [(lines(480), 200, "is not Spec-Bench's"), (b"", 404, "404")])
 def test_what_is_not_spec_bench_is_not_kept(
     cache: Path, monkeypatch: pytest.MonkeyPatch, content: bytes, status: int, why: str
 ) -> None:
@@ -337,7 +339,8 @@ def test_speed_bench_as_it_is_prepared(tmp_path: Path) -> None:
 def test_speed_bench_from_the_hub(monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture) -> None:
     datasets, asked = pytest.importorskip("datasets"), []
 
-    def load_dataset(*words: str, split: str) -> list[dict[str, Any]]:
+    def load_dataset(*words: str, split: str, revision: str) -> list[dict[str, Any]]:
+        assert re.fullmatch("[0-9a-f]{40}", revision)
         asked.append((*words, split))
         return [row | {"turns": [NOT_CARRIED + "\n\nSum up: {article}"]} if i < 5 else row
                 for i, row in enumerate(speed_rows())]  # fmt: skip
@@ -371,7 +374,9 @@ def test_speed_bench_that_cannot_be_asked(tmp_path: Path, monkeypatch: pytest.Mo
 
 
 def test_spec_bench_itself(shared: Path) -> None:
-    suite = read_suite(str(shared / "data" / "spec-bench" / "question.jsonl"))
+    file = shared / "data" / "spec-bench" / "question.jsonl"
+    assert sha256(file.read_bytes()).hexdigest() == suites.SPEC_BENCH_SHA256
+    suite = read_suite(str(file))
     assert Counter(question.task for question in suite.questions) == dict.fromkeys(TASKS, 80)
     some = read_suite(suite.source, limit=120).questions
     assert Counter(question.task for question in some) == dict.fromkeys(TASKS, 20)

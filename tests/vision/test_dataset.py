@@ -11,7 +11,7 @@ from PIL import Image
 
 from paceline.errors import PacelineError
 from paceline.evals.vision.captions import VALUES
-from paceline.evals.vision.dataset import read_data
+from paceline.evals.vision.dataset import read_data, read_pairs, read_picture
 from paceline.evals.vision.evaluate import open_model, score
 from paceline.evals.vision.options import BuildOptions
 from paceline.evals.vision.towers import small
@@ -156,6 +156,30 @@ def test_what_is_broken_is_named_and_the_rest_is_scored(copy: Path) -> None:
     assert all("\n" not in problem for problem in scored.problems)
     left = {subset: len(scored.cases_of(subset)) for subset in VALUES}
     assert [*left.values()] == [3, 3, 4, 3, 3, 2]
+
+
+@pytest.mark.parametrize("elsewhere", ["../secret.png", "images/../../secret.png", "{absolute}", "..\\secret.png"])
+def test_a_picture_is_below_its_folder(elsewhere: str, copy: Path) -> None:
+    """What a data set from the network names is sent to whoever is asked about it."""
+    secret = copy / "count" / "secret.png"
+    Image.new("RGB", (96, 96)).save(secret)
+    for file in (copy / "existence" / "text2image.json", copy / "existence" / "image2text.json"):
+        name = elsewhere.format(absolute=secret)
+        file.write_text(file.read_text().replace("images/00001_1.png", json.dumps(name)[1:-1]))
+    shutil.copy(secret, copy / "secret.png")
+    (copy / "cases.jsonl").unlink()
+    read = read_data(copy, ["existence"])
+    assert len(read.cases) == 3
+    assert "is no path below the data set's folder" in "\n".join(read.problems)
+    (copy / "pairs.jsonl").write_text(json.dumps({"image": elsewhere.format(absolute=secret), "caption": "a"}))
+    with pytest.raises(PacelineError, match="is no path below"):
+        read_pairs(copy)
+
+
+def test_a_picture_of_too_many_pixels_is_named(tmp_path: Path) -> None:
+    Image.new("1", (14_000, 14_000)).save(tmp_path / "large.png")
+    with pytest.raises(PacelineError, match=r"large\.png cannot be read as a picture: Image size"):
+        read_picture(tmp_path / "large.png")
 
 
 def test_nothing_to_read_is_said_in_one_line(tmp_path: Path) -> None:

@@ -31,12 +31,15 @@ T = TypeVar("T")
 log = logging.getLogger("paceline")
 
 ALL = "all"  # the one task of a file that names no categories
-SPEC_BENCH = "https://raw.githubusercontent.com/hemingkx/Spec-Bench/main/data/spec_bench/question.jsonl"
-SPEC_BENCH_QUESTIONS = 480
+SPEC_BENCH = (
+    "https://raw.githubusercontent.com/hemingkx/Spec-Bench/fd2c1cd7d2201ef71db4c5f4e455008f017967bf"
+    "/data/spec_bench/question.jsonl"
+)
+SPEC_BENCH_SHA256 = "4b6d33e79484f9841c487ee87d1cf6aa8c6066f61d5d482ff09e5a007fafdf04"
 HUMANEVAL = "HumanEval.jsonl.gz"
 SPEED_BENCH = {"speed-bench": "qualitative", **{f"speed-bench-{n}k": f"throughput_{n}k" for n in (1, 2, 8, 16, 32)}}
 """Sets of SPEED-Bench: in 11 categories, and by the length of their prompts in three tiers of entropy."""
-SPEED_BENCH_HOME = "nvidia/SPEED-Bench"
+SPEED_BENCH_HOME, SPEED_BENCH_REVISION = "nvidia/SPEED-Bench", "487aa718444e816458d1a0a52bfce7a454285cf4"
 PLACEHOLDER = "FULL BENCHMARK DATA SHOULD BE FETCHED FROM THE SOURCE"
 """How a turn begins whose text SPEED-Bench may not carry."""
 SUITES = ("demo", "code-edits", "spec-bench", "humaneval", *SPEED_BENCH)
@@ -144,7 +147,7 @@ def _speed_bench(config: str) -> bytes:
     try:
         import datasets
 
-        rows = datasets.load_dataset(SPEED_BENCH_HOME, config, split="test")
+        rows = datasets.load_dataset(SPEED_BENCH_HOME, config, split="test", revision=SPEED_BENCH_REVISION)
     except ImportError:
         raise SuiteError(f"SPEED-Bench needs the package datasets; {install('train')}; {otherwise}") from None
     except Exception as error:  # datasets raises many kinds
@@ -156,7 +159,7 @@ def _speed_bench(config: str) -> bytes:
 def _spec_bench() -> bytes:
     """question.jsonl, from the cache or its public home."""
     path = cache_folder() / "spec-bench" / "question.jsonl"
-    if path.is_file() and _num_lines(content := path.read_bytes()) == SPEC_BENCH_QUESTIONS:
+    if path.is_file() and sha256(content := path.read_bytes()).hexdigest() == SPEC_BENCH_SHA256:
         return content
     content = _download(SPEC_BENCH)
     write_whole(path, content)
@@ -164,7 +167,7 @@ def _spec_bench() -> bytes:
 
 
 def _download(url: str) -> bytes:
-    """What lies at `url`, if it is all of Spec-Bench's questions."""
+    """What lies at `url`, if it is Spec-Bench's questions byte for byte."""
     otherwise = "with question.jsonl from elsewhere, --suite path/to/question.jsonl works offline"
     try:
         response = get_session().get(url, timeout=30)
@@ -172,13 +175,9 @@ def _download(url: str) -> bytes:
     except (OSError, HTTPError) as error:
         why = " ".join(str(error).split()) or type(error).__name__
         raise SuiteError(f"Spec-Bench's questions cannot be downloaded ({why}); {otherwise}") from error
-    if (count := _num_lines(response.content)) != SPEC_BENCH_QUESTIONS:
-        raise SuiteError(f"{url} holds {count} lines, not Spec-Bench's {SPEC_BENCH_QUESTIONS}; {otherwise}")
+    if (found := sha256(response.content).hexdigest()) != SPEC_BENCH_SHA256:
+        raise SuiteError(f"{url} is not Spec-Bench's question.jsonl: its SHA-256 is {found}; {otherwise}")
     return response.content
-
-
-def _num_lines(content: bytes) -> int:
-    return sum(bool(line.strip()) for line in content.split(b"\n"))
 
 
 def _questions(content: bytes, source: str) -> list[Question]:

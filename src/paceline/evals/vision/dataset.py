@@ -6,6 +6,7 @@ by theirs. cases.jsonl, where it exists, adds values, boxes and names."""
 
 import base64
 import json
+import re
 import zipfile
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
@@ -89,9 +90,16 @@ def read_picture(file: Root) -> Image.Image:
     try:
         picture = Image.open(BytesIO(file.read_bytes()))
         picture.load()
-    except (OSError, KeyError, zipfile.BadZipFile, SyntaxError) as error:
-        raise PacelineError(f"{file} cannot be read as a picture: {error}") from error
+    except Exception as error:  # decoders raise many kinds
+        raise PacelineError(f"{file} cannot be read as a picture: {error or type(error).__name__}") from error
     return picture
+
+
+def _check_inside(name: str) -> None:
+    """PacelineError for the name of a picture that is not below the folder it is named in: such a picture would be
+    sent to whoever is asked about it."""
+    if ".." in (parts := re.split(r"[/\\]", name)) or not parts[0] or ":" in parts[0]:
+        raise PacelineError(f"{name!r} is no path below the data set's folder")
 
 
 def data_url(picture: Image.Image, format: str = "PNG", **settings: Any) -> str:
@@ -166,6 +174,8 @@ def _case(subset: str, group: list[Query], to_text: Mapping[str, Query], facts: 
     by_image = {query["keys"][query["label"]]: query for query in group}
     if len(by_image) != len(group):
         raise PacelineError("two captions have the same picture as their label")
+    for image in by_image:
+        _check_inside(image)
     images = tuple(facts.get("images", sorted(by_image)))
     if set(images) != set(by_image):
         raise PacelineError("cases.jsonl lists other pictures")
@@ -241,6 +251,7 @@ def read_pairs(path: Path) -> PairFile:
     for where, line in objects(str(file), PacelineError, '{"image": ..., "caption": ...}'):
         if not isinstance(line.get("image"), str) or not isinstance(line.get("caption"), str):
             raise PacelineError(f'{where} has no "image" and "caption"')
+        _check_inside(line["image"])
         pairs.append((line["image"], line["caption"]))
     if not pairs:
         raise PacelineError(f"{file} holds no pairs")

@@ -1,9 +1,11 @@
 """What every peer of a run is given alike, and what every peer's answer must come down to."""
 
 import copy
+import os
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from pathlib import Path
+from tempfile import TemporaryDirectory
 from typing import Any
 
 import torch
@@ -125,10 +127,17 @@ def expanded(file: Path, dtype: torch.dtype) -> Path:
             name: (weight.dense(dtype) if isinstance(weight, Blocks) else weight.to(dtype)).contiguous()
             for name, weight in weights_of(opened, config).items()
         }
-        folder.mkdir(parents=True, exist_ok=True)
-        save_file(weights, folder / "model.safetensors", {"format": "pt"})
         config.architectures, config.dtype = [MODEL_FOR_CAUSAL_LM_MAPPING_NAMES[config.model_type]], dtype
-        config.save_pretrained(folder)  # last: with it the folder is whole
+        folder.parent.mkdir(parents=True, exist_ok=True)
+        with TemporaryDirectory(prefix=f"{folder.name}.", dir=folder.parent) as beside:
+            whole = Path(beside, "whole")
+            config.save_pretrained(whole)
+            save_file(weights, whole / "model.safetensors", {"format": "pt"})
+            try:
+                os.rename(whole, folder)
+            except OSError:
+                if not (folder / "config.json").exists():  # or another process was first
+                    raise PacelineError(f"{folder} is not whole and in the way: delete it") from None
     return folder
 
 
