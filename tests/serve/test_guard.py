@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+from threading import Event
 from typing import Any
 
 import pytest
@@ -13,8 +14,10 @@ from typer.testing import CliRunner
 
 from paceline.cli import app as command
 from paceline.errors import PacelineError
-from paceline.serve.guard import Guard
+from paceline.serve import guard
+from paceline.serve.guard import Bodies, Guard
 from paceline.serve.settings import Settings
+from paceline.workbench.worker import Busy
 
 ROUTES = (
     "/v1/chat/completions", "/v1/completions", "/v1/models", "/tokenize", "/detokenize", "/metrics", "/stats",
@@ -102,3 +105,27 @@ def test_an_empty_key_ends_the_command(monkeypatch: pytest.MonkeyPatch) -> None:
             done = CliRunner().invoke(command, ["serve", "nowhere", "--port", "0", *arguments])
         assert isinstance(done.exception, PacelineError), done.output
         assert "key" in str(done.exception)
+
+
+def test_two_apps_do_not_share_their_room(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(guard, "MOST_HELD", 10)
+    monkeypatch.setattr(guard, "MOST_HEAVY", 1)
+    full, free = Bodies(Settings("m")), Bodies(Settings("m"))
+
+    async def both() -> None:
+        release = Event()
+        under_way = asyncio.create_task(full.off_loop(release.wait))
+        await asyncio.sleep(0)
+        with pytest.raises(Busy, match="1 requests are being read"):
+            await full.off_loop(lambda: 1)
+        assert await free.off_loop(lambda: 2) == 2
+        release.set()
+        assert await under_way
+
+    asyncio.run(both())
+    with full._holding(10), free._holding(10):
+        with pytest.raises(Busy, match="requests of 10 bytes"):
+            with full._holding(1):
+                raise AssertionError
+    with full._holding(10):
+        pass

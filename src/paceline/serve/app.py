@@ -23,7 +23,7 @@ from paceline.errors import PacelineError, shortened
 from paceline.serve import reading
 from paceline.serve import tools as tool
 from paceline.serve.fields import ChatRequest, Common, DetokenizeRequest, TextRequest, TokenizeRequest, Tool, text_of
-from paceline.serve.guard import Gone, Guard, add_errors, body_of, describe_bodies, off_loop, worked
+from paceline.serve.guard import Bodies, Gone, Guard, add_errors, describe_bodies
 from paceline.serve.listener import CutOff
 from paceline.serve.metrics import Metrics, RequestLog
 from paceline.serve.responses import Frame, Style, stream
@@ -62,6 +62,7 @@ class Server:
         self.marks = reading.reasoning_marks(settings.reasoning_parser, self.tokenizer.chat_template)
         self.tokenizer.show(reading.all_marks(self.formats, self.marks))
         self.metrics = Metrics(worker, settings.metrics_prefix)
+        self.bodies = Bodies(settings)
 
     def check_model(self, model: str | None) -> None:
         """Refused for a model that is not here."""
@@ -255,7 +256,7 @@ def create_app(worker: Worker, settings: Settings, log: RequestLog | None = None
 
 def _completions(app: FastAPI, server: Server) -> None:
     @app.post("/v1/chat/completions")
-    async def chat(http: Request, request: ChatRequest = Depends(body_of(ChatRequest, server.settings))) -> Response:
+    async def chat(http: Request, request: ChatRequest = Depends(server.bodies.of(ChatRequest))) -> Response:
         """OpenAI's chat completions."""
         server.check(request)
         top = (request.top_logprobs or 0) if request.logprobs else None
@@ -265,7 +266,7 @@ def _completions(app: FastAPI, server: Server) -> None:
             prompt = server.prompt_of(request)
             return [Prompted(prompt, server.answers_of(request, prompt, top))]
 
-        (prompted,) = await _prepared(http, request, prepare)
+        (prompted,) = await _prepared(server.bodies, http, request, prepare)
         prompt = prompted.prompt
         (jobs,) = server.submit([prompted])
         frame = Frame("chat.completion", server.settings.model, server.tokenizer)
@@ -283,10 +284,10 @@ def _completions(app: FastAPI, server: Server) -> None:
         return await _reply(request, prompt, entries, body)
 
     @app.post("/v1/completions")
-    async def text(http: Request, request: TextRequest = Depends(body_of(TextRequest, server.settings))) -> Response:
+    async def text(http: Request, request: TextRequest = Depends(server.bodies.of(TextRequest))) -> Response:
         """OpenAI's text completions, with the prompt's own log-probabilities for echo."""
         server.check(request)
-        prompted = await _prepared(http, request, lambda: _of_text(server, request))
+        prompted = await _prepared(server.bodies, http, request, lambda: _of_text(server, request))
         frame = Frame("text_completion", server.settings.model, server.tokenizer)
         logprobs, pieces = request.logprobs is not None, _pieces(http)
         styles = [
@@ -317,10 +318,12 @@ def _completions(app: FastAPI, server: Server) -> None:
         return await _reply(request, prompted[0].prompt, entries, body)
 
 
-async def _prepared(http: Request, request: Common, work: Callable[[], list[Prompted]]) -> list[Prompted]:
+async def _prepared(
+    bodies: Bodies, http: Request, request: Common, work: Callable[[], list[Prompted]]
+) -> list[Prompted]:
     """What a request asks the engine for, made in a thread where that may take long."""
     shaped = any(getattr(request, name, None) for name in ("response_format", "tools", "chat_template_kwargs"))
-    return await off_loop(work) if shaped else await worked(http.state.size, work)
+    return await bodies.off_loop(work) if shaped else await bodies.worked(http.state.size, work)
 
 
 def _of_text(server: Server, request: TextRequest) -> list[Prompted]:
@@ -369,7 +372,7 @@ def _facts(app: FastAPI, server: Server) -> None:
 
     @app.post("/tokenize")
     async def tokenize(
-        http: Request, request: TokenizeRequest = Depends(body_of(TokenizeRequest, settings))
+        http: Request, request: TokenizeRequest = Depends(server.bodies.of(TokenizeRequest))
     ) -> Response:
         server.check_model(request.model)
 
@@ -386,11 +389,11 @@ def _facts(app: FastAPI, server: Server) -> None:
             facts = {"tokens": tokens, "count": len(tokens), "max_model_len": engine.target.max_context}
             return JSONResponse(facts)
 
-        return await worked(http.state.size, body)
+        return await server.bodies.worked(http.state.size, body)
 
     @app.post("/detokenize")
     async def detokenize(
-        http: Request, request: DetokenizeRequest = Depends(body_of(DetokenizeRequest, settings))
+        http: Request, request: DetokenizeRequest = Depends(server.bodies.of(DetokenizeRequest))
     ) -> Response:
         server.check_model(request.model)
 
@@ -400,7 +403,7 @@ def _facts(app: FastAPI, server: Server) -> None:
                 raise PacelineError(f"tokens has an id outside the model's 0 to {engine.target.vocab_size - 1}")
             return JSONResponse({"prompt": str(server.tokenizer.inner.decode(request.tokens))})
 
-        return await worked(http.state.size, body)
+        return await server.bodies.worked(http.state.size, body)
 
     @app.get("/health")
     async def health() -> Response:

@@ -1,7 +1,9 @@
 """What stands before the routes: keys, bodies of a size and within a time, and one line for whatever is wrong.
 
+bodies = Bodies(settings)
+
 @app.post("/tokenize")
-async def tokenize(request: TokenizeRequest = Depends(body_of(TokenizeRequest, settings))): ..."""
+async def tokenize(request: TokenizeRequest = Depends(bodies.of(TokenizeRequest))): ..."""
 
 import asyncio
 import hmac
@@ -152,53 +154,52 @@ class Guard:
 
 # The body -------------------------------------------------------------------------------------------------------------
 
-_heavy = ThreadPoolExecutor(2, "requests")
-_waiting = _held = 0
+class Bodies:
+    """The bodies that one app receives and reads, no more of them at once than memory and threads allow."""
 
+    def __init__(self, settings: Settings):
+        self.settings = settings
+        self._threads = ThreadPoolExecutor(2, "requests")
+        self._waiting = self._held = 0
 
-async def off_loop(work: Callable[[], Result]) -> Result:
-    """Do something long in one of two threads, while others are answered. Busy if too many wait for that."""
-    global _waiting
-    if _waiting >= MOST_HEAVY:
-        raise Busy(f"{_waiting} requests are being read, and no more may; try again later")
-    _waiting += 1
-    try:
-        return await asyncio.get_running_loop().run_in_executor(_heavy, work)
-    finally:
-        _waiting -= 1
+    def of(self, kind: type[Fields]) -> Callable[[Request], Awaitable[Fields]]:
+        """A dependency: the fields of a request's body."""
 
+        async def read(http: Request) -> Fields:
+            media = http.headers.get("content-type", "").partition(";")[0].strip().lower()
+            if media != "application/json" and not (media.startswith("application/") and media.endswith("+json")):
+                raise Refused("the body must be JSON: send Content-Type: application/json", status=415)
+            http.state.size = size = int(http.headers["content-length"])  # the guard has looked at it
+            with self._holding(size):
+                raw = await _received(http, self.settings)
+                return await self.worked(size, lambda: parsed(kind, raw, self.settings.limits))
 
-async def worked(size: int, work: Callable[[], Result]) -> Result:
-    """The result of `work` on a body of `size` bytes, which is done at once if the body is small."""
-    return work() if size <= LIGHT else await off_loop(work)
+        return read
 
+    async def off_loop(self, work: Callable[[], Result]) -> Result:
+        """Do something long in one of two threads, while others are answered. Busy if too many wait for that."""
+        if self._waiting >= MOST_HEAVY:
+            raise Busy(f"{self._waiting} requests are being read, and no more may; try again later")
+        self._waiting += 1
+        try:
+            return await asyncio.get_running_loop().run_in_executor(self._threads, work)
+        finally:
+            self._waiting -= 1
 
-def body_of(kind: type[Fields], settings: Settings) -> Callable[[Request], Awaitable[Fields]]:
-    """A dependency: the fields of a request's body."""
+    async def worked(self, size: int, work: Callable[[], Result]) -> Result:
+        """The result of `work` on a body of `size` bytes, which is done at once if the body is small."""
+        return work() if size <= LIGHT else await self.off_loop(work)
 
-    async def read(http: Request) -> Fields:
-        media = http.headers.get("content-type", "").partition(";")[0].strip().lower()
-        if media != "application/json" and not (media.startswith("application/") and media.endswith("+json")):
-            raise Refused("the body must be JSON: send Content-Type: application/json", status=415)
-        http.state.size = size = int(http.headers["content-length"])  # the guard has looked at it
-        with _holding(size):
-            raw = await _received(http, settings)
-            return await worked(size, lambda: parsed(kind, raw, settings.limits))
-
-    return read
-
-
-@contextmanager
-def _holding(size: int) -> Iterator[None]:
-    """Count a body; Busy if there is no room for it."""
-    global _held
-    if _held + size > MOST_HELD:
-        raise Busy(f"requests of {_held} bytes are being read, and no more may; try again later")
-    _held += size
-    try:
-        yield
-    finally:
-        _held -= size
+    @contextmanager
+    def _holding(self, size: int) -> Iterator[None]:
+        """Count a body; Busy if there is no room for it."""
+        if self._held + size > MOST_HELD:
+            raise Busy(f"requests of {self._held} bytes are being read, and no more may; try again later")
+        self._held += size
+        try:
+            yield
+        finally:
+            self._held -= size
 
 
 async def _received(http: Request, settings: Settings) -> bytes:
