@@ -3,6 +3,8 @@
 from __future__ import annotations
 
 import json
+import re
+import shlex
 from pathlib import Path
 
 import pytest
@@ -10,6 +12,7 @@ import pytest
 from paceline.cli import main
 from tests import models
 from tests.served import Served
+from tests.test_shown_commands import complaint
 
 
 @pytest.fixture(scope="module")
@@ -35,6 +38,19 @@ def test_the_command_writes_a_table_that_auto_reads(
     assert main(["generate", str(tiny), "the little", "-n", "8", "--draft", "auto", "--tune", str(out)]) == 0
     assert main(["generate", str(tiny), "the little", "-n", "8", "--draft", "sam", "--tune", str(out)]) == 2
     assert "--tune is a table for auto" in capsys.readouterr().err
+
+
+def test_what_it_advises_is_known_to_every_command_that_drafts(
+    tiny: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    log, out = tmp_path / "log.jsonl", tmp_path / "a tune.json"
+    log.write_text(json.dumps({"prompt": "the little cat", "response": "and the little dog " * 3}) + "\n")
+    arguments = ["tune", tiny, "--traffic", log, "-o", out, "--batches", "1,2", "--seconds", "0.1", "-d", "sam,draft=4"]
+    assert main([str(argument) for argument in arguments]) == 0
+    (advice,) = re.findall(r"Use (--draft .*): at each load", capsys.readouterr().out)
+    for command in ("generate", "serve", "bench", "chat"):
+        assert not complaint([command, str(tiny), *shlex.split(advice)], whole=False)
+    assert main(["generate", str(tiny), "the little", "--raw", "-n", "8", *shlex.split(advice)]) == 0
 
 
 def test_what_a_template_refuses_is_skipped(tiny: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:

@@ -7,11 +7,12 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 from itertools import islice
 from pathlib import Path
+from shlex import quote
 from typing import TYPE_CHECKING
 
 from paceline.cli import options
 from paceline.cli.show import Steps, plain_table, say, standard_output
-from paceline.draft.spec import exchanged, option
+from paceline.draft.spec import exchanged, option, quoted
 from paceline.errors import PacelineError
 from paceline.jsonl import check_file, check_folder, write_json
 from paceline.workbench.options import API_KEY_ENV, listed_numbers, with_options
@@ -38,7 +39,7 @@ class TuneOptions:
     )
     out: Path | None = option(
         None,
-        "The table, for --draft auto --tune; with --server a folder. [default: tune.json; tuned]",
+        "The table, for --draft auto,table=FILE; with --server a folder. [default: tune.json; tuned]",
         names=("--out", "-o"),
         callback=lambda path: check_folder(path) if path is not None and path.is_dir() else check_file(path),
     )
@@ -81,6 +82,7 @@ def tune(asked: TuneOptions) -> int:
     \b
     paceline tune models/demo
     paceline tune MODEL --traffic log.jsonl -o tune.json
+    paceline serve MODEL --draft auto,table=tune.json
     paceline generate MODEL -p prompts.jsonl --batch 8 --draft auto --tune tune.json
     paceline tune MODEL --server http://a:8000 --without http://b:8000 --traffic log.jsonl -o tuned
     """
@@ -129,7 +131,7 @@ def _our_engine(asked: TuneOptions, sizes: Sequence[int]) -> int:
         places = " ".join(f"{share:.0%}" for share in shares[:8])
         say(f"{spec}, accepted depth by depth: {places}")
     names = "|".join(exchanged(spec, ",", ";") for spec in drafts)
-    say(f"\nUse --draft 'auto:{names}' --tune {out}: at each load it drafts what pays, or nothing.")
+    say(f"\nUse --draft {quote(f'auto:{names},table={quoted(str(out))}')}: at each load it drafts what pays, or nothing.")
     return 0
 
 
@@ -208,7 +210,9 @@ def _server(asked: TuneOptions, sizes: Sequence[int]) -> int:
         f"{of['engine']} {of['version']} (written for {of['written_for']}), {of['method']}: {of['flags']}"
         for of in facts["configurations"]
     ]
-    lines += ["", *facts["notes"], "To check it, in turn on the same prompts:", *facts["check"]]
+    key = f" --api-key-env {asked.api_key_env}" if asked.api_key_env else ""
+    check = [f"{command}{key}" for command in facts["check"]]
+    lines += ["", *facts["notes"], "To check it, in turn on the same prompts:", *check]
     say(*lines, f"{out / 'configuration.json'} holds it all.")
     return 0
 

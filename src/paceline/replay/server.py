@@ -14,6 +14,7 @@ from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import asdict, dataclass, field
 from itertools import count
 from pathlib import Path
+from shlex import quote
 from time import perf_counter
 from typing import Any
 
@@ -178,7 +179,8 @@ class ServerTuning:
         if engines == ["paceline"]:
             write_json(folder / TABLE, self._table(costs, drafting), indent=2)
             if any(choices[0].schedule.values()):
-                written[0]["flags"] = f"--draft 'auto:{'|'.join(drafting)},table={folder / TABLE}'"
+                names = "|".join(drafting)
+                written[0]["flags"] = f"--draft {quote(f'auto:{names},table={folder / TABLE}')}"
         plain = costs.plain[0].mean(1)
         longer = [np.mean([costs.round(i, b, 1.0)[0] for b in range(len(costs.contexts))]) for i in range(len(plain))]
         facts = {
