@@ -99,6 +99,10 @@ class Served:
         try:
             if self.fails(number):
                 return _reply(handler, 500, b'{"error": {"message": "made up"}}')
+            if not body.get("stream"):
+                text = "".join(self.words[i % len(self.words)] for i in range(body["max_tokens"]))
+                whole = {"index": 0, "message": {"content": text}, "text": text, "finish_reason": "length"}
+                return _reply(handler, 200, json.dumps({"choices": [whole]}).encode())
             handler.send_response(200)
             handler.send_header("Content-Type", "text/event-stream")
             handler.send_header("Connection", "close")

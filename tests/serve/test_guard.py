@@ -123,9 +123,7 @@ def test_two_apps_do_not_share_their_room(monkeypatch: pytest.MonkeyPatch) -> No
         assert await under_way
 
     asyncio.run(both())
-    with full._holding(10), free._holding(10):
-        with pytest.raises(Busy, match="requests of 10 bytes"):
-            with full._holding(1):
-                raise AssertionError
+    with full._holding(10), free._holding(10), pytest.raises(Busy, match="requests of 10 bytes"), full._holding(1):
+        raise AssertionError
     with full._holding(10):
         pass

@@ -122,9 +122,9 @@ def test_no_answer_fills_the_memory(kind: str, monkeypatch: pytest.MonkeyPatch) 
 
 def test_no_stream_lasts_for_ever(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(client, "MOST_SECONDS", 0.36)
-    with bad(b": wait\n\n", endless=True, pause=0.02, Content_Type="text/event-stream") as (url, _):
-        with pytest.raises(CompletionError, match=r"did not come to an end within 0\.0001 hours"):
-            ask(url, tries=3)
+    drips = bad(b": wait\n\n", endless=True, pause=0.02, Content_Type="text/event-stream")
+    with drips as (url, _), pytest.raises(CompletionError, match=r"did not come to an end within 0\.0001 hours"):
+        ask(url, tries=3)
 
 
 def test_few_bytes_do_not_expand_to_many() -> None:

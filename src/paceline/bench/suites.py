@@ -149,7 +149,7 @@ def _speed_bench(config: str) -> bytes:
 
         rows = datasets.load_dataset(SPEED_BENCH_HOME, config, split="test", revision=SPEED_BENCH_REVISION)
     except ImportError:
-        raise SuiteError(f"SPEED-Bench needs the package datasets; {install('train')}; {otherwise}") from None
+        raise SuiteError(f"SPEED-Bench needs the package datasets; {install('bench')}; {otherwise}") from None
     except Exception as error:  # datasets raises many kinds
         why = " ".join(str(error).split()) or type(error).__name__
         raise SuiteError(f"SPEED-Bench cannot be downloaded ({why}); {otherwise}") from error

@@ -40,40 +40,50 @@ paceline corpus build build/answers --text answers.jsonl --tokenizer MODEL
 paceline corpus info build/answers
 """
 
+
+def _needs(extra: str, when: str = "") -> str:
+    """The end of a command's help. when: as in "With --ray: "."""
+    return f"{when}pip install '.[{extra}]' in a checkout brings the packages that this needs."
+
+
 evaluate = typer.Typer(no_args_is_help=True, rich_markup_mode=None)
-evaluate.command("align", short_help="How well answers keep a scenario's written rules.")(align)
+evaluate.command("align", short_help="How well answers keep a scenario's written rules.", epilog=_needs("eval"))(align)
 evaluate.add_typer(vision, name="vision", short_help="Whether a vision-language model sees size, place and number.")
 
 app = typer.Typer(add_completion=False, rich_markup_mode=None, pretty_exceptions_enable=False)
 app.command(short_help="Answer a prompt, or a file of prompts.")(generate)
 app.command(short_help="Talk with a model.")(chat)
-app.command(short_help="Serve a model with OpenAI's API.")(serve)
+app.command(short_help="Serve a model with OpenAI's API.", epilog=_needs("serve"))(serve)
 app.command(short_help="See what drafts gain on six prompts.")(demo)
 app.command(short_help="List the drafting methods.")(methods)
 app.add_typer(corpus, name="corpus", help=CORPUS_HELP)
 app.command(short_help="Try drafters on recorded answers.")(replay)
-app.command(short_help="Measure drafters and other engines.")(bench)
-app.command(short_help="Say whether an engine is lossless.")(certify)
+app.command(short_help="Measure drafters and other engines.", epilog=_needs("bench", "With --endpoint: "))(bench)
+app.command(short_help="Say whether an engine is lossless.", epilog=_needs("certify"))(certify)
 app.command(short_help="Make a page of a measurement.")(report)
 app.command(short_help="Make a model of eight or four bits.")(quantize)
 app.command(short_help="Say what a quantised model has lost.")(quality)
-app.command(short_help="Measure our engine or a server, and say what to draft.")(tune)
-app.command(short_help="See what the drafts of a running server bring.")(watch)
+app.command(
+    short_help="Measure our engine or a server, and say what to draft.", epilog=_needs("tune", "With --server: ")
+)(tune)
+app.command(short_help="See what the drafts of a running server bring.", epilog=_needs("watch"))(watch)
 app.add_typer(evaluate, name="eval", short_help="Evaluate what a model says.")
 app.add_typer(train, name="train", short_help="Train drafters, or a model family.")
 
 # Typer brings a copy of Click along; this is the copy's UsageError.
 UsageError: type[Exception] = typer.BadParameter.__bases__[0]
+OWN_EXTRAS = ("serve", "bench", "tune", "watch", "certify", "eval", "train", "vision")  # commands' names
 EXTRAS = {
-    **dict.fromkeys(("accelerate", "datasets", "matplotlib"), "train"),
-    **dict.fromkeys(("openai", "httpx2", "yaml"), "eval"),
+    **dict.fromkeys(("accelerate", "datasets"), "train"),
+    **dict.fromkeys(("openai", "httpx2", "prometheus_client"), "watch"),
+    **dict.fromkeys(("yaml", "pyarrow", "pydantic"), "eval"),
     **dict.fromkeys(("PIL", "peft", "sklearn"), "vision"),
-    "scipy": "certify",
+    **dict.fromkeys(("scipy", "jsonschema"), "certify"),
+    **dict.fromkeys(("fastapi", "starlette", "uvicorn", "llguidance"), "serve"),
     "diffusers": "diffusion",
     "ray": "ray",
-    **dict.fromkeys(("fastapi", "uvicorn", "prometheus_client", "llguidance"), "serve"),
 }
-"""Packages that not every installation has, and the extra that brings them."""
+"""Packages that not every installation has, and the extra that brings them to commands without one of their own."""
 FULL = (errno.ENOSPC, errno.EDQUOT, errno.EFBIG)  # errors of a full disk
 
 
@@ -147,7 +157,7 @@ def main(argv: Sequence[str] | None = None) -> int:
         except Exception as error:
             if ctrl_c.pressed:
                 return _interrupted()
-            if (line := _in_a_line(error)) is None:
+            if (line := _in_a_line(error, sys.argv[1:] if argv is None else argv)) is None:
                 raise
             print(f"error: {one_line(line)}", file=sys.stderr)
             return 2
@@ -170,7 +180,7 @@ def _with_addresses(argv: Sequence[str]) -> list[str]:
     return ["--ray=auto" if alone else word for word, alone in zip(argv, bare, strict=True)]
 
 
-def _in_a_line(error: Exception) -> str | None:
+def _in_a_line(error: Exception, argv: Sequence[str]) -> str | None:
     """The message for an error that the caller can mend; None for a bug."""
     if isinstance(error, UsageError):
         context = getattr(error, "ctx", None)
@@ -180,7 +190,9 @@ def _in_a_line(error: Exception) -> str | None:
         _forget_output()
         return f"{error.filename or 'the output'} cannot be written: {error.strerror}"
     if isinstance(error, ModuleNotFoundError) and (extra := EXTRAS.get(str(error.name).partition(".")[0])):
-        return f"{error.name} is not installed; {install(extra)}"
+        command = "vision" if "vision" in argv[:2] else next(iter(argv), "")
+        own = command in OWN_EXTRAS and extra not in ("ray", "diffusion")
+        return f"{error.name} is not installed; {install(command if own else extra)}"
     return str(error) if isinstance(error, PacelineError) else None
 
 

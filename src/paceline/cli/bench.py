@@ -72,7 +72,6 @@ def bench(
 
     from paceline.bench.benchmark import Watch
     from paceline.bench.benchmark import bench as run
-    from paceline.bench.endpoint import bench_endpoints
     from paceline.cli.drive import Interrupt
     from paceline.engine.sampling import SamplingParams
 
@@ -110,6 +109,8 @@ def bench(
 
         watch = Watch(steps.say, steps.begin, answered, steps.show, lambda: interrupt.pressed)
         if served:
+            from paceline.bench.endpoint import bench_endpoints  # needs an HTTP client
+
             outcome = bench_endpoints(benchmark, watch)
         else:
             outcome = run(benchmark, watch)

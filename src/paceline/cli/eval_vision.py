@@ -24,6 +24,8 @@ paceline eval vision build build/spec --seed 1              15,000 pictures
 paceline eval vision run build/spec --model transformers:openai/clip-vit-base-patch32 --out runs/clip
 paceline eval vision report runs/clip
 paceline train vision --help                                tune a model on such data
+
+pip install '.[vision]' in a checkout brings the packages that this needs.
 """
 
 vision = typer.Typer(no_args_is_help=True, rich_markup_mode=None, help=HELP)

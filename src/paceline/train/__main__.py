@@ -19,15 +19,7 @@ SETTINGS: dict[str, Any] = {"rich_markup_mode": "markdown", "pretty_exceptions_e
 
 def new_app(help: str) -> typer.Typer:
     """A command line without commands; `later` adds them."""
-    made = typer.Typer(help=help, no_args_is_help=True, add_completion=False, **SETTINGS)
-    made.callback()(_check_extra)
-    return made
-
-
-def _check_extra() -> None:
-    # Runs before a recipe is imported, so that the package works without the extra for training.
-    if importlib.util.find_spec("accelerate") is None:
-        raise PacelineError(f"training needs packages that are not installed; {install('train')}")
+    return typer.Typer(help=help, no_args_is_help=True, add_completion=False, **SETTINGS)
 
 
 RECIPES: dict[str, str] = {}
@@ -43,7 +35,10 @@ def recipe(name: str) -> Any:
     return typer.main.get_command(single)
 
 
-app = new_app("Train drafters for a model: draft models, heads, adapters, and what they need.")
+app = new_app(
+    "Train drafters for a model: draft models, heads, adapters, and what they need. pip install '.[train]' in a "
+    "checkout brings the packages for that, '.[vision]' those for `vision`."
+)
 
 
 def later(name: str, where: str, summary: str, app: typer.Typer = app) -> None:
@@ -51,6 +46,9 @@ def later(name: str, where: str, summary: str, app: typer.Typer = app) -> None:
     RECIPES[name] = where
 
     def command(context: typer.Context) -> None:
+        # Before an answer is generated; --help needs no extra.
+        if "--help" not in context.args and name != "vision" and importlib.util.find_spec("accelerate") is None:
+            raise PacelineError(f"training needs packages that are not installed; {install('train')}")
         with recipe(name).make_context(context.command_path, context.args) as own:
             if (done := own.command.invoke(own)) is False:
                 raise typer.Exit(STATUS)

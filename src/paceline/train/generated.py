@@ -10,7 +10,6 @@ from pathlib import Path
 from typing import Any
 
 import torch
-from accelerate import PartialState
 
 from paceline.draft.neural.checkpoint import TargetFacts
 from paceline.engine.engine import Engine
@@ -43,6 +42,8 @@ def generated_rows(
     first writes. PacelineError if `out` was made with other settings, or if there is nothing to answer."""
     if count < 1 and not answers:
         raise PacelineError("there is nothing to train on: give recorded answers, or say how many to generate")
+    from accelerate import PartialState
+
     with PartialState(cpu=not torch.cuda.is_available()).main_process_first():
         engine = Engine(target, max_batch=BATCH, prefill_chunk=2048)
         tokenizer = engine.tokenizer

@@ -15,10 +15,9 @@ from collections.abc import Sequence
 from contextlib import nullcontext
 from dataclasses import dataclass, field
 from pathlib import Path
-from typing import Any, Protocol, Self
+from typing import TYPE_CHECKING, Any, Protocol, Self
 
 import torch
-from accelerate import Accelerator
 from rich.console import Console
 from safetensors import SafetensorError, safe_open
 from torch import Tensor, nn
@@ -27,6 +26,9 @@ from paceline.draft.neural.checkpoint import save_tensors
 from paceline.errors import PacelineError
 from paceline.interrupt import Interrupt
 from paceline.jsonl import Appender, loads, objects, replacing, write_whole
+
+if TYPE_CHECKING:
+    from accelerate import Accelerator
 
 Batch = dict[str, Tensor]
 LOG = "log.jsonl"  # the log of a run, in its folder
@@ -264,6 +266,8 @@ def train(
     run         folder of checkpoint and log; the run resumes from a checkpoint in it.
     validation  held-out batches by source.
     stop_after  a step after which to stop as on a signal; for tests."""
+    from accelerate import Accelerator  # not for --help, which needs no extra
+
     torch.manual_seed(config.seed)
     accelerator = Accelerator(mixed_precision=config.mixed_precision, cpu=not torch.cuda.is_available())
     first = accelerator.is_main_process
@@ -323,7 +327,7 @@ def train(
     return True
 
 
-def _forward_backward(prepared: nn.Module, accelerator: Accelerator, batch: Batch, micro_tokens: int) -> Tensor:
+def _forward_backward(prepared: nn.Module, accelerator: "Accelerator", batch: Batch, micro_tokens: int) -> Tensor:
     """The mean loss; gradients accumulate over this process's micro-batches, and are exchanged in the last one."""
     rows = len(next(iter(batch.values())))
     world, rank = accelerator.num_processes, accelerator.process_index
@@ -343,7 +347,7 @@ def _forward_backward(prepared: nn.Module, accelerator: Accelerator, batch: Batc
     return total if world == 1 else accelerator.reduce(total, "mean")
 
 
-def _agree(accelerator: Accelerator, seconds: float, stopping: bool) -> tuple[float, bool]:
+def _agree(accelerator: "Accelerator", seconds: float, stopping: bool) -> tuple[float, bool]:
     if accelerator.num_processes == 1:
         return seconds, stopping
     both = torch.tensor([seconds, float(stopping)], dtype=torch.float64, device=accelerator.device)
@@ -351,7 +355,7 @@ def _agree(accelerator: Accelerator, seconds: float, stopping: bool) -> tuple[fl
     return float(gathered[0, 0]), bool(gathered[:, 1].any())
 
 
-def validate(module: nn.Module, accelerator: Accelerator, validation: dict[str, list[Batch]]) -> dict[str, float]:
+def validate(module: nn.Module, accelerator: "Accelerator", validation: dict[str, list[Batch]]) -> dict[str, float]:
     module.eval()
     row = {}
     with torch.no_grad(), accelerator.autocast():

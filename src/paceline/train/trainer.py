@@ -11,7 +11,6 @@ from pathlib import Path
 from typing import Any, Literal, Self
 
 import torch
-from accelerate import PartialState
 from rich.console import Console
 from torch import Tensor, nn
 from transformers import AutoConfig, AutoModelForCausalLM
@@ -57,6 +56,8 @@ class Trainer:
     @classmethod
     def open(cls, training: Training, config: TrainerConfig, *, must_hold_out: bool = False) -> Self:
         """Load the target and read the answers. PacelineError if `must_hold_out` and there are too few for that."""
+        from accelerate import PartialState
+
         state = PartialState(cpu=not torch.cuda.is_available())
         console = Console(stderr=True, quiet=not state.is_main_process)
         answers, tokenizer = training.answers, load_tokenizer(training.target)
