@@ -19,7 +19,8 @@ import paceline
 from paceline.errors import PacelineError
 from paceline.target.load import read_config
 from paceline.workbench.contestant import Ask, NotInstalled
-from paceline.workbench.peers import vllm, worker
+from paceline.workbench.peers import vllm
+from paceline.workbench.peers import worker as workers
 from paceline.workbench.peers.vllm import cache_bytes, verified
 from paceline.workbench.peers.worker import Worker
 
@@ -186,7 +187,7 @@ def test_vllm_that_dies_while_answering(stand_in: Callable[[str], None], tiny: P
 def test_vllm_that_hangs_is_ended(
     stand_in: Callable[[str], None], tiny: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr(worker, "ANSWER_SECONDS", 0.5)
+    monkeypatch.setattr(workers, "ANSWER_SECONDS", 0.5)
     stand_in(f"say('''{READY}''')\nsys.stdin.readline()\ntime.sleep(600)\n")
     with opened("vllm", tiny, python=sys.executable) as one:
         for says in ("said nothing for 0.5 s", "ended"):
