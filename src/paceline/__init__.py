@@ -4,7 +4,7 @@ Cheap drafters propose tokens, the target model verifies them in one forward, an
 what the target alone would have written. The loop is in `paceline.engine.engine`; start there.
 
     from paceline import Engine, SamplingParams
-    engine = Engine("models/demo", draft="sam")
+    engine = Engine("smollm2", draft="sam")
     chat = [{"role": "user", "content": "Hello! What can you do?"}]
     print(engine.generate([chat], SamplingParams(max_tokens=64))[0].text)
 """

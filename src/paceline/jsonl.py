@@ -166,10 +166,10 @@ class Appender(Closing):
             lines = cls(path.open("xb" if new else "a+b", buffering=0), str(path), then)
             lines._drop_part()
             return lines
-        except FileExistsError as error:
-            raise PacelineError(f"{path} exists already; give another name, or remove it first") from error
+        except FileExistsError:
+            raise PacelineError(f"{path} exists already; give another name, or remove it first") from None
         except OSError as error:
-            raise PacelineError(f"{path} cannot be written: {error.strerror}") from error
+            raise PacelineError(f"{path} cannot be written: {error.strerror}") from None
 
     def append(self, records: Iterable[Mapping[str, Any] | str]) -> None:
         """Write records, or lines without line ends, all or none: PacelineError if that fails, BrokenPipeError for a
@@ -185,7 +185,7 @@ class Appender(Closing):
             if self._is_file:
                 self._raw.truncate(end)
                 self._raw.seek(end)
-            raise PacelineError(f"{self._name} cannot be written: {error.strerror}{self._then}") from error
+            raise PacelineError(f"{self._name} cannot be written: {error.strerror}{self._then}") from None
 
     def _drop_part(self) -> None:
         if self._is_file and os.fstat(self._raw.fileno()).st_size:
@@ -270,7 +270,7 @@ def _writing(path: Path) -> Generator[None]:
     try:
         yield
     except OSError as error:
-        raise PacelineError(f"{path} cannot be written: {error.strerror or error}") from error
+        raise PacelineError(f"{path} cannot be written: {error.strerror or error}") from None
 
 
 @contextmanager

@@ -152,7 +152,7 @@ def _speed_bench(config: str) -> bytes:
         raise SuiteError(f"SPEED-Bench needs the package datasets; {install('bench')}; {otherwise}") from None
     except Exception as error:  # datasets raises many kinds
         why = " ".join(str(error).split()) or type(error).__name__
-        raise SuiteError(f"SPEED-Bench cannot be downloaded ({why}); {otherwise}") from error
+        raise SuiteError(f"SPEED-Bench cannot be downloaded ({why}); {otherwise}") from None
     return "".join(json.dumps(row, ensure_ascii=False) + "\n" for row in rows).encode("utf-8")
 
 
@@ -174,7 +174,7 @@ def _download(url: str) -> bytes:
         response.raise_for_status()
     except (OSError, HTTPError) as error:
         why = " ".join(str(error).split()) or type(error).__name__
-        raise SuiteError(f"Spec-Bench's questions cannot be downloaded ({why}); {otherwise}") from error
+        raise SuiteError(f"Spec-Bench's questions cannot be downloaded ({why}); {otherwise}") from None
     if (found := sha256(response.content).hexdigest()) != SPEC_BENCH_SHA256:
         raise SuiteError(f"{url} is not Spec-Bench's question.jsonl: its SHA-256 is {found}; {otherwise}")
     return response.content

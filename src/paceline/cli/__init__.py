@@ -1,6 +1,6 @@
 """The command line. Each command is one module here; torch is imported by those that need it, when they run.
 
-paceline generate models/demo "The mill was built in 1790. When was the mill built?" --draft sam --compare
+paceline generate smollm2 "The mill was built in 1790. When was the mill built?" --draft sam --compare
 """
 
 import errno

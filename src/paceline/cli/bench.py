@@ -61,11 +61,11 @@ def bench(
     written to the folder at once, and the same command goes on with a run that was stopped.
 
     \b
-    paceline bench models/demo -d sam -d recycling,tree=16
+    paceline bench smollm2 -d sam -d recycling,tree=16
     paceline bench MODEL -d sam --peer transformers --peer transformers-lookup --suite spec-bench --limit 120
-    paceline bench models/demo -d sam --out runs/sam
+    paceline bench smollm2 -d sam --out runs/sam
     paceline report runs/sam
-    paceline bench models/demo -d sam --schedule ragged,equal,grouped --batch 1,2,4,8,16,32
+    paceline bench smollm2 -d sam --schedule ragged,equal,grouped --batch 1,2,4,8,16,32
     paceline bench --endpoint http://a:8000,http://b:8000 --suite log.jsonl --concurrency 8
     """
     import transformers

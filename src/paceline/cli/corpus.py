@@ -43,9 +43,9 @@ def build(
     """Tokenise text files into a store that drafters copy from.
 
     \b
-    paceline corpus build build/answers --text answers.jsonl.gz --tokenizer models/demo
-    paceline corpus build build/large --text /data/*.jsonl --tokenizer models/demo --ray=head:6379
-    paceline generate models/demo "Hello" --draft sam,corpus=build/answers
+    paceline corpus build build/answers --text answers.jsonl.gz --tokenizer smollm2
+    paceline corpus build build/large --text /data/*.jsonl --tokenizer smollm2 --ray=head:6379
+    paceline generate smollm2 "Hello" --draft sam,corpus=build/answers
 
     A .txt file is one document. A line of a .jsonl file holds "text", "response", "prompt" and "response",
     "messages", or "choices" with "turns"; every text in it is a document."""

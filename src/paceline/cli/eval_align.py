@@ -37,7 +37,7 @@ def align(
     to files and not to the terminal: many prompts of SpecBench ask for harm.
 
     \b
-    paceline eval align --model models/demo --limit 12
+    paceline eval align --model smollm2 --limit 12
     paceline eval align --model http://localhost:8000/v1 --data SpecBench/data --judge http://j:8000/v1#Qwen3-32B
     paceline eval align --model URL --method align3,align3,steps=13 --scenario Child,Code --out runs/ablation
     paceline report runs/ablation

@@ -67,12 +67,12 @@ def generate(
 
     \b
     paceline generate "What is the capital city of Italy? Answer in one sentence."
-    paceline generate models/demo "The mill was built in 1790. When was the mill built?" --color
-    paceline generate models/demo "The mill was built in 1790. When was the mill built?" --compare --json
-    echo "Once upon a time" | paceline generate models/demo - --raw -t 0.8
-    paceline generate models/demo -p prompts.jsonl -o answers.jsonl
-    paceline generate models/demo -p edits.jsonl --prediction old.txt
-    paceline generate models/demo -p prompts.jsonl --batch 8 --schedule equal --json
+    paceline generate smollm2 "The mill was built in 1790. When was the mill built?" --color
+    paceline generate smollm2 "The mill was built in 1790. When was the mill built?" --compare --json
+    echo "Once upon a time" | paceline generate smollm2 - --raw -t 0.8
+    paceline generate smollm2 -p prompts.jsonl -o answers.jsonl
+    paceline generate smollm2 -p edits.jsonl --prediction old.txt
+    paceline generate smollm2 -p prompts.jsonl --batch 8 --schedule equal --json
     """
     from paceline.cli.drive import Interrupt
     from paceline.cli.run import Run

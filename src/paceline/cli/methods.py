@@ -30,7 +30,7 @@ def methods(
     \b
     paceline methods
     paceline methods sam
-    paceline generate models/demo "Hello" --draft sam,draft=20+prompt-lookup
+    paceline generate smollm2 "Hello" --draft sam,draft=20+prompt-lookup
     """
     from paceline.draft.registry import describe, names
 

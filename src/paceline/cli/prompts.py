@@ -48,7 +48,7 @@ def from_words(text: str, params: SamplingParams, expected: str = "") -> Job:
         try:
             text = sys.stdin.buffer.read().decode().removesuffix("\n")
         except UnicodeDecodeError as error:
-            raise PromptError(f"not UTF-8 at byte {error.start}") from error
+            raise PromptError(f"not UTF-8 at byte {error.start}") from None
     if not text:
         raise PromptError("The prompt is empty; give it at least one token.")
     return Job(0, text, params, expected=expected)
@@ -62,7 +62,7 @@ def from_file(path: str, params: SamplingParams, expected: str = "") -> tuple[li
     try:
         content = sys.stdin.buffer.read() if path == "-" else Path(path).read_bytes()
     except OSError as error:
-        raise PromptError(f"the prompts file {path} cannot be read: {error.strerror}") from error
+        raise PromptError(f"the prompts file {path} cannot be read: {error.strerror}") from None
     jobs: list[Job] = []
     broken: list[PromptError] = []
     for number, line in numbered(content.split(b"\n")):

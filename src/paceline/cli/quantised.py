@@ -26,7 +26,7 @@ def quantize(
     half or a quarter of the disk space. It is another model than its checkpoint.
 
     \b
-    paceline quantize models/demo demo-int4 --dtype int4
+    paceline quantize path/to/model model-int4 --dtype int4
     paceline generate demo-int4 "Hello! What can you do?"
     """
     from paceline.target.load import quantise_folder
@@ -50,8 +50,8 @@ def quality(
     both find the same token most probable. With --dtype int8-float32 both compute in float32.
 
     \b
-    paceline quality models/demo --dtype int4 --text held-out.txt
-    paceline quality demo-int4 --against models/demo --text held-out.txt --save
+    paceline quality path/to/model --dtype int4 --text held-out.txt
+    paceline quality model-int4 --against path/to/model --text held-out.txt --save
     paceline quality model-Q4_K_M.gguf --against original-folder --text held-out.txt
     """
     from paceline.evals.quality import WINDOW, compare

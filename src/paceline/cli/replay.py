@@ -67,7 +67,7 @@ def replay(asked: ReplayOptions) -> int:
     and have the same accepted.
 
     \b
-    paceline replay log.jsonl --tokenizer models/demo
+    paceline replay log.jsonl --tokenizer smollm2
     paceline replay log.jsonl.gz --tokenizer MODEL -d sam -d sam,draft=10 --html report.html
     paceline replay log.jsonl --tokenizer MODEL -d sam --sweep draft=5,10,20,40 --verify-cost linear:0.01
     paceline replay /data/*.jsonl.gz --tokenizer MODEL -d sam --ray=head:6379

@@ -57,7 +57,7 @@ def serve(
     """Serve a model with OpenAI's API: chat and text completions, streaming, tools, JSON schemas, Predicted Outputs.
 
     \b
-    paceline serve models/demo --draft sam --port 8000
+    paceline serve smollm2 --draft sam --port 8000
     curl localhost:8000/v1/chat/completions -d '{"messages": [{"role": "user", "content": "Hello!"}]}' \\
          -H 'Content-Type: application/json'
 
@@ -144,5 +144,5 @@ def _listen(host: str, port: int) -> socket.socket:
         listening.bind(where)
         listening.listen(2048)
     except OSError as error:
-        raise PacelineError(f"cannot listen on {host}, port {port}: {error.strerror}") from error
+        raise PacelineError(f"cannot listen on {host}, port {port}: {error.strerror}") from None
     return listening

@@ -80,7 +80,7 @@ def tune(asked: TuneOptions) -> int:
     belongs into the configuration of vLLM, SGLang, llama.cpp or ours.
 
     \b
-    paceline tune models/demo
+    paceline tune smollm2
     paceline tune MODEL --traffic log.jsonl -o tune.json
     paceline serve MODEL --draft auto,table=tune.json
     paceline generate MODEL -p prompts.jsonl --batch 8 --draft auto --tune tune.json
@@ -131,7 +131,8 @@ def _our_engine(asked: TuneOptions, sizes: Sequence[int]) -> int:
         places = " ".join(f"{share:.0%}" for share in shares[:8])
         say(f"{spec}, accepted depth by depth: {places}")
     names = "|".join(exchanged(spec, ",", ";") for spec in drafts)
-    say(f"\nUse --draft {quote(f'auto:{names},table={quoted(str(out))}')}: at each load it drafts what pays, or nothing.")
+    spec = quote(f"auto:{names},table={quoted(str(out))}")
+    say(f"\nUse --draft {spec}: at each load it drafts what pays, or nothing.")
     return 0
 
 

@@ -4,7 +4,7 @@ Leviathan et al. 2023 (arXiv 2211.17192); Chen et al. 2023 (arXiv 2302.01318). T
 a cache of its own; the loop is `stepping.py`. A forward costs the time to read its weights, or, on a fast accelerator,
 the time to launch the kernels of its layers. It has the target's tokenizer, or one of its own (`tokenizers.py`).
 
-    Engine("models/demo", draft="model:models/demo-draft,stop=svip")
+    Engine("smollm2", draft="model:DRAFT,stop=svip")
 """
 
 from collections.abc import Sequence

@@ -105,7 +105,7 @@ def _load(name: str) -> type[Drafter]:
     except (ImportError, AttributeError) as error:
         if name in _BUILT_IN:
             raise
-        raise MethodError(f"Drafter {name!r} ({table[name]}) cannot be imported: {error}.") from error
+        raise MethodError(f"Drafter {name!r} ({table[name]}) cannot be imported: {error}.") from None
     if not (isinstance(drafter, type) and issubclass(drafter, Drafter)):
         raise MethodError(f"Drafter {name!r} ({table[name]}) is not a subclass of paceline.draft.base.Drafter.")
     return drafter

@@ -5,7 +5,7 @@
 `Engine.step` is one round. A prompt is run by the same forward, in pieces; plain decoding is a drafter without drafts.
 
     from paceline import Engine, SamplingParams
-    engine = Engine("models/demo", draft="sam")
+    engine = Engine("smollm2", draft="sam")
     for delta in engine.stream(["Once upon a time"], SamplingParams(max_tokens=64)):
         print(delta.text, end="")
 

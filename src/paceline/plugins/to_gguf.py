@@ -1,6 +1,6 @@
 """Models of the Llama family, whatever their tokenizer, draft heads and corpora as files for llama.cpp.
 
-    python -m paceline.plugins.to_gguf models/demo demo.gguf --dtype f32
+    python -m paceline.plugins.to_gguf path/to/model model.gguf --dtype f32
     python -m paceline.plugins.to_gguf demo-int4 demo-Q4_0.gguf             # blocks as `paceline quantize` made them
     python -m paceline.plugins.to_gguf eagle3:build/eagle3 head.gguf --target smollm2 --dtype q8_0
     python -m paceline.plugins.to_gguf corpus:build/corpus corpus.lookup    # for its type ngram-cache

@@ -190,6 +190,6 @@ class RolloutStore:
         try:
             yield
         except (OSError, sqlite3.OperationalError) as error:
-            raise StoreError(f"{self.path} cannot be used as a store: {error}") from error
+            raise StoreError(f"{self.path} cannot be used as a store: {error}") from None
         except sqlite3.DatabaseError as error:
-            raise StoreError(f"{self.path} is not a store of rollouts ({error}); give another path.") from error
+            raise StoreError(f"{self.path} is not a store of rollouts ({error}); give another path.") from None

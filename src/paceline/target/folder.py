@@ -81,17 +81,17 @@ def _is_path(model: str | Path) -> bool:
 def _from_hub(name: str, files: list[str]) -> Path:
     try:
         return Path(huggingface_hub.snapshot_download(name, allow_patterns=files, ignore_patterns=NOT_OURS))
-    except GatedRepoError as error:
+    except GatedRepoError:
         raise ModelError(
             f"{name} is gated: accept its terms on https://huggingface.co/{name}, then run `hf auth login`"
-        ) from error
+        ) from None
     except (OSError, HfHubHTTPError, HFValidationError) as error:
         why = "no such model" if isinstance(error, RepositoryNotFoundError) else "no connection, and no earlier copy"
         here = meant(name, (*PACKAGES, *(p.name for p in Path().iterdir() if p.is_dir())))
         raise ModelError(
             f"{name!r} is neither a folder here nor reachable on the hub ({why}); "
             f"a local folder works: paceline generate ./path/to/folder.{here}"
-        ) from error
+        ) from None
 
 
 def is_packaged(model: str | Path) -> bool:
@@ -117,7 +117,7 @@ def gguf_of(model: str | Path) -> Path:
     try:
         return Path(huggingface_hub.hf_hub_download(repository, file))
     except Exception as error:  # the hub's client raises errors of many libraries
-        raise ModelError(f"{file} of {repository} cannot be had from the hub: {shortened(one_line(error))}") from error
+        raise ModelError(f"{file} of {repository} cannot be had from the hub: {shortened(one_line(error))}") from None
 
 
 def _in_package(name: str) -> Path:
@@ -189,14 +189,14 @@ def read_config(folder: Path, trust_remote_code: bool = False) -> PretrainedConf
             hint = f"transformers {transformers.__version__} does not know model type {model_type!r}"
         else:
             hint = one_line(error)
-        raise ModelError(f"{file} cannot be used: {hint}") from error
+        raise ModelError(f"{file} cannot be used: {hint}") from None
 
 
 def _read_json(file: Path) -> dict[str, Any]:
     try:
         value = loads(file.read_bytes())
     except (OSError, ValueError) as error:
-        raise ModelError(f"{file} cannot be read: {one_line(error)}") from error
+        raise ModelError(f"{file} cannot be read: {one_line(error)}") from None
     if not isinstance(value, dict):
         raise ModelError(f"{file} should hold a JSON object, not a {type(value).__name__}")
     return value
@@ -308,10 +308,10 @@ def open_weights(folder: Path) -> dict[str, Any]:
             opened = safe_open(file, framework="pt")
         except OSError as error:
             why = "it is a folder" if file.is_dir() else error.strerror or one_line(error)
-            raise ModelError(f"{file} cannot be read as weights: {why}") from error
+            raise ModelError(f"{file} cannot be read as weights: {why}") from None
         except SafetensorError as error:
             refuse_pointer(file)
-            raise ModelError(f"{file} is cut off or damaged ({one_line(error)}): copy or download it again") from error
+            raise ModelError(f"{file} is cut off or damaged ({one_line(error)}): copy or download it again") from None
         tensors |= dict.fromkeys(opened.keys(), opened)
     return tensors
 

@@ -50,7 +50,7 @@ def load(
         model, report = loaded
     except Exception as error:  # the model's own code may raise anything
         why = f"transformers cannot load it as a causal language model: {one_line(error)}"
-        raise ModelError(f"{name}: {why}") from error
+        raise ModelError(f"{name}: {why}") from None
     for key, shape, wanted in sorted(report["mismatched_keys"]):
         check_shape(folder, key, shape, wanted)
     refuse_absent(folder, sorted(report["missing_keys"]))
@@ -390,7 +390,7 @@ class Example:
         try:
             self.logits = self._plain(self.text, cache)
         except Exception as error:  # the model's own code may raise anything
-            raise self._refused(f"a plain forward with transformers' own cache fails: {one_line(error)}") from error
+            raise self._refused(f"a plain forward with transformers' own cache fails: {one_line(error)}") from None
         if self.logits.isnan().any():
             raise self._refused("its logits are NaN: its weights or dtype are broken")
         if any(getattr(layer, "keys", None) is None for layer in cache.layers):

@@ -199,11 +199,11 @@ def device_named(word: str | torch.device) -> torch.device:
     try:
         device = torch.device(word)
         torch.ones(1, device=device).sum().item()  # fails on "meta", which holds no numbers
-    except (RuntimeError, AssertionError, ImportError) as error:  # AssertionError: a torch without CUDA
+    except (RuntimeError, AssertionError, ImportError):  # AssertionError: a torch without CUDA
         cuda = [f"cuda:{i}" for i in range(torch.cuda.device_count())]
         raise ModelError(
             f"device {str(word)!r} cannot be used; this machine has {', '.join(['cpu', *cuda])}"
-        ) from error
+        ) from None
     return device
 
 
@@ -278,7 +278,7 @@ def _tokenizer_in(folder: Path, name: str, trust_remote_code: bool) -> Tokenizer
     try:
         inner = AutoTokenizer.from_pretrained(folder, trust_remote_code=trust_remote_code)
     except Exception as error:  # third-party parsers of many formats may raise anything
-        raise ModelError(f"the tokenizer in {folder} cannot be read: {files.one_line(error)}") from error
+        raise ModelError(f"the tokenizer in {folder} cannot be read: {files.one_line(error)}") from None
     inner.model_max_length = sys.maxsize  # the engine checks the context; transformers would warn
     if "config.json" in there:
         known = getattr(read_config(folder, trust_remote_code).get_text_config(), "vocab_size", None)
@@ -294,12 +294,12 @@ def _tokenizer_in(folder: Path, name: str, trust_remote_code: bool) -> Tokenizer
 def _sentencepiece(file: Path) -> SentencePiece:
     try:
         import sentencepiece
-    except ImportError as error:
+    except ImportError:
         raise ModelError(
             f"{file} is a SentencePiece file, and the package that reads it is not installed: "
             "pip install sentencepiece, or name a folder with a tokenizer.json"
-        ) from error
+        ) from None
     try:
         return SentencePiece(sentencepiece.SentencePieceProcessor(model_file=str(file)))
     except (RuntimeError, OSError) as error:
-        raise ModelError(f"{file} cannot be read as a SentencePiece model: {files.one_line(error)}") from error
+        raise ModelError(f"{file} cannot be read as a SentencePiece model: {files.one_line(error)}") from None

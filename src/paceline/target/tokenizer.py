@@ -105,7 +105,7 @@ class Tokenizer:
             made = self.inner.apply_chat_template([dict(m) for m in messages], **options)
         except Exception as error:  # a template is a program and may raise anything
             what = str(error) if isinstance(error, jinja2.TemplateError) else f"{type(error).__name__}: {error}"
-            raise PromptError(f"the chat template of {self.name} refuses these messages: {what}") from error
+            raise PromptError(f"the chat template of {self.name} refuses these messages: {what}") from None
         if not self.begins:
             return made
         start = [self.inner.bos_token_id] if tokenize else self.inner.bos_token

@@ -25,7 +25,7 @@ Fusion = Literal["identity", "random"]
 class AmphistaConfig(HeadsConfig):
     """Train Amphista's network, for `--draft amphista:OUT`: heads that attend to each other, over their own layers.
 
-    paceline train amphista models/demo --prompts mine=prompts.jsonl --generate 5000 --out build/amphista
+    paceline train amphista smollm2 --prompts mine=prompts.jsonl --generate 5000 --out build/amphista
 
     At the end the heads are measured on held-out answers, by depth and rank; slots.json has the trees that follow from
     that."""

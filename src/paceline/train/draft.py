@@ -122,7 +122,7 @@ def train_draft(training: Training, config: DraftConfig = DraftConfig(), compile
 def command(setup: DrafterOptions, config: DraftConfig, compiled: Compiled = True) -> bool:
     """Train a draft model on the target's own answers, recorded or generated, for `--draft model:OUT`.
 
-    paceline train draft models/demo --prompts mine=prompts.jsonl --generate 5000 --out build/draft
+    paceline train draft smollm2 --prompts mine=prompts.jsonl --generate 5000 --out build/draft
 
     At the end the share of the draft's tokens that the target would accept is measured on held-out answers."""
     return train_draft(setup.training(config), config, compiled)
@@ -257,7 +257,7 @@ def streams_command(
 ) -> bool:
     """Train a draft model to propose several tokens in one forward, for `--draft model:OUT,streams=2`.
 
-    paceline train streams models/demo --draft models/demo-draft --data answers.jsonl --out build/streams
+    paceline train streams smollm2 --draft build/draft --data answers.jsonl --out build/streams
 
     At the end the draft is measured on held-out answers against the target, and its streams against the draft."""
     return train_streams(setup.training(config), draft, config)

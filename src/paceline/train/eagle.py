@@ -77,7 +77,7 @@ class LayerLoss(Student):
 class EagleConfig(LayerConfig):
     """Train a layer that drafts by predicting the target's next state, for `--draft eagle:OUT`.
 
-    paceline train eagle models/demo --prompts mine=prompts.jsonl --generate 5000 --out build/eagle
+    paceline train eagle smollm2 --prompts mine=prompts.jsonl --generate 5000 --out build/eagle
 
     At the end acceptance is measured by depth on held-out answers."""
 
@@ -235,7 +235,7 @@ class TapsLoss(Student):
 class Eagle3Config(TapsConfig):
     """Train a layer that drafts from three of the target's states, for `--draft eagle3:OUT` and for vLLM.
 
-    paceline train eagle3 models/demo --prompts mine=prompts.jsonl --generate 5000 --out build/eagle3
+    paceline train eagle3 smollm2 --prompts mine=prompts.jsonl --generate 5000 --out build/eagle3
 
     At the end acceptance is measured by depth on held-out answers. OUT is a checkpoint in the `speculators` format."""
 

@@ -172,7 +172,7 @@ def own_output_heads(teacher: Any, depth: int) -> nn.ModuleList:
 class MedusaConfig(HeadsConfig):
     """Train Medusa's heads, for `--draft medusa:OUT`: small networks that read the target's last state.
 
-    paceline train medusa models/demo --prompts mine=prompts.jsonl --generate 5000 --out build/medusa
+    paceline train medusa smollm2 --prompts mine=prompts.jsonl --generate 5000 --out build/medusa
 
     At the end the heads are measured on held-out answers, by depth and rank; slots.json has the trees that follow from
     that."""
@@ -219,7 +219,7 @@ medusa_command = head_command(MedusaConfig)
 class HydraConfig(HeadsConfig):
     """Train Hydra's heads, for `--draft hydra:OUT`: each one also reads the drafted tokens before it.
 
-    paceline train hydra models/demo --prompts mine=prompts.jsonl --generate 5000 --out build/hydra
+    paceline train hydra smollm2 --prompts mine=prompts.jsonl --generate 5000 --out build/hydra
 
     At the end the heads are measured on held-out answers, by depth and rank; slots.json has the trees that follow from
     that."""

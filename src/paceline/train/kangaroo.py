@@ -29,7 +29,7 @@ from paceline.train.unrolled import UnrolledAttention
 class KangarooConfig(HeadConfig):
     """Train an adapter with which a target's first layers draft, for `--draft kangaroo:OUT`.
 
-    paceline train kangaroo models/demo --prompts mine=prompts.jsonl --generate 5000 --out build/kangaroo
+    paceline train kangaroo smollm2 --prompts mine=prompts.jsonl --generate 5000 --out build/kangaroo
 
     At the end the adapter is measured on held-out answers, and for comparison the target's own norm and head in its
     place."""

@@ -213,7 +213,7 @@ def command(
 ) -> None:
     """Measure heads by depth and rank, and write slots.json next to them: `tree=N` builds its trees from that file.
 
-    paceline train tree models/demo medusa:downloads/heads --data answers.jsonl
+    paceline train tree smollm2 medusa:downloads/heads --data answers.jsonl
 
     For heads that came without the file, or for text of another kind. `paceline train medusa`, `hydra` and `amphista`
     do the same when they end."""

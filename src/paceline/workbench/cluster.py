@@ -88,7 +88,7 @@ def _cluster(address: str, workers: int | None) -> Generator[None]:
         if not ray.is_initialized():
             ray.init(LOCAL, num_cpus=workers, include_dashboard=False, **QUIET)
     except (OSError, ValueError, RuntimeError) as error:
-        raise PacelineError(f"there is no Ray cluster at {address}: {str(error).splitlines()[0]}") from error
+        raise PacelineError(f"there is no Ray cluster at {address}: {str(error).splitlines()[0]}") from None
     try:
         yield
     finally:

@@ -88,7 +88,7 @@ class Run(Closing):
             path.mkdir(parents=True, exist_ok=True)
             lock = (path / ".lock").open("ab", buffering=0)
         except OSError as error:
-            raise PacelineError(f"{path} cannot be written: {error.strerror}") from error
+            raise PacelineError(f"{path} cannot be written: {error.strerror}") from None
         run = cls(path, lock)
         try:
             _lock(lock, path)
@@ -180,7 +180,7 @@ def rows(path: Path) -> Iterator[dict[str, Any]]:
     except FileNotFoundError:
         return
     except OSError as error:
-        raise PacelineError(f"{path} cannot be read: {error.strerror}") from error
+        raise PacelineError(f"{path} cannot be read: {error.strerror}") from None
 
 
 def parse(line: bytes, path: Path) -> dict[str, Any]:

@@ -82,7 +82,7 @@ class Transcriber:
         try:
             return self._encode(self._shown(messages, tools, True))
         except REFUSALS as error:
-            raise PromptError(f"the chat template refuses these messages: {error}") from error
+            raise PromptError(f"the chat template refuses these messages: {error}") from None
 
     def conversations(self, exchanges: Iterable[Conversation], reading: Reading) -> Iterator[Transcript]:
         """Conversations in tokens. `reading` counts those that the template refuses, which are left out, and tokens
@@ -108,7 +108,7 @@ class Transcriber:
         try:
             return Transcript(exchange.category, [self._turn(exchange, at) for at in exchange.answers])
         except REFUSALS as error:
-            raise ConversationError(f"{exchange.where}: the chat template refuses these messages: {error}") from error
+            raise ConversationError(f"{exchange.where}: the chat template refuses these messages: {error}") from None
 
     def _turn(self, one: Conversation, at: int) -> RecordedAnswer:
         if one.is_rendered:

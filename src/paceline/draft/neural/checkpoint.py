@@ -84,7 +84,7 @@ def save_tensors(file: Path, tensors: Mapping[str, Tensor], metadata: dict[str, 
     try:
         save_file({name: t.detach().cpu().contiguous() for name, t in tensors.items()}, file, metadata=metadata)
     except SafetensorError as error:
-        raise OSError(str(error)) from error
+        raise OSError(str(error)) from None
     file.chmod(0o644)  # safetensors writes for the owner alone
 
 

@@ -60,7 +60,7 @@ def writing(out: str | Path, *, kind: str, tokenizer: str, **facts: Any) -> Iter
         shutil.rmtree(out, ignore_errors=True)
         part.rename(out)
     except OSError as error:  # NumPy's own errors have a text and no errno
-        raise StoreError(f"{out} cannot be written: {error.strerror or error}; nothing of it is left") from error
+        raise StoreError(f"{out} cannot be written: {error.strerror or error}; nothing of it is left") from None
     finally:
         shutil.rmtree(part, ignore_errors=True)
 

@@ -234,7 +234,7 @@ async def _work(plan: Plan, progress: Progress, queue: Iterator[Case]) -> None:
             progress.in_a_row += not isinstance(error, Unjudged)  # the backend did answer
             progress.last_error = f"{type(error).__name__}: {error}"
             if progress.in_a_row > plan.concurrency + HOPELESS:
-                raise PacelineError(f"{progress.in_a_row} items failed in a row; the last: {error}") from error
+                raise PacelineError(f"{progress.in_a_row} items failed in a row; the last: {error}") from None
         else:
             progress.in_a_row = 0
         progress.done += 1

@@ -91,7 +91,7 @@ def read_picture(file: Root) -> Image.Image:
         picture = Image.open(BytesIO(file.read_bytes()))
         picture.load()
     except Exception as error:  # decoders raise many kinds
-        raise PacelineError(f"{file} cannot be read as a picture: {error or type(error).__name__}") from error
+        raise PacelineError(f"{file} cannot be read as a picture: {error or type(error).__name__}") from None
     return picture
 
 
@@ -124,7 +124,7 @@ def _open(source: Path) -> Root:
     try:
         archive = zipfile.ZipFile(source)
     except (OSError, zipfile.BadZipFile) as error:
-        raise PacelineError(f"{source} is not a readable zip ({error}): download it again, or name a folder") from error
+        raise PacelineError(f"{source} is not a readable zip ({error}): download it again, or name a folder") from None
     first_files = tuple(f"{subset}/text2image.json" for subset in VALUES)
     found = [name.rsplit("/", 2) for name in archive.namelist() if name.endswith(first_files)]
     return zipfile.Path(archive, min((f"{above[0]}/" for *above, _, _ in found if above), default=""))

@@ -53,14 +53,14 @@ class Painter:
         try:
             from diffusers import AutoPipelineForInpainting, AutoPipelineForText2Image
         except ImportError as error:
-            raise PacelineError(f"diffusers cannot be used ({error}); {install('diffusion')}") from error
+            raise PacelineError(f"diffusers cannot be used ({error}); {install('diffusion')}") from None
         self.options = options
         try:
             self._draw = AutoPipelineForText2Image.from_pretrained(options.checkpoint).to(device_named(options.device))
         except (OSError, ValueError) as error:
             raise PacelineError(
                 f"{options.checkpoint} is no text-to-image model: {str(error).splitlines()[0]}"
-            ) from error
+            ) from None
         self._paint = AutoPipelineForInpainting.from_pipe(self._draw)
         for pipeline in (self._draw, self._paint):
             pipeline.set_progress_bar_config(disable=True)

@@ -82,7 +82,7 @@ class Folder:
         try:
             listed = json.loads(sidecar.read_text("utf-8"))
         except ValueError as error:
-            raise PacelineError(f"{sidecar} is not JSON: {error}") from error
+            raise PacelineError(f"{sidecar} is not JSON: {error}") from None
         self._cutouts: dict[str, list[tuple[Path, dict[str, Any]]]] = {}
         for file, facts in sorted(listed.items()):
             if lacking := [key for key in ("name", "licence") if not facts.get(key)]:

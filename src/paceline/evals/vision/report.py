@@ -53,7 +53,7 @@ def _read_report(run: Path) -> dict[str, Any]:
     except (OSError, ValueError) as error:
         raise PacelineError(
             f"{run} is no run: paceline eval vision run ... --out {run} writes one ({error})"
-        ) from error
+        ) from None
     return report
 
 

@@ -37,7 +37,7 @@ class Towers:
         try:
             config = transformers.AutoConfig.from_pretrained(path)
         except (OSError, ValueError) as error:
-            raise ModelError(f"{path} cannot be read as a model: {str(error).splitlines()[0]}") from error
+            raise ModelError(f"{path} cannot be read as a model: {str(error).splitlines()[0]}") from None
         if config.model_type not in KNOWN:
             raise ModelError(f"{path} is a {config.model_type}; dual encoders known here: {', '.join(KNOWN)}")
         build = transformers.BlipForImageTextRetrieval if config.model_type == "blip" else transformers.AutoModel
@@ -46,7 +46,7 @@ class Towers:
             processor = transformers.AutoImageProcessor.from_pretrained(path, backend="pil")
             tokenizer = transformers.AutoTokenizer.from_pretrained(path)
         except (OSError, ValueError) as error:
-            raise ModelError(f"{path} cannot be loaded: {str(error).splitlines()[0]}") from error
+            raise ModelError(f"{path} cannot be loaded: {str(error).splitlines()[0]}") from None
         return cls(model.to(where), tokenizer, processor)
 
     def save(self, folder: Path) -> None:

@@ -65,10 +65,10 @@ def write(folder: Path, out: Path, config: PretrainedConfig, weights: Mapping[st
     }
     try:
         out.mkdir(parents=True)
-    except FileExistsError as error:
-        raise PacelineError(f"{out} exists already; name a new folder") from error
+    except FileExistsError:
+        raise PacelineError(f"{out} exists already; name a new folder") from None
     except OSError as error:
-        raise PacelineError(f"{out} cannot be written: {error.strerror}") from error
+        raise PacelineError(f"{out} cannot be written: {error.strerror}") from None
     tensors = {name: w.data if isinstance(w, Blocks) else w.contiguous() for name, w in made.items()}
     try:
         (out / "config.json").write_text(json.dumps(values, indent=2) + "\n", "utf-8")
@@ -78,5 +78,5 @@ def write(folder: Path, out: Path, config: PretrainedConfig, weights: Mapping[st
         save_file(tensors, out / "model.safetensors", {"format": "pt"})
     except OSError as error:
         shutil.rmtree(out, ignore_errors=True)
-        raise PacelineError(f"{out} cannot be written: {error.strerror or error}") from error
+        raise PacelineError(f"{out} cannot be written: {error.strerror or error}") from None
     return sum(tensor.nbytes for tensor in tensors.values())

@@ -154,7 +154,7 @@ def _read(path: Path) -> tuple[dict[str, Any], dict[str, Place]]:
             raise ModelError(f"{path} is not a GGUF file: it begins with {start!r}")
         mapped = np.memmap(path, np.uint8, "c")
     except OSError as error:
-        raise ModelError(f"{path} cannot be read: {error.strerror or error}") from error
+        raise ModelError(f"{path} cannot be read: {error.strerror or error}") from None
     cursor = _Cursor(memoryview(mapped))  # type: ignore[arg-type]
     cursor.at = 4
     try:
@@ -166,7 +166,7 @@ def _read(path: Path) -> tuple[dict[str, Any], dict[str, Place]]:
         facts = {cursor.text(): cursor.value(cursor.number("I")) for _ in range(pairs)}
         entries = [_entry(cursor) for _ in range(tensors)]
     except (struct.error, KeyError, ValueError) as error:
-        raise ModelError(f"{path} is cut off or damaged ({error}): copy or download it again") from error
+        raise ModelError(f"{path} is cut off or damaged ({error}): copy or download it again") from None
     step = facts.get("general.alignment", 32)
     if not isinstance(step, int) or step < 1:
         raise ModelError(f"{path}: general.alignment is {step}; it must be a whole number above 0")
@@ -361,7 +361,7 @@ def config_of(file: GGUF) -> PretrainedConfig:
     try:
         config: PretrainedConfig = getattr(transformers, name)(**values)
     except Exception as error:  # transformers checks types and raises many errors
-        raise ModelError(f"{file.path}: its facts make no model: {shortened(one_line(error))}") from error
+        raise ModelError(f"{file.path}: its facts make no model: {shortened(one_line(error))}") from None
     check_config(config, file.path)
     if reason := unsupported(config) or (window and not Shape.of(config).window and "a window is new in its family"):
         raise ModelError(f"{file.path}: the native decoder cannot run it, {reason}")

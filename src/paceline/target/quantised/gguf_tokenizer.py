@@ -59,7 +59,7 @@ def tokenizer_of(file: GGUF, name: str) -> Tokenizer:
         backend = _bytes(facts) if kind == "gpt2" else _sentencepiece(facts)
         inner = _complete(backend, facts)
     except Exception as error:  # the library raises many errors
-        raise _refused(file, f"cannot be rebuilt ({shortened(one_line(error))})") from error
+        raise _refused(file, f"cannot be rebuilt ({shortened(one_line(error))})") from None
     return as_in(file, Tokenizer(inner, name))
 
 

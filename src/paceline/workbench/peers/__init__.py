@@ -2,7 +2,7 @@
 
     name[:checkpoint][,key=value...]
 
-    peer = create_peer("vllm-ngram,k=5", "models/demo", dtype="float32", threads=2, python="env/bin/python",
+    peer = create_peer("vllm-ngram,k=5", "smollm2", dtype="float32", threads=2, python="env/bin/python",
                        batch=1, max_context=2048, decode=tokenizer.decode)
     peer.open()                              # NotInstalled, with what to do, if it is not there
     peer.answer([tokens], Ask(max_tokens=64))

@@ -319,7 +319,7 @@ def load_model(folder: str, dtype: torch.dtype) -> Any:
             )
         model, report = loaded
     except Exception as error:  # of many kinds, by many models
-        raise ModelError(f"transformers cannot load {folder}: {' '.join(str(error).split())[:200]}") from error
+        raise ModelError(f"transformers cannot load {folder}: {' '.join(str(error).split())[:200]}") from None
     if report["missing_keys"]:
         raise ModelError(f"{folder} lacks {min(report['missing_keys'])}, which its config.json asks for")
     model.generation_config = GenerationConfig()
