@@ -42,7 +42,7 @@ def test_every_drafter_is_listed(command: Command) -> None:
 def test_help_has_an_example(command: Command, name: str) -> None:
     shown = command("train", name, "--help")
     assert shown.code == 0
-    assert f"paceline train {name} models/demo" in " ".join(shown.out.split())
+    assert f"paceline train {name} smollm2" in " ".join(shown.out.split())
 
 
 def test_a_vocabulary_is_counted_and_checked(command: Command, target: Path, answers: Path, tmp_path: Path) -> None:

@@ -132,6 +132,7 @@ def _requests_shown(wanted: bool) -> Iterator[None]:
         yield
     finally:
         serving.removeHandler(handler)
+        serving.setLevel(logging.NOTSET)
         listener.stop()
 
 
