@@ -2,6 +2,7 @@
 
 import gc
 import os
+from collections.abc import Iterator
 from pathlib import Path
 
 # Tests run beside each other, and a thread pool larger than the free cores is ruinous. Before torch is imported, and
@@ -12,6 +13,7 @@ os.environ.setdefault("OMP_WAIT_POLICY", "passive")
 
 import pytest
 
+from paceline import processor
 from paceline.__main__ import GARBAGE
 from tests.paths import REPOSITORY, SHARED
 
@@ -33,6 +35,15 @@ def _no_wake(monkeypatch: pytest.MonkeyPatch) -> None:
     from paceline.bench import runner
 
     monkeypatch.setattr(runner, "WAKE", 0.0)
+
+
+@pytest.fixture(params=processor.LEVELS)
+def level(request: pytest.FixtureRequest) -> Iterator[str]:
+    """Our kernels as on a processor of each level that this one has."""
+    if request.param not in processor.levels():
+        pytest.skip(f"this processor has no {request.param}")
+    with processor.telling(request.param):
+        yield request.param
 
 
 @pytest.fixture(scope="session")

@@ -12,6 +12,7 @@ what the target alone would have written. The loop is in `paceline.engine.engine
 from importlib import import_module
 from typing import TYPE_CHECKING, Any
 
+from paceline import processor
 from paceline.errors import PacelineError
 
 if TYPE_CHECKING:
@@ -29,6 +30,9 @@ _LATER = {
     "SamplingParams": "paceline.engine.sampling",
     "DraftTree": "paceline.engine.tree",
 }
+
+
+processor.tell_others()
 
 
 def __getattr__(name: str) -> Any:

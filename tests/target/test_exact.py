@@ -10,7 +10,7 @@ import pytest
 import torch
 from tests import exact, models, native
 
-from paceline import Engine
+from paceline import Engine, processor
 from paceline.engine.round import Segment
 from paceline.errors import ModelError
 from paceline.target import kernels
@@ -83,6 +83,24 @@ def test_otherwise_trees_round_differently() -> None:
 
 
 @pytest.mark.usefixtures("_threads")
+@pytest.mark.parametrize("kind", ["float32", "int8-float32", "int8-bfloat16", "int4-float32"])
+def test_logits_are_the_same_bits_at_every_level(kind: str) -> None:
+    """Of single tokens and trees. A processor with more instructions takes others, and adds in the same order."""
+    precision, dtype = kind.split("-")[0], torch.bfloat16 if "bfloat16" in kind else torch.float32
+    said = []
+    for level in processor.levels():
+        with processor.telling(level):
+            wide = models.model("qwen2", hidden_size=128, intermediate_size=256, head_dim=32)
+            target = native.of(wide, dtype, precision=None if precision == "float32" else precision)
+            target.make_exact()
+            tokens = text(3)
+            alone = exact.one_by_one(target, tokens)
+            assert trees_agree(target, tokens, alone, 7)
+            said.append(alone)
+    assert all(torch.equal(said[0], other) for other in said[1:])
+
+
+@pytest.mark.usefixtures("level")
 @pytest.mark.parametrize("dtype", DTYPES)
 def test_batches_of_1_to_32_rows_beside_a_piece_of_a_prompt(dtype: torch.dtype) -> None:
     target, rng = made("qwen3-bias", dtype), np.random.default_rng(3)

@@ -60,7 +60,7 @@ def story(target: Decoder) -> list[torch.Tensor]:
     return results
 
 
-@pytest.mark.usefixtures("_threads")
+@pytest.mark.usefixtures("_threads", "level")
 @pytest.mark.parametrize("kind", ["int8", "int8-float32", "exact", "exact-float32", "exact-int8"])
 def test_has_the_bits_of_its_layers_called_one_by_one(kind: str, monkeypatch: pytest.MonkeyPatch) -> None:
     if kind == "exact" and not kernels.supported(torch.bfloat16):

@@ -30,6 +30,7 @@ def decoders(family: str, word: str, dtype: torch.dtype = torch.float32) -> tupl
     return tuple(Decoder(model.config, w, dtype=dtype) for w in (weights, blocks, dense))  # type: ignore[return-value]
 
 
+@pytest.mark.usefixtures("level")
 @pytest.mark.parametrize("family", list(models.NATIVE))
 @pytest.mark.parametrize("word", ["int8", "int4"])
 def test_logits_are_those_of_the_dequantised_weights(family: str, word: str, monkeypatch: pytest.MonkeyPatch) -> None:

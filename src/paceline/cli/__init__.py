@@ -19,6 +19,7 @@ from paceline.cli.certify import certify
 from paceline.cli.chat import chat
 from paceline.cli.corpus import corpus
 from paceline.cli.demo import demo
+from paceline.cli.doctor import doctor
 from paceline.cli.eval_align import align
 from paceline.cli.eval_vision import vision
 from paceline.cli.generate import generate
@@ -56,6 +57,7 @@ app.command(short_help="Talk with a model.")(chat)
 app.command(short_help="Serve a model with OpenAI's API.", epilog=_needs("serve"))(serve)
 app.command(short_help="See what drafts gain on six prompts.")(demo)
 app.command(short_help="List the drafting methods.")(methods)
+app.command(short_help="Say what this machine has, and what a model runs with.")(doctor)
 app.add_typer(corpus, name="corpus", help=CORPUS_HELP)
 app.command(short_help="Try drafters on recorded answers.")(replay)
 app.command(short_help="Measure drafters and other engines.", epilog=_needs("bench", "With --endpoint: "))(bench)

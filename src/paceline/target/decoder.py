@@ -14,11 +14,11 @@ from hashlib import sha256
 from itertools import accumulate, pairwise
 from typing import TYPE_CHECKING
 
-import llvmlite.binding as llvm
 import torch
 import torch.nn.functional as F
 from transformers import PretrainedConfig
 
+from paceline import processor
 from paceline.engine.clock import Clock
 from paceline.engine.round import Segment, Verdict
 from paceline.errors import ModelError
@@ -28,7 +28,7 @@ from paceline.target.base import BEFORE_NORM, LayerCallback, Needs
 from paceline.target.cache import CachedTarget, Pair, RaggedCache, Writer
 from paceline.target.folder import fingerprint
 from paceline.target.layout import SHARED_QUERIES, Layout, padded_size, plan
-from paceline.target.linear import FEW, BlockLinear, linear
+from paceline.target.linear import FEW, BlockLinear, Linear, linear
 from paceline.target.quantised.blocks import Blocks, WeightsByName, describe, tensors_of, within
 from paceline.target.recurrent import RecurrentState
 from paceline.target.shape import Shape, rotary_tables, row_order, weight_shapes
@@ -177,7 +177,7 @@ class Decoder(CachedTarget):
         tables = sha256()
         for table in (table for ops in self._ops.values() for table in (ops.cos, ops.sin)):
             tables.update(table.cpu().view(torch.uint8).numpy().tobytes())
-        where = f"{llvm.get_host_cpu_name()} {torch.__version__}" if self.exact else ""
+        where = f"{processor.name()} {processor.level()} {torch.__version__}" if self.exact else ""
         return f"{super().prefix_key} {self.shape} {tables.hexdigest()} {where}"
 
     def _compile(self) -> None:
@@ -193,8 +193,12 @@ class Decoder(CachedTarget):
     def _has_own_products(self) -> bool:
         """Whether all products are ours. The order of sums in oneDNN and MKL depends on the number of threads; in our
         products and attention it does not."""
-        layers = [product for block in self.blocks for product in block.products]
-        return all(product.panels is not None for product in (self.head, *layers))
+        return all(product.panels is not None for product in self.products)
+
+    @property
+    def products(self) -> list[Linear]:
+        """All matrix products, the head's first."""
+        return [self.head, *(product for block in self.blocks for product in block.products)]
 
     @property
     def exact_is_free(self) -> bool:

@@ -8,6 +8,7 @@ from typing import TYPE_CHECKING
 import torch
 import torch.nn.functional as F
 
+from paceline import processor
 from paceline.errors import ModelError
 from paceline.target import kernels
 from paceline.target.quantised.blocks import Blocks, WeightsByName
@@ -56,6 +57,14 @@ class Linear:
             self.keep_for_few(weight)
         if self.panels is None:
             self.weight = torch.ops.mkldnn._reorder_linear_weight(weight, None) if self.packed else aligned(weight)
+
+    @property
+    def kernel(self) -> str:
+        """What multiplies it, in words."""
+        library = "oneDNN" if self.packed else "torch"
+        if self.panels is not None:
+            return self.panels.kernel
+        return f"{library}, up to {FEW} rows {self.few.kernel}" if self.few is not None else library
 
     def __call__(self, x: torch.Tensor) -> torch.Tensor:
         product = self.panels if self.panels is not None else self._in_blocks if self.is_exact else self._by_library
@@ -201,6 +210,8 @@ def has_units(dtype: torch.dtype) -> bool:
     """Whether this processor has units for `dtype`."""
     if dtype == torch.float32 or not torch.backends.mkldnn.is_available():
         return dtype == torch.float32
+    if not processor.allows("avx512bw"):
+        return False
     ops = torch.ops.mkldnn
     supported = {torch.bfloat16: ops._is_mkldnn_bf16_supported, torch.float16: ops._is_mkldnn_fp16_supported}
     return dtype in supported and bool(supported[dtype]())

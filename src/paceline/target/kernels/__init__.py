@@ -14,23 +14,21 @@ from typing import Any
 import llvmlite.binding as llvm
 import torch
 
+from paceline import processor
+
 
 def supported(dtype: torch.dtype = torch.bfloat16) -> bool:
     """Whether `products.py` runs here: it needs AVX-512 BF16 (AVX2 for float32), an LLVM that knows it, and torch with
     GNU's OpenMP."""
-    features = llvm.get_host_cpu_features()
-    has_units = {
-        torch.bfloat16: bool(features.get("avx512bf16")),
-        torch.float32: bool(features.get("avx2")) and bool(features.get("fma")),
-    }
+    has_units = {torch.bfloat16: processor.has("avx512bf16"), torch.float32: processor.has("avx2", "fma")}
     return has_units.get(dtype, False) and llvm.llvm_version_info >= (18,) and parallel() is not None
 
 
-@cache
+@processor.remembered
 def preferred(dtype: torch.dtype = torch.bfloat16) -> bool:
     """Whether `products.py` is faster here than torch's libraries: on CPUs with AVX-512 BF16 and without AMX tiles. In
     float32, MKL takes two to four times as long on these, EPYC and Ryzen (docs/exact.md)."""
-    return supported() and supported(dtype) and not llvm.get_host_cpu_features().get("amx-bf16")
+    return supported() and supported(dtype) and not processor.has("amx-bf16")
 
 
 @cache

@@ -11,10 +11,10 @@ from collections.abc import Callable, Mapping
 from functools import cache, partial
 from itertools import product
 
-import llvmlite.binding as llvm
 import torch
 from torch.nn.functional import pad
 
+from paceline import processor
 from paceline.target.kernels import vectors as v
 from paceline.target.kernels.tiles import Tiles, first_lanes, narrowed
 from paceline.target.kernels.vectors import Value
@@ -27,11 +27,11 @@ MOST = 16
 """Most pairs of rows in a tile: with them, a chunk of them and their sums, it takes 600 kB of the second level."""
 
 
-@cache
+@processor.remembered
 def supported() -> bool:
     """Whether this CPU multiplies tiles of bfloat16, and Linux lets this process use their registers."""
     arch_prctl, request, tile_data = 158, 0x1023, 18
-    has = bool(llvm.get_host_cpu_features().get("amx-bf16")) and sys.platform == "linux"
+    has = processor.has("amx-bf16") and sys.platform == "linux"
     return has and ctypes.CDLL(None).syscall(arch_prctl, request, tile_data) == 0
 
 

@@ -24,10 +24,10 @@ from itertools import product
 from operator import or_
 from typing import NamedTuple
 
-import llvmlite.binding as llvm
 import torch
 from torch.nn.functional import pad
 
+from paceline import processor
 from paceline.target.kernels import amx
 from paceline.target.kernels import vectors as v
 from paceline.target.kernels.tiles import Tiles, tile
@@ -120,11 +120,10 @@ UNITS = {
 }
 
 
-@cache
+@processor.remembered
 def paths() -> list[str]:
     """The names of `PATHS` that this CPU has, the fastest first."""
-    features = llvm.get_host_cpu_features()
-    return [name for name, path in PATHS.items() if all(features.get(need) for need in path.needs)]
+    return [name for name, path in PATHS.items() if processor.has(*path.needs)]
 
 
 def path() -> str:
@@ -132,11 +131,9 @@ def path() -> str:
     return paths()[0]
 
 
-@cache
 def supported() -> bool:
     """Whether the kernel runs here: it needs conversion of float16, and fused multiplication and addition."""
-    features = llvm.get_host_cpu_features()
-    return platform.machine() in ("aarch64", "arm64") or bool(features.get("f16c") and features.get("fma"))
+    return platform.machine() in ("aarch64", "arm64") or processor.has("f16c", "fma")
 
 
 def warnings() -> list[str]:
@@ -168,6 +165,7 @@ class IntegerPanels:
             self._parts.append(_Part(same, first, None if bias is None else bias[first : first + outputs]))
             first += outputs
         self.outputs = first
+        self.kernel = f"our kernel of blocks ({path()})"
 
     def __call__(self, x: torch.Tensor) -> torch.Tensor:
         """x [rows, width] @ weight.T + bias, [rows, outputs], in the dtype of x."""
@@ -378,7 +376,7 @@ def _unpacked(kind: Kind, panels: torch.Tensor, ids: torch.Tensor) -> _Columns:
 # The kernel ----------------------------------------------------------------------------------------------------------
 
 
-@cache
+@processor.remembered
 def tiles_of(kind: Kind, dtype: torch.dtype, path: str) -> Tiles:
     """Tiles for blocks of a kind, and for rows and results of a dtype, by one of `PATHS`."""
     unit = UNITS[kind]

@@ -5,19 +5,15 @@ CPUs without AMX tiles, such as Zen 4: oneDNN reads weights there at two thirds 
 compute while it reads for two to sixteen rows, as in verifying a draft (docs/measurements.md, "Products"). Here up to
 12 rows are summed in registers while a panel is read; with more rows, the last ones prefetch the next panel."""
 
-from functools import cache
-
-import llvmlite.binding as llvm
 import torch
 
+from paceline import processor
 from paceline.target.kernels import amx
 from paceline.target.kernels import vectors as v
 from paceline.target.kernels.tiles import Tiles, tile
 from paceline.target.kernels.vectors import Value
 
 COLUMNS = 32  # outputs of a panel: two registers of AVX-512
-ROWS = 12 if llvm.get_host_cpu_features().get("avx512f") else 3
-"""Most rows at once: their sums take 24 of AVX-512's 32 registers, or 12 of AVX2's 16."""
 STEPS = 4
 """Steps in a turn of the innermost loop. A step is four bytes of a row: two inputs in bfloat16, one in float32."""
 PER_STEP = {torch.bfloat16: 2, torch.float32: 1}
@@ -46,6 +42,7 @@ class Panels:
         self._steps = self.width // inputs
         by_amx = weight.dtype == torch.bfloat16 and self._steps % 16 == 0 and amx.supported()
         self._tiles = amx.dense_tiles() if by_amx else _tiles(self._steps, weight.dtype)
+        self.kernel = f"our {'AMX' if by_amx else 'vector'} kernel of {str(weight.dtype).removeprefix('torch.')}"
         self._at = self._panels.data_ptr(), self._bias.data_ptr()
 
     def __call__(self, x: torch.Tensor) -> torch.Tensor:
@@ -62,7 +59,7 @@ class Panels:
         return self._panels.transpose(1, 2).reshape(-1, self.width)[: self.outputs].contiguous()
 
 
-@cache
+@processor.remembered
 def _tiles(steps: int, dtype: torch.dtype) -> Tiles:
     """For rows of `steps` steps."""
 
@@ -80,12 +77,15 @@ def _tiles(steps: int, dtype: torch.dtype) -> Tiles:
 
     kind, dot = (v.F32, v.fma) if dtype == torch.float32 else (v.I32, _dot_of_pairs)
 
+    # Most rows at once: their sums take 24 of AVX-512's 32 registers, or 12 of AVX2's 16.
+    most = 12 if processor.has("avx512f") else 3
+
     def write(module: v.Module) -> None:
-        for rows in range(1, ROWS + 1):
+        for rows in range(1, most + 1):
             module.add(f"tile{rows}", tile(rows, 2, dtype, lambda units: units // STEPS, turn))
 
     return Tiles(
-        v.compiled(f"{dtype} {steps}", write), ROWS, columns=COLUMNS, dtype=dtype, unit=4 * COLUMNS, row_unit=4
+        v.compiled(f"{dtype} {steps}", write), most, columns=COLUMNS, dtype=dtype, unit=4 * COLUMNS, row_unit=4
     )
 
 

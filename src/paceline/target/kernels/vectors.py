@@ -23,6 +23,7 @@ from typing import Any
 import llvmlite.binding as llvm
 from llvmlite import ir
 
+from paceline import processor
 from paceline.target.kernels.kept import kept
 
 I8, I16, I32, I64 = (ir.IntType(bits) for bits in (8, 16, 32, 64))
@@ -228,10 +229,10 @@ def compiled(name: str, write: Callable[[Module], None], without: tuple[str, ...
     without  beginnings of names of processor features that are not used, though this CPU may have them"""
     llvm.initialize_native_target()
     llvm.initialize_native_asmprinter()
-    features = llvm.get_host_cpu_features()
+    features = processor.features()
     for feature in features:
         features[feature] = features[feature] and not feature.startswith(without)
-    cpu, flags = llvm.get_host_cpu_name(), features.flatten()
+    cpu, flags = processor.name(), features.flatten()
     machine = llvm.Target.from_default_triple().create_target_machine(
         cpu=cpu, features=flags, opt=3, reloc="pic", jit=True
     )

@@ -1,0 +1,95 @@
+"""`paceline doctor`: what this machine has, and what a model would run with on it."""
+
+from __future__ import annotations
+
+import json
+import os
+from collections import Counter
+from typing import TYPE_CHECKING, Annotated, Any
+
+import typer
+
+from paceline import __version__, processor
+from paceline.cli import options
+from paceline.cli.show import say
+from paceline.workbench.options import with_options
+
+if TYPE_CHECKING:
+    from paceline.target.base import Target
+
+
+@with_options
+def doctor(
+    model: Annotated[str | None, typer.Argument(help=f"{options.WHAT_A_MODEL_IS} It is only read.")] = None,
+    dtype: options.Dtype = "auto",
+    device: options.Device = "auto",
+    exact: options.Exact = None,
+    as_json: options.AsJson = False,
+) -> int:
+    """Say what this machine has, and what a model would run with on it: kernels, dtype, exactness, threads.
+
+    \b
+    paceline doctor
+    paceline doctor smollm2
+    PACELINE_CPU=avx2 paceline doctor smollm2     as on a processor with AVX2 alone (avx-vnni, avx512, amx)
+    """
+    facts = _machine()
+    if model is not None:
+        from paceline.target.load import load
+
+        facts["model"] = _model(load(model, dtype=dtype, device=device, exact=exact))
+    if as_json:
+        print(json.dumps(facts, indent=2))
+        return 0
+    told = f" ({processor.VARIABLE} says so; it has {', '.join(facts['levels'])})" if facts["told"] else ""
+    all_of_them = facts["threads_for_kernels"]
+    fork = "our kernels use them all" if all_of_them else "our kernels run on one, since torch has no GNU OpenMP"
+    say(
+        f"paceline   {__version__}",
+        f"processor  {facts['processor']}, level {facts['level']}{told}",
+        f"threads    {facts['threads']} of {facts['processors']} processors; {fork}",
+        f"torch      {facts['torch']}, kernels for {facts['torch_level']}, {facts['device']}",
+    )
+    for name, value in facts.get("model", {}).items():
+        say(f"{name:9}  {value}")
+    return 0
+
+
+def _machine() -> dict[str, Any]:
+    import torch
+
+    from paceline.target import kernels
+    from paceline.target.load import device_named
+
+    return {
+        "paceline": __version__,
+        "processor": processor.name(),
+        "level": processor.level(),
+        "levels": processor.levels(),
+        "told": os.environ.get(processor.VARIABLE),
+        "processors": os.cpu_count(),
+        "threads": torch.get_num_threads(),
+        "threads_for_kernels": kernels.parallel() is not None,
+        "torch": torch.__version__,
+        "torch_level": torch.backends.cpu.get_cpu_capability(),
+        "device": str(device_named("auto")),
+    }
+
+
+def _model(target: Target) -> dict[str, str]:
+    """What a model would run with, in words."""
+    weights = target.quantised or target.expanded or str(target.dtype).removeprefix("torch.")
+    products = Counter(product.kernel for product in getattr(target, "products", ()))
+    by = ", ".join(f"{count} by {kernel}" for kernel, count in products.most_common()) or "transformers' own"
+    if target.exact:
+        exact = "yes: with any draft and in any batch, a token has the same logits"
+    else:
+        exact = "no: a near-tie may flip with a draft or in a batch; --exact rules it out where the model can"
+    facts = {
+        "model": f"{target.name}, {target.weight_bytes / 1e6:,.0f} MB read for a token",
+        "weights": weights,
+        "products": by,
+        "exact": exact,
+        "context": f"{target.max_context:,} tokens",
+    }
+    return facts | {"note": " ".join(target.notes[1:])} if target.notes[1:] else facts

@@ -1,0 +1,129 @@
+"""What this processor has. Every choice of a kernel asks here, and here alone.
+
+    PACELINE_CPU=avx2 paceline generate ...      # as on a processor with AVX2 alone
+
+The variable tells less than there is: to see what another machine would do, and to test it. `import paceline` hands it
+on to torch, oneDNN, MKL and numba, where these have not been imported yet. It changes speed, and without `--exact` the
+last bits of logits."""
+
+import os
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
+from functools import cache, wraps
+from typing import Any, ParamSpec, TypeVar
+
+from paceline.errors import PacelineError, meant
+
+VARIABLE = "PACELINE_CPU"
+LEVELS = {
+    "avx2": ("avx2", "fma", "f16c"),
+    "avx-vnni": ("avx2", "fma", "f16c", "avxvnni"),
+    "avx512": ("avx512f", "avx512bw", "avx512vl", "avx512dq"),
+    "amx": ("avx512f", "avx512bw", "avx512vl", "avx512dq", "amx-bf16"),
+}
+"""Levels, from the least, and features that a processor of it has."""
+_WIDE = ("avx512", "avx10", "evex512", "amx")
+_BEYOND = {"avx2": (*_WIDE, "avxvnni", "avxifma", "avxneconvert"), "avx-vnni": _WIDE, "avx512": ("amx",), "amx": ()}
+"""Beginnings of names of features that a level does not have."""
+_FOLLOWERS = {
+    "avx2": {"ATEN_CPU_CAPABILITY": "avx2", "ONEDNN_MAX_CPU_ISA": "AVX2", "MKL_ENABLE_INSTRUCTIONS": "AVX2",
+             "NUMBA_CPU_NAME": "haswell"},
+    "avx-vnni": {"ATEN_CPU_CAPABILITY": "avx2", "ONEDNN_MAX_CPU_ISA": "AVX2_VNNI", "MKL_ENABLE_INSTRUCTIONS": "AVX2",
+                 "NUMBA_CPU_NAME": "haswell"},
+    "avx512": {"ONEDNN_MAX_CPU_ISA": "AVX512_CORE_FP16"},
+    "amx": {},
+}  # fmt: skip
+"""Variables by which other libraries are told a level, before they are imported."""
+
+Arguments, Result = ParamSpec("Arguments"), TypeVar("Result")
+_telling: str | None = None
+
+
+def tell_others() -> None:
+    """Hand PACELINE_CPU on to libraries that are imported later."""
+    for variable, value in _FOLLOWERS.get(os.environ.get(VARIABLE, ""), {}).items():
+        os.environ.setdefault(variable, value)
+
+
+@contextmanager
+def telling(level: str) -> Iterator[None]:
+    """A context in which our kernels are those of a level, for tests. Other libraries do not follow."""
+    global _telling
+    before, _telling = _telling, level
+    try:
+        yield
+    finally:
+        _telling = before
+
+
+def _asked() -> str | None:
+    """The level that is asked for; None: what there is."""
+    level = _telling or os.environ.get(VARIABLE) or None
+    if level is not None and level not in LEVELS:
+        raise PacelineError(f"{VARIABLE} is {level!r}; there are {', '.join(LEVELS)}.{meant(level, LEVELS)}")
+    return level
+
+
+@cache
+def _host() -> Any:
+    import llvmlite.binding as llvm  # the command line's help does not wait for it
+
+    return llvm.get_host_cpu_features()
+
+
+def features() -> Any:
+    """LLVM's map of the features, by name, without those beyond the level that is asked for."""
+    found, level = _host().__class__(_host()), _asked()
+    for name in found if level is not None else ():
+        found[name] = found[name] and not name.startswith(_BEYOND[level])
+    return found
+
+
+def remembered(function: Callable[Arguments, Result]) -> Callable[Arguments, Result]:
+    """Like functools.cache, for results that depend on the level too."""
+
+    @cache
+    def of_level(level: str | None, *arguments: Any) -> Result:
+        return function(*arguments)  # type: ignore[call-arg]
+
+    @wraps(function)
+    def call(*arguments: Any) -> Result:
+        return of_level(_asked(), *arguments)
+
+    return call  # type: ignore[return-value]
+
+
+@remembered
+def _features() -> frozenset[str]:
+    return frozenset(name for name, there in features().items() if there)
+
+
+def has(*names: str) -> bool:
+    """Whether the processor has all these features, by LLVM's names, at the level that is asked for."""
+    return _features() >= {*names}
+
+
+def allows(name: str) -> bool:
+    """Whether a feature is not beyond the level that is asked for: other libraries may use it if it is there."""
+    level = _asked()
+    return level is None or not name.startswith(_BEYOND[level])
+
+
+def levels() -> list[str]:
+    """The levels that this processor has, from the least."""
+    return [name for name, needs in LEVELS.items() if all(_host().get(need) for need in needs)]
+
+
+def level() -> str:
+    """The level that is used: the highest, or the one asked for if there is more. "plain" on other processors."""
+    asked, there = _asked(), levels()
+    if not there:
+        return "plain"
+    return asked if asked in there else there[-1]
+
+
+def name() -> str:
+    """LLVM's name of the processor."""
+    import llvmlite.binding as llvm
+
+    return str(llvm.get_host_cpu_name())
