@@ -267,6 +267,25 @@ def test_the_largest_sums_do_not_overflow() -> None:
 
 
 @needs_blocks
+@pytest.mark.parametrize("sign", [1.0, -1.0])
+@pytest.mark.parametrize("byte", [0x00, 0x7F, 0x80, 0xFF])
+@pytest.mark.parametrize("kind", KINDS.values(), ids=lambda kind: kind.name)
+def test_the_largest_codes_times_the_largest_numbers(
+    kind: Kind, byte: int, sign: float, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Some instructions add in 16 bits. The scales are those of other blocks: codes alone are at their ends."""
+    data = random_blocks(kind, 16, 512).data.unflatten(1, (-1, kind.nbytes))
+    begin, end = (0, 192) if kind == Q6_K else (kind.nbytes - kind.inputs * integer.UNITS[kind].bits // 8, kind.nbytes)
+    data[..., begin:end] = byte
+    panels, x = IntegerPanels([Blocks(kind, data.flatten(1))]), torch.full((2, 512), 3.0 * sign)
+    said = []
+    for path in integer.paths():
+        monkeypatch.setattr(integer, "path", lambda path=path: path)
+        said.append(panels(x))
+    assert all(torch.equal(said[-1], other) for other in said)
+
+
+@needs_blocks
 def test_parts_of_several_kinds_are_one_product() -> None:
     parts = [random_blocks(kind, 20, 512, seed) for seed, kind in enumerate((Q4_K, Q4_K, Q6_K, Q8_0, Q4_1))]
     bias, x = random(5, 100), random(6, 7, 512)

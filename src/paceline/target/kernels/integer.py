@@ -384,7 +384,7 @@ def tiles_of(kind: Kind, dtype: torch.dtype, path: str) -> Tiles:
 
     def turn(x: Value, w: Value, ahead: Value, i: Value, sums: list[Value]) -> list[Value]:
         v.prefetch(ahead + i * (unit.nbytes // turns), unit.nbytes // turns)
-        return _added(_Panel(kind, w, i), x + i * (PAIR * unit.record * len(sums)), sums, DOTS[path])
+        return _added(_Panel(kind, w, i), x + i * (PAIR * unit.record * len(sums)), sums, TOTALS[path])
 
     def write(module: v.Module) -> None:
         module.add("round", partial(_round, kind, dtype))
@@ -479,7 +479,12 @@ class _Panel:
         return nibbles | bits & 0x10101010 * (2**high - 1)
 
 
-def _added(panel: _Panel, x: Value, sums: list[Value], dot: Callable[[Value, Value, Value], Value]) -> list[Value]:
+Totals = Callable[[_Panel, int, range, Value, list[Value]], list[Value]]
+"""(panel, block, groups, numbers, begin): `begin`, the sum of each row's run so far, plus the codes of these groups of
+four inputs times the numbers of the rows, int32."""
+
+
+def _added(panel: _Panel, x: Value, sums: list[Value], totals_of: Totals) -> list[Value]:
     """`sums`, plus PAIR blocks of a panel times the records of the rows."""
     rows, kind, unit = len(sums), panel.kind, panel.unit
     for block, run in product(range(PAIR), range(unit.runs)):
@@ -489,10 +494,7 @@ def _added(panel: _Panel, x: Value, sums: list[Value], dot: Callable[[Value, Val
         totals = [v.literal(v.I32, *[0] * v.LANES)] * rows
         if not kind.has_minimum:
             totals = [v.splat(v.load(begins + 4 * row, v.I32, 1)) for row in range(rows)]
-        for group in range(groups * run, groups * (run + 1)):
-            codes = panel.codes(block, group)
-            for row in range(rows):
-                totals[row] = dot(totals[row], codes, v.load(numbers + 32 * row + 4 * group, v.I32, 1))
+        totals = totals_of(panel, block, range(groups * run, groups * (run + 1)), numbers, totals)
         scale, least = panel.scale(block, run), panel.least(block) if kind.has_minimum else None
         for row in range(rows):
             d = v.splat(v.load(scales + 4 * row, v.F32, 1))
@@ -500,6 +502,20 @@ def _added(panel: _Panel, x: Value, sums: list[Value], dot: Callable[[Value, Val
             if least is not None:
                 sums[row] = v.fma(least, v.splat(v.load(begins + 4 * row, v.F32, 1)), sums[row])
     return sums
+
+
+def _by_dots(dot: Callable[[Value, Value, Value], Value]) -> Totals:
+    """Group by group."""
+
+    def totals_of(panel: _Panel, block: int, groups: range, numbers: Value, begin: list[Value]) -> list[Value]:
+        totals = list(begin)
+        for group in groups:
+            codes = panel.codes(block, group)
+            for row in range(len(begin)):
+                totals[row] = dot(totals[row], codes, v.load(numbers + 32 * row + 4 * group, v.I32, 1))
+        return totals
+
+    return totals_of
 
 
 def _vnni(total: Value, codes: Value, numbers: Value) -> Value:
@@ -512,16 +528,37 @@ def _avx_vnni(total: Value, codes: Value, numbers: Value) -> Value:
     return v.join(*(v.intrinsic(name, v.vector(v.I32, 8), total.part(i, 8), codes.part(i, 8), some) for i in (0, 8)))
 
 
-def _avx2(total: Value, codes: Value, numbers: Value) -> Value:
-    """By products of 16 bits, of the even and of the odd bytes."""
-    name, some = "llvm.x86.avx2.pmadd.wd", v.splat(numbers, 8).view(v.I16, 16)
-    even, odd = codes & 0x00FF00FF, codes >> 8 & 0x00FF00FF
-    halves = []
-    for i in (0, 8):
-        pairs = (even, (some << 8).shifted(8)), (odd, some.shifted(8))
-        sums = [v.intrinsic(name, v.vector(v.I32, 8), part.part(i, 8).view(v.I16, 16), x) for part, x in pairs]
-        halves.append(total.part(i, 8) + (sums[0] + sums[1]))
-    return v.join(*halves)
+_FITTING = {4: 8, 5: 4, 6: 2, 8: 1}
+"""By the bits of a code, groups whose products of two bytes, with numbers of at most 127, can be added in 16 bits."""
+
+
+def _avx2(panel: _Panel, block: int, groups: range, numbers: Value, begin: list[Value]) -> list[Value]:
+    """One instruction multiplies bytes and adds two products in 16 bits. Such sums are widened as seldom as they fit.
+
+    It takes one factor without a sign: of codes of eight bits the absolute value, whose sign the number gets. Then the
+    sum needs no correction by `begin`."""
+    bits, rows, some, ones = panel.unit.bits, range(len(begin)), _FITTING[panel.unit.bits], v.literal(v.I16, *[1] * 16)
+    totals = [v.literal(v.I32, *[0] * v.LANES) for _ in rows] if bits == 8 else list(begin)
+    for first in range(groups.start, groups.stop, some):
+        short: list[list[Value]] = [[] for _ in rows]
+        for group in range(first, min(first + some, groups.stop)):
+            codes = panel.codes(block, group) ^ 0x80808080 if bits == 8 else panel.codes(block, group)
+            halves = [codes.part(i, 8).view(v.I8, 32) for i in (0, 8)]
+            for row in rows:
+                number = v.splat(v.load(numbers + 32 * row + 4 * group, v.I32, 1), 8).view(v.I8, 32)
+                pairs = [_without_sign(half, number) if bits == 8 else (half, number) for half in halves]
+                sums = [v.intrinsic("llvm.x86.avx2.pmadd.ub.sw", v.vector(v.I16, 16), *pair) for pair in pairs]
+                short[row] = [a + b for a, b in zip(short[row], sums, strict=True)] if short[row] else sums
+        for row in rows:
+            wide = [v.intrinsic("llvm.x86.avx2.pmadd.wd", v.vector(v.I32, 8), half, ones) for half in short[row]]
+            totals[row] = totals[row] + v.join(*wide)
+    return totals
+
+
+def _without_sign(codes: Value, numbers: Value) -> tuple[Value, Value]:
+    """Factors with the same products, of which the first has no sign."""
+    size = v.intrinsic("llvm.abs.v32i8", codes.ir.type, codes, v.literal(v.I1, 0))
+    return size, v.intrinsic("llvm.x86.avx2.psign.b", codes.ir.type, numbers, codes)
 
 
 def _plain(total: Value, codes: Value, numbers: Value) -> Value:
@@ -530,7 +567,9 @@ def _plain(total: Value, codes: Value, numbers: Value) -> Value:
     return total
 
 
-DOTS = {"vnni": _vnni, "avxvnni": _avx_vnni, "avx2": _avx2, "plain": _plain}
+TOTALS: dict[str, Totals] = {
+    "vnni": _by_dots(_vnni), "avxvnni": _by_dots(_avx_vnni), "avx2": _avx2, "plain": _by_dots(_plain),
+}  # fmt: skip
 
 
 # Many rows in bfloat16, by AMX ---------------------------------------------------------------------------------------

@@ -26,7 +26,7 @@ from llvmlite import ir
 from paceline import processor
 from paceline.target.kernels.kept import kept
 
-I8, I16, I32, I64 = (ir.IntType(bits) for bits in (8, 16, 32, 64))
+I1, I8, I16, I32, I64 = (ir.IntType(bits) for bits in (1, 8, 16, 32, 64))
 F16, F32, VOID = ir.HalfType(), ir.FloatType(), ir.VoidType()
 LANES = 16  # numbers of 32 bits in a vector: a register of AVX-512, two of AVX2
 _now: Any = threading.local()  # builder: of the function that is being written in this thread
@@ -66,7 +66,7 @@ class Value:
 
     __add__, __sub__, __mul__ = map(_operator, ("add", "sub", "mul"))
     __truediv__, __floordiv__, __mod__ = map(_operator, ("div", "udiv", "urem"))
-    __and__, __or__, __lshift__, __rshift__ = map(_operator, ("and_", "or_", "shl", "lshr"))
+    __and__, __or__, __xor__, __lshift__, __rshift__ = map(_operator, ("and_", "or_", "xor", "shl", "lshr"))
     __lt__, __gt__ = map(_comparison, "<>")
 
     def __init__(self, value: Any):
