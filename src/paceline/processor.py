@@ -35,7 +35,8 @@ _FOLLOWERS = {
 }  # fmt: skip
 """Variables by which other libraries are told a level, before they are imported."""
 
-Arguments, Result = ParamSpec("Arguments"), TypeVar("Result")
+Arguments = ParamSpec("Arguments")
+Result = TypeVar("Result")
 _telling: str | None = None
 
 
@@ -73,9 +74,9 @@ def _host() -> Any:
 
 def features() -> Any:
     """LLVM's map of the features, by name, without those beyond the level that is asked for."""
-    found, level = _host().__class__(_host()), _asked()
-    for name in found if level is not None else ():
-        found[name] = found[name] and not name.startswith(_BEYOND[level])
+    found, beyond = _host().__class__(_host()), _BEYOND[_asked() or "amx"]
+    for name in found:
+        found[name] = found[name] and not name.startswith(beyond)
     return found
 
 

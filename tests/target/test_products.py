@@ -4,6 +4,7 @@ and within their bounds."""
 from __future__ import annotations
 
 from collections.abc import Iterator
+from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass
 from typing import Any
 
@@ -329,11 +330,27 @@ def test_bfloat16_is_float32_rounded_to_the_nearest(kind: Kind, path: str, monke
 
 
 @needs_blocks
-def test_where_torch_has_another_openmp_one_thread_computes(monkeypatch: pytest.MonkeyPatch) -> None:
-    x, panels = random(11, 5, 64), IntegerPanels([random_blocks(Q8_0, 40, 64)])
-    right = panels(x)
+def test_where_torch_has_another_openmp_our_own_threads_compute(monkeypatch: pytest.MonkeyPatch) -> None:
+    """In several threads that ask at once, too, and after a fork."""
+    panels, before = IntegerPanels([random_blocks(Q8_0, 400, 256)]), torch.get_num_threads()
+    asked = [random(seed, rows, 256) for seed, rows in enumerate((1, 5, 40, 200))]
+    right = [panels(x) for x in asked]
     monkeypatch.setattr(kernels, "_fork", lambda: None)
-    assert torch.equal(panels(x), right)
+    monkeypatch.setattr(kernels, "_helpers", kernels._Helpers())
+    torch.set_num_threads(3)
+    try:
+        with ThreadPoolExecutor(4) as pool:
+            said = list(pool.map(panels, asked * 8))
+    finally:
+        torch.set_num_threads(before)
+    assert all(torch.equal(one, other) for one, other in zip(said, right * 8, strict=True))
+    assert kernels._helpers._count == 2
+
+
+def test_helpers_are_made_anew_in_a_forked_process() -> None:
+    made = kernels._helpers
+    kernels._forget_helpers()
+    assert kernels._helpers is not made
 
 
 @needs_blocks

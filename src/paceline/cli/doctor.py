@@ -42,8 +42,7 @@ def doctor(
         print(json.dumps(facts, indent=2))
         return 0
     told = f" ({processor.VARIABLE} says so; it has {', '.join(facts['levels'])})" if facts["told"] else ""
-    all_of_them = facts["threads_for_kernels"]
-    fork = "our kernels use them all" if all_of_them else "our kernels run on one, since torch has no GNU OpenMP"
+    fork = "our kernels run on torch's" if facts["kernels_on_torchs_threads"] else "our kernels have their own"
     say(
         f"paceline   {__version__}",
         f"processor  {facts['processor']}, level {facts['level']}{told}",
@@ -69,7 +68,7 @@ def _machine() -> dict[str, Any]:
         "told": os.environ.get(processor.VARIABLE),
         "processors": os.cpu_count(),
         "threads": torch.get_num_threads(),
-        "threads_for_kernels": kernels.parallel() is not None,
+        "kernels_on_torchs_threads": kernels.parallel() is not None,
         "torch": torch.__version__,
         "torch_level": torch.backends.cpu.get_cpu_capability(),
         "device": str(device_named("auto")),

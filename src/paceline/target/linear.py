@@ -107,7 +107,7 @@ class Linear:
         if not torch.equal(out, out[:1].expand_as(out)):
             raise ModelError(
                 "exact: this processor's library of matrix products adds in an order that depends on the row, and our "
-                "own products need AVX-512 BF16 (bfloat16) or AVX2 (float32), and torch on GNU's OpenMP"
+                "own products need AVX-512 BF16 (bfloat16) or AVX2 (float32)"
             )
 
     def rows(self, ids: torch.Tensor) -> Linear:

@@ -3,12 +3,14 @@
 from __future__ import annotations
 
 import ctypes
+import os
 import threading
 from array import array
 from collections.abc import Iterator
 from contextlib import contextmanager
 from functools import cache
 from pathlib import Path
+from queue import SimpleQueue
 from typing import Any
 
 import llvmlite.binding as llvm
@@ -18,10 +20,9 @@ from paceline import processor
 
 
 def supported(dtype: torch.dtype = torch.bfloat16) -> bool:
-    """Whether `products.py` runs here: it needs AVX-512 BF16 (AVX2 for float32), an LLVM that knows it, and torch with
-    GNU's OpenMP."""
+    """Whether `products.py` runs here: it needs AVX-512 BF16 (AVX2 for float32), and an LLVM that knows it."""
     has_units = {torch.bfloat16: processor.has("avx512bf16"), torch.float32: processor.has("avx2", "fma")}
-    return has_units.get(dtype, False) and llvm.llvm_version_info >= (18,) and parallel() is not None
+    return has_units.get(dtype, False) and llvm.llvm_version_info >= (18,)
 
 
 @processor.remembered
@@ -67,16 +68,60 @@ def is_recording() -> bool:
 
 
 def on_threads(work: Any, task: array[int], threads: int) -> None:
-    """Run `work`, compiled by numba.cfunc, on so many threads of torch's OpenMP at once; on one where torch has another
-    OpenMP. Its argument is the address of `task`, numbers of 64 bits that all threads share."""
+    """Run `work`, compiled by numba.cfunc, on so many threads at once: torch's, where its OpenMP is GNU's, because two
+    pools would compete for the cores; else our own. Its argument is the address of `task`, numbers of 64 bits that all
+    threads share."""
     if is_recording():
         _recording.calls.append((work, task, threads == 1))
         return
     at, fork = task.buffer_info()[0], _fork()
-    if threads == 1 or fork is None:
+    if threads == 1:
         _alone(work.address)(at)
+    elif fork is None:
+        _helpers.run(_alone(work.address), at, threads)
     else:
         fork(work.address, at, threads, 0)
+
+
+class _Helpers:
+    """Threads that live as long as the process, and wait for work. The task deals its pieces to whoever comes, so it
+    does not matter when, and in which order, they come."""
+
+    def __init__(self) -> None:
+        self._work: SimpleQueue[tuple[Any, int, threading.Semaphore]] = SimpleQueue()
+        self._count, self._lock = 0, threading.Lock()
+
+    def run(self, work: Any, at: int, threads: int) -> None:
+        """work(at) on this thread and on threads - 1 others at once."""
+        with self._lock:
+            while self._count < threads - 1:
+                threading.Thread(target=self._help, name="kernels", daemon=True).start()
+                self._count += 1
+        done = threading.Semaphore(0)
+        for _ in range(threads - 1):
+            self._work.put((work, at, done))
+        work(at)
+        for _ in range(threads - 1):
+            done.acquire()
+
+    def _help(self) -> None:
+        while True:
+            work, at, done = self._work.get()
+            work(at)
+            done.release()
+
+
+_helpers = _Helpers()
+
+
+def _forget_helpers() -> None:
+    """Threads do not follow into a forked process."""
+    global _helpers
+    _helpers = _Helpers()
+
+
+if hasattr(os, "register_at_fork"):
+    os.register_at_fork(after_in_child=_forget_helpers)
 
 
 @cache

@@ -4,8 +4,7 @@ Weights are stored in panels of 16 or 32 outputs, in the order of use. A tile is
 number of adjacent rows by a panel, with all sums in registers; `products.py` and `integer.py` say what a turn of its
 loop adds. Every sum has one order, so a row's result is the same, bit for bit, among any other rows.
 
-Threads take a few panels at a time. They are those of torch's OpenMP, because two thread pools would compete for the
-cores."""
+Threads take a few panels at a time (`kernels.on_threads`)."""
 
 from array import array
 from collections.abc import Callable, Sequence
