@@ -42,7 +42,7 @@ def level(request: pytest.FixtureRequest) -> Iterator[str]:
     """Our kernels as on a processor of each level that this one has."""
     if request.param not in processor.levels():
         pytest.skip(f"this processor has no {request.param}")
-    with processor.telling(request.param):
+    with processor.forced(request.param):
         yield request.param
 
 

@@ -1,4 +1,4 @@
-"""The one place that knows the processor: levels, what they lack, and who is told."""
+"""The one place that knows the processor: levels, what they lack, and which libraries follow."""
 
 import json
 import os
@@ -76,6 +76,6 @@ def test_doctor_says_what_would_run(tmp_path: Path, capsys: pytest.CaptureFixtur
 def test_other_libraries_follow_where_they_are_told_in_time() -> None:
     code = "import paceline, torch; from paceline import processor; print(torch.backends.cpu.get_cpu_capability())"
     environment = {key: value for key, value in os.environ.items() if key != "ATEN_CPU_CAPABILITY"}
-    told = environment | {processor.VARIABLE: "avx2"}
-    done = subprocess.run([sys.executable, "-c", code], env=told, capture_output=True, text=True, timeout=60)
+    forced = environment | {processor.VARIABLE: "avx2"}
+    done = subprocess.run([sys.executable, "-c", code], env=forced, capture_output=True, text=True, timeout=60)
     assert done.stdout.strip() == "AVX2"

@@ -32,7 +32,7 @@ _LATER = {
 }
 
 
-processor.tell_others()
+processor.pass_on()
 
 
 def __getattr__(name: str) -> Any:

@@ -33,33 +33,33 @@ _FOLLOWERS = {
     "avx512": {"ONEDNN_MAX_CPU_ISA": "AVX512_CORE_FP16"},
     "amx": {},
 }  # fmt: skip
-"""Variables by which other libraries are told a level, before they are imported."""
+"""Variables by which other libraries learn of a level, before they are imported."""
 
 Arguments = ParamSpec("Arguments")
 Result = TypeVar("Result")
-_telling: str | None = None
+_forced: str | None = None
 
 
-def tell_others() -> None:
+def pass_on() -> None:
     """Hand PACELINE_CPU on to libraries that are imported later."""
     for variable, value in _FOLLOWERS.get(os.environ.get(VARIABLE, ""), {}).items():
         os.environ.setdefault(variable, value)
 
 
 @contextmanager
-def telling(level: str) -> Iterator[None]:
+def forced(level: str) -> Iterator[None]:
     """A context in which our kernels are those of a level, for tests. Other libraries do not follow."""
-    global _telling
-    before, _telling = _telling, level
+    global _forced
+    before, _forced = _forced, level
     try:
         yield
     finally:
-        _telling = before
+        _forced = before
 
 
 def _asked() -> str | None:
     """The level that is asked for; None: what there is."""
-    level = _telling or os.environ.get(VARIABLE) or None
+    level = _forced or os.environ.get(VARIABLE) or None
     if level is not None and level not in LEVELS:
         raise PacelineError(f"{VARIABLE} is {level!r}; there are {', '.join(LEVELS)}.{meant(level, LEVELS)}")
     return level

@@ -89,7 +89,7 @@ def test_logits_are_the_same_bits_at_every_level(kind: str) -> None:
     precision, dtype = kind.split("-")[0], torch.bfloat16 if "bfloat16" in kind else torch.float32
     said = []
     for level in processor.levels():
-        with processor.telling(level):
+        with processor.forced(level):
             wide = models.model("qwen2", hidden_size=128, intermediate_size=256, head_dim=32)
             target = native.of(wide, dtype, precision=None if precision == "float32" else precision)
             target.make_exact()

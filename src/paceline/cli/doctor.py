@@ -41,11 +41,11 @@ def doctor(
     if as_json:
         print(json.dumps(facts, indent=2))
         return 0
-    told = f" ({processor.VARIABLE} says so; it has {', '.join(facts['levels'])})" if facts["told"] else ""
+    forced = f" ({processor.VARIABLE} says so; it has {', '.join(facts['levels'])})" if facts["forced"] else ""
     fork = "our kernels run on torch's" if facts["kernels_on_torchs_threads"] else "our kernels have their own"
     say(
         f"paceline   {__version__}",
-        f"processor  {facts['processor']}, level {facts['level']}{told}",
+        f"processor  {facts['processor']}, level {facts['level']}{forced}",
         f"threads    {facts['threads']} of {facts['processors']} processors; {fork}",
         f"torch      {facts['torch']}, kernels for {facts['torch_level']}, {facts['device']}",
     )
@@ -65,7 +65,7 @@ def _machine() -> dict[str, Any]:
         "processor": processor.name(),
         "level": processor.level(),
         "levels": processor.levels(),
-        "told": os.environ.get(processor.VARIABLE),
+        "forced": os.environ.get(processor.VARIABLE),
         "processors": os.cpu_count(),
         "threads": torch.get_num_threads(),
         "kernels_on_torchs_threads": kernels.parallel() is not None,
@@ -91,4 +91,6 @@ def _model(target: Target) -> dict[str, str]:
         "exact": exact,
         "context": f"{target.max_context:,} tokens",
     }
+    if target.tokenizer is not None and target.tokenizer.begins:
+        facts["chats"] = f"begin with {target.tokenizer.inner.bos_token}, as the file says, whatever the template has"
     return facts | {"note": " ".join(target.notes[1:])} if target.notes[1:] else facts

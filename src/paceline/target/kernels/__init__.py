@@ -84,8 +84,8 @@ def on_threads(work: Any, task: array[int], threads: int) -> None:
 
 
 class _Helpers:
-    """Threads that live as long as the process, and wait for work. The task deals its pieces to whoever comes, so it
-    does not matter when, and in which order, they come."""
+    """Threads that live as long as the process, and wait for work. A thread that comes takes pieces of the task
+    until none is left, so it does not matter when, and in which order, they come."""
 
     def __init__(self) -> None:
         self._work: SimpleQueue[tuple[Any, int, threading.Semaphore]] = SimpleQueue()
