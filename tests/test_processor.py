@@ -58,7 +58,8 @@ def test_a_level_that_is_not_there_is_named(monkeypatch: pytest.MonkeyPatch) -> 
 def test_kernels_follow(level: str) -> None:
     assert amx.supported() <= (level == "amx")
     assert ("vnni" in integer.paths()) <= (level in ("avx512", "amx"))
-    assert kernels.preferred() <= (level == "avx512")
+    assert kernels.preferred(torch.bfloat16) <= (level == "avx512")
+    assert kernels.preferred(torch.float32) == (level != "amx")
 
 
 def test_doctor_says_what_would_run(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:

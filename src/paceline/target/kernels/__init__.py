@@ -27,9 +27,10 @@ def supported(dtype: torch.dtype = torch.bfloat16) -> bool:
 
 @processor.remembered
 def preferred(dtype: torch.dtype = torch.bfloat16) -> bool:
-    """Whether `products.py` is faster here than torch's libraries: on CPUs with AVX-512 BF16 and without AMX tiles. In
-    float32, MKL takes two to four times as long on these, EPYC and Ryzen (docs/exact.md)."""
-    return supported() and supported(dtype) and not processor.has("amx-bf16")
+    """Whether `products.py` is faster here than torch's libraries for the few rows of decoding: on CPUs without AMX
+    tiles, in bfloat16 with AVX-512 BF16 and in float32 with AVX2. There, on EPYC and Ryzen, MKL takes two to four times
+    as long (docs/exact.md)."""
+    return supported(dtype) and not processor.has("amx-bf16")
 
 
 @cache
