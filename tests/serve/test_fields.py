@@ -288,9 +288,9 @@ def test_offsets_are_places_in_the_text(http, stream, echo, prompt):
     assert offsets[0] == 0
     assert offsets == sorted(offsets)
     for token, begin, end in zip(tokens, offsets, [*offsets[1:], len(text)], strict=True):
-        if "\ufffd" not in token and end > begin:
+        if not token.startswith("bytes:") and end > begin:
             assert text[begin:end] == token
-    whole = [token for token in tokens if "\ufffd" not in token and token not in models.SPECIAL]
+    whole = [token for token in tokens if not token.startswith("bytes:") and token not in models.SPECIAL]
     assert sum(map(len, whole)) <= len(text)
 
 

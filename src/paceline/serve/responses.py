@@ -20,24 +20,44 @@ from paceline.target.tokenizer import Tokenizer
 from paceline.workbench.worker import EngineFailed, Job, Unavailable
 
 DONE = "data: [DONE]\n\n"
+LEAST = -9999.0  # a log-probability that JSON can hold
 REASONS = {"stop": "stop", "length": "length", "context": "length", "abort": "abort", "error": "error"}
 
 
-class TextOffsets:
-    """Where each token of an answer begins in its text.
+class Spelling:
+    """The tokens of one answer as text and bytes, and where each begins in the answer's text.
 
     prompt  token ids before the answer; empty where the answer echoes them."""
 
     def __init__(self, tokenizer: Tokenizer, prompt: Sequence[int] = ()):
+        self._tokenizer, self._prompt = tokenizer, prompt
         self._detokenizer = tokenizer.detokenizer(prompt)
-        self._at = 0
+        self._at, self._begun = 0, False
 
-    def next(self, token: int) -> int:
-        """The place of the next token, in characters."""
+    def of(self, token: int) -> tuple[str, bytes | None]:
+        """(text, bytes) of a token that may come next. A part of a character is spelled as OpenAI does, bytes:\\xc3.
+        None: the token has a name, such as </s>, but no part in the text."""
+        piece = self._tokenizer.spelling(token)
+        raw = piece.encode() if isinstance(piece, str) else piece
+        if not raw:
+            return str(self._tokenizer.inner.decode([token])), None
+        if not self._begun and raw.startswith(b" "):  # some tokenizers drop the space that begins a text
+            first = self._tokenizer.detokenizer(self._prompt)
+            if first.push(token) + first.flush() == raw[1:].decode(errors="replace"):
+                raw = raw[1:]
+        try:
+            return raw.decode(), raw
+        except UnicodeDecodeError:
+            return "bytes:" + "".join(f"\\x{byte:02x}" for byte in raw), raw
+
+    def next(self, token: int) -> tuple[str, bytes | None, int]:
+        """Text, bytes and place, in characters, of the next token."""
+        text, raw = self.of(token)
         new, at = self._detokenizer.push(token), self._at
         self._at += len(new)
-        broken = len(new) - len(new.lstrip("\ufffd"))  # bytes of earlier tokens that made no character
-        return at + broken if broken < len(new) else at
+        self._begun = self._begun or raw is not None
+        # What was held back comes before this token's own text.
+        return text, raw, self._at - len(text) if raw is not None and new.endswith(text) else at
 
 
 @dataclass
@@ -65,26 +85,33 @@ class Frame:
     def _head(self, kind: str) -> dict[str, Any]:
         return {"id": self.id, "object": kind, "created": self.created, "model": self.model}
 
-    def entries(self, logprobs: Sequence[TokenLogprob]) -> list[dict[str, Any]]:
-        return [
-            self._entry(one.token, one.logprob) | {"top_logprobs": [self._entry(*pair) for pair in one.top]}
-            for one in logprobs
-        ]
+    def entries(self, logprobs: Sequence[TokenLogprob], spelling: Spelling) -> list[dict[str, Any]]:
+        """Log-probabilities as chats have them."""
+        made = []
+        for one in logprobs:
+            top = [_entry(*spelling.of(token), logprob) for token, logprob in one.top]
+            made.append(_entry(*spelling.next(one.token)[:2], one.logprob) | {"top_logprobs": top})
+        return made
 
-    def _entry(self, token: int, logprob: float) -> dict[str, Any]:
-        text = self.spelled(token)
-        return {"token": text, "logprob": max(logprob, -9999.0), "bytes": list(text.encode())}
-
-    def columns(self, logprobs: Sequence[TokenLogprob | None], places: TextOffsets, first: int) -> dict[str, Any]:
+    def columns(self, logprobs: Sequence[TokenLogprob | None], spelling: Spelling, first: int) -> dict[str, Any]:
         """Log-probabilities as text completions have them; None: the prompt's first token, which nothing predicts."""
-        texts = [self.tokenizer.decode([first]) if one is None else self.spelled(one.token) for one in logprobs]
-        offsets = [places.next(first if one is None else one.token) for one in logprobs]
-        values = [None if one is None else max(one.logprob, -9999.0) for one in logprobs]
-        tops = [None if one is None else {self.spelled(token): p for token, p in one.top} for one in logprobs]
-        return {"tokens": texts, "token_logprobs": values, "top_logprobs": tops, "text_offset": offsets}
+        rows = list[tuple[str, float | None, dict[str, float] | None, int]]()
+        for one in logprobs:
+            if one is None:
+                rows.append((self.tokenizer.decode([first]), None, None, spelling.next(first)[2]))
+                continue
+            tops = dict[str, float]()
+            for token, logprob in one.top:
+                text = spelling.of(token)[0]
+                tops[f"token_id:{token}" if text in tops else text] = max(logprob, LEAST)
+            text, _, place = spelling.next(one.token)
+            rows.append((text, max(one.logprob, LEAST), tops, place))
+        names = ("tokens", "token_logprobs", "top_logprobs", "text_offset")
+        return {name: [row[i] for row in rows] for i, name in enumerate(names)}
 
-    def spelled(self, token: int) -> str:
-        return str(self.tokenizer.inner.decode([token]))
+
+def _entry(text: str, raw: bytes | None, logprob: float) -> dict[str, Any]:
+    return {"token": text, "logprob": max(logprob, LEAST), "bytes": None if raw is None else list(raw)}
 
 
 def statistics(completions: Sequence[Completion], **counts: int) -> dict[str, Any]:
@@ -136,7 +163,7 @@ class Style:
     reader    makes the reader of an answer to a chat; None for text completions.
     pieces    whether chunks say which drafter wrote what.
     echo      the prompt's text, where it comes back.
-    _offsets  by choice, once they are needed."""
+    _spelling  by choice, once it is needed."""
 
     frame: Frame
     request: Common
@@ -145,7 +172,7 @@ class Style:
     logprobs: bool = False
     pieces: bool = False
     echo: str | None = None
-    _offsets: dict[int, TextOffsets] = field(default_factory=dict)
+    _spelling: dict[int, Spelling] = field(default_factory=dict)
 
     def whole(self, index: int, done: Completion, scored: Sequence[TokenLogprob | None] = ()) -> dict[str, Any]:
         """The choice with a whole answer. scored: log-probabilities of the tokens of a prompt that comes back."""
@@ -180,11 +207,13 @@ class Style:
         """Log-probabilities of the next tokens of answer `index`, if the request wants them."""
         if not self.logprobs:
             return None
+        if index not in self._spelling:
+            self._spelling[index] = Spelling(self.frame.tokenizer, () if self.echo is not None else self.prompt)
+        spelling = self._spelling[index]
         if self.reader:
-            return {"content": self.frame.entries([one for one in logprobs if one is not None]), "refusal": None}
-        if index not in self._offsets:
-            self._offsets[index] = TextOffsets(self.frame.tokenizer, () if self.echo is not None else self.prompt)
-        return self.frame.columns(logprobs, self._offsets[index], self.prompt[0])
+            own = [one for one in logprobs if one is not None]
+            return {"content": self.frame.entries(own, spelling), "refusal": None}
+        return self.frame.columns(logprobs, spelling, self.prompt[0])
 
 
 def reason_of(done: Completion, reader: Reader | None) -> str:
