@@ -21,6 +21,12 @@ class PromptError(PacelineError):
     """A prompt that cannot be answered: empty, too long, or not readable."""
 
 
+class TooLong(PromptError):
+    """A prompt that the model's context does not hold."""
+
+    code = "context_length_exceeded"
+
+
 class StoreError(PacelineError):
     """A store of tokens cannot be found or read, or is of another tokenizer."""
 

@@ -71,6 +71,7 @@ CHANGES: dict[str, dict[str, Any]] = {
     "tools": {"tools": [ADD]},
     "tool_choice": {"tools": [ADD], "tool_choice": "required"},
     "prompt": {"prompt": "a dog"},
+    "add_special_tokens": {"add_special_tokens": False, "return_token_ids": True},
     "messages": {"messages": [{"role": "user", "content": "hello"}]},
 }
 HAS_A_TEST = {

@@ -31,6 +31,8 @@ SMALL: dict[str, int] = {
     "messages": 3, "parts": 3, "prompts": 3, "answers": 3, "stops": 3, "stop_length": 30, "stop_ids": 3,
     "logit_bias": 3, "logprobs": 3, "tools": 3, "schema": 300, "values": 100,
 }  # fmt: skip
+STRICT = {**TOOL, "function": {"name": "f", "strict": True, "parameters": {"properties": {"x": {"type": "odd"}}}}}
+ENUM = {**TOOL, "function": {"name": "f", "parameters": {"enum": ["x"]}}}
 SCHEMA = {"type": "json_schema", "json_schema": {"schema": {"enum": ["x" * 400]}}}
 THINKING = "{% if enable_thinking %}<|think|>{% endif %}{% generation %}{{ documents }}{% endgeneration %}"
 
@@ -166,6 +168,19 @@ BAD_CHATS: list[tuple[dict[str, Any], int, str]] = [
     ({"seed": 2**64}, 400, "seed"),
     ({"response_format": {"type": "json_schema", "json_schema": {"schema": {"type": "odd"}}}}, 400, "cannot be kept"),
     ({"messages": [{"role": "user", "content": "the cat " * 4000}]}, 400, "shorten it"),
+    ({"messages": [USER, {"role": "wizard", "content": "x"}]}, 400, "messages.1: role is 'wizard'; it can be system"),
+    ({"messages": [{"role": "a" * 4_000_000, "content": "x"}]}, 400, "role is 'aaa"),
+    ({"prediction": {"type": "content", "content": "xy" * 1000}}, 400, "prediction has 2000 tokens"),
+    ({"tools": [{**TOOL, "function": {"name": "f", "parameters": {"type": "string"}}}]}, 400, "let type be object"),
+    ({"tools": [STRICT]}, 400, "cannot be kept to"),
+    ({"tools": [ENUM], "tool_choice": "required"}, 400, "cannot be kept to"),
+    ({"n": "129"}, 400, "n: Input should be a valid integer"),
+    ({"n": 2.0}, 400, "n: Input should be a valid integer"),
+    ({"logprobs": True, "top_logprobs": "8192"}, 400, "top_logprobs: Input should be a valid integer"),
+    ({"temperature": "1"}, 400, "temperature: Input should be a valid number"),
+    ({"logprobs": 1}, 400, "logprobs: Input should be a valid boolean"),
+    ({"stream_options": {"include_usage": "yes"}}, 400, "stream_options.include_usage"),
+    ({"stop_token_ids": ["5"]}, 400, "stop_token_ids.0"),
 ]
 
 
@@ -193,6 +208,9 @@ def test_a_chat_that_is_refused(address: str, fields: Any, status: int, says: st
         ("/v1/completions", b'{"prompt": "\xff"}', 400, "not UTF-8"),
         ("/v1/completions", b'{"prompt": [99999]}', 400, "outside the model's"),
         ("/v1/completions", b'{"prompt": [-1]}', 400, "outside the model's"),
+        ("/v1/completions", b'{"prompt": "a", "logprobs": 8192.0}', 400, "logprobs: Input should be a valid integer"),
+        ("/v1/completions", b'{"prompt": "a", "n": true}', 400, "n: Input should be a valid integer"),
+        ("/v1/completions", b'{"prompt": "a", "logit_bias": {"5": "1"}}', 400, "logit_bias.5"),
         ("/v1/completions", b'{"prompt": []}', 400, "empty"),
         ("/v1/completions", b'{"prompt": [true]}', 400, "prompt: give a text"),
         ("/v1/completions", b'{"prompt": [100000000000000000000000000000000]}', 400, ""),

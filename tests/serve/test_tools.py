@@ -157,6 +157,17 @@ def test_arguments_reach_the_template_as_what_they_are(address: str, arguments: 
     assert f'"arguments": {reads}}}' in prompt_of(address, {"messages": messages})
 
 
+def test_a_message_with_no_calls_keeps_its_text(address: str) -> None:
+    """Mistral's template and Llama's take it for a message of calls alone, whatever the list."""
+    for none in ([], None):
+        asked = [*USER, {"role": "assistant", "content": "a dog", "tool_calls": none, "refusal": None}, *USER]
+        assert prompt_of(address, {"messages": asked}).count("a dog") == 1
+        for reads in (True, False):
+            (made,) = prepared([asked[1]], [], reads)[0]
+            assert "tool_calls" not in made
+            assert made["content"] == "a dog"
+
+
 def test_templates_without_tools_and_templates_that_join_text() -> None:
     call = {"id": "1", "type": "function", "function": {"name": "add", "arguments": '{"x": 1}'}}
     messages = [{"role": "assistant", "content": "", "tool_calls": [call]}, {"role": "tool", "content": "3"}]

@@ -236,6 +236,49 @@ def test_a_long_prompt_is_refused_by_its_beginning(monkeypatch: pytest.MonkeyPat
     assert sizes == [QUICK * 128] * 2
 
 
+def test_a_long_prompt_of_blanks_is_refused_by_its_beginning(monkeypatch: pytest.MonkeyPatch) -> None:
+    """A token may stand for many blanks; and what is long may be the role."""
+    backend = Backend(backends.WordLevel({"?": 0, " " * 16: 1}, unk_token="?"))
+    backend.pre_tokenizer = pre_tokenizers.Split(" " * 16, "isolated")
+    made = Tokenizer(PreTrainedTokenizerFast(tokenizer_object=backend, unk_token="?"))
+    seen = []
+    encode = made.encode_text
+    monkeypatch.setattr(made, "encode_text", lambda text: (seen.append(len(text)), encode(text))[1])
+    with pytest.raises(PromptError, match="context holds 128") as caught:
+        made.refuse_long(" " * 4_000_000, 128)
+    assert max(seen) <= QUICK * 128 * 2
+    assert caught.value.code == "context_length_exceeded"
+    made.refuse_long(" " * 16 * 120, 128)
+
+
+@pytest.mark.parametrize("named", [False, True])
+def test_a_role_that_no_template_knows(named: bool) -> None:
+    made = Tokenizer(models.tokenizer(), "tiny")
+    if named:
+        made.inner.chat_template += "{% if messages[0].role == 'wizard' %}!{% endif %}"
+    ask = [{"role": "wizard", "content": "hi"}]
+    if named:
+        assert "wizard" in made.render_chat(ask)
+    for role in (None, 3, "robot", *(() if named else ("wizard",))):
+        for render in (made.encode_chat, made.render_chat):
+            with pytest.raises(PromptError, match=r"messages\.0: role is .*it can be system, user, assistant, tool"):
+                render([{"role": role, "content": "hi"}])
+
+
+def test_a_developer_is_the_system_where_a_template_does_not_know_him() -> None:
+    made = Tokenizer(models.tokenizer(), "tiny")
+    assert made.render_chat([{"role": "developer", "content": "hi"}]).startswith("<s><|system|>hi")
+    made.inner.chat_template += '{% if messages[0].role == "developer" %}!{% endif %}'
+    assert made.render_chat([{"role": "developer", "content": "hi"}]).startswith("<s><|developer|>hi")
+
+
+def test_a_text_that_begins_with_bos_gets_no_second_one(tiny: Tokenizer, sentencepiece: Tokenizer) -> None:
+    for made in (tiny, sentencepiece):
+        begin = made.inner.bos_token
+        assert made.encode(f"{begin}a") == [made.inner.bos_token_id, *made.encode_text("a")]
+        assert made.encode(f"{begin}{begin}a")[:3].count(made.inner.bos_token_id) == 2  # as it was written
+
+
 def test_half_a_surrogate_pair(tiny: Tokenizer) -> None:
     for attempt in (tiny.encode, tiny.encode_text, lambda text: tiny.encode_chat([{"role": "user", "content": text}])):
         with pytest.raises(PromptError, match=r"at character 2 stands \\udcff"):

@@ -5,7 +5,7 @@ from collections.abc import Mapping, Sequence
 import numpy as np
 
 from paceline.engine.tree import IntArray
-from paceline.errors import PromptError
+from paceline.errors import PromptError, TooLong
 from paceline.target.tokenizer import Tokenizer
 
 Prompt = str | Sequence[int] | Sequence[Mapping[str, str]]
@@ -30,7 +30,7 @@ def encode(prompt: Prompt, tokenizer: Tokenizer | None, vocab_size: int, max_con
     if tokens.min() < 0 or tokens.max() >= vocab_size:
         raise PromptError(f"The prompt has a token id outside the model's 0..{vocab_size - 1}.")
     if len(tokens) >= max_context:
-        raise PromptError(
+        raise TooLong(
             f"The prompt has {len(tokens)} tokens, and this model's context holds {max_context} with the answer; "
             "shorten it."
         )

@@ -80,6 +80,10 @@ class Server:
     def prompt_of(self, request: ChatRequest) -> list[int]:
         """Token ids of a conversation and its tools."""
         tools = tool.chosen(request)
+        for one in tools:  # a schema that cannot be kept to is refused before there is an answer
+            schema = tool.parameters(one)
+            if one.function.strict:
+                self.grammars.check(schema)
         options = dict(request.chat_template_kwargs or {})
         tool.check_variables(self.tokenizer, options, tools=bool(tools))
         options |= tool.thinking(request, self.tokenizer.chat_template)
@@ -107,8 +111,8 @@ class Server:
 
     def strict(self, tools: list[Tool]) -> reading.ArgumentChecks:
         """By name of the functions that are strict: whether arguments fit the function's schema."""
-        functions = [one.function for one in tools if one.function.strict]
-        return {f.name: partial(self.grammars.fits, f.parameters or {"type": "object"}) for f in functions}
+        strict = [(one.function.name, tool.parameters(one)) for one in tools if one.function.strict]
+        return {name: partial(self.grammars.fits, schema) for name, schema in strict}
 
     def params(self, request: Common, prompt: list[int], logprobs: int | None) -> SamplingParams:
         """The engine's parameters, with the request's grammar and prediction."""
@@ -118,6 +122,9 @@ class Server:
             expected = str(request.prediction.content)
             self.tokenizer.refuse_long(expected, self.engine.target.max_context)
             more["prediction"] = tuple(self.tokenizer.encode_text(expected))
+            if (size := len(more["prediction"])) >= self.engine.target.max_context:
+                what = f"prediction has {size} tokens, and this model's context holds {self.engine.target.max_context}"
+                raise Refused(f"{what}; shorten it", "prediction", code="context_length_exceeded")
         return request.sampling(most, **more)
 
     def grammar(self, request: Common, prompt: list[int]) -> Any:
@@ -228,7 +235,8 @@ def _plain(messages: list[dict[str, Any]]) -> list[dict[str, Any]]:
         if not isinstance(message.get("role"), str):
             raise Refused(f"messages.{i}: role is missing or no text", "messages")
         try:
-            plain.append({**message, "content": text_of(message.get("content"))})
+            given = {name: value for name, value in message.items() if value is not None}
+            plain.append({**given, "content": text_of(message.get("content"))})
         except ValueError as error:
             raise Refused(f"messages.{i}: {error}", "messages") from None
     return plain
@@ -338,6 +346,9 @@ def _of_text(server: Server, request: TextRequest) -> list[Prompted]:
     server.check_count(len(given) * request.n)
     prompted = []
     for prompt in given:
+        if isinstance(prompt, str) and not request.add_special_tokens:
+            server.tokenizer.refuse_long(prompt, server.engine.target.max_context)
+            prompt = server.tokenizer.encode_text(prompt)
         ids = server.engine.encode(prompt).tolist()
         text = server.tokenizer.decode(ids) if request.echo else None
         prompted.append(Prompted(ids, server.answers_of(request, ids, request.logprobs), text))

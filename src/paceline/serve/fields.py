@@ -12,9 +12,9 @@ from paceline.serve.settings import Refused
 
 
 class Strict(BaseModel):
-    """Refuses fields that it does not know. null stands for a field that is not there."""
+    """Refuses fields that it does not know, and texts for numbers. null stands for a field that is not there."""
 
-    model_config = ConfigDict(extra="forbid")
+    model_config = ConfigDict(extra="forbid", strict=True)
 
     @model_validator(mode="before")
     @classmethod
@@ -119,7 +119,7 @@ class Common(Strict):
     presence_penalty: float | None = None
     frequency_penalty: float | None = None
     repetition_penalty: float | None = Field(None, ge=0.01, le=100)
-    logit_bias: dict[int, Annotated[float, Field(ge=-100, le=100)]] | None = None
+    logit_bias: dict[Annotated[int, Field(strict=False)], Annotated[float, Field(ge=-100, le=100)]] | None = None
     stream: bool = False
     stream_options: StreamOptions | None = None
     response_format: ResponseFormat | None = None
@@ -223,6 +223,7 @@ class ChatRequest(Common):
 
 class TextRequest(Common):
     prompt: Annotated[SkipValidation[str | list[int] | list[str] | list[list[int]]], AfterValidator(_a_prompt)]
+    add_special_tokens: bool = True
     echo: bool = False
     logprobs: int | None = Field(None, ge=0)
 

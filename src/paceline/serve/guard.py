@@ -230,7 +230,9 @@ def parsed(kind: type[Fields], raw: bytes, limits: Limits) -> Fields:
         raise Refused(f"the body must be a JSON object, not a {type(body).__name__}")
     limits.check(body)
     try:
-        return kind.model_validate(body)
+        fields = kind.model_validate(body)
+        limits.check_numbers(fields)
+        return fields
     except ValidationError as error:
         first = error.errors(include_url=False, include_context=False)[0]
     where = ".".join(map(str, first["loc"])) or "the body"

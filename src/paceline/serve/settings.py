@@ -52,6 +52,11 @@ class Limits:
         for name, param, size in _sizes(body):
             self.check_size(name, param, size)
 
+    def check_numbers(self, request: object) -> None:
+        """Refused for fields, as they were read, that ask for more."""
+        for name, limit in (("n", "answers"), ("logprobs", "logprobs"), ("top_logprobs", "logprobs")):
+            self.check_size(limit, name, getattr(request, name, None) or 0)
+
     def check_size(self, name: str, param: str, size: int) -> None:
         """Refused if the field `param` has a size above the limit `name`."""
         if size > (most := getattr(self, name)):
@@ -87,9 +92,6 @@ def _sizes(body: dict[str, Any]) -> Iterator[tuple[str, str, int]]:
     for name, limit in (("messages", "messages"), ("tools", "tools"), ("stop_token_ids", "stop_ids")):
         yield limit, name, _length(body.get(name), list)
     yield "logit_bias", "logit_bias", _length(body.get("logit_bias"), dict)
-    for name, limit in (("n", "answers"), ("logprobs", "logprobs"), ("top_logprobs", "logprobs")):
-        if type(value := body.get(name)) is int:
-            yield limit, name, value
     prompt, stop, messages = body.get("prompt"), body.get("stop"), _list(body.get("messages"))
     if isinstance(prompt, list) and prompt and not isinstance(prompt[0], int):
         yield "prompts", "prompt", len(prompt)

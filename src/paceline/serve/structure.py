@@ -203,6 +203,10 @@ class Grammars:
         except (ValueError, TypeError) as error:
             raise PacelineError(f"the JSON schema cannot be kept to: {error}") from None
 
+    def check(self, schema: Any) -> None:
+        """PacelineError for a schema that `fits` cannot read."""
+        self.json_schema(schema, WHITE_SPACE["any"])
+
     def fits(self, schema: Any, text: str) -> bool:
         """Whether a text is JSON that fits a schema, whatever its white space."""
         return self.json_schema(schema, WHITE_SPACE["any"]).is_whole(self._tokenizer.encode_text(text))

@@ -12,7 +12,7 @@ import jinja2.meta
 from jinja2 import nodes
 from jinja2.parser import Parser
 
-from paceline.errors import PacelineError
+from paceline.errors import PacelineError, shortened
 from paceline.serve.fields import ChatRequest, Tool, ToolChoice
 from paceline.serve.settings import Refused
 from paceline.target.tokenizer import Tokenizer
@@ -46,7 +46,7 @@ def schema(tools: Sequence[Tool]) -> dict[str, Any]:
             "properties": {
                 "name": {"const": tool.function.name},
                 # An $id of its own: references such as #/$defs/X are to the function's schema, not to this one.
-                "arguments": {"$id": f"tool:{i}", **(tool.function.parameters or {"type": "object"})},
+                "arguments": {"$id": f"tool:{i}", **parameters(tool)},
             },
             "required": ["name", "arguments"],
             "additionalProperties": False,
@@ -54,6 +54,16 @@ def schema(tools: Sequence[Tool]) -> dict[str, Any]:
         for i, tool in enumerate(tools)
     ]
     return calls[0] if len(calls) == 1 else {"anyOf": calls}
+
+
+def parameters(tool: Tool) -> dict[str, Any]:
+    """JSON schema of a function's arguments, which are an object; Refused for one that is of another type."""
+    given = tool.function.parameters or {}
+    kinds = given.get("type", "object")
+    if "object" not in (kinds if isinstance(kinds, list) else [kinds]):
+        what = f"the parameters of {shortened(tool.function.name)} are of type {shortened(str(kinds))}"
+        raise Refused(f"{what}; arguments are an object, so let type be object", "tools")
+    return {**given, "type": "object"}
 
 
 def thinking(request: ChatRequest, template: str) -> dict[str, Any]:

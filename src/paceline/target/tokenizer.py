@@ -16,8 +16,10 @@ from tokenizers import AddedToken
 from tokenizers import Tokenizer as Backend
 
 from paceline.engine.request import Detokenizer
-from paceline.errors import ModelError, PromptError
+from paceline.errors import ModelError, PromptError, TooLong, shortened
 
+ROLES = ("system", "user", "assistant", "tool")
+"""Of messages that every chat template is given; any other role has to be named in it."""
 QUICK = 16  # a prompt with fewer characters for each token of the context is encoded to see whether it fits
 
 
@@ -75,6 +77,9 @@ class Tokenizer:
         end = self.inner.eos_token_id
         if len(ids) > 1 and ids[-1] == end and not text.endswith(self.inner.eos_token):
             ids.pop()
+        begin = getattr(self.inner, "bos_token_id", None)
+        if begin is not None and ids[:2] == [begin, begin] and text.startswith(self.inner.bos_token):
+            del ids[0]  # the text has one already
         return ids
 
     def encode_text(self, text: str) -> list[int]:
@@ -100,9 +105,10 @@ class Tokenizer:
         """The chat template's output: token ids, or text."""
         for text in (text for message in messages for text in message.values() if isinstance(text, str)):
             check_text(text)
+        given = [{**message, "role": self._role(i, message.get("role"))} for i, message in enumerate(messages)]
         try:
-            options |= {"add_generation_prompt": True, "tokenize": tokenize, "return_dict": False}
-            made = self.inner.apply_chat_template([dict(m) for m in messages], **options)
+            options = {"add_generation_prompt": True, **options, "tokenize": tokenize, "return_dict": False}
+            made = self.inner.apply_chat_template(given, **options)
         except Exception as error:  # a template is a program and may raise anything
             what = str(error) if isinstance(error, jinja2.TemplateError) else f"{type(error).__name__}: {error}"
             raise PromptError(f"the chat template of {self.name} refuses these messages: {what}") from None
@@ -111,19 +117,37 @@ class Tokenizer:
         start = [self.inner.bos_token_id] if tokenize else self.inner.bos_token
         return made if made[: len(start)] == start else start + made
 
+    def _role(self, number: int, role: Any) -> str:
+        """The role of a message as the chat template knows it; PromptError for one that no template is given."""
+
+        def named(role: str) -> bool:
+            return re.search(rf"""(['"]){re.escape(role)}\1""", self.chat_template) is not None
+
+        if isinstance(role, str) and (role in ROLES or named(role)):
+            return role
+        if role == "developer":  # OpenAI's newer name
+            return "system"
+        known = f"{', '.join(ROLES)}, or one that the model's chat template names"
+        raise PromptError(f"messages.{number}: role is {shortened(repr(role))}; it can be {known}.")
+
     def refuse_long(self, prompt: str | Sequence[Mapping[str, Any]], max_context: int) -> None:
         """PromptError if the beginning of a long prompt fills the context already: encoding megabytes takes a minute.
         A prompt that passes may still be too long."""
-        size = len(prompt) if isinstance(prompt, str) else sum(len(str(m.get("content", ""))) for m in prompt)
+        size = len(prompt) if isinstance(prompt, str) else sum(len(str(message)) for message in prompt)
         if not isinstance(prompt, str) and not self.has_chat_template:
             return  # `encode_chat` raises the error
         if size < QUICK * max_context:
             return
         text = prompt if isinstance(prompt, str) else self.render_chat(prompt)
-        tokens = len(self.encode_text(text[: QUICK * max_context]))
-        if tokens >= max_context:
-            why = f"The prompt has at least {tokens} tokens, and this model's context holds {max_context}"
-            raise PromptError(f"{why} with the answer; shorten it.")
+        seen = QUICK * max_context
+        while True:  # a token may be dozens of blanks
+            tokens = len(self.encode_text(text[:seen])) - QUICK  # the last word may be cut into several
+            if tokens >= max_context:
+                why = f"The prompt has at least {tokens} tokens, and this model's context holds {max_context}"
+                raise TooLong(f"{why} with the answer; shorten it.")
+            if seen * 2 > len(text):
+                return
+            seen *= 2
 
     def decode(self, ids: Sequence[int]) -> str:
         """Text of `ids` without special tokens."""

@@ -30,7 +30,13 @@ def prepared(
 
 def _with_objects(message: Mapping[str, Any]) -> dict[str, Any]:
     made = [{**call, "function": _with_object(call["function"])} for call in calls(message)]
-    return {**message, "tool_calls": made} if made else dict(message)
+    plain = _without_calls(message)
+    return {**plain, "tool_calls": made} if made else plain
+
+
+def _without_calls(message: Mapping[str, Any]) -> dict[str, Any]:
+    """Templates take a message with `tool_calls`, be they none, for one that has no text."""
+    return {name: value for name, value in message.items() if name != "tool_calls"}
 
 
 def calls(message: Mapping[str, Any]) -> list[dict[str, Any]]:
@@ -71,6 +77,6 @@ def as_text(message: Mapping[str, Any]) -> dict[str, Any]:
         return {"role": "user", "content": f"Result: {message.get('content', '')}"}
     made = [_with_object(call["function"]) for call in calls(message)]
     if not made:
-        return dict(message)
+        return _without_calls(message)
     written = [str(Arguments(name=call.get("name"), arguments=call["arguments"])) for call in made]
     return {"role": message.get("role"), "content": "\n".join(filter(None, [message.get("content"), *written]))}
