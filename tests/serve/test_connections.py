@@ -6,6 +6,8 @@ import socket
 from collections.abc import Iterator
 from contextlib import ExitStack
 from pathlib import Path
+from shutil import which
+from subprocess import run
 from time import perf_counter, sleep
 from urllib.parse import urlsplit
 
@@ -105,6 +107,47 @@ def test_kept_connections_serve_again(address: str) -> None:
         for _ in range(20):
             assert client.get("/health").status_code == 200
         assert client.post("/tokenize", json={"prompt": "the cat"}).status_code == 200
+
+
+GET = b"GET /version HTTP/1.1\r\nHost: localhost\r\n"
+ASK = b'{"prompt": "the cat", "max_tokens": 2}'
+OFFER = b"Connection: Upgrade, HTTP2-Settings\r\nUpgrade: h2c\r\nHTTP2-Settings: AAMAAABk\r\n"
+POST = b"POST /v1/completions HTTP/1.1\r\nHost: localhost\r\nContent-Type: application/json\r\n"
+LENGTH = b"Content-Length: %d\r\n" % len(ASK)
+
+
+@pytest.mark.parametrize("size", [1 << 16, 7, 1])
+def test_a_client_that_offers_http2_is_answered_in_http1(address: str, size: int) -> None:
+    """As Java's HttpClient and `curl --http2` do; their bodies come after the offer."""
+    sent = POST + OFFER + LENGTH + b"\r\n" + ASK + GET + OFFER + b"\r\n" + GET + b"Connection: close\r\n\r\n"
+    with opened(address) as one:
+        for at in range(0, len(sent), size):
+            one.sendall(sent[at : at + size])
+        replies = rest(one).split(b"HTTP/1.1 ")[1:]
+    assert [reply[:3] for reply in replies] == [b"200"] * 3
+    assert b'"text_completion"' in replies[0]
+
+
+@pytest.mark.skipif(which("curl") is None, reason="needs curl")
+def test_curl_that_offers_http2(address: str) -> None:
+    kind = ["-H", "Content-Type: application/json"]
+    made = run(["curl", "-s", "--http2", *kind, "-d", ASK, f"{address}/v1/completions"], capture_output=True, timeout=20)
+    assert b'"text_completion"' in made.stdout
+
+
+@pytest.mark.parametrize("body", [b"garbage\r\n\r\n", POST + b"Transfer-Encoding: chunked\r\n\r\nno size\r\n"])
+def test_requests_before_garbage_are_answered(address: str, body: bytes, caplog: pytest.LogCaptureFixture) -> None:
+    with opened(address, POST + LENGTH + b"\r\n" + ASK + (GET + b"\r\n") * 3 + body) as one:
+        replies = rest(one).split(b"HTTP/1.1 ")[1:]
+    assert [reply[:3] for reply in replies] == [b"200"] * 4 + [b"400"]
+    assert "Traceback" not in caplog.text
+
+
+def test_a_head_in_one_piece_has_a_size(address: str) -> None:
+    with opened(address, GET + b"X: " + b"y" * 100_000 + b"\r\n\r\n") as one:
+        assert rest(one)[:12] in (b"HTTP/1.1 431", b"HTTP/1.1 400")
+    with opened(address, GET.replace(b"version", b"v" * 60_000) + b"X: " + b"y" * 9000 + b"\r\n\r\n") as one:
+        assert rest(one)[:12] in (b"HTTP/1.1 431", b"HTTP/1.1 400")
 
 
 def test_uvicorn_has_what_is_extended() -> None:

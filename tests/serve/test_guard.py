@@ -85,6 +85,11 @@ def test_the_key_is_read_as_http_has_it(header: str, wanted: int) -> None:
     assert status("/v1/models", ("authorization", header), **KEYS) == wanted
 
 
+@pytest.mark.parametrize("name", guard.ONCE)
+def test_a_header_that_means_one_thing_comes_once(name: bytes) -> None:
+    assert status("/version", *[(name.decode(), "5")] * 2) == 400
+
+
 def test_websockets_are_refused() -> None:
     for settings in ({}, KEYS):
         assert ask("/v1/models", kind="websocket", **settings) == [{"type": "websocket.close", "code": 1008}]

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+import gzip
 import json
 import re
 from collections.abc import Iterator
@@ -235,6 +236,38 @@ def test_only_json_is_read(address: str) -> None:
     kinds = {"Content-Type": "application/json; charset=utf-8"}
     raw = json.dumps(TEXT).encode()
     assert httpx.post(f"{address}/v1/completions", content=raw, headers=kinds).status_code == 200
+
+
+def test_bodies_in_pieces_and_packed(address: str) -> None:
+    """Clients that do not know a body's length send it in chunks; some pack it."""
+    raw, kind = json.dumps({**TEXT, "prompt": "the cat " * 50}).encode(), {"Content-Type": "application/json"}
+    url, packed = f"{address}/v1/completions", gzip.compress(raw)
+    for body, coding in (
+        (iter([raw[:9], raw[9:]]), {}), (packed, {"Content-Encoding": "gzip"}), (iter([packed]), {"Content-Encoding": "GZIP"}),
+        (raw, {"Content-Encoding": "identity"}),
+    ):  # fmt: skip
+        assert httpx.post(url, content=body, headers=kind | coding, timeout=60).status_code == 200
+    bomb = gzip.compress(b" " * (5 << 20))
+    for body, coding, status, says in (
+        (raw, "gzip", 400, "is not gzip"), (packed[:-9], "gzip", 400, "one whole gzip"), (raw, "br", 415, "encoded as br"),
+        (bomb, "gzip", 413, "larger than 4194304 bytes"), (packed + b"x", "gzip", 400, "one whole gzip"),
+    ):  # fmt: skip
+        reply = httpx.post(url, content=body, headers={**kind, "Content-Encoding": coding}, timeout=60)
+        assert (reply.status_code, says in reply.json()["error"]["message"]) == (status, True)
+    reply = httpx.post(url, content=iter([b" " * (1 << 20)] * 5), headers=kind, timeout=60)
+    assert reply.status_code == 413
+
+
+@pytest.mark.parametrize(
+    ("path", "says"),
+    [
+        ("/v1/nothing", "POST /v1/nothing: Not Found"),
+        ("/v1/embeddings", "POST /v1/embeddings: this server writes text and makes no embeddings"),
+    ],
+)
+def test_what_is_not_here_is_named(address: str, path: str, says: str) -> None:
+    reply = httpx.post(address + path, json={"input": "x"})
+    assert (reply.status_code, says in reply.json()["error"]["message"]) == (404, True)
 
 
 def test_null_is_a_field_that_is_not_there(address: str) -> None:

@@ -8,6 +8,7 @@ async def tokenize(request: TokenizeRequest = Depends(bodies.of(TokenizeRequest)
 import asyncio
 import hmac
 import re
+import zlib
 from collections.abc import Awaitable, Callable, Iterator
 from concurrent.futures import ThreadPoolExecutor
 from contextlib import contextmanager
@@ -20,7 +21,7 @@ from starlette.exceptions import HTTPException
 from starlette.requests import ClientDisconnect
 from starlette.types import ASGIApp, Message, Receive, Scope, Send
 
-from paceline.errors import PacelineError
+from paceline.errors import PacelineError, shortened
 from paceline.serve.settings import Limits, Refused, Settings
 from paceline.strict_json import NotJSON, loads
 from paceline.workbench.worker import Busy, EngineFailed, Unavailable
@@ -30,7 +31,14 @@ Result = TypeVar("Result")
 
 OPEN = frozenset({"/", "/health", "/version", "/metrics", "/stats", "/docs", "/openapi.json"})
 """Routes that need no key, unless all are protected."""
+ELSEWHERE = {
+    "/v1/embeddings": "this server writes text and makes no embeddings; ask a server with a model for them",
+}
+"""What is said of routes that clients look for in vain."""
 MOST_HELD = 256 << 20  # bytes of all bodies that are being received or read
+HEAD = 64 << 10  # most bytes of a request's first line and headers
+ONCE = (b"host", b"origin", b"authorization", b"content-length", b"content-type", b"content-encoding")
+"""Headers that mean one thing: where there are two, a proxy may have read the other one."""
 LIGHT = 16 << 10  # bytes of a body that is worked on at once: its parsing takes well below a millisecond
 MOST_HEAVY = 64  # requests whose preparation may wait for a thread
 
@@ -47,7 +55,7 @@ KINDS: dict[type[Exception], tuple[int, str]] = {
 """Status and type of refusals that are not the request's fault."""
 _CLOSE = {"Connection": "close"}
 HEADERS = {
-    **dict.fromkeys((408, 411, 413), _CLOSE),  # the rest of a body that nobody reads must not be waited for
+    **dict.fromkeys((408, 411, 413, 431), _CLOSE),  # the rest of a body that nobody reads must not be waited for
     429: {"Retry-After": "1"},
     503: {"Retry-After": "5", **_CLOSE},
 }
@@ -72,7 +80,11 @@ def add_errors(app: FastAPI) -> None:
 
     @app.exception_handler(HTTPException)
     async def other(http: Request, error: HTTPException) -> JSONResponse:
-        return refused(Refused(f"{http.method} {http.scope['path']}: {error.detail}", status=error.status_code))
+        path = str(http.scope["path"])
+        said = Refused(f"{http.method} {shortened(path)}: {ELSEWHERE.get(path, error.detail)}", status=error.status_code)
+        body = problem(said, said.kind)
+        body["error"]["message"] = readable(str(said))  # the path of a route, not of the disk
+        return JSONResponse(body, said.status)
 
     @app.exception_handler(PacelineError)
     async def of_ours(http: Request, error: PacelineError) -> JSONResponse:
@@ -127,13 +139,21 @@ class Guard:
         """The error for a request that no route is to see."""
         headers = {name: value.strip() for name, value in scope["headers"]}
         length, most = headers.get(b"content-length"), self.settings.max_body
+        size = sum(len(name) + len(value) + 4 for name, value in scope["headers"])
+        if size + len(scope.get("raw_path", b"")) + len(scope["query_string"]) > HEAD:
+            return Refused(f"the head of the request has more than {HEAD} bytes", status=431)
+        names = [name for name, _ in scope["headers"]]
+        if twice := next((name for name in ONCE if names.count(name) > 1), None):
+            return Refused(f"the header {twice.decode()} is there twice; send it once")
         if not self._is_open(scope) and not self._has_key(headers.get(b"authorization", b"")):
             message = "the key is missing or wrong: send Authorization: Bearer KEY"
             return Refused(message, status=401, code="invalid_api_key", kind="authentication_error")
         if length is not None and (not length.isdigit() or len(length) > 18 or int(length) > most):
             return Refused(f"the body is larger than {most} bytes", status=413)
-        if length is None and scope["method"] == "POST":
+        if length is None and scope["method"] == "POST" and b"transfer-encoding" not in headers:
             return Refused("the body's length is missing: send Content-Length", status=411)
+        if (coding := headers.get(b"content-encoding", b"").lower()) not in (b"", b"identity", b"gzip"):
+            return Refused(f"the body is encoded as {coding.decode('latin-1')}; send it as it is, or as gzip", status=415)
         return None
 
     def _is_open(self, scope: Scope) -> bool:
@@ -169,10 +189,13 @@ class Bodies:
             media = http.headers.get("content-type", "").partition(";")[0].strip().lower()
             if media != "application/json" and not (media.startswith("application/") and media.endswith("+json")):
                 raise Refused("the body must be JSON: send Content-Type: application/json", status=415)
-            http.state.size = size = int(http.headers["content-length"])  # the guard has looked at it
-            with self._holding(size):
+            packed = http.headers.get("content-encoding", "").strip().lower() == "gzip"
+            length = http.headers.get("content-length")  # the guard has looked at it
+            with self._holding(self.settings.max_body if packed or length is None else int(length)):
                 raw = await _received(http, self.settings)
-                return await self.worked(size, lambda: parsed(kind, raw, self.settings.limits))
+                raw = await self.worked(len(raw), lambda: unpacked(raw, self.settings.max_body)) if packed else raw
+                http.state.size = len(raw)
+                return await self.worked(len(raw), lambda: parsed(kind, raw, self.settings.limits))
 
         return read
 
@@ -217,6 +240,20 @@ async def _received(http: Request, settings: Settings) -> bytes:
     except ClientDisconnect:
         raise Gone from None
     return b"".join(parts)
+
+
+def unpacked(raw: bytes, most: int) -> bytes:
+    """The bytes of a body that is gzip; Refused where it is none, or has more than `most` bytes in it."""
+    gzip = zlib.decompressobj(wbits=zlib.MAX_WBITS | 16)
+    try:
+        body = gzip.decompress(raw, most + 1)
+    except zlib.error:
+        raise Refused("the body is not gzip, as its Content-Encoding says") from None
+    if len(body) > most:
+        raise Refused(f"the body is larger than {most} bytes", status=413)
+    if not gzip.eof or gzip.unused_data:
+        raise Refused("the body is not one whole gzip file")
+    return body
 
 
 def parsed(kind: type[Fields], raw: bytes, limits: Limits) -> Fields:

@@ -14,6 +14,7 @@ an error, and the server exits."""
 import asyncio
 import json
 import math
+import sys
 from http import HTTPStatus
 from time import perf_counter
 from types import FrameType
@@ -23,11 +24,10 @@ import uvicorn
 from starlette.types import ASGIApp, Message, Receive, Scope, Send
 from uvicorn.protocols.http.auto import AutoHTTPProtocol
 
-from paceline.serve.guard import refused
+from paceline.serve.guard import HEAD, refused
 from paceline.serve.metrics import serving
 from paceline.workbench.worker import Unavailable, Worker
 
-HEAD = 64 << 10  # most bytes of a request's first line and headers
 REST = 2  # seconds that clients have to read what is left for them, after everything has ended
 
 
@@ -51,6 +51,8 @@ def limited(most: int, head_seconds: float) -> type[asyncio.Protocol]:
     class Limited(AutoHTTPProtocol):  # type: ignore[misc, valid-type]
         _timer: asyncio.TimerHandle | None = None
         _size = 0
+        _read = _again = b""  # what is being read; what is to be read in its place
+        _last = b""  # an answer that waits for those to earlier requests of the connection
 
         def connection_made(self, transport: asyncio.Transport) -> None:
             super().connection_made(transport)
@@ -66,9 +68,14 @@ def limited(most: int, head_seconds: float) -> type[asyncio.Protocol]:
             super().connection_lost(exc)
 
         def data_received(self, data: bytes) -> None:
+            if self._last:
+                return
             before = self.cycle
             whole = before is None or not before.more_body
-            super().data_received(data)
+            self._again = data
+            while self._again:
+                self._read, self._again = self._again, b""
+                super().data_received(self._read)
             if self.transport.is_closing():
                 return
             if self.cycle is not before:  # a head is whole
@@ -86,9 +93,42 @@ def limited(most: int, head_seconds: float) -> type[asyncio.Protocol]:
             super().on_response_complete()
             if self.timeout_keep_alive_task is not None:  # no other request is in hand
                 unsent.setdefault(self)
+                if self._last:
+                    self._refuse(self._last)
 
         def send_400_response(self, msg: str) -> None:
-            self._refuse(BROKEN)
+            """Answer what cannot be read, after the whole requests before it."""
+            waiting = getattr(self, "pipeline", ())  # h11 reads one request at a time
+            if self.cycle is not None and self.cycle.more_body and waiting and waiting[0][0] is self.cycle:
+                waiting.popleft()  # it is this one that cannot be read
+                self._last = BROKEN
+            elif self.cycle is None or self.cycle.response_complete or self.cycle.more_body:
+                self._refuse(BROKEN)
+            else:
+                self._last = BROKEN
+
+        # A client that offers another protocol is answered in HTTP/1.1. httptools reads nothing after such an offer, so
+        # it reads the request once more without it.
+
+        def on_headers_complete(self) -> None:
+            if not self._is_offer():
+                super().on_headers_complete()
+
+        def on_message_complete(self) -> None:
+            if not self._is_offer():
+                super().on_message_complete()
+
+        def _is_offer(self) -> bool:
+            return bool(self.parser.should_upgrade()) and self.parser.get_method() != b"CONNECT"
+
+        def _unsupported_upgrade_warning(self) -> None:
+            pause = sys.exc_info()[1]
+            if pause is None or not self._is_offer():  # h11 reads on by itself
+                return
+            lines = [b"%s %s HTTP/%s" % (self.parser.get_method(), self.url, self.parser.get_http_version().encode())]
+            lines += [name + b": " + value for name, value in self.headers if name != b"upgrade"]
+            self._again = b"\r\n".join(lines) + b"\r\n\r\n" + self._read[pause.args[0] :]
+            self.parser = type(self.parser)(self)
 
         def _wait(self) -> None:
             unsent.setdefault(self)
