@@ -67,7 +67,7 @@ BODIES: dict[str, tuple[str, bytes]] = {
     "detokenize": ("/detokenize", json.dumps({"tokens": [7] * (1 << 15)}).encode()),
     "deep": ("/v1/completions", filled(b"", b"[", b"")),
 }
-HEAD = "POST {} HTTP/1.1\r\nHost: x\r\nContent-Type: application/json\r\nContent-Length: {}\r\n"
+HEAD = "POST {} HTTP/1.1\r\nHost: localhost\r\nContent-Type: application/json\r\nContent-Length: {}\r\n"
 
 
 async def post(port: int, path: str, body: bytes, wait_s: float) -> str:

@@ -20,7 +20,7 @@ from uvicorn.protocols.http.httptools_impl import HttpToolsProtocol
 from paceline.serve import listener
 from tests.serve.live import engine, serving
 
-HEAD = b"POST /v1/completions HTTP/1.1\r\nHost: x\r\nContent-Type: application/json\r\nContent-Length: 100\r\n"
+HEAD = b"POST /v1/completions HTTP/1.1\r\nHost: localhost\r\nContent-Type: application/json\r\nContent-Length: 100\r\n"
 
 
 IN_TIME = 0.3
@@ -73,7 +73,7 @@ def test_a_request_must_come_in_time(address: str) -> None:
     began = perf_counter()
     with ExitStack() as stack:
         late = [stack.enter_context(opened(address, sent)) for sent in (b"", b"GET /hea", HEAD + b"\r\n{")]
-        kept = stack.enter_context(opened(address, b"GET /health HTTP/1.1\r\nHost: x\r\n\r\n"))
+        kept = stack.enter_context(opened(address, b"GET /health HTTP/1.1\r\nHost: localhost\r\n\r\n"))
         assert kept.recv(1 << 16).startswith(b"HTTP/1.1 200")
         kept.sendall(b"GET /hea")
         assert all(rest(one).startswith(b"HTTP/1.1 408") for one in (*late, kept))

@@ -90,6 +90,27 @@ def test_a_header_that_means_one_thing_comes_once(name: bytes) -> None:
     assert status("/version", *[(name.decode(), "5")] * 2) == 400
 
 
+@pytest.mark.parametrize(
+    ("host", "origin", "wanted"),
+    [
+        ("localhost:8000", "", 200), ("127.0.0.1", "", 200), ("[::1]:8000", "", 200), ("192.168.0.3:8000", "", 200),
+        ("", "", 200), ("chat.localhost", "", 200), ("LOCALHOST.", "", 200), ("gpu7:8000", "", 200),
+        ("evil.example", "", 403), ("evil.example:8000", "http://evil.example:8000", 403), ("127.0.0.1.evil.example", "", 403),
+        ("localhost.evil.example", "", 403), ("evil.example:localhost", "", 403), ("localhost@evil.example", "", 403),
+        ("localhost:8000", "http://localhost:8000", 200), ("localhost:8000", "https://localhost:8000", 200),
+        ("localhost:8000", "http://localhost:3000", 403), ("localhost:8000", "http://evil.example", 403),
+        ("localhost:8000", "null", 403), ("localhost:8000", "https://chat.example", 200),
+    ],
+)  # fmt: skip
+def test_without_a_key_only_own_pages_may_ask(host: str, origin: str, wanted: int) -> None:
+    """A page of somebody else's, whose name leads here by its own DNS, is none of ours."""
+    more = {"hosts": ("GPU7",), "origins": ("https://chat.example",)}
+    headers = [("host", host), *([("origin", origin)] if origin else [])]
+    assert status("/v1/models", *headers, **more) == wanted
+    assert status("/v1/models", *headers, ("authorization", "Bearer right"), **more, **KEYS) == 200
+    assert status("/v1/models", *headers, hosts=("*",), origins=("*",)) == 200
+
+
 def test_websockets_are_refused() -> None:
     for settings in ({}, KEYS):
         assert ask("/v1/models", kind="websocket", **settings) == [{"type": "websocket.close", "code": 1008}]

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import re
 from collections.abc import Iterator
 from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
@@ -212,6 +213,26 @@ def test_what_is_no_route_gets_an_error_object(address):
     replies = [httpx.get(f"{address}/v1/completions"), httpx.get(f"{address}/v1/nothing")]
     assert [reply.status_code for reply in replies] == [405, 404]
     assert all(reply.json()["error"]["message"] for reply in replies)
+
+
+def test_pages_that_may_ask(folder):
+    """A browser asks first whether it may; a wrong key's answer can be read too."""
+    with serving(engine(folder), origins=("https://chat.example",), api_keys=("right",)) as address:
+        ask = {"Origin": "https://chat.example", "Access-Control-Request-Method": "POST",
+               "Access-Control-Request-Headers": "authorization,content-type"}  # fmt: skip
+        url = f"{address}/v1/chat/completions"
+        allowed = httpx.options(url, headers=ask)
+        assert allowed.headers["access-control-allow-origin"] == "https://chat.example"
+        wrong = httpx.post(url, json={}, headers={"Origin": "https://chat.example"})
+        assert (wrong.status_code, wrong.headers["access-control-allow-origin"]) == (401, "https://chat.example")
+        assert "access-control-allow-origin" not in httpx.options(url, headers={**ask, "Origin": "https://x.y"}).headers
+
+
+def test_the_pages_need_nothing_from_elsewhere(address):
+    for path in ("/", "/docs"):
+        page = httpx.get(address + path)
+        assert page.headers["content-type"].startswith("text/html")
+        assert not re.findall(r"(?:src|href)=[\"']?(?:https?:)?//", page.text)
 
 
 def test_keys_and_sizes_and_waiting(folder):

@@ -36,6 +36,12 @@ def serve(
     protect_all: bool = option(
         False, "Ask for the key on every route but /health, the page among them.", names=("--protect-all",)
     ),
+    allow_host: list[str] | None = option(
+        None, "Another name that clients call this server by, where no key is asked for; * for all.", names=("--allow-host",)
+    ),
+    cors: list[str] | None = option(
+        None, "Origin of pages that may ask this server, such as https://chat.example; * for all.", names=("--cors",)
+    ),
     name: str | None = option(None, "The model's name in answers; by default the folder's."),
     max_batch: int = option(16, "Requests answered at once.", least=1),
     max_slowdown: float = option(
@@ -83,6 +89,8 @@ def serve(
         api_keys=tuple(api_key or ([] if environment is None else [environment])),
         drafts=names,
         protect_all=protect_all,
+        hosts=(host, socket.gethostname(), *(allow_host or ())),
+        origins=tuple(cors or ()),
     )
     listening = _listen(host, port)  # before a model is loaded for nothing
     drafter = Fallback([Forced(), Prediction(), Choice({spec: create(spec) for spec in names})])

@@ -15,6 +15,7 @@ from typing import Any, NamedTuple
 from fastapi import Depends, FastAPI, Request
 from fastapi.responses import HTMLResponse, JSONResponse, PlainTextResponse, Response, StreamingResponse
 from pydantic import BaseModel
+from starlette.middleware.cors import CORSMiddleware
 
 from paceline import __version__
 from paceline.engine.request import Completion, RowStats
@@ -250,10 +251,12 @@ def create_app(worker: Worker, settings: Settings, log: RequestLog | None = None
         yield
         await asyncio.to_thread(worker.stop)
 
-    app = FastAPI(title="Paceline", version=__version__, lifespan=lifespan, redoc_url=None, redirect_slashes=False)
+    app = FastAPI(title="Paceline", version=__version__, lifespan=lifespan, docs_url=None, redoc_url=None, redirect_slashes=False)
     app.state.server = server
     add_errors(app)
     app.add_middleware(Guard, settings=settings)
+    if origins := settings.origins:
+        app.add_middleware(CORSMiddleware, allow_origins=origins, allow_methods=["*"], allow_headers=["*"])
     app.add_middleware(CutOff)
     _completions(app, server)
     _facts(app, server)
@@ -438,3 +441,7 @@ def _facts(app: FastAPI, server: Server) -> None:
     @app.get("/", response_class=HTMLResponse)
     async def page() -> str:
         return (files("paceline.serve") / "page.html").read_text("utf-8")
+
+    @app.get("/docs", response_class=HTMLResponse, include_in_schema=False)
+    async def docs() -> str:
+        return (files("paceline.serve") / "docs.html").read_text("utf-8")

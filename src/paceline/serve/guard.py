@@ -12,6 +12,7 @@ import zlib
 from collections.abc import Awaitable, Callable, Iterator
 from concurrent.futures import ThreadPoolExecutor
 from contextlib import contextmanager
+from ipaddress import ip_address
 from typing import Any, NoReturn, TypeVar
 
 from fastapi import FastAPI, Request
@@ -148,6 +149,8 @@ class Guard:
         if not self._is_open(scope) and not self._has_key(headers.get(b"authorization", b"")):
             message = "the key is missing or wrong: send Authorization: Bearer KEY"
             return Refused(message, status=401, code="invalid_api_key", kind="authentication_error")
+        if not self.settings.api_keys and (foreign := self._foreign(headers)):
+            return Refused(foreign, status=403)
         if length is not None and (not length.isdigit() or len(length) > 18 or int(length) > most):
             return Refused(f"the body is larger than {most} bytes", status=413)
         if length is None and scope["method"] == "POST" and b"transfer-encoding" not in headers:
@@ -165,11 +168,31 @@ class Guard:
             path = path[len(root) :]
         return path == "/health" if self.settings.protect_all else path in OPEN
 
+    def _foreign(self, headers: dict[bytes, bytes]) -> str:
+        """What is wrong with the name that a browser asked for, or with the page that made it ask; "" for nothing."""
+        host, origin = (headers.get(name, b"").decode("latin-1").lower() for name in (b"host", b"origin"))
+        name = re.sub(r":\d*$", "", host).strip("[]").rstrip(".")
+        known = {one.lower() for one in self.settings.hosts}
+        if not (not name or name == "localhost" or name.endswith(".localhost") or known & {name, "*"} or _is_ip(name)):
+            what = f"this server is not known as {shortened(name)}"
+            return f"{what}: start it with --allow-host {shortened(name)}, or with an --api-key"
+        if origin and origin.partition("://")[2] != host and not {origin, "*"} & {*map(str.lower, self.settings.origins)}:
+            what = f"pages of {shortened(origin)} may not ask this server"
+            return f"{what}: start it with --cors {shortened(origin)}, or with an --api-key"
+        return ""
+
     def _has_key(self, authorization: bytes) -> bool:
         scheme, _, given = authorization.partition(b" ")
         # All are compared, so that the time says nothing.
         matches = [hmac.compare_digest(given.strip(), key.encode()) for key in self.settings.api_keys]
         return scheme.lower() == b"bearer" and any(matches)
+
+
+def _is_ip(name: str) -> bool:
+    try:
+        return bool(ip_address(name))
+    except ValueError:
+        return False
 
 
 # The body -------------------------------------------------------------------------------------------------------------

@@ -118,6 +118,9 @@ class Settings:
 
     model        the model's name in answers.
     api_keys     any of them opens the server; none leaves it open.
+    hosts        names of this server beside localhost and addresses, which browsers may ask for where no key is asked
+                 for; "*" for all. So no page of somebody else's can be one of this server by its own DNS.
+    origins      pages that may ask this server, such as https://chat.example; "*" for all.
     drafts       names that requests may choose from; the first is the default.
     protect_all  ask for the key on every route but /health, which whoever shares out load has to ask."""
 
@@ -125,6 +128,8 @@ class Settings:
     api_keys: tuple[str, ...] = ()
     drafts: tuple[str, ...] = ()
     protect_all: bool = False
+    hosts: tuple[str, ...] = ()
+    origins: tuple[str, ...] = ()
     tool_parser: str = option(
         "auto", "How tool calls are read: auto (every format), hermes, json, llama3, mistral or none."
     )
