@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import re
 from collections.abc import Iterator
 from dataclasses import replace
 from pathlib import Path
@@ -19,8 +20,9 @@ from paceline.serve.structure import Grammars
 from tests import models
 from tests.serve.live import engine, serving, spelled
 
-LABELS = ("user", "metadata", "safety_identifier", "prompt_cache_key")
-"""Fields that name things for the caller and change nothing."""
+LABELS = {"user": "somebody", "metadata": {"a": "b"}, "safety_identifier": "somebody", "prompt_cache_key": "somebody",
+          "service_tier": "auto", "modalities": ["text"]}  # fmt: skip
+"""Fields that name things for the caller, or ask for what there is anyway, and change nothing."""
 MESSAGES = [{"role": "user", "content": "the cat and the dog"}]
 CHAT: dict[str, Any] = {"messages": MESSAGES, "max_tokens": 12, "temperature": 0}
 TEXT: dict[str, Any] = {"prompt": "the cat and", "max_tokens": 12, "temperature": 0}
@@ -73,6 +75,9 @@ CHANGES: dict[str, dict[str, Any]] = {
     "prompt": {"prompt": "a dog"},
     "add_special_tokens": {"add_special_tokens": False, "return_token_ids": True},
     "messages": {"messages": [{"role": "user", "content": "hello"}]},
+    "add_generation_prompt": {"add_generation_prompt": False, "return_token_ids": True},
+    "continue_final_message": {"messages": [*MESSAGES, {"role": "assistant", "content": "a"}],
+                               "continue_final_message": True},
 }
 HAS_A_TEST = {
     "model": "test_the_model_may_be_named",
@@ -118,8 +123,7 @@ def nullable(kind: type[Common], name: str) -> bool:
 
 @pytest.mark.parametrize("name", LABELS)
 def test_labels_change_nothing(http, name):
-    label = {"a": "b"} if name == "metadata" else "somebody"
-    assert answer(http, {**CHAT, name: label}) == answer(http, CHAT)
+    assert answer(http, {**CHAT, name: LABELS[name]}) == answer(http, CHAT)
 
 
 @pytest.mark.parametrize("kind", [of_chats, of_texts])
@@ -154,6 +158,9 @@ def test_every_parameter_of_openai_is_a_field_or_refused_by_name(http, kind):
         (CHAT, {"response_format": {**ENUM, "type": "text"}}, "set its type to json_schema"),
         (CHAT, {"max_completion_tokens": 13}, "max_tokens is 12 and max_completion_tokens 13"),
         (CHAT, {"store": True}, "store is true"),
+        (CHAT, {"service_tier": "flex"}, "service_tier"),
+        (CHAT, {"modalities": ["text", "audio"]}, "modalities"),
+        (CHAT, {"continue_final_message": True}, "needs an assistant's last message"),
         (CHAT, {"logprobs": True, "top_logprobs": 21}, "top_logprobs"),
     ],
 )  # fmt: skip
@@ -195,7 +202,8 @@ def test_tokens_of_what_is_not_there(http, path, body, says):
 
 
 def test_fields_of_tokenize(http):
-    assert set(fields.TokenizeRequest.model_fields) == {"model", "prompt", "messages", "add_special_tokens"}
+    own = {"model", "prompt", "messages", "add_special_tokens"}
+    assert set(fields.TokenizeRequest.model_fields) == own | set(fields.Conversation.model_fields)
     assert set(fields.DetokenizeRequest.model_fields) == {"model", "tokens"}
 
     def tokens(**body: Any) -> list[int]:
@@ -205,6 +213,9 @@ def test_fields_of_tokenize(http):
     assert tokens(prompt="the") == [models.BOS, *tokens(prompt="the", add_special_tokens=False)]
     asked = reply(http, {**CHAT, "return_token_ids": True}).json()
     assert tokens(messages=MESSAGES) == asked["prompt_token_ids"]
+    for more in ({"tools": [ADD]}, {"tools": [ADD], "tool_choice": "none"}, {"add_generation_prompt": False}):
+        asked = reply(http, {**CHAT, **more, "return_token_ids": True}).json()
+        assert tokens(messages=MESSAGES, **more) == asked["prompt_token_ids"]
 
 
 # Fields with more to them ------------------------------------------------------------------------------------------
@@ -242,7 +253,8 @@ def test_tokens_that_end_an_answer(http):
 
 
 def test_streams(http):
-    assert set(fields.StreamOptions.model_fields) == {"include_usage", "continuous_usage_stats"}
+    options = {"include_usage", "continuous_usage_stats", "include_obfuscation"}
+    assert set(fields.StreamOptions.model_fields) == options
     for base in (CHAT, TEXT):
         plain = events(http, {**base, "stream": True})
         assert not any(event.get("usage") for event in plain)
@@ -293,6 +305,50 @@ def test_offsets_are_places_in_the_text(http, stream, echo, prompt):
             assert text[begin:end] == token
     whole = [token for token in tokens if not token.startswith("bytes:") and token not in models.SPECIAL]
     assert sum(map(len, whole)) <= len(text)
+
+
+@pytest.mark.parametrize("more", [{}, {"echo": True}, {"logprobs": 1, "echo": True}, {"n": 2, "return_token_ids": True}])
+def test_a_stream_of_several_prompts(http, more):
+    ask = {**TEXT, "prompt": ["the cat", "there was a little dog", "and"], **more}
+    whole = reply(http, ask).json()
+    streamed = events(http, {**ask, "stream": True, "stream_options": {"include_usage": True}})
+    parts = [choice for event in streamed for choice in event["choices"]]
+    for choice in whole["choices"]:
+        own = [part for part in parts if part["index"] == choice["index"]]
+        assert "".join(part["text"] for part in own) == choice["text"]
+        assert own[-1]["finish_reason"] == choice["finish_reason"]
+        if "echo" in more and "logprobs" in more:
+            offsets = [at for part in own for at in (part["logprobs"] or {"text_offset": []})["text_offset"]]
+            assert offsets == choice["logprobs"]["text_offset"]
+    used = {name: streamed[-1]["usage"][name] for name in ("prompt_tokens", "completion_tokens")}
+    assert used == {name: whole["usage"][name] for name in used}
+    prompts = [event["prompt_token_ids"] for event in streamed if "prompt_token_ids" in event]
+    assert prompts == [c["prompt_token_ids"] for c in whole["choices"] if "prompt_token_ids" in c]
+
+
+def test_an_answer_goes_on_with_the_last_message(http):
+    """Its tokens are those of a text that was cut off."""
+    whole = answer(http, {**CHAT, "return_token_ids": True})
+    begun = {"role": "assistant", "content": "the d"}
+    asked = {**CHAT, "messages": [*MESSAGES, begun], "continue_final_message": True, "return_token_ids": True}
+    made = answer(http, asked)["prompt_token_ids"]
+    text = http.post("/detokenize", json={"tokens": made}).json()["prompt"]
+    start = http.post("/detokenize", json={"tokens": whole["prompt_token_ids"]}).json()["prompt"]
+    assert text == start + "the d"
+    assert reply(http, {**asked, "add_generation_prompt": True}).status_code == 400
+
+
+@pytest.mark.parametrize("mode", ["auto", "required"])
+def test_tools_that_may_be_called_now(http, mode):
+    sub = {**ADD, "function": {**ADD["function"], "name": "sub"}}
+    one = [{"type": "function", "function": {"name": "sub"}}]
+    allowed = {"type": "allowed_tools", "allowed_tools": {"mode": mode, "tools": one}}
+    asked = {**CHAT, "max_tokens": 60, "tools": [ADD, sub]}
+    plain = answer(http, {**asked, "tools": [sub], "tool_choice": mode})
+    ids = [re.sub('"id": "[^"]*"', "", json.dumps(one)) for one in (plain, answer(http, {**asked, "tool_choice": allowed}))]
+    assert ids[0] == ids[1]
+    one[0]["function"]["name"] = "mul"
+    assert "tools has: add, sub" in reply(http, {**asked, "tool_choice": allowed}).json()["error"]["message"]
 
 
 def test_tools_beside_a_response_format(http):

@@ -275,8 +275,7 @@ def test_null_is_a_field_that_is_not_there(address: str) -> None:
     assert ask(address, {**CHAT, **dict.fromkeys(names)}).status_code == 200
     names = {*TextRequest.model_fields, "best_of", "suffix"} - {"prompt", "max_tokens"}
     assert ask(address, {**TEXT, **dict.fromkeys(names)}).status_code == 200
-    body = {"messages": [USER], "model": None, "prompt": None, "add_special_tokens": None}
-    assert set(TokenizeRequest.model_fields) == set(body)
+    body = {**dict.fromkeys(TokenizeRequest.model_fields), "messages": [USER]}
     assert ask(address, body, "/tokenize").status_code == 200
 
 

@@ -235,6 +235,15 @@ def test_the_pages_need_nothing_from_elsewhere(address):
         assert not re.findall(r"(?:src|href)=[\"']?(?:https?:)?//", page.text)
 
 
+def test_the_model_by_its_name(client):
+    assert client.models.retrieve("tiny").id == "tiny" == client.models.list().data[0].id
+    with pytest.raises(openai.NotFoundError, match="this server has 'tiny'"):
+        client.models.retrieve("some/other")
+    with pytest.raises(openai.BadRequestError) as caught:
+        client.completions.create(model="tiny", prompt="the cat " * 4000)
+    assert caught.value.code == "context_length_exceeded"
+
+
 def test_keys_and_sizes_and_waiting(folder):
     with serving(engine(folder, max_batch=1), most_waiting=1, api_keys=("right",), max_body=4000) as address:
         ask = {"messages": MESSAGES, "max_tokens": 400, "ignore_eos": True}

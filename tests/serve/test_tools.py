@@ -12,7 +12,7 @@ import httpx2 as httpx
 import pytest
 
 from paceline.errors import PacelineError
-from paceline.serve.app import Server
+from paceline.serve.app import Server, _plain
 from paceline.workbench.tool_calls import prepared
 from tests import models, native
 from tests.serve.live import engine, serving, spelled
@@ -68,7 +68,7 @@ def put_together(chunks: list[Any]) -> tuple[str, str, list[tuple[str, str]], st
     content, reasoning, calls, reason, count = "", "", [], "", 0
     for choice in (choice for chunk in chunks for choice in chunk.choices):
         content += choice.delta.content or ""
-        reasoning += getattr(choice.delta, "reasoning_content", None) or ""
+        reasoning += getattr(choice.delta, "reasoning", None) or ""
         for call in choice.delta.tool_calls or []:
             if call.id:
                 calls.append((call.function.name, ""))
@@ -106,10 +106,33 @@ def test_whole_answers_and_streams_say_the_same(client: Any, writes: Any, case: 
     message = choice.message
     calls = [(call.function.name, call.function.arguments) for call in message.tool_calls or []]
     reasoning = getattr(message, "reasoning_content", None) or ""
+    assert getattr(message, "reasoning", None) == getattr(message, "reasoning_content", None)
     assert (message.content or "", reasoning, calls, choice.finish_reason) == expected
     chunks = list(client.chat.completions.create(**ask, stream=True))
     assert put_together(chunks) == (*expected, len(choice.logprobs.content))
     assert len(choice.logprobs.content) == done.usage.completion_tokens
+
+
+def test_an_answer_goes_on_where_its_reasoning_was_cut(client: Any, writes: Any) -> None:
+    writes("b</think>c")
+    for said, expected in (("<think>a", ("c", "b")), ("x", ("b</think>c", None))):
+        begun = [*USER, {"role": "assistant", "content": said}]
+        done = client.chat.completions.create(
+            model="tiny", messages=begun, max_tokens=40, extra_body={"continue_final_message": True}
+        )
+        message = done.choices[0].message
+        assert (message.content, getattr(message, "reasoning_content", None)) == expected
+    with pytest.raises(openai.BadRequestError, match="does not appear in the chat") as caught:  # this template cuts it
+        client.chat.completions.create(
+            model="tiny", messages=[*USER, {"role": "assistant", "content": "<think>a</think>x"}], max_tokens=40,
+            extra_body={"continue_final_message": True},
+        )  # fmt: skip
+    assert "\n" not in caught.value.body["message"]
+
+
+def test_reasoning_is_read_under_either_name() -> None:
+    said = {"role": "assistant", "content": "x", "reasoning": "why"}
+    assert _plain([said]) == [{"role": "assistant", "content": "x", "reasoning_content": "why"}]
 
 
 def test_arguments_come_before_the_call_is_whole(client: Any, writes: Any) -> None:

@@ -23,7 +23,9 @@ from paceline.engine.sampling import SamplingParams, TokenLogprob
 from paceline.errors import PacelineError, shortened
 from paceline.serve import reading
 from paceline.serve import tools as tool
-from paceline.serve.fields import ChatRequest, Common, DetokenizeRequest, TextRequest, TokenizeRequest, Tool, text_of
+from paceline.serve.fields import (
+    ChatRequest, Common, Conversation, DetokenizeRequest, TextRequest, TokenizeRequest, Tool, text_of,
+)  # fmt: skip
 from paceline.serve.guard import Bodies, Gone, Guard, add_errors, describe_bodies
 from paceline.serve.listener import CutOff
 from paceline.serve.metrics import Metrics, RequestLog
@@ -78,8 +80,8 @@ class Server:
             choice = ", ".join(self.settings.drafts)
             raise Refused(f"draft is {shortened(repr(request.draft))}; requests may choose {choice}", "draft")
 
-    def prompt_of(self, request: ChatRequest) -> list[int]:
-        """Token ids of a conversation and its tools."""
+    def prompt_of(self, request: Conversation, whole: bool = True) -> list[int]:
+        """Token ids of a conversation and its tools. whole: it has to fit the context."""
         tools = tool.chosen(request)
         for one in tools:  # a schema that cannot be kept to is refused before there is an answer
             schema = tool.parameters(one)
@@ -90,13 +92,17 @@ class Server:
         options |= tool.thinking(request, self.tokenizer.chat_template)
         given = [one.model_dump(exclude_none=True) for one in tools]
         messages, inputs = prepared(_plain(request.messages), given, "tools" in self.tokenizer.chat_template)
-        self.tokenizer.refuse_long(messages, self.engine.target.max_context)  # megabytes would hold up everybody
-        return self.tokenizer.encode_chat(messages, **options, **inputs)
+        if whole:
+            self.tokenizer.refuse_long(messages, self.engine.target.max_context)  # megabytes would hold up everybody
+        return self.tokenizer.encode_chat(messages, **options, **inputs, **request.turns)
 
-    def reasoning_of(self, prompt: list[int]) -> tuple[tuple[str, str] | None, bool]:
+    def reasoning_of(self, request: ChatRequest, prompt: list[int]) -> tuple[tuple[str, str] | None, bool]:
         """(marks of an answer's reasoning, None where there can be none; whether the prompt has begun it)."""
         if self.marks is None:
             return None, False
+        if request.continue_final_message and (said := text_of(request.messages[-1].get("content"))):
+            inside = self.marks[1] not in said and said.lstrip().startswith(self.marks[0])
+            return (self.marks if inside else None), inside
         end = str(self.tokenizer.inner.decode(prompt[-16:])).rstrip()
         return (None if end.endswith(self.marks[1]) else self.marks), end.endswith(self.marks[0])
 
@@ -107,7 +113,7 @@ class Server:
         if tools and request.is_constrained:
             formats = (*formats, reading.BARE)
         names, most = [one.function.name for one in tools], 1 if request.parallel_tool_calls is False else None
-        marks, inside = self.reasoning_of(prompt)
+        marks, inside = self.reasoning_of(request, prompt)
         return reading.Reader(formats, names, marks, inside=inside, most=most, strict=self.strict(tools))
 
     def strict(self, tools: list[Tool]) -> reading.ArgumentChecks:
@@ -131,7 +137,7 @@ class Server:
     def grammar(self, request: Common, prompt: list[int]) -> Any:
         """A new grammar for an answer, or None. A chat's grammar begins after the reasoning."""
         grammar = self._grammar(request)
-        marks, inside = self.reasoning_of(prompt) if isinstance(request, ChatRequest) else (None, False)
+        marks, inside = self.reasoning_of(request, prompt) if isinstance(request, ChatRequest) else (None, False)
         return self.grammars.after_reasoning(grammar, marks, inside) if grammar and marks else grammar
 
     def _grammar(self, request: Common) -> Any:
@@ -212,8 +218,8 @@ class Server:
         self.note(jobs)
         return completions
 
-    def stream(self, jobs: list[Job], style: Style) -> Response:
-        return StreamingResponse(stream(jobs, style, self.note, self.abort), media_type="text/event-stream")
+    def stream(self, jobs: list[Job], styles: list[Style]) -> Response:
+        return StreamingResponse(stream(jobs, styles, self.note, self.abort), media_type="text/event-stream")
 
     def note(self, jobs: list[Job]) -> None:
         """Write each job to the log, once, if there is a log. A full disk costs the line, not the answer."""
@@ -237,6 +243,8 @@ def _plain(messages: list[dict[str, Any]]) -> list[dict[str, Any]]:
             raise Refused(f"messages.{i}: role is missing or no text", "messages")
         try:
             given = {name: value for name, value in message.items() if value is not None}
+            if "reasoning" in given:  # as newer clients have it
+                given.setdefault("reasoning_content", given.pop("reasoning"))
             plain.append({**given, "content": text_of(message.get("content"))})
         except ValueError as error:
             raise Refused(f"messages.{i}: {error}", "messages") from None
@@ -284,7 +292,7 @@ def _completions(app: FastAPI, server: Server) -> None:
         reader = partial(server.reader, request, prompt)
         style = Style(frame, request, prompt, reader, logprobs=request.logprobs, pieces=_pieces(http))
         if request.stream:
-            return server.stream(jobs, style)
+            return server.stream(jobs, [style] * len(jobs))
         completions = await server.finished(http, jobs)
 
         def body() -> dict[str, Any]:
@@ -306,7 +314,8 @@ def _completions(app: FastAPI, server: Server) -> None:
         ]
         submitted = server.submit(prompted)
         if request.stream:
-            return server.stream(submitted[0], styles[0])
+            each = [style for style, jobs in zip(styles, submitted, strict=True) for _ in jobs]
+            return server.stream([job for jobs in submitted for job in jobs], each)
         every: list[tuple[Style, Completion, list[TokenLogprob | None]]] = []
         try:
             for style, jobs in zip(styles, submitted, strict=True):
@@ -344,8 +353,6 @@ def _of_text(server: Server, request: TextRequest) -> list[Prompted]:
         given = [given]
     if not given:
         raise PacelineError("prompt is empty; give a text, token ids, or a list of them")
-    if request.stream and len(given) > 1:
-        raise PacelineError("stream takes one prompt, and there are several; send them one by one")
     server.check_count(len(given) * request.n)
     prompted = []
     for prompt in given:
@@ -379,10 +386,17 @@ def _pieces(http: Request) -> bool:
 def _facts(app: FastAPI, server: Server) -> None:
     settings, engine = server.settings, server.engine
 
+    facts = {"id": settings.model, "object": "model", "created": int(time()), "owned_by": "paceline"}
+    facts["max_model_len"] = engine.target.max_context
+
     @app.get("/v1/models")
     async def models() -> dict[str, Any]:
-        facts = {"id": settings.model, "object": "model", "created": int(time()), "owned_by": "paceline"}
-        return {"object": "list", "data": [facts | {"max_model_len": engine.target.max_context}]}
+        return {"object": "list", "data": [facts]}
+
+    @app.get("/v1/models/{name:path}")
+    async def model(name: str) -> dict[str, Any]:
+        server.check_model(name)
+        return facts
 
     @app.post("/tokenize")
     async def tokenize(
@@ -391,15 +405,14 @@ def _facts(app: FastAPI, server: Server) -> None:
         server.check_model(request.model)
 
         def body() -> Response:
-            tokenizer, text = server.tokenizer, request.prompt or ""
-            if request.messages is not None:
-                messages = _plain(request.messages)
-                settings.limits.check_size("text", "messages", sum(len(message["content"]) for message in messages))
-                tokens = tokenizer.encode_chat(messages)
+            if request.prompt is None:
+                size = sum(len(str(message)) for message in request.messages)
+                settings.limits.check_size("text", "messages", size)
+                tokens = server.prompt_of(request, whole=False)
             else:
-                settings.limits.check_size("text", "prompt", len(text))
+                settings.limits.check_size("text", "prompt", len(request.prompt))
                 plain = request.add_special_tokens is False
-                tokens = tokenizer.encode_text(text) if plain else tokenizer.encode(text)
+                tokens = (server.tokenizer.encode_text if plain else server.tokenizer.encode)(request.prompt)
             facts = {"tokens": tokens, "count": len(tokens), "max_model_len": engine.target.max_context}
             return JSONResponse(facts)
 

@@ -54,6 +54,7 @@ def _a_prompt(given: Any) -> Any:
 class StreamOptions(Strict):
     include_usage: bool = False
     continuous_usage_stats: bool = False
+    include_obfuscation: Literal[False] = False
 
 
 class JsonSchema(Strict):
@@ -94,6 +95,16 @@ class ToolChoice(Strict):
     function: FunctionName
 
 
+class Allowed(Strict):
+    mode: Literal["auto", "required"]
+    tools: list[ToolChoice] = Field(min_length=1)
+
+
+class AllowedTools(Strict):
+    type: Literal["allowed_tools"]
+    allowed_tools: Allowed
+
+
 PARAMETERS = (
     "temperature", "top_p", "min_p", "stop_token_ids", "presence_penalty", "frequency_penalty", "repetition_penalty",
     "logit_bias", "draft", "ignore_eos", "min_tokens",
@@ -132,6 +143,8 @@ class Common(Strict):
     safety_identifier: str | None = None
     prompt_cache_key: str | None = None
     store: bool | None = None
+    # What asks for nothing else than there is.
+    service_tier: Literal["auto", "default"] | None = None
 
     @model_validator(mode="after")
     def refuse_what_cannot_be(self) -> Self:
@@ -180,17 +193,43 @@ class Common(Strict):
         return self.max_tokens
 
 
-class ChatRequest(Common):
+class Conversation(Strict):
+    """What becomes a chat's prompt.
+
+    continue_final_message  the answer goes on with the last message, which is the assistant's."""
+
     messages: list[dict[str, Any]] = Field(min_length=1)
-    max_completion_tokens: int | None = None
-    logprobs: bool = False
-    top_logprobs: int | None = Field(None, ge=0)
     tools: list[Tool] | None = None
-    tool_choice: Literal["none", "auto", "required"] | ToolChoice | None = None
-    parallel_tool_calls: bool | None = None
+    tool_choice: Literal["none", "auto", "required"] | ToolChoice | AllowedTools | None = None
     chat_template_kwargs: dict[str, Any] | None = None
     reasoning_effort: str | None = None
     enable_thinking: bool | None = None
+    add_generation_prompt: bool | None = None
+    continue_final_message: bool = False
+
+    @model_validator(mode="after")
+    def refuse_another_turn(self) -> Self:
+        """PacelineError where a message is to be gone on with, and another one to be begun."""
+        last = self.messages[-1].get("role") if self.messages else None
+        if self.continue_final_message and (last != "assistant" or self.add_generation_prompt):
+            needs = "an assistant's last message, and add_generation_prompt false"
+            raise Refused(f"continue_final_message needs {needs}", "continue_final_message")
+        return self
+
+    @property
+    def turns(self) -> dict[str, bool]:
+        """How `Tokenizer.encode_chat` ends the prompt."""
+        if self.continue_final_message:
+            return {"continue_final_message": True, "add_generation_prompt": False}
+        return {} if self.add_generation_prompt is None else {"add_generation_prompt": self.add_generation_prompt}
+
+
+class ChatRequest(Conversation, Common):
+    max_completion_tokens: int | None = None
+    logprobs: bool = False
+    top_logprobs: int | None = Field(None, ge=0)
+    parallel_tool_calls: bool | None = None
+    modalities: list[Literal["text"]] | None = None
 
     def ignored(self) -> list[tuple[bool, str]]:
         formed, most = super().is_constrained, (self.max_tokens, self.max_completion_tokens)
@@ -210,7 +249,10 @@ class ChatRequest(Common):
     @property
     def must_call(self) -> bool:
         """Whether the answer has to be a call."""
-        return self.tool_choice == "required" or isinstance(self.tool_choice, ToolChoice)
+        choice = self.tool_choice
+        if isinstance(choice, AllowedTools):
+            return choice.allowed_tools.mode == "required"
+        return choice == "required" or isinstance(choice, ToolChoice)
 
     @property
     def is_constrained(self) -> bool:
@@ -232,18 +274,20 @@ class TextRequest(Common):
         return 16 if self.max_tokens is None else self.max_tokens  # as OpenAI has it
 
 
-class TokenizeRequest(Strict):
+class TokenizeRequest(Conversation):
+    """A text, or a chat as it would be asked."""
+
+    messages: list[dict[str, Any]] = Field([], min_length=1)
     model: str | None = None
     prompt: str | None = None
-    messages: list[dict[str, Any]] | None = None
     add_special_tokens: bool | None = None
 
     @model_validator(mode="after")
     def refuse_what_cannot_be(self) -> Self:
         """PacelineError unless there is one thing to encode, in one way."""
-        if (self.prompt is None) == (self.messages is None):
+        if (self.prompt is None) == (not self.messages):
             raise PacelineError("give either prompt or messages")
-        if self.messages is not None and self.add_special_tokens is not None:
+        if self.messages and self.add_special_tokens is not None:
             raise PacelineError("add_special_tokens is for a prompt; the chat template decides for messages")
         return self
 

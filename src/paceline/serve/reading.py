@@ -338,8 +338,9 @@ def delta(pieces: Iterable[Piece]) -> dict[str, Any]:
     calls: dict[int, dict[str, Any]] = {}
     for kind, text, number in pieces:
         if kind in ("content", "reasoning"):
-            field = "content" if kind == "content" else "reasoning_content"
-            made[field] = made.get(field, "") + text
+            # Clients look for reasoning under either name.
+            for field in ("content",) if kind == "content" else ("reasoning_content", "reasoning"):
+                made[field] = made.get(field, "") + text
         elif kind == "call":
             # Templates of Mistral take ids of nine letters and digits only.
             function = {"name": text, "arguments": ""}

@@ -225,49 +225,52 @@ def reason_of(done: Completion, reader: Reader | None) -> str:
 Do = Callable[[list[Job]], None]
 
 
-async def stream(jobs: list[Job], style: Style, note: Do, abort: Do) -> AsyncIterator[str]:
+async def stream(jobs: list[Job], styles: Sequence[Style], note: Do, abort: Do) -> AsyncIterator[str]:
     """The events of one request.
 
-    note   called with the jobs when they are over, unless the client has left.
-    abort  called with the jobs at the end: if the client leaves, some are unfinished."""
-    frame, options = style.frame, style.request.stream_options
+    styles  how each is answered.
+    note    called with the jobs when they are over, unless the client has left.
+    abort   called with the jobs at the end: if the client leaves, some are unfinished."""
+    frame, request = styles[0].frame, styles[0].request
+    options = request.stream_options
     counted = options is not None and options.include_usage
     none: dict[str, Any] = {"usage": None} if counted else {}
-    ids = {"prompt_token_ids": style.prompt} if style.request.return_token_ids else {}
-    unscored = set(range(len(jobs))) if style.echo is not None and style.logprobs else set[int]()
+    unscored = {i for i, style in enumerate(styles) if style.echo is not None and style.logprobs}
+    prompts = sum(len(style.prompt) for style in {id(style): style for style in styles}.values())
     unfinished = dict(enumerate(jobs))
     try:
-        for i in unfinished:
+        for i, style in enumerate(styles):
+            ids = {"prompt_token_ids": style.prompt} if request.return_token_ids else {}
             if style.reader:
                 yield frame.chunk(choice(i, {"delta": {"role": "assistant", "content": ""}}), **none, **ids)
-            elif ids or (style.echo is not None and not unscored):
-                yield frame.chunk(choice(i, {"text": "" if unscored else style.echo or ""}), **none, **ids)
-        readers = [style.reader() if style.reader else None for _ in jobs]
+            elif ids or (style.echo is not None and i not in unscored):
+                yield frame.chunk(choice(i, {"text": "" if i in unscored else style.echo or ""}), **none, **ids)
+        readers = [style.reader() if style.reader else None for style in styles]
         async for i, delta in _merged(jobs):
             if i in unscored:  # the first tokens come when the prompt has been run
                 unscored.remove(i)
-                yield frame.chunk(await asyncio.to_thread(style.echoed, i, jobs[i]), **none)
+                yield frame.chunk(await asyncio.to_thread(styles[i].echoed, i, jobs[i]), **none)
             if delta.text or delta.tokens:
                 so_far = options is not None and options.continuous_usage_stats
-                more = {"usage": usage([job.completion for job in jobs])} if so_far else none
-                yield frame.chunk(style.piece(i, delta, readers[i]), **more)
+                more = {"usage": usage([job.completion for job in jobs], prompt=prompts)} if so_far else none
+                yield frame.chunk(styles[i].piece(i, delta, readers[i]), **more)
         for i, (job, reader) in enumerate(zip(jobs, readers, strict=True)):
             done = job.completion
             if done.finish_reason == "error":
                 raise EngineFailed(done.error)
             if reader is not None and (last := reading.delta(reader.end())):
                 yield frame.chunk(choice(i, {"delta": last}), **none)
-            yield frame.chunk(style.end(i, reason_of(done, reader)), **none)
+            yield frame.chunk(styles[i].end(i, reason_of(done, reader)), **none)
             del unfinished[i]
         if counted:
             completions = [job.completion for job in jobs]
-            yield frame.chunk(None, **statistics(completions, predicted=len(jobs[0].params.prediction)))
+            yield frame.chunk(None, **statistics(completions, predicted=len(jobs[0].params.prediction), prompt=prompts))
         note(jobs)
         yield DONE
     except PacelineError as error:
         yield f"data: {json.dumps(problem(error, 'server_error'), ensure_ascii=False)}\n\n"
         for i, job in unfinished.items():  # for clients that look for nothing else
-            yield frame.chunk(style.end(i, REASONS[job.completion.finish_reason]), **none)
+            yield frame.chunk(styles[i].end(i, REASONS[job.completion.finish_reason]), **none)
         if isinstance(error, Unavailable):
             note(jobs)
         yield DONE

@@ -13,7 +13,7 @@ from jinja2 import nodes
 from jinja2.parser import Parser
 
 from paceline.errors import PacelineError, shortened
-from paceline.serve.fields import ChatRequest, Tool, ToolChoice
+from paceline.serve.fields import AllowedTools, Conversation, Tool, ToolChoice
 from paceline.serve.settings import Refused
 from paceline.target.tokenizer import Tokenizer
 
@@ -21,18 +21,19 @@ _FIXED = {"messages", "tools", "raise_exception", "strftime_now", *jinja2.Enviro
 """Names in a template that are the server's or jinja's."""
 
 
-def chosen(request: ChatRequest) -> list[Tool]:
+def chosen(request: Conversation) -> list[Tool]:
     """The tools that the answer may call; PacelineError for a choice that names none of them."""
     tools, choice = request.tools or [], request.tool_choice
     if choice == "none":
         return []
-    if isinstance(choice, ToolChoice):
-        name = choice.function.name
-        named = [tool for tool in tools if tool.function.name == name]
-        if not named:
-            names = ", ".join(tool.function.name for tool in tools) or "none"
-            raise PacelineError(f"tool_choice names the function {name!r}; tools has: {names}")
-        return named
+    if isinstance(choice, (ToolChoice, AllowedTools)):
+        wanted = choice.allowed_tools.tools if isinstance(choice, AllowedTools) else [choice]
+        named = [one.function.name for one in wanted]
+        known = [tool.function.name for tool in tools]
+        if missing := [name for name in named if name not in known]:
+            has = ", ".join(known) or "none"
+            raise PacelineError(f"tool_choice names the function {shortened(repr(missing[0]))}; tools has: {has}")
+        return [tool for tool in tools if tool.function.name in named]
     if choice == "required" and not tools:
         raise PacelineError("tool_choice is required, and tools is empty")
     return tools
@@ -66,7 +67,7 @@ def parameters(tool: Tool) -> dict[str, Any]:
     return {**given, "type": "object"}
 
 
-def thinking(request: ChatRequest, template: str) -> dict[str, Any]:
+def thinking(request: Conversation, template: str) -> dict[str, Any]:
     """reasoning_effort and enable_thinking for a template; PacelineError where it does not read them. An effort of
     "none" turns thinking off where that is all the template knows."""
     asked = {"reasoning_effort": request.reasoning_effort, "enable_thinking": request.enable_thinking}

@@ -111,6 +111,7 @@ class Tokenizer:
             made = self.inner.apply_chat_template(given, **options)
         except Exception as error:  # a template is a program and may raise anything
             what = str(error) if isinstance(error, jinja2.TemplateError) else f"{type(error).__name__}: {error}"
+            what = shortened(" ".join(what.split()), 400)
             raise PromptError(f"the chat template of {self.name} refuses these messages: {what}") from None
         if not self.begins:
             return made
