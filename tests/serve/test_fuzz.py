@@ -49,10 +49,18 @@ BODIES: dict[str, dict[str, Any]] = {
         "parallel_tool_calls": True, "chat_template_kwargs": {"enable_thinking": True},
     },
     "/v1/completions": {**COMMON, "prompt": ["the cat", "a dog"], "echo": True, "logprobs": 2},
+    "/v1/responses": {
+        "model": "tiny", "input": [{"role": "user", "content": [{"type": "input_text", "text": "the cat"}]},
+        {"type": "function_call", "call_id": "1", "name": "add", "arguments": "{}"},
+        {"type": "function_call_output", "call_id": "1", "output": "3"}], "instructions": "be kind",
+        "max_output_tokens": 3, "temperature": 0.5, "tools": [{"type": "function", "name": "add", "parameters": SCHEMA}],
+        "tool_choice": {"type": "function", "name": "add"}, "text": {"format": {"type": "text"}},
+        "reasoning": {"effort": "low"}, "stream": True, "store": False, "include": [],
+    },
     "/tokenize": {"prompt": "the cat", "messages": MESSAGES, "add_special_tokens": True},
     "/detokenize": {"tokens": [5, 6, 7]},
 }  # fmt: skip
-NEEDED = {"messages", "prompt", "tokens", "max_tokens"}
+NEEDED = {"messages", "input", "prompt", "tokens", "max_tokens"}
 OTHERS = (
     "/", "/health", "/v1/models", "/metrics", "/stats", "/version", "/openapi.json", "/docs", "/v1/nothing", "/%ff",
 )  # fmt: skip

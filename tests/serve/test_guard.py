@@ -20,10 +20,10 @@ from paceline.serve.settings import Settings
 from paceline.workbench.worker import Busy
 
 ROUTES = (
-    "/v1/chat/completions", "/v1/completions", "/v1/models", "/tokenize", "/detokenize", "/metrics", "/stats",
+    "/v1/chat/completions", "/v1/completions", "/v1/responses", "/v1/models", "/tokenize", "/detokenize", "/metrics", "/stats",
     "/version", "/health", "/docs", "/openapi.json", "/",
 )  # fmt: skip
-OPEN = ROUTES[5:]
+OPEN = ROUTES[6:]
 KEYS = {"api_keys": ("right",)}
 
 

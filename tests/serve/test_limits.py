@@ -64,6 +64,8 @@ def ask(address: str, body: Any, path: str | None = None) -> httpx.Response:
     ("limit", "body"),
     [
         ("messages", {"messages": [USER] * 4}),
+        ("messages", {"input": [USER] * 4}),
+        ("parts", {"input": [{"content": [{"type": "input_text", "text": ""}] * 2}] * 2}),
         ("parts", {"messages": [{"content": [{"type": "text", "text": ""}] * 2}] * 2}),
         ("parts", {"messages": [{"role": "assistant", "tool_calls": [{}] * 4}]}),
         ("prompts", {"prompt": ["a"] * 4}),
@@ -391,7 +393,7 @@ def test_a_refusal_of_the_engine_is_a_paceline_error(served: Any) -> None:
 def test_the_description_has_every_body(address: str) -> None:
     described = httpx.get(f"{address}/openapi.json").json()
     names = set(described["components"]["schemas"])
-    for path in ("/v1/chat/completions", "/v1/completions", "/tokenize", "/detokenize"):
+    for path in ("/v1/chat/completions", "/v1/completions", "/v1/responses", "/tokenize", "/detokenize"):
         body = described["paths"][path]["post"]["requestBody"]["content"]["application/json"]["schema"]["$ref"]
         assert body.rpartition("/")[2] in names
     assert set(re.findall(r'"#/components/schemas/(\w+)"', json.dumps(described))) <= names

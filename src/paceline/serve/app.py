@@ -27,6 +27,7 @@ from paceline.serve.fields import (
     ChatRequest, Common, Conversation, DetokenizeRequest, TextRequest, TokenizeRequest, Tool, text_of,
 )  # fmt: skip
 from paceline.serve.guard import Bodies, Gone, Guard, add_errors, describe_bodies
+from paceline.serve.items import ItemsRequest, add_responses
 from paceline.serve.listener import CutOff
 from paceline.serve.metrics import Metrics, RequestLog
 from paceline.serve.responses import Frame, Style, stream
@@ -190,6 +191,19 @@ class Server:
         for job in jobs:
             self.worker.abort(job)
 
+    async def ask(self, http: Request, request: ChatRequest, logprobs: int | None) -> tuple[list[int], list[Job]]:
+        """The prompt of a chat, and a job for each of its answers."""
+        self.check(request)
+
+        def prepare() -> list[Prompted]:
+            self.check_count(request.n)
+            prompt = self.prompt_of(request)
+            return [Prompted(prompt, self.answers_of(request, prompt, logprobs))]
+
+        (prompted,) = await _prepared(self.bodies, http, request, prepare)
+        (jobs,) = self.submit([prompted])
+        return prompted.prompt, jobs
+
     async def finished(self, http: Request, jobs: list[Job]) -> list[Completion]:
         """The whole answers. If the client leaves first they are aborted, and Gone is raised."""
 
@@ -267,8 +281,10 @@ def create_app(worker: Worker, settings: Settings, log: RequestLog | None = None
         app.add_middleware(CORSMiddleware, allow_origins=origins, allow_methods=["*"], allow_headers=["*"])
     app.add_middleware(CutOff)
     _completions(app, server)
+    add_responses(app, server)
     _facts(app, server)
     texts: dict[str, type[BaseModel]] = {"/v1/chat/completions": ChatRequest, "/v1/completions": TextRequest}
+    texts["/v1/responses"] = ItemsRequest
     describe_bodies(app, {**texts, "/tokenize": TokenizeRequest, "/detokenize": DetokenizeRequest})
     return app
 
@@ -277,17 +293,8 @@ def _completions(app: FastAPI, server: Server) -> None:
     @app.post("/v1/chat/completions")
     async def chat(http: Request, request: ChatRequest = Depends(server.bodies.of(ChatRequest))) -> Response:
         """OpenAI's chat completions."""
-        server.check(request)
         top = (request.top_logprobs or 0) if request.logprobs else None
-
-        def prepare() -> list[Prompted]:
-            server.check_count(request.n)
-            prompt = server.prompt_of(request)
-            return [Prompted(prompt, server.answers_of(request, prompt, top))]
-
-        (prompted,) = await _prepared(server.bodies, http, request, prepare)
-        prompt = prompted.prompt
-        (jobs,) = server.submit([prompted])
+        prompt, jobs = await server.ask(http, request, top)
         frame = Frame("chat.completion", server.settings.model, server.tokenizer)
         reader = partial(server.reader, request, prompt)
         style = Style(frame, request, prompt, reader, logprobs=request.logprobs, pieces=_pieces(http))

@@ -289,10 +289,15 @@ def parsed(kind: type[Fields], raw: bytes, limits: Limits) -> Fields:
     if not isinstance(body, dict):
         raise Refused(f"the body must be a JSON object, not a {type(body).__name__}")
     limits.check(body)
+    fields = validated(kind, body)
+    limits.check_numbers(fields)
+    return fields
+
+
+def validated(kind: type[Fields], body: dict[str, Any]) -> Fields:
+    """The fields of a JSON object; Refused, with the first thing that is wrong."""
     try:
-        fields = kind.model_validate(body)
-        limits.check_numbers(fields)
-        return fields
+        return kind.model_validate(body)
     except ValidationError as error:
         first = error.errors(include_url=False, include_context=False)[0]
     where = ".".join(map(str, first["loc"])) or "the body"

@@ -89,17 +89,18 @@ def _outside_strings(raw: bytes) -> Iterator[bytes]:
 
 def _sizes(body: dict[str, Any]) -> Iterator[tuple[str, str, int]]:
     """(limit, field, size) of everything in a body that is counted."""
-    for name, limit in (("messages", "messages"), ("tools", "tools"), ("stop_token_ids", "stop_ids")):
+    for name, limit in (("messages", "messages"), ("input", "messages"), ("tools", "tools"), ("stop_token_ids", "stop_ids")):
         yield limit, name, _length(body.get(name), list)
     yield "logit_bias", "logit_bias", _length(body.get("logit_bias"), dict)
-    prompt, stop, messages = body.get("prompt"), body.get("stop"), _list(body.get("messages"))
+    prompt, stop = body.get("prompt"), body.get("stop")
+    messages = [*_list(body.get("messages")), *_list(body.get("input"))]
     if isinstance(prompt, list) and prompt and not isinstance(prompt[0], int):
         yield "prompts", "prompt", len(prompt)
     yield "stops", "stop", _length(stop, list)
     yield "stop_length", "stop", max((_length(one, str) for one in [stop, *_list(stop)]), default=0)
     lists = [value for message in messages if isinstance(message, dict) for value in message.values()]
     yield "parts", "messages", sum(_length(value, list) for value in lists)
-    for name in ("response_format", "tools", "chat_template_kwargs", "tool_choice", "metadata"):
+    for name in ("response_format", "tools", "chat_template_kwargs", "tool_choice", "metadata", "text"):
         if body.get(name) is not None:
             yield "schema", name, len(json.dumps(body[name]))
 
