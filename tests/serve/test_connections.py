@@ -131,7 +131,8 @@ def test_a_client_that_offers_http2_is_answered_in_http1(address: str, size: int
 @pytest.mark.skipif(which("curl") is None, reason="needs curl")
 def test_curl_that_offers_http2(address: str) -> None:
     kind = ["-H", "Content-Type: application/json"]
-    made = run(["curl", "-s", "--http2", *kind, "-d", ASK, f"{address}/v1/completions"], capture_output=True, timeout=20)
+    command = ["curl", "-s", "--http2", *kind, "-d", ASK, f"{address}/v1/completions"]
+    made = run(command, capture_output=True, timeout=20)
     assert b'"text_completion"' in made.stdout
 
 

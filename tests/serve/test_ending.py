@@ -143,7 +143,7 @@ def test_a_second_signal_ends_at_once_even_in_a_long_round(folder):
     assert is_cut(stream, "shutting_down")
 
 
-HALF = b"POST /v1/completions HTTP/1.1\r\nHost: localhost\r\nContent-Type: application/json\r\nContent-Length: 99\r\n\r\n{"
+HALF = b"POST /v1/completions HTTP/1.1\r\nHost: [::1]\r\nContent-Type: application/json\r\nContent-Length: 99\r\n\r\n{"
 
 
 def test_half_a_request_is_answered_at_the_end(folder, caplog):

@@ -53,7 +53,8 @@ BODIES: dict[str, dict[str, Any]] = {
         "model": "tiny", "input": [{"role": "user", "content": [{"type": "input_text", "text": "the cat"}]},
         {"type": "function_call", "call_id": "1", "name": "add", "arguments": "{}"},
         {"type": "function_call_output", "call_id": "1", "output": "3"}], "instructions": "be kind",
-        "max_output_tokens": 3, "temperature": 0.5, "tools": [{"type": "function", "name": "add", "parameters": SCHEMA}],
+        "max_output_tokens": 3, "temperature": 0.5,
+        "tools": [{"type": "function", "name": "add", "parameters": SCHEMA}],
         "tool_choice": {"type": "function", "name": "add"}, "text": {"format": {"type": "text"}},
         "reasoning": {"effort": "low"}, "stream": True, "store": False, "include": [],
     },
@@ -166,7 +167,8 @@ def problem(reply: httpx.Response) -> str:
             return "no error object"
     if reply.headers.get("content-type", "").startswith("text/event-stream"):
         events = [line[6:] for line in reply.text.splitlines() if line.startswith("data: ")]
-        if events[-1:] != ["[DONE]"] or any("server_error" in event for event in events):
+        ended = events[-1:] == ["[DONE]"] or '"type": "response.' in (events or [""])[-1]
+        if not ended or any("server_error" in event for event in events):
             return "a stream that failed"
     return ""
 

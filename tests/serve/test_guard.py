@@ -20,7 +20,8 @@ from paceline.serve.settings import Settings
 from paceline.workbench.worker import Busy
 
 ROUTES = (
-    "/v1/chat/completions", "/v1/completions", "/v1/responses", "/v1/models", "/tokenize", "/detokenize", "/metrics", "/stats",
+    "/v1/chat/completions", "/v1/completions", "/v1/responses", "/v1/models", "/tokenize", "/detokenize",
+    "/metrics", "/stats",
     "/version", "/health", "/docs", "/openapi.json", "/",
 )  # fmt: skip
 OPEN = ROUTES[6:]
@@ -95,7 +96,8 @@ def test_a_header_that_means_one_thing_comes_once(name: bytes) -> None:
     [
         ("localhost:8000", "", 200), ("127.0.0.1", "", 200), ("[::1]:8000", "", 200), ("192.168.0.3:8000", "", 200),
         ("", "", 200), ("chat.localhost", "", 200), ("LOCALHOST.", "", 200), ("gpu7:8000", "", 200),
-        ("evil.example", "", 403), ("evil.example:8000", "http://evil.example:8000", 403), ("127.0.0.1.evil.example", "", 403),
+        ("evil.example", "", 403), ("evil.example:8000", "http://evil.example:8000", 403),
+        ("127.0.0.1.evil.example", "", 403),
         ("localhost.evil.example", "", 403), ("evil.example:localhost", "", 403), ("localhost@evil.example", "", 403),
         ("localhost:8000", "http://localhost:8000", 200), ("localhost:8000", "https://localhost:8000", 200),
         ("localhost:8000", "http://localhost:3000", 403), ("localhost:8000", "http://evil.example", 403),

@@ -17,6 +17,7 @@ from tests.serve.test_tools import CALL, TAKES, TEMPLATE, USER, address, client,
 openai = pytest.importorskip("openai")
 __all__ = ["address", "client", "folder", "writes"]
 ADD = {"type": "function", "name": "add", "description": "adds", "parameters": TAKES, "strict": True}
+NAME, ALLOWED = {"type": "function", "name": "add"}, {"type": "allowed_tools"}
 FORM = {"format": {"type": "json_schema", "name": "shape", "schema": TAKES, "strict": True}}
 ANSWERS: dict[str, tuple[str, list[tuple[str, str]]]] = {
     "text": ("the cat.", [("message", "the cat.")]),
@@ -89,15 +90,15 @@ def test_the_answer_is_the_chats(folder: Any) -> None:
             done = http.responses.create(model="tiny", input="the cat", temperature=0, max_output_tokens=12)
             assert done.output_text == expected.text
             assert (done.status, done.incomplete_details.reason) == ("incomplete", "max_output_tokens")
-        *_, last = http.responses.create(model="tiny", input="the cat", temperature=0, max_output_tokens=12, stream=True)
+        ask = {"model": "tiny", "input": "the cat", "temperature": 0, "max_output_tokens": 12}
+        *_, last = http.responses.create(**ask, stream=True)
         assert (last.type, last.response.output_text) == ("response.incomplete", expected.text)
         made.step = None  # the engine fails
         *_, last = http.responses.create(model="tiny", input="the cat", stream=True)
         assert (last.type, last.response.status) == ("response.failed", "failed")
 
 
-@pytest.mark.parametrize("choice", ["required", {"type": "function", "name": "add"}, "text",
-                                    {"type": "allowed_tools", "mode": "required", "tools": [{"type": "function", "name": "add"}]}])  # fmt: skip
+@pytest.mark.parametrize("choice", ["required", NAME, "text", {**ALLOWED, "mode": "required", "tools": [NAME]}])
 def test_structured_output(client: Any, choice: Any) -> None:
     ask = {"model": "tiny", "input": "the cat", "temperature": 0, "extra_body": {"enable_thinking": False}}
     more = {"text": FORM} if choice == "text" else {"tools": [ADD], "tool_choice": choice}

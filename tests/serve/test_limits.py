@@ -245,13 +245,15 @@ def test_bodies_in_pieces_and_packed(address: str) -> None:
     raw, kind = json.dumps({**TEXT, "prompt": "the cat " * 50}).encode(), {"Content-Type": "application/json"}
     url, packed = f"{address}/v1/completions", gzip.compress(raw)
     for body, coding in (
-        (iter([raw[:9], raw[9:]]), {}), (packed, {"Content-Encoding": "gzip"}), (iter([packed]), {"Content-Encoding": "GZIP"}),
+        (iter([raw[:9], raw[9:]]), {}), (packed, {"Content-Encoding": "gzip"}),
+        (iter([packed]), {"Content-Encoding": "GZIP"}),
         (raw, {"Content-Encoding": "identity"}),
     ):  # fmt: skip
         assert httpx.post(url, content=body, headers=kind | coding, timeout=60).status_code == 200
     bomb = gzip.compress(b" " * (5 << 20))
     for body, coding, status, says in (
-        (raw, "gzip", 400, "is not gzip"), (packed[:-9], "gzip", 400, "one whole gzip"), (raw, "br", 415, "encoded as br"),
+        (raw, "gzip", 400, "is not gzip"), (packed[:-9], "gzip", 400, "one whole gzip"),
+        (raw, "br", 415, "encoded as br"),
         (bomb, "gzip", 413, "larger than 4194304 bytes"), (packed + b"x", "gzip", 400, "one whole gzip"),
     ):  # fmt: skip
         reply = httpx.post(url, content=body, headers={**kind, "Content-Encoding": coding}, timeout=60)

@@ -36,7 +36,7 @@ def tokenizer(request: pytest.FixtureRequest) -> Tokenizer:
 @pytest.mark.parametrize("prompted", [False, True])
 def test_bytes_and_places_are_those_of_the_text(tokenizer: Tokenizer, prompted: bool) -> None:
     bare = [WORDS.index(word) for word in ("▁the", "▁dog", "s", "<0x73>", "▁", "狼", "sat", "▁the")]
-    accent = bare[:3] + [WORDS.index("<0xC3>"), WORDS.index("<0xA9>"), WORDS.index("▁dog"), WORDS.index("s")]
+    accent = [*bare[:3], *(WORDS.index(word) for word in ("<0xC3>", "<0xA9>", "▁dog", "s"))]
     texts = [accent, bare]
     if tokenizer.vocab_size > 100:
         texts = [tokenizer.encode_text(text) for text in ("é\U0001f600 the cat", "\U0001f600é")]

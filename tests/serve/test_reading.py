@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import json
 from typing import Any
 
 import pytest
@@ -15,6 +16,23 @@ ADD = '{"name": "add", "arguments": {"x": 1, "y": "}]"}}'
 SUB = '{"name": "sub", "arguments": {}}'
 X, Y = ("add", '{"x": 1, "y": "}]"}'), ("sub", "{}")
 HERMES = f"<tool_call>\n{ADD}\n</tool_call>"
+
+TAKES = {
+    "add": {"properties": {"x": {"type": "integer"}, "y": {"type": "string"}, "z": {"anyOf": [{"type": "array"}]}}},
+    "sub": None,
+}
+CALLED = ("add", '{"x": 2, "y": "a\\nb", "z": [1, "a"]}')
+QWEN = (
+    "<tool_call>\n<function=add>\n<parameter=x>\n2\n</parameter>\n<parameter=y>\na\nb\n</parameter>\n"
+    '<parameter=z>\n[1, "a"]\n</parameter>\n</function>\n</tool_call>'
+)
+GLM = (
+    "<tool_call>add\n<arg_key>x</arg_key>\n<arg_value>2</arg_value>\n<arg_key>y</arg_key>\n<arg_value>a\nb</arg_value>\n"
+    '<arg_key>z</arg_key>\n<arg_value>[1, "a"]</arg_value>\n</tool_call>'
+)
+PYTHON = "add(x=2, y='a\\nb', z=[1, \"a\"])"
+DEEP = "<｜tool▁calls▁begin｜><｜tool▁call▁begin｜>"
+DEEP_CALL = 'function<｜tool▁sep｜>add\n```json\n{"x": 2}\n```'
 
 CALLS: dict[str, tuple[str, str, list[tuple[str, str]]]] = {
     # text of the answer: what its content is, and which calls it has
@@ -45,6 +63,36 @@ CALLS: dict[str, tuple[str, str, list[tuple[str, str]]]] = {
     "mistral, a name": ('ok[TOOL_CALLS]add[ARGS]{"x": 2}[TOOL_CALLS]sub{}', "ok", [("add", '{"x": 2}'), Y]),
     "mistral, an id": ('[TOOL_CALLS]add[CALL_ID]ab1[ARGS]{"x": 2}', "", [("add", '{"x": 2}')]),
     "two braces": ('{{"name": "add", "arguments": {"x": 2}}}', "", [("add", '{"x": 2}')]),
+    "qwen3 coder": (f"ok\n{QWEN}", "ok", [CALLED]),
+    "qwen3 coder, twice": (f"{QWEN}\n{QWEN}", "", [CALLED] * 2),
+    "qwen3 coder, two in one": (QWEN.replace("</tool_call>", QWEN.removeprefix("<tool_call>")), "", [CALLED] * 2),
+    "qwen3 coder, its end in an argument": (
+        "<tool_call><function=add><parameter=y>a</function>\n</parameter></function></tool_call>", "",
+        [("add", '{"y": "a</function>"}')],
+    ),
+    "qwen3 coder, nothing": ("<tool_call>\n<function=sub>\n</function>\n</tool_call>", "", [Y]),
+    "qwen3 coder, cut": (QWEN[:-30], QWEN[:-30], []),
+    "qwen3 coder, not offered": (QWEN.replace("add", "rm"), QWEN.replace("add", "rm"), []),
+    "glm": (GLM, "", [CALLED]),
+    "glm, nothing": ("<tool_call>sub\n</tool_call> so", "so", [Y]),
+    "glm, no lines": (GLM.replace("\n", ""), "", [("add", '{"x": 2, "y": "ab", "z": [1, "a"]}')]),
+    "glm, broken": ("<tool_call>add\n<arg_key>x</tool_call>", "<tool_call>add\n<arg_key>x</tool_call>", []),
+    "llama 4": (f"<|python_start|>[{PYTHON}, sub()]<|python_end|>", "", [CALLED, Y]),
+    "llama 4, bare": (f"[{PYTHON}]", "", [CALLED]),
+    "llama 4, words of JSON": ("[add(x=null, z=[true])]", "", [("add", '{"x": null, "z": [true]}')]),
+    "llama 4, no constant": ("[add(x=sub())]", "[add(x=sub())]", []),
+    "llama 4, no name": ("[add(1)]", "[add(1)]", []),
+    "a list of words": ("[add, sub] or so", "[add, sub] or so", []),
+    "deepseek": (f"ok{DEEP}{DEEP_CALL}<｜tool▁call▁end｜><｜tool▁calls▁end｜>", "ok", [("add", '{"x": 2}')]),
+    "deepseek, twice": (
+        f"{DEEP}{DEEP_CALL}<｜tool▁call▁end｜>\n<｜tool▁call▁begin｜>{DEEP_CALL}<｜tool▁call▁end｜><｜tool▁calls▁end｜>",
+        "",
+        [("add", '{"x": 2}')] * 2,
+    ),
+    "deepseek 3.1": (
+        f'{DEEP}add<｜tool▁sep｜>{{"x": 2}}<｜tool▁call▁end｜><｜tool▁calls▁end｜>', "", [("add", '{"x": 2}')]
+    ),
+    "deepseek, none": ("<｜tool▁calls▁begin｜><｜tool▁calls▁end｜>", "<｜tool▁calls▁begin｜><｜tool▁calls▁end｜>", []),
     "arguments first": ('<tool_call>{"arguments": {"x":2}, "name": "add"}</tool_call>', "", [("add", '{"x": 2}')]),
     "arguments as text": (
         '<tool_call>{"name": "add", "arguments": "{\\"x\\": 2}"}</tool_call>', "", [("add", '{"x": 2}')]
@@ -68,7 +116,7 @@ CUT = ['<tool_call>{"name": "add", "arguments": {"x": 1', '{"name": "add", "argu
 
 
 def made(parser: str = "auto", **options: Any) -> Reader:
-    return Reader(tool_formats(parser), ["add", "sub"], **options)
+    return Reader(tool_formats(parser), TAKES, **options)
 
 
 def read(reader: Reader, text: str) -> dict[str, Any]:
@@ -136,6 +184,22 @@ def test_one_format_reads_no_other() -> None:
     assert facts(read(Reader([BARE], ["add"]), ADD)) == ("", "", [X])
 
 
+@pytest.mark.parametrize(
+    ("schema", "text", "value"),
+    [
+        ({"type": "integer"}, "2", 2), ({"type": "number"}, "2", 2), ({"type": "integer"}, "2.5", "2.5"),
+        ({"type": "string"}, "2", "2"), (None, "2", "2"), ({}, "null", "null"), ({"type": "boolean"}, "True", True),
+        ({"type": ["string", "null"]}, "None", None), ({"type": ["string", "null"]}, "x", "x"),
+        ({"$ref": "#/$defs/P"}, '{"a": 1}', {"a": 1}), ({"enum": [1, 2]}, "1", 1), ({"type": "object"}, "{a", "{a"),
+    ],
+)  # fmt: skip
+def test_a_written_value_is_of_its_schemas_type(schema: Any, text: str, value: Any) -> None:
+    takes = {"add": {"properties": {"x": schema}}}
+    written = f"<tool_call><function=add><parameter=x>{text}</parameter></function></tool_call>"
+    ((_, arguments),) = facts(read(Reader(tool_formats("qwen3_coder"), takes), written))[2]
+    assert json.loads(arguments) == {"x": value}
+
+
 def test_one_call_where_one_is_wanted() -> None:
     for text in (f"[TOOL_CALLS] [{ADD}, {SUB}]", f"{HERMES}\n<tool_call>{SUB}</tool_call>", f"{ADD};{SUB}"):
         assert facts(read(made(most=1), text)) == ("", "", [X])
@@ -172,7 +236,8 @@ def test_what_is_split_off_is_guessed_from_the_template() -> None:
     assert reasoning_marks("auto", "{{ x }}") is None
     assert reasoning_marks("none", "</think>") is None
     assert reasoning_marks("mistral", "")[0] == "[THINK]"
-    assert "the chat template has hermes" in described("auto", "auto", "<tool_call>")
+    for name, template in (("hermes", ""), ("qwen3_coder", "<function="), ("glm45", "<arg_key>")):
+        assert f"the chat template has {name}" in described("auto", "auto", "<tool_call>" + template)
     assert described("llama3", "none", "") == "tool calls are read as llama3; reasoning is not split off"
     for names in (("xml", "auto"), ("auto", "xml")):
         with pytest.raises(PacelineError, match="is 'xml'; it can be auto"):
@@ -182,6 +247,9 @@ def test_what_is_split_off_is_guessed_from_the_template() -> None:
 FRAGMENTS = [
     "<tool_call>", "</tool_call>", "[TOOL_CALLS]", "[ARGS]", "```json", "```", "<|python_tag|>", "<think>", "</think>",
     "\n", " ", "{", "}", "[", "]", ",", ";", '"', "add", "rm", "text", ADD, SUB, '{"name": "add", "arguments": {', "{{",
+    "<function=add>", "<parameter=x>", "</parameter>", "</function>", "<arg_key>", "add(", "x=1", ")", "<｜tool▁sep｜>",
+    "<｜tool▁calls▁begin｜>", "<｜tool▁call▁begin｜>", "<｜tool▁call▁end｜>", "<｜tool▁calls▁end｜>",
+    QWEN, GLM, PYTHON, DEEP_CALL,
     '"name"', ":", '{"arguments": {}, "name": "sub"}', '"parameters": {}', "\\", "<", "`",
 ]  # fmt: skip
 

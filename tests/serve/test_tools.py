@@ -29,6 +29,7 @@ USER: Any = [{"role": "user", "content": "the cat"}]
 TAKES = {"type": "object", "properties": {"x": {"enum": [1, 2]}}, "required": ["x"], "additionalProperties": False}
 TOOLS = [{"type": "function", "function": {"name": name, "parameters": TAKES}} for name in ("add", "sub")]
 CALL = '<tool_call>\n{"name": "add", "arguments": {"x": 1}}\n</tool_call>'
+XML = "<tool_call>\n<function=add>\n<parameter=x>\n1\n</parameter>\n</function>\n</tool_call>"
 SHAPE = {"type": "json_schema", "json_schema": {"name": "shape", "schema": TAKES}}
 
 
@@ -82,6 +83,7 @@ def put_together(chunks: list[Any]) -> tuple[str, str, list[tuple[str, str]], st
 ANSWERS: dict[str, tuple[str, dict[str, Any], tuple[str, str, list[tuple[str, str]], str]]] = {
     "a call": (f"I add.\n{CALL}", {}, ("I add.", "", [("add", '{"x": 1}')], "tool_calls")),
     "two": (f"{CALL}\n{CALL}", {}, ("", "", [("add", '{"x": 1}')] * 2, "tool_calls")),
+    "in elements": (XML, {}, ("", "", [("add", '{"x": 1}')], "tool_calls")),
     "one of two": (f"{CALL}\n{CALL}", {"parallel_tool_calls": False}, ("", "", [("add", '{"x": 1}')], "tool_calls")),
     "not offered": (CALL.replace("add", "rm"), {}, (CALL.replace("add", "rm"), "", [], "stop")),
     "no tools wanted": (CALL, {"tool_choice": "none"}, (CALL, "", [], "stop")),

@@ -183,7 +183,7 @@ async def _break_off(http: httpx.AsyncClient, path: str, body: str) -> None:
     """Send a request up to its middle and leave."""
     to = urlsplit(str(http.base_url))
     _, writer = await asyncio.open_connection(to.hostname, to.port)
-    head = f"POST {path} HTTP/1.1\r\nHost: localhost\r\nContent-Length: {len(body)}\r\nContent-Type: application/json\r\n"
+    head = f"POST {path} HTTP/1.1\r\nHost: [::1]\r\nContent-Length: {len(body)}\r\nContent-Type: application/json\r\n"
     head += f"Authorization: {http.headers['Authorization']}\r\n\r\n"
     writer.write((head + body[: len(body) // 2]).encode())
     await writer.drain()

@@ -37,7 +37,8 @@ def serve(
         False, "Ask for the key on every route but /health, the page among them.", names=("--protect-all",)
     ),
     allow_host: list[str] | None = option(
-        None, "Another name that clients call this server by, where no key is asked for; * for all.", names=("--allow-host",)
+        None, "Another name that clients call this server by, where it asks for no key; * for all.",
+        names=("--allow-host",),
     ),
     cors: list[str] | None = option(
         None, "Origin of pages that may ask this server, such as https://chat.example; * for all.", names=("--cors",)

@@ -21,11 +21,9 @@ from paceline import __version__
 from paceline.engine.request import Completion, RowStats
 from paceline.engine.sampling import SamplingParams, TokenLogprob
 from paceline.errors import PacelineError, shortened
-from paceline.serve import reading
+from paceline.serve import fields, reading
 from paceline.serve import tools as tool
-from paceline.serve.fields import (
-    ChatRequest, Common, Conversation, DetokenizeRequest, TextRequest, TokenizeRequest, Tool, text_of,
-)  # fmt: skip
+from paceline.serve.fields import ChatRequest, Common, Conversation, TextRequest, Tool, text_of
 from paceline.serve.guard import Bodies, Gone, Guard, add_errors, describe_bodies
 from paceline.serve.items import ItemsRequest, add_responses
 from paceline.serve.listener import CutOff
@@ -113,7 +111,8 @@ class Server:
         formats = self.formats if tools and not request.must_call else ()
         if tools and request.is_constrained:
             formats = (*formats, reading.BARE)
-        names, most = [one.function.name for one in tools], 1 if request.parallel_tool_calls is False else None
+        names = {one.function.name: one.function.parameters for one in tools}
+        most = 1 if request.parallel_tool_calls is False else None
         marks, inside = self.reasoning_of(request, prompt)
         return reading.Reader(formats, names, marks, inside=inside, most=most, strict=self.strict(tools))
 
@@ -273,7 +272,9 @@ def create_app(worker: Worker, settings: Settings, log: RequestLog | None = None
         yield
         await asyncio.to_thread(worker.stop)
 
-    app = FastAPI(title="Paceline", version=__version__, lifespan=lifespan, docs_url=None, redoc_url=None, redirect_slashes=False)
+    app = FastAPI(
+        title="Paceline", version=__version__, lifespan=lifespan, docs_url=None, redoc_url=None, redirect_slashes=False
+    )
     app.state.server = server
     add_errors(app)
     app.add_middleware(Guard, settings=settings)
@@ -285,7 +286,7 @@ def create_app(worker: Worker, settings: Settings, log: RequestLog | None = None
     _facts(app, server)
     texts: dict[str, type[BaseModel]] = {"/v1/chat/completions": ChatRequest, "/v1/completions": TextRequest}
     texts["/v1/responses"] = ItemsRequest
-    describe_bodies(app, {**texts, "/tokenize": TokenizeRequest, "/detokenize": DetokenizeRequest})
+    describe_bodies(app, {**texts, "/tokenize": fields.TokenizeRequest, "/detokenize": fields.DetokenizeRequest})
     return app
 
 
@@ -407,7 +408,7 @@ def _facts(app: FastAPI, server: Server) -> None:
 
     @app.post("/tokenize")
     async def tokenize(
-        http: Request, request: TokenizeRequest = Depends(server.bodies.of(TokenizeRequest))
+        http: Request, request: fields.TokenizeRequest = Depends(server.bodies.of(fields.TokenizeRequest))
     ) -> Response:
         server.check_model(request.model)
 
@@ -427,7 +428,7 @@ def _facts(app: FastAPI, server: Server) -> None:
 
     @app.post("/detokenize")
     async def detokenize(
-        http: Request, request: DetokenizeRequest = Depends(server.bodies.of(DetokenizeRequest))
+        http: Request, request: fields.DetokenizeRequest = Depends(server.bodies.of(fields.DetokenizeRequest))
     ) -> Response:
         server.check_model(request.model)
 

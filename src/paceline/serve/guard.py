@@ -82,7 +82,8 @@ def add_errors(app: FastAPI) -> None:
     @app.exception_handler(HTTPException)
     async def other(http: Request, error: HTTPException) -> JSONResponse:
         path = str(http.scope["path"])
-        said = Refused(f"{http.method} {shortened(path)}: {ELSEWHERE.get(path, error.detail)}", status=error.status_code)
+        what = ELSEWHERE.get(path, error.detail)
+        said = Refused(f"{http.method} {shortened(path)}: {what}", status=error.status_code)
         body = problem(said, said.kind)
         body["error"]["message"] = readable(str(said))  # the path of a route, not of the disk
         return JSONResponse(body, said.status)
@@ -156,7 +157,8 @@ class Guard:
         if length is None and scope["method"] == "POST" and b"transfer-encoding" not in headers:
             return Refused("the body's length is missing: send Content-Length", status=411)
         if (coding := headers.get(b"content-encoding", b"").lower()) not in (b"", b"identity", b"gzip"):
-            return Refused(f"the body is encoded as {coding.decode('latin-1')}; send it as it is, or as gzip", status=415)
+            what = f"the body is encoded as {shortened(coding.decode('latin-1'))}"
+            return Refused(f"{what}; send it as it is, or as gzip", status=415)
         return None
 
     def _is_open(self, scope: Scope) -> bool:
@@ -176,7 +178,8 @@ class Guard:
         if not (not name or name == "localhost" or name.endswith(".localhost") or known & {name, "*"} or _is_ip(name)):
             what = f"this server is not known as {shortened(name)}"
             return f"{what}: start it with --allow-host {shortened(name)}, or with an --api-key"
-        if origin and origin.partition("://")[2] != host and not {origin, "*"} & {*map(str.lower, self.settings.origins)}:
+        pages = {one.lower() for one in self.settings.origins}
+        if origin and origin.partition("://")[2] != host and not pages & {origin, "*"}:
             what = f"pages of {shortened(origin)} may not ask this server"
             return f"{what}: start it with --cors {shortened(origin)}, or with an --api-key"
         return ""

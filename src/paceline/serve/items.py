@@ -261,7 +261,8 @@ class Answer:
         own = ("instructions", "max_output_tokens", "metadata", "user", "safety_identifier", "prompt_cache_key")
         tools = [{"description": None, "parameters": None, "strict": False, **tool} for tool in given["tools"] or []]
         self.facts: dict[str, Any] = {
-            "id": f"resp_{uuid4().hex}", "object": "response", "created_at": int(time()), "model": server.settings.model,
+            "id": f"resp_{uuid4().hex}", "object": "response", "created_at": int(time()),
+            "model": server.settings.model,
             **{name: given[name] for name in own}, "metadata": asked.metadata or {},
             "temperature": 1.0 if asked.temperature is None else asked.temperature,
             "top_p": 1.0 if asked.top_p is None else asked.top_p,

@@ -8,10 +8,12 @@ One reader serves whole answers and streams, so both say the same however the te
 is none comes back as text: JSON that is broken, a function that was not offered. A stream may have sent arguments
 before they turn out broken. The call then comes back as text too, and finish_reason is not "tool_calls"."""
 
+import ast
 import json
 import re
 from collections.abc import Callable, Generator, Iterable, Mapping, Sequence
-from dataclasses import dataclass
+from contextlib import suppress
+from dataclasses import dataclass, replace
 from types import MappingProxyType
 from typing import Any, NamedTuple
 from uuid import uuid4
@@ -22,25 +24,144 @@ from paceline.strict_json import NotJSON, loads
 
 
 @dataclass(frozen=True)
+class Writing:
+    """A way to write a call that is no JSON object. It is handed out when it is whole.
+
+    begin   what it begins with; its group is the function's name. so_far: what may still become that.
+    end     what ends it. stays: the format's `close` is that end.
+    read    the arguments, of the text between and the function's schema; None where that is not whole, or is none."""
+
+    begin: re.Pattern[str]
+    so_far: re.Pattern[str]
+    end: str
+    read: Callable[[str, Mapping[str, Any]], dict[str, Any] | None]
+    stays: bool = False
+
+
+@dataclass(frozen=True)
 class Format:
     """How models write calls: after one of `opens` JSON objects with a name and arguments (or parameters), alone or in
     a list, up to `close`, which may be missing.
 
-    bare   an answer that begins with such an object is a call too.
-    named  calls are also written as a name, [ARGS] and the arguments."""
+    bare     an answer that begins with such an object is a call too.
+    named    calls are also written as a name, [ARGS] and the arguments.
+    written  other ways to write them.
+    inner    marks within calls, by which the format is known from others with the same `opens`.
+    after    what ends all calls."""
 
     opens: tuple[str, ...]
     close: str = ""
     bare: bool = False
     named: bool = False
+    written: tuple[Writing, ...] = ()
+    inner: tuple[str, ...] = ()
+    after: str = ""
 
+
+def _elements(element: str) -> Callable[[str, Mapping[str, Any]], dict[str, Any] | None]:
+    """Reads arguments that stand one after the other, each with its name and its value."""
+    one = re.compile(rf"\s*{element}\s*", re.DOTALL)
+
+    def read(text: str, schema: Mapping[str, Any]) -> dict[str, Any] | None:
+        made, at, known = {}, len(text) - len(text.lstrip()), schema.get("properties") or {}
+        while at < len(text):
+            if (found := one.match(text, at)) is None:
+                return None
+            made[found[1]] = _typed(found[2], known.get(found[1]))
+            at = found.end()
+        return made
+
+    return read
+
+
+def _kinds(schema: Any) -> set[str]:
+    """Types of a value, as far as its schema says."""
+    if not isinstance(schema, dict):
+        return set()
+    kinds = schema.get("type", [])
+    either = (one for name in ("anyOf", "oneOf") for one in schema.get(name) or [])
+    values = [*schema.get("enum", []), *([schema["const"]] if "const" in schema else [])]
+    refers = {"object", "array"} if "$ref" in schema else set()
+    said = {kinds} if isinstance(kinds, str) else set(kinds)
+    inner = {kind for one in either for kind in _kinds(one)}
+    return (said or {_KINDS[type(value)] for value in values}) | refers | inner
+
+
+_KINDS = {
+    bool: "boolean", int: "integer", float: "number", str: "string", list: "array", dict: "object", type(None): "null"
+}  # fmt: skip
+
+
+def _typed(text: str, schema: Any) -> Any:
+    """A value that is written as it is if it is a text, else as JSON."""
+    kinds = _kinds(schema)
+    if kinds - {"string"}:
+        word = text.strip()
+        with suppress(NotJSON):
+            value = loads({"True": "true", "False": "false", "None": "null"}.get(word, word))
+            if _KINDS[type(value)] in kinds or (type(value) is int and "number" in kinds):
+                return value
+    return text
+
+
+def _pythonic(text: str, _: Mapping[str, Any]) -> dict[str, Any] | None:
+    """Arguments as Python writes them: x=1, y="a"."""
+    try:
+        call = _Words().visit(ast.parse(f"f({text})", mode="eval").body)
+        if not isinstance(call, ast.Call) or not isinstance(call.func, ast.Name) or call.args:
+            return None
+        given = {one.arg: ast.literal_eval(one.value) for one in call.keywords}
+        return loads(json.dumps(given)) if None not in given else None  # type: ignore[no-any-return]
+    except (SyntaxError, ValueError, TypeError, RecursionError, MemoryError, NotJSON):
+        return None
+
+
+class _Words(ast.NodeTransformer):
+    """Words of JSON as constants."""
+
+    def visit_Name(self, node: ast.Name) -> ast.expr:
+        words = {"true": True, "false": False, "null": None}
+        return ast.Constant(words[node.id]) if node.id in words else node
+
+
+def _fenced(text: str, _: Mapping[str, Any]) -> dict[str, Any] | None:
+    """A JSON object, which may end with a fence."""
+    try:
+        value = loads(text.strip().removesuffix("```"))
+    except NotJSON:
+        return None
+    return value if isinstance(value, dict) else None
+
+
+QWEN_XML = Writing(
+    re.compile(r"<function=([^>\s]+)>"), re.compile(r"<(?:f[a-z]*(?:=[^>\s]*)?)?"), "</function>",
+    _elements(r"<parameter=([^>]+)>\n?(.*?)\n?</parameter>"),
+)  # fmt: skip
+GLM_XML = Writing(
+    re.compile(r"([\w.-]+)\s*(?=<arg_key>|</tool_call>)"), re.compile(r"[\w.-]+\s*(?:<[a-z_/]*)?"), "</tool_call>",
+    _elements(r"<arg_key>(.*?)</arg_key>\s*<arg_value>(.*?)</arg_value>"), stays=True,
+)  # fmt: skip
+PYTHONIC = Writing(re.compile(r"([\w.-]+)\("), re.compile(r"[\w.-]+"), ")", _pythonic)
+DEEPSEEK = Writing(
+    re.compile(
+        r"(?:<｜tool▁call▁begin｜>)?\s*(?:function<｜tool▁sep｜>)?([\w.-]+)(?:<｜tool▁sep｜>|\s*```json\s*)(?=\{)"
+    ),
+    re.compile(r"(?:<｜?[a-z▁]*(?:｜>?)?)?\s*[\w.-]*(?:<｜?[a-z▁]*(?:｜>?)?)?[\w.-]*\s*`{0,3}[json]*\s*"),
+    "<｜tool▁call▁end｜>", _fenced, stays=True,
+)  # fmt: skip
 
 FORMATS = {
     "hermes": Format(("<tool_call>",), "</tool_call>"),
     "json": Format(("```json", "```\n"), "```", bare=True),
     "llama3": Format(("<|python_tag|>",), bare=True),
     "mistral": Format(("[TOOL_CALLS]",), named=True),
-}
+    "qwen3_coder": Format(("<tool_call>",), "</tool_call>", written=(QWEN_XML,), inner=("<function=",)),
+    "glm45": Format(("<tool_call>",), "</tool_call>", written=(GLM_XML,), inner=("<arg_key>", "</arg_key>",
+                    "<arg_value>", "</arg_value>")),
+    "llama4": Format(("<|python_start|>",), "<|python_end|>", bare=True, written=(PYTHONIC,)),
+    "deepseek": Format(("<｜tool▁calls▁begin｜>", "<｜tool▁call▁begin｜>"), "<｜tool▁call▁end｜>", written=(DEEPSEEK,),
+                       inner=("<｜tool▁sep｜>",), after="<｜tool▁calls▁end｜>"),
+}  # fmt: skip
 BARE = Format((), bare=True)  # what a grammar forces: a call and nothing else
 REASONING = {
     "think": ("<think>", "</think>"),
@@ -77,7 +198,8 @@ def reasoning_marks(parser: str, template: str) -> tuple[str, str] | None:
 
 def all_marks(formats: Iterable[Format], reasoning: tuple[str, str] | None) -> list[str]:
     """Every mark that is looked for."""
-    return [*(mark for one in formats for mark in (*one.opens, one.close)), *_NAMED_MARKS, *(reasoning or ())]
+    own = (mark for one in formats for mark in (*one.opens, one.close, *one.inner, one.after))
+    return [*filter(None, own), *_NAMED_MARKS, *(reasoning or ())]
 
 
 def described(tool_parser: str, reasoning_parser: str, template: str) -> str:
@@ -85,8 +207,8 @@ def described(tool_parser: str, reasoning_parser: str, template: str) -> str:
     tool_formats(tool_parser)  # refuses a name that is none
     read = tool_parser
     if read == "auto":
-        own = [name for name, one in FORMATS.items() if any(mark in template for mark in one.opens)]
-        read = f"auto ({', '.join(FORMATS)}; the chat template has {own[0] if own else 'none of them'})"
+        own = [name for name, one in FORMATS.items() if any(mark in template for mark in one.inner or one.opens)]
+        read = f"auto ({', '.join(FORMATS)}; the chat template has {own[-1] if own else 'none of them'})"
     marks = reasoning_marks(reasoning_parser, template)
     split = f"from {marks[0]} to {marks[1]}" if marks else "is not split off"
     return f"tool calls are read as {read}; reasoning {split}"
@@ -133,7 +255,7 @@ class Reader:
     """Reads one answer.
 
     formats    formats of calls.
-    names      functions that were offered.
+    names      functions that were offered; by name their schemas, where they are known.
     reasoning  marks that begin and end reasoning. inside: the prompt has begun it.
     most       calls to read; what follows them is left out.
     strict     by function, whether arguments fit. A call whose arguments do not fit is none, so arguments are held back
@@ -141,10 +263,12 @@ class Reader:
     called     how many calls have been read."""
 
     def __init__(
-        self, formats: Sequence[Format] = (), names: Iterable[str] = (), reasoning: tuple[str, str] | None = None, *,
+        self, formats: Sequence[Format] = (), names: Iterable[str] | Mapping[str, Any] = (),
+        reasoning: tuple[str, str] | None = None, *,
         inside: bool = False, most: int | None = None, strict: ArgumentChecks = NO_CHECKS,
     ):  # fmt: skip
-        self._formats, self._names, self._most = formats, frozenset(names), most
+        self._formats, self._most = formats, most
+        self._names = names if isinstance(names, Mapping) else dict.fromkeys(names)
         self._strict = strict
         self._marks, self._inside = reasoning, inside
         self._text, self._over = "", False  # what is not read yet; whether no more comes
@@ -173,13 +297,22 @@ class Reader:
         if any(one.bare for one in self._formats):
             yield from self._space()
             if self._text.startswith(("{", "[")):
-                yield from self._calls("", BARE)
-        opens = {mark: one for one in self._formats for mark in one.opens}
+                written = [way for one in self._formats if one.bare for way in one.written]
+                yield from self._calls("", replace(BARE, written=tuple(written)))
+        opens: dict[str, Format] = {}
+        for one in self._formats:
+            for mark in one.opens:
+                known = opens.setdefault(mark, one)
+                opens[mark] = known if known is one else replace(known, written=(*known.written, *one.written))
+        ends = {one.after for one in self._formats if one.after}
         while self._most is None or self.called < self._most:
-            mark = yield from self._until("content", tuple(opens))
+            mark = yield from self._until("content", (*opens, *ends))
             if not mark:
                 break
-            yield from self._calls(mark, opens[mark])
+            if mark in opens:
+                yield from self._calls(mark, opens[mark])
+            elif not self.called:
+                self._say("content", mark)
         if self._held and not self.called:
             self._out.append(Piece("content", self._held))
 
@@ -267,7 +400,12 @@ class Reader:
         if self._text.startswith("{"):
             while (key := _KEY.match(self._text)) is None and not self._over:
                 yield
-        elif form.named:
+        for way in form.written:
+            while way.so_far.fullmatch(self._text) and not self._over:
+                yield
+            if (begun := way.begin.match(self._text)) and begun[1] in self._names:
+                return (yield from self._written(way, begun))
+        if key is None and form.named:
             while _NAMED_SO_FAR.fullmatch(self._text) and not self._over:
                 yield
             head = _NAMED.match(self._text)
@@ -300,6 +438,30 @@ class Reader:
         self._out.append(Piece("called", "", self._begun - 1))
         self.called += 1
         self._text = self._text[object_.end :]
+        return True
+
+    def _written(self, way: Writing, begun: re.Match[str]) -> Generator[None, None, bool]:
+        """As `_call`, for a call that is no JSON object."""
+        name, start, at = begun[1], begun.end(), begun.end()
+        arguments: dict[str, Any] | None = None
+        while arguments is None:
+            end = self._text.find(way.end, at)
+            if end >= 0:  # the end may stand within an argument too
+                at = end + len(way.end)
+                arguments = way.read(self._text[start:end], self._names[name] or {})
+            elif self._over:
+                return False
+            else:
+                at = max(at, len(self._text) - len(way.end) + 1)
+                yield
+        text = json.dumps(arguments, ensure_ascii=False)
+        if name in self._strict and not self._strict[name](text):
+            return False
+        self._begin(name)
+        self._pass_on(text)
+        self._out.append(Piece("called", "", self._begun - 1))
+        self.called += 1
+        self._text = self._text[end if way.stays else at :]
         return True
 
     def _begin(self, name: str) -> None:

@@ -89,7 +89,8 @@ def _outside_strings(raw: bytes) -> Iterator[bytes]:
 
 def _sizes(body: dict[str, Any]) -> Iterator[tuple[str, str, int]]:
     """(limit, field, size) of everything in a body that is counted."""
-    for name, limit in (("messages", "messages"), ("input", "messages"), ("tools", "tools"), ("stop_token_ids", "stop_ids")):
+    counted = {"messages": "messages", "input": "messages", "tools": "tools", "stop_token_ids": "stop_ids"}
+    for name, limit in counted.items():
         yield limit, name, _length(body.get(name), list)
     yield "logit_bias", "logit_bias", _length(body.get("logit_bias"), dict)
     prompt, stop = body.get("prompt"), body.get("stop")
@@ -132,7 +133,8 @@ class Settings:
     hosts: tuple[str, ...] = ()
     origins: tuple[str, ...] = ()
     tool_parser: str = option(
-        "auto", "How tool calls are read: auto (every format), hermes, json, llama3, mistral or none."
+        "auto", "How tool calls are read: auto (every format), hermes, json, llama3, mistral, qwen3_coder, glm45, "
+        "llama4, deepseek or none.",
     )
     reasoning_parser: str = option(
         "auto", "Marks of reasoning: auto (by the chat template), think, mistral, seed or none."
