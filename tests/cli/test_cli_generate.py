@@ -103,6 +103,8 @@ def test_a_prediction_reaches_its_drafter(
         found.clear()
         assert command("generate", tiny, *more, "-n", 2).code == 0
         assert found == expected
+    prompts.write_text('{"messages": [{"role": "wizard", "content": "the"}]}')
+    assert "line 1: messages.0: role is 'wizard'; it can be" in command("generate", tiny, "-p", prompts).err
     prompts.write_text('{"prompt": "the", "prediction": 3}')
     assert (
         'line 1: "prediction" must be a text that is not empty, not 3' in command("generate", tiny, "-p", prompts).err

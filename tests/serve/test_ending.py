@@ -312,6 +312,7 @@ class Crowd:
         if reply.status_code != 200:
             assert json.loads(text)["error"]["message"]
             return str(reply.status_code)
+        count = body["n"] * (2 if isinstance(body["prompt"][0], list) else 1)
         if not body["stream"]:
             choices = json.loads(text)["choices"]
         else:
@@ -320,10 +321,10 @@ class Crowd:
             made = [json.loads(line) for line in lines]
             choices = [one for event in made for one in event.get("choices", []) if one["finish_reason"]]
             if any("error" in event for event in made):
-                assert len(choices) == body["n"]
+                assert len(choices) == count
                 return "cut"
         assert {one["finish_reason"] for one in choices} <= {"stop", "length"}
-        assert len(choices) == body["n"] * (2 if isinstance(body["prompt"][0], list) else 1)
+        assert len(choices) == count
         return "whole"
 
     def check(self, log: Path) -> Counter[str]:

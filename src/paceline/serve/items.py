@@ -202,7 +202,7 @@ class Items:
             else:
                 if self._kind != kind:
                     events += [*self.close("incomplete"), *self._open(kind, {})]
-                more = {"logprobs": []} if kind == "content" else {}
+                more: dict[str, Any] = {"logprobs": []} if kind == "content" else {}
                 events.append(self._event(f"{PARTS[kind]}.delta", content_index=0, delta=text, **more))
                 self._said += text
         return events
@@ -219,7 +219,7 @@ class Items:
             events = [self._event("function_call_arguments.done", name=item["name"], arguments=text)]
         else:
             item["content"] = [_part(kind, text)]
-            more = {"logprobs": []} if kind == "content" else {}
+            more: dict[str, Any] = {"logprobs": []} if kind == "content" else {}
             events = [
                 self._event(f"{PARTS[kind]}.done", content_index=0, text=text, **more),
                 self._event("content_part.done", content_index=0, part=item["content"][0]),

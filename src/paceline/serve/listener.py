@@ -50,6 +50,7 @@ def limited(most: int, head_seconds: float) -> type[asyncio.Protocol]:
 
     class Limited(AutoHTTPProtocol):  # type: ignore[misc, valid-type]
         _timer: asyncio.TimerHandle | None = None
+        parser: Any  # httptools' alone
         _size = 0
         _read = _again = b""  # what is being read; what is to be read in its place
         _last = b""  # an answer that waits for those to earlier requests of the connection

@@ -111,7 +111,7 @@ def _pythonic(text: str, _: Mapping[str, Any]) -> dict[str, Any] | None:
         if not isinstance(call, ast.Call) or not isinstance(call.func, ast.Name) or call.args:
             return None
         given = {one.arg: ast.literal_eval(one.value) for one in call.keywords}
-        return loads(json.dumps(given)) if None not in given else None  # type: ignore[no-any-return]
+        return loads(json.dumps(given)) if None not in given else None
     except (SyntaxError, ValueError, TypeError, RecursionError, MemoryError, NotJSON):
         return None
 
