@@ -4,7 +4,7 @@ import json
 from collections.abc import Callable
 from typing import Any
 
-from paceline.errors import PacelineError
+from paceline.errors import PacelineError, shortened
 
 DEPTH = 100  # Most levels of nesting. Python's own limit depends on the caller's depth in the stack.
 BOM = b"\xef\xbb\xbf"
@@ -15,17 +15,21 @@ class NotJSON(PacelineError, ValueError):
     """Text that is not JSON, or JSON that cannot be used."""
 
 
-def loads(text: str | bytes, parse_constant: Callable[[str], Any] | None = None) -> Any:
+def loads(text: str | bytes, parse_constant: Callable[[str], Any] | None = None, once: bool = False) -> Any:
     """As `json.loads`. NotJSON for bytes that are not UTF-8, a syntax error, nesting deeper than DEPTH, an integer with
-    more digits than Python reads, and half of a surrogate pair, which no text can hold."""
+    more digits than Python reads, and half of a surrogate pair, which no text can hold.
+
+    once  NotJSON also for an object with two fields of one name."""
     try:
         text = text.removeprefix(BOM).decode() if isinstance(text, bytes) else text
-        value = json.loads(text, parse_constant=parse_constant)
+        value = json.loads(text, parse_constant=parse_constant, object_pairs_hook=_once if once else None)
     except UnicodeDecodeError as error:
         raise NotJSON(f"not UTF-8 at byte {error.start}") from None
     except json.JSONDecodeError as error:
         line = f"line {error.lineno}, " if "\n" in error.doc.rstrip() else ""
         raise NotJSON(f"not JSON: {error.msg} at {line}column {error.colno}") from None
+    except NotJSON:
+        raise
     except RecursionError:
         raise NotJSON(_DEEP) from None
     except ValueError:  # int() refuses a long text, which would take quadratic time
@@ -39,6 +43,15 @@ def loads(text: str | bytes, parse_constant: Callable[[str], Any] | None = None)
             half = f"\\u{ord(error.object[error.start]):04x}"
             raise NotJSON(f"{half} is half of a surrogate pair and stands alone, which is not a character") from None
     return value
+
+
+def _once(pairs: list[tuple[str, Any]]) -> dict[str, Any]:
+    made = dict[str, Any]()
+    for name, value in pairs:
+        if name in made:
+            raise NotJSON(f"the field {shortened(repr(name))} is there twice")
+        made[name] = value
+    return made
 
 
 def _is_deep(value: Any) -> bool:

@@ -215,6 +215,8 @@ def test_a_chat_that_is_refused(address: str, fields: Any, status: int, says: st
         ("/v1/completions", b'{"prompt": "a", "n": true}', 400, "n: Input should be a valid integer"),
         ("/v1/completions", b'{"prompt": "a", "logit_bias": {"5": "1"}}', 400, "logit_bias.5"),
         ("/v1/completions", b'{"prompt": []}', 400, "empty"),
+        ("/v1/completions", b'{"prompt": "a", "n": 1, "n": 2}', 400, "the field 'n' is there twice"),
+        ("/tokenize", b'{"messages": [{"role": "user", "role": "tool"}]}', 400, "the field 'role' is there twice"),
         ("/v1/completions", b'{"prompt": [true]}', 400, "prompt: give a text"),
         ("/v1/completions", b'{"prompt": [100000000000000000000000000000000]}', 400, ""),
         ("/tokenize", b'{"prompt": "' + b"a " * 600_000 + b'"}', 400, "--max-text"),

@@ -286,7 +286,7 @@ def parsed(kind: type[Fields], raw: bytes, limits: Limits) -> Fields:
     """The fields of a body; Refused, with the first thing that is wrong."""
     limits.check_raw(raw)
     try:
-        body = loads(raw, parse_constant=_constant)
+        body = loads(raw, parse_constant=_constant, once=True)
     except NotJSON as error:
         raise Refused(f"the body cannot be read: {error}") from None
     if not isinstance(body, dict):

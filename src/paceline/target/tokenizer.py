@@ -120,11 +120,7 @@ class Tokenizer:
 
     def _role(self, number: int, role: Any) -> str:
         """The role of a message as the chat template knows it; PromptError for one that no template is given."""
-
-        def named(role: str) -> bool:
-            return re.search(rf"""(['"]){re.escape(role)}\1""", self.chat_template) is not None
-
-        if isinstance(role, str) and (role in ROLES or named(role)):
+        if isinstance(role, str) and (role in ROLES or any(f"{q}{role}{q}" in self.chat_template for q in "'\"")):
             return role
         if role == "developer":  # OpenAI's newer name
             return "system"
