@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+from time import perf_counter
 from typing import Any
 
 import pytest
@@ -82,6 +83,8 @@ CALLS: dict[str, tuple[str, str, list[tuple[str, str]]]] = {
     "llama 4, words of JSON": ("[add(x=null, z=[true])]", "", [("add", '{"x": null, "z": [true]}')]),
     "llama 4, no constant": ("[add(x=sub())]", "[add(x=sub())]", []),
     "llama 4, no name": ("[add(1)]", "[add(1)]", []),
+    "llama 4, an end in an argument": ("[add(y=')' + \"'\")]", "[add(y=')' + \"'\")]", []),
+    "llama 4, brackets": ("[add(y=')]\\')', z=[(1, 2)])]", "", [("add", '{"y": ")]\')", "z": [[1, 2]]}')]),
     "a list of words": ("[add, sub] or so", "[add, sub] or so", []),
     "deepseek": (f"ok{DEEP}{DEEP_CALL}<｜tool▁call▁end｜><｜tool▁calls▁end｜>", "ok", [("add", '{"x": 2}')]),
     "deepseek, twice": (
@@ -198,6 +201,19 @@ def test_a_written_value_is_of_its_schemas_type(schema: Any, text: str, value: A
     written = f"<tool_call><function=add><parameter=x>{text}</parameter></function></tool_call>"
     ((_, arguments),) = facts(read(Reader(tool_formats("qwen3_coder"), takes), written))[2]
     assert json.loads(arguments) == {"x": value}
+
+
+def test_a_call_that_never_ends_costs_little() -> None:
+    for text in ("[add(" + ")" * 50_000, "[add(y='" + ")" * 50_000, QWEN[:-24] + "x</function>" * 5000,
+                 GLM[:-13] + "x</tool_call>" * 5000, DEEP + DEEP_CALL + "x<｜tool▁call▁end｜>" * 5000):  # fmt: skip
+        began = perf_counter()
+        read(made(), text)
+        assert perf_counter() - began < 2
+    for text in ("[", "<tool_call>", "[TOOL_CALLS]"):
+        began, reader = perf_counter(), made()
+        content = [reader.push(part) for part in (text, *["abcdef"] * 20_000)]
+        assert perf_counter() - began < 2
+        assert len(content[-1]) == 1  # what is no call is not held back
 
 
 def test_one_call_where_one_is_wanted() -> None:

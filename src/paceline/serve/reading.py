@@ -169,6 +169,8 @@ REASONING = {
     "seed": ("<seed:think>", "</seed:think>"),
 }
 
+LONGEST = 512  # characters up to a call's arguments: a name that never ends must not be read again for each token
+MOST_ENDS = 64  # of a call that are tried: each reads it from its beginning
 _HEAD = re.compile(r'\{\{?\s*"name"\s*:\s*"([^"\\]*)"\s*,\s*"(?:arguments|parameters)"\s*:\s*(?=\{)')
 _NAMED = re.compile(r"([\w.-]+)(?:\[CALL_ID\]\w*)?(?:\[ARGS\])?(?=\{)")
 _NAMED_MARKS = ("[CALL_ID]", "[ARGS]")
@@ -224,24 +226,27 @@ class Piece(NamedTuple):
 
 
 class _Nesting:
-    """Finds the end of a JSON object or list in a text that grows. end: index after it, once it is there."""
+    """Finds the end of a JSON object or list in a text that grows, or of the arguments of a call in Python. end: index
+    after it, once it is there."""
 
-    def __init__(self, at: int):
+    def __init__(self, at: int, *, python: bool = False):
         self.at, self.end = at, 0
-        self._depth, self._quoted, self._escaped = 0, False, False
+        self._depth, self._quote, self._escaped = 0, "", False
+        self._quotes, self._opens, self._closes = ("'\"", "{[(", "}])") if python else ('"', "{[", "}]")
 
     def read(self, text: str) -> None:
         while not self.end and self.at < len(text):
             char = text[self.at]
             self.at += 1
-            if self._quoted:
-                self._quoted = self._escaped or char != '"'
+            if self._quote:
+                if char == self._quote and not self._escaped:
+                    self._quote = ""
                 self._escaped = char == "\\" and not self._escaped
-            elif char == '"':
-                self._quoted = True
-            elif char in "{[":
+            elif char in self._quotes:
+                self._quote = char
+            elif char in self._opens:
                 self._depth += 1
-            elif char in "}]":
+            elif char in self._closes:
                 self._depth -= 1
                 self.end = 0 if self._depth else self.at
 
@@ -401,14 +406,14 @@ class Reader:
             while (key := _KEY.match(self._text)) is None and not self._over:
                 yield
         for way in form.written:
-            while way.so_far.fullmatch(self._text) and not self._over:
+            while len(self._text) < LONGEST and way.so_far.fullmatch(self._text) and not self._over:
                 yield
-            if (begun := way.begin.match(self._text)) and begun[1] in self._names:
+            if (begun := way.begin.match(self._text[:LONGEST])) and begun[1] in self._names:
                 return (yield from self._written(way, begun))
         if key is None and form.named:
-            while _NAMED_SO_FAR.fullmatch(self._text) and not self._over:
+            while len(self._text) < LONGEST and _NAMED_SO_FAR.fullmatch(self._text) and not self._over:
                 yield
-            head = _NAMED.match(self._text)
+            head = _NAMED.match(self._text[:LONGEST])
         if head is None and (key is None or not key[1]):
             return False
         object_ = _Nesting(head.end() if head else 0)
@@ -444,11 +449,18 @@ class Reader:
         """As `_call`, for a call that is no JSON object."""
         name, start, at = begun[1], begun.end(), begun.end()
         arguments: dict[str, Any] | None = None
+        nesting, ends = _Nesting(start - 1, python=True) if way is PYTHONIC else None, 0
         while arguments is None:
-            end = self._text.find(way.end, at)
+            if nesting is not None:
+                nesting.read(self._text)
+                end = nesting.end - 1
+            else:
+                end = self._text.find(way.end, at)
             if end >= 0:  # the end may stand within an argument too
-                at = end + len(way.end)
+                at, ends = end + len(way.end), ends + 1
                 arguments = way.read(self._text[start:end], self._names[name] or {})
+                if arguments is None and (nesting is not None or ends == MOST_ENDS):
+                    return False
             elif self._over:
                 return False
             else:
