@@ -23,7 +23,7 @@ from paceline.draft.fallback import Fallback
 from paceline.draft.neural import pending
 from paceline.draft.neural.vocab import Vocabulary, save_vocabulary
 from paceline.draft.recycling import Recycling
-from paceline.draft.registry import create, describe, names
+from paceline.draft.registry import by_request, create, describe, names
 from paceline.engine.engine import Engine
 from paceline.engine.request import Row
 from paceline.engine.sampling import SamplingParams
@@ -80,6 +80,8 @@ ROWS = {
     name: spec for name, spec in EVERY.items() if not name.endswith((", chain", ", one node", ", auto", ", adaptive"))
 }
 """Every way in which drafters keep what they know of a row: the other variants keep it as the method itself does."""
+REST = ("none", "suffix")
+"""What requests may choose beside the drafter in question."""
 
 
 @pytest.fixture(scope="module")
@@ -205,6 +207,31 @@ def test_rows_that_another_drafter_drafted_meanwhile(
         both = Fallback([drafters.Idle(answers, error=0.3, branches=1), made(folders, EVERY[name])])
         _, tokens, _ = answered(folders, both, GREEDY, count=prompts, max_batch=batch, prefill_chunk=8)
         assert tokens == right[:prompts]
+
+
+OFFERED = {
+    **specs(),
+    **{f"{name}, typical": f"{SPECS[name]},accept=typical" for name in HEADS},
+    "mirror, early exit": EVERY["mirror, early exit"],
+    "recycling, prompt": "recycling,prompt=true",
+    "inside auto": "auto:sam|kangaroo:{kangaroo}",
+    "after another": "sam+eagle3:{eagle3}",
+}
+
+
+@pytest.mark.parametrize("name", OFFERED)
+def test_a_drafter_that_requests_may_choose_is_nothing_to_those_that_do_not(folders: Folders, name: str) -> None:
+    """Beside it others get the samples that they get alone, and reuse prompts, its own among them."""
+    spec, prompt = OFFERED[name].format_map(folders), folders.prompts[0]
+    others = [SamplingParams(max_tokens=NEW, temperature=1.0, seed=seed, draft=name) for seed in (1, 2) for name in REST]
+    alone = [Engine(folders.target).generate([prompt], one)[0].tokens for one in others]
+    engine = Engine(folders.target, by_request([*REST, spec]))
+    assert engine.rule.lossless
+    for _ in range(2):
+        mine, *theirs = engine.generate([prompt] * (1 + len(others)), [replace(GREEDY, draft=spec), *others])
+        assert mine.tokens == expected(folders, GREEDY)[0]
+        assert [done.tokens for done in theirs] == alone
+        assert {done.reused for done in theirs} == {len(prompt) - 1}
 
 
 def held(part: Any, depth: int = 4) -> int:

@@ -281,6 +281,8 @@ def test_typical_acceptance_is_reported_as_lossy(made: Any) -> None:
     engine = Engine(world().target, f"sam+{spec},accept=typical")
     assert (engine.rule.name, engine.rule.lossless) == ("typical", False)
     assert engine.drafter.parts[1].lossless == "no: typical acceptance"  # type: ignore[attr-defined]
+    (note,) = engine.drafter.notes
+    assert note.startswith(spec) and "does not keep the model's distribution" in note
     assert Engine(world().target, spec).rule.lossless
 
 

@@ -15,10 +15,7 @@ from typing import Any
 import uvicorn
 from llguidance import LLMatcher
 
-from paceline.draft.fallback import Choice, Fallback
-from paceline.draft.grammar import Forced
-from paceline.draft.prediction import Prediction
-from paceline.draft.registry import create
+from paceline.draft.registry import by_request
 from paceline.engine.engine import Engine
 from paceline.serve.app import create_app
 from paceline.serve.listener import GracefulServer, limited
@@ -30,7 +27,7 @@ from paceline.workbench.worker import Worker
 
 def engine(model: Path | str, **options: Any) -> Engine:
     """As `paceline serve` makes it."""
-    drafter = Fallback([Forced(), Prediction(), Choice({name: create(name) for name in ("sam", "suffix", "none")})])
+    drafter = by_request(("sam", "suffix", "none"))
     return Engine(str(model), drafter, dtype="float32", device="cpu", threads=1, **options)
 
 

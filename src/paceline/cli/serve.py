@@ -72,10 +72,7 @@ def serve(
     answers end."""
     import uvicorn
 
-    from paceline.draft.fallback import Choice, Fallback
-    from paceline.draft.grammar import Forced
-    from paceline.draft.prediction import Prediction
-    from paceline.draft.registry import create
+    from paceline.draft.registry import by_request
     from paceline.serve.app import create_app
     from paceline.serve.listener import GracefulServer, limited, most_files
     from paceline.serve.metrics import RequestLog
@@ -94,7 +91,7 @@ def serve(
         origins=tuple(cors or ()),
     )
     listening = _listen(host, port)  # before a model is loaded for nothing
-    drafter = Fallback([Forced(), Prediction(), Choice({spec: create(spec) for spec in names})])
+    drafter = by_request(names)
     engine = in_passing(lambda: running.open(model, drafter, max_batch=max_batch, max_slowdown=max_slowdown))
     if engine.tokenizer is None:
         raise PacelineError(f"{model} has no tokenizer, and a server needs one")

@@ -316,17 +316,17 @@ class Auto(Fallback):
         for candidate in self.candidates:
             drafting += candidate.seconds()
             candidate.observe(round, learns)
-        tokens = 0
+        tokens = decoding = 0
         for i, (row, accepted) in enumerate(zip(round.rows, round.accepted, strict=True)):
             if round.is_prompt(i):
                 continue
-            tokens += len(accepted.tokens)
+            tokens, decoding = tokens + len(accepted.tokens), decoding + 1
             draft = self._drafts.pop(row.id, None)
             if draft is not None:
                 limit = draft.limit if draft.by.is_late else 0
                 draft.by.acceptance.note(row.id, round.trees[i], accepted.path, draft.tree.max_depth, limit)
         if self._shape is not None:
-            if learns:
+            if learns and round.is_whole and self._shape[0] == decoding:
                 self.times.note(*self._shape, seconds)
             self._book(*self._shape[:3], tokens, drafting)
         self._shape = None

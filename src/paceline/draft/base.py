@@ -8,6 +8,8 @@ A new drafter is one file with one class:
             return DraftTree.chain(row.last_token, [row.last_token] * min(4, row.max_draft))
 """
 
+from __future__ import annotations
+
 from collections.abc import Sequence
 from typing import Any, ClassVar
 
@@ -61,6 +63,15 @@ class Drafter:
         A drafter that reads the target's states or runs its layers (`needs`) is bound again, between rows, to a target
         with other weights, whose fingerprint is empty then; it keeps what it has learnt."""
         self.eos_token_ids = target.eos_token_ids
+
+    @property
+    def choices(self) -> Sequence[Drafter]:
+        """What rows may have as their drafter."""
+        return (self,)
+
+    def of(self, row: Request) -> Drafter:
+        """The drafter of a row. Its `needs` and `acceptance` are the row's."""
+        return self
 
     def start(self, row: Request) -> None:
         """A row joins; `row.tokens` is its prompt."""

@@ -37,8 +37,12 @@ class Fallback(Drafter):
         self.times_rounds = any(part.times_rounds for part in self.parts)
         self.notes = [note for part in self.parts for note in part.notes]
 
+    def told(self, row: Request) -> Sequence[Drafter]:
+        """The parts that are told of a row."""
+        return self.parts
+
     def start(self, row: Request) -> None:
-        for part in self.parts:
+        for part in self.told(row):
             part.start(row)
 
     def begin_round(self, prefill_tokens: int) -> None:
@@ -68,30 +72,57 @@ class Fallback(Drafter):
                 part.on_layer(layer, hidden, round)
 
     def restart(self, row: Request) -> None:
-        for part in self.parts:
+        for part in self.told(row):
             part.restart(row)
 
     def drop(self, row: Request) -> None:
         with ExitStack() as dropping:  # if one part fails, the others forget the row all the same
-            for part in reversed(self.parts):
+            for part in reversed(self.told(row)):
                 dropping.callback(part.drop, row)
 
 
 class Choice(Fallback):
     """Asks, for each row, the part that its request names (`SamplingParams.draft`), the first one if it names none.
 
-    Every part observes every row, so each may learn from all of them."""
+    A part that only reads text observes every row, so that it may learn from all of them. One that has a model or reads
+    the target's states is told of its own rows alone: what it needs and where it fails is nothing to the others."""
 
     def __init__(self, parts: Mapping[str, Drafter]):
         super().__init__(list(parts.values()))
         self.by_name = dict(parts)
         self.name = next(iter(parts))
+        self.acceptance = self.parts[0].acceptance
+
+    @property
+    def choices(self) -> Sequence[Drafter]:
+        return self.parts
+
+    def of(self, row: Request) -> Drafter:
+        return self.by_name.get(row.params.draft or self.name, self.parts[0])
+
+    def bind(self, target: Facts) -> None:
+        super().bind(target)
+        self._readers = [part for part in self.parts if not _has_model(part)]
+
+    def told(self, row: Request) -> Sequence[Drafter]:
+        own = self.of(row)
+        return [part for part in self.parts if part is own or part in self._readers]
 
     def propose(self, rows: Sequence[Request]) -> list[DraftTree]:
         trees: dict[int, DraftTree] = {}
-        for name, part in self.by_name.items():
-            own = [row for row in rows if (row.params.draft or self.name) == name]
-            if own:
+        for part in self.parts:
+            if own := [row for row in rows if self.of(row) is part]:
                 made = stamp(part.propose(own), part)
                 trees |= {row.id: tree for row, tree in zip(own, made, strict=True)}
-        return [trees.get(row.id) or DraftTree.root(row.last_token) for row in rows]
+        return [trees[row.id] for row in rows]
+
+    def observe(self, round: Round) -> None:
+        for part in self.parts:
+            own = [i for i, row in enumerate(round.rows) if part in self._readers or self.of(row) is part]
+            if own:
+                part.observe(round if len(own) == len(round) else round.only(own))
+
+
+def _has_model(drafter: Drafter) -> bool:
+    """Whether a drafter or a part of it has a model or reads the target's states."""
+    return drafter.weight_bytes > 0 or drafter.needs.whole_prompt or any(map(_has_model, getattr(drafter, "parts", ())))

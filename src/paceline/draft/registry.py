@@ -10,7 +10,7 @@ imported on demand. Other packages add methods through the entry-point group `pa
 
 import importlib
 import inspect
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from functools import cache
 from importlib.metadata import EntryPoint, entry_points
@@ -67,6 +67,14 @@ def create(spec: str) -> Drafter:
     from paceline.draft.fallback import Fallback
 
     return Fallback([*(_build(part, in_front=True) for part in parts), _build(last, in_front=False)])
+
+
+def by_request(specs: Sequence[str]) -> Drafter:
+    """The drafters of which each request may choose one, the first by default. What a request itself brings goes first: a
+    grammar, a prediction. Raises MethodError, as `create`."""
+    from paceline.draft.fallback import Choice, Fallback
+
+    return Choice({spec: Fallback([create("grammar"), create("prediction"), create(spec)]) for spec in specs})
 
 
 def _build(part: Part, *, in_front: bool) -> Drafter:

@@ -53,7 +53,7 @@ class Engine:
     max_slowdown   most time of a round that runs prompt tokens beside rows that are decoding, in rounds without.
                    None: no bound, and the pieces of a prompt do not depend on measured times.
     schedule       which rows run when: "ragged" (the default), "equal", "grouped", or a Schedule.
-    rule           the acceptance rule; None: the drafter's, else the lossless one.
+    rule           the acceptance rule; None: that of a row's drafter, else the lossless one.
     cache_memory   most memory for keys and values, in bytes or as "2GB"; None: half of the free memory. Requests wait
                    for it. If rows outgrow it, the youngest is preempted and run again later (docs/batching.md).
     reuse          copy the keys and values of earlier requests whose prompts begin alike.
@@ -102,10 +102,10 @@ class Engine:
         self.target = _target(model, self.schedule, tokenizer, dtype, device, exact)
         self.tokenizer = self.target.tokenizer
         self.max_batch = max_batch
-        self.rule = rule or self.drafter.acceptance or LOSSLESS
+        self._rule = rule
         self.drafter.bind(self.target)
         self.target.check(self.drafter.needs)
-        reuse = reuse and not self.drafter.needs.whole_prompt
+        reuse = reuse and not all(drafter.needs.whole_prompt for drafter in self.drafter.choices)
         size = parse_bytes(prefix_cache_size, "prefix_cache_size")
         self._disk = None if prefix_cache is None else (prefix_cache, size)
         self.memory = Memory(self.target, cache_memory, max_batch=max_batch, reuse=reuse, disk=self._disk)
@@ -187,16 +187,21 @@ class Engine:
     def _accept(self, plan: Round, verdict: Verdict | None) -> list[Accepted]:
         """What the acceptance rule accepts of each row's tree. A piece of a prompt is accepted whole."""
         outcomes = [Accepted(list(range(len(segment.tokens))), []) for segment in plan.segments]
-        decisive = [i for i in range(len(plan)) if verdict.count(i)] if verdict else []
-        rows, trees = [plan.rows[i] for i in decisive], [plan.trees[i] for i in decisive]
-        with _Guard(rows):
-            decided = accept(rows, trees, [verdict.of(i) for i in decisive], self.rule) if verdict else []
-            for i, accepted in zip(decisive, decided, strict=True):
-                if accepted.error is not None:
-                    _fail(plan.rows[i], accepted.error)
-                elif plan.is_prompt(i):
-                    accepted.path = outcomes[i].path
-                outcomes[i] = accepted
+        by_rule: dict[int, tuple[Rule, list[int]]] = {}
+        for i, row in enumerate(plan.rows):
+            if verdict is not None and verdict.count(i):
+                rule = self.rule_of(self.drafter.of(row))
+                by_rule.setdefault(id(rule), (rule, []))[1].append(i)
+        for rule, decisive in by_rule.values() if verdict is not None else ():
+            rows, trees = [plan.rows[i] for i in decisive], [plan.trees[i] for i in decisive]
+            with _Guard(rows):
+                decided = accept(rows, trees, [verdict.of(i) for i in decisive], rule)
+                for i, accepted in zip(decisive, decided, strict=True):
+                    if accepted.error is not None:
+                        _fail(plan.rows[i], accepted.error)
+                    elif plan.is_prompt(i):
+                        accepted.path = outcomes[i].path
+                    outcomes[i] = accepted
         self.clock.lap("accept")
         return outcomes
 
@@ -227,6 +232,15 @@ class Engine:
             self.clock.lap("observe")
 
     # Rows come and go -----------------------------------------------------------------------------------------
+
+    @property
+    def rule(self) -> Rule:
+        """The acceptance rule of requests that name no drafter."""
+        return self.rule_of(self.drafter)
+
+    def rule_of(self, drafter: Drafter) -> Rule:
+        """The acceptance rule of rows that have this drafter."""
+        return self._rule or drafter.acceptance or LOSSLESS
 
     @property
     def has_work(self) -> bool:
@@ -289,12 +303,12 @@ class Engine:
     @contextmanager
     def using(self, *, rule: Rule | None = None, schedule: Schedule | None = None) -> Iterator[None]:
         """A context with another acceptance rule or schedule; None: as before."""
-        before = self.rule, self.schedule
-        self.rule, self.schedule = rule or self.rule, schedule or self.schedule
+        before = self._rule, self.schedule
+        self._rule, self.schedule = rule or self._rule, schedule or self.schedule
         try:
             yield
         finally:
-            self.rule, self.schedule = before
+            self._rule, self.schedule = before
 
     def _admit(self) -> list[Row]:
         """Preempt rows that have outgrown the memory; let requests join while they fit; return those that failed."""
@@ -311,7 +325,7 @@ class Engine:
     def _join(self, row: Row) -> None:
         self.rows.append(row)
         with _Guard([row]):
-            self.memory.start(row, self.rows)
+            self.memory.start(row, self.rows, reuse=not self.drafter.of(row).needs.whole_prompt)
             row.joined = row.joined or perf_counter()
             self.clock.lap("rows")
             (self.drafter.restart if row.preempted else self.drafter.start)(row)

@@ -177,11 +177,13 @@ class Memory:
         need = max(r.expected_length for r in (*running, row)) + self._slack
         return self._fit(len(self.cache.held) + 1, need, running, joining - 1) or not running
 
-    def start(self, row: Row, running: Sequence[Row]) -> None:
-        """Give a row its slot. `ready` holds it back while an older row computes keys and values that both need."""
+    def start(self, row: Row, running: Sequence[Row], *, reuse: bool = True) -> None:
+        """Give a row its slot. `ready` holds it back while an older row computes keys and values that both need.
+
+        reuse  whether it may have keys and values of others; they may have its own in any case."""
         row.slot = self.target.add_row(row.expected_length)
         row.cached = 0
-        if not self.reuse or len(row) <= SHORTEST or row.params.prompt_logprobs is not None:
+        if not (self.reuse and reuse) or len(row) <= SHORTEST or row.params.prompt_logprobs is not None:
             return
         tokens = row.tokens[:-1]
         self._load(tokens)

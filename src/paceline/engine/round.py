@@ -109,22 +109,15 @@ class Verdict:
         """Logits of segment s, [its count, V]."""
         return self.logits[self.logits_at[s] : self.logits_at[s + 1]]
 
-    def select(self, logits: Sequence[slice], hidden: Sequence[slice] | None = None) -> Verdict:
-        """The verdict on other segments: segment i gets copies of the packed logits[i] and the packed states hidden[i];
-        hidden None: all states as they are."""
-        states, ends = self.hidden, self.hidden_at
-        if hidden is not None:
-            states, ends = {layer: _joined(of_layer, hidden) for layer, of_layer in states.items()}, _ends(hidden)
-        top_k = None if self.top_k is None else (_joined(self.top_k[0], logits), _joined(self.top_k[1], logits))
-        return Verdict(_joined(self.logits, logits), _ends(logits), states, ends, top_k)
+    def select(self, logits: Sequence[slice]) -> Verdict:
+        """The verdict on as many segments, of which segment i has the packed logits[i] alone."""
 
+        def joined(packed: torch.Tensor) -> torch.Tensor:
+            return torch.cat([packed[part] for part in logits])
 
-def _joined(packed: torch.Tensor, parts: Sequence[slice]) -> torch.Tensor:
-    return torch.cat([packed[part] for part in parts])
-
-
-def _ends(parts: Sequence[slice]) -> list[int]:
-    return list(accumulate((part.stop - part.start for part in parts), initial=0))
+        ends = list(accumulate((part.stop - part.start for part in logits), initial=0))
+        top_k = None if self.top_k is None else (joined(self.top_k[0]), joined(self.top_k[1]))
+        return Verdict(joined(self.logits), ends, self.hidden, self.hidden_at, top_k)
 
 
 @dataclass(eq=False)
@@ -134,13 +127,15 @@ class Round:
     trees     each row's draft, cut to the length that it has left; the root alone where nothing was drafted.
     segments  what the target runs for each row: its tree, or a piece of its prompt.
     verdict   the target's forward over `segments`; None before it.
-    accepted  what was accepted of each tree; empty before acceptance."""
+    accepted  what was accepted of each tree; empty before acceptance.
+    places    the rows' numbers in the verdict, which may be on more rows; empty: it is on these."""
 
     rows: list[Row]
     trees: list[DraftTree]
     segments: list[Segment]
     verdict: Verdict | None = None
     accepted: list[Accepted] = field(default_factory=list)
+    places: Sequence[int] = ()
 
     def __len__(self) -> int:
         return len(self.rows)
@@ -155,18 +150,19 @@ class Round:
 
     def logits(self, i: int) -> torch.Tensor:
         """Logits of the nodes of row i's tree, [n, V]; [0, V] before the end of a prompt."""
-        return self._forward.of(i)
+        return self._forward.of(self._place(i))
 
     def top_k(self, i: int) -> torch.Tensor:
         """Token ids of the best logits of the nodes of row i's tree, best first, [n, k]; k as in `Needs.top_k`."""
         verdict = self._forward
         assert verdict.top_k is not None, "Needs.top_k asks for it"
-        return verdict.top_k[1][verdict.logits_at[i] : verdict.logits_at[i + 1]]
+        place = self._place(i)
+        return verdict.top_k[1][verdict.logits_at[place] : verdict.logits_at[place + 1]]
 
     def hidden(self, i: int, layer: int) -> torch.Tensor:
         """States before layer `layer` of the nodes of row i's segment that were run, [N, H]; see `Needs`."""
-        at = self._forward.hidden_at
-        return self._forward.hidden[layer][at[i] : at[i + 1]]
+        at, place = self._forward.hidden_at, self._place(i)
+        return self._forward.hidden[layer][at[place] : at[place + 1]]
 
     def committed(self, i: int, layer: int) -> torch.Tensor:
         """States before layer `layer` of the tokens that row i keeps from this round's forward, [len(path), H]."""
@@ -181,12 +177,17 @@ class Round:
 
     def only(self, indices: Sequence[int]) -> Round:
         """The round with the rows at `indices` alone."""
-        verdict = self.verdict
-        if verdict is not None:
-            logits, hidden = ([slice(*ends) for ends in pairwise(at)] for at in (verdict.logits_at, verdict.hidden_at))
-            verdict = verdict.select([logits[i] for i in indices], [hidden[i] for i in indices] if hidden else None)
         rows, trees, segments = ([of_rows[i] for i in indices] for of_rows in (self.rows, self.trees, self.segments))
-        return Round(rows, trees, segments, verdict, [self.accepted[i] for i in indices])  # type: ignore[arg-type]
+        accepted, places = [self.accepted[i] for i in indices], [self._place(i) for i in indices]
+        return Round(rows, trees, segments, self.verdict, accepted, places)  # type: ignore[arg-type]
+
+    @property
+    def is_whole(self) -> bool:
+        """Whether it has all rows of its forward."""
+        return not self.places or len(self) == len(self._forward.logits_at) - 1
+
+    def _place(self, i: int) -> int:
+        return self.places[i] if self.places else i
 
     @property
     def _forward(self) -> Verdict:

@@ -115,6 +115,9 @@ class StaticHeads(Drafter):
     def bind(self, target: Facts) -> None:
         """Load the heads and compile the tree. MethodError if they are not for this target, or the tree is wrong."""
         super().bind(target)
+        if self.acceptance is not None:
+            lossy = "typical acceptance does not keep the model's distribution where a temperature is above 0"
+            self.notes = (f"{self.name}:{self.config.checkpoint}: {lossy}",)
         self.embedding, head = table_and_head(target)
         depth = self.depth = self.open(target)
         self.heads = [head] * depth if self.own_heads is None else list(self.own_heads)

@@ -282,7 +282,8 @@ class Stepping(Drafter):
                 outcomes.append(Outcome(row.id, tree.max_depth, len(path) - 1))
         if outcomes:
             # Rounds in which other drafters drafted or a prompt was run say nothing of the time of ours.
-            self.rule.learn(outcomes, seconds if len(outcomes) == len(round) else None)
+            alone = round.is_whole and len(outcomes) == len(round)
+            self.rule.learn(outcomes, seconds if alone else None)
         self._asked = set()
 
     def drop(self, row: Request) -> None:
