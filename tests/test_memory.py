@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections import deque
 from collections.abc import Callable, Sequence
 from dataclasses import replace
 from pathlib import Path
@@ -15,9 +16,11 @@ from paceline.draft.base import Drafter
 from paceline.draft.registry import create
 from paceline.engine.engine import Engine
 from paceline.engine.memory import SLACK, Prefixes, _free_in_group, common, parse_bytes
+from paceline.engine.prefix_cache import BLOCK
 from paceline.engine.request import Row
 from paceline.engine.round import Verdict
 from paceline.engine.sampling import SamplingParams
+from paceline.engine.scheduler import Ragged
 from paceline.errors import PacelineError, PromptError
 from paceline.target.base import Needs
 from paceline.target.cache import RaggedCache, in_granules
@@ -321,6 +324,54 @@ def test_a_drafter_that_must_see_the_prompt_sees_all_of_it(decoder: Decoder) -> 
     assert [one.reused for one in done] == [0, 0]
     done = engine(decoder, "recycling", max_batch=1).generate([PROMPTS[2]] * 2, SamplingParams(max_tokens=4))
     assert [one.reused for one in done] == [0, 60]
+
+
+@pytest.mark.parametrize("together", [True, False])
+def test_prompts_of_another_salt_are_not_reused(decoder: Decoder, together: bool, tmp_path: Path) -> None:
+    """Of rows that run, of those that have ended, and from the disk."""
+    prompt, wishes = PROMPTS[2] * 3, [SamplingParams(max_tokens=3, cache_salt=salt) for salt in ("", "a", "b", "a")]
+    for there in (0, 2 * BLOCK):  # a new folder, and what the first engine has left in it
+        made = engine(decoder, max_batch=4, prefix_cache=tmp_path)
+        done = made.generate([prompt] * 4, wishes) if together else [made.generate([prompt], w)[0] for w in wishes]
+        assert [one.reused for one in done] == [there, there, there, len(prompt) - 1]
+        decoder.cache = decoder.new_cache(decoder.num_layers)
+
+
+def joined(waiting: dict[int, str], **options: Any) -> str:
+    """Who joins, one after another, where a row ends in every round. waiting: requests, by the round they come in."""
+    schedule = Ragged(prefill_chunk=8, **options)
+    queue, running, order = deque[Row](), list[Row](), ""
+    for turn in range(40):
+        for client in waiting.get(turn, ""):
+            queue.append(Row(len(order) + len(queue), [1], SamplingParams(), max_context=9))
+            queue[-1].client = client
+        if turn % 2:
+            queue.extendleft(reversed(schedule.admit(queue, running)))  # there was no memory
+        for row in schedule.admit(queue, running):
+            row.joined, order = turn + 1.0, order + row.client
+            running.append(row)
+        if turn > 2 and running:
+            running.pop(0)
+    return order
+
+
+def test_clients_join_in_turn() -> None:
+    assert joined({0: "aaaaaa", 1: "bb"}, max_batch=1) == "ababaaaa"
+    assert joined({0: "aaaaaabbcc"}, max_batch=3) == "abcabcaaaa"
+    assert joined({0: "aaaaaa", 3: "b", 4: "c"}, max_batch=4) == "aaaabcaa"
+    assert joined({0: "aaaaaab"}, max_batch=4, most_of_one=2) == "abaaaaa"
+    assert joined({0: "aaaa", 9: "aa"}, max_batch=2) == "aaaaaa"
+
+
+@pytest.mark.usefixtures("eager")
+def test_where_there_is_no_memory_the_client_with_the_most_rows_gives_way(decoder: Decoder) -> None:
+    tight = engine(decoder, rows=2, max_batch=6)
+    rows = [tight.add(PROMPTS[1], SamplingParams(max_tokens=100)) for _ in range(4)]
+    rows[3].client = "b"
+    while tight.has_work:
+        tight.step()
+    assert sum(row.preempted for row in rows[:3]) > 0
+    assert rows[3].preempted == 0
 
 
 def test_rows_that_failed_are_not_reused(decoder: Decoder) -> None:

@@ -223,7 +223,8 @@ OFFERED = {
 def test_a_drafter_that_requests_may_choose_is_nothing_to_those_that_do_not(folders: Folders, name: str) -> None:
     """Beside it others get the samples that they get alone, and reuse prompts, its own among them."""
     spec, prompt = OFFERED[name].format_map(folders), folders.prompts[0]
-    others = [SamplingParams(max_tokens=NEW, temperature=1.0, seed=seed, draft=name) for seed in (1, 2) for name in REST]
+    drawn = SamplingParams(max_tokens=NEW, temperature=1.0)
+    others = [replace(drawn, seed=seed, draft=draft) for seed in (1, 2) for draft in REST]
     alone = [Engine(folders.target).generate([prompt], one)[0].tokens for one in others]
     engine = Engine(folders.target, by_request([*REST, spec]))
     assert engine.rule.lossless

@@ -258,6 +258,40 @@ def test_keys_and_sizes_and_waiting(folder):
         assert all(reply.headers["retry-after"] for reply in replies if reply.status_code == 429)
 
 
+@pytest.mark.parametrize("share", [False, True])
+def test_nobody_sees_what_another_asked(folder, share):
+    """What is reused says what another has asked: of prompts of one key, or all, and of one salt."""
+    with serving(engine(folder), api_keys=("one", "two"), share_prefixes=share) as address:
+
+        def reused(key, **more):
+            ask = {"prompt": "the cat and the dog " * 5, "max_tokens": 2, **more}
+            reply = httpx.post(f"{address}/v1/completions", json=ask, headers={"Authorization": f"Bearer {key}"})
+            return reply.json()["usage"]["prompt_tokens_details"]["cached_tokens"]
+
+        assert reused("one") == 0
+        most = reused("one")
+        assert most > 16
+        assert [reused("two"), reused("two")] == [most * share, most]
+        assert [reused("one", cache_salt="s"), reused("one", cache_salt="s")] == [0, most]
+        assert [reused("two", cache_salt="s"), reused("two", cache_salt="t")] == [most * share, 0]
+
+
+def test_a_key_does_not_wait_for_all_of_another(folder):
+    with serving(engine(folder, max_batch=2, max_rows_per_client=1), api_keys=("one", "two")) as address:
+        url, ask = f"{address}/v1/completions", {"prompt": "the cat", "max_tokens": 200, "ignore_eos": True}
+
+        def done(key):
+            assert httpx.post(url, json=ask, headers={"Authorization": f"Bearer {key}"}, timeout=120).status_code == 200
+            return perf_counter()
+
+        with ThreadPoolExecutor(9) as pool:
+            first = [pool.submit(done, "one") for _ in range(8)]
+            while "requests_waiting 7.0" not in httpx.get(f"{address}/metrics").text:
+                sleep(0.01)
+            ended = pool.submit(done, "two").result()
+            assert sum(one.result() > ended for one in first) >= 5
+
+
 # One engine, many clients --------------------------------------------------------------------------------------------
 
 

@@ -48,6 +48,7 @@ def serve(
     max_slowdown: float = option(
         4.0, "Most time of a round that reads prompts beside answers, in rounds of answers.", least=1
     ),
+    max_rows_per_key: int | None = option(None, "Most requests of one key answered at once.", least=1),
     max_waiting: int = option(256, "Requests that may wait; more get 429.", least=1),
     running: options.EngineOptions = options.EngineOptions(),
     deadline: float | None = option(None, "Seconds after which an answer is ended where it is.", least=0.001),
@@ -90,9 +91,12 @@ def serve(
         hosts=(host, socket.gethostname(), *(allow_host or ())),
         origins=tuple(cors or ()),
     )
+    if max_rows_per_key is not None and not settings.api_keys:
+        raise PacelineError("--max-rows-per-key needs an --api-key")
     listening = _listen(host, port)  # before a model is loaded for nothing
     drafter = by_request(names)
-    engine = in_passing(lambda: running.open(model, drafter, max_batch=max_batch, max_slowdown=max_slowdown))
+    pace = {"max_slowdown": max_slowdown, "max_rows_per_client": max_rows_per_key}
+    engine = in_passing(lambda: running.open(model, drafter, max_batch=max_batch, **pace))
     if engine.tokenizer is None:
         raise PacelineError(f"{model} has no tokenizer, and a server needs one")
     parsers = described(settings.tool_parser, settings.reasoning_parser, engine.tokenizer.chat_template)

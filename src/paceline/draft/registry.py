@@ -70,8 +70,8 @@ def create(spec: str) -> Drafter:
 
 
 def by_request(specs: Sequence[str]) -> Drafter:
-    """The drafters of which each request may choose one, the first by default. What a request itself brings goes first: a
-    grammar, a prediction. Raises MethodError, as `create`."""
+    """The drafters of which each request may choose one, the first by default. What a request itself brings goes first:
+    a grammar, a prediction. Raises MethodError, as `create`."""
     from paceline.draft.fallback import Choice, Fallback
 
     return Choice({spec: Fallback([create("grammar"), create("prediction"), create(spec)]) for spec in specs})

@@ -52,6 +52,7 @@ class Engine:
     prefill_chunk  most prompt tokens in one forward, so that a long prompt does not hold up the other rows.
     max_slowdown   most time of a round that runs prompt tokens beside rows that are decoding, in rounds without.
                    None: no bound, and the pieces of a prompt do not depend on measured times.
+    max_rows_per_client  most rows at once of one `Row.client`; None: no bound.
     schedule       which rows run when: "ragged" (the default), "equal", "grouped", or a Schedule.
     rule           the acceptance rule; None: that of a row's drafter, else the lossless one.
     cache_memory   most memory for keys and values, in bytes or as "2GB"; None: half of the free memory. Requests wait
@@ -76,6 +77,7 @@ class Engine:
         max_batch: int = 8,
         prefill_chunk: int = 512,
         max_slowdown: float | None = None,
+        max_rows_per_client: int | None = None,
         schedule: str | Schedule | None = None,
         rule: Rule | None = None,
         cache_memory: int | str | None = None,
@@ -89,12 +91,17 @@ class Engine:
         device: str = "auto",
         exact: bool | None = None,
     ):
-        limits = {"max_batch": max_batch, "prefill_chunk": prefill_chunk, "max_slowdown": max_slowdown}
+        limits = {
+            "max_batch": max_batch,
+            "prefill_chunk": prefill_chunk,
+            "max_slowdown": max_slowdown,
+            "max_rows_per_client": max_rows_per_client,
+        }
         if low := [f"{name} is {limit}" for name, limit in limits.items() if limit is not None and not limit >= 1]:
             raise PacelineError(f"{' and '.join(low)}; it must be 1 or more.")
         self.drafter = create(draft) if isinstance(draft, str) else draft
         self._pace = Pace(max_slowdown)
-        self.schedule: Schedule = Ragged(max_batch, prefill_chunk, self._pace)
+        self.schedule: Schedule = Ragged(max_batch, prefill_chunk, self._pace, max_rows_per_client)
         if schedule is not None:
             from paceline.engine.published import create_schedule
 

@@ -2,6 +2,7 @@
 
 import logging
 import re
+from collections import Counter
 from collections.abc import Mapping, Sequence
 from contextlib import suppress
 from dataclasses import dataclass, field
@@ -33,14 +34,14 @@ UNITS = {"": 1, "K": 10**3, "M": 10**6, "G": 10**9, "T": 10**12, "KI": 2**10, "M
 
 @dataclass(eq=False)
 class Prefix:
-    """Tokens int64 [n], and their keys and values [layers, 2, kv_heads, n, head_dim]. begins: `beginning` of tokens.
+    """Tokens int64 [n], and their keys and values [layers, 2, kv_heads, n, head_dim]. begins: their `beginning`.
 
     states  of a model with recurrent layers, by number of tokens, the least recently used first: the text can be reused
             up to there alone. Empty: up to anywhere."""
 
     tokens: IntArray
     kv: torch.Tensor
-    begins: bytes
+    begins: tuple[str, bytes]
     states: dict[int, State] = field(default_factory=dict)
 
     @property
@@ -76,14 +77,14 @@ class Prefixes:
     def __len__(self) -> int:
         return len(self._prefixes)
 
-    def _shared(self, tokens: IntArray) -> list[tuple[int, Prefix]]:
+    def _shared(self, tokens: IntArray, salt: str) -> list[tuple[int, Prefix]]:
         """The prefixes that begin as `tokens`, each with the length of the common beginning."""
-        begins = beginning(tokens)
+        begins = beginning(tokens, salt)
         return [(common(one.tokens, tokens), one) for one in self._prefixes if one.begins == begins]
 
-    def best(self, tokens: IntArray) -> tuple[int, Prefix | None]:
+    def best(self, tokens: IntArray, salt: str = "") -> tuple[int, Prefix | None]:
         """(length, prefix) of the longest beginning of `tokens` that can be reused; 0 and None if it is too short."""
-        every = ((prefix.reusable(shared), prefix) for shared, prefix in self._shared(tokens))
+        every = ((prefix.reusable(shared), prefix) for shared, prefix in self._shared(tokens, salt))
         shared, prefix = max(every, key=lambda pair: pair[0], default=(0, None))
         if prefix is None or shared < SHORTEST:
             return 0, None
@@ -91,20 +92,20 @@ class Prefixes:
         self._prefixes.append(prefix)
         return shared, prefix
 
-    def common(self, tokens: IntArray) -> int:
+    def common(self, tokens: IntArray, salt: str = "") -> int:
         """Length of the longest common beginning with `tokens`, reusable or not."""
-        return max((shared for shared, _ in self._shared(tokens)), default=0)
+        return max((shared for shared, _ in self._shared(tokens, salt)), default=0)
 
-    def add(self, tokens: IntArray, kv: torch.Tensor, states: Mapping[int, State] = {}) -> None:
+    def add(self, tokens: IntArray, kv: torch.Tensor, states: Mapping[int, State] = {}, salt: str = "") -> None:
         """Add a prefix; it replaces its own prefixes, and has their states too."""
         states = {**states}
-        for shared, prefix in self._shared(tokens):
+        for shared, prefix in self._shared(tokens, salt):
             if shared == len(prefix.tokens):
                 self._remove(prefix)
                 states = prefix.states | states
         while self._prefixes and len(self._prefixes) >= self.most:
             self.forget()
-        self._prefixes.append(Prefix(tokens, kv, beginning(tokens), dict([*states.items()][-MOST_STATES:])))
+        self._prefixes.append(Prefix(tokens, kv, beginning(tokens, salt), dict([*states.items()][-MOST_STATES:])))
         self.nbytes += self._prefixes[-1].nbytes
 
     def forget(self) -> None:
@@ -115,9 +116,10 @@ class Prefixes:
         self.nbytes -= prefix.nbytes
 
 
-def beginning(tokens: IntArray) -> bytes:
-    """The key of a text: its first SHORTEST tokens. Texts with different keys share too little to be reused."""
-    return tokens[:SHORTEST].tobytes()
+def beginning(tokens: IntArray, salt: str) -> tuple[str, bytes]:
+    """The key of a text: its salt and its first SHORTEST tokens. Texts with different keys share too little to be
+    reused, or must not share."""
+    return salt, tokens[:SHORTEST].tobytes()
 
 
 def common(a: IntArray, b: IntArray) -> int:
@@ -185,9 +187,9 @@ class Memory:
         row.cached = 0
         if not (self.reuse and reuse) or len(row) <= SHORTEST or row.params.prompt_logprobs is not None:
             return
-        tokens = row.tokens[:-1]
-        self._load(tokens)
-        least, lead = self.prefixes.best(tokens)[0] + SHORTEST, None
+        tokens, salt = row.tokens[:-1], row.params.cache_salt
+        self._load(tokens, salt)
+        least, lead = self.prefixes.best(tokens, salt)[0] + SHORTEST, None
         for other in self._alike(row, running):
             shared = common(other.tokens, tokens)
             if other.cached >= shared:  # else it will have them all
@@ -197,7 +199,7 @@ class Memory:
         self._fresh[row.id] = lead, least
         if self.target.recurrent:
             # Where texts have parted once, others will: at the end of a prompt, and where this one leaves another.
-            marks = [(row, len(tokens)), (row, self.prefixes.common(tokens)), *([(lead, least)] if lead else [])]
+            marks = [(row, len(tokens)), (row, self.prefixes.common(tokens, salt)), *([(lead, least)] if lead else [])]
             for one, length in marks:
                 self._cache.mark(one.slot, length)
 
@@ -206,11 +208,11 @@ class Memory:
         assert self.cache is not None
         return self.cache
 
-    def _load(self, tokens: IntArray) -> None:
+    def _load(self, tokens: IntArray, salt: str) -> None:
         """Take over from the disk what it has of `tokens`, if that is more than the memory has."""
-        kv = None if self.disk is None else self.disk.load(tokens, self.prefixes.best(tokens)[0])
+        kv = None if self.disk is None else self.disk.load(tokens, self.prefixes.best(tokens, salt)[0], salt)
         if kv is not None and self._make_room(kv.shape[3]):
-            self.prefixes.add(tokens[: kv.shape[3]].copy(), kv)
+            self.prefixes.add(tokens[: kv.shape[3]].copy(), kv, salt=salt)
 
     def ready(self, running: Sequence[Row]) -> Sequence[Row]:
         """The rows that may run in this round."""
@@ -229,7 +231,7 @@ class Memory:
     def _take_over(self, row: Row, running: Sequence[Row]) -> None:
         """Copy the keys and values of the row or prefix with the longest common beginning. The last token is run."""
         tokens, cache = row.tokens[:-1], self._cache
-        shared, prefix = self.prefixes.best(tokens)
+        shared, prefix = self.prefixes.best(tokens, row.params.cache_salt)
         reach = {r: cache.reusable(r.slot, min(r.cached, common(r.tokens, tokens))) for r in self._alike(row, running)}
         lead = max(reach, key=reach.__getitem__, default=row)
         live = reach.get(lead, 0)
@@ -245,18 +247,20 @@ class Memory:
 
     def _alike(self, row: Row, running: Sequence[Row]) -> list[Row]:
         """The running rows whose texts begin as that of `row`."""
-        begins = beginning(row.tokens)
-        return [other for other in running if beginning(other.tokens) == begins]
+        begins = beginning(row.tokens, row.params.cache_salt)
+        return [other for other in running if beginning(other.tokens, other.params.cache_salt) == begins]
 
     def preempt(self, running: Sequence[Row]) -> list[Row]:
-        """Make the cache large enough for this round; return the rows that lost their slots, youngest first."""
+        """Make the cache large enough for this round; return the rows that lost their slots: the youngest, of the
+        client with the most."""
         if self.cache is None or not running:
             return []
         rows, preempted = list(running), list[Row]()
         while (need := max(map(len, rows)) + self._slack) > self.cache.capacity or self.cache.nbytes > self.budget:
             if self._fit(len(self.cache.held), need, rows) or len(rows) == 1:
                 break
-            row = max(rows, key=lambda row: row.id)
+            held = Counter(row.client for row in rows)
+            row = max(rows, key=lambda row: (held[row.client], row.id))
             rows.remove(row)
             self.release(row)
             preempted.append(row)
@@ -312,17 +316,17 @@ class Memory:
                 self._store(row)
                 if self.disk is not None and self.cache is not None:
                     prompt = row.tokens[: min(row.cached, row.prompt_length)]
-                    self.disk.store(prompt, partial(self.cache.copy, row.slot))
+                    self.disk.store(prompt, partial(self.cache.copy, row.slot), row.params.cache_salt)
         except Exception:  # the row's answer stands, and other rows must not suffer
             log.exception("request %d is not kept for reuse", row.id)
         finally:
             self.target.drop_row(row.slot)
 
     def _store(self, row: Row) -> None:
-        tokens, states = row.tokens[: row.cached].copy(), self._cache.states(row.slot)
+        tokens, salt, states = row.tokens[: row.cached].copy(), row.params.cache_salt, self._cache.states(row.slot)
         size = sum(state.nbytes for state in states.values())
-        if self.prefixes.common(tokens) < len(tokens) and self._make_room(row.cached, size):
-            self.prefixes.add(tokens, self._cache.copy(row.slot, row.cached), states)
+        if self.prefixes.common(tokens, salt) < len(tokens) and self._make_room(row.cached, size):
+            self.prefixes.add(tokens, self._cache.copy(row.slot, row.cached), states, salt)
 
     def _make_room(self, length: int, more: int = 0) -> bool:
         """Forget prefixes until one of `length` tokens and `more` bytes fits into the budget; False if it cannot."""

@@ -1,9 +1,9 @@
 """Prefixes on disk: the keys and values of prompts, for later processes that run the same model.
 
-A prompt is cut into blocks of BLOCK tokens, one file each. A file's name is a hash of the model and of all tokens up to
-the block's end, so texts that begin alike share files, and processes that write the same block write the same file.
-Files are written under another name and renamed when they are whole. What is damaged all the same is found by its
-checksum, and removed. The files that were used longest ago go first."""
+A prompt is cut into blocks of BLOCK tokens, one file each. A file's name is a hash of the model, of the request's salt
+and of all tokens up to the block's end, so texts that begin alike share files, and processes that write the same block
+write the same file. Files are written under another name and renamed when they are whole. What is damaged all the same
+is found by its checksum, and removed. The files that were used longest ago go first."""
 
 import logging
 import os
@@ -45,10 +45,10 @@ class PrefixCache:
         except OSError as error:
             raise PacelineError(f"prefix_cache: {self.folder} cannot be a folder: {error.strerror}") from None
 
-    def load(self, tokens: IntArray, least: int) -> torch.Tensor | None:
+    def load(self, tokens: IntArray, least: int, salt: str = "") -> torch.Tensor | None:
         """Keys and values of the stored blocks with which `tokens` begin; None if these have `least` tokens or fewer.
         [layers, 2, kv_heads, n, head_dim]"""
-        there = list(takewhile(Path.exists, self._paths(tokens)))
+        there = list(takewhile(Path.exists, self._paths(tokens, salt)))
         blocks: list[torch.Tensor] = []
         if len(there) * BLOCK > least:
             for path in there:
@@ -57,9 +57,9 @@ class PrefixCache:
                 blocks.append(block)
         return torch.cat(blocks, 3) if len(blocks) * BLOCK > least else None
 
-    def store(self, tokens: IntArray, copy: Callable[[int], torch.Tensor]) -> None:
+    def store(self, tokens: IntArray, copy: Callable[[int], torch.Tensor], salt: str = "") -> None:
         """Write the whole blocks of `tokens` that are not there yet. copy: keys and values of the first n tokens."""
-        missing = [(i, path) for i, path in enumerate(self._paths(tokens)) if not path.exists()]
+        missing = [(i, path) for i, path in enumerate(self._paths(tokens, salt)) if not path.exists()]
         if not missing:
             return
         kv = copy(BLOCK * (missing[-1][0] + 1)).cpu()
@@ -70,9 +70,9 @@ class PrefixCache:
         except OSError as error:
             log.warning("prefix_cache: a prompt was not stored in %s: %s", self.folder, error)
 
-    def _paths(self, tokens: IntArray) -> Iterator[Path]:
+    def _paths(self, tokens: IntArray, salt: str = "") -> Iterator[Path]:
         """The files of all whole blocks, in order."""
-        text = self._model
+        text = sha256(self._model + salt.encode()).digest() if salt else self._model
         for end in range(BLOCK, len(tokens) + 1, BLOCK):
             text = sha256(text + tokens[end - BLOCK : end].astype(np.int64).tobytes()).digest()
             yield self.folder / f"{text.hex()}.kv"

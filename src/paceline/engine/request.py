@@ -102,6 +102,7 @@ class Row:
     """One request: `tokens` (prompt, then answer), its parameters, its randomness, its statistics.
 
     id               unique in an engine's life.
+    client           who asked, set before it joins: where requests wait, clients join in turn.
     slot             its slot in the target's cache, -1 while it has none.
     cached           number of its tokens in the cache.
     reused           tokens whose keys and values were copied from another request instead of being run.
@@ -119,6 +120,7 @@ class Row:
         eos_token_ids: Sequence[int] = (), detokenizer: Detokenizer | None = None,
     ):  # fmt: skip
         self.id = id
+        self.client = ""
         self._end_tokens = {*params.stop_token_ids, *(() if params.ignore_eos else eos_token_ids)}
         self.params = params.of_row(len(prompt), frozenset(self._end_tokens))
         self.random = RowRandom(params.seed)

@@ -58,7 +58,7 @@ WARPING = (
     "min_tokens", "logit_bias", "bad_words", "grammar", "beginning", "ends",
 )  # fmt: skip
 """Fields of SamplingParams that change the distribution."""
-HIDDEN = ("prompt_logprobs", "grammar", "prediction", "draft", "beginning", "ends")
+HIDDEN = ("prompt_logprobs", "grammar", "prediction", "draft", "cache_salt", "beginning", "ends")
 """Fields that command lines and prompt files lack."""
 
 
@@ -94,6 +94,8 @@ class SamplingParams:
     logprobs            report the log-probability of each new token, and those of this many best tokens at its place;
                         None reports nothing.
     prompt_logprobs     the same for the prompt's own tokens; the whole prompt is then run, even if others share it.
+    cache_salt          prompts share keys and values only with those of the same salt, so that nobody can find out
+                        another's prompt by what is reused.
     beginning, ends     set by `of_row`."""
 
     temperature: float = 0.0
@@ -116,6 +118,7 @@ class SamplingParams:
     grammar: Grammar | None = field(default=None, compare=False)
     prediction: Sequence[int] = ()
     draft: str | None = None
+    cache_salt: str = ""
     beginning: int = field(default=0, repr=False)
     ends: frozenset[int] = field(default=frozenset(), repr=False)
 

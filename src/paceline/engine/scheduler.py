@@ -1,6 +1,6 @@
 """Schedule: which requests join the batch, and which rows run in a round."""
 
-from collections import deque
+from collections import Counter, deque
 from collections.abc import Sequence
 from typing import NamedTuple, Protocol
 
@@ -60,21 +60,45 @@ class Pace:
 
 
 class Ragged:
-    """First come, first served, rows of any length in one forward. Every row that is decoding runs in every round.
-    Prompts run in pieces in the same rounds, so that a long one holds up neither these rows nor a short prompt.
+    """Rows of any length in one forward. Every row that is decoding runs in every round. Prompts run in
+    pieces in the same rounds, so that a long one holds up neither these rows nor a short prompt.
 
     max_batch      most rows at once.
     prefill_chunk  most prompt tokens in one round. Half of them are the oldest prompt's, the rest goes to the prompts
                    with the fewest tokens left. So a prompt of k tokens takes about 2 k / prefill_chunk rounds if it is
                    the oldest or the shortest.
-    pace           what bounds them further while rows are decoding."""
+    pace           what bounds them further while rows are decoding.
+    most_of_one    most rows of one client; None: as many as fit.
 
-    def __init__(self, max_batch: int, prefill_chunk: int, pace: Pace | None = None):
+    Requests of one client join in the order they came. Of several clients the one with the fewest rows is next; among
+    equals, the one whose last turn is longest ago."""
+
+    def __init__(
+        self, max_batch: int, prefill_chunk: int, pace: Pace | None = None, most_of_one: int | None = None
+    ):  # fmt: skip
         self.max_batch, self.prefill_chunk, self._pace = max_batch, prefill_chunk, pace or Pace()
+        self._most_of_one = most_of_one or max_batch
+        self._joining: list[Row] = []
+        self._turns: dict[str, float] = {}  # by client: when a row of it joined
 
     def admit(self, waiting: deque[Row], running: Sequence[Row]) -> list[Row]:
-        """As many as fit into the batch, in order of arrival."""
-        return take(waiting, self.max_batch - len(running))
+        """As many as fit into the batch; those that have been preempted first."""
+        self._turns |= {row.client: row.joined for row in self._joining if row.joined}  # the others were put back
+        self._joining, held = [], Counter(row.client for row in running)
+        while len(running) + len(self._joining) < self.max_batch and (row := self._next(waiting, held)) is not None:
+            waiting.remove(row)
+            held[row.client] += 1
+            self._joining.append(row)
+        return [*self._joining]
+
+    def _next(self, waiting: deque[Row], held: Counter[str]) -> Row | None:
+        turns: dict[str, Row] = {}
+        for row in waiting:
+            if row.preempted:
+                return row
+            if held[row.client] < self._most_of_one:
+                turns.setdefault(row.client, row)
+        return min(turns.values(), key=lambda row: (held[row.client], self._turns.get(row.client, 0.0)), default=None)
 
     def select(self, running: Sequence[Row]) -> list[Turn]:
         """All rows that are decoding, and pieces of prompts up to the chunk."""

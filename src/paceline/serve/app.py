@@ -8,6 +8,7 @@ from collections.abc import AsyncIterator, Callable, Sequence
 from contextlib import asynccontextmanager
 from dataclasses import replace
 from functools import partial
+from hashlib import sha256
 from importlib.resources import files
 from time import time
 from typing import Any, NamedTuple
@@ -173,14 +174,16 @@ class Server:
         if answers > (most := self.worker.most_waiting + self.engine.max_batch):
             raise Refused(f"{answers:,} answers at once are asked for, and this server takes at most {most:,}")
 
-    def submit(self, prompted: Sequence[Prompted]) -> list[list[Job]]:
+    def submit(self, http: Request, request: Common, prompted: Sequence[Prompted]) -> list[list[Job]]:
         """A job for every answer to every prompt; none if not all of them may wait."""
-        loop, jobs = asyncio.get_running_loop(), list[list[Job]]()
+        loop, jobs, client = asyncio.get_running_loop(), list[list[Job]](), http.state.client
+        whose = "" if self.settings.share_prefixes else client, request.cache_salt or ""
+        salt = sha256("/".join(whose).encode("utf-8", "surrogatepass")).hexdigest() if any(whose) else ""
         try:
             for one in prompted:
                 jobs.append([])
                 for params in one.params:
-                    jobs[-1].append(self.worker.submit(one.prompt, params, loop))
+                    jobs[-1].append(self.worker.submit(one.prompt, replace(params, cache_salt=salt), loop, client))
         except PacelineError:
             self.abort([job for some in jobs for job in some])
             raise
@@ -200,7 +203,7 @@ class Server:
             return [Prompted(prompt, self.answers_of(request, prompt, logprobs))]
 
         (prompted,) = await _prepared(self.bodies, http, request, prepare)
-        (jobs,) = self.submit([prompted])
+        (jobs,) = self.submit(http, request, [prompted])
         return prompted.prompt, jobs
 
     async def finished(self, http: Request, jobs: list[Job]) -> list[Completion]:
@@ -320,7 +323,7 @@ def _completions(app: FastAPI, server: Server) -> None:
         styles = [
             Style(frame, request, one.prompt, logprobs=logprobs, pieces=pieces, echo=one.text) for one in prompted
         ]
-        submitted = server.submit(prompted)
+        submitted = server.submit(http, request, prompted)
         if request.stream:
             each = [style for style, jobs in zip(styles, submitted, strict=True) for _ in jobs]
             return server.stream([job for jobs in submitted for job in jobs], each)

@@ -137,6 +137,7 @@ class Common(Strict):
     prediction: Prediction | None = None
     draft: str | None = None
     return_token_ids: bool = False
+    cache_salt: str | None = Field(None, min_length=1)
     # The next four name things for the caller and change nothing.
     user: str | None = None
     metadata: dict[str, Any] | None = None

@@ -12,6 +12,7 @@ import zlib
 from collections.abc import Awaitable, Callable, Iterator
 from concurrent.futures import ThreadPoolExecutor
 from contextlib import contextmanager
+from hashlib import sha256
 from ipaddress import ip_address
 from typing import Any, NoReturn, TypeVar
 
@@ -147,7 +148,9 @@ class Guard:
         names = [name for name, _ in scope["headers"]]
         if twice := next((name for name in ONCE if names.count(name) > 1), None):
             return Refused(f"the header {twice.decode()} is there twice; send it once")
-        if not self._is_open(scope) and not self._has_key(headers.get(b"authorization", b"")):
+        client = self._client(headers.get(b"authorization", b""))
+        scope.setdefault("state", {})["client"] = client
+        if not self._is_open(scope) and not client:
             message = "the key is missing or wrong: send Authorization: Bearer KEY"
             return Refused(message, status=401, code="invalid_api_key", kind="authentication_error")
         if not self.settings.api_keys and (foreign := self._foreign(headers)):
@@ -184,11 +187,12 @@ class Guard:
             return f"{what}: start it with --cors {shortened(origin)}, or with an --api-key"
         return ""
 
-    def _has_key(self, authorization: bytes) -> bool:
+    def _client(self, authorization: bytes) -> str:
+        """A name for whoever has this key, the same after a restart; "" without a key of ours."""
         scheme, _, given = authorization.partition(b" ")
         # All are compared, so that the time says nothing.
         matches = [hmac.compare_digest(given.strip(), key.encode()) for key in self.settings.api_keys]
-        return scheme.lower() == b"bearer" and any(matches)
+        return sha256(given.strip()).hexdigest() if scheme.lower() == b"bearer" and any(matches) else ""
 
 
 def _is_ip(name: str) -> bool:

@@ -139,6 +139,9 @@ class Settings:
     reasoning_parser: str = option(
         "auto", "Marks of reasoning: auto (by the chat template), think, mistral, seed or none."
     )
+    share_prefixes: bool = option(
+        False, "Reuse what one key's prompts have computed for those of others, who can then find out what they are."
+    )
     json_whitespace: str = option(
         "limited", "Between the parts of JSON: limited (a space, or a line break and indentation), any, none."
     )

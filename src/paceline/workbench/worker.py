@@ -51,6 +51,7 @@ class Job:
     prompt: Prompt
     params: SamplingParams
     loop: asyncio.AbstractEventLoop
+    client: str = ""
     arrived: float = field(default_factory=perf_counter)
     row: Row | None = None
     logged: bool = False
@@ -129,11 +130,13 @@ class Worker:
         """Requests that are not in the batch yet."""
         return self._submitted - self._added + len(self.engine.waiting)
 
-    def submit(self, prompt: Prompt, params: SamplingParams, loop: asyncio.AbstractEventLoop) -> Job:
-        """Queue a request. Busy if too many wait, Unavailable once the worker is closed."""
+    def submit(
+        self, prompt: Prompt, params: SamplingParams, loop: asyncio.AbstractEventLoop, client: str = ""
+    ) -> Job:
+        """Queue a request; client as in `Row`. Busy if too many wait, Unavailable once the worker is closed."""
         if self.waiting >= self.most_waiting:
             raise Busy(f"{self.waiting} requests are waiting, and no more may; try again later")
-        job = Job(prompt, params, loop)
+        job = Job(prompt, params, loop, client)
         self.open.add(job)  # first, for the thread closes the worker before it looks who is open: nobody is missed
         try:
             self.check()
@@ -245,6 +248,7 @@ class Worker:
         self._added += 1
         try:
             job.row = self.engine.add(job.prompt, job.params)
+            job.row.client = job.client
         except PacelineError as error:
             self._undelivered.append((job, error))
             return
