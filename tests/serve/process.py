@@ -10,10 +10,10 @@ from contextlib import contextmanager
 from pathlib import Path
 
 
-def start(model: Path, *options: str, port: int = 0) -> tuple[subprocess.Popen[str], str]:
+def start(model: Path, *options: str, port: int = 0, stderr: int | None = None) -> tuple[subprocess.Popen[str], str]:
     """The process and its address, once it listens."""
     command = [*(sys.executable, "-m", "paceline", "serve", str(model), "--port", str(port)), *options]
-    server = subprocess.Popen(command, stdout=subprocess.PIPE, text=True)
+    server = subprocess.Popen(command, stdout=subprocess.PIPE, stderr=stderr, text=True)
     assert server.stdout is not None
     lines = []
     for line in server.stdout:

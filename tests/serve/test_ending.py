@@ -7,6 +7,7 @@ import json
 import re
 import signal
 import socket
+import subprocess
 import threading
 from collections import Counter
 from collections.abc import Callable, Iterator
@@ -234,6 +235,18 @@ def test_a_line_for_each_request_and_one_for_the_end(folder, options):
     assert re.fullmatch(r"[\d:]{8} \d tokens of prompt, 9 of answer in \d rounds \(.* a round\), .* s: length", first)
     assert stopping.endswith("stopping: 1 answers have 30 s to end; Ctrl-C again ends them now")
     assert "900 of answer" in last
+
+
+def test_warnings_are_lines_of_a_kind_once_a_minute_and_are_counted(folder):
+    server, address = start(folder, "--threads", "1", "--log", "/dev/full", stderr=subprocess.PIPE)
+    short = {**LONG, "max_tokens": 2, "min_tokens": 1}
+    for _ in range(4):
+        assert HTTP.post(f"{address}/v1/completions", json=short).status_code == 200
+    assert 'paceline:warnings_total{kind="request_log"} 4.0' in HTTP.get(f"{address}/metrics").text
+    server.send_signal(signal.SIGTERM)
+    said = "warning: a request is not in the log: /dev/full cannot be written: No space left on device"
+    assert [line[9:] for line in server.stderr.read().splitlines()] == [said, f"{said} (2 more like it)"]
+    assert server.wait(30) == 0
 
 
 @pytest.mark.parametrize(("sent", "status"), [(signal.SIGTERM, 0), (signal.SIGINT, 130), (None, 1)])

@@ -30,6 +30,7 @@ from paceline.cli.replay import replay
 from paceline.cli.report import report
 from paceline.cli.serve import serve
 from paceline.cli.tune import tune
+from paceline.cli.warned import WARNED
 from paceline.cli.watch import watch
 from paceline.errors import PacelineError, install
 from paceline.train.__main__ import app as train
@@ -123,13 +124,6 @@ def paceline(
         print(context.get_help())
 
 
-def _bugs() -> logging.Handler:
-    """Shows tracebacks of bugs inside a request; commands report everything else themselves."""
-    handler = logging.StreamHandler()
-    handler.addFilter(lambda record: bool(record.exc_info))
-    return handler
-
-
 def _say_what_takes_long() -> None:
     """Show in lines that functions are compiled, which `paceline.compiled` logs."""
     compiling = logging.getLogger("paceline.compiling")
@@ -144,7 +138,8 @@ def main(argv: Sequence[str] | None = None) -> int:
     0: all is well. 1: some prompts of a file could not be answered. 2: the caller's mistake, or a full disk, reported
     in one line. 130: Ctrl-C. 141: the reader of a pipe has left (`| head`). Any other error is a bug and keeps its
     traceback."""
-    logging.getLogger("paceline").addHandler(_bugs())
+    WARNED.seen.clear()
+    logging.getLogger("paceline").addHandler(WARNED)
     _say_what_takes_long()
     with interrupt.ByException() as ctrl_c:
         try:

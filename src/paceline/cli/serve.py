@@ -15,6 +15,7 @@ from queue import SimpleQueue
 
 from paceline import interrupt
 from paceline.cli import options
+from paceline.cli.warned import WARNED
 from paceline.draft.spec import option
 from paceline.errors import PacelineError
 from paceline.jsonl import check_log
@@ -111,7 +112,7 @@ def serve(
     gc.freeze()  # what was loaded stays: looking through it would halt every answer for a moment
     http = limited(min(settings.max_connections, most_files() // 2), settings.head_seconds)
     server = GracefulServer(uvicorn.Config(app, http=http, ws="none", log_level="warning"), worker, grace)
-    with _requests_shown(not quiet):
+    with _shown(requests=not quiet):
         server.run(sockets=[listening])
     if requests is not None:
         requests.close()
@@ -127,19 +128,28 @@ def serve(
 
 
 @contextmanager
-def _requests_shown(wanted: bool) -> Iterator[None]:
-    """Print a line for each request that ends, from a thread of its own: a terminal that stands still holds up none."""
+def _shown(*, requests: bool) -> Iterator[None]:
+    """Print a line for each request that ends, if wanted, and warnings on standard error, from a thread of its own: a
+    terminal that stands still holds up none."""
     waiting: SimpleQueue[logging.LogRecord] = SimpleQueue()
-    screen = logging.StreamHandler(sys.stdout)
-    screen.setFormatter(logging.Formatter("%(asctime)s %(message)s", "%H:%M:%S"))
+    screen, errors = logging.StreamHandler(sys.stdout), logging.StreamHandler()
+    screen.addFilter(lambda record: record.levelno < logging.WARNING)
+    errors.setLevel(logging.WARNING)
+    for one in (screen, errors):
+        one.setFormatter(logging.Formatter("%(asctime)s %(message)s", "%H:%M:%S"))
     serving = logging.getLogger("paceline.serving")
-    handler, listener = QueueHandler(waiting), QueueListener(waiting, screen)
-    if wanted:
+    handler, listener = QueueHandler(waiting), QueueListener(waiting, screen, errors, respect_handler_level=True)
+    if requests:
         serving.addHandler(handler)
         serving.setLevel(logging.INFO)
+
+    def warn(line: str) -> None:
+        waiting.put(logging.makeLogRecord({"msg": line, "levelno": logging.WARNING}))
+
     listener.start()
     try:
-        yield
+        with WARNED.serving(warn):
+            yield
     finally:
         serving.removeHandler(handler)
         serving.setLevel(logging.NOTSET)

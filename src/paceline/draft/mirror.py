@@ -32,7 +32,7 @@ from paceline.draft.spec import Options, option, parse, quoted
 from paceline.errors import MethodError
 from paceline.target.load import device_named, load_tokenizer
 
-log = logging.getLogger("paceline")
+log = logging.getLogger("paceline.mirror")
 
 OVERLAPS = 1 / 0.9  # a process pays if work on both sides at once is this many times as fast as in turn
 STATELESS = ("fixed", "svip", "confidence")

@@ -40,7 +40,7 @@ from paceline.errors import MethodError, PacelineError, PromptError, RowError
 from paceline.target.base import Target
 from paceline.target.tokenizer import Tokenizer
 
-log = logging.getLogger("paceline")
+log = logging.getLogger("paceline.engine")
 
 
 class Engine:

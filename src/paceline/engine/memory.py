@@ -22,7 +22,7 @@ from paceline.target.base import Target
 from paceline.target.cache import RaggedCache, in_granules
 from paceline.target.recurrent import State
 
-log = logging.getLogger("paceline")
+log = logging.getLogger("paceline.memory")
 
 SHORTEST = 16  # fewest tokens that are copied instead of run
 MOST_STATES = 4  # recurrent states of a prefix, which are as large as a long text's keys and values

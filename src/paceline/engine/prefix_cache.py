@@ -22,7 +22,7 @@ from paceline.engine.tree import IntArray
 from paceline.errors import PacelineError
 from paceline.target.base import Target
 
-log = logging.getLogger("paceline")
+log = logging.getLogger("paceline.prefix_cache")
 
 BLOCK = 64  # Tokens of a file. What follows a prompt's last whole block is not stored.
 FORMAT = "paceline prefix 1"

@@ -35,7 +35,7 @@ from paceline.serve.structure import Grammars
 from paceline.workbench.tool_calls import prepared
 from paceline.workbench.worker import EngineFailed, Job, Unavailable, Worker
 
-log = logging.getLogger("paceline")
+log = logging.getLogger("paceline.request_log")
 
 MANY = 200  # log-probabilities that are written down in a thread
 
@@ -272,8 +272,9 @@ def create_app(worker: Worker, settings: Settings, log: RequestLog | None = None
 
     @asynccontextmanager
     async def lifespan(app: FastAPI) -> AsyncIterator[None]:
-        yield
-        await asyncio.to_thread(worker.stop)
+        with server.metrics.counting():
+            yield
+            await asyncio.to_thread(worker.stop)
 
     app = FastAPI(
         title="Paceline", version=__version__, lifespan=lifespan, docs_url=None, redoc_url=None, redirect_slashes=False

@@ -6,7 +6,8 @@ everything that users wrote and got."""
 
 import logging
 from collections import Counter as Counts
-from collections.abc import Sequence
+from collections.abc import Iterator, Sequence
+from contextlib import contextmanager
 from pathlib import Path
 from threading import Lock
 from time import perf_counter, time
@@ -57,10 +58,22 @@ class Metrics:
         )
         what = "Share of a request's drafted tokens that was accepted"
         self.of_request = histogram("spec_decode_request_acceptance_rate", what, SHARES)
+        self.warnings = counter("warnings", "Warnings and errors, by what warned", ["kind"])
         self.by_drafter: Counts[str] = Counts()
         self._last: dict[int, float] = {}
         self._jobs = worker.jobs
         worker.on_round, worker.on_end = self.round, self.end
+
+    @contextmanager
+    def counting(self) -> Iterator[None]:
+        """A context in which warnings are counted."""
+        handler = logging.Handler(logging.WARNING)
+        handler.emit = lambda record: self.warnings.labels(record.name.removeprefix("paceline.")).inc()  # type: ignore[method-assign]
+        logging.getLogger("paceline").addHandler(handler)
+        try:
+            yield
+        finally:
+            logging.getLogger("paceline").removeHandler(handler)
 
     def round(self, deltas: list[Delta]) -> None:
         """Count a round. Runs in the engine's thread, where a counter costs microseconds: each is moved once."""

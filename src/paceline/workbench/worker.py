@@ -20,7 +20,7 @@ from paceline.engine.request import Completion, Delta, Row, RowStats
 from paceline.engine.sampling import SamplingParams
 from paceline.errors import PacelineError
 
-log = logging.getLogger("paceline")
+log = logging.getLogger("paceline.engine")
 
 FAILED_ROUNDS = 3  # rounds in a row that may fail as a whole before the worker gives up
 
