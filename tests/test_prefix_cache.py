@@ -166,9 +166,9 @@ def test_what_was_used_longest_ago_goes_first(tmp_path: Path) -> None:
     assert sum(path.stat().st_size for path in tmp_path.iterdir()) <= 2 * size
 
 
-def test_a_new_folder_is_its_owners_alone(tmp_path: Path) -> None:
+def test_a_new_folder_and_every_file_are_their_owners_alone(tmp_path: Path) -> None:
     answer(decoder(), tmp_path / "new")
-    assert (tmp_path / "new").stat().st_mode & 0o077 == 0
+    assert all(path.stat().st_mode & 0o077 == 0 for path in [tmp_path / "new", *(tmp_path / "new").iterdir()])
 
 
 def test_what_cannot_be(tmp_path: Path) -> None:

@@ -157,13 +157,16 @@ class Appender(Closing):
         self._is_file = stat.S_ISREG(os.fstat(raw.fileno()).st_mode)
 
     @classmethod
-    def open(cls, path: Path, *, new: bool = False, then: str = "") -> Self:
-        """Append to `path`, which is made if it does not exist; new: it must not exist. PacelineError if that fails.
+    def open(cls, path: Path, *, new: bool = False, private: bool = False, then: str = "") -> Self:
+        """Append to `path`, which is made if it does not exist; new: it must not exist; private: a new file is its
+        owner's alone. PacelineError if that fails.
 
         A part of a line at the file's end, which a kill or a power cut left, is dropped: the next line could join it.
         """
         try:
-            lines = cls(path.open("xb" if new else "a+b", buffering=0), str(path), then)
+            mode = 0o600 if private else 0o666
+            raw = FileIO(str(path), "x" if new else "a+", opener=lambda name, flags: os.open(name, flags, mode))
+            lines = cls(raw, str(path), then)
             lines._drop_part()
             return lines
         except FileExistsError:
@@ -186,6 +189,12 @@ class Appender(Closing):
                 self._raw.truncate(end)
                 self._raw.seek(end)
             raise PacelineError(f"{self._name} cannot be written: {error.strerror}{self._then}") from None
+
+    def is_at(self, path: Path) -> bool:
+        """Whether this is still the file at `path`, which another program may rename or remove."""
+        with suppress(FileNotFoundError):
+            return not self._is_file or os.path.samestat(os.stat(path), os.fstat(self._raw.fileno()))
+        return False
 
     def _drop_part(self) -> None:
         if self._is_file and os.fstat(self._raw.fileno()).st_size:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import os
 import re
 from collections.abc import Iterator
 from concurrent.futures import ThreadPoolExecutor
@@ -256,6 +257,19 @@ def test_keys_and_sizes_and_waiting(folder):
         codes = {reply.status_code for reply in replies}
         assert codes == {200, 429}
         assert all(reply.headers["retry-after"] for reply in replies if reply.status_code == 429)
+
+
+def test_the_log_is_its_owners_and_goes_on_in_a_new_file_when_it_was_renamed(folder, tmp_path):
+    log, before = tmp_path / "log.jsonl", os.umask(0)
+    try:
+        with serving(engine(folder), log) as address:
+            for name in ("first", "second", "third"):
+                for _ in range(2):
+                    httpx.post(f"{address}/v1/completions", json={"prompt": "the cat", "max_tokens": 2})
+                assert (log.stat().st_mode & 0o777, len(log.read_text().splitlines())) == (0o600, 2)
+                log.rename(tmp_path / name)
+    finally:
+        os.umask(before)
 
 
 @pytest.mark.parametrize("share", [False, True])

@@ -95,7 +95,8 @@ class PrefixCache:
         data = kv.contiguous().view(torch.uint8).numpy().tobytes()
         part = path.with_suffix(f".{os.getpid()}-{get_ident()}.part")
         try:
-            part.write_bytes(zlib.crc32(data).to_bytes(4, "little") + data)
+            with open(part, "wb", opener=lambda name, flags: os.open(name, flags, 0o600)) as file:
+                file.write(zlib.crc32(data).to_bytes(4, "little") + data)
             part.replace(path)
         finally:
             part.unlink(missing_ok=True)

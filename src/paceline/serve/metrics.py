@@ -136,10 +136,11 @@ class Metrics:
 
 
 class RequestLog:
-    """The log. A line is written in one piece."""
+    """The log, its owner's alone. A line is written in one piece. Where the file was renamed or removed, as logrotate
+    does, a new one is begun."""
 
     def __init__(self, file: Path):
-        self._lines = Appender.open(file)
+        self._file, self._lines = file, Appender.open(file, private=True)
         self._lock = Lock()
 
     def write(self, job: Job) -> None:
@@ -156,6 +157,9 @@ class RequestLog:
             "temperature": job.params.temperature,
         }
         with self._lock:
+            if not self._lines.is_at(self._file):
+                before, self._lines = self._lines, Appender.open(self._file, private=True)
+                before.close()
             self._lines.append([record])
 
     def close(self) -> None:
