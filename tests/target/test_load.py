@@ -1,12 +1,14 @@
 """From a name or a folder to a target, and every way a folder can be wrong: one clear line each."""
 
 import json
+import math
 import shutil
 import subprocess
 import sys
 from collections.abc import Callable
 from functools import partial
 from pathlib import Path
+from typing import Any
 
 import huggingface_hub
 import numpy as np
@@ -296,6 +298,17 @@ def without_layer_1(tensors: dict[str, torch.Tensor]) -> None:
         del tensors[key]
 
 
+ROPES: dict[str, dict[str, Any]] = {
+    "linear": {"rope_type": "linear", "factor": 2.0},
+    "llama3": {
+        "rope_type": "llama3", "factor": 8.0, "low_freq_factor": 1.0, "high_freq_factor": 4.0,
+        "original_max_position_embeddings": 64,
+    },
+    "yarn": {"rope_type": "yarn", "factor": 4.0, "attention_factor": 1.0, "beta_fast": 32.0, "beta_slow": 1.0},
+    "longrope": {"rope_type": "longrope", "factor": 2.0, "short_factor": [1.0], "long_factor": [1.0]},
+}  # fmt: skip
+
+
 def rope(value: object) -> Change:
     return config(rope_parameters=GONE, rope_theta=value)
 
@@ -339,6 +352,15 @@ CONFIGURATIONS: list[tuple[list[Change], tuple[str, ...]]] = [
         for value in ("10000", None)
     ],
     ([config(rope_parameters=[])], ("config.json", "rope_parameters")),
+    *[
+        ([config(rope_parameters=GONE, rope_scaling={**ROPES[kind], key: value})], ("config.json: rope_parameters",))
+        for kind, key, value in (
+            ("linear", "factor", "x"), ("linear", "factor", None), ("linear", "factor", 0), ("llama3", "factor", [1]),
+            ("llama3", "low_freq_factor", 0), ("yarn", "factor", "x"), ("yarn", "beta_fast", -1),
+            ("yarn", "attention_factor", "x"), ("yarn", "beta_slow", math.nan), ("longrope", "factor", "x"),
+            ("longrope", "short_factor", "x"), ("longrope", "short_factor", [1.0] * 9),
+        )
+    ],
     ([config(num_key_value_heads=3)], ("num_attention_heads, 4, is no multiple of num_key_value_heads, 3",)),
     *[([config(model_type="mistral", sliding_window=value)], ("sliding_window is",)) for value in (0, -1)],
     ([config(model_type="smollm3", no_rope_layers=[1] * 5)], ("no_rope_layers names 5 layers of 3",)),

@@ -5,13 +5,14 @@ from __future__ import annotations
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass
 from functools import cache
+from math import inf
 from typing import Any
 
 import torch
 from transformers import PretrainedConfig
 from transformers.modeling_rope_utils import ROPE_INIT_FUNCTIONS
 
-from paceline.errors import shortened
+from paceline.errors import printable, shortened
 
 STATIC_ROPE = ("default", "linear", "llama3", "yarn", "longrope")
 """Kinds of rotary tables that are the same for texts of any length; longrope's up to the length that the model was
@@ -167,8 +168,8 @@ class Shape:
 def _max_context(config: PretrainedConfig) -> int:
     """Tokens of the longest text. Longrope turns every token of a longer text by other angles, those before included,
     so a model with it ends where its short factors do."""
-    longest = [rope["original_max_position_embeddings"] for rope in _ropes(config) if _kind_of(rope) == "longrope"]
-    return int(min([config.max_position_embeddings, *longest]))
+    longest = [rope.get("original_max_position_embeddings") for rope in _ropes(config) if _kind_of(rope) == "longrope"]
+    return int(min([config.max_position_embeddings, *(one for one in longest if one is not None)]))
 
 
 def _activation(config: Any) -> str:
@@ -217,7 +218,7 @@ def _granite(config: Any) -> dict[str, Any]:
 
 def _rotary_dim(config: Any) -> int:
     size = getattr(config, "head_dim", None) or config.hidden_size // config.num_attention_heads
-    return int(size * dict(config.rope_parameters).get("partial_rotary_factor", 1.0))
+    return int(size * (dict(config.rope_parameters).get("partial_rotary_factor") or 1.0))
 
 
 def _experts(config: Any, size: int, shared: int = 0) -> Experts:
@@ -274,9 +275,8 @@ def unsupported(config: PretrainedConfig) -> str | None:
     """Why the native decoder cannot run this configuration, in a few words; None if it can."""
     if config.model_type not in FAMILIES:
         return f"model type {config.model_type!r} is not one of {', '.join(FAMILIES)}"
-    for rope in _ropes(config):
-        if (kind := _kind_of(rope)) not in STATIC_ROPE:
-            return f"rope type {kind!r} is not one of {', '.join(STATIC_ROPE)}"
+    if why := unsupported_rope(config):
+        return why
     known = (*ATTENTION, DELTA) if "delta" in FAMILIES[config.model_type](config) else ATTENTION
     for kind in getattr(config, "layer_types", None) or ():
         if kind not in known:
@@ -290,6 +290,12 @@ def unsupported(config: PretrainedConfig) -> str | None:
     s = Shape.of(config)
     odd = s.head_dim % 2 or s.rotary_dim % 2
     return f"it rotates {s.rotary_dim or s.head_dim} numbers of a head, which are no pairs" if odd else None
+
+
+def unsupported_rope(config: PretrainedConfig) -> str | None:
+    """The first kind of rotary parameters that the native decoder does not know, in a few words; None: it knows all."""
+    kinds = (kind for rope in _ropes(config) if (kind := _kind_of(rope)) not in STATIC_ROPE)
+    return next((f"rope type {kind!r} is not one of {', '.join(STATIC_ROPE)}" for kind in kinds), None)
 
 
 def contradiction(config: PretrainedConfig) -> str | None:
@@ -308,6 +314,16 @@ def contradiction(config: PretrainedConfig) -> str | None:
     for key, value in given:
         if value is not None and not (isinstance(value, (int, float)) and 0 < value <= FACTORS[key]):
             return f"{key} is {shortened(repr(value))}; it must be a number above 0 and up to {FACTORS[key]:,}"
+    if unsupported_rope(config) is None:
+        for nested in {"", *(kind for kind in ATTENTION if kind in (getattr(config, "rope_parameters", None) or {}))}:
+            try:
+                inverse, scale = _frequencies(config, 2, nested)
+                fits = float(inverse.min()) > 0 and float(inverse.max()) < inf and 0 < scale < inf
+                why = "" if fits else "the frequencies that it gives are no numbers above 0"
+            except Exception as error:  # transformers may raise anything
+                why = printable(error)
+            if why:
+                return f"rope_parameters, {shortened(repr(_ropes(config)))}, cannot be used: {why}"
     return None
 
 
@@ -421,18 +437,11 @@ def rotary_tables(
 
     inverse  frequencies [head_dim / 2], instead of the configuration's.
     rope     as `LayerKind.rope`."""
-    count, size = shape.max_context + 1, shape.rotary_dim or shape.head_dim
+    count, scale = shape.max_context + 1, 1.0
     if rope is None:
         return torch.ones(count, shape.head_dim), torch.zeros(count, shape.head_dim)
-    parameters = dict(getattr(config, "rope_parameters", None) or {})
-    nested = rope or ATTENTION[0]
-    of_layers = {"layer_type": nested} if nested in parameters else {}
-    parameters = dict(parameters.get(nested, parameters))
-    scale = 1.0
-    if inverse is None and _kind_of(parameters) == "default":
-        inverse = parameters.get("rope_theta", 10000.0) ** -(torch.arange(0, size, 2).float() / size)
-    elif inverse is None:
-        inverse, scale = ROPE_INIT_FUNCTIONS[_kind_of(parameters)](config, torch.device("cpu"), **of_layers)
+    if inverse is None:
+        inverse, scale = _frequencies(config, shape.rotary_dim or shape.head_dim, rope)
     angle = torch.outer(torch.arange(count).float(), inverse.float().cpu())
     rest = shape.head_dim // 2 - angle.shape[1]
     still = torch.ones(count, rest), torch.zeros(count, rest)
@@ -441,6 +450,17 @@ def rotary_tables(
         root = (shape.attention_scale * shape.head_dim**0.5) ** 0.5
         cos, sin = cos * root, sin * root
     return torch.cat([cos, cos], -1), torch.cat([-sin, sin], -1)
+
+
+def _frequencies(config: PretrainedConfig, size: int, rope: str) -> tuple[torch.Tensor, float]:
+    """Inverse frequencies float32 [size / 2], and a factor of cos and sin. rope: as in `LayerKind.rope`."""
+    parameters, nested = dict(getattr(config, "rope_parameters", None) or {}), rope or ATTENTION[0]
+    of_layers = {"layer_type": nested} if nested in parameters else {}
+    parameters = dict(parameters.get(nested, parameters))
+    if _kind_of(parameters) == "default":
+        return parameters.get("rope_theta", 10000.0) ** -(torch.arange(0, size, 2).float() / size), 1.0
+    inverse, scale = ROPE_INIT_FUNCTIONS[_kind_of(parameters)](config, torch.device("cpu"), **of_layers)
+    return inverse, scale
 
 
 @cache
