@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import re
 import socket
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
 from pathlib import Path
 from signal import SIGTERM
@@ -25,10 +25,9 @@ from paceline.serve.structure import Grammars, Matched
 from paceline.workbench.worker import Worker
 
 
-def engine(model: Path | str, **options: Any) -> Engine:
+def engine(model: Path | str, drafts: Sequence[str] = ("sam", "suffix", "none"), **options: Any) -> Engine:
     """As `paceline serve` makes it."""
-    drafter = by_request(("sam", "suffix", "none"))
-    return Engine(str(model), drafter, dtype="float32", device="cpu", threads=1, **options)
+    return Engine(str(model), by_request(drafts), dtype="float32", device="cpu", threads=1, **options)
 
 
 @contextmanager
@@ -50,7 +49,7 @@ def ending(
     """The address of a running server, the server, and its thread."""
     worker = Worker(made, most_waiting, deadline_s)
     requests = RequestLog(log) if log else None
-    made_of = Settings("tiny", drafts=("sam", "suffix", "none"), **settings)
+    made_of = Settings("tiny", drafts=tuple(getattr(made.drafter, "by_name", ("sam",))), **settings)
     app, http = create_app(worker, made_of, requests), limited(made_of.max_connections, made_of.head_seconds)
     with socket.socket() as free:
         free.bind(("127.0.0.1", 0))

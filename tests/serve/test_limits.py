@@ -303,8 +303,8 @@ def test_variables_that_the_template_reads_may_be_set(address: str, served: Any)
 
 
 def test_errors_show_no_path_of_the_disk(folder: Path) -> None:
-    assert public("no /srv/models/demo/a.bin; see http://x.org/a/b or '/home/me/x'") == (
-        "no a.bin; see http://x.org/a/b or 'x'"
+    assert public("no /srv/models/demo/a.bin; see http://x.org/a/b or '/home/me/x', model:/srv/models/m has") == (
+        "no a.bin; see http://x.org/a/b or 'x', model:m has"
     )
     made = engine(folder)
     template, made.tokenizer.inner.chat_template = made.tokenizer.inner.chat_template, None

@@ -23,6 +23,7 @@ from paceline.engine.engine import Engine
 from paceline.engine.sampling import SamplingParams
 from paceline.errors import RowError
 from paceline.serve.fields import Tool
+from paceline.serve.guard import shown_drafts
 from paceline.serve.metrics import Metrics
 from paceline.serve.structure import Grammars
 from paceline.serve.tools import schema
@@ -193,6 +194,21 @@ def test_a_request_chooses_its_drafter(client):
         for name in ("none", "sam")
     }
     assert drafted["none"]["num_draft_tokens"] == 0 < drafted["sam"]["num_draft_tokens"]
+
+
+def test_drafters_are_chosen_and_shown_without_their_folders(folder):
+    spec = f"model:{folder},stop=fixed,draft=2"
+    with serving(engine(folder, drafts=("none", spec))) as address:
+        assert httpx.get(f"{address}/stats").json()["drafts"] == ["none", "model:tiny,stop=fixed,draft=2"]
+        for name in (spec, "model:tiny,stop=fixed,draft=2"):
+            ask = {"prompt": "the cat", "max_tokens": 9, "temperature": 0, "draft": name}
+            reply = httpx.post(f"{address}/v1/completions", json=ask).json()
+            assert reply["metrics"]["speculative_decoding"]["num_draft_tokens"] > 0
+        refused = httpx.post(f"{address}/v1/completions", json={**ask, "draft": "other"}).json()["error"]["message"]
+        assert "requests may choose none, model:tiny,stop=fixed,draft=2" in refused
+    assert [*shown_drafts(["auto:sam|rest:~/a/b;x=/c/d", "model:../m/", "model:/n/m/"])] == [
+        "auto:sam|rest:b;x=d", "model:m/", "model:m/#2",
+    ]  # fmt: skip
 
 
 def test_penalties_and_the_least_length(client, alone):

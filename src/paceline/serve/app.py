@@ -25,7 +25,7 @@ from paceline.errors import PacelineError, shortened
 from paceline.serve import fields, reading
 from paceline.serve import tools as tool
 from paceline.serve.fields import ChatRequest, Common, Conversation, TextRequest, Tool, text_of
-from paceline.serve.guard import Bodies, Gone, Guard, add_errors, describe_bodies
+from paceline.serve.guard import Bodies, Gone, Guard, add_errors, describe_bodies, shown_drafts
 from paceline.serve.items import ItemsRequest, add_responses
 from paceline.serve.listener import CutOff
 from paceline.serve.metrics import Metrics, RequestLog
@@ -66,6 +66,7 @@ class Server:
         self.tokenizer.show(reading.all_marks(self.formats, self.marks))
         self.metrics = Metrics(worker, settings.metrics_prefix)
         self.bodies = Bodies(settings)
+        self.drafts = shown_drafts(settings.drafts)
 
     def check_model(self, model: str | None) -> None:
         """Refused for a model that is not here."""
@@ -74,10 +75,13 @@ class Server:
             raise Refused(what, "model", 404, "model_not_found")
 
     def check(self, request: Common) -> None:
-        """Refused for a model or drafter that is not here."""
+        """Refused for a model or drafter that is not here. The drafter becomes its whole spec."""
         self.check_model(request.model)
-        if request.draft is not None and request.draft not in self.settings.drafts:
-            choice = ", ".join(self.settings.drafts)
+        if request.draft is None:
+            return
+        request.draft = self.drafts.get(request.draft, request.draft)
+        if request.draft not in self.settings.drafts:
+            choice = ", ".join(self.drafts)
             raise Refused(f"draft is {shortened(repr(request.draft))}; requests may choose {choice}", "draft")
 
     def prompt_of(self, request: Conversation, whole: bool = True) -> list[int]:
@@ -461,7 +465,7 @@ def _facts(app: FastAPI, server: Server) -> None:
     @app.get("/stats")
     async def stats() -> dict[str, Any]:
         """What the page shows."""
-        return {"model": settings.model, "drafts": list(settings.drafts), **server.metrics.now()}
+        return {"model": settings.model, "drafts": list(server.drafts), **server.metrics.now()}
 
     @app.get("/", response_class=HTMLResponse)
     async def page() -> str:

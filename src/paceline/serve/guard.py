@@ -9,7 +9,7 @@ import asyncio
 import hmac
 import re
 import zlib
-from collections.abc import Awaitable, Callable, Iterator
+from collections.abc import Awaitable, Callable, Iterator, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from contextlib import contextmanager
 from hashlib import sha256
@@ -103,13 +103,22 @@ def add_errors(app: FastAPI) -> None:
         return refused(EngineFailed("the server failed at this request; its log says why"))
 
 
-_PATH = re.compile(r"(?<![\w.:/~])~?/(?:[^\s/'\"]+/)+(?=[^\s/'\"])")
+_PATH = re.compile(r"(?<![\w./~])~?/(?:[^\s/'\"]+/)+(?=[^\s/'\"])")
 """The folders of an absolute path with at least two parts; not those of a URL."""
 
 
 def public(message: str) -> str:
     """An error's message as strangers may read it: without folders of the server's disk."""
     return _PATH.sub("", readable(message))
+
+
+def shown_drafts(specs: Sequence[str]) -> dict[str, str]:
+    """Specs by the names under which strangers see them: without the folders of checkpoints and files."""
+    names: dict[str, str] = {}
+    for spec in specs:
+        name = re.sub(r"[^\s:|+,;=\"]*/(?=[^/])", "", spec)
+        names[name if name not in names else f"{name}#{len(names)}"] = spec
+    return names
 
 
 def readable(message: str) -> str:
