@@ -60,10 +60,10 @@ def _more(left_out: int) -> str:
 
 def _place(error: BaseException | None) -> tuple[str, int] | None:
     """Where an error was raised."""
-    trace = error and error.__traceback__
+    trace = None if error is None else error.__traceback__
     while trace is not None and trace.tb_next is not None:
         trace = trace.tb_next
-    return trace and (trace.tb_frame.f_code.co_filename, trace.tb_lineno)
+    return None if trace is None else (trace.tb_frame.f_code.co_filename, trace.tb_lineno)
 
 
 WARNED = Warned()
