@@ -13,6 +13,7 @@ import pytest
 import torch
 
 from paceline.draft.base import Drafter
+from paceline.draft.fallback import Choice
 from paceline.draft.registry import create
 from paceline.engine.engine import Engine
 from paceline.engine.memory import SLACK, Prefixes, _free_in_group, common, parse_bytes
@@ -22,7 +23,7 @@ from paceline.engine.round import Verdict
 from paceline.engine.sampling import SamplingParams
 from paceline.engine.scheduler import Ragged
 from paceline.errors import PacelineError, PromptError
-from paceline.target.base import Needs
+from paceline.target.base import BEFORE_NORM, Needs
 from paceline.target.cache import RaggedCache, in_granules
 from paceline.target.decoder import Decoder
 from paceline.target.tokenizer import Tokenizer
@@ -318,8 +319,57 @@ def test_of_a_prompt_that_is_being_answered_the_last_token_is_run(decoder: Decod
     assert [row.reused for row in rows] == [0, len(PROMPTS[2]) - 1]
 
 
-def test_a_drafter_that_must_see_the_prompt_sees_all_of_it(decoder: Decoder) -> None:
-    listening = drafters.Listening(Drafter(), Needs(hidden_layers=(1,)))
+class Reading(Drafter):
+    """Remembers the states of all tokens that were committed, by row."""
+
+    def __init__(self, *layers: int):
+        self.needs, self.read = Needs(hidden_layers=layers), dict[int, torch.Tensor]()
+
+    def start(self, row: Any) -> None:
+        self.read[row.id] = torch.empty(0, len(self.needs.hidden_layers) * native.TINY["hidden_size"])
+
+    def observe(self, round: Any) -> None:
+        for i, row in enumerate(round.rows):
+            states = [round.committed(i, layer) for layer in self.needs.hidden_layers]
+            self.read[row.id] = torch.cat([self.read[row.id], torch.cat(states, -1)])
+            assert len(self.read[row.id]) == row.cached
+
+
+@pytest.mark.usefixtures("eager")
+@pytest.mark.parametrize("rows", [4, 40])
+def test_a_drafter_that_reads_states_is_shown_those_of_tokens_that_are_reused(decoder: Decoder, rows: int) -> None:
+    """Of rows that run and have ended, of answers too, and of rows that gave way; within the budget."""
+    turns = [[PROMPTS[2] + PROMPTS[0]] * 3, [PROMPTS[2] * 2, PROMPTS[2] + PROMPTS[0] + PROMPTS[3]]]
+    read, reused = list[dict[int, torch.Tensor]](), list[list[int]]()
+    for reuse in (False, True):
+        drafter = Reading(1, 3, BEFORE_NORM)
+        made, done = engine(decoder, drafter, rows=rows, max_batch=4, reuse=reuse), []
+        for prompts in turns:
+            for delta in made.stream(prompts, SamplingParams(max_tokens=60)):
+                assert decoder.cache.nbytes + made.memory.prefixes.nbytes <= made.memory.budget
+                if delta.finished:
+                    done.append(delta.row)
+        read.append(drafter.read)
+        reused.append([row.reused for row in sorted(done, key=lambda row: row.id)])
+        assert any(row.preempted for row in done) == (rows == 4 and reuse)
+        decoder.cache = decoder.new_cache(decoder.num_layers)
+    assert not made.memory._hidden
+    assert not any(reused[0])
+    assert all(reused[1][1:]) or rows == 4
+    for plain, other in zip(read[0].values(), read[1].values(), strict=True):
+        torch.testing.assert_close(plain, other, rtol=1e-4, atol=1e-4)
+
+
+def test_rows_share_with_those_that_have_the_states_they_need(decoder: Decoder) -> None:
+    parts = {"none": create("none"), "one": Reading(1), "more": Reading(1, 3)}
+    made = engine(decoder, Choice(parts), max_batch=1)
+    asked = [replace(WISHES[0], max_tokens=2, draft=name) for name in ("none", "one", "more", "none", "one", "more")]
+    assert [done.reused for done in made.generate([PROMPTS[2]] * 6, asked)] == [0, 0, 0, 60, 60, 60]
+    assert len(made.memory.prefixes) == 1, "those with fewer states are replaced"
+
+
+def test_a_drafter_that_is_called_in_the_middle_of_the_forward_sees_all_of_the_prompt(decoder: Decoder) -> None:
+    listening = drafters.Listening(Drafter(), Needs(callback_layer=1))
     done = engine(decoder, listening, max_batch=1).generate([PROMPTS[2]] * 2, SamplingParams(max_tokens=4))
     assert [one.reused for one in done] == [0, 0]
     done = engine(decoder, "recycling", max_batch=1).generate([PROMPTS[2]] * 2, SamplingParams(max_tokens=4))

@@ -235,6 +235,21 @@ def test_a_drafter_that_requests_may_choose_is_nothing_to_those_that_do_not(fold
         assert {done.reused for done in theirs} == {len(prompt) - 1}
 
 
+@pytest.mark.parametrize("name", [*STATES, "recycling, prompt", "inside auto", "after another"])
+def test_prompts_are_reused_with_the_states_that_a_head_reads(folders: Folders, name: str) -> None:
+    """It drafts as if it had seen them run: of a prompt that runs, and of an answer that has ended."""
+    drafted = []
+    for reuse in (False, True):
+        engine, wish = Engine(folders.target, made(folders, OFFERED[name]), reuse=reuse, max_batch=3), GREEDY
+        first = engine.generate([folders.prompts[0]] * 2, wish)
+        turn = [*folders.prompts[0], *first[0].tokens, *folders.prompts[3]]
+        every = [*first, *engine.generate([turn], wish)]
+        assert every[2].tokens == decode(folders.model, turn, wish, eos=(models.EOS,)).tokens
+        assert [done.reused > 0 for done in every] == [False, reuse, reuse]
+        drafted.append([(done.tokens, done.stats.accepted) for done in every])
+    assert drafted[0] == drafted[1] or name in ("inside auto", "recycling, prompt")  # which learn
+
+
 def held(part: Any, depth: int = 4) -> int:
     """Entries that a drafter and its parts hold by row, and rows in their caches."""
     if isinstance(part, RaggedCache):

@@ -112,10 +112,15 @@ class Engine:
         self._rule = rule
         self.drafter.bind(self.target)
         self.target.check(self.drafter.needs)
-        reuse = reuse and not all(drafter.needs.whole_prompt for drafter in self.drafter.choices)
+        reads = [drafter.needs for drafter in self.drafter.choices]
+        reuse = reuse and any(one.callback_layer is None for one in reads)
+        if prefix_cache is not None:  # which has no states
+            reuse = reuse and any(not one.whole_prompt for one in reads)
+        state = self.target.hidden_size * self.target.dtype.itemsize
+        self._state_bytes = state * max(len(one.hidden_layers) for one in reads)
         size = parse_bytes(prefix_cache_size, "prefix_cache_size")
         self._disk = None if prefix_cache is None else (prefix_cache, size)
-        self.memory = Memory(self.target, cache_memory, max_batch=max_batch, reuse=reuse, disk=self._disk)
+        self.memory = self._memory(cache_memory, reuse)
         self.rows: list[Row] = []
         self.waiting: deque[Row] = deque()
         self.clock = Clock(exact_profile)
@@ -134,7 +139,9 @@ class Engine:
         before, plan = self._begin(), Round([], [], [])
         try:
             failed = self._admit()
-            plan = self._plan(self.schedule.select(self.memory.ready(self.rows)))
+            ready = self.memory.ready(self.rows)
+            self._recall()
+            plan = self._plan(self.schedule.select(ready))
             verdict = self._verify(plan)
             outcomes = self._accept(plan, verdict)
             deltas = self._apply(plan, outcomes)
@@ -199,7 +206,8 @@ class Engine:
             if verdict is not None and verdict.count(i):
                 rule = self.rule_of(self.drafter.of(row))
                 by_rule.setdefault(id(rule), (rule, []))[1].append(i)
-        for rule, decisive in by_rule.values() if verdict is not None else ():
+        for rule, decisive in by_rule.values():
+            assert verdict is not None
             rows, trees = [plan.rows[i] for i in decisive], [plan.trees[i] for i in decisive]
             with _Guard(rows):
                 decided = accept(rows, trees, [verdict.of(i) for i in decisive], rule)
@@ -235,6 +243,7 @@ class Engine:
             round = Round(plan.rows, plan.trees, plan.segments, verdict, outcomes)
             round = round if len(alive) == len(plan) else round.only(alive)
             with _Guard(round.rows):
+                self.memory.keep_states(round)
                 self.drafter.observe(round)
             self.clock.lap("observe")
 
@@ -303,9 +312,13 @@ class Engine:
         finally:
             target.weights_fingerprint = known
         self.target, before = target, self.memory
-        self.memory = Memory(target, before.budget, max_batch=self.max_batch, reuse=before.reuse, disk=self._disk)
+        self.memory = self._memory(before.budget, before.reuse)
         if before.cache is not None and self.memory.cache is not None:
             self.memory.cache.take_memory(before.cache)
+
+    def _memory(self, budget: int | str | None, reuse: bool) -> Memory:
+        keeps = {"disk": self._disk, "state_bytes": self._state_bytes}
+        return Memory(self.target, budget, max_batch=self.max_batch, reuse=reuse, **keeps)  # type: ignore[arg-type]
 
     @contextmanager
     def using(self, *, rule: Rule | None = None, schedule: Schedule | None = None) -> Iterator[None]:
@@ -332,11 +345,22 @@ class Engine:
     def _join(self, row: Row) -> None:
         self.rows.append(row)
         with _Guard([row]):
-            self.memory.start(row, self.rows, reuse=not self.drafter.of(row).needs.whole_prompt)
+            needs = self.drafter.of(row).needs
+            self.memory.start(row, self.rows, None if needs.callback_layer is not None else needs.hidden_layers)
             row.joined = row.joined or perf_counter()
             self.clock.lap("rows")
             (self.drafter.restart if row.preempted else self.drafter.start)(row)
             self.clock.lap("draft")
+
+    def _recall(self) -> None:
+        """Show drafters that read the states of every token those of reused ones, as of a piece of the prompt."""
+        for row, states in self.memory.recalled():
+            path, none = list(range(row.cached)), torch.empty(0, self.target.vocab_size, device=self.target.device)
+            segment = Segment.chunk(row.slot, row.tokens[: row.cached], last=False)
+            verdict = Verdict.on([segment], none, dict(states), (none, none.long()))
+            tree = DraftTree.root(int(segment.tokens[-1]))
+            with _Guard([row]):
+                self.drafter.of(row).observe(Round([row], [tree], [segment], verdict, [Accepted(path, [])]))
 
     def _drop_ended(self) -> list[Row]:
         """Let the rows that have ended leave the batch; return them."""

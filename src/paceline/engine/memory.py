@@ -3,12 +3,13 @@
 import logging
 import re
 from collections import Counter
-from collections.abc import Mapping, Sequence
+from collections.abc import Collection, Mapping, Sequence
 from contextlib import suppress
 from dataclasses import dataclass, field
 from functools import partial
 from itertools import product
 from pathlib import Path
+from typing import NamedTuple
 
 import numpy as np
 import torch
@@ -16,6 +17,7 @@ from rich.filesize import decimal
 
 from paceline.engine.prefix_cache import BLOCK, PrefixCache
 from paceline.engine.request import Row
+from paceline.engine.round import Round
 from paceline.engine.tree import IntArray
 from paceline.errors import PacelineError, PromptError
 from paceline.target.base import Target
@@ -32,10 +34,19 @@ MOST_PREFIXES = 64  # most prefixes, or four times the batch if that is more
 UNITS = {"": 1, "K": 10**3, "M": 10**6, "G": 10**9, "T": 10**12, "KI": 2**10, "MI": 2**20, "GI": 2**30, "TI": 2**40}
 
 
+class Share(NamedTuple):
+    """What a request shares with others: those of its salt, and with the target's states of `layers`, which its drafter
+    reads of every token."""
+
+    salt: str = ""
+    layers: frozenset[int] = frozenset()
+
+
 @dataclass(eq=False)
 class Prefix:
     """Tokens int64 [n], and their keys and values [layers, 2, kv_heads, n, head_dim]. begins: their `beginning`.
 
+    hidden  states [n, H] by layer, for drafters that read them of every token.
     states  of a model with recurrent layers, by number of tokens, the least recently used first: the text can be reused
             up to there alone. Empty: up to anywhere."""
 
@@ -43,11 +54,13 @@ class Prefix:
     kv: torch.Tensor
     begins: tuple[str, bytes]
     states: dict[int, State] = field(default_factory=dict)
+    hidden: Mapping[int, torch.Tensor] = field(default_factory=dict)
 
     @property
     def nbytes(self) -> int:
         """Bytes of keys, values and states."""
-        return self.kv.nbytes + sum(state.nbytes for state in self.states.values())
+        states, hidden = self.states.values(), self.hidden.values()
+        return self.kv.nbytes + sum(one.nbytes for one in states) + sum(one.nbytes for one in hidden)
 
     def reusable(self, most: int) -> int:
         """How many of the first `most` tokens can be reused."""
@@ -77,14 +90,15 @@ class Prefixes:
     def __len__(self) -> int:
         return len(self._prefixes)
 
-    def _shared(self, tokens: IntArray, salt: str) -> list[tuple[int, Prefix]]:
+    def _shared(self, tokens: IntArray, share: Share) -> list[tuple[int, Prefix]]:
         """The prefixes that begin as `tokens`, each with the length of the common beginning."""
-        begins = beginning(tokens, salt)
-        return [(common(one.tokens, tokens), one) for one in self._prefixes if one.begins == begins]
+        begins, layers = beginning(tokens, share.salt), share.layers
+        alike = (one for one in self._prefixes if one.begins == begins and layers <= one.hidden.keys())
+        return [(common(one.tokens, tokens), one) for one in alike]
 
-    def best(self, tokens: IntArray, salt: str = "") -> tuple[int, Prefix | None]:
+    def best(self, tokens: IntArray, share: Share = Share()) -> tuple[int, Prefix | None]:
         """(length, prefix) of the longest beginning of `tokens` that can be reused; 0 and None if it is too short."""
-        every = ((prefix.reusable(shared), prefix) for shared, prefix in self._shared(tokens, salt))
+        every = ((prefix.reusable(shared), prefix) for shared, prefix in self._shared(tokens, share))
         shared, prefix = max(every, key=lambda pair: pair[0], default=(0, None))
         if prefix is None or shared < SHORTEST:
             return 0, None
@@ -92,20 +106,24 @@ class Prefixes:
         self._prefixes.append(prefix)
         return shared, prefix
 
-    def common(self, tokens: IntArray, salt: str = "") -> int:
+    def common(self, tokens: IntArray, share: Share = Share()) -> int:
         """Length of the longest common beginning with `tokens`, reusable or not."""
-        return max((shared for shared, _ in self._shared(tokens, salt)), default=0)
+        return max((shared for shared, _ in self._shared(tokens, share)), default=0)
 
-    def add(self, tokens: IntArray, kv: torch.Tensor, states: Mapping[int, State] = {}, salt: str = "") -> None:
+    def add(
+        self, tokens: IntArray, kv: torch.Tensor, states: Mapping[int, State] = {}, salt: str = "",
+        hidden: Mapping[int, torch.Tensor] = {},
+    ) -> None:  # fmt: skip
         """Add a prefix; it replaces its own prefixes, and has their states too."""
         states = {**states}
-        for shared, prefix in self._shared(tokens, salt):
-            if shared == len(prefix.tokens):
+        for shared, prefix in self._shared(tokens, Share(salt)):
+            if shared == len(prefix.tokens) and prefix.hidden.keys() <= hidden.keys():
                 self._remove(prefix)
                 states = prefix.states | states
         while self._prefixes and len(self._prefixes) >= self.most:
             self.forget()
-        self._prefixes.append(Prefix(tokens, kv, beginning(tokens, salt), dict([*states.items()][-MOST_STATES:])))
+        states = dict([*states.items()][-MOST_STATES:])
+        self._prefixes.append(Prefix(tokens, kv, beginning(tokens, salt), states, hidden))
         self.nbytes += self._prefixes[-1].nbytes
 
     def forget(self) -> None:
@@ -134,11 +152,12 @@ class Memory:
 
     budget  most bytes; None: SHARE of the free memory.
     reuse   whether prompts that begin alike share keys and values.
-    disk    folder and most bytes of prompts' keys and values that later processes reuse; None: they are not stored."""
+    disk    folder and most bytes of prompts' keys and values that later processes reuse; None: they are not stored.
+    state_bytes  most bytes of a token's states that are kept, for drafters that read them of every token."""
 
     def __init__(
         self, target: Target, budget: int | str | None, *, max_batch: int, reuse: bool,
-        disk: tuple[str | Path, int] | None = None,
+        disk: tuple[str | Path, int] | None = None, state_bytes: int = 0,
     ):  # fmt: skip
         self.target, self.max_batch = target, max_batch
         cache = getattr(target, "cache", None)
@@ -148,8 +167,11 @@ class Memory:
         self.prefixes = Prefixes(max(MOST_PREFIXES, 4 * max_batch))
         self._slack = SLACK
         self._fresh: dict[int, tuple[Row | None, int]] = {}
+        self._shares: dict[int, Share] = {}
+        self._hidden: dict[int, list[torch.Tensor]] = {}  # by row: of its tokens in the cache, [n, L * H]
+        self._recalled: list[tuple[Row, Mapping[int, torch.Tensor]]] = []
         if self.cache is not None:
-            self.cache.most_bytes = self.budget
+            self.cache.most_bytes, self.cache.beside = self.budget, state_bytes if self.reuse else 0
         self.disk: PrefixCache | None = None
         if disk is not None:
             if target.recurrent:
@@ -179,17 +201,22 @@ class Memory:
         need = max(r.expected_length for r in (*running, row)) + self._slack
         return self._fit(len(self.cache.held) + 1, need, running, joining - 1) or not running
 
-    def start(self, row: Row, running: Sequence[Row], *, reuse: bool = True) -> None:
+    def start(self, row: Row, running: Sequence[Row], layers: Collection[int] | None = ()) -> None:
         """Give a row its slot. `ready` holds it back while an older row computes keys and values that both need.
 
-        reuse  whether it may have keys and values of others; they may have its own in any case."""
+        layers  whose states its drafter reads of every token: it can reuse what has them. None: nothing."""
         row.slot = self.target.add_row(row.expected_length)
         row.cached = 0
-        if not (self.reuse and reuse) or len(row) <= SHORTEST or row.params.prompt_logprobs is not None:
+        self._shares[row.id] = share = Share(row.params.cache_salt, frozenset(layers or ()))
+        if not self.reuse:
             return
-        tokens, salt = row.tokens[:-1], row.params.cache_salt
-        self._load(tokens, salt)
-        least, lead = self.prefixes.best(tokens, salt)[0] + SHORTEST, None
+        if share.layers:
+            self._hidden[row.id] = []
+        if layers is None or len(row) <= SHORTEST or row.params.prompt_logprobs is not None:
+            return
+        tokens = row.tokens[:-1]
+        self._load(tokens, share)
+        least, lead = self.prefixes.best(tokens, share)[0] + SHORTEST, None
         for other in self._alike(row, running):
             shared = common(other.tokens, tokens)
             if other.cached >= shared:  # else it will have them all
@@ -199,7 +226,7 @@ class Memory:
         self._fresh[row.id] = lead, least
         if self.target.recurrent:
             # Where texts have parted once, others will: at the end of a prompt, and where this one leaves another.
-            marks = [(row, len(tokens)), (row, self.prefixes.common(tokens, salt)), *([(lead, least)] if lead else [])]
+            marks = [(row, len(tokens)), (row, self.prefixes.common(tokens, share)), *([(lead, least)] if lead else [])]
             for one, length in marks:
                 self._cache.mark(one.slot, length)
 
@@ -208,11 +235,24 @@ class Memory:
         assert self.cache is not None
         return self.cache
 
-    def _load(self, tokens: IntArray, salt: str) -> None:
-        """Take over from the disk what it has of `tokens`, if that is more than the memory has."""
-        kv = None if self.disk is None else self.disk.load(tokens, self.prefixes.best(tokens, salt)[0], salt)
-        if kv is not None and self._make_room(kv.shape[3]):
-            self.prefixes.add(tokens[: kv.shape[3]].copy(), kv, salt=salt)
+    def _load(self, tokens: IntArray, share: Share) -> None:
+        """Take over from the disk, which has no states, what it has of `tokens`, if the memory has less."""
+        if self.disk is not None and not share.layers:
+            kv = self.disk.load(tokens, self.prefixes.best(tokens, share)[0], share.salt)
+            if kv is not None and self._make_room(kv.shape[3]):
+                self.prefixes.add(tokens[: kv.shape[3]].copy(), kv, salt=share.salt)
+
+    def keep_states(self, round: Round) -> None:
+        """Keep the states of what a round has committed, for rows whose drafters read them."""
+        for i, row in enumerate(round.rows):
+            if row.id in self._hidden:
+                states = [round.committed(i, layer) for layer in sorted(self._shares[row.id].layers)]
+                self._hidden[row.id].append(torch.cat(states, -1))
+
+    def recalled(self) -> list[tuple[Row, Mapping[int, torch.Tensor]]]:
+        """Rows that reuse tokens since the last call, with the states [reused, H] by layer that their drafters read."""
+        recalled, self._recalled = self._recalled, []
+        return recalled
 
     def ready(self, running: Sequence[Row]) -> Sequence[Row]:
         """The rows that may run in this round."""
@@ -231,24 +271,37 @@ class Memory:
     def _take_over(self, row: Row, running: Sequence[Row]) -> None:
         """Copy the keys and values of the row or prefix with the longest common beginning. The last token is run."""
         tokens, cache = row.tokens[:-1], self._cache
-        shared, prefix = self.prefixes.best(tokens, row.params.cache_salt)
+        shared, prefix = self.prefixes.best(tokens, self._shares[row.id])
         reach = {r: cache.reusable(r.slot, min(r.cached, common(r.tokens, tokens))) for r in self._alike(row, running)}
         lead = max(reach, key=reach.__getitem__, default=row)
         live = reach.get(lead, 0)
         if max(shared, live) < SHORTEST:
             return
         if prefix is not None and shared >= live:
-            kv, state = prefix.take(shared)
+            (kv, state), hidden = prefix.take(shared), prefix.hidden
         else:
             kv, state = cache.copy(lead.slot, live), cache.states(lead.slot).get(live)
+            hidden = self._states_of(lead) if row.id in self._hidden else {}
         cache.paste(row.slot, kv, state)
         row.cached = kv.shape[3]
         row.reused += row.cached
+        if row.id in self._hidden:
+            reused = {layer: hidden[layer][: row.cached] for layer in sorted(self._shares[row.id].layers)}
+            self._hidden[row.id] = [torch.cat(list(reused.values()), -1)]
+            self._recalled.append((row, reused))
+
+    def _states_of(self, row: Row) -> dict[int, torch.Tensor]:
+        """States [n, H] by layer of a row's tokens in the cache; none if its drafter reads none."""
+        layers = sorted(self._shares[row.id].layers)
+        if not layers or not self._hidden.get(row.id):
+            return {}
+        return dict(zip(layers, torch.cat(self._hidden[row.id]).chunk(len(layers), -1), strict=True))
 
     def _alike(self, row: Row, running: Sequence[Row]) -> list[Row]:
         """The running rows whose texts begin as that of `row`."""
-        begins = beginning(row.tokens, row.params.cache_salt)
-        return [other for other in running if beginning(other.tokens, other.params.cache_salt) == begins]
+        (salt, layers), shares = self._shares[row.id], self._shares
+        begins, able = beginning(row.tokens, salt), [one for one in running if layers <= shares[one.id].layers]
+        return [other for other in able if beginning(other.tokens, shares[other.id].salt) == begins]
 
     def preempt(self, running: Sequence[Row]) -> list[Row]:
         """Make the cache large enough for this round; return the rows that lost their slots: the youngest, of the
@@ -276,6 +329,7 @@ class Memory:
         """Take a row's slot; its tokens will be run again."""
         self.target.drop_row(row.slot)
         self._fresh.pop(row.id, None)
+        self._hidden.pop(row.id, None)
         row.slot, row.cached = -1, 0
         row.preempted += 1
 
@@ -320,13 +374,16 @@ class Memory:
         except Exception:  # the row's answer stands, and other rows must not suffer
             log.exception("request %d is not kept for reuse", row.id)
         finally:
+            self._hidden.pop(row.id, None)
+            self._shares.pop(row.id, None)
             self.target.drop_row(row.slot)
 
     def _store(self, row: Row) -> None:
-        tokens, salt, states = row.tokens[: row.cached].copy(), row.params.cache_salt, self._cache.states(row.slot)
+        tokens, share, states = row.tokens[: row.cached].copy(), self._shares[row.id], self._cache.states(row.slot)
         size = sum(state.nbytes for state in states.values())
-        if self.prefixes.common(tokens, salt) < len(tokens) and self._make_room(row.cached, size):
-            self.prefixes.add(tokens, self._cache.copy(row.slot, row.cached), states, salt)
+        if self.prefixes.common(tokens, share) < len(tokens) and self._make_room(row.cached, size):
+            kv, hidden = self._cache.copy(row.slot, row.cached), self._states_of(row)
+            self.prefixes.add(tokens, kv, states, share.salt, hidden)
 
     def _make_room(self, length: int, more: int = 0) -> bool:
         """Forget prefixes until one of `length` tokens and `more` bytes fits into the budget; False if it cannot."""

@@ -136,6 +136,7 @@ class Round:
     verdict: Verdict | None = None
     accepted: list[Accepted] = field(default_factory=list)
     places: Sequence[int] = ()
+    _committed: dict[tuple[int, int], torch.Tensor] = field(default_factory=dict, repr=False)
 
     def __len__(self) -> int:
         return len(self.rows)
@@ -166,9 +167,11 @@ class Round:
 
     def committed(self, i: int, layer: int) -> torch.Tensor:
         """States before layer `layer` of the tokens that row i keeps from this round's forward, [len(path), H]."""
-        states, path = self.hidden(i, layer), self.accepted[i].path
-        is_chain = not path or path[-1] == len(path) - 1
-        return states[: len(path)] if is_chain else states[path]
+        if (i, layer) not in self._committed:
+            states, path = self.hidden(i, layer), self.accepted[i].path
+            is_chain = not path or path[-1] == len(path) - 1
+            self._committed[i, layer] = states[: len(path)] if is_chain else states[path]
+        return self._committed[i, layer]
 
     def spans(self) -> list[slice]:
         """Where each row's nodes lie among the packed nodes of the forward: `hidden[spans[i]]` of `on_layer`."""

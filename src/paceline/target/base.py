@@ -43,7 +43,7 @@ class Needs:
 
     @property
     def whole_prompt(self) -> bool:
-        """Whether the drafter needs the states of every prompt token. No prompt's start is reused then."""
+        """Whether the drafter needs the states of every prompt token, run or reused."""
         return bool(self.hidden_layers) or self.callback_layer is not None
 
     def __or__(self, other: Needs) -> Needs:

@@ -42,6 +42,7 @@ class RaggedCache:
     """Keys and values of rows that come and go.
 
     kv          [layers, 2, slots, kv_heads, capacity, head_dim]: all of them; another tensor once they have grown.
+    beside      bytes that its owner keeps of every token beside keys and values; they count in all sizes.
     most_bytes  above this size the cache grows to the size that is needed, and does not double.
     recurrent   the states of layers without keys and values, if there are any."""
 
@@ -50,6 +51,7 @@ class RaggedCache:
         device: torch.device | str,
     ):  # fmt: skip
         self.max_context = max_context
+        self.beside = 0
         self.most_bytes: int | None = None
         self.recurrent: RecurrentState | None = None
         self._lengths: list[int] = []
@@ -73,7 +75,7 @@ class RaggedCache:
     @property
     def nbytes(self) -> int:
         """Bytes of the cache."""
-        return self.kv.nbytes + self.num_slots * self._slot_bytes
+        return self.kv.nbytes + self.num_slots * (self._slot_bytes + self.beside * self.capacity)
 
     @property
     def _slot_bytes(self) -> int:
@@ -82,9 +84,9 @@ class RaggedCache:
 
     @property
     def token_bytes(self) -> int:
-        """Bytes of one token's keys and values."""
+        """Bytes of one token's keys and values, and of what is kept beside them."""
         layers, two, _, heads, _, dim = self.kv.shape
-        return layers * two * heads * dim * self.kv.element_size()
+        return layers * two * heads * dim * self.kv.element_size() + self.beside
 
     @property
     def held(self) -> list[int]:
