@@ -88,7 +88,7 @@ def test_is_of_one_form_of_the_weights_and_one_processor_if_exact(monkeypatch: p
     assert len({target.prefix_key for target in targets}) == 4
     plain, exact = decoder(), decoder(exact=True)
     before = plain.prefix_key, exact.prefix_key
-    monkeypatch.setattr("paceline.target.decoder.llvm.get_host_cpu_name", lambda: "another")
+    monkeypatch.setattr("paceline.processor.name", lambda: "another")
     assert plain.prefix_key == before[0]
     assert exact.prefix_key != before[1]
 

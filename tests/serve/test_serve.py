@@ -8,6 +8,7 @@ import re
 from collections.abc import Iterator
 from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
+from threading import Event
 from time import perf_counter, sleep
 from types import SimpleNamespace
 from typing import Any
@@ -307,8 +308,16 @@ def test_nobody_sees_what_another_asked(folder, share):
 
 
 def test_a_key_does_not_wait_for_all_of_another(folder):
-    with serving(engine(folder, max_batch=2, max_rows_per_client=1), api_keys=("one", "two")) as address:
+    made, go = engine(folder, max_batch=2, max_rows_per_client=1), Event()
+    step = made.step
+    made.step = lambda: (go.wait(30), step())[1]  # nothing is answered before all have asked
+    with serving(made, api_keys=("one", "two")) as address:
         url, ask = f"{address}/v1/completions", {"prompt": "the cat", "max_tokens": 200, "ignore_eos": True}
+
+        def wait_for(count):
+            key, counts = {"Authorization": "Bearer one"}, ("running", "waiting")
+            while sum(httpx.get(f"{address}/stats", headers=key).json()[what] for what in counts) < count:
+                sleep(0.01)
 
         def done(key):
             assert httpx.post(url, json=ask, headers={"Authorization": f"Bearer {key}"}, timeout=120).status_code == 200
@@ -316,9 +325,11 @@ def test_a_key_does_not_wait_for_all_of_another(folder):
 
         with ThreadPoolExecutor(9) as pool:
             first = [pool.submit(done, "one") for _ in range(8)]
-            while "requests_waiting 7.0" not in httpx.get(f"{address}/metrics").text:
-                sleep(0.01)
-            ended = pool.submit(done, "two").result()
+            wait_for(8)
+            other = pool.submit(done, "two")
+            wait_for(9)
+            go.set()
+            ended = other.result()
             assert sum(one.result() > ended for one in first) >= 5
 
 
