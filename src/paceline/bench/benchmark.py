@@ -131,6 +131,7 @@ def identity(setting: Setting, contestants: Sequence[Contestant]) -> dict[str, A
     return {
         "model": benchmark.model,
         "fingerprint": setting.target.weights_fingerprint,
+        **({"weights": setting.target.expanded} if setting.target.expanded else {}),
         "suite": asked | {"questions": setting.num_questions},
         "options": {
             **asdict(benchmark.options),

@@ -82,18 +82,18 @@ class Setting:
 def set_up(benchmark: Benchmark, watch: Watch) -> Setting:
     """Load the model and the questions. PacelineError for what the caller has to change."""
     suite = read_suite(benchmark.suite, limit=benchmark.limit, categories=benchmark.categories)
-    gguf = is_gguf(benchmark.model)
-    folder = gguf_of(benchmark.model) if gguf else find(benchmark.model, [*SMALL_FILES, "*.safetensors"])
+    model = benchmark.model  # by the name that every command opens it by: of some names "auto" is another dtype
+    folder = gguf_of(model) if is_gguf(model) else find(model, [*SMALL_FILES, "*.safetensors"])
     native = False if any(check_schedule(name)[0] != "ragged" for name in benchmark.schedules) else None
     target = load(
-        folder,
+        model,
         dtype=benchmark.dtype,
         device=benchmark.device,
         native=native,
         exact=benchmark.exact,
         threads=torch.get_num_threads(),  # the same for all contestants during the whole run
     )
-    tokenizer = load_tokenizer(folder)
+    tokenizer = load_tokenizer(model)
     target.tokenizer = tokenizer  # drafters compare both with those they were trained for
     prompt = partial(_prompt, Transcriber(tokenizer, benchmark.template))
     questions = suite.questions
