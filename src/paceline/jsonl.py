@@ -11,10 +11,11 @@ import io
 import json
 import mmap
 import os
+import re
 import stat
 import sys
 import zlib
-from collections.abc import Generator, Iterable, Iterator, Mapping
+from collections.abc import Callable, Generator, Iterable, Iterator, Mapping
 from contextlib import contextmanager, suppress
 from dataclasses import dataclass
 from io import FileIO
@@ -224,24 +225,48 @@ def standard_output() -> Writer:
         return _Stream()
 
 
-def check_file(path: Path | None) -> Path | None:
-    """`path`; PacelineError unless a file can be written there or replaced. Its folder must exist."""
+PAGE, TABLE, ISSUE, JUNIT = rb"<!doctype html>", rb'{\s*"paceline": "tune"', rb"# With drafts:", rb"\s*<testsuite "
+"""How the files of a kind begin, as patterns: what a command writes replaces its own kind only."""
+
+
+def check_file(path: Path | None, kind: bytes = rb"\Z") -> Path | None:
+    """`path`; PacelineError unless a file can be written there, or replaced: an empty one, or one that begins as `kind`
+    says. Its folder must exist."""
     if path is not None:
         with _writing(path):
             if path.exists() and not path.is_file():
                 what = "a folder" if path.is_dir() else "no regular file"
                 raise PacelineError(f"{path} is {what}; name a file to write")
             _try_in(path.absolute().parent, path)
+            if path.exists():
+                with path.open("rb") as file:
+                    begins = file.read(256)
+                if begins and not re.match(kind, begins):
+                    raise PacelineError(f"{path} holds something else, which would be lost; name another file to write")
     return path
 
 
+def writes(kind: bytes) -> Callable[[Path | None], Path | None]:
+    """`check_file` for files of a kind, as the callback of an option."""
+
+    def check(path: Path | None) -> Path | None:
+        return check_file(path, kind)
+
+    return output(check)
+
+
 def check_log(path: Path | None) -> Path | None:
-    """`path`; PacelineError unless lines can be appended to it: a file as in `check_file`, a device or a pipe."""
+    """`path`; PacelineError unless lines can be appended to it: JSON Lines, a new file, a device or a pipe."""
     if path is None or not path.exists() or path.is_dir():
         return check_file(path)
     with _writing(path):
         if path.is_file():
-            path.open("ab").close()
+            with path.open("r+b") as file:
+                first = file.readline(PIECE_BYTES)
+            with suppress(NotJSON):
+                if not first.endswith(b"\n") or as_object(first, "a record"):
+                    return path
+            raise PacelineError(f"{path} holds no JSON Lines, and lines would be added to it; name another file")
         elif not os.access(path, os.W_OK):
             raise PermissionError(0, "Permission denied")
     return path
@@ -263,6 +288,32 @@ def check_new_folder(path: Path) -> Path:
         raise PacelineError(f"{path} exists already; name a new folder")
     check_folder(path)
     return path
+
+
+OUTPUTS: set[Any] = {check_file, check_log, check_folder, check_new_folder}
+"""The callbacks of options and arguments that name what a command writes."""
+
+
+def output(check: Callable[[Path | None], Path | None]) -> Callable[[Path | None], Path | None]:
+    """Say that a callback is one of `OUTPUTS`."""
+    OUTPUTS.add(check)
+    return check
+
+
+def check_apart(written: Mapping[str, Any], read: Mapping[str, Any]) -> None:
+    """PacelineError if a command is to write what it reads, or twice to one place. Both: values by option; those read
+    may be lists and specs that name a path among other things."""
+    places: dict[str, str] = {}
+    for name, path in written.items():
+        if path is not None and (other := places.setdefault(os.path.realpath(path), name)) != name:
+            raise PacelineError(f"{path} is both {other} and {name}; name two places to write")
+    for name, value in read.items():
+        for text in value if isinstance(value, list | tuple) else [value]:
+            if isinstance(text, str | Path):
+                for part in {str(text), *re.split(r"""[=:,;+|#"]""", str(text))} - {""}:
+                    place = os.path.expanduser(part)
+                    if os.path.exists(place) and (out := places.get(os.path.realpath(place))):
+                        raise PacelineError(f"{part} is read ({name}), and {out} would write it; name another {out}")
 
 
 def _try_in(folder: Path, path: Path) -> None:

@@ -388,7 +388,7 @@ def test_messages_need_the_chat_template(command: Command, tiny: Path, tmp_path:
     assert [json.loads(line)["index"] for line in result.out.splitlines()] == [1]
 
 
-def test_an_output_file_gets_the_objects_and_is_never_written_over(
+def test_an_output_file_gets_the_objects_and_the_same_command_goes_on_in_it(
     command: Command, tiny: Path, tmp_path: Path
 ) -> None:
     prompts, out = _file(tmp_path, '{"prompt": "the cat"}', '{"prompt": "the dog"}'), tmp_path / "out.jsonl"
@@ -396,10 +396,24 @@ def test_an_output_file_gets_the_objects_and_is_never_written_over(
     assert (result.code, result.out) == (0, "")
     before = out.read_text()
     assert [json.loads(line)["index"] for line in before.splitlines()] == [0, 1]
-    again = command("generate", tiny, "-p", prompts, "-n", 4, "-o", out)
-    assert again.code == 2
-    assert "exists already" in again.err
-    assert out.read_text() == before
+    how = ("generate", tiny, "-p", prompts, "-n", 4, "-o", out)
+    again = command(*how)
+    assert (again.code, out.read_text()) == (0, before)
+    assert "2 of 2 answers are in" in again.err
+    first, second = before.splitlines(keepends=True)
+    for left in (first, first + second.replace('"length"', '"abort"'), first + second[:30]):
+        out.write_text(left)
+        assert command(*how).code == 0
+        assert [json.loads(line)["text"] for line in out.read_text().splitlines()] == [
+            json.loads(line)["text"] for line in before.splitlines()
+        ]
+        assert out.read_text().startswith(first)
+    out.write_text(before)
+    for other in ((*how, "-n", 5), (*how, "-d", "none"), ("generate", tiny, "the", "-o", out)):
+        result = command(*other)
+        assert result.code == 2
+        assert "exists already and holds answers of another command" in result.err
+        assert out.read_text() == before
 
 
 def test_a_run_that_fails_leaves_no_empty_file(command: Command, tmp_path: Path) -> None:

@@ -6,6 +6,7 @@ import typing
 from collections.abc import Callable, Iterator
 from inspect import signature
 from pathlib import Path
+from typing import Any
 
 import pytest
 import typer
@@ -14,7 +15,8 @@ from tests.cli.command import Command
 from paceline.cli import app
 from paceline.engine.sampling import RULES
 from paceline.errors import PacelineError
-from paceline.jsonl import check_file, check_folder, check_log, check_new_folder
+from paceline.jsonl import OUTPUTS, PAGE, TABLE, check_file, check_folder, check_log, check_new_folder
+from paceline.train.__main__ import recipe
 
 OUT, HERE, NOWHERE = "<out>", "<here>", "nowhere/model"
 FOLDERS = [
@@ -77,7 +79,7 @@ def test_what_cannot_be_written_is_said_at_once(
 def test_what_can_be_written(tmp_path: Path) -> None:
     """Nothing is made; a folder may be made with its parents, a file stays as it is."""
     file, folder = tmp_path / "file", tmp_path / "folder"
-    file.write_text("old")
+    file.touch()
     folder.mkdir()
     before = sorted(tmp_path.rglob("*"))
     for path in (file, tmp_path / "new"):
@@ -88,7 +90,15 @@ def test_what_can_be_written(tmp_path: Path) -> None:
     assert check_log(Path("/dev/null")) == Path("/dev/null")
     assert check_file(None) is check_log(None) is check_folder(None) is None
     assert sorted(tmp_path.rglob("*")) == before
-    assert file.read_text() == "old"
+    assert file.read_text() == ""
+    for old, kind in (("<!doctype html>\n", PAGE), ('{\n  "paceline": "tune",', TABLE)):
+        file.write_text(old)
+        assert check_file(file, kind) == file
+        for check in (check_file, check_log):
+            with pytest.raises(PacelineError, match="another file"):
+                check(file)
+    file.write_text('{"tokens": [1]}\n')
+    assert check_log(file) == file
     with pytest.raises(PacelineError, match="exists already; name a new folder"):
         check_new_folder(folder)
     with pytest.raises(PacelineError, match="/dev/null is no regular file"):
@@ -135,6 +145,85 @@ def commands(group: typer.Typer, path: tuple[str, ...] = ()) -> Iterator[tuple[s
     for other in group.registered_groups:
         assert other.typer_instance is not None
         yield from commands(other.typer_instance, (*path, str(other.name)))
+
+
+def every_command() -> Iterator[tuple[list[str], Any]]:
+    """(words, Click's command) of every command, those of recipes among them."""
+    for words, _ in commands(app):
+        found: Any = typer.main.get_command(app)
+        for word in words.split():
+            found = found.commands[word]
+        yield words.split(), recipe(words.split()[1]) if words.startswith("train ") else found
+
+
+def files_of(of: Any) -> tuple[list[Any], list[Any]]:
+    """(what a command writes, what may name something that it reads), parameters of the command."""
+    outputs = [one for one in of.params if one.type_descriptor.parameter_info.callback in OUTPUTS]
+    return outputs, [one for one in of.params if one.type_descriptor.annotation in (str, Path) and one not in outputs]
+
+
+def given(parameter: Any, value: object) -> list[str]:
+    return [*(name for name in parameter.opts[:1] if name.startswith("-")), str(value)]
+
+
+def test_no_output_is_one_of_the_inputs(
+    command: Command, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Of any command; the input is an empty file, or a folder where one is written."""
+    monkeypatch.chdir(tmp_path)
+    monkeypatch.setattr("importlib.util.find_spec", lambda *_: True)
+    folder, file, other = tmp_path / "folder", tmp_path / "file.safetensors", tmp_path / "other"
+    folder.mkdir()
+    file.touch()
+    other.mkdir()
+    before, tried = sorted(tmp_path.rglob("*")), 0
+    for words, of in every_command():
+        outputs, inputs = files_of(of)
+        for out, read in ((out, read) for out in outputs for read in inputs):
+            is_folder = "older" in (out.help or "") and words != ["tune"] and ".safetensors" not in out.help
+            line: list[str] = []
+            for one in of.params:
+                if one in (out, read):
+                    line += given(one, folder if is_folder else file)
+                elif one.required:
+                    line += given(one, other if one.type_descriptor.annotation in (str, Path) else 1)
+            said = refused(command, *words, *line)
+            said_so = any(text in said for text in ("is read (", "a directory", "a folder", "exists already"))
+            assert said_so, (words, said)
+            tried += 1
+    assert tried > 150
+    assert sorted(tmp_path.rglob("*")) == before
+
+
+@pytest.mark.parametrize(
+    "line",
+    [
+        "replay LOG --tokenizer . --html LOG", "replay LOG --tokenizer . --html OTHER", "tune . --traffic LOG -o LOG",
+        "tune . -o OTHER", "report RUN --out RUN/answers.jsonl", "report RUN --out RUN/report.html",
+        "certify . --junit OTHER", "certify . --report OTHER", "serve . --log README", "generate . hi -o README",
+        "generate . hi -o OTHER", "eval vision report RUN --out OTHER", "train vocab . --text LOG --out x.safetensors",
+        "train draft . --generate 1 --out MODEL", "train vision small --out MODEL",
+        "certify . --junit new --report new",
+    ],
+)  # fmt: skip
+def test_a_file_of_another_kind_stays(
+    command: Command, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, line: str
+) -> None:
+    monkeypatch.chdir(tmp_path)
+    for folder in ("RUN", "MODEL"):
+        (tmp_path / folder).mkdir()
+    contents = {
+        "LOG": '{"tokens": [1]}\n', "OTHER": '{"tokens": [2]}\n', "README": "# Words\n", "RUN/report.html": "mine\n",
+        "RUN/answers.jsonl": "{}\n", "MODEL/config.json": "{}", "MODEL/model.safetensors": "weights",
+        "x.safetensors": "weights of mine\n", "RUN/run.json": '{"kind": "align"}',
+    }  # fmt: skip
+    for name, content in contents.items():
+        (tmp_path / name).write_text(content)
+    monkeypatch.setattr("paceline.evals.align.page.page", lambda run: "<!doctype html>")
+    refused(command, *line.split())
+    assert {str(file.relative_to(tmp_path)): file.read_text() for file in tmp_path.rglob("*") if file.is_file()} == (
+        contents
+    )
 
 
 def test_every_number_has_a_smallest_one_and_every_output_is_looked_at() -> None:

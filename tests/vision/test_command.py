@@ -62,7 +62,7 @@ def test_pairs_beside_the_six(tmp_path: Path, capsys) -> None:
         (["run", "SET", "--model", "orakel"], "no model 'orakel'. Did you mean 'oracle'?"),
         (["run", "SET/nothing", "--model", "oracle"], "there is no data set at"),
         (["report", "SET"], "is no run"),
-        (["build", "SET", "--objects", "SET"], "is no source of objects"),
+        (["build", "new", "--objects", "SET"], "is no source of objects"),
     ],
 )
 def test_mistakes_are_one_line(arguments, message, capsys) -> None:

@@ -13,7 +13,7 @@ from paceline.cli import options
 from paceline.cli.show import Steps, say
 from paceline.draft.spec import option
 from paceline.errors import PacelineError
-from paceline.jsonl import check_file, check_folder, write_whole
+from paceline.jsonl import ISSUE, JUNIT, check_folder, write_whole, writes
 from paceline.workbench.options import with_options
 
 
@@ -32,9 +32,9 @@ class CertifyOptions(Subject):
     threads: options.Threads = None
     out: Path | None = option(None, "Folder for certificate.json and certificate.html.", callback=check_folder)
     report: Path | None = option(
-        None, "File for what one would file upstream, Markdown; written if a bug is found.", callback=check_file
+        None, "File for what one would file upstream, Markdown; written if a bug is found.", callback=writes(ISSUE)
     )
-    junit: Path | None = option(None, "File for the tests as JUnit's XML.", callback=check_file)
+    junit: Path | None = option(None, "File for the tests as JUnit's XML.", callback=writes(JUNIT))
     as_json: options.AsJson = False
 
 

@@ -48,7 +48,8 @@ def build(
     paceline generate smollm2 "Hello" --draft sam,corpus=build/answers
 
     A .txt file is one document. A line of a .jsonl file holds "text", "response", "prompt" and "response",
-    "messages", or "choices" with "turns"; every text in it is a document."""
+    "messages", or "choices" with "turns"; every text in it is a document. Of token ids (`paceline serve --log`) the
+    answers are documents."""
     if workers is not None and ray is None:
         raise StoreError("--workers are Ray's; add --ray")
     files = [*(text or []), *(more or [])]

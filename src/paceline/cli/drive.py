@@ -39,6 +39,8 @@ class Answer:
         record: dict[str, Any] = {"index": self.job.index}
         if self.job.id is not None:
             record["id"] = self.job.id
+        if self.job.key:
+            record["key"] = self.job.key
         record["prompt" if isinstance(self.job.prompt, str) else "messages"] = self.job.prompt
         record |= {
             "text": row.text,

@@ -14,7 +14,7 @@ from paceline.cli.show import Steps, figures_table, standard_output
 from paceline.draft.spec import option
 from paceline.errors import PacelineError
 from paceline.evals.vision.options import BuildOptions, RunOptions, TrainOptions, TuneOptions
-from paceline.jsonl import check_file, check_folder
+from paceline.jsonl import PAGE, check_file, check_folder, writes
 from paceline.workbench.options import listed, with_options
 
 HELP = """Does a vision-language model see size, position, existence and count? (SPEC, Peng et al. 2024)
@@ -128,7 +128,7 @@ def report(
     runs: Annotated[
         list[Path], typer.Argument(help="What `run --out` wrote; several are laid side by side.", metavar="RUN...")
     ],
-    out: Path | None = option(None, "Where to write the page. [default: RUN/report.html]", callback=check_file),
+    out: Path | None = option(None, "Where to write the page. [default: RUN/report.html]", callback=writes(PAGE)),
 ) -> int:
     """Make a page of one or more runs: scores and published ones, confusion, pictures that were taken right and wrong.
     All in one file, which loads nothing.
@@ -139,6 +139,7 @@ def report(
     from paceline.evals.vision.report import write_page
 
     file = out or runs[0] / "report.html"
+    check_file(file, PAGE)
     write_page(runs, file)
     print(f"wrote {file}")
     return 0

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import json
 import os
 from contextlib import ExitStack
 from pathlib import Path
@@ -13,9 +14,10 @@ from paceline.cli import options
 from paceline.cli.options import one_line
 from paceline.cli.show import Screen, profile_table
 from paceline.draft.spec import option
-from paceline.errors import PromptError
-from paceline.jsonl import Appender, Writer, check_file, standard_output, text_of
+from paceline.errors import PacelineError, PromptError
+from paceline.jsonl import Appender, Writer, check_log, standard_output, text_of, write_whole
 from paceline.workbench.options import with_options
+from paceline.workbench.runs import rows
 
 if TYPE_CHECKING:
     from paceline.cli.prompts import Job
@@ -56,8 +58,8 @@ def generate(
     profile: bool = option(False, "Show the time of a round by part.", names=("--profile",)),
     as_json: bool = option(False, "One JSON object a prompt, and nothing else.", names=("--json",)),
     out: Path | None = option(
-        None, "Write the JSON objects to this new file, as they are finished.", names=("--out", "-o"),
-        callback=check_file,
+        None, "Write the JSON objects to this file, as they are finished; the same command goes on in it.",
+        names=("--out", "-o"), callback=check_log,
     ),
     running: options.EngineOptions = options.EngineOptions(),
 ) -> int:
@@ -70,7 +72,7 @@ def generate(
     paceline generate smollm2 "The mill was built in 1790. When was the mill built?" --color
     paceline generate smollm2 "The mill was built in 1790. When was the mill built?" --compare --json
     echo "Once upon a time" | paceline generate smollm2 - --raw -t 0.8
-    paceline generate smollm2 -p prompts.jsonl -o answers.jsonl
+    paceline generate smollm2 -p prompts.jsonl -o answers.jsonl      again: it goes on
     paceline generate smollm2 -p edits.jsonl --prediction old.txt
     paceline generate smollm2 -p prompts.jsonl --batch 8 --schedule equal --json
     """
@@ -88,6 +90,15 @@ def generate(
         draft = _from_predictions(draft)
     for error in broken:
         screen.note(f"error: {one_line(error)}")
+    if out is not None:
+        from paceline.cli.prompts import keyed
+
+        asked = [model, draft, running.dtype, running.exact, chat, schedule, compare]
+        total, jobs = len(jobs), _not_in(out, keyed(jobs, asked))
+        if len(jobs) < total:
+            screen.note(f"{total - len(jobs):,} of {total:,} answers are in {out} already")
+        if not jobs:
+            return 1 if broken else 0
     with ExitStack() as stack:
         lines = _lines(out, as_json, stack)
         engine = running.open(
@@ -166,10 +177,24 @@ def _from_predictions(draft: str) -> str:
 
 
 def _lines(out: Path | None, as_json: bool, stack: ExitStack) -> Writer | None:
-    """The writer of JSON objects, if wanted. A file is made before a model is loaded, and never overwritten."""
+    """The writer of JSON objects, if wanted. A file is made before a model is loaded."""
     if out is None:
         return standard_output() if as_json else None
-    lines = stack.enter_context(Appender.open(out, new=True, then="; what was answered before is in it"))
+    lines = stack.enter_context(Appender.open(out, then="; what was answered before is in it"))
     # A run that failed leaves no empty file.
-    stack.callback(lambda: out.unlink() if out.stat().st_size == 0 else None)
+    stack.callback(lambda: out.unlink() if out.is_file() and out.stat().st_size == 0 else None)
     return lines
+
+
+def _not_in(out: Path, jobs: list[Job]) -> list[Job]:
+    """The jobs that have no answer in `out` yet; answers that Ctrl-C cut off, or that failed, are taken out of it.
+    PacelineError if it holds anything that is no answer to one of the jobs."""
+    if not out.is_file():
+        return jobs
+    records, known = [*rows(out)], {job.key for job in jobs}
+    if any(record.get("key") not in known for record in records):
+        raise PacelineError(f"{out} exists already and holds answers of another command; give another name")
+    whole = [record for record in records if record.get("finish_reason") != "abort" and "error" not in record]
+    if len(whole) < len(records):
+        write_whole(out, "".join(json.dumps(record, ensure_ascii=False) + "\n" for record in whole))
+    return [job for job in jobs if job.key not in {record["key"] for record in whole}]

@@ -2,21 +2,24 @@
 
 A line is {"prompt": "text"} or {"messages": [{"role": "user", "content": "text"}]}. It may have an "id", a "prediction"
 (text that the answer is expected to be much like) and fields of SamplingParams ("max_tokens": 64), which override the
-command line's. Knows nothing of models or tokenizers."""
+command line's. Bodies of requests to OpenAI's API, lines of its batches and questions of one turn are lines too, and
+recorded answers, of which the prompt alone is asked. Knows nothing of models or tokenizers."""
 
 import json
 import sys
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass, replace
+from dataclasses import asdict, dataclass, replace
+from hashlib import sha256
 from pathlib import Path
 from typing import Any
 
 from paceline.engine.sampling import SamplingParams
 from paceline.errors import PacelineError, PromptError, meant, shortened
 from paceline.jsonl import as_object, numbered
-from paceline.workbench.conversations import conversation
+from paceline.workbench.conversations import METADATA, RESPONSES, conversation
 
 PREDICTION = "prediction"
+OF_NO_MATTER = ("stream", "stream_options", "store")  # keys that change no answer, as those of METADATA
 
 Messages = Sequence[Mapping[str, str]]
 
@@ -27,7 +30,8 @@ class Job:
 
     prompt    text, or chat messages; params how to answer it.
     where     "file, line 3" for error messages, "" on the command line; id as in the file.
-    expected  text that the answer is expected to be much like, for drafters; "": none."""
+    expected  text that the answer is expected to be much like, for drafters; "": none.
+    key       what it is found by in a file of answers; "": it is not written to one."""
 
     index: int
     prompt: str | Messages
@@ -35,11 +39,22 @@ class Job:
     where: str = ""
     id: Any = None
     expected: str = ""
+    key: str = ""
 
     @property
     def name(self) -> str:
         """Its heading."""
         return str(self.id) if self.id is not None else f"prompt {self.index + 1}"
+
+
+def keyed(jobs: Sequence[Job], asked: Any) -> list[Job]:
+    """The jobs with keys: the same for the same job of a command that is the same in all that is `asked`."""
+    return [
+        replace(job, key=sha256(json.dumps(
+            [asked, job.index, job.prompt, job.expected, asdict(job.params)], default=str
+        ).encode()).hexdigest()[:16])
+        for job in jobs
+    ]  # fmt: skip
 
 
 def from_words(text: str, params: SamplingParams, expected: str = "") -> Job:
@@ -77,10 +92,10 @@ def from_file(path: str, params: SamplingParams, expected: str = "") -> tuple[li
 
 
 def _job(index: int, line: bytes, params: SamplingParams, where: str, expected: str) -> Job:
-    fields = as_object(line, 'such as {"prompt": "text"}')
+    fields = _asked(as_object(line, 'such as {"prompt": "text"}'))
     known = ("prompt", "messages", "id", PREDICTION, *SamplingParams.option_names())
     for key in fields:
-        if key not in known:
+        if key not in known and key not in METADATA and key not in OF_NO_MATTER:
             raise PromptError(f"unknown key {key!r}.{meant(key, known)} Keys: {', '.join(known)}.")
     if ("prompt" in fields) == ("messages" in fields):
         raise PromptError('exactly one of "prompt" and "messages" is wanted')
@@ -96,6 +111,22 @@ def _job(index: int, line: bytes, params: SamplingParams, where: str, expected: 
         own["logit_bias"] = _logit_bias(own["logit_bias"])
     expected = _text(fields[PREDICTION], PREDICTION) if PREDICTION in fields else expected
     return Job(index, prompt, replace(params, **own), where, fields.get("id"), expected)
+
+
+def _asked(fields: dict[str, Any]) -> dict[str, Any]:
+    """A line's prompt with its options, whatever else the line is about."""
+    if isinstance(body := fields.get("body"), dict) and "custom_id" in fields:
+        fields = {"id": fields["custom_id"], **body}
+    if any(key in fields for key in RESPONSES):  # a recorded answer
+        fields = {key: value for key, value in fields.items() if key in ("id", "prompt", "messages", PREDICTION)}
+    if "max_completion_tokens" in fields:
+        fields["max_tokens"] = fields.pop("max_completion_tokens")
+    match fields:
+        case {"turns": [str() as turn]}:
+            return {"prompt": turn, **{key: value for key, value in fields.items() if key != "turns"}}
+        case {"turns": _}:
+            raise PromptError("several turns, which paceline bench asks one after another; one prompt a line is wanted")
+    return fields
 
 
 def _text(value: Any, key: str) -> str:

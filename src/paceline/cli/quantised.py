@@ -16,7 +16,7 @@ from paceline.workbench.options import with_options
 
 @with_options
 def quantize(
-    model: options.Model,
+    model: Annotated[str, typer.Argument(help="A model's folder or a Hugging Face id, weights of 16 or 32 bits.")],
     out: Annotated[Path, typer.Argument(help="A new folder.", callback=check_new_folder)],
     dtype: str = option("int8", "int8 (Q8_0) or int4 (Q4_0; embedding and output head Q8_0)."),
 ) -> int:

@@ -18,7 +18,7 @@ from paceline.cli import options
 from paceline.cli.show import Steps, plain_table, say, standard_output
 from paceline.draft.spec import option
 from paceline.errors import PacelineError
-from paceline.jsonl import check_file, write_whole
+from paceline.jsonl import PAGE, write_whole, writes
 from paceline.workbench.options import listed, with_options
 
 if TYPE_CHECKING:
@@ -49,7 +49,7 @@ class ReplayOptions:
     ray: options.Ray = None
     verify_cost: str | None = option(None, "Predict a speed-up: flat, linear:X, or a JSON file of nodes and times.")
     forward_ms: float | None = option(None, "Milliseconds of a plain forward, to count drafting too.", least=1e-6)
-    html: Path | None = option(None, "Also write the report to this file, as one page.", callback=check_file)
+    html: Path | None = option(None, "Also write the report to this file, as one page.", callback=writes(PAGE))
     redact: bool = option(False, "Write figures only: no category's name, and no reason why a line was skipped.")
     as_json: options.AsJson = False
 

@@ -9,16 +9,18 @@ from typing import Annotated, Any
 import typer
 
 from paceline.errors import PacelineError
-from paceline.jsonl import check_file, write_whole
+from paceline.jsonl import PAGE, check_file, write_whole, writes
+from paceline.workbench.options import with_options
 from paceline.workbench.runs import is_run
 
-PAGE = "report.html"
+NAME = "report.html"
 
 
+@with_options
 def report(
     folder: Annotated[Path, typer.Argument(help="What paceline bench or eval wrote to --out.", metavar="DIR")],
     out: Annotated[
-        Path | None, typer.Option(help=f"Where to write the page. [default: DIR/{PAGE}]", callback=check_file)
+        Path | None, typer.Option(help=f"Where to write the page. [default: DIR/{NAME}]", callback=writes(PAGE))
     ] = None,
     markdown: Annotated[bool, typer.Option("--markdown", help="Print a table for a README instead.")] = False,
     as_json: Annotated[bool, typer.Option("--json", help="Print the figures as one JSON object instead.")] = False,
@@ -53,6 +55,7 @@ def report(
     elif markdown:
         print(table(run), end="")
     else:
-        file = out if out is not None else folder / PAGE
+        file = out if out is not None else folder / NAME
+        check_file(file, PAGE)
         write_whole(file, html(run))
         print(f"wrote {file}")

@@ -14,7 +14,7 @@ from paceline.cli import options
 from paceline.cli.show import Steps, plain_table, say, standard_output
 from paceline.draft.spec import exchanged, option, quoted
 from paceline.errors import PacelineError
-from paceline.jsonl import check_file, check_folder, write_json
+from paceline.jsonl import TABLE, check_file, check_folder, output, write_json
 from paceline.workbench.options import API_KEY_ENV, listed_numbers, with_options
 
 if TYPE_CHECKING:
@@ -25,6 +25,11 @@ if TYPE_CHECKING:
 MOST_ANSWERS = 64  # of a log: answers that are replayed for our engine
 MOST_CONVERSATIONS = 512  # of a log: conversations that are sent to a server and replayed
 FEW = 20  # fewer are said to be few
+
+
+@output
+def _check_out(path: Path | None) -> Path | None:
+    return check_folder(path) if path is not None and path.is_dir() else check_file(path, TABLE)
 
 
 @dataclass(kw_only=True)
@@ -41,7 +46,7 @@ class TuneOptions:
         None,
         "The table, for --draft auto,table=FILE; with --server a folder. [default: tune.json; tuned]",
         names=("--out", "-o"),
-        callback=lambda path: check_folder(path) if path is not None and path.is_dir() else check_file(path),
+        callback=_check_out,
     )
     draft: list[str] | None = option(
         None, "A drafter for auto to choose from; may be repeated. [default: sam, suffix]", names=("--draft", "-d")
@@ -100,7 +105,7 @@ def _our_engine(asked: TuneOptions, sizes: Sequence[int]) -> int:
     from paceline.replay.tune import Tuning
 
     out = asked.out or Path("tune.json")
-    check_file(out)
+    check_file(out, TABLE)
     drafts = list(dict.fromkeys(asked.draft or ("sam", "suffix")))
     for spec in drafts:
         create(spec)  # a misspelt method is named before a model is read

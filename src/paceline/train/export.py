@@ -16,6 +16,7 @@ from paceline.jsonl import replacing, write_json
 from paceline.target.load import open_weights, read_config
 from paceline.target.shape import Shape
 from paceline.train.options import Out
+from paceline.workbench.options import with_options
 
 _BLOCK = re.compile(r"(\d+)\.(\d+)\.linear\.(weight|bias)")
 _OUTPUT = re.compile(r"(\d+)\.\d+\.weight")
@@ -60,6 +61,7 @@ def export_medusa(heads: Path, target: Path, out: Path) -> None:
     write_json(out / CONFIG, config, indent=2)
 
 
+@with_options
 def command(
     heads: Annotated[Path, typer.Argument(exists=True, file_okay=False, help="Folder of the Medusa heads.")],
     target: Annotated[Path, typer.Argument(exists=True, file_okay=False, help="Folder of their target.")],

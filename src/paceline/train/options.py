@@ -10,6 +10,7 @@ from __future__ import annotations
 import ctypes
 import inspect
 import os
+import re
 import sys
 from collections.abc import Callable
 from dataclasses import dataclass
@@ -20,7 +21,7 @@ import typer
 
 from paceline.draft.spec import option
 from paceline.errors import PacelineError
-from paceline.jsonl import check_folder, objects
+from paceline.jsonl import check_folder, objects, output
 from paceline.workbench.options import with_options
 
 if TYPE_CHECKING:
@@ -29,7 +30,21 @@ if TYPE_CHECKING:
 RESUMES = """The answers are kept in CHECKPOINTS/answers.jsonl. Ctrl-C saves; the same command goes on from there."""
 """In the help of every command that trains a drafter."""
 
-Out = Annotated[Path, typer.Option(help="Folder to write.", callback=check_folder)]
+_OURS = re.compile(rb'"(paceline\w*|streams|medusa|tuned_from)"')
+"""In config.json, or tuned.json, of a model that a training has written."""
+
+
+@output
+def check_trained(out: Path | None) -> Path | None:
+    """`out`; PacelineError unless it is a folder as in `check_folder`, without a model that came from elsewhere."""
+    if (checked := check_folder(out)) is not None and (config := checked / "config.json").is_file():
+        notes = [file for file in (config, checked / "tuned.json") if file.is_file()]
+        if not any(_OURS.search(file.read_bytes()) for file in notes):
+            raise PacelineError(f"{out} holds a model that no training has written; name another folder to write")
+    return out
+
+
+Out = Annotated[Path, typer.Option(help="Folder to write.", callback=check_trained)]
 Minutes = Annotated[float | None, typer.Option(help="Budget in minutes of wall clock, including the decay.", min=0)]
 Tokens = Annotated[
     int | None, typer.Option(help="Budget in tokens; repeats exactly. 0: measure without training.", min=0)

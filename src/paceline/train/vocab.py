@@ -18,7 +18,8 @@ from paceline.draft.neural import vocab
 from paceline.draft.neural.vocab import Vocabulary, best_tokens, coverage, must_keep, vocab_size
 from paceline.draft.spec import option
 from paceline.errors import PacelineError
-from paceline.jsonl import check_folder
+from paceline.jsonl import check_file as writable
+from paceline.jsonl import check_folder, output
 from paceline.target.folder import gguf_of, is_gguf
 from paceline.target.load import SMALL_FILES, find, load_tokenizer, read_config
 from paceline.target.quantised.gguf import GGUF
@@ -31,6 +32,7 @@ ASIDE = 10  # one prompt in this number is kept aside for the report, with its a
 ENOUGH = 50  # counted tokens needed per kept token; with fewer, chance decides which rare tokens are kept
 LARGE, LARGE_KEEP = 100_000, 32_768
 """A vocabulary of at least LARGE tokens is trimmed to LARGE_KEEP, a smaller one to a quarter."""
+VOCABULARY = rb'(?s).{8}\{"__metadata__":\{"paceline"'  # how such a file begins
 SHARES = (16, 8, 4, 2)  # coverage is reported for the vocabulary's size divided by these
 
 Counts = dict[str, Tensor]  # by source, how often each token was counted, int64 [V]
@@ -150,6 +152,14 @@ def place_of(out: Path) -> Path:
     return out if out.suffix == ".safetensors" else out / vocab.FILE
 
 
+@output
+def _check_out(out: Path | None) -> Path | None:
+    if out is not None:
+        check_folder(place_of(out).parent)
+        writable(place_of(out) if place_of(out).exists() else None, VOCABULARY)
+    return out
+
+
 def report(vocabulary: Vocabulary, file: Path) -> list[str]:
     """What was counted, in lines of a report."""
     facts, keep = vocabulary.facts, len(vocabulary.keep)
@@ -179,7 +189,7 @@ def command(
     more: Annotated[list[Path] | None, typer.Argument(help="More files, after --text.", metavar="[FILE]...")] = None,
     text: list[Path] | None = option(None, "JSON Lines of the target's answers; more may follow.", metavar="FILE"),
     questions: Path | None = option(None, "Spec-Bench's question.jsonl, for its answers' categories.", dir_okay=False),
-    out: Path | None = option(None, "A .safetensors file, or the folder of a drafter."),
+    out: Path | None = option(None, "A .safetensors file, or the folder of a drafter.", callback=_check_out),
     keep: int | None = option(None, "Tokens kept by vocab=FILE; a quarter, at most 32,768, if left out.", least=1),
     check_file: Path | None = option(
         None, "A vocabulary: report how well it covers the answers, and write nothing.", names=("--check",)
@@ -198,7 +208,6 @@ def command(
     use_threads(setup.threads)
     if bool(out) == bool(check_file):
         raise PacelineError("say where to write the vocabulary, --out, or which one to check, --check")
-    check_folder(place_of(out).parent if out else None)
     files = [*(text or []), *(more or [])]
     if setup.generate and out:
         files.append(setup.answer(target, place_of(out).with_suffix(".answers.jsonl")))

@@ -39,8 +39,8 @@ RESPONSES = ("response", "completion", "text")
 """Keys of an answer to a "prompt" or to "messages"."""
 METADATA = {
     "answer_id", "author", "category", "dataset", "datasplit", "date", "error", "finish_reason", "generator", "id",
-    "index", "language", "logprobs", "meta", "metadata", "model", "model_id", "question_id", "source", "split", "tags",
-    "time", "timestamp", "topic", "url", "user",
+    "index", "key", "language", "logprobs", "meta", "metadata", "model", "model_id", "question_id", "source", "split",
+    "tags", "time", "timestamp", "topic", "url", "user", "weights",
 }  # fmt: skip
 """Keys that describe a record: their text belongs to no prompt."""
 OF_A_MESSAGE = {"role", "content", "tool_calls", "refusal", "tool_call_id", "name"}
@@ -406,6 +406,12 @@ def _spec_bench_answer(record: Record, ignore: Ignore) -> Conversation:
     raise ConversationError("an answer without a response: choices[0].turns must be a list of texts")
 
 
+def _benchmarked(record: Record, ignore: Ignore) -> Conversation:
+    """A row of a benchmark: its answers, whose questions are in the suite."""
+    messages = [_message("assistant", _text(turn, "text")) for turn in record["turns"]]
+    return Conversation(messages, range(len(messages)), key=("question_id", str(record["question"])))
+
+
 def _question(record: Record) -> tuple[str, str] | None:
     return ("question_id", str(record["question_id"])) if "question_id" in record else None
 
@@ -550,6 +556,8 @@ FORMATS = [
     Format("Langfuse's observations", _has("type", either=("traceId", "trace_id")), _langfuse),
     Format("LiteLLM's log", _has("call_type", "messages"),
            lambda r, ignore: _exchange(r, r.get("response"), ignore, r.get("completion_tokens"))),
+    Format("verl's rollouts", _has("input", "output", "step"),
+           lambda r, ignore: _exchange({"prompt": r["input"]}, r["output"], ignore)),
     Format('{"request", "response"}', _has("request", "response"),
            lambda r, ignore: _exchange(r["request"], r["response"], ignore)),
     Format('{"messages" or "prompt", "choices"}', _has("choices", either=("messages", "prompt")),
@@ -558,6 +566,7 @@ FORMATS = [
     Format('{"messages": [...], "response"}', _has("messages"), _chat),
     Format('{"turns": [text]}', lambda r: isinstance(r.get("turns"), list) and {*map(type, r["turns"])} == {str},
            lambda r, _: Conversation([_message("user", turn) for turn in r["turns"]], key=_question(r))),
+    Format("answers.jsonl of paceline bench", _has("question", "method", "turns"), _benchmarked),
     Format('{"turns": [{"role", "text"}]}', _has("turns"), _dialogue("turns", "role", "text")),
     Format("ShareGPT", _has("conversations"), _dialogue("conversations", "from", "value")),
     Format('{"prompt", "response"}', _has("prompt"), _pair(("prompt",), RESPONSES)),
@@ -627,7 +636,7 @@ def _refuse_unread(record: Record, read: Collection[str | None], ignore: Ignore,
         if key not in read and key not in METADATA and key not in ignore and _holds_text(value):
             raise ConversationError(
                 f'{place}the text under "{key}" would not be read; make it part of the prompt or of a message, put '
-                f'it under "metadata", or leave it out with --ignore {key}'
+                f'it under "metadata" or take it out, or give replay and tune --ignore {key}'
             )
 
 

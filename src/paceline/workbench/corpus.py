@@ -1,7 +1,8 @@
 """The text of files as a corpus that drafters copy from: read and tokenised here, or on the machines of a Ray cluster.
 
 A .txt file is one document. A line of a .jsonl file is a record that `workbench.conversations` knows, and each text in
-it is a document. Either may be compressed (.gz). Documents keep the order of the files wherever they are tokenised."""
+it is a document; of token ids, as `paceline serve --log` writes them, the answer is one. Either may be compressed
+(.gz). Documents keep the order of the files wherever they are tokenised."""
 
 import os
 from collections.abc import Callable, Iterator, Sequence
@@ -35,7 +36,7 @@ def read_here(files: Files, tokenizer: Tokenizer, eos: int, report: Progress) ->
         def progress(done: float, at: int = at) -> None:
             report((at + done) / len(files))
 
-        for text in texts(file, progress):
+        for text in texts(file, tokenizer, progress):
             yield document(text, tokenizer, eos)
 
 
@@ -77,12 +78,12 @@ class _Tokeniser:
 
     def __call__(self, piece: Piece) -> tuple[NDArray[np.int32], NDArray[np.int64]]:
         """(tokens of its documents, int32 [n]; offset after each, int64 [d]). Raises PacelineError."""
-        documents = [document(text, self.tokenizer, self.eos) for text in texts(piece)]
+        documents = [document(text, self.tokenizer, self.eos) for text in texts(piece, self.tokenizer)]
         text = np.concatenate(documents) if documents else np.empty(0, np.int32)
         return text, np.cumsum([len(ids) for ids in documents], dtype=np.int64)
 
 
-def texts(source: Path | Piece, report: Progress = silent) -> Iterator[str]:
+def texts(source: Path | Piece, tokenizer: Tokenizer, report: Progress = silent) -> Iterator[str]:
     """Every text in a file or a piece of one, empty ones left out. PacelineError names the line that cannot be read."""
     piece = source if isinstance(source, Piece) else Piece(source)
     file = piece.path
@@ -94,10 +95,18 @@ def texts(source: Path | Piece, report: Progress = silent) -> Iterator[str]:
     with opened(file, StoreError) as lines:
         for number, line in numbered(piece.within(lines), piece.line):
             record = conversation(line, where=f"{file}, line {number}")
-            if record.tokens is not None or (record.messages and not record.answers and "prompt" in record.record):
+            if record.messages and not record.answers and "prompt" in record.record:
                 raise StoreError(f"{record.where} has no text: neither an answer nor a document in it")
-            yield from filter(str.strip, record.texts())
+            of_ids = record.tokens and [_decoded(record.tokens[1], tokenizer, record.where)]
+            yield from filter(str.strip, of_ids or record.texts())
             report(os.lseek(lines.fileno(), 0, os.SEEK_CUR) / size)
+
+
+def _decoded(tokens: Sequence[int], tokenizer: Tokenizer, where: str) -> str:
+    try:
+        return tokenizer.decode(tokens)
+    except (KeyError, IndexError, OverflowError):
+        raise StoreError(f"{where}: token ids that the tokenizer does not have: another model's log") from None
 
 
 def _check(file: Path) -> None:

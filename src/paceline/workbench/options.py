@@ -12,8 +12,10 @@ from collections.abc import Callable, Iterator
 from typing import Annotated, Any, TypeVar, get_type_hints
 
 import typer
+from typer.models import ArgumentInfo
 
 from paceline.errors import PacelineError
+from paceline.jsonl import OUTPUTS, check_apart
 
 T = TypeVar("T")
 API_KEY_ENV = (
@@ -24,7 +26,9 @@ API_KEY_ENV = (
 
 
 def with_options(command: Callable[..., T]) -> Callable[..., T]:
-    """`command` as Typer takes it: a parameter whose type is a dataclass becomes the options of its fields."""
+    """`command` as Typer takes it: a parameter whose type is a dataclass becomes the options of its fields.
+
+    What the command writes is apart from what it reads, or PacelineError: see `jsonl.check_apart`."""
     parameters: list[inspect.Parameter] = []
     groups: dict[str, Any] = {}
     for name, parameter in inspect.signature(command, eval_str=True).parameters.items():
@@ -36,13 +40,34 @@ def with_options(command: Callable[..., T]) -> Callable[..., T]:
         else:
             parameters.append(parameter.replace(kind=inspect.Parameter.KEYWORD_ONLY))
 
+    names = {parameter.name: _shown(parameter) for parameter in parameters}
+    outputs = {p.name for p in parameters if any(getattr(one, "callback", None) in OUTPUTS for one in _infos(p))}
+
     @functools.wraps(command)
     def generated(**values: Any) -> T:
+        check_apart(
+            {names[name]: values[name] for name in outputs},
+            {names[name]: value for name, value in values.items() if name in names and name not in outputs},
+        )
         return command(**{name: _filled(group, values) for name, group in groups.items()}, **values)
 
     generated.__annotations__ = {parameter.name: parameter.annotation for parameter in parameters}
     generated.__signature__ = inspect.Signature(parameters)  # type: ignore[attr-defined]
     return generated
+
+
+def _infos(parameter: inspect.Parameter) -> Any:
+    return getattr(parameter.annotation, "__metadata__", ())
+
+
+def _shown(parameter: inspect.Parameter) -> str:
+    """How users know a parameter: --name, or an argument's word."""
+    for info in _infos(parameter):
+        if isinstance(info, ArgumentInfo):
+            return str(info.metavar or parameter.name.upper())
+        if long := [name for name in info.param_decls or () if name.startswith("--")]:
+            return str(long[0])
+    return f"--{parameter.name.replace('_', '-')}"
 
 
 def options_of(group: Any) -> list[inspect.Parameter]:

@@ -47,8 +47,9 @@ def writing(out: str | Path, *, kind: str, tokenizer: str, **facts: Any) -> Iter
 
     tokenizer  `Tokenizer.fingerprint` of the tokenizer of the token ids."""
     out = Path(out)
-    if out.exists() and not (out / HEADER).exists() and (out.is_file() or any(out.iterdir())):
-        raise StoreError(f"{out} exists and is not a store; choose another place, nothing was written")
+    held = [out] if out.is_file() else [*out.iterdir()] if out.exists() else []
+    if held and not ((out / HEADER).exists() and all(f.name == HEADER or f.suffix == ".npy" for f in held)):
+        raise StoreError(f"{out} exists and is not a store alone; choose another place, nothing was written")
     part = out.with_name(out.name + ".part")
     shutil.rmtree(part, ignore_errors=True)
     try:

@@ -6,8 +6,8 @@ from pathlib import Path
 from typing import Any, Literal
 
 from paceline.draft.spec import option, parse, values
-from paceline.errors import MethodError, meant
-from paceline.jsonl import check_folder
+from paceline.errors import MethodError, PacelineError, meant
+from paceline.jsonl import check_folder, output
 from paceline.workbench.options import API_KEY_ENV
 
 Split = Literal["all", "train", "test"]
@@ -59,11 +59,19 @@ class TuneOptions:
     seed: int = option(0, "Of the batches, and of a model that begins at random.", least=0)
 
 
+@output
+def check_tuned(out: Path | None) -> Path | None:
+    """As `check_folder`; PacelineError also for the folder of a model that no training here has written."""
+    if out is not None and (out / "config.json").exists() and not (out / "training.json").exists():
+        raise PacelineError(f"{out} holds a model that no training has written; name another folder to write")
+    return check_folder(out)
+
+
 @dataclass(frozen=True)
 class TrainOptions:
     """What a training reads and writes."""
 
-    out: Path = option(help="Folder to write.", callback=check_folder)
+    out: Path = option(help="Folder to write.", callback=check_tuned)
     data: Path | None = option(None, "Cases to learn from: what `eval vision build --split train` wrote.")
     generic: Path | None = option(None, "Plain pairs mixed in: pairs.jsonl, or its folder.")
     validate: Path | None = option(None, "Cases to choose the interpolation on.")
