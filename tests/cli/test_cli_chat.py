@@ -39,6 +39,21 @@ def test_reset_forgets(tiny: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     assert len(talk.answers) == 1
 
 
+def test_a_document_stands_in_front_of_the_first_message(command: Command, tiny: Path, tmp_path: Path) -> None:
+    file = tmp_path / "text.txt"
+    file.write_text("the little cat\n")
+    said = command("chat", tiny, "-n", 5, "--file", file, stdin="the dog\nhello\n/reset\nthe dog\n")
+    typed = command("chat", tiny, "-n", 5, stdin="the dog\n")
+    assert (said.code, typed.code) == (0, 0)
+    first, _, again = said.out.splitlines()
+    assert first == again
+    engine = Engine(tiny)
+    (alone,) = engine.generate(
+        [[{"role": "user", "content": "the little cat\n\nthe dog"}]], SamplingParams(max_tokens=5)
+    )
+    assert (first, "tokens/s" in said.err) == (alone.text, True)
+
+
 def test_quit_leaves_at_once(tiny: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     assert _talk(tiny, monkeypatch, "/quit", "hello").messages == []
 

@@ -416,6 +416,29 @@ def test_an_output_file_gets_the_objects_and_the_same_command_goes_on_in_it(
         assert out.read_text() == before
 
 
+def test_a_document_stands_in_front_of_the_prompt(
+    command: Command, tiny: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    file, how = tmp_path / "text.txt", ("-n", 4, "--json")
+    file.write_text("the cat\n")
+    typed = json.loads(command("generate", tiny, "the cat\n\nthe dog", *how).out)
+    for words, stdin in (("the dog", ""), ("-", "the dog")):
+        told = json.loads(command("generate", tiny, words, "--file", file, *how, stdin=stdin).out)
+        assert (told["prompt"], told["text"]) == (typed["prompt"], typed["text"])
+    assert 0 < told["prompt_seconds"] <= told["seconds"]
+    alone = json.loads(command("generate", tiny, "--file", file, *how).out)
+    assert alone["prompt"] == "the cat"
+    refused = command("generate", tiny, "--file", file, "-p", file)
+    assert (refused.code, "leave one of them out" in refused.err) == (2, True)
+    empty = tmp_path / "empty.txt"
+    empty.touch()
+    assert "is empty" in command("generate", tiny, "hi", "--file", empty).err
+    # What it took to read a long one is apart from the writing.
+    monkeypatch.setattr("paceline.cli.show.LONG_READING", 0.0)
+    shown = command("generate", tiny, "the dog", "--file", file, "-n", 4)
+    assert re.match(r"\d+ tokens read in \d+\.\d s; 4 new tokens in .*, \d+\.\d tokens/s after that; max", shown.err)
+
+
 def test_a_run_that_fails_leaves_no_empty_file(command: Command, tmp_path: Path) -> None:
     result = command("generate", tmp_path / "nowhere", "hello", "-o", tmp_path / "out.jsonl")
     assert result.code == 2

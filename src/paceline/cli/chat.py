@@ -29,6 +29,7 @@ def chat(
     model: options.Model = options.SMOLLM2,
     draft: options.Draft = "sam",
     tune: options.Tune = None,
+    file: options.Document = None,
     max_tokens: options.MaxTokens = 512,
     sampling: options.SamplingOptions = options.SamplingOptions(),
     color: options.Color = False,
@@ -39,22 +40,24 @@ def chat(
     \b
     paceline chat                               with smollm2
     paceline chat path/to/model --draft sam --color
+    paceline chat --file text.txt                 about a text
     """
     params = sampling.params(max_tokens=max_tokens)
+    document = "" if file is None else options.document_in(file)
     engine = running.open(model, options.tuned(draft, tune))
     if engine.tokenizer is None or not engine.tokenizer.has_chat_template:
         raise PromptError(f"{model} has no chat template; `paceline generate {model} ... --raw` continues plain text")
     screen = Screen(color)
     screen.note(*engine.target.notes, *engine.drafter.notes)
-    Conversation(engine, params, screen).run()
+    Conversation(engine, params, screen, document).run()
     return 0
 
 
 class Conversation:
-    """The messages so far and their statistics."""
+    """The messages so far and their statistics. document: a text that stands in front of the first message."""
 
-    def __init__(self, engine: Engine, params: SamplingParams, screen: Screen):
-        self.engine, self.params, self.screen = engine, params, screen
+    def __init__(self, engine: Engine, params: SamplingParams, screen: Screen, document: str = ""):
+        self.engine, self.params, self.screen, self.document = engine, params, screen, document
         self.messages: list[dict[str, str]] = []
         self.answers: list[Answer] = []
 
@@ -96,6 +99,8 @@ class Conversation:
 
     def _turn(self, line: str) -> None:
         """One message and its answer. A message that does not fit is dropped, and the chat goes on."""
+        if self.document and not self.messages:
+            line = f"{self.document}\n\n{line}"
         messages = [*self.messages, {"role": "user", "content": line}]
         try:
             answer = self._answer(messages)
@@ -107,7 +112,7 @@ class Conversation:
         self.answers.append(answer)
         if answer.row.text:
             self.messages = [*messages, {"role": "assistant", "content": answer.row.text}]
-        self.screen.note(statistics(answer.row, answer.tokens_per_second))
+        self.screen.note(statistics(answer))
         if answer.row.finish_reason == "context":
             self.screen.note("/reset forgets the conversation and makes room")
 

@@ -185,7 +185,7 @@ def _stream(screen: Screen, jobs: Sequence[Job], by: Mapping[str, Driven], inter
             contestant.answer([job], Ask(job.params.max_tokens))
             screen.end_line()
             if answer := contestant.answers[0].get(job.index):
-                screen.note(statistics(answer.row, answer.tokens_per_second))
+                screen.note(statistics(answer))
     for contestant in by.values():
         contestant.watch = ignore
 

@@ -21,12 +21,14 @@ Refused = Callable[[Job, PacelineError], None]  # called with a prompt that cann
 
 @dataclass
 class Answer:
-    """A job and its row. pieces: (source, text) as in Delta; seconds: the engine's, from the row's first round on."""
+    """A job and its row. pieces: (source, text) as in Delta; seconds: the engine's, from the row's first round on;
+    reading: those until its first token."""
 
     job: Job
     row: Row
     pieces: list[tuple[str, str]] = field(default_factory=list)
     seconds: float = 0.0
+    reading: float = 0.0
 
     @property
     def tokens_per_second(self) -> float:
@@ -52,6 +54,7 @@ class Answer:
             "accepted_by_depth": [round(share, 4) for share in row.stats.acceptance_by_depth()],
             "tokens_per_second": round(self.tokens_per_second, 2),
             "seconds": round(self.seconds, 6),
+            "prompt_seconds": round(self.reading, 6),
             "seconds_by_part": {part: round(seconds, 6) for part, seconds in row.stats.seconds.items()},
             "finish_reason": row.finish_reason,
         }
@@ -85,6 +88,8 @@ def drive(
         busy = engine.profile.seconds
         answer = answers[delta.row.id]
         answer.pieces += delta.pieces
+        if delta.tokens and not answer.reading:
+            answer.reading = busy - answer.seconds
         watch(engine, answer.job, delta)
         if delta.finished:
             yield _ended(answers.pop(delta.row.id), busy)

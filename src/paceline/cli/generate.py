@@ -37,6 +37,7 @@ def generate(
     prompts: str | None = option(
         None, 'JSON Lines: {"prompt": ...} or {"messages": [...]}, and its own options.', names=("--prompts", "-p")
     ),
+    file: options.Document = None,
     prediction: Path | None = option(
         None, "A text file that answers are expected to be much like, to draft from in front of --draft."
     ),
@@ -72,6 +73,7 @@ def generate(
     paceline generate smollm2 "The mill was built in 1790. When was the mill built?" --color
     paceline generate smollm2 "The mill was built in 1790. When was the mill built?" --compare --json
     echo "Once upon a time" | paceline generate smollm2 - --raw -t 0.8
+    paceline generate smollm2 "What is this text about?" --file text.txt
     paceline generate smollm2 -p prompts.jsonl -o answers.jsonl      again: it goes on
     paceline generate smollm2 -p edits.jsonl --prediction old.txt
     paceline generate smollm2 -p prompts.jsonl --batch 8 --schedule equal --json
@@ -84,7 +86,7 @@ def generate(
     params = sampling.params(max_tokens=max_tokens, ignore_eos=ignore_eos)
     draft = options.tuned(draft, tune)
     screen = Screen(color)
-    jobs, broken = _jobs(prompt, prompts, params, _expected(prediction))
+    jobs, broken = _jobs(prompt, prompts, params, _expected(prediction), file)
     has_predictions = any(job.expected for job in jobs)
     if has_predictions and draft != "none":
         draft = _from_predictions(draft)
@@ -143,13 +145,19 @@ def _names_a_model(word: str) -> bool:
 
 
 def _jobs(
-    prompt: str | None, prompts: str | None, params: SamplingParams, expected: str
+    prompt: str | None, prompts: str | None, params: SamplingParams, expected: str, file: Path | None
 ) -> tuple[list[Job], list[PromptError]]:
     from paceline.cli.prompts import from_file, from_words
 
+    if file is not None:
+        if prompts is not None:
+            raise PromptError("--file stands in front of one prompt, and --prompts are many; leave one of them out")
+        document = options.document_in(file)
+        asked = [] if prompt is None else [str(from_words(prompt, params).prompt)]
+        return [from_words("\n\n".join([document, *asked]), params, expected)], []
     if (prompt is None) == (prompts is None):
         few = "there is no prompt" if prompt is None else "there are both a prompt and --prompts"
-        raise PromptError(f"{few}; give one after the model (- reads standard input), or --prompts FILE")
+        raise PromptError(f"{few}; give one after the model (- reads standard input), or --prompts FILE or --file FILE")
     return (
         ([from_words(prompt, params, expected)], [])
         if prompt is not None

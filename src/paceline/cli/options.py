@@ -3,12 +3,14 @@
 from __future__ import annotations
 
 import dataclasses
+from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, Any
 
 import typer
 
 from paceline.draft.spec import option
-from paceline.errors import PacelineError, printable
+from paceline.errors import PacelineError, PromptError, printable
+from paceline.jsonl import text_of
 
 if TYPE_CHECKING:
     from paceline.draft.base import Drafter
@@ -40,6 +42,10 @@ Dtype = Annotated[
 Device = Annotated[str, typer.Option(help="auto (a GPU if there is one), cpu, cuda, cuda:1, ...")]
 Threads = Annotated[
     int | None, typer.Option(help="Processor threads. [default: torch's, fewer beside others]", min=1, max=1024)
+]
+Document = Annotated[
+    Path | None,
+    typer.Option("--file", help="A text file, plain or gzip-compressed, in front of the prompt.", dir_okay=False),
 ]
 PrefixCache = Annotated[str | None, typer.Option(help="A folder that keeps keys and values of prompts for later runs.")]
 PrefixCacheSize = Annotated[str, typer.Option(help="Most bytes of that folder; what was used longest ago goes first.")]
@@ -136,6 +142,13 @@ def tuned(draft: str, table: str | None) -> str:
     if draft.partition(":")[0].partition(",")[0].strip() != "auto":
         raise PacelineError(f"--tune is a table for auto, and --draft is {draft}; use --draft auto, or no --tune")
     return f"{draft},table={table}"
+
+
+def document_in(file: Path) -> str:
+    """The text of --file. PromptError if it cannot be read or is empty."""
+    if not (text := text_of(file, PromptError).strip("\n")):
+        raise PromptError(f"{file} is empty; it is the text that stands in front of the prompt")
+    return text
 
 
 def one_line(error: PacelineError | str) -> str:

@@ -132,7 +132,7 @@ class Run:
         if answer.row.error:
             self._refuse(answer.job, PacelineError(answer.row.error))
         else:
-            self.screen.note(statistics(answer.row, answer.tokens_per_second))
+            self.screen.note(statistics(answer))
 
     def _show_both(self, answer: Answer, compared: Compared | None) -> None:
         """A job's answer and its comparison, where that is complete."""

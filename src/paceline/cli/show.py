@@ -19,8 +19,8 @@ from rich.table import Table
 from rich.text import Text
 
 if TYPE_CHECKING:
+    from paceline.cli.drive import Answer
     from paceline.engine.clock import Profile
-    from paceline.engine.request import Row
 
 Pieces = Iterable[tuple[str, str]]  # (source, text): who proposed it, "" for the target itself
 Columns = Sequence[tuple[str, str, str]]
@@ -32,6 +32,7 @@ REASONS |= {"abort": "stopped", "error": "ended with an error"}
 # A model may write anything, terminal control sequences too; they are shown, not obeyed.
 CONTROLS = {i: 0x2400 + i for i in range(32) if chr(i) not in "\t\n"} | {0x7F: 0x2421}
 CONTROLS |= dict.fromkeys(range(0x80, 0xA0), 0xFFFD)
+LONG_READING = 1.0  # seconds in which a prompt is read, from which on they are told
 REPORT_EVERY = 60.0  # seconds between two lines of progress where there is no terminal for a bar
 
 
@@ -166,11 +167,16 @@ def say(*lines: str, err: bool = False) -> None:
         console.print(line, markup=False, soft_wrap=True)
 
 
-def statistics(row: Row, tokens_per_second: float) -> str:
-    """The closing line of an answer."""
+def statistics(answer: Answer) -> str:
+    """The closing line of an answer. What it took to read a long prompt is apart."""
+    row, reading = answer.row, ""
+    speed = f"{answer.tokens_per_second:.1f} tokens/s"
+    if answer.reading >= LONG_READING:
+        reading = f"{row.prompt_length - row.reused:,} tokens read in {answer.reading:.1f} s; "
+        speed = f"{(row.num_new - 1) / max(answer.seconds - answer.reading, 1e-9):.1f} tokens/s after that"
     line = f"{row.num_new} new tokens in {row.stats.rounds} rounds, {row.mean_accepted_tokens:.2f} mean accepted tokens"
     reason = f"; {REASONS[row.finish_reason]}" if row.finish_reason else ""
-    return f"{line}, {tokens_per_second:.1f} tokens/s{reason}"
+    return f"{reading}{line}, {speed}{reason}"
 
 
 def plain_table(*columns: str, text: Collection[str] = (), gap: int = 2) -> Table:

@@ -271,7 +271,8 @@ def _answered(one: Conversation) -> Conversation:
     if not one.messages or list(one.answers[:1]) == [0]:
         raise ConversationError(f"{one.where}: neither a prompt nor messages in it (keys: {', '.join(one.record)})")
     if not one.answers:
-        raise ConversationError(f'{one.where}: no response: there is no "response" and no message of the assistant')
+        raise ConversationError(f'{one.where}: no response: there is no "response" and no message of the assistant; '
+                                "`paceline generate MODEL -p FILE -o ANSWERS` has a model answer prompts")
     return replace(one, messages=one.messages[: one.answers[-1] + 1])
 
 
