@@ -76,11 +76,14 @@ def _packages(extra: str) -> list[tuple[str, bool]]:
     return packages
 
 
-def meant(word: str, known: Iterable[str]) -> str:
-    """`" Did you mean 'sam'?"` if one of `known` is close to `word`, else an empty string."""
+PATHS = 0.7  # `near` for names of files: those that lie around have nothing to do with each other
+
+
+def meant(word: str, known: Iterable[str], near: float = 0.5) -> str:
+    """`" Did you mean 'sam'?"` if one of `known` is close to `word`, else an empty string. near: how close, 0 to 1."""
     import difflib  # slow, and the command line would wait for it
 
-    close = difflib.get_close_matches(word, list(known), n=1, cutoff=0.5)
+    close = difflib.get_close_matches(word, list(known), n=1, cutoff=near)
     return f" Did you mean {close[0]!r}?" if close else ""
 
 

@@ -545,7 +545,7 @@ BUGS: dict[type[TableServer], str] = {
     WrongAfterHits: "prompts that are in the prefix cache",
     WrongAboveFour: "8 requests at once",
     WrongBeyond64: "steps with and without a draft in turn",
-    StopInsideDraft: "stop strings",
+    StopInsideDraft: "stop strings, 4 at once",
     DraftsLogprobs: "one request at a time",
     StreamLosesRounds: "streams",
     ChoicesShareCache: "several answers to a request",

@@ -3,11 +3,18 @@
 from __future__ import annotations
 
 import json
+import signal
 from pathlib import Path
+from time import perf_counter, sleep
+from typing import Any
 
 import pytest
 
+from paceline.certify.asking import Hosted
+from paceline.certify.greedy import Reader
 from paceline.cli import main
+from paceline.cli.show import Steps
+from paceline.target.decoder import Decoder
 from paceline.target.load import quantise_folder
 from tests import models
 from tests.gguf_files import write
@@ -41,7 +48,7 @@ def test_a_certificate_is_printed_and_written(
     assert found["sampled"]["requests"] == 100
     assert "Lossless, as far as was tested" in (out / "certificate.html").read_text("utf-8")
     verdicts = {row["scenario"]: row["verdict"] for row in found["scenarios"]}
-    assert {verdicts[name] for name in ("8 requests at once", "stop strings", "stop tokens")} == {"passed"}
+    assert {verdicts[name] for name in ("8 requests at once", "stop strings, 4 at once", "stop tokens")} == {"passed"}
     assert verdicts["JSON schema"] == "not tested"  # the engine itself has none; its server has
     assert 'failures="0"' in (tmp_path / "junit.xml").read_text("utf-8")
 
@@ -61,10 +68,75 @@ def test_a_budget_is_for_all_tests(tiny: Path, few: list[str], capsys: pytest.Ca
     }
 
 
+def test_a_budget_bounds_every_test(
+    tiny: Path, few: list[str], capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """However slow the model is: every forward takes 10 ms, and all of it would take minutes."""
+    verify = Decoder.verify
+
+    def slow(self: Decoder, *how: Any, **more: Any) -> Any:
+        sleep(0.01)
+        return verify(self, *how, **more)
+
+    monkeypatch.setattr(Decoder, "verify", slow)
+    monkeypatch.setattr("paceline.certify.certificate.LEAST_SECONDS", 0)
+    began = perf_counter()
+    code = main(["certify", str(tiny), "-d", "sam", "--dtype", "int8", "-n", "24", "--budget", "2s", "--json", *few])
+    assert perf_counter() - began < 1.5 * 2 + 3  # loading
+    found = json.loads(capsys.readouterr().out)
+    assert (code, found["verdict"], found["greedy"]["answers"] > 0) == (3, "cannot say", True)
+    assert any(row["why"] == "the budget was spent" for row in found["scenarios"])
+
+
+@pytest.mark.parametrize("at", ["read", "ask"])
+def test_ctrl_c_keeps_what_was_found(
+    tiny: Path, few: list[str], tmp_path: Path, capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch,
+    at: str,
+) -> None:  # fmt: skip
+    """In greedy answers, and in scenarios."""
+    of: Any = Reader if at == "read" else Hosted
+    before = getattr(of, at)
+
+    def interrupted(*how: Any, **more: Any) -> Any:
+        done = before(*how, **more)
+        signal.raise_signal(signal.SIGINT)
+        monkeypatch.setattr(of, at, before)
+        return done
+
+    monkeypatch.setattr(of, at, interrupted)
+    how = ("--requests", "50", "--shift", "0.5", "--max-tokens", "8", "--out", str(tmp_path / "out"))
+    assert main(["certify", str(tiny), "-d", "sam", *how, *few]) == 130
+    printed = capsys.readouterr()
+    assert "Cannot say: it was interrupted" in printed.out
+    assert "interrupted; the certificate is of what was tested until then" in printed.err
+    found = json.loads((tmp_path / "out" / "certificate.json").read_text("utf-8"))
+    assert (found["verdict"], found["lossless"], found["broken"]) == ("cannot say", False, "it was interrupted")
+    assert found["greedy"]["answers"] >= 1
+    assert (found["sampled"]["requests"] == 50) is (at == "ask")
+
+
+def test_progress_within_a_budget_is_its_seconds(
+    capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Not what the first of 40,000 requests promise, of which most will never be asked."""
+    now = [100.0]
+    monkeypatch.setattr("paceline.cli.show.monotonic", lambda: now[0])
+    with Steps("starting") as steps:
+        steps.limit(300)
+        for seconds in (1, 2, 90, 180):
+            now[0] = 100.0 + seconds
+            steps.say(f"part {seconds}")
+            steps.show(seconds, 40_000)
+    lines = [line for line in capsys.readouterr().err.splitlines() if "left" in line]
+    assert lines == ["90 of 300 seconds, 4 min left", "180 of 300 seconds, 2 min left"]
+
+
 @pytest.mark.parametrize(
     ("arguments", "message"),
     [
         (["--budget", "soon"], "it is a time such as 90s, 5m or 1h"),
+        (["--engine", "nope", "--dtype", "int8"], "there is no engine 'nope'"),
+        (["--endpoint", "http://127.0.0.1:9/v1"], "http://127.0.0.1:9/v1 cannot be asked: "),
         (["--reference", "http://127.0.0.1:9/v1"], "--reference is a server to compare --endpoint with"),
     ],
 )

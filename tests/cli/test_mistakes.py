@@ -35,6 +35,9 @@ MISTAKES: list[tuple[str, ...]] = [
     ("generate smolm hi", "smolm", "Did you mean 'smollm'"),
     ("generate smollm hi", "smollm", "config.json"),
     ("generate torn hi", "model.safetensors", "damaged"),
+    ("generate ./nowhere hi", "there is no folder nowhere", "not: Did you mean 'noise'"),
+    ("generate model hi -d auto,table=torn.jsonl", "torn.jsonl is not a table", "it is not JSON", "not:NotJSON("),
+    ("generate model hi -d auto,table=log.jsonl", "log.jsonl is not a table", "not:Error("),
     ("generate noise hi", "model.safetensors"),
     ("generate reshaped hi", "shape", "96", "100"),
     ("generate smaller hi", "287", "199"),
@@ -190,5 +193,5 @@ def test_a_mistake_is_one_line(
     (said,) = (line for line in result.err.splitlines() if not line.startswith("loading "))
     assert said.startswith("error: ")
     for word in words:
-        assert word in said
+        assert (word.removeprefix("not:") in said) is not word.startswith("not:")
     assert sorted(place.iterdir()) == before

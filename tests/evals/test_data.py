@@ -100,6 +100,7 @@ def test_broken_files_are_refused_in_a_line(tmp_path: Path, text: str, why: str)
     with pytest.raises(PacelineError, match=why) as error:
         read(str(tmp_path / "mine.yaml"))
     assert "mine.yaml" in str(error.value)
+    assert "_File" not in str(error.value)
 
 
 def test_what_is_not_there_is_said(tmp_path: Path) -> None:

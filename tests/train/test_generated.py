@@ -107,6 +107,11 @@ def test_nothing_to_do_is_said(target: Path, sources: list[Source], tmp_path: Pa
     with pytest.raises(PacelineError, match="source 'asked' has no prompt of at most 1 tokens"):
         generated_rows(target, prompts=sources, count=1, max_tokens=127, out=tmp_path / "own.jsonl")
     assert not list(tmp_path.glob("own*"))
+    broken = tmp_path / "broken.jsonl"
+    broken.write_text("{")
+    with pytest.raises(PacelineError, match="not JSON"):
+        generated_rows(target, answers=[broken], count=0, out=tmp_path / "out-run" / "answers.jsonl")
+    assert not (tmp_path / "out-run").exists()
     recorded = tmp_path / "log.jsonl"
     for line in ("{", '{"prompt": "hello", "response": "there"}\n'):  # mended, and tried again with other settings
         recorded.write_text(line)

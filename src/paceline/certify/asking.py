@@ -36,6 +36,15 @@ Cut = Callable[[Completion], str | int]
 HELLO: Fields = {"messages": [{"role": "user", "content": "Hello"}], "max_tokens": 1}
 
 
+class OutOfTime(PacelineError):
+    """Requests that were broken off: time is up."""
+
+
+def never() -> bool:
+    """Time is not up."""
+    return False
+
+
 class Server:
     """A server. spec: URL[,URL...][#model]; extra: fields of every request. Its connections stay open until `close`."""
 
@@ -43,6 +52,7 @@ class Server:
         self.urls, self.model = parse(spec)
         self.key, self.slots, self.extra = key, slots, extra or {}
         self._loop, self._clients = asyncio.Runner(), dict[int, Client]()
+        self.over: Callable[[], bool] = never
 
     @property
     def url(self) -> str:
@@ -60,7 +70,13 @@ class Server:
         if slots not in self._clients:
             self._clients[slots] = Client(self.urls, key=self.key, slots=slots, retry=RETRY)
         asked = ({"model": self.model, **body, **self.extra} for body in bodies)
-        done = await asyncio.gather(*map(self._clients[slots].complete, asked), return_exceptions=True)
+        asking = asyncio.gather(*map(self._clients[slots].complete, asked), return_exceptions=True)
+        while not (await asyncio.wait([asking], timeout=0.2))[0]:
+            if self.over():
+                asking.cancel()
+                await asyncio.wait([asking])
+                raise OutOfTime("the budget was spent")
+        done = await asking
         for one in done:
             if isinstance(one, BaseException):  # raised when no request is under way any more
                 raise one
@@ -84,18 +100,26 @@ class Hosted:
     def __init__(self, engine: UnderTest, tokenizer: Tokenizer):
         self.engine, self.tokenizer = engine, tokenizer
         self.name, self.slots = engine.name, engine.batch
+        self.over: Callable[[], bool] = never
 
     def ask(self, bodies: Sequence[Fields], slots: int | None = None) -> list[Completion]:
         """As `Server.ask`. Requests that run together join and leave as the engine has it."""
-        at_once = 1 if slots == 1 else max(len(bodies), 1)
+        at_once = 1 if slots == 1 else max(len(bodies), 1) if isinstance(self.engine, Ours) else self.engine.batch
         parts = [bodies[i : i + at_once] for i in range(0, len(bodies), at_once)]
         try:
             return [one for part in parts for one in self._answer(part)]
+        except OutOfTime:
+            raise
         except (PacelineError, TypeError) as error:  # a field that is not known, a context that is too long
             raise CompletionError(f"{self.name} cannot answer this request: {error}") from None
 
     def close(self) -> None:
         self.engine.close()
+
+    def _check(self, *_: Any) -> None:
+        """Raises OutOfTime if time is up."""
+        if self.over():
+            raise OutOfTime("the budget was spent")
 
     def _encode(self, messages: Sequence[Mapping[str, str]]) -> list[int]:
         if self.tokenizer.has_chat_template:
@@ -115,12 +139,13 @@ class Hosted:
 
     def _answer(self, bodies: Sequence[Fields]) -> list[Completion]:
         spell = self.tokenizer.inner.decode  # special tokens by their names, as servers spell them
+        self._check()
         prompts, params = [self._encode(body["messages"]) for body in bodies], list(map(self._params, bodies))
         if not isinstance(self.engine, Ours):
             replies = self.engine.answer(prompts, params)
             plain = [[{"token": spell([token]), "logprob": None} for token in one.tokens] for one in replies]
             return [Completion(one.text, "", one.finish, logprobs=of) for one, of in zip(replies, plain, strict=True)]
-        done = self.engine.engine.generate(prompts, params)
+        done = self.engine.engine.generate(prompts, params, progress=self._check)
         if failed := next((one.error for one in done if one.error), ""):
             raise PacelineError(failed)
         return [
@@ -143,8 +168,8 @@ class Hosted:
 
 Endpoint = Server | Hosted
 """What is asked. name: for the certificate; url, model: for requests that are shown; slots: requests at once; ask: the
-completions, with at most `slots` requests under way, or CompletionError where one cannot be had; close: may be called
-twice."""
+completions, with at most `slots` requests under way, or CompletionError where one cannot be had; over: whether time is
+up, and asking ends by OutOfTime; close: may be called twice."""
 
 
 class Control:

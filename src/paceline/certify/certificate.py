@@ -13,7 +13,7 @@ from paceline.certify.engines import UnderTest
 from paceline.certify.greedy import Reader, check_stops
 from paceline.certify.options import REQUESTS, SHIFT, Scope, Watch
 from paceline.certify.reference import Model, Rounding
-from paceline.certify.sampled import Case, Sampled, distribution_of, needed, sample
+from paceline.certify.sampled import AT_ONCE, Case, Sampled, distribution_of, needed, sample
 from paceline.certify.verdict import LEVEL, LONG, Greedy, Stops, certificate, with_long
 from paceline.draft.base import Drafter
 from paceline.draft.recording import Chains, Recording
@@ -71,9 +71,12 @@ AHEAD = 2  # tokens that a request has beyond those that are tested, so that dra
 REPEATED = 6  # times that a beginning stands in the prompt of a long sampled answer, so that there is much to copy
 LONG_TOKENS = 6.0
 """Tokens of long sampled answers that a shift of 1 would take; one of a tenth takes a hundred times as many."""
-SHARES = 0.2, 0.4, 0.6
-"""Shares of the budget after which greedy answers are asked in no further way, first tokens are sampled no more, and
-long answers are not; scenarios have the rest."""
+SHARES = 0.2, 0.25, 0.4, 0.6
+"""Shares of the budget after which greedy answers are asked no more, stop strings are not cut out of them any more,
+first tokens are sampled no more, and long answers are not; scenarios have the rest."""
+INTERRUPTED = "it was interrupted"
+TOO_SHORT = "the budget was spent before enough answers were sampled for a test; give a longer --budget"
+LEAST_SECONDS = 5.0  # for sampling, however small the budget
 REQUESTS_EACH = 16  # sampled requests for each long answer, where their number was asked for
 
 
@@ -104,23 +107,27 @@ def certify(
     control  opens the same engine without drafts; only what differs from it is then held against the engine."""
     began = perf_counter()
     ends = (began + share * scope.seconds if scope.is_bounded else inf for share in SHARES)
-    until_greedy, until_first, until_long = ends
+    until_greedy, until_stops, until_first, until_long = ends
     scope = replace(scope, shift=scope.shift or SHIFT)
     greedy, replies, left_out = _greedy(engine, models, prompts, scope, watch, until_greedy)
-    stops = _stops(engine, models, prompts, replies, scope, watch)
+    prompts_read = prompts[: len(replies)]
+    stops = _stops(engine, models, prompts_read, replies, scope, watch, until_stops)
     watch.say("how often drafts are accepted")
     reference = None
-    if draft is not None:
+    if draft is not None and replies:
         recording = Recording(models.tokenizer, tuple(models.ends), models.vocab_size)
-        reference = replayed(draft, recording, prompts, [one.tokens for one in replies], chains=chains)
-    sampled = _sampled(engine, models, starts, scope, watch, control, until_first)
+        reference = replayed(draft, recording, prompts_read, [one.tokens for one in replies], chains=chains)
+    latest = max(until_long, began + LEAST_SECONDS)
+    sampled = _sampled(engine, models, starts, scope, watch, control, until_first, latest)
     facts = sampled.facts()
-    if sampled.cases and facts["lossless"]:
+    if sampled.cases and facts["lossless"] and not watch.stopped():
         space = models.max_context - scope.max_tokens
         repeating = [list(one) * max(1, min(REPEATED, space // len(one))) for one in starts]
-        facts = _long(facts, engine, models, [*repeating, *prompts], scope, watch, control, until_long)
+        facts = _long(facts, engine, models, [*repeating, *prompts], scope, watch, control, until_long, latest)
+    is_short = scope.is_bounded and not sampled.looks and not facts.get("long")
+    broken = INTERRUPTED if watch.stopped() else TOO_SHORT if is_short else ""
     return certificate(
-        greedy, stops, facts, sampled.power(scope), scope,
+        greedy, stops, facts, sampled.power(scope), scope, broken=broken,
         engine=engine.name, draft=draft, ran_on=engine.facts,
         not_tested=[*left_out, *_not_tested(engine, stops, facts)],
         acceptance=acceptance(measured([one.lengths or [] for one in replies]), reference),
@@ -131,8 +138,8 @@ def certify(
 def _greedy(
     engine: UnderTest, models: Models, prompts: Prompts, scope: Scope, watch: Watch, until: float
 ) -> tuple[Greedy, list[Reply], list[str]]:
-    """Every pass that fits the engine and begins by `until`, the first one always; returns the replies of the first
-    pass too, and what was left out, in words."""
+    """The passes that fit the engine, until `until`, and one answer always; returns the replies of the first pass too,
+    as many as were read, and what was left out, in words."""
     watch.say("greedy answers")
     reader = Reader(models.rounding, models.ends)
     first, left_out = list[Reply](), list[str]()
@@ -140,21 +147,31 @@ def _greedy(
         company = each.company.format(batch=engine.batch)
         if not each.fits(engine):
             continue
-        if first and perf_counter() > until:
-            left_out.append(f"greedy answers {company}: the budget was spent")
-            continue
         params = replace(SamplingParams(max_tokens=scope.max_tokens), **each.changes)
-        replies = each.ask(engine, prompts, params)
-        first = first or replies
-        for number, (prompt, one) in enumerate(zip(prompts, replies, strict=True)):
-            reader.read(number, prompt, one.tokens, params, company)
-            watch.step(number + 1, len(prompts))
+        size = 1 if each.alone else _at_once(engine, until)
+        replies, read = list[Reply](), 0
+        while read < len(prompts) and not (watch.stopped() or ((first or read) and watch.over(until))):
+            if read == len(replies):
+                replies += each.ask(engine, prompts[read : read + size], params)
+            reader.read(read, prompts[read], replies[read].tokens, params, company)
+            read += 1
+            watch.step(read, len(prompts))
+        first = first or replies[:read]
+        if read < len(prompts):
+            rest = f" to {len(prompts) - read} of {len(prompts)} prompts" if read else ""
+            left_out.append(f"greedy answers {company}{rest}: the budget was spent")
     return reader.found, first, left_out
 
 
+def _at_once(engine: UnderTest, until: float) -> int:
+    """How many requests an engine is handed together; few where time may be up before they are answered."""
+    return AT_ONCE if until == inf else 2 * engine.batch
+
+
 def _stops(
-    engine: UnderTest, models: Models, prompts: Prompts, replies: Sequence[Reply], scope: Scope, watch: Watch
-) -> Stops:
+    engine: UnderTest, models: Models, prompts: Prompts, replies: Sequence[Reply], scope: Scope, watch: Watch,
+    until: float,
+) -> Stops:  # fmt: skip
     tokenizer = models.tokenizer
     if tokenizer is None or not engine.honours(SamplingParams(stop=("x",))):
         return Stops()
@@ -164,16 +181,20 @@ def _stops(
         detokenizer = tokenizer.detokenizer(list(prompt))
         return "".join(detokenizer.push(t) for t in answer if t not in models.ends) + detokenizer.flush()
 
-    return check_stops(engine, prompts, replies, SamplingParams(max_tokens=scope.max_tokens), decode)
+    params, size = SamplingParams(max_tokens=scope.max_tokens), _at_once(engine, until)
+    return check_stops(engine, prompts, replies, params, decode, size, lambda: watch.over(until))
 
 
 def _sampled(
-    engine: UnderTest, models: Models, starts: Prompts, scope: Scope, watch: Watch, control: Control, until: float
-) -> Sampled:
+    engine: UnderTest, models: Models, starts: Prompts, scope: Scope, watch: Watch, control: Control, until: float,
+    latest: float,
+) -> Sampled:  # fmt: skip
     cases = []
     if scope.requests != 0:
         watch.say("the exact distribution of first tokens")
         for i, (name, way) in enumerate(WAYS.items()):
+            if watch.stopped() or (cases and watch.over(until)):
+                break
             start = starts[(i + 2) % len(starts)]  # penalties with a text of few different tokens
             params = replace(way, max_tokens=scope.length + AHEAD, ignore_eos=True)
             if engine.honours(params):
@@ -185,12 +206,13 @@ def _sampled(
         return Sampled([], [], 0)
     requests = scope.requests if scope.requests is not None else needed(cases, scope.shift or SHIFT)
     watch.say(f"{requests:,} sampled requests" + " at most" * (until < inf))
-    return sample(engine, cases, requests, np.random.default_rng(scope.seed), watch.step, control, until)
+    rng, size = np.random.default_rng(scope.seed), _at_once(engine, until)
+    return sample(engine, cases, requests, rng, watch.step, control, until, latest, size, watch.stopped)
 
 
 def _long(
     sampled: dict[str, Any], engine: UnderTest, models: Models, prompts: Prompts, scope: Scope, watch: Watch,
-    control: Control, until: float,
+    control: Control, until: float, latest: float,
 ) -> dict[str, Any]:  # fmt: skip
     """The facts of sampled answers, with those of answers as long as greedy ones."""
     ways = [(name, way) for name, way in WAYS.items() if engine.honours(way)]
@@ -204,8 +226,9 @@ def _long(
         """What comes in the answers of an engine, some of them at once, until time is up."""
         watch.say(f"{most:,} long sampled answers" + " at most" * (until < inf))
         rng, counts, done = np.random.default_rng([scope.seed, run + 1]), Conditional(), 0
-        while done < most and (done == 0 or perf_counter() < until):
-            asked = every[done : min(done + 4 * engine.batch, most)]
+        size = 4 * engine.batch if until == inf else engine.batch
+        while done < most and not watch.over(until if done else max(until, latest)):
+            asked = every[done : min(done + size, most)]
             each = [
                 replace(way, max_tokens=scope.max_tokens, ignore_eos=True, seed=seed)
                 for (_, _, way), seed in zip(asked, rng.integers(1 << 31, size=len(asked)).tolist(), strict=True)
@@ -213,6 +236,8 @@ def _long(
             replies = engine.answer([prompt for prompt, _, _ in asked], each)
             drafted[run] += [one.drafted_rounds for one in replies]
             for (prompt, name, _), params, one in zip(asked, each, replies, strict=True):
+                if done and watch.over(until):
+                    return counts
                 read(models.rounding, prompt, one.tokens, params, name, counts)
                 done += 1
                 watch.step(done, most)
@@ -221,7 +246,7 @@ def _long(
     counts, level = counted(engine, 0, number, until), LEVEL * LONG
     found = counts.findings(level)
     if found and control is not None:
-        found = counts.findings(level, counted(control(), 1, len(drafted[0]), inf))
+        found = counts.findings(level, counted(control(), 1, counts.tokens // scope.max_tokens, inf))
     rounds = [n for n in (sampled["drafted_rounds"], *drafted[0]) if n is not None]
     return with_long(sampled, counts.facts(level), found) | {"drafted_rounds": sum(rounds) if rounds else None}
 

@@ -12,11 +12,11 @@ from typing import TYPE_CHECKING, Any
 
 import numpy as np
 
-from paceline.certify.certificate import Models, certify
+from paceline.certify.certificate import INTERRUPTED, Models, certify
 from paceline.certify.engines import Host, Ours, UnderTest
 from paceline.certify.options import REQUESTS, Subject, Watch
 from paceline.certify.reference import Model, PlainDecoding, Reference
-from paceline.certify.verdict import NOT_LOSSLESS
+from paceline.certify.verdict import CANNOT_SAY, NOT_LOSSLESS
 from paceline.draft.spec import cut, exchanged
 from paceline.engine.prompt import Prompt, encode, is_chat
 from paceline.errors import PacelineError, meant
@@ -39,9 +39,9 @@ CONTEXT = 1024  # longest context of other libraries
 
 
 def certify_engine(subject: Subject, watch: Watch) -> dict[str, Any]:
-    """The certificate of an engine that runs the model in `subject.model`."""
+    """The certificate of an engine that runs the model in `subject.model`. The budget begins when all is loaded."""
+    _check_name(subject)
     watch.say(f"loading {subject.model}")
-    began = perf_counter()
     target = load(str(subject.model), dtype=subject.dtype, device=subject.device, exact=subject.exact)
     dtype = str(target.dtype).removeprefix("torch.")
     exact, own, reference = _references(subject, target, dtype)
@@ -54,13 +54,20 @@ def certify_engine(subject: Subject, watch: Watch) -> dict[str, Any]:
         control = None if subject.engine == "paceline" and subject.draft == "none" else cache(
             lambda: opened.enter_context(closing(_open(subject, target, dtype, plain=True)))
         )
+        plays = target.tokenizer is not None and subject.scope.seconds > 0
+        plainly = _plain(subject, target) if plays else None
+        if watch.stopped():
+            raise KeyboardInterrupt
+        began, seconds = perf_counter(), subject.scope.seconds
+        if subject.scope.is_bounded:
+            watch.limit(seconds)
         certificate = certify(
             engine, models, prompts, starts, subject.scope,
             draft=draft, chains=subject.engine != "paceline", control=control, watch=watch,
         )  # fmt: skip
-        if target.tokenizer is not None and subject.scope.seconds:
-            until = (began if subject.scope.is_bounded else perf_counter()) + subject.scope.seconds
-            certificate |= _scenarios(subject, engine, target, certificate, until, watch)
+        if plainly is not None:
+            until = (began if subject.scope.is_bounded else perf_counter()) + seconds
+            certificate |= _scenarios(subject, engine, target, plainly, certificate, until, watch)
     if target.tokenizer is not None:
         _spell(certificate, target)
     about = {"target": subject.model, "reference": reference}
@@ -95,9 +102,9 @@ def _references(subject: Subject, target: Target, dtype: str) -> tuple[Model, Mo
 
 def certify_server(subject: Subject, watch: Watch) -> dict[str, Any]:
     """The certificate of the server `subject.endpoint`."""
-    from paceline.certify.asking import Control, Server, control_of  # brings an HTTP client along
+    from paceline.certify.asking import HELLO, Control, Server, control_of  # brings an HTTP client along
     from paceline.certify.endpoint import certify_endpoint
-    from paceline.workbench.client import api_key
+    from paceline.workbench.client import CompletionError, api_key
 
     with ExitStack() as opened:
 
@@ -106,8 +113,14 @@ def certify_server(subject: Subject, watch: Watch) -> dict[str, Any]:
             return opened.enter_context(closing(one))
 
         server = server_at(str(subject.endpoint))
+        others = [] if subject.reference is None else [server_at(subject.reference)]
+        for one in (server, *others):  # before a model is loaded, and before a test is blamed for it
+            try:
+                one.ask([HELLO], 1)
+            except CompletionError as error:
+                raise PacelineError(f"{one.url} cannot be asked: {error}") from None
         if subject.reference is not None:
-            control = Control(server_at(subject.reference))
+            control = Control(*others)
         else:
             control = control_of(server) if subject.model is None else _plain(subject)
             opened.callback(control.source.close)
@@ -131,8 +144,9 @@ def _plain(subject: Subject, target: Target | None = None) -> Control:
 
 
 def _scenarios(
-    subject: Subject, engine: UnderTest, target: Target, certificate: dict[str, Any], until: float, watch: Watch
-) -> dict[str, Any]:
+    subject: Subject, engine: UnderTest, target: Target, plainly: Control, certificate: dict[str, Any], until: float,
+    watch: Watch,
+) -> dict[str, Any]:  # fmt: skip
     """What scenarios add to the certificate of an engine of this process, whose greedy answers are in it already."""
     from paceline.certify.asking import Hosted
     from paceline.certify.scenarios import Play
@@ -141,12 +155,14 @@ def _scenarios(
     assert target.tokenizer is not None
     hosted = Hosted(engine, target.tokenizer)
     play = Play(
-        hosted, _plain(subject, target), _chats(subject.prompts), subject.scope.max_tokens, until, watch,
+        hosted, plainly, _chats(subject.prompts), subject.scope.max_tokens, until, watch,
         subject.scope.left_out,
     )  # fmt: skip
     play.run()
     before = f"{certificate['why']}; " if certificate["verdict"] == NOT_LOSSLESS else ""
     about = {"verdict": NOT_LOSSLESS, "why": f"{before}scenarios", "lossless": False} if play.bugs else {}
+    if watch.stopped() and not play.bugs and certificate["verdict"] != NOT_LOSSLESS:
+        about = {"verdict": CANNOT_SAY, "why": INTERRUPTED, "lossless": False, "broken": INTERRUPTED}
     return about | {
         "scenarios": play.rows,
         "features": sorted(play.features),
@@ -161,10 +177,17 @@ def _chats(given: Sequence[Prompt] | None) -> list[Messages]:
     return [tuple(one) if is_chat(one) else ({"role": "user", "content": str(one)},) for one in prompts]
 
 
+def _check_name(subject: Subject) -> None:
+    """PacelineError for an engine that does not exist, before a model is loaded for it."""
+    name, known = subject.engine.partition(":")[0].partition(",")[0], ("paceline", *HOSTS, *PEERS)
+    if name not in known:
+        raise PacelineError(f"there is no engine {name!r}.{meant(name, known)} Engines: {', '.join(known)}")
+
+
 def _open(subject: Subject, target: Target, dtype: str, *, plain: bool = False) -> UnderTest:
     """The engine under test; plain: the same without drafts.
 
-    Raises PacelineError for one that does not exist, or is not installed."""
+    Raises PacelineError for one that is not installed."""
     if subject.engine == "paceline":
         return Ours(target, target.tokenizer, "none" if plain else subject.draft, batch=subject.batch)
     name, colon, checkpoint = subject.engine.partition(":")
@@ -173,9 +196,6 @@ def _open(subject: Subject, target: Target, dtype: str, *, plain: bool = False) 
         draft = exchanged(subject.draft, ",", ";")
         # Drafts as they are made, and not cut to what pays: more to verify, and as many as in the replay.
         spec = f"{HOSTS[name]}{colon}{checkpoint},draft={draft},paced=false"
-    elif name.partition(",")[0] not in PEERS:
-        known = ("paceline", *HOSTS, *PEERS)
-        raise PacelineError(f"there is no engine {name!r}.{meant(name, known)} Engines: {', '.join(known)}")
     if plain:
         library = next(one for one in LIBRARIES if name.startswith(one))
         spec = f"{library}:{cut(checkpoint, ',')[0]}" if "llama" in library else library

@@ -16,7 +16,7 @@ import numpy as np
 
 from paceline.certify import stats, verdict
 from paceline.certify.asking import Control, Endpoint, Fields, Messages, places
-from paceline.certify.certificate import REQUESTS_EACH, acceptance
+from paceline.certify.certificate import INTERRUPTED, REQUESTS_EACH, acceptance
 from paceline.certify.conditional import Conditional, Words, is_raw, read_places
 from paceline.certify.options import REQUESTS, Scope, Watch
 from paceline.certify.sampled import LOOKS, level_of
@@ -40,6 +40,8 @@ def certify_endpoint(
 ) -> dict[str, Any]:
     """The certificate of an endpoint; its parts are named as those of `certificate.certify`."""
     began = perf_counter()
+    if scope.is_bounded:
+        watch.limit(scope.seconds)
     for_samples = 0.0 if scope.requests == 0 else FOR_SAMPLES
     until = began + scope.seconds * (1 - FOR_REPORTS - for_samples)
     play = Play(server, control, prompts, scope.max_tokens, until, watch, scope.left_out)
@@ -55,7 +57,7 @@ def certify_endpoint(
     counts, found = _long(play, ways, scope, until)
     if not play.answers:
         greedy.why = play.rows[0]["why"]
-    cases = [] if control.is_self or found else _cases(play, ways)
+    cases = [] if control.is_self or found or watch.stopped() else _cases(play, ways)
     looks = sample(play, cases, scope, until) if cases else []
     facts = [case.facts(float(play.noise)) for case in cases if case.mine]
     play.until = max(began + scope.seconds, perf_counter() + FOR_REPORTS * scope.seconds)
@@ -78,7 +80,8 @@ def certify_endpoint(
         greedy, Stops(), sampled, power, scope,
         engine=f"{server.name}, against {control.name}", draft=None, not_tested=[*missing, *play.not_tested()],
         ran_on={"endpoint": server.url}, acceptance=acceptance(None, None),
-        scenarios=play.rows, features=sorted(play.features), reports=reports, broken=play.broken,
+        scenarios=play.rows, features=sorted(play.features), reports=reports,
+        broken=INTERRUPTED if watch.stopped() else play.broken,
         seconds=round(perf_counter() - began, 1),
     )  # fmt: skip
 
@@ -87,7 +90,7 @@ def _long(play: Play, ways: Mapping[str, Fields], scope: Scope, until: float) ->
     """Long sampled answers, and what comes in them too often or too rarely, also by the control's own.
 
     They take half of the time until `until`; where something is found the control has the other half."""
-    if not ways or "log-probabilities" not in play.features:
+    if not ways or "log-probabilities" not in play.features or play.watch.stopped():
         return Conditional(), []
     play.watch.say("long sampled answers")
     rng, words = np.random.default_rng([scope.seed, 1]), Words()
@@ -129,7 +132,7 @@ def _long(play: Play, ways: Mapping[str, Fields], scope: Scope, until: float) ->
                 return False
             for (name, _), answer in zip(some, answers, strict=True):
                 read_places(answer, ways[name], counts, words, name, raw=raw)
-            if perf_counter() > until:
+            if play.watch.over(until):
                 break
         return True
 
@@ -194,8 +197,8 @@ def _look(play: Play, cases: Sequence[Texts], scope: Scope, until: float, looks:
     planned = max(each, min(total // len(cases), in_time))
     for look, (share, _) in enumerate(LOOKS):
         until_now = int(np.ceil(planned * share))
-        while each < until_now:
-            more = min(64, until_now - each)
+        while each < until_now and not (play.watch.stopped() or (scope.is_bounded and perf_counter() > until)):
+            more = min(8 if scope.is_bounded else 64, until_now - each)
             _ask(play, cases, more, rng)
             each += more
             play.watch.step(each, planned)
@@ -203,7 +206,7 @@ def _look(play: Play, cases: Sequence[Texts], scope: Scope, until: float, looks:
         p = min(stats.tail(sum(v["statistic"] for v in view), sum(v["df"] for v in view)) for view in views)
         worst = min(stats.worst([v["p"] for v in view]) for view in views)
         looks.append(Look(each * len(cases), p, worst, level_of(look)))
-        if looks[-1].accuses:
+        if looks[-1].accuses or each < until_now:
             break
 
 

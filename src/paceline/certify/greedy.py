@@ -96,14 +96,18 @@ def _finite(logits: torch.Tensor) -> torch.Tensor:
 
 def check_stops(
     engine: UnderTest, prompts: Sequence[Sequence[int]], replies: Sequence[Reply], params: SamplingParams,
-    decode: Callable[[Sequence[int], Sequence[int]], str],
+    decode: Callable[[Sequence[int], Sequence[int]], str], size: int, over: Callable[[], bool] = lambda: False,
 ) -> Stops:  # fmt: skip
-    """replies: answers to `prompts` without stop strings. decode(prompt, answer): the text of all tokens."""
+    """replies: answers to `prompts` without stop strings. decode(prompt, answer): the text of all tokens.
+
+    size: requests handed to the engine together; over: whether there is no time for more."""
     asked = [(prompt, stop) for prompt, one in zip(prompts, replies, strict=True) for stop in _strings(one.text)]
-    stops = Stops(len(asked))
-    each = [replace(params, stop=(stop,)) for _, stop in asked]
-    again = engine.answer([prompt for prompt, _ in asked], each) if asked else []
-    for (prompt, stop), one in zip(asked, again, strict=True):
+    again: list[Reply] = []
+    while len(again) < len(asked) and not over():
+        some = asked[len(again) : len(again) + size]
+        again += engine.answer([prompt for prompt, _ in some], [replace(params, stop=(stop,)) for _, stop in some])
+    stops = Stops(len(again))
+    for (prompt, stop), one in zip(asked, again, strict=False):
         whole, before = decode(prompt, one.tokens), decode(prompt, one.tokens[:-1])
         right = whole[: whole.index(stop)] if stop in whole else whole
         if one.text != right or stop in before:

@@ -5,6 +5,7 @@ import tomllib
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
+from time import perf_counter
 from typing import Any
 
 from paceline.draft.spec import option
@@ -95,7 +96,14 @@ class Subject:
 
 @dataclass(frozen=True)
 class Watch:
-    """Hears how far it has come: say(text), and step(done, of) within what was said last."""
+    """Hears how far it has come: say(text), and step(done, of) within what was said last; limit(seconds): from now on
+    all of it takes that long. stopped: whether no more is wanted."""
 
     say: Callable[[str], None] = lambda text: None
     step: Callable[[int, int], None] = lambda done, of: None
+    limit: Callable[[float], None] = lambda seconds: None
+    stopped: Callable[[], bool] = lambda: False
+
+    def over(self, until: float) -> bool:
+        """Whether to go on to what is next: it is not stopped, and not `until` yet (perf_counter)."""
+        return self.stopped() or perf_counter() > until

@@ -170,35 +170,49 @@ def least(cases: Sequence[Case]) -> int:
 def sample(
     engine: UnderTest, cases: Sequence[Case], requests: int, rng: np.random.Generator,
     progress: Progress = lambda done, of: None, control: Callable[[], UnderTest] | None = None, until: float = inf,
+    latest: float = inf, size: int = AT_ONCE, stopped: Callable[[], bool] = lambda: False,
 ) -> Sampled:  # fmt: skip
     """Ask, count, and test; stops at the first look that finds something.
 
-    until: when fewer requests are asked (perf_counter), as many as fit by the time that the first ones took.
+    until: when fewer requests are asked (perf_counter), as many as fit by the time that the first ones took, and as few
+    as a test takes. latest: when those are not asked any more either, and there is no test.
+    size: requests handed to the engine together; stopped: whether no more are to be asked.
     control: opens the engine without drafts; asked where the engine differs from the model. Then only that counts."""
     sampled = Sampled(list(cases), [case.new_counts() for case in cases], requests)
+    few = min(requests, least(cases))
+
+    def over() -> bool:
+        return stopped() or perf_counter() > until
+
     if until < inf:
-        began, first = perf_counter(), min(requests, least(cases))
-        _ask(engine, sampled, first, rng, progress)
+        began = perf_counter()
+        _ask(engine, sampled, few, rng, progress, size, lambda: stopped() or perf_counter() > latest)
         now = perf_counter()
-        requests = min(requests, first + max(0, int(first * (until - now) / (now - began))))
+        requests = min(requests, few + max(0, int(few * (until - now) / (now - began))))
         sampled.planned = requests
     others = Sampled(list(cases), [case.new_counts() for case in cases], requests)
     for look, (share, _) in enumerate(LOOKS):
-        until = int(np.ceil(requests * share))
-        _ask(engine, sampled, until, rng, progress)
+        _ask(engine, sampled, int(np.ceil(requests * share)), rng, progress, size, over)
+        if is_last := over():
+            sampled.planned = sampled.requests
+            if sampled.requests < few:
+                break
         found = Look(sampled.requests, *_p_values(sampled), level_of(look))
         if found.differs and control is not None:
-            _ask(control(), others, until, rng, progress)
+            _ask(control(), others, sampled.requests, rng, progress)
             found = replace(found, difference=min(_p_values(sampled, others)))
         sampled.looks.append(found)
-        if found.accuses:
+        if found.accuses or is_last:
             break
     return sampled
 
 
-def _ask(engine: UnderTest, sampled: Sampled, until: int, rng: np.random.Generator, progress: Progress) -> None:
-    while (begin := sampled.requests) < until:
-        number = min(AT_ONCE, until - begin)
+def _ask(
+    engine: UnderTest, sampled: Sampled, until: int, rng: np.random.Generator, progress: Progress, size: int = AT_ONCE,
+    over: Callable[[], bool] = lambda: False,
+) -> None:  # fmt: skip
+    while (begin := sampled.requests) < until and not over():
+        number = min(size, until - begin)
         chosen = rng.permutation((begin + np.arange(number)) % len(sampled.cases))
         seeds = rng.integers(1 << 31, size=number).tolist()
         cases = [sampled.cases[i] for i in chosen]

@@ -9,11 +9,13 @@ from __future__ import annotations
 import json
 import re
 from collections.abc import Callable, Collection, Iterable, Iterator, Mapping, Sequence
+from contextlib import suppress
 from dataclasses import dataclass, field
 from itertools import cycle, islice
 from time import perf_counter
 from typing import Any
 
+from paceline.certify import asking
 from paceline.certify.asking import HELLO, Control, Cut, Endpoint, Fields, Messages, Noise, compare, own_best
 from paceline.certify.options import REQUESTS, STRUCTURED, Watch
 from paceline.certify.verdict import Divergence
@@ -22,6 +24,7 @@ from paceline.workbench.client import Completion, CompletionError
 BROKEN = "\N{REPLACEMENT CHARACTER}"
 Form = Callable[[Completion], str]  # why an answer is wrong by itself; "" if it is right
 Sign = Callable[[Completion], bool]
+SPENT = "the budget was spent"
 ENOUGH = 5  # bugs after which a scenario ends
 LINES, TEXTS = REQUESTS["lines"], REQUESTS["mixed"]
 MIXED: tuple[Messages, ...] = tuple(({"role": "user", "content": text},) for text in TEXTS)
@@ -182,13 +185,18 @@ class Play:
         """Find out what can be asked for, and play all scenarios."""
         self.watch.say("what the endpoint takes")
         wanted = {name: ways for name, ways in FEATURES.items() if name not in self.left_out}
-        self.features = probe(self.control.source, wanted)
-        if self.control.source is not self.server:
-            self.features = probe(self.server, {name: [fields] for name, fields in self.features.items()}, {})
-        for number, scenario in enumerate(SCENARIOS if scenarios is None else scenarios):
-            self.watch.say(scenario.name)
-            self.rows.append(self._scenario(scenario))
-            self.watch.step(number + 1, len(SCENARIOS))
+        self.server.over = self.control.source.over = lambda: self.watch.over(self.until)
+        try:
+            with suppress(asking.OutOfTime):
+                self.features = probe(self.control.source, wanted)
+                if self.control.source is not self.server:
+                    self.features = probe(self.server, {name: [fields] for name, fields in self.features.items()}, {})
+            for number, scenario in enumerate(SCENARIOS if scenarios is None else scenarios):
+                self.watch.say(scenario.name)
+                self.rows.append(self._scenario(scenario))
+                self.watch.step(number + 1, len(SCENARIOS))
+        finally:
+            self.server.over = self.control.source.over = asking.never
 
     def not_tested(self) -> list[str]:
         """Scenarios that were not played, or not to their end, and why; and what was not to be asked for."""
@@ -204,7 +212,12 @@ class Play:
     def _scenario(self, scenario: Scenario) -> Fields:
         began, answers, found = perf_counter(), self.answers, list[Wrong]()
         missing = [name for name in scenario.needs if name not in self.features]
-        why = f"the endpoint shows no {', no '.join(missing)}" if missing else self._groups(scenario, found)
+        if self.watch.over(self.until):
+            why = SPENT
+        elif missing:
+            why = f"the endpoint shows no {', no '.join(missing)}"
+        else:
+            why = self._groups(scenario, found)
         bugs = [one for one in found if not one.divergence.is_tie]
         self.bugs += bugs
         self.divergences += [one.divergence for one in found]
@@ -224,11 +237,13 @@ class Play:
         """Play the groups of a scenario, and add what was found; returns why it ended early."""
         try:
             for group in scenario.groups(self):
-                if perf_counter() > self.until:
-                    return "the budget was spent"
+                if self.watch.over(self.until):
+                    return SPENT
                 found += self.play(group, scenario.name)
                 if sum(not one.divergence.is_tie for one in found) >= ENOUGH:
                     break
+        except asking.OutOfTime:
+            return SPENT
         except CompletionError as error:
             return str(error)
         return ""
@@ -398,7 +413,7 @@ SCENARIOS = (
     Scenario("8 requests at once", _at_once(8)),
     Scenario("32 requests at once", _at_once(32)),
     Scenario("requests that join and leave", _joining),
-    Scenario("stop strings", _stops, ("stop",)),
+    Scenario("stop strings, 4 at once", _stops, ("stop",)),
     Scenario("stop tokens", _stop_tokens, ("token ids", "log-probabilities")),
     Scenario("penalties and biases", _fields, ("frequency_penalty",)),
     Scenario("several answers to a request", _choices, ("n",)),

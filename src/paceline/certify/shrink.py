@@ -3,7 +3,6 @@
 import json
 import shlex
 from collections.abc import Sequence
-from time import perf_counter
 
 from paceline.certify.asking import Endpoint, Fields
 from paceline.certify.scenarios import Case, Group, Play, Step, Wrong
@@ -38,7 +37,7 @@ class Shrinking:
 
     def shows(self, group: Group, *, always: bool = False) -> bool:
         """Whether these requests show a bug; if so they are the best so far. always: also when the time is up."""
-        if perf_counter() > self.play.until and not always:
+        if self.play.watch.over(self.play.until) and not always:
             return False
         try:
             bugs = [one for one in self.play.play(group, self.best.scenario) if not one.divergence.is_tie]

@@ -13,6 +13,7 @@ from paceline.cli import options
 from paceline.cli.show import Steps, say
 from paceline.draft.spec import option
 from paceline.errors import PacelineError
+from paceline.interrupt import Interrupt
 from paceline.jsonl import ISSUE, JUNIT, check_folder, write_whole, writes
 from paceline.workbench.options import with_options
 
@@ -67,8 +68,8 @@ def certify(asked: CertifyOptions) -> int:
     from paceline.certify.verdict import EXIT_STATUS, NOT_LOSSLESS
 
     subject: Subject = replace(asked, prompts=_read(asked.prompts))  # type: ignore[arg-type]
-    with Steps("starting") as steps:
-        watch = Watch(steps.say, steps.show)
+    with Interrupt() as interrupt, Steps("starting") as steps:
+        watch = Watch(steps.say, steps.show, steps.limit, lambda: interrupt.pressed)
         if asked.endpoint is not None:
             certificate = certify_server(subject, watch)
         else:
@@ -84,6 +85,9 @@ def certify(asked: CertifyOptions) -> int:
         print(json.dumps(certificate, indent=2))
     else:
         _print(certificate, files)
+    if interrupt.pressed:
+        say("interrupted; the certificate is of what was tested until then", err=True)
+        return 130
     return EXIT_STATUS[certificate["verdict"]]
 
 

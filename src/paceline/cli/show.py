@@ -101,6 +101,7 @@ class Steps:
         self._bar = progress_bar(self.err, MofNCompleteColumn(), TimeRemainingColumn(), shown=shown)
         self._speaks = shown and self._bar.disable
         self._unit, self._total, self._done = unit, total, 0.0
+        self._ends: float | None = None
         self._task = self._bar.add_task(what, total=total)
         self._time()
 
@@ -129,8 +130,15 @@ class Steps:
         if self._speaks:
             self.err.print(what, markup=False, soft_wrap=True)
 
+    def limit(self, seconds: float) -> None:
+        """All that follows takes so long: count seconds, whatever is told of single steps."""
+        self.begin(seconds, "testing")
+        self._unit, self._ends = "seconds", monotonic() + seconds
+
     def begin(self, total: float | None, what: str = "answering") -> None:
         """Begin to count, to `total`."""
+        if self._ends is not None:
+            return self.show(0, what=what)
         self._done, self._total = 0.0, total
         self._time()
         self._bar.update(self._task, completed=0, total=total, description=what)
@@ -141,6 +149,8 @@ class Steps:
 
     def show(self, done: float, total: float | None = None, what: str | None = None) -> None:
         """So much is done, of `total`; what: a new description of it."""
+        if self._ends is not None and self._total is not None:
+            done, total = self._total - max(0.0, self._ends - monotonic()), self._total
         self._done, self._total = done, self._total if total is None else total
         self._bar.update(self._task, completed=done, total=self._total, description=what)
         now = monotonic()

@@ -19,7 +19,7 @@ from numpy.typing import NDArray
 from paceline.engine.round import Segment
 from paceline.engine.tree import DraftTree
 from paceline.errors import MethodError
-from paceline.jsonl import loads
+from paceline.jsonl import NotJSON, loads
 from paceline.target.base import Facts, Target
 
 Floats = NDArray[np.float64]
@@ -281,7 +281,8 @@ def read_table(path: str, fingerprint: str) -> tuple[RoundTimes, dict[str, Any]]
     except OSError as error:
         raise MethodError(f"the table {path} cannot be read: {error.strerror}; `paceline tune` writes one.") from None
     except (KeyError, TypeError, ValueError, AttributeError) as error:
-        raise MethodError(f"{path} is not a table of `paceline tune` ({error!r}); write it anew.") from None
+        why = f"it is {error}" if isinstance(error, NotJSON) else "a part of it is missing or of another kind"
+        raise MethodError(f"{path} is not a table of `paceline tune` ({why}); write it anew.") from None
     if of and fingerprint and of != fingerprint:
         name = table["model"].get("name", "another model")
         raise MethodError(f"{path} was measured with {name}, other weights than this model's; run `paceline tune`.")

@@ -18,7 +18,7 @@ from huggingface_hub.errors import GatedRepoError, HfHubHTTPError, HFValidationE
 from safetensors import SafetensorError, safe_open
 from transformers import AutoConfig, PretrainedConfig
 
-from paceline.errors import ModelError, meant, shortened
+from paceline.errors import PATHS, ModelError, meant, shortened
 from paceline.strict_json import NotJSON, loads
 from paceline.target.quantised.blocks import Blocks, WeightsByName
 from paceline.target.shape import FAMILIES, contradiction
@@ -65,7 +65,7 @@ def find(model: str | Path, files: list[str]) -> Path:
     if _is_path(model):
         siblings = [p.name for p in path.parent.iterdir()] if path.parent.is_dir() else []
         where = "" if path.parent.is_dir() else f" (nor is there a folder {path.parent})"
-        raise ModelError(f"there is no folder {path}{where}.{meant(path.name, siblings)}")
+        raise ModelError(f"there is no folder {path}{where}.{meant(path.name, siblings, PATHS)}")
     return _from_hub(str(model), files)
 
 
@@ -87,7 +87,7 @@ def _from_hub(name: str, files: list[str]) -> Path:
         ) from None
     except (OSError, HfHubHTTPError, HFValidationError) as error:
         why = "no such model" if isinstance(error, RepositoryNotFoundError) else "no connection, and no earlier copy"
-        here = meant(name, (*PACKAGES, *(p.name for p in Path().iterdir() if p.is_dir())))
+        here = meant(name, (*PACKAGES, *(p.name for p in Path().iterdir() if p.is_dir())), PATHS)
         raise ModelError(
             f"{name!r} is neither a folder here nor reachable on the hub ({why}); "
             f"a local folder works: paceline generate ./path/to/folder.{here}"

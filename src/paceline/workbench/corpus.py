@@ -17,7 +17,7 @@ from numpy.typing import NDArray
 from paceline.draft.text import corpus
 from paceline.draft.text.corpus import Documents, Plan, Report, document
 from paceline.draft.text.store import Progress, Store, silent
-from paceline.errors import StoreError, meant
+from paceline.errors import PATHS, StoreError, meant
 from paceline.jsonl import Piece, numbered, opened, pieces_of, text_of
 from paceline.target.load import load_tokenizer
 from paceline.target.tokenizer import Tokenizer
@@ -112,7 +112,7 @@ def _decoded(tokens: Sequence[int], tokenizer: Tokenizer, where: str) -> str:
 def _check(file: Path) -> None:
     if not file.is_file():
         siblings = [p.name for p in file.parent.iterdir()] if file.parent.is_dir() else []
-        raise StoreError(f"there is no file {file}.{meant(file.name, siblings)}")
+        raise StoreError(f"there is no file {file}.{meant(file.name, siblings, PATHS)}")
     if _suffix(file) not in (".txt", ".jsonl"):
         raise StoreError(f"{file}: a corpus is made of .txt and .jsonl files, each of them plain or compressed (.gz)")
 

@@ -24,7 +24,7 @@ from torch import Tensor
 
 from paceline import __version__
 from paceline.draft.spec import quoted
-from paceline.errors import MethodError, meant
+from paceline.errors import PATHS, MethodError, meant
 from paceline.jsonl import loads, replacing, write_whole
 from paceline.target.base import Facts
 from paceline.target.quantised.blocks import KINDS, Blocks, WeightsByName
@@ -139,7 +139,7 @@ def _config(folder: Path, kind: str) -> dict[str, Any]:
     file = folder / CONFIG
     if not folder.is_dir():
         siblings = [p.name for p in folder.parent.iterdir() if p.is_dir()] if folder.parent.is_dir() else []
-        raise MethodError(f"there is no folder {folder} with a {kind} drafter.{meant(folder.name, siblings)}")
+        raise MethodError(f"there is no folder {folder} with a {kind} drafter.{meant(folder.name, siblings, PATHS)}")
     if not file.is_file():
         raise MethodError(f"{folder} has no {CONFIG}, so it is no {kind} drafter; name the folder that has both files")
     try:

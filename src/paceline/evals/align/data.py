@@ -197,7 +197,7 @@ def _loaded(key: str, about: Any, where: str) -> Loaded:
         first = error.errors()[0]
         place = ".".join(map(str, first["loc"]))
         raise PacelineError(
-            f"{where}: {place}: {first['msg']}. A scenario is an object with lists of safety and behavioral rules and "
+            f"{where}: {place + ': ' if place else ''}{first['msg'].replace(' or instance of _File', '')}. A scenario is an object with lists of safety and behavioral rules and "
             "of prompts, each with a label, unsafe or safe"
         ) from None
     safety, behavioral = (
