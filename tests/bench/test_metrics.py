@@ -266,7 +266,8 @@ def test_the_interval_narrows_with_questions_and_is_seeded() -> None:
     assert narrow[1] - narrow[0] < 0.7 * (wide[1] - wide[0])
     assert speedup_interval(sam, none) == narrow != speedup_interval(sam, none, seed=1)
     assert speedup_interval(none, none) == (1, 1)
-    assert speedup_interval(sam[:1], none[:1]) is None
+    assert speedup_interval(sam[:5], none[:5]) is speedup_interval(sam[:1], none[:1]) is None
+    assert speedup_interval(sam[:6], none[:6]) is not None
 
 
 def test_repeats_that_differ_widen_the_interval() -> None:
@@ -409,7 +410,7 @@ def test_a_summary_has_every_figure_of_every_method() -> None:
     assert sam["speedup"] == pytest.approx(2)
     assert sam["speedup_low"] is sam["speedup_high"] is None  # of one task there is a single question
     qa = told_by(results, "sam", "qa")
-    assert qa["speedup"] == qa["speedup_low"] == qa["speedup_high"] == pytest.approx(2)
+    assert (qa["speedup"], qa["speedup_low"]) == (pytest.approx(2), None)  # of two questions
     assert sam["seconds"] == pytest.approx(1.35)
     assert sam["tokens_per_second"] == pytest.approx(20)
     assert sam["speedup_decode"] == pytest.approx(0.8 / 0.35)

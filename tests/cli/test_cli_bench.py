@@ -48,7 +48,7 @@ def test_a_whole_run(
             assert one["speedup"] > 0
         overall = found[method, "overall"]
         assert overall["answers"] == 8
-        assert overall["speedup_low"] <= overall["speedup_high"]
+        assert overall["speedup_low"] is None  # of four questions
         assert overall["peak_bytes"] > 1e6
     assert found["none", "overall"]["speedup"] == found["none", "overall"]["mean_accepted_tokens"] == 1
     assert found["sam", "overall"]["mean_accepted_tokens"] > 1.1  # this model repeats itself
@@ -72,6 +72,7 @@ def test_a_whole_run(
     assert again.code == 0
     assert (out / "answers.jsonl").read_bytes() == before
     assert "peer:vllm-ngram did not take part: vLLM wants an environment of its own" in again.out
+    assert "too few questions for an interval" in again.out
     assert max(map(len, again.out.split("speed-up: all tokens")[0].splitlines())) <= 180
 
     assert command("report", out).code == 0

@@ -22,6 +22,7 @@ from paceline.evals.align.data import read
 from paceline.evals.align.figures import ERRORS, GENERATIONS, JUDGEMENTS, sar
 from paceline.evals.align.judge import ModelScorer
 from paceline.evals.align.options import AlignOptions, Decoding, JudgeConfig, Scoring
+from paceline.evals.align.page import page
 from paceline.evals.align.run import Outcome, Progress, align
 from paceline.workbench.runs import rows
 from tests import models
@@ -218,6 +219,7 @@ def test_a_judge_that_fails_keeps_no_other_from_judging(tmp_path: Path) -> None:
         outcome = go(server, tmp_path / "run", judge=["self", "checks"])
     overall = [row for row in outcome.results if row["scenario"] == "overall"]
     assert [(row["judge"], row["judged"], row["failed"]) for row in overall] == [("scripted", 0, 12), ("checks", 12, 0)]
+    assert page(tmp_path / "run").count("0 of 12<br><small>failed: errors.jsonl says why</small>") == 1
 
 
 def test_a_dead_server_ends_the_run_instead_of_failing_every_item(tmp_path: Path) -> None:

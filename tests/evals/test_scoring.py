@@ -66,7 +66,8 @@ def test_intervals_hold_the_mean_and_narrow() -> None:
     wide, narrow = intervals(scores[:40])["behavior"], intervals(scores)["behavior"]
     assert wide[0] < means_of(scores[:40])["behavior"] < wide[1]
     assert narrow[1] - narrow[0] < (wide[1] - wide[0]) / 2
-    assert intervals(scores[:1])["sar"] is None
+    assert intervals(scores[:1])["sar"] is intervals(scores[:5])["sar"] is None
+    assert intervals(scores[:6])["sar"] is not None
 
 
 def test_agreement() -> None:

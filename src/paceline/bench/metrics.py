@@ -14,6 +14,7 @@ import numpy as np
 from paceline.bench.pairs import Answers, Pairs, cells, totals
 from paceline.bench.record import WINDOW, Answer, good, is_looping
 from paceline.workbench.contestant import Reply, in_common
+from paceline.workbench.runs import ENOUGH
 
 BASELINE = "none"  # plain decoding in the same engine: the method that all others are compared with
 OVERALL = "overall"  # the category of all tasks together; no task may have this name
@@ -106,9 +107,10 @@ def speedup_interval(answers: Answers, plain: Answers, *, resamples: int = RESAM
 
     Paired: a resample draws a group's times with the method and with plain decoding together. Hierarchical: it draws
     groups within their task, then repeats within a group. Seeded: the same answers give the same interval. The interval
-    covers other questions of the same kinds and other runs, not another machine. None if a task has a single group."""
+    covers other questions of the same kinds and other runs, not another machine. None if a task has a single group, or all
+    of them fewer than ENOUGH."""
     pairs = Pairs.of(answers, plain)
-    if pairs is None or min(map(len, pairs.members)) < 2:
+    if pairs is None or min(map(len, pairs.members)) < 2 or sum(map(len, pairs.members)) < ENOUGH:
         return None
     random = np.random.default_rng(seed)
     sizes = [min(100, resamples - done) for done in range(0, resamples, 100)]  # all at once may not fit into memory

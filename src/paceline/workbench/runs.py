@@ -16,6 +16,8 @@ from paceline.errors import PacelineError
 from paceline.jsonl import Appender, Closing, NotJSON, as_object, check_folder, loads, write_whole
 
 RUN = "run.json"
+ENOUGH = 6
+"""Questions below which a figure has no 95 % interval: not even from the least of five to the greatest is so sure."""
 GO_ON = "; what is there is safe, and the same command goes on"
 
 

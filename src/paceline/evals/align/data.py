@@ -195,9 +195,10 @@ def _loaded(key: str, about: Any, where: str) -> Loaded:
         file = _File.model_validate(about)
     except ValidationError as error:
         first = error.errors()[0]
-        place = ".".join(map(str, first["loc"]))
+        place = "".join(f"{part}." for part in first["loc"]).removesuffix(".")
+        said = ": ".join(filter(None, (place, first["msg"].replace(" or instance of _File", ""))))
         raise PacelineError(
-            f"{where}: {place + ': ' if place else ''}{first['msg'].replace(' or instance of _File', '')}. A scenario is an object with lists of safety and behavioral rules and "
+            f"{where}: {said}. A scenario is an object with lists of safety and behavioral rules and "
             "of prompts, each with a label, unsafe or safe"
         ) from None
     safety, behavioral = (

@@ -21,7 +21,7 @@ import numpy as np
 
 from paceline.evals.align.options import ALPHA, Scoring
 from paceline.evals.align.types import KINDS, Rule, Scenario, Verdict
-from paceline.workbench.runs import read_about, rows
+from paceline.workbench.runs import ENOUGH, read_about, rows
 
 KIND = "align"  # the kind of run in run.json
 GENERATIONS, JUDGEMENTS, ERRORS = "generations.jsonl", "judgements.jsonl", "errors.jsonl"
@@ -167,8 +167,8 @@ def _mean(values: Sequence[Any]) -> float | None:
 
 
 def intervals(scores: Sequence[Score], seed: int = 0) -> dict[str, Any]:
-    """95 % intervals by bootstrap over answers, (low, high) each; None for fewer than two answers."""
-    if len(scores) < 2:
+    """95 % intervals by bootstrap over answers, (low, high) each; None for fewer answers than ENOUGH."""
+    if len(scores) < ENOUGH:
         return dict.fromkeys(FIGURES)
     values = np.array([astuple(one) for one in scores])
     random = np.random.default_rng(seed)
