@@ -112,6 +112,7 @@ def test_ctrl_c_keeps_what_was_found(
     found = json.loads((tmp_path / "out" / "certificate.json").read_text("utf-8"))
     assert (found["verdict"], found["lossless"], found["broken"]) == ("cannot say", False, "it was interrupted")
     assert found["greedy"]["answers"] >= 1
+    assert 'class="verdict unsure"' in (tmp_path / "out" / "certificate.html").read_text("utf-8")
     assert (found["sampled"]["requests"] == 50) is (at == "ask")
 
 

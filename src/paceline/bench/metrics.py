@@ -107,8 +107,8 @@ def speedup_interval(answers: Answers, plain: Answers, *, resamples: int = RESAM
 
     Paired: a resample draws a group's times with the method and with plain decoding together. Hierarchical: it draws
     groups within their task, then repeats within a group. Seeded: the same answers give the same interval. The interval
-    covers other questions of the same kinds and other runs, not another machine. None if a task has a single group, or all
-    of them fewer than ENOUGH."""
+    covers other questions of the same kinds and other runs, not another machine. None if a task has
+    a single group, or all of them fewer than ENOUGH."""
     pairs = Pairs.of(answers, plain)
     if pairs is None or min(map(len, pairs.members)) < 2 or sum(map(len, pairs.members)) < ENOUGH:
         return None

@@ -189,7 +189,7 @@ def _sampled(
     engine: UnderTest, models: Models, starts: Prompts, scope: Scope, watch: Watch, control: Control, until: float,
     latest: float,
 ) -> Sampled:  # fmt: skip
-    cases = []
+    cases: list[Case] = []
     if scope.requests != 0:
         watch.say("the exact distribution of first tokens")
         for i, (name, way) in enumerate(WAYS.items()):

@@ -120,7 +120,7 @@ def certify_server(subject: Subject, watch: Watch) -> dict[str, Any]:
             except CompletionError as error:
                 raise PacelineError(f"{one.url} cannot be asked: {error}") from None
         if subject.reference is not None:
-            control = Control(*others)
+            control = Control(others[0])
         else:
             control = control_of(server) if subject.model is None else _plain(subject)
             opened.callback(control.source.close)

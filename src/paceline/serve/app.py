@@ -211,12 +211,18 @@ class Server:
         return prompted.prompt, jobs
 
     async def finished(self, http: Request, jobs: list[Job]) -> list[Completion]:
-        """The whole answers. If the client leaves first they are aborted, and Gone is raised."""
+        """The whole answers, or what there is of them when the server must leave. If the client leaves first they are
+        aborted, and Gone is raised."""
 
         async def collect() -> list[Completion]:
             for job in jobs:
-                async for _ in job:
-                    pass
+                try:
+                    async for _ in job:
+                        pass
+                except Unavailable:
+                    if self.worker.error is not None or not any(job.completion.tokens for job in jobs):
+                        raise
+                    self.abort(jobs)
             return [job.completion for job in jobs]
 
         work = asyncio.create_task(collect())
