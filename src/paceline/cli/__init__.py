@@ -30,7 +30,7 @@ from paceline.cli.replay import replay
 from paceline.cli.report import report
 from paceline.cli.serve import serve
 from paceline.cli.tune import tune
-from paceline.cli.warned import WARNED
+from paceline.cli.warned import SAID, WARNED
 from paceline.cli.watch import watch
 from paceline.errors import PacelineError, install
 from paceline.train.__main__ import app as train
@@ -127,7 +127,7 @@ def paceline(
 def _say_what_takes_long() -> None:
     """Show in lines that functions are compiled, which `paceline.compiled` logs."""
     compiling = logging.getLogger("paceline.compiling")
-    compiling.addHandler(logging.StreamHandler())
+    compiling.addHandler(SAID)
     compiling.setLevel(logging.INFO)
     compiling.propagate = False
 

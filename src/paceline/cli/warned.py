@@ -66,4 +66,11 @@ def _place(error: BaseException | None) -> tuple[str, int] | None:
     return None if trace is None else (trace.tb_frame.f_code.co_filename, trace.tb_lineno)
 
 
-WARNED = Warned()
+class Said(logging.Handler):
+    """Shows messages as they are."""
+
+    def emit(self, record: logging.LogRecord) -> None:
+        _print(record.getMessage())
+
+
+WARNED, SAID = Warned(), Said()
