@@ -8,7 +8,7 @@ from typing import TYPE_CHECKING, Annotated, Any
 import typer
 
 from paceline.errors import PacelineError, meant
-from paceline.jsonl import check_file, check_folder
+from paceline.jsonl import check_folder, writes
 from paceline.train.options import (
     Compiled,
     Minutes,
@@ -200,7 +200,7 @@ def family(
 
 def held_out(
     sources: Sources,
-    out: Annotated[Path, typer.Option(help="JSON Lines file to write, {messages} a line.", callback=check_file)],
+    out: Annotated[Path, typer.Option(help="JSON Lines file to write, {messages} a line.", callback=writes(rb"\{"))],
     count: Annotated[int, typer.Option(help="Prompts, an equal share from every source.", min=1)] = 80,
 ) -> None:
     """Write prompts from the held-out part of the sources, to ask a trained model.
@@ -225,7 +225,7 @@ def evaluate(
     sources: Sources,
     draft: Annotated[Path | None, typer.Option(help="Folder of its draft model, to measure agreement.")] = None,
     out: Annotated[
-        Path | None, typer.Option(help="JSON file to write; printed if not given.", callback=check_file)
+        Path | None, typer.Option(help="JSON file to write; printed if not given.", callback=writes(rb"\{"))
     ] = None,
     threads: Threads = 1,
 ) -> None:
@@ -252,7 +252,7 @@ def card(
     ] = None,
     prompts: Annotated[Path | None, typer.Option(help="JSON Lines that `held-out` wrote, for samples.")] = None,
     out: Annotated[
-        Path | None, typer.Option(help="Markdown file to write, loss.png beside it.", callback=check_file)
+        Path | None, typer.Option(help="Markdown file to write, loss.png beside it.", callback=writes(rb"[#<]"))
     ] = None,
     show: Annotated[bool, typer.Option(help="Print all 24 prompts and answers.")] = False,
     threads: Threads = 1,

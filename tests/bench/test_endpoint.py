@@ -44,7 +44,7 @@ def test_two_servers_in_turn(log: Path, tmp_path: Path) -> None:
     first, second = [one for one in outcome.results if one["category"] == "overall"]
     assert first["speedup"] == 1
     assert 1.2 < second["speedup"] < 4  # 8 tokens in 8 rounds, and in 4
-    assert second["speedup_low"] > 1
+    assert second["speedup_low"] is None or second["speedup_low"] > 1  # few windows make no interval
     assert second["identical"] == 1
     assert second["errors"] == 0
     assert first["goodput"] == 0

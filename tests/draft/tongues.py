@@ -93,7 +93,7 @@ class Knowing(DraftTable):
         self._table.clear()
 
 
-def forced(tokenizer: Tokenizer, sureness: float = 9.0) -> TableTarget:
+def telling(tokenizer: Tokenizer, sureness: float = 9.0) -> TableTarget:
     """A target that tells STORY in its tokenizer's own tokens, by their number."""
     ids = tokenizer.encode_text(STORY)
     size = len(tokenizer.inner) + 5

@@ -14,6 +14,7 @@ from paceline.engine.sampling import SamplingParams
 from paceline.errors import PacelineError, PromptError
 from paceline.jsonl import NotJSON, loads, objects
 from paceline.replay.report import read_cost
+from paceline.target.tokenizer import Tokenizer
 from paceline.train.data import parse_source, read
 from paceline.workbench.conversations import read_trace
 from paceline.workbench.corpus import texts
@@ -84,7 +85,7 @@ READERS: dict[str, Callable[[Path], object]] = {
     "generate --prompts": _prompts,
     "replay": read_trace,
     "bench --suite": lambda path: read_suite(str(path)),
-    "corpus build": lambda path: list(texts(path)),
+    "corpus build": lambda path: list(texts(path, Tokenizer(None))),
     "train": lambda path: list(read(parse_source(f"a={path}"))),
     "looping": read_prompts,
 }

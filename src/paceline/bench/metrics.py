@@ -108,9 +108,9 @@ def speedup_interval(answers: Answers, plain: Answers, *, resamples: int = RESAM
     Paired: a resample draws a group's times with the method and with plain decoding together. Hierarchical: it draws
     groups within their task, then repeats within a group. Seeded: the same answers give the same interval. The interval
     covers other questions of the same kinds and other runs, not another machine. None if a task has
-    a single group, or all of them fewer than ENOUGH."""
+    a single group, or all groups together fewer than ENOUGH questions."""
     pairs = Pairs.of(answers, plain)
-    if pairs is None or min(map(len, pairs.members)) < 2 or sum(map(len, pairs.members)) < ENOUGH:
+    if pairs is None or min(map(len, pairs.members)) < 2 or len({one.question for one in answers}) < ENOUGH:
         return None
     random = np.random.default_rng(seed)
     sizes = [min(100, resamples - done) for done in range(0, resamples, 100)]  # all at once may not fit into memory
