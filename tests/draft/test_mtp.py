@@ -138,7 +138,8 @@ def test_a_model_drafts_with_the_head_in_its_own_folder(tmp_path: Path, layout: 
     for options in ("", ",tree=0,draft=3", ",tree=auto"):
         out = Engine(target, f"mtp{options}").generate(PROMPTS, GREEDY)
         assert [one.tokens for one in out] == plain
-        assert layout == "deepseek" or sum(sum(one.stats.accepted[1:]) for one in out) > 0
+        if layout != "deepseek" and not options.endswith("auto"):  # auto may see that drafting does not pay here
+            assert sum(sum(one.stats.accepted[1:]) for one in out) > 0
     bare = make(tmp_path / "bare", layout, mtps.random_head(models.model(MODELS[layout])))
     assert load(bare, dtype="float32", device="cpu").weights_fingerprint == target.weights_fingerprint
 
