@@ -18,7 +18,18 @@ from paceline.target.kernels import amx, integer, products
 from paceline.target.kernels.integer import MANY, IntegerPanels
 from paceline.target.kernels.products import Panels
 from paceline.target.linear import BlockLinear, Linear, linear
-from paceline.target.quantised.blocks import KINDS, Q4_0, Q4_1, Q4_K, Q6_K, Q8_0, Blocks, Kind, quantise
+from paceline.target.quantised.blocks import (
+    ACTIVATIONS,
+    KINDS,
+    Q4_0,
+    Q4_1,
+    Q4_K,
+    Q6_K,
+    Q8_0,
+    Blocks,
+    Kind,
+    quantise,
+)  # fmt: skip
 
 HALF, FULL = torch.bfloat16, torch.float32
 ROUNDING = {HALF: 2.0**-8, FULL: 0.0}
@@ -204,10 +215,13 @@ def test_is_not_preferred_where_tiles_are_multiplied(monkeypatch: pytest.MonkeyP
 
 
 @needs_blocks
+@pytest.mark.parametrize("activations", ACTIVATIONS)
 @pytest.mark.parametrize("kind", KINDS.values(), ids=lambda kind: kind.name)
-def test_all_instructions_give_the_same_bits(kind: Kind, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_all_instructions_give_the_same_bits(kind: Kind, activations: int, monkeypatch: pytest.MonkeyPatch) -> None:
     """Those of other processors too, as far as this one has them: every path that it can run."""
-    x, panels = 100 * random(4, 33, 512), IntegerPanels([random_blocks(kind, 33, 512)])
+    blocks = random_blocks(kind, 33, 512)
+    blocks.activations = activations
+    x, panels = 100 * random(4, 33, 512), IntegerPanels([blocks])
     right = None
     for path in integer.paths():
         monkeypatch.setattr(integer, "path", lambda path=path: path)
@@ -215,6 +229,10 @@ def test_all_instructions_give_the_same_bits(kind: Kind, monkeypatch: pytest.Mon
             out = panels(x[:rows])
             right = panels(x) if right is None else right
             assert torch.equal(out, right[:rows]), path
+    assert right is not None
+    exact = x.double() @ blocks.dense().double().T
+    error = float((right.double() - exact).norm() / exact.norm())
+    assert error < {8: 2e-2, 16: 1e-4}[activations]
 
 
 @needs_blocks
@@ -278,12 +296,13 @@ def test_the_largest_codes_times_the_largest_numbers(
     data = random_blocks(kind, 16, 512).data.unflatten(1, (-1, kind.nbytes))
     begin, end = (0, 192) if kind == Q6_K else (kind.nbytes - kind.inputs * integer.UNITS[kind].bits // 8, kind.nbytes)
     data[..., begin:end] = byte
-    panels, x = IntegerPanels([Blocks(kind, data.flatten(1))]), torch.full((2, 512), 3.0 * sign)
-    said = []
-    for path in integer.paths():
-        monkeypatch.setattr(integer, "path", lambda path=path: path)
-        said.append(panels(x))
-    assert all(torch.equal(said[-1], other) for other in said)
+    blocks, x = Blocks(kind, data.flatten(1)), torch.full((2, 512), 3.0 * sign)
+    for activations in ACTIVATIONS:
+        panels, said = IntegerPanels([Blocks(kind, blocks.data, activations)]), []
+        for path in integer.paths():
+            monkeypatch.setattr(integer, "path", lambda path=path: path)
+            said.append(panels(x))
+        assert all(torch.equal(said[-1], other) for other in said)
 
 
 @needs_blocks

@@ -132,6 +132,7 @@ def identity(setting: Setting, contestants: Sequence[Contestant]) -> dict[str, A
         "model": benchmark.model,
         "fingerprint": setting.target.weights_fingerprint,
         **({"weights": setting.target.expanded} if setting.target.expanded else {}),
+        **({"activations": setting.target.activations} if setting.target.activations else {}),
         "suite": asked | {"questions": setting.num_questions},
         "options": {
             **asdict(benchmark.options),

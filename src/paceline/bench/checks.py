@@ -180,7 +180,8 @@ def _judge(setting: Setting, watch: Watch) -> Judge:
     watch.say("comparing differing answers with the model in float32")
     if exact.dtype != torch.float32:
         dtype = exact_dtype(setting.benchmark.dtype, exact.quantised)
-        exact = load(setting.benchmark.model, dtype=dtype, device=setting.benchmark.device)
+        bits = exact.activations if dtype != "float32" else None
+        exact = load(setting.benchmark.model, dtype=dtype, device=setting.benchmark.device, activations=bits)
     return Judge(setting.target, exact)
 
 

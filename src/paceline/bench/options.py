@@ -59,7 +59,8 @@ class Benchmark:
     schedules  to compare, at every batch size of `batches`; every first turn is then a request, see `bench.ours`.
     template   the chat template, as for replay; None: the tokenizer's own.
     exact      our answers are bit-identical with any drafter and in any batch, as `Engine(exact=True)`;
-               None: where that costs no time."""
+               None: where that costs no time.
+    activations  as in `load`."""
 
     model: str = ""
     drafts: Sequence[str] = ()
@@ -79,5 +80,6 @@ class Benchmark:
     dtype: str = "auto"
     device: str = "auto"
     exact: bool | None = None
+    activations: int | None = None
     schedules: Sequence[str] = ()
     batches: Sequence[int] = (1,)

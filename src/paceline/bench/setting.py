@@ -91,6 +91,7 @@ def set_up(benchmark: Benchmark, watch: Watch) -> Setting:
         device=benchmark.device,
         native=native,
         exact=benchmark.exact,
+        activations=benchmark.activations,
         threads=torch.get_num_threads(),  # the same for all contestants during the whole run
     )
     tokenizer = load_tokenizer(model)

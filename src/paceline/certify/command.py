@@ -42,7 +42,10 @@ def certify_engine(subject: Subject, watch: Watch) -> dict[str, Any]:
     """The certificate of an engine that runs the model in `subject.model`. The budget begins when all is loaded."""
     _check_name(subject)
     watch.say(f"loading {subject.model}")
-    target = load(str(subject.model), dtype=subject.dtype, device=subject.device, exact=subject.exact)
+    target = load(
+        str(subject.model), dtype=subject.dtype, device=subject.device, exact=subject.exact,
+        activations=subject.activations,
+    )  # fmt: skip
     dtype = str(target.dtype).removeprefix("torch.")
     exact, own, reference = _references(subject, target, dtype)
     context = min(target.max_context, CONTEXT)
@@ -81,7 +84,8 @@ def _references(subject: Subject, target: Target, dtype: str) -> tuple[Model, Mo
     if subject.exact:
         if subject.engine != "paceline":
             raise PacelineError("--exact is for our engine: other engines round as they please")
-        plainly = load(model, dtype=subject.dtype, device=target.device, exact=True)
+        own_bits = target.activations
+        plainly = load(model, dtype=subject.dtype, device=target.device, exact=True, activations=own_bits)
         return PlainDecoding(plainly), None, "our own plain decoding, to which drafts must be equal bit for bit"
     kinds = target.quantised or target.expanded
     if kinds is None and not is_gguf(model):
@@ -94,9 +98,14 @@ def _references(subject: Subject, target: Target, dtype: str) -> tuple[Model, Mo
             f"{model} has its weights in {kinds}, which only our engine multiplies as it does: "
             f"--engine {subject.engine} runs another model; certify it in 16 bits"
         )
-    exact = PlainDecoding(load(model, dtype=exact_dtype(subject.dtype, target.quantised), device=target.device))
+    bits = target.activations
+    if subject.reference is not None:
+        own = PlainDecoding(load(model, dtype=subject.dtype, device=target.device, activations=bits))
+        return PlainDecoding(load(model, dtype="float32", device=target.device)), own, f"{kinds}, expanded to float32"
+    word = exact_dtype(subject.dtype, target.quantised)
+    exact = PlainDecoding(load(model, dtype=word, device=target.device, activations=bits))
     if dtype != "float32":
-        own = PlainDecoding(load(model, dtype=subject.dtype, device=target.device))
+        own = PlainDecoding(load(model, dtype=subject.dtype, device=target.device, activations=bits))
     return exact, own, f"our own plain decoding of these weights ({kinds}), not transformers, which has no such model"
 
 
@@ -137,7 +146,8 @@ def _plain(subject: Subject, target: Target | None = None) -> Control:
     from paceline.certify.asking import Control, Hosted
 
     dtype = "float32" if target is None else exact_dtype(subject.dtype, target.quantised)
-    plainly = load(str(subject.model), dtype=dtype, device=subject.device)
+    bits = target.activations if target is not None and target.quantised else None
+    plainly = load(str(subject.model), dtype=dtype, device=subject.device, activations=bits)
     if plainly.tokenizer is None:
         raise PacelineError(f"{subject.model} has no tokenizer, and a server is asked with text")
     return Control(Hosted(Ours(plainly, plainly.tokenizer, "none", batch=subject.batch), plainly.tokenizer))

@@ -81,7 +81,8 @@ class Subject:
     reference: str | None = option(
         None,
         "A server of the same model without drafts. [default: TARGET, else the server with its drafts off where a "
-        "request can say so, else its own answers alone and their log-probabilities]",
+        "request can say so, else its own answers alone and their log-probabilities] Or float32, for an engine in this "
+        "process with weights in blocks: they themselves, with nothing rounded.",
     )
     api_key_env: str | None = option(None, API_KEY_ENV)
     prompts: Sequence[Any] | None = None
@@ -90,6 +91,7 @@ class Subject:
     dtype: str = "auto"
     device: str = "auto"
     exact: bool | None = None
+    activations: int | None = None
     threads: int | None = None
     peer_python: str | None = option(None, "Interpreter of an environment with vLLM.", envvar="PACELINE_VLLM_PYTHON")
 

@@ -53,6 +53,7 @@ def bench(
     device: options.Device = "auto",
     threads: options.Threads = None,
     exact: options.Exact = None,
+    activations: options.Activations = None,
     as_json: options.AsJson = False,
 ) -> int:
     """Measure drafters and other engines: same model, same prompts, one run.
@@ -99,6 +100,7 @@ def bench(
         dtype=dtype,
         device=device,
         exact=exact,
+        activations=activations,
     )
     with Interrupt() as interrupt, Steps("starting", unit="answers") as steps:
 

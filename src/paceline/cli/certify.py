@@ -30,6 +30,7 @@ class CertifyOptions(Subject):
     dtype: options.Dtype = "auto"
     device: options.Device = "auto"
     exact: options.Exact = None
+    activations: options.Activations = None
     threads: options.Threads = None
     out: Path | None = option(None, "Folder for certificate.json and certificate.html.", callback=check_folder)
     report: Path | None = option(
@@ -60,8 +61,10 @@ def certify(asked: CertifyOptions) -> int:
         asked = replace(asked, endpoint=asked.engine, engine="paceline")
     if asked.model is None and asked.endpoint is None:
         raise PacelineError("name either a TARGET, or a server by --endpoint, or both")
-    if asked.reference is not None and asked.endpoint is None:
-        raise PacelineError("--reference is a server to compare --endpoint with; a TARGET is its own reference")
+    if asked.reference not in (None, "float32") and asked.endpoint is None:
+        raise PacelineError(
+            "--reference is a server to compare --endpoint with; a TARGET is its own reference, or float32 is"
+        )
     options.use_threads(asked.threads)
     from paceline.certify.command import certify_engine, certify_server, write
     from paceline.certify.page import issue, junit

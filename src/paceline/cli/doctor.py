@@ -24,6 +24,7 @@ def doctor(
     dtype: options.Dtype = "auto",
     device: options.Device = "auto",
     exact: options.Exact = None,
+    activations: options.Activations = None,
     as_json: options.AsJson = False,
 ) -> int:
     """Say what this machine has, and what a model would run with on it: kernels, dtype, exactness, threads.
@@ -37,7 +38,7 @@ def doctor(
     if model is not None:
         from paceline.target.load import load
 
-        facts["model"] = _model(load(model, dtype=dtype, device=device, exact=exact))
+        facts["model"] = _model(load(model, dtype=dtype, device=device, exact=exact, activations=activations))
     if as_json:
         print(json.dumps(facts, indent=2))
         return 0

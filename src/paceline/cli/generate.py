@@ -95,7 +95,7 @@ def generate(
     if out is not None:
         from paceline.cli.prompts import keyed
 
-        asked = [model, draft, running.dtype, running.exact, chat, schedule, compare]
+        asked = [model, draft, running.dtype, running.exact, running.activations, chat, schedule, compare]
         total, jobs = len(jobs), _not_in(out, keyed(jobs, asked))
         if len(jobs) < total:
             screen.note(f"{total - len(jobs):,} of {total:,} answers are in {out} already")

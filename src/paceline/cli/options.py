@@ -35,7 +35,7 @@ MaxTokens = Annotated[int, typer.Option("--max-tokens", "-n", help="Most new tok
 Dtype = Annotated[
     str,
     typer.Option(
-        help="auto (the model's own; blocks of a GGUF file stay, smollm2's are expanded), float32, bfloat16, float16 "
+        help="auto (the model's own; blocks of a GGUF file stay), float32, bfloat16, float16 "
         "(blocks are expanded); int8 or int4: another model."
     ),
 ]
@@ -53,6 +53,14 @@ Schedule = Annotated[
     str, typer.Option(help="Which rows run when: ragged (ours); in transformers equal (EQSPEC), grouped[:N] (EXSPEC).")
 ]
 EXACT = "Bit-identical logits with any draft and in any batch, on CPUs, natively. [default: where it costs no time]"
+Activations = Annotated[
+    int | None,
+    typer.Option(
+        metavar="8|16",
+        help="Bits to which products with weights in blocks (GGUF, int8, int4) round their inputs. With 16, answers "
+        "are those of the same weights in float32, but for rare near-ties. [default: 16 where it costs little time]",
+    ),
+]
 Exact = Annotated[bool | None, typer.Option("--exact/--no-exact", help=EXACT)]
 RAY = "Share the work out over a Ray cluster: that of RAY_ADDRESS or of this machine, else a new one; local: a new one."
 Ray = Annotated[str | None, typer.Option("--ray", metavar="[ADDRESS]", help=RAY)]
@@ -129,6 +137,7 @@ class EngineOptions:
     prefix_cache: PrefixCache = None
     prefix_cache_size: PrefixCacheSize = "8GB"
     exact: Exact = None
+    activations: Activations = None
 
     def open(self, model: str, draft: str | Drafter, **more: Any) -> Engine:
         """The engine. more: others of `Engine`."""

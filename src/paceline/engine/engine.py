@@ -64,7 +64,7 @@ class Engine:
                    other processes want the cores.
     tokenizer      replaces the model's own.
     exact_profile  wait for the accelerator after every part of a round, so that `profile` is exact; that costs time.
-    dtype, device  as in `paceline.target.load.load`, for a model that is not loaded yet.
+    dtype, device, activations  as in `paceline.target.load.load`, for a model that is not loaded yet.
     exact          the same logits, bit for bit, with any draft and in any batch (docs/exact.md). None: where that costs
                    no time; False: never. True also applies to a Target that is loaded already.
     """
@@ -90,6 +90,7 @@ class Engine:
         dtype: str = "auto",
         device: str = "auto",
         exact: bool | None = None,
+        activations: int | None = None,
     ):
         limits = {
             "max_batch": max_batch,
@@ -106,7 +107,7 @@ class Engine:
             from paceline.engine.published import create_schedule
 
             self.schedule = create_schedule(schedule, max_batch, prefill_chunk)
-        self.target = _target(model, self.schedule, tokenizer, dtype, device, exact)
+        self.target = _target(model, self.schedule, tokenizer, dtype, device, exact, activations)
         self.tokenizer = self.target.tokenizer
         self.max_batch = max_batch
         self._rule = rule
@@ -479,7 +480,7 @@ class Engine:
 
 def _target(
     model: str | Path | Target, schedule: Schedule, tokenizer: Tokenizer | None, dtype: str, device: str,
-    exact: bool | None,
+    exact: bool | None, activations: int | None,
 ) -> Target:  # fmt: skip
     """`model` as `schedule` needs it, with its tokenizer. Loaders and rectangular caches are imported on demand.
 
@@ -490,7 +491,8 @@ def _target(
     else:
         from paceline.target.load import load
 
-        target = load(model, native=False if is_rectangular else None, dtype=dtype, device=device, exact=exact)
+        native = False if is_rectangular else None
+        target = load(model, native=native, dtype=dtype, device=device, exact=exact, activations=activations)
     if is_rectangular:
         from paceline.target.rectangles import rectangular
 

@@ -83,6 +83,7 @@ class Target(Facts, ABC):
                          of it is read) unless that is also the output head.
     weights_fingerprint  differs between two trainings.
     quantised            formats of weights in blocks, in words; None without blocks.
+    activations          bits to which products with weights in blocks round their inputs; None without blocks.
     measured             a sentence on what quantising changed, if that was measured.
     held                 in words, the matrices that are held in another format than the file's.
     expanded             in words, the blocks from which the weights were expanded to 16 or 32 bits.
@@ -97,6 +98,7 @@ class Target(Facts, ABC):
     weight_bytes: int = 0
     weights_fingerprint: str = ""
     quantised: str | None = None
+    activations: int | None = None
     expanded: str | None = None
     measured: str | None = None
     held: str | None = None
@@ -115,14 +117,16 @@ class Target(Facts, ABC):
             return [f"{self.name} has its weights in {self.expanded}"] if self.expanded else []
         note = (
             f"{self.name} has its weights in {self.quantised}: another model than in 16 bits"
-            f"{f' ({self.measured})' if self.measured else ''}, and drafting does not change what it says"
+            f"{f' ({self.measured})' if self.measured else ''}, and drafting does not change what it says; inputs of "
+            f"products are rounded to {self.activations} bits"
         )
         return [note, f"{self.name}: {self.held}"] if self.held else [note]
 
     @property
     def prefix_key(self) -> str:
         """Differs between targets that compute other keys and values of the same tokens."""
-        return f"{self.weights_fingerprint} {self.dtype} {self.quantised} {self.expanded} {self.exact}"
+        blocks = f"{self.quantised} {self.activations}"
+        return f"{self.weights_fingerprint} {self.dtype} {blocks} {self.expanded} {self.exact}"
 
     @cached_property
     def threads(self) -> Threads:

@@ -94,6 +94,7 @@ class Decoder(CachedTarget):
             self.expert_share = s.experts.chosen / s.experts.count
             read -= round((1 - self.expert_share) * sum(w.nbytes for key, w in weights.items() if ".experts." in key))
         self.weight_bytes = read if s.tied else read - table.nbytes
+        self.activations = next((w.activations for w in weights.values() if isinstance(w, Blocks)), None)
         head = table if s.tied else weights["lm_head.weight"]
         self.head, self.head_bytes = linear([head], None, dtype, s.logit_divisor), head.nbytes
         self._table: torch.Tensor | Blocks | BlockLinear = table

@@ -124,7 +124,8 @@ class Linear:
 
 class BlockLinear(Linear):
     """The same over stacked blocks of four to eight bits, in the dtype of x. Rows of x are rounded to eight bits first,
-    and have one order of sums; unless it is exact, many rows may be multiplied otherwise (`kernels/integer.py`)."""
+    or to sixteen, as the blocks say, and have one order of sums; unless it is exact, many rows may be multiplied
+    otherwise (`kernels/integer.py`)."""
 
     panels: IntegerPanels
 
@@ -156,7 +157,7 @@ def linear(
 
         if dtype in integer.DTYPES and integer.supported():
             for kind in {part.kind for part in blocks}:  # compile now, not in the middle of an answer
-                integer.tiles_of(kind, dtype, integer.path())
+                integer.tiles_of(kind, dtype, integer.path(), blocks[0].activations // 8)
                 if dtype == torch.bfloat16 and amx.supported():
                     integer.by_amx(kind)
             return BlockLinear(blocks, bias, divisor=divisor)

@@ -18,7 +18,7 @@ from paceline.target.base import Target
 from paceline.target.decoder import Decoder
 from paceline.target.folder import SMALL_FILES, find, open_weights, read_config
 from paceline.target.linear import has_units
-from paceline.target.quantised.blocks import PRECISIONS, in_precision, split_dtype
+from paceline.target.quantised.blocks import PRECISIONS, in_precision, round_inputs, split_dtype
 from paceline.target.shape import unsupported, weight_shapes
 from paceline.target.tokenizer import SentencePiece, Tokenizer, vocabulary
 
@@ -37,6 +37,7 @@ def load(
     trust_remote_code: bool = False,
     exact: bool | None = None,
     threads: int | None = None,
+    activations: int | None = None,
 ) -> Target:
     """The model, ready to verify.
 
@@ -45,24 +46,27 @@ def load(
     dtype    "float32", "bfloat16", "float16", or "auto": the checkpoint's own, but float32 on processors that would
              only emulate it. "int8" and "int4": matrices in blocks of eight or four bits, all else as with "auto", or
              as in "int8-float32"; on CPUs, with our decoder. A model in blocks keeps them with "auto" ("auto-float32":
-             all else in float32), and has them expanded with a dtype of 16 or 32 bits. Of a package's model "auto" is
-             the expanded one: it is small, and inputs rounded to eight bits change what it says.
+             all else in float32), and has them expanded with a dtype of 16 or 32 bits.
     device   "auto" (a CUDA device if there is one), or a device name of torch.
     native   True: our decoder; False: the transformers implementation; None: ours if it supports the model.
     trust_remote_code  run code from the model's folder.
     exact    True: as `Target.make_exact`; None: where that costs no time; False: never.
     threads  processor threads of a round; None: chosen by measured time (`Threads`).
+    activations  bits to which products with weights in blocks round their inputs, 8 or 16. None: 16, where that takes
+             little more time, else 8 (docs/quantised.md). With 16, "auto" computes all else in float32, and answers are
+             nearly always those of the same weights in float32.
 
     Raises ModelError, one line, if the model cannot be found, read or used."""
     precision, rest = split_dtype(dtype)
     to, wanted = device_named(device), _dtype(rest)
     if files.is_gguf(model):
         path = files.gguf_of(model)
-        if dtype == "auto" and files.is_packaged(model):
-            precision = None
-        made: Target = _load_file(path, wanted, precision, _cpu(path.name, device) if precision else to, native)
+        if dtype == "auto" and files.is_packaged(model) and to.type != "cpu":
+            precision = None  # blocks run on CPUs alone
+        to = _cpu(path.name, device) if precision else to
+        made: Target = _load_file(path, wanted, precision, to, native, activations)
     else:
-        made = _load_folder(model, wanted, precision, device, to, native, trust_remote_code)
+        made = _load_folder(model, wanted, precision, device, to, native, trust_remote_code, activations)
     if exact or (exact is None and made.exact_is_free):
         made.make_exact()
     if threads is not None:
@@ -72,7 +76,7 @@ def load(
 
 def _load_folder(
     model: str | Path, wanted: torch.dtype | None, precision: str | None, device: str | torch.device, to: torch.device,
-    native: bool | None, trust_remote_code: bool,
+    native: bool | None, trust_remote_code: bool, activations: int | None,
 ) -> Target:  # fmt: skip
     name, folder = files.name_of(model), find(model, [*SMALL_FILES, "*.safetensors"])
     config = read_config(folder, trust_remote_code)
@@ -89,6 +93,8 @@ def _load_folder(
         raise ModelError(f"{name}: {precision} weights are made by the native decoder only, and {why}")
     if native and reason:
         raise ModelError(f"{name}: the native decoder cannot run it, {reason}; native=None uses transformers")
+    if activations is not None and (reason or native is False):
+        raise ModelError(f"{name} runs in transformers, which rounds no activations; leave activations out")
     files.check_numbers(folder, config, tensors)
     if native is False or reason:
         from paceline.target import hf
@@ -108,6 +114,8 @@ def _load_folder(
             weights = {**native_weights(folder, config, tensors)}
             made_from = files.fingerprint(weights)
         weights, made_of = in_precision(name, weights, precision)
+        if round_inputs(name, {} if precision is None else weights, activations, wanted) == 16:
+            dtype = wanted or torch.float32
         made = Decoder(
             config, weights, name=name, dtype=dtype, device=to, eos_token_ids=ends, weights_fingerprint=made_from,
             made_of=made_of, expand=precision is None,
@@ -123,13 +131,14 @@ def _load_folder(
 
 
 def _load_file(
-    path: Path, dtype: torch.dtype | None, precision: str | None, device: torch.device, native: bool | None
-) -> Target:
+    path: Path, dtype: torch.dtype | None, precision: str | None, device: torch.device, native: bool | None,
+    activations: int | None,
+) -> Target:  # fmt: skip
     if native is False:
         raise ModelError(f"{path} is a GGUF file, which only the native decoder runs")
     from paceline.target.quantised.gguf import load_gguf
 
-    made = load_gguf(path, dtype=dtype, precision=precision, device=device)
+    made = load_gguf(path, dtype=dtype, precision=precision, device=device, activations=activations)
     with suppress(ModelError):  # without a tokenizer, prompts of token ids still work
         made.tokenizer = load_tokenizer(path)
     return made

@@ -2,10 +2,13 @@
 
     IntegerPanels([Blocks, ...])(x)
 
-Rows of x are rounded to eight bits in records: 32 inputs and a scale. The codes of a block and the numbers of a record
-are multiplied and summed as integers; this sum, times both scales, is added in float32. Integer sums are exact, and the
-float32 sums have one order, so a row's result is the same, bit for bit, among any other rows, on any number of threads
-and by any of the instructions of `PATHS`.
+Rows of x are rounded to eight or sixteen bits in records: 32 inputs and a scale. The codes of a block and the numbers
+of a record are multiplied and summed as integers; this sum, times both scales, is added in float32. Integer sums are
+exact, and the float32 sums have one order, so a row's result is the same, bit for bit, among any other rows, on any
+number of threads and by any of the instructions of `PATHS`.
+
+A number of sixteen bits is two of eight, RADIX * high + low, which are multiplied like two rows: what is read of the
+weights serves both.
 
 Many rows in bfloat16, a prompt's, are multiplied in bfloat16 where the processor has AMX, unless the product must be
 exact: weights are expanded on the way (`amx.py`), and the rows are not rounded.
@@ -62,6 +65,7 @@ PATHS = {
 }
 """From the fastest: AVX-512 VNNI, AVX-VNNI, AVX2, and ordinary multiplications. All give the same bits."""
 MANY = 32  # rows from which on a product in bfloat16 is faster: a panel is expanded once for all of them
+RADIX, LARGEST = 255, 127  # so that the low part is never -128, whose products AVX2 could not add in 16 bits
 
 
 @dataclass(frozen=True)
@@ -102,10 +106,10 @@ class Unit:
         """Bytes of all outputs; a multiple of a cache line's 64."""
         return self.header + 4 * COLUMNS * self.words
 
-    @property
-    def record(self) -> int:
-        """Bytes of a record, the block of a rounded row: its 32 numbers, their scale, and what its sums begin with."""
-        return 36 + 4 * self.runs
+    def record(self, parts: int) -> int:
+        """Bytes of a record, the block of a rounded row: its 32 numbers of so many bytes, their scale, and what its
+        sums begin with."""
+        return 32 * parts + 4 + 4 * self.runs
 
 
 UNITS = {
@@ -154,10 +158,11 @@ def _cached_bytes() -> int:
 class IntegerPanels:
     """A weight [outputs, width] of stacked parts, whose kinds of blocks may differ; and a bias [outputs] or None.
 
-    exact  always multiply as integers: a row's result is the same among any other rows."""
+    exact        always multiply as integers: a row's result is the same among any other rows.
+    activations  bits of an input, as the blocks say."""
 
     def __init__(self, parts: Sequence[Blocks], bias: torch.Tensor | None = None, *, exact: bool = False):
-        self.width, self.exact = parts[0].shape[1], exact
+        self.width, self.exact, self.activations = parts[0].shape[1], exact, parts[0].activations
         self._parts: list[_Part] = []
         first = 0
         for same in _runs(parts):
@@ -165,7 +170,7 @@ class IntegerPanels:
             self._parts.append(_Part(same, first, None if bias is None else bias[first : first + outputs]))
             first += outputs
         self.outputs = first
-        self.kernel = f"our kernel of blocks ({path()})"
+        self.kernel = f"our kernel of blocks ({path()}, inputs of {self.activations} bits)"
 
     def __call__(self, x: torch.Tensor) -> torch.Tensor:
         """x [rows, width] @ weight.T + bias, [rows, outputs], in the dtype of x."""
@@ -173,7 +178,10 @@ class IntegerPanels:
         in_bfloat16 = rows >= MANY and x.dtype == torch.bfloat16 and not self.exact and amx.supported()
         out = x.new_empty(rows + (-rows % amx.PAIR if in_bfloat16 else 0), self.outputs)
         for part in self._parts if rows else ():
-            part.multiply(x, out[:, part.first :], in_bfloat16)
+            if in_bfloat16:
+                part.multiply_by_amx(x, out[:, part.first :])
+            else:
+                part.multiply(x, out[:, part.first :])
         return out[:rows]
 
     def blocks(self) -> list[Blocks]:
@@ -209,7 +217,7 @@ class _Part:
     """Panels of one kind, for columns first to first + outputs - 1 of the result."""
 
     def __init__(self, blocks: Blocks, first: int, bias: torch.Tensor | None):
-        self.kind, self.first = blocks.kind, first
+        self.kind, self.first, self._activations = blocks.kind, first, blocks.activations
         self.outputs, self.width = blocks.shape
         self.row_bytes = blocks.data.shape[1]
         self._unit = UNITS[self.kind]
@@ -225,30 +233,35 @@ class _Part:
         if bias is not None:
             self._bias[: self.outputs] = bias
         self._at = self._panels.data_ptr(), self._bias.data_ptr()
-        blocks_run = self._units * self._unit.blocks
-        self._row_records = blocks_run * self._unit.record
+        self._blocks_run = self._units * self._unit.blocks
         # A unit that is not full ends with blocks of padding, whose records must be zeros.
-        self._records = torch.empty if blocks_run * 32 == self.width else torch.zeros
+        self._records = torch.empty if self._blocks_run * 32 == self.width else torch.zeros
 
-    def multiply(self, x: torch.Tensor, out: torch.Tensor, in_bfloat16: bool) -> None:
+    def multiply(self, x: torch.Tensor, out: torch.Tensor) -> None:
         """Fill the first columns of `out`."""
-        sizes = {"outputs": self.outputs, "units": self._units, "stride": out.stride(0) * x.itemsize}
-        tiles = by_amx(self.kind) if in_bfloat16 else tiles_of(self.kind, x.dtype, path())
-        fitting = amx.PAIR if in_bfloat16 else max(_cached_bytes() // self._row_records // tiles.most, 1)
-        for some, to in zip(x.split(fitting * tiles.most), out.split(fitting * tiles.most), strict=True):
-            if in_bfloat16:
-                pairs = amx.packed(some, len(to))
-                tiles.multiply(pairs.data_ptr(), *self._at, to.data_ptr(), rows=len(to) // amx.PAIR, **sizes)
-                continue
-            records = self._records(len(some) * self._row_records, dtype=torch.uint8)
-            sizes |= {"rows": len(some), "input": some.data_ptr(), "input_bytes": self.width * x.itemsize}
+        parts = self._activations // 8
+        tiles, row_records = tiles_of(self.kind, x.dtype, path(), parts), self._blocks_run * self._unit.record(parts)
+        fitting = max(_cached_bytes() // row_records // tiles.most, 1) * tiles.most
+        for some, to in zip(x.split(fitting), out.split(fitting), strict=True):
+            records = self._records(len(some) * row_records, dtype=torch.uint8)
+            sizes = {"rows": len(some), "input": some.data_ptr(), "input_bytes": self.width * x.itemsize}
+            sizes |= {"outputs": self.outputs, "units": self._units, "stride": out.stride(0) * x.itemsize}
             tiles.multiply(records.data_ptr(), *self._at, to.data_ptr(), **sizes, blocks=self.width // 32)
+
+    def multiply_by_amx(self, x: torch.Tensor, out: torch.Tensor) -> None:
+        """Fill the first columns of `out`, whose rows are whole pairs, in bfloat16."""
+        sizes = {"outputs": self.outputs, "units": self._units, "stride": out.stride(0) * x.itemsize}
+        tiles = by_amx(self.kind)
+        for some, to in zip(x.split(amx.PAIR * tiles.most), out.split(amx.PAIR * tiles.most), strict=True):
+            pairs = amx.packed(some, len(to))
+            tiles.multiply(pairs.data_ptr(), *self._at, to.data_ptr(), rows=len(to) // amx.PAIR, **sizes)
 
     def blocks(self, ids: torch.Tensor | None = None) -> Blocks:
         """The outputs `ids`; None: all."""
         ids = torch.arange(self.outputs) if ids is None else ids
         columns = _unpacked(self.kind, self._panels, ids)
-        return Blocks(self.kind, _file_bytes(self.kind, columns)[:, : self.row_bytes].contiguous())
+        data = _file_bytes(self.kind, columns)[:, : self.row_bytes].contiguous()
+        return Blocks(self.kind, data, self._activations)
 
 
 # The order of a panel ------------------------------------------------------------------------------------------------
@@ -377,31 +390,35 @@ def _unpacked(kind: Kind, panels: torch.Tensor, ids: torch.Tensor) -> _Columns:
 
 
 @processor.remembered
-def tiles_of(kind: Kind, dtype: torch.dtype, path: str) -> Tiles:
-    """Tiles for blocks of a kind, and for rows and results of a dtype, by one of `PATHS`."""
+def tiles_of(kind: Kind, dtype: torch.dtype, path: str, parts: int = 1) -> Tiles:
+    """Tiles for blocks of a kind, rows and results of a dtype, and inputs of so many bytes, by one of `PATHS`."""
     unit = UNITS[kind]
-    turns = unit.blocks // PAIR
+    turns, record, most = unit.blocks // PAIR, unit.record(parts), PATHS[path].rows // parts
 
     def turn(x: Value, w: Value, ahead: Value, i: Value, sums: list[Value]) -> list[Value]:
         v.prefetch(ahead + i * (unit.nbytes // turns), unit.nbytes // turns)
-        return _added(_Panel(kind, w, i), x + i * (PAIR * unit.record * len(sums)), sums, TOTALS[path])
+        return _added(_Panel(kind, w, i), x + i * (PAIR * record * len(sums)), sums, TOTALS[path], parts)
 
     def write(module: v.Module) -> None:
-        module.add("round", partial(_round, kind, dtype))
-        for rows in range(1, PATHS[path].rows + 1):
+        module.add("round", partial(_round, kind, dtype, parts))
+        for rows in range(1, most + 1):
             module.add(f"tile{rows}", tile(rows, 1, dtype, lambda units: units * turns, turn))
 
+    name = f"{kind.name} {dtype} {path}" + (" 16" if parts == 2 else "")
     return Tiles(
-        v.compiled(f"{kind.name} {dtype} {path}", write, PATHS[path].without), PATHS[path].rows, columns=COLUMNS,
-        dtype=dtype, unit=unit.nbytes, row_unit=unit.blocks * unit.record, record=unit.record,
+        v.compiled(name, write, PATHS[path].without), most, columns=COLUMNS, dtype=dtype, unit=unit.nbytes,
+        row_unit=unit.blocks * record, record=record, numbers=32 * parts,
     )  # fmt: skip
 
 
 def _round(
-    kind: Kind, dtype: torch.dtype, x: Value, numbers: Value, scales: Value, step: Value, stride: Value, blocks: Value
-) -> None:
-    """Round the blocks of a row: 32 numbers, their scale d, and `step` bytes after it what the sums of each run begin
-    with, or d * sum(numbers) for kinds with a minimum. Records are `stride` bytes apart."""
+    kind: Kind, dtype: torch.dtype, parts: int, x: Value, numbers: Value, scales: Value, step: Value, stride: Value,
+    blocks: Value,
+) -> None:  # fmt: skip
+    """Round the blocks of a row: 32 numbers of so many bytes, the high ones first, their scale d, and `step` bytes
+    after it what the sums of each run begin with, or d * sum(numbers) for kinds with a minimum. Records are `stride`
+    bytes apart."""
+    most = float(LARGEST if parts == 1 else RADIX * LARGEST + LARGEST)
 
     def block(i: Value, _: list[Value]) -> list[Value]:
         to, scale = numbers + i * stride, scales + i * stride
@@ -409,14 +426,15 @@ def _round(
         # Bits of absolute values, compared as integers, have the same order; NaN and infinity are above all.
         sizes = v.intrinsic("llvm.umax.v16i32", v.vector(v.I32), *(b & 0x7FFFFFFF for b in bits))
         largest = v.intrinsic("llvm.vector.reduce.umax.v16i32", v.I32, sizes)
-        finite, inverse = largest < 0x7F800000, v.literal(v.F32, 127.0) / largest.view(v.F32)
+        finite, inverse = largest < 0x7F800000, v.literal(v.F32, most) / largest.view(v.F32)
         usable = v.splat(finite & (inverse < math.inf))  # else all are 0, or too small to be told from it
-        d = v.select(finite, largest.view(v.F32) / 127.0, v.literal(v.F32, math.nan))
+        d = v.select(finite, largest.view(v.F32) / most, v.literal(v.F32, math.nan))
         sums = []
         for half in (0, 1):
-            near = v.intrinsic("llvm.rint.v16f32", v.vector(v.F32), bits[half].view(v.F32) * v.splat(inverse))
-            whole = v.select(usable, near, v.literal(v.F32, *[0.0] * v.LANES)).cast("fptosi", v.I32)
-            v.store(to + v.LANES * half, whole.cast("trunc", v.I8))
+            whole = _whole(usable, bits[half].view(v.F32) * v.splat(inverse))
+            high = _whole(usable, whole.cast("sitofp", v.F32) * (1 / RADIX)) if parts == 2 else whole
+            for part, number in enumerate([high, whole - high * RADIX][:parts]):
+                v.store(to + 32 * part + v.LANES * half, number.cast("trunc", v.I8))
             sums.append(v.intrinsic("llvm.vector.reduce.add.v16i32", v.I32, whole))
         v.store(scale, d)
         for run, total in enumerate(sums if UNITS[kind].runs == 2 else [sums[0] + sums[1]], 1):
@@ -425,6 +443,12 @@ def _round(
         return []
 
     v.loop(blocks, [], block)
+
+
+def _whole(usable: Value, x: Value) -> Value:
+    """The nearest whole numbers, of two the even one; 0 where x is not usable."""
+    near = v.intrinsic("llvm.rint.v16f32", v.vector(v.F32), x)
+    return v.select(usable, near, v.literal(v.F32, *[0.0] * v.LANES)).cast("fptosi", v.I32)
 
 
 def _float_bits(at: Value, dtype: torch.dtype) -> Value:
@@ -481,20 +505,24 @@ class _Panel:
 
 Totals = Callable[[_Panel, int, range, Value, list[Value]], list[Value]]
 """(panel, block, groups, numbers, begin): `begin`, the sum of each row's run so far, plus the codes of these groups of
-four inputs times the numbers of the rows, int32."""
+four inputs times the numbers of the rows, int32. A row of two bytes counts as two, the high one first."""
 
 
-def _added(panel: _Panel, x: Value, sums: list[Value], totals_of: Totals) -> list[Value]:
-    """`sums`, plus PAIR blocks of a panel times the records of the rows."""
+def _added(panel: _Panel, x: Value, sums: list[Value], totals_of: Totals, parts: int) -> list[Value]:
+    """`sums`, plus PAIR blocks of a panel times the records of the rows, whose numbers have so many bytes."""
     rows, kind, unit = len(sums), panel.kind, panel.unit
+    zero = v.literal(v.I32, *[0] * v.LANES)
     for block, run in product(range(PAIR), range(unit.runs)):
-        numbers, groups = x + rows * unit.record * block, 8 // unit.runs
-        scales = numbers + 32 * rows
+        numbers, groups = x + rows * unit.record(parts) * block, 8 // unit.runs
+        scales = numbers + 32 * parts * rows
         begins = scales + 4 * rows * (run + 1)
-        totals = [v.literal(v.I32, *[0] * v.LANES)] * rows
+        lows = [zero] * rows
         if not kind.has_minimum:
-            totals = [v.splat(v.load(begins + 4 * row, v.I32, 1)) for row in range(rows)]
-        totals = totals_of(panel, block, range(groups * run, groups * (run + 1)), numbers, totals)
+            lows = [v.splat(v.load(begins + 4 * row, v.I32, 1)) for row in range(rows)]
+        begin = [total for low in lows for total in [*[zero] * (parts - 1), low]]
+        totals = totals_of(panel, block, range(groups * run, groups * (run + 1)), numbers, begin)
+        if parts == 2:
+            totals = [high * RADIX + low for high, low in zip(totals[::2], totals[1::2], strict=True)]
         scale, least = panel.scale(block, run), panel.least(block) if kind.has_minimum else None
         for row in range(rows):
             d = v.splat(v.load(scales + 4 * row, v.F32, 1))
@@ -536,7 +564,7 @@ def _avx2(panel: _Panel, block: int, groups: range, numbers: Value, begin: list[
     """One instruction multiplies bytes and adds two products in 16 bits. Such sums are widened as seldom as they fit.
 
     It takes one factor without a sign: of codes of eight bits the absolute value, whose sign the number gets. Then the
-    sum needs no correction by `begin`."""
+    sum needs no correction by `begin`, which is that of codes without a sign."""
     bits, rows, some, ones = panel.unit.bits, range(len(begin)), _FITTING[panel.unit.bits], v.literal(v.I16, *[1] * 16)
     totals = [v.literal(v.I32, *[0] * v.LANES) for _ in rows] if bits == 8 else list(begin)
     for first in range(groups.start, groups.stop, some):

@@ -22,8 +22,8 @@ AHEAD = 4096  # distance of the prefetch into the L2 cache, in bytes: a page, wh
 
 (
     PANEL, ROW, ROUNDED, CHUNK, ROWS, OUTPUTS, STRIDE, UNITS, X, WEIGHTS, BIAS, OUT, ROW_BYTES, PANEL_BYTES, TILES,
-    MOST, COLUMNS, ITEMSIZE, ROUND, INPUT, INPUT_BYTES, BLOCKS, RECORD, COUNT,
-) = range(24)  # fmt: skip
+    MOST, COLUMNS, ITEMSIZE, ROUND, INPUT, INPUT_BYTES, BLOCKS, RECORD, NUMBERS, COUNT,
+) = range(25)  # fmt: skip
 """Places in the task that threads share. PANEL, ROW and ROUNDED count what was taken and done. X, WEIGHTS, BIAS, OUT,
 TILES and INPUT are addresses, as is the function ROUND, or 0."""
 
@@ -34,11 +34,12 @@ class Tiles:
     most            N.
     columns         outputs of a panel.
     unit, row_unit  bytes of a unit of a panel, and of a unit of a row.
-    record          bytes of a block of 32 inputs of a row that @round has rounded; 0: rows are not rounded."""
+    record          bytes of a block of 32 inputs of a row that @round has rounded; 0: rows are not rounded.
+    numbers         bytes of its numbers, which come first."""
 
     def __init__(
         self, addresses: Callable[[str], int], most: int, *, columns: int, dtype: torch.dtype, unit: int,
-        row_unit: int, record: int = 0,
+        row_unit: int, record: int = 0, numbers: int = 0,
     ):  # fmt: skip
         self.most, self._columns, self._unit, self._row_unit = most, columns, unit, row_unit
         functions = array("q", [addresses(f"tile{n}") for n in range(1, most + 1)])
@@ -46,6 +47,7 @@ class Tiles:
         task = self._task = array("q", bytes(8 * COUNT))
         task[TILES], task[MOST], task[COLUMNS] = functions.buffer_info()[0], most, columns
         task[ITEMSIZE], task[RECORD], task[ROUND] = dtype.itemsize, record, addresses("round") if record else 0
+        task[NUMBERS] = numbers
 
     def multiply(
         self, x: int, weights: int, bias: int, out: int, *, rows: int, outputs: int, stride: int, units: int,
@@ -86,7 +88,8 @@ def _round_rows(task):  # type: ignore[no-untyped-def]
             break
         first, here = _tile_of(row, task[ROWS], task[MOST])
         x, records = task[INPUT] + row * task[INPUT_BYTES], task[X] + first * task[ROW_BYTES]
-        numbers, scales = records + 32 * (row - first), records + 32 * here + 4 * (row - first)
+        numbers = records + task[NUMBERS] * (row - first)
+        scales = records + task[NUMBERS] * here + 4 * (row - first)
         call(task[ROUND], (x, numbers, scales, 4 * here, here * task[RECORD], task[BLOCKS]))
         take(task[ROUNDED:], 1)
     while take(task[ROUNDED:], 0) < task[ROWS]:

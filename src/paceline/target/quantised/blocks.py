@@ -15,9 +15,13 @@ from pathlib import Path
 import numpy as np
 import torch
 
+from paceline import processor
 from paceline.errors import ModelError
 from paceline.target.shape import UNQUANTISED
 
+ACTIVATIONS = 8, 16
+SMALL = 256 << 20
+"""Bytes of a model in blocks up to which inputs of 16 bits are usual on every processor (docs/quantised.md)."""
 CHUNK = 1 << 22  # weights converted at once: the conversion needs several times the memory of the blocks
 
 
@@ -78,16 +82,17 @@ def kind_of(number: int) -> Kind | None:
 class Blocks:
     """A weight [outputs, width] in blocks.
 
-    data    uint8 [outputs, bytes of a row], possibly mapped from a file.
-    nbytes  bytes of all blocks."""
+    data         uint8 [outputs, bytes of a row], possibly mapped from a file.
+    activations  bits to which products with it round their inputs: one of ACTIVATIONS.
+    nbytes       bytes of all blocks."""
 
-    def __init__(self, kind: Kind, data: torch.Tensor):
-        self.kind, self.data, self.nbytes = kind, data, data.nbytes
+    def __init__(self, kind: Kind, data: torch.Tensor, activations: int = 8):
+        self.kind, self.data, self.activations, self.nbytes = kind, data, activations, data.nbytes
         self.shape = torch.Size((len(data), data.shape[1] // kind.nbytes * kind.inputs))
 
     def rows(self, ids: torch.Tensor | slice) -> Blocks:
         """The outputs `ids`."""
-        return Blocks(self.kind, self.data[ids])
+        return Blocks(self.kind, self.data[ids], self.activations)
 
     def dense(self, dtype: torch.dtype = torch.float32) -> torch.Tensor:
         """The weight [outputs, width]."""
@@ -102,7 +107,8 @@ class Blocks:
 
 def joined(parts: Sequence[Blocks]) -> Blocks:
     """Blocks of one kind and width, stacked."""
-    return parts[0] if len(parts) == 1 else Blocks(parts[0].kind, torch.cat([part.data for part in parts]))
+    first, *more = parts
+    return Blocks(first.kind, torch.cat([part.data for part in parts]), first.activations) if more else first
 
 
 def quantise(weight: torch.Tensor | Blocks, kind: Kind) -> Blocks:
@@ -210,6 +216,32 @@ def in_precision(name: str | Path, weights: WeightsByName, word: str | None) -> 
             "them"
         )
     return quantised(weights, word), describe(weights) if in_blocks else None
+
+
+def round_inputs(
+    name: str | Path, weights: WeightsByName, activations: int | None, dtype: torch.dtype | None
+) -> int | None:
+    """Say to the blocks to how many bits their products round inputs, and return that; None: there are no blocks.
+
+    activations  8, 16, or None for what is usual: 16 where it takes little time, on processors with AVX-512 VNNI and
+                 for SMALL models, unless all else is in 16 bits anyhow.
+    dtype        of all else; None: not decided yet.
+
+    ModelError for another number, or if it is asked for without blocks."""
+    if activations not in (None, *ACTIVATIONS):
+        raise ModelError(f"activations is {activations}; there are 8 and 16")
+    in_blocks = [weight for weight in weights.values() if isinstance(weight, Blocks)]
+    if not in_blocks:
+        if activations is not None:
+            raise ModelError(f"{name}: activations are rounded by products with weights in blocks, and it has none")
+        return None
+    if activations is None:
+        quick = processor.has("avx512vnni") and not processor.has("amx-bf16")
+        small = sum(weight.nbytes for weight in in_blocks) <= SMALL
+        activations = 16 if dtype in (None, torch.float32) and (quick or small) else 8
+    for weight in in_blocks:
+        weight.activations = activations
+    return activations
 
 
 def describe(weights: WeightsByName) -> str | None:

@@ -21,7 +21,15 @@ from paceline.errors import ModelError, shortened
 from paceline.target.decoder import Decoder
 from paceline.target.folder import check_config, check_sizes, fingerprint, one_line, refuse_pointer
 from paceline.target.linear import has_units
-from paceline.target.quantised.blocks import Blocks, Weights, in_precision, kind_of, multipliable, tensors_of
+from paceline.target.quantised.blocks import (
+    Blocks,
+    Weights,
+    in_precision,
+    kind_of,
+    multipliable,
+    round_inputs,
+    tensors_of,
+)  # fmt: skip
 from paceline.target.shape import ATTENTION, ROUTER, Shape, unsupported, weight_shapes
 
 VERSIONS = (2, 3)
@@ -233,12 +241,15 @@ _ENDS = frozenset({
 
 def load_gguf(
     path: Path, *, dtype: torch.dtype | None = None, precision: str | None = "auto", device: torch.device | str = "cpu",
+    activations: int | None = None,
 ) -> Decoder:  # fmt: skip
     """The model in a GGUF file, without tokenizer.
 
-    dtype      of all but the blocks; None: bfloat16 if the processor has units for it, else float32.
-    precision  "auto": keep the blocks. None: expand them to `dtype`. "int8" or "int4": quantise 16 or 32 bits, and
-               blocks of fewer than eight bits to "int8".
+    dtype        of all but the blocks; None: bfloat16 if the processor has units for it, else float32; float32 if
+                 activations are of 16 bits.
+    precision    "auto": keep the blocks. None: expand them to `dtype`. "int8" or "int4": quantise 16 or 32 bits, and
+                 blocks of fewer than eight bits to "int8".
+    activations  as in `paceline.target.load.load`.
 
     Raises ModelError, one line, if it cannot be read or used."""
     file = GGUF(path)
@@ -248,6 +259,9 @@ def load_gguf(
     weights, made_of = in_precision(path, weights, precision)
     if precision == "auto":
         weights, held = multipliable(weights)
+    kept = {} if precision is None else weights
+    if round_inputs(path, kept, activations, dtype) == 16:
+        dtype = dtype or torch.float32
     decoder = Decoder(
         config,
         weights,
