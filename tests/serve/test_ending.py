@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+import fcntl
 import json
 import re
 import signal
@@ -243,6 +244,24 @@ def test_a_line_for_each_request_and_one_for_the_end(folder, options):
     assert re.fullmatch(r"[\d:]{8} \d tokens of prompt, 9 of answer in \d rounds \(.* a round\), .* s: length", first)
     assert stopping.endswith("stopping: 1 answers have 30 s to end; Ctrl-C again ends them now")
     assert "900 of answer" in last
+
+
+@pytest.mark.parametrize("reader", ["stands still", "has left"])
+def test_whoever_reads_the_lines_holds_up_neither_requests_nor_the_end(folder, reader):
+    server, address = start(folder, "--threads", "1", stderr=subprocess.PIPE)
+    try:
+        if reader == "has left":
+            server.stdout.close()
+        else:
+            fcntl.fcntl(server.stdout, fcntl.F_SETPIPE_SZ, 4096)
+        for _ in range(3):  # 60 lines each
+            many = HTTP.post(f"{address}/v1/completions", json={"prompt": "the cat", "max_tokens": 1, "n": 60})
+            assert len(many.json()["choices"]) == 60
+        server.terminate()
+        assert server.wait(20) in ((0,) if reader == "stands still" else (0, 141))  # 141: lines were left in a buffer
+        assert server.stderr.read() == ""
+    finally:
+        server.kill()
 
 
 def test_warnings_are_lines_of_a_kind_once_a_minute_and_are_counted(folder):

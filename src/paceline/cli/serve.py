@@ -7,11 +7,14 @@ import signal
 import socket
 import sys
 from collections.abc import Iterator
-from contextlib import contextmanager
+from contextlib import contextmanager, suppress
 from dataclasses import replace
-from logging.handlers import QueueHandler, QueueListener
+from functools import partial
 from pathlib import Path
-from queue import SimpleQueue
+from queue import Full, Queue
+from threading import Thread
+from time import strftime
+from typing import TextIO
 
 from paceline import interrupt
 from paceline.cli import options
@@ -24,6 +27,8 @@ from paceline.workbench.options import with_options
 
 DRAFTS = ("sam", "suffix", "prompt-lookup", "none")
 """Drafters that requests may choose beside the server's own: they need no weights."""
+MOST_LINES = 10_000
+"""Lines that wait for a terminal or a pipe; more are left out."""
 
 
 @with_options
@@ -107,12 +112,13 @@ def serve(
     for line in (*engine.target.notes, *engine.drafter.notes):
         print(line, flush=True)
     where = f"[{host}]" if ":" in host else host
-    print(f"serving {settings.model} on http://{where}:{listening.getsockname()[1]} with {draft}", flush=True)
-    print(parsers, flush=True)
+    on = f"http://{where}:{listening.getsockname()[1]}"
+    said = f"serving {settings.model} on {on} with {draft}\n{parsers}\n"
+    print(said, end="", flush=True)  # in one piece: whoever reads the address may leave then
     gc.freeze()  # what was loaded stays: looking through it would halt every answer for a moment
     http = limited(min(settings.max_connections, most_files() // 2), settings.head_seconds)
     server = GracefulServer(uvicorn.Config(app, http=http, ws="none", log_level="warning"), worker, grace)
-    with _shown(requests=not quiet):
+    with _shown(requests=not quiet) as writer:
         server.run(sockets=[listening])
     if requests is not None:
         requests.close()
@@ -121,39 +127,42 @@ def serve(
         line = options.one_line(f"{type(worker.error).__name__}: {worker.error}")
         print(f"error: the engine failed: {line}", file=sys.stderr)
         status = 1
-    if not worker.stop():  # a round that takes long: the interpreter must not end beside it
-        sys.stdout.flush()
+    if not worker.stop() or writer.is_alive():  # the interpreter must not end beside either, or wait for them
         os._exit(status)
     return status
 
 
 @contextmanager
-def _shown(*, requests: bool) -> Iterator[None]:
-    """Print a line for each request that ends, if wanted, and warnings on standard error, from a thread of its own: a
-    terminal that stands still holds up none."""
-    waiting: SimpleQueue[logging.LogRecord] = SimpleQueue()
-    screen, errors = logging.StreamHandler(sys.stdout), logging.StreamHandler()
-    screen.addFilter(lambda record: record.levelno < logging.WARNING)
-    errors.setLevel(logging.WARNING)
-    for one in (screen, errors):
-        one.setFormatter(logging.Formatter("%(asctime)s %(message)s", "%H:%M:%S"))
-    serving = logging.getLogger("paceline.serving")
-    handler, listener = QueueHandler(waiting), QueueListener(waiting, screen, errors, respect_handler_level=True)
+def _shown(*, requests: bool) -> Iterator[Thread]:
+    """Print a line for each request that ends, if wanted, and warnings on standard error, from the thread that is
+    yielded: a terminal or a pipe that stands still holds up nobody. It costs lines, and the thread outlives the end."""
+    waiting: Queue[tuple[TextIO, str] | None] = Queue(MOST_LINES)
+
+    def show(where: TextIO, line: str) -> None:
+        with suppress(Full):
+            waiting.put_nowait((where, f"{strftime('%H:%M:%S')} {line}"))
+
+    def write() -> None:
+        while (one := waiting.get()) is not None:
+            with suppress(OSError):  # the reader of a pipe has left
+                print(one[1], file=one[0], flush=True)
+
+    serving, handler, screen = logging.getLogger("paceline.serving"), logging.Handler(), sys.stdout
+    handler.emit = lambda record: show(screen, record.getMessage())  # type: ignore[method-assign]
     if requests:
         serving.addHandler(handler)
         serving.setLevel(logging.INFO)
-
-    def warn(line: str) -> None:
-        waiting.put(logging.makeLogRecord({"msg": line, "levelno": logging.WARNING}))
-
-    listener.start()
+    writer = Thread(target=write, daemon=True)
+    writer.start()
     try:
-        with WARNED.serving(warn):
-            yield
+        with WARNED.serving(partial(show, sys.stderr)):
+            yield writer
     finally:
         serving.removeHandler(handler)
         serving.setLevel(logging.NOTSET)
-        listener.stop()
+        with suppress(Full):
+            waiting.put(None, timeout=1)
+        writer.join(1)
 
 
 def _listen(host: str, port: int) -> socket.socket:
