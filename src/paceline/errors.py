@@ -22,7 +22,7 @@ class PromptError(PacelineError):
 
 
 class TooLong(PromptError):
-    """A prompt that the model's context does not hold."""
+    """A prompt that the model's context does not hold. Clients know it by `code`, and many by "prompt is too long"."""
 
     code = "context_length_exceeded"
 

@@ -257,9 +257,14 @@ def test_the_model_by_its_name(client):
     assert client.models.retrieve("tiny").id == "tiny" == client.models.list().data[0].id
     with pytest.raises(openai.NotFoundError, match="this server has 'tiny'"):
         client.models.retrieve("some/other")
+
+
+@pytest.mark.parametrize("words", [600, 4000])  # 4000: refused by its beginning
+def test_a_prompt_that_is_too_long(client, words):
     with pytest.raises(openai.BadRequestError) as caught:
-        client.completions.create(model="tiny", prompt="the cat " * 4000)
+        client.completions.create(model="tiny", prompt="the cat " * words)
     assert caught.value.code == "context_length_exceeded"
+    assert "prompt is too long" in str(caught.value)  # by which LangChain and LiteLLM know it
 
 
 def test_keys_and_sizes_and_waiting(folder):

@@ -90,7 +90,7 @@ class ItemsRequest(Strict):
     truncation: Literal["disabled"] | None = None
     background: Literal[False] | None = None
     store: Literal[False] | None = None
-    include: list[Any] | None = Field(None, max_length=0)
+    include: list[Literal["reasoning.encrypted_content"]] | None = None  # reasoning comes as text, and may be sent back
 
     def chat(self) -> ChatRequest:
         """The same request as a chat."""

@@ -140,8 +140,8 @@ class Tokenizer:
         while True:  # a token may be dozens of blanks
             tokens = len(self.encode_text(text[:seen])) - QUICK  # the last word may be cut into several
             if tokens >= max_context:
-                why = f"The prompt has at least {tokens} tokens, and this model's context holds {max_context}"
-                raise TooLong(f"{why} with the answer; shorten it.")
+                why = f"it has at least {tokens} tokens, and this model's context holds {max_context} with the answer"
+                raise TooLong(f"The prompt is too long: {why}; shorten it.")
             if seen * 2 > len(text):
                 return
             seen *= 2
