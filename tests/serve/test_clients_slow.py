@@ -25,7 +25,7 @@ from tests.serve.test_tools import address, folder
 pytestmark = pytest.mark.slow
 __all__ = ["address", "folder"]
 
-# What runs in the clients' environment: each takes the address of the API, and how the model is made to call f ----------
+# What runs in the clients' environment: each takes the address of the API, and how the model is made to call f --------
 
 
 def agents(url: str, call: str) -> None:

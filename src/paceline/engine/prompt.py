@@ -31,8 +31,8 @@ def encode(prompt: Prompt, tokenizer: Tokenizer | None, vocab_size: int, max_con
         raise PromptError(f"The prompt has a token id outside the model's 0..{vocab_size - 1}.")
     if len(tokens) >= max_context:
         raise TooLong(
-            f"The prompt is too long: it has {len(tokens)} tokens, and this model's context holds {max_context} with the "
-            "answer; shorten it."
+            f"The prompt is too long: it has {len(tokens)} tokens, and this model's context holds {max_context} "
+            "with the answer; shorten it."
         )
     return tokens
 
