@@ -269,10 +269,18 @@ def test_warnings_are_lines_of_a_kind_once_a_minute_and_are_counted(folder):
     short = {**LONG, "max_tokens": 2, "min_tokens": 1}
     for _ in range(4):
         assert HTTP.post(f"{address}/v1/completions", json=short).status_code == 200
-    assert 'paceline:warnings_total{kind="request_log"} 4.0' in HTTP.get(f"{address}/metrics").text
+    for _ in range(3):
+        with socket.create_connection(("127.0.0.1", httpx.URL(address).port)) as client:
+            client.sendall(b"PRI * HTTP/2.0\r\n\r\nSM\r\n\r\n")
+            assert client.recv(100).startswith(b"HTTP/1.1 400")
+    counts = HTTP.get(f"{address}/metrics").text
+    assert 'paceline:warnings_total{kind="request_log"} 4.0' in counts
+    assert 'paceline:warnings_total{kind="uvicorn.error"} 3.0' in counts
     server.send_signal(signal.SIGTERM)
     said = "warning: a request is not in the log: /dev/full cannot be written: No space left on device"
-    assert [line[9:] for line in server.stderr.read().splitlines()] == [said, f"{said} (2 more like it)"]
+    bad = "warning: Invalid HTTP request received."
+    lines = [said, bad, f"{said} (2 more like it)", f"{bad} (1 more like it)"]
+    assert [line[9:] for line in server.stderr.read().splitlines()] == lines
     assert server.wait(30) == 0
 
 

@@ -117,7 +117,8 @@ def serve(
     print(said, end="", flush=True)  # in one piece: whoever reads the address may leave then
     gc.freeze()  # what was loaded stays: looking through it would halt every answer for a moment
     http = limited(min(settings.max_connections, most_files() // 2), settings.head_seconds)
-    server = GracefulServer(uvicorn.Config(app, http=http, ws="none", log_level="warning"), worker, grace)
+    served = uvicorn.Config(app, http=http, ws="none", log_level="warning", log_config=None)  # WARNED shows its log
+    server = GracefulServer(served, worker, grace)
     with _shown(requests=not quiet) as writer:
         server.run(sockets=[listening])
     if requests is not None:
@@ -147,17 +148,20 @@ def _shown(*, requests: bool) -> Iterator[Thread]:
             with suppress(OSError):  # the reader of a pipe has left
                 print(one[1], file=one[0], flush=True)
 
-    serving, handler, screen = logging.getLogger("paceline.serving"), logging.Handler(), sys.stdout
+    serving, web = logging.getLogger("paceline.serving"), logging.getLogger("uvicorn")
+    handler, screen = logging.Handler(), sys.stdout
     handler.emit = lambda record: show(screen, record.getMessage())  # type: ignore[method-assign]
     if requests:
         serving.addHandler(handler)
         serving.setLevel(logging.INFO)
+    web.addHandler(WARNED)
     writer = Thread(target=write, daemon=True)
     writer.start()
     try:
         with WARNED.serving(partial(show, sys.stderr)):
             yield writer
     finally:
+        web.removeHandler(WARNED)
         serving.removeHandler(handler)
         serving.setLevel(logging.NOTSET)
         with suppress(Full):

@@ -69,11 +69,14 @@ class Metrics:
         """A context in which warnings are counted."""
         handler = logging.Handler(logging.WARNING)
         handler.emit = lambda record: self.warnings.labels(record.name.removeprefix("paceline.")).inc()  # type: ignore[method-assign]
-        logging.getLogger("paceline").addHandler(handler)
+        logs = logging.getLogger("paceline"), logging.getLogger("uvicorn")
+        for log in logs:
+            log.addHandler(handler)
         try:
             yield
         finally:
-            logging.getLogger("paceline").removeHandler(handler)
+            for log in logs:
+                log.removeHandler(handler)
 
     def round(self, deltas: list[Delta]) -> None:
         """Count a round. Runs in the engine's thread, where a counter costs microseconds: each is moved once."""
