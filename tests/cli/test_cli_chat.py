@@ -75,7 +75,7 @@ def test_a_history_that_no_longer_fits_is_said_and_the_chat_goes_on(
 ) -> None:
     talk = _talk(tiny, monkeypatch, "hello", "the cat " * 99, "/reset", "dog")
     err = capsys.readouterr().err
-    assert "error: The prompt has" in err
+    assert "error: The prompt is too long" in err
     assert "128" in err
     assert "/reset" in err
     assert [m["content"] for m in talk.messages[::2]] == ["dog"]

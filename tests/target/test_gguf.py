@@ -24,7 +24,7 @@ from paceline.target.decoder import Decoder
 from paceline.target.kernels import integer
 from paceline.target.linear import BlockLinear
 from paceline.target.load import load, load_tokenizer, tokenizer_for
-from paceline.target.quantised.blocks import Q8_0, Blocks, quantise
+from paceline.target.quantised.blocks import Q8_0, Blocks, quantise, round_inputs
 from paceline.target.quantised.gguf import GGUF, config_of, end_tokens, weights_of
 from paceline.target.quantised.gguf_tokenizer import same_tokens, tokenizer_of
 
@@ -164,6 +164,7 @@ def test_eight_bits_are_made_of_blocks_of_fewer(tmp_path: Path) -> None:
     assert isinstance(made, Decoder)
     weights = weights_of(file, config_of(file))
     right = {name: quantise(w.dense(), Q8_0) if isinstance(w, Blocks) else w for name, w in weights.items()}
+    assert round_inputs(path, right, None, torch.float32) == made.activations == 16
     assert torch.equal(logits(made), logits(Decoder(config_of(file), right, dtype=torch.float32)))
     note, *others = made.notes
     assert others == integer.warnings()

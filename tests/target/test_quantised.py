@@ -114,12 +114,15 @@ def test_a_folder_says_what_its_model_says_when_it_is_loaded_so(tmp_path: Path, 
     made = load(tmp_path / "made")
     assert all(isinstance(target, Decoder) for target in (loaded, made))
     assert torch.equal(logits(made), logits(loaded))
-    assert made.dtype == loaded.dtype == own.dtype
+    assert made.dtype == loaded.dtype == torch.float32
+    assert made.activations == loaded.activations == 16  # it is small
+    eight = load(tmp_path / "made", activations=8)
+    assert (eight.dtype, eight.activations) == (own.dtype, 8)
     assert {made.weights_fingerprint, loaded.weights_fingerprint} == {own.weights_fingerprint}
     assert made.weight_bytes == loaded.weight_bytes < own.weight_bytes
     assert size < own.weight_bytes
     if own.dtype == torch.bfloat16:  # where the CPU has units for it
-        assert made.weight_bytes <= size
+        assert eight.weight_bytes <= size
     assert made.quantised == loaded.quantised
     assert "bits a weight" in made.notes[0]
     assert own.notes == []

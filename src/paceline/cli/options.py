@@ -56,7 +56,7 @@ EXACT = "Bit-identical logits with any draft and in any batch, on CPUs, natively
 Activations = Annotated[
     int | None,
     typer.Option(
-        metavar="8|16",
+        metavar="8|16", min=8, max=16,
         help="Bits to which products with weights in blocks (GGUF, int8, int4) round their inputs. With 16, answers "
         "are those of the same weights in float32, but for rare near-ties. [default: 16 where it costs little time]",
     ),
