@@ -142,7 +142,7 @@ def test_a_row_is_the_same_alone_and_among_others(way: Way) -> None:
 
 def test_nothing_is_written_after_the_outputs(way: Way, monkeypatch: pytest.MonkeyPatch) -> None:
     memory, (panels, _), x = torch.full((9, 45), 7.0).to(way.dtype), way.made(45, 256), way.x(5, 5, 256)
-    monkeypatch.setattr(torch.Tensor, "new_empty", lambda *_: memory[2:7])
+    monkeypatch.setattr(torch.Tensor, "new_empty", lambda *_, dtype: memory[2:7])
     panels(x)
     monkeypatch.undo()
     assert bool((memory[:2] == 7).all())
@@ -393,3 +393,30 @@ def test_a_linear_keeps_blocks_where_they_can_be_multiplied(monkeypatch: pytest.
     plain = linear(parts, bias, FULL)
     assert type(plain) is Linear
     assert torch.allclose(plain(x), x @ dense.T + bias, atol=1e-5)
+
+
+# Results in float32 --------------------------------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize("dtype", [HALF, torch.float16, FULL])
+def test_sums_of_a_wide_product_are_not_rounded(dtype: torch.dtype, level: str) -> None:
+    """Those of 16 bits would be rounded by a part in 256, and two logits near each other be equal."""
+    weight, x, bias = random(3, 70, 96).to(dtype), random(4, 5, 96).to(dtype), random(5, 70).to(dtype)
+    wide = Linear(weight, bias, wide=True)
+    right = x.double() @ weight.double().T + bias.double()
+    for product in (wide, wide.rows(torch.arange(70))):
+        out = product(x)
+        assert out.dtype == FULL
+        assert torch.allclose(out.double(), right, rtol=1e-5, atol=1e-4)
+    few = torch.tensor([69, 0, 33])
+    assert torch.equal(wide.rows(few)(x), wide(x)[:, few])
+
+
+@needs_blocks
+@pytest.mark.parametrize("rows", [3, MANY + 1])
+def test_a_wide_product_of_blocks_is_what_is_rounded_otherwise(rows: int, level: str) -> None:
+    blocks, x = random_blocks(Q4_1, 45, 256), random(4, rows, 256).to(HALF)
+    wide, exact = linear([blocks], None, HALF, wide=True), IntegerPanels([blocks], exact=True)
+    assert wide(x).dtype == FULL
+    assert torch.equal(wide(x).to(HALF), exact(x))
+    assert not torch.equal(wide(x), exact(x).float())

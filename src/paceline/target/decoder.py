@@ -96,7 +96,7 @@ class Decoder(CachedTarget):
         self.weight_bytes = read if s.tied else read - table.nbytes
         self.activations = next((w.activations for w in weights.values() if isinstance(w, Blocks)), None)
         head = table if s.tied else weights["lm_head.weight"]
-        self.head, self.head_bytes = linear([head], None, dtype, s.logit_divisor), head.nbytes
+        self.head, self.head_bytes = linear([head], None, dtype, s.logit_divisor, wide=True), head.nbytes
         self._table: torch.Tensor | Blocks | BlockLinear = table
         if s.tied and isinstance(self.head, BlockLinear):
             self._table = self.head  # it can return its rows; a separate embedding would take the same memory again
@@ -114,8 +114,6 @@ class Decoder(CachedTarget):
         self.same_on_any_threads = self._has_own_products()
         # Nodes up to which the library multiplies nothing in a forward.
         self._few = 0 if any(product.few is None for block in self.blocks for product in block.products) else FEW
-        if self._few and isinstance(head, torch.Tensor):
-            self.head.keep_for_few(head)
         self._rows: dict[int, torch.Tensor] = {}
         states = [kind.recurrent for kind in s.layers]
         self._places = {kind: [*accumulate((one == kind for one in states), initial=0)] for kind in (False, True)}

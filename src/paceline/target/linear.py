@@ -33,14 +33,20 @@ class Linear:
     few     the same in `panels`, for up to FEW rows.
     exact   a row's result is the same, bit for bit, for any other rows: our kernel computes it where it runs, elsewhere
             the library in calls of BLOCK rows.
-    nbytes  bytes of the weight. divisor: results are divided by it."""
+    nbytes  bytes of the weight. divisor: results are divided by it.
+    wide    results are in float32, whatever x is in: the sums of logits, which are not rounded. On a CPU where our
+            kernel does not run, the weight is kept in float32 for that."""
 
     few: Panels | None = None
 
     def __init__(
-        self, weight: torch.Tensor, bias: torch.Tensor | None = None, *, exact: bool = False, divisor: float = 1.0
-    ):
+        self, weight: torch.Tensor, bias: torch.Tensor | None = None, *, exact: bool = False, divisor: float = 1.0,
+        wide: bool = False,
+    ):  # fmt: skip
+        if wide and weight.device.type == "cpu" and not _multiplied_by_us(weight):
+            weight, bias = weight.float(), None if bias is None else bias.float()
         self.bias, self.divisor, self.nbytes = bias, divisor, weight.nbytes
+        self.wide, self._takes = wide, weight.dtype
         self._store(weight, exact)
 
     def _store(self, weight: torch.Tensor, exact: bool) -> None:
@@ -49,10 +55,12 @@ class Linear:
         self.is_exact, self.few = exact, None
         self.packed = weight.device.type == "cpu" and weight.dtype == torch.bfloat16 and has_units(torch.bfloat16)
         self.panels: Panels | IntegerPanels | None = None
-        if kernels.supported(weight.dtype) if exact else kernels.preferred(weight.dtype):
+        ours = self.wide and weight.dtype == torch.bfloat16
+        if kernels.supported(weight.dtype) if exact or ours else kernels.preferred(weight.dtype):
             from paceline.target.kernels.products import Panels, fits
 
-            self.panels = Panels(weight, self.bias) if fits(weight) else None
+            out = torch.float32 if self.wide else weight.dtype
+            self.panels = Panels(weight, self.bias, out) if fits(weight) else None
         elif self.nbytes <= SMALL:
             self.keep_for_few(weight)
         if self.panels is None:
@@ -68,6 +76,7 @@ class Linear:
 
     def __call__(self, x: torch.Tensor) -> torch.Tensor:
         product = self.panels if self.panels is not None else self._in_blocks if self.is_exact else self._by_library
+        x = x.to(self._takes) if self.wide else x
         return product(x) if self.divisor == 1.0 else product(x) / self.divisor
 
     def keep_for_few(self, weight: torch.Tensor) -> None:
@@ -84,7 +93,11 @@ class Linear:
             return self.few(x)
         if self.packed:
             return torch.ops.mkldnn._linear_pointwise(x, self.weight, self.bias, "none", [], "")
-        return F.linear(x, self.weight, self.bias)
+        if self.wide and x.is_cuda and x.dtype != torch.float32:
+            sums = torch.mm(x, self.weight.T, out_dtype=torch.float32)
+            return sums if self.bias is None else sums + self.bias
+        out = F.linear(x, self.weight, self.bias)
+        return out.float() if self.wide else out
 
     def _in_blocks(self, x: torch.Tensor) -> torch.Tensor:
         """`_by_library` in calls of BLOCK rows, the last padded with zeros."""
@@ -113,7 +126,7 @@ class Linear:
     def rows(self, ids: torch.Tensor) -> Linear:
         """The product with the outputs `ids` alone, from a copy of their weights."""
         bias = None if self.bias is None else self.bias[ids]
-        return Linear(self.dense()[ids], bias, exact=self.is_exact, divisor=self.divisor)
+        return Linear(self.dense()[ids], bias, exact=self.is_exact, divisor=self.divisor, wide=self.wide)
 
     def dense(self) -> torch.Tensor:
         """The weight [outputs, inputs]."""
@@ -130,39 +143,45 @@ class BlockLinear(Linear):
     panels: IntegerPanels
 
     def __init__(
-        self, parts: Sequence[Blocks], bias: torch.Tensor | None = None, *, exact: bool = False, divisor: float = 1.0
-    ):
+        self, parts: Sequence[Blocks], bias: torch.Tensor | None = None, *, exact: bool = False, divisor: float = 1.0,
+        wide: bool = False,
+    ):  # fmt: skip
         from paceline.target.kernels.integer import IntegerPanels
 
         self.bias, self.divisor, self.is_exact, self.packed = bias, divisor, exact, True
-        self.nbytes = sum(part.nbytes for part in parts)
-        self.panels = IntegerPanels(parts, bias, exact=exact)
+        self.nbytes, self.wide = sum(part.nbytes for part in parts), wide
+        self.panels = IntegerPanels(parts, bias, exact=exact, wide=wide)
 
     def make_exact(self) -> None:
         self.is_exact = self.panels.exact = True
 
     def rows(self, ids: torch.Tensor) -> BlockLinear:
         bias = None if self.bias is None else self.bias[ids]
-        return BlockLinear(self.panels.rows(ids), bias, exact=self.is_exact, divisor=self.divisor)
+        return BlockLinear(self.panels.rows(ids), bias, exact=self.is_exact, divisor=self.divisor, wide=self.wide)
+
+    def __call__(self, x: torch.Tensor) -> torch.Tensor:
+        return self.panels(x) if self.divisor == 1.0 else self.panels(x) / self.divisor
 
 
 def linear(
-    parts: Sequence[torch.Tensor | Blocks], bias: torch.Tensor | None, dtype: torch.dtype, divisor: float = 1.0
-) -> Linear:
-    """The product with the stacked `parts`, for x of `dtype`. They stay in blocks if all are in blocks and this CPU can
-    multiply them; else blocks are expanded."""
+    parts: Sequence[torch.Tensor | Blocks], bias: torch.Tensor | None, dtype: torch.dtype, divisor: float = 1.0,
+    wide: bool = False,
+) -> Linear:  # fmt: skip
+    """The product with the stacked `parts`, for x of `dtype`; wide: results in float32. They stay in blocks if all are
+    in blocks and this CPU can multiply them; else blocks are expanded."""
     blocks = [part for part in parts if isinstance(part, Blocks)]
     if len(blocks) == len(parts):
         from paceline.target.kernels import amx, integer
 
         if dtype in integer.DTYPES and integer.supported():
             for kind in {part.kind for part in blocks}:  # compile now, not in the middle of an answer
-                integer.tiles_of(kind, dtype, integer.path(), blocks[0].activations // 8)
-                if dtype == torch.bfloat16 and amx.supported():
+                out = torch.float32 if wide else dtype
+                integer.tiles_of(kind, dtype, out, integer.path(), blocks[0].activations // 8)
+                if dtype == torch.bfloat16 and amx.supported() and not wide:
                     integer.by_amx(kind)
-            return BlockLinear(blocks, bias, divisor=divisor)
+            return BlockLinear(blocks, bias, divisor=divisor, wide=wide)
     dense = [part.dense(dtype) if isinstance(part, Blocks) else part for part in parts]
-    return Linear(dense[0] if len(dense) == 1 else torch.cat(dense), bias, divisor=divisor)
+    return Linear(dense[0] if len(dense) == 1 else torch.cat(dense), bias, divisor=divisor, wide=wide)
 
 
 def stacked(weights: WeightsByName, names: Sequence[str], dtype: torch.dtype) -> Linear:
@@ -199,6 +218,15 @@ class LayerPart:
                 inner.ops = ops
             else:
                 inner.make_exact()
+
+
+def _multiplied_by_us(weight: torch.Tensor) -> bool:
+    """Whether our kernel can multiply a weight, or it is in float32, which needs none."""
+    if weight.dtype == torch.float32:
+        return True
+    from paceline.target.kernels.products import fits
+
+    return kernels.supported(weight.dtype) and fits(weight)
 
 
 def aligned(weight: torch.Tensor) -> torch.Tensor:

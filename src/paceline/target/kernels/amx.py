@@ -36,23 +36,24 @@ def supported() -> bool:
 
 
 @cache
-def dense_tiles() -> Tiles:
-    """Tiles of rows and panels as `products.py` has them, of a multiple of 32 inputs. A row's sums have one order."""
+def dense_tiles(out: torch.dtype) -> Tiles:
+    """Tiles of rows and panels as `products.py` has them, of a multiple of 32 inputs; results in bfloat16 or float32. A
+    row's sums have one order."""
 
     def write(module: v.Module) -> None:
         for groups in (1, 2):
-            module.add(f"groups{groups}", partial(_dense_tile, groups))
+            module.add(f"groups{groups}", partial(_dense_tile, groups, out))
 
-    addresses = v.compiled("bfloat16 panels by AMX", write)
+    addresses = v.compiled("bfloat16 panels by AMX" + ("" if out == torch.bfloat16 else ", wide"), write)
     return Tiles(
         lambda name: addresses("groups1" if int(name.removeprefix("tile")) <= 16 else "groups2"), PAIR, columns=PAIR,
-        dtype=torch.bfloat16, unit=4 * PAIR, row_unit=4,
+        dtype=out, unit=4 * PAIR, row_unit=4,
     )  # fmt: skip
 
 
 def _dense_tile(
-    groups: int, x: Value, w: Value, ahead: Value, bias: Value, y: Value, stride: Value, columns: Value, units: Value,
-    rows: Value,
+    groups: int, out: torch.dtype, x: Value, w: Value, ahead: Value, bias: Value, y: Value, stride: Value,
+    columns: Value, units: Value, rows: Value,
 ) -> None:  # fmt: skip
     """Up to 16 rows, or 17 to 32, times a panel, plus the bias. Registers as in `_tile`."""
     sums, sizes, before = v.reserve(2 * groups * REGISTER), v.reserve(64), v.reserve(64)
@@ -75,8 +76,13 @@ def _dense_tile(
 
     def write(i: Value) -> None:
         at = [sums + (i >> 4) * (2 * REGISTER) + half * REGISTER + (i & 15) * 64 for half in range(2)]
-        out = v.join(*(narrowed(v.load(place, v.F32, align=64)) for place in at))
-        v.store(y + stride * i, out, align=2, mask=first_lanes(columns, PAIR))
+        both = [v.load(place, v.F32, align=64) for place in at]
+        if out == torch.float32:
+            for half, sum in enumerate(both):
+                mask = first_lanes(columns - v.LANES * half)
+                v.store(y + stride * i + 64 * half, sum, align=4, mask=mask)
+            return
+        v.store(y + stride * i, v.join(*map(narrowed, both)), align=2, mask=first_lanes(columns, PAIR))
 
     _each(units >> 4, add_block)
     for k, _ in quarters:

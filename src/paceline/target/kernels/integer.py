@@ -159,10 +159,14 @@ class IntegerPanels:
     """A weight [outputs, width] of stacked parts, whose kinds of blocks may differ; and a bias [outputs] or None.
 
     exact        always multiply as integers: a row's result is the same among any other rows.
-    activations  bits of an input, as the blocks say."""
+    activations  bits of an input, as the blocks say.
+    wide         results in float32, whatever x is in; they are multiplied as integers, too."""
 
-    def __init__(self, parts: Sequence[Blocks], bias: torch.Tensor | None = None, *, exact: bool = False):
+    def __init__(
+        self, parts: Sequence[Blocks], bias: torch.Tensor | None = None, *, exact: bool = False, wide: bool = False
+    ):
         self.width, self.exact, self.activations = parts[0].shape[1], exact, parts[0].activations
+        self._wide = wide
         self._parts: list[_Part] = []
         first = 0
         for same in _runs(parts):
@@ -175,10 +179,11 @@ class IntegerPanels:
     def __call__(self, x: torch.Tensor) -> torch.Tensor:
         """x [rows, width] @ weight.T + bias, [rows, outputs], in the dtype of x."""
         rows, x = len(x), x.contiguous()
-        in_bfloat16 = rows >= MANY and x.dtype == torch.bfloat16 and not self.exact and amx.supported()
-        out = x.new_empty(rows + (-rows % amx.PAIR if in_bfloat16 else 0), self.outputs)
+        by_amx = rows >= MANY and x.dtype == torch.bfloat16 and not (self.exact or self._wide) and amx.supported()
+        dtype = torch.float32 if self._wide else x.dtype
+        out = x.new_empty(rows + (-rows % amx.PAIR if by_amx else 0), self.outputs, dtype=dtype)
         for part in self._parts if rows else ():
-            if in_bfloat16:
+            if by_amx:
                 part.multiply_by_amx(x, out[:, part.first :])
             else:
                 part.multiply(x, out[:, part.first :])
@@ -240,12 +245,13 @@ class _Part:
     def multiply(self, x: torch.Tensor, out: torch.Tensor) -> None:
         """Fill the first columns of `out`."""
         parts = self._activations // 8
-        tiles, row_records = tiles_of(self.kind, x.dtype, path(), parts), self._blocks_run * self._unit.record(parts)
+        tiles = tiles_of(self.kind, x.dtype, out.dtype, path(), parts)
+        row_records = self._blocks_run * self._unit.record(parts)
         fitting = max(_cached_bytes() // row_records // tiles.most, 1) * tiles.most
         for some, to in zip(x.split(fitting), out.split(fitting), strict=True):
             records = self._records(len(some) * row_records, dtype=torch.uint8)
             sizes = {"rows": len(some), "input": some.data_ptr(), "input_bytes": self.width * x.itemsize}
-            sizes |= {"outputs": self.outputs, "units": self._units, "stride": out.stride(0) * x.itemsize}
+            sizes |= {"outputs": self.outputs, "units": self._units, "stride": out.stride(0) * out.itemsize}
             tiles.multiply(records.data_ptr(), *self._at, to.data_ptr(), **sizes, blocks=self.width // 32)
 
     def multiply_by_amx(self, x: torch.Tensor, out: torch.Tensor) -> None:
@@ -390,8 +396,8 @@ def _unpacked(kind: Kind, panels: torch.Tensor, ids: torch.Tensor) -> _Columns:
 
 
 @processor.remembered
-def tiles_of(kind: Kind, dtype: torch.dtype, path: str, parts: int = 1) -> Tiles:
-    """Tiles for blocks of a kind, rows and results of a dtype, and inputs of so many bytes, by one of `PATHS`."""
+def tiles_of(kind: Kind, dtype: torch.dtype, out: torch.dtype, path: str, parts: int) -> Tiles:
+    """Tiles for blocks of a kind, rows of a dtype, results of `out`, and inputs of so many bytes, by one of `PATHS`."""
     unit = UNITS[kind]
     turns, record, most = unit.blocks // PAIR, unit.record(parts), PATHS[path].rows // parts
 
@@ -402,11 +408,11 @@ def tiles_of(kind: Kind, dtype: torch.dtype, path: str, parts: int = 1) -> Tiles
     def write(module: v.Module) -> None:
         module.add("round", partial(_round, kind, dtype, parts))
         for rows in range(1, most + 1):
-            module.add(f"tile{rows}", tile(rows, 1, dtype, lambda units: units * turns, turn))
+            module.add(f"tile{rows}", tile(rows, 1, out, lambda units: units * turns, turn))
 
-    name = f"{kind.name} {dtype} {path}" + (" 16" if parts == 2 else "")
+    name = f"{kind.name} {dtype} {path}" + (" 16" if parts == 2 else "") + ("" if out == dtype else " wide")
     return Tiles(
-        v.compiled(name, write, PATHS[path].without), most, columns=COLUMNS, dtype=dtype, unit=unit.nbytes,
+        v.compiled(name, write, PATHS[path].without), most, columns=COLUMNS, dtype=out, unit=unit.nbytes,
         row_unit=unit.blocks * record, record=record, numbers=32 * parts,
     )  # fmt: skip
 

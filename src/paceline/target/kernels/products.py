@@ -27,9 +27,12 @@ def fits(weight: torch.Tensor) -> bool:
 
 
 class Panels:
-    """A weight [outputs, width] that `fits`, and a bias [outputs] or None, as the kernel reads them."""
+    """A weight [outputs, width] that `fits`, and a bias [outputs] or None, as the kernel reads them.
 
-    def __init__(self, weight: torch.Tensor, bias: torch.Tensor | None = None):
+    out  dtype of results: the weight's if left out, or float32."""
+
+    def __init__(self, weight: torch.Tensor, bias: torch.Tensor | None = None, out: torch.dtype | None = None):
+        self._out = out or weight.dtype
         self.outputs, self.width = weight.shape
         columns = -(-self.outputs // COLUMNS) * COLUMNS
         rows = torch.zeros(columns, self.width, dtype=weight.dtype)
@@ -41,16 +44,16 @@ class Panels:
             self._bias[: self.outputs] = bias
         self._steps = self.width // inputs
         by_amx = weight.dtype == torch.bfloat16 and self._steps % 16 == 0 and amx.supported()
-        self._tiles = amx.dense_tiles() if by_amx else _tiles(self._steps, weight.dtype)
+        self._tiles = amx.dense_tiles(self._out) if by_amx else _tiles(self._steps, weight.dtype, self._out)
         self.kernel = f"our {'AMX' if by_amx else 'vector'} kernel of {str(weight.dtype).removeprefix('torch.')}"
         self._at = self._panels.data_ptr(), self._bias.data_ptr()
 
     def __call__(self, x: torch.Tensor) -> torch.Tensor:
-        """x [rows, width] @ weight.T + bias, [rows, outputs], in the weight's dtype."""
+        """x [rows, width], in the weight's dtype, @ weight.T + bias, [rows, outputs]."""
         x, rows = x.contiguous(), len(x)
-        out = x.new_empty(rows, self.outputs)
+        out = x.new_empty(rows, self.outputs, dtype=self._out)
         if rows:
-            sizes = {"rows": rows, "outputs": self.outputs, "stride": self.outputs * x.itemsize, "units": self._steps}
+            sizes = {"rows": rows, "outputs": self.outputs, "stride": self.outputs * out.itemsize, "units": self._steps}
             self._tiles.multiply(x.data_ptr(), *self._at, out.data_ptr(), **sizes)
         return out
 
@@ -60,7 +63,7 @@ class Panels:
 
 
 @processor.remembered
-def _tiles(steps: int, dtype: torch.dtype) -> Tiles:
+def _tiles(steps: int, dtype: torch.dtype, out: torch.dtype) -> Tiles:
     """For rows of `steps` steps."""
 
     def turn(x: Value, w: Value, ahead: Value, i: Value, sums: list[Value]) -> list[Value]:
@@ -82,11 +85,10 @@ def _tiles(steps: int, dtype: torch.dtype) -> Tiles:
 
     def write(module: v.Module) -> None:
         for rows in range(1, most + 1):
-            module.add(f"tile{rows}", tile(rows, 2, dtype, lambda units: units // STEPS, turn))
+            module.add(f"tile{rows}", tile(rows, 2, out, lambda units: units // STEPS, turn))
 
-    return Tiles(
-        v.compiled(f"{dtype} {steps}", write), most, columns=COLUMNS, dtype=dtype, unit=4 * COLUMNS, row_unit=4
-    )
+    name = f"{dtype} {steps}" + ("" if out == dtype else " wide")
+    return Tiles(v.compiled(name, write), most, columns=COLUMNS, dtype=out, unit=4 * COLUMNS, row_unit=4)
 
 
 def _dot_of_pairs(weights: Value, x: Value, sums: Value) -> Value:
