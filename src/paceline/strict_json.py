@@ -27,7 +27,8 @@ def loads(text: str | bytes, parse_constant: Callable[[str], Any] | None = None,
         raise NotJSON(f"not UTF-8 at byte {error.start}") from None
     except json.JSONDecodeError as error:
         line = f"line {error.lineno}, " if "\n" in error.doc.rstrip() else ""
-        raise NotJSON(f"not JSON: {error.msg} at {line}column {error.colno}") from None
+        what = error.msg.removesuffix(" at")
+        raise NotJSON(f"not JSON: {what} at {line}column {error.colno}") from None
     except NotJSON:
         raise
     except RecursionError:

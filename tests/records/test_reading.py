@@ -29,6 +29,8 @@ BROKEN = {
     '{"prompt": "\\uDC00 and \\uD83D\\uDE00"}': "\\udc00 is half of a surrogate pair",
     '{"prompt": ': "not JSON: Expecting value at column 12",
     '{\n"prompt": ': "not JSON: Expecting value at line 2, column 11",
+    '{"prompt": "a': "not JSON: Unterminated string starting at column 12",
+    '{"prompt": "a\nb"}': "not JSON: Invalid control character at line 1, column 14",
 }
 
 
