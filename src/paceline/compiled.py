@@ -16,7 +16,7 @@ log = logging.getLogger("paceline.compiling")
 
 
 class Compiling(event.Listener):
-    """Says in the log that functions are compiled: what is compiled is kept, so only the first start takes so long.
+    """Says in the log that functions are compiled: what is compiled is kept, so only their first use takes so long.
 
     Of numba's own functions it hears by an event; for others it is a context."""
 
@@ -29,8 +29,8 @@ class Compiling(event.Listener):
         if not self._depth:
             self._began = monotonic()
             if self._seconds - self._said >= self.EVERY:
-                so_far = f"; {self._seconds:.0f} s so far" if self._seconds else ", half a minute or so"
-                log.info("compiling for this processor, which only the first start does%s", so_far)
+                so_far = f"{self._seconds:.0f} s so far" if self._seconds else "up to half a minute"
+                log.info("compiling for this processor what has not run here yet; it is kept; %s", so_far)
                 self._said = self._seconds
         self._depth += 1
 
