@@ -57,5 +57,9 @@ def findings(certificate: dict[str, Any]) -> list[str]:
 
 
 def detectable(certificate: dict[str, Any]) -> list[str]:
-    """What the tests could have found."""
-    return render(POWER, c=certificate).splitlines()
+    """What the tests could have found, and what was not tested: a line for each reason."""
+    why = dict[str, list[str]]()
+    for line in certificate["not_tested"]:
+        what, _, reason = line.partition(": ")
+        why.setdefault(reason, []).append(what)
+    return render(POWER, c=certificate, not_tested=why).splitlines()

@@ -110,8 +110,7 @@ def _read(file: str | None) -> list[Any] | None:
 def _print(certificate: dict[str, Any], files: Sequence[Path]) -> None:
     from paceline.certify.page import detectable, findings, verdict
 
-    missing = [f"Not tested: {'; '.join(certificate['not_tested'])}."] if certificate["not_tested"] else []
     written = [f"wrote {file}" for file in files]
     lines = [f"{certificate['engine']}: {verdict(certificate)}"]
-    lines += [f"  {line}" for line in (*findings(certificate), *detectable(certificate), *missing, *written)]
+    lines += [f"  {line}" for line in (*findings(certificate), *detectable(certificate), *written)]
     say(*lines)
