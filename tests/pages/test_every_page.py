@@ -47,6 +47,10 @@ onload = () => {
     return (box.right > innerWidth + 1 || box.left < -1) && !scrolls(one.parentElement)
   })
   const cut = [...document.querySelectorAll(".wide")].filter(one => one.scrollWidth > one.clientWidth + 1)
+  const lonely = [...document.querySelectorAll(".wide")].filter(one => {
+    const second = one.querySelector("tr > :nth-child(2)")
+    return second && second.getBoundingClientRect().right > one.getBoundingClientRect().right + 1
+  })
   const crossed = [...document.querySelectorAll("svg")].filter(drawn => {
     const boxes = [...drawn.querySelectorAll("text")].map(one => one.getBoundingClientRect())
     return boxes.some((a, i) => boxes.some((b, j) => i < j && a.left + 1 < b.right && b.left + 1 < a.right &&
@@ -56,7 +60,7 @@ onload = () => {
   parent.postMessage({page: location.pathname.split("/").pop().slice(0, -5), width: innerWidth,
                       wide: document.documentElement.scrollWidth, color, loaded,
                       narrowest: Math.min(...pictures), height: document.documentElement.scrollHeight,
-                      outside: outside.map(says), cut: cut.map(says), crossed: crossed.map(says)}, "*")
+                      outside: outside.map(says), cut: cut.map(says), lonely: lonely.map(says), crossed: crossed.map(says)}, "*")
 }
 </script>"""
 # The narrowest window of headless Chromium is wider than a phone, so the page is put into frames.
@@ -111,6 +115,13 @@ def of_align(folder: Path) -> str:
     method = "vanilla,align3,align3,steps=13,self-refine,iterations=1"
     with Scripted() as server:
         go(server, folder / "run", method=method, judge=["self", "checks"])
+    return align_page(folder / "run")
+
+
+def of_silence(folder: Path) -> str:
+    endless = {"message": {"role": "assistant", "content": "<think> And so on"}, "finish_reason": "length"}
+    with Scripted(lambda body: endless) as server:
+        go(server, folder / "run", method="vanilla")
     return align_page(folder / "run")
 
 
@@ -193,6 +204,7 @@ def of_server(folder: Path) -> str:
 
 PAGES: dict[str, Callable[[Path], str]] = {
     "align": of_align,
+    "silence": of_silence,
     "bench": of_bench,
     "schedules": of_schedules,
     "replay": of_replay,
@@ -214,6 +226,7 @@ def test_no_element_is_beside_the_window_and_no_text_on_another(tmp_path: Path) 
         for width, page in found.items():
             assert page["outside"] == [], name
             assert page["wide"] <= width, name
+            assert page["lonely"] == [] or name == "bench", name  # a table shows figures; there a name is of 60 letters
             assert page["crossed"] == [], name
             assert page["loaded"] == [], name
             assert (page["narrowest"] or 200) > 120, name  # a plot, where there is one, can be read
