@@ -58,12 +58,23 @@ def test_quit_leaves_at_once(tiny: Path, monkeypatch: pytest.MonkeyPatch) -> Non
     assert _talk(tiny, monkeypatch, "/quit", "hello").messages == []
 
 
+def test_how_far_a_long_message_is_read_is_shown(
+    tiny: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    monkeypatch.setattr("paceline.cli.show.REPORT_EVERY", 0.0)
+    monkeypatch.setattr(sys, "stdin", io.StringIO("the cat " * 30 + "\n"))
+    Conversation(Engine(tiny, "sam", prefill_chunk=32), SamplingParams(max_tokens=6), Screen()).run()
+    said = re.findall(r"^(\d+) of (\d+) tokens read", capsys.readouterr().err, re.MULTILINE)
+    assert [int(done) for done, _ in said] == [32, 64]
+    assert {int(all) > 64 for _, all in said} == {True}
+
+
 def test_commands(command: Command, tiny: Path) -> None:
     said = "hello\n/stats\n/help\n/halp\n"
     result = command("chat", tiny, "-n", 5, stdin=said)
     assert result.code == 0
     (answer,) = re.findall(r"^(\d+) new tokens in (\d+) rounds", result.err, re.MULTILINE)
-    stats = re.search(r"1 answers, (\d+) new tokens in (\d+) rounds.*; (\d+) of 128 tokens of context", result.err)
+    stats = re.search(r"1 answer, (\d+) new tokens in (\d+) rounds.*; (\d+) of 128 tokens of context", result.err)
     assert stats is not None
     assert stats.groups()[:2] == answer
     assert result.err.count("/reset") == 2
@@ -106,7 +117,7 @@ def test_ctrl_c_stops_the_answer_and_keeps_the_chat(
     assert 1 <= talk.answers[0].row.num_new < 1000
     assert talk.messages[1]["content"] == talk.answers[0].row.text != ""
     assert not talk.engine.has_work
-    assert "1 answers" in capsys.readouterr().err
+    assert "1 answer, " in capsys.readouterr().err
 
 
 def test_a_model_without_a_chat_template(command: Command, tiny: Path, tmp_path: Path) -> None:

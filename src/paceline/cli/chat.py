@@ -126,7 +126,7 @@ class Conversation:
         job = Job(len(self.answers), messages, self.params)
         with Interrupt() as interrupt:
             watch = lambda engine, job, delta: self.screen.write(delta.pieces)  # noqa: E731
-            (answer,) = drive(self.engine, [job], True, interrupt, refuse, watch)
+            (answer,) = drive(self.engine, [job], True, interrupt, refuse, watch, self.screen.reading)
         self.screen.end_line()
         return answer
 
@@ -138,6 +138,6 @@ class Conversation:
         context = len(self.answers[-1].row) if self.answers else 0
         mean, speed = new / max(rounds, 1), new / seconds if seconds else 0.0
         return (
-            f"{len(self.answers)} answers, {new} new tokens in {rounds} rounds, {mean:.2f} mean accepted tokens, "
-            f"{speed:.1f} tokens/s; {context} of {self.engine.target.max_context} tokens of context used"
+            f"{len(self.answers)} answer{'s' * (len(self.answers) != 1)}, {new} new tokens in {rounds} rounds, {mean:.2f} mean accepted tokens, "
+            f"{speed:.1f} tokens/s with the reading of prompts; {context} of {self.engine.target.max_context} tokens of context used"
         )

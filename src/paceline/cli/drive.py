@@ -68,9 +68,10 @@ class Answer:
 
 
 def drive(
-    engine: Engine, jobs: Sequence[Job], chat: bool | None, interrupt: Interrupt, refused: Refused, watch: Watch
-) -> Iterator[Answer]:
-    """Answer `jobs`, in the order they finish.
+    engine: Engine, jobs: Sequence[Job], chat: bool | None, interrupt: Interrupt, refused: Refused, watch: Watch,
+    reading: Callable[[Row], None] = lambda _: None,
+) -> Iterator[Answer]:  # fmt: skip
+    """Answer `jobs`, in the order they finish. reading: called between the rounds that read a prompt.
 
     After Ctrl-C the answers under way come as they stand (finish reason "abort"); those not begun do not come."""
     queued: deque[Answer] = deque()
@@ -82,8 +83,15 @@ def drive(
         except PacelineError as error:
             refused(job, error)
     answers = {answer.row.id: answer for answer in queued}
+
+    def stops() -> bool:
+        for row in engine.rows:
+            if row.cached and not row.num_new:
+                reading(row)
+        return interrupt.pressed
+
     busy = engine.profile.seconds
-    for delta in engine.follow([answer.row for answer in queued], until=lambda: interrupt.pressed):
+    for delta in engine.follow([answer.row for answer in queued], until=stops):
         _start(queued, busy)  # rows join after the round of the last delta, for only a row that ends makes room
         busy = engine.profile.seconds
         answer = answers[delta.row.id]

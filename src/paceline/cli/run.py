@@ -41,7 +41,8 @@ class Run:
         streams = self.lines is None and self.engine.max_batch == 1
         watch = self._stream if streams else ignore
         with Steps("answering", len(jobs), "prompts", shown=self._many and not streams, console=self.screen.err) as bar:
-            for answer in drive(self.engine, jobs, self.chat, self.interrupt, self._refuse, watch):
+            reading = self.screen.reading if streams else ignore
+            for answer in drive(self.engine, jobs, self.chat, self.interrupt, self._refuse, watch, reading):
                 with bar.hidden():
                     self._show(answer, streamed=streams)
                 bar.advance()

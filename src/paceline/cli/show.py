@@ -21,6 +21,7 @@ from rich.text import Text
 if TYPE_CHECKING:
     from paceline.cli.drive import Answer
     from paceline.engine.clock import Profile
+    from paceline.engine.request import Row
 
 Pieces = Iterable[tuple[str, str]]  # (source, text): who proposed it, "" for the target itself
 Columns = Sequence[tuple[str, str, str]]
@@ -47,9 +48,19 @@ class Screen:
         self.err = Console(stderr=True, force_terminal=True if color else None, highlight=False)
         self._colors: dict[str, str] = {}
         self._line_open = False
+        self._reading: Steps | None = None
+
+    def reading(self, row: Row) -> None:
+        """Show how far a row's prompt is read, until something is written."""
+        if self._reading is None:
+            self._reading = Steps("reading", unit="tokens read", console=self.err).__enter__()
+        self._reading.show(row.cached, row.prompt_length)
 
     def write(self, pieces: Pieces) -> None:
         """Show text at once, without a line end of its own."""
+        if self._reading is not None:
+            self._reading.__exit__()
+            self._reading = None
         for source, text in pieces:
             if self.out.is_terminal:
                 text = text.translate(CONTROLS)
