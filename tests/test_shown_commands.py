@@ -1,9 +1,11 @@
 """Commands that README, pages and help show: the real parser knows their options, and none lacks an argument."""
 
+import json
 import re
 import shlex
 from collections.abc import Iterator
 from functools import cache
+from itertools import pairwise
 from pathlib import Path
 from typing import Any
 
@@ -97,6 +99,14 @@ def test_a_command_without_its_arguments_is_found() -> None:
     assert "--drafft" in complaint(["bench", "MODEL", "--drafft", "sam"], False)
     assert complaint(["bnech"], False) == "no command 'bnech'"
     assert complaint(["bench"], False) == ""
+
+
+@pytest.mark.parametrize("file", PAGES, ids=lambda file: str(file.relative_to(REPOSITORY)))
+def test_the_bodies_that_curl_sends_are_json(file: Path) -> None:
+    blocks = re.findall(r"^```\w*\n(.*?)^```", file.read_text("utf-8"), re.DOTALL | re.MULTILINE)
+    for words in (shlex.split(block, comments=True) for block in blocks if "curl " in block):
+        for body in (after for word, after in pairwise(words) if word == "-d" and "..." not in after):
+            assert isinstance(json.loads(body), dict)
 
 
 def test_many_commands_are_found() -> None:

@@ -137,5 +137,13 @@ def test_the_page_shows_a_chat_and_moves(tmp_path):
         browser.until(shown % "answer", lambda text: "shorten it" in text)
         loaded = browser.run('return performance.getEntriesByType("resource").map(one => one.name)')
         assert all(name.startswith(address) for name in loaded)
+        # The page of the API has each name on one line, on a phone too.
+        browser.do("POST", "/url", {"url": f"{address}/docs"})
+        browser.run('document.body.style.width = "358px"')
+        lines = (
+            'return [...document.querySelectorAll("td:first-child")].map(one => {'
+            "const text = document.createRange(); text.selectNodeContents(one); return text.getClientRects().length})"
+        )
+        assert set(browser.until(lines, bool)) == {1}
         complaints = [one for one in browser.do("POST", "/se/log", {"type": "browser"}) if "400" not in one["message"]]
         assert complaints == []
