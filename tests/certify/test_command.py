@@ -63,7 +63,7 @@ def test_a_budget_is_for_all_tests(tiny: Path, few: list[str], capsys: pytest.Ca
     assert "would be missed" in found["why"]
     assert "greedy answers in batches of 8: the budget was spent" in found["not_tested"]
     (line,) = (line for line in detectable(found) if "the budget was spent" in line)
-    assert line.startswith("Not tested (the budget was spent): greedy answers alone to 1 of 2 prompts; greedy answers in ")
+    assert line.startswith("Not tested (the budget was spent): greedy answers alone to 1 of 2 prompts; greedy answers")
     assert 0 < found["sampled"]["requests"] < 1000  # a shift of 0.02 takes thousands
     assert 0 < found["sampled"]["long"]["tokens"] <= 32 * 12  # 4 batches of 8
     assert {row["why"] for row in found["scenarios"] if not row["why"].startswith("the endpoint")} == {

@@ -60,7 +60,8 @@ onload = () => {
   parent.postMessage({page: location.pathname.split("/").pop().slice(0, -5), width: innerWidth,
                       wide: document.documentElement.scrollWidth, color, loaded,
                       narrowest: Math.min(...pictures), height: document.documentElement.scrollHeight,
-                      outside: outside.map(says), cut: cut.map(says), lonely: lonely.map(says), crossed: crossed.map(says)}, "*")
+                      outside: outside.map(says), cut: cut.map(says), lonely: lonely.map(says),
+                      crossed: crossed.map(says)}, "*")
 }
 </script>"""
 # The narrowest window of headless Chromium is wider than a phone, so the page is put into frames.

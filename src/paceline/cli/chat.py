@@ -136,8 +136,10 @@ class Conversation:
         rounds = sum(a.row.stats.rounds for a in self.answers)
         seconds = sum(a.seconds for a in self.answers)
         context = len(self.answers[-1].row) if self.answers else 0
+        answers = "answer" if len(self.answers) == 1 else "answers"
         mean, speed = new / max(rounds, 1), new / seconds if seconds else 0.0
         return (
-            f"{len(self.answers)} answer{'s' * (len(self.answers) != 1)}, {new} new tokens in {rounds} rounds, {mean:.2f} mean accepted tokens, "
-            f"{speed:.1f} tokens/s with the reading of prompts; {context} of {self.engine.target.max_context} tokens of context used"
+            f"{len(self.answers)} {answers}, {new} new tokens in {rounds} rounds, {mean:.2f} mean accepted tokens, "
+            f"{speed:.1f} tokens/s with the reading of prompts; {context} of {self.engine.target.max_context} tokens "
+            "of context used"
         )
