@@ -219,7 +219,7 @@ def test_a_judge_that_fails_keeps_no_other_from_judging(tmp_path: Path) -> None:
         outcome = go(server, tmp_path / "run", judge=["self", "checks"])
     overall = [row for row in outcome.results if row["scenario"] == "overall"]
     assert [(row["judge"], row["judged"], row["failed"]) for row in overall] == [("scripted", 0, 12), ("checks", 12, 0)]
-    assert page(tmp_path / "run").count("0 of 12<br><small>failed: errors.jsonl says why</small>") == 1
+    assert page(tmp_path / "run").count("<small>failed: errors.jsonl says why</small>") == 1
 
 
 def test_a_dead_server_ends_the_run_instead_of_failing_every_item(tmp_path: Path) -> None:
