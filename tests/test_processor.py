@@ -66,8 +66,9 @@ def test_doctor_says_what_would_run(tmp_path: Path, capsys: pytest.CaptureFixtur
     folder = models.make("llama2", tmp_path / "tiny")
     assert main(["doctor", str(folder), "--dtype", "int8-float32"]) == 0
     shown = capsys.readouterr().out
-    blocks = f"our kernel of blocks ({integer.path()})"
-    for words in (f"level {processor.level()}", torch.__version__, blocks, "128 tokens"):
+    blocks = f"our kernel of blocks ({integer.path()}, inputs of 16 bits)"
+    inputs = "rounded to 16 bits: the weights take at most 256 MB"
+    for words in (f"level {processor.level()}", torch.__version__, blocks, inputs, "128 tokens"):
         assert words in shown
     assert main(["doctor", "--json"]) == 0
     facts = json.loads(capsys.readouterr().out)

@@ -38,7 +38,8 @@ def doctor(
     if model is not None:
         from paceline.target.load import load
 
-        facts["model"] = _model(load(model, dtype=dtype, device=device, exact=exact, activations=activations))
+        target = load(model, dtype=dtype, device=device, exact=exact, activations=activations)
+        facts["model"] = _model(target, dtype, exact, activations)
     if as_json:
         print(json.dumps(facts, indent=2))
         return 0
@@ -76,20 +77,35 @@ def _machine() -> dict[str, Any]:
     }
 
 
-def _model(target: Target) -> dict[str, str]:
-    """What a model would run with, in words."""
+def _model(target: Target, dtype: str, asked: bool | None, activations: int | None) -> dict[str, str]:
+    """What a model would run with, and why, in words. dtype, asked, activations: the options."""
+    from paceline.target.quantised.blocks import split_dtype, usual
+
     weights = target.quantised or target.expanded or str(target.dtype).removeprefix("torch.")
     products = Counter(product.kernel for product in getattr(target, "products", ()))
     by = ", ".join(f"{count} by {kernel}" for kernel, count in products.most_common()) or "transformers' own"
     if target.exact:
-        exact = "yes: with any draft and in any batch, a token has the same logits"
+        why = "as asked" if asked else "which costs no time here"
+        exact = f"yes, {why}: with any draft and in any batch, a token has the same logits"
     else:
         exact = "no: a near-tie may flip with a draft or in a batch; --exact rules it out where the model can"
+    word, own = str(target.dtype).removeprefix("torch."), split_dtype(dtype)[1]
+    reason = "as asked" if own == word else "so that nothing but inputs of products is rounded"
+    if target.activations != 16 and own != word:
+        reason = "the model's own" if word != "float32" else "the model's own, or this processor has no units for it"
     facts = {
         "model": f"{target.name}, {target.weight_bytes / 1e6:,.0f} MB read for a token",
         "weights": weights,
+        "dtype": f"{word}{' for all else' if target.quantised else ''}: {reason}",
+    }
+    if target.activations is not None:
+        rest = target.dtype if own == word else None
+        why = "as asked" if activations else usual(target.weight_bytes, rest)[1]
+        facts["inputs"] = f"rounded to {target.activations} bits: {why}"
+    facts |= {
         "products": by,
         "exact": exact,
+        "drafter": "sam, unless --draft says otherwise: it copies what stood in the text before",
         "context": f"{target.max_context:,} tokens",
     }
     if target.tokenizer is not None and target.tokenizer.begins:

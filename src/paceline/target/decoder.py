@@ -201,9 +201,11 @@ class Decoder(CachedTarget):
 
     @property
     def exact_is_free(self) -> bool:
-        """Whether `make_exact` costs no time: where our products are faster than the libraries'."""
+        """Whether `make_exact` costs no time: where our products are faster than the libraries', or there are no
+        others, as of blocks in float32."""
         fits = self.device.type == "cpu" and self.dtype in (torch.bfloat16, torch.float32)
-        return fits and kernels.preferred(self.dtype) and self._has_own_products()
+        alone = self.quantised is not None and self.dtype == torch.float32
+        return fits and (alone or kernels.preferred(self.dtype)) and self._has_own_products()
 
     def make_exact(self) -> None:
         """As `Target.make_exact`: attention along paths; all else is computed row by row."""

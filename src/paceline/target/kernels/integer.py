@@ -144,8 +144,8 @@ def warnings() -> list[str]:
     """Lines for users of blocks on this CPU."""
     if not supported():
         return ["this CPU cannot multiply weights of eight and four bits: they were expanded, and save nothing"]
-    slow = path() != "vnni"
-    return ["this CPU has no AVX-512 VNNI: weights of eight and four bits are multiplied slowly"] if slow else []
+    slow = path() == "plain"
+    return ["this CPU has no instructions for weights of eight and four bits: they are multiplied slowly"] if slow else []
 
 
 @cache

@@ -223,8 +223,7 @@ def round_inputs(
 ) -> int | None:
     """Say to the blocks to how many bits their products round inputs, and return that; None: there are no blocks.
 
-    activations  8, 16, or None for what is usual: 16 where it takes little time, on processors with AVX-512 VNNI and
-                 for SMALL models, unless all else is in 16 bits anyhow.
+    activations  8, 16, or None for what is `usual`.
     dtype        of all else; None: not decided yet.
 
     ModelError for another number, or if it is asked for without blocks."""
@@ -236,12 +235,24 @@ def round_inputs(
             raise ModelError(f"{name}: activations are rounded by products with weights in blocks, and it has none")
         return None
     if activations is None:
-        quick = processor.has("avx512vnni") and not processor.has("amx-bf16")
-        small = sum(weight.nbytes for weight in in_blocks) <= SMALL
-        activations = 16 if dtype in (None, torch.float32) and (quick or small) else 8
+        activations, _ = usual(sum(weight.nbytes for weight in in_blocks), dtype)
     for weight in in_blocks:
         weight.activations = activations
     return activations
+
+
+def usual(nbytes: int, dtype: torch.dtype | None) -> tuple[int, str]:
+    """To how many bits products with blocks of so many bytes round their inputs unless something else is asked for, and
+    why: to 16 where that takes little time.
+
+    dtype  of all else; None: not decided yet."""
+    if dtype not in (None, torch.float32):
+        return 8, "all else is in 16 bits anyhow"
+    if nbytes <= SMALL:
+        return 16, f"the weights take at most {SMALL >> 20} MB, so it costs little time"
+    if processor.has("avx512vnni") and not processor.has("amx-bf16"):
+        return 16, "this processor has AVX-512 VNNI, so it costs little time"
+    return 8, "16 would cost more than a seventh of the time of an answer on this processor"
 
 
 def describe(weights: WeightsByName) -> str | None:
