@@ -38,6 +38,7 @@ class Linear:
             kernel does not run, the weight is kept in float32 for that."""
 
     few: Panels | None = None
+    _takes: torch.dtype | None = None  # dtype of x that a wide product takes
 
     def __init__(
         self, weight: torch.Tensor, bias: torch.Tensor | None = None, *, exact: bool = False, divisor: float = 1.0,
@@ -46,7 +47,7 @@ class Linear:
         if wide and weight.device.type == "cpu" and not _multiplied_by_us(weight):
             weight, bias = weight.float(), None if bias is None else bias.float()
         self.bias, self.divisor, self.nbytes = bias, divisor, weight.nbytes
-        self.wide, self._takes = wide, weight.dtype
+        self.wide, self._takes = wide, weight.dtype if wide else None
         self._store(weight, exact)
 
     def _store(self, weight: torch.Tensor, exact: bool) -> None:
@@ -76,7 +77,7 @@ class Linear:
 
     def __call__(self, x: torch.Tensor) -> torch.Tensor:
         product = self.panels if self.panels is not None else self._in_blocks if self.is_exact else self._by_library
-        x = x.to(self._takes) if self.wide else x
+        x = x if self._takes is None else x.to(self._takes)
         return product(x) if self.divisor == 1.0 else product(x) / self.divisor
 
     def keep_for_few(self, weight: torch.Tensor) -> None:
@@ -158,10 +159,6 @@ class BlockLinear(Linear):
     def rows(self, ids: torch.Tensor) -> BlockLinear:
         bias = None if self.bias is None else self.bias[ids]
         return BlockLinear(self.panels.rows(ids), bias, exact=self.is_exact, divisor=self.divisor, wide=self.wide)
-
-    def __call__(self, x: torch.Tensor) -> torch.Tensor:
-        return self.panels(x) if self.divisor == 1.0 else self.panels(x) / self.divisor
-
 
 def linear(
     parts: Sequence[torch.Tensor | Blocks], bias: torch.Tensor | None, dtype: torch.dtype, divisor: float = 1.0,

@@ -144,8 +144,8 @@ def warnings() -> list[str]:
     """Lines for users of blocks on this CPU."""
     if not supported():
         return ["this CPU cannot multiply weights of eight and four bits: they were expanded, and save nothing"]
-    slow = path() == "plain"
-    return ["this CPU has no instructions for weights of eight and four bits: they are multiplied slowly"] if slow else []
+    slow = "this CPU has no instructions for weights of eight and four bits: they are multiplied slowly"
+    return [slow] if path() == "plain" else []
 
 
 @cache
