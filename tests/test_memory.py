@@ -185,6 +185,49 @@ def test_requests_wait_until_there_is_memory(decoder: Decoder) -> None:
     assert most == 2, "what they reserve is for both of them, and nobody has to give way"
 
 
+class Allocator:
+    """Memory of an accelerator: as in torch, what does not fit is an OutOfMemoryError of several lines."""
+
+    def __init__(self, free: int):
+        self.free = free
+
+    def take(self, size: int) -> None:
+        if size > self.free:
+            raise torch.OutOfMemoryError(
+                f"CUDA out of memory. Tried to allocate {size} bytes. GPU 0 has 1 of which 0 is free.\nSee the docs."
+            )
+
+
+def test_requests_wait_where_the_device_has_less_than_the_budget_says(
+    decoder: Decoder, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    cache, alone = decoder.cache, Engine(decoder, "none")
+    right = [one.tokens for prompt in PROMPTS for one in alone.generate([prompt], SamplingParams(max_tokens=20))]
+    allocator, reshape = Allocator(cache.nbytes_of(2, 256)), type(cache).reshape
+
+    def reshaped(cache: Any, slots: int, capacity: int) -> Any:
+        allocator.take(cache.nbytes_of(slots, capacity))
+        return reshape(cache, slots, capacity)
+
+    cache.reshape(0, 0)
+    monkeypatch.setattr(type(cache), "reshape", reshaped)
+    wide, most = engine(decoder, rows=6, max_batch=6), 0
+    done: dict[int, list[int]] = {}
+    for delta in wide.stream(PROMPTS, SamplingParams(max_tokens=20)):
+        most = max(most, len(wide.rows))
+        done.setdefault(delta.index, []).extend(delta.tokens)
+    assert [done[i] for i in range(len(PROMPTS))] == right
+    assert 1 < most < 6
+
+
+def test_a_forward_without_memory_is_one_line(decoder: Decoder, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(decoder, "verify", lambda *_: Allocator(0).take(1))
+    (done,) = Engine(decoder, "none").generate([[5, 6]], SamplingParams(max_tokens=4))
+    assert done.finish_reason == "error"
+    start = "there is no memory left (CUDA out of memory); a smaller model, "
+    assert str(done.error).startswith(start)
+
+
 def test_rows_that_join_together_get_their_memory_at_once(decoder: Decoder, monkeypatch: pytest.MonkeyPatch) -> None:
     shapes = []
     reshape = type(decoder.cache).reshape

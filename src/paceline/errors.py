@@ -43,6 +43,15 @@ class RowError(Exception):
         self.row_id = row_id
 
 
+def out_of_memory(error: BaseException) -> str | None:
+    """The line for an error of an allocator, of an accelerator or a CPU; None for any other error."""
+    first = str(error).strip().split(". ")[0].split("\n")[0]
+    if isinstance(error, MemoryError) or type(error).__name__ == "OutOfMemoryError" or "can't allocate memory" in first:
+        said = f" ({first})" if first else ""
+        return f"there is no memory left{said}; a smaller model, --dtype, --batch or --cache-memory takes less"
+    return None
+
+
 def printable(said: object) -> str:
     """What a server, a file or an error says, as one line without control characters, which a terminal would obey."""
     return "".join(one if one.isprintable() else "?" for one in " ".join(str(said).split()))

@@ -32,7 +32,7 @@ from paceline.cli.serve import serve
 from paceline.cli.tune import tune
 from paceline.cli.warned import SAID, WARNED
 from paceline.cli.watch import watch
-from paceline.errors import PacelineError, install
+from paceline.errors import PacelineError, install, out_of_memory
 from paceline.train.__main__ import app as train
 
 CORPUS_HELP = """Build a corpus to copy from, or show what is in one.
@@ -190,7 +190,7 @@ def _in_a_line(error: Exception, argv: Sequence[str]) -> str | None:
         command = "vision" if "vision" in argv[:2] else next(iter(argv), "")
         own = command in OWN_EXTRAS and extra not in ("ray", "diffusion")
         return f"{error.name} is not installed; {install(command if own else extra)}"
-    return str(error) if isinstance(error, PacelineError) else None
+    return str(error) if isinstance(error, PacelineError) else out_of_memory(error)
 
 
 def _interrupted() -> int:

@@ -36,7 +36,7 @@ from paceline.engine.round import Round, Segment, Verdict, score_prompts
 from paceline.engine.sampling import SamplingParams
 from paceline.engine.scheduler import Pace, Ragged, Schedule, Turn
 from paceline.engine.tree import DraftTree, IntArray
-from paceline.errors import MethodError, PacelineError, PromptError, RowError
+from paceline.errors import MethodError, PacelineError, PromptError, RowError, out_of_memory
 from paceline.target.base import Target
 from paceline.target.tokenizer import Tokenizer
 
@@ -532,7 +532,8 @@ class _Guard:
             return False  # such as Ctrl-C
         named = [row for row in self.rows if isinstance(error, RowError) and row.id == error.row_id]
         cause = (error.__cause__ if isinstance(error, RowError) else None) or error
-        if not isinstance(cause, PacelineError):  # a bug, whose traceback is worth having
+        # A bug, whose traceback is worth having.
+        if not isinstance(cause, PacelineError) and out_of_memory(cause) is None:
             log.error("a round failed", exc_info=cause)
         for row in named or self.rows:
             _fail(row, cause)
@@ -541,6 +542,7 @@ class _Guard:
 
 def _fail(row: Row, error: BaseException) -> None:
     """End a row with an error; a row that has ended in this round stays as it is."""
-    message = str(error) if isinstance(error, PacelineError) else f"{type(error).__name__}: {error}"
+    message = str(error) if isinstance(error, PacelineError) else out_of_memory(error)
+    message = message or f"{type(error).__name__}: {error}"
     log.error("request %d ended with an error: %s", row.id, message)
     row.end("error", message)

@@ -19,7 +19,7 @@ from paceline.engine.prefix_cache import BLOCK, PrefixCache
 from paceline.engine.request import Row
 from paceline.engine.round import Round
 from paceline.engine.tree import IntArray
-from paceline.errors import PacelineError, PromptError
+from paceline.errors import PacelineError, PromptError, printable
 from paceline.target.base import Target
 from paceline.target.cache import RaggedCache, in_granules
 from paceline.target.recurrent import State
@@ -347,20 +347,21 @@ class Memory:
         slot_counts = many, max(slots, cache.num_slots), slots
         lengths = max(capacity, min(2 * cache.capacity, cache.max_context + 1)), max(capacity, cache.capacity), capacity
         left = self.budget - self.prefixes.nbytes
-        shapes = (shape for shape in product(slot_counts, lengths) if cache.nbytes_of(*shape) <= left)
-        shape = next(shapes, (slots, capacity))
-        if cache.nbytes_of(*shape) > self.budget:
-            return False
-        while len(self.prefixes) and cache.nbytes_of(*shape) + self.prefixes.nbytes > self.budget:
-            self.prefixes.forget()
-        try:
-            moved = cache.reshape(*shape)
-        except (MemoryError, RuntimeError) as error:  # the machine has less than the budget says
-            log.warning("no memory for a cache of %s: %s", decimal(cache.nbytes_of(*shape)), error)
-            return False
-        for row in running:
-            row.slot = moved[row.slot]
-        return True
+        shapes = [shape for shape in product(slot_counts, lengths) if cache.nbytes_of(*shape) <= left]
+        for shape in dict.fromkeys([*shapes, (slots, capacity)]):
+            if cache.nbytes_of(*shape) > self.budget:
+                return False
+            while len(self.prefixes) and cache.nbytes_of(*shape) + self.prefixes.nbytes > self.budget:
+                self.prefixes.forget()
+            try:
+                moved = cache.reshape(*shape)
+            except (MemoryError, RuntimeError) as error:  # the machine has less than the budget says
+                log.warning("no memory for a cache of %s: %s", decimal(cache.nbytes_of(*shape)), printable(error))
+                continue
+            for row in running:
+                row.slot = moved[row.slot]
+            return True
+        return False
 
     def end(self, row: Row) -> None:
         """Free a row's slot; its keys and values are copied for later requests if they fit into the budget."""
