@@ -718,16 +718,19 @@ def generate(asked: argparse.Namespace, out: Path, until: float) -> None:
 
 
 def show(out: Path) -> None:
-    """Print the results as Markdown, a table for rows of one kind."""
+    """Print the results as Markdown."""
     file = out / "results.jsonl"
-    rows = [json.loads(line) for line in file.read_text().splitlines()] if file.exists() else []
+    print("\n".join(tables([json.loads(line) for line in file.read_text().splitlines()] if file.exists() else [])))
+
+
+def tables(rows: Sequence[Row]) -> Iterator[str]:
+    """Lines of Markdown, a table for rows of one kind."""
     kinds: dict[tuple[str, ...], list[Row]] = {}
     for row in rows:
         kinds.setdefault(tuple(row), []).append(row)
     for names, of in kinds.items():
-        print(f"\n| {' | '.join(names)} |\n|{'---|' * len(names)}")
-        for row in of:
-            print(f"| {' | '.join(str(row[name]) for name in names)} |")
+        yield from ("", f"| {' | '.join(names)} |", f"|{'---|' * len(names)}")
+        yield from (f"| {' | '.join(str(row[name]) for name in names)} |" for row in of)
 
 
 PARTS: dict[str, Callable[[Part], None]] = {

@@ -6,6 +6,7 @@
     python benchmarks/results.py table                     # those of README.md: the speed-ups of every target
     python benchmarks/results.py full                      # runs.md: every figure of every run
     python benchmarks/results.py heads                     # heads.md: trained drafters beside their papers
+    python benchmarks/results.py gpu build/gpu             # gpu.md: what benchmarks/gpu.py measured in that folder
 
 `run` goes through the runs, the most important first, each in a folder of its own. After --minutes it stops, and the
 same command goes on. Naming runs takes those alone, --limit so many questions of each. A run whose peers are not
@@ -500,6 +501,18 @@ def _predicted(runs: dict[str, dict[str, Any]]) -> Iterator[str]:
             yield f"| `{method}` | {simulated:.2f} | {true:.2f} | {true / simulated:.2f} |"
 
 
+def gpu(out: Path) -> None:
+    """Write the page of what `benchmarks/gpu.py` measured in `out`, a table for rows of one kind."""
+    sys.path.insert(0, str(Path(__file__).parent.parent))
+    from benchmarks.gpu import tables
+
+    rows = [json.loads(line) for line in (out / "results.jsonl").read_text("utf-8").splitlines()]
+    cards = ", ".join(dict.fromkeys(row["card"] for row in rows if "card" in row))
+    head = ["# On a GPU", "", "<!-- Written by `python benchmarks/results.py gpu OUT`; do not edit by hand. -->", ""]
+    head += [f"`python benchmarks/gpu.py --out OUT` on {cards}; what a row means is said [there](../gpu.md)."]
+    RECORD.with_name("gpu.md").write_text("\n".join([*head, *tables(rows)]) + "\n", "utf-8")
+
+
 def _number(value: float | None, places: int) -> str:
     return "" if value is None else f"{value:.{places}f}"
 
@@ -524,6 +537,7 @@ def main(words: Sequence[str] | None = None) -> int:
     running.add_argument("--corpus", nargs="*", default=[], help="texts for rest and sam,corpus=")
     running.add_argument("--peer-python", help="as for paceline bench: vllm=PATH,xllamacpp=PATH")
     commands.add_parser("collect").add_argument("out", type=Path)
+    commands.add_parser("gpu").add_argument("out", type=Path)
     for name in ("plan", "table", "full", "heads"):
         commands.add_parser(name)
     asked = parser.parse_args(words)
@@ -531,6 +545,8 @@ def main(words: Sequence[str] | None = None) -> int:
         return run(asked)
     if asked.command == "collect":
         collect(asked.out)
+    elif asked.command == "gpu":
+        gpu(asked.out)
     elif asked.command == "plan":
         for plan in PLANS:
             print(f"{plan.name:34} {plan.questions:4} questions, about {plan.minutes} minutes")
