@@ -43,6 +43,18 @@ def test_a_named_dtype_expands_blocks(command: Command, tiny: Path, tmp_path: Pa
     assert command("generate", tmp_path / "other.gguf", *asked, "--dtype", "bfloat16").code == 0
 
 
+def test_a_quantised_engine_is_held_to_its_own_weights(command: Command, tiny: Path, tmp_path: Path) -> None:
+    path = write(tiny, tmp_path / "m.gguf", "Q8_0")
+    few = ("-d", "sam", "--requests", 16, "-n", 8, "--budget", 0, "--json")
+    said = command("certify", path, *few, "--reference", "float32")
+    assert json.loads(said.out)["reference"] == "Q8_0, 8.5 bits a weight, expanded to float32"
+    assert said.code in (0, 3)
+    refused = command("certify", path, *few, "--reference", "float16")
+    assert (refused.code, refused.out) == (2, "")
+    assert "or float32 is" in refused.err
+    assert "there are 8 and 16" in command("generate", path, "the cat", "--activations", 12).err
+
+
 def test_a_model_is_quantised_once(command: Command, tiny: Path, tmp_path: Path) -> None:
     asked = ("the cat and the dog", "--raw", "-n", "20", "--ignore-eos")
     made = command("quantize", tiny, tmp_path / "four", "--dtype", "int4")

@@ -75,6 +75,22 @@ def rounded_product(linear: BlockLinear, x: torch.Tensor) -> tuple[torch.Tensor,
     return right, apart + 1e-6 * right.abs()
 
 
+@pytest.mark.parametrize("word", ["int8", "int4"])
+@pytest.mark.parametrize("family", ["smollm", "qwen2"])
+def test_with_inputs_of_16_bits_a_model_says_what_its_weights_say(tmp_path: Path, family: str, word: str) -> None:
+    folder = models.make(family, tmp_path / "own", dtype=torch.bfloat16)
+    quantise_folder(folder, tmp_path / "made", word)
+    dense = logits(load(tmp_path / "made", dtype="float32"))
+    eight, sixteen = (load(tmp_path / "made", dtype="auto-float32", activations=bits) for bits in (8, 16))
+    assert (eight.activations, sixteen.activations) == (8, 16)
+    assert "rounded to 16 bits" in sixteen.notes[0]
+    assert eight.prefix_key != sixteen.prefix_key
+    assert off(logits(sixteen), dense) < off(logits(eight), dense) / 50
+    for bits, model, words in ((12, "made", "there are 8 and 16"), (16, "own", "and it has none")):
+        with pytest.raises(ModelError, match=words):
+            load(tmp_path / model, activations=bits)
+
+
 def blocks_of(target: Decoder) -> list[Linear]:
     """The products of all layers that are in blocks."""
     return [product for layer in target.blocks for product in layer.products if isinstance(product, BlockLinear)]
