@@ -3,6 +3,7 @@
     python benchmarks/quantised.py                        # six layers and a head of 1B parameters' width, two threads
     python benchmarks/quantised.py --threads 1
     python benchmarks/quantised.py --kinds Q4_K --rows 1 8 16 32 128 512 --paths vnni
+    PACELINE_CPU=avx2 python benchmarks/quantised.py --kinds Q4_K Q8_0 --activations 8 16
 
 All ways in turn, the least of all turns in milliseconds, for other processes only ever add time (with one thread, of
 its processor time: they then add little); in brackets how many of its own first column that is. Random weights: speed
@@ -16,6 +17,7 @@ from __future__ import annotations
 import argparse
 import time
 from collections.abc import Callable, Mapping, Sequence
+from itertools import product
 from pathlib import Path
 from unittest.mock import patch
 
@@ -40,6 +42,7 @@ def main() -> None:
     parser.add_argument("--kinds", nargs="+", choices=NAMES, default=["Q8_0", "Q4_0"])
     parser.add_argument("--rows", type=int, nargs="+", default=[1, 2, 4, 8, 12, 16])
     parser.add_argument("--paths", nargs="+", choices=integer.paths(), default=[], help="exact products, by these")
+    parser.add_argument("--activations", nargs="+", type=int, choices=[8, 16], default=[8], help="bits of inputs")
     parser.add_argument("--threads", type=int, default=torch.get_num_threads())
     parser.add_argument("--turns", type=int, default=21)
     parser.add_argument("--ggml", type=Path, help="folder with llama.cpp's libggml*.so, to measure its products too")
@@ -61,9 +64,10 @@ def main() -> None:
     for kind in (kind for kind in KINDS.values() if kind.name in wish.kinds):
         layers = [random_blocks(kind, *shape) for shape in shapes]
         head = random_blocks(Q6_K if kind.inputs == Q6_K.inputs else Q8_0, wish.vocab, h)
-        for path in (None, *wish.paths):
-            panels = [IntegerPanels([weight], exact=path is not None) for weight in (*layers, head)]
-            name = f"{kind.name}, {path}" if path else kind.name
+        for path, bits in product((None, *wish.paths), wish.activations):
+            weights = [Blocks(weight.kind, weight.data, bits) for weight in (*layers, head)]
+            panels = [IntegerPanels([weight], exact=path is not None) for weight in weights]
+            name = ", ".join([kind.name, *([path] if path else []), *(["16 bits"] if bits == 16 else [])])
             ways[name] = multiplied(panels, [p.width for p in panels], wish.rows, path or integer.path())
         if library is not None:
             ways[f"{kind.name}, ggml"] = Products(library, [*layers, head])
@@ -84,8 +88,8 @@ def multiplied(
 
     def multiply(rows: int) -> None:
         with patch.object(integer, "path", lambda: path):
-            for product, width in zip(products, widths, strict=True):
-                product(x[rows, width])
+            for multiplied_by, width in zip(products, widths, strict=True):
+                multiplied_by(x[rows, width])
 
     return multiply
 
