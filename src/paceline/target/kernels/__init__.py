@@ -84,32 +84,54 @@ def on_threads(work: Any, task: array[int], threads: int) -> None:
         fork(work.address, at, threads, 0)
 
 
+class _Job:
+    """Work that helpers join as long as it lasts."""
+
+    def __init__(self, work: Any, at: int):
+        self.work, self.at, self._inside, self._over = work, at, 0, False
+        self._lock, self._left = threading.Lock(), threading.Semaphore(0)
+
+    def help(self) -> None:
+        """Do a part of it, unless it is over."""
+        with self._lock:
+            if self._over:
+                return
+            self._inside += 1
+        self.work(self.at)
+        self._left.release()
+
+    def end(self) -> None:
+        """Nobody joins any more; wait for those inside. Others, from which another process may have the core, are not
+        waited for."""
+        with self._lock:
+            self._over = True
+        for _ in range(self._inside):
+            self._left.acquire()
+
+
 class _Helpers:
     """Threads that live as long as the process, and wait for work. A thread that comes takes pieces of the task
-    until none is left, so it does not matter when, and in which order, they come."""
+    until none is left, so it does not matter when, in which order, and whether they come."""
 
     def __init__(self) -> None:
-        self._work: SimpleQueue[tuple[Any, int, threading.Semaphore]] = SimpleQueue()
+        self._work: SimpleQueue[_Job] = SimpleQueue()
         self._count, self._lock = 0, threading.Lock()
 
     def run(self, work: Any, at: int, threads: int) -> None:
-        """work(at) on this thread and on threads - 1 others at once."""
+        """work(at) on this thread and on up to threads - 1 others at once."""
         with self._lock:
             while self._count < threads - 1:
                 threading.Thread(target=self._help, name="kernels", daemon=True).start()
                 self._count += 1
-        done = threading.Semaphore(0)
+        job = _Job(work, at)
         for _ in range(threads - 1):
-            self._work.put((work, at, done))
+            self._work.put(job)
         work(at)
-        for _ in range(threads - 1):
-            done.acquire()
+        job.end()
 
     def _help(self) -> None:
         while True:
-            work, at, done = self._work.get()
-            work(at)
-            done.release()
+            self._work.get().help()
 
 
 _helpers = _Helpers()
