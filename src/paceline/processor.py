@@ -3,8 +3,8 @@
     PACELINE_CPU=avx2 paceline generate ...      # as on a processor with AVX2 alone
 
 The variable tells less than there is: to see what another machine would do, and to test it. `import paceline` hands it
-on to torch, oneDNN, MKL and numba, where these have not been imported yet. It changes speed, and without `--exact` the
-last bits of logits."""
+on to torch, oneDNN, MKL and numba, where these have not been imported yet. It changes speed, and the last bits of
+logits, but not with `--exact` in float32."""
 
 import os
 from collections.abc import Callable, Iterator
@@ -27,9 +27,9 @@ _BEYOND = {"avx2": (*_WIDE, "avxvnni", "avxifma", "avxneconvert"), "avx-vnni": _
 """Beginnings of names of features that a level does not have."""
 _FOLLOWERS = {
     "avx2": {"ATEN_CPU_CAPABILITY": "avx2", "ONEDNN_MAX_CPU_ISA": "AVX2", "MKL_ENABLE_INSTRUCTIONS": "AVX2",
-             "NUMBA_CPU_NAME": "haswell"},
+             "NUMBA_CPU_NAME": "haswell", "NUMBA_CPU_FEATURES": "+avx2"},
     "avx-vnni": {"ATEN_CPU_CAPABILITY": "avx2", "ONEDNN_MAX_CPU_ISA": "AVX2_VNNI", "MKL_ENABLE_INSTRUCTIONS": "AVX2",
-                 "NUMBA_CPU_NAME": "haswell"},
+                 "NUMBA_CPU_NAME": "haswell", "NUMBA_CPU_FEATURES": "+avx2"},
     "avx512": {"ONEDNN_MAX_CPU_ISA": "AVX512_CORE_FP16"},
     "amx": {},
 }  # fmt: skip

@@ -27,7 +27,7 @@ import numpy as np
 import torch
 
 from paceline.engine import sampling
-from paceline.engine.logits import BROKEN, best_token
+from paceline.engine.logits import BROKEN, best_token, sum_of
 from paceline.engine.request import Request
 from paceline.engine.tree import DraftTree, IntArray
 from paceline.errors import NumericError, PacelineError
@@ -128,7 +128,8 @@ def accept(
     for cursor in cursors:
         if cursor.request.params.logprobs is not None and cursor.done.error is None:
             path, tokens = cursor.done.path, cursor.done.tokens
-            scores = cursor.logits[path[: len(tokens)]].double()
+            scores = cursor.logits[path[: len(tokens)]]
+            scores = scores if sampling.is_compiled(scores) else scores.double()
             cursor.done.logprobs = sampling.token_logprobs(scores, tokens, cursor.request.params.logprobs)
     return [w.done for w in cursors]
 
@@ -279,7 +280,7 @@ def _verify_block(cursor: Cursor) -> None:
             chance, rest = weight, p
         else:
             rest = (weight * p - q).clamp_min(0)
-            total = float(rest.sum())
+            total = sum_of(rest)
             chance = total / (total + 1 - weight) if weight < 1 else 1.0
             # If p equals q, only rounding rejects what follows; then p itself is the residual.
             rest = rest / total if total > 0 else p
@@ -299,11 +300,11 @@ def residual(p: torch.Tensor, q: torch.Tensor, token: int, replacement: bool) ->
 
     replacement: q stays as it is."""
     rest = (p - q).clamp_min(0)
-    total = float(rest.sum())
+    total = sum_of(rest)
     if not replacement:
         q = q.clone()
         q[token] = 0
-        left = float(q.sum())
+        left = sum_of(q)
         q = q / left if left > 0 else q
     # If p equals q, only rounding rejects a token; then p itself is the residual.
     return (rest / total if total > 0 else p), q

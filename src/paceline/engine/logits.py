@@ -2,7 +2,10 @@
 
 Between two forwards every operator starts with cold caches and costs tens of microseconds, whatever its size. Each
 function here is one call; torch and NumPy need 5 to 24 operators. `warp` and `draw_rows` of `paceline.engine.sampling`
-are the same in torch. Logits are bfloat16 or float32."""
+are the same in torch. Logits are bfloat16 or float32.
+
+Results have the same bits on every processor: each sum has one order, whatever the width of vectors, and a fused
+multiply-add is one that is written."""
 
 import math
 
@@ -10,15 +13,12 @@ import numpy as np
 import torch
 from numba import carray, njit
 
-from paceline.compiled import address, bits_of, exponential, float_of, halves, widened
+from paceline.compiled import address, bits_of, exponential, float_of, halves, logarithm, power, widened
 from paceline.errors import NumericError
 
 BLOCK = 256  # numbers in a block. Its maximum or sum is computed without an index, so that the inner loop vectorises
 BEST_BLOCK = 512  # the same in the search for the best token
 BROKEN = "The target's logits are NaN or infinite; its weights or dtype are broken."
-
-# Sums may be added in any order. There are no NaNs, as `_best` has checked, but there are infinities.
-FREELY = {"nnan", "nsz", "reassoc", "contract", "arcp"}
 
 # float32 as bits that order as the numbers.
 INFINITY = np.int32(0x7F800000)
@@ -157,17 +157,20 @@ def _top_at(where, out, rows, size, k, is_wide):  # type: ignore[no-untyped-def]
 # Softmax and entropy --------------------------------------------------------------------------------------------------
 
 
-def softmax(logits: torch.Tensor, temperature: float = 1.0, row: int | None = None) -> torch.Tensor:
+def softmax(
+    logits: torch.Tensor, temperature: float = 1.0, row: int | None = None, checked: bool = True
+) -> torch.Tensor:
     """softmax(logits / temperature), float32 [n, V], for logits [n, V] on the CPU; with `row` of that one alone, [V].
 
-    Probabilities below e^-87 of the largest are 0. NumericError for NaN or infinity, or a row of minus infinity."""
+    Probabilities below e^-87 of the largest are 0. NumericError for NaN or infinity, or a row of minus infinity; unless
+    `checked`, such a row is NaN."""
     logits = logits if logits.stride(1) == 1 else logits.contiguous()
     count, size = logits.shape
     is_wide, stride, where = logits.dtype == torch.float32, logits.stride(0) * logits.element_size(), logits.data_ptr()
     if row is not None:
         count, where = 1, where + row * stride
     probs = torch.empty(size) if row is not None else torch.empty(count, size)
-    if not _softmax_at(where, stride, count, size, temperature, probs.data_ptr(), is_wide):
+    if not _softmax_at(where, stride, count, size, temperature, probs.data_ptr(), is_wide) and checked:
         raise NumericError(BROKEN)
     return probs
 
@@ -180,47 +183,144 @@ def certainty_of_row(logits: torch.Tensor, row: int) -> tuple[float, float]:
     return entropy, best
 
 
-@njit(fastmath={"contract"})  # reordering would join the two parts of ln 2
+def log_total(logits: torch.Tensor) -> torch.Tensor:
+    """ln of the sum of e**logits, float64 [n], for logits [n, V] on the CPU; NaN for a row with NaN or infinity, or of
+    minus infinity alone."""
+    logits = logits if logits.stride(1) == 1 else logits.contiguous()
+    (count, size), out = logits.shape, torch.empty(len(logits), dtype=torch.float64)
+    stride, is_wide = logits.stride(0) * logits.element_size(), logits.dtype == torch.float32
+    _log_total_at(logits.data_ptr(), stride, count, size, out.data_ptr(), is_wide)
+    return out
+
+
+def sum_of(numbers: torch.Tensor) -> float:
+    """The sum of numbers [V], float32 or float64."""
+    if numbers.device.type != "cpu":
+        return float(numbers.sum())
+    numbers = numbers.contiguous()
+    return float(_total_at(numbers.data_ptr(), len(numbers), numbers.dtype == torch.float32))
+
+
+@njit
 def _exp(x):  # type: ignore[no-untyped-def]
     """e^x for x <= 0; 0 below -87."""
     return exponential(x) if x > np.float32(-87) else np.float32(0)
 
 
-@njit(fastmath=FREELY)
+@njit
+def _folded(numbers):  # type: ignore[no-untyped-def]
+    """The sum of float64 [BLOCK / 2], which change: the halves are added until one number is left.
+
+    Every step is a loop over numbers that do not depend on each other, and of a known length, so that it vectorises."""
+    for i in range(64):
+        numbers[i] += numbers[i + 64]
+    for i in range(32):
+        numbers[i] += numbers[i + 32]
+    for i in range(16):
+        numbers[i] += numbers[i + 16]
+    for i in range(8):
+        numbers[i] += numbers[i + 8]
+    for i in range(4):
+        numbers[i] += numbers[i + 4]
+    return (numbers[0] + numbers[2]) + (numbers[1] + numbers[3])
+
+
+@njit
+def _sum(numbers, least, space):  # type: ignore[no-untyped-def]
+    """The float64 sum of up to BLOCK numbers, without those below `least`. space: float64 [BLOCK / 2]."""
+    if len(numbers) == BLOCK:
+        for i in range(BLOCK // 2):
+            low = 0.0 if numbers[i] < least else np.float64(numbers[i])
+            high = 0.0 if numbers[i + BLOCK // 2] < least else np.float64(numbers[i + BLOCK // 2])
+            space[i] = low + high
+    else:
+        space[:] = 0
+        for i in range(len(numbers)):
+            space[i % (BLOCK // 2)] += 0.0 if numbers[i] < least else np.float64(numbers[i])
+    return _folded(space)
+
+
+@njit
+def _total(numbers, least):  # type: ignore[no-untyped-def]
+    """The float64 sum of numbers, without those below `least`."""
+    total, space = 0.0, np.empty(BLOCK // 2)
+    for begin in range(0, len(numbers), BLOCK):
+        total += _sum(numbers[begin : begin + BLOCK], least, space)
+    return total
+
+
+@njit("float64(int64, int64, boolean)", cache=True)
+def _total_at(where, size, is_single):  # type: ignore[no-untyped-def]
+    if is_single:
+        return _total(carray(address(where), (size,), np.float32), -math.inf)
+    return _total(carray(address(where), (size,), np.float64), -math.inf)
+
+
+@njit
 def _softmax(logits, best, temperature, probs):  # type: ignore[no-untyped-def]
     """Write softmax(logits / temperature) into probs. logits: float32, or bfloat16 bits; best: index of the largest."""
-    top, colder, total = widened(logits[best]), np.float32(1 / temperature), np.float32(0)
+    top, colder = widened(logits[best]), np.float32(1 / temperature)
     for i in range(len(probs)):
         probs[i] = _exp((widened(logits[i]) - top) * colder)
-        total += probs[i]
+    share = np.float32(1 / _total(probs, np.float32(0)))
     for i in range(len(probs)):
-        probs[i] /= total
+        probs[i] *= share
+
+
+@njit
+def _log_total(logits, best):  # type: ignore[no-untyped-def]
+    top, total, space, powers = np.float64(widened(logits[best])), 0.0, np.empty(BLOCK // 2), np.empty(BLOCK)
+    for begin in range(0, len(logits), BLOCK):
+        here = logits[begin : begin + BLOCK]
+        for i in range(len(here)):
+            powers[i] = power(np.float64(widened(here[i])) - top)
+        total += _sum(powers[: len(here)], 0.0, space)
+    return top + logarithm(total)
+
+
+@njit("void(int64, int64, int64, int64, int64, boolean)", cache=True)
+def _log_total_at(where, stride, count, size, out, is_wide):  # type: ignore[no-untyped-def]
+    logs = carray(address(out), (count,), np.float64)
+    for r in range(count):
+        at = where + r * stride
+        best = _best_at(at, size, is_wide)
+        if best < 0:
+            logs[r] = math.nan
+        elif is_wide:
+            logs[r] = _log_total(carray(address(at), (size,), np.float32), best)
+        else:
+            logs[r] = _log_total(halves(at, size), best)
 
 
 @njit("int64(int64, int64, int64, int64, float64, int64, boolean)", cache=True)
 def _softmax_at(where, stride, count, size, temperature, out, is_wide):  # type: ignore[no-untyped-def]
+    good = 1
     for r in range(count):
         at, probs = where + r * stride, carray(address(out + 4 * r * size), (size,), np.float32)
         best = _best_at(at, size, is_wide)
         if best < 0:
-            return 0
-        if is_wide:
+            probs[:], good = np.nan, 0
+        elif is_wide:
             _softmax(carray(address(at), (size,), np.float32), best, temperature, probs)
         else:
             _softmax(halves(at, size), best, temperature, probs)
-    return 1
+    return good
 
 
-@njit(fastmath=FREELY)
+@njit
 def _certainty(logits, best):  # type: ignore[no-untyped-def]
     """Entropy and best probability. With x = logit - best and Z = sum e^x, the entropy is ln Z - sum e^x x / Z."""
-    top, total, spread = widened(logits[best]), np.float32(0), np.float32(0)
-    for i in range(len(logits)):
-        x = max(widened(logits[i]) - top, np.float32(-88))
-        e = _exp(x)
-        total += e
-        spread += e * x
-    return math.log(total) - np.float64(spread) / np.float64(total), 1 / np.float64(total)
+    top, total, spread, space = widened(logits[best]), 0.0, 0.0, np.empty(BLOCK // 2)
+    powers, products = np.empty(BLOCK, np.float32), np.empty(BLOCK, np.float32)
+    for begin in range(0, len(logits), BLOCK):
+        here = logits[begin : begin + BLOCK]
+        for i in range(len(here)):
+            x = max(widened(here[i]) - top, np.float32(-88))
+            e = _exp(x)
+            powers[i], products[i] = e, e * x
+        total += _sum(powers[: len(here)], -math.inf, space)
+        spread += _sum(products[: len(here)], -math.inf, space)
+    return logarithm(total) - spread / total, 1 / total
 
 
 @njit("UniTuple(float64, 2)(int64, int64, boolean)", cache=True)
@@ -275,17 +375,15 @@ def _candidates(probs, highest, top_k, top_p, min_p):  # type: ignore[no-untyped
         ratio = ratio * ratio if ratio > 2.0**-40 else 0.0
 
 
-@njit(fastmath=FREELY)
+@njit
 def _held(values, least, each):  # type: ignore[no-untyped-def]
     """The sum of the values that are `least` or more; if `each`, their number."""
-    total = 0.0
-    if each:
-        for i in range(len(values)):
-            total += 1.0 if values[i] >= least else 0.0
-    else:
-        for i in range(len(values)):
-            total += np.float64(values[i]) if values[i] >= least else 0.0
-    return total
+    if not each:
+        return _total(values, least)
+    count = 0
+    for i in range(len(values)):
+        count += values[i] >= least
+    return float(count)
 
 
 @njit
@@ -303,7 +401,7 @@ def _cut(values, least, most, goal, each):  # type: ignore[no-untyped-def]
     return float_of(np.uint32(low))
 
 
-@njit(fastmath=FREELY)
+@njit
 def _scale(probs, cut, factor):  # type: ignore[no-untyped-def]
     for i in range(len(probs)):
         probs[i] = probs[i] * factor if probs[i] >= cut else np.float32(0)
@@ -333,22 +431,14 @@ def _keep_best(where, size, top_k, top_p, min_p):  # type: ignore[no-untyped-def
     _scale(probs, cut, np.float32(1 / total))
 
 
-@njit(fastmath=FREELY)
-def _sum(probs, begin, end):  # type: ignore[no-untyped-def]
-    total = 0.0
-    for i in range(begin, end):
-        total += np.float64(probs[i])
-    return total
-
-
 @njit
 def _token_at(probs, noise):  # type: ignore[no-untyped-def]
     """The token's block first, then the token: sums of blocks vectorise, running sums do not."""
     size = len(probs)
-    ends = np.empty((size + BLOCK - 1) // BLOCK)
+    ends, space = np.empty((size + BLOCK - 1) // BLOCK), np.empty(BLOCK // 2)
     total = 0.0
     for b in range(len(ends)):
-        total += _sum(probs, b * BLOCK, min((b + 1) * BLOCK, size))
+        total += _sum(probs[b * BLOCK : (b + 1) * BLOCK], -math.inf, space)
         ends[b] = total
     if not 0 < total < math.inf:
         return -1

@@ -15,7 +15,7 @@ from typing import Any, NamedTuple, Protocol
 import numpy as np
 import torch
 
-from paceline.engine.logits import best_token, keep_best, softmax, token_at, top_tokens
+from paceline.engine.logits import best_token, keep_best, log_total, softmax, token_at, top_tokens
 from paceline.engine.tree import IntArray
 from paceline.errors import NumericError, PacelineError, shortened
 
@@ -187,9 +187,13 @@ class TokenLogprob(NamedTuple):
 @torch.inference_mode()
 def token_logprobs(logits: torch.Tensor, tokens: Sequence[int], count: int) -> list[TokenLogprob]:
     """Log-probabilities of tokens [n], each with the `count` best at its place, from logits [n, V]."""
-    logs = logits.log_softmax(-1)
-    own = logs.gather(-1, torch.tensor(tokens, device=logs.device).unsqueeze(-1))[:, 0].tolist()
-    values, ids = top_tokens(logs, min(count, logs.shape[-1])) if count else (logs[:, :0],) * 2
+    if is_compiled(logits):
+        whole = log_total(logits).unsqueeze(-1)
+    else:
+        logits, whole = logits.log_softmax(-1), torch.zeros((), device=logits.device)
+    own = (logits.gather(-1, torch.tensor(tokens, device=logits.device).unsqueeze(-1)) - whole)[:, 0].tolist()
+    values, ids = top_tokens(logits, min(count, logits.shape[-1])) if count else (logits[:, :0],) * 2
+    values = values - whole
     tops = [tuple(zip(*best, strict=True)) for best in zip(ids.tolist(), values.tolist(), strict=True)]
     return [TokenLogprob(*entry) for entry in zip(tokens, own, tops, strict=True)]
 

@@ -61,6 +61,10 @@ class TorchOps:
         gate, up = gate_up.chunk(2, -1)
         return up * (gate.sigmoid() if gelu is None else F.gelu(gate, approximate="tanh") if gelu else F.silu(gate))
 
+    def softmax(self, x: torch.Tensor) -> torch.Tensor:
+        """Of rows [N, M], in float32."""
+        return x.softmax(-1, torch.float32)
+
     def weigh(self, x: torch.Tensor, gate: torch.Tensor) -> torch.Tensor:
         """x [N, M] times the sigmoid of gate, [N, M] or [N, 1]."""
         return self.gate(torch.cat([gate.expand_as(x), x], 1), None)
@@ -208,9 +212,9 @@ class Mixture(LayerPart):
     def __call__(self, x: torch.Tensor) -> torch.Tensor:
         """As `MLP`."""
         scores = self.router(x)
-        share, chosen = scores[:, : self.of.count].softmax(-1, torch.float32).topk(self.of.chosen)
+        share, chosen = self.ops.softmax(scores[:, : self.of.count]).topk(self.of.chosen)
         if self.of.normalised:
-            share = share / share.sum(-1, keepdim=True)
+            share = share / share.cumsum(-1)[:, -1:]  # a sum in this order on every processor
         order = chosen.flatten().argsort(stable=True)
         tokens, share = order // self.of.chosen, share.to(x.dtype).flatten()[order, None]
         out, begin = torch.zeros_like(x), 0

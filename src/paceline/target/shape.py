@@ -12,6 +12,7 @@ import torch
 from transformers import PretrainedConfig
 from transformers.modeling_rope_utils import ROPE_INIT_FUNCTIONS
 
+from paceline.compiled import cosines_and_sines
 from paceline.errors import printable, shortened
 
 STATIC_ROPE = ("default", "linear", "llama3", "yarn", "longrope")
@@ -445,7 +446,8 @@ def rotary_tables(
     angle = torch.outer(torch.arange(count).float(), inverse.float().cpu())
     rest = shape.head_dim // 2 - angle.shape[1]
     still = torch.ones(count, rest), torch.zeros(count, rest)
-    cos, sin = (torch.cat([t * scale, other], -1) for t, other in zip((angle.cos(), angle.sin()), still, strict=True))
+    turns = (torch.from_numpy(table) for table in cosines_and_sines(angle.numpy()))
+    cos, sin = (torch.cat([t * scale, other], -1) for t, other in zip(turns, still, strict=True))
     if shape.attention_scale is not None:
         root = (shape.attention_scale * shape.head_dim**0.5) ** 0.5
         cos, sin = cos * root, sin * root

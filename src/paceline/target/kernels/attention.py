@@ -18,15 +18,13 @@ that every call has the same order of sums:
 import math
 import operator
 from array import array
-from collections.abc import Callable
-from inspect import signature
 from typing import Any
 
 import numpy as np
 import torch
 from numba import carray, cfunc, njit, types
 
-from paceline.compiled import address, intrinsic, put, take, widened
+from paceline.compiled import address, put, take, widened
 from paceline.target.cache import CAPACITY, ENDS, HEADER, KEYS, LAYER, PLACES, TILES, TILES_AT, VALUES, Writer
 from paceline.target.kernels import is_recording, on_threads
 from paceline.target.kernels import vectors as v
@@ -61,35 +59,6 @@ _VECTORS = BLOCK // LANES
 _LOWEST = -87.0  # e**x is 0 below this: e**-87 is near the smallest normal float32
 
 
-def _step(returns: Any) -> Callable[[Callable[..., Value | None]], Any]:
-    """Lets Numba's compiled code call a function that is written with `vectors`.
-
-    Its first parameter is the type of the numbers in its first array; of an array it gets the address.
-
-    returns  the type of its result."""
-
-    def decorate(body: Callable[..., Value | None]) -> Any:
-        def typed(_: Any, *kinds: Any) -> Any:
-            dtype = next(kind.dtype for kind in kinds if isinstance(kind, types.Array))
-
-            def write(context: Any, builder: Any, called: Any, arguments: Any) -> Any:
-                def word(kind: Any, argument: Any) -> Value:
-                    if not isinstance(kind, types.Array):
-                        return Value(argument)
-                    return Value(builder.ptrtoint(context.make_array(kind)(context, builder, argument).data, v.I64))
-
-                with v.writing(builder):
-                    result = body(dtype, *map(word, called.args, arguments))
-                return context.get_dummy_value() if result is None else result.ir
-
-            return returns(*(types.int64 if isinstance(kind, types.Integer) else kind for kind in kinds)), write
-
-        typed.__signature__ = signature(body)  # type: ignore[attr-defined]
-        return intrinsic(typed)
-
-    return decorate
-
-
 def _read(at: Value, dtype: Any) -> Value:
     """16 numbers at an address, bfloat16 bits or float32, as float32."""
     if dtype == types.float32:
@@ -106,13 +75,6 @@ def _larger(a: Value, b: Value) -> Value:
     return v.select(a > b, a, b)
 
 
-def _folded(x: Value, join: Callable[[Value, Value], Value]) -> Value:
-    """The 16 numbers joined to one, first the halves, always in the same order."""
-    for width in (8, 4, 2, 1):
-        x = join(x, v.shuffled(x, x, [(lane + width) % LANES for lane in range(LANES)]))
-    return x.lane(0)
-
-
 def _exponential(x: Value) -> Value:
     """e**x of 16 numbers up to 0: 2**k times a polynomial, relative error below 1e-6; 0 far below 0, NaN for NaN."""
     near = _larger(x, _all(_LOWEST))
@@ -126,7 +88,7 @@ def _exponential(x: Value) -> Value:
     return v.select(x.is_nan(), x, v.select(x < _LOWEST, _all(0.0), value))
 
 
-@_step(types.void)
+@v.step(types.void)
 def turn(
     dtype: Any, states: Value, places: Value, first: Value, size: Value, at: Value, turned: Value, column: Value
 ) -> None:
@@ -154,13 +116,13 @@ def _transposed(rows: list[Value]) -> list[Value]:
     return rows
 
 
-@_step(types.void)
+@v.step(types.void)
 def widen(dtype: Any, states: Value, begin: Value, wide: Value, at: Value) -> None:
     """wide[at : at + 16] = states[begin : begin + 16], as float32."""
     v.store(wide + at * 4, _read(states + begin * (dtype.bitwidth // 8), dtype))
 
 
-@_step(types.float32)
+@v.step(types.float32)
 def soften(
     _: Any, query: Value, at: Value, turned: Value, size: Value, begin: Value, end: Value, state: Value, row: Value,
     weights: Value,
@@ -182,12 +144,12 @@ def soften(
     best = _larger(_larger(scores[0], scores[1]), _larger(scores[2], scores[3]))
     held = state + row * 8
     before, total = v.load(held, v.F32, 1), v.load(held + 4, v.F32, 1)
-    highest = _larger(before, _folded(best, _larger))
+    highest = _larger(before, v.folded(best, _larger))
     powers = [_exponential(score - v.splat(highest)) for score in scores]
     powers = [v.select(mask, power, _all(0.0)) for mask, power in zip(inside, powers, strict=True)]
     for k, power in enumerate(powers):
         v.store(weights + 4 * LANES * k, power)
-    added = _folded((powers[0] + powers[1]) + (powers[2] + powers[3]), operator.add)
+    added = v.folded((powers[0] + powers[1]) + (powers[2] + powers[3]), operator.add)
     scale = _exponential(v.splat(before - highest)).lane(0)
     v.store(held, highest)
     v.store(held + 4, total * scale + added)
@@ -202,7 +164,7 @@ def _between(vector: int, begin: Value, end: Value) -> Value:
 
 
 def _gather(vectors: int) -> Any:
-    @_step(types.void)
+    @v.step(types.void)
     def gather(
         _: Any, weights: Value, values: Value, size: Value, begin: Value, end: Value, scale: Value, sums: Value,
         at: Value, part: Value,

@@ -16,7 +16,7 @@ import numpy as np
 import torch
 from numba import carray, cfunc, njit
 
-from paceline.compiled import address, exponential, float_of, put, take, widened
+from paceline.compiled import address, exponential, float_of, logarithm, power, put, take, widened
 from paceline.engine.tree import IntArray
 from paceline.target.kernels import on_threads
 
@@ -136,10 +136,10 @@ def _rule(kind: Any) -> Any:
                     _convolved(value, of_v, i, taps, start, begin, rows, inputs, store, qkvz, conv)
                     query *= np.float32(1 / math.sqrt((np.sum(query * query) + np.float32(1e-6)) * np.float32(wide)))
                     key *= np.float32(1 / math.sqrt(np.sum(key * key) + np.float32(1e-6)))
-                    strength = np.float32(1 / (1 + math.exp(-np.float64(widened(ba[row, head])))))
+                    strength = np.float32(1 / (1 + power(-np.float64(widened(ba[row, head])))))
                     z = np.float64(widened(ba[row, heads + head]) + shift[head])
-                    log = np.float32(rate[head] * (z if z > 20 else math.log1p(math.exp(z))))
-                decay = np.float32(math.exp(np.float64(log)))
+                    log = np.float32(rate[head] * (z if z > 20 else logarithm(1 + power(z))))
+                decay = np.float32(power(np.float64(log)))
                 _change(state, decay, query, key, value, strength, update, i >= start, output)
                 if save[i] >= 0:
                     saved[save[i]] = state

@@ -5,23 +5,27 @@ them. Each kernel here replaces four to ten of torch's operators (`TorchOps` is 
 with one rounding at the end. Rows are computed one by one, so a row's result does not depend on their number; many rows
 are shared among threads. Kernels are for bfloat16, and for float32 where results must be exact (docs/exact.md)."""
 
+import operator
 import struct
 from array import array
 from typing import Any
 
 import numpy as np
 import torch
-from numba import carray, cfunc, njit
+from numba import carray, cfunc, njit, types
 
 from paceline.compiled import address, exponential, float_of, put, take, widened
+from paceline.engine.logits import softmax
 from paceline.target.attention import TorchOps
 from paceline.target.cache import AT, CAPACITY, HEADER, KEYS, LAYER, POSITIONS, SLOTS, VALUES, Pair, Writer
 from paceline.target.kernels import on_threads
+from paceline.target.kernels import vectors as v
+from paceline.target.kernels.vectors import Value
 from paceline.target.layout import Layout
 
-# Sums may be reordered and products fused, but NaN stays NaN: broken weights must not look like numbers.
-# NumPy's division does not check for zeros; a check would keep loops from vectorising.
-FAST: Any = {"cache": True, "fastmath": {"reassoc", "contract", "arcp", "nsz"}, "error_model": "numpy"}
+# NumPy's division does not check for zeros; a check would keep loops from vectorising. Without fastmath: the width of
+# vectors, which is the processor's, must not change the order of sums, or which products are fused with them.
+FAST: Any = {"cache": True, "error_model": "numpy"}
 
 
 @njit(inline="always")
@@ -38,22 +42,36 @@ def _widen(where: Any, kind: Any, out: Any) -> None:
         out[i] = widened(numbers[i])
 
 
+@v.step(types.float32)
+def _squares(_: Any, numbers: Value, turns: Value) -> Value:
+    """The sum of the squares of float32 [64 * turns]."""
+
+    def add(i: Value, sums: list[Value]) -> list[Value]:
+        here = [v.load(numbers + i * 256 + 64 * k, v.F32) for k in range(4)]
+        return [v.fma(x, x, total) for x, total in zip(here, sums, strict=True)]
+
+    a, b, c, d = v.loop(turns, [v.literal(v.F32, *[0.0] * v.LANES)] * 4, add)
+    return v.folded((a + b) + (c + d), operator.add)
+
+
 @njit(inline="always")
-def _inverse_rms(x: Any, eps: Any) -> Any:
-    """1 / sqrt(mean(x**2) + eps)."""
-    square = np.float32(0)
-    for i in range(len(x)):
-        square += x[i] * x[i]
-    return np.float32(1) / np.sqrt(square / np.float32(len(x)) + eps)
+def _zeros(size: Any) -> Any:
+    """Memory for `size` numbers to take `_inverse_rms` of."""
+    return np.zeros((size + 63) // 64 * 64, np.float32)
+
+
+@njit(inline="always")
+def _inverse_rms(x: Any, size: Any, eps: Any) -> Any:
+    """1 / sqrt(mean(x**2) + eps) of the first `size` numbers of `_zeros`; the others are 0."""
+    return np.float32(1) / np.sqrt(_squares(x, len(x) // 64) / np.float32(size) + eps)
 
 
 @njit(inline="always")
 def _inverse_rms_at(where: Any, size: Any, kind: Any, eps: Any) -> Any:
     """The same of `size` numbers at an address."""
-    numbers, square = _at(where, size, kind), np.float32(0)
-    for i in range(size):
-        square += widened(numbers[i]) * widened(numbers[i])
-    return np.float32(1) / np.sqrt(square / np.float32(size) + eps)
+    numbers = _zeros(size)
+    _widen(where, kind, numbers[:size])
+    return _inverse_rms(numbers, size, eps)
 
 
 ROWS = 4  # rows that a thread takes at a time
@@ -74,7 +92,7 @@ def _kernels(kind: Any, size: int) -> tuple[Any, Any, Any]:
         rows, x_at, delta_at, weight_at, sum_at, out_at = task[1], task[2], task[3], task[4], task[5], task[6]
         width, eps, factor = task[7], float_of(np.uint32(task[8])), float_of(np.uint32(task[9]))
         # With copies in float32 the compiler knows that nothing overlaps, and vectorises every loop.
-        weight, numbers = np.empty(width, np.float32), np.empty(width, np.float32)
+        weight, numbers = np.empty(width, np.float32), _zeros(width)
         if weight_at != 0:
             _widen(weight_at, kind, weight)
         while True:
@@ -93,7 +111,7 @@ def _kernels(kind: Any, size: int) -> tuple[Any, Any, Any]:
                     continue
                 for i in range(width):
                     numbers[i] = widened(x[i])
-                scale = _inverse_rms(numbers, eps)
+                scale = _inverse_rms(numbers, width, eps)
                 out = _at(out_at + begin, width, kind)
                 for i in range(width):
                     put(out, i, numbers[i] * scale * weight[i])
@@ -113,7 +131,9 @@ def _kernels(kind: Any, size: int) -> tuple[Any, Any, Any]:
         capacity, keys_at = header[CAPACITY], header[KEYS] + layer * header[LAYER]
         values_at = keys_at + header[VALUES]
         half = dim // 2
-        cos, sin, head, turned, weight = np.empty((5, dim), np.float32)
+        cos, sin, turned, weight = np.empty((4, dim), np.float32)
+        numbers = _zeros(dim)
+        head = numbers[:dim]
         while True:
             first = take(task, ROWS)
             if first >= nodes:
@@ -133,7 +153,7 @@ def _kernels(kind: Any, size: int) -> tuple[Any, Any, Any]:
                         _widen(norm_at + size * h * dim, kind, weight)
                         scale = of_q if h < heads else of_k
                         if whole == 0:
-                            scale = _inverse_rms(head, eps)
+                            scale = _inverse_rms(numbers, dim, eps)
                         for i in range(dim):
                             head[i] *= scale * weight[i]
                     for i in range(half):
@@ -248,3 +268,6 @@ class FusedOps(TorchOps):
         out = gate_up.new_empty(rows, width // 2)
         _run(self._gate, rows, width, gate_up.data_ptr(), out.data_ptr(), width // 2, *GATES[gelu])
         return out
+
+    def softmax(self, x: torch.Tensor) -> torch.Tensor:
+        return softmax(x, checked=False)

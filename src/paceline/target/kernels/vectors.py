@@ -22,8 +22,10 @@ from typing import Any
 
 import llvmlite.binding as llvm
 from llvmlite import ir
+from numba import types
 
 from paceline import processor
+from paceline.compiled import intrinsic as numba_intrinsic
 from paceline.target.kernels.kept import kept
 
 I1, I8, I16, I32, I64 = (ir.IntType(bits) for bits in (1, 8, 16, 32, 64))
@@ -204,6 +206,42 @@ def loop(count: Value, begin: Sequence[Value], turn: Callable[[Value, list[Value
     builder.cbranch((following[0] < count).ir, inside, after)
     builder.position_at_end(after)
     return done
+
+
+def folded(x: Value, join: Callable[[Value, Value], Value]) -> Value:
+    """16 numbers joined to one, first the halves, always in the same order."""
+    for width in (8, 4, 2, 1):
+        x = join(x, shuffled(x, x, [(lane + width) % LANES for lane in range(LANES)]))
+    return x.lane(0)
+
+
+def step(returns: Any) -> Callable[[Callable[..., Value | None]], Any]:
+    """Lets Numba's compiled code call a function that is written with this module.
+
+    Its first parameter is the type of the numbers in its first array; of an array it gets the address.
+
+    returns  the type of its result."""
+
+    def decorate(body: Callable[..., Value | None]) -> Any:
+        def typed(_: Any, *kinds: Any) -> Any:
+            dtype = next(kind.dtype for kind in kinds if isinstance(kind, types.Array))
+
+            def write(context: Any, builder: Any, called: Any, arguments: Any) -> Any:
+                def word(kind: Any, argument: Any) -> Value:
+                    if not isinstance(kind, types.Array):
+                        return Value(argument)
+                    return Value(builder.ptrtoint(context.make_array(kind)(context, builder, argument).data, I64))
+
+                with writing(builder):
+                    result = body(dtype, *map(word, called.args, arguments))
+                return context.get_dummy_value() if result is None else result.ir
+
+            return returns(*(types.int64 if isinstance(kind, types.Integer) else kind for kind in kinds)), write
+
+        typed.__signature__ = signature(body)  # type: ignore[attr-defined]
+        return numba_intrinsic(typed)
+
+    return decorate
 
 
 class Module:
