@@ -86,7 +86,8 @@ def _model(target: Target, dtype: str, asked: bool | None, activations: int | No
     by = ", ".join(f"{count} by {kernel}" for kernel, count in products.most_common()) or "transformers' own"
     if target.exact:
         why = "as asked" if asked else "which costs no time here"
-        exact = f"yes, {why}: with any draft and in any batch, a token has the same logits"
+        bits = "on any processor" if target.same_on_any_processor else "on processors of this family"
+        exact = f"yes, {why}: with any draft, in any batch and {bits}, a token has the same logits"
     else:
         exact = "no: a near-tie may flip with a draft or in a batch; --exact rules it out where the model can"
     word, own = str(target.dtype).removeprefix("torch."), split_dtype(dtype)[1]

@@ -91,6 +91,7 @@ class Target(Facts, ABC):
     tokenizer            the engine's, if any: drafters with token ids on disk compare its fingerprint with theirs.
     clock                the engine's; `verify` books its time there as "prepare", "layers" and "head".
     same_on_any_threads  logits are the same, bit for bit, on any number of processor threads.
+    same_on_any_processor  so is what is exact on any processor (docs/exact.md).
     exact                a token's logits depend on its text alone (`make_exact`).
     expert_share         share of its experts that a mixture reads for one token; 0.0 without experts.
     recurrent            rows have a state, which cannot forget tokens once they are committed."""
@@ -106,6 +107,7 @@ class Target(Facts, ABC):
     clock: Clock
     tokenizer: Tokenizer | None = None
     same_on_any_threads = False
+    same_on_any_processor = False
     exact = False
     expert_share = 0.0
     recurrent = False

@@ -223,6 +223,7 @@ class Decoder(CachedTarget):
             block.make_exact(self._ops[kind.rope])
         self.head.make_exact()
         self.exact, self.same_on_any_threads = True, self._has_own_products()
+        self.same_on_any_processor = self.same_on_any_threads and self.dtype == torch.float32
         if not self.same_on_any_threads:
             self.threads.fix(torch.get_num_threads())
 
@@ -313,7 +314,7 @@ class Decoder(CachedTarget):
         x, delta = (x, None) if recorded is None else recorded
         for layer in layers if recorded is None else ():
             x, delta = step(layer, x, delta)
-        return x if delta is None else torch.add(x, delta, alpha=self.shape.residual_scale)
+        return x if delta is None else self.ops.add_norm(x, delta, None, self.shape.residual_scale)[0]
 
     def logits(self, hidden: torch.Tensor, normalise: bool = True) -> torch.Tensor:
         """The head's logits [N, V] of hidden states [N, H]. normalise: apply the final norm first."""
