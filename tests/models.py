@@ -211,17 +211,18 @@ def randomize(made: torch.nn.Module, seed: int = 0) -> None:
     generator = torch.Generator().manual_seed(seed)
     has_states = any(name.endswith("A_log") for name, _ in made.named_parameters())
     for name, weight in made.named_parameters():
-        noise = torch.randn(weight.shape, generator=generator)
-        if weight.ndim >= 2:
-            weight.copy_(noise * (0.3 if "emb" in name or "wte" in name else 0.2))
-        elif name.endswith("A_log"):
-            weight.copy_(noise - 2)  # so that states remember many tokens
-        elif has_states and "linear_attn" not in name and name.endswith("norm.weight"):
-            weight.copy_(noise * 0.3)  # added to 1 there, and rounding grows with what comes out
-        elif name.endswith("bias"):
-            weight.copy_(noise * 0.3)
-        else:
-            weight.copy_(1 + noise * 0.3)
+        weight.copy_(shaped(name, torch.randn(weight.shape, generator=generator), has_states))
+
+
+def shaped(name: str, noise: torch.Tensor, has_states: bool) -> torch.Tensor:
+    """The random parameter of this name, of noise around 0."""
+    if noise.ndim >= 2:
+        return noise * (0.3 if "emb" in name or "wte" in name else 0.2)
+    if name.endswith("A_log"):
+        return noise - 2  # so that states remember many tokens
+    if has_states and "linear_attn" not in name and name.endswith("norm.weight"):
+        return noise * 0.3  # added to 1 there, and rounding grows with what comes out
+    return noise * 0.3 if name.endswith("bias") else 1 + noise * 0.3
 
 
 def make(family: str, folder: Path, *, seed: int = 0, dtype: torch.dtype = torch.float32, **changes: Any) -> Path:
