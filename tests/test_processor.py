@@ -16,32 +16,35 @@ from paceline.target import kernels
 from paceline.target.kernels import amx, integer
 from tests import models
 
-FEATURES = ("avx2", "fma", "f16c", "avxvnni", "avx512f", "avx512bw", "avx512vl", "avx512dq", "avx512vnni", "amx-bf16")
+X86 = ("avx2", "fma", "f16c", "avxvnni", "avx512f", "avx512bw", "avx512vl", "avx512dq", "avx512vnni", "amx-bf16")
+ARM = ("neon", "dotprod")
 
 
-@pytest.fixture
-def all_there(monkeypatch: pytest.MonkeyPatch) -> None:
-    """A processor that has everything."""
-    monkeypatch.setattr(processor, "_host", lambda: dict.fromkeys(FEATURES, True))
+def has_all(of: tuple[str, ...], monkeypatch: pytest.MonkeyPatch) -> None:
+    """As on a processor with these features, without regard to what this one is."""
+    monkeypatch.setattr(processor, "LEVELS", processor._ARM_LEVELS if of is ARM else processor._X86_LEVELS)
+    monkeypatch.setattr(processor, "_host", lambda: dict.fromkeys(of, True))
     monkeypatch.setattr(processor, "_features", lambda: frozenset(k for k, v in processor.features().items() if v))
     monkeypatch.delenv(processor.VARIABLE, raising=False)
 
 
 @pytest.mark.parametrize(
-    ("level", "there", "lacking"),
+    ("of", "level", "there", "lacking"),
     [
-        ("avx2", ("avx2", "fma", "f16c"), ("avxvnni", "avx512f", "avx512vnni", "amx-bf16")),
-        ("avx-vnni", ("avx2", "avxvnni"), ("avx512f", "avx512vnni", "amx-bf16")),
-        ("avx512", ("avx2", "avx512f", "avx512vnni"), ("amx-bf16",)),
-        ("amx", FEATURES, ()),
+        (X86, "avx2", ("avx2", "fma", "f16c"), ("avxvnni", "avx512f", "avx512vnni", "amx-bf16")),
+        (X86, "avx-vnni", ("avx2", "avxvnni"), ("avx512f", "avx512vnni", "amx-bf16")),
+        (X86, "avx512", ("avx2", "avx512f", "avx512vnni"), ("amx-bf16",)),
+        (X86, "amx", X86, ()),
+        (ARM, "neon", ("neon",), ("dotprod",)),
+        (ARM, "dotprod", ARM, ()),
     ],
 )
-@pytest.mark.usefixtures("all_there")
 def test_a_level_has_what_is_below_it_and_nothing_beyond(
-    level: str, there: tuple[str, ...], lacking: tuple[str, ...], monkeypatch: pytest.MonkeyPatch
+    of: tuple[str, ...], level: str, there: tuple[str, ...], lacking: tuple[str, ...], monkeypatch: pytest.MonkeyPatch
 ) -> None:
+    has_all(of, monkeypatch)
     assert processor.levels() == list(processor.LEVELS)
-    assert processor.level() == "amx"
+    assert processor.level() == processor.levels()[-1]
     monkeypatch.setenv(processor.VARIABLE, level)
     assert processor.level() == level
     assert processor.has(*there)
@@ -49,6 +52,7 @@ def test_a_level_has_what_is_below_it_and_nothing_beyond(
 
 
 def test_a_level_that_is_not_there_is_named(monkeypatch: pytest.MonkeyPatch) -> None:
+    has_all(X86, monkeypatch)
     monkeypatch.setenv(processor.VARIABLE, "avx3")
     with pytest.raises(PacelineError, match=r"PACELINE_CPU is 'avx3'; there are avx2, .*Did you mean 'avx2'"):
         processor.has("avx2")
@@ -58,8 +62,10 @@ def test_a_level_that_is_not_there_is_named(monkeypatch: pytest.MonkeyPatch) -> 
 def test_kernels_follow(level: str) -> None:
     assert amx.supported() <= (level == "amx")
     assert ("vnni" in integer.paths()) <= (level in ("avx512", "amx"))
+    assert ("dotprod" in integer.paths()) == (level == "dotprod")
     assert kernels.preferred(torch.bfloat16) <= (level == "avx512")
-    assert kernels.preferred(torch.float32) == (level != "amx")
+    assert kernels.supported(torch.float32)
+    assert kernels.preferred(torch.float32) == (level != "amx" and not processor.ARM)
 
 
 def test_doctor_says_what_would_run(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
@@ -75,6 +81,7 @@ def test_doctor_says_what_would_run(tmp_path: Path, capsys: pytest.CaptureFixtur
     assert (facts["level"], facts["levels"]) == (processor.level(), processor.levels())
 
 
+@pytest.mark.skipif(processor.ARM, reason="other libraries have no such levels")
 def test_other_libraries_follow_where_they_are_told_in_time() -> None:
     code = "import paceline, torch; from paceline import processor; print(torch.backends.cpu.get_cpu_capability())"
     environment = {key: value for key, value in os.environ.items() if key != "ATEN_CPU_CAPABILITY"}

@@ -3,10 +3,13 @@
     PACELINE_CPU=avx2 paceline generate ...      # as on a processor with AVX2 alone
 
 The variable tells less than there is: to see what another machine would do, and to test it. `import paceline` hands it
-on to torch, oneDNN, MKL and numba, where these have not been imported yet. It changes speed, and the last bits of
-logits, but not with `--exact` in float32."""
+on to torch, oneDNN, MKL and numba, where these have not been imported yet; on Arm it is for our kernels alone. It
+changes speed, and the last bits of logits, but not with `--exact` in float32."""
 
+import ctypes
 import os
+import platform
+import sys
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from functools import cache, wraps
@@ -15,15 +18,21 @@ from typing import Any, ParamSpec, TypeVar
 from paceline.errors import PacelineError, meant
 
 VARIABLE = "PACELINE_CPU"
-LEVELS = {
+ARM = platform.machine().lower() in ("aarch64", "arm64")
+_X86_LEVELS = {
     "avx2": ("avx2", "fma", "f16c"),
     "avx-vnni": ("avx2", "fma", "f16c", "avxvnni"),
     "avx512": ("avx512f", "avx512bw", "avx512vl", "avx512dq"),
     "amx": ("avx512f", "avx512bw", "avx512vl", "avx512dq", "amx-bf16"),
 }
-"""Levels, from the least, and features that a processor of it has."""
+_ARM_LEVELS = {"neon": ("neon",), "dotprod": ("neon", "dotprod")}
+LEVELS: dict[str, tuple[str, ...]] = _ARM_LEVELS if ARM else _X86_LEVELS
+"""Levels of this kind of processor, from the least, and features that a processor of it has."""
 _WIDE = ("avx512", "avx10", "evex512", "amx")
-_BEYOND = {"avx2": (*_WIDE, "avxvnni", "avxifma", "avxneconvert"), "avx-vnni": _WIDE, "avx512": ("amx",), "amx": ()}
+_BEYOND: dict[str, tuple[str, ...]] = {
+    "avx2": (*_WIDE, "avxvnni", "avxifma", "avxneconvert"), "avx-vnni": _WIDE, "avx512": ("amx",), "amx": (),
+    "neon": ("dotprod",), "dotprod": (),
+}  # fmt: skip
 """Beginnings of names of features that a level does not have."""
 _FOLLOWERS = {
     "avx2": {"ATEN_CPU_CAPABILITY": "avx2", "ONEDNN_MAX_CPU_ISA": "AVX2", "MKL_ENABLE_INSTRUCTIONS": "AVX2",
@@ -69,12 +78,28 @@ def _asked() -> str | None:
 def _host() -> Any:
     import llvmlite.binding as llvm  # the command line's help does not wait for it
 
-    return llvm.get_host_cpu_features()
+    found = llvm.get_host_cpu_features()
+    found.update(_arm_features() if ARM else {})
+    return found
+
+
+def _arm_features() -> dict[str, bool]:
+    """Those that LLVM does not find by itself. Linux has a bit of dot products, macOS a name."""
+    there = ctypes.c_int(0)
+    if sys.platform == "linux":
+        of_kernel = ctypes.CDLL(None).getauxval
+        of_kernel.argtypes, of_kernel.restype = [ctypes.c_ulong], ctypes.c_ulong
+        there.value = of_kernel(16) >> 20 & 1  # AT_HWCAP, HWCAP_ASIMDDP
+    elif sys.platform == "darwin":
+        size, nothing = ctypes.c_size_t(4), ctypes.c_size_t(0)
+        name = b"hw.optional.arm.FEAT_DotProd"
+        ctypes.CDLL(None).sysctlbyname(name, ctypes.byref(there), ctypes.byref(size), None, nothing)
+    return {"neon": True, "dotprod": bool(there.value)}
 
 
 def features() -> Any:
     """LLVM's map of the features, by name, without those beyond the level that is asked for."""
-    found, beyond = _host().__class__(_host()), _BEYOND[_asked() or "amx"]
+    found, beyond = _host().__class__(_host()), _BEYOND[_asked() or [*LEVELS][-1]]
     for name in found:
         found[name] = found[name] and not name.startswith(beyond)
     return found

@@ -20,8 +20,9 @@ from paceline import processor
 
 
 def supported(dtype: torch.dtype = torch.bfloat16) -> bool:
-    """Whether `products.py` runs here: it needs AVX-512 BF16 (AVX2 for float32), and an LLVM that knows it."""
-    has_units = {torch.bfloat16: processor.has("avx512bf16"), torch.float32: processor.has("avx2", "fma")}
+    """Whether `products.py` runs here: it needs AVX-512 BF16 (AVX2 or Arm for float32), and an LLVM that knows it."""
+    fused = processor.has("avx2", "fma") or processor.has("neon")
+    has_units = {torch.bfloat16: processor.has("avx512bf16"), torch.float32: fused}
     return has_units.get(dtype, False) and llvm.llvm_version_info >= (18,)
 
 
@@ -29,8 +30,8 @@ def supported(dtype: torch.dtype = torch.bfloat16) -> bool:
 def preferred(dtype: torch.dtype = torch.bfloat16) -> bool:
     """Whether `products.py` is faster here than torch's libraries for the few rows of decoding: on CPUs without AMX
     tiles, in bfloat16 with AVX-512 BF16 and in float32 with AVX2. There, on EPYC and Ryzen, MKL takes two to four times
-    as long (docs/exact.md)."""
-    return supported(dtype) and not processor.has("amx-bf16")
+    as long (docs/exact.md). On Arm nobody has measured it."""
+    return supported(dtype) and not processor.has("amx-bf16") and not processor.ARM
 
 
 @cache

@@ -19,7 +19,6 @@ from __future__ import annotations
 
 import math
 import os
-import platform
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from functools import cache, partial, reduce
@@ -61,9 +60,11 @@ PATHS = {
     "vnni": Path(("avx512vnni", "avx512bw"), (), 16),
     "avxvnni": Path(("avxvnni",), _AVX_512, 4),
     "avx2": Path(("avx2",), (*_AVX_512, "avxvnni"), 4),
+    "dotprod": Path(("dotprod",), (), 4),
     "plain": Path((), (*_AVX_512, "avxvnni"), 4),
 }
-"""From the fastest: AVX-512 VNNI, AVX-VNNI, AVX2, and ordinary multiplications. All give the same bits."""
+"""From the fastest: AVX-512 VNNI, AVX-VNNI, AVX2, Arm's dot products, and ordinary multiplications. All give the same
+bits."""
 MANY = 32  # rows from which on a product in bfloat16 is faster: a panel is expanded once for all of them
 RADIX, LARGEST = 255, 127  # so that the low part is never -128, whose products AVX2 could not add in 16 bits
 
@@ -137,7 +138,7 @@ def path() -> str:
 
 def supported() -> bool:
     """Whether the kernel runs here: it needs conversion of float16, and fused multiplication and addition."""
-    return platform.machine() in ("aarch64", "arm64") or processor.has("f16c", "fma")
+    return processor.ARM or processor.has("f16c", "fma")
 
 
 def warnings() -> list[str]:
@@ -538,13 +539,14 @@ def _added(panel: _Panel, x: Value, sums: list[Value], totals_of: Totals, parts:
     return sums
 
 
-def _by_dots(dot: Callable[[Value, Value, Value], Value]) -> Totals:
-    """Group by group."""
+def _by_dots(dot: Callable[[Value, Value, Value], Value], signed: bool = False) -> Totals:
+    """Group by group. signed: `dot` takes codes with signs; then sums of eight bits need no correction by `begin`."""
 
     def totals_of(panel: _Panel, block: int, groups: range, numbers: Value, begin: list[Value]) -> list[Value]:
-        totals = list(begin)
+        of_eight = signed and panel.unit.bits == 8
+        totals = [v.literal(v.I32, *[0] * v.LANES) for _ in begin] if of_eight else list(begin)
         for group in groups:
-            codes = panel.codes(block, group)
+            codes = panel.codes(block, group) ^ 0x80808080 if of_eight else panel.codes(block, group)
             for row in range(len(begin)):
                 totals[row] = dot(totals[row], codes, v.load(numbers + 32 * row + 4 * group, v.I32, 1))
         return totals
@@ -560,6 +562,13 @@ def _vnni(total: Value, codes: Value, numbers: Value) -> Value:
 def _avx_vnni(total: Value, codes: Value, numbers: Value) -> Value:
     name, some = "llvm.x86.avx512.vpdpbusd.256", v.splat(numbers, 8)
     return v.join(*(v.intrinsic(name, v.vector(v.I32, 8), total.part(i, 8), codes.part(i, 8), some) for i in (0, 8)))
+
+
+def _dotprod(total: Value, codes: Value, numbers: Value) -> Value:
+    name, some = "llvm.aarch64.neon.sdot.v4i32.v16i8", v.splat(numbers, 4).view(v.I8, 16)
+    parts = [(total.part(i, 4), codes.part(i, 4).view(v.I8, 16)) for i in range(0, v.LANES, 4)]
+    a, b, c, d = (v.intrinsic(name, v.vector(v.I32, 4), *part, some) for part in parts)
+    return v.join(v.join(a, b), v.join(c, d))
 
 
 _FITTING = {4: 8, 5: 4, 6: 2, 8: 1}
@@ -602,7 +611,8 @@ def _plain(total: Value, codes: Value, numbers: Value) -> Value:
 
 
 TOTALS: dict[str, Totals] = {
-    "vnni": _by_dots(_vnni), "avxvnni": _by_dots(_avx_vnni), "avx2": _avx2, "plain": _by_dots(_plain),
+    "vnni": _by_dots(_vnni), "avxvnni": _by_dots(_avx_vnni), "avx2": _avx2,
+    "dotprod": _by_dots(_dotprod, signed=True), "plain": _by_dots(_plain),
 }  # fmt: skip
 
 
