@@ -40,7 +40,7 @@ chmod +x "$root/python"
 
 cd "$here"
 run() { "$root/python" -m pytest -n 0 -p no:cacheprovider --timeout 3000 "$@"; }
-run tests/test_processor.py tests/target/test_exact.py -k "not batches"
+run tests/test_processor.py tests/test_hashes.py tests/target/test_exact.py -k "not batches"
 run tests/target/test_products.py -k "same or dotprod"
 run tests/target/test_kernels.py tests/target/test_program.py tests/kernels tests/target/test_gguf.py
 run tests/target/test_quantised.py -k "llama2 or qwen3 or folder"
