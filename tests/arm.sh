@@ -40,8 +40,8 @@ chmod +x "$root/python"
 
 cd "$here"
 run() { "$root/python" -m pytest -n 0 -p no:cacheprovider --timeout 3000 "$@"; }
-run tests/test_processor.py tests/test_hashes.py tests/target/test_exact.py -k "not batches"
-run tests/target/test_products.py -k "same or dotprod"
-run tests/target/test_kernels.py tests/target/test_program.py tests/kernels tests/target/test_gguf.py
-run tests/target/test_quantised.py -k "llama2 or qwen3 or folder"
-run tests/test_lossless_quantised.py tests/test_lossless_tools.py
+run tests/target/test_products.py -k "same_bits or ((dotprod or float32) and (alone or rounded_once))"
+run tests/test_hashes.py tests/target/test_exact.py -k "every_processor or every_level or (chains and dtype0) or number_of_rows"
+run tests/target/test_kernels.py tests/target/test_program.py tests/test_processor.py
+run tests/target/test_gguf.py -k "says_what_its_folder or mixed_kinds or not_multiplied or facts_and"
+run tests/test_lossless_quantised.py -k "greedy_text or (exact_answers and int4 and oracle)"
