@@ -27,7 +27,7 @@ Ctrl-C stops an answer and keeps the chat."""
 @with_options
 def chat(
     model: options.Model = options.SMOLLM2,
-    draft: options.Draft = "sam",
+    draft: options.Draft = "suffix",
     tune: options.Tune = None,
     file: options.Document = None,
     max_tokens: options.MaxTokens = 512,

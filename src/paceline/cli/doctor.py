@@ -44,11 +44,10 @@ def doctor(
         print(json.dumps(facts, indent=2))
         return 0
     forced = f" ({processor.VARIABLE} says so; it has {', '.join(facts['levels'])})" if facts["forced"] else ""
-    fork = "our kernels run on torch's" if facts["kernels_on_torchs_threads"] else "our kernels have their own"
     say(
         f"paceline   {__version__}",
         f"processor  {facts['processor']}, level {facts['level']}{forced}",
-        f"threads    {facts['threads']} of {facts['processors']} processors; {fork}",
+        f"threads    {facts['threads']} of {facts['processors']} processors",
         f"torch      {facts['torch']}, kernels for {facts['torch_level']}, {facts['device']}",
     )
     for name, value in facts.get("model", {}).items():
@@ -59,7 +58,6 @@ def doctor(
 def _machine() -> dict[str, Any]:
     import torch
 
-    from paceline.target import kernels
     from paceline.target.load import device_named
 
     return {
@@ -70,7 +68,6 @@ def _machine() -> dict[str, Any]:
         "forced": os.environ.get(processor.VARIABLE),
         "processors": os.cpu_count(),
         "threads": torch.get_num_threads(),
-        "kernels_on_torchs_threads": kernels.parallel() is not None,
         "torch": torch.__version__,
         "torch_level": torch.backends.cpu.get_cpu_capability(),
         "device": str(device_named("auto")),
@@ -106,7 +103,7 @@ def _model(target: Target, dtype: str, asked: bool | None, activations: int | No
     facts |= {
         "products": by,
         "exact": exact,
-        "drafter": "sam, unless --draft says otherwise: it copies what stood in the text before",
+        "drafter": "suffix, unless --draft says otherwise: it copies what followed the same words, where that is likely",
         "context": f"{target.max_context:,} tokens",
     }
     if target.tokenizer is not None and target.tokenizer.begins:

@@ -41,7 +41,7 @@ def generate(
     prediction: Path | None = option(
         None, "A text file that answers are expected to be much like, to draft from in front of --draft."
     ),
-    draft: options.Draft = "sam",
+    draft: options.Draft = "suffix",
     tune: options.Tune = None,
     max_tokens: options.MaxTokens = 256,
     sampling: options.SamplingOptions = options.SamplingOptions(),

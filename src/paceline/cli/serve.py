@@ -25,7 +25,7 @@ from paceline.jsonl import check_log
 from paceline.serve.settings import Settings
 from paceline.workbench.options import with_options
 
-DRAFTS = ("sam", "suffix", "prompt-lookup", "none")
+DRAFTS = ("suffix", "sam", "prompt-lookup", "none")
 """Drafters that requests may choose beside the server's own: they need no weights."""
 MOST_LINES = 10_000
 """Lines that wait for a terminal or a pipe; more are left out."""
@@ -34,7 +34,7 @@ MOST_LINES = 10_000
 @with_options
 def serve(
     model: options.Model,
-    draft: str = option("sam", "Drafter of requests that name none.", names=("--draft", "-d")),
+    draft: str = option("suffix", "Drafter of requests that name none.", names=("--draft", "-d")),
     allow_draft: list[str] | None = option(None, "Another drafter that requests may choose with their field draft."),
     host: str = option("127.0.0.1", "Address to listen on; 0.0.0.0 for all."),
     port: int = option(8000, "Port; 0 takes a free one.", least=0, most=65535),
