@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections import Counter
+from functools import cache
 from typing import Any
 
 import numpy as np
@@ -15,35 +16,58 @@ from paceline.engine.sampling import SamplingParams, probabilities
 from paceline.workbench.client import Completion
 
 SIZE, TOP = 60, 20
+Floats = np.ndarray[Any, np.dtype[np.float64]]
+Asked = tuple[tuple[str, Any], ...]
+
+
+@cache
+def after(context: tuple[int, int]) -> tuple[np.ndarray, list[tuple[str, float]]]:
+    """Log-probabilities of the next token [SIZE], and the best as they are reported."""
+    logits = 2.5 * np.random.default_rng(context).normal(size=SIZE)
+    logits[context[-1]] += 3
+    logprobs = logits - np.log(np.exp(logits).sum())
+    return logprobs, [(str(i), float(logprobs[i])) for i in np.argsort(-logprobs)[:TOP]]
+
+
+@cache
+def drawn_from(context: tuple[int, int], counted: frozenset[tuple[int, int]], frequency: float, asked: Asked) -> Floats:
+    """What a token is drawn from, [SIZE]. counted: tokens that a penalty counts, and how often each came."""
+    scores = torch.tensor(after(context)[0], dtype=torch.float32)[None]
+    for token, times in counted:
+        scores[0, token] -= frequency * times
+    p = probabilities(scores, SamplingParams(temperature=1.0, **dict(asked)), [])[0].double().numpy()
+    return p / p.sum()
 
 
 def places(fields: dict[str, Any], rng: np.random.Generator, *, wrong: str = "", length: int = 40) -> list[Any]:
     """An answer of a random model over two tokens of context; wrong: what its sampler does wrongly."""
     text, made = [0, 1], []
+    frequency = fields.get("frequency_penalty", 0.0)
+    asked = () if wrong == "plain" else tuple((k, v) for k, v in fields.items() if k != wrong and "penalty" not in k)
     for n in range(length):
-        logits = 2.5 * np.random.default_rng(text[-2:]).normal(size=SIZE)
-        logits[text[-1]] += 3
-        logprobs = logits - np.log(np.exp(logits).sum())
-        counted = Counter(text[2:-1] if wrong == "penalty a token late" else text[2:])
-        asked = {} if wrong == "plain" else {k: v for k, v in fields.items() if k != wrong and "penalty" not in k}
-        shifted = logprobs.copy()
-        for token, times in counted.items():
-            shifted[token] -= fields.get("frequency_penalty", 0.0) * times
-        scores = torch.tensor(shifted, dtype=torch.float32)[None]
-        p = probabilities(scores, SamplingParams(temperature=1.0, **asked), [])[0].double().numpy()
-        token = int(rng.choice(SIZE, p=p / p.sum()))
+        context = (text[-2] % 3, text[-1])
+        counted = Counter(text[2:-1] if wrong == "penalty a token late" else text[2:]) if frequency else {}
+        p = drawn_from(context, frozenset(counted.items()), frequency, asked)
+        token = int(rng.choice(SIZE, p=p))
         if wrong == "best after 20" and n >= 20 and rng.random() < 0.2:
             token = int(p.argmax())
-        order = np.argsort(-logprobs)[:TOP]
-        made.append((str(token), float(logprobs[token]), [(str(i), float(logprobs[i])) for i in order]))
+        logprobs, best = after(context)
+        made.append((str(token), float(logprobs[token]), best))
         text.append(token)
     return made
 
 
-def judged(fields: dict[str, Any], wrong: str = "", answers: int = 40, seed: int = 0) -> Conditional:
-    counts, words, rng = Conditional(), Words(), np.random.default_rng(seed)
-    for _ in range(answers):
-        read_places(places(fields, rng, wrong=wrong), fields, counts, words, "a way")
+@cache
+def plain_answers() -> list[list[Any]]:
+    """Of an honest sampler that nothing is asked of."""
+    rng = np.random.default_rng(0)
+    return [places({}, rng) for _ in range(40)]
+
+
+def judged(fields: dict[str, Any], wrong: str = "") -> Conditional:
+    counts, words, rng = Conditional(), Words(), np.random.default_rng(0)
+    for answer in plain_answers() if not fields and not wrong else [places(fields, rng, wrong=wrong) for _ in range(40)]:
+        read_places(answer, fields, counts, words, "a way")
     return counts
 
 
@@ -53,10 +77,10 @@ WAYS = [{}, {"top_p": 0.8}, {"top_k": 10}, {"min_p": 0.01}, {"frequency_penalty"
 @pytest.mark.parametrize("kept", [TOP, TOP - 1], ids=["beside the last", "in place of the last"])
 def test_a_token_that_a_server_adds_to_the_best_is_none_of_them(kept: int) -> None:
     """vLLM reports the token that came: then it would come each time that it is reported."""
-    counts, words, rng = Conditional(), Words(), np.random.default_rng(0)
-    for _ in range(40):
+    counts, words = Conditional(), Words()
+    for answer in plain_answers():
         reported = []
-        for said, logprob, top in places({}, rng):
+        for said, logprob, top in answer:
             best = top if (said, logprob) in top else [*top[:kept], (said, logprob)]
             listed = [{"token": token, "logprob": value} for token, value in best]
             reported.append({"token": said, "logprob": logprob, "top_logprobs": listed})

@@ -10,7 +10,7 @@ from __future__ import annotations
 
 from collections import Counter, defaultdict
 from collections.abc import Iterator, Mapping, Sequence
-from dataclasses import replace
+from functools import lru_cache
 from typing import Any
 
 import numpy as np
@@ -191,6 +191,9 @@ def read_places(
         text.append(token)
 
 
+_params = lru_cache(64)(SamplingParams)  # made for every token, and each is checked
+
+
 def _worlds(logprobs: Sequence[float], best: Sequence[int], seen: Counter[int], fields: Mapping[str, Any]) -> Floats:
     """What the next token is drawn from, [W, len(best) + 1]; the last column holds all that is not among `best`."""
     rest = max(0.0, 1 - float(np.exp(logprobs).sum()))
@@ -200,15 +203,15 @@ def _worlds(logprobs: Sequence[float], best: Sequence[int], seen: Counter[int], 
     presence, frequency = fields.get("presence_penalty", 0.0), fields.get("frequency_penalty", 0.0)
     shifted = np.array(logprobs) - [presence * (seen[one] > 0) + frequency * seen[one] for one in best]
     with_rest = np.append(shifted, [logprobs[-1]] * number + [np.log(remainder)])
-    filters = {name: fields[name] for name in ("top_k", "top_p", "min_p") if name in fields}
-    params = SamplingParams(temperature=fields.get("temperature", 1.0), **filters)
+    asked = {"temperature": 1.0} | {k: fields[k] for k in ("temperature", "top_k", "top_p", "min_p") if k in fields}
+    params = _params(**asked)
     # Below temperature 1 the rest counts the less the more tokens share it; filters and penalties may lower it.
-    exactly = params == SamplingParams(temperature=1.0) and not presence and not frequency
+    exactly = params == _params(temperature=1.0) and not presence and not frequency
     worlds = []
     for scores in (with_rest,) if exactly else (with_rest, shifted):
         for top_p in {params.top_p, min(1.0, params.top_p + BORDER), params.top_p - BORDER * (params.top_p < 1)}:
             logits = torch.tensor(scores, dtype=torch.float32)[None]
-            probs = probabilities(logits, replace(params, top_p=top_p), [])[0].numpy()
+            probs = probabilities(logits, _params(**asked | {"top_p": top_p}), [])[0].numpy()
             worlds.append(np.append(probs[: len(best)], probs[len(best) :].sum()))
     return np.stack(worlds)
 
