@@ -89,6 +89,7 @@ PRESSED_AT = """
 import os, signal, sys
 
 MODULE = sys.argv.pop(1)
+signal.signal(signal.SIGINT, signal.default_int_handler)  # a process that a shell began in the background has another
 
 class Presses:
     def find_spec(self, name, *_):

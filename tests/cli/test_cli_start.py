@@ -1,7 +1,6 @@
 """Starting up: help that does not wait for torch, the version, and the list of methods."""
 
 import json
-import os
 import subprocess
 import sys
 
@@ -9,6 +8,7 @@ import pytest
 from tests.cli.command import Command
 
 import paceline
+from paceline.__main__ import main as process_main
 from paceline.draft.registry import describe, names
 
 
@@ -30,20 +30,28 @@ def test_version(command: Command) -> None:
     assert (result.code, result.out) == (0, f"paceline {paceline.__version__}\n")
 
 
-@pytest.mark.parametrize("closed", ["<&-", ">&-", "2>&-", "<&- >&- 2>&-"])
-def test_standard_streams_may_be_closed(closed: str) -> None:
-    for command, code in (("methods", 0), ("generate model_that_is_nowhere/x -", 2)):
+@pytest.mark.parametrize(
+    ("closed", "mistake"),
+    [("<&-", "generat"), (">&-", "generat"), ("2>&-", "generat"), ("<&- >&- 2>&-", "generate model_that_is_nowhere/x -")],
+)
+def test_standard_streams_may_be_closed(closed: str, mistake: str) -> None:
+    """Once with all that a command imports, which may look at them, too."""
+    for command, code in (("--version", 0), (mistake, 2)):
         line = f"{sys.executable} -m paceline {command} {closed}"
         done = subprocess.run(["sh", "-c", line], capture_output=True, text=True, timeout=60)
         assert (done.returncode, "Traceback" in done.stderr) == (code, False), done.stderr
 
 
 @pytest.mark.parametrize("columns", ["0", "10"])
-def test_no_name_is_cut_where_there_are_few_columns(columns: str) -> None:
-    environment = os.environ | {"COLUMNS": columns}
-    command = [sys.executable, "-m", "paceline", "methods"]
-    done = subprocess.run(command, capture_output=True, text=True, timeout=60, env=environment)
-    assert all(name in done.stdout for name in names())
+def test_no_name_is_cut_where_there_are_few_columns(
+    columns: str, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    monkeypatch.setenv("COLUMNS", columns)
+    monkeypatch.setattr(sys, "argv", ["paceline", "methods"])
+    monkeypatch.setattr("paceline.interrupt.at_once", lambda: None)  # Ctrl-C is pytest's
+    assert process_main() == 0
+    shown = capsys.readouterr().out
+    assert all(name in shown for name in names())
 
 
 @pytest.mark.parametrize("name", ["generate", "chat", "demo", "methods", "replay", "corpus"])
