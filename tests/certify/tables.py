@@ -66,6 +66,15 @@ def filtered(logits: bytes, temperature: float, top_k: int, top_p: float, min_p:
     return np.asarray(p / p.sum())
 
 
+@lru_cache(100_000)
+def reported(logits: bytes) -> tuple[Probs, list[dict[str, Any]]]:
+    """Log-probabilities of all tokens, and the best of them as they are reported."""
+    values = np.frombuffer(logits)
+    values = values - values.max() - np.log(np.exp(values - values.max()).sum())
+    best = np.argsort(-values, kind="stable")[:20]
+    return values, [{"token": CHARS[i], "logprob": float(values[i])} for i in best]
+
+
 @dataclass
 class Row:
     """A request: prompt and context in tokens, what it has said, and what its rounds remember."""
@@ -220,6 +229,8 @@ class TableServer:
 
     def mask(self, row: Row, tokens: Sequence[int]) -> Probs | float:
         """What the grammar adds to the logits."""
+        if not row.thinks and not row.pattern:
+            return 0.0
         text = "".join(CHARS[token] for token in (*row.said, *tokens))
         if row.thinks and THOUGHT not in text:
             return np.where(np.arange(V) == IDS[THOUGHT], 1e9 + 3.0 * (len(text) - 24), 0.0)
@@ -275,11 +286,8 @@ class TableServer:
             row.reason = "length"
 
     def logprob(self, row: Row, token: int) -> dict[str, Any]:
-        logits = self.logits(row, row.context)
-        values = logits - logits.max() - np.log(np.exp(logits - logits.max()).sum())
-        best = np.argsort(-values, kind="stable")[:20]
-        top = [{"token": CHARS[i], "logprob": float(values[i])} for i in best]
-        return {"token": CHARS[token], "logprob": float(values[token]), "top_logprobs": top}
+        values, top = reported(self.logits(row, row.context).tobytes())
+        return {"token": CHARS[token], "logprob": float(values[token]), "top_logprobs": list(top)}
 
 
 class BlockServer(TableServer):

@@ -94,12 +94,16 @@ def test_a_planted_bug_is_found(bug: str) -> None:
 @pytest.mark.parametrize("bug", ["cache not rolled back", "argmax root when sampling"])
 def test_a_planted_bug_is_found_in_a_quantised_model(bug: str) -> None:
     """Whose reference is our own plain decoding: without drafts the bug is not in it."""
-    w = World(0, precision="int8")
+    w = world(0, "int8")
     assert w.target.quantised
     plan = Scope(shift=0.1, max_tokens=24, requests=None if bug.startswith("argmax") else 0)
     with planted(bug, w) as engine:
         found = certify(engine, w.models, w.prompts, w.starts, plan)
     assert not found["greedy" if bug in GREEDY else "sampled"]["lossless"]
+
+
+def test_a_quantised_model_is_certified() -> None:
+    w = world(0, "int8")
     clean = certify(Ours(w.target, w.tokenizer, "sam"), w.models, w.prompts, w.starts, QUICK)
     assert clean["lossless"]
     assert clean["greedy"]["tokens"] > 100

@@ -66,7 +66,8 @@ def plain_answers() -> list[list[Any]]:
 
 def judged(fields: dict[str, Any], wrong: str = "") -> Conditional:
     counts, words, rng = Conditional(), Words(), np.random.default_rng(0)
-    for answer in plain_answers() if not fields and not wrong else [places(fields, rng, wrong=wrong) for _ in range(40)]:
+    answers = [places(fields, rng, wrong=wrong) for _ in range(40)] if fields or wrong else plain_answers()
+    for answer in answers:
         read_places(answer, fields, counts, words, "a way")
     return counts
 

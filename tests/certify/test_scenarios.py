@@ -33,6 +33,8 @@ from tests.certify.tables import (
 PROMPTS = [user(text) for text in ("hello! what can you do?", "count from 1 to 9, twice.", "the cat sat on the mat.")]
 NAMES = [scenario.name for scenario in SCENARIOS]
 GREEDY = {bug: name for bug, name in BUGS.items() if name != SAMPLED}
+REST = ",".join(name for name in FEATURES if name != "log-probabilities")
+"""What is left out where scenarios are not what a test is about."""
 ALONE = ("prompts that are in the prefix cache", "8 requests at once", "JSON schema after reasoning")
 """Where bugs show without a control: in what the server says under other circumstances, or in its form."""
 
@@ -91,7 +93,7 @@ def test_a_bug_is_shown_by_few_and_short_requests(name: str, requests: int, toke
 
 
 def test_a_certificate_becomes_a_page_an_issue_and_junit_xml() -> None:
-    found = certified(next(iter(GREEDY))(), 0, "5m", requests=0)
+    found = certified(next(iter(GREEDY))(), 0, "5m", requests=0, leave_out=REST)
     assert found["verdict"] == "not lossless"
     text, suite = issue(found), ElementTree.fromstring(junit(found))
     assert "curl -s http://127.0.0.1:9000/v1/chat/completions" in text
@@ -142,7 +144,7 @@ class DiesOfSamples(TableServer):
 def test_what_was_found_before_a_server_ended_is_not_lost(endpoint: str) -> None:
     server = DiesOfSamples() if endpoint == "server" else TableServer()
     control = control_of(server) if endpoint == "server" else Control(DiesOfSamples(drafts=False))
-    found = certify_endpoint(server, control, PROMPTS, Scope(budget="20s", requests=400, max_tokens=16))
+    found = certify_endpoint(server, control, PROMPTS, Scope(budget="20s", requests=400, max_tokens=16, leave_out=REST))
     assert (found["verdict"], found["greedy"]["bugs"]) == ("cannot say", 0)
     assert found["greedy"]["tokens"] > 500
     assert found["why"].endswith("connection refused")
@@ -161,7 +163,7 @@ class ListsNoBestOfSome(TableServer):
 
 def test_long_samples_are_not_judged_by_half_of_their_tokens() -> None:
     """Which half may hang on what was drafted."""
-    found = certified(ListsNoBestOfSome(), 0, "20s", requests=80, max_tokens=16)
+    found = certified(ListsNoBestOfSome(), 0, "20s", requests=80, max_tokens=16, leave_out=REST)
     assert not found["sampled"]["findings"]
     assert found["sampled"]["long"]["tokens"] == 0
     assert any(one.startswith("long sampled answers: some tokens come without") for one in found["not_tested"])
@@ -185,9 +187,8 @@ class Odd(TableServer):
 
 @pytest.mark.parametrize("place", [None, "x", {"token": "a"}, {"token": "a", "logprob": "x"}], ids=str)
 def test_what_are_no_log_probabilities_is_said_and_no_error(place: Any) -> None:
-    found = certify_endpoint(
-        Odd(lambda one, _: one.logprobs.insert(0, place)), control_of(TableServer()), PROMPTS, Scope(requests=20)
-    )
+    server, plan = Odd(lambda one, _: one.logprobs.insert(0, place)), Scope(requests=20, leave_out=REST)
+    found = certify_endpoint(server, control_of(TableServer()), PROMPTS, plan)
     assert found["verdict"] == "cannot say"
     assert "sent what are no log-probabilities" in " ".join((found["why"], *found["not_tested"]))
 
@@ -205,7 +206,7 @@ def test_texts_that_differ_without_log_probabilities_cannot_be_judged() -> None:
         if body.keys() <= {"messages", "temperature", "max_tokens"}:
             one.text = one.text[::-1]
 
-    plan = Scope(requests=0, leave_out="log-probabilities")
+    plan = Scope(requests=0, leave_out=f"log-probabilities,{REST}")
     found = certify_endpoint(Odd(other), control_of(TableServer()), PROMPTS, plan)
     assert (found["verdict"], found["greedy"]["bugs"]) == ("cannot say", 0)
     assert "tell ties from bugs" in found["why"]
@@ -237,7 +238,7 @@ def test_no_time_is_no_certificate() -> None:
 
 @pytest.mark.parametrize("bug", [TemperatureOnOneSide, TopPOnOneSide])
 def test_a_bias_is_found_by_the_log_probabilities_reported(bug: type[TableServer]) -> None:
-    server, plan = bug(), Scope(budget="10m", requests=1280, max_tokens=16)
+    server, plan = bug(), Scope(budget="10m", requests=1280, max_tokens=16, leave_out=REST)
     found = certify_endpoint(server, Control(server, is_self=True), PROMPTS, plan)
     assert not found["sampled"]["lossless"]
     assert not found["greedy"]["bugs"]
