@@ -3,6 +3,7 @@
 import gc
 import os
 from collections.abc import Iterator
+from functools import cache
 from pathlib import Path
 
 # Tests run beside each other, and a thread pool larger than the free cores is ruinous. Before torch is imported, and
@@ -12,12 +13,14 @@ os.environ.setdefault("OMP_NUM_THREADS", "1")
 os.environ.setdefault("OMP_WAIT_POLICY", "passive")
 
 import pytest
+import typer
 
 from paceline import processor
 from paceline.__main__ import GARBAGE
 from tests.paths import REPOSITORY, SHARED
 
 gc.set_threshold(*GARBAGE)
+typer.main.get_command = cache(typer.main.get_command)  # which takes 20 ms, and most commands are asked often
 
 
 def pytest_sessionstart(session: pytest.Session) -> None:

@@ -8,7 +8,13 @@ by whole units from token to token, so a wrong mask, position or bias cannot hid
 
 from __future__ import annotations
 
+import atexit
+import pickle
+import shutil
+import tempfile
 from collections.abc import Callable
+from copy import deepcopy
+from functools import cache, lru_cache
 from pathlib import Path
 from typing import Any
 
@@ -199,10 +205,17 @@ def config(family: str, **changes: Any) -> PretrainedConfig:
 
 def model(family: str | PretrainedConfig, seed: int = 0, **changes: Any) -> PreTrainedModel:
     """A random float32 model in evaluation mode."""
-    wanted = config(family, **changes) if isinstance(family, str) else family
-    made = AutoModelForCausalLM.from_config(wanted, dtype=torch.float32).eval()
+    if isinstance(family, str):
+        return deepcopy(_model(family, seed, pickle.dumps(changes)))
+    made = AutoModelForCausalLM.from_config(family, dtype=torch.float32).eval()
     randomize(made, seed)
     return made
+
+
+@lru_cache(100)
+def _model(family: str, seed: int, changes: bytes) -> PreTrainedModel:
+    """Many tests ask for the same one."""
+    return model(config(family, **pickle.loads(changes)), seed)
 
 
 @torch.no_grad()
@@ -227,8 +240,15 @@ def shaped(name: str, noise: torch.Tensor, has_states: bool) -> torch.Tensor:
 
 def make(family: str, folder: Path, *, seed: int = 0, dtype: torch.dtype = torch.float32, **changes: Any) -> Path:
     """Save a random model of `family` with the tiny tokenizer; returns the folder. Other words change the config."""
-    made = model(family, seed, **changes)
-    made.to(dtype).save_pretrained(folder)
+    shutil.copytree(_saved(family, seed, dtype, pickle.dumps(changes)), folder, dirs_exist_ok=True)
+    return folder
+
+
+@cache
+def _saved(family: str, seed: int, dtype: torch.dtype, changes: bytes) -> Path:
+    folder = Path(tempfile.mkdtemp())
+    atexit.register(shutil.rmtree, folder, ignore_errors=True)
+    model(family, seed, **pickle.loads(changes)).to(dtype).save_pretrained(folder)
     tokenizer().save_pretrained(folder)
     return folder
 
