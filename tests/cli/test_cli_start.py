@@ -32,7 +32,10 @@ def test_version(command: Command) -> None:
 
 @pytest.mark.parametrize(
     ("closed", "mistake"),
-    [("<&-", "generat"), (">&-", "generat"), ("2>&-", "generat"), ("<&- >&- 2>&-", "generate model_that_is_nowhere/x -")],
+    [
+        *((closed, "generat") for closed in ("<&-", ">&-", "2>&-")),
+        ("<&- >&- 2>&-", "generate model_that_is_nowhere/x -"),
+    ],
 )
 def test_standard_streams_may_be_closed(closed: str, mistake: str) -> None:
     """Once with all that a command imports, which may look at them, too."""

@@ -228,19 +228,15 @@ async def sleep_forever(server: Any) -> bool:
 # The command ---------------------------------------------------------------------------------------------------------
 
 
-@pytest.mark.parametrize("options", [(), ("--quiet",)])
-def test_a_line_for_each_request_and_one_for_the_end(folder, options):
-    server, address = start(folder, "--threads", "1", *options)
+def test_a_line_for_each_request_and_one_for_the_end(folder):
+    server, address = start(folder, "--threads", "1")
     assert HTTP.post(f"{address}/v1/completions", json={**LONG, "max_tokens": 9, "min_tokens": 9}).status_code == 200
     with asked(address, LONG) as replies:
         server.send_signal(signal.SIGINT)
         lines = server.stdout.read().splitlines()[1:]
     assert [reply.result() for reply in replies]
     assert server.wait(30) == 130
-    first, stopping, last = lines or (None, None, None)
-    if options:
-        assert first is None
-        return
+    first, stopping, last = lines
     assert re.fullmatch(r"[\d:]{8} \d tokens of prompt, 9 of answer in \d rounds \(.* a round\), .* s: length", first)
     assert stopping.endswith("stopping: 1 answers have 30 s to end; Ctrl-C again ends them now")
     assert "900 of answer" in last
@@ -275,7 +271,7 @@ def test_whoever_reads_the_lines_holds_up_neither_requests_nor_the_end(folder, r
 
 
 def test_warnings_are_lines_of_a_kind_once_a_minute_and_are_counted(folder):
-    server, address = start(folder, "--threads", "1", "--log", "/dev/full", stderr=subprocess.PIPE)
+    server, address = start(folder, "--threads", "1", "--quiet", "--log", "/dev/full", stderr=subprocess.PIPE)
     short = {**LONG, "max_tokens": 2, "min_tokens": 1}
     for _ in range(4):
         assert HTTP.post(f"{address}/v1/completions", json=short).status_code == 200
@@ -288,6 +284,7 @@ def test_warnings_are_lines_of_a_kind_once_a_minute_and_are_counted(folder):
     bad = "warning: Invalid HTTP request received."
     lines = [said, bad, f"{said} (2 more like it)", f"{bad} (1 more like it)"]
     assert [line[9:] for line in server.stderr.read().splitlines()] == lines
+    assert server.stdout.read().splitlines()[1:] == [], "it was to be quiet"
     assert server.wait(30) == 0
 
 
