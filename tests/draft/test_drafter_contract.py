@@ -9,6 +9,7 @@ from collections.abc import Sequence
 from contextlib import suppress
 from copy import deepcopy
 from dataclasses import replace
+from functools import cache
 from itertools import count
 from pathlib import Path
 from typing import Any
@@ -16,6 +17,7 @@ from typing import Any
 import numpy as np
 import pytest
 import torch
+from transformers import PreTrainedModel
 
 from paceline.draft.auto import TRIALS, Auto
 from paceline.draft.base import Drafter
@@ -36,7 +38,7 @@ from tests.draft.test_cost import times_of
 from tests.plain import decode
 from tests.preempting import preempt_often
 
-NEW = 12
+NEW = 8
 GREEDY = SamplingParams(max_tokens=NEW)
 SAMPLED = [SamplingParams(max_tokens=NEW, temperature=0.8, top_p=0.95, seed=seed) for seed in range(4)]
 PENALISED = SamplingParams(max_tokens=NEW, repetition_penalty=1.3)
@@ -80,6 +82,18 @@ ROWS = {
     name: spec for name, spec in EVERY.items() if not name.endswith((", chain", ", one node", ", auto", ", adaptive"))
 }
 """Every way in which drafters keep what they know of a row: the other variants keep it as the method itself does."""
+
+
+def kind(name: str) -> str:
+    """The drafter's own name."""
+    return name.partition(",")[0]
+
+
+def is_quick(name: str, alone: bool) -> bool:
+    """What keeps its rows as another does is left to the tests of rows below; so is what has weights, alone."""
+    return name in ROWS and not (alone and kind(name) in SPECS)
+
+
 REST = ("none", "suffix")
 """What requests may choose beside the drafter in question."""
 
@@ -117,17 +131,21 @@ def expected(folders: Folders, params: Any) -> list[list[int]]:
 # Losslessness --------------------------------------------------------------------------------------------------------
 
 
-@pytest.mark.parametrize("name", EVERY)
-def test_greedy_text_is_the_targets_in_any_batch(folders: Folders, name: str) -> None:
-    """Alone, and with rows joining and leaving and prompts in pieces. For what keeps
-    its rows as another does, and drafts other trees, the latter is enough."""
-    drafted = 0
-    ways = [(GREEDY, 1, 512), (PENALISED, 3, 8)] if name in ROWS else [(PENALISED, 3, 8)]
-    for params, batch, chunk in ways:
-        _, tokens, new = answered(folders, made(folders, EVERY[name]), params, max_batch=batch, prefill_chunk=chunk)
-        assert tokens == expected(folders, params)
-        drafted += new
-    assert drafted > 0 or name in (*SILENT, "past-answer")  # that has seen no answer yet
+@pytest.mark.parametrize(
+    ("name", "alone"),
+    [
+        pytest.param(name, alone, marks=[] if is_quick(name, alone) else [pytest.mark.slow])
+        for name in EVERY for alone in (False, True)
+    ],
+)  # fmt: skip
+def test_greedy_text_is_the_targets_in_any_batch(folders: Folders, name: str, alone: bool) -> None:
+    """Alone, and with rows joining and leaving and prompts in pieces."""
+    params, batch, chunk = (replace(GREEDY, max_tokens=12), 1, 512) if alone else (PENALISED, 3, 8)
+    drafter = made(folders, EVERY[name])
+    _, tokens, drafted = answered(folders, drafter, params, max_batch=batch, prefill_chunk=chunk)
+    assert tokens == expected(folders, params)
+    may_copy = alone or drafter.weight_bytes
+    assert drafted > 0 or not may_copy or name in (*SILENT, "past-answer")  # that has seen no answer yet
 
 
 @pytest.mark.parametrize("name", GUESSED)
@@ -219,13 +237,19 @@ OFFERED = {
 }
 
 
+@cache
+def beside(folders: Folders) -> tuple[list[SamplingParams], list[list[int]]]:
+    """Requests that choose another drafter, and what each gets alone."""
+    drawn = SamplingParams(max_tokens=NEW, temperature=1.0)
+    others = [replace(drawn, seed=seed, draft=draft) for seed in (1, 2) for draft in REST]
+    return others, [Engine(folders.target).generate(folders.prompts[:1], one)[0].tokens for one in others]
+
+
 @pytest.mark.parametrize("name", OFFERED)
 def test_a_drafter_that_requests_may_choose_is_nothing_to_those_that_do_not(folders: Folders, name: str) -> None:
     """Beside it others get the samples that they get alone, and reuse prompts, its own among them."""
     spec, prompt = OFFERED[name].format_map(folders), folders.prompts[0]
-    drawn = SamplingParams(max_tokens=NEW, temperature=1.0)
-    others = [replace(drawn, seed=seed, draft=draft) for seed in (1, 2) for draft in REST]
-    alone = [Engine(folders.target).generate([prompt], one)[0].tokens for one in others]
+    others, alone = beside(folders)
     engine = Engine(folders.target, by_request([*REST, spec]))
     assert engine.rule.lossless
     for _ in range(2):
@@ -233,6 +257,11 @@ def test_a_drafter_that_requests_may_choose_is_nothing_to_those_that_do_not(fold
         assert mine.tokens == expected(folders, GREEDY)[0]
         assert [done.tokens for done in theirs] == alone
         assert {done.reused for done in theirs} == {len(prompt) - 1}
+
+
+@cache
+def second_turn(folders: Folders, text: tuple[int, ...]) -> list[int]:
+    return decode(folders.model, text, GREEDY, eos=(models.EOS,)).tokens
 
 
 @pytest.mark.parametrize("name", [*STATES, "recycling, prompt", "inside auto", "after another"])
@@ -244,7 +273,7 @@ def test_prompts_are_reused_with_the_states_that_a_head_reads(folders: Folders, 
         first = engine.generate([folders.prompts[0]] * 2, wish)
         turn = [*folders.prompts[0], *first[0].tokens, *folders.prompts[3]]
         every = [*first, *engine.generate([turn], wish)]
-        assert every[2].tokens == decode(folders.model, turn, wish, eos=(models.EOS,)).tokens
+        assert every[2].tokens == second_turn(folders, tuple(turn))
         assert [done.reused > 0 for done in every] == [False, reuse, reuse]
         drafted.append([(done.tokens, done.stats.accepted) for done in every])
     assert drafted[0] == drafted[1] or name in ("inside auto", "recycling, prompt")  # which learn
@@ -330,13 +359,20 @@ RENEWED = {
 }
 
 
-@pytest.mark.parametrize("name", RENEWED)
-def test_with_new_weights_a_drafter_drafts_as_one_that_never_had_others(folders: Folders, name: str) -> None:
-    """What reads the target's states, its embedding or its head reads the new ones; what was learnt stays."""
-    changed, engines, drafted = deepcopy(folders.model), [], []
+@cache
+def renewed(folders: Folders) -> tuple[PreTrainedModel, list[list[int]]]:
+    """The target with other weights, and what it says."""
+    changed = deepcopy(folders.model)
     with torch.no_grad():
         for weight in changed.parameters():
             weight += 0.3 * weight.std() * torch.randn(weight.shape, generator=torch.Generator().manual_seed(1))
+    return changed, [decode(changed, prompt, GREEDY, eos=(models.EOS,)).tokens for prompt in folders.prompts]
+
+
+@pytest.mark.parametrize("name", RENEWED)
+def test_with_new_weights_a_drafter_drafts_as_one_that_never_had_others(folders: Folders, name: str) -> None:
+    """What reads the target's states, its embedding or its head reads the new ones; what was learnt stays."""
+    (changed, plain), engines, drafted = renewed(folders), [], []
     for target in (folders.target, native.of(changed)):
         drafter = made(folders, RENEWED[name])
         if isinstance(drafter, Auto):
@@ -349,7 +385,6 @@ def test_with_new_weights_a_drafter_drafts_as_one_that_never_had_others(folders:
     engines[0].with_weights_of(native.of(changed))
     assert engines[0].target.weights_fingerprint
     assert learnt is None or (drafter.matrix == learnt).all()
-    plain = [decode(changed, prompt, GREEDY, eos=(models.EOS,)).tokens for prompt in folders.prompts]
     for engine in engines:
         trees, usual = [], engine.drafter.propose
         engine.drafter.propose = lambda rows, trees=trees, usual=usual: trees.append(usual(rows)) or trees[-1]  # type: ignore[method-assign]
