@@ -30,8 +30,9 @@ from paceline.target.decoder import Decoder
 from paceline.target.tokenizer import Tokenizer
 from tests import drafters, models, native, plain
 from tests.fakes import TableTarget
+from tests.pairs import paired
 
-NEW = 24
+NEW = 16
 
 
 class World:
@@ -680,7 +681,9 @@ def _first_occurrence(tokens: list[int], after: int) -> int:
     return next(i for i in range(after, len(tokens)) if tokens[i] not in tokens[:i])
 
 
-@pytest.mark.parametrize(("after", "branches"), [(0, 0), (8, 0), (0, 2), (3, 2)])
+@pytest.mark.parametrize(
+    ("after", "branches"), [(8, 0), (3, 2), *(pytest.param(0, n, marks=pytest.mark.slow) for n in (0, 2))]
+)
 def test_rows_end_inside_drafts_exactly_where_plain_decoding_ends(world: World, after: int, branches: int) -> None:
     prompts = world.prompts[1:6]
     whole = [world.text(i)[len(world.prompts[i]) :] for i in range(1, 6)]
@@ -712,8 +715,7 @@ def test_rows_end_inside_drafts_exactly_where_plain_decoding_ends(world: World, 
     assert inside or after < 3, "no answer ended inside a draft"
 
 
-@pytest.mark.parametrize("room", [1, 2, 8, 20])
-@pytest.mark.parametrize("make", MAKERS.values(), ids=MAKERS)
+@pytest.mark.parametrize(("room", "make"), paired([1, 2, 8, 20], MAKERS.values()))
 def test_the_context_fills_to_the_last_token(world: World, make: Callable[[World], Drafter], room: int) -> None:
     prompt = world.text(2)[: models.MAX_CONTEXT - room]
     prompt = (prompt + [9] * models.MAX_CONTEXT)[: models.MAX_CONTEXT - room]

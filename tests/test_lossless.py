@@ -31,11 +31,12 @@ from paceline.target.decoder import Decoder
 from paceline.target.hf import HFTarget
 from paceline.target.load import load, load_tokenizer
 from tests import drafters, models, native, plain
+from tests.pairs import paired
 from tests.paths import DEVICE, REPOSITORY
 from tests.plain import generate, texts, up_to
 from tests.preempting import preempt_often
 
-NEW = 16
+NEW = 12
 COMPANY = {1: 2, 8: 8}
 """Batch size, and how many prompts are answered with it; the contract of drafters has more prompts than a batch."""
 
@@ -111,14 +112,25 @@ def family_world(family: str) -> tuple[Target, list[list[int]], Answers]:
     return target, prompts, answers
 
 
+ALIKE = ("llama1", "llama2", "llama-linear", "vicuna", "qwen2-window", "qwen2-tied", "qwen3-bias")
+"""Families whose parts others have, too; that their logits are transformers' own is in test_decoder.py."""
+EARLY = ("llama3", "mistral-window", "gemma3", "granite", "olmo2", "smollm3", "phi3", "qwen3-moe", *models.HYBRID)
+
+
 @pytest.mark.parametrize(
     ("family", "name"),
-    [(family, "oracle tree") for family in (*models.NATIVE, *models.FOREIGN)]
+    [
+        pytest.param(family, "oracle tree", marks=[pytest.mark.slow] if family in ALIKE else [])
+        for family in (*models.NATIVE, *models.FOREIGN)
+    ]
     + [(family, "none") for family in ("llama3", "qwen2-window", "gpt2")]
     # Probes are more nodes of a tree to a target: one of each kind, and a window.
     + [(family, "probes") for family in ("llama3", "qwen2-window", "gpt2")]
     # Only the native decoder can go on from a self-drafter's states; in every batch below.
-    + [(family, "early exit") for family in models.NATIVE],
+    + [
+        pytest.param(family, "early exit", marks=[] if family in EARLY else [pytest.mark.slow])
+        for family in models.NATIVE
+    ],
 )
 def test_greedy_text_of_every_family_is_transformers_own(family: str, name: str) -> None:
     target, prompts, answers = family_world(family)
@@ -336,8 +348,13 @@ def test_drawn_drafts_are_greedy_at_temperature_zero_and_the_rows_own_above(worl
     assert [done.tokens for done in answer(SAMPLED[:5], 4, every=3)] == [done.tokens for done in alone]
 
 
-@pytest.mark.parametrize("greedy", [True, False])
-@pytest.mark.parametrize("name", ["none", "oracle tree", "early exit", "sam+prompt-lookup"])
+@pytest.mark.parametrize(
+    ("greedy", "name"),
+    paired(
+        [True, False],
+        ["none", "oracle tree", "early exit", "sam+prompt-lookup"],
+    ),
+)
 def test_a_row_does_not_depend_on_its_batch_mates(world: Stories, name: str, greedy: bool) -> None:
     rng = np.random.default_rng(3)
     prompt = world.prompts[5]

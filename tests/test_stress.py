@@ -40,7 +40,7 @@ def memory(decoder: Decoder, rows: int) -> int:
     return rows * 192 * decoder.cache.token_bytes
 
 
-@pytest.mark.parametrize("name", ["drawn", "sam"])
+@pytest.mark.parametrize("name", ["drawn", pytest.param("sam", marks=pytest.mark.slow)])
 def test_sixty_requests(monkeypatch: pytest.MonkeyPatch, name: str) -> None:
     monkeypatch.setattr("paceline.engine.request.AHEAD", 4)  # few reserve what they need
     decoder = small()

@@ -22,6 +22,7 @@ from paceline.certify.endpoint import certify_endpoint
 from paceline.certify.options import Scope, Subject, Watch
 from paceline.certify.page import findings, page
 from paceline.workbench.client import Client, Completion
+from tests.pairs import paired
 
 WORDS = [f" w{i}" for i in range(12)]
 
@@ -231,8 +232,7 @@ def test_one_server_switches_its_drafts_off_and_another_is_its_own_control() -> 
         assert "draft = none" in control.name
 
 
-@pytest.mark.parametrize("owner", ["", "paceline", "paceline that refuses"])
-@pytest.mark.parametrize("reference", [False, True])
+@pytest.mark.parametrize(("owner", "reference"), paired(["", "paceline", "paceline that refuses"], [False, True]))
 def test_servers_are_closed(owner: str, reference: bool, monkeypatch: pytest.MonkeyPatch) -> None:
     """And with them the connections: those to the endpoint, to the reference, and to the one that was no control."""
     opened: list[Client] = []

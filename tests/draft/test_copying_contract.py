@@ -18,6 +18,7 @@ from tests.draft.rows import row, tokens
 from tests.draft.stores import ALL, corpus_of
 from tests.draft.stores import corpus as corpus_at
 from tests.fakes import TableTarget
+from tests.pairs import paired
 
 LOOKUP = "prompt-lookup,variant=transformers,past={past}"
 POOL = "ngram-pool,window=0,level=3,past={past}"
@@ -149,16 +150,18 @@ def test_a_corpus_that_does_not_fit_is_refused(spec: str, corpus: str, tmp_path:
         bound(spec, str(tmp_path / "nothing"))
 
 
-@pytest.mark.parametrize(("eos", "temperature", "batch"), [((), 0.8, 8), ((3,), 0.0, 3)])
 @pytest.mark.parametrize(
-    "spec",
-    [
-        *("sam,corpus={corpus}", "sam,corpus={corpus},shape=chain,past=64", "sam,corpus={corpus}+prompt-lookup"),
-        *("suffix,past=150", "suffix,past=1000,shape=tree,factor=3", "suffix,corpus={corpus}"),
-        *("hierarchy,model={corpus},corpus={corpus}", "hierarchy,corpus={corpus},order=LSW,k=2"),
-        *("hierarchy,corpus={corpus},past=100,nodes=3", "blend,corpus={corpus},past=200,nodes=12"),
-        *("rest:{corpus},shortest=1", "prompt-lookup,past=100", "ngram-pool,past=100"),
-    ],
+    ("spec", "eos", "temperature", "batch"),
+    paired(
+        [
+            *("sam,corpus={corpus}", "sam,corpus={corpus},shape=chain,past=64", "sam,corpus={corpus}+prompt-lookup"),
+            *("suffix,past=150", "suffix,past=1000,shape=tree,factor=3", "suffix,corpus={corpus}"),
+            *("hierarchy,model={corpus},corpus={corpus}", "hierarchy,corpus={corpus},order=LSW,k=2"),
+            *("hierarchy,corpus={corpus},past=100,nodes=3", "blend,corpus={corpus},past=200,nodes=12"),
+            *("rest:{corpus},shortest=1", "prompt-lookup,past=100", "ngram-pool,past=100"),
+        ],
+        [((), 0.8, 8), ((3,), 0.0, 3)],
+    ),
 )
 def test_answers_are_plain_decodings(
     spec: str, eos: tuple[int, ...], temperature: float, batch: int, tmp_path: Path

@@ -30,6 +30,7 @@ from tests.draft.answered import NEW, Answered, weakened
 from tests.draft.eagles import Tensors, write
 from tests.enumerated import law, plainly
 from tests.lossless_enumeration import largest_difference
+from tests.pairs import paired
 from tests.plain import texts
 from tests.rounds import prompt_run
 
@@ -291,15 +292,17 @@ def test_the_confidence_head_ends_a_chain(world: Answered) -> None:
 
 
 @pytest.mark.parametrize(
-    "options",
-    [
-        "tree=0,stop=fixed,draft=2",
-        "tree=0,threshold=0.4,draft=2",
-        "tree=0,sample=best,draft=2",
-        "tree=3,width=2,draft=2",
-    ],
+    ("options", "kind"),
+    paired(
+        [
+            "tree=0,stop=fixed,draft=2",
+            "tree=0,threshold=0.4,draft=2",
+            "tree=0,sample=best,draft=2",
+            "tree=3,width=2,draft=2",
+        ],
+        ["knowing", "random"],
+    ),
 )
-@pytest.mark.parametrize("kind", ["knowing", "random"])
 def test_sampled_text_has_the_targets_distribution(tmp_path: Path, options: str, kind: str) -> None:
     """Exactly: every outcome on a target of few tokens is walked."""
     model = models.model("llama1", num_hidden_layers=4, vocab_size=5, seed=3, tie_word_embeddings=False, **native.TINY)

@@ -26,6 +26,7 @@ from tests.draft.answered import NEW, weakened
 from tests.draft.eagles import METHODS, World, d2t_of, described, eagle3, knowing_head, write
 from tests.enumerated import law, plainly
 from tests.lossless_enumeration import largest_difference
+from tests.pairs import paired
 from tests.plain import texts
 
 
@@ -56,8 +57,7 @@ def test_a_model_that_transformers_runs(world: Callable[..., World], method: str
     assert accepted(out) > 0
 
 
-@pytest.mark.parametrize("method", METHODS)
-@pytest.mark.parametrize("tree", [0, 3])
+@pytest.mark.parametrize(("method", "tree"), paired(METHODS, [0, 3]))
 def test_sampled_text_has_the_targets_distribution(tmp_path: pytest.TempPathFactory, method: str, tree: int) -> None:
     """Exactly: every outcome on a target of few tokens is walked."""
     model = models.model("llama1", num_hidden_layers=3, vocab_size=5, seed=3, tie_word_embeddings=False, **native.TINY)
@@ -90,8 +90,13 @@ def fresh_reading(
     return network.cache.kv[:, :, own, :, :pairs], states
 
 
-@pytest.mark.parametrize("method", METHODS)
-@pytest.mark.parametrize(("tree", "chunk"), [(0, pending.CHUNK), (12, pending.CHUNK), (0, 3)])
+@pytest.mark.parametrize(
+    ("method", "tree", "chunk"),
+    paired(
+        METHODS,
+        [(0, pending.CHUNK), (12, pending.CHUNK), (0, 3)],
+    ),
+)
 def test_after_every_round_the_cache_is_a_fresh_prefill(
     world: Callable[..., World], monkeypatch: pytest.MonkeyPatch, method: str, tree: int, chunk: int
 ) -> None:

@@ -34,7 +34,7 @@ from tests import models
 from tests.draft.head_worlds import HEADS, World, stir
 from tests.plain import texts
 
-NEW = 12
+NEW = 8
 
 FULL = Switches(heads=HEADS)
 NETWORKS: dict[str, tuple[str, dict[str, Any]]] = {

@@ -15,7 +15,7 @@ from paceline.target.load import load
 from tests.paths import REPOSITORY
 
 MODELS = REPOSITORY / "models"
-NEW = 24
+NEW = 14
 PROMPTS = ("What is the capital of France?", "Write two sentences about the sea.")
 
 

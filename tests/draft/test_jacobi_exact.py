@@ -18,6 +18,7 @@ from tests.lossless_enumeration import (
     outcomes,
     plain,
 )
+from tests.pairs import paired
 
 SPECS = ["jacobi", "jacobi,tree=0,retrieve=none", "jacobi,tree=8,retrieve=sam", "jacobi,match=recent,candidates=3"]
 LENGTHS = (1, 2, 5, 6, 100)
@@ -98,8 +99,13 @@ def joint(
     return outcomes(run)
 
 
-@pytest.mark.parametrize("spec", ["jacobi,tree=6,candidates=3", "jacobi,tree=0,window=2"])
-@pytest.mark.parametrize("warping", [{"temperature": 1.0}, {"temperature": 0.8, "top_p": 0.8}])
+@pytest.mark.parametrize(
+    ("spec", "warping"),
+    paired(
+        ["jacobi,tree=6,candidates=3", "jacobi,tree=0,window=2"],
+        [{"temperature": 1.0}, {"temperature": 0.8, "top_p": 0.8}],
+    ),
+)
 def test_sampled_text_has_the_joint_law_of_ancestral_sampling(spec, warping):
     """Three tokens: the first from the prompt, then two, of which drafts may be accepted."""
     target, prompt = TableTarget(5, order=2, seed=8, scale=1.0), [0, 1, 2, 0, 1]

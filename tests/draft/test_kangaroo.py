@@ -38,6 +38,7 @@ from tests.draft.answered import NEW, Answered, weakened
 from tests.enumerated import law, plainly
 from tests.fakes import TableTarget
 from tests.lossless_enumeration import largest_difference
+from tests.pairs import paired
 from tests.plain import generate
 
 
@@ -208,8 +209,13 @@ def test_the_adapter_lags_by_one_token_only_after_a_whole_draft(counted: tuple[W
     assert set(drafter.lags) == {(True, 1), (False, 0)}
 
 
-@pytest.mark.parametrize("behind", [False, True], ids=["alone", "behind another"])
-@pytest.mark.parametrize("options", [{}, {"tree": 9, "width": 3}, {"tree": 3, "draft": 1}])
+@pytest.mark.parametrize(
+    ("behind", "options"),
+    paired(
+        [False, True],
+        [{}, {"tree": 9, "width": 3}, {"tree": 3, "draft": 1}],
+    ),
+)
 def test_after_every_round_the_caches_are_those_of_a_fresh_prompt(
     world: Callable[..., World], options: dict[str, int], behind: bool
 ) -> None:

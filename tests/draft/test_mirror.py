@@ -31,8 +31,9 @@ from tests import models
 from tests.draft.answered import target_and_close_draft
 from tests.draft.drafting import drafter, like
 from tests.fakes import TableTarget
+from tests.pairs import paired
 
-NEW = 20
+NEW = 14
 TEXTS = ["the cat and the dog", "there was", "and then the little cat said: hello the cat", "a"]
 GREEDY = SamplingParams(max_tokens=NEW)
 
@@ -75,8 +76,10 @@ def test_writes_what_the_target_alone_writes(folders, alone, options, batch):
     assert sum(done.stats.draft_tokens for done in out) > 0
 
 
-@pytest.mark.parametrize("options", ["candidates=2", "candidates=2,miss=empty", "source=early_exit", "candidates=0"])
-@pytest.mark.parametrize("context", [15, 22, 30])
+@pytest.mark.parametrize(
+    ("options", "context"),
+    paired(["candidates=2", "candidates=2,miss=empty", "source=early_exit", "candidates=0"], [15, 22, 30]),
+)
 def test_a_draft_model_with_a_shorter_context_drafts_as_far_as_it_reads(folders, alone, options, context, tmp_path):
     """Some texts outgrow it, and one is longer from the beginning; nobody else suffers."""
     copytree(folders["close"], tmp_path / "short")

@@ -25,9 +25,10 @@ from tests.draft.answered import target_and_close_draft
 from tests.draft.drafting import SPECS, DraftTable, drafter, like
 from tests.draft.prompts import PROMPTS, plain
 from tests.fakes import TableTarget
+from tests.pairs import paired
 from tests.rounds import shown
 
-NEW = 16
+NEW = 10
 GREEDY = SamplingParams(max_tokens=NEW)
 TEXTS = ["the cat and the dog", "there was", "and then the little cat said: hello the cat"]
 RULES = ["fixed", "svip", "heuristic", "adaptive", "fixed,tree=9,width=3"]
@@ -109,8 +110,7 @@ def test_room_is_used_to_the_last_token():
         made.drop(row)
 
 
-@pytest.mark.parametrize("draft", ["narrow", "wide"])
-@pytest.mark.parametrize("temperature", [0.0, 0.8])
+@pytest.mark.parametrize(("draft", "temperature"), paired(["narrow", "wide"], [0.0, 0.8]))
 def test_rows_of_padding_may_differ(folders, draft, temperature):
     """The target has 320 rows for 288 tokens, the draft models 288 and 384; ids mean the same."""
     params = SamplingParams(max_tokens=NEW, temperature=temperature, repetition_penalty=1.1, seed=1)

@@ -26,6 +26,7 @@ from tests.draft.answered import weakened
 from tests.draft.eagles import Tensors
 from tests.enumerated import law, plainly
 from tests.lossless_enumeration import largest_difference
+from tests.pairs import paired
 
 STEPS = 3
 GREEDY = SamplingParams(max_tokens=14, ignore_eos=True)
@@ -82,8 +83,7 @@ FAMILIES: dict[str, dict[str, Any]] = {
 }
 
 
-@pytest.mark.parametrize("layout", mtps.LAYOUTS)
-@pytest.mark.parametrize("family", FAMILIES)
+@pytest.mark.parametrize(("layout", "family"), paired(mtps.LAYOUTS, FAMILIES))
 def test_a_head_computes_what_transformers_module_does(family: str, layout: str) -> None:
     """transformers 5.23's MtpLayer, several steps deep on its own output, with forced tokens."""
     model = models.model(family, **FAMILIES[family])

@@ -23,7 +23,7 @@ from paceline.errors import MethodError, PacelineError
 from paceline.plugins import transformers as paceline
 from tests import models
 
-NEW = 20
+NEW = 12
 FAMILIES = ("llama2", "qwen3", "mistral", "gpt2", "gpt-neox", "phi", "opt", "qwen2-moe")
 
 MIXING = ("o_proj", "down_proj", "c_proj", "out_proj", "fc2", "fc_out", "dense_4h", "attention.dense")
@@ -66,10 +66,10 @@ def test_greedy_text_is_generates_own(family: str) -> None:
     model, accepted = model_of(family), list[int]()
     for count in (1, 8):
         inputs = batch(count)
-        plain = model.generate(**inputs, max_new_tokens=NEW, do_sample=False)
-        drafted = ours(model, inputs, on_round=lambda delta: accepted.append(len(delta.tokens)))
+        plain = model.generate(**inputs, max_new_tokens=20, do_sample=False)
+        drafted = ours(model, inputs, on_round=lambda delta: accepted.append(len(delta.tokens)), max_new_tokens=20)
         assert torch.equal(drafted, plain)
-    assert torch.equal(ours(model, inputs, paced=True), plain)
+    assert torch.equal(ours(model, inputs, paced=True, max_new_tokens=20), plain)
     assert max(accepted) > 1
 
 
@@ -232,7 +232,7 @@ HONOURED: dict[str, dict[str, Any]] = {
     "min_length": {"min_length": 25, "eos_token_id": list(range(4, 200))},
     "min_new_tokens": {"min_new_tokens": 9, "eos_token_id": list(range(4, 200))},
     "max_time": {"max_time": 1e-9},
-    "stop_strings": {"stop_strings": ["e", "a", "t", "'", "0", "(", "1"], "tokenizer": "tiny"},
+    "stop_strings": {"stop_strings": ["e", "a", "t", "'", "0", "(", "1"], "tokenizer": "tiny", "max_new_tokens": 20},
     "do_sample": {"do_sample": True, "top_k": 1, "repetition_penalty": 1.1},
     "temperature": {**SAMPLED, "temperature": 1e-5},
     "top_k": {**SAMPLED, "top_k": 1},
@@ -241,7 +241,7 @@ HONOURED: dict[str, dict[str, Any]] = {
     "top_h": {**SAMPLED, "top_h": 1e-6},
     "typical_p": {**SAMPLED, "typical_p": 1e-6},
     "epsilon_cutoff": {**SAMPLED, "epsilon_cutoff": 0.99},
-    "eta_cutoff": {**SAMPLED, "eta_cutoff": 0.99, "temperature": 0.05},
+    "eta_cutoff": {**SAMPLED, "eta_cutoff": 0.99, "temperature": 0.05, "max_new_tokens": 20},
     "repetition_penalty": {"repetition_penalty": 1.3},
     "encoder_repetition_penalty": {"encoder_repetition_penalty": 3.0},
     "no_repeat_ngram_size": {"no_repeat_ngram_size": 1},

@@ -16,6 +16,7 @@ from paceline.rollout import Rollouts, RolloutStore, rollout
 from paceline.rollout.rules import _warn
 from paceline.rollout.store import Key, digest
 from tests.fakes import TableTarget
+from tests.pairs import paired
 
 EOS, VOCAB = 3, 12
 PROMPTS = [[1, 2], [4, 5, 6], [7]]
@@ -87,8 +88,13 @@ def test_prompts_without_an_old_answer_are_generated(rule: str) -> None:
     assert roll(policy(), small, 1, rule).figures.offered == 0
 
 
-@pytest.mark.parametrize("draft", [DRAFT, "none", "past-answer,draft=2"])
-@pytest.mark.parametrize("rule", ["residual", "one-hot", "coupled", "plain"])
+@pytest.mark.parametrize(
+    ("draft", "rule"),
+    paired(
+        [DRAFT, "none", "past-answer,draft=2"],
+        ["residual", "one-hot", "coupled", "plain"],
+    ),
+)
 def test_answers_are_a_prefix_of_the_old_one_and_then_new(rule: str, draft: str) -> None:
     store = RolloutStore()
     first = roll(policy(0, zeros=0.2), store, 0, rule, draft=draft)

@@ -10,6 +10,7 @@ import numpy as np
 import pytest
 import torch
 from tests import drafters, models, native
+from tests.pairs import paired
 from tests.plain import texts
 from tests.schedules import world
 from tests.schedules.world import NEW, SAMPLED, World
@@ -60,17 +61,19 @@ def made(name: str, of: World) -> Drafter:
 # The promise -----------------------------------------------------------------------------------------------------
 
 
-@pytest.mark.parametrize("schedule", SCHEDULES)
 @pytest.mark.parametrize(
-    ("name", "batches"),
-    [
-        ("none", (3,)),
-        ("oracle tree", (1, 3, 8)),
-        ("oracle chain", (8,)),
-        ("random tree", (3,)),
-        ("random chain", (8,)),
-        ("probes", (3,)),
-    ],
+    ("schedule", "name", "batches"),
+    paired(
+        SCHEDULES,
+        [
+            ("none", (3,)),
+            ("oracle tree", (1, 3, 8)),
+            ("oracle chain", (8,)),
+            ("random tree", (3,)),
+            ("random chain", (8,)),
+            ("probes", (3,)),
+        ],
+    ),
 )
 def test_greedy_answers_are_plain_ones_in_the_order_of_the_prompts(
     llama: World, schedule: str, name: str, batches: Sequence[int]
@@ -85,8 +88,7 @@ def test_greedy_answers_are_plain_ones_in_the_order_of_the_prompts(
         assert not engine.target.cache._rows, "no row is left in the cache"
 
 
-@pytest.mark.parametrize("schedule", SCHEDULES)
-@pytest.mark.parametrize("family", ["gpt2", "gpt-neox"])
+@pytest.mark.parametrize(("schedule", "family"), paired(SCHEDULES, ["gpt2", "gpt-neox"]))
 def test_other_architectures(family: str, schedule: str) -> None:
     of = world.of(family)
     out = Engine(of.target, made("oracle tree", of), max_batch=3, schedule=schedule).generate(of.prompts, GREEDY)

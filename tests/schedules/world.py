@@ -12,7 +12,7 @@ from transformers import PreTrainedModel
 from paceline.engine.sampling import SamplingParams
 from paceline.target.hf import HFTarget
 
-NEW = 12
+NEW = 9
 SAMPLED = [SamplingParams(temperature=0.9, top_k=40, max_tokens=NEW, seed=seed) for seed in range(8)]
 
 

@@ -22,6 +22,7 @@ from paceline.serve.fields import ChatRequest, DetokenizeRequest, TextRequest, T
 from paceline.serve.guard import parsed, public
 from paceline.serve.settings import Limits, Refused
 from paceline.serve.structure import Grammars
+from tests.pairs import paired
 from tests.serve.live import engine, serving
 
 USER: dict[str, Any] = {"role": "user", "content": "the cat"}
@@ -187,8 +188,7 @@ BAD_CHATS: list[tuple[dict[str, Any], int, str]] = [
 ]
 
 
-@pytest.mark.parametrize("stream", [False, True])
-@pytest.mark.parametrize(("fields", "status", "says"), BAD_CHATS)
+@pytest.mark.parametrize(("stream", "fields", "status", "says"), paired([False, True], BAD_CHATS))
 def test_a_chat_that_is_refused(address: str, fields: Any, status: int, says: str, stream: bool) -> None:
     reply = ask(address, {**CHAT, **fields, "stream": stream})
     assert (reply.status_code, reply.headers["content-type"]) == (status, "application/json"), reply.text

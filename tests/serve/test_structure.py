@@ -16,6 +16,7 @@ from paceline.serve.fields import Tool
 from paceline.serve.structure import AfterReasoning, Grammars, Matched
 from paceline.serve.tools import schema
 from paceline.target.tokenizer import Tokenizer
+from tests.pairs import paired
 
 MANY = {"type": "object", "properties": {f"p{i}": {"type": "integer"} for i in range(800)}}
 LATE = {"type": "object", "properties": {"a": MANY}, "required": ["a"], "additionalProperties": False}
@@ -142,8 +143,7 @@ def test_nothing_is_masked_or_forced_within_reasoning(plain: Engine, tokenizer: 
     assert made.allowed(tokenizer.encode_text("so"), size)[tokenizer.encode_text("{")[0]]  # and back again
 
 
-@pytest.mark.parametrize("temperature", [0.0, 1.0])
-@pytest.mark.parametrize("drafter", ["sam", "grammar", "recycling", "jacobi"])
+@pytest.mark.parametrize(("temperature", "drafter"), paired([0.0, 1.0], ["sam", "grammar", "recycling", "jacobi"]))
 def test_drafts_see_where_the_reasoning_ends(folder: Path, plain: Engine, drafter: str, temperature: float) -> None:
     """The mark is one that this model writes by itself, so that it falls inside drafts."""
     params = {"max_tokens": 60, "temperature": temperature, "seed": 3}

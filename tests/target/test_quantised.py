@@ -10,6 +10,7 @@ import pytest
 import torch
 from tests import models
 from tests.native import logits, off
+from tests.pairs import paired
 
 from paceline.errors import ModelError, PacelineError
 from paceline.target.decoder import Decoder
@@ -31,8 +32,7 @@ def decoders(family: str, word: str, dtype: torch.dtype = torch.float32) -> tupl
 
 
 @pytest.mark.usefixtures("level")
-@pytest.mark.parametrize("family", list(models.NATIVE))
-@pytest.mark.parametrize("word", ["int8", "int4"])
+@pytest.mark.parametrize(("family", "word"), paired(models.NATIVE, ("int8", "int4")))
 def test_logits_are_those_of_the_dequantised_weights(family: str, word: str, monkeypatch: pytest.MonkeyPatch) -> None:
     """But for the rounding of inputs to eight bits, which these random models magnify. So every product is compared
     with an ordinary one of the same inputs, rounded the same way; then what is left is the order of sums."""
@@ -121,8 +121,7 @@ def test_an_embedding_that_is_the_head_too_is_held_once(family: str) -> None:
     assert torch.equal(blocks.embedding, dense.embedding)
 
 
-@pytest.mark.parametrize("word", ["int8", "int4"])
-@pytest.mark.parametrize("family", ["smollm", "qwen2"])
+@pytest.mark.parametrize(("word", "family"), paired(["int8", "int4"], ["smollm", "qwen2"]))
 def test_a_folder_says_what_its_model_says_when_it_is_loaded_so(tmp_path: Path, family: str, word: str) -> None:
     models.make(family, tmp_path / "own", dtype=torch.bfloat16)
     size = quantise_folder(tmp_path / "own", tmp_path / "made", word)

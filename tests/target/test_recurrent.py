@@ -21,7 +21,7 @@ from paceline.errors import ModelError, PacelineError
 from paceline.target.decoder import Decoder
 from paceline.target.load import load, quantise_folder
 
-NEW = 24
+NEW = 14
 
 
 def text(seed: int, length: int) -> list[int]:

@@ -43,6 +43,7 @@ from paceline.train.student import Student
 from paceline.train.trainer import train_head
 from paceline.train.unrolled import Unrolled
 from tests import models, native
+from tests.pairs import paired
 
 METHODS = ("eagle", "eagle3")
 KEEP = torch.arange(3, 300, 2)
@@ -101,8 +102,7 @@ def forced(head: Network, taps: Tensor, text: np.ndarray, pairs: int) -> list[Te
     return logits
 
 
-@pytest.mark.parametrize("variant", VARIANTS)
-@pytest.mark.parametrize("family", ["llama2", "llama3"])
+@pytest.mark.parametrize(("variant", "family"), paired(VARIANTS, ["llama2", "llama3"]))
 def test_every_step_of_training_is_a_step_of_drafting(variant: str, family: str) -> None:
     """Step 0 reads what the target said, step s what the head said itself: at every position, with forced tokens."""
     model = network(family=family)

@@ -19,6 +19,7 @@ from tests.fakes import TableTarget
 from tests.lossless_enumeration import Draft, largest_difference, speculative
 from tests.lossless_enumeration import plain as plainly
 from tests.lossless_statistics import fit
+from tests.pairs import paired
 
 from paceline.draft.base import Drafter
 from paceline.draft.cost import RoundTimes
@@ -387,8 +388,13 @@ class Checking(OnModel):
         return super().propose(rows)
 
 
-@pytest.mark.parametrize("options", [SPECS["svip"], {"stop": "fixed", "tree": 16, "width": 4}], ids=["chain", "tree"])
-@pytest.mark.parametrize("temperature", [0.0, 1.0])
+@pytest.mark.parametrize(
+    ("options", "temperature"),
+    paired(
+        [SPECS["svip"], {"stop": "fixed", "tree": 16, "width": 4}],
+        [0.0, 1.0],
+    ),
+)
 def test_the_draft_models_cache_is_that_of_a_fresh_prefill(options, temperature):
     one = models.model("qwen3", **native.TINY)
     target, other = native.of(one, eos=()), disturbed(models.model("qwen3", **native.TINY), 0.04)  # half of it right

@@ -11,6 +11,7 @@ from tests.draft.tongues import STORY, Knowing, letters, spelled, telling, tongu
 from tests.fakes import TableTarget
 from tests.lossless_enumeration import largest_difference, plain, speculative
 from tests.lossless_statistics import fit
+from tests.pairs import paired
 from tests.rounds import shown
 
 from paceline.draft import model
@@ -161,16 +162,16 @@ def small(tables, spec: str) -> tuple[TableTarget, Drafter]:
 
 
 @pytest.mark.parametrize(
-    "spec",
-    [
-        "tokenizer=tli,stop=fixed,draft=3",
-        "tokenizer=tli,stop=svip,threshold=0.3",
-        "tokenizer=tli,tree=4,width=2,draft=2",
-        "tokenizer=slem,stop=fixed,draft=3",
-    ],
-)
-@pytest.mark.parametrize(
-    "params", [SamplingParams(temperature=1.0), SamplingParams(temperature=1.3, top_k=2, repetition_penalty=1.4)]
+    ("spec", "params"),
+    paired(
+        [
+            "tokenizer=tli,stop=fixed,draft=3",
+            "tokenizer=tli,stop=svip,threshold=0.3",
+            "tokenizer=tli,tree=4,width=2,draft=2",
+            "tokenizer=slem,stop=fixed,draft=3",
+        ],
+        [SamplingParams(temperature=1.0), SamplingParams(temperature=1.3, top_k=2, repetition_penalty=1.4)],
+    ),
 )
 def test_every_answer_has_the_targets_probability(tables, spec: str, params: SamplingParams) -> None:
     """By enumeration of all drafts and all decisions."""
