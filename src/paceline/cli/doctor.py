@@ -103,7 +103,7 @@ def _model(target: Target, dtype: str, asked: bool | None, activations: int | No
     facts |= {
         "products": by,
         "exact": exact,
-        "drafter": "suffix, unless --draft says otherwise: it copies what followed the same words, where that is likely",
+        "drafter": "suffix, unless --draft says otherwise: it copies what is likely to follow the same words",
         "context": f"{target.max_context:,} tokens",
     }
     if target.tokenizer is not None and target.tokenizer.begins:

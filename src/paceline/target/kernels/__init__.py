@@ -9,7 +9,6 @@ from array import array
 from collections.abc import Iterator
 from contextlib import contextmanager
 from functools import cache
-from pathlib import Path
 from queue import SimpleQueue
 from typing import Any
 

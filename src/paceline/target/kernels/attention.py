@@ -6,8 +6,9 @@ query's keys are numbered by their position in its text and read 64 at a time, f
 of plain decoding, bit for bit, for any tree, any chunks of the prompt and any other rows in the batch.
 
 The blocks of 64 keys are added as in FlashAttention (Dao et al. 2022, algorithm 1): with the highest score so far, the
-sum of exponentials, and the sum of values; a higher score scales both sums down. Compiled by Numba. The inner steps are written with `vectors.py`, on vectors of 16 whose sums must not be reordered, so
-that every call has the same order of sums:
+sum of exponentials, and the sum of values; a higher score scales both sums down. Compiled by Numba. The inner steps are
+written with `vectors.py`, on vectors of 16 whose sums must not be reordered, so that every call has the same order of
+sums:
 
     turn       16 keys, transposed: a register then holds one number of each
     soften     scores, and their exponentials
