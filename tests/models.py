@@ -207,7 +207,8 @@ def model(family: str | PretrainedConfig, seed: int = 0, **changes: Any) -> PreT
     """A random float32 model in evaluation mode."""
     if isinstance(family, str):
         return deepcopy(_model(family, seed, pickle.dumps(changes)))
-    made = AutoModelForCausalLM.from_config(family, dtype=torch.float32).eval()
+    with torch.random.fork_rng():  # so that tests draw the same numbers whether the model is new or remembered
+        made = AutoModelForCausalLM.from_config(family, dtype=torch.float32).eval()
     randomize(made, seed)
     return made
 

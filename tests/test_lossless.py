@@ -36,7 +36,7 @@ from tests.paths import DEVICE, REPOSITORY
 from tests.plain import generate, texts, up_to
 from tests.preempting import preempt_often
 
-NEW = 12
+NEW = 16
 COMPANY = {1: 2, 8: 8}
 """Batch size, and how many prompts are answered with it; the contract of drafters has more prompts than a batch."""
 

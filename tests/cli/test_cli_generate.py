@@ -92,12 +92,15 @@ def test_a_prediction_reaches_its_drafter(
 
     monkeypatch.setattr(Engine, "add", spied)
     asks: list[tuple[tuple[object, ...], list[tuple[str, str]]]] = [
-        (("the",), [("sam", "")]),
-        (("the", "--prediction", file), [("prediction+sam", "the old dog")]),
+        (("the",), [("suffix", "")]),
+        (("the", "--prediction", file), [("prediction+suffix", "the old dog")]),
         (("the", "--prediction", file, "-d", "prediction,draft=4+sam"), [("prediction+sam", "the old dog")]),
         (("the", "--prediction", file, "-d", "none"), [("none", "the old dog")]),
-        (("-p", prompts), [("prediction+sam", "the cat"), ("prediction+sam", "")]),
-        (("-p", prompts, "--prediction", file), [("prediction+sam", "the cat"), ("prediction+sam", "the old dog")]),
+        (("-p", prompts), [("prediction+suffix", "the cat"), ("prediction+suffix", "")]),
+        (
+            ("-p", prompts, "--prediction", file),
+            [("prediction+suffix", "the cat"), ("prediction+suffix", "the old dog")],
+        ),
     ]
     for more, expected in asks:
         found.clear()
@@ -151,7 +154,7 @@ def test_colours_are_accepted_runs_and_the_text_stays_the_same(command: Command,
     assert re.sub(r"\x1b\[[\d;]*m", "", painted.out) == plain.out.translate(CONTROLS)
     assert "\x1b[32m" in painted.out
     assert "\x1b" not in plain.out
-    assert "drafted by sam and accepted" in painted.err
+    assert "drafted by suffix and accepted" in painted.err
     nothing = command("generate", tiny, LOOPS, "--raw", "-n", 60, "--ignore-eos", "--color", "--draft", "none")
     assert "\x1b" not in nothing.out
     assert "drafted" not in nothing.err
@@ -187,7 +190,7 @@ def test_compare_loads_one_model_and_reports_both_speeds(
 @pytest.mark.usefixtures("_few_turns")
 def test_compare_in_words(command: Command, tiny: Path) -> None:
     result = command("generate", tiny, LOOPS, "-n", 100, "--ignore-eos", "--compare")
-    assert re.search(r"plain [\d.]+ tokens/s, sam [\d.]+ tokens/s, ratio [\d.]+ \(median", result.err)
+    assert re.search(r"plain [\d.]+ tokens/s, suffix [\d.]+ tokens/s, ratio [\d.]+ \(median", result.err)
     assert "; outputs identical, token for token" in result.err
 
 

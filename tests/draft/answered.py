@@ -21,7 +21,7 @@ from tests import drafters, models, native
 from tests.plain import generate, texts, up_to
 from tests.preempting import preempt_often
 
-NEW = 12
+NEW = 16
 
 
 def weakened(model: PreTrainedModel, share: float, first: int = 0, sureness: float = 1.0) -> PreTrainedModel:

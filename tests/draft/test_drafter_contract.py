@@ -484,7 +484,8 @@ WITHIN = {name: spec.replace(",", ";") for name, spec in specs().items() if name
 
 @pytest.mark.parametrize("name", WITHIN)
 def test_inside_auto_a_drafter_is_asked_and_changes_no_answer(folders: Folders, name: str) -> None:
-    auto, params, drafted = made(folders, f"auto:{WITHIN[name]},explore=0"), replace(GREEDY, ignore_eos=True), 0
+    auto, drafted = made(folders, f"auto:{WITHIN[name]},explore=0"), 0
+    params = replace(GREEDY, ignore_eos=True, max_tokens=12)
     assert isinstance(auto, Auto)
     auto.times = times_of(round=1.0, token_after_0=0.05)
     for _ in range(2):  # some remember the first time

@@ -205,7 +205,6 @@ def test_is_not_preferred_where_tiles_are_multiplied(monkeypatch: pytest.MonkeyP
         monkeypatch.setattr(processor, "has", lambda *names: {*features} >= {*names})
         return bool(kernels.preferred.__wrapped__(HALF))
 
-    monkeypatch.setattr(kernels, "parallel", lambda: 1)
     assert has("avx512f", "avx512bf16")
     assert not has("avx512f", "avx512bf16", "amx-bf16")
     assert not has("avx512f")

@@ -38,7 +38,7 @@ def batch() -> tuple[torch.Tensor, torch.Tensor]:
 
 def made(keep: bool = False) -> StreamsLoss:
     """Streams that say something else than their token."""
-    torch.manual_seed(0)
+    torch.manual_seed(2)
     module = StreamsLoss(models.model("llama2", **SMALL), COUNT, LAYERS, RANK, keep)
     with torch.no_grad():
         module.up.normal_(std=0.3)
