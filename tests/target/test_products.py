@@ -348,11 +348,12 @@ def test_bfloat16_is_float32_rounded_to_the_nearest(kind: Kind, path: str, monke
 
 
 @needs_blocks
-def test_work_is_done_by_as_many_threads_as_torch_has(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_where_torch_has_another_openmp_our_own_threads_compute(monkeypatch: pytest.MonkeyPatch) -> None:
     """In several threads that ask at once, too, and after a fork."""
     panels, before = IntegerPanels([random_blocks(Q8_0, 400, 256)]), torch.get_num_threads()
     asked = [random(seed, rows, 256) for seed, rows in enumerate((1, 5, 40, 200))]
     right = [panels(x) for x in asked]
+    monkeypatch.setattr(kernels, "_fork", lambda: None)
     monkeypatch.setattr(kernels, "_helpers", kernels._Helpers())
     torch.set_num_threads(3)
     try:

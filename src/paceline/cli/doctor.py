@@ -44,10 +44,11 @@ def doctor(
         print(json.dumps(facts, indent=2))
         return 0
     forced = f" ({processor.VARIABLE} says so; it has {', '.join(facts['levels'])})" if facts["forced"] else ""
+    own = "" if facts["kernels_on_torchs_threads"] else "; our kernels have their own"
     say(
         f"paceline   {__version__}",
         f"processor  {facts['processor']}, level {facts['level']}{forced}",
-        f"threads    {facts['threads']} of {facts['processors']} processors",
+        f"threads    {facts['threads']} of {facts['processors']} processors{own}",
         f"torch      {facts['torch']}, kernels for {facts['torch_level']}, {facts['device']}",
     )
     for name, value in facts.get("model", {}).items():
@@ -58,6 +59,7 @@ def doctor(
 def _machine() -> dict[str, Any]:
     import torch
 
+    from paceline.target import kernels
     from paceline.target.load import device_named
 
     return {
@@ -68,6 +70,7 @@ def _machine() -> dict[str, Any]:
         "forced": os.environ.get(processor.VARIABLE),
         "processors": os.cpu_count(),
         "threads": torch.get_num_threads(),
+        "kernels_on_torchs_threads": kernels.parallel() is not None,
         "torch": torch.__version__,
         "torch_level": torch.backends.cpu.get_cpu_capability(),
         "device": str(device_named("auto")),

@@ -9,6 +9,7 @@ from array import array
 from collections.abc import Iterator
 from contextlib import contextmanager
 from functools import cache
+from pathlib import Path
 from queue import SimpleQueue
 from typing import Any
 
@@ -33,6 +34,22 @@ def preferred(dtype: torch.dtype = torch.bfloat16) -> bool:
     return supported(dtype) and not processor.has("amx-bf16") and not processor.ARM
 
 
+@cache
+def parallel() -> int | None:
+    """Address of GOMP_parallel, which runs a task on the threads of torch's OpenMP; None if that is not GNU's."""
+    try:
+        maps = Path("/proc/self/maps").read_text()
+    except OSError:
+        return None
+    libraries = {line.split()[-1] for line in maps.splitlines() if "gomp" in line}
+    for library in sorted(libraries, key=lambda path: "torch" not in path):
+        try:
+            return ctypes.cast(ctypes.CDLL(library).GOMP_parallel, ctypes.c_void_p).value
+        except (OSError, AttributeError):
+            continue
+    return None
+
+
 _recording = threading.local()
 
 
@@ -53,19 +70,19 @@ def is_recording() -> bool:
 
 
 def on_threads(work: Any, task: array[int], threads: int) -> None:
-    """Run `work`, compiled by numba.cfunc, on up to so many threads at once. Its argument is the address of `task`,
-    numbers of 64 bits that all threads share.
-
-    The threads are our own: those of torch's OpenMP would all have to come before the work is done, and where another
-    process has the core of one, that takes a hundred milliseconds. They also differ from system to system."""
+    """Run `work`, compiled by numba.cfunc, on so many threads at once: torch's, where its OpenMP is GNU's, because two
+    pools would compete for the cores; else our own. Its argument is the address of `task`, numbers of 64 bits that all
+    threads share."""
     if is_recording():
         _recording.calls.append((work, task, threads == 1))
         return
-    at, run = task.buffer_info()[0], _alone(work.address)
+    at, fork = task.buffer_info()[0], _fork()
     if threads == 1:
-        run(at)
+        _alone(work.address)(at)
+    elif fork is None:
+        _helpers.run(_alone(work.address), at, threads)
     else:
-        _helpers.run(run, at, threads)
+        fork(work.address, at, threads, 0)
 
 
 class _Job:
@@ -129,6 +146,13 @@ def _forget_helpers() -> None:
 
 if hasattr(os, "register_at_fork"):
     os.register_at_fork(after_in_child=_forget_helpers)
+
+
+@cache
+def _fork() -> Any:
+    where = parallel()
+    kinds = ctypes.c_void_p, ctypes.c_void_p, ctypes.c_uint, ctypes.c_uint
+    return None if where is None else ctypes.CFUNCTYPE(None, *kinds)(where)
 
 
 @cache
