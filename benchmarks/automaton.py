@@ -22,13 +22,13 @@ import numpy as np
 from rich.console import Console
 from rich.table import Table
 
+from paceline.core.request import Row
+from paceline.core.sampling import SamplingParams
 from paceline.draft.base import Drafter
 from paceline.draft.registry import create
 from paceline.draft.text.automaton import SuffixAutomaton, warm_up
 from paceline.draft.text.frozen import FrozenAutomaton, build_part, from_parts
 from paceline.draft.text.store import open_store, writing
-from paceline.engine.request import Row
-from paceline.engine.sampling import SamplingParams
 
 VOCABULARY = 32_000
 ROUNDS, GAINED = 1000, 2

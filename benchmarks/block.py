@@ -14,7 +14,7 @@ from time import perf_counter
 import numpy as np
 
 from paceline import Engine, SamplingParams
-from paceline.engine.accept import LOSSLESS, TOKENWISE
+from paceline.core.accept import LOSSLESS, TOKENWISE
 from recycling import read_prompts
 
 

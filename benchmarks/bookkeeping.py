@@ -8,8 +8,8 @@ from __future__ import annotations
 import argparse
 from time import perf_counter
 
+from paceline.core.sampling import SamplingParams
 from paceline.engine.engine import Engine
-from paceline.engine.sampling import SamplingParams
 
 MODEL = ("prepare", "layers", "head")
 TEXT = "Tell me about the number {}, about mills, about the sea, and then tell me about all of them once more."

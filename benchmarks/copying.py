@@ -10,11 +10,11 @@ from time import perf_counter
 from types import SimpleNamespace
 
 from material import EOS, VOCAB_SIZE, best, conversations, text
+from paceline.core.request import Row
+from paceline.core.sampling import SamplingParams
 from paceline.draft.recording import Recording
 from paceline.draft.registry import create
 from paceline.draft.text.automaton import SuffixAutomaton
-from paceline.engine.request import Row
-from paceline.engine.sampling import SamplingParams
 from paceline.replay.report import OVERALL, Report
 from paceline.replay.workers import start
 

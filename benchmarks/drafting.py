@@ -23,11 +23,11 @@ import torch
 from rich.console import Console
 from rich.table import Table
 
-from paceline.draft.model import Model, ModelConfig
-from paceline.draft.neural.stop import RULES
-from paceline.engine.request import Row
-from paceline.engine.round import Segment
-from paceline.engine.sampling import SamplingParams
+from paceline.core.request import Row
+from paceline.core.sampling import SamplingParams
+from paceline.core.segment import Segment
+from paceline.draft.methods.model import Model, ModelConfig
+from paceline.draft.models.stop import RULES
 from paceline.target.base import Target
 from paceline.target.load import load
 

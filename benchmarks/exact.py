@@ -17,7 +17,7 @@ import numpy as np
 import torch
 from transformers import LlamaConfig, PretrainedConfig
 
-from paceline.engine.round import Segment
+from paceline.core.segment import Segment
 from paceline.target.decoder import Decoder
 from paceline.target.load import load
 from paceline.target.shape import weight_shapes

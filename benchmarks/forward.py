@@ -28,8 +28,8 @@ from rich.table import Table
 from transformers import AutoModelForCausalLM, LlamaConfig, PretrainedConfig, PreTrainedModel
 
 from paceline import DraftTree, Engine, SamplingParams
+from paceline.core.segment import Segment
 from paceline.draft.base import Drafter
-from paceline.engine.round import Segment
 from paceline.target.decoder import Decoder
 from paceline.target.shape import as_checkpoint
 

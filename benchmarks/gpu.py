@@ -187,7 +187,7 @@ def gap(target: Any, prompt: list[int], one: list[int], other: list[int]) -> flo
     """How far apart the logits of the two tokens are at which two answers part."""
     import numpy as np
 
-    from paceline.engine.round import Segment
+    from paceline.core.segment import Segment
 
     at = next((i for i, (a, b) in enumerate(zip(one, other, strict=False)) if a != b), None)
     if at is None:
@@ -349,7 +349,7 @@ class Recorded:
     def decide(self, cursors: Sequence[Any]) -> list[Any]:
         import torch
 
-        from paceline.engine.accept import follow
+        from paceline.core.accept import follow
 
         best = torch.cat([cursor.logits for cursor in cursors]).argmax(-1).tolist()
         for cursor in cursors:
@@ -382,8 +382,8 @@ def shapes(part: Part) -> None:
 
     from forward import CONTEXT, Guess, engine_share, median_ms
     from paceline import DraftTree, Engine, SamplingParams
+    from paceline.core.segment import Segment
     from paceline.draft.base import Drafter
-    from paceline.engine.round import Segment
 
     bytes_a_second = bandwidth(part.device)
     part.row(bandwidth_gb_s=round(bytes_a_second / 1e9))
@@ -539,7 +539,7 @@ def exact(part: Part) -> None:
     import torch
 
     from forward import median_ms
-    from paceline.engine.round import Segment
+    from paceline.core.segment import Segment
     from paceline.errors import PacelineError
     from paceline.target.load import load
 

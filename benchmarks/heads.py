@@ -16,7 +16,7 @@ from typing import Any
 from safetensors.torch import load_file
 
 from paceline import Engine, SamplingParams
-from paceline.draft.neural.static_heads import StaticHeads
+from paceline.draft.models.static_heads import StaticHeads
 from paceline.draft.registry import create
 from paceline.target.base import Target
 from paceline.target.load import load, load_tokenizer

@@ -16,12 +16,12 @@ from time import perf_counter, thread_time
 import numpy as np
 
 from material import EOS, VOCAB_SIZE, best, conversations, text
-from paceline.draft.hierarchy import Hierarchy
+from paceline.core.request import Row
+from paceline.core.tree import DraftTree
+from paceline.draft.methods.hierarchy import Hierarchy
 from paceline.draft.recording import Recording
 from paceline.draft.registry import create
 from paceline.draft.text.ngrams import Gram, PastNgrams, RecentNgrams, build_part
-from paceline.engine.request import Row
-from paceline.engine.tree import DraftTree
 from paceline.workbench.walk import Tally, replay
 
 

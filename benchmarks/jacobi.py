@@ -17,10 +17,10 @@ import torch
 
 from paceline import Engine, SamplingParams
 from paceline.bench.record import is_looping
-from paceline.draft.jacobi import Jacobi
+from paceline.core.round import Round
+from paceline.draft.methods.jacobi import Jacobi
 from paceline.draft.registry import create
 from paceline.draft.shapes import SLOTS_FILE, best_paths
-from paceline.engine.round import Round
 from paceline.target.load import load, load_tokenizer
 from recycling import read_prompts
 

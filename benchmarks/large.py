@@ -29,8 +29,8 @@ from huggingface_hub import split_torch_state_dict_into_shards
 from safetensors import SafetensorError
 from safetensors.torch import save_file
 
-from paceline.draft.neural.checkpoint import CONFIG, KIND, TargetFacts, open_drafter, save_drafter
-from paceline.draft.neural.vocab import FILE as VOCABULARY
+from paceline.draft.models.checkpoint import CONFIG, KIND, TargetFacts, open_drafter, save_drafter
+from paceline.draft.models.vocab import FILE as VOCABULARY
 from paceline.draft.shapes import SLOTS_FILE
 from paceline.errors import ModelError, PacelineError
 from paceline.jsonl import loads

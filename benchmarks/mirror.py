@@ -20,7 +20,7 @@ import torch
 
 from latency import LatencyModel
 from paceline import Engine, SamplingParams
-from paceline.draft.neural.draft_worker import DraftWorker
+from paceline.draft.models.draft_worker import DraftWorker
 from paceline.target.load import load, load_tokenizer
 from recycling import read_prompts
 

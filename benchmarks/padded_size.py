@@ -13,8 +13,8 @@ import json
 from pathlib import Path
 from time import perf_counter
 
+from paceline.core.sampling import SamplingParams
 from paceline.engine.engine import Engine
-from paceline.engine.sampling import SamplingParams
 from paceline.target.decoder import Decoder
 
 EVERY, LETTERS, TOKENS, PASSES = 24, 1500, 128, 3

@@ -12,8 +12,8 @@ import argparse
 from statistics import median
 from time import perf_counter
 
+from paceline.core.sampling import SamplingParams
 from paceline.engine.engine import Engine
-from paceline.engine.sampling import SamplingParams
 
 TURNS = [
     "Explain in a few sentences how a water mill turns grain into flour, and name the most important parts.",

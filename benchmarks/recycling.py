@@ -26,12 +26,12 @@ import torch
 
 from paceline import Engine, SamplingParams
 from paceline.bench.record import is_looping
-from paceline.draft.recycling import TREES, Recycling, RecyclingConfig, _grow, _update
+from paceline.core.logits import top_tokens
+from paceline.core.request import Completion
+from paceline.core.round import Round
+from paceline.core.tree import DraftTree, depths
+from paceline.draft.methods.recycling import TREES, Recycling, RecyclingConfig, _grow, _update
 from paceline.draft.shapes import RankPath, compile_template
-from paceline.engine.logits import top_tokens
-from paceline.engine.request import Completion
-from paceline.engine.round import Round
-from paceline.engine.tree import DraftTree, depths
 from paceline.target.base import Target
 from paceline.target.load import load, load_tokenizer
 from paceline.target.tokenizer import Tokenizer

@@ -21,7 +21,7 @@ import numpy as np
 import torch
 
 from paceline.bench.suites import read_suite
-from paceline.engine.round import Segment
+from paceline.core.segment import Segment
 from paceline.errors import ModelError
 from paceline.target.decoder import Decoder
 from paceline.target.linear import Linear

@@ -24,9 +24,9 @@ import numpy as np
 import torch
 
 from paceline.bench.suites import read_suite
+from paceline.core.sampling import SamplingParams
+from paceline.core.segment import Segment
 from paceline.engine.engine import Engine
-from paceline.engine.round import Segment
-from paceline.engine.sampling import SamplingParams
 from paceline.errors import PacelineError
 from paceline.target.base import Target
 from paceline.target.folder import gguf_of, is_gguf

@@ -19,7 +19,7 @@ from rich.console import Console
 from rich.table import Table
 
 from forward import CONTEXT, SHAPES
-from paceline.engine.round import Segment
+from paceline.core.segment import Segment
 from paceline.target.attention import TorchOps
 from paceline.target.cache import RaggedCache
 from paceline.target.kernels.steps import FusedOps

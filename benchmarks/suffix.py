@@ -9,7 +9,7 @@ from time import process_time
 import numpy as np
 
 from material import VOCAB_SIZE, text
-from paceline.draft.rest import Rest, RestConfig
+from paceline.draft.methods.rest import Rest, RestConfig
 from paceline.draft.text.suffix_array import SuffixArray, build_part
 from paceline.draft.text.suffix_tree import SuffixTree, warm_up
 

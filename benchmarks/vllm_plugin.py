@@ -22,8 +22,8 @@ import numpy as np
 from paceline.certify.certificate import measured, replayed
 from paceline.certify.greedy import Greedy
 from paceline.certify.reference import Reference
+from paceline.core.sampling import SamplingParams
 from paceline.engine.engine import Engine
-from paceline.engine.sampling import SamplingParams
 from paceline.workbench.contestant import Ask, Contestant, Reply
 from paceline.workbench.peers import create_peer
 

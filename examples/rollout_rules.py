@@ -33,7 +33,7 @@ from typing import Any, NamedTuple
 import torch
 from transformers import LlamaForCausalLM
 
-from paceline.engine.sampling import SamplingParams
+from paceline.core.sampling import SamplingParams
 from paceline.errors import PacelineError
 from paceline.jsonl import check_folder, replacing, write_whole
 from paceline.rollout.policy import Policy

@@ -20,11 +20,12 @@ from typing import Any
 import numpy as np
 import torch
 
+from paceline.core.request import Row
+from paceline.core.round import Round
+from paceline.core.sampling import draw, probabilities
+from paceline.core.segment import Segment
+from paceline.core.tree import DraftTree
 from paceline.draft.base import Drafter, stamp
-from paceline.engine.request import Row
-from paceline.engine.round import Round, Segment
-from paceline.engine.sampling import draw, probabilities
-from paceline.engine.tree import DraftTree
 from paceline.target.base import Needs, Target
 from paceline.target.decoder import Decoder
 

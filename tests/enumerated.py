@@ -4,11 +4,11 @@ from __future__ import annotations
 
 import numpy as np
 
+from paceline.core.accept import accept
+from paceline.core.request import Row
+from paceline.core.sampling import SamplingParams, probabilities
+from paceline.core.segment import Segment
 from paceline.draft.base import Drafter
-from paceline.engine.accept import accept
-from paceline.engine.request import Row
-from paceline.engine.round import Segment
-from paceline.engine.sampling import SamplingParams, probabilities
 from paceline.target.decoder import Decoder
 from tests.lossless_enumeration import Branches, BranchingRandom, outcomes
 from tests.rounds import prompt_run

@@ -7,8 +7,8 @@ from collections.abc import Sequence
 import numpy as np
 import torch
 
-from paceline.engine.round import Segment
-from paceline.engine.tree import IntArray
+from paceline.core.segment import Segment
+from paceline.core.tree import IntArray
 from paceline.target.decoder import Decoder
 
 

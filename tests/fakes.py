@@ -16,10 +16,10 @@ from itertools import pairwise
 import numpy as np
 import torch
 
-from paceline.engine.request import Detokenizer, Row
-from paceline.engine.round import Segment, Verdict
-from paceline.engine.sampling import SamplingParams, draw, probabilities, warp
-from paceline.engine.tree import depths
+from paceline.core.request import Detokenizer, Row
+from paceline.core.sampling import SamplingParams, draw, probabilities, warp
+from paceline.core.segment import Segment, Verdict
+from paceline.core.tree import depths
 from paceline.target.base import LayerCallback, Needs, Target
 
 Prefix = tuple[int, ...]
@@ -188,7 +188,7 @@ class TableTarget(Target):
 
 
 class Spelling:
-    """A `paceline.engine.request.Detokenizer` for made-up vocabularies: token t says pieces[t], bytes of UTF-8.
+    """A `paceline.core.request.Detokenizer` for made-up vocabularies: token t says pieces[t], bytes of UTF-8.
 
     Text comes out character by character as bytes complete it; what never completes becomes U+FFFD at the end."""
 

@@ -16,7 +16,7 @@ import numpy as np
 import torch
 
 from paceline import Engine, SamplingParams
-from paceline.engine.round import Segment
+from paceline.core.segment import Segment
 from paceline.target.decoder import Decoder
 from paceline.target.quantised.blocks import Blocks, quantised
 from paceline.target.shape import weight_shapes

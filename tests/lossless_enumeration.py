@@ -18,9 +18,9 @@ from typing import Any
 import numpy as np
 import torch
 
-from paceline.engine.accept import accept
-from paceline.engine.sampling import RowRandom, SamplingParams
-from paceline.engine.tree import DraftTree
+from paceline.core.accept import accept
+from paceline.core.sampling import RowRandom, SamplingParams
+from paceline.core.tree import DraftTree
 from tests.fakes import TableTarget
 
 

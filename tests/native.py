@@ -8,7 +8,7 @@ import numpy as np
 import torch
 from transformers import PreTrainedModel
 
-from paceline.engine.round import Segment
+from paceline.core.segment import Segment
 from paceline.target.base import Target
 from paceline.target.decoder import Decoder
 from paceline.target.quantised.blocks import quantised

@@ -14,8 +14,8 @@ import numpy as np
 import torch
 from transformers import PreTrainedModel
 
-from paceline.engine.request import Completion
-from paceline.engine.sampling import RowRandom, SamplingParams, draw, probabilities
+from paceline.core.request import Completion
+from paceline.core.sampling import RowRandom, SamplingParams, draw, probabilities
 from paceline.target.tokenizer import Tokenizer
 
 

@@ -5,8 +5,8 @@ from __future__ import annotations
 from collections.abc import Sequence
 from itertools import count
 
+from paceline.core.request import Row
 from paceline.engine.engine import Engine
-from paceline.engine.request import Row
 
 
 def preempt_often(engine: Engine, every: int = 4) -> Engine:

@@ -7,11 +7,12 @@ from typing import Any
 
 import numpy as np
 
+from paceline.core.accept import Accepted
+from paceline.core.request import Row
+from paceline.core.round import Round
+from paceline.core.segment import Segment, Verdict
+from paceline.core.tree import DraftTree
 from paceline.draft.base import Drafter, stamp
-from paceline.engine.accept import Accepted
-from paceline.engine.request import Row
-from paceline.engine.round import Round, Segment, Verdict
-from paceline.engine.tree import DraftTree
 
 
 def shown(

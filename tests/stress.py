@@ -13,12 +13,13 @@ from typing import Any
 import numpy as np
 import torch
 
+from paceline.core.request import Row
+from paceline.core.round import Round
+from paceline.core.sampling import SamplingParams
+from paceline.core.segment import Verdict
+from paceline.core.tree import DraftTree
 from paceline.draft.base import Drafter
 from paceline.engine.engine import Engine
-from paceline.engine.request import Row
-from paceline.engine.round import Round, Verdict
-from paceline.engine.sampling import SamplingParams
-from paceline.engine.tree import DraftTree
 from paceline.errors import RowError
 from paceline.target.decoder import Decoder
 from tests import models

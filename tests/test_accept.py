@@ -17,13 +17,13 @@ import torch
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-import paceline.engine.accept as rules
+import paceline.core.accept as rules
+from paceline.core import sampling
+from paceline.core.accept import TOKENWISE, Cursor, accept, follow, residual, target_distributions
+from paceline.core.sampling import RowRandom, SamplingParams, draw, draw_rows
+from paceline.core.tree import DraftTree
 from paceline.draft.base import Drafter
-from paceline.engine import sampling
-from paceline.engine.accept import TOKENWISE, Cursor, accept, follow, residual, target_distributions
 from paceline.engine.engine import Engine
-from paceline.engine.sampling import RowRandom, SamplingParams, draw, draw_rows
-from paceline.engine.tree import DraftTree
 from paceline.errors import NumericError
 from tests.fakes import TableTarget
 from tests.lossless_enumeration import (

@@ -15,15 +15,16 @@ import torch
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
+from paceline.core.accept import Accepted, Cursor, Lossless, follow
+from paceline.core.request import Completion, Row
+from paceline.core.round import Round
+from paceline.core.sampling import SamplingParams
+from paceline.core.segment import Segment, Verdict
+from paceline.core.tree import DraftTree
 from paceline.draft.base import Drafter
 from paceline.draft.fallback import Fallback
-from paceline.engine.accept import Accepted, Cursor, Lossless, follow
 from paceline.engine.engine import Engine
-from paceline.engine.request import Completion, Row
-from paceline.engine.round import Round, Segment, Verdict
-from paceline.engine.sampling import SamplingParams
 from paceline.engine.scheduler import Ragged, Turn
-from paceline.engine.tree import DraftTree
 from paceline.errors import PacelineError, PromptError
 from paceline.target.base import Needs
 from paceline.target.decoder import Decoder

@@ -10,9 +10,9 @@ import torch
 from hypothesis import given
 from hypothesis import strategies as st
 
-from paceline.engine.round import Segment
-from paceline.engine.sampling import SamplingParams
-from paceline.engine.tree import DraftTree
+from paceline.core.sampling import SamplingParams
+from paceline.core.segment import Segment
+from paceline.core.tree import DraftTree
 from paceline.target.base import Needs
 from tests.fakes import Spelling, TableTarget
 

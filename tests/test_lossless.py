@@ -18,14 +18,14 @@ import pytest
 import torch
 from transformers import AutoModelForCausalLM
 
+from paceline.core.request import Completion, Row
+from paceline.core.sampling import SamplingParams
+from paceline.core.segment import Segment
+from paceline.core.tree import DraftTree
 from paceline.draft import registry
 from paceline.draft.base import Drafter
-from paceline.draft.past_answer import PastAnswer
+from paceline.draft.methods.past_answer import PastAnswer
 from paceline.engine.engine import Engine
-from paceline.engine.request import Completion, Row
-from paceline.engine.round import Segment
-from paceline.engine.sampling import SamplingParams
-from paceline.engine.tree import DraftTree
 from paceline.target.base import Target
 from paceline.target.decoder import Decoder
 from paceline.target.hf import HFTarget

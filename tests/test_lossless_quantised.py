@@ -12,10 +12,10 @@ import numpy as np
 import pytest
 import torch
 
+from paceline.core.sampling import SamplingParams
 from paceline.draft import registry
 from paceline.draft.base import Drafter
 from paceline.engine.engine import Engine
-from paceline.engine.sampling import SamplingParams
 from paceline.target.decoder import Decoder
 from paceline.target.load import load
 from paceline.target.quantised.blocks import quantised

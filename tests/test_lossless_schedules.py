@@ -7,9 +7,9 @@ from __future__ import annotations
 
 import pytest
 
+from paceline.core.sampling import SamplingParams
 from paceline.draft import registry
 from paceline.engine.engine import Engine
-from paceline.engine.sampling import SamplingParams
 from tests.plain import texts
 from tests.schedules import world
 

@@ -14,8 +14,8 @@ import torch
 from transformers import AutoModelForCausalLM, PreTrainedModel
 
 from paceline.bench.metrics import partial
+from paceline.core.sampling import SamplingParams
 from paceline.engine.engine import Engine
-from paceline.engine.sampling import SamplingParams
 from paceline.target.base import Target
 from paceline.target.load import load, load_tokenizer
 from paceline.target.tokenizer import Tokenizer

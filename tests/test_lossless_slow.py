@@ -12,11 +12,11 @@ import pytest
 import torch
 from transformers import AutoModelForCausalLM, PreTrainedModel
 
+from paceline.core.sampling import SamplingParams, probabilities
+from paceline.core.segment import Segment
 from paceline.draft import registry
 from paceline.draft.base import Drafter
 from paceline.engine.engine import Engine
-from paceline.engine.round import Segment
-from paceline.engine.sampling import SamplingParams, probabilities
 from paceline.target.base import Target
 from paceline.target.load import load, load_tokenizer
 from tests import drafters

@@ -6,7 +6,7 @@ import numpy as np
 import pytest
 from scipy import stats
 
-from paceline.engine.sampling import RowRandom, SamplingParams
+from paceline.core.sampling import RowRandom, SamplingParams
 from tests.fakes import TableTarget
 from tests.lossless_enumeration import (
     Branches,

@@ -12,15 +12,15 @@ import numpy as np
 import pytest
 import torch
 
+from paceline.core.request import Row
+from paceline.core.sampling import SamplingParams
+from paceline.core.segment import Verdict
 from paceline.draft.base import Drafter
 from paceline.draft.fallback import Choice
 from paceline.draft.registry import create
 from paceline.engine.engine import Engine
 from paceline.engine.memory import SLACK, Prefixes, _free_in_group, common, parse_bytes
 from paceline.engine.prefix_cache import BLOCK
-from paceline.engine.request import Row
-from paceline.engine.round import Verdict
-from paceline.engine.sampling import SamplingParams
 from paceline.engine.scheduler import Ragged
 from paceline.errors import PacelineError, PromptError
 from paceline.target.base import BEFORE_NORM, Needs
@@ -50,7 +50,7 @@ def decoder(one_decoder: Decoder) -> Decoder:
 @pytest.fixture
 def eager(monkeypatch: pytest.MonkeyPatch) -> None:
     """Rows reserve hardly more than their prompts, so that they outgrow it."""
-    monkeypatch.setattr("paceline.engine.request.AHEAD", 4)
+    monkeypatch.setattr("paceline.core.request.AHEAD", 4)
 
 
 def engine(decoder: Decoder, drafter: Drafter | str = "none", rows: int | None = None, **options: Any) -> Engine:

@@ -7,9 +7,9 @@ from typing import Any
 
 import pytest
 
-from paceline.engine import clock
+from paceline.core import clock
+from paceline.core.sampling import SamplingParams
 from paceline.engine.engine import Engine
-from paceline.engine.sampling import SamplingParams
 from paceline.engine.scheduler import LEAST, Pace, Ragged
 from paceline.errors import PacelineError
 from tests.fakes import TableTarget

@@ -10,10 +10,10 @@ import numpy as np
 import pytest
 import torch
 
+from paceline.core.request import Completion
+from paceline.core.sampling import SamplingParams
 from paceline.engine.engine import Engine
 from paceline.engine.prefix_cache import BLOCK, PrefixCache
-from paceline.engine.request import Completion
-from paceline.engine.sampling import SamplingParams
 from paceline.errors import PacelineError
 from paceline.target.decoder import Decoder
 from paceline.target.hf import HFTarget

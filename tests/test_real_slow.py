@@ -18,12 +18,12 @@ import pytest
 import torch
 
 from paceline.cli import main
+from paceline.core.request import Completion
+from paceline.core.sampling import SamplingParams
 from paceline.draft import registry
-from paceline.draft.past_answer import PastAnswer
+from paceline.draft.methods.past_answer import PastAnswer
 from paceline.draft.text.corpus import Plan, build
 from paceline.engine.engine import Engine
-from paceline.engine.request import Completion
-from paceline.engine.sampling import SamplingParams
 from paceline.errors import ModelError
 from paceline.target.base import Target
 from paceline.target.folder import gguf_of

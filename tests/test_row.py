@@ -11,8 +11,8 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from paceline.engine.request import Row, RowStats
-from paceline.engine.sampling import SamplingParams
+from paceline.core.request import Row, RowStats
+from paceline.core.sampling import SamplingParams
 from tests.fakes import Spelling
 
 END = 0

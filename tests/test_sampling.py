@@ -13,8 +13,8 @@ from hypothesis import example, given, settings
 from hypothesis import strategies as st
 from transformers.generation import logits_process as hf
 
-from paceline.engine.logits import BLOCK, best_token, softmax
-from paceline.engine.sampling import (
+from paceline.core.logits import BLOCK, best_token, softmax
+from paceline.core.sampling import (
     FreeNoise,
     RowRandom,
     SamplingParams,

@@ -11,10 +11,10 @@ import httpx2 as httpx
 import numpy as np
 import pytest
 
+from paceline.core.request import Row
+from paceline.core.sampling import SamplingParams
+from paceline.core.segment import Segment
 from paceline.engine.engine import Engine
-from paceline.engine.request import Row
-from paceline.engine.round import Segment
-from paceline.engine.sampling import SamplingParams
 from paceline.workbench.worker import Worker
 from tests import models, native
 from tests.serve.live import engine, serving

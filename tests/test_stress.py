@@ -9,10 +9,10 @@ from collections.abc import Callable
 import pytest
 import torch
 
+from paceline.core.sampling import SamplingParams
 from paceline.draft.base import Drafter
 from paceline.draft.registry import create
 from paceline.engine.engine import Engine
-from paceline.engine.sampling import SamplingParams
 from paceline.target.decoder import Decoder
 from tests import drafters, models, native
 from tests.stress import Traffic
@@ -42,7 +42,7 @@ def memory(decoder: Decoder, rows: int) -> int:
 
 @pytest.mark.parametrize("name", ["drawn", pytest.param("sam", marks=pytest.mark.slow)])
 def test_sixty_requests(monkeypatch: pytest.MonkeyPatch, name: str) -> None:
-    monkeypatch.setattr("paceline.engine.request.AHEAD", 4)  # few reserve what they need
+    monkeypatch.setattr("paceline.core.request.AHEAD", 4)  # few reserve what they need
     decoder = small()
     seen = Traffic(60, seed=1).run(decoder, DRAFTERS[name], slots=24, memory=memory(decoder, 5), watch=lambda: None)
     assert seen["preempted"] >= 2
@@ -66,7 +66,7 @@ def test_a_row_that_has_ended_is_small() -> None:
 @pytest.mark.slow
 @pytest.mark.parametrize("name", DRAFTERS)
 def test_two_thousand_requests(monkeypatch: pytest.MonkeyPatch, name: str) -> None:
-    monkeypatch.setattr("paceline.engine.request.AHEAD", 4)
+    monkeypatch.setattr("paceline.core.request.AHEAD", 4)
     decoder = small()
     sizes: list[int] = []
 

@@ -7,8 +7,8 @@ from collections.abc import Iterator
 import pytest
 import torch
 
+from paceline.core.sampling import SamplingParams
 from paceline.engine.engine import Engine
-from paceline.engine.sampling import SamplingParams
 from paceline.target.load import load
 from paceline.target.threads import REST, TRIAL, WINDOW, Threads
 from tests.fakes import TableTarget
@@ -174,7 +174,7 @@ def test_a_target_runs_on_other_threads_for_a_while_or_for_good(demo) -> None:  
 def test_the_demo_model_says_the_same_bit_for_bit_on_any_number_of_threads(demo) -> None:  # type: ignore[no-untyped-def]
     import numpy as np
 
-    from paceline.engine.round import Segment
+    from paceline.core.segment import Segment
 
     target = load(demo)
     if not target.same_on_any_threads:

@@ -11,7 +11,7 @@ import torch
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from paceline.engine.tree import DraftTree, ancestors, depths, merge
+from paceline.core.tree import DraftTree, ancestors, depths, merge
 
 Path = tuple[int, ...]
 

@@ -10,10 +10,10 @@ from typing import Any
 import pytest
 import torch
 
-from paceline.engine.accept import accept
-from paceline.engine.sampling import RowRandom, SamplingParams
-from paceline.engine.tree import DraftTree
-from paceline.engine.typical import Typical
+from paceline.core.accept import accept
+from paceline.core.sampling import RowRandom, SamplingParams
+from paceline.core.tree import DraftTree
+from paceline.core.typical import Typical
 from paceline.errors import PacelineError
 from tests.fakes import TableTarget
 from tests.lossless_enumeration import Request, largest_difference, plain, speculative

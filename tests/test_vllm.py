@@ -13,8 +13,8 @@ from pathlib import Path
 
 import pytest
 
+from paceline.core.sampling import SamplingParams
 from paceline.engine.engine import Engine
-from paceline.engine.sampling import SamplingParams
 from zoo.answers import PROMPTS
 
 NEW = 48

@@ -8,8 +8,8 @@ from importlib.resources import files
 from pathlib import Path
 
 from paceline.bench.record import is_looping
+from paceline.core.sampling import SamplingParams
 from paceline.engine.engine import Engine
-from paceline.engine.sampling import SamplingParams
 from zoo import synth
 
 LONGEST = 160

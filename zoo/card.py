@@ -19,8 +19,8 @@ from jinja2 import Environment, PackageLoader, StrictUndefined
 from safetensors.torch import load_file
 
 from paceline.bench.record import MAX_NGRAM, WINDOW
-from paceline.draft.neural.vocab import FILE as VOCABULARY
-from paceline.draft.neural.vocab import read_vocabulary
+from paceline.draft.models.vocab import FILE as VOCABULARY
+from paceline.draft.models.vocab import read_vocabulary
 from paceline.target.folder import TUNED_FILE
 from paceline.train.loop import read_log
 from zoo.answers import LONGEST, Answer, counts

@@ -20,7 +20,7 @@ from typing import Any
 
 from rich.console import Console
 
-from paceline.draft.neural.vocab import FILE as VOCABULARY
+from paceline.draft.models.vocab import FILE as VOCABULARY
 from paceline.errors import PacelineError, meant
 
 TOKENS = {

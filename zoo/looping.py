@@ -42,7 +42,7 @@ def count_loops(
     engine: Engine, prompts: Sequence[Sequence[dict[str, str]]], name: str, temperature: float, tokens: int
 ) -> LoopCount:
     """Answer every prompt (chat messages) with at most `tokens` tokens; sampling is seeded by the prompt's number."""
-    from paceline.engine.sampling import SamplingParams
+    from paceline.core.sampling import SamplingParams
 
     rows, too_long = [], 0
     for seed, prompt in enumerate(prompts):

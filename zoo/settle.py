@@ -25,8 +25,8 @@ import torch
 from torch import Tensor
 from transformers import AutoModelForCausalLM, PreTrainedTokenizerFast
 
+from paceline.core.sampling import SamplingParams
 from paceline.engine.engine import Engine
-from paceline.engine.sampling import SamplingParams
 from paceline.target.decoder import Decoder
 from paceline.train.data import Document, assistant
 from paceline.train.loop import Batch

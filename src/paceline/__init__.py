@@ -16,9 +16,9 @@ from paceline import processor
 from paceline.errors import PacelineError
 
 if TYPE_CHECKING:
+    from paceline.core.sampling import SamplingParams
+    from paceline.core.tree import DraftTree
     from paceline.engine.engine import Engine
-    from paceline.engine.sampling import SamplingParams
-    from paceline.engine.tree import DraftTree
 
 __version__ = "0.1.0"
 __all__ = ["DraftTree", "Engine", "PacelineError", "SamplingParams", "__version__"]
@@ -27,8 +27,8 @@ __all__ = ["DraftTree", "Engine", "PacelineError", "SamplingParams", "__version_
 # They bring torch and transformers, or NumPy, with them; `paceline --help` should not wait for that.
 _LATER = {
     "Engine": "paceline.engine.engine",
-    "SamplingParams": "paceline.engine.sampling",
-    "DraftTree": "paceline.engine.tree",
+    "SamplingParams": "paceline.core.sampling",
+    "DraftTree": "paceline.core.tree",
 }
 
 

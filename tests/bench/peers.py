@@ -9,8 +9,8 @@ from typing import Any
 
 from tests import models
 
+from paceline.core.sampling import SamplingParams
 from paceline.engine.engine import Engine
-from paceline.engine.sampling import SamplingParams
 from paceline.target.load import load
 from paceline.workbench.contestant import Contestant, Reply
 from paceline.workbench.peers import create_peer

@@ -13,9 +13,9 @@ from pathlib import Path
 import numpy as np
 import pytest
 
+from paceline.core.sampling import SamplingParams
 from paceline.draft.registry import names
 from paceline.engine.engine import Engine
-from paceline.engine.sampling import SamplingParams
 from paceline.train.export import export_medusa
 from paceline.workbench.contestant import Ask
 from paceline.workbench.peers import create_peer

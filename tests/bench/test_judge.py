@@ -9,7 +9,7 @@ import torch
 from tests import models
 
 from paceline.bench.checks import Judge
-from paceline.engine.round import Segment
+from paceline.core.segment import Segment
 from paceline.target.base import Target
 from paceline.target.load import load
 

@@ -11,8 +11,8 @@ from safetensors.torch import load_file
 from tests import models
 from transformers import AutoModelForCausalLM, AutoTokenizer
 
+from paceline.core.sampling import SamplingParams
 from paceline.engine.engine import Engine
-from paceline.engine.sampling import SamplingParams
 from paceline.errors import ModelError, PacelineError
 from paceline.target.load import load_tokenizer
 

@@ -15,13 +15,13 @@ from tests.draft.eagles import knowing_head
 from tests.draft.head_worlds import HEADS, World
 from transformers import AutoModelForCausalLM
 
-from paceline.draft.kangaroo import adapter_shapes
-from paceline.draft.neural.checkpoint import TargetFacts, save_drafter
-from paceline.draft.neural.networks import Switches
-from paceline.draft.neural.vocab import FILE as VOCABULARY
-from paceline.draft.neural.vocab import Vocabulary, best_tokens, save_vocabulary
+from paceline.core.sampling import SamplingParams
+from paceline.draft.methods.kangaroo import adapter_shapes
+from paceline.draft.models.checkpoint import TargetFacts, save_drafter
+from paceline.draft.models.networks import Switches
+from paceline.draft.models.vocab import FILE as VOCABULARY
+from paceline.draft.models.vocab import Vocabulary, best_tokens, save_vocabulary
 from paceline.engine.engine import Engine
-from paceline.engine.sampling import SamplingParams
 from paceline.errors import PacelineError
 from paceline.target.base import Target
 from paceline.target.decoder import Decoder

@@ -101,8 +101,8 @@ def test_accepted_by_depth_is_the_engine_s_own() -> None:
     """On a whole answer of the engine, the same as its rows' statistics."""
     from tests.fakes import TableTarget
 
+    from paceline.core.sampling import SamplingParams
     from paceline.engine.engine import Engine
-    from paceline.engine.sampling import SamplingParams
 
     engine = Engine(TableTarget(6, order=1, seed=3, scale=3.0, eos=(5,)), "sam")
     answers, accepted, drafted = [], np.zeros(200), np.zeros(200)

@@ -7,7 +7,7 @@ import pytest
 
 from paceline.bench import ours
 from paceline.bench.ours import Ours
-from paceline.draft.recycling import Recycling
+from paceline.draft.methods.recycling import Recycling
 from paceline.target.load import load, load_tokenizer
 from paceline.workbench.contestant import Ask
 

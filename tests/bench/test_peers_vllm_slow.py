@@ -11,8 +11,8 @@ from time import perf_counter
 
 import pytest
 
+from paceline.core.sampling import SamplingParams
 from paceline.engine.engine import Engine
-from paceline.engine.sampling import SamplingParams
 from paceline.errors import PacelineError
 from paceline.workbench.contestant import Ask
 from paceline.workbench.peers import create_peer

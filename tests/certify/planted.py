@@ -20,13 +20,13 @@ import torch
 from paceline.certify.certificate import Models
 from paceline.certify.engines import Ours
 from paceline.certify.reference import PlainDecoding, Reference
+from paceline.core import accept
+from paceline.core.accept import Cursor, Lossless, Rule, follow, residual, target_distributions
+from paceline.core.request import Row
+from paceline.core.sampling import RowRandom, SamplingParams, draw, probabilities
+from paceline.core.segment import Segment
+from paceline.core.tree import DraftTree
 from paceline.draft.base import Drafter
-from paceline.engine import accept
-from paceline.engine.accept import Cursor, Lossless, Rule, follow, residual, target_distributions
-from paceline.engine.request import Row
-from paceline.engine.round import Segment
-from paceline.engine.sampling import RowRandom, SamplingParams, draw, probabilities
-from paceline.engine.tree import DraftTree
 from paceline.target import layout
 from paceline.target.decoder import Decoder
 from paceline.target.tokenizer import Tokenizer
@@ -124,7 +124,7 @@ class NoResidual(OneByOne):
         def unchanged(p: torch.Tensor, q: torch.Tensor, *rest: Any) -> tuple[torch.Tensor, torch.Tensor]:
             return p, residual(p, q, *rest)[1]
 
-        with patch("paceline.engine.accept.residual", unchanged):
+        with patch("paceline.core.accept.residual", unchanged):
             return super().step(walker)
 
 

@@ -14,7 +14,7 @@ from paceline.certify.engines import Ours, UnderTest
 from paceline.certify.options import Scope
 from paceline.certify.page import findings, page
 from paceline.certify.sampled import distribution_of
-from paceline.engine.sampling import SamplingParams
+from paceline.core.sampling import SamplingParams
 from paceline.workbench.contestant import Reply
 from tests.certify.planted import BUGS, Tolerant, World, planted
 
@@ -39,7 +39,7 @@ def test_the_distribution_of_first_tokens_is_exact() -> None:
     for outcome, bin in exact.bin_of.items():
         first.setdefault(bin, []).append(outcome)
     text = np.array(w.starts[0])
-    from paceline.engine.sampling import probabilities
+    from paceline.core.sampling import probabilities
 
     probs = probabilities(w.models.exact.after([w.starts[0]]).double(), params, [text])[0].numpy()
     named = {outcome[0] for outcome in exact.bin_of if outcome}

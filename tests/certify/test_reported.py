@@ -12,7 +12,7 @@ import torch
 
 from paceline.certify import asking
 from paceline.certify.conditional import Conditional, Words, _difference, is_raw, read_places
-from paceline.engine.sampling import SamplingParams, probabilities
+from paceline.core.sampling import SamplingParams, probabilities
 from paceline.workbench.client import Completion
 
 SIZE, TOP = 60, 20

@@ -13,7 +13,7 @@ from paceline.certify.engines import UnderTest
 from paceline.certify.options import Scope
 from paceline.certify.sampled import Case, Distribution, Sampled, least, sample
 from paceline.certify.stats import Floats, chi_square, tail
-from paceline.engine.sampling import SamplingParams
+from paceline.core.sampling import SamplingParams
 from paceline.workbench.contestant import Reply
 
 FINE = np.tile([0.02, 0.03], 20)

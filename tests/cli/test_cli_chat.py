@@ -11,8 +11,8 @@ from tests.cli.command import Command
 
 from paceline.cli.chat import Conversation
 from paceline.cli.show import Screen
+from paceline.core.sampling import SamplingParams
 from paceline.engine.engine import Engine
-from paceline.engine.sampling import SamplingParams
 
 
 def _talk(tiny: Path, monkeypatch: pytest.MonkeyPatch, *lines: str, max_tokens: int = 6) -> Conversation:

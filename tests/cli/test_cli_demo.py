@@ -13,8 +13,8 @@ from paceline.bench.record import is_looping
 from paceline.cli.compare import Driven
 from paceline.cli.demo import OTHERS, SETTINGS, Setting, _is_there, _meaning
 from paceline.cli.prompts import from_file
+from paceline.core.sampling import SamplingParams
 from paceline.engine.engine import Engine
-from paceline.engine.sampling import SamplingParams
 from paceline.target import folder
 
 CLI = REPOSITORY / "src" / "paceline" / "cli"

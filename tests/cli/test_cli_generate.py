@@ -17,9 +17,9 @@ from paceline.cli.compare import Compared, doubts, until_steady
 from paceline.cli.drive import Answer, Interrupt, drive
 from paceline.cli.prompts import Job
 from paceline.cli.show import CONTROLS, Screen
+from paceline.core.request import Delta, Row
+from paceline.core.sampling import SamplingParams
 from paceline.engine.engine import Engine
-from paceline.engine.request import Delta, Row
-from paceline.engine.sampling import SamplingParams
 from paceline.target.decoder import Decoder
 
 LOOPS = "the cat and the dog and the cat and the dog and the cat"

@@ -18,8 +18,8 @@ from paceline.bench.suites import read_suite
 from paceline.cli import main
 from paceline.cli.prompts import from_file
 from paceline.cli.tune import TuneOptions, _answers
+from paceline.core.sampling import SamplingParams
 from paceline.engine.engine import Engine
-from paceline.engine.sampling import SamplingParams
 from paceline.errors import PacelineError
 from paceline.replay.tune import Tuning
 from paceline.serve.metrics import RequestLog

@@ -13,7 +13,7 @@ import typer
 from tests.cli.command import Command
 
 from paceline.cli import app
-from paceline.engine.sampling import RULES
+from paceline.core.sampling import RULES
 from paceline.errors import PacelineError
 from paceline.jsonl import OUTPUTS, PAGE, TABLE, check_file, check_folder, check_log, check_new_folder
 from paceline.train.__main__ import recipe

@@ -12,7 +12,7 @@ from tests import models
 from tests.cli.command import Command
 from typer.testing import CliRunner
 
-from paceline.draft.neural.vocab import FILE, read_vocabulary
+from paceline.draft.models.vocab import FILE, read_vocabulary
 from paceline.train.__main__ import app, later
 
 DRAFTERS = ("draft", "vocab", "sorted", "noise", "kangaroo", "medusa", "hydra", "amphista", "tree")

@@ -11,11 +11,11 @@ import numpy as np
 import torch
 from transformers import PreTrainedModel
 
+from paceline.core.request import Completion, Row
+from paceline.core.sampling import SamplingParams
 from paceline.draft.base import Drafter
 from paceline.draft.fallback import Fallback
 from paceline.engine.engine import Engine
-from paceline.engine.request import Completion, Row
-from paceline.engine.sampling import SamplingParams
 from paceline.target.decoder import Decoder
 from tests import drafters, models, native
 from tests.plain import generate, texts, up_to

@@ -13,12 +13,12 @@ from typing import Any
 import numpy as np
 import torch
 
-from paceline.draft.model import Model, ModelConfig
-from paceline.draft.neural.stop import RULES
-from paceline.engine.request import Row
-from paceline.engine.round import Segment, Verdict
-from paceline.engine.sampling import RowRandom, SamplingParams
-from paceline.engine.tree import DraftTree
+from paceline.core.request import Row
+from paceline.core.sampling import RowRandom, SamplingParams
+from paceline.core.segment import Segment, Verdict
+from paceline.core.tree import DraftTree
+from paceline.draft.methods.model import Model, ModelConfig
+from paceline.draft.models.stop import RULES
 from paceline.target.base import LayerCallback, Needs, Target
 from tests.fakes import Prefix, TableTarget
 

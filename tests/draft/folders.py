@@ -12,13 +12,13 @@ from typing import Any
 import numpy as np
 import torch
 
-from paceline.draft.neural.checkpoint import TargetFacts, save_drafter
-from paceline.draft.neural.networks import Switches
-from paceline.draft.neural.tokenizers import intersection
+from paceline.core.request import Completion
+from paceline.core.sampling import SamplingParams
+from paceline.draft.models.checkpoint import TargetFacts, save_drafter
+from paceline.draft.models.networks import Switches
+from paceline.draft.models.tokenizers import intersection
 from paceline.draft.registry import describe, names
 from paceline.engine.engine import Engine
-from paceline.engine.request import Completion
-from paceline.engine.sampling import SamplingParams
 from paceline.target.base import Facts
 from paceline.target.tokenizer import Tokenizer
 from paceline.train.kangaroo import AdapterModule

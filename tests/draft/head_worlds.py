@@ -11,7 +11,7 @@ import torch
 from torch import Tensor, nn
 from transformers import PreTrainedModel
 
-from paceline.draft.neural.checkpoint import TargetFacts, save_drafter
+from paceline.draft.models.checkpoint import TargetFacts, save_drafter
 from paceline.draft.shapes import SLOTS_FILE
 from paceline.target.decoder import Decoder
 from paceline.train.amphista import AmphistaConfig, AmphistaLoss

@@ -2,8 +2,8 @@
 
 from types import SimpleNamespace
 
-from paceline.engine.request import Row
-from paceline.engine.sampling import SamplingParams
+from paceline.core.request import Row
+from paceline.core.sampling import SamplingParams
 
 
 def row(text: str, room: int = 100, id: int = 0, **params: object) -> Row:

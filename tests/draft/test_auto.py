@@ -10,13 +10,13 @@ import pytest
 import torch
 
 from paceline import Engine, SamplingParams
+from paceline.core.accept import Accepted
+from paceline.core.tree import DraftTree
 from paceline.draft.acceptance import DEEPEST, FIRST, Acceptance, Lengths
-from paceline.draft.auto import Auto, AutoConfig, Candidate
 from paceline.draft.base import Drafter
 from paceline.draft.cost import RoundTimes
+from paceline.draft.methods.auto import Auto, AutoConfig, Candidate
 from paceline.draft.registry import create
-from paceline.engine.accept import Accepted
-from paceline.engine.tree import DraftTree
 from paceline.errors import MethodError
 from tests.draft.test_cost import times_of
 from tests.fakes import TableTarget

@@ -6,11 +6,11 @@ from types import SimpleNamespace
 import numpy as np
 import pytest
 
-from paceline.draft.blend import CORPUS_DOUBT, ENOUGH, OWN_DOUBT, Blend, BlendConfig
+from paceline.core.request import Row
+from paceline.core.sampling import SamplingParams
+from paceline.core.tree import DraftTree
+from paceline.draft.methods.blend import CORPUS_DOUBT, ENOUGH, OWN_DOUBT, Blend, BlendConfig
 from paceline.draft.text import frozen
-from paceline.engine.request import Row
-from paceline.engine.sampling import SamplingParams
-from paceline.engine.tree import DraftTree
 from tests.draft.rows import letters, row, tokens
 from tests.draft.stores import corpus_of
 

@@ -7,12 +7,12 @@ from types import SimpleNamespace
 
 import pytest
 
+from paceline.core.request import Row
+from paceline.core.sampling import SamplingParams
+from paceline.core.tree import DraftTree
 from paceline.draft.base import Drafter
 from paceline.draft.registry import create, describe, names
 from paceline.engine.engine import Engine
-from paceline.engine.request import Row
-from paceline.engine.sampling import SamplingParams
-from paceline.engine.tree import DraftTree
 from paceline.errors import MethodError, StoreError
 from tests.draft.rows import row, tokens
 from tests.draft.stores import ALL, corpus_of

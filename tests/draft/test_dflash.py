@@ -12,15 +12,15 @@ import numpy as np
 import pytest
 import torch
 
+from paceline.core.request import Row
+from paceline.core.sampling import SamplingParams
+from paceline.core.segment import Segment
 from paceline.draft import registry
-from paceline.draft.dflash import DFlash
-from paceline.draft.neural.drafts import Draft
-from paceline.draft.neural.vocab import Vocabulary, save_vocabulary
+from paceline.draft.methods.dflash import DFlash
+from paceline.draft.models.drafts import Draft
+from paceline.draft.models.vocab import Vocabulary, save_vocabulary
 from paceline.draft.shapes import best_first
 from paceline.engine.engine import Engine
-from paceline.engine.request import Row
-from paceline.engine.round import Segment
-from paceline.engine.sampling import SamplingParams
 from paceline.errors import MethodError
 from paceline.target.decoder import Decoder
 from paceline.target.hf import HFTarget

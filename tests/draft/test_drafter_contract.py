@@ -19,17 +19,17 @@ import pytest
 import torch
 from transformers import PreTrainedModel
 
-from paceline.draft.auto import TRIALS, Auto
+from paceline.core.request import Row
+from paceline.core.sampling import SamplingParams
+from paceline.core.tree import DraftTree
 from paceline.draft.base import Drafter
 from paceline.draft.fallback import Fallback
-from paceline.draft.neural import pending
-from paceline.draft.neural.vocab import Vocabulary, save_vocabulary
-from paceline.draft.recycling import Recycling
+from paceline.draft.methods.auto import TRIALS, Auto
+from paceline.draft.methods.recycling import Recycling
+from paceline.draft.models import pending
+from paceline.draft.models.vocab import Vocabulary, save_vocabulary
 from paceline.draft.registry import by_request, create, describe, names
 from paceline.engine.engine import Engine
-from paceline.engine.request import Row
-from paceline.engine.sampling import SamplingParams
-from paceline.engine.tree import DraftTree
 from paceline.errors import MethodError, PacelineError
 from paceline.target.cache import RaggedCache
 from tests import drafters, models, native

@@ -11,15 +11,15 @@ import numpy as np
 import pytest
 import torch
 
+from paceline.core.request import Row
+from paceline.core.sampling import SamplingParams
+from paceline.core.segment import Segment
 from paceline.draft import registry
 from paceline.draft.base import Drafter
-from paceline.draft.neural import pending
-from paceline.draft.neural.drafts import Draft, Growth
-from paceline.draft.neural.features import FeatureDrafter
+from paceline.draft.models import pending
+from paceline.draft.models.drafts import Draft, Growth
+from paceline.draft.models.features import FeatureDrafter
 from paceline.engine.engine import Engine
-from paceline.engine.request import Row
-from paceline.engine.round import Segment
-from paceline.engine.sampling import SamplingParams
 from paceline.target.hf import HFTarget
 from tests import models, native
 from tests.draft.answered import NEW, weakened

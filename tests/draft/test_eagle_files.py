@@ -11,10 +11,10 @@ import torch
 from safetensors.torch import save_file
 from transformers import PreTrainedModel
 
+from paceline.core.segment import Segment
 from paceline.draft import registry
-from paceline.draft.eagle3 import Flags, default_taps
-from paceline.draft.neural.features import FeatureDrafter
-from paceline.engine.round import Segment
+from paceline.draft.methods.eagle3 import Flags, default_taps
+from paceline.draft.models.features import FeatureDrafter
 from paceline.errors import MethodError
 from paceline.target.decoder import Decoder
 from tests import models, native

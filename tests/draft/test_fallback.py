@@ -3,10 +3,10 @@
 import pytest
 import torch
 
+from paceline.core.accept import Accepted
+from paceline.core.tree import DraftTree
 from paceline.draft.base import Drafter
 from paceline.draft.fallback import Fallback
-from paceline.engine.accept import Accepted
-from paceline.engine.tree import DraftTree
 from paceline.errors import MethodError
 from paceline.target.base import Needs
 from tests.draft.rows import letters, row, target

@@ -7,9 +7,9 @@ from collections.abc import Sequence
 import pytest
 import torch
 
-from paceline.draft.grammar import Forced
+from paceline.core.sampling import SamplingParams
+from paceline.draft.methods.grammar import Forced
 from paceline.engine.engine import Engine
-from paceline.engine.sampling import SamplingParams
 from tests.draft.drafting import like
 from tests.fakes import TableTarget
 from tests.lossless_enumeration import drawn, fixed, largest_difference, plain, speculative

@@ -14,11 +14,11 @@ import torch
 from safetensors.torch import save_file
 from torch import Tensor, nn
 
-from paceline.draft.medusa import Medusa
-from paceline.draft.neural.static_heads import StaticHeads
+from paceline.core.sampling import SamplingParams
+from paceline.draft.methods.medusa import Medusa
+from paceline.draft.models.static_heads import StaticHeads
 from paceline.draft.registry import create
 from paceline.engine.engine import Engine
-from paceline.engine.sampling import SamplingParams
 from paceline.errors import MethodError
 from paceline.target.load import load
 from tests import models

@@ -16,17 +16,17 @@ from typing import Any
 import pytest
 import torch
 
+from paceline.core.request import Completion, Row
+from paceline.core.sampling import SamplingParams
+from paceline.core.tree import DraftTree
 from paceline.draft import registry
-from paceline.draft.amphista import Amphista
 from paceline.draft.base import Drafter
 from paceline.draft.cost import RoundTimes
-from paceline.draft.neural.networks import JointHeads, Switches
-from paceline.draft.neural.static_heads import StaticHeads
+from paceline.draft.methods.amphista import Amphista
+from paceline.draft.models.networks import JointHeads, Switches
+from paceline.draft.models.static_heads import StaticHeads
 from paceline.draft.shapes import compile_template, published
 from paceline.engine.engine import Engine
-from paceline.engine.request import Completion, Row
-from paceline.engine.sampling import SamplingParams
-from paceline.engine.tree import DraftTree
 from paceline.errors import MethodError
 from paceline.target.hf import HFTarget
 from paceline.train.heads import HeadsLoss
@@ -247,7 +247,7 @@ def test_auto_takes_the_size_that_pays(made: Any, monkeypatch: pytest.MonkeyPatc
         "step": {1: 1, 5: 1.01, 6: 9},
     }.items():
         times = RoundTimes.of_forwards(seconds)
-        monkeypatch.setattr("paceline.draft.neural.static_heads.time_forwards", lambda target, times=times: times)
+        monkeypatch.setattr("paceline.draft.models.static_heads.time_forwards", lambda target, times=times: times)
         nodes[name] = len(bound(f"{spec},tree=auto").template.parent) - 1
     assert nodes["free"] > 30
     assert nodes["dear"] == 1

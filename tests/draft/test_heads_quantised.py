@@ -6,9 +6,9 @@ from functools import cache
 
 import pytest
 
+from paceline.core.request import Completion
+from paceline.core.sampling import SamplingParams
 from paceline.engine.engine import Engine
-from paceline.engine.request import Completion
-from paceline.engine.sampling import SamplingParams
 from paceline.errors import MethodError
 from paceline.target.decoder import Decoder
 from paceline.target.load import load
@@ -53,7 +53,7 @@ def test_text_of_a_quantised_target_is_its_own(method: str) -> None:
 
 
 def test_blocks_are_refused_where_nothing_multiplies_them(monkeypatch: pytest.MonkeyPatch) -> None:
-    from paceline.draft.neural.layers import placed
+    from paceline.draft.models.layers import placed
 
     class Elsewhere:
         device = type("device", (), {"type": "cuda", "__str__": lambda self: "cuda:0"})()

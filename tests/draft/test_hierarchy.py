@@ -10,13 +10,13 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from paceline.draft.hierarchy import Hierarchy, HierarchyConfig
+from paceline.core.sampling import SamplingParams
+from paceline.core.tree import DraftTree
+from paceline.draft.methods.hierarchy import Hierarchy, HierarchyConfig
 from paceline.draft.registry import create
 from paceline.draft.text import ngrams, suffix_array
 from paceline.draft.text.suffix_array import SuffixArray
 from paceline.engine.engine import Engine
-from paceline.engine.sampling import SamplingParams
-from paceline.engine.tree import DraftTree
 from paceline.errors import StoreError
 from tests.draft.rows import letters, row, target, tokens
 from tests.draft.stores import corpus, corpus_of, locked

@@ -8,14 +8,14 @@ import numpy as np
 import pytest
 import torch
 
-from paceline.draft.jacobi import Jacobi, JacobiConfig, after_match, slots
+from paceline.core.request import Row
+from paceline.core.round import Round
+from paceline.core.sampling import SamplingParams
+from paceline.core.tree import DraftTree, ancestors
+from paceline.draft.methods.jacobi import Jacobi, JacobiConfig, after_match, slots
 from paceline.draft.registry import create
 from paceline.draft.shapes import best_paths, chain, published
 from paceline.engine.engine import Engine
-from paceline.engine.request import Row
-from paceline.engine.round import Round
-from paceline.engine.sampling import SamplingParams
-from paceline.engine.tree import DraftTree, ancestors
 from paceline.errors import MethodError
 from tests.draft.rows import row
 from tests.draft.test_fallback import Recorder
@@ -185,7 +185,7 @@ def test_what_cannot_be_is_said_in_a_line(spec, says):
 def test_what_copies_is_told_of_all_that_happens(monkeypatch):
     calls = []
     copies = Recorder("copies", callback_layer=2)
-    monkeypatch.setattr("paceline.draft.jacobi._copier", lambda name: copies)
+    monkeypatch.setattr("paceline.draft.methods.jacobi._copier", lambda name: copies)
     monkeypatch.setattr(Recorder, "begin_round", lambda self, tokens: calls.append(tokens))
     monkeypatch.setattr(Recorder, "restart", lambda self, row: calls.append(row.id), raising=False)
     drafter, one = bound(retrieve="copies"), row("ab", id=3)

@@ -7,8 +7,8 @@ from collections.abc import Sequence
 import numpy as np
 import pytest
 
+from paceline.core.sampling import SamplingParams
 from paceline.engine.engine import Engine
-from paceline.engine.sampling import SamplingParams
 from tests.draft import jacobi_official as official
 from tests.fakes import TableTarget
 from tests.lossless_enumeration import (

@@ -17,17 +17,18 @@ import pytest
 import torch
 from transformers import PreTrainedModel
 
-import paceline.draft.kangaroo as kangaroo
+import paceline.draft.methods.kangaroo as kangaroo
+from paceline.core.request import Row
+from paceline.core.round import Round
+from paceline.core.sampling import SamplingParams
+from paceline.core.segment import Segment
+from paceline.core.tree import DraftTree
 from paceline.draft import registry
 from paceline.draft.fallback import Fallback
-from paceline.draft.kangaroo import Kangaroo, KangarooConfig, adapter_shapes
-from paceline.draft.neural.checkpoint import TargetFacts, save_drafter
-from paceline.draft.neural.drafts import Draft
+from paceline.draft.methods.kangaroo import Kangaroo, KangarooConfig, adapter_shapes
+from paceline.draft.models.checkpoint import TargetFacts, save_drafter
+from paceline.draft.models.drafts import Draft
 from paceline.engine.engine import Engine
-from paceline.engine.request import Row
-from paceline.engine.round import Round, Segment
-from paceline.engine.sampling import SamplingParams
-from paceline.engine.tree import DraftTree
 from paceline.errors import MethodError
 from paceline.target.decoder import Decoder
 from paceline.target.hf import HFTarget

@@ -18,14 +18,14 @@ import numpy as np
 import pytest
 import torch
 
-from paceline.draft import mirror
-from paceline.draft.neural import draft_worker
-from paceline.draft.neural.branches import Ahead, Ask
-from paceline.draft.neural.draft_worker import Closed, DraftWorker, Setup, facts_to_send
-from paceline.draft.neural.vocab import Vocabulary, save_vocabulary
+from paceline.core.sampling import SamplingParams
+from paceline.draft.methods import mirror
+from paceline.draft.models import draft_worker
+from paceline.draft.models.branches import Ahead, Ask
+from paceline.draft.models.draft_worker import Closed, DraftWorker, Setup, facts_to_send
+from paceline.draft.models.vocab import Vocabulary, save_vocabulary
 from paceline.draft.registry import create
 from paceline.engine.engine import Engine
-from paceline.engine.sampling import SamplingParams
 from paceline.errors import MethodError
 from tests import models
 from tests.draft.answered import target_and_close_draft

@@ -9,14 +9,14 @@ import numpy as np
 import pytest
 import torch
 
-from paceline.draft.model import CHUNK, Model, ModelConfig, check_tokenizer
-from paceline.draft.neural.checkpoint import TargetFacts
-from paceline.engine.accept import Accepted
+from paceline.core.accept import Accepted
+from paceline.core.request import Row
+from paceline.core.sampling import SamplingParams
+from paceline.core.segment import Segment
+from paceline.core.tree import DraftTree
+from paceline.draft.methods.model import CHUNK, Model, ModelConfig, check_tokenizer
+from paceline.draft.models.checkpoint import TargetFacts
 from paceline.engine.engine import Engine
-from paceline.engine.request import Row
-from paceline.engine.round import Segment
-from paceline.engine.sampling import SamplingParams
-from paceline.engine.tree import DraftTree
 from paceline.errors import MethodError, PacelineError
 from paceline.target.hf import HFTarget
 from paceline.target.load import load, load_tokenizer

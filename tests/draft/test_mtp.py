@@ -12,11 +12,11 @@ import torch
 import torch.nn.functional as F
 from transformers import DynamicCache, PreTrainedModel
 
+from paceline.core.sampling import SamplingParams
+from paceline.core.segment import Segment
 from paceline.draft import registry
-from paceline.draft.mtp import Mtp, MtpNetwork, head_names, head_of
+from paceline.draft.methods.mtp import Mtp, MtpNetwork, head_names, head_of
 from paceline.engine.engine import Engine
-from paceline.engine.round import Segment
-from paceline.engine.sampling import SamplingParams
 from paceline.errors import ModelError, PacelineError
 from paceline.target.hf import HFTarget
 from paceline.target.load import load, quantise_folder

@@ -3,10 +3,10 @@
 import numpy as np
 import pytest
 
-from paceline.draft.ngram_pool import NgramPool, NgramPoolConfig, Window
+from paceline.core.sampling import SamplingParams
+from paceline.core.tree import DraftTree, ancestors
+from paceline.draft.methods.ngram_pool import NgramPool, NgramPoolConfig, Window
 from paceline.engine.engine import Engine
-from paceline.engine.sampling import SamplingParams
-from paceline.engine.tree import DraftTree, ancestors
 from tests.draft.rows import letters, row, target, tokens
 from tests.draft.tables import counting
 from tests.fakes import TableTarget

@@ -2,8 +2,8 @@
 
 import numpy as np
 
+from paceline.core.tree import IntArray
 from paceline.draft.registry import create
-from paceline.engine.tree import IntArray
 from tests.draft.rows import draft_of, letters, row, target, tokens
 
 

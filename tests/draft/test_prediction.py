@@ -2,9 +2,9 @@
 
 from __future__ import annotations
 
-from paceline.draft.prediction import Prediction, PredictionConfig
+from paceline.core.sampling import SamplingParams
+from paceline.draft.methods.prediction import Prediction, PredictionConfig
 from paceline.engine.engine import Engine
-from paceline.engine.sampling import SamplingParams
 from tests.draft.rows import letters, row, tokens
 from tests.fakes import TableTarget
 

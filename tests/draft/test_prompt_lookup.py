@@ -7,7 +7,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 from transformers.generation.candidate_generator import PromptLookupCandidateGenerator
 
-from paceline.draft.prompt_lookup import PromptLookup, PromptLookupConfig
+from paceline.draft.methods.prompt_lookup import PromptLookup, PromptLookupConfig
 from tests.draft.rows import draft_of, row, target
 
 

@@ -10,15 +10,15 @@ import torch
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from paceline.draft.recycling import TREES, Recycling, RecyclingConfig
+from paceline.core.accept import Accepted
+from paceline.core.request import Row
+from paceline.core.sampling import SamplingParams
+from paceline.core.segment import Verdict
+from paceline.core.tree import DraftTree
+from paceline.draft.methods.recycling import TREES, Recycling, RecyclingConfig
 from paceline.draft.registry import create
 from paceline.draft.shapes import read_paths
-from paceline.engine.accept import Accepted
 from paceline.engine.engine import Engine
-from paceline.engine.request import Row
-from paceline.engine.round import Verdict
-from paceline.engine.sampling import SamplingParams
-from paceline.engine.tree import DraftTree
 from paceline.errors import MethodError, StoreError
 from tests import models, native
 from tests.draft.rows import row

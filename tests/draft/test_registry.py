@@ -11,11 +11,11 @@ from hypothesis import strategies as st
 from paceline.draft import registry
 from paceline.draft.base import Drafter
 from paceline.draft.fallback import Fallback
-from paceline.draft.mirror import stateless_drafter
-from paceline.draft.none import NoDraft
-from paceline.draft.prompt_lookup import PromptLookup
+from paceline.draft.methods.mirror import stateless_drafter
+from paceline.draft.methods.none import NoDraft
+from paceline.draft.methods.prompt_lookup import PromptLookup
+from paceline.draft.methods.sam import Sam
 from paceline.draft.registry import create, describe, names
-from paceline.draft.sam import Sam
 from paceline.draft.spec import Options, Part, cut, exchanged, option, parse, quoted, split
 from paceline.errors import MethodError
 

@@ -8,7 +8,7 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from paceline.draft.rest import Rest, RestConfig
+from paceline.draft.methods.rest import Rest, RestConfig
 from tests.draft.rows import row, target
 from tests.draft.stores import corpus
 

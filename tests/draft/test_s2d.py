@@ -12,14 +12,14 @@ import pytest
 import torch
 from transformers import AutoModelForCausalLM
 
-from paceline.draft.neural.checkpoint import TargetFacts, save_drafter
-from paceline.draft.neural.drafts import Draft
+from paceline.core.request import Completion, Row
+from paceline.core.sampling import RowRandom, SamplingParams
+from paceline.core.tree import DraftTree
+from paceline.draft.methods.s2d import LAG, Sorted, exits_in_use
+from paceline.draft.models.checkpoint import TargetFacts, save_drafter
+from paceline.draft.models.drafts import Draft
 from paceline.draft.registry import create
-from paceline.draft.s2d import LAG, Sorted, exits_in_use
 from paceline.engine.engine import Engine
-from paceline.engine.request import Completion, Row
-from paceline.engine.sampling import RowRandom, SamplingParams
-from paceline.engine.tree import DraftTree
 from paceline.errors import MethodError, ModelError
 from paceline.target.load import load, load_tokenizer
 from tests import lossless_enumeration as enumeration
@@ -166,7 +166,7 @@ def test_an_exit_says_what_a_model_of_its_depth_says_whatever_was_left_before(wo
 
 
 def test_a_long_prompt_comes_in_chunks_through_every_layer(world: World, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr("paceline.draft.model.CHUNK", 16)
+    monkeypatch.setattr("paceline.draft.methods.model.CHUNK", 16)
     alone = Alone(world, "exits=1,2,4,thresholds=0.01", world.prompts[2])
     alone.drafter.catch_up(alone.row)
     assert {section.cache.length(0) for section in alone.drafter.sections} == {64}

@@ -5,8 +5,8 @@ import numpy as np
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
+from paceline.draft.methods.sam import Sam, SamConfig
 from paceline.draft.registry import create
-from paceline.draft.sam import Sam, SamConfig
 from paceline.draft.text import frozen
 from tests.draft.rows import draft_of, letters, row, target, tokens
 from tests.draft.stores import corpus

@@ -4,7 +4,7 @@ from types import SimpleNamespace
 
 import pytest
 
-from paceline.draft.suffix import Suffix, SuffixConfig
+from paceline.draft.methods.suffix import Suffix, SuffixConfig
 from paceline.errors import StoreError
 from tests.draft.rows import draft_of, letters, row, target
 from tests.draft.stores import corpus

@@ -12,7 +12,7 @@ METHODS = ["prompt-lookup", "sam", "rest", "suffix", "hierarchy"]
 
 PROGRAM = """
 import os, sys, traceback
-from paceline.draft import prompt_lookup
+from paceline.draft.methods import prompt_lookup
 from paceline.draft.text import automaton, suffix_array
 from paceline.draft.text import suffix_tree as suffix_nodes
 from paceline.draft.registry import create

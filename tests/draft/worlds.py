@@ -14,7 +14,7 @@ from statistics import fmean
 
 import torch
 
-from paceline.draft.neural.stop import Adaptive, Outcome, StopRule
+from paceline.draft.models.stop import Adaptive, Outcome, StopRule
 
 ROW = 7
 

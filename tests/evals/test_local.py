@@ -9,9 +9,9 @@ from pathlib import Path
 import numpy as np
 import pytest
 
+from paceline.core.sampling import SamplingParams
 from paceline.engine.engine import Engine
 from paceline.engine.memory import common
-from paceline.engine.sampling import SamplingParams
 from paceline.errors import ModelError
 from paceline.evals.align import sample
 from paceline.evals.align.backend import Request, Response

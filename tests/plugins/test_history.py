@@ -7,12 +7,12 @@ from typing import Any
 import numpy as np
 import pytest
 
+from paceline.core.round import Round
+from paceline.core.tree import DraftTree
 from paceline.draft import registry
-from paceline.draft.auto import Auto
 from paceline.draft.base import Drafter
+from paceline.draft.methods.auto import Auto
 from paceline.draft.recording import Recording
-from paceline.engine.round import Round
-from paceline.engine.tree import DraftTree
 from paceline.errors import PacelineError
 from paceline.plugins.history import History, HostRow, OneAtATime, create_paced
 from paceline.workbench.walk import tokens_only
@@ -133,7 +133,7 @@ class Slow:
 
     def __init__(self, monkeypatch: pytest.MonkeyPatch):
         self.now = 0.0
-        monkeypatch.setattr("paceline.draft.auto.perf_counter", lambda: self.now)
+        monkeypatch.setattr("paceline.draft.methods.auto.perf_counter", lambda: self.now)
 
 
 def drafted(history: History, clock: Slow, node_ms: float, beside_ms: float = 0.0) -> float:

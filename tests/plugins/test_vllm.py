@@ -10,7 +10,7 @@ from typing import Any
 import numpy as np
 import pytest
 
-from paceline.draft.sam import Sam
+from paceline.draft.methods.sam import Sam
 from paceline.errors import MethodError
 from paceline.plugins import vllm
 from paceline.plugins.vllm import Proposer

@@ -15,7 +15,7 @@ import numpy as np
 import pytest
 import torch
 
-from paceline.draft.sam import Sam
+from paceline.draft.methods.sam import Sam
 from paceline.errors import MethodError
 from paceline.plugins import vllm, vllm_v2
 from paceline.plugins.vllm_v2 import Speculator

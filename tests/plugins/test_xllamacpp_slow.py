@@ -15,10 +15,10 @@ import pytest
 import torch
 from transformers import PreTrainedModel
 
+from paceline.core.request import Completion
+from paceline.core.sampling import SamplingParams
 from paceline.draft.text.store import writing
 from paceline.engine.engine import Engine
-from paceline.engine.request import Completion
-from paceline.engine.sampling import SamplingParams
 from paceline.plugins.to_gguf import write as to_gguf
 from paceline.plugins.to_gguf import write_head, write_lookup
 from tests import models

@@ -9,8 +9,8 @@ import pytest
 
 from paceline.bench.suites import read_suite
 from paceline.cli.prompts import from_file
+from paceline.core.sampling import SamplingParams
 from paceline.draft.shapes import read_paths
-from paceline.engine.sampling import SamplingParams
 from paceline.errors import PacelineError, PromptError
 from paceline.jsonl import NotJSON, loads, objects
 from paceline.replay.report import read_cost

@@ -8,7 +8,7 @@ import pytest
 import torch
 from tests.disk import full_after
 
-from paceline.draft.neural.checkpoint import TargetFacts, save_drafter
+from paceline.draft.models.checkpoint import TargetFacts, save_drafter
 from paceline.draft.text.store import writing
 from paceline.errors import PacelineError
 from paceline.jsonl import Appender, replacing, write_whole

@@ -9,16 +9,16 @@ import torch
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
+from paceline.core.accept import Accepted, accept
+from paceline.core.request import Row
+from paceline.core.round import Round
+from paceline.core.sampling import SamplingParams
+from paceline.core.tree import DraftTree
 from paceline.draft import registry
 from paceline.draft.base import Drafter
 from paceline.draft.recording import Recording
 from paceline.draft.registry import create
-from paceline.engine.accept import Accepted, accept
 from paceline.engine.engine import Engine
-from paceline.engine.request import Row
-from paceline.engine.round import Round
-from paceline.engine.sampling import SamplingParams
-from paceline.engine.tree import DraftTree
 from paceline.errors import MethodError
 from paceline.target.base import Needs
 from paceline.workbench.walk import RecordedAnswer, Tally, replay, replayable, tokens_only

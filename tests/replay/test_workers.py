@@ -13,11 +13,11 @@ from typing import Any
 import numpy as np
 import pytest
 
+from paceline.core.request import Row
+from paceline.core.tree import DraftTree
 from paceline.draft import registry
 from paceline.draft.base import Drafter
 from paceline.draft.recording import Recording
-from paceline.engine.request import Row
-from paceline.engine.tree import DraftTree
 from paceline.errors import MethodError, PacelineError
 from paceline.replay.report import OVERALL, Report
 from paceline.replay.workers import PORTION, _tasks, start, sweep

@@ -11,7 +11,7 @@ import pytest
 import torch
 from scipy.stats import chisquare
 
-from paceline.engine.sampling import SamplingParams
+from paceline.core.sampling import SamplingParams
 from paceline.rollout import RolloutStore
 from paceline.rollout.policy import Policy
 from paceline.rollout.run import rollout

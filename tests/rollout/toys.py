@@ -11,10 +11,10 @@ from typing import Any
 import numpy as np
 import torch
 
-from paceline.engine.accept import accept
-from paceline.engine.request import Row
-from paceline.engine.sampling import SamplingParams
-from paceline.engine.tree import DraftTree
+from paceline.core.accept import accept
+from paceline.core.request import Row
+from paceline.core.sampling import SamplingParams
+from paceline.core.tree import DraftTree
 from paceline.rollout.rules import OldToken, Reuse, RolloutRule
 from paceline.rollout.store import Entry, Key, digest, sampling_text
 from tests.fakes import TableTarget

@@ -10,8 +10,8 @@ from tests.schedules import broken, world
 from tests.schedules.world import World
 
 from paceline.bench.metrics import partial
+from paceline.core.sampling import SamplingParams
 from paceline.engine.engine import Engine
-from paceline.engine.sampling import SamplingParams
 from paceline.target import rectangles
 from paceline.target.rectangles import RectangularCache
 from paceline.workbench.contestant import cut

@@ -15,14 +15,14 @@ from tests.plain import texts
 from tests.schedules import world
 from tests.schedules.world import NEW, SAMPLED, World
 
+from paceline.core.request import Row
+from paceline.core.sampling import SamplingParams
+from paceline.core.segment import Segment
+from paceline.core.tree import DraftTree
 from paceline.draft import registry
 from paceline.draft.base import Drafter
 from paceline.engine.engine import Engine
 from paceline.engine.published import Equal, Grouped, create_schedule
-from paceline.engine.request import Row
-from paceline.engine.round import Segment
-from paceline.engine.sampling import SamplingParams
-from paceline.engine.tree import DraftTree
 from paceline.errors import ModelError, PacelineError
 from paceline.target.base import Needs
 from paceline.target.rectangles import Block, RectangularCache, RectangularTarget, rectangular

@@ -9,7 +9,7 @@ import numpy as np
 from tests import models, plain
 from transformers import PreTrainedModel
 
-from paceline.engine.sampling import SamplingParams
+from paceline.core.sampling import SamplingParams
 from paceline.target.hf import HFTarget
 
 NEW = 9

@@ -22,8 +22,8 @@ import httpx2 as httpx
 import pytest
 
 from paceline.cli import main
+from paceline.core.sampling import SamplingParams
 from paceline.engine.engine import Engine
-from paceline.engine.sampling import SamplingParams
 from tests.serve.live import ending, engine
 from tests.serve.process import start
 

@@ -8,7 +8,7 @@ from typing import Any
 import httpx2 as httpx
 import pytest
 
-from paceline.engine.sampling import SamplingParams
+from paceline.core.sampling import SamplingParams
 from paceline.serve.fields import Strict
 from paceline.serve.items import ItemsRequest
 from tests.serve.live import engine, serving

@@ -16,7 +16,7 @@ import httpx2 as httpx
 import pytest
 from pydantic import ValidationError
 
-from paceline.engine.request import overlap
+from paceline.core.request import overlap
 from paceline.errors import PacelineError
 from paceline.serve.fields import ChatRequest, DetokenizeRequest, TextRequest, TokenizeRequest
 from paceline.serve.guard import parsed, public
@@ -385,7 +385,7 @@ def test_what_may_take_long_is_not_done_on_the_event_loop(address: str, served: 
 
 
 def test_a_refusal_of_the_engine_is_a_paceline_error(served: Any) -> None:
-    from paceline.engine.sampling import SamplingParams
+    from paceline.core.sampling import SamplingParams
 
     before = served._next_id, list(served.waiting)
     with pytest.raises(PacelineError, match="logit_bias names token"):

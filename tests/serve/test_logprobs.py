@@ -8,7 +8,7 @@ from tokenizers import decoders
 from tokenizers import models as backends
 from transformers import PreTrainedTokenizerFast
 
-from paceline.engine.sampling import TokenLogprob
+from paceline.core.sampling import TokenLogprob
 from paceline.serve.responses import Frame, Spelling
 from paceline.target.tokenizer import Tokenizer
 from tests import models

@@ -19,9 +19,9 @@ import pytest
 from jsonschema import validate
 
 from paceline.cli import main
+from paceline.core.sampling import SamplingParams
 from paceline.draft.base import Drafter, DraftTree
 from paceline.engine.engine import Engine
-from paceline.engine.sampling import SamplingParams
 from paceline.errors import RowError
 from paceline.serve.fields import Tool
 from paceline.serve.guard import shown_drafts

@@ -9,8 +9,8 @@ from typing import Any
 import pytest
 import torch
 
+from paceline.core.sampling import SamplingParams
 from paceline.engine.engine import Engine
-from paceline.engine.sampling import SamplingParams
 from paceline.errors import PacelineError
 from paceline.serve.fields import Tool
 from paceline.serve.structure import AfterReasoning, Grammars, Matched

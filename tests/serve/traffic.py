@@ -21,8 +21,8 @@ from urllib.parse import urlsplit
 import httpx2 as httpx
 import numpy as np
 
+from paceline.core.sampling import SamplingParams
 from paceline.engine.engine import Engine
-from paceline.engine.sampling import SamplingParams
 from paceline.serve.structure import Grammars
 
 WORDS = ["the", "cat", "and", "dog", "sat", "on", "mat", "there", "was", "a", "little", "then", "said", "hello"]

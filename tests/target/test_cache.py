@@ -9,7 +9,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 from hypothesis.stateful import RuleBasedStateMachine, initialize, invariant, precondition, rule
 
-from paceline.engine.round import Segment
+from paceline.core.segment import Segment
 from paceline.target.cache import GRANULE, RaggedCache
 from paceline.target.layout import Layout, plan
 

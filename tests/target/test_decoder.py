@@ -16,10 +16,10 @@ from hypothesis.stateful import RuleBasedStateMachine, initialize, invariant, pr
 from tests import models, native
 from transformers import AutoModelForCausalLM
 
+from paceline.core.sampling import SamplingParams
+from paceline.core.segment import Segment
+from paceline.core.tree import ancestors
 from paceline.engine.engine import Engine
-from paceline.engine.round import Segment
-from paceline.engine.sampling import SamplingParams
-from paceline.engine.tree import ancestors
 from paceline.target import kernels
 from paceline.target.base import Needs, Target
 from paceline.target.decoder import Decoder

@@ -11,7 +11,7 @@ import torch
 from tests import exact, models, native
 
 from paceline import Engine, processor
-from paceline.engine.round import Segment
+from paceline.core.segment import Segment
 from paceline.errors import ModelError
 from paceline.target import kernels
 from paceline.target.decoder import Decoder

@@ -17,8 +17,8 @@ from tests import models
 from tests.gguf_files import write
 from tests.native import TEXT, logits, off
 
+from paceline.core.sampling import SamplingParams
 from paceline.engine.engine import Engine
-from paceline.engine.sampling import SamplingParams
 from paceline.errors import ModelError
 from paceline.target.decoder import Decoder
 from paceline.target.kernels import integer

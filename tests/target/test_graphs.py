@@ -8,11 +8,11 @@ import pytest
 import torch
 from tests import drafters, models, native
 
+from paceline.core.sampling import SamplingParams
+from paceline.core.segment import Segment
+from paceline.core.tree import DraftTree
 from paceline.draft.base import Drafter
 from paceline.engine.engine import Engine
-from paceline.engine.round import Segment
-from paceline.engine.sampling import SamplingParams
-from paceline.engine.tree import DraftTree
 from paceline.target.base import BEFORE_NORM, Needs
 from paceline.target.decoder import Decoder
 from paceline.target.graphs import Recorder

@@ -13,9 +13,9 @@ from safetensors.torch import load_file, save_file
 from tests import models
 from tests.native import logits, off
 
+from paceline.core.sampling import SamplingParams
+from paceline.core.segment import Segment, Verdict
 from paceline.engine.engine import Engine
-from paceline.engine.round import Segment, Verdict
-from paceline.engine.sampling import SamplingParams
 from paceline.errors import ModelError
 from paceline.target import hf
 from paceline.target.base import BEFORE_NORM, Needs

@@ -6,7 +6,7 @@ import numpy as np
 import pytest
 import torch
 
-from paceline.engine.round import Segment
+from paceline.core.segment import Segment
 from paceline.target.attention import TorchOps
 from paceline.target.cache import RaggedCache
 from paceline.target.kernels import steps

@@ -8,7 +8,7 @@ import torch
 from hypothesis import given
 from hypothesis import strategies as st
 
-from paceline.engine.round import Segment
+from paceline.core.segment import Segment
 from paceline.target.layout import FEWEST, KEY_GRANULE, SHARED_QUERIES, Group, Layout, padded_size, plan
 
 

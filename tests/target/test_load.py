@@ -18,8 +18,8 @@ from safetensors.torch import load_file, save_file
 from tests import models
 from tests.native import off
 
+from paceline.core.segment import Segment
 from paceline.engine.engine import Engine
-from paceline.engine.round import Segment
 from paceline.errors import ModelError, PromptError
 from paceline.plugins import to_gguf
 from paceline.rollout.policy import Policy

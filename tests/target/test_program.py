@@ -14,7 +14,7 @@ from numba import carray, cfunc
 from tests import exact, models, native
 
 from paceline.compiled import address, take
-from paceline.engine.round import Segment
+from paceline.core.segment import Segment
 from paceline.target import kernels
 from paceline.target.base import BEFORE_NORM, Needs
 from paceline.target.decoder import Decoder

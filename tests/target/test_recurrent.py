@@ -13,10 +13,10 @@ from tests.plain import generate
 from tests.preempting import preempt_often
 from transformers import Qwen3_5Config, Qwen3_5ForConditionalGeneration
 
+from paceline.core.sampling import SamplingParams
+from paceline.core.segment import Segment
 from paceline.engine.engine import Engine
 from paceline.engine.memory import Prefixes
-from paceline.engine.round import Segment
-from paceline.engine.sampling import SamplingParams
 from paceline.errors import ModelError, PacelineError
 from paceline.target.decoder import Decoder
 from paceline.target.load import load, quantise_folder

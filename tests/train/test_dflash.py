@@ -10,8 +10,8 @@ import torch.nn.functional as F
 from torch import Tensor
 from transformers import PreTrainedModel
 
-from paceline.draft.dflash import DFlashNetwork
-from paceline.engine.round import Segment
+from paceline.core.segment import Segment
+from paceline.draft.methods.dflash import DFlashNetwork
 from paceline.train.dflash import DFlashConfig, DFlashLoss
 from paceline.train.loss import IGNORE
 from tests import models, native

@@ -17,12 +17,12 @@ from safetensors.torch import load_file
 from torch import Tensor
 from transformers import PreTrainedModel
 
-from paceline.draft.eagle import EagleNetwork
-from paceline.draft.eagle3 import Eagle3Network, Flags
-from paceline.draft.neural.features import Network
+from paceline.core.sampling import SamplingParams
+from paceline.core.segment import Segment
+from paceline.draft.methods.eagle import EagleNetwork
+from paceline.draft.methods.eagle3 import Eagle3Network, Flags
+from paceline.draft.models.features import Network
 from paceline.engine.engine import Engine
-from paceline.engine.round import Segment
-from paceline.engine.sampling import SamplingParams
 from paceline.errors import PacelineError
 from paceline.target.load import load
 from paceline.train import unrolled

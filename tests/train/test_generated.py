@@ -5,8 +5,8 @@ from pathlib import Path
 
 import pytest
 
+from paceline.core.sampling import SamplingParams
 from paceline.engine.engine import Engine
-from paceline.engine.sampling import SamplingParams
 from paceline.errors import PacelineError
 from paceline.target.load import load_tokenizer
 from paceline.target.tokenizer import Tokenizer

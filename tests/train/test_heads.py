@@ -13,12 +13,12 @@ import numpy as np
 import pytest
 import torch
 
-from paceline.draft.neural.networks import Switches
-from paceline.draft.neural.static_heads import StaticHeads
+from paceline.core.sampling import SamplingParams
+from paceline.draft.models.networks import Switches
+from paceline.draft.models.static_heads import StaticHeads
 from paceline.draft.registry import create
 from paceline.draft.shapes import SLOTS_FILE, read_accuracies
 from paceline.engine.engine import Engine
-from paceline.engine.sampling import SamplingParams
 from paceline.errors import PacelineError
 from paceline.train.data import Example
 from paceline.train.heads import HeadsConfig, MedusaConfig, MedusaLoss, go_on

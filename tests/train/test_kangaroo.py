@@ -12,11 +12,11 @@ import pytest
 import torch
 from transformers import AutoModelForCausalLM, PreTrainedModel
 
-from paceline.draft.kangaroo import Adapter
-from paceline.draft.neural.checkpoint import TargetFacts, open_drafter, save_drafter
+from paceline.core.sampling import SamplingParams
+from paceline.core.segment import Segment
+from paceline.draft.methods.kangaroo import Adapter
+from paceline.draft.models.checkpoint import TargetFacts, open_drafter, save_drafter
 from paceline.engine.engine import Engine
-from paceline.engine.round import Segment
-from paceline.engine.sampling import SamplingParams
 from paceline.target.decoder import Decoder
 from paceline.target.load import load
 from paceline.target.shape import Shape

@@ -15,9 +15,9 @@ import torch.nn.functional as F
 from safetensors.torch import load_file
 from transformers import PreTrainedModel
 
-from paceline.draft.mtp import MtpNetwork, head_of
+from paceline.core.sampling import SamplingParams
+from paceline.draft.methods.mtp import MtpNetwork, head_of
 from paceline.engine.engine import Engine
-from paceline.engine.sampling import SamplingParams
 from paceline.errors import PacelineError
 from paceline.train.config import Training
 from paceline.train.loop import LoopConfig, read_log

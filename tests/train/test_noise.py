@@ -13,9 +13,9 @@ import pytest
 import torch
 from transformers import AutoModelForCausalLM
 
-from paceline.draft.neural.checkpoint import TargetFacts
+from paceline.core.sampling import SamplingParams
+from paceline.draft.models.checkpoint import TargetFacts
 from paceline.engine.engine import Engine
-from paceline.engine.sampling import SamplingParams
 from paceline.jsonl import write_whole
 from paceline.target.folder import tuned_note
 from paceline.target.load import load

@@ -12,10 +12,10 @@ import torch
 from safetensors.torch import load_file
 from typer.testing import CliRunner, Result
 
-from paceline.draft.neural.checkpoint import TargetFacts
+from paceline.core.sampling import SamplingParams
+from paceline.draft.models.checkpoint import TargetFacts
 from paceline.draft.shapes import SLOTS_FILE, read_accuracies
 from paceline.engine.engine import Engine
-from paceline.engine.sampling import SamplingParams
 from paceline.errors import MethodError, PacelineError
 from paceline.target.load import load
 from paceline.train.__main__ import app

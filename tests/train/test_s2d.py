@@ -11,9 +11,9 @@ import pytest
 import torch
 from transformers import AutoModelForCausalLM
 
-from paceline.draft.s2d import Sorted, exits_in_use
+from paceline.core.sampling import SamplingParams
+from paceline.draft.methods.s2d import Sorted, exits_in_use
 from paceline.engine.engine import Engine
-from paceline.engine.sampling import SamplingParams
 from paceline.errors import PacelineError
 from paceline.train.config import Training
 from paceline.train.loop import LoopConfig, read_log

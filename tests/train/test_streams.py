@@ -12,8 +12,8 @@ from safetensors.torch import load_file
 from torch.nn.functional import cross_entropy
 from transformers import AutoModelForCausalLM
 
-from paceline.draft.model import Model
-from paceline.draft.neural.streams import FILE
+from paceline.draft.methods.model import Model
+from paceline.draft.models.streams import FILE
 from paceline.engine.engine import Engine
 from paceline.errors import PacelineError
 from paceline.train.config import Training

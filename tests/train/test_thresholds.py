@@ -7,7 +7,7 @@ from itertools import product
 import numpy as np
 import pytest
 
-from paceline.draft.s2d import NEVER
+from paceline.draft.methods.s2d import NEVER
 from paceline.train.s2d import GRID, ExitRecord
 
 

@@ -6,7 +6,7 @@ from pathlib import Path
 import pytest
 import torch
 
-from paceline.draft.neural.vocab import FILE, Vocabulary, best_tokens, coverage, read_vocabulary, save_vocabulary
+from paceline.draft.models.vocab import FILE, Vocabulary, best_tokens, coverage, read_vocabulary, save_vocabulary
 from paceline.errors import MethodError, PacelineError
 from paceline.target.load import load_tokenizer
 from paceline.target.tokenizer import Tokenizer

@@ -10,8 +10,8 @@ from typing import Any
 
 import pytest
 
-from paceline.engine.request import Delta, Row
-from paceline.engine.sampling import SamplingParams
+from paceline.core.request import Delta, Row
+from paceline.core.sampling import SamplingParams
 from paceline.errors import PacelineError
 from paceline.workbench.worker import FAILED_ROUNDS, Busy, EngineFailed, Job, Unavailable, Worker, in_passing
 

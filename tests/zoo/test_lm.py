@@ -88,7 +88,7 @@ def test_a_resumed_run_equals_an_unbroken_one(
 def test_a_kill_while_saving_leaves_the_old_checkpoint(
     tokenizer: PreTrainedTokenizerFast, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    from paceline.draft.neural import checkpoint as saved
+    from paceline.draft.models import checkpoint as saved
     from paceline.train import loop
     from zoo import lm
 

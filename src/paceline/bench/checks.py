@@ -20,7 +20,7 @@ from paceline.bench.expected import LATE, late
 from paceline.bench.metrics import BASELINE, OVERALL, first_divergence, matched, waits
 from paceline.bench.record import Answer, good
 from paceline.bench.setting import Setting, Watch
-from paceline.engine.round import Segment
+from paceline.core.segment import Segment
 from paceline.target.base import Target
 from paceline.target.load import load
 from paceline.target.quantised.blocks import exact_dtype

@@ -15,11 +15,11 @@ from paceline import __version__
 from paceline.bench.metrics import BASELINE
 from paceline.bench.runner import QuestionGroup
 from paceline.bench.suites import Question, tasks_in_turn
+from paceline.core.request import Delta, Row
+from paceline.core.sampling import SamplingParams
 from paceline.draft.registry import create
 from paceline.engine.engine import Engine
 from paceline.engine.published import check_schedule, create_schedule, fitted
-from paceline.engine.request import Delta, Row
-from paceline.engine.sampling import SamplingParams
 from paceline.engine.scheduler import Schedule, Turn
 from paceline.errors import PacelineError
 from paceline.target.base import Target

@@ -18,7 +18,7 @@ import numpy as np
 
 from paceline.certify.engines import Ours, UnderTest
 from paceline.certify.verdict import CONTEXT
-from paceline.engine.sampling import SamplingParams
+from paceline.core.sampling import SamplingParams
 from paceline.errors import PacelineError
 from paceline.target.tokenizer import Tokenizer
 from paceline.workbench.client import Client, Completion, CompletionError, Retry, find_model, find_models, parse

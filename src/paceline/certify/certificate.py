@@ -15,9 +15,9 @@ from paceline.certify.options import REQUESTS, SHIFT, Scope, Watch
 from paceline.certify.reference import Model, Rounding
 from paceline.certify.sampled import AT_ONCE, Case, Sampled, distribution_of, needed, sample
 from paceline.certify.verdict import LEVEL, LONG, Greedy, Stops, certificate, with_long
+from paceline.core.sampling import SamplingParams
 from paceline.draft.base import Drafter
 from paceline.draft.recording import Chains, Recording
-from paceline.engine.sampling import SamplingParams
 from paceline.errors import PacelineError
 from paceline.target.tokenizer import Tokenizer
 from paceline.workbench.contestant import Reply

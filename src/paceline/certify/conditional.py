@@ -22,7 +22,7 @@ from paceline.certify import stats
 from paceline.certify.reference import Rounding, distributions
 from paceline.certify.stats import Floats
 from paceline.certify.verdict import Finding
-from paceline.engine.sampling import SamplingParams, probabilities
+from paceline.core.sampling import SamplingParams, probabilities
 
 BEST = "the best token"
 RANKED = 20  # best tokens that are told apart from the rest

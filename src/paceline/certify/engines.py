@@ -6,10 +6,10 @@ from dataclasses import replace
 from typing import Any, ClassVar
 
 from paceline import __version__
+from paceline.core.sampling import SamplingParams
 from paceline.draft.base import Drafter
 from paceline.draft.registry import create
 from paceline.engine.engine import Engine
-from paceline.engine.sampling import SamplingParams
 from paceline.errors import PacelineError
 from paceline.target.base import Target
 from paceline.target.tokenizer import Tokenizer

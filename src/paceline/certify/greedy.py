@@ -15,7 +15,7 @@ import torch
 from paceline.certify.engines import UnderTest
 from paceline.certify.reference import Rounding
 from paceline.certify.verdict import CONTEXT, Divergence, Greedy, Stops
-from paceline.engine.sampling import SamplingParams, warp
+from paceline.core.sampling import SamplingParams, warp
 from paceline.workbench.contestant import Reply
 
 ROUNDING = 1e-5  # of float32, as a share of the largest logit: kernels of other libraries add in another order

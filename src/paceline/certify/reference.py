@@ -2,7 +2,7 @@
 
 A model with weights of eight and four bits transformers does not have: its reference is `PlainDecoding`, ours.
 `Reference` shares nothing with the engines under test but the weights, and, with ours, the definition of temperature
-and filters (`paceline.engine.sampling.warp`), which has tests of its own against transformers' processors."""
+and filters (`paceline.core.sampling.warp`), which has tests of its own against transformers' processors."""
 
 from collections.abc import Callable, Iterable, Iterator, Sequence
 from contextlib import ExitStack, contextmanager, nullcontext
@@ -12,8 +12,8 @@ import numpy as np
 import torch
 from numpy.typing import NDArray
 
-from paceline.engine.round import Segment
-from paceline.engine.sampling import SamplingParams, probabilities
+from paceline.core.sampling import SamplingParams, probabilities
+from paceline.core.segment import Segment
 from paceline.target.base import Target
 from paceline.target.load import DTYPES
 from paceline.workbench.peers.setup import folder_of

@@ -19,7 +19,7 @@ from paceline.certify.options import Scope
 from paceline.certify.reference import Rounding, distributions
 from paceline.certify.stats import Floats
 from paceline.certify.verdict import LEVEL, Look
-from paceline.engine.sampling import SamplingParams
+from paceline.core.sampling import SamplingParams
 
 FOLLOWED, NAMED = 0.01, 0.002
 """A prefix at least as probable as FOLLOWED is continued by its next tokens, and a token at least as probable as NAMED

@@ -74,7 +74,7 @@ def bench(
     from paceline.bench.benchmark import Watch
     from paceline.bench.benchmark import bench as run
     from paceline.cli.drive import Interrupt
-    from paceline.engine.sampling import SamplingParams
+    from paceline.core.sampling import SamplingParams
 
     how, served = asked.options, asked.load.endpoint
     if (model is None) == (served is None) or (served and (draft or peer or schedule)):

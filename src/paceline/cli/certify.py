@@ -99,7 +99,7 @@ def _read(file: str | None) -> list[Any] | None:
     if file is None:
         return None
     from paceline.cli.prompts import from_file
-    from paceline.engine.sampling import SamplingParams
+    from paceline.core.sampling import SamplingParams
 
     jobs, broken = from_file(file, SamplingParams())
     if broken:

@@ -14,8 +14,8 @@ from paceline.workbench.options import with_options
 
 if TYPE_CHECKING:
     from paceline.cli.drive import Answer
+    from paceline.core.sampling import SamplingParams
     from paceline.engine.engine import Engine
-    from paceline.engine.sampling import SamplingParams
 
 HELP = """/reset  forget the conversation
 /stats  tokens, rounds and speed so far

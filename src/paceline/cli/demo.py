@@ -94,7 +94,7 @@ def demo(
     from paceline.cli.compare import Driven, runner
     from paceline.cli.drive import Interrupt
     from paceline.cli.prompts import from_file
-    from paceline.engine.sampling import SamplingParams
+    from paceline.core.sampling import SamplingParams
     from paceline.target.load import device_named
 
     setting = SETTINGS.get(model, Setting())

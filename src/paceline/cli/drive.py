@@ -9,9 +9,9 @@ from dataclasses import dataclass, field, replace
 from typing import Any
 
 from paceline.cli.prompts import Job, Messages
+from paceline.core.request import Delta, Row
+from paceline.core.sampling import SamplingParams
 from paceline.engine.engine import Engine
-from paceline.engine.request import Delta, Row
-from paceline.engine.sampling import SamplingParams
 from paceline.errors import PacelineError, PromptError
 from paceline.interrupt import Interrupt
 

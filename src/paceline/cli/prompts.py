@@ -13,7 +13,7 @@ from hashlib import sha256
 from pathlib import Path
 from typing import Any
 
-from paceline.engine.sampling import SamplingParams
+from paceline.core.sampling import SamplingParams
 from paceline.errors import PacelineError, PromptError, meant, shortened
 from paceline.jsonl import as_object, numbered
 from paceline.workbench.conversations import METADATA, RESPONSES, conversation

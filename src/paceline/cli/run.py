@@ -8,8 +8,8 @@ from paceline.cli.drive import Answer, Interrupt, drive, ignore, with_seed
 from paceline.cli.options import one_line
 from paceline.cli.prompts import Job
 from paceline.cli.show import Screen, Steps, statistics
+from paceline.core.request import Delta
 from paceline.engine.engine import Engine
-from paceline.engine.request import Delta
 from paceline.errors import PacelineError
 from paceline.jsonl import Writer
 

@@ -20,8 +20,8 @@ from rich.text import Text
 
 if TYPE_CHECKING:
     from paceline.cli.drive import Answer
-    from paceline.engine.clock import Profile
-    from paceline.engine.request import Row
+    from paceline.core.clock import Profile
+    from paceline.core.request import Row
 
 Pieces = Iterable[tuple[str, str]]  # (source, text): who proposed it, "" for the target itself
 Columns = Sequence[tuple[str, str, str]]

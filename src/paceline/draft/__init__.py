@@ -1,1 +1,1 @@
-"""Drafters: one file a method. `paceline.draft.registry` turns "sam+prompt-lookup" into drafters."""
+"""Drafters: `methods/` has one file a method; `paceline.draft.registry` turns "sam+prompt-lookup" into drafters."""

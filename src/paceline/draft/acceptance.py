@@ -11,8 +11,8 @@ from math import expm1, log
 
 import numpy as np
 
+from paceline.core.tree import DraftTree
 from paceline.draft.cost import Floats
-from paceline.engine.tree import DraftTree
 
 DEEPEST = 64  # deeper nodes count as this deep
 CLASSES = 7  # lengths of drafts: 1, 2 and 3, 4 to 7, ..., 32 and more; the first is that of all lengths

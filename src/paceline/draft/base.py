@@ -16,10 +16,10 @@ from typing import Any, ClassVar
 import numpy as np
 import torch
 
-from paceline.engine.accept import Rule
-from paceline.engine.request import Request
-from paceline.engine.round import Round
-from paceline.engine.tree import DraftTree, IntArray
+from paceline.core.accept import Rule
+from paceline.core.request import Request
+from paceline.core.round import Round
+from paceline.core.tree import DraftTree, IntArray
 from paceline.errors import RowError
 from paceline.target.base import Facts, Needs
 

@@ -16,8 +16,8 @@ from typing import Any
 import numpy as np
 from numpy.typing import NDArray
 
-from paceline.engine.round import Segment
-from paceline.engine.tree import DraftTree
+from paceline.core.segment import Segment
+from paceline.core.tree import DraftTree
 from paceline.errors import MethodError
 from paceline.jsonl import NotJSON, loads
 from paceline.target.base import Facts, Target

@@ -91,7 +91,7 @@ def added() -> tuple[EntryPoint, ...]:
 
 def _table() -> dict[str, str]:
     """name -> "module:Class" of every method; of ours the module alone."""
-    table = {name: f"paceline.draft.{name.replace('-', '_')}" for name in _BUILT_IN}
+    table = {name: f"paceline.draft.methods.{name.replace('-', '_')}" for name in _BUILT_IN}
     for entry in added():
         if entry.name in table:
             raise MethodError(

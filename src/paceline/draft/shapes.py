@@ -11,7 +11,7 @@ from typing import NamedTuple
 
 import numpy as np
 
-from paceline.engine.tree import IntArray
+from paceline.core.tree import IntArray
 from paceline.errors import MethodError
 from paceline.jsonl import loads
 

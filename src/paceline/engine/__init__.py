@@ -1,1 +1,1 @@
-"""The loop and its nouns: requests, trees, rounds, acceptance, sampling, the scheduler, memory; and the engine."""
+"""The loop: the engine, its schedules, the memory of the cache and of prefixes."""

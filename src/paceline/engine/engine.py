@@ -25,17 +25,18 @@ from time import perf_counter
 
 import torch
 
+from paceline.core.accept import LOSSLESS, Accepted, Rule, accept
+from paceline.core.clock import Clock, Profile
+from paceline.core.request import Completion, Delta, Row
+from paceline.core.round import Round, score_prompts
+from paceline.core.sampling import SamplingParams
+from paceline.core.segment import Segment, Verdict
+from paceline.core.tree import DraftTree, IntArray
 from paceline.draft.base import Drafter, rebind, rooted, stamp
 from paceline.draft.registry import create
-from paceline.engine.accept import LOSSLESS, Accepted, Rule, accept
-from paceline.engine.clock import Clock, Profile
 from paceline.engine.memory import Memory, parse_bytes
 from paceline.engine.prompt import Prompt, encode, is_chat
-from paceline.engine.request import Completion, Delta, Row
-from paceline.engine.round import Round, Segment, Verdict, score_prompts
-from paceline.engine.sampling import SamplingParams
 from paceline.engine.scheduler import Pace, Ragged, Schedule, Turn
-from paceline.engine.tree import DraftTree, IntArray
 from paceline.errors import MethodError, PacelineError, PromptError, RowError, out_of_memory
 from paceline.target.base import Target
 from paceline.target.tokenizer import Tokenizer

@@ -15,10 +15,10 @@ import numpy as np
 import torch
 from rich.filesize import decimal
 
+from paceline.core.request import Row
+from paceline.core.round import Round
+from paceline.core.tree import IntArray
 from paceline.engine.prefix_cache import BLOCK, PrefixCache
-from paceline.engine.request import Row
-from paceline.engine.round import Round
-from paceline.engine.tree import IntArray
 from paceline.errors import PacelineError, PromptError, printable
 from paceline.target.base import Target
 from paceline.target.cache import RaggedCache, in_granules

@@ -18,7 +18,7 @@ from threading import get_ident
 import numpy as np
 import torch
 
-from paceline.engine.tree import IntArray
+from paceline.core.tree import IntArray
 from paceline.errors import PacelineError
 from paceline.target.base import Target
 

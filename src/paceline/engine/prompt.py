@@ -4,7 +4,7 @@ from collections.abc import Mapping, Sequence
 
 import numpy as np
 
-from paceline.engine.tree import IntArray
+from paceline.core.tree import IntArray
 from paceline.errors import PromptError, TooLong
 from paceline.target.tokenizer import Tokenizer
 

@@ -5,7 +5,7 @@ They run on a transformers target whose rows lie in rectangles (`target/rectangl
 from collections import deque
 from collections.abc import Sequence
 
-from paceline.engine.request import Row
+from paceline.core.request import Row
 from paceline.engine.scheduler import Ragged, Schedule, Turn, take
 from paceline.errors import PacelineError, meant
 from paceline.target.base import Target

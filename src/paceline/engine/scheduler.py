@@ -4,7 +4,7 @@ from collections import Counter, deque
 from collections.abc import Sequence
 from typing import NamedTuple, Protocol
 
-from paceline.engine.request import Row
+from paceline.core.request import Row
 
 
 class Turn(NamedTuple):

@@ -10,7 +10,7 @@ from math import exp, sqrt
 import numpy as np
 import torch
 
-from paceline.engine.round import Segment
+from paceline.core.segment import Segment
 from paceline.errors import ModelError
 from paceline.target.base import Target
 

@@ -9,7 +9,7 @@
 A host draws from its model and accepts the draft while the two agree, or accepts a drafted token with the model's
 probability. Both keep the model's distribution, whatever was drafted. So drafts may be cut to what pays: to the tokens
 that raise the expected tokens a second of the host's batch, estimated from earlier drafts and the durations of the
-host's rounds (`draft/auto.py`)."""
+host's rounds (`draft/methods/auto.py`)."""
 
 from collections.abc import Sequence
 from contextlib import suppress
@@ -17,15 +17,16 @@ from itertools import count
 
 import numpy as np
 
-from paceline.draft.auto import Auto
+from paceline.core.accept import Accepted
+from paceline.core.request import Row
+from paceline.core.round import Round
+from paceline.core.sampling import SamplingParams
+from paceline.core.segment import Segment
+from paceline.core.tree import DraftTree, IntArray
 from paceline.draft.base import Drafter
+from paceline.draft.methods.auto import Auto
 from paceline.draft.recording import Chains, Recording
 from paceline.draft.registry import create
-from paceline.engine.accept import Accepted
-from paceline.engine.request import Row
-from paceline.engine.round import Round, Segment
-from paceline.engine.sampling import SamplingParams
-from paceline.engine.tree import DraftTree, IntArray
 from paceline.errors import MethodError, PacelineError
 from paceline.target.base import Facts
 from paceline.workbench.contestant import in_common

@@ -14,8 +14,8 @@ import torch
 from transformers import GenerationConfig
 
 import paceline
+from paceline.core.request import Delta
 from paceline.draft.spec import exchanged
-from paceline.engine.request import Delta
 from paceline.workbench.contestant import Ask, Reply
 from paceline.workbench.peers import llama_cpp, transformers, vllm
 

@@ -21,11 +21,11 @@ import numpy as np
 import torch
 from transformers import PretrainedConfig
 
-from paceline.draft.dflash import MASK, OUTPUT, SURE, W1, W2, DFlashNetwork
-from paceline.draft.eagle3 import Eagle3Network
-from paceline.draft.neural.checkpoint import open_head
-from paceline.draft.neural.layers import TABLE, table_and_head
-from paceline.draft.neural.vocab import MEMBERS, OFFSETS
+from paceline.draft.methods.dflash import MASK, OUTPUT, SURE, W1, W2, DFlashNetwork
+from paceline.draft.methods.eagle3 import Eagle3Network
+from paceline.draft.models.checkpoint import open_head
+from paceline.draft.models.layers import TABLE, table_and_head
+from paceline.draft.models.vocab import MEMBERS, OFFSETS
 from paceline.draft.text.store import open_store
 from paceline.errors import MethodError, ModelError, PacelineError
 from paceline.jsonl import as_object, replacing

@@ -31,12 +31,12 @@ from transformers.generation import (
     StoppingCriteriaList,
 )
 
-from paceline.engine.accept import LOSSLESS, Cursor, Lossless, Rule, follow, sample_from
+from paceline.core.accept import LOSSLESS, Cursor, Lossless, Rule, follow, sample_from
+from paceline.core.request import Delta
+from paceline.core.sampling import SamplingParams
+from paceline.core.tree import IntArray
 from paceline.engine.engine import Engine
-from paceline.engine.request import Delta
-from paceline.engine.sampling import SamplingParams
 from paceline.engine.scheduler import Ragged
-from paceline.engine.tree import IntArray
 from paceline.errors import PacelineError
 from paceline.plugins.history import create_paced
 from paceline.target.hf import HFTarget

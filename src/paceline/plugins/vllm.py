@@ -20,8 +20,8 @@ from typing import Any
 import numpy as np
 from numpy.typing import NDArray
 
+from paceline.core.tree import IntArray
 from paceline.draft.recording import Recording
-from paceline.engine.tree import IntArray
 from paceline.errors import MethodError
 from paceline.plugins.history import History, HostRow
 

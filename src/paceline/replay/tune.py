@@ -16,16 +16,16 @@ from typing import Any
 
 import numpy as np
 
-from paceline.draft.auto import Candidate
+from paceline.core.request import Request
+from paceline.core.round import Round
+from paceline.core.sampling import SamplingParams
+from paceline.core.tree import DraftTree
 from paceline.draft.base import Drafter
 from paceline.draft.cost import DraftTimes, RoundTimes
+from paceline.draft.methods.auto import Candidate
 from paceline.draft.recording import Recording
 from paceline.engine.engine import Engine
 from paceline.engine.prompt import Prompt
-from paceline.engine.request import Request
-from paceline.engine.round import Round
-from paceline.engine.sampling import SamplingParams
-from paceline.engine.tree import DraftTree
 from paceline.target.base import Target
 from paceline.target.tokenizer import Tokenizer
 from paceline.workbench.walk import RecordedAnswer, Tally, Walk, drop, replay, replayable, step

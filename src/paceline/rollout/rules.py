@@ -30,10 +30,10 @@ import numpy as np
 import torch
 from numpy.typing import NDArray
 
-from paceline.engine.accept import LOSSLESS, Cursor, Rule, follow, target_distributions
-from paceline.engine.request import Row
-from paceline.engine.sampling import RowRandom, distributions, is_compiled
-from paceline.engine.tree import DraftTree
+from paceline.core.accept import LOSSLESS, Cursor, Rule, follow, target_distributions
+from paceline.core.request import Row
+from paceline.core.sampling import RowRandom, distributions, is_compiled
+from paceline.core.tree import DraftTree
 from paceline.errors import PacelineError, meant
 from paceline.rollout.store import Entry, Key, visit_after
 
@@ -120,7 +120,7 @@ class Reuse:
 
 
 class RolloutRule:
-    """A `paceline.engine.accept.Rule` for the rows passed to `begin`; the rule `others` decides all other rows.
+    """A `paceline.core.accept.Rule` for the rows passed to `begin`; the rule `others` decides all other rows.
 
     top  best tokens to record of each position."""
 

@@ -20,10 +20,10 @@ import numpy as np
 import torch
 from numpy.typing import NDArray
 
+from paceline.core.request import Row
+from paceline.core.sampling import SamplingParams
 from paceline.engine.engine import Engine
 from paceline.engine.prompt import Prompt
-from paceline.engine.request import Row
-from paceline.engine.sampling import SamplingParams
 from paceline.errors import PacelineError
 from paceline.rollout.rules import Reuse, RolloutRule, rule_of
 from paceline.rollout.store import Entry, Key, RolloutStore, digest, numbered, sampling_text, visit_after

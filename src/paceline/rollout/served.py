@@ -18,7 +18,7 @@ from typing import Any, NamedTuple, Protocol
 
 import numpy as np
 
-from paceline.engine.sampling import RowRandom
+from paceline.core.sampling import RowRandom
 from paceline.errors import PacelineError
 from paceline.rollout.rules import TOP, decide_between
 from paceline.rollout.store import Entry, visit_after

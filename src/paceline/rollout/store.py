@@ -15,8 +15,8 @@ import torch
 from numpy.typing import NDArray
 from safetensors.numpy import load, save
 
-from paceline.engine.sampling import WARPING, SamplingParams
-from paceline.engine.tree import IntArray
+from paceline.core.sampling import WARPING, SamplingParams
+from paceline.core.tree import IntArray
 from paceline.errors import PacelineError, StoreError
 
 CAPACITY = 1 << 30  # bytes: about 6 million tokens with the 20 best of each position, 130 million without

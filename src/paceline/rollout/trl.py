@@ -14,7 +14,7 @@ from typing import Any
 import torch
 from accelerate.utils import gather_object
 
-from paceline.engine.sampling import SamplingParams
+from paceline.core.sampling import SamplingParams
 from paceline.errors import PacelineError
 from paceline.rollout.policy import Policy
 from paceline.rollout.rules import rule_of

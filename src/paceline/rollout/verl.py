@@ -22,7 +22,7 @@ from uuid import uuid4
 import numpy as np
 from verl.experimental.agent_loop.agent_loop import AgentLoopBase, AgentLoopMetrics, AgentLoopOutput
 
-from paceline.engine.sampling import RowRandom
+from paceline.core.sampling import RowRandom
 from paceline.errors import PacelineError
 from paceline.rollout.rules import TOP
 from paceline.rollout.served import BANNED, Scored, ServedRule, answer

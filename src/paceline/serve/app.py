@@ -19,8 +19,8 @@ from pydantic import BaseModel
 from starlette.middleware.cors import CORSMiddleware
 
 from paceline import __version__
-from paceline.engine.request import Completion, RowStats
-from paceline.engine.sampling import SamplingParams, TokenLogprob
+from paceline.core.request import Completion, RowStats
+from paceline.core.sampling import SamplingParams, TokenLogprob
 from paceline.errors import PacelineError, shortened
 from paceline.serve import fields, reading
 from paceline.serve import tools as tool

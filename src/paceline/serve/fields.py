@@ -6,7 +6,7 @@ from typing import Annotated, Any, Literal, Self
 
 from pydantic import AfterValidator, BaseModel, ConfigDict, FailFast, Field, SkipValidation, model_validator
 
-from paceline.engine.sampling import SamplingParams
+from paceline.core.sampling import SamplingParams
 from paceline.errors import PacelineError
 from paceline.serve.settings import Refused
 

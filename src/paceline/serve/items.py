@@ -12,7 +12,7 @@ from fastapi import Depends, FastAPI, Request
 from fastapi.responses import JSONResponse, Response, StreamingResponse
 from pydantic import Field
 
-from paceline.engine.request import Completion
+from paceline.core.request import Completion
 from paceline.errors import PacelineError, shortened
 from paceline.serve.fields import ChatRequest, JsonSchema, Strict
 from paceline.serve.guard import public, validated

@@ -15,7 +15,7 @@ from typing import Any
 
 from prometheus_client import CollectorRegistry, Counter, Gauge, Histogram, generate_latest
 
-from paceline.engine.request import Delta
+from paceline.core.request import Delta
 from paceline.jsonl import Appender
 from paceline.workbench.worker import Job, Worker
 

@@ -18,7 +18,7 @@ from types import MappingProxyType
 from typing import Any, NamedTuple
 from uuid import uuid4
 
-from paceline.engine.request import overlap
+from paceline.core.request import overlap
 from paceline.errors import PacelineError
 from paceline.strict_json import NotJSON, loads
 

@@ -9,8 +9,8 @@ from time import time
 from typing import Any
 from uuid import uuid4
 
-from paceline.engine.request import Completion, Delta, RowStats
-from paceline.engine.sampling import TokenLogprob
+from paceline.core.request import Completion, Delta, RowStats
+from paceline.core.sampling import TokenLogprob
 from paceline.errors import PacelineError
 from paceline.serve import reading
 from paceline.serve.fields import Common

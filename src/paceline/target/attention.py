@@ -6,7 +6,7 @@ from dataclasses import replace
 import torch
 import torch.nn.functional as F
 
-from paceline.engine.round import Segment
+from paceline.core.segment import Segment
 from paceline.target.cache import Pair, RaggedCache, Writer
 from paceline.target.layout import Layout, plan
 from paceline.target.linear import LayerPart, Linear, stacked

@@ -16,8 +16,8 @@ from typing import Protocol
 
 import torch
 
-from paceline.engine.clock import Clock
-from paceline.engine.round import Segment, Verdict
+from paceline.core.clock import Clock
+from paceline.core.segment import Segment, Verdict
 from paceline.errors import ModelError
 from paceline.target.threads import Threads
 from paceline.target.tokenizer import Tokenizer

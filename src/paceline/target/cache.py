@@ -14,7 +14,7 @@ from typing import TYPE_CHECKING
 
 import torch
 
-from paceline.engine.logits import top_tokens
+from paceline.core.logits import top_tokens
 from paceline.target.base import Needs, Target
 from paceline.target.layout import Layout
 

@@ -19,8 +19,8 @@ import torch.nn.functional as F
 from transformers import PretrainedConfig
 
 from paceline import processor
-from paceline.engine.clock import Clock
-from paceline.engine.round import Segment, Verdict
+from paceline.core.clock import Clock
+from paceline.core.segment import Segment, Verdict
 from paceline.errors import ModelError
 from paceline.target import kernels
 from paceline.target.attention import Layer, TorchOps

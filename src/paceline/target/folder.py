@@ -384,7 +384,7 @@ def refuse_scales(folder: Path, unread: Iterable[str]) -> None:
 
 
 def check_layers(folder: Path, num_layers: int, keys: Iterable[str]) -> None:
-    """ModelError if `keys` name layers that the configuration does not have, and that are no heads (`draft/mtp.py`)."""
+    """ModelError if `keys` name layers that the configuration does not have, and that are no MTP heads."""
     layers = [match for key in keys if (match := re.match(r"(?:model\.)?layers\.(\d+)\.(\w+)", key))]
     heads = {match[1] for match in layers if match[2] == "eh_proj"}
     numbers = [int(match[1]) for match in layers if match[1] not in heads]

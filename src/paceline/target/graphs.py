@@ -15,9 +15,9 @@ from typing import TYPE_CHECKING, Any, NamedTuple
 import numpy as np
 import torch
 
-from paceline.engine.clock import Clock
-from paceline.engine.round import Segment, Verdict
-from paceline.engine.tree import IntArray, ancestors
+from paceline.core.clock import Clock
+from paceline.core.segment import Segment, Verdict
+from paceline.core.tree import IntArray, ancestors
 from paceline.target.base import Needs
 from paceline.target.layout import SHARED_QUERIES, Group, Layout
 

@@ -18,9 +18,9 @@ from transformers import AutoModelForCausalLM, Cache, DynamicCache, PretrainedCo
 from transformers.cache_utils import DynamicLayer
 from transformers.utils import logging
 
-from paceline.engine.clock import Clock
-from paceline.engine.round import Segment, Verdict
-from paceline.engine.tree import ancestors
+from paceline.core.clock import Clock
+from paceline.core.segment import Segment, Verdict
+from paceline.core.tree import ancestors
 from paceline.errors import ModelError
 from paceline.target.base import BEFORE_NORM, LayerCallback, Needs
 from paceline.target.cache import CachedTarget, RaggedCache, Writer

@@ -15,8 +15,8 @@ import numpy as np
 import torch
 from numpy.typing import NDArray
 
-from paceline.engine.round import Segment
-from paceline.engine.tree import IntArray, ancestors
+from paceline.core.segment import Segment
+from paceline.core.tree import IntArray, ancestors
 
 SHARED_QUERIES = 64  # most nodes of a segment in a shared group: the others are padded to the longest
 

@@ -14,8 +14,8 @@ from typing import Any
 import numpy as np
 import torch
 
-from paceline.engine.round import Segment
-from paceline.engine.tree import IntArray
+from paceline.core.segment import Segment
+from paceline.core.tree import IntArray
 from paceline.errors import ModelError
 from paceline.target.base import Target
 from paceline.target.hf import HFTarget, OneForward, Padding, Results, visible

@@ -25,8 +25,8 @@ import numpy as np
 import torch
 import torch.nn.functional as F
 
-from paceline.engine.round import Segment
-from paceline.engine.tree import IntArray, ancestors
+from paceline.core.segment import Segment
+from paceline.core.tree import IntArray, ancestors
 from paceline.target.linear import LayerPart, stacked
 from paceline.target.quantised.blocks import WeightsByName, tensors_of
 from paceline.target.shape import Delta, Shape

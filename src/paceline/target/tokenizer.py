@@ -15,7 +15,7 @@ import jinja2
 from tokenizers import AddedToken
 from tokenizers import Tokenizer as Backend
 
-from paceline.engine.request import Detokenizer
+from paceline.core.request import Detokenizer
 from paceline.errors import ModelError, PromptError, TooLong, shortened
 
 ROLES = ("system", "user", "assistant", "tool")

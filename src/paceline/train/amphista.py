@@ -1,6 +1,6 @@
 """Amphista's heads: causal layers of their own, K heads, and an encoder in which the heads attend to each other.
 
-Li et al. (NAACL 2025, arXiv 2406.13170). `paceline.draft.neural.networks` has the network and its switches. The layers
+Li et al. (NAACL 2025, arXiv 2406.13170). `paceline.draft.models.networks` has the network and its switches. The layers
 are causal over the text. The encoder attends over the K depths of one position, never across positions, so one forward
 trains all positions. Without layers, encoder and positions the network is Medusa's heads; docs/methods/amphista.md
 measures the switches one after another."""
@@ -11,8 +11,8 @@ from typing import Any, Literal
 import torch
 from torch import Tensor, nn
 
-from paceline.draft.amphista import Amphista
-from paceline.draft.neural.networks import JointHeads, Switches, concat_scaled
+from paceline.draft.methods.amphista import Amphista
+from paceline.draft.models.networks import JointHeads, Switches, concat_scaled
 from paceline.draft.spec import option
 from paceline.train.heads import HeadsConfig, HeadsLoss, own_output_heads
 from paceline.train.layers import DecoderLayers

@@ -25,8 +25,8 @@ import torch
 from torch import Tensor, nn
 
 from paceline import __version__
-from paceline.draft.neural.checkpoint import save_tensors
-from paceline.draft.neural.streams import FILE, KEY
+from paceline.draft.models.checkpoint import save_tensors
+from paceline.draft.models.streams import FILE, KEY
 from paceline.draft.spec import option
 from paceline.errors import PacelineError
 from paceline.target.load import read_config

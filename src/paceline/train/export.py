@@ -10,7 +10,7 @@ from typing import Annotated
 import typer
 from torch import Tensor
 
-from paceline.draft.neural.checkpoint import CONFIG, WEIGHTS, open_head, save_tensors
+from paceline.draft.models.checkpoint import CONFIG, WEIGHTS, open_head, save_tensors
 from paceline.errors import PacelineError
 from paceline.jsonl import replacing, write_json
 from paceline.target.load import open_weights, read_config

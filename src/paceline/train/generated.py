@@ -12,9 +12,9 @@ from typing import Any
 
 import torch
 
-from paceline.draft.neural.checkpoint import TargetFacts
+from paceline.core.sampling import SamplingParams
+from paceline.draft.models.checkpoint import TargetFacts
 from paceline.engine.engine import Engine
-from paceline.engine.sampling import SamplingParams
 from paceline.errors import PacelineError
 from paceline.jsonl import as_object, write_json
 from paceline.target.tokenizer import Tokenizer

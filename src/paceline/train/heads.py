@@ -24,10 +24,10 @@ from typing import Any, ClassVar, Literal
 import torch
 from torch import Tensor, nn
 
-from paceline.draft.hydra import Hydra
-from paceline.draft.medusa import Medusa
-from paceline.draft.neural.checkpoint import open_drafter
-from paceline.draft.neural.networks import PREFIX, GroundedHeads, ResidualHeads
+from paceline.draft.methods.hydra import Hydra
+from paceline.draft.methods.medusa import Medusa
+from paceline.draft.models.checkpoint import open_drafter
+from paceline.draft.models.networks import PREFIX, GroundedHeads, ResidualHeads
 from paceline.draft.spec import option
 from paceline.errors import PacelineError
 from paceline.train.layers import DecoderLayers

@@ -14,7 +14,7 @@ from typing import Any, ClassVar
 import torch
 from torch import Tensor, nn
 
-from paceline.draft.kangaroo import Kangaroo
+from paceline.draft.methods.kangaroo import Kangaroo
 from paceline.draft.spec import option
 from paceline.errors import PacelineError
 from paceline.target.load import read_config
@@ -56,7 +56,7 @@ class KangarooConfig(HeadConfig):
 
 
 class AdapterModule(UnrolledAttention):
-    """The adapter in training: `paceline.draft.kangaroo.Adapter` without a cache. Parameters are named as in
+    """The adapter in training: `paceline.draft.methods.kangaroo.Adapter` without a cache. Parameters are named as in
     `adapter_shapes`. The input norm and the output projection begin so that the adapter is the target's final norm."""
 
     def __init__(self, teacher: Any) -> None:

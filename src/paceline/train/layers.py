@@ -106,7 +106,7 @@ def use_blocks(*models: Any) -> None:
 
 
 class DecoderLayers(nn.ModuleList):
-    """`count` causal layers of a target's shape, without biases; `paceline.draft.neural.layers` runs them with a cache.
+    """`count` causal layers of a target's shape, without biases; `paceline.draft.models.layers` runs them with a cache.
 
     Their output projections begin at 0, so that they change nothing at first; `copied`: as the target's last layers."""
 

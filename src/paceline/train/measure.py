@@ -19,10 +19,10 @@ import typer
 from rich.console import Console
 from torch import Tensor
 
-from paceline.draft.neural.static_heads import StaticHeads
+from paceline.core.segment import Segment
+from paceline.draft.models.static_heads import StaticHeads
 from paceline.draft.registry import create
 from paceline.draft.shapes import SLOTS_FILE, best_paths
-from paceline.engine.round import Segment
 from paceline.errors import PacelineError
 from paceline.jsonl import check_folder, write_json
 from paceline.target.base import Target

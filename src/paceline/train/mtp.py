@@ -17,7 +17,7 @@ import torch
 from torch import Tensor, nn
 from transformers import AttentionInterface
 
-from paceline.draft.mtp import Mtp, check_head, head_in, head_shape
+from paceline.draft.methods.mtp import Mtp, check_head, head_in, head_shape
 from paceline.draft.spec import option
 from paceline.errors import PacelineError
 from paceline.target.load import read_config
@@ -63,7 +63,7 @@ AttentionInterface.register(ATTENTION, attention)
 
 
 class MtpModule(Unrolled):
-    """The head in training, named as in `draft/mtp.py`, experts as in transformers. head: what it begins with."""
+    """The head in training, named as in `methods/mtp.py`, experts as in transformers. head: what it begins with."""
 
     def __init__(self, teacher: Any, head: Mapping[str, Tensor]) -> None:
         shape, norm, body = Shape.of(teacher.config), teacher.model.norm, teacher.model.layers

@@ -26,8 +26,8 @@ import torch
 from torch import Tensor
 
 from paceline import __version__
-from paceline.draft.neural.checkpoint import KIND
-from paceline.draft.s2d import NEVER
+from paceline.draft.methods.s2d import NEVER
+from paceline.draft.models.checkpoint import KIND
 from paceline.draft.spec import option
 from paceline.errors import PacelineError
 from paceline.target.load import read_config

@@ -15,8 +15,8 @@ from rich.console import Console
 from torch import Tensor, nn
 from transformers import AutoConfig, AutoModelForCausalLM
 
-from paceline.draft.neural.checkpoint import TargetFacts, save_drafter, save_folder
-from paceline.draft.neural.vocab import best_tokens, coverage, must_keep
+from paceline.draft.models.checkpoint import TargetFacts, save_drafter, save_folder
+from paceline.draft.models.vocab import best_tokens, coverage, must_keep
 from paceline.draft.spec import option
 from paceline.errors import ModelError, PacelineError
 from paceline.target.folder import fingerprint, gguf_of, is_gguf

@@ -2,7 +2,7 @@
 
 Goel et al. 2025 (arXiv 2506.22694): the tokens are counted in the target's answers to prompts of the intended domain.
 The answers to a tenth of the prompts are kept aside; the report says how much of them the best K tokens cover. Other
-tokens cannot be drafted. `paceline.draft.neural.vocab` uses the counts."""
+tokens cannot be drafted. `paceline.draft.models.vocab` uses the counts."""
 
 from collections.abc import Iterable, Sequence
 from itertools import chain
@@ -14,8 +14,8 @@ import typer
 from torch import Tensor
 from transformers import GenerationConfig
 
-from paceline.draft.neural import vocab
-from paceline.draft.neural.vocab import Vocabulary, best_tokens, coverage, must_keep, vocab_size
+from paceline.draft.models import vocab
+from paceline.draft.models.vocab import Vocabulary, best_tokens, coverage, must_keep, vocab_size
 from paceline.draft.spec import option
 from paceline.errors import PacelineError
 from paceline.jsonl import check_file as writable

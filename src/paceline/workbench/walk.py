@@ -15,13 +15,14 @@ from time import perf_counter
 import numpy as np
 from numba import njit
 
+from paceline.core.accept import Accepted
+from paceline.core.request import Row
+from paceline.core.round import Round
+from paceline.core.sampling import SamplingParams
+from paceline.core.segment import Segment
+from paceline.core.tree import DraftTree, IntArray
 from paceline.draft.base import Drafter, stamp
 from paceline.draft.registry import create, names
-from paceline.engine.accept import Accepted
-from paceline.engine.request import Row
-from paceline.engine.round import Round, Segment
-from paceline.engine.sampling import SamplingParams
-from paceline.engine.tree import DraftTree, IntArray
 from paceline.errors import MethodError, PacelineError
 from paceline.target.base import Facts, Needs
 

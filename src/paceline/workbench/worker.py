@@ -14,10 +14,10 @@ from threading import Thread
 from time import perf_counter
 from typing import TypeVar
 
+from paceline.core.request import Completion, Delta, Row, RowStats
+from paceline.core.sampling import SamplingParams
 from paceline.engine.engine import Engine
 from paceline.engine.prompt import Prompt
-from paceline.engine.request import Completion, Delta, Row, RowStats
-from paceline.engine.sampling import SamplingParams
 from paceline.errors import PacelineError
 
 log = logging.getLogger("paceline.engine")

@@ -13,7 +13,7 @@ import numpy as np
 from numba import njit
 from numpy.typing import NDArray
 
-from paceline.engine.tree import IntArray
+from paceline.core.tree import IntArray
 
 STAMP_HOPS = 64
 """Most links followed to update `recent`. Ordinary text needs 1 or 2; "aaaa" would need one for every token."""

@@ -5,7 +5,7 @@ from typing import Generic, Protocol, TypeVar
 
 import numpy as np
 
-from paceline.engine.tree import IntArray
+from paceline.core.tree import IntArray
 from paceline.errors import MethodError
 
 

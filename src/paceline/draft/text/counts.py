@@ -10,8 +10,8 @@ import numpy as np
 from numba import njit
 from numpy.typing import NDArray
 
+from paceline.core.tree import IntArray
 from paceline.draft.text.automaton import enlarged
-from paceline.engine.tree import IntArray
 
 TOTAL, DISTINCT, HEAD = range(3)  # columns of `contexts`
 TOKEN, COUNT, NEXT = range(3)  # columns of `items`

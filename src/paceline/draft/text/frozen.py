@@ -15,9 +15,9 @@ import numpy as np
 from numba import njit
 from numpy.typing import NDArray
 
+from paceline.core.tree import IntArray
 from paceline.draft.text import automaton as growing
 from paceline.draft.text.store import Progress, silent
-from paceline.engine.tree import IntArray
 from paceline.errors import StoreError
 
 FRONT = 8  # successors of a block that are sorted by frequency; a tree has at most this many children a node

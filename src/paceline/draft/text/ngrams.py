@@ -12,8 +12,8 @@ from typing import Any, Self
 import numpy as np
 from numpy.typing import NDArray
 
+from paceline.core.tree import IntArray
 from paceline.draft.text.store import Progress, Store, silent
-from paceline.engine.tree import IntArray
 
 Gram = tuple[int, ...]
 

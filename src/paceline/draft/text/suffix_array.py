@@ -10,9 +10,9 @@ import numpy as np
 from numba import njit
 from numpy.typing import NDArray
 
+from paceline.core.tree import IntArray
 from paceline.draft.text.store import Progress, Store, silent
 from paceline.draft.text.suffix_tree import Speculator, insert
-from paceline.engine.tree import IntArray
 from paceline.errors import StoreError
 
 Positions = NDArray[np.int32]

@@ -14,8 +14,8 @@ import numpy as np
 from numba import njit
 from numpy.typing import NDArray
 
+from paceline.core.tree import IntArray
 from paceline.draft.text.automaton import enlarged, hashed
-from paceline.engine.tree import IntArray
 
 # Columns of a node. BEST is the child with the highest count, the latest among equals, or STALE; CHAIN is the next node
 # in a bucket of the hash table of (parent, first token of the edge).

@@ -9,13 +9,13 @@ from collections import OrderedDict
 from collections.abc import Callable, Sequence
 from typing import Any
 
+from paceline.core.request import Request as DraftedRow
+from paceline.core.round import Round
+from paceline.core.sampling import SamplingParams
+from paceline.core.tree import DraftTree
 from paceline.draft.base import Drafter
 from paceline.draft.registry import create
 from paceline.engine.engine import Engine
-from paceline.engine.request import Request as DraftedRow
-from paceline.engine.round import Round
-from paceline.engine.sampling import SamplingParams
-from paceline.engine.tree import DraftTree
 from paceline.errors import ModelError, PacelineError
 from paceline.evals.align.backend import Request, Response, continued, opened
 from paceline.evals.align.types import Call, digest

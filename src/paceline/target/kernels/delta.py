@@ -17,7 +17,7 @@ import torch
 from numba import carray, cfunc, njit
 
 from paceline.compiled import address, exponential, float_of, logarithm, power, put, take, widened
-from paceline.engine.tree import IntArray
+from paceline.core.tree import IntArray
 from paceline.target.kernels import on_threads
 
 if TYPE_CHECKING:

@@ -15,7 +15,7 @@ import torch
 from numba import carray, cfunc, njit, types
 
 from paceline.compiled import address, exponential, float_of, put, take, widened
-from paceline.engine.logits import softmax
+from paceline.core.logits import softmax
 from paceline.target.attention import TorchOps
 from paceline.target.cache import AT, CAPACITY, HEADER, KEYS, LAYER, POSITIONS, SLOTS, VALUES, Pair, Writer
 from paceline.target.kernels import on_threads

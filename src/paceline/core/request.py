@@ -1,0 +1,394 @@
+"""Row, one request in the engine: its tokens, where it ends, and what its rounds were like; Delta and Completion.
+
+A row ends exactly where plain decoding would: `extend` takes a round's tokens one by one, up to the answer's end."""
+
+from __future__ import annotations
+
+from collections import deque
+from collections.abc import Sequence
+from dataclasses import dataclass, field
+from time import perf_counter
+from typing import Literal, Protocol
+
+import numpy as np
+
+from paceline.core.sampling import RowRandom, SamplingParams, TokenLogprob
+from paceline.core.tree import IntArray
+
+FinishReason = Literal["stop", "length", "context", "abort", "error"]
+"""length: max_tokens; context: the model's context is full; abort: the caller gave up; error: see `Row.error`."""
+
+AHEAD = 256  # tokens reserved for an answer when its request joins; most answers are shorter
+
+
+class Request(Protocol):
+    """What drafters see of a request, our engine's or another's. The attributes are documented in `Row`."""
+
+    @property
+    def id(self) -> int: ...
+    @property
+    def slot(self) -> int: ...
+    @property
+    def params(self) -> SamplingParams: ...
+    @property
+    def random(self) -> RowRandom: ...
+    @property
+    def tokens(self) -> IntArray: ...
+    @property
+    def last_token(self) -> int: ...
+    @property
+    def prompt_length(self) -> int: ...
+    @property
+    def num_new(self) -> int: ...
+    @property
+    def max_draft(self) -> int: ...
+    @property
+    def expected_length(self) -> int: ...
+    @property
+    def is_complete(self) -> bool: ...
+    def __len__(self) -> int: ...
+
+
+class Detokenizer(Protocol):
+    """Turns a growing list of tokens into text, token by token."""
+
+    def push(self, token: int) -> str:
+        """Text that has become final with `token` (often empty inside a character of several bytes)."""
+
+    def flush(self) -> str:
+        """The text that is still held back at the end."""
+
+
+@dataclass
+class RowStats:
+    """Statistics of a row's rounds. A round is one forward of the target that yielded tokens for this row.
+
+    accepted  accepted[d] rounds accepted exactly d draft tokens (the target's own not counted).
+    drafted   drafted[d] rounds offered a draft at least d deep.
+    seconds   this row's share of the time, by part of the round: a round's time is split evenly between its rows."""
+
+    rounds: int = 0
+    draft_rounds: int = 0
+    draft_tokens: int = 0
+    accepted: list[int] = field(default_factory=list)
+    drafted: list[int] = field(default_factory=list)
+    seconds: dict[str, float] = field(default_factory=dict)
+
+    def record(self, depth: int, nodes: int, accepted: int) -> None:
+        """Count one round: a draft of `nodes` nodes, `depth` deep, of which `accepted` were accepted."""
+        self.rounds += 1
+        self.draft_rounds += nodes > 0
+        self.draft_tokens += nodes
+        for d in range(1, depth + 1):
+            _bump(self.drafted, d)
+        _bump(self.accepted, accepted)
+
+    @property
+    def accepted_tokens(self) -> int:
+        """Drafted tokens accepted in all rounds."""
+        return sum(depth * rounds for depth, rounds in enumerate(self.accepted))
+
+    def acceptance_by_depth(self) -> list[float]:
+        """Entry d-1: share of the rounds with a draft of depth d or more that accepted at least d tokens."""
+        return [sum(self.accepted[d:]) / self.drafted[d] for d in range(1, len(self.drafted)) if self.drafted[d]]
+
+
+def _bump(histogram: list[int], index: int) -> None:
+    histogram.extend([0] * (index + 1 - len(histogram)))
+    histogram[index] += 1
+
+
+class Row:
+    """One request: `tokens` (prompt, then answer), its parameters, its randomness, its statistics.
+
+    id               unique in an engine's life.
+    client           who asked, set before it joins: where requests wait, clients join in turn.
+    slot             its slot in the target's cache, -1 while it has none.
+    cached           number of its tokens in the cache.
+    reused           tokens whose keys and values were copied from another request instead of being run.
+    preempted        number of times it lost its slot; its tokens are then run again.
+    joined, ended    when it joined and left the batch, by time.perf_counter; 0 before that.
+    runs             (drafter, length) of each piece of the answer; drafter "" for the target's own tokens.
+    logprobs         one entry a new token, if the request wants them.
+    prompt_logprobs  one entry a prompt token so far, if the request wants them; the first is None: nothing predicts it.
+    past             int64 [n], an earlier answer to the same prompt, for drafters to propose; None: there is none.
+    error            why it ended, with finish_reason "error".
+    max_length       tokens that prompt and answer can become."""
+
+    def __init__(
+        self, id: int, prompt: Sequence[int] | IntArray, params: SamplingParams, *, max_context: int,
+        eos_token_ids: Sequence[int] = (), detokenizer: Detokenizer | None = None,
+    ):  # fmt: skip
+        self.id = id
+        self.client = ""
+        self._end_tokens = {*params.stop_token_ids, *(() if params.ignore_eos else eos_token_ids)}
+        self.params = params.of_row(len(prompt), frozenset(self._end_tokens))
+        self.random = RowRandom(params.seed)
+        self.prompt_length = len(prompt)
+        self.slot = -1
+        self.cached = 0
+        self.reused = 0
+        self.preempted = 0
+        self.joined = 0.0
+        self.ended = 0.0
+        self.stats = RowStats()
+        self.runs: list[tuple[str, int]] = []
+        self.logprobs: list[TokenLogprob] = []
+        self.prompt_logprobs: list[TokenLogprob | None] = [] if params.prompt_logprobs is None else [None]
+        self.past: IntArray | None = None
+        self.finish_reason: FinishReason | None = None
+        self.error = ""
+        self.text = ""
+        self._sent = 0
+        self._source = ""
+        self._written: deque[tuple[str, int]] = deque()
+        self._detokenizer = detokenizer
+        self.max_length = min(self.prompt_length + params.max_tokens, max_context)
+        self._context_first = self.prompt_length + params.max_tokens > max_context
+        self._tokens = np.empty(min(self.max_length, self.prompt_length + AHEAD) + 1, np.int64)
+        self._tokens[: self.prompt_length] = prompt
+        self._length = self.prompt_length
+
+    def __len__(self) -> int:
+        return self._length
+
+    @property
+    def tokens(self) -> IntArray:
+        """Prompt and answer so far, int64; a view that must not be written to."""
+        return self._tokens[: self._length]
+
+    @property
+    def new_tokens(self) -> IntArray:
+        """The answer so far."""
+        return self._tokens[self.prompt_length : self._length]
+
+    @property
+    def num_new(self) -> int:
+        """Tokens of the answer so far: the output position of the next token."""
+        return self._length - self.prompt_length
+
+    @property
+    def last_token(self) -> int:
+        """The newest token: the root of the next draft."""
+        return int(self._tokens[self._length - 1])
+
+    @property
+    def pending(self) -> IntArray:
+        """Tokens to run before the row can decode: the prompt at first; after a preemption the answer so far as well,
+        without its last token, which is the root of the next draft."""
+        return self._tokens[self.cached : self._length - (self.num_new > 0)]
+
+    @property
+    def expected_length(self) -> int:
+        """Tokens to reserve when it joins: the prompt and `AHEAD` of the answer; more once the answer is longer."""
+        return min(self.max_length, max(self.prompt_length + AHEAD, self._length + AHEAD // 4))
+
+    @property
+    def max_draft(self) -> int:
+        """Deepest useful draft: the length that is left, without the token that the target adds."""
+        return self.max_length - self._length - 1
+
+    @property
+    def is_decoding(self) -> bool:
+        """Whether the prompt is done: all tokens but the last, which is new, are in the cache."""
+        return self._length > self.prompt_length and self.cached == self._length - 1
+
+    def count_unscored(self, chunk: int) -> int:
+        """Number of tokens at the end of the prompt's next `chunk` that need logits for `prompt_logprobs`.
+
+        A prompt that is run again after a preemption goes on where its scores end."""
+        if self.params.prompt_logprobs is None:
+            return 0
+        begin = max(self.cached, len(self.prompt_logprobs) - 1)
+        return max(self.cached + chunk - begin, 0) if begin < self.prompt_length - 1 else 0
+
+    @property
+    def is_complete(self) -> bool:
+        """Whether the answer has ended by itself, so that drafters may learn from it."""
+        return self.finish_reason in ("stop", "length", "context")
+
+    @property
+    def mean_accepted_tokens(self) -> float:
+        """Tokens committed per round, the target's own included (Spec-Bench's definition); plain decoding is 1."""
+        return self.num_new / self.stats.rounds if self.stats.rounds else 0.0
+
+    def extend(self, tokens: Sequence[int], source: str = "", logprobs: Sequence[TokenLogprob] | None = None) -> int:
+        """Append the tokens of one round, the last of them the target's own, up to the one that ends the answer.
+
+        source: the drafter of the others. logprobs: of `tokens`, if the request wants them.
+        Sets `finish_reason` if the answer ended; returns the number of tokens taken."""
+        taken, drafted = 0, max(len(tokens) - 1, 0)
+        if self._length + len(tokens) > len(self._tokens):
+            self._tokens = np.concatenate([self.tokens, np.empty(self._length + len(tokens), np.int64)])
+        for token in tokens:
+            self._tokens[self._length] = token
+            self._length += 1
+            self._source = source if taken < drafted else ""
+            taken += 1
+            if self._ends_with(token):
+                break
+        drafted = min(taken, drafted)
+        self.logprobs += (logprobs or ())[:taken]
+        self.runs += [(name, n) for name, n in ((source, drafted), ("", taken - drafted)) if n]
+        return taken
+
+    def end(self, reason: FinishReason, error: str = "") -> None:
+        """End the answer where it is, unless it has ended; reason "abort", or "error" with its message."""
+        if self.finish_reason is None:
+            self.finish_reason, self.error = reason, error
+            if reason == "error":
+                self._detokenizer = None  # it may be what failed
+            self.finish_text()
+
+    def _ends_with(self, token: int) -> bool:
+        """Add `token` to the text; True if the answer ends here. The text never shows an end token."""
+        ends = token in self._end_tokens
+        stops = not ends and self._detokenizer is not None and self._write(self._detokenizer.push(token))
+        if ends or stops:
+            self.finish_reason = "stop"
+        elif self._length >= self.max_length:
+            self.finish_reason = "context" if self._context_first else "length"
+        if self.finish_reason is not None:
+            self.finish_text()
+        return self.finish_reason is not None
+
+    def finish_text(self) -> None:
+        """Release text held back by the detokenizer; no more comes after it."""
+        if self._detokenizer is not None:
+            self._write(self._detokenizer.flush())
+            self._detokenizer = None
+
+    def _write(self, text: str) -> bool:
+        """Append to the answer's text; if that completes a stop string, cut the text before it and return True."""
+        old = len(self.text)
+        self.text += text
+        # The old text has no stop string, so a stop string ends in the new text.
+        matches = [self.text.find(stop, max(0, old - len(stop) + 1)) for stop in self.params.stop if text]
+        cuts = [at for at in matches if at >= 0]
+        if cuts:
+            self.text = self.text[: min(cuts)]
+            self._detokenizer = None
+        elif text:
+            self._written.append((self._source, len(self.text)))
+        return bool(cuts)
+
+    def take_pieces(self) -> list[tuple[str, str]]:
+        """(drafter, text) of the text that is new since the last call and can no longer change; drafter as in `runs`.
+
+        A character of several tokens belongs to the last one. What may begin a stop string is held back."""
+        safe = len(self.text)
+        if self.finish_reason is None:
+            safe -= max((overlap(self.text, stop) for stop in self.params.stop), default=0)
+        pieces: list[tuple[str, str]] = []
+        while self._sent < safe:
+            # Text that a stop string cut short has no entry.
+            source, end = self._written[0] if self._written else (self._source, safe + 1)
+            text = self.text[self._sent : min(end, safe)]
+            if pieces and pieces[-1][0] == source:
+                pieces[-1] = (source, pieces[-1][1] + text)
+            else:
+                pieces.append((source, text))
+            self._sent += len(text)
+            if self._sent == end:
+                self._written.popleft()
+        return pieces
+
+
+def overlap(text: str, stop: str) -> int:
+    """Length of the longest suffix of `text` that is a proper prefix of `stop`."""
+    tail = text[-len(stop) + 1 :] if len(stop) > 1 else ""
+    at = tail.find(stop[0])
+    while at >= 0 and not stop.startswith(tail[at:]):
+        at = tail.find(stop[0], at + 1)
+    return len(tail) - at if at >= 0 else 0
+
+
+@dataclass
+class Delta:
+    """What one round added to one request.
+
+    index     the request's number among the prompts of this call.
+    pieces    (source, text), source "" for the target's own tokens and the drafter's name for accepted ones. Text lags
+              behind tokens inside a character and before what may become a stop string.
+    nodes     drafted tokens that were verified in this round; depth: the longest path among them; calls: forwards of a
+              draft model that they took; accepted: those that are in `tokens`.
+    logprobs  one entry for each of `tokens`, if the request wants them."""
+
+    index: int
+    row: Row
+    tokens: list[int]
+    pieces: list[tuple[str, str]]
+    finished: bool
+    nodes: int = 0
+    depth: int = 0
+    calls: int = 0
+    accepted: int = 0
+    logprobs: list[TokenLogprob] = field(default_factory=list)
+
+    @property
+    def text(self) -> str:
+        """The new text."""
+        return "".join(text for _, text in self.pieces)
+
+    @classmethod
+    def end(cls, row: Row) -> Delta:
+        """The last delta of a request that ended without a new token: the text that was held back."""
+        return cls(row.id, row, [], row.take_pieces(), True)
+
+
+@dataclass
+class Completion:
+    """A finished request.
+
+    seconds  from the moment it joined the batch to its last token, prompt included.
+
+    stats, runs, logprobs, error and reused are as in `Row`."""
+
+    index: int
+    text: str
+    tokens: list[int]
+    prompt_tokens: int
+    finish_reason: FinishReason
+    seconds: float
+    stats: RowStats = field(repr=False)
+    runs: list[tuple[str, int]] = field(repr=False)
+    logprobs: list[TokenLogprob] = field(default_factory=list, repr=False)
+    error: str = ""
+    reused: int = 0
+
+    @classmethod
+    def of(cls, index: int, row: Row) -> Completion:
+        """A row's answer so far; the finish_reason of one that has not ended is "abort"."""
+        return cls(
+            index,
+            text=row.text,
+            tokens=row.new_tokens.tolist(),
+            prompt_tokens=row.prompt_length,
+            finish_reason=row.finish_reason or "abort",
+            seconds=(row.ended or perf_counter()) - row.joined if row.joined else 0.0,
+            stats=row.stats,
+            runs=row.runs,
+            logprobs=row.logprobs,
+            error=row.error,
+            reused=row.reused,
+        )
+
+    @property
+    def new_tokens(self) -> int:
+        """Tokens of the answer, an end-of-sequence token included."""
+        return len(self.tokens)
+
+    @property
+    def rounds(self) -> int:
+        """Forwards of the target that yielded tokens, the one that finished the prompt included."""
+        return self.stats.rounds
+
+    @property
+    def mean_accepted_tokens(self) -> float:
+        """Tokens per round, the target's own included; plain decoding is 1."""
+        return self.new_tokens / self.rounds if self.rounds else 0.0
+
+    @property
+    def tokens_per_second(self) -> float:
+        """Speed of this request, prompt included."""
+        return self.new_tokens / self.seconds if self.seconds else 0.0

@@ -1,0 +1,109 @@
+"""Round: what the target ran for each row, its verdict, and what was accepted."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import dataclass, field
+from itertools import accumulate, pairwise
+
+import torch
+
+from paceline.core.accept import Accepted
+from paceline.core.request import Row
+from paceline.core.sampling import token_logprobs
+from paceline.core.segment import Segment, Verdict
+from paceline.core.tree import DraftTree
+from paceline.errors import MethodError
+
+
+@dataclass(eq=False)
+class Round:
+    """One turn of the loop. Index i of every list is about the same row.
+
+    trees     each row's draft, cut to the length that it has left; the root alone where nothing was drafted.
+    segments  what the target runs for each row: its tree, or a piece of its prompt.
+    verdict   the target's forward over `segments`; None before it.
+    accepted  what was accepted of each tree; empty before acceptance.
+    places    the rows' numbers in the verdict, which may be on more rows; empty: it is on these."""
+
+    rows: list[Row]
+    trees: list[DraftTree]
+    segments: list[Segment]
+    verdict: Verdict | None = None
+    accepted: list[Accepted] = field(default_factory=list)
+    places: Sequence[int] = ()
+    _committed: dict[tuple[int, int], torch.Tensor] = field(default_factory=dict, repr=False)
+
+    def __len__(self) -> int:
+        return len(self.rows)
+
+    def is_prompt(self, i: int) -> bool:
+        """Whether row i ran a piece of its prompt; its tree is then the piece's last token alone."""
+        return self.segments[i].is_prompt
+
+    def is_from(self, i: int, drafter: object) -> bool:
+        """Whether row i's tree is one that `drafter` proposed in this round."""
+        return self.trees[i].owner is drafter
+
+    def logits(self, i: int) -> torch.Tensor:
+        """Logits of the nodes of row i's tree, [n, V]; [0, V] before the end of a prompt."""
+        return self._forward.of(self._place(i))
+
+    def top_k(self, i: int) -> torch.Tensor:
+        """Token ids of the best logits of the nodes of row i's tree, best first, [n, k]; k as in `Needs.top_k`."""
+        verdict = self._forward
+        assert verdict.top_k is not None, "Needs.top_k asks for it"
+        place = self._place(i)
+        return verdict.top_k[1][verdict.logits_at[place] : verdict.logits_at[place + 1]]
+
+    def hidden(self, i: int, layer: int) -> torch.Tensor:
+        """States before layer `layer` of the nodes of row i's segment that were run, [N, H]; see `Needs`."""
+        at, place = self._forward.hidden_at, self._place(i)
+        return self._forward.hidden[layer][at[place] : at[place + 1]]
+
+    def committed(self, i: int, layer: int) -> torch.Tensor:
+        """States before layer `layer` of the tokens that row i keeps from this round's forward, [len(path), H]."""
+        if (i, layer) not in self._committed:
+            states, path = self.hidden(i, layer), self.accepted[i].path
+            is_chain = not path or path[-1] == len(path) - 1
+            self._committed[i, layer] = states[: len(path)] if is_chain else states[path]
+        return self._committed[i, layer]
+
+    def spans(self) -> list[slice]:
+        """Where each row's nodes lie among the packed nodes of the forward: `hidden[spans[i]]` of `on_layer`."""
+        ends = accumulate((segment.num_run for segment in self.segments), initial=0)
+        return [slice(begin, end) for begin, end in pairwise(ends)]
+
+    def only(self, indices: Sequence[int]) -> Round:
+        """The round with the rows at `indices` alone."""
+        rows, trees, segments = ([of_rows[i] for i in indices] for of_rows in (self.rows, self.trees, self.segments))
+        accepted, places = [self.accepted[i] for i in indices], [self._place(i) for i in indices]
+        return Round(rows, trees, segments, self.verdict, accepted, places)  # type: ignore[arg-type]
+
+    @property
+    def is_whole(self) -> bool:
+        """Whether it has all rows of its forward."""
+        return not self.places or len(self) == len(self._forward.logits_at) - 1
+
+    def _place(self, i: int) -> int:
+        return self.places[i] if self.places else i
+
+    @property
+    def _forward(self) -> Verdict:
+        if self.verdict is None:
+            raise MethodError("This round has no forward: a recording holds tokens, and the drafter asks for more.")
+        return self.verdict
+
+
+def score_prompts(plan: Round, verdict: Verdict) -> Verdict:
+    """Give rows the log-probabilities of their prompts' tokens; return the verdict on what decides new tokens alone."""
+    deciding = [slice(*verdict.logits_at[s : s + 2]) for s in range(len(plan))]
+    for i, (row, segment) in enumerate(zip(plan.rows, plan.segments, strict=True)):
+        if row.count_unscored(len(segment.tokens)):
+            end = row.cached + len(segment.tokens)
+            own = row.tokens[end - segment.num_logits + 1 : min(end + 1, row.prompt_length)].tolist()
+            logits = verdict.of(i)[: len(own)].float()
+            row.prompt_logprobs += token_logprobs(logits, own, row.params.prompt_logprobs or 0)
+            last = int(not row.num_new and end == row.prompt_length)
+            deciding[i] = slice(deciding[i].stop - last, deciding[i].stop)
+    return verdict.select(deciding)

@@ -1,0 +1,409 @@
+"""SamplingParams, the warping of logits, and the seeded randomness of a row.
+
+Logits are warped here and nowhere else. The target's and a sampling drafter's go through the same function, so that an
+acceptance rule compares two distributions that are warped alike."""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass, field, fields, replace
+from operator import index
+from secrets import randbits
+from typing import Any, NamedTuple, Protocol
+
+import numpy as np
+import torch
+
+from paceline.core.logits import best_token, keep_best, log_total, softmax, token_at, top_tokens
+from paceline.core.tree import IntArray
+from paceline.errors import NumericError, PacelineError, shortened
+
+COLDEST = 1e-6  # lowest temperature above greedy; logits divided by a lower one could overflow
+MOST = 2**31 - 1  # largest count that the compiled functions take
+
+RULES: dict[str, tuple[Callable[[Any], bool], str]] = {
+    "temperature": (lambda t: t == 0 or COLDEST <= t + 0.0 < math.inf, f"0 (greedy), or {COLDEST:g} or more"),
+    "top_k": (lambda k: 0 <= index(k) <= MOST, f"a whole number, 0 (all tokens) to {MOST:,}"),
+    "top_p": (lambda p: 0 < p <= 1, "above 0 and at most 1"),
+    "min_p": (lambda p: 0 <= p <= 1, "between 0 and 1"),
+    "repetition_penalty": (lambda r: 0 < r + 0.0 < math.inf, "above 0 (1 is off)"),
+    "presence_penalty": (lambda p: -2 <= p <= 2, "between -2 and 2 (0 is off)"),
+    "frequency_penalty": (lambda p: -2 <= p <= 2, "between -2 and 2 (0 is off)"),
+    "min_tokens": (lambda n: 0 <= index(n) <= MOST, f"a whole number, 0 to {MOST:,}"),
+    "logit_bias": (
+        lambda bias: all(index(i) >= 0 and b + 0.0 < math.inf for i, b in bias.items()),
+        "a mapping from token ids to numbers (-inf bans a token)",
+    ),
+    "bad_words": (
+        lambda words: all(len(w) > 0 and all(index(i) >= 0 for i in w) for w in words),
+        "sequences of at least one token id",
+    ),
+    "max_tokens": (lambda n: 1 <= index(n) <= MOST, f"a whole number, 1 or more (at most {MOST:,})"),
+    "seed": (lambda seed: seed is None or index(seed) >= 0, "a whole number, 0 or more, or None"),
+    "stop": (
+        lambda stop: not isinstance(stop, str) and all(isinstance(s, str) and s for s in stop),
+        "a list of non-empty strings",
+    ),
+    "logprobs": (lambda n: n is None or index(n) >= 0, "a whole number, 0 or more, or None"),
+    "prompt_logprobs": (lambda n: n is None or index(n) >= 0, "a whole number, 0 or more, or None"),
+    "stop_token_ids": (lambda ids: all(index(i) >= 0 for i in ids), "a list of token ids"),
+    "ignore_eos": (lambda ignore: isinstance(ignore, bool), "true or false"),
+    "prediction": (lambda ids: all(index(i) >= 0 for i in ids), "a list of token ids"),
+}
+"""For each field of SamplingParams: a test of its value, and the rule in words."""
+
+WARPING = (
+    "temperature", "top_k", "top_p", "min_p", "repetition_penalty", "presence_penalty", "frequency_penalty",
+    "min_tokens", "logit_bias", "bad_words", "grammar", "beginning", "ends",
+)  # fmt: skip
+"""Fields of SamplingParams that change the distribution."""
+HIDDEN = ("prompt_logprobs", "grammar", "prediction", "draft", "cache_salt", "beginning", "ends")
+"""Fields that command lines and prompt files lack."""
+
+
+class Grammar(Protocol):
+    """Constrains an answer's text. A pure function of the answer so far, so that drafted tokens are judged alike."""
+
+    def allowed(self, answer: Sequence[int], size: int) -> torch.Tensor:
+        """Which of `size` tokens may come after the answer's tokens, bool [size]; none if the answer cannot go on."""
+
+
+@dataclass(frozen=True)
+class SamplingParams:
+    """Parameters of one request. The distribution of its answers does not depend on drafter or batch.
+
+    temperature         0 is greedy.
+    top_k               keep the k most probable tokens; 0 keeps all.
+    top_p               keep the smallest set of tokens with at least this probability; 1 keeps all.
+    min_p               drop tokens less probable than min_p times the most probable one; 0 drops none.
+    repetition_penalty  divides positive, multiplies negative logits of tokens in prompt and answer; 1 is off.
+    presence_penalty    subtracted from the logits of tokens that the answer has; 0 is off.
+    frequency_penalty   subtracted once for each time that the answer has the token; 0 is off.
+    min_tokens          the answer does not end before this many tokens.
+    logit_bias          added to the logits of these token ids.
+    bad_words           token sequences that must not occur.
+    max_tokens          most new tokens.
+    seed                makes the row reproducible; None draws a fresh seed.
+    stop                strings that end the answer; the text ends before them.
+    stop_token_ids      tokens that end the answer, in addition to the model's end-of-sequence tokens.
+    ignore_eos          go on past the model's end-of-sequence tokens.
+    grammar             which tokens may come next, given the answer so far; see `Grammar`.
+    prediction          token ids of a text that the answer should resemble; only drafters read them.
+    draft               the drafter of this request, if the engine has several (`draft/fallback.py`).
+    logprobs            report the log-probability of each new token, and those of this many best tokens at its place;
+                        None reports nothing.
+    prompt_logprobs     the same for the prompt's own tokens; the whole prompt is then run, even if others share it.
+    cache_salt          prompts share keys and values only with those of the same salt, so that nobody can find out
+                        another's prompt by what is reused.
+    beginning, ends     set by `of_row`."""
+
+    temperature: float = 0.0
+    top_k: int = 0
+    top_p: float = 1.0
+    min_p: float = 0.0
+    repetition_penalty: float = 1.0
+    logit_bias: Mapping[int, float] = field(default_factory=dict)
+    bad_words: Sequence[Sequence[int]] = ()
+    max_tokens: int = 256
+    seed: int | None = None
+    stop: Sequence[str] = ()
+    stop_token_ids: Sequence[int] = ()
+    ignore_eos: bool = False
+    logprobs: int | None = None
+    prompt_logprobs: int | None = None
+    presence_penalty: float = 0.0
+    frequency_penalty: float = 0.0
+    min_tokens: int = 0
+    grammar: Grammar | None = field(default=None, compare=False)
+    prediction: Sequence[int] = ()
+    draft: str | None = None
+    cache_salt: str = ""
+    beginning: int = field(default=0, repr=False)
+    ends: frozenset[int] = field(default=frozenset(), repr=False)
+
+    def __post_init__(self) -> None:
+        for name, (fits, rule) in RULES.items():
+            value = getattr(self, name)
+            try:
+                good = fits(value) and (name == "ignore_eos" or not isinstance(value, bool))
+            except (TypeError, AttributeError, OverflowError):  # of another type, or too large
+                good = False
+            if not good:
+                raise PacelineError(f"{name} is {shortened(repr(value))}; it must be {rule}.")
+
+    @property
+    def is_greedy(self) -> bool:
+        """Whether the most probable token is always taken: temperature 0."""
+        return self.temperature == 0
+
+    @property
+    def shifts_logits(self) -> bool:
+        """Whether warping can change the most probable token, so that greedy decoding needs it too."""
+        is_biased = self.repetition_penalty != 1 or bool(self.logit_bias) or bool(self.bad_words)
+        return is_biased or self.looks_back or self.grammar is not None
+
+    @property
+    def looks_back(self) -> bool:
+        """Whether the distribution of the next token depends on the answer so far, by penalties or min_tokens."""
+        return self.presence_penalty != 0 or self.frequency_penalty != 0 or self.min_tokens > 0
+
+    def of_row(self, beginning: int, ends: frozenset[int]) -> SamplingParams:
+        """The parameters of a row whose answer begins after `beginning` tokens and ends with one of `ends`."""
+        if not self.looks_back and self.grammar is None:
+            return self
+        return replace(self, beginning=beginning, ends=ends)
+
+    def check_vocabulary(self, vocab_size: int) -> None:
+        """Raise PacelineError if a parameter names a token from `vocab_size` on, or if all tokens are banned."""
+        for name, ids in ("logit_bias", [*self.logit_bias]), ("bad_words", [word[-1] for word in self.bad_words]):
+            if wrong := [i for i in ids if i >= vocab_size]:
+                raise PacelineError(f"{name} names token {wrong[0]}; this model's tokens are 0 to {vocab_size - 1}.")
+        banned = {i for i, bias in self.logit_bias.items() if bias == -math.inf}
+        banned |= {word[0] for word in self.bad_words if len(word) == 1}
+        if len(banned) == vocab_size:
+            raise PacelineError("logit_bias and bad_words ban every token; allow at least one.")
+
+    def warps_like(self, other: SamplingParams) -> bool:
+        """Whether both turn the same logits into the same distribution."""
+        return self is other or all(getattr(self, f) == getattr(other, f) for f in WARPING)
+
+    @classmethod
+    def option_names(cls) -> tuple[str, ...]:
+        """Every field, for command lines and prompt files."""
+        return tuple(f.name for f in fields(cls) if f.name not in HIDDEN)
+
+
+class TokenLogprob(NamedTuple):
+    """The natural logarithm of a token's probability at temperature 1, before penalties, biases and filters.
+
+    top  the most probable tokens at this place, best first, as (token id, logarithm)."""
+
+    token: int
+    logprob: float
+    top: tuple[tuple[int, float], ...] = ()
+
+
+@torch.inference_mode()
+def token_logprobs(logits: torch.Tensor, tokens: Sequence[int], count: int) -> list[TokenLogprob]:
+    """Log-probabilities of tokens [n], each with the `count` best at its place, from logits [n, V]."""
+    if is_compiled(logits):
+        whole = log_total(logits).unsqueeze(-1)
+    else:
+        logits, whole = logits.log_softmax(-1), torch.zeros((), device=logits.device)
+    own = (logits.gather(-1, torch.tensor(tokens, device=logits.device).unsqueeze(-1)) - whole)[:, 0].tolist()
+    values, ids = top_tokens(logits, min(count, logits.shape[-1])) if count else (logits[:, :0],) * 2
+    values = values - whole
+    tops = [tuple(zip(*best, strict=True)) for best in zip(ids.tolist(), values.tolist(), strict=True)]
+    return [TokenLogprob(*entry) for entry in zip(tokens, own, tops, strict=True)]
+
+
+class FreeNoise:
+    """Uniform numbers in [0, 1). Each depends on the seed, the output position at which its round begins, and its
+    index in the round; not on earlier rounds, or on rounds that were begun and given up."""
+
+    LANE, BLOCK = 64, 64  # numbers of a round made at once; positions for which they are
+
+    def __init__(self, seed: int):
+        self._seed = seed
+        self._position = self._drawn = 0
+        self.forget()
+
+    def forget(self) -> None:
+        """Free the numbers made so far (32 kB); if they are needed again, the same are made."""
+        self._where: tuple[int, int] | None = None
+        self._block = np.empty(0)
+
+    def begin(self, position: int) -> None:
+        """A round begins at output position `position`."""
+        self._position, self._drawn = position, 0
+
+    def random(self) -> float:
+        """The next number."""
+        page, at = divmod(self._drawn, self.LANE)
+        self._drawn += 1
+        block, lane = divmod(self._position, self.BLOCK)
+        if self._where != (block, page):
+            source = np.random.SeedSequence(self._seed, spawn_key=(1, block, page))
+            self._block = np.random.Generator(np.random.Philox(source)).random((self.BLOCK, self.LANE))
+            self._where = (block, page)
+        return float(self._block[lane, at])
+
+
+class RowRandom:
+    """The randomness of one row: `emit` for the tokens the target draws, `free` for everything else.
+
+    The noise of the token at output position i depends on the seed and i alone. So with point-mass drafts a seed gives
+    exactly the tokens of plain sampling. With drawn drafts the tokens also depend on where the row's rounds begin.
+
+    Every random decision is `choose`, `keep` or `draft`, so that a test double can follow every branch."""
+
+    def __init__(self, seed: int | None):
+        self.seed = randbits(63) if seed is None else seed
+        emit = np.random.SeedSequence(self.seed, spawn_key=(0,))
+        self._emit = np.random.Generator(np.random.Philox(emit))
+        self._noise = np.empty(0)
+        self.free = FreeNoise(self.seed)
+
+    def emit(self, position: int) -> float:
+        """The uniform number in [0, 1) that decides output position `position` (0 is the first new token)."""
+        while position >= len(self._noise):
+            self._noise = np.concatenate([self._noise, self._emit.random(256)])
+        return float(self._noise[position])
+
+    def choose(self, probs: torch.Tensor, position: int) -> int:
+        """The target's token at output position `position`, drawn from `probs` [V]. Called once for each position."""
+        return draw(probs, self.emit(position))
+
+    def keep(self, probability: float) -> bool:
+        """Whether to accept a drafted token; True with `probability`."""
+        return bool(self.free.random() < probability)
+
+    def draft(self, probs: torch.Tensor) -> int:
+        """A drafter's token, drawn from `probs` [V]."""
+        return draw(probs, self.free.random())
+
+
+def on_accelerator(tensor: torch.Tensor) -> bool:
+    """Whether a read of `tensor` has to wait for a device."""
+    return tensor.device.type != "cpu"
+
+
+def best_of_rows(logits: torch.Tensor) -> list[int | None]:
+    """The best token of each row of logits [R, V], the lowest id of equals; None for a row with NaN or infinity, or of
+    minus infinity alone. On an accelerator in one wait."""
+    if not on_accelerator(logits):
+        return [_best_of_row(logits, r) for r in range(len(logits))]
+    values, indices = logits.max(-1)
+    # Both in one wait; float64 holds every token id exactly.
+    finite, best = torch.stack([torch.isfinite(values).double(), indices.double()]).tolist()
+    return [int(token) if good else None for good, token in zip(finite, best, strict=True)]
+
+
+def _best_of_row(logits: torch.Tensor, row: int) -> int | None:
+    try:
+        return best_token(logits, row)
+    except NumericError:
+        return None
+
+
+def warp(logits: torch.Tensor, params: SamplingParams, contexts: Sequence[IntArray]) -> torch.Tensor:
+    """Apply a request's parameters to logits [R, V]: float32 or float64 [R, V], dropped tokens -inf.
+
+    contexts[r] holds every token before the position that row r of `logits` predicts, drafted ones included; it is
+    read only if `params.shifts_logits`. The order is that of transformers' processors: logit bias, repetition penalty,
+    bad words, temperature, top-k, top-p, min-p. `logits` are not changed.
+
+    Raises PacelineError if logit_bias or bad_words name a token the model does not have, or leave none."""
+    scores = logits if logits.dtype == torch.float64 else logits.float()
+    if params.shifts_logits:
+        scores = _shift(scores.clone(), params, contexts)
+    if params.is_greedy:
+        return scores
+    if params.temperature != 1:
+        scores = scores / params.temperature
+    if 0 < params.top_k < scores.shape[-1]:
+        scores = scores.masked_fill(scores < scores.topk(params.top_k).values[:, -1:], -torch.inf)
+    if params.top_p < 1:
+        scores = nucleus(scores, params.top_p)
+    if params.min_p > 0:
+        probs = scores.softmax(-1)
+        scores = scores.masked_fill(probs < params.min_p * probs.amax(-1, keepdim=True), -torch.inf)
+    return scores
+
+
+def _shift(scores: torch.Tensor, params: SamplingParams, contexts: Sequence[IntArray]) -> torch.Tensor:
+    """Logit bias, repetition penalty and bad words, in place."""
+    vocab_size = scores.shape[-1]
+    params.check_vocabulary(vocab_size)
+    if params.logit_bias:
+        ids = torch.tensor(list(params.logit_bias), device=scores.device)
+        scores[:, ids] += torch.tensor(list(params.logit_bias.values())).to(scores)
+    for row, context in zip(scores, contexts, strict=True):
+        if params.repetition_penalty != 1:
+            # A prompt may hold ids that the model reads and cannot write (images).
+            seen = torch.from_numpy(np.unique(context[context < vocab_size])).to(scores.device)
+            past, penalty = row[seen], params.repetition_penalty
+            row[seen] = torch.where(past > 0, past / penalty, past * penalty)
+        if params.looks_back:
+            _look_back(row, params, context[params.beginning :])
+        if params.grammar is not None:
+            allowed = params.grammar.allowed(context[params.beginning :].tolist(), vocab_size)
+            row[~allowed.to(scores.device)] = -torch.inf
+        for word in params.bad_words:
+            begun = len(word) - 1
+            if begun <= len(context) and list(context[len(context) - begun :]) == list(word[:-1]):
+                row[word[-1]] = -torch.inf
+    if bool((scores.amax(-1) == -torch.inf).any()):
+        raise PacelineError("logit_bias, bad_words and grammar leave no token that may come next; ban fewer.")
+    return scores
+
+
+def _look_back(row: torch.Tensor, params: SamplingParams, answer: IntArray) -> None:
+    """OpenAI's penalties on the answer's tokens, and no end before min_tokens; row [V], in place."""
+    tokens, counts = np.unique(answer[answer < len(row)], return_counts=True)
+    seen = torch.from_numpy(tokens).to(row.device)
+    times = torch.from_numpy(counts).to(row)
+    row[seen] -= params.presence_penalty + params.frequency_penalty * times
+    if len(answer) < params.min_tokens and params.ends:
+        row[torch.tensor(sorted(params.ends), device=row.device)] = -torch.inf
+
+
+def nucleus(scores: torch.Tensor, top_p: float) -> torch.Tensor:
+    """`scores` [R, V] with -inf outside the smallest set of tokens that holds `top_p` of the probability.
+
+    Of equal scores at the border lower ids are dropped first, in any batch. (Holtzman et al. 2020, section 3.1.)"""
+    ranked, order = scores.sort(stable=True)
+    drop = ranked.softmax(-1).cumsum(-1) <= 1 - top_p
+    drop[:, -1] = False
+    return scores.masked_fill(drop.scatter(-1, order, drop), -torch.inf)
+
+
+def probabilities(logits: torch.Tensor, params: SamplingParams, contexts: Sequence[IntArray]) -> torch.Tensor:
+    """The distribution a request draws from, [R, V]: softmax of `warp`, or one-hot when greedy."""
+    if params.is_greedy:
+        scores = warp(logits, params, contexts)
+        return torch.nn.functional.one_hot(scores.argmax(-1), scores.shape[-1]).to(scores.dtype)
+    if is_compiled(logits):
+        if params.shifts_logits:
+            logits = _shift(logits.to(torch.float32, copy=True), params, contexts)
+        return distributions(logits, params)
+    return warp(logits, params, contexts).softmax(-1)
+
+
+def is_compiled(logits: torch.Tensor) -> bool:
+    """Whether the compiled functions of `paceline.core.logits` take these logits."""
+    return logits.dtype in (torch.float32, torch.bfloat16) and not on_accelerator(logits)
+
+
+def distributions(logits: torch.Tensor, params: SamplingParams, row: int | None = None) -> torch.Tensor:
+    """Fast path of `probabilities` for logits [n, V] for which `is_compiled`; [n, V], float32. With `row` of that row
+    alone, [V].
+
+    Logit shifts are not applied. Equal up to float32's rounding, and several times as fast."""
+    probs = softmax(logits, params.temperature, row)
+    if params.top_k or params.top_p < 1 or params.min_p:
+        for of_row in probs if row is None else [probs]:
+            keep_best(of_row, params.top_k, params.top_p, params.min_p)
+    return probs
+
+
+def draw(probs: torch.Tensor, noise: float) -> int:
+    """The token at `noise` in [0, 1) of the cumulative distribution `probs` [V] (need not be normalised).
+
+    A token of probability 0 is never drawn. Raises NumericError if `probs` are not numbers, or all 0."""
+    if on_accelerator(probs):
+        return draw_rows(probs.unsqueeze(0), [noise])[0]
+    return token_at(probs if probs.dtype == torch.float64 else probs.float(), noise)
+
+
+def draw_rows(probs: torch.Tensor, noise: Sequence[float]) -> list[int]:
+    """`draw` for each row of `probs` [R, V] at once: on an accelerator, one wait instead of R."""
+    ends = probs.cumsum(-1, dtype=torch.float64)
+    total = ends[:, -1:]
+    at = torch.tensor(noise, dtype=torch.float64).to(probs.device).unsqueeze(-1) * total
+    at = at.masked_fill(total == torch.inf, torch.nan)  # NaN sorts after the last token
+    tokens: list[int] = torch.searchsorted(ends, at, right=True)[:, 0].tolist()
+    if max(tokens) >= probs.shape[-1]:
+        raise NumericError("Cannot draw a token: the probabilities are not numbers, or all 0.")
+    return tokens

@@ -1,0 +1,116 @@
+"""Segment and Verdict: the input of a target's forward and its output."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import dataclass, field
+from itertools import accumulate
+from typing import Any
+
+import numpy as np
+import torch
+
+from paceline.core.tree import DraftTree, IntArray, depths
+
+_UNKNOWN: IntArray = np.empty(0, np.int64)
+
+
+@dataclass(slots=True)
+class Segment:
+    """Tokens of one row in one forward: a tree, or a chunk of the prompt (a chain).
+
+    slot        the row's slot in the cache; the target knows the row's committed length.
+    tokens      int64 [n]; parent int64 [n] as in DraftTree.
+    start       nodes before `start` have their keys and values after the row already (from a self-drafter); only nodes
+                start..n-1 are run.
+    num_logits  logits are wanted for the last `num_logits` nodes.
+    hidden      [n - start, H] or None: states of the nodes after layer `resume_layer - 1`; those layers are not run.
+    depth       int64 [n]: depth of each node, 0 for the first; computed if not given.
+    is_prompt   the tokens are a piece of the row's prompt.
+    mutual      every node sees all others, not only its ancestors (a drafter's own layers)."""
+
+    slot: int
+    tokens: IntArray
+    parent: IntArray
+    start: int = 0
+    num_logits: int = 0
+    hidden: torch.Tensor | None = None
+    depth: IntArray = field(default_factory=lambda: _UNKNOWN)
+    is_prompt: bool = False
+    mutual: bool = False
+
+    def __post_init__(self) -> None:
+        if self.depth is _UNKNOWN:
+            self.depth = depths(self.parent)
+
+    @property
+    def num_run(self) -> int:
+        """Nodes that the forward runs."""
+        return len(self.tokens) - self.start
+
+    def longer(self, count: int) -> Segment:
+        """The segment with a chain of `count` more nodes, whose tokens are 0."""
+        n = len(self.tokens)
+        return Segment(
+            self.slot,
+            np.concatenate([self.tokens, np.zeros(count, np.int64)]),
+            np.concatenate([self.parent, np.arange(n - 1, n + count - 1)]),
+            self.start,
+            self.num_logits,
+            self.hidden,
+            np.concatenate([self.depth, self.depth[-1] + 1 + np.arange(count)]),
+            self.is_prompt,
+        )
+
+    @classmethod
+    def tree(cls, slot: int, tree: DraftTree) -> Segment:
+        """Verify every node of `tree`."""
+        return cls(slot, tree.tokens, tree.parent, num_logits=len(tree), hidden=tree.hidden, depth=tree.depth)
+
+    @classmethod
+    def chunk(cls, slot: int, tokens: IntArray, last: bool, scored: int = 0) -> Segment:
+        """A piece of a prompt; logits after its last `scored` tokens, and after its last one if `last`."""
+        return cls(slot, tokens, np.arange(-1, len(tokens) - 1), num_logits=max(int(last), scored), is_prompt=True)
+
+
+@dataclass(slots=True)
+class Verdict:
+    """The output of one forward, packed in the order of the segments.
+
+    logits     [M, V] for the nodes whose logits were wanted, in the model's dtype.
+    logits_at  where segment s begins: its logits are logits[logits_at[s] : logits_at[s + 1]].
+    hidden     {layer: [N, H]} for all nodes that were run; hidden_at as logits_at.
+    top_k      (values [M, k], token ids [M, k]) or None."""
+
+    logits: torch.Tensor
+    logits_at: list[int]
+    hidden: dict[int, torch.Tensor] = field(default_factory=dict)
+    hidden_at: list[int] = field(default_factory=list)
+    top_k: tuple[torch.Tensor, torch.Tensor] | None = None
+
+    @classmethod
+    def on(
+        cls, segments: Sequence[Segment], logits: torch.Tensor, hidden: dict[int, torch.Tensor], top_k: Any = None
+    ) -> Verdict:
+        """The verdict on these segments, whose logits and states are packed in their order."""
+        counts = [s.num_logits for s in segments], [s.num_run for s in segments]
+        logits_at, hidden_at = ([*accumulate(each, initial=0)] for each in counts)
+        return cls(logits, logits_at, hidden, hidden_at, top_k)
+
+    def count(self, s: int) -> int:
+        """Nodes of segment s that have logits."""
+        return self.logits_at[s + 1] - self.logits_at[s]
+
+    def of(self, s: int) -> torch.Tensor:
+        """Logits of segment s, [its count, V]."""
+        return self.logits[self.logits_at[s] : self.logits_at[s + 1]]
+
+    def select(self, logits: Sequence[slice]) -> Verdict:
+        """The verdict on as many segments, of which segment i has the packed logits[i] alone."""
+
+        def joined(packed: torch.Tensor) -> torch.Tensor:
+            return torch.cat([packed[part] for part in logits])
+
+        ends = list(accumulate((part.stop - part.start for part in logits), initial=0))
+        top_k = None if self.top_k is None else (joined(self.top_k[0]), joined(self.top_k[1]))
+        return Verdict(joined(self.logits), ends, self.hidden, self.hidden_at, top_k)

@@ -1,0 +1,1 @@
+"""One file a method; `paceline.draft.registry` finds them by name."""

@@ -1,0 +1,181 @@
+"""jacobi: draft what the target itself predicts after rejected guesses. No draft model.
+
+Wang et al. 2024, "Make Some Noise: Unlocking Language Model Parallel Inference Capability through Noisy Training"
+(EMNLP 2024, arXiv 2406.17404), which calls the tree form TR-Jacobi; the linear form is Santilli et al. 2023
+(arXiv 2305.10427). The rejected nodes below the last accepted one are slots. The first slot stands where the next root
+will be, so its logits propose what follows the next root; the slot below it proposes the token after that, and so on.
+The best `candidates` of each slot fill a table, one row a depth; rows without a slot hold random tokens of the text. A
+tree of fixed shape reads its tokens from the table, by depth and rank. A copied chain is merged with it.
+
+    draft     root ── a ── b ── c ── d        the target predicts x after root: the whole draft is rejected
+    slots             a    b    c    d        the logits at a propose the token after x, those at b the next one
+    next      x ── ? ── ? ── ? ── ?
+
+An ordinary model takes its last tokens to be right, so its slots are of little use. A model fine-tuned with noise
+(`paceline train noise`) has learnt to look past them.
+
+Where we differ from the authors' code and why: docs/methods/jacobi.md."""
+
+from dataclasses import dataclass
+from typing import Literal
+
+import numpy as np
+import torch
+
+from paceline.core.logits import top_tokens
+from paceline.draft import shapes
+from paceline.draft.base import Drafter, DraftTree, Facts, IntArray, Request, Round
+from paceline.draft.fallback import Fallback
+from paceline.draft.registry import create
+from paceline.draft.spec import Options, option
+from paceline.draft.text.copying import continuation
+from paceline.errors import MethodError
+
+NGRAM = "ngram"
+
+
+@dataclass(frozen=True)
+class JacobiConfig(Options):
+    checkpoint: str | None = option(None, "a folder of `paceline train noise`, whose accuracies shape the tree")
+    tree: int = option(63, "nodes of the tree without the copied chain; 0: a chain of `window`; paper: 63", least=0)
+    window: int = option(5, "guesses in the chain with tree=0 (linear Jacobi)", least=1)
+    candidates: int = option(10, "candidates kept for each depth; paper: 10", least=1)
+    depth: int = option(5, "depths that have candidates, and most tokens of the copied chain; paper: 5", least=1)
+    retrieve: str = option(NGRAM, "the copied chain's source: ngram, none, or a drafter that copies; paper: ngram")
+    ngram: int = option(3, "most tokens that must match for retrieve=ngram; paper: 3", least=1)
+    match: Literal["earliest", "recent"] = option("earliest", "which of the longest matches is copied; paper: earliest")
+    seed: int = option(0, "of the random tokens that fill what no slot has filled", least=0)
+
+
+class Jacobi(Fallback):
+    """Drafts what the target says after rejected guesses (Jacobi); training with noise helps, and changes the model."""
+
+    name = "jacobi"
+    lossless = "yes"
+    paper = "Wang et al. 2024, Make Some Noise, arXiv 2406.17404"
+    Config = JacobiConfig
+
+    def __init__(self, config: JacobiConfig = JacobiConfig()):
+        super().__init__([] if config.retrieve == NGRAM else [_copier(config.retrieve)])
+        self.config, self.name = config, "jacobi"
+        self.depth = config.depth if config.tree else config.window
+        self.paths = _paths(config)
+        self._candidates = config.candidates if config.tree else 1
+        self._shape: list[tuple[int, int, int]] = []  # parent, slot and rank of every node but the root
+        self._tables: dict[int, list[list[int]]] = {}
+        self._random: dict[int, np.random.Generator] = {}
+
+    def bind(self, target: Facts) -> None:
+        """Lay out the shape; bind the copier. Raises MethodError if that has a model of its own."""
+        self._candidates = min(self._candidates, target.vocab_size)
+        within = [path for path in self.paths if len(path) <= self.depth and max(path) < self._candidates]
+        shape = shapes.compile_template(within, self._candidates)
+        columns = (column[1:].tolist() for column in (shape.parent, shape.depth - 1, shape.rank))
+        self._shape = list(zip(*columns, strict=True))
+        super().bind(target)
+        if any(part.weight_bytes for part in self.parts):
+            raise MethodError(f"jacobi: retrieve={self.config.retrieve} runs a model; it must be {_CHOICES}.")
+
+    def start(self, row: Request) -> None:
+        self._tables[row.id] = []
+        self._random[row.id] = np.random.default_rng(self.config.seed)
+        super().start(row)
+
+    def drop(self, row: Request) -> None:
+        self._tables.pop(row.id, None)
+        self._random.pop(row.id, None)
+        super().drop(row)
+
+    propose = Drafter.propose
+
+    def draft(self, row: Request) -> DraftTree:
+        """The copied chain, then the shape with the table's tokens; each token once among its siblings."""
+        # Missing rows of the table get random tokens of the text, without its last one.
+        table = self._tables[row.id]
+        missing = self.depth - len(table), self._candidates
+        table = [*table, *self._random[row.id].choice(row.tokens[: max(len(row) - 1, 1)], missing).tolist()]
+        tokens, parent = [row.last_token], [-1]
+        nodes_by: dict[tuple[int, int], int] = {}
+
+        def add(above: int, token: int) -> int:
+            """The child `token` of node `above`, added if there is none yet."""
+            node = nodes_by.setdefault((above, token), len(tokens))
+            if node == len(tokens):
+                tokens.append(token)
+                parent.append(above)
+            return node
+
+        node = 0
+        for token in self._copied(row)[: row.max_draft]:
+            node = add(node, token)
+        nodes = [0]
+        for above, slot, rank in self._shape:
+            if slot == row.max_draft:
+                break  # shallow nodes come first
+            nodes.append(add(nodes[above], table[slot][rank]))
+        return DraftTree(np.array(tokens), np.array(parent), source=self.name)
+
+    def observe(self, round: Round) -> None:
+        """Fill the tables from the slots of the round's trees, of any drafter."""
+        decided = [i for i, done in enumerate(round.accepted) if done.tokens and not round.is_prompt(i)]
+        nodes = [slots(round.trees[i], round.accepted[i].path[-1])[: self.depth] for i in decided]
+        wanted = [round.logits(i)[at] for i, at in zip(decided, nodes, strict=True)]
+        if any(nodes):
+            best = top_tokens(torch.cat(wanted), self._candidates)[1].tolist()
+        for i, at in zip(decided, nodes, strict=True):
+            self._tables[round.rows[i].id] = [best.pop(0) for _ in at]
+        super().observe(round)
+
+    def _copied(self, row: Request) -> list[int]:
+        """The copied chain, at most `depth` tokens."""
+        if self.parts:
+            (tree,) = self.parts[0].propose([row])
+            return tree.trunk()[: self.depth].tolist()
+        return after_match(row.tokens, self.config.ngram, self.depth, self.config.match == "recent").tolist()
+
+
+def _paths(config: JacobiConfig) -> list[shapes.RankPath]:
+    """The shape that the options ask for."""
+    if not config.tree:
+        return shapes.chain(config.window)
+    if config.checkpoint is not None:
+        return shapes.best_paths(shapes.read_accuracies(config.checkpoint, "paceline train noise"), config.tree)
+    paths = shapes.published()
+    return paths if config.tree == len(paths) else shapes.best_paths(shapes.SLOTS, config.tree)
+
+
+_CHOICES = "ngram, none, or a drafter that copies from the text, such as sam"
+
+
+def _copier(name: str) -> Drafter:
+    """The drafter of the copied chain."""
+    try:
+        return create(name)
+    except MethodError as error:
+        raise MethodError(f"jacobi: retrieve is {name!r}; it must be {_CHOICES}. {error}") from None
+
+
+def slots(tree: DraftTree, last: int) -> list[int]:
+    """Nodes of the longest path below `last`, the last accepted node; the first of equally long ones."""
+    parent = tree.parent.tolist()
+    height, below = [0] * len(parent), [0] * len(parent)
+    for node in range(len(parent) - 1, 0, -1):  # children come after their parents
+        if height[node] + 1 >= height[parent[node]]:
+            height[parent[node]], below[parent[node]] = height[node] + 1, node
+    path = []
+    while height[last]:
+        last = below[last]
+        path.append(last)
+    return path
+
+
+def after_match(text: IntArray, ngram: int, count: int, recent: bool) -> IntArray:
+    """The `count` tokens after the longest earlier match of up to `ngram` tokens with the end of `text`, if any."""
+    places = np.flatnonzero(text[:-1] == text[-1]) + 1
+    for back in range(2, min(ngram, len(text)) + 1):
+        longer = places[places >= back]
+        longer = longer[text[longer - back] == text[-back]]
+        if not len(longer):
+            break
+        places = longer
+    return continuation(text, int(places[-1 if recent else 0]), count) if len(places) else text[:0]

@@ -1,0 +1,171 @@
+"""kangaroo: the target's own first layers, a small adapter and the target's head draft for it.
+
+Liu et al. 2024, "Kangaroo: Lossless Self-Speculative Decoding via Double Early Exiting" (arXiv 2404.18911). Drafted
+tokens leave the target after layer l (the first exit), through the adapter; the draft ends where the adapter is no
+longer sure (the second exit, the stop rule `confidence`). Nothing runs twice: the target's `verify` goes on from there.
+
+The first layers' keys and values of a draft are in the target's cache before it is verified; the engine commits them
+with the others. The adapter has a cache of its own. Early states of committed tokens that it has not run wait in
+`pending`: of a prompt, of the last token of a draft, and of other drafters' tokens.
+
+Where we differ from the published method and why: docs/methods/kangaroo.md."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
+from typing import Any
+
+import numpy as np
+import torch
+
+from paceline.core.request import Request
+from paceline.core.segment import Segment
+from paceline.core.tree import DraftTree, IntArray
+from paceline.draft.models import stop
+from paceline.draft.models.checkpoint import check_all, open_drafter
+from paceline.draft.models.drafts import Draft, segments
+from paceline.draft.models.layers import PRECISION, Precision, native, nbytes, placed
+from paceline.draft.models.pending import Pending, StateReader
+from paceline.draft.models.stepping import Stepping, SteppingConfig
+from paceline.draft.models.vocab import kept_tokens
+from paceline.draft.spec import option
+from paceline.errors import MethodError
+from paceline.target.attention import Attention, attention_shapes, begin
+from paceline.target.base import Facts, Needs
+from paceline.target.decoder import Decoder
+from paceline.target.quantised.blocks import tensors_of
+from paceline.target.shape import Shape
+
+
+@dataclass(frozen=True, kw_only=True)
+class KangarooConfig(SteppingConfig):
+    checkpoint: str = option(help="folder of the adapter, as `paceline train` wrote it")
+    stop: stop.Name = option("confidence", "when to stop; paper: below confidence 0.6, after 6 tokens at most")
+    dtype: Precision = option("auto", PRECISION)
+
+
+def adapter_shapes(shape: Shape) -> dict[str, tuple[int, ...]]:
+    """Name and shape of the adapter's tensors for a target of that shape: attention and two norms, no MLP."""
+    norm = (shape.hidden_size,)
+    return {"input_norm.weight": norm, **attention_shapes(shape), "output_norm.weight": norm}
+
+
+class Adapter:
+    """norm(f + attention(norm(f))) over early states f, with a cache of its own. The target's head reads the output.
+
+    weights  of `adapter_shapes`."""
+
+    def __init__(self, weights: Mapping[str, torch.Tensor], target: Decoder, dtype: Precision = "auto"):
+        here = placed(weights, target, dtype)
+        self.nbytes, norms = nbytes(here), tensors_of(here)
+        self.attention = Attention(here, target.shape, target.ops)
+        self.input_norm, self.output_norm = norms["input_norm.weight"], norms["output_norm.weight"]
+        self.cache = target.new_cache(1)
+
+    @torch.inference_mode()
+    def __call__(self, states: torch.Tensor, segments: Sequence[Segment]) -> torch.Tensor:
+        """Run the segments' nodes, given their early states [N, H]; [M, H] of those whose logits are wanted."""
+        ops = self.attention.ops
+        layout, cache = begin(segments, self.cache, self.attention.shape, ops, states)
+        delta = self.attention(ops.norm(states, self.input_norm), layout, cache, 0)
+        _, y = ops.add_norm(states, delta, self.output_norm)
+        return y if layout.wanted is None else y[layout.wanted]
+
+
+class Kangaroo(StateReader, Stepping):
+    """Drafts with the target's own first layers and a small trained adapter; the target goes on from their states."""
+
+    name = "kangaroo"
+    paper = "Liu et al. 2024, Kangaroo, arXiv 2404.18911"
+    Config = KangarooConfig
+    config: KangarooConfig
+
+    def bind(self, target: Facts) -> None:
+        """Load the adapter. MethodError if the target does not run natively, or the adapter is not for it."""
+        super().bind(target)
+        path = self.config.checkpoint
+        target = native(target, "kangaroo goes on in the middle of a forward", "another drafter")
+        config, weights = open_drafter(path, self.name, target)
+        self.exit = exit_layer(path, config, target.num_layers)
+        check_all(path, weights, adapter_shapes(target.shape))
+        self.target = target
+        self.adapter = Adapter(weights, target, self.config.dtype)
+        self.pending = Pending(target, (self.exit,), self.adapter.cache)
+        self.needs = Needs(hidden_layers=(self.exit,), resume_layer=self.exit)
+        self.head = target.head
+        if self.config.vocab is not None:
+            self.columns = kept_tokens(self.config.vocab, path, target)
+            self.head = target.head.rows(self.columns)
+        early = sum(block.nbytes for block in target.blocks[: self.exit])
+        self.weight_bytes = early + self.adapter.nbytes + self.head.nbytes
+
+    def cached(self, row: Request) -> int:
+        return self.pending.cached(row)
+
+    def run(self, drafts: Sequence[Draft], num_logits: Sequence[int]) -> torch.Tensor:
+        """The first exit: the target's first layers over new nodes, and the adapter over early states not run yet."""
+        states = []
+        for draft, early in zip(drafts, self._run_early(drafts), strict=True):
+            states += [early] if draft.done else [self.pending.of(draft.row), early]
+        return self.head(self.adapter(torch.cat(states), segments(drafts, num_logits, self.pending.slot)))
+
+    def _run_early(self, drafts: Sequence[Draft]) -> Sequence[torch.Tensor]:
+        """Run the target's first layers over each draft's new nodes, from the root on; their states [nodes, H]."""
+        early = []
+        for draft in drafts:
+            root = draft.known - 1
+            tokens, parent = np.array(draft.tokens[root:]), np.array(draft.parent[root:]) - root
+            early.append(Segment(draft.row.slot, tokens, parent, start=max(draft.done - root, 0)))
+        states = self.target.run_layers(early, self.exit).split([segment.num_run for segment in early])
+        for draft, of_row in zip(drafts, states, strict=True):
+            draft.features.append(of_row)
+        return states
+
+    def propose(self, rows: Sequence[Request]) -> list[DraftTree]:
+        """Draft, and give every tree the early states of its nodes.
+
+        A chain's last token and a tree's leaves, which were not expanded, are verified too, so they are run now. The
+        keys and values are put into the tree's order, in which the target commits them."""
+        trees = super().propose(rows)
+        made = {row.id: tree for row, tree in zip(rows, trees, strict=True)}
+        drafts = [(draft, made[id]) for id, draft in self._drafts.items()]
+        orders = [order_of_tree(*each) for each in drafts]
+        late = [draft for draft, _ in drafts if draft.done < len(draft.tokens)]
+        if late:
+            self._run_early(late)
+        for (draft, tree), order in zip(drafts, orders, strict=True):
+            self.target.cache.arrange(draft.row.slot, order)
+            tree.hidden = torch.cat(draft.features)[order]
+        return trees
+
+    def keep(self, draft: Draft, nodes: Sequence[int]) -> None:
+        self.pending.cache.commit(self.pending.slot(draft.row), nodes)
+        self.pending.read(draft.row, len(nodes))
+
+    def through(self, states: torch.Tensor, following: IntArray, segments: Sequence[Segment]) -> torch.Tensor:
+        return self.adapter(states, segments)
+
+
+def order_of_tree(draft: Draft, tree: DraftTree) -> list[int]:
+    """Each node's number in the draft, counted from the root. Leaves of the tree that the draft lacks are added."""
+    root = draft.known - 1
+    order: list[int] = []
+    spare = iter(range(draft.done, len(draft.tokens)))
+    nodes = zip(tree.tokens.tolist(), tree.parent.tolist(), draft.numbers, strict=True)
+    for token, parent, number in nodes:
+        number = next(spare, None) if number is None else number
+        if number is None:
+            number = len(draft.tokens)
+            draft.add(token, root + order[parent])
+        order.append(number - root)
+    return order
+
+
+def exit_layer(path: str, config: Mapping[str, Any], num_layers: int) -> int:
+    """The exit layer in a checkpoint's config.json; MethodError unless the target has layers after it."""
+    layer = config.get("exit_layer")
+    if not isinstance(layer, int) or not 0 <= layer < num_layers:
+        why = f"leaves the target after layer {layer!r}, and an exit layer is 0 to {num_layers - 1}"
+        raise MethodError(f"{path} {why}; train the adapter again")
+    return layer

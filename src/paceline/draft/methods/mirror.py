@@ -1,0 +1,268 @@
+"""mirror: while the target verifies a window, the draft model drafts the next one for every likely outcome.
+
+Bhendawade et al. 2025, "Mirror Speculative Decoding" (arXiv 2510.13161). `branches.py` has the algorithm, and the proof
+that the output is the target's. The draft model runs in a process with cores or a device of its own
+(`draft_worker.py`); in line it gains no time, and serves to try the algorithm. Candidates for the target's next token
+come from the draft, which begins at once, or from a middle layer of the target (the paper): better, but later.
+
+Costs, and when it pays: docs/methods/mirror.md."""
+
+import logging
+from collections import Counter, deque
+from collections.abc import Callable, Sequence
+from contextlib import ExitStack
+from dataclasses import dataclass, field, replace
+from functools import partial
+from time import perf_counter
+from typing import Any, Literal
+from weakref import finalize
+
+import torch
+
+from paceline.draft.base import Drafter, DraftTree, Facts, Needs, Request, Round
+from paceline.draft.cost import seconds_of
+from paceline.draft.methods.model import check_tokenizer
+from paceline.draft.models.branches import Ahead, Ask, Layout, Top, Window, most_candidates, top_of
+from paceline.draft.models.draft_worker import Closed, DraftWorker, Setup, confined, facts_to_send, split_cores
+from paceline.draft.models.drafts import drawn_chain
+from paceline.draft.models.layers import native
+from paceline.draft.models.stepping import Stepping
+from paceline.draft.models.vocab import kept_tokens
+from paceline.draft.spec import Options, option, parse, quoted
+from paceline.errors import MethodError
+from paceline.target.load import device_named, load_tokenizer
+
+log = logging.getLogger("paceline.mirror")
+
+OVERLAPS = 1 / 0.9  # a process pays if work on both sides at once is this many times as fast as in turn
+STATELESS = ("fixed", "svip", "confidence")
+"""Stop rules that look at one distribution alone: a window drafted ahead ends where a fresh one would."""
+RECENT = 1024  # rounds whose times are kept
+
+
+@dataclass(frozen=True, kw_only=True)
+class MirrorConfig(Options):
+    checkpoint: str = option(help="folder or hub id of the draft model, or a drafter that has one (model:PATH)")
+    candidates: int = option(4, "mean windows drafted ahead for a position; 0: plain speculation; paper: 8", least=0)
+    branches: int | None = option(None, "most windows drafted ahead for a row; none: what candidates says", least=1)
+    layout: Layout = option("measured", "measured: more windows where verification often ends; uniform: the paper's")
+    source: Literal["draft", "early_exit", "both"] = option("draft", "where candidates come from; paper: early_exit")
+    layer: int | None = option(None, "of early_exit: layers before the exit; none: half of them, as the paper", least=1)
+    vocab: str | None = option(None, "of early_exit: the head's tokens, the K most frequent or a `train vocab` file")
+    miss: Literal["fresh", "empty"] = option("fresh", "without a window drafted ahead: draft now, or verify no draft")
+    where: Literal["process", "line"] = option("process", "the draft's place: its own process, or in line, to try it")
+    threads: int = option(1, "of process: the draft's processor threads, on cores of their own", least=1)
+    device: str | None = option(None, "of process: the draft's device, such as cuda:1; none: the target's")
+    check: bool = option(True, "of process: measure at the start whether the two overlap; if not, draft in line")
+    limit: float = option(20.0, "of process: seconds to wait for a draft; after it, decode without drafts", least=0)
+    stop: Literal["fixed", "svip", "confidence"] = option("fixed", "when a window ends; see `model`; paper: fixed")
+    draft: int | None = option(None, "tokens of a window, or the most of them; none: 5; paper: 7", least=1)
+    streams: int = option(0, "of a draft model with streams: tokens a forward drafts after the next one", least=0)
+
+
+@dataclass
+class Counts:
+    """Windows counted, and times in seconds.
+
+    hits, misses   windows that were drafted ahead or not, by the number of tokens accepted of the window before.
+    waited         time that the target's side waited for windows. exposed: its part in rounds with a miss.
+    fresh, ahead   of the last rounds: drafting windows in a round with a miss, and looking ahead in line."""
+
+    hits: Counter[int] = field(default_factory=Counter)
+    misses: Counter[int] = field(default_factory=Counter)
+    waited: float = 0.0
+    exposed: float = 0.0
+    fresh: deque[float] = field(default_factory=lambda: deque(maxlen=RECENT))
+    ahead: deque[float] = field(default_factory=lambda: deque(maxlen=RECENT))
+
+    @property
+    def hit_rate(self) -> float:
+        """Share of windows drafted ahead, of those that could have been."""
+        hits = sum(self.hits.values())
+        return hits / max(hits + sum(self.misses.values()), 1)
+
+    def add(self, asks: Sequence[Ask], windows: Sequence[Window], seconds: float) -> None:
+        """Count a round's windows. seconds: how long the target's side waited for them."""
+        for ask, window in zip(asks, windows, strict=False):
+            if window.hit is not None:
+                (self.hits if window.hit else self.misses)[len(ask.new) - 1] += 1
+        self.waited += seconds
+        if any(not window.hit for window in windows):
+            self.exposed += seconds
+        if any(window.hit is False for window in windows):
+            self.fresh.append(seconds)
+
+
+class Mirror(Drafter):
+    """Drafts the next window for every likely outcome while the target verifies this one, in a process of its own.
+
+    side  the draft's side, here or in its process; None before `bind`, and after it was closed or lost."""
+
+    name = "mirror"
+    lossless = "yes"
+    paper = "Bhendawade et al. 2025, Mirror Speculative Decoding, arXiv 2510.13161"
+    Config = MirrorConfig
+
+    def __init__(self, config: MirrorConfig):
+        self.config = config
+        self.counts = Counts()
+        self._known: dict[int, int] = {}  # tokens of each row that the draft's side knows
+        self._has_window: set[int] = set()
+        self.side: Ahead | DraftWorker | None = None
+        self._resources = ExitStack()
+        finalize(self, self._resources.close)
+
+    def bind(self, target: Facts) -> None:
+        """Load the draft here or in its process. MethodError if it does not fit the target or cannot draft ahead."""
+        super().bind(target)
+        self._max_context = target.max_context
+        if self.config.source != "draft":
+            self._exit = EarlyExit(self.config, target)
+            self.needs = Needs(callback_layer=self._exit.layer)
+        if self.side is not None:
+            return  # bound again: the draft's side does not read the target
+        spec, drafter = stateless_drafter(self.config)
+        c = self.config
+        options: dict[str, Any] = {"num_candidates": c.candidates, "branches": c.branches, "layout": c.layout}
+        options |= {"fresh": c.miss == "fresh", "joined": c.source == "both"}
+        self.side = self._start_worker(target, spec, options) if c.where == "process" else None
+        if self.side is None:
+            drafter.bind(target)
+            self.weight_bytes = drafter.weight_bytes
+            self.side = Ahead(drafter, **options)
+
+    def _start_worker(self, target: Facts, spec: str, options: dict[str, Any]) -> DraftWorker | None:
+        """The process; None, with a warning, where it does not overlap with the target."""
+        c = self.config
+        path = parse(spec).checkpoint or ""
+        if target.tokenizer is not None:
+            check_tokenizer(path, load_tokenizer(path), target.tokenizer)
+        ours, others = split_cores(c.threads) if target.device.type == "cpu" else (frozenset(), frozenset())
+        facts = facts_to_send(target, device_named(c.device) if c.device else target.device)
+        setup = Setup(spec, facts, options, c.source == "draft", c.threads, others, c.limit)
+        try:
+            worker = DraftWorker(setup)
+        except Closed as error:
+            raise MethodError(f"mirror: the draft's process did not start: {error}") from None
+        self._resources.callback(worker.close)
+        if ours:
+            self._resources.enter_context(confined(target, ours))
+        gain = worker.overlap() if c.check else OVERLAPS
+        if gain >= OVERLAPS:
+            return worker
+        log.warning(
+            "mirror: the draft's process does not run beside the target here (work on both sides at once goes %.2f "
+            "times as fast as in turn): drafting in line. check=false skips this test", gain,
+        )  # fmt: skip
+        self._resources.close()
+        return None
+
+    def start(self, row: Request) -> None:
+        # A row that is run again has output already: the draft's side gets it with the first request.
+        self._known[row.id] = row.prompt_length
+        # The draft's random draws must be independent of those of the acceptance test.
+        own_seed = (row.random.seed * 2862933555777941757 + 3037000493) % 2**63
+        params = replace(row.params, seed=own_seed, stop=(), grammar=None, prediction=())
+        self._tell(lambda side: side.open(row.id, row.tokens[: row.prompt_length], params, self._max_context))
+
+    def drop(self, row: Request) -> None:
+        self._known.pop(row.id, None)
+        self._has_window.discard(row.id)
+        self._tell(lambda side: side.drop(row.id))
+
+    def close(self) -> None:
+        """End the process, if there is one, and take its cores back. Rows decode plainly from then on."""
+        self.side = None
+        self._resources.close()
+
+    def _tell(self, act: Callable[[Ahead | DraftWorker], None]) -> None:
+        """Call the draft's side; if it has died or hangs, warn and go on without it."""
+        if self.side is not None:
+            try:
+                act(self.side)
+            except Closed as error:
+                why = str(error) or "no answer"
+                log.warning("mirror: the draft's process is gone (%s); decoding goes on without drafts", why)
+                self.close()
+
+    def propose(self, rows: Sequence[Request]) -> list[DraftTree]:
+        able = [row for row in rows if row.max_draft > 0]
+        asks = [Ask(row.id, row.tokens[self._known[row.id] :].tolist()) for row in able]
+        windows: list[Window] = []
+        began = perf_counter()
+        if asks:
+            self._tell(lambda side: windows.extend(side.windows(asks)))
+        self.counts.add(asks, windows, perf_counter() - began)
+        self._has_window = {window.id for window in windows}
+        self._known |= {row.id: len(row) for row, _ in zip(able, windows, strict=False)}
+        trees = {}
+        for row, window in zip(able, windows, strict=False):
+            source = self.name if window.tokens else ""
+            trees[row.id] = drawn_chain(row.last_token, window.tokens, window.probs, source, window.calls)
+        if self.config.source == "draft" and isinstance(self.side, Ahead):
+            self.counts.ahead.append(seconds_of(self.side.look_ahead))
+        return [trees.get(row.id) or DraftTree.root(row.last_token) for row in rows]
+
+    def on_layer(self, layer: int, hidden: torch.Tensor, round: Round) -> None:
+        """Look ahead, with candidates of the early exit after every node of the windows."""
+        own = [
+            i
+            for i, (row, tree) in enumerate(zip(round.rows, round.trees, strict=True))
+            if not round.is_prompt(i) and row.id in self._has_window and (round.is_from(i, self) or len(tree) == 1)
+        ]
+        if own and self.config.candidates:
+            spans = round.spans()
+            tops = iter(self._exit.candidates(torch.cat([hidden[spans[i]] for i in own])))
+            given = {round.rows[i].id: [next(tops) for _ in range(len(round.trees[i]))] for i in own}
+            ahead = partial(self._tell, lambda side: side.look_ahead(given))
+            self.counts.ahead.append(seconds_of(ahead))
+
+
+class EarlyExit:
+    """The target's states after `layer` layers, read by its final norm and head (the paper's proxy). MethodError for
+    a layer that the target lacks."""
+
+    def __init__(self, config: MirrorConfig, target: Facts):
+        target = native(target, f"mirror: source={config.source} reads a middle layer", "source=draft")
+        layer = target.num_layers // 2 if config.layer is None else config.layer
+        last = target.num_layers - 1
+        if not 0 < layer <= last:
+            raise MethodError(f"mirror: layer is {layer}, and {target.name} has {last + 1}: it is 1 to {last}")
+        self.layer, self._target = layer, target
+        self._columns, self._head = None, target.head
+        if config.vocab is not None:
+            self._columns = kept_tokens(config.vocab, parse(_draft_spec(config)).checkpoint or "", target)
+            self._head = target.head.rows(self._columns)
+        self._count = most_candidates(config.candidates, config.layout) + 1
+
+    def candidates(self, states: torch.Tensor) -> list[Top]:
+        """The best tokens after each of the states [N, H], with their probabilities."""
+        logits = self._head(self._target.ops.norm(states, self._target.norm))[: len(states)]
+        return top_of(logits, self._count, self._columns)
+
+
+def stateless_drafter(config: MirrorConfig) -> tuple[str, Stepping]:
+    """The spec of the drafter that drafts ahead, and the drafter. MethodError for one that cannot."""
+    from paceline.draft.registry import create
+
+    path, spec = config.checkpoint, _draft_spec(config)
+    given = parse(spec).options
+    for key in ("stop", "draft", "streams"):
+        value = getattr(config, key)
+        if key not in given and value:
+            spec += f",{key}={value}"
+    drafter = create(spec)
+    if not isinstance(drafter, Stepping) or not drafter.drafts_ahead:
+        why = f"{drafter.name} cannot draft ahead, for it copies text or needs the target's states"
+        raise MethodError(f"mirror:{path}: {why}; write mirror:PATH or mirror:model:PATH with a draft model")
+    if drafter.config.stop not in STATELESS or drafter.config.tree:
+        chosen = f"stop is {drafter.config.stop!r} and tree {drafter.config.tree}"
+        raise MethodError(f"mirror: {chosen}; it drafts chains, and its stop rule is {', '.join(STATELESS)}")
+    return spec, drafter
+
+
+def _draft_spec(config: MirrorConfig) -> str:
+    """The drafter that the checkpoint names, without the options of `mirror`."""
+    name, _, rest = config.checkpoint.partition(":")
+    is_spec = rest and name.replace("-", "").isalnum() and len(name) > 1
+    return config.checkpoint if is_spec else f"model:{quoted(config.checkpoint)}"

@@ -1,0 +1,165 @@
+"""mtp: the multi-token-prediction head in a target's own checkpoint drafts, applied again to its own output.
+
+DeepSeek-AI 2024, "DeepSeek-V3 Technical Report" (arXiv 2412.19437, section 2.2): the target's last state of token j and
+the embedding of token j + 1, both normed, become one state by a product and a decoder layer of the target's kind; from
+its norm the target's output head reads token j + 2. FastMTP (Cai et al. 2025, arXiv 2509.18362) tunes the head to go on
+from its own output (`paceline train mtp`).
+
+    Engine("models/qwen", draft="mtp")    # the head in the target's folder; "mtp:PATH" is one in another
+
+Verified in public code (vLLM: qwen3_next_mtp, qwen3_5_mtp, deepseek_mtp, glm4_moe_mtp, mimo_mtp; transformers 5.23:
+MtpModel): the names; the order of the two inputs; the target's state is that after its final norm; the next step reads
+the head's own state after its norm (vllm#47448; DeepSeek's path in vLLM took the one before it). Inferred: copies of
+embedding and output head in a file are the target's; the first place is like any other (transformers does so; vLLM sets
+its embedding to 0 for DeepSeek, GLM and MiMo)."""
+
+import re
+from collections.abc import Callable, Iterable, Sequence
+from dataclasses import dataclass, replace
+from pathlib import Path
+
+import torch
+
+from paceline.core.segment import Segment
+from paceline.draft.models import layers as neural
+from paceline.draft.models.checkpoint import check_all, open_drafter, recorded_target
+from paceline.draft.models.features import FeatureConfig, FeatureDrafter, Network
+from paceline.draft.models.layers import Precision, Tensors
+from paceline.draft.spec import option
+from paceline.errors import MethodError
+from paceline.target.attention import Layer, begin
+from paceline.target.base import Facts
+from paceline.target.cache import Pair, RaggedCache
+from paceline.target.decoder import Decoder, computed_with
+from paceline.target.folder import find, open_weights
+from paceline.target.linear import linear
+from paceline.target.quantised.blocks import tensors_of, within
+from paceline.target.shape import ROUTER, LayerKind, Shape, layer_shapes
+
+LAYOUTS = (
+    # Qwen3-Next, Qwen3.5, and ours; DeepSeek-V3, GLM-4.5; MiMo
+    (r"mtp\.", ("fc", "pre_fc_norm_embedding", "pre_fc_norm_hidden", "norm"), "layers.0."),
+    (r"model\.layers\.\d+\.", ("eh_proj", "enorm", "hnorm", "shared_head.norm"), ""),
+    (r"model\.mtp_layers\.\d+\.", ("input_proj", "token_layernorm", "hidden_layernorm", "final_layernorm"), ""),
+)
+"""What a head's names begin with in a checkpoint; those of its product, of the norms of embedding and state, and of its
+last norm; what the names in its layer go on with. Names here are those of the first layout without "mtp."."""
+OUTER = tuple(f"{name}.weight" for name in LAYOUTS[0][1])
+STATE_FIRST = "input_proj.weight"  # MiMo's product takes the state before the embedding
+SHARED = ("embed_tokens.weight", "shared_head.head.weight", "rotary_emb.inv_freq")
+"""Endings of names of what is the target's own."""
+FOREIGN = {
+    "kv_a_proj": "latent attention (MLA)",
+    "linear_attn": "a running state",
+    "shared_expert": "experts that all tokens share",
+    "mlp.experts": "other experts than its target's",
+}
+"""What a head's layer may have and its target's lack, by parts of names."""
+
+
+def head_names(names: Iterable[str]) -> dict[str, str]:
+    """Names of a head's tensors in a checkpoint, by their names here. Of several heads the first; empty without one."""
+    names = list(names)
+    for pattern, outer, inside in LAYOUTS:
+        product = re.compile(f"({pattern}){outer[0]}\\.weight")
+        starts = [found[1] for name in names if (found := product.fullmatch(name))]
+        if starts:
+            start = min(starts, key=lambda one: (len(one), one))
+            ours = {f"{start}{theirs}.weight": own for theirs, own in zip(outer, OUTER, strict=True)}
+            later = re.compile(f"{re.escape(start)}layers\\.[1-9]")
+            own = [one for one in names if one.startswith(start) and not (one.endswith(SHARED) or later.match(one))]
+            return {ours.get(name, f"layers.0.{name.removeprefix(start + inside)}"): name for name in own}
+    return {}
+
+
+def head_of(checkpoint: Iterable[str], read: Callable[[str], torch.Tensor]) -> Tensors:
+    """The head in a checkpoint with these names, by the names here; empty without one. read: returns a tensor."""
+    names = head_names(checkpoint)
+    tensors = {own: read(name) for own, name in names.items()}
+    if tensors and names[OUTER[0]].endswith(STATE_FIRST) and (product := tensors[OUTER[0]]).ndim:
+        tensors[OUTER[0]] = product.roll(product.shape[-1] // 2, -1)
+    return tensors
+
+
+def head_in(folder: Path) -> Tensors:
+    """The head in a model's folder, mapped from disk; empty if the model has none."""
+    opened = open_weights(folder)
+    return head_of(opened, lambda name: opened[name].get_tensor(name))
+
+
+def head_shape(shape: Shape, tensors: Tensors) -> Shape:
+    """The shape of a head's one layer, in a target of `shape`. It sees the whole text, and has experts if a router."""
+    kind = LayerKind(experts=f"layers.0.{ROUTER}.weight" in tensors)
+    return replace(shape, num_layers=1, layers=(kind,))
+
+
+def check_head(path: str | Path, tensors: Tensors, target: Shape | None) -> None:
+    """MethodError unless these are the tensors of a head for a target of this shape. None: it is not native."""
+    wanted: dict[str, tuple[int, ...]] = {}
+    if target is not None:
+        shape, h = head_shape(target, tensors), target.hidden_size
+        of_layer = layer_shapes(shape, kind=shape.layers[0]) | {f"{n}.weight": (h,) for n in shape.norms[:1] if n}
+        wanted = dict(zip(OUTER, ((h, 2 * h), (h,), (h,), (h,)), strict=True))
+        wanted |= {f"layers.0.{name}": size for name, size in of_layer.items()}
+    others = " ".join(tensors.keys() - wanted.keys())
+    if why := next((why for part, why in FOREIGN.items() if part in others), None):
+        raise MethodError(f"{path}: the layer of its head has {why}, which nothing here runs")
+    if target is not None:
+        check_all(path, tensors, wanted)
+
+
+class MtpNetwork(Network):
+    """fc(norm(embedding), norm(state)), a layer of the target's kind, a norm; its output is the next state."""
+
+    def __init__(self, path: str, tensors: Tensors, target: Facts, dtype: Precision = "auto"):
+        check_head(path, tensors, target.shape if isinstance(target, Decoder) else None)
+        target = neural.native(target, "mtp runs a layer of the target's kind", "eagle3")
+        shape = self.shape = head_shape(target.shape, tensors)
+        # A family's offset of norms counts for all of them.
+        parts = {name: "norm.weight" if name in OUTER[1:] else name for name in tensors}
+        computed = tensors_of({name: computed_with(part, tensors[name], shape) for name, part in parts.items()})
+        here = neural.placed(computed, target, dtype)
+        self.ops, self.weights = target.ops, tensors_of(here)
+        self.fc = linear([here[OUTER[0]]], None, target.dtype)
+        self.layer = Layer(within(here, "layers.0."), shape, target.ops, shape.layers[0])
+        self.taps: tuple[int, ...] = (target.num_layers,)
+        self.table, self.head = neural.table_and_head(target)
+        self.cache = RaggedCache(1, shape.num_kv_heads, shape.head_dim, target.max_context, target.dtype, target.device)
+        of_experts = neural.nbytes({name: weight for name, weight in here.items() if ".experts." in name})
+        self.nbytes = neural.nbytes(here) - round((1 - target.expert_share) * of_experts)
+
+    def forward(self, embedded: torch.Tensor, features: torch.Tensor, segments: Sequence[Segment]) -> Pair:
+        layout, cache = begin(segments, self.cache, self.shape, self.ops, features)
+        of_embedding, of_state, last = (self.weights[name] for name in OUTER[1:])
+        x = self.fc(torch.cat([self.ops.norm(embedded, of_embedding), self.ops.norm(features, of_state)], -1))
+        residual, delta = self.layer(x, None, layout, cache, 0)
+        _, y = self.ops.add_norm(residual, delta, last, self.shape.residual_scale)
+        return y, y if layout.wanted is None else y[layout.wanted]
+
+
+@dataclass(frozen=True, kw_only=True)
+class MtpConfig(FeatureConfig):
+    """Options of mtp."""
+
+    checkpoint: str | None = option(None, "folder of a tuned head, or of a model with a head; none: the target's")  # type: ignore[assignment]
+
+
+class Mtp(FeatureDrafter):
+    """Drafts with the multi-token-prediction head in the target's checkpoint, or a tuned one; trees, or chains."""
+
+    name = "mtp"
+    paper = "DeepSeek-AI 2024, DeepSeek-V3, arXiv 2412.19437; Cai et al. 2025, FastMTP, arXiv 2509.18362"
+    Config = MtpConfig
+
+    def open(self, target: Facts) -> MtpNetwork:
+        """The head in the folder that is named, or in the target's."""
+        named = self.config.checkpoint or getattr(target, "folder", None)
+        if named is None:
+            raise MethodError(f"{target.name} is not from a model's folder, which could have a head: write mtp:PATH")
+        folder = find(Path(named), [])
+        self.config = replace(self.config, checkpoint=str(folder))
+        stored = None if recorded_target(folder) is None else open_drafter(folder, self.name, target)[1]
+        tensors = head_in(folder) if stored is None else head_of(stored, stored.__getitem__)
+        if not tensors:
+            raise MethodError(f"{folder} has no multi-token-prediction head; `paceline train mtp` makes one: mtp:PATH")
+        return MtpNetwork(str(folder), tensors, target, self.config.dtype)

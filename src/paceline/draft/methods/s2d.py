@@ -1,0 +1,292 @@
+"""s2d: a draft model that each token leaves at the first exit that is sure enough (Sorted Speculative Decoding).
+
+Kavehzadeh et al. 2024 (arXiv 2407.01955); SD2, its revision of 2025, adds the tree. The draft model is the first layers
+of a model, trained so that the final norm and the head fit after several of them (SoFT, arXiv 2309.08968;
+`train/s2d.py`). It needs only the target's tokenizer, so one draft model serves many targets.
+
+    run the layers up to exit k -> is the best token's probability above threshold k? -> draft from here, or go deeper
+
+Layers that a token did not reach lack its keys and values. Its state waits before them, and runs with the first later
+token that needs them. So a token's exit changes the cost of later ones, never their distribution. The exit depends on a
+distribution, never on the token drawn from it; so the exit's q is the draft distribution that verification needs.
+
+Where we differ from the published method and why: docs/methods/s2d.md."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass
+from itertools import pairwise
+from typing import Any
+
+import numpy as np
+import torch
+
+from paceline.core.request import Request
+from paceline.core.round import Round
+from paceline.core.segment import Segment
+from paceline.core.tree import IntArray
+from paceline.draft.methods.model import Model, ModelConfig
+from paceline.draft.models import stop
+from paceline.draft.models.checkpoint import read_drafter
+from paceline.draft.models.drafts import Draft
+from paceline.draft.spec import option
+from paceline.errors import MethodError
+from paceline.target.base import Facts
+from paceline.target.decoder import Decoder
+from paceline.target.load import SMALL_FILES, find
+
+LAG = 64  # most committed tokens that may wait before deeper layers when a round begins
+SURE = 0.5  # the threshold if neither the options nor the checkpoint name one; the paper's
+NEVER = 1.01  # largest threshold: no probability is above it
+
+
+@dataclass(frozen=True, kw_only=True)
+class SortedConfig(ModelConfig):
+    stop: stop.Name = option("svip", "when to stop; paper: `heuristic`, 5 tokens, then 2 more or 1 less a round")
+    exits: str | None = option(None, "layers after which a token may leave, as in 2,4,8; none: the trained ones")
+    thresholds: str | None = option(
+        None,
+        "the best token's probability above which a draft leaves, for every exit but the last, as in 0.5,0.7, or one "
+        "for all; none: what training found best for its target, or 0.5; paper: 0.5, and 0.75,0.7 for 70B",
+    )
+
+
+class Section:
+    """Layers first..last-1 of the draft model, up to one exit, with a cache of their own.
+
+    A row's nodes have numbers from the end of this cache on: committed tokens not run here, then the draft's nodes.
+
+    threshold  of the exit.
+    deeper     the next section; None after the last exit.
+    nbytes     bytes of weights that these layers and their exit read.
+    ran        by slot: number of nodes run since the last commit.
+    waiting    by slot: states [n, H], before layer `first`, of the next nodes to run.
+    left       times that a draft left here; tried: its tokens that were accepted or rejected; kept: accepted."""
+
+    def __init__(self, model: Decoder, first: int, last: int, threshold: float):
+        self.first, self.last, self.threshold = first, last, threshold
+        self.deeper: Section | None = None
+        layers = [block.nbytes for block in model.blocks]
+        self.nbytes = model.weight_bytes - sum(layers) + sum(layers[first:last])
+        self.cache = model.new_cache(last - first, first)
+        if not first:  # then it is the model's own
+            model.cache = self.cache
+        self.nothing = model.norm.new_empty(0, model.hidden_size)
+        self.ran: dict[int, int] = {}
+        self.waiting: dict[int, torch.Tensor] = {}
+        self.left = self.tried = self.kept = 0
+
+    def start(self, slot: int) -> None:
+        """No nodes have been run since the last commit, and none wait."""
+        self.ran[slot], self.waiting[slot] = 0, self.nothing
+
+    def segment(self, draft: Draft, slot: int, read: IntArray) -> Segment:
+        """The row's nodes that these layers have not run. read: the row's tokens in the first section's cache."""
+        late = read[self.cache.length(slot) :].tolist()
+        lag = len(late)
+        tokens = [*late, *draft.tokens]
+        parent = [*range(-1, lag - 1), *(above + lag for above in draft.parent)]
+        hidden = self.waiting[slot] if self.first else None
+        return Segment(slot, np.array(tokens), np.array(parent), start=self.ran[slot], hidden=hidden)
+
+    def commit(self, slot: int, end: int, nodes: Sequence[int]) -> None:
+        """Commit those of the draft's `nodes` that were run here; the others still wait.
+
+        end  length of the first section's cache, before its commit."""
+        lag, ran, waiting = end - self.cache.length(slot), self.ran[slot], self.waiting[slot]
+        path = [*range(lag), *(lag + node for node in nodes)]
+        self.cache.commit(slot, [node for node in path if node < ran])
+        self.start(slot)
+        if len(waiting):
+            self.waiting[slot] = waiting[[node - ran for node in path if ran <= node < ran + len(waiting)]]
+
+
+class Sorted(Model):
+    """Drafts with a model that each token leaves at the first exit that is sure enough.
+
+    sections  the model's layers, cut at its exits."""
+
+    name = "s2d"
+    paper = "Kavehzadeh et al. 2024, S2D, arXiv 2407.01955"
+    Config = SortedConfig
+    drafts_ahead = False  # its nodes wait at different layers
+
+    def __init__(self, config: SortedConfig):
+        super().__init__(config)
+        self.exits: list[int] = _numbers("exits", config.exits, int, "2,4,8")
+        self.thresholds = _possible(_numbers("thresholds", config.thresholds, float, "0.5,0.7"))
+        self.sections: list[Section] = []
+        self._left: dict[int, list[Section]] = {}
+        self._forwards = self._read = 0
+
+    def bind(self, target: Facts) -> None:
+        """Load the draft model. MethodError if its tokenizer is another than the target's, or it has no such exits."""
+        path = self.config.checkpoint
+        exits, thresholds = (self.exits, []) if self.exits else _trained(path)
+        super().bind(target)
+        if not isinstance(self.model, Decoder):
+            raise MethodError(f"{path} does not run in the native decoder, and no other model can be left half-way")
+        self.decoder = self.model
+        used = exits_in_use(exits, self.thresholds or thresholds or [SURE], self.decoder.num_layers)
+        lasts = [last for last, _ in used]
+        self.sections = [Section(self.decoder, first, *exit) for first, exit in zip([0, *lasts], used, strict=False)]
+        for section, deeper in pairwise(self.sections):
+            section.deeper = deeper
+        self.weight_bytes = self.decoder.weight_bytes
+
+    @property
+    def mean_depth(self) -> float:
+        """Mean layers up to the exit of a drafted token (of a tree: of a level). Layers run later are not counted."""
+        left = sum(section.left for section in self.sections)
+        return sum(section.last * section.left for section in self.sections) / left if left else 0.0
+
+    def open(self, row: Request, first: int) -> None:
+        super().open(row, first)
+        slot = self._slots[row.id]
+        for section in self.sections[1:]:
+            same = section.cache.add_row(self.expected(row))
+            assert same == slot, "rows come and go in all sections alike"
+        for section in self.sections:
+            section.start(slot)
+
+    def close(self, row: Request) -> None:
+        slot = self._slots.get(row.id, -1)
+        for section in self.sections[1:]:
+            if slot in section.cache.held:  # it is not if there was no memory to start the row
+                section.cache.drop_row(slot)
+        super().close(row)
+
+    def drop(self, row: Request) -> None:
+        super().drop(row)
+        self._left.pop(row.id, None)
+
+    def read_chunk(self, row: Request, tokens: IntArray) -> None:
+        chunk = Draft.chain(row, tokens.tolist())
+        for section in self.sections:
+            self._through(section, [chunk])
+        self.keep(chunk, range(len(tokens)))
+
+    def keep(self, draft: Draft, nodes: Sequence[int]) -> None:
+        slot = self._slots[draft.row.id]
+        end = self.model.length(slot)
+        for section in self.sections:
+            section.commit(slot, end, nodes)
+
+    def observe(self, round: Round) -> None:
+        for i, row in enumerate(round.rows):
+            left, path = self._left.pop(row.id, []), round.accepted[i].path
+            if left and round.is_from(i, self):
+                accepted = len(path) - 1
+                for section in left[:accepted]:
+                    section.tried += 1
+                    section.kept += 1
+                if round.trees[i].children(path[-1]):
+                    left[accepted].tried += 1
+        super().observe(round)
+
+    def run(self, drafts: Sequence[Draft], num_logits: Sequence[int]) -> torch.Tensor:
+        logits: dict[int, torch.Tensor] = {}
+        going = list(range(len(drafts)))
+        for section in self.sections:
+            self._read += section.nbytes
+            states = self._through(section, [drafts[i] for i in going])
+            wanted = {
+                i: of_draft[len(of_draft) - num_logits[i] :]
+                for i, of_draft in zip(going, states, strict=True)
+                if not self._must_go_on(section, drafts[i])
+            }
+            for i, of_draft in self._leave(section, drafts, wanted).items():
+                logits[i] = of_draft
+                section.left += 1
+                self._left.setdefault(drafts[i].row.id, []).append(section)
+            going = [i for i in going if i not in logits]
+            if not going:
+                break
+        self._forwards += 1
+        self.weight_bytes = self._read // self._forwards
+        return torch.cat([logits[i] for i in range(len(drafts))])
+
+    def _through(self, section: Section, drafts: Sequence[Draft]) -> list[torch.Tensor]:
+        """Run a section over the nodes that wait for it; the states after it, [n, H] a draft, wait for the next one."""
+        slots = [self._slots[draft.row.id] for draft in drafts]
+        segments = [section.segment(d, slot, self.read(d.row)) for d, slot in zip(drafts, slots, strict=True)]
+        hidden = self.decoder.run_layers(segments, section.last, first=section.first, cache=section.cache)
+        states = list(hidden.split([segment.num_run for segment in segments]))
+        for slot, segment, new in zip(slots, segments, states, strict=True):
+            section.ran[slot], section.waiting[slot] = len(segment.tokens), section.nothing
+            if section.deeper is not None:
+                section.deeper.waiting[slot] = torch.cat([section.deeper.waiting[slot], new])
+        return states
+
+    def _must_go_on(self, section: Section, draft: Draft) -> bool:
+        """Whether too many of a row's tokens wait for the next section, so that they run now."""
+        deeper, slot = section.deeper, self._slots[draft.row.id]
+        if deeper is None or deeper.ran[slot]:
+            return False
+        return len(draft.row) - self._first[draft.row.id] - deeper.cache.length(slot) > LAG
+
+    def _leave(
+        self, section: Section, drafts: Sequence[Draft], wanted: Mapping[int, torch.Tensor]
+    ) -> dict[int, torch.Tensor]:
+        """Logits [n, K] of the drafts that leave after a section. wanted: by draft, its states [n, H].
+
+        A draft leaves if one of its n distributions, at the request's temperature, has a token above the threshold: a
+        chain has one distribution, a tree those of a level (SD2)."""
+        if not wanted:
+            return {}
+        counts = [len(states) for states in wanted.values()]
+        logits = self.decoder.logits(torch.cat(list(wanted.values())))[:, : self._vocab_size]
+        by_draft = dict(zip(wanted, logits.split(counts), strict=True))
+        if section.deeper is None:
+            return by_draft
+        temperatures = [drafts[i].row.params.temperature or 1.0 for i in wanted for _ in range(len(wanted[i]))]
+        scores = logits.float() / torch.tensor(temperatures, device=logits.device)[:, None]
+        best = (scores.amax(-1) - scores.logsumexp(-1)).exp().split(counts)
+        sure = [bool((of_draft > section.threshold).any()) for of_draft in best]
+        return {i: of_draft for (i, of_draft), leaves in zip(by_draft.items(), sure, strict=True) if leaves}
+
+
+def exits_in_use(exits: Sequence[int], thresholds: Sequence[float], num_layers: int) -> list[tuple[int, float]]:
+    """(layers, threshold) of every exit that a token can leave at; the last one has the threshold 0 or less.
+
+    thresholds: one for all exits, or one for each but the last. MethodError unless exits and thresholds fit."""
+    if any(low >= high for low, high in pairwise([0, *exits])) or exits[-1] > num_layers:
+        raise MethodError(f"exits are {_listed(exits)}; they are layers from 1 to {num_layers}, each above the last")
+    if len(thresholds) not in (1, len(exits) - 1):
+        given = f"thresholds are {_listed(thresholds)} and exits {_listed(exits)}"
+        raise MethodError(f"{given}; give one for all, or one for each exit but the last")
+    each = [*(thresholds if len(thresholds) > 1 else [*thresholds] * (len(exits) - 1)), 0.0]
+    used = [(exit, threshold) for exit, threshold in zip(exits, each, strict=True) if threshold < 1]
+    always = next(n for n, (_, threshold) in enumerate(used, 1) if threshold <= 0)
+    return used[:always]
+
+
+def _trained(path: str) -> tuple[list[int], list[float]]:
+    """Exits, and thresholds if there are any, of a draft model of `train sorted`; MethodError if it is none."""
+    folder = find(path, SMALL_FILES)
+    noted = read_drafter(folder, Sorted.name)
+    exits, thresholds = noted.get("exits"), noted.get("thresholds") or []
+    if not isinstance(exits, list) or not exits or not all(isinstance(exit, int) for exit in exits):
+        raise MethodError(f"{folder / 'config.json'} does not say after which layers it has exits: train it again")
+    if not isinstance(thresholds, list) or not all(isinstance(number, int | float) for number in thresholds):
+        raise MethodError(f"{folder / 'config.json'} has thresholds that are not numbers: train it again")
+    return exits, _possible(thresholds)
+
+
+def _possible(thresholds: list[float]) -> list[float]:
+    if wrong := [t for t in thresholds if not 0 <= t <= NEVER]:
+        raise MethodError(f"a threshold is {wrong[0]:g}; it is between 0 (always leave) and {NEVER:g} (never)")
+    return thresholds
+
+
+def _numbers(what: str, text: str | None, kind: Callable[[str], Any], example: str) -> list[Any]:
+    """The numbers in `text`, with commas between; none without a text. MethodError names the option `what`."""
+    try:
+        return [] if text is None else [kind(number) for number in text.split(",")]
+    except ValueError:
+        raise MethodError(f"{what} is {text!r}; it must be numbers with commas between, as in {example}") from None
+
+
+def _listed(numbers: Sequence[float]) -> str:
+    return ",".join(f"{number:g}" for number in numbers)

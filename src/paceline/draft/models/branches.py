@@ -1,0 +1,311 @@
+"""Drafting ahead: while a window is verified, the next window for each likely outcome.
+
+The window y_1..y_g has the outcome (a, v) if the target accepts a of its tokens and then adds v. The likeliest outcomes
+get a branch, the next window in that case. All branches grow by one batched forward a step, as one tree over the draft
+model's cache:
+
+    prefix | root  y_1 ... y_g | v of each branch | next token of each branch | ...
+
+    ahead.windows(asks)        the branch of each row's outcome, or a window drafted afresh
+    ahead.look_ahead()         branches for the windows just returned
+
+A branch is chosen by its outcome, which is committed text, and drawn given prefix and outcome. So a window has the
+distribution of a fresh one, and acceptance stays exact.
+
+Bhendawade et al. 2025, Mirror Speculative Decoding (arXiv 2510.13161), sections 3.2 and 3.3. Candidates from the draft
+itself, and more of them where verification is likelier to end: Kumar et al. 2026, SSD (arXiv 2603.03251)."""
+
+from collections import Counter
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass, field, replace
+from itertools import islice, takewhile, zip_longest
+from typing import Literal, NamedTuple
+
+import numpy as np
+import torch
+
+from paceline.core.request import Row
+from paceline.core.sampling import RowRandom, SamplingParams
+from paceline.core.tree import IntArray
+from paceline.draft.acceptance import Lengths
+from paceline.draft.base import View
+from paceline.draft.models.drafts import Draft, best_tokens
+from paceline.draft.models.stepping import Stepping
+
+Top = Sequence[tuple[int, float]]
+"""(token, probability) of candidates for the next token, best first."""
+Candidates = Sequence[Top]
+"""Candidates after the root and after each token of a window."""
+Layout = Literal["measured", "uniform"]
+"""measured: the branches likeliest to be needed; uniform: as many for every position, as in the paper."""
+WINDOWS = 64  # past windows that say where verification ends; older ones count less
+SPREAD = 4  # in the measured layout a position gets at most this many times the mean number of branches
+
+
+def most_candidates(average: int, layout: Layout) -> int:
+    """Most branches of one position, if positions have `average` of them in the mean."""
+    return average * SPREAD if layout == "measured" else average
+
+
+def top_of(logits: torch.Tensor, count: int, columns: torch.Tensor | None) -> list[Top]:
+    """The best `count` tokens of each row of logits [R, K]. columns: as of `best_tokens`."""
+    tokens, logs = best_tokens(logits, count, columns)
+    return [list(zip(*row, strict=True)) for row in zip(tokens.tolist(), logs.exp().tolist(), strict=True)]
+
+
+class Ask(NamedTuple):
+    """A request for a row's window. new: the row's tokens since the last request."""
+
+    id: int
+    new: Sequence[int]
+
+
+@dataclass
+class Window:
+    """A row's draft.
+
+    probs  distributions [V] that the tokens were drawn from; empty if they were not drawn.
+    hit    whether it was drafted ahead; None where nothing could be, such as the first window of a row.
+    calls  forwards that it needed."""
+
+    id: int
+    tokens: list[int]
+    probs: list[torch.Tensor] = field(default_factory=list)
+    hit: bool | None = None
+    calls: int = 0
+
+
+@dataclass
+class Branch:
+    """The next window for one outcome (a, v).
+
+    draft  the root, y_1..y_a, v (`draft.ahead` = a + 1), and then the window.
+    nodes  nodes of v and of the window's tokens that were run, in the row's tree.
+    tops   candidates after each of these nodes."""
+
+    draft: Draft
+    nodes: list[int]
+    tops: list[Top] = field(default_factory=list)
+
+
+@dataclass
+class _State:
+    """A row on the draft's side.
+
+    main    the tree that the model runs: committed tokens it had not run, the window, branches. None before the first
+            window.
+    window  the tokens that are being verified.
+    tops    candidates after the root and each token of the window that was run.
+    table   branches by outcome (a, v)."""
+
+    row: Row
+    main: Draft | None = None
+    window: list[int] = field(default_factory=list)
+    tops: list[Top] = field(default_factory=list)
+    table: dict[tuple[int, int], Branch] = field(default_factory=dict)
+
+
+def _later(row: Row, ahead: int) -> View:
+    """A row, with the random draws of the round that begins `ahead` tokens later."""
+    random = row.random if row.params.is_greedy else RowRandom(row.random.seed)
+    random.free.begin(row.num_new + ahead)
+    return View(row, random=random)
+
+
+class Ahead:
+    """The draft's side: a drafter with a model, copies of the rows, and their branches.
+
+    num_candidates  mean number of branches for a position; 0: nothing is drafted ahead.
+    branches        most branches for a row; None: num_candidates for every position.
+    fresh           draft a window if none was drafted ahead; else it is empty.
+    joined          candidates that are given are added to the draft's own, and do not replace them."""
+
+    def __init__(
+        self, drafter: Stepping, num_candidates: int, branches: int | None = None, layout: Layout = "measured",
+        fresh: bool = True, joined: bool = False,
+    ):  # fmt: skip
+        self.drafter, self.num_candidates, self.branches = drafter, num_candidates, branches
+        self.layout, self.fresh, self.joined = layout, fresh, joined
+        self.lengths = Lengths(WINDOWS)  # accepted tokens of windows
+        self._most = most_candidates(num_candidates, layout)
+        self._states: dict[int, _State] = {}
+        self._out: list[_State] = []
+
+    def open(self, id: int, prompt: Sequence[int] | IntArray, params: SamplingParams, max_context: int) -> None:
+        """A row joins. params: with the seed of the draft's own draws."""
+        row = Row(id, prompt, params, max_context=max_context, eos_token_ids=self.drafter.eos_token_ids)
+        self._states[id] = _State(row)
+        self.drafter.start(row)
+
+    def drop(self, id: int) -> None:
+        """A row has left."""
+        state = self._states.pop(id)
+        self._out = [other for other in self._out if other is not state]
+        self.drafter.drop(state.row)
+
+    def windows(self, asks: Sequence[Ask]) -> list[Window]:
+        """The next window of each row in `asks`."""
+        self._out = [self._states[ask.id] for ask in asks]
+        hits = [self._settle(state, ask.new) for state, ask in zip(self._out, asks, strict=True)]
+        missed = [state for state, hit in zip(self._out, hits, strict=True) if not hit]
+        drafts = self._fresh([state for state in missed if self.fresh or state.main is None])
+        for state in missed:
+            state.main = drafts.get(state.row.id) or self._empty(state)
+        windows = []
+        for state, hit in zip(self._out, hits, strict=True):
+            main = _main(state)
+            state.window = main.drafted
+            windows.append(Window(state.row.id, state.window, list(main.probs), hit, main.calls))
+        return windows
+
+    def _settle(self, state: _State, new: Sequence[int]) -> bool | None:
+        """Commit the accepted tokens, and make the outcome's branch the row's window. Returns whether there was a
+        branch; None where there could be none: at a row's beginning, or after another drafter's draft."""
+        main, window, table = state.main, state.window, state.table
+        state.row.extend(new)
+        state.table = {}
+        if main is None:
+            return None
+        same = takewhile(lambda pair: pair[0] == pair[1], zip(window, new[:-1], strict=False))
+        accepted = sum(1 for _ in same)
+        nodes = range(min(main.known + accepted, main.done))
+        self.drafter.keep(main, nodes)
+        if accepted < len(new) - 1:
+            return None
+        self.lengths.note(accepted, len(window))
+        branch = table.get((accepted, new[-1]))
+        if branch is not None:
+            self._move_in(state, branch, len(nodes))
+        return branch is not None if self.num_candidates else None
+
+    def _move_in(self, state: _State, branch: Branch, committed: int) -> None:
+        """Make a branch the row's window. Its keys and values are moved, not computed again."""
+        self.drafter.arrange(state.row, [node - committed for node in branch.nodes])
+        tokens = branch.draft.tokens[branch.draft.ahead :]  # v, now the row's last token, and the window
+        main = Draft.chain(state.row, tokens, branch.draft.ends)
+        main.known, main.done, main.probs = 1, len(branch.nodes), branch.draft.probs
+        state.main, state.tops = main, branch.tops
+
+    def _fresh(self, states: Sequence[_State]) -> dict[int, Draft]:
+        """Draft windows now, as plain speculation does; by row id."""
+        for state in states:
+            state.tops = []
+            state.row.random.free.begin(state.row.num_new)
+        if not states:
+            return {}
+        with self.drafter.watched(self._note_tops):
+            self.drafter.propose([state.row for state in states])
+        return self.drafter.hand_over()
+
+    def _empty(self, state: _State) -> Draft:
+        """A window without tokens."""
+        state.tops, row = [], state.row
+        if self.drafter.draft_limit(row) > 0:
+            self.drafter.catch_up(row)
+        return self.drafter.begin(row)
+
+    def _note_tops(self, drafts: Sequence[Draft], logits: torch.Tensor) -> None:
+        """Keep the candidates for every position of a window that is drafted now."""
+        if self.num_candidates:
+            for draft, top in zip(drafts, self._tops(logits), strict=True):
+                self._states[draft.row.id].tops.append(top)
+
+    def _tops(self, logits: torch.Tensor) -> list[Top]:
+        """Candidates from logits [R, K], or, with streams, [R, 1 + count, K]. There is one more than can get a branch,
+        because the drafted token gets none."""
+        logits = logits[:, 0] if logits.dim() == 3 else logits
+        return top_of(logits, self._most + 1, self.drafter.columns)
+
+    def look_ahead(self, given: Mapping[int, Candidates] | None = None) -> None:
+        """Draft the next window for the likeliest outcomes of the windows just returned.
+
+        given  candidates by row; a row without any gets no branch. None: the draft's own are the only ones."""
+        if not self.num_candidates:
+            return
+        states = [state for state in self._out if state.row.finish_reason is None and self._has_room(state)]
+        self._finish(states)
+        grown = []
+        for state in states:
+            others = None if given is None else given.get(state.row.id, ())
+            tops = state.tops if others is None else _merged(state.tops, others) if self.joined else others
+            grown += [(state, branch) for branch in self._roots(state, self._keys(state.window, tops))]
+        self._grow(grown)
+
+    def _has_room(self, state: _State) -> bool:
+        """Whether the draft model's context holds the whole window, whose last token drafting did not run."""
+        length = len(state.window)
+        return self.drafter.draft_limit(View(state.row, max_draft=length + 1)) > length
+
+    def _finish(self, states: Sequence[_State]) -> None:
+        """Run the last tokens of every window, which drafting did not run: branches may follow them."""
+        unrun = [_main(state) for state in states if _main(state).done < len(_main(state).tokens)]
+        if unrun:
+            counts = [len(main.tokens) - max(main.done, main.known - 1) for main in unrun]
+            tops = iter(self._tops(self.drafter.run_nodes(unrun, counts)))
+            for main, count in zip(unrun, counts, strict=True):
+                state = self._states[main.row.id]
+                state.tops = [*state.tops, *islice(tops, count)]
+
+    def _keys(self, window: Sequence[int], tops: Candidates) -> list[tuple[int, int]]:
+        """The outcomes (a, v) that get a branch, the likeliest first. v is not y_{a+1}: the target rejected that."""
+        reach = np.concatenate([[1.0], self.lengths.reach(len(window)), [0.0]])
+        stops = -np.diff(reach)  # P(exactly a tokens are accepted)
+        worth: list[tuple[float, tuple[int, int]]] = []
+        for a, top in enumerate(tops[: len(window) + 1]):
+            others = [(v, p) for v, p in top if a == len(window) or v != window[a]][: self._most]
+            mass = sum(p for _, p in others) or 1.0
+            for place, (v, p) in enumerate(others):
+                worth.append((stops[a] * p / mass if self.layout == "measured" else -place, (a, v)))
+        worth.sort(key=lambda entry: -entry[0])
+        return [key for _, key in worth[: self.branches or self.num_candidates * (len(window) + 1)]]
+
+    def _roots(self, state: _State, keys: Sequence[tuple[int, int]]) -> list[Branch]:
+        """A branch for each outcome of `keys` after which a window can follow, with v as a node of the row's tree."""
+        main, window = _main(state), state.window
+        root = main.known - 1
+        for a, v in keys:
+            path = [main.tokens[root], *window[:a], v]
+            draft = replace(Draft.chain(_later(state.row, a + 1), path, main.ends), known=1, ahead=a + 1)
+            if self.drafter.most(draft) > 0 and not main.ends.intersection(path[1:]):
+                main.add(v, root + a)
+                state.table[a, v] = Branch(draft, [len(main.tokens) - 1])
+        return list(state.table.values())
+
+    def _grow(self, grown: Sequence[tuple[_State, Branch]]) -> None:
+        """Draft all branches, by the drafter's own draws and stop rule: a token a step, more with streams."""
+        branches, active = {id(branch.draft): branch for _, branch in grown}, list(grown)
+
+        def note(drafts: Sequence[Draft], logits: torch.Tensor) -> None:
+            for draft, top in zip(drafts, self._tops(logits), strict=True):
+                branches[id(draft)].tops.append(top)
+
+        while active:
+            counts: Counter[int] = Counter()  # by row, in the order in which their nodes were added
+            for state, branch in active:
+                counts[state.row.id] += 1 + branch.draft.guessed
+            logits = self.drafter.run_nodes([_main(self._states[id]) for id in counts], list(counts.values()))
+            with self.drafter.watched(note):
+                going = {id(draft) for draft in self.drafter.grow([branch.draft for _, branch in active], logits)}
+            for state, branch in active:
+                del branch.nodes[len(branch.tops) :]  # rejected guesses of streams
+                if id(branch.draft) in going:
+                    for token in branch.draft.tokens[branch.draft.ahead + len(branch.nodes) :]:
+                        _main(state).add(token, branch.nodes[-1])
+                        branch.nodes.append(len(_main(state).tokens) - 1)
+            active = [(state, branch) for state, branch in active if id(branch.draft) in going]
+
+
+def _main(state: _State) -> Draft:
+    assert state.main is not None
+    return state.main
+
+
+def _merged(own: Candidates, given: Candidates) -> list[Top]:
+    """The candidates of both for every position; a token that both name has the higher probability."""
+    merged: list[Top] = []
+    for mine, theirs in zip_longest(own, given, fillvalue=()):
+        best: dict[int, float] = {}
+        for token, p in (*mine, *theirs):
+            best[token] = max(p, best.get(token, 0.0))
+        merged.append(sorted(best.items(), key=lambda entry: -entry[1]))
+    return merged

@@ -1,0 +1,235 @@
+"""A draft model in a process of its own, on cores of its own, that drafts while the target verifies.
+
+Messages are pickled through a socket, which wakes the reader at once. A response carries the number of its request;
+responses to earlier requests are dropped. A process that dies, fails or is too slow raises `Closed`."""
+
+import os
+import socket
+import struct
+from collections.abc import Iterator, Mapping, Sequence
+from contextlib import contextmanager, nullcontext, suppress
+from dataclasses import dataclass
+from functools import cache
+from multiprocessing import get_context
+from multiprocessing.connection import Connection
+from multiprocessing.process import BaseProcess
+from types import SimpleNamespace
+from typing import Any, cast
+from weakref import finalize
+
+import torch
+
+from paceline.core.sampling import SamplingParams
+from paceline.core.tree import IntArray
+from paceline.draft.cost import seconds_of
+from paceline.draft.models.branches import Ahead, Ask, Candidates, Window
+from paceline.target.base import Facts, Target
+
+START_S = 300.0  # most seconds for starting the process and loading its model
+
+
+class Closed(Exception):
+    """The process is gone, or did not answer in time."""
+
+
+def facts_to_send(target: Facts, device: torch.device) -> Facts:
+    """The facts of `target` for the process, with its draft model on `device`; of the tokenizer, the fingerprint."""
+    facts = {name: getattr(target, name) for name in Facts.__annotations__}
+    tokenizer = target.tokenizer and SimpleNamespace(
+        fingerprint=target.tokenizer.fingerprint, name=target.tokenizer.name, eos_token_id=None
+    )
+    return cast(Facts, SimpleNamespace(**facts | {"tokenizer": tokenizer, "device": device}))
+
+
+@dataclass(frozen=True)
+class Setup:
+    """How to start the process.
+
+    drafter  its spec. facts: of the target. ahead: the options of `Ahead`.
+    own      the draft's own candidates are the only ones, so the process looks ahead without waiting for others.
+    threads  processor threads. cores: where it may run; empty: everywhere.
+    limit_s  most seconds for a response."""
+
+    drafter: str
+    facts: Facts
+    ahead: Mapping[str, Any]
+    own: bool = True
+    threads: int = 1
+    cores: frozenset[int] = frozenset()
+    limit_s: float = 20.0
+
+
+class DraftWorker:
+    """The process, seen from the target's side: the methods of `Ahead`. Closed if it does not start."""
+
+    def __init__(self, setup: Setup):
+        context = get_context("spawn")
+        self._pipe, other = context.Pipe()
+        self.process: BaseProcess = context.Process(target=_serve, args=(setup, other), daemon=True)
+        self._end = finalize(self, _end, self.process, self._pipe)
+        self.process.start()
+        other.close()  # now only the process holds that end, so reading fails when the process dies
+        self._number = 0
+        _limit(self._pipe, START_S)
+        try:
+            self._answer()
+        except Closed:
+            self.close()
+            raise
+        _limit(self._pipe, setup.limit_s)
+
+    def open(self, id: int, prompt: Sequence[int] | IntArray, params: SamplingParams, max_context: int) -> None:
+        """As `Ahead.open`."""
+        self._send("open", id, prompt, params, max_context)
+
+    def drop(self, id: int) -> None:
+        """As `Ahead.drop`."""
+        self._send("drop", id)
+
+    def windows(self, asks: Sequence[Ask]) -> list[Window]:
+        """As `Ahead.windows`."""
+        windows = self._ask("windows", asks)
+        return [Window(id, tokens, [torch.from_numpy(q) for q in probs], *rest) for id, tokens, probs, *rest in windows]
+
+    def look_ahead(self, given: Mapping[int, Candidates] | None = None) -> None:
+        """Send candidates. Without any, nothing is sent: the process looks ahead by itself."""
+        if given is not None:
+            self._send("look_ahead", given)
+
+    def overlap(self, seconds: float = 0.15) -> float:
+        """Time of work on both sides in turn, over the time of the same work at once: 2 if they overlap, 1 if not."""
+        _work(seconds)
+        self._ask("work", seconds)  # the first time, each side measures how much work fills `seconds`
+        in_turn = seconds_of(lambda: _work(seconds)) + seconds_of(lambda: self._ask("work", seconds))
+
+        def both() -> None:
+            self._send("work", seconds)
+            _work(seconds)
+            self._answer()
+
+        return in_turn / seconds_of(both)
+
+    def close(self) -> None:
+        """End the process."""
+        self._end()
+
+    def _send(self, kind: str, *message: Any) -> None:
+        self._number += 1
+        try:
+            self._pipe.send((kind, self._number, message))
+        except OSError as error:
+            raise Closed(_why(error)) from None
+
+    def _ask(self, kind: str, *message: Any) -> Any:
+        self._send(kind, *message)
+        return self._answer()
+
+    def _answer(self) -> Any:
+        """The response to the last request."""
+        while True:
+            try:
+                number, response = self._pipe.recv()
+            except (EOFError, OSError) as error:
+                raise Closed(_why(error)) from None
+            if number < 0:
+                raise Closed(response)
+            if number == self._number:
+                return response
+
+
+def _why(error: Exception) -> str:
+    return "" if isinstance(error, BlockingIOError) else "it ended"
+
+
+def _limit(pipe: Connection, seconds: float) -> None:
+    """Make sending and receiving fail with BlockingIOError after `seconds`."""
+    whole, part = divmod(max(round(1e6 * seconds), 1), 1_000_000)
+    with socket.socket(fileno=os.dup(pipe.fileno())) as end:
+        for what in (socket.SO_SNDTIMEO, socket.SO_RCVTIMEO):
+            end.setsockopt(socket.SOL_SOCKET, what, struct.pack("ll", whole, part))
+
+
+def _end(process: BaseProcess, pipe: Connection) -> None:
+    pipe.close()
+    with suppress(Exception):
+        process.kill()
+        process.join(5)
+
+
+@cache
+def _products(seconds: float) -> tuple[torch.Tensor, torch.Tensor, int]:
+    """A matrix, a vector, and how many times this process multiplies them in `seconds`."""
+    matrix, vector = torch.ones(1024, 1024), torch.ones(1024)
+    took = seconds_of(lambda: [matrix @ vector for _ in range(50)])
+    return matrix, vector, max(1, int(50 * seconds / took))
+
+
+def _work(seconds: float) -> None:
+    matrix, vector, count = _products(seconds)
+    for _ in range(count):
+        matrix @ vector
+
+
+def split_cores(threads: int) -> tuple[frozenset[int], frozenset[int]]:
+    """This process's cores: (all but the last `threads`, for the target; the last ones, for the draft). Both are empty
+    where there are too few cores, or the system does not name them."""
+    cores = sorted(os.sched_getaffinity(0)) if hasattr(os, "sched_getaffinity") else []
+    if len(cores) <= threads:
+        return frozenset(), frozenset()
+    return frozenset(cores[:-threads]), frozenset(cores[-threads:])
+
+
+@contextmanager
+def confined(target: Facts, cores: frozenset[int]) -> Iterator[None]:
+    """Run the target on these cores, with a thread on each."""
+    before = os.sched_getaffinity(0)
+    os.sched_setaffinity(0, cores)
+    try:
+        with target.threads_of(len(cores)) if isinstance(target, Target) else nullcontext():
+            yield
+    finally:
+        os.sched_setaffinity(0, before)
+
+
+def _serve(setup: Setup, pipe: Connection) -> None:
+    """The process: answer requests until the other side is gone."""
+    try:
+        ahead = _ready(setup)
+        pipe.send((0, None))
+        while True:
+            kind, number, message = pipe.recv()
+            with torch.inference_mode():
+                _act(setup, ahead, pipe, kind, number, message)
+    except (EOFError, ConnectionError, KeyboardInterrupt):
+        return  # Ctrl-C reaches the other side too, which ends this process
+    except Exception as error:
+        with suppress(OSError):
+            pipe.send((-1, f"{type(error).__name__}: {error}"))
+
+
+def _ready(setup: Setup) -> Ahead:
+    from paceline.draft.models.stepping import Stepping
+    from paceline.draft.registry import create
+
+    if setup.cores and hasattr(os, "sched_setaffinity"):
+        os.sched_setaffinity(0, setup.cores)
+    torch.set_num_threads(setup.threads)
+    drafter = create(setup.drafter)
+    assert isinstance(drafter, Stepping)
+    drafter.bind(setup.facts)
+    return Ahead(drafter, **setup.ahead)
+
+
+def _act(setup: Setup, ahead: Ahead, pipe: Connection, kind: str, number: int, message: tuple[Any, ...]) -> None:
+    """Answer one message."""
+    if kind == "work":
+        _work(*message)
+        pipe.send((number, None))
+    elif kind == "windows":
+        windows = ahead.windows(*message)
+        arrays = [[q.float().cpu().numpy() for q in one.probs] for one in windows]
+        pipe.send((number, [(w.id, w.tokens, q, w.hit, w.calls) for w, q in zip(windows, arrays, strict=True)]))
+        if setup.own and not pipe.poll():
+            ahead.look_ahead()
+    else:  # open, drop or look_ahead, which have no answer
+        getattr(ahead, kind)(*message)

@@ -1,0 +1,231 @@
+"""What draft heads are built of: their weights, and decoder layers with a cache of their own.
+
+    here = placed(tensors, target, "int8")                   # matrices are Blocks, all else tensors
+    network = load_module(network, here, target)             # a network that is written as a module
+    layers = own_layers(here, ["prefix.layers.0."], target)  # decoder layers of the target's shape
+
+Fewer bits change how often a draft is right, never the output. Knows no head."""
+
+from collections.abc import Mapping, Sequence
+from typing import Any, Literal
+
+import torch
+from torch import Tensor, nn
+from transformers import AutoConfig, PretrainedConfig
+
+from paceline.core.segment import Segment
+from paceline.errors import MethodError
+from paceline.target.attention import Layer, TorchOps, begin
+from paceline.target.base import Facts
+from paceline.target.cache import RaggedCache, Writer
+from paceline.target.decoder import Decoder
+from paceline.target.hf import HFTarget
+from paceline.target.layout import Layout
+from paceline.target.linear import Linear, linear
+from paceline.target.quantised.blocks import Blocks, Weights, WeightsByName, quantised, tensors_of, within
+from paceline.target.shape import LayerKind, Shape, layer_shapes, rotary_tables, unsupported
+
+# Weights -------------------------------------------------------------------------------------------------------------
+
+TABLE = "embed_tokens.weight"  # name of a head's own input embedding, often a copy of the target's
+Precision = Literal["auto", "int8", "int4"]
+PRECISION = "of its matrices; auto: the target's. int8 and int4 read less memory and change drafts a little"
+
+
+def placed(tensors: Mapping[str, Tensor], target: Facts, precision: Precision = "auto") -> Weights:
+    """The tensors on the target's device in its dtype; matrices in blocks of `precision`, MethodError on a GPU."""
+    if precision == "auto":
+        return {name: tensor.to(target.device, target.dtype) for name, tensor in tensors.items()}
+    if target.device.type != "cpu":
+        raise MethodError(f"dtype={precision}: weights of eight and four bits run on CPUs, not on {target.device}")
+    made = quantised({name: tensor.cpu() for name, tensor in tensors.items()}, precision)
+    return {name: w if isinstance(w, Blocks) else w.to(target.dtype) for name, w in made.items()}
+
+
+def load_module(module: nn.Module, weights: WeightsByName, target: Facts) -> Any:
+    """`module` with these weights, on the target's device. Linear layers whose weights are blocks become `Product`s."""
+    names = module.state_dict().keys()
+    own = {name: w for name, w in weights.items() if name in names}
+    dense = {name: w.dense(target.dtype) if isinstance(w, Blocks) else w for name, w in own.items()}
+    module.load_state_dict(dense, strict=False)
+    module = module.to(target.device, target.dtype).eval().requires_grad_(False)
+    for name, inner in list(module.named_modules()):
+        blocks = weights.get(f"{name}.weight")
+        if isinstance(inner, nn.Linear) and isinstance(blocks, Blocks):
+            above, _, last = name.rpartition(".")
+            setattr(module.get_submodule(above), last, Product(blocks, inner.bias, target.dtype))
+    return module
+
+
+class Product(nn.Module):
+    """`nn.Linear` over blocks: [..., inputs] to [..., outputs]."""
+
+    def __init__(self, blocks: Blocks, bias: Tensor | None, dtype: torch.dtype):
+        super().__init__()
+        self.product = linear([blocks], bias, dtype)
+
+    def forward(self, x: Tensor) -> Tensor:
+        return self.product(x.flatten(0, -2)).unflatten(0, x.shape[:-1])
+
+
+def nbytes(weights: WeightsByName, *without: str) -> int:
+    """Bytes of the weights whose names do not begin with one of `without`."""
+    return sum(w.nbytes for name, w in weights.items() if not name.startswith(without or ("\0",)))
+
+
+def table_and_head(target: Facts) -> tuple[Tensor, Linear]:
+    """The target's input embedding [V, H] and output head. MethodError if it does not show them."""
+    if isinstance(target, Decoder):
+        return target.embedding, target.head
+    if isinstance(target, HFTarget):
+        embedding, head = target.model.get_input_embeddings(), target.model.get_output_embeddings()
+        if isinstance(embedding, torch.nn.Embedding) and isinstance(head, torch.nn.Linear):
+            bias = None if head.bias is None else head.bias.detach()
+            return embedding.weight.detach(), Linear(head.weight.detach(), bias)
+    raise MethodError(
+        f"{target.name} shows neither its embedding nor its output head: a head over its states needs both"
+    )
+
+
+def native(target: Facts, what: str, instead: str = "heads without layers of their own") -> Decoder:
+    """The target as a native decoder; MethodError for another one. what: the method, and why it needs one."""
+    if isinstance(target, Decoder):
+        return target
+    raise MethodError(
+        f"{what}, and {target.name} runs in transformers: it needs a model of a family that the native decoder runs, "
+        f"or {instead}"
+    )
+
+
+# A decoder layer -----------------------------------------------------------------------------------------------------
+
+_READ = (
+    "hidden_size", "intermediate_size", "num_hidden_layers", "num_attention_heads", "num_key_value_heads", "head_dim",
+    "hidden_act", "rms_norm_eps", "attention_bias", "mlp_bias", "vocab_size",
+)  # fmt: skip
+"""Entries of a head's config.json that say what its layers look like."""
+_SIZES = {*_READ[:6], "vocab_size"}
+
+
+Entries = Mapping[str, Any]  # of a config.json
+Tensors = Mapping[str, Tensor]  # of a checkpoint, by their names
+
+
+def check_numbers(where: Any, entries: Entries, least: int = 1, most: int = 2**24) -> None:
+    """MethodError, with its name, for an entry that is no whole number from `least` to `most`."""
+    for name, value in entries.items():
+        if type(value) is not int or not least <= value <= most:
+            raise MethodError(f"{where}: {name} is {value!r}; a whole number from {least} to {most} is wanted")
+
+
+def layer_config(where: Any, config: Entries, target: Facts) -> PretrainedConfig:
+    """The configuration of a head's layers from its config.json.
+
+    Without rope_theta it is 10000, whatever the target's is, and head_dim is hidden_size / heads: published heads were
+    trained so. Rotary tables cover the target's context. MethodError for layers that the native decoder cannot run."""
+    given = {key: config[key] for key in _READ if config.get(key) is not None}
+    missing = [key for key in ("hidden_size", "intermediate_size", "num_attention_heads") if key not in given]
+    if missing:
+        raise MethodError(
+            f"{where} does not say {', '.join(missing)} of its layers: it is no head that can be read here"
+        )
+    given.setdefault("num_hidden_layers", 1)
+    check_numbers(where, {name: value for name, value in given.items() if name in _SIZES})
+    check_numbers(where, {"num_hidden_layers": given["num_hidden_layers"]}, most=256)
+    given.setdefault("head_dim", given["hidden_size"] // given["num_attention_heads"])
+    given.setdefault("num_key_value_heads", given["num_attention_heads"])
+    scaled = config.get("rope_parameters") or config.get("rope_scaling") or {}
+    rope = {**scaled} if isinstance(scaled, Mapping) else {"rope_theta": scaled}
+    rope.setdefault("rope_type", rope.pop("type", "default"))
+    theta = rope.setdefault("rope_theta", config.get("rope_theta") or 10000.0)
+    if not isinstance(theta, int | float) or not 0 < theta < float("inf"):
+        raise MethodError(f"{where}: rope_theta is {theta!r}; a positive number is wanted")
+    family = config.get("model_type", "llama")
+    family = family if family in ("mistral", "qwen2", "qwen3") else "llama"
+    made = AutoConfig.for_model(
+        family, **given, rope_parameters=rope, max_position_embeddings=target.max_context, tie_word_embeddings=False
+    )
+    if reason := unsupported(made):
+        raise MethodError(f"{where}: its layers cannot be run here, {reason}")
+    return made
+
+
+def head_shapes(shape: Shape, width: int, norms: tuple[str, ...]) -> dict[str, tuple[int, ...]]:
+    """Name and shape of a layer's tensors.
+
+    width  of the attention's input: EAGLE-3's first layer reads twice the hidden size.
+    norms  names of the norms before the attention: EAGLE-1's first layer has none."""
+    return layer_shapes(shape, width) | {f"{name}.weight": (shape.hidden_size,) for name in norms}
+
+
+NORM = "input_layernorm"
+
+
+class HeadLayers:
+    """Decoder layers of one shape, and their cache.
+
+    weights  on the target's device; every name begins with a layer's prefix, of `prefixes`.
+    ops      the elementwise steps.
+    vectors  set here: the weights that are not in blocks."""
+
+    def __init__(self, weights: WeightsByName, prefixes: Sequence[str], shape: Shape, ops: TorchOps, target: Facts):
+        self.shape, self.ops, self.vectors = shape, ops, tensors_of(weights)
+        self.layers = [Layer(within(weights, prefix), shape, ops) for prefix in prefixes]
+        self.cache = RaggedCache(
+            len(prefixes), shape.num_kv_heads, shape.head_dim, target.max_context, target.dtype, target.device
+        )
+
+    def begin(self, segments: Sequence[Segment], like: Tensor, window: int | None = None) -> tuple[Layout, Writer]:
+        """Plan a forward over the segments' nodes, and reserve memory in the cache. like: their states; window: the
+        most tokens that a node sees."""
+        return begin(segments, self.cache, self.shape, self.ops, like, window)
+
+    def __call__(
+        self, states: Tensor, layout: Layout, cache: Writer, first: int = 0, last: int | None = None
+    ) -> Tensor:
+        """Run layers first..last-1, or all from the first on, over states [N, H]; [N, H]."""
+        for number, layer in enumerate(self.layers[first:last], first):
+            residual, delta = layer(states, None, layout, cache, number)
+            states = residual + delta
+        return states
+
+
+def rotary_layers(weights: WeightsByName, config: PretrainedConfig, target: Facts) -> HeadLayers:
+    """The layers "layers.0.", "layers.1.", ... of `weights`, with rotary positions, as in `layer_config`."""
+    shape = Shape.of(config)
+    kind = type(target.ops) if isinstance(target, Decoder) else TorchOps
+    cos, sin = (table.to(target.device, target.dtype) for table in rotary_tables(config, shape))
+    prefixes = [f"layers.{n}." for n in range(shape.num_layers)]
+    return HeadLayers(weights, prefixes, shape, kind(cos, sin, shape.eps), target)
+
+
+def check_width(path: str, width: int, target: Facts) -> None:
+    """MethodError unless the target's states have `width` numbers."""
+    if width != target.hidden_size:
+        raise MethodError(
+            f"{path} reads states of {width} numbers, and those of {target.name} have {target.hidden_size}: "
+            "it is a head for another target"
+        )
+
+
+# Layers of the target's shape ----------------------------------------------------------------------------------------
+
+
+def own_layers(weights: WeightsByName, prefixes: Sequence[str], target: Decoder) -> HeadLayers:
+    """Pre-norm layers of the target's shape without biases, for committed text. weights: of `own_shapes`."""
+    return HeadLayers(weights, prefixes, own_shape(target, len(prefixes)), target.ops, target)
+
+
+def own_shape(target: Decoder, layers: int) -> Shape:
+    """The target's sizes, for that many layers of a head's own, which are a Llama's without biases."""
+    s = target.shape
+    return Shape(
+        s.vocab_size, s.hidden_size, layers, s.num_heads, s.num_kv_heads, s.head_dim, s.intermediate_size, s.eps,
+        s.max_context, s.tied, (LayerKind(),) * layers,
+    )  # fmt: skip
+
+
+def own_shapes(target: Decoder, prefixes: Sequence[str]) -> dict[str, tuple[int, ...]]:
+    """Name and shape of the tensors of `own_layers`."""
+    of_layer = head_shapes(own_shape(target, 1), target.hidden_size, (NORM,))
+    return {f"{prefix}{name}": shape for prefix in prefixes for name, shape in of_layer.items()}

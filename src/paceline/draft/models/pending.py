@@ -1,0 +1,139 @@
+"""Committed states of the target that a head has not read yet, and the head's own cache of those that it has.
+
+A head reads the target's states of every committed token, its own prompt's among them, and runs only when it is asked
+to draft. Meanwhile states wait here: of a prompt that is run in pieces, of rounds that another drafter drafted, of
+tokens that ended a draft. Rows are independent of each other. Knows no head.
+
+    self.pending = Pending(target, layers=(2, 4, 5), cache)   # in `bind`; also Needs(hidden_layers=...)
+    states = self.pending.of(row)                             # when drafting: the states of the row's next tokens
+    self.pending.read(row, count)                             # the first `count` are in the head's own cache now
+"""
+
+from collections.abc import Sequence
+
+import numpy as np
+import torch
+
+from paceline.core.request import Request
+from paceline.core.round import Round
+from paceline.core.segment import Segment
+from paceline.core.tree import IntArray
+from paceline.draft.base import Drafter
+from paceline.target.base import Facts
+from paceline.target.cache import RaggedCache
+
+CHUNK = 512  # most tokens of a row that wait; a prompt's beyond that are run as they come
+
+
+class Pending:
+    """Of every row the states that wait, oldest first, [n, L * H]: of L layers side by side, in the given order.
+
+    layers  as in `Needs.hidden_layers`: l is the input of layer l, the number of layers is after the final norm.
+    cache   of the head's layers; None: it has none, and no keys or values are kept."""
+
+    def __init__(self, target: Facts, layers: Sequence[int], cache: RaggedCache | None = None):
+        self.layers = tuple(layers)
+        width = len(self.layers) * target.hidden_size
+        self.cache = cache or RaggedCache(0, 1, 1, target.max_context, target.dtype, target.device)
+        self._nothing = torch.empty(0, width, dtype=target.dtype, device=target.device)
+        self._states: dict[int, torch.Tensor] = {}
+        self._slots: dict[int, int] = {}
+
+    def start(self, row: Request) -> None:
+        """A row joins: nothing waits, and nothing has been read."""
+        self._slots[row.id] = self.cache.add_row(row.expected_length)
+        self._states[row.id] = self._nothing
+
+    def drop(self, row: Request) -> None:
+        """Forget a row."""
+        self._states.pop(row.id, None)
+        if row.id in self._slots:
+            self.cache.drop_row(self._slots.pop(row.id))
+
+    def slot(self, row: Request) -> int:
+        """Where the row is in the cache."""
+        return self._slots[row.id]
+
+    def cached(self, row: Request) -> int:
+        """The number of states that have been read."""
+        return self.cache.length(self._slots[row.id])
+
+    def count(self, row: Request) -> int:
+        """The number of states that wait."""
+        return len(self._states[row.id])
+
+    def of(self, row: Request) -> torch.Tensor:
+        """The states that wait, [count, L * H]."""
+        return self._states[row.id]
+
+    def add(self, round: Round) -> None:
+        """Take the states of what the round committed."""
+        for i, row in enumerate(round.rows):
+            states = torch.cat([round.committed(i, layer) for layer in self.layers], -1)
+            self._states[row.id] = torch.cat([self._states[row.id], states])
+
+    def read(self, row: Request, count: int) -> None:
+        """The first `count` wait no longer."""
+        self._states[row.id] = self._states[row.id][count:]
+
+
+class StateReader(Drafter):
+    """Base of drafters whose head reads every committed state, once and in order.
+
+    Subclasses set `pending` in `bind`, before the first row, and fill in `through`."""
+
+    pending: Pending
+
+    def through(self, states: torch.Tensor, following: IntArray, segments: Sequence[Segment]) -> torch.Tensor:
+        """Run the head's own layers over states [N, L * H] of committed tokens; [N, H], from which it drafts.
+
+        Nothing is committed.
+
+        segments   the states' positions and tokens. following: int64 [N], the token after each."""
+        raise NotImplementedError
+
+    @torch.inference_mode()
+    def read(self, rows: Sequence[Request], states: Sequence[torch.Tensor]) -> torch.Tensor:
+        """`through` over the rows' next states, [n, L * H] each, and commit them; [sum(n), H]. They wait no longer."""
+        segments, following = [], []
+        for row, of_row in zip(rows, states, strict=True):
+            begin = self.pending.cached(row)
+            tokens, after = (row.tokens[at : at + len(of_row)] for at in (begin, begin + 1))
+            segments.append(Segment.chunk(self.pending.slot(row), tokens, last=False))
+            following.append(after)
+        made = self.through(torch.cat(list(states)), np.concatenate(following), segments)
+        for row, of_row in zip(rows, states, strict=True):
+            self.pending.cache.commit(self.pending.slot(row), range(len(of_row)))
+            self.pending.read(row, len(of_row))
+        return made
+
+    def read_waiting(self, rows: Sequence[Request]) -> dict[int, torch.Tensor]:
+        """`read` all states of these rows that wait; the output of each row that had some, by id."""
+        waiting = [row for row in rows if self.pending.count(row)]
+        if not waiting:
+            return {}
+        states = [self.pending.of(row) for row in waiting]
+        parts = self.read(waiting, states).split([len(of_row) for of_row in states])
+        return {row.id: part for row, part in zip(waiting, parts, strict=True)}
+
+    def start(self, row: Request) -> None:
+        super().start(row)
+        self.pending.start(row)
+
+    def drop(self, row: Request) -> None:
+        super().drop(row)
+        self.pending.drop(row)
+
+    def restart(self, row: Request) -> None:
+        """The head reads the row again. What else is known of it stays, such as what the stop rule has learned."""
+        self.pending.drop(row)
+        self.pending.start(row)
+
+    def observe(self, round: Round) -> None:
+        """Take the states of what was committed, whoever drafted it. Of a long prompt most are read at once."""
+        self.pending.add(round)
+        super().observe(round)
+        for row in round.rows:
+            goes_on = self.pending.cached(row) + self.pending.count(row) < len(row)  # else it has ended inside a draft
+            while goes_on and self.pending.count(row) > CHUNK:
+                self.read([row], [self.pending.of(row)[:CHUNK]])

@@ -1,0 +1,214 @@
+"""Drafting across tokenizers: the draft model reads the target's text in tokens of its own (Timor et al. 2025, Lossless
+Speculative Decoding Algorithms for Heterogeneous Vocabularies, arXiv 2502.05202).
+
+    tli   token-level intersection: only tokens that both vocabularies have are drafted, with their probabilities among
+          themselves; the target's rule for drawn drafts accepts them.
+    slem  string-level exact match: the model drafts any of its tokens, and their text is tokenized for the target. The
+          new tokens are guesses: they stand where the target writes the very same.
+
+Both are lossless, for what a draft model has read decides what is proposed and never what is accepted. Tokenizing a
+longer text can change the tokens of its end, so before each round the draft's cache is cut back to what still holds."""
+
+from collections.abc import Sequence
+from dataclasses import dataclass, field
+from typing import Literal
+
+import numpy as np
+import torch
+
+from paceline.core.request import Request
+from paceline.core.tree import IntArray
+from paceline.draft.models.drafts import Draft
+from paceline.draft.models.vocab import vocab_size
+from paceline.errors import MethodError
+from paceline.target.tokenizer import Tokenizer
+
+Way = Literal["target", "own", "tli", "slem"]
+
+SHARED = 0.9
+"""Least share of a draft model's tokens that the target has if `own` means tli: fewer are too few to write with."""
+STEP = 32  # text is translated in pieces of this many tokens, or a few more: up to the next word
+SPLIT = 3  # most tokens at the end of a text that are a part of one character: it has four bytes at most
+_NOTHING = np.zeros(0, np.int64)
+
+
+class Translator:
+    """Turns tokens of `source` into tokens of `goal` that have the same text, as `goal` would write it.
+
+    special  token without text -> the token of `goal` that is spelled alike, or None."""
+
+    def __init__(self, source: Tokenizer, goal: Tokenizer):
+        self.source, self.goal = source, goal
+        known = {text: id for id, text in special_tokens(goal).items()}
+        self.special = {id: known.get(text) for id, text in special_tokens(source).items()}
+        self._lead = goal.encode_text("\n")
+        self._adds_space = self._after_line_break("a") != goal.encode_text("a")
+
+    def __call__(self, tokens: Sequence[int], before: Sequence[int] = ()) -> tuple[list[int], list[int]]:
+        """Their translation, and those at the end that are only a part of a character, which it leaves out.
+
+        before: tokens of `source` that come before, a few are enough; none: the text begins here."""
+        out: list[int] = []
+        left: list[int] = []
+        begin = 0
+        for end in [*(i for i, token in enumerate(tokens) if token in self.special), len(tokens)]:
+            context = [*before, *tokens[max(0, begin - SPLIT) : begin]]
+            text, left = whole_text(self.source, tokens[begin:end], context)
+            out += self._encode(text, continues=bool(context))
+            if end < len(tokens) and (same := self.special[tokens[end]]) is not None:
+                out.append(same)
+            begin = end + 1
+        return out, left
+
+    def begins_word(self, token: int) -> bool:
+        """Whether a token of `source` begins a word or has no text: `goal` does not join what is before and after."""
+        return token in self.special or whole_text(self.source, [token], [token])[0].startswith(" ")
+
+    def _encode(self, text: str, continues: bool) -> list[int]:
+        if not text:
+            return []
+        after = self._after_line_break(text) if continues and self._adds_space else None
+        return self.goal.encode_text(text) if after is None else after
+
+    def _after_line_break(self, text: str) -> list[int] | None:
+        """Tokens of `text` after a line break, before which some tokenizers put a space in the place of before `text`;
+        None if the two are joined."""
+        ids, lead = self.goal.encode_text("\n" + text), self._lead
+        return ids[len(lead) :] if ids[: len(lead)] == lead else None
+
+
+def special_tokens(tokenizer: Tokenizer) -> dict[int, str]:
+    """Tokens without text, and how they are spelled."""
+    return {int(i): str(token.content) for i, token in tokenizer.inner.added_tokens_decoder.items() if token.special}
+
+
+def whole_text(tokenizer: Tokenizer, tokens: Sequence[int], before: Sequence[int]) -> tuple[str, list[int]]:
+    """The text of `tokens` after `before`, without a character that is not whole; and the tokens that are left out."""
+    texts = []
+    for cut in range(min(SPLIT, len(tokens)) + 1):
+        detokenizer = tokenizer.detokenizer(before)
+        texts.append("".join(map(detokenizer.push, tokens[: len(tokens) - cut])) + detokenizer.flush())
+        if not texts[-1].endswith("\ufffd"):
+            return texts[-1], list(tokens[len(tokens) - cut :])
+    return texts[0], []  # bytes that are no text
+
+
+def intersection(own: Tokenizer, target: Tokenizer) -> dict[int, int]:
+    """Tokens of `own` -> tokens of `target` with the same text, or spelled alike if they have none; one to one."""
+    known = _spelled(target)
+    return {id: known[spelling] for spelling, id in _spelled(own).items() if spelling in known}
+
+
+def _spelled(tokenizer: Tokenizer) -> dict[bytes | str, int]:
+    """The tokens by their bytes, special ones by their names. Of two with the same bytes, the one that is no byte."""
+    out: dict[bytes | str, int] = {name: id for id, name in special_tokens(tokenizer).items()}
+    for id in sorted(set(tokenizer.inner.get_vocab().values()) - special_tokens(tokenizer).keys()):
+        spelling = tokenizer.spelling(id)
+        if isinstance(spelling, str):
+            out[spelling.encode()] = id
+        elif spelling:
+            out.setdefault(spelling, id)
+    return out
+
+
+@dataclass
+class _Text:
+    """A row in the draft's tokens. fixed: of its first `done` tokens. ids: of its first `length` tokens without `left`,
+    which are only a part of a character. held: ids in the draft model's cache."""
+
+    done: int = 0
+    length: int = 0
+    fixed: IntArray = field(default_factory=_NOTHING.copy)
+    ids: IntArray = field(default_factory=_NOTHING.copy)
+    left: list[int] = field(default_factory=list)
+    held: IntArray = field(default_factory=_NOTHING.copy)
+
+
+class Bridge:
+    """Between a draft model and a target that have different tokenizers.
+
+    guesses     slem: drafts are tokens of the draft model until `say`. False: tli, drafts are the target's tokens.
+    own_ids     int64 [K], ascending: tokens of the draft model that the target has. target_ids: the same in the target.
+    share       of the target's tokens that the draft model has.
+    vocab_size  of the draft's tokenizer: one more than its highest id."""
+
+    def __init__(self, own: Tokenizer, target: Tokenizer, way: Way, own_rows: int, target_rows: int):
+        pairs = sorted((a, b) for a, b in intersection(own, target).items() if a < own_rows and b < target_rows)
+        self.guesses = way == "slem" or (way == "own" and len(pairs) < SHARED * len(own.inner.get_vocab()))
+        if not pairs and not self.guesses:
+            raise MethodError(f"{own.name} and {target.name} have no token in common: tokenizer=slem drafts text")
+        self.own_ids, self.target_ids = torch.tensor(pairs, dtype=torch.int64).reshape(-1, 2).unbind(1)
+        self.share = len(pairs) / max(target.vocab_size, 1)
+        self.vocab_size = min(vocab_size(own), own_rows)
+        self._own = np.full(target_rows, -1)
+        self._own[self.target_ids.numpy()] = self.own_ids.numpy()
+        self._read, self._write = Translator(target, own), Translator(own, target)
+        plain, whole = own.encode_text("a"), own.encode("a")
+        self._begin = whole[: len(whole) - len(plain)] if whole[len(whole) - len(plain) :] == plain else []
+        self._texts: dict[int, _Text] = {}
+
+    def text(self, row: Request) -> IntArray:
+        """The row's tokens in the draft's, int64 [n]."""
+        text = self._texts.setdefault(row.id, _Text())
+        if text.length == len(row):
+            return text.ids
+        read, tokens = self._read, row.tokens[text.done :].tolist()
+        while len(tokens) > 2 * STEP:  # at places that depend on the tokens alone
+            cut = next((i for i in range(STEP, 2 * STEP) if read.begins_word(tokens[i])), STEP)
+            fixed, left = read(tokens[:cut], self._before(row, text.done))
+            cut -= len(left)
+            text.fixed, text.done, tokens = np.append(text.fixed, fixed).astype(np.int64), text.done + cut, tokens[cut:]
+        last, text.left = read(tokens, self._before(row, text.done))
+        spelled = self._own[text.left].tolist()
+        if not self.guesses and -1 not in spelled:  # the draft goes on inside the character
+            last, text.left = last + spelled, []
+        ids = np.append(text.fixed, last).astype(np.int64)
+        begins = ids[: len(self._begin)].tolist() == self._begin
+        text.ids, text.length = ids if begins else np.append(self._begin, ids).astype(np.int64), len(row)
+        return text.ids
+
+    def can_draft(self, row: Request) -> bool:
+        """Whether the draft model can go on where the row's text ends."""
+        return len(self.text(row)) > 0 and (self.guesses or not self._texts[row.id].left)
+
+    def ids(self, draft: Draft) -> IntArray:
+        """The draft's nodes as the draft model's tokens, int64 [n]."""
+        ids = np.array(draft.tokens)
+        if not self.guesses:
+            ids[draft.known :] = self._own[ids[draft.known :]]
+        return ids
+
+    def say(self, row: Request, drafted: Sequence[int]) -> list[int]:
+        """The target's tokens for the text of `drafted`, after the row's last token."""
+        text = self._texts[row.id]
+        tokens, _ = self._write(drafted, text.ids[-SPLIT:].tolist())
+        if tokens[: len(text.left)] != text.left:  # the character that the row has begun is another
+            return []
+        return tokens[len(text.left) :]
+
+    def hold(self, row: Request, ids: IntArray) -> None:
+        """The draft model's cache has got the row's next tokens."""
+        text = self._texts.setdefault(row.id, _Text())
+        text.held = np.append(text.held, ids)
+
+    def release(self, row: Request, first: int) -> int:
+        """How many tokens of the cache, which begins at token `first` of the row's text, still hold. The others are
+        forgotten, and one at the end of the text always is: it is run for what follows."""
+        ids, text = self.text(row)[first:], self._texts[row.id]
+        n = max(min(len(text.held), len(ids) - 1), 0)
+        differs = np.flatnonzero(text.held[:n] != ids[:n])
+        text.held = text.held[: differs[0] if len(differs) else n]
+        return len(text.held)
+
+    def empty(self, row: Request) -> None:
+        """The draft model's cache of a row is empty."""
+        if row.id in self._texts:
+            self._texts[row.id].held = _NOTHING
+
+    def drop(self, row: Request) -> None:
+        """Forget a row."""
+        self._texts.pop(row.id, None)
+
+    @staticmethod
+    def _before(row: Request, at: int) -> list[int]:
+        return row.tokens[max(0, at - SPLIT) : at].tolist()

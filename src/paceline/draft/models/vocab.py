@@ -1,0 +1,258 @@
+"""VocabTrim: reduce a drafter's output head to the tokens that the target writes most (Goel et al. 2025, arXiv
+2506.22694).
+
+Every draft step reads the whole head, though most tokens are never drafted; K rows are cheaper to read. The draft's
+distribution is zero outside the kept tokens, and the rejection rule holds for any distribution, so the output stays the
+target's. Counted are the target's own responses, not prompts or raw text (the paper's finding; FR-Spec, Zhao et al.
+2025, arXiv 2502.14856, counts raw text). See docs/draft-models.md."""
+
+import hashlib
+import json
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass, field
+from pathlib import Path
+from typing import Any
+
+import torch
+from safetensors import SafetensorError, safe_open
+from tokenizers.pre_tokenizers import ByteLevel
+from torch import Tensor
+
+from paceline.draft.models.checkpoint import save_tensors
+from paceline.errors import MethodError
+from paceline.jsonl import loads, replacing
+from paceline.target.base import Facts, Target
+from paceline.target.decoder import Decoder
+from paceline.target.hf import HFTarget
+from paceline.target.tokenizer import Tokenizer
+
+FILE = "paceline/vocab.safetensors"
+"""Path of a drafter's vocabulary in its folder. Not beside the weights: servers load all safetensors files there."""
+
+OFFSETS, MEMBERS = "d2t", "t2d"
+"""EAGLE-3's names: for every kept token its id minus its column, and for every token whether it is kept."""
+
+
+@dataclass(frozen=True)
+class Vocabulary:
+    """The tokens that a drafter keeps.
+
+    keep       int64 [K], ascending token ids.
+    counts     int64 [V]: how often the target wrote each token; None: unknown (a map of another project).
+    must       groups of tokens that are kept whatever their counts, the most important group first.
+    tokenizer  fingerprint of its tokenizer; "": unknown.
+    facts      more entries of the file's header.
+
+    MethodError if `keep` is empty, not ascending, or beyond the vocabulary."""
+
+    keep: Tensor
+    counts: Tensor | None = None
+    must: Sequence[Tensor] = ()
+    tokenizer: str = ""
+    facts: Mapping[str, Any] = field(default_factory=dict)
+
+    def __post_init__(self) -> None:
+        check_map(self.keep, None if self.counts is None else len(self.counts))
+
+    @property
+    def hash(self) -> str:
+        """16 hexadecimal digits that identify the map."""
+        return hashlib.sha256(self.keep.cpu().numpy().astype("<i8").tobytes()).hexdigest()[:16]
+
+    def best(self, k: int) -> Tensor:
+        """The `k` tokens to keep, int64 [k] ascending. MethodError if there are no counts, or fewer than `k` tokens."""
+        if self.counts is None:
+            raise MethodError(f"this vocabulary is a map of {len(self.keep)} tokens without counts; name it as it is")
+        return best_tokens(self.counts, k, self.must)
+
+
+def best_tokens(counts: Tensor, k: int, must: Sequence[Tensor] = ()) -> Tensor:
+    """The `k` most frequent tokens by counts [V], int64 [k] ascending. If counts are equal, the lower id is kept.
+
+    Groups of `must` come first, while they fill at most half of the places: in a small vocabulary, 256 rare byte tokens
+    would replace frequent ones. MethodError unless 1 <= k <= V."""
+    if not 1 <= k <= len(counts):
+        raise MethodError(f"a vocabulary of {k} tokens is asked for; the tokenizer has {len(counts)}, so 1 to that")
+    score, held = counts.double().clone(), 0
+    for group in must:
+        held += len(group)
+        if 2 * held > k:
+            break
+        score[group] = torch.inf
+    return score.argsort(descending=True, stable=True)[:k].sort().values
+
+
+def check_map(keep: Tensor, vocab_size: int | None = None, where: str = "the vocabulary map") -> None:
+    """MethodError unless `keep` holds one or more token ids, ascending, below `vocab_size`."""
+    if keep.ndim != 1 or not len(keep):
+        raise MethodError(f"{where} is empty; it needs at least one token")
+    if bool((keep[1:] <= keep[:-1]).any()) or int(keep[0]) < 0:
+        raise MethodError(f"{where} is not sorted: token ids must ascend, each of them once")
+    if vocab_size is not None and int(keep[-1]) >= vocab_size:
+        raise MethodError(f"{where} has token {int(keep[-1])}; the tokens are 0 to {vocab_size - 1}")
+
+
+def coverage(counts: Tensor, keep: Tensor) -> float:
+    """Share of the counted tokens [V] that are kept: an upper bound on the acceptance rate of this text."""
+    return float(counts[keep].sum() / counts.sum().clamp_min(1))
+
+
+# What must be kept ------------------------------------------------------------------------------------------------
+
+_SPACES = str.maketrans({"▁": " ", "Ġ": " ", "Ċ": "\n", "ĉ": "\t", "č": "\r"})
+"""White space as tokenizers spell it."""
+
+
+def must_keep(tokenizer: Tokenizer, ends: Sequence[int]) -> list[Tensor]:
+    """Tokens to keep whatever their counts: (1) end tokens, without which every response would end with a rejection;
+    (2) added tokens (turns, thinking, tool calls), single digits and white space; (3) single bytes, for the rest."""
+    known = tokenizer.inner.get_vocab()
+    first = {i for i in (*ends, tokenizer.eos_token_id) if i is not None and i < vocab_size(tokenizer)}
+    second = set(tokenizer.inner.added_tokens_decoder)
+    third = set()
+    alphabet = set(ByteLevel.alphabet())
+    spells_bytes = alphabet <= known.keys()
+    for token, id in known.items():
+        text = token.translate(_SPACES)
+        if text.isspace() or (len(text.strip()) == 1 and text.strip() in "0123456789"):
+            second.add(id)
+        elif (spells_bytes and token in alphabet) or (len(token) == 6 and token.startswith("<0x")):
+            third.add(id)
+    groups = [sorted(first), sorted(second - first), sorted(third - second - first)]
+    return [torch.tensor(group, dtype=torch.int64) for group in groups]
+
+
+def vocab_size(tokenizer: Tokenizer) -> int:
+    """One more than the highest token id. A model may have more rows, which are padding."""
+    return max(tokenizer.inner.get_vocab().values(), default=-1) + 1
+
+
+def save_vocabulary(file: Path, vocabulary: Vocabulary) -> None:
+    """One safetensors file; it appears whole or not at all."""
+    tensors = {"keep": vocabulary.keep.contiguous()}
+    if vocabulary.counts is not None:
+        tensors["counts"] = vocabulary.counts.contiguous()
+    tensors |= {f"must.{i}": group.contiguous() for i, group in enumerate(vocabulary.must) if len(group)}
+    header = {"tokenizer": vocabulary.tokenizer, "hash": vocabulary.hash, **vocabulary.facts}
+    with replacing(file) as temporary:
+        save_tensors(temporary, tensors, {"paceline": json.dumps(header)})
+
+
+def read_vocabulary(file: Path) -> Vocabulary:
+    """Read a file of `save_vocabulary`, or a safetensors file with EAGLE-3's offsets. MethodError if the file is
+    missing or damaged, or holds no map."""
+    if not file.is_file():
+        raise MethodError(f"there is no vocabulary file {file}; `paceline train vocab` makes one")
+    try:
+        with safe_open(file, framework="pt") as opened:
+            names = set(opened.keys())
+            wanted = {n for n in names if n in ("keep", "counts", OFFSETS, MEMBERS) or n.startswith("must.")}
+            tensors = {name: opened.get_tensor(name) for name in sorted(wanted)}
+            header: dict[str, Any] = loads((opened.metadata() or {}).get("paceline", "{}"))
+    except (SafetensorError, OSError, ValueError) as error:
+        raise MethodError(f"{file} cannot be read as a vocabulary ({error}); make it again") from None
+    if "keep" not in tensors and OFFSETS not in tensors:
+        raise MethodError(f"{file} is not a vocabulary: it has neither keep (token ids) nor {OFFSETS} (EAGLE-3's ids)")
+    try:
+        if "keep" in tensors:
+            must = [tensors[name] for name in sorted(tensors) if name.startswith("must.")]
+            tokenizer = header.pop("tokenizer", "")
+            vocabulary = Vocabulary(tensors["keep"].long(), tensors.get("counts"), must, tokenizer, header)
+        else:
+            vocabulary = Vocabulary(from_offsets(tensors[OFFSETS].long(), tensors.get(MEMBERS)))
+    except MethodError as error:
+        raise MethodError(f"{file}: {error}") from None
+    if "hash" in header and header.pop("hash") != vocabulary.hash:
+        raise MethodError(f"{file}: its token ids are not those its hash was made of; make it again")
+    return vocabulary
+
+
+def from_offsets(offsets: Tensor, members: Tensor | None, where: str = "the vocabulary map") -> Tensor:
+    """Token ids of EAGLE-3's map. If all offsets are 0, those are the first K tokens. MethodError as `check_map`."""
+    keep = offsets + torch.arange(len(offsets))
+    check_map(keep, None if members is None else len(members), where)
+    if members is not None and not torch.equal(members.bool().nonzero().flatten(), keep):
+        raise MethodError(f"{where}: {OFFSETS} and {MEMBERS} disagree about which tokens are kept")
+    return keep
+
+
+def to_offsets(keep: Tensor, size: int) -> dict[str, Tensor]:
+    """EAGLE-3's map of the tokens `keep` int64 [K] out of `size`, as tensors of a file; none if all are kept."""
+    members = torch.zeros(size, dtype=torch.bool, device=keep.device)
+    members[keep] = True
+    offsets = keep - torch.arange(len(keep), device=keep.device)
+    return {} if len(keep) == size else {OFFSETS: offsets, MEMBERS: members}
+
+
+def columns_of(path: str, tensors: Mapping[str, Tensor], vocab: int, target: Facts) -> Tensor | None:
+    """The target's ids int64 [vocab] of a draft vocabulary; None for all. MethodError if they are not the target's."""
+    if type(vocab) is not int or not 1 <= vocab <= target.vocab_size:
+        raise MethodError(f"{path} drafts {vocab!r} tokens of {target.name}, which has {target.vocab_size}")
+    if OFFSETS not in tensors and vocab == target.vocab_size:
+        return None
+    offsets = tensors.get(OFFSETS, torch.zeros(vocab, dtype=torch.int64)).long()
+    keep = from_offsets(offsets, tensors.get(MEMBERS), f"{path}: the vocabulary map")
+    if len(keep) != vocab or int(keep[-1]) >= target.vocab_size:
+        raise MethodError(
+            f"{path} drafts {vocab} tokens, with ids for {len(keep)} up to {int(keep[-1])}; {target.name} has "
+            f"{target.vocab_size}: it is a head for another target"
+        )
+    return None if vocab == target.vocab_size else keep.to(target.device)
+
+
+def cut_head(model: Target, keep: Tensor, refusal: str) -> None:
+    """Reduce a model's head to the tokens `keep` int64 [K], ascending. MethodError `refusal` if it has none to cut."""
+    check_map(keep, model.vocab_size)
+    if isinstance(model, Decoder):
+        return model.trim_head(keep)
+    head = model.model.get_output_embeddings() if isinstance(model, HFTarget) else None
+    if not isinstance(model, HFTarget) or not isinstance(head, torch.nn.Linear):
+        raise MethodError(refusal)
+    model.model.set_output_embeddings(_rows(head, keep))
+    row = head.weight[0].nbytes + (0 if head.bias is None else head.bias.element_size())
+    model.weight_bytes -= (len(head.weight) - len(keep)) * row
+
+
+def _rows(head: torch.nn.Linear, keep: Tensor) -> torch.nn.Linear:
+    """A copy of a head with the outputs `keep` alone."""
+    few = torch.nn.Linear(head.in_features, len(keep), head.bias is not None, head.weight.device, head.weight.dtype)
+    few.requires_grad_(False)
+    few.weight.copy_(head.weight[keep])
+    if head.bias is not None:
+        few.bias.copy_(head.bias[keep])
+    return few
+
+
+def kept_tokens(vocab: str, checkpoint: str | Path, target: Facts) -> Tensor:
+    """The tokens of the option `vocab`: int64 [K] on the target's device, ascending.
+
+    vocab  a number K: the best K by the counts in the drafter's `checkpoint`; or a vocabulary file.
+
+    MethodError if the file is missing or for another tokenizer, or K is larger than the vocabulary."""
+    file = Path(checkpoint).expanduser() / FILE if vocab.isdecimal() else Path(vocab).expanduser()
+    if vocab.isdecimal() and not file.is_file():
+        raise MethodError(
+            f"vocab={vocab} needs counts of what the target writes, and there is no {file}: make it with `paceline "
+            f"train vocab TARGET --generate 1000 --out {Path(checkpoint)}`, or name a file: vocab=FILE"
+        )
+    known = read_vocabulary(file)
+    of = target.tokenizer.fingerprint if target.tokenizer is not None else ""
+    if known.tokenizer and of and known.tokenizer != of:
+        whose = known.facts.get("tokenizer_name", known.tokenizer)
+        raise MethodError(f"{file} is a vocabulary of another tokenizer ({whose}): its ids mean other text here")
+    keep = known.best(int(vocab)) if vocab.isdecimal() else known.keep
+    check_map(keep, target.vocab_size, f"{file}: the vocabulary map")
+    return keep.to(target.device)
+
+
+def kept_rows(own: Tensor | None, vocab: str, checkpoint: str | Path, target: Facts) -> tuple[Tensor, Tensor]:
+    """Of a head whose rows are the tokens `own` int64 [K] (None: all tokens): the rows that the option `vocab` keeps,
+    and their tokens. Errors as `kept_tokens`, and MethodError if no row is left."""
+    keep = kept_tokens(vocab, checkpoint, target)
+    if own is None:
+        return keep, keep
+    own = own.to(keep.device)
+    rows = torch.isin(own, keep).nonzero().flatten()
+    if not len(rows):
+        raise MethodError(f"vocab={vocab}: none of these tokens is one that {checkpoint} drafts")
+    return rows, own[rows]

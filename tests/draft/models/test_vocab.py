@@ -1,0 +1,276 @@
+"""VocabTrim: which tokens are kept, what a trimmed head computes, and that the output stays the target's."""
+
+from collections.abc import Sequence
+from pathlib import Path
+from types import SimpleNamespace
+
+import numpy as np
+import pytest
+import torch
+from safetensors.torch import load_file, save_file
+from tests import models, native
+from tests.fakes import TableTarget
+from tests.lossless_enumeration import largest_difference, plain, speculative
+
+from paceline.core.request import Row
+from paceline.core.sampling import SamplingParams
+from paceline.core.segment import Segment
+from paceline.draft.models.drafts import Draft
+from paceline.draft.models.stepping import Stepping, SteppingConfig
+from paceline.draft.models.vocab import (
+    FILE,
+    Vocabulary,
+    best_tokens,
+    cut_head,
+    kept_tokens,
+    must_keep,
+    read_vocabulary,
+    save_vocabulary,
+    vocab_size,
+)
+from paceline.errors import MethodError
+from paceline.target.hf import HFTarget
+from paceline.target.linear import Linear
+from paceline.target.load import load
+from paceline.target.tokenizer import Tokenizer
+
+COUNTS = torch.tensor([5, 0, 9, 9, 1, 0, 7, 2])
+
+
+# Which tokens -----------------------------------------------------------------------------------------------------
+
+
+def test_the_most_frequent_tokens_are_kept_in_the_order_of_their_ids():
+    assert best_tokens(COUNTS, 3).tolist() == [2, 3, 6]
+    assert best_tokens(COUNTS, 1).tolist() == [2]  # of equal counts the lower id
+    assert best_tokens(COUNTS, 7).tolist() == [0, 1, 2, 3, 4, 6, 7]
+    assert best_tokens(COUNTS, 8).tolist() == list(range(8))
+
+
+def test_what_must_be_kept_takes_at_most_half_of_the_places():
+    must = [torch.tensor([5]), torch.tensor([1, 4])]
+    assert best_tokens(COUNTS, 1, must).tolist() == [2]
+    assert best_tokens(COUNTS, 2, must).tolist() == [2, 5]
+    assert best_tokens(COUNTS, 5, must).tolist() == [0, 2, 3, 5, 6]
+    assert best_tokens(COUNTS, 6, must).tolist() == [1, 2, 3, 4, 5, 6]
+
+
+def test_what_must_be_kept_is_found_by_asking_the_tokenizer():
+    tokenizer = Tokenizer(models.tokenizer())
+    known = tokenizer.inner.get_vocab()
+    ends, marks, bytes_ = must_keep(tokenizer, [known["</s>"], models.VOCAB_SIZE - 1])  # the last one is padding
+    assert ends.tolist() == [known["</s>"]]
+    for token in ("<|user|>", "<|assistant|>", "<s>", "0", "9", "Ġ", "Ċ", "ĉ"):
+        assert known[token] in marks.tolist()
+    assert known["a"] in bytes_.tolist()
+    together = torch.cat([ends, marks, bytes_]).tolist()
+    assert len(set(together)) == len(together)
+    assert vocab_size(tokenizer) == 288
+    assert known["Ġcat"] not in together
+
+
+def test_byte_tokens_of_sentencepiece_are_kept():
+    class Pieces:
+        eos_token_id, added_tokens_decoder = 1, {}
+
+        def get_vocab(self):
+            return {"<unk>": 0, "</s>": 1, "<0x0A>": 2, "<0xFF>": 3, "▁": 4, "▁▁": 5, "▁7": 6, "▁seven": 7, "77": 8}
+
+    ends, marks, bytes_ = must_keep(Tokenizer(Pieces()), [1])
+    assert (ends.tolist(), marks.tolist(), bytes_.tolist()) == ([1], [4, 5, 6], [2, 3])
+
+
+# Files ------------------------------------------------------------------------------------------------------------
+
+
+def test_a_vocabulary_comes_back_from_its_file(tmp_path):
+    made = Vocabulary(best_tokens(COUNTS, 3), COUNTS, [torch.tensor([5]), torch.tensor([1])], "abcd", {"texts": 3})
+    save_vocabulary(tmp_path / "new" / FILE, made)
+    found = read_vocabulary(tmp_path / "new" / FILE)
+    assert found.keep.tolist() == [2, 3, 6]
+    assert torch.equal(found.counts, COUNTS)
+    assert [group.tolist() for group in found.must] == [[5], [1]]
+    assert (found.tokenizer, found.facts, found.hash) == ("abcd", {"texts": 3}, made.hash)
+    assert found.best(2).tolist() == [2, 5]
+    assert [p.name for p in (tmp_path / "new" / FILE).parent.iterdir()] == [Path(FILE).name]
+    assert not list((tmp_path / "new").glob("*.safetensors")), "servers would load it as weights"
+
+
+def test_two_maps_of_equal_size_are_told_apart(tmp_path):
+    one, other = Vocabulary(torch.tensor([1, 2])), Vocabulary(torch.tensor([1, 3]))
+    assert one.hash != other.hash
+    save_vocabulary(tmp_path / FILE, one)
+    tensors = load_file(tmp_path / FILE)
+    header = {"paceline": f'{{"hash": "{one.hash}"}}'}
+    save_file(tensors | {"keep": other.keep}, tmp_path / FILE, metadata=header)
+    with pytest.raises(MethodError, match="not those its hash was made of"):
+        read_vocabulary(tmp_path / FILE)
+
+
+def test_offsets_and_ids_are_the_same_map(tmp_path):
+    keep = torch.tensor([0, 3, 4, 7])
+    offsets = keep - torch.arange(4)
+    members = torch.zeros(8, dtype=torch.bool)
+    members[keep] = True
+    save_file({"d2t": offsets, "t2d": members, "fc.weight": torch.zeros(2, 2)}, tmp_path / "head.safetensors")
+    found = read_vocabulary(tmp_path / "head.safetensors")
+    assert torch.equal(found.keep, keep)
+    assert found.hash == Vocabulary(keep).hash
+    save_file({"d2t": torch.zeros(4, dtype=torch.int64)}, tmp_path / "fresh.safetensors")
+    assert read_vocabulary(tmp_path / "fresh.safetensors").keep.tolist() == [0, 1, 2, 3]
+    save_file({"d2t": offsets, "t2d": ~members}, tmp_path / "wrong.safetensors")
+    with pytest.raises(MethodError, match="d2t and t2d disagree"):
+        read_vocabulary(tmp_path / "wrong.safetensors")
+
+
+@pytest.mark.parametrize(
+    ("tensors", "says"),
+    [
+        ({"keep": torch.tensor([], dtype=torch.int64)}, "is empty"),
+        ({"keep": torch.tensor([3, 2])}, "not sorted"),
+        ({"keep": torch.tensor([2, 2])}, "not sorted"),
+        ({"keep": torch.tensor([-1, 2])}, "not sorted"),
+        ({"keep": torch.tensor([1, 9]), "counts": COUNTS}, "has token 9; the tokens are 0 to 7"),
+        ({"d2t": torch.tensor([0, -2])}, "not sorted"),
+        ({"weight": torch.zeros(2)}, "neither keep .* nor d2t"),
+    ],
+)
+def test_a_file_that_is_no_map_is_refused(tmp_path, tensors, says):
+    save_file(tensors, tmp_path / "v.safetensors")
+    with pytest.raises(MethodError, match=says) as caught:
+        read_vocabulary(tmp_path / "v.safetensors")
+    assert str(tmp_path / "v.safetensors") in str(caught.value)
+
+
+def test_a_file_that_is_missing_or_cut_off_is_refused(tmp_path):
+    with pytest.raises(MethodError, match="there is no vocabulary file"):
+        read_vocabulary(tmp_path / "none.safetensors")
+    save_vocabulary(tmp_path / FILE, Vocabulary(torch.arange(100)))
+    (tmp_path / FILE).write_bytes((tmp_path / FILE).read_bytes()[:200])
+    with pytest.raises(MethodError, match="cannot be read as a vocabulary"):
+        read_vocabulary(tmp_path / FILE)
+
+
+def test_the_option_is_a_number_or_a_file(tmp_path):
+    target = TableTarget(vocab_size=8)
+    with pytest.raises(MethodError, match=r"vocab=3 needs counts .* there is no .*vocab.safetensors: make it with"):
+        kept_tokens("3", tmp_path, target)
+    save_vocabulary(tmp_path / FILE, Vocabulary(best_tokens(COUNTS, 4), COUNTS))
+    assert kept_tokens("3", tmp_path, target).tolist() == [2, 3, 6]
+    assert kept_tokens(str(tmp_path / FILE), "elsewhere", target).tolist() == [0, 2, 3, 6]
+    with pytest.raises(MethodError, match="of 9 tokens is asked for; the tokenizer has 8"):
+        kept_tokens("9", tmp_path, target)
+    with pytest.raises(MethodError, match="of 0 tokens is asked for"):
+        kept_tokens("0", tmp_path, target)
+    save_vocabulary(tmp_path / "map.safetensors", Vocabulary(torch.tensor([1, 9])))
+    with pytest.raises(MethodError, match=r"map.safetensors: .* has token 9; the tokens are 0 to 7"):
+        kept_tokens(str(tmp_path / "map.safetensors"), "elsewhere", target)
+    target.tokenizer = SimpleNamespace(fingerprint="here")
+    save_vocabulary(tmp_path / FILE, Vocabulary(torch.tensor([1, 9]), tokenizer="0123"))
+    with pytest.raises(MethodError, match="of another tokenizer"):
+        kept_tokens(str(tmp_path / FILE), "elsewhere", target)
+    save_vocabulary(tmp_path / FILE, Vocabulary(torch.tensor([1, 9])))
+    with pytest.raises(MethodError, match="a map of 2 tokens without counts"):
+        kept_tokens("1", tmp_path, target)
+
+
+# Heads ------------------------------------------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize("family", ["llama2", "qwen2-tied"])
+@pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16])
+def test_rows_of_a_trimmed_head_are_those_of_the_full_one(family, dtype):
+    full, trimmed = (native.of(models.model(family), dtype) for _ in range(2))
+    keep = torch.tensor([0, 1, 5, 17, 200, 319])
+    trimmed.trim_head(keep)
+    hidden = torch.randn(7, 64, generator=torch.Generator().manual_seed(0)).to(dtype)
+    small = trimmed.head.dense()
+    whole = full.head.dense()
+    assert torch.equal(small, whole[keep])
+    assert small.is_contiguous()
+    tolerance = {torch.float32: 1e-5, torch.bfloat16: 1e-1}[dtype]
+    torch.testing.assert_close(trimmed.logits(hidden), full.logits(hidden)[:, keep], rtol=0, atol=tolerance)
+    saved = (full.vocab_size - len(keep)) * full.hidden_size * dtype.itemsize
+    assert full.weight_bytes - trimmed.weight_bytes == saved
+    assert torch.equal(trimmed.embedding, full.embedding)
+
+
+def test_a_head_with_a_bias_keeps_its_entries():
+    head = Linear(torch.randn(6, 4), torch.randn(6))
+    ids, x = torch.tensor([1, 4]), torch.randn(3, 4)
+    torch.testing.assert_close(head.rows(ids)(x), head(x)[:, ids])
+
+
+@pytest.mark.parametrize("family", ["gpt2", "gptj"])  # a tied head, one with a bias
+def test_heads_of_transformers_are_trimmed_too(family, tmp_path):
+    draft = models.make(family, tmp_path / "draft")
+    save_vocabulary(draft / FILE, Vocabulary(torch.arange(4), torch.arange(models.VOCAB_SIZE)))
+    full, trimmed = (load(draft, dtype="float32") for _ in range(2))
+    assert isinstance(trimmed, HFTarget)
+    keep = kept_tokens("40", draft, TableTarget(models.VOCAB_SIZE))
+    cut_head(trimmed, keep, "refused")
+    logits = []
+    for model in (full, trimmed):
+        segment = Segment.chunk(model.add_row(8), np.array([5, 300, 7, 30]), last=True)
+        logits.append(model.verify([segment]).logits)
+    torch.testing.assert_close(logits[1], logits[0][:, keep])
+    bias = 4 if family == "gptj" else 0
+    assert full.weight_bytes - trimmed.weight_bytes == (models.VOCAB_SIZE - 40) * (64 * 4 + bias)
+    with pytest.raises(MethodError, match="refused"):
+        cut_head(TableTarget(models.VOCAB_SIZE), keep, "refused")
+
+
+# Sampling ---------------------------------------------------------------------------------------------------------
+
+KEEP = torch.tensor([1, 4])
+LAW = torch.tensor([0.15, 0.25, 0.2, 0.05, 0.15, 0.2], dtype=torch.float64)
+"""60 % of it lies outside of what is kept."""
+TARGET = TableTarget(6, logits=lambda prefix: np.log(np.roll(LAW.numpy(), 0 if prefix[-1] in (1, 4) else 1)))
+DRAFT_MODEL = TableTarget(6, seed=3, scale=1.0)
+SAMPLING = SamplingParams(temperature=1.0)
+
+
+class TableStepping(Stepping):
+    """A drafter whose model is a table with a trimmed head; it remembers nothing, and runs a row anew each round."""
+
+    name = "table"
+
+    def bind(self, target):
+        super().bind(target)
+        self.columns = KEEP
+
+    def run(self, drafts: Sequence[Draft], num_logits: Sequence[int]) -> torch.Tensor:
+        found = []
+        for draft, wanted in zip(drafts, num_logits, strict=True):
+            paths: list[list[int]] = []
+            for token, above in zip(draft.tokens, draft.parent, strict=True):
+                paths.append([*(paths[above] if above >= 0 else []), token])
+            found += [DRAFT_MODEL.logits_after(path)[KEEP] for path in paths[len(paths) - wanted :]]
+        return torch.stack(found)
+
+    def cached(self, row):
+        return 0
+
+    def keep(self, draft, nodes):
+        pass
+
+
+def stepping(**options):
+    drafter = TableStepping(SteppingConfig(stop="fixed", draft=2, **options))
+    drafter.bind(TARGET)
+    return drafter
+
+
+def trimmed(tokens, random):
+    """A draft behind `tokens` that takes all its randomness from `random`."""
+    row = Row(0, tokens, SamplingParams(temperature=1.0, max_tokens=9), max_context=99)
+    row.random = random
+    [tree] = stepping().propose([row])
+    return tree
+
+
+@pytest.mark.parametrize("tokens", [1, 2, 3])
+def test_the_distribution_is_the_targets_exactly(tokens):
+    assert float(LAW[KEEP].sum()) == pytest.approx(0.4)
+    found = speculative(TARGET, [1], SAMPLING, trimmed, tokens)
+    assert largest_difference(found, plain(TARGET, [1], SAMPLING, tokens)) < 1e-12
