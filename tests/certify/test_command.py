@@ -175,6 +175,17 @@ def test_what_transformers_does_not_have_is_compared_with_its_own_plain_decoding
     assert f"The reference is our own plain decoding of these weights ({weights}" in capsys.readouterr().out
 
 
+@pytest.mark.parametrize("exact", ["--exact", "--no-exact"])
+def test_a_quantised_model_is_held_to_its_own_weights(
+    exact: str, tiny: Path, few: list[str], tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    model = write(tiny, tmp_path / "model.gguf", "Q8_0")
+    how = ["--requests", "0", "--max-tokens", "12", "--budget", "0", "--reference", "float32", exact, *few]
+    assert main(["certify", str(model), "-d", "sam", *how]) == 0
+    assert "The reference is Q8_0" in (said := capsys.readouterr().out)
+    assert "expanded to float32" in said
+
+
 def test_transformers_is_certified_through_its_plug_in(
     tiny: Path, few: list[str], capsys: pytest.CaptureFixture[str]
 ) -> None:

@@ -119,6 +119,8 @@ def test_native_or_transformers(good: Path) -> None:
 def test_what_the_native_decoder_cannot_run_goes_through_transformers(tmp_path: Path) -> None:
     folder = models.make("gpt2", tmp_path / "g")
     assert isinstance(load(folder), HFTarget)
+    with pytest.raises(ModelError, match="runs in transformers, which rounds no activations"):
+        load(folder, activations=16)
     fails(lambda: load(folder, native=True), "native decoder cannot run it", "'gpt2'", "native=None")
 
 

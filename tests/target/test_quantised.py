@@ -12,11 +12,13 @@ from tests import models
 from tests.native import logits, off
 from tests.pairs import paired
 
+from paceline import processor
 from paceline.errors import ModelError, PacelineError
+from paceline.target import kernels
 from paceline.target.decoder import Decoder
 from paceline.target.linear import BlockLinear, Linear
 from paceline.target.load import load, load_tokenizer, quantise_folder
-from paceline.target.quantised.blocks import Blocks, exact_dtype, quantised
+from paceline.target.quantised.blocks import Blocks, exact_dtype, quantised, usual
 from paceline.target.quantised.checkpoint import MEASURED
 from paceline.target.shape import as_checkpoint, weight_shapes
 
@@ -89,6 +91,33 @@ def test_with_inputs_of_16_bits_a_model_says_what_its_weights_say(tmp_path: Path
     for bits, model, words in ((12, "made", "there are 8 and 16"), (16, "own", "and it has none")):
         with pytest.raises(ModelError, match=words):
             load(tmp_path / model, activations=bits)
+
+
+@pytest.mark.parametrize(
+    ("megabytes", "features", "dtype", "bits"),
+    [
+        (90, (), None, 16),
+        (90, (), torch.float32, 16),
+        (90, (), torch.bfloat16, 8),
+        (900, (), None, 8),
+        (900, ("avx512vnni",), torch.float32, 16),
+        (900, ("avx512vnni", "amx-bf16"), None, 8),
+    ],
+)
+def test_inputs_have_16_bits_by_default_where_that_takes_little_time(
+    megabytes: int, features: tuple[str, ...], dtype: torch.dtype | None, bits: int, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(processor, "has", lambda *names: {*names} <= {*features})
+    assert usual(megabytes << 20, dtype)[0] == bits
+
+
+def test_blocks_in_float32_are_exact_by_default_on_every_processor(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Theirs are our own products anyhow, also where a library's are faster for other weights."""
+    own, blocks, _ = decoders("smollm", "int8")
+    if not kernels.supported(torch.float32):
+        pytest.skip("products are not our own on this CPU")
+    monkeypatch.setattr(kernels, "preferred", lambda dtype: False)
+    assert (own.exact_is_free, blocks.exact_is_free) == (False, True)
 
 
 def blocks_of(target: Decoder) -> list[Linear]:

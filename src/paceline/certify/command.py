@@ -81,9 +81,9 @@ def _references(subject: Subject, target: Target, dtype: str) -> tuple[Model, Mo
     """The model in float32, and in the engine's dtype if that is another; and in words whose code they run."""
     model = str(subject.model)
     own: Model | None = None
-    if subject.exact:
-        if subject.engine != "paceline":
-            raise PacelineError("--exact is for our engine: other engines round as they please")
+    if subject.exact and subject.engine != "paceline":
+        raise PacelineError("--exact is for our engine: other engines round as they please")
+    if subject.exact and subject.reference is None:
         own_bits = target.activations
         plainly = load(model, dtype=subject.dtype, device=target.device, exact=True, activations=own_bits)
         return PlainDecoding(plainly), None, "our own plain decoding, to which drafts must be equal bit for bit"
@@ -100,8 +100,11 @@ def _references(subject: Subject, target: Target, dtype: str) -> tuple[Model, Mo
         )
     bits = target.activations
     if subject.reference is not None:
-        own = PlainDecoding(load(model, dtype=subject.dtype, device=target.device, activations=bits))
-        return PlainDecoding(load(model, dtype="float32", device=target.device)), own, f"{kinds}, expanded to float32"
+        exact = PlainDecoding(load(model, dtype="float32", device=target.device))
+        own = PlainDecoding(
+            load(model, dtype=subject.dtype, device=target.device, exact=subject.exact, activations=bits)
+        )
+        return exact, own, f"{kinds}, expanded to float32"
     word = exact_dtype(subject.dtype, target.quantised)
     exact = PlainDecoding(load(model, dtype=word, device=target.device, activations=bits))
     if dtype != "float32":
