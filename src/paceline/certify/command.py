@@ -104,7 +104,7 @@ def _references(subject: Subject, target: Target, dtype: str) -> tuple[Model, Mo
         own = PlainDecoding(
             load(model, dtype=subject.dtype, device=target.device, exact=subject.exact, activations=bits)
         )
-        return exact, own, f"{kinds}, expanded to float32"
+        return exact, own, f"these weights ({kinds}), expanded to float32"
     word = exact_dtype(subject.dtype, target.quantised)
     exact = PlainDecoding(load(model, dtype=word, device=target.device, activations=bits))
     if dtype != "float32":
