@@ -4,10 +4,13 @@ import json
 import signal
 import sys
 from pathlib import Path
+from typing import Any
 
 import huggingface_hub
 import pytest
 from tests.cli.command import Command
+
+from paceline.errors import ModelError
 
 
 def test_a_hub_name_without_a_connection(command: Command, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
@@ -75,3 +78,22 @@ def test_ctrl_c_in_a_file_of_prompts_keeps_whole_objects(
     assert reasons in (["length", "abort"], ["length", "abort", "abort"])  # the third may or may not have begun
     assert 1 <= records[1]["new_tokens"] < 40_000
     assert "interrupted" in result.err
+
+
+@pytest.mark.parametrize(
+    "command_line",
+    [f"{name} MODEL" for name in ("generate", "demo", "tune", "eval align --limit 1 --model", "certify", "doctor")],
+)
+def test_commands_that_load_a_model_pass_on_the_bits_of_its_inputs(
+    command: Command, command_line: str, demo: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    def refuse(model: str, **asked: Any) -> None:
+        raise ModelError(f"inputs of {asked['activations']} bits")
+
+    monkeypatch.chdir(tmp_path)
+    for place in ("paceline.target.load", "paceline.certify.command"):
+        monkeypatch.setattr(f"{place}.load", refuse)
+    words = [str(demo) if word == "MODEL" else word for word in command_line.split()]
+    result = command(*words, "--activations", "8")
+    assert result.code != 0
+    assert "inputs of 8 bits" in result.err

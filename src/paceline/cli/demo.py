@@ -75,6 +75,7 @@ def demo(
     device: options.Device = "auto",
     threads: options.Threads = None,
     exact: options.Exact = None,
+    activations: options.Activations = None,
 ) -> int:
     """Answer a few prompts of different kinds plainly and with drafts, and show the gain.
 
@@ -105,7 +106,9 @@ def demo(
         raise broken[0]
     if exact is None and setting.exact and device_named(device).type == "cpu":
         exact = True
-    engine = open_engine(model, draft, dtype=dtype, device=device, threads=threads, exact=exact, reuse=False)
+    engine = open_engine(
+        model, draft, dtype=dtype, device=device, threads=threads, exact=exact, activations=activations, reuse=False
+    )
     screen.note(*engine.target.notes, *engine.drafter.notes)
     with Interrupt() as interrupt:
         how = (engine, None, interrupt, _refuse)

@@ -27,6 +27,7 @@ def align(
     dtype: options.Dtype = AlignOptions.dtype,
     device: options.Device = AlignOptions.device,
     exact: options.Exact = None,
+    activations: options.Activations = None,
     threads: options.Threads = None,
     as_json: options.AsJson = False,
     show: bool = option(False, "Print answers too; they may be harmful, hence not by default.", names=("--show",)),
@@ -53,7 +54,9 @@ def align(
             steps.show(state.done, state.total, what + (f", {state.failed} failed" if state.failed else ""))
 
         state = State(watch=watch)
-        outcome = run(replace(asked, draft=draft, dtype=dtype, device=device, exact=exact), state)
+        outcome = run(replace(
+            asked, draft=draft, dtype=dtype, device=device, exact=exact, activations=activations
+        ), state)
     if as_json:
         print(json.dumps({"out": str(outcome.out), "complete": outcome.complete, "results": outcome.results}))
     else:

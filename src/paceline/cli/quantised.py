@@ -42,6 +42,7 @@ def quality(
     text: Path = option(help="Held-out text, plain or gzip-compressed."),
     against: str | None = option(None, "The model that it was made from. [default: MODEL]"),
     dtype: options.Dtype = "auto",
+    activations: options.Activations = None,
     tokens: int = option(16_384, "Most tokens of the text.", least=1, names=("--tokens", "-n")),
     threads: options.Threads = None,
     save: bool = option(False, "Also write it into MODEL's folder; loading the model then says it.", names=("--save",)),
@@ -70,7 +71,7 @@ def quality(
     precision, rest = split_dtype(dtype)
     reference = load(original, dtype=rest if precision else "auto")
     ids = load_tokenizer(original).encode_text(words[: 16 * tokens])[:tokens]
-    measuring = load(model, dtype=dtype)
+    measuring = load(model, dtype=dtype, activations=activations)
     with Steps("comparing", len(ids) // WINDOW, "windows") as steps:
         measured = compare(measuring, reference, ids, steps.advance)
     print("\n".join(measured.lines()))

@@ -70,6 +70,7 @@ class TuneOptions:
     dtype: options.Dtype = "auto"
     device: options.Device = "auto"
     threads: options.Threads = None
+    activations: options.Activations = None
     as_json: options.AsJson = False
 
 
@@ -109,7 +110,10 @@ def _our_engine(asked: TuneOptions, sizes: Sequence[int]) -> int:
     drafts = list(dict.fromkeys(asked.draft or ("sam", "suffix")))
     for spec in drafts:
         create(spec)  # a misspelt method is named before a model is read
-    engine = options.open_engine(asked.model, "none", dtype=asked.dtype, device=asked.device, threads=asked.threads)
+    engine = options.open_engine(
+        asked.model, "none", dtype=asked.dtype, device=asked.device, threads=asked.threads,
+        activations=asked.activations,
+    )  # fmt: skip
     assert engine.tokenizer is not None
     with Interrupt() as interrupt, Steps("tuning", 1 + len(sizes) + len(drafts)) as steps:
         tuning = Tuning(

@@ -32,16 +32,17 @@ class Local:
 
     draft  as for paceline generate.
     reuse  whether prompts with a common prefix share keys and values.
-    batch  requests answered at once."""
+    batch  requests answered at once.
+    loading  dtype, device, exact, activations, as for `Engine`."""
 
     def __init__(
-        self, model: str, draft: str = "none", *, reuse: bool = True, batch: int = 8, dtype: str = "auto",
-        device: str = "auto", exact: bool | None = None,
+        self, model: str, draft: str = "none", *, reuse: bool = True, batch: int = 8,
+        **loading: Any,
     ):  # fmt: skip
         drafter: Drafter = create(draft)
         if can_be_scoped(drafter):
             drafter = ScopedDrafter(lambda: create(draft))
-        self.engine = Engine(model, drafter, dtype=dtype, device=device, exact=exact, max_batch=batch, reuse=reuse)
+        self.engine = Engine(model, drafter, max_batch=batch, reuse=reuse, **loading)
         if self.engine.tokenizer is None or not self.engine.tokenizer.has_chat_template:
             raise ModelError(f"{model} has no chat template, and alignment is measured in conversations")
         self.tokenizer = self.engine.tokenizer

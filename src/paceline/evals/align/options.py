@@ -114,6 +114,7 @@ class AlignOptions:
     dtype: str = "auto"
     device: str = "auto"
     exact: bool | None = None
+    activations: int | None = None
     pauses: tuple[float, float] = (0.5, 30.0)
 
     def with_compat(self) -> Self:

@@ -139,7 +139,7 @@ async def open_backend(spec: str, asked: AlignOptions, key_env: str | None) -> B
 
         return Local(
             spec, asked.draft, reuse=asked.reuse, batch=asked.concurrency,
-            dtype=asked.dtype, device=asked.device, exact=asked.exact,
+            dtype=asked.dtype, device=asked.device, exact=asked.exact, activations=asked.activations,
         )  # fmt: skip
     urls, model = parse(spec)
     key = api_key(spec, key_env)
