@@ -82,7 +82,7 @@ def test_ctrl_c_in_a_file_of_prompts_keeps_whole_objects(
 
 @pytest.mark.parametrize(
     "command_line",
-    [f"{name} MODEL" for name in ("generate", "demo", "tune", "eval align --limit 1 --model", "certify", "doctor")],
+    [f"{name} MODEL" for name in ("chat", "demo", "tune", "eval align --limit 1 --model", "certify", "doctor")],
 )
 def test_commands_that_load_a_model_pass_on_the_bits_of_its_inputs(
     command: Command, command_line: str, demo: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
