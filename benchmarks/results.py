@@ -43,7 +43,7 @@ BEGIN, END = "<!-- python benchmarks/results.py table -->\n", "<!-- end -->"
 """Around the table of README.md."""
 FIGURES = (
     "answers", "speedup", "speedup_low", "speedup_high", "speedup_decode", "mean_accepted_tokens", "tokens_per_second",
-    "tokens_per_second_decode", "identical", "looping", "speedup_without_loops", "repeated", "failed",
+    "tokens_per_second_decode", "identical", "looping", "speedup_without_loops", "failed",
 )  # fmt: skip
 """Of a method, in the record."""
 
@@ -222,7 +222,7 @@ def collect(out: Path) -> None:
             "setting": told("setting", found),
             "machine": told("machine", found),
             "complete": found.complete,
-            "notes": [*found.summary.get("disturbed", ()), *filter(None, [found.summary.get("repeated")])],
+            "notes": [*found.summary.get("disturbed", ())],
             "tasks": found.tasks,
             "methods": {label(m.name): _facts(m, found.tasks) for m in found.methods},
         }

@@ -11,7 +11,7 @@ from typing import Any
 import torch
 
 from paceline.bench import specbench
-from paceline.bench.checks import disturbances, judge_differences, repeated
+from paceline.bench.checks import disturbances, judge_differences
 from paceline.bench.metrics import BASELINE, summarize
 from paceline.bench.options import Benchmark
 from paceline.bench.ours import Ours, check_schedules, scheduled_contestants
@@ -29,7 +29,7 @@ from paceline.workbench.runs import RUN, Run, check
 
 @dataclass(frozen=True)
 class Result:
-    """results: see `metrics.summarize`; unavailable: why peers did not take part; disturbed, repeated: see `checks`."""
+    """results: see `metrics.summarize`; unavailable: why peers did not take part; disturbed: see `checks`."""
 
     out: Path
     complete: bool
@@ -37,7 +37,6 @@ class Result:
     unavailable: dict[str, str]
     notes: list[str]
     disturbed: list[str]
-    repeated: str
 
 
 def bench(benchmark: Benchmark, watch: Watch = Watch()) -> Result:
@@ -189,7 +188,6 @@ def _run(setting: Setting, run: Run, present: Sequence[Contestant], watch: Watch
         recount=lambda text: max(len(encode(text)) - 1, 0) if text else 0,
         ends=tuple(setting.target.eos_token_ids),
         device=setting.target.device,
-        again=not setting.benchmark.schedules,
     )
 
 
@@ -216,11 +214,10 @@ def _conclude(
     figures = summarize(answers, facts, judged=judged)
     compares = bool(benchmark.schedules)  # a larger batch may be faster than its drafts alone allow
     disturbed = disturbances(answers, [] if compares else figures, threads=torch.get_num_threads())
-    again = repeated(answers)
-    run.write(SUMMARY, {"complete": complete, "disturbed": disturbed, "repeated": again, "results": figures})
+    run.write(SUMMARY, {"complete": complete, "disturbed": disturbed, "results": figures})
     notes: list[str] = []
     if not compares:
         model, temperature = Path(benchmark.model).name or benchmark.model, benchmark.options.temperature
         about: dict[str, Any] = {"model": model, "dtype": setting.dtype, "temperature": temperature}
         notes = specbench.export(answers, benchmark.out / "spec-bench", suite=setting.suite, **about)
-    return Result(run.path, complete, figures, unavailable, notes, disturbed, again)
+    return Result(run.path, complete, figures, unavailable, notes, disturbed)

@@ -16,9 +16,8 @@ from typing import Any, NamedTuple, Self
 import numpy as np
 import torch
 
-from paceline.bench.expected import LATE, late
 from paceline.bench.metrics import BASELINE, OVERALL, first_divergence, matched, waits
-from paceline.bench.record import Answer, good
+from paceline.bench.record import Answer
 from paceline.bench.setting import Setting, Watch
 from paceline.core.segment import Segment
 from paceline.target.base import Target
@@ -31,7 +30,6 @@ FACTOR = 1.1  # speed-ups may exceed the mean accepted tokens by this factor: th
 SCATTER = 2.0  # mean time of a plain round over that of the fastest tenth: on a quiet machine they are nearly alike
 ROUNDS = 50  # fewest plain rounds whose scatter says something
 OTHERS = 0.5  # load average beyond the run's own threads that is still quiet
-MANY_LATE = 0.05  # share of answers that may be late, or have been until they were asked again, on a quiet machine
 
 Facts = dict[str, Any]
 
@@ -223,7 +221,6 @@ def disturbances(
             signs.append(
                 f"plain rounds took {1e3 * mean:.1f} ms in the mean, the fastest tenth {1e3 * fast:.1f} ms or less"
             )
-    signs += _late_ones(answers)
     loads = [answer.load for answer in answers if answer.load is not None]
     if threads is not None and loads and median(loads) > threads + OTHERS:
         own = f"{threads} thread{'s' if threads != 1 else ''}"
@@ -231,30 +228,3 @@ def disturbances(
     if not signs:
         return []
     return [f"Timings are not reliable, another process seems to have used the processor: {'; '.join(signs)}."]
-
-
-def _late_ones(answers: Sequence[Answer]) -> list[str]:
-    """A sign, if many answers were late: those that the median of several attempts put right, and those that still are.
-
-    Where a single answer is late, the medians that totals are made of, or its share of them, hold the damage small."""
-    still = {id(answer) for answer in late(answers)}
-    mended = [a for a in good(answers) if id(a) not in still and a.attempts and max(a.attempts) > LATE * a.seconds]
-    count = len(still) + len(mended)
-    if count <= MANY_LATE * len(answers):
-        return []
-    return [
-        f"{count} of {len(answers)} answers took more than {LATE:g} times as long as their rounds predict, and "
-        f"{len(still)} of them still do after being asked again"
-    ]
-
-
-def repeated(answers: Sequence[Answer]) -> str:
-    """How many answers were asked again since they were late, in a sentence; "" if none was."""
-    count = sum(bool(answer.attempts) for answer in answers)
-    if not count:
-        return ""
-    which = "answer was late and was" if count == 1 else "answers were late and were each"
-    return (
-        f"{count} of {len(answers)} {which} asked twice more: late is {LATE:g} times what the method's rounds predict. "
-        "Of the three the one with the median time counts."
-    )

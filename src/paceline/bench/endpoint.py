@@ -114,8 +114,8 @@ def bench_endpoints(benchmark: Benchmark, watch: Watch = Watch()) -> Result:
         )
         results = summarize(settled(answers), {str(of["method"]): of for of in methods})
         notes = [*reading.notes(), *_compared(results, load)]
-        run.write(SUMMARY, {"complete": complete, "disturbed": [], "repeated": "", "results": results, "notes": notes})
-    return Result(run.path, complete, results, {}, notes, [], "")
+        run.write(SUMMARY, {"complete": complete, "disturbed": [], "results": results, "notes": notes})
+    return Result(run.path, complete, results, {}, notes, [])
 
 
 def workload(benchmark: Benchmark, reading: Reading) -> list[Request]:

@@ -355,7 +355,7 @@ def summarize(
     judged  differing answers, with "method" and "question"; returned under "differs".
 
     "answers" counts the method's answers and "compared" those in its speed-up. "failed" is None or the reason.
-    "new_tokens", "seconds" and "rounds" are of all repeats; "repeated" counts late ones. Unknown figures are None."""
+    "new_tokens", "seconds" and "rounds" are of all repeats. Unknown figures are None."""
     every = list(answers)
     baseline = next((method for method, of in facts.items() if of.get("baseline")), BASELINE)
     by_method: dict[str, list[Answer]] = {method: [] for method in facts}  # in the order they were given
@@ -411,7 +411,6 @@ def _figures(mine: Answers, plain: Answers, facts: Mapping[str, Any], resamples:
         "lengths": lengths,
         "rounds": sum(lengths) if lengths else None,
         "new_tokens": sum(answer.num_new for answer in good(mine)),
-        "repeated": sum(bool(answer.attempts) for answer in good(mine)),
         "seconds": float(sum(cell.turns[:, 1].sum() for cell in cells(mine).values())),
         **first,
         "first_token_ms": first["first_token_ms_p50"],

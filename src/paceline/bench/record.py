@@ -25,9 +25,7 @@ class Answer:
     method    "none" (plain decoding, the baseline), a drafter's spec, or "peer:..." .
     question  the suite's id; category as in the suite, task the group it is counted in.
     group     questions of one group were answered together, and have the same `seconds`.
-    failed    why there is no answer after `turns`. load: the machine's load average of one minute at the end.
-    attempts  seconds of all attempts in their order, where a late answer was asked again; the median one is recorded.
-    """
+    failed    why there is no answer after `turns`. load: the machine's load average of one minute at the end."""
 
     method: str
     repeat: int
@@ -38,7 +36,6 @@ class Answer:
     turns: list[Reply] = field(default_factory=list)
     failed: str | None = None
     load: float | None = None
-    attempts: list[float] = field(default_factory=list)
 
     @property
     def num_new(self) -> int:
@@ -58,7 +55,7 @@ class Answer:
     def of(cls, row: Mapping[str, Any]) -> Self:
         """The answer of a row. PacelineError if the row is none."""
         try:
-            rest = dict(row)
+            rest = {name: value for name, value in row.items() if name != "attempts"}  # of an earlier version
             turns = [Reply(**turn) for turn in rest.pop("turns")]
             return cls(turns=turns, **rest)
         except (ValueError, TypeError, KeyError, AttributeError) as error:

@@ -3,9 +3,8 @@
 Within a question the contestants answer one after another, in an order that is drawn anew for every question: a machine
 that drifts is then fair to all, and nobody always comes after the same one, which leaves the caches full. Tasks take
 turns, too: it is fair to them, and the answers of a stopped run are of every task alike. The warm-up comes before and
-is not recorded. An answer that is late, since another process used the processor, is asked for again at once."""
+is not recorded."""
 
-from collections import Counter
 from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass
 from itertools import groupby
@@ -15,9 +14,8 @@ from zlib import crc32
 
 import torch
 
-from paceline.bench.expected import Pace
 from paceline.bench.options import Options
-from paceline.bench.record import Answer, Done, answered, good
+from paceline.bench.record import Answer, Done, answered
 from paceline.bench.suites import Question, tasks_in_turn
 from paceline.errors import PacelineError
 from paceline.workbench.contestant import Ask, Contestant
@@ -34,10 +32,6 @@ WAKE = 0.2
 answered or a file was written, takes a tenth of a second until it is as fast as before (benchmarks/awake.py). Whoever
 answers in fewer rounds, or in a process of its own, would pay most. The threads of the process before may still spin,
 too."""
-AGAIN = 2  # times that a late answer is asked for again; of all its attempts the one with the median time counts
-FEW_AGAIN, MOST_AGAIN = 3, 0.1
-"""Answers of a method that may be asked for again: some, and a share of those that it gave. If more of them are late,
-asking again does not help."""
 
 
 @dataclass(frozen=True)
@@ -106,8 +100,7 @@ class Runner:
     known        answers that are there already; record: called with a group's new answers at once.
     stopped      asked between two answers; True ends the run there.
     progress     called with every answer, new or known.
-    catch        errors of a contestant that count as its failure.
-    again        ask for late answers again, of questions that are answered one at a time."""
+    catch        errors of a contestant that count as its failure."""
 
     contestants: Sequence[Contestant]
     groups: Sequence[QuestionGroup]
@@ -122,14 +115,10 @@ class Runner:
     stopped: Callable[[], bool] = lambda: False
     progress: Callable[[Answer], None] = lambda answer: None
     catch: type[Exception] | tuple[()] = Exception
-    again: bool = False
 
     def __post_init__(self) -> None:
         self.failed: set[str] = set()
         self._done = answered(self.known)
-        self._paces = {c.name: Pace(a for a in self.known if a.method == c.name) for c in self.contestants}
-        self._asked = Counter(answer.method for answer in self.known)
-        self._again = Counter(answer.method for answer in self.known if answer.attempts)
 
     def run(self) -> bool:
         """Answer what is not answered yet; whether everything is now. A contestant that fails is asked no more."""
@@ -154,7 +143,7 @@ class Runner:
                 continue
             if self.stopped():
                 return False
-            answers = [a for a in self._timely(contestant, group, number) if a.question in missing]
+            answers = [a for a in self._answers(contestant, group, number) if a.question in missing]
             self.record(answers)
             if any(answer.failed for answer in answers):
                 self.failed.add(contestant.name)
@@ -182,31 +171,6 @@ class Runner:
                     self.progress(answers[0])
                     self.failed.add(contestant.name)
                     break
-                self._learn(answers)
-
-    def _timely(self, contestant: Contestant, group: QuestionGroup, repeat: int) -> list[Answer]:
-        """A contestant's answers to a group of questions; if they are late, of AGAIN more attempts and this one the
-        one with the median time. Before each it forgets, or it would draft the answer from the attempt before."""
-        answers, name = self._answers(contestant, group, repeat), contestant.name
-        self._asked[name] += 1
-        may = self._again[name] < FEW_AGAIN + MOST_AGAIN * self._asked[name]
-        if self.again and len(answers) == 1 and may and self._paces[name].is_late(answers[0]):
-            self._again[name] += 1
-            attempts = answers
-            for _ in range(AGAIN):
-                contestant.forget()
-                attempts = attempts + self._answers(contestant, group, repeat)
-            seconds = [answer.seconds for answer in attempts]
-            whole = sorted(good(attempts), key=lambda answer: answer.seconds)
-            answers = [whole[len(whole) // 2]]
-            answers[0].attempts = seconds
-        self._learn(answers)
-        return answers
-
-    def _learn(self, answers: Sequence[Answer]) -> None:
-        """Remember how long rounds take."""
-        if self.again and len(answers) == 1:
-            self._paces[answers[0].method].learn(answers[0])
 
     def _answers(
         self, contestant: Contestant, group: QuestionGroup, repeat: int, max_tokens: int | None = None

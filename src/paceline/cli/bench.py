@@ -117,7 +117,7 @@ def bench(
         else:
             outcome = run(benchmark, watch)
     if as_json:
-        shown = ("complete", "disturbed", "repeated", "notes", "results")
+        shown = ("complete", "disturbed", "notes", "results")
         print(json.dumps({"out": str(outcome.out)} | {name: getattr(outcome, name) for name in shown}))
     else:
         _show(outcome, of_servers=served is not None)
