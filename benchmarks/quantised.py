@@ -41,7 +41,8 @@ def main() -> None:
     parser.add_argument("--vocab", type=int, default=8192)
     parser.add_argument("--kinds", nargs="+", choices=NAMES, default=["Q8_0", "Q4_0"])
     parser.add_argument("--rows", type=int, nargs="+", default=[1, 2, 4, 8, 12, 16])
-    parser.add_argument("--paths", nargs="+", choices=integer.paths(), default=[], help="exact products, by these")
+    known = integer.instruction_sets()
+    parser.add_argument("--paths", nargs="+", choices=known, default=[], help="exact products, by these")
     parser.add_argument("--activations", nargs="+", type=int, choices=[8, 16], default=[8], help="bits of inputs")
     parser.add_argument("--threads", type=int, default=torch.get_num_threads())
     parser.add_argument("--turns", type=int, default=21)
@@ -68,7 +69,7 @@ def main() -> None:
             weights = [Blocks(weight.kind, weight.data, bits) for weight in (*layers, head)]
             panels = [IntegerPanels([weight], exact=path is not None) for weight in weights]
             name = ", ".join([kind.name, *([path] if path else []), *(["16 bits"] if bits == 16 else [])])
-            ways[name] = multiplied(panels, [p.width for p in panels], wish.rows, path or integer.path())
+            ways[name] = multiplied(panels, [p.width for p in panels], wish.rows, path or integer.instruction_set())
         if library is not None:
             ways[f"{kind.name}, ggml"] = Products(library, [*layers, head])
     print(f"{wish.threads} threads, milliseconds")
@@ -81,7 +82,7 @@ def main() -> None:
 
 def multiplied(
     products: Sequence[Callable[[torch.Tensor], torch.Tensor]], widths: Sequence[int], counts: Sequence[int],
-    path: str = integer.path(),
+    path: str = integer.instruction_set(),
 ) -> Callable[[int], None]:  # fmt: skip
     """All products with so many rows; path: by these instructions."""
     x = {(n, width): torch.randn(n, width).bfloat16() for n in counts for width in set(widths)}

@@ -61,8 +61,8 @@ def test_a_level_that_is_not_there_is_named(monkeypatch: pytest.MonkeyPatch) -> 
 @pytest.mark.usefixtures("level")
 def test_kernels_follow(level: str) -> None:
     assert amx.supported() <= (level == "amx")
-    assert ("vnni" in integer.paths()) <= (level in ("avx512", "amx"))
-    assert ("dotprod" in integer.paths()) == (level == "dotprod")
+    assert ("vnni" in integer.instruction_sets()) <= (level in ("avx512", "amx"))
+    assert ("dotprod" in integer.instruction_sets()) == (level == "dotprod")
     assert kernels.preferred(torch.bfloat16) <= (level == "avx512")
     assert kernels.supported(torch.float32)
     assert kernels.preferred(torch.float32) == (level != "amx" and not processor.ARM)
@@ -72,7 +72,7 @@ def test_doctor_says_what_would_run(tmp_path: Path, capsys: pytest.CaptureFixtur
     folder = models.make("llama2", tmp_path / "tiny")
     assert main(["doctor", str(folder), "--dtype", "int8-float32"]) == 0
     shown = capsys.readouterr().out
-    blocks = f"our kernel of blocks ({integer.path()}, inputs of 16 bits)"
+    blocks = f"our kernel of blocks ({integer.instruction_set()}, inputs of 16 bits)"
     inputs = "rounded to 16 bits: the weights take at most 256 MB"
     for words in (f"level {processor.level()}", torch.__version__, blocks, inputs, "128 tokens", "on any processor"):
         assert words in shown

@@ -88,7 +88,7 @@ def fma(typingctx: Any, a: Any, b: Any, c: Any) -> Any:
 
 
 @intrinsic
-def take(typingctx: Any, counter: Any, count: Any) -> Any:
+def fetch_add(typingctx: Any, counter: Any, count: Any) -> Any:
     """counter[0], and add `count` to it, atomically; int64. What was written before an earlier take can be read."""
 
     def generate(context: Any, builder: Any, signature: Any, arguments: Any) -> Any:

@@ -9,7 +9,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from paceline.core.segment import Segment
-from paceline.target.layout import FEWEST, KEY_GRANULE, SHARED_QUERIES, Group, Layout, padded_size, plan
+from paceline.target.layout import KEY_GRANULE, MIN_QUERIES, SHARED_QUERIES, Group, Layout, padded_size, plan
 
 
 @dataclass
@@ -98,7 +98,7 @@ def seen_in(group: Group, shared: int) -> dict[int, tuple[set[int], int]]:
         return {node: (set(range(i + 1)), group.first) for i, node in enumerate(range(group.begin, group.end))}
     rows = 1 if group.is_long else shared
     used = group.queries * rows
-    assert group.mask.shape == (slots, 1, max(used, FEWEST), group.keys)
+    assert group.mask.shape == (slots, 1, max(used, MIN_QUERIES), group.keys)
     assert set(group.mask.unique().tolist()) <= {0.0, -np.inf}
     assert bool((group.mask == 0).any(3).all()), "a padded query that sees nothing turns into NaN"
     visible = (group.mask[:, 0, :used] == 0).numpy().reshape(slots * group.queries, rows, group.keys)
@@ -191,7 +191,7 @@ def test_a_long_chunk_does_not_pad_the_short_segments(window: int | None) -> Non
 def test_attention_reads_whole_granules_and_a_few_queries_at_least(length: int, nodes: int) -> None:
     (group,) = plan([Segment.chunk(3, np.arange(nodes), last=True)], [length]).groups
     assert group.keys == -(-(length + nodes) // KEY_GRANULE) * KEY_GRANULE
-    assert group.mask.shape[2] == max(nodes, FEWEST)
+    assert group.mask.shape[2] == max(nodes, MIN_QUERIES)
     assert (group.mask[0, 0, nodes - 1] == 0).nonzero().flatten().tolist() == list(range(length + nodes))
 
 

@@ -91,8 +91,8 @@ class Way:
 
 WAYS = [
     *(Way(dtype) for dtype in (HALF, FULL)),
-    *(Way(FULL, kind, integer.path()) for kind in KINDS.values()),
-    *(Way(FULL, kind, path) for kind in (Q4_1, Q6_K) for path in integer.paths()[1:]),
+    *(Way(FULL, kind, integer.instruction_set()) for kind in KINDS.values()),
+    *(Way(FULL, kind, path) for kind in (Q4_1, Q6_K) for path in integer.instruction_sets()[1:]),
 ]
 
 
@@ -106,7 +106,7 @@ def way(request: pytest.FixtureRequest, monkeypatch: pytest.MonkeyPatch) -> Way:
     way: Way = request.param
     if not (kernels.supported(way.dtype) if way.kind is None else integer.supported()):
         pytest.skip("not on this CPU")
-    monkeypatch.setattr(integer, "path", lambda: way.path)
+    monkeypatch.setattr(integer, "instruction_set", lambda: way.path)
     return way
 
 
@@ -222,8 +222,8 @@ def test_all_instructions_give_the_same_bits(kind: Kind, activations: int, monke
     blocks.activations = activations
     x, panels = 100 * random(4, 33, 512), IntegerPanels([blocks])
     right = None
-    for path in integer.paths():
-        monkeypatch.setattr(integer, "path", lambda path=path: path)
+    for path in integer.instruction_sets():
+        monkeypatch.setattr(integer, "instruction_set", lambda path=path: path)
         for rows in (4, 33):
             out = panels(x[:rows])
             right = panels(x) if right is None else right
@@ -298,8 +298,8 @@ def test_the_largest_codes_times_the_largest_numbers(
     blocks, x = Blocks(kind, data.flatten(1)), torch.full((2, 512), 3.0 * sign)
     for activations in ACTIVATIONS:
         panels, said = IntegerPanels([Blocks(kind, blocks.data, activations)]), []
-        for path in integer.paths():
-            monkeypatch.setattr(integer, "path", lambda path=path: path)
+        for path in integer.instruction_sets():
+            monkeypatch.setattr(integer, "instruction_set", lambda path=path: path)
             said.append(panels(x))
         assert all(torch.equal(said[-1], other) for other in said)
 
@@ -325,20 +325,20 @@ def test_the_bytes_come_back(kind: Kind) -> None:
 
 
 @needs_blocks
-@pytest.mark.parametrize("path", integer.paths())
+@pytest.mark.parametrize("path", integer.instruction_sets())
 def test_zeros_and_the_smallest_numbers_are_no_trouble(path: str, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(integer, "path", lambda: path)
+    monkeypatch.setattr(integer, "instruction_set", lambda: path)
     x, panels = torch.zeros(3, 64), IntegerPanels([random_blocks(Q4_0, 16, 64)])
     x[1], x[2] = 1e-45, 1e-38
     assert bool((panels(x).abs() < 1e-36).all())
 
 
 @needs_blocks
-@pytest.mark.parametrize("path", integer.paths())
+@pytest.mark.parametrize("path", integer.instruction_sets())
 @pytest.mark.parametrize("kind", [Q8_0, Q4_K], ids=lambda kind: kind.name)
 def test_bfloat16_is_float32_rounded_to_the_nearest(kind: Kind, path: str, monkeypatch: pytest.MonkeyPatch) -> None:
     """Also where the CPU has no instruction for it."""
-    monkeypatch.setattr(integer, "path", lambda: path)
+    monkeypatch.setattr(integer, "instruction_set", lambda: path)
     panels = IntegerPanels([random_blocks(kind, 45, 8 * kind.inputs)], exact=True)
     x = random(3, 40, panels.width).to(HALF)
     x[1] *= 1e30

@@ -13,14 +13,14 @@ import torch
 from numba import carray, cfunc
 from tests import exact, models, native
 
-from paceline.compiled import address, take
+from paceline.compiled import address, fetch_add
 from paceline.core.segment import Segment
 from paceline.target import kernels
 from paceline.target.base import BEFORE_NORM, Needs
 from paceline.target.decoder import Decoder
 from paceline.target.kernels import amx, program
 from paceline.target.kernels.products import Panels
-from paceline.target.linear import FEW, SMALL, Linear
+from paceline.target.linear import MAX_ROWS_OWN, SMALL, Linear
 
 NEEDS = Needs(hidden_layers=(1, BEFORE_NORM))
 
@@ -128,14 +128,14 @@ def _pieces(at):  # type: ignore[no-untyped-def]
     task = carray(at, (3,), np.int64)
     done, before = carray(address(task[1]), (17,), np.int64), carray(address(task[2]), (17,), np.int64)
     while True:
-        piece = take(task, 1)
+        piece = fetch_add(task, 1)
         if piece >= 16:
             return
         ready = 0
         for other in range(16):
             ready += before[other]
         done[piece] += ready // 16
-        take(done[16:], 1)
+        fetch_add(done[16:], 1)
 
 
 @pytest.mark.parametrize("threads", [1, 3])
@@ -159,13 +159,13 @@ def test_a_step_begins_when_all_pieces_before_it_are_done_and_waits_for_no_threa
 
 
 def test_small_weights_beside_onednn_are_one_call_for_few_rows() -> None:
-    """Layers of small weights are recorded, and a node's bits are the same among up to FEW."""
+    """Layers of small weights are recorded, and a node's bits are the same among up to MAX_ROWS_OWN."""
     if not amx.supported():
         pytest.skip("only beside oneDNN on AMX")
     target = made("bfloat16")
     slot = target.add_row(100)
-    tokens, parents = [*range(5, 5 + FEW)], [-1, *range(FEW - 1)]
-    forwards = [exact.tree(slot, tokens[:count], parents[:count]) for count in (FEW, 2, 17)]
+    tokens, parents = [*range(5, 5 + MAX_ROWS_OWN)], [-1, *range(MAX_ROWS_OWN - 1)]
+    forwards = [exact.tree(slot, tokens[:count], parents[:count]) for count in (MAX_ROWS_OWN, 2, 17)]
     most, *fewer = (target.verify([one]).logits for one in forwards)
     assert len(target._programs._programs) == 2
     assert all(target._programs._programs.values())
@@ -178,7 +178,7 @@ def test_which_weights_are_kept_for_few_rows() -> None:
     assert (small.few is not None) == amx.supported()
     assert large.few is None
     if amx.supported():
-        x = torch.randn(FEW + 1, 64).bfloat16()
-        assert torch.equal(small(x[:FEW]), Panels(small.dense())(x[:FEW]))
+        x = torch.randn(MAX_ROWS_OWN + 1, 64).bfloat16()
+        assert torch.equal(small(x[:MAX_ROWS_OWN]), Panels(small.dense())(x[:MAX_ROWS_OWN]))
         small.few = None
         assert torch.equal(small(x), Linear(small.dense())(x))

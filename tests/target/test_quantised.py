@@ -248,7 +248,7 @@ def test_what_cannot_be_done_is_said_in_one_line(tmp_path: Path, monkeypatch: py
 
 def test_a_cpu_that_is_slow_or_cannot_says_so(monkeypatch: pytest.MonkeyPatch) -> None:
     _, blocks, dense = decoders("llama2", "int8")
-    monkeypatch.setattr("paceline.target.kernels.integer.path", lambda: "plain")
+    monkeypatch.setattr("paceline.target.kernels.integer.instruction_set", lambda: "plain")
     assert "slowly" in blocks.notes[1]
     monkeypatch.setattr("paceline.target.kernels.integer.supported", lambda: False)
     assert "expanded" in blocks.notes[1]

@@ -65,7 +65,7 @@ class TorchOps:
         """Of rows [N, M], in float32."""
         return x.softmax(-1, torch.float32)
 
-    def weigh(self, x: torch.Tensor, gate: torch.Tensor) -> torch.Tensor:
+    def scale_by_sigmoid(self, x: torch.Tensor, gate: torch.Tensor) -> torch.Tensor:
         """x [N, M] times the sigmoid of gate, [N, M] or [N, 1]."""
         return self.gate(torch.cat([gate.expand_as(x), x], 1), None)
 
@@ -167,8 +167,8 @@ class Attention(LayerPart):
 
     def __call__(self, x: torch.Tensor, layout: Layout, cache: Writer, layer: int) -> torch.Tensor:
         """Attention [N, H] over normed states x [N, H]; writes keys and values to layer `layer` of the cache."""
-        said = attend(self.write(x, cache, layer), layout, cache, layer, self.window)
-        return self.out(said if self.gate is None else self.ops.weigh(said, self.gate(x)))
+        attended = attend(self.write(x, cache, layer), layout, cache, layer, self.window)
+        return self.out(attended if self.gate is None else self.ops.scale_by_sigmoid(attended, self.gate(x)))
 
 
 def _rows(weight: torch.Tensor | Blocks, which: slice) -> torch.Tensor | Blocks:
@@ -203,29 +203,31 @@ class Mixture(LayerPart):
 
     def __init__(self, weights: WeightsByName, shape: Shape, ops: TorchOps):
         assert shape.experts is not None
-        self.of = shape.experts
+        self.spec = shape.experts
         self.ops = ops
         self.router = stacked(weights, [ROUTER, SHARED_GATE], ops.cos.dtype)
-        self.experts = [MLP(weights, f"mlp.experts.{number}", shape, ops) for number in range(self.of.count)]
-        self.shared = MLP(weights, "mlp.shared_expert", shape, ops) if self.of.shared else None
+        self.experts = [MLP(weights, f"mlp.experts.{number}", shape, ops) for number in range(self.spec.count)]
+        self.shared = MLP(weights, "mlp.shared_expert", shape, ops) if self.spec.shared else None
 
     def __call__(self, x: torch.Tensor) -> torch.Tensor:
         """As `MLP`."""
         scores = self.router(x)
-        share, chosen = self.ops.softmax(scores[:, : self.of.count]).topk(self.of.chosen)
-        if self.of.normalised:
+        share, chosen = self.ops.softmax(scores[:, : self.spec.count]).topk(self.spec.chosen)
+        if self.spec.normalised:
             share = share / share.cumsum(-1)[:, -1:]  # a sum in this order on every processor
         order = chosen.flatten().argsort(stable=True)
-        tokens, share = order // self.of.chosen, share.to(x.dtype).flatten()[order, None]
+        tokens, share = order // self.spec.chosen, share.to(x.dtype).flatten()[order, None]
         out, begin = torch.zeros_like(x), 0
         for expert, count in zip(
-            self.experts, chosen.flatten().bincount(minlength=self.of.count).tolist(), strict=True
+            self.experts, chosen.flatten().bincount(minlength=self.spec.count).tolist(), strict=True
         ):
             if count:
                 own = tokens[begin : begin + count]
                 out.index_add_(0, own, expert(x[own]) * share[begin : begin + count])
                 begin += count
-        return out if self.shared is None else out + self.ops.weigh(self.shared(x), scores[:, self.of.count :])
+        if self.shared is None:
+            return out
+        return out + self.ops.scale_by_sigmoid(self.shared(x), scores[:, self.spec.count :])
 
 
 class Layer(LayerPart):

@@ -28,7 +28,7 @@ from paceline.target.base import BEFORE_NORM, LayerCallback, Needs
 from paceline.target.cache import CachedTarget, Pair, RaggedCache, Writer
 from paceline.target.folder import fingerprint
 from paceline.target.layout import SHARED_QUERIES, Layout, padded_size, plan
-from paceline.target.linear import FEW, BlockLinear, Linear, linear
+from paceline.target.linear import MAX_ROWS_OWN, BlockLinear, Linear, linear
 from paceline.target.quantised.blocks import Blocks, WeightsByName, describe, tensors_of, within
 from paceline.target.recurrent import RecurrentState
 from paceline.target.shape import Shape, rotary_tables, row_order, weight_shapes
@@ -113,7 +113,8 @@ class Decoder(CachedTarget):
         self.blocks = [Layer(of, s, self._ops[kind.rope], kind) for of, kind in zip(layers, s.layers, strict=True)]
         self.same_on_any_threads = self._has_own_products()
         # Nodes up to which the library multiplies nothing in a forward.
-        self._few = 0 if any(product.few is None for block in self.blocks for product in block.products) else FEW
+        products = [product for block in self.blocks for product in block.products]
+        self._few = 0 if any(product.few is None for product in products) else MAX_ROWS_OWN
         self._rows: dict[int, torch.Tensor] = {}
         states = [kind.recurrent for kind in s.layers]
         self._places = {kind: [*accumulate((one == kind for one in states), initial=0)] for kind in (False, True)}

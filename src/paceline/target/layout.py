@@ -20,12 +20,12 @@ from paceline.core.tree import IntArray, ancestors
 
 SHARED_QUERIES = 64  # most nodes of a segment in a shared group: the others are padded to the longest
 
-FEWEST = 4  # fewest queries of a key head in attention: torch has another kernel for one, and oneDNN for up to three
+MIN_QUERIES = 4  # of a key head in attention: torch has another kernel for one, and oneDNN for up to three
 
 KEY_GRANULE = 64
-"""Attention reads a multiple of this many keys (the last masked), for at least `FEWEST` queries. torch's CPU kernel
-then has one order of sums for any number of nodes, so that a token's attention is the same alone and in a draft, in
-bfloat16 too. 16 is enough for that; with 64, torch compiles kernels for fewer sizes (benchmarks/shapes.py)."""
+"""Attention reads a multiple of this many keys (the last masked), for at least `MIN_QUERIES` queries. torch's CPU
+kernel then has one order of sums for any number of nodes, so that a token's attention is the same alone and in a
+draft, in bfloat16 too. For that 16 is enough; with 64 torch compiles kernels for fewer sizes (benchmarks/shapes.py)."""
 
 
 def padded_size(count: int) -> int:
@@ -46,8 +46,8 @@ class Group:
     scatter     int64 [nodes]: the padded place of each packed node of the group; None as above.
     packed      int64 [nodes]: the group's packed nodes; None as above.
     mask        additive, 0 or -inf, [slots, 1, queries * shared, keys]: for each node a row for each of the `shared`
-                query heads of a key head, and at least `FEWEST` rows, the last unused. A long segment has one row for
-                each node, which is cheaper there. None for a piece of a prompt, which sees all earlier tokens, and
+                query heads of a key head, and at least `MIN_QUERIES` rows, the last unused. A long segment has one row
+                for each node, which is cheaper there. None for a piece of a prompt, which sees all earlier tokens, and
                 its own causally.
     """
 
@@ -196,7 +196,7 @@ def _group(
         shared = 1
     keys = -(-keys // KEY_GRANULE) * KEY_GRANULE
     gather, scatter, packed = _padding(members, slots, spans, first, last, queries)
-    mask = np.full((last - first, max(queries * shared, FEWEST), keys), -np.inf, np.float32)
+    mask = np.full((last - first, max(queries * shared, MIN_QUERIES), keys), -np.inf, np.float32)
     mask[..., 0] = 0  # padding sees one key, or its softmax would be NaN
     seen = mask[:, : queries * shared].reshape(last - first, queries, shared, keys)
     for s in members:

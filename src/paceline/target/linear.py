@@ -18,10 +18,10 @@ if TYPE_CHECKING:
     from paceline.target.kernels.integer import IntegerPanels
     from paceline.target.kernels.products import Panels
 
-FEW, SMALL = 64, 8 << 20
-"""Beside oneDNN on AMX, our own kernel multiplies up to FEW rows if the weight has at most SMALL bytes: such a product
-takes microseconds, layers of nothing but our own steps are one call (`kernels/program.py`), and sums have one order. Up
-to 64 tokens of a row, so do those of attention."""
+MAX_ROWS_OWN, SMALL = 64, 8 << 20
+"""On AMX, where oneDNN multiplies: our own kernel takes up to MAX_ROWS_OWN rows if the weight has at most SMALL
+bytes. Such a product takes microseconds, layers of nothing but our own steps are one call (`kernels/program.py`), and
+sums have one order. Those of attention have one for up to 64 tokens of a row."""
 BLOCK = 16
 """Rows of a library call whose sums must have one order: for a constant number of rows it always chooses one kernel."""
 
@@ -30,7 +30,7 @@ class Linear:
     """x @ weight.T + bias. Weights are stored in `panels` where our kernel is `preferred`, in oneDNN's order on other
     CPUs with bfloat16 units, and unchanged elsewhere.
 
-    few     the same in `panels`, for up to FEW rows.
+    few     the same in `panels`, for up to MAX_ROWS_OWN rows.
     exact   a row's result is the same, bit for bit, for any other rows: our kernel computes it where it runs, elsewhere
             the library in calls of BLOCK rows.
     nbytes  bytes of the weight. divisor: results are divided by it.
@@ -73,7 +73,7 @@ class Linear:
         library = "oneDNN" if self.packed else "torch"
         if self.panels is not None:
             return self.panels.kernel
-        return f"{library}, up to {FEW} rows {self.few.kernel}" if self.few is not None else library
+        return f"{library}, up to {MAX_ROWS_OWN} rows {self.few.kernel}" if self.few is not None else library
 
     def __call__(self, x: torch.Tensor) -> torch.Tensor:
         product = self.panels if self.panels is not None else self._in_blocks if self.is_exact else self._by_library
@@ -81,8 +81,8 @@ class Linear:
         return product(x) if self.divisor == 1.0 else product(x) / self.divisor
 
     def keep_for_few(self, weight: torch.Tensor) -> None:
-        """Keep the weight, which must be this product's, in our order too, if that is faster for up to FEW rows. They
-        then have one order of sums."""
+        """Also keep the product's `weight` in our kernel's order, if that is faster for up to MAX_ROWS_OWN rows. Their
+        sums then have one order."""
         if self.packed and not self.is_exact and kernels.supported(weight.dtype):
             from paceline.target.kernels import amx
             from paceline.target.kernels.products import Panels, fits
@@ -90,7 +90,7 @@ class Linear:
             self.few = Panels(weight, self.bias) if fits(weight) and amx.supported() else None
 
     def _by_library(self, x: torch.Tensor) -> torch.Tensor:
-        if self.few is not None and len(x) <= FEW:
+        if self.few is not None and len(x) <= MAX_ROWS_OWN:
             return self.few(x)
         if self.packed:
             return torch.ops.mkldnn._linear_pointwise(x, self.weight, self.bias, "none", [], "")
@@ -173,7 +173,7 @@ def linear(
         if dtype in integer.DTYPES and integer.supported():
             for kind in {part.kind for part in blocks}:  # compile now, not in the middle of an answer
                 out = torch.float32 if wide else dtype
-                integer.tiles_of(kind, dtype, out, integer.path(), blocks[0].activations // 8)
+                integer.tiles_of(kind, dtype, out, integer.instruction_set(), blocks[0].activations // 8)
                 if dtype == torch.bfloat16 and amx.supported() and not wide:
                     integer.by_amx(kind)
             return BlockLinear(blocks, bias, divisor=divisor, wide=wide)

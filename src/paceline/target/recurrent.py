@@ -60,7 +60,7 @@ class State:
 
 
 @dataclass(eq=False)
-class Row:
+class RecurrentRow:
     """A row: its state `now`, and what it has run since.
 
     nodes  [layers, room, input | key | update | log decay]: of nodes that are not committed; the first is at `first`.
@@ -77,12 +77,12 @@ class Row:
 
 
 @dataclass(eq=False)
-class Part:
+class RecurrentSegment:
     """A segment in a forward: nodes `start`.. of its n are the packed ones from `begin` on.
 
     parent  int64 [n]. ends: after so many nodes, the state is written there (a piece of a prompt)."""
 
-    row: Row
+    row: RecurrentRow
     begin: int
     start: int
     parent: IntArray
@@ -114,9 +114,9 @@ class RecurrentState:
         self.delta, self.layers, self.device = delta, layers, torch.device(device)
         self.dtype = torch.float64 if dtype == torch.float64 else torch.float32
         self.is_compiled = self.device.type == "cpu" and dtype in (torch.float32, torch.bfloat16)
-        self.rows: dict[int, Row] = {}
+        self.rows: dict[int, RecurrentRow] = {}
         self.widths = [delta.channels, delta.keys, delta.values, delta.value_heads]
-        """Columns of `Row.nodes`."""
+        """Columns of `RecurrentRow.nodes`."""
 
     @property
     def nbytes(self) -> int:
@@ -134,7 +134,7 @@ class RecurrentState:
     def add_row(self, slot: int) -> None:
         """An empty row."""
         nodes = torch.empty(self.layers, 0, sum(self.widths), dtype=self.dtype, device=self.device)
-        self.rows[slot] = Row(self._empty(), nodes)
+        self.rows[slot] = RecurrentRow(self._empty(), nodes)
 
     def drop_row(self, slot: int) -> None:
         """Forget a row."""
@@ -165,7 +165,7 @@ class RecurrentState:
         segments = zip(layout.segments, layout.spans, lengths, strict=True)
         return Recurrence(self, [self._part(segment, begin, length) for segment, (begin, _), length in segments])
 
-    def _part(self, segment: Segment, begin: int, length: int) -> Part:
+    def _part(self, segment: Segment, begin: int, length: int) -> RecurrentSegment:
         row, count = self.rows[segment.slot], len(segment.tokens)
         ends: list[tuple[int, State]] = []
         if segment.is_prompt:
@@ -177,9 +177,9 @@ class RecurrentState:
             missing = row.first + count - row.nodes.shape[1]
             if missing > 0:
                 row.nodes = F.pad(row.nodes, (0, 0, 0, -(-missing // ROOM) * ROOM))
-        return Part(row, begin, segment.start, segment.parent, ends, self.delta.kernel)
+        return RecurrentSegment(row, begin, segment.start, segment.parent, ends, self.delta.kernel)
 
-    def _marked(self, row: Row, length: int, count: int) -> list[tuple[int, State]]:
+    def _marked(self, row: RecurrentRow, length: int, count: int) -> list[tuple[int, State]]:
         """The states to keep of the next `count` tokens, and after how many of them."""
         marks = sorted(mark for mark in row.marks if length < mark <= length + count)
         return [(mark - length, row.kept.setdefault(mark, self._empty())) for mark in marks]
@@ -200,7 +200,7 @@ class RecurrentState:
             row.first, row.after = row.first + len(path), None
         row.marks = {mark for mark in row.marks if mark > length + len(path)}
 
-    def _advance(self, row: Row, places: IntArray, ends: list[tuple[int, State]]) -> None:
+    def _advance(self, row: RecurrentRow, places: IntArray, ends: list[tuple[int, State]]) -> None:
         """Write the states after so many of the nodes at `places` to `ends`, the last of them the row's own."""
         before = row.now.inputs
         for count, state in ends:
@@ -221,8 +221,8 @@ class RecurrentState:
 class Recurrence:
     """One forward over the recurrent layers."""
 
-    def __init__(self, of: RecurrentState, parts: Sequence[Part]):
-        self.of, self.parts = of, parts
+    def __init__(self, memory: RecurrentState, parts: Sequence[RecurrentSegment]):
+        self.memory, self.parts = memory, parts
 
     @cached_property
     def jobs(self) -> tuple[IntArray, list[IntArray]]:
@@ -236,19 +236,21 @@ class Recurrence:
 
         qkvz  [N, queries, keys, values, gates]. ba [N, strengths, decays]. layer: its number in the state."""
         for part in self.parts:
-            part.keep_inputs(layer, qkvz[part.begin :, : self.of.delta.channels])
-        if self.of.is_compiled:
+            part.keep_inputs(layer, qkvz[part.begin :, : self.memory.delta.channels])
+        if self.memory.is_compiled:
             from paceline.target.kernels.delta import run
 
             return run(self, layer, qkvz, ba, rule)
-        out = qkvz.new_zeros(len(qkvz), self.of.delta.values)
+        out = qkvz.new_zeros(len(qkvz), self.memory.delta.values)
         for part in self.parts:
             own = slice(part.begin, part.begin + len(part.parent) - part.start)
-            out[own] = self._part(part, layer, qkvz[own].to(self.of.dtype), ba[own].to(self.of.dtype), rule)
+            out[own] = self._part(part, layer, qkvz[own].to(self.memory.dtype), ba[own].to(self.memory.dtype), rule)
         return out
 
-    def _part(self, part: Part, layer: int, qkvz: torch.Tensor, ba: torch.Tensor, rule: GatedDelta) -> torch.Tensor:
-        d, row, start = self.of.delta, part.row, part.start
+    def _part(
+        self, part: RecurrentSegment, layer: int, qkvz: torch.Tensor, ba: torch.Tensor, rule: GatedDelta
+    ) -> torch.Tensor:
+        d, row, start = self.memory.delta, part.row, part.start
         x, gate = qkvz.split([d.channels, d.values], -1)
         nodes = row.nodes[layer, row.first : row.first + len(part.parent)]
         inputs = torch.cat([row.now.inputs[layer], nodes[:start, : d.channels], x])
@@ -258,7 +260,7 @@ class Recurrence:
         q, v = q * d.key_dim**-0.5, v.unflatten(-1, (d.value_heads, -1))
         strength, rate = ba.chunk(2, -1)
         strength, log = strength.sigmoid(), rule.rate * F.softplus(rate + rule.shift)
-        _, keys, updates, logs = nodes[:start].split(self.of.widths, -1)
+        _, keys, updates, logs = nodes[:start].split(self.memory.widths, -1)
         keys, logs = torch.cat([keys.unflatten(-1, (d.key_heads, -1)), k]), torch.cat([logs, log])
         sees = torch.from_numpy(ancestors(part.parent)).to(x.device)
         state, known = row.now.matrices[layer], updates.unflatten(-1, v.shape[1:])

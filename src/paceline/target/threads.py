@@ -14,7 +14,7 @@ from time import perf_counter, process_time
 
 import torch
 
-WINDOW, FEW = 16, 4  # recent rounds that count, and the fewest that give a usual time
+WINDOW, MIN_ROUNDS = 16, 4  # recent rounds that count, and the fewest that give a usual time
 LONG = 0.25  # a trial may begin after rounds of this many seconds, even if they are fewer than WINDOW
 TRIAL = 8  # rounds in a trial
 BETTER = 0.95  # a trial succeeds if its rounds take at most this share of the usual time
@@ -86,7 +86,7 @@ class Threads:
     def _look(self) -> None:
         """Begin a trial if another number of threads may be faster."""
         seconds, worked = map(sum, zip(*self._recent, strict=True))
-        if len(self._recent) < FEW or (len(self._recent) < WINDOW and seconds < LONG):
+        if len(self._recent) < MIN_ROUNDS or (len(self._recent) < WINDOW and seconds < LONG):
             return
         if self.number > 1 and self.number - worked / seconds > MISSING:
             self._try(self.number // 2)
@@ -101,7 +101,7 @@ class Threads:
         self._tried += 1
         self._spent += seconds
         usual = self._usual.get(kind) if kind is not None else None
-        if self._tried > 1 and usual is not None and len(usual) >= FEW:  # the first round also starts threads
+        if self._tried > 1 and usual is not None and len(usual) >= MIN_ROUNDS:  # the first round also starts threads
             self._ratios.append(seconds / fmean(usual))
         if len(self._ratios) == TRIAL and fmean(self._ratios) <= BETTER:
             assert self.trial is not None

@@ -185,8 +185,8 @@ def _tile(
 def _each(count: Value, do: Callable[[Value], None]) -> None:
     """do(i) for i from 0 to count - 1, at least once."""
 
-    def turn(i: Value, _: list[Value]) -> list[Value]:
+    def body(i: Value, _: list[Value]) -> list[Value]:
         do(i)
         return []
 
-    v.loop(count, [], turn)
+    v.loop(count, [], body)

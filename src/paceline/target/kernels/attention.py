@@ -10,9 +10,9 @@ sum of exponentials, and the sum of values; a higher score scales both sums down
 written with `vectors.py`, on vectors of 16 whose sums must not be reordered, so that every call has the same order of
 sums:
 
-    turn       16 keys, transposed: a register then holds one number of each
-    soften     scores, and their exponentials
-    gather4    the sum of values
+    transpose16  16 keys, transposed: a register then holds one number of each
+    soften       scores, and their exponentials
+    gather4      the sum of values
 """
 
 import math
@@ -24,7 +24,7 @@ import numpy as np
 import torch
 from numba import carray, cfunc, njit, types
 
-from paceline.compiled import address, put, take, widened
+from paceline.compiled import address, fetch_add, put, widened
 from paceline.target.cache import CAPACITY, ENDS, HEADER, KEYS, LAYER, PLACES, TILES, TILES_AT, VALUES, Writer
 from paceline.target.kernels import is_recording, on_threads
 from paceline.target.kernels import vectors as v
@@ -89,7 +89,7 @@ def _exponential(x: Value) -> Value:
 
 
 @v.step(types.void)
-def turn(
+def transpose16(
     dtype: Any, states: Value, places: Value, first: Value, size: Value, at: Value, turned: Value, column: Value
 ) -> None:
     """turned[d, column + i] = states[places[first + i], at + d] for 16 i and 16 d.
@@ -214,7 +214,7 @@ def _read_block(keys, values, places, count, dim, padded, turned, wide):  # type
     for begin in range(0, dim, LANES):
         at = min(begin, dim - LANES)  # the last vector overlaps the one before if the size is no multiple of 16
         for i in range(0, count, LANES):
-            turn(keys, places, i, dim, at, turned, i)
+            transpose16(keys, places, i, dim, at, turned, i)
         for i in range(count):
             widen(values, places[i] * dim + at, wide, i * padded + at)
 
@@ -251,7 +251,7 @@ def _work(task, header, queries, out, keys, values):  # type: ignore[no-untyped-
     places = np.empty(BLOCK, np.int64)
     scale = np.float32(1) / np.sqrt(np.float32(dim))
     while True:
-        piece = take(task, 1)
+        piece = fetch_add(task, 1)
         if piece >= len(tiles) * kv_heads:
             return
         tile, head = tiles[piece // kv_heads], piece % kv_heads

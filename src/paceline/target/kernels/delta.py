@@ -16,12 +16,12 @@ import numpy as np
 import torch
 from numba import carray, cfunc, njit
 
-from paceline.compiled import address, exponential, float_of, logarithm, power, put, take, widened
+from paceline.compiled import address, exponential, fetch_add, float_of, logarithm, power, put, widened
 from paceline.core.tree import IntArray
 from paceline.target.kernels import on_threads
 
 if TYPE_CHECKING:
-    from paceline.target.recurrent import GatedDelta, Part, Recurrence, RecurrentState, Row, State
+    from paceline.target.recurrent import GatedDelta, Recurrence, RecurrentRow, RecurrentSegment, RecurrentState, State
 
 WORTH_SHARING = 1 << 16  # fewest numbers of states that nodes change for more threads than one
 NEXT, ITEMS, JOBS, LAYER, KEY_HEADS, VALUE_HEADS, KEY_DIM, VALUE_DIM, KERNEL = range(9)
@@ -31,10 +31,10 @@ job, of ITEMS; JOBS, QKVZ to NORM: addresses."""
 BEGIN, NODES, START, MORE, STATE, INPUTS, STORE, STRIDE = range(8)
 ROWS, AFTER, SAVE, SAVED, TAPS, ENDS, NUM_ENDS, FIELDS = range(8, 16)
 """Columns of a job, and their number. BEGIN: the first packed node; MORE: to add to LAYER; STATE, INPUTS, STORE:
-addresses of the row's state and `Row.nodes`, of all layers; STRIDE: bytes of a layer of the latter. Addresses of int64:
-ROWS [nodes] in STORE; AFTER [nodes]: the saved state that a node follows, or -1: that of the node before it; SAVE
-[nodes]: in which of SAVED places its own is saved, or -1; TAPS as in `Part`; ENDS [NUM_ENDS, 2]: after so many nodes
-the state is written to an address."""
+addresses of the row's state and `RecurrentRow.nodes`, of all layers; STRIDE: bytes of a layer of the latter. Addresses
+of int64: ROWS [nodes] in STORE; AFTER [nodes]: the saved state that a node follows, or -1: that of the node before it;
+SAVE [nodes]: in which of SAVED places its own is saved, or -1; TAPS as in `RecurrentSegment`; ENDS [NUM_ENDS, 2]: after
+so many nodes the state is written to an address."""
 
 
 @njit
@@ -98,7 +98,7 @@ def _rule(kind: Any) -> Any:
         query, key = np.zeros((2, wide), np.float32)
         value, update, output = np.zeros((3, deep), np.float32)
         while True:
-            item = take(task, 1)
+            item = fetch_add(task, 1)
             if item >= task[ITEMS]:
                 return
             job, head = jobs[item // heads], item % heads
@@ -197,7 +197,7 @@ def _numbers(
     return joined, [*at[:3], len(branches), *at[3:5], len(ends)]
 
 
-def jobs_of(parts: Sequence[Part]) -> tuple[IntArray, list[IntArray]]:
+def jobs_of(parts: Sequence[RecurrentSegment]) -> tuple[IntArray, list[IntArray]]:
     """The jobs of a forward, and what they point at."""
     table: list[list[int]] = []
     numbers: list[IntArray] = []
@@ -214,15 +214,15 @@ def jobs_of(parts: Sequence[Part]) -> tuple[IntArray, list[IntArray]]:
 def run(forward: Recurrence, layer: int, qkvz: torch.Tensor, ba: torch.Tensor, rule: GatedDelta) -> torch.Tensor:
     """As `Recurrence.run`."""
     qkvz, ba = qkvz.contiguous(), ba.contiguous()
-    out = qkvz.new_zeros(len(qkvz), forward.of.delta.values)
+    out = qkvz.new_zeros(len(qkvz), forward.memory.delta.values)
     tensors = qkvz, ba, out, rule.conv, rule.rate, rule.shift, rule.norm
     eps = int(np.float32(rule.eps).view(np.uint32))
-    _run(forward.of, forward.jobs[0], qkvz.dtype, layer, [*(tensor.data_ptr() for tensor in tensors), eps])
+    _run(forward.memory, forward.jobs[0], qkvz.dtype, layer, [*(tensor.data_ptr() for tensor in tensors), eps])
     return out
 
 
-def advance(of: RecurrentState, row: Row, places: IntArray, ends: Sequence[tuple[int, State]]) -> None:
-    """Write the states after so many of a path's nodes, which are at `places` of `Row.nodes`, in all layers."""
+def advance(of: RecurrentState, row: RecurrentRow, places: IntArray, ends: Sequence[tuple[int, State]]) -> None:
+    """In all layers, write the states after so many of the nodes at `places` of `RecurrentRow.nodes`, a path."""
     count = len(places)
     _alive, columns = _numbers(places, np.arange(-1, count - 1), places[:0], ends)
     states = row.now.matrices.data_ptr(), 0

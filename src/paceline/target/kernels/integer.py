@@ -5,7 +5,7 @@
 Rows of x are rounded to eight or sixteen bits in records: 32 inputs and a scale. The codes of a block and the numbers
 of a record are multiplied and summed as integers; this sum, times both scales, is added in float32. Integer sums are
 exact, and the float32 sums have one order, so a row's result is the same, bit for bit, among any other rows, on any
-number of threads and by any of the instructions of `PATHS`.
+number of threads and by any of the instructions of `INSTRUCTION_SETS`.
 
 A number of sixteen bits is two of eight, RADIX * high + low, which are multiplied like two rows: what is read of the
 weights serves both.
@@ -42,7 +42,7 @@ STEP = 64  # panels that are packed at once
 DTYPES = (torch.bfloat16, torch.float32)  # dtypes of x and of the result
 
 
-class Path(NamedTuple):
+class InstructionSet(NamedTuple):
     """Instructions that multiply bytes.
 
     needs    features of the processor.
@@ -56,12 +56,12 @@ class Path(NamedTuple):
 
 
 _AVX_512 = ("avx512", "avx10", "evex512")
-PATHS = {
-    "vnni": Path(("avx512vnni", "avx512bw"), (), 16),
-    "avxvnni": Path(("avxvnni",), _AVX_512, 4),
-    "avx2": Path(("avx2",), (*_AVX_512, "avxvnni"), 4),
-    "dotprod": Path(("dotprod",), (), 4),
-    "plain": Path((), (*_AVX_512, "avxvnni"), 4),
+INSTRUCTION_SETS = {
+    "vnni": InstructionSet(("avx512vnni", "avx512bw"), (), 16),
+    "avxvnni": InstructionSet(("avxvnni",), _AVX_512, 4),
+    "avx2": InstructionSet(("avx2",), (*_AVX_512, "avxvnni"), 4),
+    "dotprod": InstructionSet(("dotprod",), (), 4),
+    "plain": InstructionSet((), (*_AVX_512, "avxvnni"), 4),
 }
 """From the fastest: AVX-512 VNNI, AVX-VNNI, AVX2, Arm's dot products, and ordinary multiplications. All give the same
 bits."""
@@ -126,14 +126,14 @@ UNITS = {
 
 
 @processor.remembered
-def paths() -> list[str]:
-    """The names of `PATHS` that this CPU has, the fastest first."""
-    return [name for name, path in PATHS.items() if processor.has(*path.needs)]
+def instruction_sets() -> list[str]:
+    """The names of `INSTRUCTION_SETS` that this CPU has, the fastest first."""
+    return [name for name, path in INSTRUCTION_SETS.items() if processor.has(*path.needs)]
 
 
-def path() -> str:
-    """The path to take here."""
-    return paths()[0]
+def instruction_set() -> str:
+    """The fastest of them."""
+    return instruction_sets()[0]
 
 
 def supported() -> bool:
@@ -146,7 +146,7 @@ def warnings() -> list[str]:
     if not supported():
         return ["this CPU cannot multiply weights of eight and four bits: they were expanded, and save nothing"]
     slow = "this CPU has no instructions for weights of eight and four bits: they are multiplied slowly"
-    return [slow] if path() == "plain" else []
+    return [slow] if instruction_set() == "plain" else []
 
 
 @cache
@@ -168,14 +168,14 @@ class IntegerPanels:
     ):
         self.width, self.exact, self.activations = parts[0].shape[1], exact, parts[0].activations
         self._wide = wide
-        self._parts: list[_Part] = []
+        self._parts: list[_PanelGroup] = []
         first = 0
         for same in _runs(parts):
             outputs = same.shape[0]
-            self._parts.append(_Part(same, first, None if bias is None else bias[first : first + outputs]))
+            self._parts.append(_PanelGroup(same, first, None if bias is None else bias[first : first + outputs]))
             first += outputs
         self.outputs = first
-        self.kernel = f"our kernel of blocks ({path()}, inputs of {self.activations} bits)"
+        self.kernel = f"our kernel of blocks ({instruction_set()}, inputs of {self.activations} bits)"
 
     def __call__(self, x: torch.Tensor) -> torch.Tensor:
         """x [rows, width] @ weight.T + bias, [rows, outputs], in the dtype of x."""
@@ -204,7 +204,7 @@ class IntegerPanels:
             return [self._parts[0].blocks(ids)]
         return _runs([part.blocks(ids[i : i + 1] - part.first) for i, part in enumerate(map(self._part_of, ids))])
 
-    def _part_of(self, output: torch.Tensor) -> _Part:
+    def _part_of(self, output: torch.Tensor) -> _PanelGroup:
         return next(part for part in reversed(self._parts) if part.first <= output)
 
 
@@ -219,7 +219,7 @@ def _runs(parts: Sequence[Blocks]) -> list[Blocks]:
     return [joined(run) for run in runs]
 
 
-class _Part:
+class _PanelGroup:
     """Panels of one kind, for columns first to first + outputs - 1 of the result."""
 
     def __init__(self, blocks: Blocks, first: int, bias: torch.Tensor | None):
@@ -246,7 +246,7 @@ class _Part:
     def multiply(self, x: torch.Tensor, out: torch.Tensor) -> None:
         """Fill the first columns of `out`."""
         parts = self._activations // 8
-        tiles = tiles_of(self.kind, x.dtype, out.dtype, path(), parts)
+        tiles = tiles_of(self.kind, x.dtype, out.dtype, instruction_set(), parts)
         row_records = self._blocks_run * self._unit.record(parts)
         fitting = max(_cached_bytes() // row_records // tiles.most, 1) * tiles.most
         for some, to in zip(x.split(fitting), out.split(fitting), strict=True):
@@ -398,22 +398,23 @@ def _unpacked(kind: Kind, panels: torch.Tensor, ids: torch.Tensor) -> _Columns:
 
 @processor.remembered
 def tiles_of(kind: Kind, dtype: torch.dtype, out: torch.dtype, path: str, parts: int) -> Tiles:
-    """Tiles for blocks of a kind, rows of a dtype, results of `out`, and inputs of so many bytes, by one of `PATHS`."""
+    """Tiles that multiply blocks of `kind`. dtype: of the rows; out: of the results; path: one of INSTRUCTION_SETS;
+    parts: bytes of an input."""
     unit = UNITS[kind]
-    turns, record, most = unit.blocks // PAIR, unit.record(parts), PATHS[path].rows // parts
+    turns, record, most = unit.blocks // PAIR, unit.record(parts), INSTRUCTION_SETS[path].rows // parts
 
-    def turn(x: Value, w: Value, ahead: Value, i: Value, sums: list[Value]) -> list[Value]:
+    def body(x: Value, w: Value, ahead: Value, i: Value, sums: list[Value]) -> list[Value]:
         v.prefetch(ahead + i * (unit.nbytes // turns), unit.nbytes // turns)
         return _added(_Panel(kind, w, i), x + i * (PAIR * record * len(sums)), sums, TOTALS[path], parts)
 
     def write(module: v.Module) -> None:
         module.add("round", partial(_round, kind, dtype, parts))
         for rows in range(1, most + 1):
-            module.add(f"tile{rows}", tile(rows, 1, out, lambda units: units * turns, turn))
+            module.add(f"tile{rows}", tile(rows, 1, out, lambda units: units * turns, body))
 
     name = f"{kind.name} {dtype} {path}" + (" 16" if parts == 2 else "") + ("" if out == dtype else " wide")
     return Tiles(
-        v.compiled(name, write, PATHS[path].without), most, columns=COLUMNS, dtype=out, unit=unit.nbytes,
+        v.compiled(name, write, INSTRUCTION_SETS[path].without), most, columns=COLUMNS, dtype=out, unit=unit.nbytes,
         row_unit=unit.blocks * record, record=record, numbers=32 * parts,
     )  # fmt: skip
 

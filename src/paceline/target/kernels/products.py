@@ -66,7 +66,7 @@ class Panels:
 def _tiles(steps: int, dtype: torch.dtype, out: torch.dtype) -> Tiles:
     """For rows of `steps` steps."""
 
-    def turn(x: Value, w: Value, ahead: Value, i: Value, sums: list[Value]) -> list[Value]:
+    def body(x: Value, w: Value, ahead: Value, i: Value, sums: list[Value]) -> list[Value]:
         """STEPS steps: in each four bytes of every row, one or two inputs, times their weights of 32 outputs."""
         w, ahead, x = (at + i * (size * STEPS) for at, size in ((w, 4 * COLUMNS), (ahead, 4 * COLUMNS), (x, 4)))
         for step in range(STEPS):
@@ -85,7 +85,7 @@ def _tiles(steps: int, dtype: torch.dtype, out: torch.dtype) -> Tiles:
 
     def write(module: v.Module) -> None:
         for rows in range(1, most + 1):
-            module.add(f"tile{rows}", tile(rows, 2, out, lambda units: units // STEPS, turn))
+            module.add(f"tile{rows}", tile(rows, 2, out, lambda units: units // STEPS, body))
 
     name = f"{dtype} {steps}" + ("" if out == dtype else " wide")
     return Tiles(v.compiled(name, write), most, columns=COLUMNS, dtype=out, unit=4 * COLUMNS, row_unit=4)

@@ -21,7 +21,7 @@ import torch
 from numba import carray, cfunc
 from torch.utils._python_dispatch import TorchDispatchMode
 
-from paceline.compiled import address, call, look, swap, take
+from paceline.compiled import address, call, fetch_add, look, swap
 from paceline.target.cache import Pair, Writer
 from paceline.target.kernels import on_threads, recorded
 
@@ -45,12 +45,13 @@ def _run(at):  # type: ignore[no-untyped-def]
     count = task[COUNT]
     steps = carray(address(task[STEPS]), (count, WORDS), np.int64)
     while True:
-        current = take(task, 1) // THREADS  # which step it is, and that this thread is inside, in one: or it could end
+        # Read which step it is and count this thread as inside, in one: between the two the step could end.
+        current = fetch_add(task, 1) // THREADS
         if current < count:
             line = steps[current]
-            if not line[ALONE] or take(line[TAKEN:], 1) == 0:
+            if not line[ALONE] or fetch_add(line[TAKEN:], 1) == 0:
                 call(line[FUNCTION], (line[TASK],))
-        take(task, -1)
+        fetch_add(task, -1)
         if current >= count:
             return
         spins, done = 0, current * THREADS

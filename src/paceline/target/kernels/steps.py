@@ -14,7 +14,7 @@ import numpy as np
 import torch
 from numba import carray, cfunc, njit, types
 
-from paceline.compiled import address, exponential, float_of, put, take, widened
+from paceline.compiled import address, exponential, fetch_add, float_of, put, widened
 from paceline.core.logits import softmax
 from paceline.target.attention import TorchOps
 from paceline.target.cache import AT, CAPACITY, HEADER, KEYS, LAYER, POSITIONS, SLOTS, VALUES, Pair, Writer
@@ -96,7 +96,7 @@ def _kernels(kind: Any, size: int) -> tuple[Any, Any, Any]:
         if weight_at != 0:
             _widen(weight_at, kind, weight)
         while True:
-            first = take(task, ROWS)
+            first = fetch_add(task, ROWS)
             if first >= rows:
                 return
             for row in range(first, min(first + ROWS, rows)):
@@ -135,7 +135,7 @@ def _kernels(kind: Any, size: int) -> tuple[Any, Any, Any]:
         numbers = _zeros(dim)
         head = numbers[:dim]
         while True:
-            first = take(task, ROWS)
+            first = fetch_add(task, ROWS)
             if first >= nodes:
                 return
             for node in range(first, min(first + ROWS, nodes)):
@@ -180,7 +180,7 @@ def _kernels(kind: Any, size: int) -> tuple[Any, Any, Any]:
         linear, cubic, alone = float_of(np.uint32(task[5])), float_of(np.uint32(task[6])), task[7] != 0
         numbers = np.empty(width, np.float32)  # a copy of which the compiler knows that it overlaps nothing
         while True:
-            first = take(task, ROWS)
+            first = fetch_add(task, ROWS)
             if first >= rows:
                 return
             for row in range(first, min(first + ROWS, rows)):

@@ -13,7 +13,7 @@ import numpy as np
 import torch
 from numba import carray, cfunc, njit
 
-from paceline.compiled import address, call, take
+from paceline.compiled import address, call, fetch_add
 from paceline.target.kernels import on_threads
 from paceline.target.kernels import vectors as v
 from paceline.target.kernels.vectors import Value
@@ -83,7 +83,7 @@ def _round_rows(task):  # type: ignore[no-untyped-def]
     """Round rows, one at a time, until all threads together have rounded all. The rows of a tile have their records
     block by block: the numbers of all, their scales, and what their sums begin with."""
     while True:
-        row = take(task[ROW:], 1)
+        row = fetch_add(task[ROW:], 1)
         if row >= task[ROWS]:
             break
         first, here = _tile_of(row, task[ROWS], task[MOST])
@@ -91,8 +91,8 @@ def _round_rows(task):  # type: ignore[no-untyped-def]
         numbers = records + task[NUMBERS] * (row - first)
         scales = records + task[NUMBERS] * here + 4 * (row - first)
         call(task[ROUND], (x, numbers, scales, 4 * here, here * task[RECORD], task[BLOCKS]))
-        take(task[ROUNDED:], 1)
-    while take(task[ROUNDED:], 0) < task[ROWS]:
+        fetch_add(task[ROUNDED:], 1)
+    while fetch_add(task[ROUNDED:], 0) < task[ROWS]:
         pass
 
 
@@ -106,7 +106,7 @@ def _work(at):  # type: ignore[no-untyped-def]
     if task[ROUND]:
         _round_rows(task)
     while True:
-        begin = take(task, task[CHUNK])
+        begin = fetch_add(task, task[CHUNK])
         if begin >= panels:
             break
         for panel in range(begin, min(begin + task[CHUNK], panels)):
@@ -124,24 +124,24 @@ def _work(at):  # type: ignore[no-untyped-def]
 
 # A tile --------------------------------------------------------------------------------------------------------------
 
-Turn = Callable[[Value, Value, Value, Value, list[Value]], Sequence[Value]]
+Body = Callable[[Value, Value, Value, Value, list[Value]], Sequence[Value]]
 
 
 def tile(
-    rows: int, halves: int, dtype: torch.dtype, turns: Callable[[Value], Value], turn: Turn
+    rows: int, halves: int, dtype: torch.dtype, count: Callable[[Value], Value], body: Body
 ) -> Callable[..., None]:
     """The function of `rows` rows times a panel of 16 * `halves` outputs, plus the bias. It stores the first `columns`
     outputs, rounded to the dtype.
 
-    turns  how often its loop runs, for so many units.
-    turn   (x, w, ahead, i, sums): the sums and what turn i adds to them; one for each row and half, row by row."""
+    count  how often its loop runs, for so many units.
+    body   (x, w, ahead, i, sums): the sums and what turn i adds to them; one for each row and half, row by row."""
 
     def tile(
         x: Value, w: Value, ahead: Value, bias: Value, y: Value, stride: Value, columns: Value, units: Value,
         here: Value,
     ) -> None:  # fmt: skip
         begin = [v.load(bias + 64 * half, v.F32, align=64) for half in range(halves)] * rows
-        sums = v.loop(turns(units), begin, lambda i, sums: turn(x, w, ahead, i, sums))
+        sums = v.loop(count(units), begin, lambda i, sums: body(x, w, ahead, i, sums))
         for half in range(halves):
             mask = first_lanes(columns - v.LANES * half)
             for row, total in enumerate(sums[half::halves]):

@@ -26,7 +26,7 @@ from numba import types
 
 from paceline import processor
 from paceline.compiled import intrinsic as numba_intrinsic
-from paceline.target.kernels.kept import kept
+from paceline.target.kernels.code_cache import load_or_compile
 
 I1, I8, I16, I32, I64 = (ir.IntType(bits) for bits in (1, 8, 16, 32, 64))
 F16, F32, VOID = ir.HalfType(), ir.FloatType(), ir.VoidType()
@@ -190,15 +190,15 @@ def reserve(nbytes: int) -> Value:
         return Value(_now.builder.ptrtoint(place, I64))
 
 
-def loop(count: Value, begin: Sequence[Value], turn: Callable[[Value, list[Value]], Sequence[Value]]) -> list[Value]:
-    """values = turn(i, values) for i from 0 to count - 1, at least once, from values `begin`: the last ones."""
+def loop(count: Value, begin: Sequence[Value], body: Callable[[Value, list[Value]], Sequence[Value]]) -> list[Value]:
+    """values = body(i, values) for i from 0 to count - 1, at least once, from values `begin`: the last ones."""
     builder, before = _now.builder, _now.builder.block
     inside, after = builder.append_basic_block("loop"), builder.append_basic_block("after")
     builder.branch(inside)
     builder.position_at_end(inside)
     first = [literal(I64, 0), *begin]
     values = [Value(builder.phi(value.ir.type)) for value in first]
-    done = list(turn(values[0], values[1:]))
+    done = list(body(values[0], values[1:]))
     following = [values[0] + 1, *done]
     for value, early, late in zip(values, first, following, strict=True):
         value.ir.add_incoming(early.ir, before)
@@ -283,7 +283,7 @@ def compiled(name: str, write: Callable[[Module], None], without: tuple[str, ...
         code: bytes = machine.emit_object(parsed)
         return code
 
-    code = kept(f"{name} {cpu} {flags}", compile)
+    code = load_or_compile(f"{name} {cpu} {flags}", compile)
     engine = llvm.create_mcjit_compiler(llvm.parse_assembly(""), machine)
     engine.add_object_file(llvm.ObjectFileRef.from_data(code))
     engine.finalize_object()

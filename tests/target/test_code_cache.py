@@ -13,9 +13,9 @@ from typing import Any
 import numpy as np
 import pytest
 
-from paceline.target.kernels import kept as keeping
+from paceline.target.kernels import code_cache as keeping
 from paceline.target.kernels import vectors as v
-from paceline.target.kernels.kept import UNUSED_DAYS, kept
+from paceline.target.kernels.code_cache import UNUSED_DAYS, load_or_compile
 
 
 @pytest.fixture(autouse=True)
@@ -69,20 +69,20 @@ def test_a_damaged_file_is_made_anew(folder: Path, damage: Callable[[bytes], byt
 
 
 def test_other_sources_have_other_code(monkeypatch: pytest.MonkeyPatch) -> None:
-    assert kept("key", lambda: b"old") == b"old"
-    assert kept("key", lambda: b"new") == b"old"
+    assert load_or_compile("key", lambda: b"old") == b"old"
+    assert load_or_compile("key", lambda: b"new") == b"old"
     monkeypatch.setattr(keeping, "_sources", lambda: "changed")
-    assert kept("key", lambda: b"new") == b"new"
+    assert load_or_compile("key", lambda: b"new") == b"new"
 
 
 def test_what_is_not_used_goes(folder: Path) -> None:
-    kept("often", lambda: b"often")
-    kept("seldom", lambda: b"seldom")
+    load_or_compile("often", lambda: b"often")
+    load_or_compile("seldom", lambda: b"seldom")
     long_ago = time.time() - (UNUSED_DAYS + 1) * 86_400
     for file in folder.iterdir():
         os.utime(file, (long_ago, long_ago))
-    kept("often", lambda: b"not asked for")
-    kept("another", lambda: b"another")
+    load_or_compile("often", lambda: b"not asked for")
+    load_or_compile("another", lambda: b"another")
     assert sorted(file.read_bytes()[32:] for file in folder.iterdir()) == [b"another", b"often"]
 
 
@@ -91,10 +91,10 @@ def test_what_is_not_used_goes(folder: Path) -> None:
 def test_code_that_others_could_have_written_is_not_run(
     folder: Path, monkeypatch: pytest.MonkeyPatch, place: str, doing: str
 ) -> None:
-    assert kept("key", lambda: b"ours") == b"ours"
+    assert load_or_compile("key", lambda: b"ours") == b"ours"
     [file] = folder.iterdir()
     file.write_bytes(hashlib.sha256(b"theirs").digest() + b"theirs")
-    assert kept("key", lambda: b"ours") == b"theirs", "a digest keeps out damage, not people"
+    assert load_or_compile("key", lambda: b"ours") == b"theirs", "a digest keeps out damage, not people"
     path = folder if place == "folder" else file
     if doing == "others may write":
         path.chmod(path.stat().st_mode | 0o002)
@@ -111,15 +111,15 @@ def test_code_that_others_could_have_written_is_not_run(
     else:
         path.rename(path.with_name("elsewhere"))
         path.symlink_to(path.with_name("elsewhere"))
-    assert kept("key", lambda: b"ours") == b"ours"
+    assert load_or_compile("key", lambda: b"ours") == b"ours"
     if place == "folder":
         assert file.read_bytes()[32:] == b"theirs", "nothing is written there either"
     elif doing != "of another user":
-        assert kept("key", lambda: b"not asked for") == b"ours", "the file is ours again"
+        assert load_or_compile("key", lambda: b"not asked for") == b"ours", "the file is ours again"
 
 
 def test_without_a_folder_nothing_is_kept(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
     (tmp_path / "file").touch()
     monkeypatch.setenv("XDG_CACHE_HOME", str(tmp_path / "file"))
-    assert kept("key", lambda: b"first") == b"first"
-    assert kept("key", lambda: b"second") == b"second"
+    assert load_or_compile("key", lambda: b"first") == b"first"
+    assert load_or_compile("key", lambda: b"second") == b"second"

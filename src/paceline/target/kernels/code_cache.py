@@ -18,7 +18,7 @@ from paceline.folders import cache_folder
 UNUSED_DAYS = 30
 
 
-def kept(key: str, compile: Callable[[], bytes]) -> bytes:
+def load_or_compile(key: str, compile: Callable[[], bytes]) -> bytes:
     """The machine code that `compile` makes, or what it made before for this key and these sources.
 
     A file begins with the digest of its code: one that was cut short or changed is made anew. Where nothing can be
