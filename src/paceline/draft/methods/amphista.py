@@ -15,7 +15,7 @@ import torch.nn.functional as F
 from paceline.core.segment import Segment
 from paceline.core.tree import IntArray
 from paceline.draft.models.checkpoint import check_all, open_drafter
-from paceline.draft.models.layers import load_module, native, nbytes, own_layers, own_shapes, placed
+from paceline.draft.models.layers import load_module, native, nbytes, own_layers, own_shapes, placed, shapes_of
 from paceline.draft.models.networks import JointHeads, Switches, concat_scaled
 from paceline.draft.models.pending import Pending
 from paceline.draft.models.static_heads import ReadingHeads, StaticConfig
@@ -90,7 +90,7 @@ class Amphista(ReadingHeads):
         s = target.shape
         network = JointHeads(switches, s.hidden_size, s.num_heads, s.intermediate_size, s.eps)
         shapes = adaptation_shapes(switches, target)
-        shapes |= {name: tuple(parameter.shape) for name, parameter in network.named_parameters()}
+        shapes |= shapes_of(network)
         if switches.own_heads:
             shapes |= {f"lm_heads.{k}.weight": (s.vocab_size, s.hidden_size) for k in range(switches.heads)}
         check_all(path, tensors, shapes)

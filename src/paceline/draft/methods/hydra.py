@@ -5,9 +5,7 @@ target's last state and the embeddings of the root and of the k tokens above the
 layer of Hydra++ a decoder layer and a norm, with a cache of their own, come between the state and the heads. Heads
 share the target's output head or bring their own. The authors' files are read too."""
 
-import re
-from collections.abc import Mapping, Sequence
-from typing import Any
+from collections.abc import Sequence
 
 import numpy as np
 import torch
@@ -15,18 +13,16 @@ import torch.nn.functional as F
 
 from paceline.core.segment import Segment
 from paceline.core.tree import IntArray
-from paceline.draft.models.checkpoint import check_all, open_head
-from paceline.draft.models.layers import load_module, native, nbytes, own_layers, own_shapes, placed
+from paceline.draft.models.checkpoint import check_all
+from paceline.draft.models.layers import load_module, native, nbytes, own_layers, own_shapes, placed, shapes_of
 from paceline.draft.models.networks import PREFIX, GroundedHeads
 from paceline.draft.models.pending import Pending
-from paceline.draft.models.static_heads import ReadingHeads, StaticConfig, count_heads
-from paceline.errors import MethodError
+from paceline.draft.models.static_heads import ReadingHeads, StaticConfig
+from paceline.draft.published.hydra import read
 from paceline.target.base import Facts, Needs
 from paceline.target.linear import linear
 from paceline.target.quantised.blocks import tensors_of
 
-UNUSED = (f"{PREFIX}.embed_tokens.weight", "rotary_emb.inv_freq")
-"""Endings of names in the authors' files that nothing reads: an unused embedding, and tables of rotations."""
 LAYER, NORM = f"{PREFIX}.layers.0.", f"{PREFIX}.norm.weight"
 
 
@@ -39,15 +35,12 @@ class Hydra(ReadingHeads):
 
     def open(self, target: Facts) -> int:
         path = self.config.checkpoint
-        config, found = open_head(path, self.name, target)
-        check_config(path, config)
-        tensors = untied(by_position(found), config)
-        heads, layers = count_heads(path, tensors, "hydra_mlp.")
+        tensors, heads, layers = read(path, target)
         has_prefix = any(name.startswith(PREFIX) for name in tensors)
         has_own = any(name.startswith("hydra_lm_head") for name in tensors)
         own = [f"hydra_lm_head.{k}" for k in range(heads if has_own else 0)]
         network = GroundedHeads(heads, layers, target.hidden_size, tied=False)
-        shapes = {name: tuple(parameter.shape) for name, parameter in network.named_parameters()}
+        shapes = shapes_of(network)
         if has_prefix:
             decoder = native(target, "hydra with a prefix layer has layers of the target's kind")
             shapes |= own_shapes(decoder, [LAYER]) | {NORM: (target.hidden_size,)}
@@ -100,44 +93,3 @@ class Hydra(ReadingHeads):
         for _ in range(depth):
             way.insert(0, self.template.parent[way[0]])
         return np.stack(way, 1)
-
-
-def check_config(path: str, config: Mapping[str, Any]) -> None:
-    """MethodError for heads of the authors' other experiments, which read something else."""
-    kind = config.get("hydra_head_arch", "mlp")
-    if kind not in ("mlp", "prefix-mlp"):
-        raise MethodError(f"{path} has heads of kind {kind!r} (hydra_head_arch); mlp and prefix-mlp can be read")
-    if not config.get("grounded_heads", True):
-        raise MethodError(f"{path} has heads that do not read drafted tokens (grounded_heads is false)")
-    if config.get("hidden_state_offset"):
-        raise MethodError(f"{path} reads a state other than the last one (hidden_state_offset is not 0)")
-
-
-def by_position(tensors: Mapping[str, torch.Tensor]) -> dict[str, torch.Tensor]:
-    """The tensors with the blocks of a head numbered one after another: in the authors' files dropouts take numbers
-    too, and an output head is number 1, after its dropout. What nothing reads is left out; unknown names stay."""
-    numbers: dict[str, list[int]] = {}
-    pattern = re.compile(r"(hydra_mlp\.\d+)\.(\d+)\.(.+)")
-    for name in tensors:
-        if match := pattern.fullmatch(name):
-            numbers.setdefault(match[1], []).append(int(match[2]))
-    places = {head: {at: place for place, at in enumerate(sorted(set(of)))} for head, of in numbers.items()}
-    out = {}
-    for name, tensor in tensors.items():
-        if name.endswith(UNUSED):
-            continue
-        if match := pattern.fullmatch(name):
-            name = f"{match[1]}.{places[match[1]][int(match[2])]}.{match[3]}"
-        out[re.sub(r"(hydra_lm_head\.\d+)\.\d+\.", r"\1.", name)] = tensor
-    return out
-
-
-def untied(tensors: Mapping[str, torch.Tensor], config: Mapping[str, Any]) -> dict[str, torch.Tensor]:
-    """With `tied` in its config.json a file has the blocks after a head's first once: all of them, then."""
-    if not config.get("tied"):
-        return dict(tensors)
-    out = dict(tensors)
-    for name, tensor in tensors.items():
-        if match := re.fullmatch(r"(hydra_mlp\.\d+)\.1\.(.+)", name):
-            out |= {f"{match[1]}.{n}.{match[2]}": tensor for n in range(1, int(config["hydra_num_layers"]))}
-    return out

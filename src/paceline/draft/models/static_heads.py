@@ -4,8 +4,7 @@ From one state a row, and from the root, the heads guess the tokens of a templat
 gets the r-th best token of head d. Every guess is a point mass, fixed before the target decides a token, so acceptance
 stays lossless. Subclasses fill in `open` and `guess`. Knows no method."""
 
-import re
-from collections.abc import Iterable, Sequence
+from collections.abc import Sequence
 from dataclasses import dataclass
 from itertools import accumulate
 from pathlib import Path
@@ -48,15 +47,6 @@ class StaticConfig(Options):
     accept: Literal["lossless", "typical"] = option(
         "lossless", "at a temperature: keep the target's distribution, or not (typical acceptance, as published)"
     )
-
-
-def count_heads(path: str, names: Iterable[str], start: str = "") -> tuple[int, int]:
-    """(number of heads, blocks of each) by the names of tensors, which are `start`, head, block and more."""
-    found = [match for name in names if (match := re.match(rf"{start}(\d+)\.(\d+)\.", name))]
-    if not found:
-        raise MethodError(f"{path} has no heads: none of its tensors has a name such as {start}0.0.linear.weight")
-    heads, blocks = (1 + max(int(match[group]) for match in found) for group in (1, 2))
-    return heads, blocks
 
 
 class StaticHeads(Drafter):

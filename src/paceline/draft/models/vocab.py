@@ -19,6 +19,7 @@ from tokenizers.pre_tokenizers import ByteLevel
 from torch import Tensor
 
 from paceline.draft.models.checkpoint import save_tensors
+from paceline.draft.published.vocab import MEMBERS, OFFSETS, check_map, from_offsets
 from paceline.errors import MethodError
 from paceline.jsonl import loads, replacing
 from paceline.target.base import Facts, Target
@@ -28,9 +29,6 @@ from paceline.target.tokenizer import Tokenizer
 
 FILE = "paceline/vocab.safetensors"
 """Path of a drafter's vocabulary in its folder. Not beside the weights: servers load all safetensors files there."""
-
-OFFSETS, MEMBERS = "d2t", "t2d"
-"""EAGLE-3's names: for every kept token its id minus its column, and for every token whether it is kept."""
 
 
 @dataclass(frozen=True)
@@ -80,16 +78,6 @@ def best_tokens(counts: Tensor, k: int, must: Sequence[Tensor] = ()) -> Tensor:
             break
         score[group] = torch.inf
     return score.argsort(descending=True, stable=True)[:k].sort().values
-
-
-def check_map(keep: Tensor, vocab_size: int | None = None, where: str = "the vocabulary map") -> None:
-    """MethodError unless `keep` holds one or more token ids, ascending, below `vocab_size`."""
-    if keep.ndim != 1 or not len(keep):
-        raise MethodError(f"{where} is empty; it needs at least one token")
-    if bool((keep[1:] <= keep[:-1]).any()) or int(keep[0]) < 0:
-        raise MethodError(f"{where} is not sorted: token ids must ascend, each of them once")
-    if vocab_size is not None and int(keep[-1]) >= vocab_size:
-        raise MethodError(f"{where} has token {int(keep[-1])}; the tokens are 0 to {vocab_size - 1}")
 
 
 def coverage(counts: Tensor, keep: Tensor) -> float:
@@ -165,39 +153,6 @@ def read_vocabulary(file: Path) -> Vocabulary:
     if "hash" in header and header.pop("hash") != vocabulary.hash:
         raise MethodError(f"{file}: its token ids are not those its hash was made of; make it again")
     return vocabulary
-
-
-def from_offsets(offsets: Tensor, members: Tensor | None, where: str = "the vocabulary map") -> Tensor:
-    """Token ids of EAGLE-3's map. If all offsets are 0, those are the first K tokens. MethodError as `check_map`."""
-    keep = offsets + torch.arange(len(offsets))
-    check_map(keep, None if members is None else len(members), where)
-    if members is not None and not torch.equal(members.bool().nonzero().flatten(), keep):
-        raise MethodError(f"{where}: {OFFSETS} and {MEMBERS} disagree about which tokens are kept")
-    return keep
-
-
-def to_offsets(keep: Tensor, size: int) -> dict[str, Tensor]:
-    """EAGLE-3's map of the tokens `keep` int64 [K] out of `size`, as tensors of a file; none if all are kept."""
-    members = torch.zeros(size, dtype=torch.bool, device=keep.device)
-    members[keep] = True
-    offsets = keep - torch.arange(len(keep), device=keep.device)
-    return {} if len(keep) == size else {OFFSETS: offsets, MEMBERS: members}
-
-
-def columns_of(path: str, tensors: Mapping[str, Tensor], vocab: int, target: Facts) -> Tensor | None:
-    """The target's ids int64 [vocab] of a draft vocabulary; None for all. MethodError if they are not the target's."""
-    if type(vocab) is not int or not 1 <= vocab <= target.vocab_size:
-        raise MethodError(f"{path} drafts {vocab!r} tokens of {target.name}, which has {target.vocab_size}")
-    if OFFSETS not in tensors and vocab == target.vocab_size:
-        return None
-    offsets = tensors.get(OFFSETS, torch.zeros(vocab, dtype=torch.int64)).long()
-    keep = from_offsets(offsets, tensors.get(MEMBERS), f"{path}: the vocabulary map")
-    if len(keep) != vocab or int(keep[-1]) >= target.vocab_size:
-        raise MethodError(
-            f"{path} drafts {vocab} tokens, with ids for {len(keep)} up to {int(keep[-1])}; {target.name} has "
-            f"{target.vocab_size}: it is a head for another target"
-        )
-    return None if vocab == target.vocab_size else keep.to(target.device)
 
 
 def cut_head(model: Target, keep: Tensor, refusal: str) -> None:
