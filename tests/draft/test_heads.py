@@ -23,8 +23,8 @@ from paceline.draft import registry
 from paceline.draft.base import Drafter
 from paceline.draft.cost import RoundTimes
 from paceline.draft.methods.amphista import Amphista
+from paceline.draft.models.fixed_tree import FixedTree
 from paceline.draft.models.networks import JointHeads, Switches
-from paceline.draft.models.static_heads import StaticHeads
 from paceline.draft.shapes import compile_template, published
 from paceline.engine.engine import Engine
 from paceline.errors import MethodError
@@ -128,7 +128,7 @@ def test_what_is_trained_is_what_drafts(made: Any, name: str) -> None:
     """After rounds of any length the drafter guesses the best tokens of the trained network over the whole text."""
     spec, module = made(name)
     drafter = registry.create(f"{spec},tree=5")
-    assert isinstance(drafter, StaticHeads)
+    assert isinstance(drafter, FixedTree)
     seen: list[tuple[list[int], DraftTree]] = []
     propose = drafter.propose
 
@@ -231,10 +231,10 @@ def test_without_accuracies_it_is_the_published_tree(made: Any, tmp_path: Path) 
     assert drafter.template.parent.tolist() == compile_template(kept, 10).parent.tolist()
 
 
-def bound(spec: str) -> StaticHeads:
+def bound(spec: str) -> FixedTree:
     drafter = registry.create(spec)
     drafter.bind(world().target)
-    assert isinstance(drafter, StaticHeads)
+    assert isinstance(drafter, FixedTree)
     return drafter
 
 
@@ -247,7 +247,7 @@ def test_auto_takes_the_size_that_pays(made: Any, monkeypatch: pytest.MonkeyPatc
         "step": {1: 1, 5: 1.01, 6: 9},
     }.items():
         times = RoundTimes.of_forwards(seconds)
-        monkeypatch.setattr("paceline.draft.models.static_heads.time_forwards", lambda target, times=times: times)
+        monkeypatch.setattr("paceline.draft.models.fixed_tree.time_forwards", lambda target, times=times: times)
         nodes[name] = len(bound(f"{spec},tree=auto").template.parent) - 1
     assert nodes["free"] > 30
     assert nodes["dear"] == 1

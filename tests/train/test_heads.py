@@ -14,8 +14,8 @@ import pytest
 import torch
 
 from paceline.core.sampling import SamplingParams
+from paceline.draft.models.fixed_tree import FixedTree
 from paceline.draft.models.networks import Switches
-from paceline.draft.models.static_heads import StaticHeads
 from paceline.draft.registry import create
 from paceline.draft.shapes import SLOTS_FILE, read_accuracies
 from paceline.engine.engine import Engine
@@ -169,7 +169,7 @@ def test_a_tree_measured_afterwards_is_the_one_measured_in_training(kind: str, t
     if kind == "hydra":
         facts = {"tied": True, "hydra_num_layers": 4, "hydra_head_arch": "prefix-mlp"}
     drafter = create(f"{world.save(module, kind, tmp_path, facts)},tree=4")
-    assert isinstance(drafter, StaticHeads)
+    assert isinstance(drafter, FixedTree)
     drafter.bind(world.target)
     drafter.use_ranks()
     done = Engine(world.target).generate(world.prompts[:3], TEXT)

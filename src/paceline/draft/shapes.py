@@ -7,7 +7,7 @@ from how often the candidates of each depth are right."""
 from collections.abc import Callable, Iterable, Sequence
 from heapq import heappop, heappush
 from pathlib import Path
-from typing import NamedTuple
+from typing import NamedTuple, Self
 
 import numpy as np
 
@@ -58,6 +58,11 @@ class Template(NamedTuple):
     def within(self, depth: int) -> int:
         """The number of nodes of depth `depth` or less; they come first."""
         return self.levels[min(max(depth, 0), len(self.levels) - 1)]
+
+    def first(self, size: int) -> Self:
+        """Its first `size` nodes, 1 or more: whole levels."""
+        depth = int(self.depth[size - 1])
+        return type(self)(self.parent[:size], self.rank[:size], self.depth[:size], self.levels[: depth + 1])
 
 
 def compile_template(paths: Iterable[RankPath], ranks: int) -> Template:

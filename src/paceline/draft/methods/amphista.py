@@ -15,12 +15,11 @@ import torch.nn.functional as F
 from paceline.core.segment import Segment
 from paceline.core.tree import IntArray
 from paceline.draft.models.checkpoint import check_all, open_drafter
+from paceline.draft.models.fixed_tree import FixedTree, FixedTreeConfig, Heads
 from paceline.draft.models.layers import load_module, native, nbytes, own_layers, own_shapes, placed, shapes_of
 from paceline.draft.models.networks import JointHeads, Switches, concat_scaled
-from paceline.draft.models.pending import Pending
-from paceline.draft.models.static_heads import ReadingHeads, StaticConfig
 from paceline.errors import MethodError
-from paceline.target.base import BEFORE_NORM, Facts, Needs
+from paceline.target.base import BEFORE_NORM, Facts
 from paceline.target.decoder import Decoder
 from paceline.target.linear import linear
 from paceline.target.quantised.blocks import WeightsByName
@@ -72,54 +71,45 @@ def adaptation_shapes(switches: Switches, target: Decoder) -> dict[str, tuple[in
     return shapes
 
 
-class Amphista(ReadingHeads):
-    """Drafts a fixed tree with heads that see each other, over causal layers of their own."""
+class AmphistaHeads(Heads):
+    """K heads over the adapted state, which see each other in an encoder."""
 
-    name = "amphista"
-    paper = "Li et al. 2025, Amphista, arXiv 2406.13170"
-    Config = StaticConfig
-
-    def open(self, target: Facts) -> int:
-        path = self.config.checkpoint
+    def __init__(self, config: FixedTreeConfig, target: Facts):
+        path = config.checkpoint
         target = self.target = native(target, "amphista has layers of the target's kind")
-        config, tensors = open_drafter(path, self.name, target)
+        said, tensors = open_drafter(path, Amphista.name, target)
         try:
-            switches = self.switches = Switches.read(config.get("network", {}))
+            switches = self.switches = Switches.read(said.get("network", {}))
         except MethodError as error:
             raise MethodError(f"{path}: {error}") from None
         s = target.shape
         network = JointHeads(switches, s.hidden_size, s.num_heads, s.intermediate_size, s.eps)
-        shapes = adaptation_shapes(switches, target)
-        shapes |= shapes_of(network)
-        if switches.own_heads:
-            shapes |= {f"lm_heads.{k}.weight": (s.vocab_size, s.hidden_size) for k in range(switches.heads)}
-        check_all(path, tensors, shapes)
-        here = placed(tensors, target, self.config.dtype)
+        names = [f"lm_heads.{k}.weight" for k in range(switches.heads if switches.own_heads else 0)]
+        shapes = adaptation_shapes(switches, target) | shapes_of(network)
+        check_all(path, tensors, shapes | dict.fromkeys(names, (s.vocab_size, s.hidden_size)))
+        here = placed(tensors, target, config.dtype)
         self.adaptation = Adaptation(switches, here, target)
         self.network = load_module(network, here, target)
-        if switches.own_heads:
-            heads = [here[f"lm_heads.{k}.weight"] for k in range(switches.heads)]
-            self.own_heads = [linear([head], None, target.dtype) for head in heads]
-        self.weight_bytes = nbytes(here, "lm_heads")
-        layer = BEFORE_NORM if switches.tap == "pre_norm" else target.num_layers
-        self.pending = Pending(target, (layer,), self.adaptation.layers.cache)
-        self.needs = Needs(hidden_layers=(layer,))
-        return switches.heads
+        self.outputs = [linear([here[name]], None, target.dtype) for name in names] or None
+        self.depth, self.nbytes = switches.heads, nbytes(here, "lm_heads")
+        self.layer = BEFORE_NORM if switches.tap == "pre_norm" else target.num_layers
+        self.cache = self.adaptation.layers.cache
 
-    def through(self, states: torch.Tensor, following: IntArray, segments: Sequence[Segment]) -> torch.Tensor:
+    def read(self, states: torch.Tensor, following: IntArray, segments: Sequence[Segment]) -> torch.Tensor:
         tokens = np.concatenate([segment.tokens for segment in segments])
-        at, after = (torch.from_numpy(ids).to(self.target.device) for ids in (tokens, following))
+        at, after = (torch.from_numpy(ids).to(states.device) for ids in (tokens, following))
         return self.adaptation(states, at, after, segments)
 
-    def guess(self, states: torch.Tensor, roots: IntArray, size: int) -> IntArray:
-        return self.fill_table(self._joint(states), roots, size)
-
-    def _joint(self, states: torch.Tensor) -> torch.Tensor:
-        """What the output head reads, [N, depth, H], from adapted states [N, H]."""
+    def inputs(self, states: torch.Tensor, depth: int) -> torch.Tensor:
         read: torch.Tensor = self.network(states)
         if self.switches.tap == "post_norm":
             return read
         return self.target.ops.norm(read.flatten(0, 1), self.target.norm).view(read.shape)
 
-    def read_text(self, tokens: IntArray, states: torch.Tensor) -> torch.Tensor:
-        return self._joint(self.through_text(tokens, states))
+
+class Amphista(FixedTree):
+    """Drafts a fixed tree with heads that see each other, over causal layers of their own."""
+
+    name = "amphista"
+    paper = "Li et al. 2025, Amphista, arXiv 2406.13170"
+    Network = AmphistaHeads

@@ -10,45 +10,35 @@ Acceptance is lossless. The authors' typical acceptance, which is not, is `pacel
 
 import torch
 
-from paceline.core.round import Round
-from paceline.core.tree import IntArray
+from paceline.draft.models.fixed_tree import FixedTree, FixedTreeConfig, Heads
 from paceline.draft.models.layers import load_module, nbytes, placed
 from paceline.draft.models.networks import ResidualHeads
-from paceline.draft.models.static_heads import StaticConfig, StaticHeads
 from paceline.draft.published.medusa import SHARED, TOKENS, read
-from paceline.target.base import Facts, Needs
+from paceline.target.base import Facts
 from paceline.target.linear import linear
 
 
-class Medusa(StaticHeads):
+class MedusaHeads(Heads):
+    """K residual heads over the state after the final norm."""
+
+    def __init__(self, config: FixedTreeConfig, target: Facts):
+        tensors, self.depth, layers = read(config.checkpoint, target)
+        if (tokens := tensors.pop(TOKENS, None)) is not None:
+            self.tokens = tokens.long().numpy()
+        here = placed(tensors, target, config.dtype)
+        names = [SHARED if SHARED in here else f"lm_heads.{k}.weight" for k in range(self.depth)]
+        own = {name: linear([here[name]], None, target.dtype) for name in dict.fromkeys(names) if name in here}
+        self.outputs = [own[name] for name in names] if own else None
+        self.network = load_module(ResidualHeads(self.depth, layers, target.hidden_size), here, target)
+        self.layer, self.nbytes = target.num_layers, nbytes(here, "lm_head")
+
+    def inputs(self, states: torch.Tensor, depth: int) -> torch.Tensor:
+        return torch.stack([head(states) for head in list(self.network)[:depth]], 1)
+
+
+class Medusa(FixedTree):
     """Drafts a fixed tree with K heads that read the target's last state alone."""
 
     name = "medusa"
     paper = "Cai et al. 2024, Medusa, arXiv 2401.10774"
-    Config = StaticConfig
-
-    def open(self, target: Facts) -> int:
-        tensors, heads, layers = read(self.config.checkpoint, target)
-        if (tokens := tensors.pop(TOKENS, None)) is not None:
-            self.own_tokens = tokens.long().numpy()
-        here = placed(tensors, target, self.config.dtype)
-        names = [SHARED if SHARED in here else f"lm_heads.{k}.weight" for k in range(heads)]
-        own = {name: linear([here[name]], None, target.dtype) for name in dict.fromkeys(names) if name in here}
-        self.own_heads = [own[name] for name in names] if own else None
-        self.network = load_module(ResidualHeads(heads, layers, target.hidden_size), here, target)
-        self.weight_bytes = nbytes(here, "lm_head")
-        self.layer = target.num_layers
-        self.needs = Needs(hidden_layers=(self.layer,))
-        return heads
-
-    def guess(self, states: torch.Tensor, roots: IntArray, size: int) -> IntArray:
-        depth = int(self.template.depth[size - 1])
-        return self.fill_table(torch.stack([head(states) for head in list(self.network)[:depth]], 1), roots, size)
-
-    def read_text(self, tokens: IntArray, states: torch.Tensor) -> torch.Tensor:
-        return torch.stack([head(states) for head in self.network], 1)
-
-    def observe(self, round: Round) -> None:
-        """Keep the state of the last token that was committed, whoever drafted it."""
-        for i, row in enumerate(round.rows):
-            self.last[row.id] = round.committed(i, self.layer)[-1].clone()
+    Network = MedusaHeads
