@@ -6,8 +6,6 @@ import numpy as np
 
 from paceline.draft.text import suffix_tree as suffix_nodes
 from paceline.draft.text.automaton import TOKEN, SuffixAutomaton
-from paceline.draft.text.counts import COUNT, HEAD, NEXT, ContextCounts, locate, mixed
-from paceline.draft.text.counts import TOKEN as ITEM
 from paceline.draft.text.frozen import FRONT, FrozenAutomaton
 from paceline.draft.text.suffix_tree import SuffixTree
 
@@ -36,20 +34,6 @@ def successors(frozen: FrozenAutomaton, state: int, most: int = FRONT) -> list[t
         return [(int(frozen.text[frozen.states[state, 2]]), occurrences(frozen, state)[2])]
     begin, end = int(frozen.blocks[state, 0]), int(frozen.blocks[state + 1, 0])
     return [(token, count) for token, _, count in frozen.edges[begin : min(end, begin + min(most, FRONT))].tolist()]
-
-
-def followers(counts: ContextCounts, context: Sequence[int]) -> dict[int, int]:
-    """Tokens that followed `context`, and how often."""
-    key = 0
-    for token in reversed(context):
-        key = int(mixed(key, token))
-    at = locate(counts.table, counts.keys, key)
-    item = int(counts.contexts[at, HEAD]) if at >= 0 else -1
-    following = {}
-    while item >= 0:
-        following[int(counts.items[item, ITEM])] = int(counts.items[item, COUNT])
-        item = int(counts.items[item, NEXT])
-    return following
 
 
 def count(tree: SuffixTree, tokens: Sequence[int]) -> int:
