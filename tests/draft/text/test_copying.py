@@ -4,7 +4,7 @@ import numpy as np
 import pytest
 
 from paceline.draft.base import up_to_ends
-from paceline.draft.text.copying import Generations
+from paceline.draft.text.copying import TwoHalves
 from paceline.errors import MethodError
 
 
@@ -22,12 +22,12 @@ class Texts:
         assert len(self) <= self.tokens
 
 
-def known(memory: Generations[Texts]) -> list[int]:
+def known(memory: TwoHalves[Texts]) -> list[int]:
     return [token for half in reversed(memory.halves) for token in half.held]
 
 
 def test_the_oldest_requests_are_forgotten_and_half_of_the_memory_is_always_known() -> None:
-    memory = Generations(40, Texts)
+    memory = TwoHalves(40, Texts)
     for first in range(0, 200, 5):
         memory.learn(np.arange(first, first + 5))
         assert len(known(memory)) <= 40
@@ -36,14 +36,14 @@ def test_the_oldest_requests_are_forgotten_and_half_of_the_memory_is_always_know
 
 
 def test_of_a_long_request_the_end_is_remembered() -> None:
-    memory = Generations(20, Texts)
+    memory = TwoHalves(20, Texts)
     memory.learn(np.arange(100))
     assert known(memory) == [*range(90, 100)]
 
 
 def test_more_than_there_is_memory_for_is_one_line() -> None:
     with pytest.raises(MethodError, match="there is no memory for that many tokens"):
-        Generations(1 << 62, lambda tokens: np.empty(tokens, np.int64))  # type: ignore[type-var, arg-type]
+        TwoHalves(1 << 62, lambda tokens: np.empty(tokens, np.int64))  # type: ignore[type-var, arg-type]
 
 
 def test_a_tree_is_cut_after_end_tokens() -> None:

@@ -18,7 +18,7 @@ from numpy.typing import NDArray
 
 from paceline.draft.base import Drafter, DraftTree, Facts, Request
 from paceline.draft.spec import Options, option
-from paceline.draft.text.copying import Generations
+from paceline.draft.text.copying import TwoHalves
 from paceline.draft.text.ngrams import FrequentNgrams, Gram, PastNgrams, RecentNgrams
 from paceline.draft.text.store import open_for
 from paceline.draft.text.suffix_array import SuffixArray
@@ -56,7 +56,7 @@ class Hierarchy(Drafter):
         self.config = config
         self._stores = {"W": self._context, "S": self._model, "L": self._statistics}
         self._contexts: dict[int, RecentNgrams] = {}
-        self._past = Generations(config.past, lambda tokens: PastNgrams(config.n, config.k))
+        self._past = TwoHalves(config.past, lambda tokens: PastNgrams(config.n, config.k))
         self._frequent: FrequentNgrams | None = None
         self._array: SuffixArray | None = None
 

@@ -24,17 +24,17 @@ def up_to_end(drafted: IntArray, ends: frozenset[int], *, keep: bool) -> IntArra
     return drafted
 
 
-class Memory(Protocol):
+class TextMemory(Protocol):
     """Holds texts, so many tokens."""
 
     def __len__(self) -> int: ...
     def learn(self, text: IntArray) -> None: ...
 
 
-M = TypeVar("M", bound=Memory)
+M = TypeVar("M", bound=TextMemory)
 
 
-class Generations(Generic[M]):
+class TwoHalves(Generic[M]):
     """Finished requests in two halves of a memory of `tokens` tokens, the newer half first.
 
     Texts go into the newer half. When it is full, it replaces the older one, so the last tokens / 2 or more are always

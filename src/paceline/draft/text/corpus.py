@@ -18,7 +18,7 @@ from typing import Any
 import numpy as np
 from numpy.typing import NDArray
 
-from paceline.draft.text import frozen, ngrams, suffix_array
+from paceline.draft.text import ngrams, suffix_array
 from paceline.draft.text.store import Progress, Store, open_store, writing
 from paceline.errors import StoreError, meant
 from paceline.target.tokenizer import Tokenizer
@@ -34,7 +34,6 @@ class Part:
 
 
 PARTS = {
-    "automaton": Part(frozen.build_part, disk=36, memory=125),
     "ngrams": Part(ngrams.build_part, disk=0, memory=40),
     "suffix-array": Part(suffix_array.build_part, disk=4, memory=50),
 }
