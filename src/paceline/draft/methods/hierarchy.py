@@ -18,8 +18,8 @@ from numpy.typing import NDArray
 
 from paceline.draft.base import Drafter, DraftTree, Facts, Request
 from paceline.draft.spec import Options, option
-from paceline.draft.text.copying import TwoHalves
 from paceline.draft.text.ngrams import FrequentNgrams, Gram, PastNgrams, RecentNgrams
+from paceline.draft.text.past import TwoHalves
 from paceline.draft.text.store import open_for
 from paceline.draft.text.suffix_array import SuffixArray
 from paceline.errors import MethodError
@@ -76,9 +76,8 @@ class Hierarchy(Drafter):
         self._contexts[row.id] = RecentNgrams(self.config.n, self.config.k)
 
     def drop(self, row: Request) -> None:
-        self._contexts.pop(row.id, None)
-        if self.config.past and row.is_complete:
-            self._past.learn(row.tokens)
+        if self._contexts.pop(row.id, None) is not None:
+            self._past.learn(row)
 
     def collect(self, row: Request) -> list[Gram]:
         """The sequences that the stores propose after the row, at most k of n - 1 tokens, in the order of the stores.

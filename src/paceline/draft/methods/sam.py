@@ -21,7 +21,8 @@ import numpy as np
 from paceline.draft.base import Drafter, DraftTree, Facts, IntArray, Request
 from paceline.draft.spec import Options, option
 from paceline.draft.text.automaton import SuffixAutomaton, warm_up
-from paceline.draft.text.copying import TwoHalves, continuation, up_to_end
+from paceline.draft.text.copying import continuation, up_to_end
+from paceline.draft.text.past import TwoHalves
 from paceline.draft.text.store import open_for
 
 if TYPE_CHECKING:
@@ -51,7 +52,7 @@ class Sam(Drafter):
     def __init__(self, config: SamConfig = SamConfig()):
         self.config = config
         self._automata: dict[int, SuffixAutomaton] = {}
-        self._past = TwoHalves(config.past, _Past) if config.past > 1 else None
+        self._past = TwoHalves(config.past, _Texts)
         self._corpus: SuffixArray | None = None
 
     def bind(self, target: Facts) -> None:
@@ -69,8 +70,8 @@ class Sam(Drafter):
         self._automata[row.id] = SuffixAutomaton(2 * len(row))
 
     def drop(self, row: Request) -> None:
-        if self._automata.pop(row.id, None) is not None and self._past is not None and row.is_complete:
-            self._past.learn(np.append(row.tokens, np.array(self.eos_token_ids[:1], np.int64)))
+        if self._automata.pop(row.id, None) is not None:
+            self._past.learn(row, *self.eos_token_ids[:1])
 
     def draft(self, row: Request) -> DraftTree:
         """From the longest match; among equal ones the row's own, then the corpus's, then the newest request's."""
@@ -82,7 +83,7 @@ class Sam(Drafter):
             skip, lo, hi = self._corpus.longest(row.tokens, TAIL, least=1)
             if skip - self.config.bias > length:
                 length, found = skip - self.config.bias, (lo, hi, skip)
-        for past in self._past.halves if self._past is not None else ():
+        for past in self._past.halves:
             state, matched = past.automaton.transfer(0, 0, row.tokens[-TAIL:])
             if matched > length:
                 length, copied, found = matched, past.after(state, most), None
@@ -96,7 +97,7 @@ class Sam(Drafter):
         return self.chain_after(row, up_to_end(copied[:size], ends, keep=True))
 
 
-class _Past:
+class _Texts:
     """Finished requests, at most `capacity` tokens. No cursor is kept in it: appending a text may split its state."""
 
     def __init__(self, capacity: int):
