@@ -7,7 +7,7 @@ from pathlib import Path
 import numpy as np
 import pytest
 
-from paceline.draft.text.corpus import PARTS, Part, Plan
+from paceline.draft.text.corpus import PARTS, CorpusPart, Plan
 from paceline.draft.text.store import HEADER, open_store
 from paceline.draft.text.suffix_array import SuffixArray
 from paceline.errors import PacelineError, StoreError
@@ -177,7 +177,7 @@ def test_an_interrupted_build_leaves_what_was_there(tmp_path, monkeypatch):
     def interrupted(*_: object) -> None:
         raise KeyboardInterrupt
 
-    monkeypatch.setitem(PARTS, "suffix-array", Part(interrupted, 0, 0))
+    monkeypatch.setitem(PARTS, "suffix-array", CorpusPart(interrupted, 0, 0))
     for out in ("out", "new"):
         with pytest.raises(KeyboardInterrupt):
             build(tmp_path / out, [file], LETTERS, Plan(["suffix-array"]))

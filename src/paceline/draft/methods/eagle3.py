@@ -21,7 +21,9 @@ from paceline.target.linear import linear
 
 
 class Eagle3Network(Network):
-    """A layer over the norms of the token's embedding and of the feature: fc(tapped states), or the parent's output."""
+    """Decoder layers over [norm(embedding), norm(feature)].
+
+    The feature of a committed token is fc(tapped states), that of a drafted one its parent's output."""
 
     def __init__(self, path: str, config: Entries, tensors: Tensors, target: Facts, dtype: Precision = "auto"):
         head = Eagle3Head.read(path, config, tensors, target)

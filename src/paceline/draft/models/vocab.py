@@ -61,10 +61,10 @@ class Vocabulary:
         """The `k` tokens to keep, int64 [k] ascending. MethodError if there are no counts, or fewer than `k` tokens."""
         if self.counts is None:
             raise MethodError(f"this vocabulary is a map of {len(self.keep)} tokens without counts; name it as it is")
-        return best_tokens(self.counts, k, self.must)
+        return most_frequent(self.counts, k, self.must)
 
 
-def best_tokens(counts: Tensor, k: int, must: Sequence[Tensor] = ()) -> Tensor:
+def most_frequent(counts: Tensor, k: int, must: Sequence[Tensor] = ()) -> Tensor:
     """The `k` most frequent tokens by counts [V], int64 [k] ascending. If counts are equal, the lower id is kept.
 
     Groups of `must` come first, while they fill at most half of the places: in a small vocabulary, 256 rare byte tokens
@@ -201,8 +201,9 @@ def kept_tokens(vocab: str, checkpoint: str | Path, target: Facts) -> Tensor:
 
 
 def kept_rows(own: Tensor | None, vocab: str, checkpoint: str | Path, target: Facts) -> tuple[Tensor, Tensor]:
-    """Of a head whose rows are the tokens `own` int64 [K] (None: all tokens): the rows that the option `vocab` keeps,
-    and their tokens. Errors as `kept_tokens`, and MethodError if no row is left."""
+    """Select a head's rows for the option `vocab`: (rows, their tokens), int64 [n] each.
+
+    own  int64 [K], the token of each row; None: row = token. Errors as `kept_tokens`; MethodError if no row is left."""
     keep = kept_tokens(vocab, checkpoint, target)
     if own is None:
         return keep, keep

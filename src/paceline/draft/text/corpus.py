@@ -25,7 +25,7 @@ from paceline.target.tokenizer import Tokenizer
 
 
 @dataclass(frozen=True)
-class Part:
+class CorpusPart:
     """The function that builds a part, and about how many bytes a token takes on disk, and in memory while building."""
 
     build: Callable[..., dict[str, NDArray[Any]]]
@@ -34,8 +34,8 @@ class Part:
 
 
 PARTS = {
-    "ngrams": Part(ngrams.build_part, disk=0, memory=40),
-    "suffix-array": Part(suffix_array.build_part, disk=4, memory=50),
+    "ngrams": CorpusPart(ngrams.build_part, disk=0, memory=40),
+    "suffix-array": CorpusPart(suffix_array.build_part, disk=4, memory=50),
 }
 
 Report = Callable[[str, float], None]
