@@ -5,7 +5,7 @@ automaton gives the longest match in O(1) a token. The length of the match sets 
 proposes little or nothing, and in `sam+b` drafter b is asked then.
 
     dynamic   over prompt and answer (`automaton.py`), always
-    static    over a corpus: drafted from when more than `bias` tokens longer than the dynamic match
+    static    over a corpus: drafted from when longer than the dynamic match
     past      over requests that this engine has finished: copied when longer than the row's own match
 
 The static match is looked up in a suffix array, which finds it in O(log n), with counts, in a ninth of the memory.
@@ -37,7 +37,6 @@ class SamConfig(Options):
     min_match: int = option(1, "tokens of the shortest match copied; paper: 1 alone, 5 in front", least=1, in_front=5)
     grow: float = option(6.0, "tokens drafted for each one matched, up to `draft`; 0 (paper): always `draft`", least=0)
     corpus: str | None = option(None, "folder of a corpus to draft from too, made by `paceline corpus build`")
-    bias: int = option(0, "tokens that a corpus match counts less; paper: 0 alone, 5 in front", least=0, in_front=5)
     past: int = option(0, "tokens of finished requests to remember and copy from; 0: none", least=0)
 
 
@@ -81,8 +80,8 @@ class Sam(Drafter):
         copied, found = continuation(row.tokens, start, most), None
         if self._corpus is not None and row.last_token != self._corpus.end_token:  # after which nothing follows
             skip, lo, hi = self._corpus.longest(row.tokens, TAIL, least=1)
-            if skip - self.config.bias > length:
-                length, found = skip - self.config.bias, (lo, hi, skip)
+            if skip > length:
+                length, found = skip, (lo, hi, skip)
         for past in self._past.halves:
             state, matched = past.automaton.transfer(0, 0, row.tokens[-TAIL:])
             if matched > length:
