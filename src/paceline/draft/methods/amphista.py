@@ -63,7 +63,7 @@ class AmphistaHeads(Heads):
         self.outputs = [linear([here[name]], None, target.dtype) for name in outputs] or None
         self.layer, self.cache, self.nbytes = BEFORE_NORM, self.layers.cache, nbytes(here, "lm_heads")
 
-    def read(self, states: torch.Tensor, following: IntArray, segments: Sequence[Segment]) -> torch.Tensor:
+    def run_head(self, states: torch.Tensor, following: IntArray, segments: Sequence[Segment]) -> torch.Tensor:
         """Stage 1 reads the states, stage 2 what it makes of them and the token after each."""
         layout, cache = self.layers.begin(segments, states)
         states = self.layers(states, layout, cache, last=1)

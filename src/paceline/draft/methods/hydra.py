@@ -61,7 +61,7 @@ class HydraHeads(Heads):
         self.embedding = table_and_head(target)[0]
         self.layer, self.nbytes = target.num_layers, nbytes(here, "hydra_lm_head")
 
-    def read(self, states: torch.Tensor, following: IntArray, segments: Sequence[Segment]) -> torch.Tensor:
+    def run_head(self, states: torch.Tensor, following: IntArray, segments: Sequence[Segment]) -> torch.Tensor:
         """The states after the prefix layer and its norm; without one, as they are."""
         if self.prefix is None:
             return states

@@ -69,7 +69,7 @@ class Heads:
     tokens: IntArray | None = None
     cache: RaggedCache | None = None
 
-    def read(self, states: torch.Tensor, following: IntArray, segments: Sequence[Segment]) -> torch.Tensor:
+    def run_head(self, states: torch.Tensor, following: IntArray, segments: Sequence[Segment]) -> torch.Tensor:
         """The states [N, H] from which to draft, of the target's states [N, H] of committed tokens, by layers of their
         own. Nothing is committed. segments: the states' positions and tokens; following: int64 [N], the token after
         each."""
@@ -92,7 +92,7 @@ class Heads:
     def read_text(self, tokens: IntArray, states: torch.Tensor) -> torch.Tensor:
         """What the output heads read at every position of a text, [T, depth, H], to measure their accuracy.
 
-        tokens int64 [T]; states [T, H] of `read`. Tokens after the end count as 0."""
+        tokens int64 [T]; states [T, H] of `run_head`. Tokens after the end count as 0."""
         return self.inputs(states, self.depth)
 
 
@@ -145,7 +145,7 @@ class FixedTree(StateReader):
         self._last.pop(row.id, None)
 
     def through(self, states: torch.Tensor, following: IntArray, segments: Sequence[Segment]) -> torch.Tensor:
-        return self.heads.read(states, following, segments)
+        return self.heads.run_head(states, following, segments)
 
     def propose(self, rows: Sequence[Request]) -> list[DraftTree]:
         able = [row for row in rows if row.max_draft > 0 and (row.id in self._last or self.pending.count(row))]
