@@ -1,12 +1,16 @@
 """sam: what it copies, how much, and that rows do not disturb one another."""
 
+from types import SimpleNamespace
 
 import numpy as np
+import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from paceline.draft.methods.sam import Sam, SamConfig
 from paceline.draft.registry import create
+from paceline.draft.text import suffix_array
+from paceline.errors import StoreError
 from tests.draft.rows import draft_of, letters, row, target, tokens
 from tests.draft.stores import corpus
 
@@ -116,6 +120,14 @@ def test_a_long_match_in_the_corpus_counts_as_one_of_64_tokens(tmp_path):
 def test_the_corpus_is_not_read_behind_a_document(tmp_path):
     drafter = bound(f"sam,corpus={corpus(tmp_path / 'c', ['abc', 'de'])}")
     assert draft_of(drafter, "#abc.") == ""
+
+
+def test_a_corpus_with_the_part_of_an_older_version(tmp_path):
+    older = SimpleNamespace(build_part=lambda *_: {"automaton_states": np.zeros((3, 3), np.int32)})
+    both = corpus(tmp_path / "both", ["the sea is blue"], parts=(older, suffix_array))
+    assert draft_of(bound(f"sam,corpus={both}"), "the s") == "ea is blue."
+    with pytest.raises(StoreError, match=r"has no suffix_positions \(.*automaton_states\); build it again"):
+        bound(f"sam,corpus={corpus(tmp_path / 'only', ['the sea is blue'], parts=(older,))}")
 
 
 def test_the_corpus_is_looked_up_anew_in_every_round(tmp_path):

@@ -60,8 +60,8 @@ class DFlashSpec:
         ids = ids if isinstance(ids, list | tuple) else [ids]
         taps = tuple(layer if inputs else layer + 1 for layer in ids if type(layer) is int)
         layers, from_anchor = given.get("num_target_layers"), _from_anchor(given)
-        block, rank, count = given.get("block_size"), given.get("markov_rank") or 0, given.get("num_hidden_layers") or 1
-        for (name, bounds), value in zip(NUMBERS.items(), (block, rank, count), strict=True):
+        rank, count = given.get("markov_rank") or 0, given.get("num_hidden_layers") or 1
+        for (name, bounds), value in zip(NUMBERS.items(), (given.get("block_size"), rank, count), strict=True):
             neural.check_numbers(path, {name: value}, *bounds)
         kinds = given.get("layer_types") or ["full_attention"] * count
         unread = [key for key, neutral in NEUTRAL.items() if (given.get(key) or neutral) != neutral]
@@ -86,7 +86,7 @@ class DFlashSpec:
         causal = False if given.get("sliding_window_non_causal") else given.get("is_causal", given.get("causal"))
         spans = tuple((window if one else None, one if causal is None else causal) for one in slides)
         has_confidence = bool(given.get("enable_confidence_head"))
-        return cls(taps, block, from_anchor, given.get("mask_token_id"), spans, rank, has_confidence)  # type: ignore[arg-type]
+        return cls(taps, given["block_size"], from_anchor, given.get("mask_token_id"), spans, rank, has_confidence)
 
     def shapes(self, shape: Shape, vocab: int, drafted: int) -> dict[str, tuple[int, ...]]:
         """Name and shape of its tensors, without optional ones. vocab: tokens; drafted: those that it drafts."""
