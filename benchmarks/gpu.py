@@ -124,7 +124,7 @@ class Part:
 
 # Lossless ------------------------------------------------------------------------------------------------------------
 
-POINTS = ("suffix", "sam", "prompt-lookup", "recycling,tree=16", "ngram-pool", "hierarchy", "jacobi", "blend", "auto")
+POINTS = ("suffix", "sam", "prompt-lookup", "recycling,tree=16", "ngram-pool", "hierarchy", "jacobi", "auto")
 """Drafts are point masses: sampled answers are plain decoding's, seed for seed."""
 TREES = (
     "eagle3:models/demo-eagle3", "eagle:models/demo-eagle", "medusa:models/demo-medusa",

@@ -16,7 +16,7 @@ from typing import Any
 from safetensors.torch import load_file
 
 from paceline import Engine, SamplingParams
-from paceline.draft.models.static_heads import StaticHeads
+from paceline.draft.models.fixed_tree import FixedTree
 from paceline.draft.registry import create
 from paceline.target.base import Target
 from paceline.target.load import load, load_tokenizer
@@ -42,10 +42,10 @@ def measure(target: Target, tokenizer: Any, spec: str, prompts: list[Any], new: 
     accepted = sum(one.new_tokens for one in done) / rounds
     size = parameters(engine.drafter)
     auto = "-"
-    if isinstance(engine.drafter, StaticHeads):
+    if isinstance(engine.drafter, FixedTree):
         other = create(f"{spec.split(',')[0]},tree=auto")
         other.bind(target)
-        assert isinstance(other, StaticHeads)
+        assert isinstance(other, FixedTree)
         auto = str(len(other.template.parent) - 1)
     ms = 1000 / rounds
     return f"| {spec} | {size / 1e6:.2f} M | {draft * ms:.2f} | {forward * ms:.2f} | {accepted:.3f} | {auto} |"

@@ -20,7 +20,7 @@ from paceline.draft.recording import Recording
 from paceline.workbench.conversations import Reading, read_trace
 from paceline.workbench.transcript import Transcriber, open_tokenizer
 
-DRAFTERS = ("prompt-lookup", "sam", "suffix", "hierarchy", "blend", "sam+prompt-lookup")
+DRAFTERS = ("prompt-lookup", "sam", "suffix", "hierarchy", "sam+prompt-lookup")
 
 
 def lines(traces, answers):

@@ -48,7 +48,7 @@ FIGURES = (
 """Of a method, in the record."""
 
 COPYING = ("suffix", "sam", "prompt-lookup", "auto", "recycling,tree=16")
-OTHERS = ("recycling", "ngram-pool", "hierarchy", "blend", "jacobi", "rest:{corpus}", "sam,corpus={corpus}")
+OTHERS = ("recycling", "ngram-pool", "hierarchy", "jacobi", "rest:{corpus}", "sam,corpus={corpus}")
 LLAMA = ("llama-cpp:{model}", "llama-cpp-lookup:{model}")
 KINDS = ("ngram-mod", "ngram-simple", "ngram-cache", "ngram-map-k", "ngram-map-k4v")
 XLLAMA = ("xllamacpp:{model}", *(f"xllamacpp:{{model}},spec={kind}" for kind in KINDS))

@@ -17,7 +17,7 @@ from tests.draft.stores import ALL, corpus
 KERNELS = ("attention", "delta", "program", "steps", "tiles")
 """Modules whose import compiles them."""
 READERS = {
-    "uint16": ("rest:{}", "suffix,corpus={}", "hierarchy,corpus={}", "sam,corpus={}", "blend,corpus={}"),
+    "uint16": ("rest:{}", "suffix,corpus={}", "hierarchy,corpus={}", "sam,corpus={}"),
     "int32": ("rest:{}", "hierarchy,corpus={}", "sam,corpus={}"),
 }
 """Drafters that read a corpus, by its type of tokens."""

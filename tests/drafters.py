@@ -30,7 +30,7 @@ from paceline.target.base import Needs, Target
 from paceline.target.decoder import Decoder
 
 TOKENS_ONLY = (
-    "none", "prompt-lookup", "sam", "suffix", "hierarchy", "blend", "past-answer", "prediction", "grammar", "auto",
+    "none", "prompt-lookup", "sam", "suffix", "hierarchy", "past-answer", "prediction", "grammar", "auto",
 )  # fmt: skip
 """Registered drafters that read tokens alone and need no checkpoint. A test holds this to what trying them shows, which
 compiles all they have, and so is not done to collect tests."""

@@ -106,7 +106,6 @@ CASES: dict[str, tuple[Callable[[], Drafter], str, dict[str, float]]] = {
     "recycling": (lambda: registry.create("recycling,tree=16"), LOOP, {"temperature": 0.9, "top_p": 0.95}),
     "ngram-pool": (lambda: registry.create("ngram-pool,level=3,window=3"), LOOP, {"temperature": 0.9}),
     "jacobi": (lambda: registry.create("jacobi,tree=16"), LOOP, {"temperature": 0.9, "top_p": 0.95}),
-    "blend": (lambda: registry.create("blend,nodes=12"), LOOP, {"temperature": 0.8, "top_k": 40}),
 }
 
 
@@ -169,7 +168,6 @@ DRAFTERS = [
     "ngram-pool",
     "jacobi",
     "jacobi,tree=0,retrieve=none",
-    "blend",
     "model:{folder}-draft",
     "model:{folder}-draft,stop=adaptive,context=64",
     "model:{folder}-draft,tree=8,width=3,vocab=2048",

@@ -72,7 +72,7 @@ WISHES = [SamplingParams(max_tokens=NEW, temperature=t, seed=i) for i, t in enum
 
 MAKERS: dict[str, Callable[[], Drafter]] = {
     "none": lambda: create("none"),
-    "recycling, prompt": lambda: create("recycling,prompt=true"),
+    "recycling": lambda: create("recycling"),
     "drawn": drawn,
 }
 

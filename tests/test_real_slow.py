@@ -70,7 +70,6 @@ DRAFTERS = [
     "hierarchy",
     "recycling",
     "recycling,tree=16",
-    "blend,corpus={corpus}",
     "ngram-pool",
     "past-answer",
     "jacobi",

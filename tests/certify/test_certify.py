@@ -181,7 +181,7 @@ def test_every_planted_bug_is_found(bug: str, precision: str | None) -> None:
     assert sum(found) >= (LEAST.get(bug, 3) if precision else 3)
 
 
-CLEAN = ["none", "sam", "suffix", "prompt-lookup", "hierarchy", "recycling", "blend", "jacobi", "ngram-pool", "drawing"]
+CLEAN = ["none", "sam", "suffix", "prompt-lookup", "hierarchy", "recycling", "jacobi", "ngram-pool", "drawing"]
 
 
 @pytest.mark.slow

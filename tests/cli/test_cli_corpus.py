@@ -25,18 +25,18 @@ def test_build_and_info(command: Command, tiny: Path, answers: Path, tmp_path: P
     shown = command("corpus", "info", tmp_path / "out")
     assert shown.code == 0
     assert built.out.startswith(shown.out)
-    for words in ("tokens in 40 documents", "tokenizer: tiny", "parts: automaton, ngrams, suffix-array", "a token"):
+    for words in ("tokens in 40 documents", "tokenizer: tiny", "parts: ngrams, suffix-array", "a token"):
         assert words in shown.out
 
 
 def test_several_files_and_parts(command: Command, tiny: Path, answers: Path, tmp_path: Path) -> None:
     (tmp_path / "more.txt").write_text("hello there")
     files = ("--text", answers, tmp_path / "more.txt")
-    options = ("--tokenizer", tiny, "--parts", "automaton", "--max-tokens", 5000, "--json")
+    options = ("--tokenizer", tiny, "--parts", "suffix-array", "--max-tokens", 5000, "--json")
     built = command("corpus", "build", tmp_path / "out", *files, *options)
     facts = json.loads(built.out)
     assert facts["documents"] == 41
-    assert facts["parts"] == ["automaton"]
+    assert facts["parts"] == ["suffix-array"]
     assert facts["seconds"] >= 0
     header = open_store(tmp_path / "out", kind="corpus").header
     assert facts["bytes"] == sum(header["arrays"].values())
@@ -46,7 +46,7 @@ def test_several_files_and_parts(command: Command, tiny: Path, answers: Path, tm
 
 @pytest.mark.usefixtures("_few_turns")
 def test_answers_copy_from_it(command: Command, tiny: Path, answers: Path, tmp_path: Path) -> None:
-    command("corpus", "build", tmp_path / "out", "--text", answers, "--tokenizer", tiny, "--parts", "automaton")
+    command("corpus", "build", tmp_path / "out", "--text", answers, "--tokenizer", tiny, "--parts", "suffix-array")
     draft = f"sam,corpus={tmp_path / 'out'}"
     options = ("--draft", draft, "--compare", "--dtype", "float32")
     compared = command("generate", tiny, "the cat the dog", "-n", 20, *options)

@@ -108,9 +108,7 @@ def test_gzip_templates_limits_workers_and_a_prediction(command: Command, tokeni
 def test_without_a_draft_all_that_a_recording_can_judge(command: Command, tokenizer: Path, log: Path) -> None:
     asked = ("replay", log, "--tokenizer", tokenizer, "--limit", 2)
     told = json.loads(command(*asked, "--json").out)
-    assert {r["draft"] for r in told["results"]} == {
-        "none", "prompt-lookup", "sam", "suffix", "hierarchy", "blend"
-    }  # fmt: skip
+    assert {r["draft"] for r in told["results"]} == {"none", "prompt-lookup", "sam", "suffix", "hierarchy"}
     assert set(told["left_out"]) == {"auto", "past-answer", "prediction", "grammar"}
     (line,) = [line for line in command(*asked).out.splitlines() if line.startswith("left out")]
     assert line.startswith("left out, because a recording does not have what they need: past-answer (an earlier answer")

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 from copy import copy, deepcopy
-from dataclasses import asdict
 from functools import cached_property
 from pathlib import Path
 from typing import Any
@@ -15,7 +14,6 @@ import torch
 from paceline.core.request import Completion
 from paceline.core.sampling import SamplingParams
 from paceline.draft.models.checkpoint import TargetFacts, save_drafter
-from paceline.draft.models.networks import Switches
 from paceline.draft.models.tokenizers import intersection
 from paceline.draft.registry import describe, names
 from paceline.engine.engine import Engine
@@ -26,7 +24,6 @@ from tests import models, native
 from tests.draft import blocks, mtps
 from tests.draft.answered import weakened
 from tests.draft.eagles import knowing_head
-from tests.draft.head_worlds import HEADS
 from tests.draft.head_worlds import World as Heads
 from tests.draft.stores import corpus
 from tests.draft.tongues import byte_level
@@ -51,11 +48,7 @@ SPECS = {
 NETWORKS: dict[str, dict[str, Any]] = {
     "medusa": {},
     "hydra": {"layers": 1, "prefix": False},
-    "amphista": {"switches": Switches(heads=HEADS)},
-}
-FACTS = {
-    "hydra": {"tied": True, "hydra_num_layers": 1, "hydra_head_arch": "mlp"},
-    "amphista": {"network": asdict(Switches(heads=HEADS))},
+    "amphista": {},
 }
 SILENT = ("none", "grammar")
 """They draft nothing for ordinary requests."""
@@ -128,7 +121,7 @@ class Folders(Heads):
 
     def _make(self, name: str, at: Path) -> object:
         if name in NETWORKS:
-            return self.save(self.module(name, **NETWORKS[name]), name, at, FACTS.get(name, {})).partition(":")[2]
+            return self.save(self.module(name, **NETWORKS[name]), name, at).partition(":")[2]
         if name == "model":
             self.model.save_pretrained(at)
         elif name == "foreign":

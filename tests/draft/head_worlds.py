@@ -41,13 +41,14 @@ class World:
         elif kind == "hydra":
             made = HydraLoss(self.model, HydraConfig(depth=HEADS, **changes))
         else:
-            made = AmphistaLoss(self.model, AmphistaConfig(depth=changes["switches"].heads, **changes))
+            made = AmphistaLoss(self.model, AmphistaConfig(depth=HEADS, **changes))
         stir(made)
         return made.eval()
 
-    def save(self, module: HeadsLoss, kind: str, folder: Path, facts: dict[str, Any]) -> str:
-        """A folder as `paceline train` writes it; "kind:folder"."""
+    def save(self, module: HeadsLoss, kind: str, folder: Path, facts: dict[str, Any] | None = None) -> str:
+        """A folder as `paceline train` writes it; "kind:folder". facts: of config.json, if not the module's own."""
         tensors = {name: weight.detach() for name, weight in module.saved().items()}
+        facts = module.facts() if facts is None else facts
         save_drafter(folder, kind, config=facts, tensors=tensors, target=TargetFacts.of(self.target))
         (folder / SLOTS_FILE).write_text(json.dumps({"accuracies": ACCURACIES}))
         return f"{kind}:{folder}"

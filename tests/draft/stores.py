@@ -6,11 +6,11 @@ from types import ModuleType
 
 import numpy as np
 
-from paceline.draft.text import frozen, ngrams, suffix_array
+from paceline.draft.text import ngrams, suffix_array
 from paceline.draft.text.store import writing
 from tests.draft.rows import tokens
 
-ALL = (frozen, ngrams, suffix_array)
+ALL = (ngrams, suffix_array)
 
 
 def corpus(

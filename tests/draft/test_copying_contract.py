@@ -22,14 +22,14 @@ from tests.pairs import paired
 
 LOOKUP = "prompt-lookup,variant=transformers,past={past}"
 POOL = "ngram-pool,window=0,level=3,past={past}"
-ALONE = ("sam", "sam+suffix", "suffix", "suffix,shape=tree", "hierarchy", "blend")
+ALONE = ("sam", "sam+suffix", "suffix", "suffix,shape=tree", "hierarchy")
 TEXTS = [*(f"{spec},past={{past}}" for spec in ALONE), LOOKUP, POOL]
 """{past}: tokens of finished requests."""
 BRING = ("none", "prediction", "grammar", "past-answer")
 """They have nothing to draft unless the request brings it."""
 WITH_CORPUS = [
-    "sam,corpus={corpus}", "sam,corpus={corpus},shape=chain", "suffix,corpus={corpus}", "hierarchy,corpus={corpus}",
-    "blend,corpus={corpus}", "rest:{corpus}",
+    "sam,corpus={corpus}", "suffix,corpus={corpus}", "hierarchy,corpus={corpus}",
+    "rest:{corpus}",
 ]  # fmt: skip
 
 
@@ -129,8 +129,8 @@ def test_finished_requests_are_remembered_if_asked_and_given_up_ones_are_not(spe
 @pytest.mark.parametrize(
     "spec",
     [
-        *("sam,grow=-1", "sam,grow=nan", "sam,width=9", "suffix,factor=0", "suffix,min_prob=0", "suffix,min_prob=1.5"),
-        *("blend,longest=9", "blend,least=1.5", "prompt-lookup,min_ngram=4", "ngram-pool,level=1"),
+        *("sam,grow=-1", "sam,grow=nan", "sam,draft=0", "suffix,factor=0", "suffix,min_prob=0", "suffix,min_prob=1.5"),
+        *("prompt-lookup,min_ngram=4", "ngram-pool,level=1"),
         *("hierarchy,order=", "hierarchy,order=WX", "hierarchy,order=WW", "hierarchy,n=1", "rest:x,longest=1"),
     ],
 )
@@ -154,10 +154,10 @@ def test_a_corpus_that_does_not_fit_is_refused(spec: str, corpus: str, tmp_path:
     ("spec", "eos", "temperature", "batch"),
     paired(
         [
-            *("sam,corpus={corpus}", "sam,corpus={corpus},shape=chain,past=64", "sam,corpus={corpus}+prompt-lookup"),
+            *("sam,corpus={corpus}", "sam,corpus={corpus},past=64", "sam,corpus={corpus}+prompt-lookup"),
             *("suffix,past=150", "suffix,past=1000,shape=tree,factor=3", "suffix,corpus={corpus}"),
             *("hierarchy,model={corpus},corpus={corpus}", "hierarchy,corpus={corpus},order=LSW,k=2"),
-            *("hierarchy,corpus={corpus},past=100,nodes=3", "blend,corpus={corpus},past=200,nodes=12"),
+            *("hierarchy,corpus={corpus},past=100,nodes=3",),
             *("rest:{corpus},shortest=1", "prompt-lookup,past=100", "ngram-pool,past=100"),
         ],
         [((), 0.8, 8), ((3,), 0.0, 3)],

@@ -18,7 +18,7 @@ def test_the_table_shows_defaults_choices_and_help():
     table = options_table(describe("sam"))
     assert "| `draft` | `40` | int | most tokens a draft holds" in table
     assert "| `min_match` | `1`; `5` in front of another drafter | int |" in table
-    assert "| `source` | `recent` | `recent`, `earliest` |" in table
+    assert "| `shape` | `path` | `path`, `tree` |" in options_table(describe("suffix"))
 
 
 @pytest.mark.parametrize("name", BUILT_IN)

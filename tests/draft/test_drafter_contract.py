@@ -231,7 +231,6 @@ OFFERED = {
     **specs(),
     **{f"{name}, typical": f"{SPECS[name]},accept=typical" for name in HEADS},
     "mirror, early exit": EVERY["mirror, early exit"],
-    "recycling, prompt": "recycling,prompt=true",
     "inside auto": "auto:sam|kangaroo:{kangaroo}",
     "after another": "sam+eagle3:{eagle3}",
 }
@@ -264,7 +263,7 @@ def second_turn(folders: Folders, text: tuple[int, ...]) -> list[int]:
     return decode(folders.model, text, GREEDY, eos=(models.EOS,)).tokens
 
 
-@pytest.mark.parametrize("name", [*STATES, "recycling, prompt", "inside auto", "after another"])
+@pytest.mark.parametrize("name", [*STATES, "inside auto", "after another"])
 def test_prompts_are_reused_with_the_states_that_a_head_reads(folders: Folders, name: str) -> None:
     """It drafts as if it had seen them run: of a prompt that runs, and of an answer that has ended."""
     drafted = []
@@ -276,7 +275,7 @@ def test_prompts_are_reused_with_the_states_that_a_head_reads(folders: Folders, 
         assert every[2].tokens == second_turn(folders, tuple(turn))
         assert [done.reused > 0 for done in every] == [False, reuse, reuse]
         drafted.append([(done.tokens, done.stats.accepted) for done in every])
-    assert drafted[0] == drafted[1] or name in ("inside auto", "recycling, prompt")  # which learn
+    assert drafted[0] == drafted[1] or name == "inside auto"  # which learns
 
 
 def held(part: Any, depth: int = 4) -> int:
@@ -353,7 +352,6 @@ def test_text_that_a_head_reads_in_pieces_is_drafted_for_alike(
 RENEWED = {
     **{name: SPECS[name] for name in (*STATES, "model", "s2d", "mirror")},
     "mirror, early exit": EVERY["mirror, early exit"],
-    "recycling, prompt": "recycling,prompt=true",
     "one after another": "kangaroo:{kangaroo},threshold=0.9+medusa:{medusa}",
     "inside auto": "auto:kangaroo:{kangaroo},explore=0",
 }
@@ -391,7 +389,7 @@ def test_with_new_weights_a_drafter_drafts_as_one_that_never_had_others(folders:
         assert [done.tokens for done in engine.generate(folders.prompts, GREEDY)] == plain
         drafted.append([tree.tokens[1:].tolist() for made in trees for tree in made])
     assert any(drafted[0])
-    if name not in ("inside auto", "recycling, prompt"):  # they have learnt
+    if name != "inside auto":  # which has learnt
         assert drafted[0] == drafted[1]
 
 

@@ -13,8 +13,8 @@ from transformers import PreTrainedModel
 
 from paceline.core.segment import Segment
 from paceline.draft import registry
-from paceline.draft.methods.eagle3 import Flags, default_taps
 from paceline.draft.models.features import FeatureDrafter
+from paceline.draft.published.eagle3 import Flags, default_taps
 from paceline.errors import MethodError
 from paceline.target.decoder import Decoder
 from tests import models, native

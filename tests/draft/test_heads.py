@@ -6,9 +6,7 @@ no cache, no engine.
 
 from __future__ import annotations
 
-import json
 from collections.abc import Sequence
-from dataclasses import asdict
 from functools import cache
 from pathlib import Path
 from typing import Any
@@ -22,9 +20,8 @@ from paceline.core.tree import DraftTree
 from paceline.draft import registry
 from paceline.draft.base import Drafter
 from paceline.draft.cost import RoundTimes
-from paceline.draft.methods.amphista import Amphista
-from paceline.draft.models.networks import JointHeads, Switches
-from paceline.draft.models.static_heads import StaticHeads
+from paceline.draft.models.fixed_tree import FixedTree
+from paceline.draft.models.networks import JointHeads
 from paceline.draft.shapes import compile_template, published
 from paceline.engine.engine import Engine
 from paceline.errors import MethodError
@@ -36,24 +33,14 @@ from tests.plain import texts
 
 NEW = 8
 
-FULL = Switches(heads=HEADS)
 NETWORKS: dict[str, tuple[str, dict[str, Any]]] = {
     "medusa": ("medusa", {}),
     "medusa, two blocks and heads of its own": ("medusa", {"layers": 2, "own_heads": True}),
     "hydra": ("hydra", {"layers": 1, "prefix": False}),
     "hydra++": ("hydra", {"layers": 3, "prefix": True}),
-    "amphista": ("amphista", {"switches": FULL}),
-    "amphista, no layers": ("amphista", {"switches": Switches(HEADS, stage1_layers=0, stage2_layers=0)}),
-    "amphista, no token": ("amphista", {"switches": Switches(HEADS, stage2_input="none", positions="none")}),
-    "amphista, after the norm": ("amphista", {"switches": Switches(
-        HEADS, tap="post_norm", stage1_input="state+token", stage2_input="add", mlp="swiglu", positions="rotary",
-        encoder_sight="causal", own_heads=True,
-    )}),
-    "amphista, deep": ("amphista", {"switches": Switches(
-        HEADS, stage1_layers=2, stage1_input="state+next", stage2_layers=2, positions="sinusoidal", encoder_layers=2,
-        encoder_ffn=False,
-    )}),
-}  # fmt: skip
+    "amphista": ("amphista", {}),
+    "amphista, heads of its own": ("amphista", {"encoder_ffn": False, "own_heads": True}),
+}
 
 
 @cache
@@ -69,13 +56,7 @@ def made(tmp_path_factory: pytest.TempPathFactory) -> Any:
     def make(name: str) -> tuple[str, HeadsLoss]:
         kind, changes = NETWORKS[name]
         module = world().module(kind, **changes)
-        facts: dict[str, Any] = {}
-        if kind == "amphista":
-            facts = {"network": asdict(changes["switches"])}
-        elif kind == "hydra":
-            arch = "prefix-mlp" if changes["prefix"] else "mlp"
-            facts = {"tied": True, "hydra_num_layers": changes["layers"], "hydra_head_arch": arch}
-        return world().save(module, kind, tmp_path_factory.mktemp("heads"), facts), module
+        return world().save(module, kind, tmp_path_factory.mktemp("heads")), module
 
     return make
 
@@ -128,7 +109,7 @@ def test_what_is_trained_is_what_drafts(made: Any, name: str) -> None:
     """After rounds of any length the drafter guesses the best tokens of the trained network over the whole text."""
     spec, module = made(name)
     drafter = registry.create(f"{spec},tree=5")
-    assert isinstance(drafter, StaticHeads)
+    assert isinstance(drafter, FixedTree)
     seen: list[tuple[list[int], DraftTree]] = []
     propose = drafter.propose
 
@@ -176,7 +157,7 @@ def test_an_untrained_network_says_what_the_targets_own_head_says(family: str) -
     torch.manual_seed(0)
     from paceline.train.amphista import AmphistaConfig, AmphistaLoss
 
-    module = AmphistaLoss(here.model, AmphistaConfig(depth=HEADS, switches=FULL)).eval()
+    module = AmphistaLoss(here.model, AmphistaConfig(depth=HEADS)).eval()
     ids = torch.tensor([here.prompts[0]])
     states, _ = module.read(ids)
     at = torch.arange(ids.shape[1] - 1)
@@ -189,7 +170,7 @@ def test_an_untrained_network_says_what_the_targets_own_head_says(family: str) -
 
 def test_later_tokens_of_the_text_are_not_seen() -> None:
     """The encoder looks both ways over the depths, never over the text: other tokens later change nothing."""
-    module = world().module("amphista", switches=FULL)
+    module = world().module("amphista")
     ids = torch.tensor([world().prompts[2]])
     other = ids.clone()
     other[0, 12:] = 9
@@ -198,16 +179,13 @@ def test_later_tokens_of_the_text_are_not_seen() -> None:
     torch.testing.assert_close(one, two)
 
 
-def test_with_full_sight_every_depth_sees_the_others_and_with_causal_sight_those_before() -> None:
-    z = torch.randn(2, 32)
-    for sight, seen in (("full", True), ("causal", False)):
-        heads = JointHeads(Switches(HEADS, encoder_sight=sight), 32, 4, 48, 1e-6)  # type: ignore[arg-type]
-        stir(heads, 1.0)
-        before = heads(z)
-        with torch.no_grad():
-            heads.mlps[-1].linear.bias += 1  # type: ignore[operator, union-attr]
-        changed = (heads(z) - before).abs().amax((0, 2)) > 1e-6
-        assert changed.tolist() == [seen] * (HEADS - 1) + [True]
+def test_every_depth_sees_the_others() -> None:
+    z, heads = torch.randn(2, 32), JointHeads(HEADS, 32, 4, 48, 1e-6)
+    stir(heads, 1.0)
+    before = heads(z)
+    with torch.no_grad():
+        heads.mlps[-1].linear.bias += 1  # type: ignore[operator, union-attr]
+    assert ((heads(z) - before).abs().amax((0, 2)) > 1e-6).all()
 
 
 # The tree ------------------------------------------------------------------------------------------------------------
@@ -224,17 +202,17 @@ def test_a_tree_is_built_from_the_measured_accuracies(made: Any, tmp_path: Path)
 
 def test_without_accuracies_it_is_the_published_tree(made: Any, tmp_path: Path) -> None:
     _, module = made("medusa")
-    world().save(module, "medusa", tmp_path, {})
+    world().save(module, "medusa", tmp_path)
     (tmp_path / "slots.json").unlink()
     drafter = bound(f"medusa:{tmp_path},tree=63")
     kept = [path for path in published() if len(path) <= HEADS]
     assert drafter.template.parent.tolist() == compile_template(kept, 10).parent.tolist()
 
 
-def bound(spec: str) -> StaticHeads:
+def bound(spec: str) -> FixedTree:
     drafter = registry.create(spec)
     drafter.bind(world().target)
-    assert isinstance(drafter, StaticHeads)
+    assert isinstance(drafter, FixedTree)
     return drafter
 
 
@@ -247,7 +225,7 @@ def test_auto_takes_the_size_that_pays(made: Any, monkeypatch: pytest.MonkeyPatc
         "step": {1: 1, 5: 1.01, 6: 9},
     }.items():
         times = RoundTimes.of_forwards(seconds)
-        monkeypatch.setattr("paceline.draft.models.static_heads.time_forwards", lambda target, times=times: times)
+        monkeypatch.setattr("paceline.draft.models.fixed_tree.time_forwards", lambda target, times=times: times)
         nodes[name] = len(bound(f"{spec},tree=auto").template.parent) - 1
     assert nodes["free"] > 30
     assert nodes["dear"] == 1
@@ -257,20 +235,25 @@ def test_auto_takes_the_size_that_pays(made: Any, monkeypatch: pytest.MonkeyPatc
 # Heads for another target --------------------------------------------------------------------------------------------
 
 
-def test_an_unknown_switch_is_refused(made: Any, tmp_path: Path) -> None:
-    module = world().module("amphista", switches=FULL)
-    spec = world().save(module, "amphista", tmp_path, {"network": asdict(FULL) | {"tap": "mid"}})
-    with pytest.raises(MethodError, match="tap is 'mid'; it must be one of pre_norm, post_norm"):
+NETWORK = {"heads": HEADS, "tap": "pre_norm", "stage1_layers": 1, "encoder_ffn": True}  # and more, once
+WRONG: list[tuple[dict[str, Any], str]] = [
+    ({**NETWORK, "tap": "post_norm", "stage1_layers": 0}, "with tap=post_norm, stage1_layers=0, which is gone: train"),
+    ({"own_heads": False}, "heads is None; a whole number from 1 to 64 is wanted"),
+    ({"heads": HEADS + 1}, r"has no mlps.3.linear.bias, mlps.3.linear.weight"),
+    ({"heads": HEADS, "encoder_ffn": False}, r"has encoder.0.ffn.down_proj.weight, .*which nothing here reads"),
+]
+
+
+@pytest.mark.parametrize(("network", "says"), WRONG)
+def test_another_network_of_amphista_is_refused(tmp_path: Path, network: dict[str, Any], says: str) -> None:
+    spec = world().save(world().module("amphista"), "amphista", tmp_path, {"network": network})
+    with pytest.raises(MethodError, match=says) as error:
         bound(spec)
-    world().save(module, "amphista", tmp_path, {"network": {"heads": 3}})
-    with pytest.raises(MethodError, match="lacks tap, stage1_layers"):
-        bound(spec)
-    deeper = json.loads((tmp_path / "config.json").read_text())
-    deeper["network"] = asdict(Switches(HEADS + 1))
-    (tmp_path / "config.json").write_text(json.dumps(deeper))
-    with pytest.raises(MethodError, match=r"has no mlps.3.linear.bias, mlps.3.linear.weight"):
-        bound(spec)
-    assert Amphista.lossless == "yes"
+    assert "\n" not in str(error.value)
+
+
+def test_a_network_that_names_what_is_no_choice_any_more_is_read(tmp_path: Path) -> None:
+    bound(world().save(world().module("amphista"), "amphista", tmp_path, {"network": NETWORK}))
 
 
 # Acceptance that is not lossless -------------------------------------------------------------------------------------

@@ -18,9 +18,7 @@ from paceline.draft.shapes import best_paths, chain, published
 from paceline.engine.engine import Engine
 from paceline.errors import MethodError
 from tests.draft.rows import row
-from tests.draft.test_fallback import Recorder
 from tests.fakes import TableTarget
-from tests.rounds import shown
 
 
 def bound(target: TableTarget | None = None, **options: object) -> Jacobi:
@@ -157,11 +155,8 @@ def test_copies_follow_the_longest_match(text, ngram, earliest, recent):
         assert "".join(map(chr, after_match(tokens, ngram, 5, choice))) == follows
 
 
-def test_a_drafter_may_do_the_copying():
-    drafter, one = bound(retrieve="sam", tree=2), row("the cat sat. the cat")
-    drafter.start(one)
-    assert "".join(map(chr, drafted(drafter, one).trunk().tolist())) == " sat."
-    drafter.drop(one)
+def test_nothing_is_copied_if_not_asked_for():
+    one = row("the cat sat. the cat")
     nothing = bound(retrieve="none", tree=0, window=2)
     nothing.start(one)
     assert drafted(nothing, one).num_drafted == 2
@@ -170,7 +165,7 @@ def test_a_drafter_may_do_the_copying():
 @pytest.mark.parametrize(
     ("spec", "says"),
     [
-        ("jacobi,retrieve=samm", "retrieve is 'samm'; it must be ngram, none, or a drafter that copies"),
+        ("jacobi,retrieve=sam", "retrieve is 'sam'; it must be ngram or none"),
         ("jacobi,window=0", "window is 0; it must be 1 or more"),
         ("jacobi,tree=-1", "tree is -1"),
         ("jacobi,match=first", "it must be earliest or recent"),
@@ -180,28 +175,3 @@ def test_what_cannot_be_is_said_in_a_line(spec, says):
     with pytest.raises(MethodError, match=says) as error:
         create(spec)
     assert "\n" not in str(error.value)
-
-
-def test_what_copies_is_told_of_all_that_happens(monkeypatch):
-    calls = []
-    copies = Recorder("copies", callback_layer=2)
-    monkeypatch.setattr("paceline.draft.methods.jacobi._copier", lambda name: copies)
-    monkeypatch.setattr(Recorder, "begin_round", lambda self, tokens: calls.append(tokens))
-    monkeypatch.setattr(Recorder, "restart", lambda self, row: calls.append(row.id), raising=False)
-    drafter, one = bound(retrieve="copies"), row("ab", id=3)
-    drafter.start(one)
-    drafter.begin_round(7)
-    drafted(drafter, one)
-    drafter.on_layer(2, torch.zeros(1, 1), shown([], [], []))
-    drafter.restart(one)
-    drafter.drop(one)
-    assert calls == [7, 3]
-    assert copies.calls == [("bind",), ("start", 3), ("propose", 3), ("on_layer", 2), ("drop", 3)]
-    assert (drafter.name, drafter.needs.callback_layer) == ("jacobi", 2)
-
-
-def test_what_copies_may_not_run_a_model():
-    drafter = Jacobi(JacobiConfig(retrieve="sam"))
-    drafter.parts[0].weight_bytes = 1
-    with pytest.raises(MethodError, match="retrieve=sam runs a model"):
-        drafter.bind(TableTarget(8))

@@ -20,7 +20,7 @@ from tests.lossless_enumeration import (
 )
 from tests.pairs import paired
 
-SPECS = ["jacobi", "jacobi,tree=0,retrieve=none", "jacobi,tree=8,retrieve=sam", "jacobi,match=recent,candidates=3"]
+SPECS = ["jacobi", "jacobi,tree=0,retrieve=none", "jacobi,tree=8", "jacobi,match=recent,candidates=3"]
 LENGTHS = (1, 2, 5, 6, 100)
 """Of prompts."""
 

@@ -15,7 +15,8 @@ from transformers import DynamicCache, PreTrainedModel
 from paceline.core.sampling import SamplingParams
 from paceline.core.segment import Segment
 from paceline.draft import registry
-from paceline.draft.methods.mtp import Mtp, MtpNetwork, head_names, head_of
+from paceline.draft.methods.mtp import Mtp, MtpNetwork
+from paceline.draft.published.mtp import head_names, head_of
 from paceline.engine.engine import Engine
 from paceline.errors import ModelError, PacelineError
 from paceline.target.hf import HFTarget

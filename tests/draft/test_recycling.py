@@ -1,8 +1,6 @@
 """recycling: its shapes, its matrix, and what it makes of them, each against a naive version."""
 
 import json
-from pathlib import Path
-from types import SimpleNamespace
 
 import numpy as np
 import pytest
@@ -19,11 +17,10 @@ from paceline.draft.methods.recycling import TREES, Recycling, RecyclingConfig
 from paceline.draft.registry import create
 from paceline.draft.shapes import read_paths
 from paceline.engine.engine import Engine
-from paceline.errors import MethodError, StoreError
-from tests import models, native
+from paceline.errors import MethodError
 from tests.draft.rows import row
 from tests.draft.tables import counting
-from tests.fakes import Spelling, TableTarget
+from tests.fakes import TableTarget
 from tests.rounds import shown
 
 SIZES = list(TREES)
@@ -217,77 +214,3 @@ def test_it_learns_from_the_rounds_of_a_drafter_in_front():
     for token in set(done[0].tokens[:-1]):
         best = target.logits_after([token]).topk(8).indices
         assert matrix[token].tolist() == best.tolist()
-
-
-# Prompts -------------------------------------------------------------------------------------------------------------
-
-
-@pytest.mark.parametrize("chunk", [1, 4, 512])
-def test_prompts_are_learnt_from_if_asked(chunk):
-    target = native.of(models.model("llama2"))
-    prompt = np.random.default_rng(0).integers(0, target.vocab_size, 14).tolist()
-    drafter = Recycling(RecyclingConfig(prompt=True))
-    Engine(target, drafter, prefill_chunk=chunk).generate([prompt], SamplingParams(max_tokens=1))
-    model = models.model("llama2")
-    with torch.inference_mode():
-        best = model(torch.tensor([prompt])).logits[0].topk(8).indices
-    for at, token in enumerate(prompt):
-        if token not in prompt[at + 1 :]:
-            assert drafter.matrix[token].tolist() == best[at].tolist()
-    assert (drafter.matrix[sorted(set(range(target.vocab_size)) - set(prompt))] == -1).all()
-
-
-def test_prompts_need_a_target_whose_head_can_be_asked():
-    with pytest.raises(MethodError, match="prompt=true needs the native decoder, and table has another"):
-        Engine(TableTarget(), "recycling,prompt=true")
-
-
-# The saved matrix ----------------------------------------------------------------------------------------------------
-
-
-def with_tokenizer(vocab_size: int = 30, fingerprint: str = "f00d") -> TableTarget:
-    target = TableTarget(vocab_size, order=1, seed=5)
-    speller = Spelling([b"x"] * vocab_size)
-    target.tokenizer = SimpleNamespace(fingerprint=fingerprint, name="toy", detokenizer=lambda _: speller)  # type: ignore
-    return target
-
-
-@pytest.fixture
-def saved(tmp_path: Path) -> Path:
-    """What was learnt from one answer of 60 tokens."""
-    target = with_tokenizer()
-    drafter = Recycling()
-    Engine(target, drafter, tokenizer=target.tokenizer).generate([[0, 1]], SamplingParams(max_tokens=60))
-    drafter.save(tmp_path / "matrix")
-    return tmp_path / "matrix"
-
-
-@pytest.mark.parametrize("scope", ["shared", "row"])
-def test_a_saved_matrix_is_a_warm_start(saved, scope):
-    target = with_tokenizer()
-    params = SamplingParams(max_tokens=40)
-    (cold,) = Engine(target, "recycling", tokenizer=target.tokenizer).generate([[0, 1]], params)
-    (warm,) = Engine(target, f"recycling:{saved},scope={scope}", tokenizer=target.tokenizer).generate([[0, 1]], params)
-    assert warm.tokens == cold.tokens
-    assert warm.rounds < cold.rounds
-    assert warm.rounds == 1 + -(-39 // 7)  # it knows all of this language
-
-
-def test_a_saved_matrix_of_something_else_is_refused(saved, tmp_path):
-    def error(spec: str, target: TableTarget) -> str:
-        with pytest.raises(StoreError) as error:
-            Engine(target, spec, tokenizer=target.tokenizer)
-        assert "\n" not in str(error.value)
-        return str(error.value)
-
-    assert "has 30 x 8 int32 entries; this target and k need 31 x 8" in error(f"recycling:{saved}", with_tokenizer(31))
-    assert "need 30 x 4 int32: give its own k" in error(f"recycling:{saved},k=4", with_tokenizer())
-    assert "another tokenizer (toy)" in error(f"recycling:{saved}", with_tokenizer(fingerprint="beef"))
-    nowhere = error(f"recycling:{tmp_path}/nowhere", with_tokenizer())
-    assert nowhere == f"there is no saved matrix {tmp_path}/nowhere: Recycling.save writes one"
-    file = saved / "matrix.npy"
-    whole = file.read_bytes()
-    file.write_bytes(whole[:-7])
-    assert "truncated" in error(f"recycling:{saved}", with_tokenizer())
-    file.write_bytes(whole[:-4] + (30).to_bytes(4, "little"))
-    assert "tokens that do not exist" in error(f"recycling:{saved}", with_tokenizer())

@@ -99,8 +99,8 @@ def test_every_method_says_what_it_is(name):
 
 
 def test_options_reach_the_config():
-    drafter = create("sam,draft=7,grow=1.5,source=earliest")
-    assert (drafter.config.draft, drafter.config.grow, drafter.config.source) == (7, 1.5, "earliest")
+    drafter = create("sam,draft=7,grow=1.5")
+    assert (drafter.config.draft, drafter.config.grow) == (7, 1.5)
     assert drafter.config.min_match == 1
 
 
@@ -174,13 +174,13 @@ def test_in_front_of_another_drafter_an_option_may_have_another_default(third_pa
         ("sam+sma", "There is no drafter 'sma'"),
         ("sam+", "There is no drafter 'sam+'. Did you mean 'sam'?"),
         ("", "There is no drafter ''. Drafters: none"),
-        ("sam,graw=3", "sam has no option 'graw'. Did you mean 'grow'? Its options: draft, min_match, source, grow"),
+        ("sam,graw=3", "sam has no option 'graw'. Did you mean 'grow'? Its options: draft, min_match, grow"),
         ("none,draft=3", "none has no option 'draft'. It has no options."),
         ("sam,draft=many", "sam: draft is 'many'; it must be a whole number."),
         ("sam,draft=1.5", "sam: draft is '1.5'; it must be a whole number."),
         ("sam,draft=", "sam: draft is ''; it must be a whole number."),
         ("sam,grow=fast", "sam: grow is 'fast'; it must be a number."),
-        ("sam,source=recnt", "sam: source is 'recnt'; it must be recent or earliest. Did you mean 'recent'?"),
+        ("jacobi,match=recnt", "jacobi: match is 'recnt'; it must be earliest or recent. Did you mean 'recent'?"),
         ("sam,draft=1,draft=2", "sam: option draft is given twice"),
         ("sam,draft", "an option is written key=value"),
         ("sam:weights", "sam takes no checkpoint, but 'weights' is given"),

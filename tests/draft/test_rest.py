@@ -86,7 +86,7 @@ def test_the_cut_is_a_sub_trie_of_the_heaviest(tmp_path_factory, documents, key,
     drafter = bound(corpus(folder, ["".join(map(chr, one)) for one in documents], end="\0"), nodes=nodes)
     array = drafter._array
     lo, hi = array.find(key)
-    found, parent, weights = drafter.heaviest(lo, hi, len(key), length, frozenset())
+    found, parent, weights = array.heaviest(lo, hi, len(key), nodes, length, frozenset())
     expected = trie([[*one, 0] for one in documents], key, length)
     assert len(found) == min(nodes, len(expected))
     walked = [()]

@@ -1,13 +1,16 @@
 """sam: what it copies, how much, and that rows do not disturb one another."""
 
+from types import SimpleNamespace
 
 import numpy as np
+import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from paceline.draft.methods.sam import Sam, SamConfig
 from paceline.draft.registry import create
-from paceline.draft.text import frozen
+from paceline.draft.text import suffix_array
+from paceline.errors import StoreError
 from tests.draft.rows import draft_of, letters, row, target, tokens
 from tests.draft.stores import corpus
 
@@ -25,7 +28,7 @@ def by_hand(text: list[int], config: SamConfig) -> list[int]:
             size = min(config.draft, int(config.grow * length)) if config.grow else config.draft
             longer = list(text)
             for i in range(size):
-                longer.append(longer[(ends[-1] if config.source == "recent" else ends[0]) + i])
+                longer.append(longer[ends[-1] + i])
             return longer[len(text) :]
     return []
 
@@ -34,7 +37,6 @@ CONFIGS = st.builds(
     SamConfig,
     draft=st.integers(1, 12),
     min_match=st.integers(1, 4),
-    source=st.sampled_from(["recent", "earliest"]),
     grow=st.sampled_from([0, 0.5, 1, 4]),
 )
 
@@ -59,10 +61,8 @@ def test_a_copy_reads_on_from_itself():
     assert drafts("baaa", draft=4, grow=0) == "aaaa"
 
 
-def test_the_latest_occurrence_or_the_earliest():
-    text = "uvwxyAuvwxyBuvwxy"
-    assert drafts(text, draft=1) == "B"
-    assert drafts(text, draft=1, source="earliest") == "A"
+def test_the_latest_occurrence():
+    assert drafts("uvwxyAuvwxyBuvwxy", draft=1) == "B"
 
 
 def test_the_draft_grows_with_the_match():
@@ -82,56 +82,56 @@ def bound(spec: str, eos: str = "") -> Sam:
     return drafter  # type: ignore[return-value]
 
 
-def chain(folder: str, **options: object) -> Sam:
-    return bound(f"sam,corpus={folder},shape=chain" + "".join(f",{key}={value}" for key, value in options.items()))
-
-
 def test_the_corpus_is_copied_where_it_matches_longer(tmp_path):
-    folder = corpus(tmp_path / "c", ["hello world", "the sea is blue"], parts=(frozen,))
-    assert draft_of(chain(folder), "wxthe s") == "ea is blue."
-    assert draft_of(chain(folder), "the sky, the s") == "ky, the sky, the sky, the sky,"  # 5 letters each
-    assert draft_of(chain(folder), "the sky; is bl") == "ue."
-    assert draft_of(chain(folder), "xx hell") == "o world."
-
-
-def test_bias_is_what_a_match_in_the_corpus_counts_less(tmp_path):
-    folder = corpus(tmp_path / "c", ["the sea is blue"], parts=(frozen,))
-    text = "sky. the s"  # 1 letter in the text, 5 in the corpus
-    assert draft_of(chain(folder, bias=3), text) == "ea is blue."
-    assert draft_of(chain(folder, bias=4), text) == "ky. th"
-    assert draft_of(chain(folder, bias=1, min_match=5), text) == ""
-    assert draft_of(chain(folder, bias=1, min_match=4), text) == "ea is blue."
+    folder = corpus(tmp_path / "c", ["hello world", "the sea is blue"])
+    assert draft_of(bound(f"sam,corpus={folder}"), "wxthe s") == "ea is blue."
+    assert draft_of(bound(f"sam,corpus={folder}"), "the sky, the s") == "ky, the sky, the sky, the sky,"  # 5 each
+    assert draft_of(bound(f"sam,corpus={folder}"), "the sky; is bl") == "ue."
+    assert draft_of(bound(f"sam,corpus={folder}"), "xx hell") == "o world."
 
 
 def test_in_front_of_another_drafter_a_match_in_the_corpus_has_to_be_long(tmp_path):
-    folder = corpus(tmp_path / "c", ["0123456789abcdef"], parts=(frozen,))
+    folder = corpus(tmp_path / "c", ["0123456789abcdef"])
     both = bound(f"sam,corpus={folder}+none")
-    assert draft_of(both, "xx012345678") == ""
-    assert draft_of(both, "xx0123456789") == "abcdef."
-
-
-def test_recent_or_earliest_in_the_corpus(tmp_path):
-    folder = corpus(tmp_path / "c", ["uvwxyA", "uvwxyB"], parts=(frozen,))
-    assert draft_of(chain(folder), "uvwxy") == "B."
-    assert draft_of(chain(folder, source="earliest"), "uvwxy") == "A."
-    assert draft_of(chain(folder), "uvw") == "xyB."
+    assert draft_of(both, "xx0123") == ""
+    assert draft_of(both, "xx01234") == "56789abcdef."
 
 
 def test_a_tree_of_the_corpus(tmp_path):
-    drafter = bound(f"sam,corpus={corpus(tmp_path / 'c', ['abcx', 'abcy', 'abd'], parts=(frozen,))},draft=5,width=2")
+    drafter = bound(f"sam,corpus={corpus(tmp_path / 'c', ['abcx', 'abcy', 'abd'])},draft=5")
     one = row("#ab")
     drafter.start(one)
     (tree,) = drafter.propose([one])
     assert letters(tree.tokens[1:]) == "cdxy."
-    assert tree.parent.tolist() == [-1, 0, 0, 1, 1, 3]
+    assert tree.parent.tolist() == [-1, 0, 0, 1, 1, 2]
     assert tree.source == "sam"
     short = row("#ab", room=2)
     drafter.start(short)
     assert drafter.propose([short])[0].max_depth == 1
 
 
-def test_the_cursor_follows_the_row(tmp_path):
-    folder = corpus(tmp_path / "c", ["the sea is blue", "the sky is high"], parts=(frozen,))
+def test_a_long_match_in_the_corpus_counts_as_one_of_64_tokens(tmp_path):
+    long = "".join(map(chr, range(200, 300)))
+    drafter = bound(f"sam,corpus={corpus(tmp_path / 'c', [long + 'x'])},draft=1")
+    assert draft_of(drafter, f"#{long[-63:]}y{long}") == "x"
+    assert draft_of(drafter, f"#{long[-64:]}y{long}") == "y", "its own text matches as far"
+
+
+def test_the_corpus_is_not_read_behind_a_document(tmp_path):
+    drafter = bound(f"sam,corpus={corpus(tmp_path / 'c', ['abc', 'de'])}")
+    assert draft_of(drafter, "#abc.") == ""
+
+
+def test_a_corpus_with_the_part_of_an_older_version(tmp_path):
+    older = SimpleNamespace(build_part=lambda *_: {"automaton_states": np.zeros((3, 3), np.int32)})
+    both = corpus(tmp_path / "both", ["the sea is blue"], parts=(older, suffix_array))
+    assert draft_of(bound(f"sam,corpus={both}"), "the s") == "ea is blue."
+    with pytest.raises(StoreError, match=r"has no suffix_positions \(.*automaton_states\); build it again"):
+        bound(f"sam,corpus={corpus(tmp_path / 'only', ['the sea is blue'], parts=(older,))}")
+
+
+def test_the_corpus_is_looked_up_anew_in_every_round(tmp_path):
+    folder = corpus(tmp_path / "c", ["the sea is blue", "the sky is high"])
     steps, one = bound(f"sam,corpus={folder}"), row("#", room=100)
     steps.start(one)
     for gained in ["t", "he s", "ky is ", "blue", "!", "the se"]:
@@ -140,9 +140,9 @@ def test_the_cursor_follows_the_row(tmp_path):
         assert letters(tree.tokens[1:]) == draft_of(bound(f"sam,corpus={folder}"), letters(one.tokens))
 
 
-def test_the_cursor_has_read_the_last_token(tmp_path):
-    folder = corpus(tmp_path / "c", ["qz", "pqy"], parts=(frozen,))
-    steps, one = bound(f"sam,corpus={folder},bias=0,grow=1"), row("#q", room=100)
+def test_the_last_token_is_looked_up(tmp_path):
+    folder = corpus(tmp_path / "c", ["qz", "pqy"])
+    steps, one = bound(f"sam,corpus={folder},grow=1"), row("#q", room=100)
     steps.start(one)
     assert letters(steps.propose([one])[0].tokens[1:])[:1] in ("z", "y"), "one token is enough, if it is the last one"
     one.extend(tokens("#p"))

@@ -21,7 +21,9 @@ from tests.draft.rows import row, target
 STORE = sys.argv[1]
 KERNELS = {
     "prompt-lookup": [prompt_lookup._find],
-    "sam": [automaton._extend, automaton._hash_all],
+    f"sam,corpus={STORE}": [
+        automaton._extend, automaton._hash_all, suffix_array._longest, suffix_array.likeliest,
+    ],
     f"rest:{STORE},hits=1": [suffix_array._longest, suffix_array.likeliest],
     f"suffix,corpus={STORE},past=50": [suffix_nodes.append, suffix_nodes.speculate, suffix_array._speculate],
     f"hierarchy,past=50,corpus={STORE}": [suffix_array._find],

@@ -182,7 +182,7 @@ def overall(summary: dict[str, Any], method: str) -> dict[str, Any]:
 @pytest.mark.parametrize(
     ("gains", "says"),
     [
-        ({"sam": 2.0, "blend": 2.1}, ["blend answers 2.10 times", "Intervals that overlap with it: sam."]),
+        ({"sam": 2.0, "suffix": 2.1}, ["suffix answers 2.10 times", "Intervals that overlap with it: sam."]),
         ({"sam": 1.03}, ["interval of sam is 0.99 to 1.08; it includes 1, so no gain is shown"]),
         ({"sam": 0.9}, ["No method was faster than plain decoding"]),
         (

@@ -126,7 +126,7 @@ def plain(demo: Path, engine: Engine) -> tuple[list[list[int]], list[list[int]]]
 
 @pytest.mark.slow
 @pytest.mark.timeout(900)
-@pytest.mark.parametrize("draft", ["sam", "suffix;past=9999", "blend", "auto"])
+@pytest.mark.parametrize("draft", ["sam", "suffix;past=9999", "hierarchy", "auto"])
 def test_the_second_runner_says_what_the_first_says_without_drafts(
     draft: str, demo: Path, engine: Engine, interpreted: str, plain: tuple[list[list[int]], list[list[int]]]
 ) -> None:

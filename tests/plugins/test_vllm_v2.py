@@ -138,7 +138,7 @@ def speculator(spec: str | None = "sam", **more: Any) -> Speculator:
     return Speculator(config(**more), CPU, States(), spec)
 
 
-@pytest.mark.parametrize("spec", ["sam", "suffix", "blend"])
+@pytest.mark.parametrize("spec", ["sam", "suffix", "hierarchy"])
 def test_drafts_are_those_of_the_first_runner(spec: str) -> None:
     """Prompts in chunks and from the prefix cache, a row that waits, one that is preempted, slots used again."""
     host = Host(speculator(spec))

@@ -20,8 +20,9 @@ from transformers import PreTrainedModel
 from paceline.core.sampling import SamplingParams
 from paceline.core.segment import Segment
 from paceline.draft.methods.eagle import EagleNetwork
-from paceline.draft.methods.eagle3 import Eagle3Network, Flags
+from paceline.draft.methods.eagle3 import Eagle3Network
 from paceline.draft.models.features import Network
+from paceline.draft.published.eagle3 import Flags
 from paceline.engine.engine import Engine
 from paceline.errors import PacelineError
 from paceline.target.load import load

@@ -5,17 +5,14 @@ from __future__ import annotations
 import json
 import os
 from collections.abc import Sequence
-from dataclasses import asdict
 from pathlib import Path
-from typing import Any
 
 import numpy as np
 import pytest
 import torch
 
 from paceline.core.sampling import SamplingParams
-from paceline.draft.models.networks import Switches
-from paceline.draft.models.static_heads import StaticHeads
+from paceline.draft.models.fixed_tree import FixedTree
 from paceline.draft.registry import create
 from paceline.draft.shapes import SLOTS_FILE, read_accuracies
 from paceline.engine.engine import Engine
@@ -163,13 +160,10 @@ def test_every_depth_is_divided_by_its_own_count(tmp_path: Path) -> None:
 @pytest.mark.parametrize("kind", ["medusa", "hydra", "amphista"])
 def test_a_tree_measured_afterwards_is_the_one_measured_in_training(kind: str, tmp_path: Path) -> None:
     """By the module over rows, and by the drafter over answers with its cache: the same counts."""
-    world, switches = World(), Switches(HEADS)
-    module = world.module(kind, **({"switches": switches} if kind == "amphista" else {}))
-    facts: dict[str, Any] = {"network": asdict(switches)} if kind == "amphista" else {}
-    if kind == "hydra":
-        facts = {"tied": True, "hydra_num_layers": 4, "hydra_head_arch": "prefix-mlp"}
-    drafter = create(f"{world.save(module, kind, tmp_path, facts)},tree=4")
-    assert isinstance(drafter, StaticHeads)
+    world = World()
+    module = world.module(kind)
+    drafter = create(f"{world.save(module, kind, tmp_path)},tree=4")
+    assert isinstance(drafter, FixedTree)
     drafter.bind(world.target)
     drafter.use_ranks()
     done = Engine(world.target).generate(world.prompts[:3], TEXT)
@@ -191,8 +185,8 @@ def test_training_makes_heads_better() -> None:
     world = World()
     ids = torch.tensor([world.prompts[6]])
     labels = torch.roll(ids, -1, 1)
-    for kind, changes in (("medusa", {}), ("hydra", {}), ("amphista", {"switches": Switches(HEADS)})):
-        module = world.module(kind, **changes)
+    for kind in ("medusa", "hydra", "amphista"):
+        module = world.module(kind)
         module.train()
         module.config = HeadsConfig(depth=HEADS, share=1.0)
         optimiser = torch.optim.AdamW(module.parameters(), 1e-2)

@@ -16,7 +16,8 @@ from safetensors.torch import load_file
 from transformers import PreTrainedModel
 
 from paceline.core.sampling import SamplingParams
-from paceline.draft.methods.mtp import MtpNetwork, head_of
+from paceline.draft.methods.mtp import MtpNetwork
+from paceline.draft.published.mtp import head_of
 from paceline.engine.engine import Engine
 from paceline.errors import PacelineError
 from paceline.train.config import Training

@@ -32,7 +32,7 @@ RECIPES = {
     "kangaroo": (["--exit", "0", "--loss", "kl+tv"], "kangaroo:{out}"),
     "medusa": (["--heads", "3", "--own-heads"], "medusa:{out},tree=5"),
     "hydra": (["--heads", "3", "--layers", "2", "--states", "STATES", "--stored", "int8"], "hydra:{out},tree=5"),
-    "amphista": (["--heads", "3", "--stage2-input", "add", "--positions-begin", "0.02"], "amphista:{out},tree=5"),
+    "amphista": (["--heads", "3", "--no-encoder-ffn"], "amphista:{out},tree=5"),
     "eagle": ([], "eagle:{out}"),
     "eagle3": (["--taps", "0,1,2", "--vocab", "200"], "eagle3:{out}"),
     "dflash": (["--block", "3", "--vocab", "200", "--markov", "32", "--confidence"], "dflash:{out}"),

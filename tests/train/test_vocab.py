@@ -6,7 +6,7 @@ from pathlib import Path
 import pytest
 import torch
 
-from paceline.draft.models.vocab import FILE, Vocabulary, best_tokens, coverage, read_vocabulary, save_vocabulary
+from paceline.draft.models.vocab import FILE, Vocabulary, coverage, most_frequent, read_vocabulary, save_vocabulary
 from paceline.errors import MethodError, PacelineError
 from paceline.target.load import load_tokenizer
 from paceline.target.tokenizer import Tokenizer
@@ -105,7 +105,7 @@ def test_another_domain_shows_in_the_coverage(target: Path, tmp_path: Path) -> N
     known = read_vocabulary(tmp_path / "d" / FILE)
     save_vocabulary(tmp_path / "map.safetensors", Vocabulary(known.keep))  # a map without counts has one size
     assert len(check(target, [home], tmp_path / "map.safetensors")) == 3
-    assert coverage(torch.tensor([1, 3]), best_tokens(torch.tensor([1, 3]), 1)) == 0.75
+    assert coverage(torch.tensor([1, 3]), most_frequent(torch.tensor([1, 3]), 1)) == 0.75
 
 
 def test_end_tokens_of_both_configurations_count(target: Path, tmp_path: Path) -> None:

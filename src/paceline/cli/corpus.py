@@ -33,7 +33,7 @@ def build(
     more: Annotated[list[Path] | None, typer.Argument(help="More files, after --text.", metavar="[FILE]...")] = None,
     text: list[Path] | None = option(None, "A .txt or .jsonl file, plain or .gz; several may follow.", metavar="FILE"),
     tokenizer: str = option("", "The model's folder or hub id, a folder with tokenizer.json, or a SentencePiece file."),
-    parts: str = option("", "What to build, joined by commas: automaton, ngrams, suffix-array; all if left out."),
+    parts: str = option("", "What to build, joined by commas: ngrams, suffix-array; all if left out."),
     max_tokens: int | None = option(None, "Stop reading after this many tokens.", least=2),
     eos: str | None = option(None, "Token between documents; the tokenizer's own if left out."),
     ray: options.Ray = None,

@@ -23,7 +23,7 @@ from paceline.errors import MethodError, meant
 GROUP = "paceline.drafters"
 
 _BUILT_IN = (
-    "none", "prompt-lookup", "sam", "rest", "suffix", "hierarchy", "recycling", "blend", "ngram-pool", "past-answer",
+    "none", "prompt-lookup", "sam", "rest", "suffix", "hierarchy", "recycling", "ngram-pool", "past-answer",
     "jacobi", "prediction", "grammar", "model", "s2d", "mirror", "kangaroo", "medusa", "hydra", "amphista", "eagle",
     "eagle3", "mtp", "dflash", "auto",
 )  # fmt: skip

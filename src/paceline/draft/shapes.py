@@ -7,7 +7,7 @@ from how often the candidates of each depth are right."""
 from collections.abc import Callable, Iterable, Sequence
 from heapq import heappop, heappush
 from pathlib import Path
-from typing import NamedTuple
+from typing import NamedTuple, Self
 
 import numpy as np
 
@@ -59,6 +59,11 @@ class Template(NamedTuple):
         """The number of nodes of depth `depth` or less; they come first."""
         return self.levels[min(max(depth, 0), len(self.levels) - 1)]
 
+    def first(self, size: int) -> Self:
+        """Its first `size` nodes, 1 or more: whole levels."""
+        depth = int(self.depth[size - 1])
+        return type(self)(self.parent[:size], self.rank[:size], self.depth[:size], self.levels[: depth + 1])
+
 
 def compile_template(paths: Iterable[RankPath], ranks: int) -> Template:
     """Number the nodes of `paths`, given in any order.
@@ -68,11 +73,11 @@ def compile_template(paths: Iterable[RankPath], ranks: int) -> Template:
     parent, rank, levels = [-1], [-1], [1]
     for path in sorted(paths, key=lambda path: (len(path), path)):
         if path in index:
-            raise ValueError(f"path {spelled(path)} is there twice")
+            raise ValueError(f"path {format_path(path)} is there twice")
         if not 0 <= path[-1] < ranks:
-            raise ValueError(f"path {spelled(path)} takes rank {path[-1]}, and ranks are 0 to {ranks - 1}")
+            raise ValueError(f"path {format_path(path)} takes rank {path[-1]}, and ranks are 0 to {ranks - 1}")
         if path[:-1] not in index:
-            raise ValueError(f"path {spelled(path)} needs path {spelled(path[:-1])}, which is missing")
+            raise ValueError(f"path {format_path(path)} needs path {format_path(path[:-1])}, which is missing")
         parent.append(index[path[:-1]])
         rank.append(path[-1])
         levels += levels[-1:] if len(path) == len(levels) else []
@@ -106,8 +111,8 @@ def template_of(file: str | Path, ranks: int, who: str, instead: str) -> Templat
         raise MethodError(f"{who}: the tree {file} is not a list of paths: {error}.") from None
 
 
-def spelled(path: RankPath) -> str:
-    """A path for a reader."""
+def format_path(path: RankPath) -> str:
+    """Such as "2-0", for messages."""
     return "-".join(map(str, path)) if path else "()"
 
 

@@ -21,11 +21,14 @@ import numpy as np
 import torch
 from transformers import PretrainedConfig
 
-from paceline.draft.methods.dflash import MASK, OUTPUT, SURE, W1, W2, DFlashNetwork
+from paceline.draft.methods.dflash import DFlashNetwork
 from paceline.draft.methods.eagle3 import Eagle3Network
 from paceline.draft.models.checkpoint import open_head
 from paceline.draft.models.layers import TABLE, table_and_head
-from paceline.draft.models.vocab import MEMBERS, OFFSETS
+from paceline.draft.published.dflash import CONFIDENCE, MASK, OUTPUT, W1, W2
+from paceline.draft.published.eagle3 import NAMES
+from paceline.draft.published.names import renamed
+from paceline.draft.published.vocab import MEMBERS, OFFSETS
 from paceline.draft.text.store import open_store
 from paceline.errors import MethodError, ModelError, PacelineError
 from paceline.jsonl import as_object, replacing
@@ -48,7 +51,7 @@ OWN = {
     "hidden_norm.weight": "enc.output_norm.weight",  # of dflash, over what fc makes of them
     "layers.0.hidden_norm.weight": "blk.0.attn_norm_2.weight",
     **{W1: "markov_w1.weight", W2: "markov_w2.weight"},
-    **{SURE[0]: "conf_proj.weight", SURE[1]: "conf_proj.bias"},
+    **{CONFIDENCE[0]: "conf_proj.weight", CONFIDENCE[1]: "conf_proj.bias"},
 }
 """llama.cpp's names of a head's tensors, where they are not those of a Qwen3."""
 
@@ -91,7 +94,7 @@ def write_head(head: str, target: str | Path, file: Path, dtype: str = "f16") ->
     model = load(target, native=True)
     config, tensors = open_head(folder, method, model)
     network: Any = HEADS[method](folder, config, tensors, model)
-    tensors = {name.replace("midlayer.", "layers.0."): one for name, one in tensors.items() if name not in TABLES}
+    tensors = renamed({name: one for name, one in tensors.items() if name not in TABLES}, NAMES)
     if not torch.equal(network.table, table_and_head(model)[0]):
         tensors[TABLE] = network.table
     facts = (_eagle3 if method == "eagle3" else _dflash)(folder, network, tensors)
@@ -157,19 +160,19 @@ def _eagle3(folder: str, network: Any, tensors: dict[str, torch.Tensor]) -> dict
 
 def _dflash(folder: str, network: Any, tensors: dict[str, torch.Tensor]) -> dict[str, Any]:
     """llama.cpp's further entries for a dflash head; `tensors` become those that it reads."""
-    form, (window, causal) = network.form, network.form.sights[0]
-    if len({*form.sights}) > 1 or window is not None:
+    form, (window, causal) = network.form, network.form.attention_spans[0]
+    if len({*form.attention_spans}) > 1 or window is not None:
         raise MethodError(f"{folder} has sliding windows, or layers that differ in what they see: it is not written")
     if network.columns is not None:
         tensors.setdefault(OUTPUT, network.head.dense())
     if not form.rank and form.from_anchor:  # llama.cpp drafts so with a Markov head alone: one of zeros
         drafted = len(network.table if network.columns is None else network.columns)
         tensors |= {W1: torch.zeros(len(network.table), 1), W2: torch.zeros(drafted, 1)}
-        if form.sure:
-            tensors[SURE[0]] = torch.nn.functional.pad(tensors[SURE[0]], (0, 1))
-    elif not form.rank and form.sure:  # llama.cpp has this head beside a Markov head alone
-        del tensors[SURE[0]], tensors[SURE[1]]
-    facts = {"sample_from_anchor": form.from_anchor, "has_confidence_head": SURE[0] in tensors}
+        if form.has_confidence:
+            tensors[CONFIDENCE[0]] = torch.nn.functional.pad(tensors[CONFIDENCE[0]], (0, 1))
+    elif not form.rank and form.has_confidence:  # llama.cpp has this head beside a Markov head alone
+        del tensors[CONFIDENCE[0]], tensors[CONFIDENCE[1]]
+    facts = {"sample_from_anchor": form.from_anchor, "has_confidence_head": CONFIDENCE[0] in tensors}
     return {"block_size": form.block, **facts} | ({"attention.causal": True} if causal else {})
 
 

@@ -4,7 +4,7 @@
 
     LLM(model,
         speculative_config={"model": "paceline.plugins.vllm.Proposer", "num_speculative_tokens": 16},
-        additional_config={"paceline": {"draft": "blend,corpus=build/answers"}})
+        additional_config={"paceline": {"draft": "suffix,corpus=build/answers"}})
 
 vLLM imports the module before the last dot and reads the rest as its attribute, so any drafter's name works, with "_"
 for "-" and "__" for "+". It calls `propose` once a step with all rows of its batch. Rows move, are reused and have no

@@ -5,7 +5,7 @@
 
     LLM(model, worker_cls="paceline.plugins.vllm_v2.Worker",
         speculative_config={"method": "ngram", "num_speculative_tokens": 16},
-        additional_config={"paceline": {"draft": "blend,corpus=build/answers"}})
+        additional_config={"paceline": {"draft": "suffix,corpus=build/answers"}})
 
 That runner builds the speculators it knows and refuses classes of others. `worker_cls` is vLLM's own option for another
 worker: ours is the platform's, and puts a speculator of ours into the place of the one for n-grams. Nothing in vLLM is

@@ -17,7 +17,8 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor, nn
 
-from paceline.draft.methods.dflash import LARGEST, MASK, DFlash
+from paceline.draft.methods.dflash import DFlash
+from paceline.draft.published.dflash import LARGEST, MASK
 from paceline.draft.spec import option
 from paceline.target.shape import Shape, rotary_tables
 from paceline.train.eagle import TapsConfig, TapsLoss, layer_config

@@ -108,20 +108,16 @@ def use_blocks(*models: Any) -> None:
 class DecoderLayers(nn.ModuleList):
     """`count` causal layers of a target's shape, without biases; `paceline.draft.models.layers` runs them with a cache.
 
-    Their output projections begin at 0, so that they change nothing at first; `copied`: as the target's last layers."""
+    Their output projections begin at 0, so that they change nothing at first."""
 
-    def __init__(self, teacher: Any, count: int, copied: bool = False) -> None:
+    def __init__(self, teacher: Any, count: int) -> None:
         shape = Shape.of(teacher.config)
         super().__init__(LlamaDecoderLayer(layer_config(shape), index) for index in range(count))
-        last = teacher.model.layers[len(teacher.model.layers) - count :]
-        own: list[Any] = list(self)
+        layers: list[Any] = list(self)
         with torch.no_grad():
-            for layer, original in zip(own, last, strict=True):
-                if copied:
-                    layer.load_state_dict(original.state_dict(), strict=False)
-                else:
-                    layer.self_attn.o_proj.weight.zero_()
-                    layer.mlp.down_proj.weight.zero_()
+            for layer in layers:
+                layer.self_attn.o_proj.weight.zero_()
+                layer.mlp.down_proj.weight.zero_()
 
     def forward(self, states: Tensor, turns: tuple[Tensor, Tensor]) -> Tensor:
         """States [B, T, H] to states [B, T, H]. turns: cos and sin [1, T, head_dim] of the rotary embedding."""

@@ -20,7 +20,7 @@ from rich.console import Console
 from torch import Tensor
 
 from paceline.core.segment import Segment
-from paceline.draft.models.static_heads import StaticHeads
+from paceline.draft.models.fixed_tree import FixedTree
 from paceline.draft.registry import create
 from paceline.draft.shapes import SLOTS_FILE, best_paths
 from paceline.errors import PacelineError
@@ -181,11 +181,10 @@ def slot_lines(fits: Sequence[Fit]) -> list[str]:
 
 
 @torch.inference_mode()
-def measure_heads(target: Target, drafter: StaticHeads, examples: Iterable[Example]) -> list[Fit]:
+def measure_heads(target: Target, drafter: FixedTree, examples: Iterable[Example]) -> list[Fit]:
     """How often the candidates of each depth are the target's best token, over the answers of `examples`, all of which
     have prompts. The drafter is bound to the target; heads that read drafted tokens read the text's."""
-    fits = [Fit() for _ in range(drafter.depth)]
-    (layer,) = drafter.needs.hidden_layers
+    fits = [Fit() for _ in range(drafter.heads.depth)]
     for example in examples:
         tokens = np.array([*(example.prompt or ()), *example.tokens])[: target.max_context]
         slot = target.add_row(len(tokens))
@@ -193,7 +192,7 @@ def measure_heads(target: Target, drafter: StaticHeads, examples: Iterable[Examp
         verdict = target.verify([segment], drafter.needs)
         target.drop_row(slot)
         best_tokens = verdict.logits.argmax(-1).cpu()
-        read = drafter.read_text(tokens, verdict.hidden[layer])
+        read = drafter.read_text(tokens, verdict.hidden[drafter.heads.layer])
         first = len(example.prompt or ()) - 1  # the position before the answer's first token
         for k, fit in enumerate(fits):
             last = len(tokens) - 2 - k  # for larger t, token t + 2 + k is after the answer
@@ -219,7 +218,7 @@ def command(
     do the same when they end."""
     use_threads(threads)
     drafter = create(heads)
-    if not isinstance(drafter, StaticHeads):
+    if not isinstance(drafter, FixedTree):
         raise PacelineError(f"{heads} does not fill a tree of fixed shape: there is nothing to measure for it")
     check_folder(Path(drafter.folder))
     console = Console(stderr=True)

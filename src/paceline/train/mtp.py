@@ -17,7 +17,8 @@ import torch
 from torch import Tensor, nn
 from transformers import AttentionInterface
 
-from paceline.draft.methods.mtp import Mtp, check_head, head_in, head_shape
+from paceline.draft.methods.mtp import Mtp
+from paceline.draft.published.mtp import check_head, head_in, head_shape
 from paceline.draft.spec import option
 from paceline.errors import PacelineError
 from paceline.target.load import read_config

@@ -16,7 +16,7 @@ from torch import Tensor, nn
 from transformers import AutoConfig, AutoModelForCausalLM
 
 from paceline.draft.models.checkpoint import TargetFacts, save_drafter, save_folder
-from paceline.draft.models.vocab import best_tokens, coverage, must_keep
+from paceline.draft.models.vocab import coverage, most_frequent, must_keep
 from paceline.draft.spec import option
 from paceline.errors import ModelError, PacelineError
 from paceline.target.folder import fingerprint, gguf_of, is_gguf
@@ -125,7 +125,7 @@ class Trainer:
         """The `size` tokens that the target writes most, int64 ascending, and their share of the held-out answers."""
         total = self.teacher.config.vocab_size
         ends = [token for token in (self.tokenizer.eos_token_id,) if token is not None]
-        tokens = best_tokens(counts_of(self.rows, total), size, must_keep(self.tokenizer, ends)[:1])
+        tokens = most_frequent(counts_of(self.rows, total), size, must_keep(self.tokenizer, ends)[:1])
         return tokens.to(self.teacher.device), coverage(counts_of(self.held, total), tokens)
 
     def prepare(self, student: Student, config: StudentConfig) -> None:

@@ -15,7 +15,7 @@ from torch import Tensor
 from transformers import GenerationConfig
 
 from paceline.draft.models import vocab
-from paceline.draft.models.vocab import Vocabulary, best_tokens, coverage, must_keep, vocab_size
+from paceline.draft.models.vocab import Vocabulary, coverage, most_frequent, must_keep, vocab_size
 from paceline.draft.spec import option
 from paceline.errors import PacelineError
 from paceline.jsonl import check_file as writable
@@ -71,7 +71,7 @@ def count_vocabulary(
     must = must_keep(tokenizer, ends)
     if keep is None:
         keep = LARGE_KEEP if size >= LARGE else max(size // 4, 1)
-    best = [best_tokens(sum_of(counted), k, must) for k in sorted({*_sizes(size), keep})]
+    best = [most_frequent(sum_of(counted), k, must) for k in sorted({*_sizes(size), keep})]
     whole = together(counted, aside)
     facts: dict[str, Any] = {
         "tokenizer_name": tokenizer.name,
@@ -81,7 +81,7 @@ def count_vocabulary(
         "coverage": [covered(tokens, aside or counted) for tokens in best],
     }
     total = sum_of(whole)
-    return Vocabulary(best_tokens(total, keep, must), total, must, tokenizer.fingerprint, facts)
+    return Vocabulary(most_frequent(total, keep, must), total, must, tokenizer.fingerprint, facts)
 
 
 def _sizes(vocabulary: int) -> list[int]:

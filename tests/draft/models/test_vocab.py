@@ -20,9 +20,9 @@ from paceline.draft.models.stepping import Stepping, SteppingConfig
 from paceline.draft.models.vocab import (
     FILE,
     Vocabulary,
-    best_tokens,
     cut_head,
     kept_tokens,
+    most_frequent,
     must_keep,
     read_vocabulary,
     save_vocabulary,
@@ -41,18 +41,18 @@ COUNTS = torch.tensor([5, 0, 9, 9, 1, 0, 7, 2])
 
 
 def test_the_most_frequent_tokens_are_kept_in_the_order_of_their_ids():
-    assert best_tokens(COUNTS, 3).tolist() == [2, 3, 6]
-    assert best_tokens(COUNTS, 1).tolist() == [2]  # of equal counts the lower id
-    assert best_tokens(COUNTS, 7).tolist() == [0, 1, 2, 3, 4, 6, 7]
-    assert best_tokens(COUNTS, 8).tolist() == list(range(8))
+    assert most_frequent(COUNTS, 3).tolist() == [2, 3, 6]
+    assert most_frequent(COUNTS, 1).tolist() == [2]  # of equal counts the lower id
+    assert most_frequent(COUNTS, 7).tolist() == [0, 1, 2, 3, 4, 6, 7]
+    assert most_frequent(COUNTS, 8).tolist() == list(range(8))
 
 
 def test_what_must_be_kept_takes_at_most_half_of_the_places():
     must = [torch.tensor([5]), torch.tensor([1, 4])]
-    assert best_tokens(COUNTS, 1, must).tolist() == [2]
-    assert best_tokens(COUNTS, 2, must).tolist() == [2, 5]
-    assert best_tokens(COUNTS, 5, must).tolist() == [0, 2, 3, 5, 6]
-    assert best_tokens(COUNTS, 6, must).tolist() == [1, 2, 3, 4, 5, 6]
+    assert most_frequent(COUNTS, 1, must).tolist() == [2]
+    assert most_frequent(COUNTS, 2, must).tolist() == [2, 5]
+    assert most_frequent(COUNTS, 5, must).tolist() == [0, 2, 3, 5, 6]
+    assert most_frequent(COUNTS, 6, must).tolist() == [1, 2, 3, 4, 5, 6]
 
 
 def test_what_must_be_kept_is_found_by_asking_the_tokenizer():
@@ -84,7 +84,7 @@ def test_byte_tokens_of_sentencepiece_are_kept():
 
 
 def test_a_vocabulary_comes_back_from_its_file(tmp_path):
-    made = Vocabulary(best_tokens(COUNTS, 3), COUNTS, [torch.tensor([5]), torch.tensor([1])], "abcd", {"texts": 3})
+    made = Vocabulary(most_frequent(COUNTS, 3), COUNTS, [torch.tensor([5]), torch.tensor([1])], "abcd", {"texts": 3})
     save_vocabulary(tmp_path / "new" / FILE, made)
     found = read_vocabulary(tmp_path / "new" / FILE)
     assert found.keep.tolist() == [2, 3, 6]
@@ -155,7 +155,7 @@ def test_the_option_is_a_number_or_a_file(tmp_path):
     target = TableTarget(vocab_size=8)
     with pytest.raises(MethodError, match=r"vocab=3 needs counts .* there is no .*vocab.safetensors: make it with"):
         kept_tokens("3", tmp_path, target)
-    save_vocabulary(tmp_path / FILE, Vocabulary(best_tokens(COUNTS, 4), COUNTS))
+    save_vocabulary(tmp_path / FILE, Vocabulary(most_frequent(COUNTS, 4), COUNTS))
     assert kept_tokens("3", tmp_path, target).tolist() == [2, 3, 6]
     assert kept_tokens(str(tmp_path / FILE), "elsewhere", target).tolist() == [0, 2, 3, 6]
     with pytest.raises(MethodError, match="of 9 tokens is asked for; the tokenizer has 8"):

@@ -1,49 +1,8 @@
-"""The memory of finished requests that copying drafters share, and what stands after end tokens."""
+"""What stands after end tokens, and what copies of it hold."""
 
 import numpy as np
-import pytest
 
 from paceline.draft.base import up_to_ends
-from paceline.draft.text.copying import Generations
-from paceline.errors import MethodError
-
-
-class Texts:
-    """Keeps all that it is told."""
-
-    def __init__(self, tokens: int):
-        self.tokens, self.held = tokens, list[int]()
-
-    def __len__(self) -> int:
-        return len(self.held)
-
-    def learn(self, text: np.ndarray) -> None:
-        self.held += text.tolist()
-        assert len(self) <= self.tokens
-
-
-def known(memory: Generations[Texts]) -> list[int]:
-    return [token for half in reversed(memory.halves) for token in half.held]
-
-
-def test_the_oldest_requests_are_forgotten_and_half_of_the_memory_is_always_known() -> None:
-    memory = Generations(40, Texts)
-    for first in range(0, 200, 5):
-        memory.learn(np.arange(first, first + 5))
-        assert len(known(memory)) <= 40
-        assert known(memory)[-20:] == [*range(max(first - 15, 0), first + 5)]
-    assert 150 not in known(memory)
-
-
-def test_of_a_long_request_the_end_is_remembered() -> None:
-    memory = Generations(20, Texts)
-    memory.learn(np.arange(100))
-    assert known(memory) == [*range(90, 100)]
-
-
-def test_more_than_there_is_memory_for_is_one_line() -> None:
-    with pytest.raises(MethodError, match="there is no memory for that many tokens"):
-        Generations(1 << 62, lambda tokens: np.empty(tokens, np.int64))  # type: ignore[type-var, arg-type]
 
 
 def test_a_tree_is_cut_after_end_tokens() -> None:

@@ -7,9 +7,9 @@ from pathlib import Path
 import numpy as np
 import pytest
 
-from paceline.draft.text.corpus import PARTS, Part, Plan
-from paceline.draft.text.frozen import from_parts
+from paceline.draft.text.corpus import PARTS, CorpusPart, Plan
 from paceline.draft.text.store import HEADER, open_store
+from paceline.draft.text.suffix_array import SuffixArray
 from paceline.errors import PacelineError, StoreError
 from paceline.target.tokenizer import Tokenizer
 from paceline.workbench import corpus as reading
@@ -90,10 +90,10 @@ def test_every_part_is_built(tmp_path):
     told: list[tuple[str, float]] = []
     store = build(tmp_path / "out", [file], LETTERS, Plan(), lambda what, done: told.append((what, done)))
     assert store.header["parts"] == list(PARTS)
-    assert {"automaton_states", "ngrams_values", "suffix_positions"} <= set(store.header["arrays"])
+    assert {"ngrams_values", "suffix_positions"} <= set(store.header["arrays"])
     assert list(dict.fromkeys(what for what, _ in told)) == ["reading", *PARTS]
     assert all(0 <= done <= 1 for _, done in told)
-    assert from_parts(store.array).transfer(0, 0, [ord(letter) for letter in "the sea"])[1] == 7
+    assert SuffixArray.of(store).longest([ord(letter) for letter in "the sea"])[0] == 7
 
 
 def test_max_tokens(tmp_path):
@@ -108,7 +108,8 @@ def test_the_estimate_is_about_right(tmp_path):
     words = ["".join(map(chr, random.integers(97, 123, 5))) for _ in range(300)]
     file = written(tmp_path, "a.txt", " ".join(words[i] for i in random.zipf(1.4, 20_000) % 300))
     seen: list[tuple[int, ...]] = []
-    store = build(tmp_path / "out", [file], LETTERS, Plan(["automaton"], estimated=lambda *facts: seen.append(facts)))
+    plan = Plan(["suffix-array"], estimated=lambda *facts: seen.append(facts))
+    store = build(tmp_path / "out", [file], LETTERS, plan)
     ((tokens, documents, disk, _),) = seen
     assert (tokens, documents) == (store.header["tokens"], 1)
     assert disk == pytest.approx(sum(store.header["arrays"].values()), rel=0.3)
@@ -162,8 +163,8 @@ def test_the_end_token_may_be_chosen(tmp_path):
 
 
 def test_impossible_plans():
-    with pytest.raises(StoreError, match=r"no part 'automata'. Did you mean 'automaton'\?"):
-        Plan(["automata"])
+    with pytest.raises(StoreError, match=r"no part 'suffix-tree'. Did you mean 'suffix-array'\?"):
+        Plan(["suffix-tree"])
     with pytest.raises(StoreError, match="max_tokens is 1"):
         Plan(max_tokens=1)
 
@@ -176,18 +177,18 @@ def test_an_interrupted_build_leaves_what_was_there(tmp_path, monkeypatch):
     def interrupted(*_: object) -> None:
         raise KeyboardInterrupt
 
-    monkeypatch.setitem(PARTS, "automaton", Part(interrupted, 0, 0))
+    monkeypatch.setitem(PARTS, "suffix-array", CorpusPart(interrupted, 0, 0))
     for out in ("out", "new"):
         with pytest.raises(KeyboardInterrupt):
-            build(tmp_path / out, [file], LETTERS, Plan(["automaton"]))
+            build(tmp_path / out, [file], LETTERS, Plan(["suffix-array"]))
     assert sorted(entry.name for entry in tmp_path.iterdir()) == ["a.txt", "out"]
     assert (tmp_path / "out" / HEADER).read_text() == before
 
 
-def test_a_store_without_the_automaton_says_so(tmp_path):
+def test_a_store_without_a_part_says_so(tmp_path):
     build(tmp_path / "out", [written(tmp_path, "a.txt", "abc")], LETTERS, ONLY)
-    with pytest.raises(StoreError, match=r"has no automaton_states .*build it again with that part"):
-        from_parts(open_store(tmp_path / "out", kind="corpus").array)
+    with pytest.raises(StoreError, match=r"has no suffix_positions .*build it again with that part"):
+        SuffixArray.of(open_store(tmp_path / "out", kind="corpus"))
 
 
 @pytest.mark.parametrize("most", [None, 200, 14, 11, 10, 3])

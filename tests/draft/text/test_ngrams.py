@@ -60,13 +60,6 @@ def test_the_context_is_its_definition(text, rounds, n, ways):
             assert after(store, token) == newest(text[:end], token, n, ways)
 
 
-def test_of_all_keys_together_the_one_longest_unseen_goes():
-    store = RecentNgrams(2, ways=2, most=3)
-    store.learn(np.array([0, 1, 2, 3, 0, 1, 3]))
-    assert [after(store, token) for token in range(4)] == [[[1]], [[3]], [], [[0]]]
-    assert len(store) == 3
-
-
 # The model -----------------------------------------------------------------------------------------------------------
 
 

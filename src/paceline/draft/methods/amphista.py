@@ -4,122 +4,80 @@ Li et al., "Amphista: Bi-directional Multi-head Decoding for Accelerating LLM In
 The layers read every committed token's state and the token that was chosen after it; K heads read the last of what
 they make, an encoder lets the K positions see each other, and the target's output head reads those. One pass drafts all
 depths, so the candidates of a depth are the same below every node of the depth before. No code of the authors exists:
-`paceline.draft.models.networks` has the network, called Amphista-R, and its switches."""
+docs/methods/amphista.md says what of this network, Amphista-R, is our reading."""
 
 from collections.abc import Sequence
 
-import numpy as np
 import torch
 import torch.nn.functional as F
 
 from paceline.core.segment import Segment
 from paceline.core.tree import IntArray
 from paceline.draft.models.checkpoint import check_all, open_drafter
-from paceline.draft.models.layers import load_module, native, nbytes, own_layers, own_shapes, placed
-from paceline.draft.models.networks import JointHeads, Switches, concat_scaled
-from paceline.draft.models.pending import Pending
-from paceline.draft.models.static_heads import ReadingHeads, StaticConfig
+from paceline.draft.models.fixed_tree import FixedTree, FixedTreeConfig, Heads
+from paceline.draft.models.layers import (
+    check_numbers,
+    load_module,
+    native,
+    nbytes,
+    own_layers,
+    own_shapes,
+    placed,
+    shapes_of,
+)
+from paceline.draft.models.networks import JointHeads, concat_scaled
 from paceline.errors import MethodError
-from paceline.target.base import BEFORE_NORM, Facts, Needs
-from paceline.target.decoder import Decoder
+from paceline.target.base import BEFORE_NORM, Facts
 from paceline.target.linear import linear
-from paceline.target.quantised.blocks import WeightsByName
+
+STAGES = ("stage1.0.", "stage2.0.")
+"""What the names of the two causal layers' tensors begin with."""
+FIXED = {
+    "tap": "pre_norm", "stage1_layers": 1, "stage1_input": "state", "stage2_layers": 1, "stage2_input": "concat",
+    "mlp": "residual", "positions": "learnt", "encoder_layers": 1, "encoder_sight": "full",
+}  # fmt: skip
+"""Of the network in config.json, what was a choice once."""
 
 
-class Adaptation:
-    """Both stages over committed positions, with a cache: states [N, H] and the tokens around them to states [N, H].
+class AmphistaHeads(Heads):
+    """K heads over the adapted state, which see each other in an encoder."""
 
-    weights  of `adaptation_shapes`."""
+    def __init__(self, config: FixedTreeConfig, target: Facts):
+        path = config.checkpoint
+        target = self.target = native(target, "amphista has layers of the target's kind")
+        written, tensors = open_drafter(path, Amphista.name, target)
+        network = written.get("network", {})
+        if others := [f"{name}={network[name]}" for name, only in FIXED.items() if network.get(name, only) != only]:
+            raise MethodError(f"{path} was trained with {', '.join(others)}, which is gone: train it again without")
+        check_numbers(path, {"heads": network.get("heads")}, most=64)
+        self.depth, s = network["heads"], target.shape
+        inner = s.intermediate_size if network.get("encoder_ffn", True) else None
+        joint = JointHeads(self.depth, s.hidden_size, s.num_heads, inner, s.eps)
+        outputs = [f"lm_heads.{k}.weight" for k in range(self.depth if network.get("own_heads") else 0)]
+        shapes = own_shapes(target, STAGES) | {"fusion2.weight": (s.hidden_size, 2 * s.hidden_size)} | shapes_of(joint)
+        check_all(path, tensors, shapes | dict.fromkeys(outputs, (s.vocab_size, s.hidden_size)))
+        here = placed(tensors, target, config.dtype)
+        self.fusion = linear([here["fusion2.weight"]], None, target.dtype)
+        self.layers = own_layers(here, STAGES, target)
+        self.network = load_module(joint, here, target)
+        self.outputs = [linear([here[name]], None, target.dtype) for name in outputs] or None
+        self.layer, self.cache, self.nbytes = BEFORE_NORM, self.layers.cache, nbytes(here, "lm_heads")
 
-    def __init__(self, switches: Switches, weights: WeightsByName, target: Decoder):
-        self.switches, self.embedding = switches, target.embedding
-        names = ("fusion1.weight", "fusion2.weight")
-        made = (linear([weights[name]], None, target.dtype) if name in weights else None for name in names)
-        self.fusion1, self.fusion2 = made
-        self.layers = own_layers(weights, prefixes(switches), target)
-
-    def __call__(
-        self, states: torch.Tensor, tokens: torch.Tensor, following: torch.Tensor, segments: Sequence[Segment]
-    ) -> torch.Tensor:
-        """tokens, following  ids [N]: of the states' positions, and of those after them. Nothing is committed."""
-        s = self.switches
+    def run_head(self, states: torch.Tensor, following: IntArray, segments: Sequence[Segment]) -> torch.Tensor:
+        """Stage 1 reads the states, stage 2 what it makes of them and the token after each."""
         layout, cache = self.layers.begin(segments, states)
-        if self.fusion1 is not None:
-            read = tokens if s.stage1_input == "state+token" else following
-            states = self.fusion1(concat_scaled(states, F.embedding(read, self.embedding)))
-        states = self.layers(states, layout, cache, last=s.stage1_layers)
-        if self.fusion2 is not None:
-            states = self.fusion2(concat_scaled(states, F.embedding(following, self.embedding)))
-        elif s.stage2_layers and s.stage2_input == "add":
-            states = states + F.embedding(following, self.embedding)
-        return self.layers(states, layout, cache, first=s.stage1_layers)
+        states = self.layers(states, layout, cache, last=1)
+        after = F.embedding(torch.from_numpy(following).to(states.device), self.target.embedding)
+        return self.layers(self.fusion(concat_scaled(states, after)), layout, cache, first=1)
+
+    def inputs(self, states: torch.Tensor, depth: int) -> torch.Tensor:
+        read: torch.Tensor = self.network(states)
+        return self.target.ops.norm(read.flatten(0, 1), self.target.norm).view(read.shape)
 
 
-def prefixes(switches: Switches) -> list[str]:
-    """What the names of each causal layer's tensors begin with, in order."""
-    counts = {"stage1": switches.stage1_layers, "stage2": switches.stage2_layers}
-    return [f"{stage}.{n}." for stage, count in counts.items() for n in range(count)]
-
-
-def adaptation_shapes(switches: Switches, target: Decoder) -> dict[str, tuple[int, ...]]:
-    """Name and shape of the tensors of `Adaptation`."""
-    h = target.hidden_size
-    shapes = own_shapes(target, prefixes(switches))
-    if switches.stage1_layers and switches.stage1_input != "state":
-        shapes["fusion1.weight"] = (h, 2 * h)
-    if switches.stage2_layers and switches.stage2_input == "concat":
-        shapes["fusion2.weight"] = (h, 2 * h)
-    return shapes
-
-
-class Amphista(ReadingHeads):
+class Amphista(FixedTree):
     """Drafts a fixed tree with heads that see each other, over causal layers of their own."""
 
     name = "amphista"
     paper = "Li et al. 2025, Amphista, arXiv 2406.13170"
-    Config = StaticConfig
-
-    def open(self, target: Facts) -> int:
-        path = self.config.checkpoint
-        target = self.target = native(target, "amphista has layers of the target's kind")
-        config, tensors = open_drafter(path, self.name, target)
-        try:
-            switches = self.switches = Switches.read(config.get("network", {}))
-        except MethodError as error:
-            raise MethodError(f"{path}: {error}") from None
-        s = target.shape
-        network = JointHeads(switches, s.hidden_size, s.num_heads, s.intermediate_size, s.eps)
-        shapes = adaptation_shapes(switches, target)
-        shapes |= {name: tuple(parameter.shape) for name, parameter in network.named_parameters()}
-        if switches.own_heads:
-            shapes |= {f"lm_heads.{k}.weight": (s.vocab_size, s.hidden_size) for k in range(switches.heads)}
-        check_all(path, tensors, shapes)
-        here = placed(tensors, target, self.config.dtype)
-        self.adaptation = Adaptation(switches, here, target)
-        self.network = load_module(network, here, target)
-        if switches.own_heads:
-            heads = [here[f"lm_heads.{k}.weight"] for k in range(switches.heads)]
-            self.own_heads = [linear([head], None, target.dtype) for head in heads]
-        self.weight_bytes = nbytes(here, "lm_heads")
-        layer = BEFORE_NORM if switches.tap == "pre_norm" else target.num_layers
-        self.pending = Pending(target, (layer,), self.adaptation.layers.cache)
-        self.needs = Needs(hidden_layers=(layer,))
-        return switches.heads
-
-    def through(self, states: torch.Tensor, following: IntArray, segments: Sequence[Segment]) -> torch.Tensor:
-        tokens = np.concatenate([segment.tokens for segment in segments])
-        at, after = (torch.from_numpy(ids).to(self.target.device) for ids in (tokens, following))
-        return self.adaptation(states, at, after, segments)
-
-    def guess(self, states: torch.Tensor, roots: IntArray, size: int) -> IntArray:
-        return self.fill_table(self._joint(states), roots, size)
-
-    def _joint(self, states: torch.Tensor) -> torch.Tensor:
-        """What the output head reads, [N, depth, H], from adapted states [N, H]."""
-        read: torch.Tensor = self.network(states)
-        if self.switches.tap == "post_norm":
-            return read
-        return self.target.ops.norm(read.flatten(0, 1), self.target.norm).view(read.shape)
-
-    def read_text(self, tokens: IntArray, states: torch.Tensor) -> torch.Tensor:
-        return self._joint(self.through_text(tokens, states))
+    Network = AmphistaHeads

@@ -25,130 +25,35 @@ from paceline.core.tree import DraftTree, IntArray
 from paceline.draft.cost import SIZES
 from paceline.draft.models import layers as neural
 from paceline.draft.models import stop
-from paceline.draft.models.checkpoint import check_all
 from paceline.draft.models.drafts import Draft, best_tokens
 from paceline.draft.models.features import FeatureConfig, FeatureDrafter
 from paceline.draft.models.layers import TABLE, Entries, Precision, Tensors
-from paceline.draft.models.vocab import MEMBERS, OFFSETS, columns_of
+from paceline.draft.published.dflash import CONFIDENCE, MASK, OUTPUT, W1, W2, read
+from paceline.draft.published.vocab import MEMBERS, OFFSETS
 from paceline.draft.shapes import RankPath, best_first
 from paceline.draft.spec import option
-from paceline.errors import MethodError
 from paceline.target.attention import Attention
 from paceline.target.base import Facts
 from paceline.target.linear import linear
 from paceline.target.quantised.blocks import tensors_of
-from paceline.target.shape import Shape
-
-MASK, OUTPUT = "mask_embedding", "lm_head.weight"
-W1, W2 = (f"markov_head.markov_w{n}.weight" for n in (1, 2))
-SURE = ("confidence_head.proj.weight", "confidence_head.proj.bias")
-LARGEST = 64  # most positions of a block, and most layers
-KINDS = {"full_attention", "sliding_attention"}
-NEUTRAL = {"output_multiplier": 1, "final_logit_softcapping": 0, "input_embedding_scale": 1, "use_swa": False}
-"""Options of published drafters that nothing here applies, with the values that ask for nothing."""
-
-
-@dataclass(frozen=True)
-class Form:
-    """What config.json says of a drafter.
-
-    taps         layers whose inputs it reads. block: positions of a block, the last token's included.
-    from_anchor  every position drafts the token after it; else its own, and the first, the last token's, drafts none.
-    mask         token whose embedding is the mask; None: the file has a vector for it.
-    sights       of each layer: most tokens that a position sees (None: all), and whether it sees no later one.
-    rank         of the Markov head; 0: there is none. sure: whether there is a confidence head."""
-
-    taps: tuple[int, ...]
-    block: int
-    from_anchor: bool
-    mask: int | None
-    sights: tuple[tuple[int | None, bool], ...]
-    rank: int
-    sure: bool
-
-    @classmethod
-    def read(cls, path: str, config: Entries, target: Facts) -> Form:
-        """From config.json in any of the published layouts. MethodError for a drafter that cannot be read here."""
-        nested = [config.get(key) or {} for key in ("transformer_layer_config", "dflash_config")]
-        if not all(isinstance(part, dict) for part in nested):
-            raise MethodError(f"{path}: transformer_layer_config or dflash_config is no group of named entries")
-        given = {**nested[0], **config, **nested[1]}
-        inputs = given.get("aux_hidden_state_layer_ids") or given.get("eagle_aux_hidden_state_layer_ids")
-        ids = inputs or given.get("target_layer_ids") or ()
-        ids = ids if isinstance(ids, list | tuple) else [ids]
-        taps = tuple(layer if inputs else layer + 1 for layer in ids if type(layer) is int)  # ids count outputs
-        layers, rank = given.get("num_target_layers"), given.get("markov_rank") or 0
-        known = [0 <= tap < target.num_layers for tap in taps]
-        if not taps or len(taps) < len(ids) or not all(known) or (layers or target.num_layers) != target.num_layers:
-            raise MethodError(
-                f"{path} reads states of layers {', '.join(map(str, ids)) or 'none'} of {layers or 'some'}, and "
-                f"{target.name} has {target.num_layers}, whose last output is not read: it is for another target"
-            )
-        neural.check_numbers(path, {"block_size": given.get("block_size")}, 2, LARGEST)
-        neural.check_numbers(path, {"markov_rank": rank}, 0)
-        said, names = given.get("sample_from_anchor"), str(given.get("architectures"))
-        if said is None and given.get("speculators_model_type") != "dspark":  # readers disagree: the file must say
-            is_dspark = "DSpark" in names or given.get("projector_type") == "dspark"
-            said = is_dspark or (False if "DFlash" in names else None)
-        if not isinstance(said, bool):
-            raise MethodError(f"{path} does not say sample_from_anchor: whether a position drafts the token after it")
-        asked = [key for key, neutral in NEUTRAL.items() if (given.get(key) or neutral) != neutral]
-        if rank and given.get("markov_head_type", "vanilla") != "vanilla":
-            asked.append(f"a {given['markov_head_type']} Markov head")
-        if asked:
-            raise MethodError(f"{path} asks for {', '.join(asked)}, which nothing here applies: it would draft badly")
-        count = given.get("num_hidden_layers") or 1
-        neural.check_numbers(path, {"num_hidden_layers": count}, 1, LARGEST)
-        kinds, window = given.get("layer_types") or ["full_attention"] * count, given.get("sliding_window")
-        if not isinstance(kinds, list) or len(kinds) != count or not {*map(str, kinds)} <= KINDS:
-            raise MethodError(f"{path}: layer_types is {kinds!r}; {count} of {' and '.join(sorted(KINDS))} are wanted")
-        if "sliding_attention" in kinds:
-            neural.check_numbers(path, {"sliding_window": window})
-        causal = False if given.get("sliding_window_non_causal") else given.get("is_causal", given.get("causal"))
-        slides = [kind == "sliding_attention" for kind in kinds]
-        sights = ((window if one else None, one if causal is None else causal) for one in slides)
-        sure = bool(given.get("enable_confidence_head"))
-        return cls(taps, given["block_size"], said, given.get("mask_token_id"), tuple(sights), rank, sure)
-
-    def shapes(self, shape: Shape, vocab: int, drafted: int) -> dict[str, tuple[int, ...]]:
-        """Name and shape of its tensors, without optional ones. vocab: tokens; drafted: those that it drafts."""
-        h = shape.hidden_size
-        shapes = {"fc.weight": (h, len(self.taps) * h), "hidden_norm.weight": (h,), "norm.weight": (h,)}
-        for number in range(shape.num_layers):
-            of_layer = neural.head_shapes(shape, h, ("input_layernorm",))
-            shapes |= {f"layers.{number}.{name}": of for name, of in of_layer.items()}
-        markov = {W1: (vocab, self.rank), W2: (drafted, self.rank)} if self.rank else {}
-        return shapes | markov | (dict(zip(SURE, ((1, h + self.rank), (1,)), strict=True)) if self.sure else {})
 
 
 class DFlashNetwork:
     """The drafter, bound to a target. head: its output head; columns: tokens of the head's rows, None for all."""
 
     def __init__(self, path: str, config: Entries, tensors: Tensors, target: Facts, dtype: Precision = "auto"):
-        form = self.form = Form.read(path, config, target)
-        vocab, described = target.vocab_size, config.get("transformer_layer_config") or config
-        described = {"vocab_size": vocab, **described, "model_type": "qwen3"}
-        layers = self.config = neural.layer_config(path, described, target)
-        shape = Shape.of(layers)
-        h, drafted = shape.hidden_size, config.get("draft_vocab_size") or vocab
-        neural.check_width(path, h, target)
-        shapes = form.shapes(shape, vocab, drafted)
-        optional = {TABLE: (vocab, h), OUTPUT: (drafted, h), MASK: (h,), OFFSETS: (drafted,), MEMBERS: (vocab,)}
-        check_all(path, tensors, shapes | {name: of for name, of in optional.items() if name in tensors})
-        extra = tensors_of(neural.placed({name: tensors[name] for name in shapes if name in (W1, W2, *SURE)}, target))
-        here = neural.placed(
-            {name: tensors[name] for name in (*shapes, OUTPUT) if name in tensors.keys() - extra}, target, dtype
-        )
-        self.layers = neural.rotary_layers(here, layers, target)
-        self.weights, self.cache, self.taps = self.layers.vectors | extra, self.layers.cache, form.taps
-        self.fc = linear([here["fc.weight"]], None, target.dtype)
+        self.form, self.config, self.columns = read(path, config, tensors, target)
         table, head = neural.table_and_head(target)
         own = tensors.get(TABLE, table).to(table)
         self.table = table if torch.equal(own, table) else own
-        if MASK not in tensors and not (type(form.mask) is int and 0 <= form.mask < vocab):
-            raise MethodError(f"{path} has neither a tensor {MASK} nor a mask_token_id that is a token of the target")
-        self.mask = tensors[MASK].to(table) if MASK in tensors else self.table[form.mask]
-        self.columns = columns_of(path, tensors, drafted, target)
+        self.mask = tensors[MASK].to(table) if MASK in tensors else self.table[self.form.mask]
+        apart = (W1, W2, *CONFIDENCE)  # which stay whole
+        extra = tensors_of(neural.placed({name: one for name, one in tensors.items() if name in apart}, target))
+        looked_up = (*apart, TABLE, MASK, OFFSETS, MEMBERS)
+        here = neural.placed({name: one for name, one in tensors.items() if name not in looked_up}, target, dtype)
+        self.layers = neural.rotary_layers(here, self.config, target)
+        self.weights, self.cache, self.taps = self.layers.vectors | extra, self.layers.cache, self.form.taps
+        self.fc = linear([here["fc.weight"]], None, target.dtype)
         if OUTPUT in here:
             head = linear([here[OUTPUT]], None, target.dtype)
         self.head = head if OUTPUT in here or self.columns is None else head.rows(self.columns)
@@ -170,11 +75,11 @@ class DFlashNetwork:
         x[begins[:-1]] = self.table[list(anchors)]
         plans = {
             (window, causal): self.layers.begin([replace(one, mutual=not causal) for one in blocks], x, window)
-            for window, causal in set(self.form.sights)
+            for window, causal in set(self.form.attention_spans)
         }
-        for number, sight in enumerate(self.form.sights):
-            x = self.layers(x, *plans[sight], number, number + 1)
-        wanted = plans[self.form.sights[0]][0].wanted
+        for number, span in enumerate(self.form.attention_spans):
+            x = self.layers(x, *plans[span], number, number + 1)
+        wanted = plans[self.form.attention_spans[0]][0].wanted
         return norm(x if wanted is None else x[wanted], self.weights["norm.weight"])
 
     def bias(self, before: torch.Tensor, columns: torch.Tensor | None = None) -> torch.Tensor:
@@ -189,7 +94,8 @@ class DFlashNetwork:
 
         It does not depend on that token, so that a chain may end by it (DSpark, section 3)."""
         read = torch.cat([states, self.weights[W1][before]], -1) if self.form.rank else states
-        chances: list[float] = F.linear(read, *(self.weights[name] for name in SURE))[:, 0].float().sigmoid().tolist()
+        logits = F.linear(read, *(self.weights[name] for name in CONFIDENCE))[:, 0]
+        chances: list[float] = logits.float().sigmoid().tolist()
         return chances
 
 
@@ -272,7 +178,7 @@ class DFlash(FeatureDrafter):
 
     def signals(self, drafts: Sequence[Draft], logits: torch.Tensor) -> list[float]:
         signals = super().signals(drafts, logits)
-        if not self.network.form.sure or not isinstance(self.rule, stop.Confidence | stop.Adaptive):
+        if not self.network.form.has_confidence or not isinstance(self.rule, stop.Confidence | stop.Adaptive):
             return signals
         states = torch.stack([draft.features[0][len(draft.drafted)] for draft in drafts])
         return self.network.confidence(states, _before(drafts, states))

@@ -18,8 +18,8 @@ from numpy.typing import NDArray
 
 from paceline.draft.base import Drafter, DraftTree, Facts, Request
 from paceline.draft.spec import Options, option
-from paceline.draft.text.copying import Generations
 from paceline.draft.text.ngrams import FrequentNgrams, Gram, PastNgrams, RecentNgrams
+from paceline.draft.text.past import TwoHalves
 from paceline.draft.text.store import open_for
 from paceline.draft.text.suffix_array import SuffixArray
 from paceline.errors import MethodError
@@ -56,7 +56,7 @@ class Hierarchy(Drafter):
         self.config = config
         self._stores = {"W": self._context, "S": self._model, "L": self._statistics}
         self._contexts: dict[int, RecentNgrams] = {}
-        self._past = Generations(config.past, lambda tokens: PastNgrams(config.n, config.k))
+        self._past = TwoHalves(config.past, lambda tokens: PastNgrams(config.n, config.k))
         self._frequent: FrequentNgrams | None = None
         self._array: SuffixArray | None = None
 
@@ -76,9 +76,8 @@ class Hierarchy(Drafter):
         self._contexts[row.id] = RecentNgrams(self.config.n, self.config.k)
 
     def drop(self, row: Request) -> None:
-        self._contexts.pop(row.id, None)
-        if self.config.past and row.is_complete:
-            self._past.learn(row.tokens)
+        if self._contexts.pop(row.id, None) is not None:
+            self._past.learn(row)
 
     def collect(self, row: Request) -> list[Gram]:
         """The sequences that the stores propose after the row, at most k of n - 1 tokens, in the order of the stores.

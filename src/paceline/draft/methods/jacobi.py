@@ -25,13 +25,8 @@ import torch
 from paceline.core.logits import top_tokens
 from paceline.draft import shapes
 from paceline.draft.base import Drafter, DraftTree, Facts, IntArray, Request, Round
-from paceline.draft.fallback import Fallback
-from paceline.draft.registry import create
 from paceline.draft.spec import Options, option
 from paceline.draft.text.copying import continuation
-from paceline.errors import MethodError
-
-NGRAM = "ngram"
 
 
 @dataclass(frozen=True)
@@ -41,13 +36,13 @@ class JacobiConfig(Options):
     window: int = option(5, "guesses in the chain with tree=0 (linear Jacobi)", least=1)
     candidates: int = option(10, "candidates kept for each depth; paper: 10", least=1)
     depth: int = option(5, "depths that have candidates, and most tokens of the copied chain; paper: 5", least=1)
-    retrieve: str = option(NGRAM, "the copied chain's source: ngram, none, or a drafter that copies; paper: ngram")
+    retrieve: Literal["ngram", "none"] = option("ngram", "whether a chain is copied after a match; paper: ngram")
     ngram: int = option(3, "most tokens that must match for retrieve=ngram; paper: 3", least=1)
     match: Literal["earliest", "recent"] = option("earliest", "which of the longest matches is copied; paper: earliest")
     seed: int = option(0, "of the random tokens that fill what no slot has filled", least=0)
 
 
-class Jacobi(Fallback):
+class Jacobi(Drafter):
     """Drafts what the target says after rejected guesses (Jacobi); training with noise helps, and changes the model."""
 
     name = "jacobi"
@@ -56,8 +51,7 @@ class Jacobi(Fallback):
     Config = JacobiConfig
 
     def __init__(self, config: JacobiConfig = JacobiConfig()):
-        super().__init__([] if config.retrieve == NGRAM else [_copier(config.retrieve)])
-        self.config, self.name = config, "jacobi"
+        self.config = config
         self.depth = config.depth if config.tree else config.window
         self.paths = _paths(config)
         self._candidates = config.candidates if config.tree else 1
@@ -66,27 +60,21 @@ class Jacobi(Fallback):
         self._random: dict[int, np.random.Generator] = {}
 
     def bind(self, target: Facts) -> None:
-        """Lay out the shape; bind the copier. Raises MethodError if that has a model of its own."""
+        """Lay out the shape."""
+        super().bind(target)
         self._candidates = min(self._candidates, target.vocab_size)
         within = [path for path in self.paths if len(path) <= self.depth and max(path) < self._candidates]
         shape = shapes.compile_template(within, self._candidates)
         columns = (column[1:].tolist() for column in (shape.parent, shape.depth - 1, shape.rank))
         self._shape = list(zip(*columns, strict=True))
-        super().bind(target)
-        if any(part.weight_bytes for part in self.parts):
-            raise MethodError(f"jacobi: retrieve={self.config.retrieve} runs a model; it must be {_CHOICES}.")
 
     def start(self, row: Request) -> None:
         self._tables[row.id] = []
         self._random[row.id] = np.random.default_rng(self.config.seed)
-        super().start(row)
 
     def drop(self, row: Request) -> None:
         self._tables.pop(row.id, None)
         self._random.pop(row.id, None)
-        super().drop(row)
-
-    propose = Drafter.propose
 
     def draft(self, row: Request) -> DraftTree:
         """The copied chain, then the shape with the table's tokens; each token once among its siblings."""
@@ -124,13 +112,11 @@ class Jacobi(Fallback):
             best = top_tokens(torch.cat(wanted), self._candidates)[1].tolist()
         for i, at in zip(decided, nodes, strict=True):
             self._tables[round.rows[i].id] = [best.pop(0) for _ in at]
-        super().observe(round)
 
     def _copied(self, row: Request) -> list[int]:
         """The copied chain, at most `depth` tokens."""
-        if self.parts:
-            (tree,) = self.parts[0].propose([row])
-            return tree.trunk()[: self.depth].tolist()
+        if self.config.retrieve == "none":
+            return []
         return after_match(row.tokens, self.config.ngram, self.depth, self.config.match == "recent").tolist()
 
 
@@ -142,17 +128,6 @@ def _paths(config: JacobiConfig) -> list[shapes.RankPath]:
         return shapes.best_paths(shapes.read_accuracies(config.checkpoint, "paceline train noise"), config.tree)
     paths = shapes.published()
     return paths if config.tree == len(paths) else shapes.best_paths(shapes.SLOTS, config.tree)
-
-
-_CHOICES = "ngram, none, or a drafter that copies from the text, such as sam"
-
-
-def _copier(name: str) -> Drafter:
-    """The drafter of the copied chain."""
-    try:
-        return create(name)
-    except MethodError as error:
-        raise MethodError(f"jacobi: retrieve is {name!r}; it must be {_CHOICES}. {error}") from None
 
 
 def slots(tree: DraftTree, last: int) -> list[int]:

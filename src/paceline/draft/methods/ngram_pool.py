@@ -33,6 +33,7 @@ from paceline.draft.base import Drafter, DraftTree, Request, Round
 from paceline.draft.spec import Options, option
 from paceline.draft.text.copying import up_to_end
 from paceline.draft.text.ngrams import Gram, RecentNgrams
+from paceline.draft.text.past import TwoHalves
 
 
 @dataclass(frozen=True)
@@ -41,7 +42,7 @@ class NgramPoolConfig(Options):
     window: int = option(7, "columns iterated on the side, 0: none; paper: 7, on large GPUs 15", least=0, in_front=0)
     guesses: int = option(7, "n-grams kept and drafted for each token; paper: same as the window", least=1)
     prompt: bool = option(True, "also put the prompt's n-grams into the pool; paper: false")
-    past: int = option(0, "tokens of finished requests whose n-grams are remembered, the latest; paper: 0", least=0)
+    past: int = option(0, "tokens of finished requests whose n-grams are remembered; paper: 0", least=0)
 
 
 class Window:
@@ -100,7 +101,7 @@ class NgramPool(Drafter):
 
     def __init__(self, config: NgramPoolConfig = NgramPoolConfig()):
         self.config = config
-        self._past = RecentNgrams(config.level, config.guesses, most=config.past)
+        self._past = TwoHalves(config.past, lambda tokens: RecentNgrams(config.level, config.guesses))
         self._pools: dict[int, RecentNgrams] = {}
         self._windows: dict[int, Window] = {}
 
@@ -123,14 +124,14 @@ class NgramPool(Drafter):
 
     def drop(self, row: Request) -> None:
         self._windows.pop(row.id, None)
-        if self._pools.pop(row.id, None) is not None and row.is_complete:
-            # No more than the pool remembers.
-            self._past.learn(row.tokens[max(0, len(row) - self.config.past) :])
+        if self._pools.pop(row.id, None) is not None:
+            self._past.learn(row)
 
     def draft(self, row: Request) -> DraftTree:
         pool = self._pools[row.id]
         pool.update(row.tokens)
-        known = islice(chain(pool.after(row.last_token), self._past.after(row.last_token)), self.config.guesses)
+        stores = (pool, *self._past.halves)
+        known = islice(chain.from_iterable(one.after(row.last_token) for one in stores), self.config.guesses)
         ends = self.end_tokens(row)
         guesses = [up_to_end(np.array(gram[: row.max_draft]), ends, keep=True) for gram in known]
         draft = merge([DraftTree.root(row.last_token), *(self.chain_after(row, guess) for guess in guesses)])

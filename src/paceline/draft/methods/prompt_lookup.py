@@ -15,6 +15,9 @@ from paceline.draft.spec import Options, option
 from paceline.draft.text.copying import up_to_end
 from paceline.errors import MethodError
 
+VARIANTS = {"published": (1, 3, True), "transformers": (1, 2, False), "vllm": (0, 0, False)}
+"""Tokens of the shortest and longest run (0: as the other one, or 5), and whether a whole draft must follow it."""
+
 
 @dataclass(frozen=True)
 class PromptLookupConfig(Options):
@@ -33,12 +36,9 @@ class PromptLookupConfig(Options):
     @property
     def ngrams(self) -> tuple[int, int]:
         """Shortest and longest run of tokens looked up."""
-        shortest, longest = self.min_ngram, self.max_ngram
-        if self.variant == "vllm":
-            either = next((n for n in (shortest, longest) if n is not None), 5)
-            return either if shortest is None else shortest, either if longest is None else longest
-        usual = 3 if self.variant == "published" else 2
-        return 1 if shortest is None else shortest, usual if longest is None else longest
+        shortest, longest, _ = VARIANTS[self.variant]
+        least, most = self.min_ngram, self.max_ngram
+        return least or shortest or most or 5, most or longest or least or 5
 
 
 class PromptLookup(Drafter):
@@ -61,7 +61,7 @@ class PromptLookup(Drafter):
     def lookup(self, text: IntArray) -> IntArray:
         """What the rule proposes after `text` int64 [n], not yet cut at end tokens or at `max_draft`."""
         shortest, longest = self.config.ngrams
-        full = self.config.variant == "published"
+        full = VARIANTS[self.config.variant][2]
         follow = self.config.draft if full else 1
         start, length = _find(text, text, shortest, longest, follow, full)
         if length < longest and len(self._past):

@@ -8,20 +8,15 @@ the last token and reads the children of each node from M. No training, no model
 Where we differ from the published method and why: docs/methods/recycling.md."""
 
 from dataclasses import dataclass
-from pathlib import Path
 from typing import Literal
 
 import numpy as np
 from numba import njit
 from numpy.typing import NDArray
 
-from paceline.core.logits import top_tokens
 from paceline.draft.base import Drafter, DraftTree, Facts, Needs, Request, Round
 from paceline.draft.shapes import compile_template, template_of
 from paceline.draft.spec import Options, option
-from paceline.draft.text.store import HEADER, open_for, writing
-from paceline.errors import MethodError, StoreError
-from paceline.target.decoder import Decoder
 
 TREES = {
     80: "0 1 2 3 4 5 6 7 00 01 02 03 04 05 06 07 10 11 12 13 20 21 22 30 31 40 50 60 70 "
@@ -42,11 +37,9 @@ drafter. 32, 16, 8: the paths of the 80 that were accepted most often (`benchmar
 
 @dataclass(frozen=True)
 class RecyclingConfig(Options):
-    checkpoint: str | None = option(None, "a saved matrix to start from")
     tree: Literal[80, 60, 32, 16, 8] | str = option(80, "drafted nodes, or a file of paths, as 0 1 00 01; paper: 80")
     k: int = option(8, "successors kept for each token; trees lose their nodes of higher rank; paper: 8", least=1)
     scope: Literal["shared", "row"] = option("shared", "one matrix for all requests, or one for each; paper: shared")
-    prompt: bool = option(False, "also learn from the target's ranking after every prompt token; paper: false")
 
 
 class Recycling(Drafter):
@@ -65,42 +58,17 @@ class Recycling(Drafter):
         else:
             self.template = template_of(str(config.tree), config.k, "recycling", ", ".join(map(str, TREES)))
         self.matrix: NDArray[np.int32] = np.empty((0, config.k), np.int32)
-        self._target: Facts | None = None
-        self._head: Decoder | None = None
         self._matrices: dict[int, NDArray[np.int32]] = {}
 
     def bind(self, target: Facts) -> None:
-        """Compile; make or load the matrix. Raises StoreError if the saved one is not of this target and k."""
+        """Compile; make the matrix."""
         super().bind(target)
         matrix, one = np.full((1, 1), -1, np.int32), np.zeros(1, np.int64)
         _grow(matrix, 0, one, one, 1, one)
         _update(matrix, one, one, one, np.zeros((1, 1), np.int64))
-        k = min(self.config.k, target.vocab_size)
-        self.needs = Needs(top_k=k)
-        if self.config.prompt:
-            if not isinstance(target, Decoder):
-                raise MethodError(f"recycling: prompt=true needs the native decoder, and {target.name} has another")
-            self._head = target
-            self.needs = Needs(top_k=k, hidden_layers=(target.num_layers,))
-        self._target = target
-        shape = (target.vocab_size, self.config.k)
-        saved = self.config.checkpoint
+        self.needs = Needs(top_k=min(self.config.k, target.vocab_size))
         if not len(self.matrix):
-            self.matrix = np.full(shape, -1, np.int32) if saved is None else _load(saved, shape, target)
-
-    def save(self, path: str | Path) -> None:
-        """Write the matrix to a store, for `recycling:PATH` to start from.
-
-        Raises MethodError with scope=row, or before an engine has the drafter."""
-        if self._target is None or self.config.scope != "shared":
-            why = "no engine has it yet" if self._target is None else "with scope=row every request has its own"
-            raise MethodError(f"recycling: there is no matrix to save, {why}.")
-        vocab_size, k = self.matrix.shape
-        tokenizer = self._target.tokenizer
-        of, name = (tokenizer.fingerprint, tokenizer.name) if tokenizer else ("unknown", "unknown")
-        facts = {"tokenizer_name": name, "model": self._target.name, "vocab_size": vocab_size, "k": k}
-        with writing(path, kind="recycling", tokenizer=of, **facts) as store:
-            store.add("matrix", self.matrix)
+            self.matrix = np.full((target.vocab_size, self.config.k), -1, np.int32)
 
     def start(self, row: Request) -> None:
         if self.config.scope == "row":
@@ -110,8 +78,6 @@ class Recycling(Drafter):
         """Learn from every verified node, of any drafter."""
         for i, (row, tree) in enumerate(zip(round.rows, round.trees, strict=True)):
             successors = round.top_k(i).cpu().numpy()
-            if self._head is not None and round.is_prompt(i):
-                self._learn_prompt(self._head, row, round, i)
             if len(successors):
                 path = [0] if round.is_prompt(i) else round.accepted[i].path
                 # Copies, so that their type is the same always and one version is compiled.
@@ -128,33 +94,6 @@ class Recycling(Drafter):
         ends = np.array([*self.end_tokens(row)], np.int64)
         tokens, above = _grow(matrix, row.last_token, template.parent, template.rank, size, ends)
         return DraftTree(tokens, above, source=self.name)
-
-    def _learn_prompt(self, head: Decoder, row: Request, round: Round, i: int) -> None:
-        """Learn from the tokens of row i's piece of prompt that have no logits; `observe` learns from the others."""
-        segment = round.segments[i]
-        count = len(segment.tokens) - len(round.logits(i))
-        if not count:
-            return
-        tokens, hidden = segment.tokens[:count], round.hidden(i, head.num_layers)[:count]
-        best = top_tokens(head.logits(hidden, normalise=False), self.needs.top_k)[1].cpu().numpy()
-        # A prompt is an accepted path; where a token stands twice, its last successors count.
-        reverse = np.arange(len(tokens))[::-1].copy()
-        _update(self._matrices.get(row.id, self.matrix), np.array(tokens), np.zeros_like(reverse), reverse, best)
-
-
-def _load(path: str, shape: tuple[int, int], target: Facts) -> NDArray[np.int32]:
-    """A saved matrix int32 [V, k] of this shape; StoreError if it is not for this target."""
-    if not (Path(path) / HEADER).exists():
-        raise StoreError(f"there is no saved matrix {path}: Recycling.save writes one")
-    store = open_for(target, path, "recycling")
-    matrix = np.array(store.array("matrix"))
-    if matrix.shape != shape or matrix.dtype != np.int32:
-        has, need = (" x ".join(map(str, size)) for size in (matrix.shape, shape))
-        why = f"{has} {matrix.dtype} entries; this target and k need {need} int32"
-        raise StoreError(f"the matrix {path} has {why}: give its own k, or learn it anew with this model")
-    if matrix.min() < -1 or matrix.max() >= shape[0]:
-        raise StoreError(f"the matrix {path} holds tokens that do not exist; learn it anew with this model")
-    return matrix
 
 
 @njit(cache=True)

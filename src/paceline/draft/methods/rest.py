@@ -10,12 +10,10 @@ Where we differ from the published method and why: docs/methods/rest.md."""
 
 from dataclasses import dataclass
 
-import numpy as np
-
-from paceline.draft.base import Drafter, DraftTree, Facts, IntArray, Request
+from paceline.draft.base import Drafter, DraftTree, Facts, Request
 from paceline.draft.spec import Options, option
 from paceline.draft.text.store import open_for
-from paceline.draft.text.suffix_array import HI, LO, PARENT, TOKEN, SuffixArray, likeliest
+from paceline.draft.text.suffix_array import HITS, SuffixArray
 from paceline.errors import MethodError
 
 
@@ -25,7 +23,7 @@ class RestConfig(Options):
     nodes: int = option(64, "most nodes of the tree; paper: 64", least=1)
     longest: int = option(16, "tokens of the longest suffix looked up; paper: 16", least=1)
     shortest: int = option(2, "tokens of the shortest suffix looked up; paper: 2", least=1)
-    hits: int = option(1000, "most places in the corpus that are read; paper: 5000", least=1)
+    hits: int = option(HITS, "most places in the corpus that are read; paper: 5000", least=1)
     length: int = option(10, "tokens of the longest continuation; paper: 10", least=1)
 
     def __post_init__(self) -> None:
@@ -49,26 +47,15 @@ class Rest(Drafter):
         """Open the corpus; compile. Raises StoreError if the corpus is not one for this model."""
         super().bind(target)
         self._array = SuffixArray.of(open_for(target, self.config.checkpoint))
-        self._array.longest([0, 0])
-        self.heaviest(0, 0, 0, 1, frozenset())
-
-    def heaviest(self, lo: int, hi: int, skip: int, length: int, ends: frozenset[int]) -> tuple[IntArray, ...]:
-        """The heaviest nodes after the places lo..hi of the suffix array, whose match is `skip` tokens long.
-
-        Tokens, parents (0 is the root, 1 the first node) and weights, int64 [n] each, the heaviest first; at most
-        `length` deep, and nothing after a token of `ends` or the corpus's end token."""
-        array = self._array
-        count = min(self.config.hits, hi - lo)
-        places = array.positions[lo + np.arange(count) * (hi - lo) // max(count, 1)]
-        stop = np.array([array.end_token, *ends], np.int64)
-        nodes, _ = likeliest(array.text, places, skip, self.config.nodes, length, stop, 0.0, True)
-        return nodes[:, TOKEN], nodes[:, PARENT], nodes[:, HI] - nodes[:, LO]
+        self._array.warm_up()
 
     def draft(self, row: Request) -> DraftTree:
         ends = self.end_tokens(row)
         # After an end token a corpus has another document.
         if row.last_token in ends or row.last_token == self._array.end_token:
             return DraftTree.root(row.last_token)
-        skip, lo, hi = self._array.longest(row.tokens, self.config.longest, self.config.shortest)
-        tokens, parent, _ = self.heaviest(lo, hi, skip, min(self.config.length, row.max_draft), ends)
+        config = self.config
+        skip, lo, hi = self._array.longest(row.tokens, config.longest, config.shortest)
+        depth = min(config.length, row.max_draft)
+        tokens, parent, _ = self._array.heaviest(lo, hi, skip, config.nodes, depth, ends, config.hits)
         return self.tree_after(row, tokens, parent)

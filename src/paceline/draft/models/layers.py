@@ -57,6 +57,11 @@ def load_module(module: nn.Module, weights: WeightsByName, target: Facts) -> Any
     return module
 
 
+def shapes_of(module: nn.Module) -> dict[str, tuple[int, ...]]:
+    """Name and shape of the module's parameters."""
+    return {name: tuple(parameter.shape) for name, parameter in module.named_parameters()}
+
+
 class Product(nn.Module):
     """`nn.Linear` over blocks: [..., inputs] to [..., outputs]."""
 

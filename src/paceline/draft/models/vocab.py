@@ -19,6 +19,7 @@ from tokenizers.pre_tokenizers import ByteLevel
 from torch import Tensor
 
 from paceline.draft.models.checkpoint import save_tensors
+from paceline.draft.published.vocab import MEMBERS, OFFSETS, check_map, from_offsets
 from paceline.errors import MethodError
 from paceline.jsonl import loads, replacing
 from paceline.target.base import Facts, Target
@@ -28,9 +29,6 @@ from paceline.target.tokenizer import Tokenizer
 
 FILE = "paceline/vocab.safetensors"
 """Path of a drafter's vocabulary in its folder. Not beside the weights: servers load all safetensors files there."""
-
-OFFSETS, MEMBERS = "d2t", "t2d"
-"""EAGLE-3's names: for every kept token its id minus its column, and for every token whether it is kept."""
 
 
 @dataclass(frozen=True)
@@ -63,10 +61,10 @@ class Vocabulary:
         """The `k` tokens to keep, int64 [k] ascending. MethodError if there are no counts, or fewer than `k` tokens."""
         if self.counts is None:
             raise MethodError(f"this vocabulary is a map of {len(self.keep)} tokens without counts; name it as it is")
-        return best_tokens(self.counts, k, self.must)
+        return most_frequent(self.counts, k, self.must)
 
 
-def best_tokens(counts: Tensor, k: int, must: Sequence[Tensor] = ()) -> Tensor:
+def most_frequent(counts: Tensor, k: int, must: Sequence[Tensor] = ()) -> Tensor:
     """The `k` most frequent tokens by counts [V], int64 [k] ascending. If counts are equal, the lower id is kept.
 
     Groups of `must` come first, while they fill at most half of the places: in a small vocabulary, 256 rare byte tokens
@@ -80,16 +78,6 @@ def best_tokens(counts: Tensor, k: int, must: Sequence[Tensor] = ()) -> Tensor:
             break
         score[group] = torch.inf
     return score.argsort(descending=True, stable=True)[:k].sort().values
-
-
-def check_map(keep: Tensor, vocab_size: int | None = None, where: str = "the vocabulary map") -> None:
-    """MethodError unless `keep` holds one or more token ids, ascending, below `vocab_size`."""
-    if keep.ndim != 1 or not len(keep):
-        raise MethodError(f"{where} is empty; it needs at least one token")
-    if bool((keep[1:] <= keep[:-1]).any()) or int(keep[0]) < 0:
-        raise MethodError(f"{where} is not sorted: token ids must ascend, each of them once")
-    if vocab_size is not None and int(keep[-1]) >= vocab_size:
-        raise MethodError(f"{where} has token {int(keep[-1])}; the tokens are 0 to {vocab_size - 1}")
 
 
 def coverage(counts: Tensor, keep: Tensor) -> float:
@@ -167,39 +155,6 @@ def read_vocabulary(file: Path) -> Vocabulary:
     return vocabulary
 
 
-def from_offsets(offsets: Tensor, members: Tensor | None, where: str = "the vocabulary map") -> Tensor:
-    """Token ids of EAGLE-3's map. If all offsets are 0, those are the first K tokens. MethodError as `check_map`."""
-    keep = offsets + torch.arange(len(offsets))
-    check_map(keep, None if members is None else len(members), where)
-    if members is not None and not torch.equal(members.bool().nonzero().flatten(), keep):
-        raise MethodError(f"{where}: {OFFSETS} and {MEMBERS} disagree about which tokens are kept")
-    return keep
-
-
-def to_offsets(keep: Tensor, size: int) -> dict[str, Tensor]:
-    """EAGLE-3's map of the tokens `keep` int64 [K] out of `size`, as tensors of a file; none if all are kept."""
-    members = torch.zeros(size, dtype=torch.bool, device=keep.device)
-    members[keep] = True
-    offsets = keep - torch.arange(len(keep), device=keep.device)
-    return {} if len(keep) == size else {OFFSETS: offsets, MEMBERS: members}
-
-
-def columns_of(path: str, tensors: Mapping[str, Tensor], vocab: int, target: Facts) -> Tensor | None:
-    """The target's ids int64 [vocab] of a draft vocabulary; None for all. MethodError if they are not the target's."""
-    if type(vocab) is not int or not 1 <= vocab <= target.vocab_size:
-        raise MethodError(f"{path} drafts {vocab!r} tokens of {target.name}, which has {target.vocab_size}")
-    if OFFSETS not in tensors and vocab == target.vocab_size:
-        return None
-    offsets = tensors.get(OFFSETS, torch.zeros(vocab, dtype=torch.int64)).long()
-    keep = from_offsets(offsets, tensors.get(MEMBERS), f"{path}: the vocabulary map")
-    if len(keep) != vocab or int(keep[-1]) >= target.vocab_size:
-        raise MethodError(
-            f"{path} drafts {vocab} tokens, with ids for {len(keep)} up to {int(keep[-1])}; {target.name} has "
-            f"{target.vocab_size}: it is a head for another target"
-        )
-    return None if vocab == target.vocab_size else keep.to(target.device)
-
-
 def cut_head(model: Target, keep: Tensor, refusal: str) -> None:
     """Reduce a model's head to the tokens `keep` int64 [K], ascending. MethodError `refusal` if it has none to cut."""
     check_map(keep, model.vocab_size)
@@ -246,8 +201,9 @@ def kept_tokens(vocab: str, checkpoint: str | Path, target: Facts) -> Tensor:
 
 
 def kept_rows(own: Tensor | None, vocab: str, checkpoint: str | Path, target: Facts) -> tuple[Tensor, Tensor]:
-    """Of a head whose rows are the tokens `own` int64 [K] (None: all tokens): the rows that the option `vocab` keeps,
-    and their tokens. Errors as `kept_tokens`, and MethodError if no row is left."""
+    """Select a head's rows for the option `vocab`: (rows, their tokens), int64 [n] each.
+
+    own  int64 [K], the token of each row; None: row = token. Errors as `kept_tokens`; MethodError if no row is left."""
     keep = kept_tokens(vocab, checkpoint, target)
     if own is None:
         return keep, keep

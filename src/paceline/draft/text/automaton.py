@@ -22,19 +22,17 @@ STAMP_HOPS = 64
 class Match(NamedTuple):
     """The longest suffix that also ends earlier.
 
-    length         its tokens; 0 when the last token is new.
-    first, recent  tokens up to where it ends for the first time, and for the last time; text[recent] follows it."""
+    length  its tokens; 0 when the last token is new.
+    recent  tokens up to where it ends for the last time; text[recent] follows it."""
 
     length: int
-    first: int
     recent: int
 
 
 # Columns. Nine states in ten have one edge, so a state holds its first edge. Further edges are rows of `edges`, found
 # by an open-addressing hash `table` of (state, token), and chained from their state for the copy in a split.
-STATE, EDGE = range(7), range(4)
-LENGTH, LINK, FIRST, RECENT, TOKEN, TARGET, MORE = STATE
-FROM, SYMBOL, TO, NEXT = EDGE
+LENGTH, LINK, RECENT, TOKEN, TARGET, MORE = range(6)
+FROM, SYMBOL, TO, NEXT = range(4)
 _STATES, _EDGES, LAST, _FOUND = range(4)
 _HERE, _NOWHERE = -1, -2
 
@@ -42,13 +40,13 @@ _HERE, _NOWHERE = -1, -2
 class SuffixAutomaton:
     """Compiled, on int32 arrays. Holds no text: copy what followed a match from your own.
 
-    capacity  tokens to make room for, at most 136 bytes each; the arrays double when there are more.
+    capacity  tokens to make room for, at most 128 bytes each; the arrays double when there are more.
 
     The arrays have room for the largest automaton of n tokens: 2n - 1 states and 3n - 4 edges."""
 
     def __init__(self, capacity: int = 64):
         self._capacity = 0
-        self._states = np.array([[0, -1, 0, 0, -1, -1, -1]], np.int32)
+        self._states = np.array([[0, -1, 0, -1, -1, -1]], np.int32)
         self._edges = np.empty((0, 4), np.int32)
         self._table = np.empty(0, np.int32)
         self._counts = np.array([1, 0, 0, 0], np.int64)
@@ -68,9 +66,8 @@ class SuffixAutomaton:
         """The longest suffix that also ends earlier. Beyond STAMP_HOPS links, `recent` may be an older end."""
         last = self._states[self._counts[LAST]]
         if last[LENGTH] == 0:
-            return Match(0, 0, 0)
-        state = self._states[last[LINK]]
-        return Match(int(state[LENGTH]), int(state[FIRST]), int(self._counts[_FOUND]))
+            return Match(0, 0)
+        return Match(int(self._states[last[LINK], LENGTH]), int(self._counts[_FOUND]))
 
     def transfer(self, state: int, length: int, tokens: Sequence[int] | IntArray) -> tuple[int, int]:
         """Read another text from (0, 0) on: the state of its longest suffix that occurs here, and that length.
@@ -80,9 +77,9 @@ class SuffixAutomaton:
         after, matched = _transfer(self._states, self._edges, self._table, state, length, new)
         return int(after), int(matched)
 
-    def ends(self, state: int) -> tuple[int, int]:
-        """Where the state's strings end for the first time and for the last time, as in `match`."""
-        return int(self._states[state, FIRST]), int(self._states[state, RECENT])
+    def recent(self, state: int) -> int:
+        """Where the state's strings end for the last time, as in `match`."""
+        return int(self._states[state, RECENT])
 
     def _grow(self, capacity: int) -> None:
         """Make room for `capacity` tokens."""
@@ -113,7 +110,7 @@ def _extend(states, edges, table, counts, tokens):  # type: ignore[no-untyped-de
     for token in tokens:
         last = counts[LAST]
         end = states[last, LENGTH] + 1
-        new = _state(states, counts, end, end, end)
+        new = _state(states, counts, end, end)
         p, place = last, _NOWHERE
         while p >= 0:
             place = _locate(states, edges, table, p, token)
@@ -156,7 +153,7 @@ def _transfer(states, edges, table, state, length, tokens):  # type: ignore[no-u
 @njit
 def _split(states, edges, table, counts, p, token, q):  # type: ignore[no-untyped-def]
     """Separate the shorter strings of q, which now end in one more place, from the longer ones; their new state."""
-    copy = _state(states, counts, states[p, LENGTH] + 1, states[q, FIRST], states[q, RECENT])
+    copy = _state(states, counts, states[p, LENGTH] + 1, states[q, RECENT])
     if states[q, TOKEN] >= 0:
         _add(states, edges, table, counts, copy, states[q, TOKEN], states[q, TARGET])
     edge = states[q, MORE]
@@ -178,11 +175,10 @@ def _split(states, edges, table, counts, p, token, q):  # type: ignore[no-untype
 
 
 @njit
-def _state(states, counts, length, first, recent):  # type: ignore[no-untyped-def]
+def _state(states, counts, length, recent):  # type: ignore[no-untyped-def]
     new = counts[_STATES]
     counts[_STATES] = new + 1
     states[new, LENGTH] = length
-    states[new, FIRST] = first
     states[new, RECENT] = recent
     states[new, TOKEN] = -1
     states[new, MORE] = -1

@@ -1,12 +1,8 @@
-"""What drafters that copy share: continuations, cuts at end tokens, and memory of finished requests."""
-
-from collections.abc import Callable
-from typing import Generic, Protocol, TypeVar
+"""What drafters that copy share: continuations, and cuts at end tokens."""
 
 import numpy as np
 
 from paceline.core.tree import IntArray
-from paceline.errors import MethodError
 
 
 def continuation(text: IntArray, start: int, count: int) -> IntArray:
@@ -22,35 +18,3 @@ def up_to_end(drafted: IntArray, ends: frozenset[int], *, keep: bool) -> IntArra
         if token in ends:
             return drafted[: i + keep]
     return drafted
-
-
-class Memory(Protocol):
-    """Holds texts, so many tokens."""
-
-    def __len__(self) -> int: ...
-    def learn(self, text: IntArray) -> None: ...
-
-
-M = TypeVar("M", bound=Memory)
-
-
-class Generations(Generic[M]):
-    """Finished requests in two halves of a memory of `tokens` tokens, the newer half first.
-
-    Texts go into the newer half. When it is full, it replaces the older one, so the last tokens / 2 or more are always
-    known. make: an empty memory for a number of tokens."""
-
-    def __init__(self, tokens: int, make: Callable[[int], M]):
-        self._half, self._make = max(tokens // 2, 1), make
-        try:
-            self.halves = [make(self._half), make(self._half)]
-        except (MemoryError, ValueError, OverflowError):  # the latter two: beyond the address space
-            raise MethodError(f"past is {tokens}; there is no memory for that many tokens.") from None
-
-    def learn(self, text: IntArray) -> None:
-        """Remember `text` int64 [n], at most its last tokens / 2."""
-        text = text[-self._half :]
-        newer = self.halves[0]
-        if len(newer) and len(newer) + len(text) > self._half:
-            self.halves = [self._make(self._half), newer]
-        self.halves[0].learn(text)

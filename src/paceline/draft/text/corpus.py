@@ -18,14 +18,14 @@ from typing import Any
 import numpy as np
 from numpy.typing import NDArray
 
-from paceline.draft.text import frozen, ngrams, suffix_array
+from paceline.draft.text import ngrams, suffix_array
 from paceline.draft.text.store import Progress, Store, open_store, writing
 from paceline.errors import StoreError, meant
 from paceline.target.tokenizer import Tokenizer
 
 
 @dataclass(frozen=True)
-class Part:
+class CorpusPart:
     """The function that builds a part, and about how many bytes a token takes on disk, and in memory while building."""
 
     build: Callable[..., dict[str, NDArray[Any]]]
@@ -34,9 +34,8 @@ class Part:
 
 
 PARTS = {
-    "automaton": Part(frozen.build_part, disk=36, memory=125),
-    "ngrams": Part(ngrams.build_part, disk=0, memory=40),
-    "suffix-array": Part(suffix_array.build_part, disk=4, memory=50),
+    "ngrams": CorpusPart(ngrams.build_part, disk=0, memory=40),
+    "suffix-array": CorpusPart(suffix_array.build_part, disk=4, memory=50),
 }
 
 Report = Callable[[str, float], None]

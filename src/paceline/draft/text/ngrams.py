@@ -6,7 +6,6 @@ The first two databases of Hierarchy Drafting (Cho et al. 2025, arXiv 2502.05609
 
 from collections import Counter, OrderedDict
 from collections.abc import Iterator
-from math import inf
 from typing import Any, Self
 
 import numpy as np
@@ -31,17 +30,17 @@ class RecentNgrams:
     """D_c: what followed each token, newest first.
 
     n     tokens of an n-gram, the key included.
-    ways  n-grams of a key, and most of all keys: above these limits, the one not seen for longest is forgotten.
+    ways  n-grams kept of a key: beyond that, the one not seen for longest is forgotten.
     read  tokens of the text, given to `update`, that are left out."""
 
-    def __init__(self, n: int, ways: int, most: float = inf, read: int = 0):
-        self.n, self.ways, self.most = n, ways, most
-        self._read = read
+    def __init__(self, n: int, ways: int, read: int = 0):
+        self.n, self.ways = n, ways
+        self._read, self._tokens = read, 0
         self._by_key: dict[int, OrderedDict[Gram, None]] = {}
-        self._all: OrderedDict[Gram, None] = OrderedDict()
 
     def __len__(self) -> int:
-        return len(self._all)
+        """Tokens of the texts that it has learnt."""
+        return self._tokens
 
     def update(self, text: IntArray) -> None:
         """Add the n-grams that end in the new tokens of `text` int64 [m], the whole text so far."""
@@ -50,28 +49,21 @@ class RecentNgrams:
 
     def learn(self, text: IntArray) -> None:
         """Add every n-gram of `text`."""
+        self._tokens += len(text)
         for gram in grams(text, self.n):
             self.add(gram)
 
     def add(self, gram: Gram) -> None:
         """Add an n-gram, or make it the newest."""
         same_key = self._by_key.setdefault(gram[0], OrderedDict())
-        for held in (same_key, self._all):
-            held[gram] = None
-            held.move_to_end(gram)
+        same_key[gram] = None
+        same_key.move_to_end(gram)
         if len(same_key) > self.ways:
-            self._forget(next(iter(same_key)))
-        if len(self) > self.most:
-            self._forget(next(iter(self._all)))
+            same_key.popitem(last=False)
 
     def after(self, token: int) -> list[Gram]:
         """What followed `token`, newest first."""
         return [gram[1:] for gram in reversed(self._by_key.get(token, {}))]
-
-    def _forget(self, gram: Gram) -> None:
-        del self._all[gram], self._by_key[gram[0]][gram]
-        if not self._by_key[gram[0]]:
-            del self._by_key[gram[0]]
 
 
 class FrequentNgrams:

@@ -85,9 +85,9 @@ class Store:
         return mapped
 
 
-def open_for(target: Facts, folder: str | Path, kind: str = "corpus") -> Store:
-    """`open_store` for a drafter: the store must be of the target's tokenizer, if the target has one."""
-    return open_store(folder, kind=kind, tokenizer=target.tokenizer.fingerprint if target.tokenizer else None)
+def open_for(target: Facts, folder: str | Path) -> Store:
+    """The corpus in `folder`, for a drafter: it must be of the target's tokenizer, if the target has one."""
+    return open_store(folder, kind="corpus", tokenizer=target.tokenizer.fingerprint if target.tokenizer else None)
 
 
 def open_store(folder: str | Path, *, kind: str, tokenizer: str | None = None) -> Store:

@@ -44,6 +44,7 @@ def sorted_positions(text: NDArray[Any], ends: IntArray, report: Progress) -> Po
 
 
 MOST_TOKENS = 2**31 - 1
+HITS = 1000  # most places that are read of a key, if nothing else is said
 
 
 def build_part(
@@ -79,6 +80,11 @@ class SuffixArray(Speculator):
         """The array of a corpus store; StoreError if the store was built without."""
         return cls(store.array("text"), store.array("ends"), store.array("suffix_positions"))
 
+    def warm_up(self) -> None:
+        """Compile what `longest` and `heaviest` need, or load it from the cache of earlier runs."""
+        self.longest([0, 0])
+        self.heaviest(0, 0, 0, 1, 1, frozenset())
+
     def find(self, key: Sequence[int] | IntArray) -> tuple[int, int]:
         """The range (lo, hi) of `positions` where `key` stands, hi - lo times."""
         lo, hi = _find(self.text, self.ends, self.positions, np.asarray(key, np.int64))
@@ -90,12 +96,27 @@ class SuffixArray(Speculator):
         length, lo, hi = _longest(self.text, self.ends, self.positions, key, least)
         return int(length), int(lo), int(hi)
 
+    def places(self, lo: int, hi: int, most: int) -> Positions:
+        """The places lo..hi; of more than `most`, an even spread."""
+        count = min(most, hi - lo)
+        return self.positions[lo + np.arange(count) * (hi - lo) // max(count, 1)]
+
+    def heaviest(
+        self, lo: int, hi: int, skip: int, size: int, depth: int, ends: frozenset[int], most: int = HITS
+    ) -> tuple[IntArray, IntArray, IntArray]:
+        """What most often follows the places lo..hi, which begin with a key of `skip` tokens: a tree.
+
+        Tokens, parents (0 is the root, 1 the first node) and weights, int64 [n] each, the heaviest first; at most
+        `size` nodes, `depth` deep, and nothing after a token of `ends` or the end of a document. most: places read."""
+        stop = np.array([self.end_token, *ends], np.int64)
+        nodes, _ = likeliest(self.text, self.places(lo, hi, most), skip, size, depth, stop, 0.0, True)
+        return nodes[:, TOKEN], nodes[:, PARENT], nodes[:, HI] - nodes[:, LO]
+
     def continuations(self, lo: int, hi: int, most: int, length: int, skip: int) -> NDArray[np.int32]:
         """int32 [m, length]: the tokens after the places lo..hi, -1 after a document's end.
 
-        most  places read; of more, an even spread. skip: tokens of the key, with which the places begin."""
-        count = min(most, hi - lo)
-        places = self.positions[lo + np.arange(count) * (hi - lo) // max(count, 1)]
+        most  places read. skip: tokens of the key, with which the places begin."""
+        places = self.places(lo, hi, most)
         ends = self.ends[np.searchsorted(self.ends, places, side="right")]
         read = places[:, None] + skip + np.arange(length)
         inside = read < ends[:, None]

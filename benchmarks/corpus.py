@@ -1,11 +1,11 @@
-"""Suffix automata: building, size on disk, opening, and what a round's draft costs.
+"""A corpus: building, size on disk, opening, and what a round's draft costs.
 
-    python benchmarks/automaton.py                  # about a minute and 1.5 GB of memory
-    python benchmarks/automaton.py --tokens 1000000
+    python benchmarks/corpus.py                  # 10 million tokens
+    python benchmarks/corpus.py --tokens 1000000
 
-The text is made up: Zipf-distributed tokens, half of them in copied runs, which gives an automaton of about 1.48 states
-and 2.15 transitions a token, as English text has (1.4 to 1.5, and 2.0 to 2.1). One core. Microseconds a token are
-processor time; a draft is the median of many.
+The text is made up: Zipf-distributed tokens, half of them in copied runs. Its automaton has about 1.48 states and 2.15
+transitions a token, as that of English text (1.4 to 1.5, and 2.0 to 2.1). One core. Microseconds a token are processor
+time; a draft is the median of many.
 """
 
 from __future__ import annotations
@@ -27,8 +27,8 @@ from paceline.core.sampling import SamplingParams
 from paceline.draft.base import Drafter
 from paceline.draft.registry import create
 from paceline.draft.text.automaton import SuffixAutomaton, warm_up
-from paceline.draft.text.frozen import FrozenAutomaton, build_part, from_parts
 from paceline.draft.text.store import open_store, writing
+from paceline.draft.text.suffix_array import SuffixArray, build_part
 
 VOCABULARY = 32_000
 ROUNDS, GAINED = 1000, 2
@@ -56,9 +56,10 @@ def dynamic(tokens: np.ndarray) -> float:
 
 
 def save(tokens: np.ndarray, folder: Path) -> None:
-    """A corpus store of `tokens` as one document, with the automaton."""
+    """A corpus store of `tokens` as one document, with the suffix array."""
     with writing(folder, kind="corpus", tokenizer="none", eos=VOCABULARY) as store:
         store.add("text", tokens)
+        store.add("ends", np.array([len(tokens)]))
         for name, array in build_part(tokens, np.array([len(tokens)]), VOCABULARY).items():
             store.add(name, array)
 
@@ -86,7 +87,7 @@ def main() -> None:
     parser.add_argument("--tokens", type=int, default=10_000_000, help="tokens of the corpus (default 10 million)")
     n = parser.parse_args().tokens
     warm_up()
-    FrozenAutomaton.of(np.zeros(9, np.uint16)).warm_up()
+    SuffixArray(np.zeros(9, np.uint16), np.array([9]), np.arange(9, dtype=np.int32)).warm_up()
     table = Table("what", "", "unit")
     for size in (8192, 131_072):
         table.add_row(f"growing automaton of {size:,} tokens", f"{dynamic(text(size)):.2f}", "µs a token")
@@ -99,18 +100,15 @@ def main() -> None:
         peak = 1024 * (resource.getrusage(resource.RUSAGE_SELF).ru_maxrss - held)
         began = time.perf_counter()
         store = open_store(Path(folder) / "corpus", kind="corpus")
-        frozen = from_parts(store.array)
-        frozen.transfer(0, 0, [1, 2, 3])
+        SuffixArray.of(store).longest([1, 2, 3])
         opened = time.perf_counter() - began
         table.add_row(f"corpus of {n:,} tokens, built and saved", f"{seconds:.1f}", "s")
         table.add_row("", f"{1e6 * worked / n:.2f}", "µs a token")
         table.add_row("memory in the making", f"{peak / n:.0f}", "bytes a token")
         table.add_row("on disk", f"{sum(store.header['arrays'].values()) / n:.1f}", "bytes a token")
-        transitions = len(frozen.targets) + len(frozen.edges)
-        table.add_row("states, transitions", f"{len(frozen.states) / n:.2f}, {transitions / n:.2f}", "a token")
         table.add_row("opened, and a first match", f"{1e3 * opened:.1f}", "ms")
         context = np.concatenate([tokens[:4000], text(2 * ROUNDS * GAINED)[-ROUNDS * GAINED :]])
-        for spec in ("sam", f"sam,corpus={folder}/corpus,shape=chain", f"sam,corpus={folder}/corpus"):
+        for spec in ("sam", f"sam,corpus={folder}/corpus", f"rest:{folder}/corpus", f"suffix,corpus={folder}/corpus"):
             name = spec.replace(f"{folder}/corpus", "PATH")
             table.add_row(f"a round's draft, {name}", f"{microseconds(spec, context):.1f}", "µs")
     Console().print(table)

@@ -1,0 +1,85 @@
+"""Multi-token-prediction heads in the checkpoints of their targets, as DeepSeek, Qwen, GLM and MiMo publish them."""
+
+import re
+from collections.abc import Callable, Iterable
+from dataclasses import replace
+from pathlib import Path
+
+import torch
+
+from paceline.draft.models.checkpoint import check_all
+from paceline.draft.models.layers import Tensors
+from paceline.errors import MethodError
+from paceline.target.folder import open_weights
+from paceline.target.shape import ROUTER, LayerKind, Shape, layer_shapes
+
+LAYOUTS = (
+    # Qwen3-Next, Qwen3.5, and ours; DeepSeek-V3, GLM-4.5; MiMo
+    (r"mtp\.", ("fc", "pre_fc_norm_embedding", "pre_fc_norm_hidden", "norm"), "layers.0."),
+    (r"model\.layers\.\d+\.", ("eh_proj", "enorm", "hnorm", "shared_head.norm"), ""),
+    (r"model\.mtp_layers\.\d+\.", ("input_proj", "token_layernorm", "hidden_layernorm", "final_layernorm"), ""),
+)
+"""What a head's names begin with in a checkpoint; those of its product, of the norms of embedding and state, and of its
+last norm; what the names in its layer go on with. Names here are those of the first layout without "mtp."."""
+OUTER = tuple(f"{name}.weight" for name in LAYOUTS[0][1])
+STATE_FIRST = "input_proj.weight"  # MiMo's product takes the state before the embedding
+SHARED = ("embed_tokens.weight", "shared_head.head.weight", "rotary_emb.inv_freq")
+"""Endings of names of what is the target's own."""
+FOREIGN = {
+    "kv_a_proj": "latent attention (MLA)",
+    "linear_attn": "a running state",
+    "shared_expert": "experts that all tokens share",
+    "mlp.experts": "other experts than its target's",
+}
+"""What a head's layer may have and its target's lack, by parts of names."""
+
+
+def head_names(names: Iterable[str]) -> dict[str, str]:
+    """Names of a head's tensors in a checkpoint, by their names here. Of several heads the first; empty without one."""
+    names = list(names)
+    for pattern, outer, inside in LAYOUTS:
+        product = re.compile(f"({pattern}){outer[0]}\\.weight")
+        starts = [found[1] for name in names if (found := product.fullmatch(name))]
+        if starts:
+            start = min(starts, key=lambda one: (len(one), one))
+            ours = {f"{start}{theirs}.weight": own for theirs, own in zip(outer, OUTER, strict=True)}
+            later = re.compile(f"{re.escape(start)}layers\\.[1-9]")
+            own = [one for one in names if one.startswith(start) and not (one.endswith(SHARED) or later.match(one))]
+            return {ours.get(name, f"layers.0.{name.removeprefix(start + inside)}"): name for name in own}
+    return {}
+
+
+def head_of(checkpoint: Iterable[str], read: Callable[[str], torch.Tensor]) -> Tensors:
+    """The head in a checkpoint with these names, by the names here; empty without one. read: returns a tensor."""
+    names = head_names(checkpoint)
+    tensors = {own: read(name) for own, name in names.items()}
+    if tensors and names[OUTER[0]].endswith(STATE_FIRST) and (product := tensors[OUTER[0]]).ndim:
+        tensors[OUTER[0]] = product.roll(product.shape[-1] // 2, -1)
+    return tensors
+
+
+def head_in(folder: Path) -> Tensors:
+    """The head in a model's folder, mapped from disk; empty if the model has none."""
+    opened = open_weights(folder)
+    return head_of(opened, lambda name: opened[name].get_tensor(name))
+
+
+def head_shape(shape: Shape, tensors: Tensors) -> Shape:
+    """The shape of a head's one layer, in a target of `shape`. It sees the whole text, and has experts if a router."""
+    kind = LayerKind(experts=f"layers.0.{ROUTER}.weight" in tensors)
+    return replace(shape, num_layers=1, layers=(kind,))
+
+
+def check_head(path: str | Path, tensors: Tensors, target: Shape | None) -> None:
+    """MethodError unless these are the tensors of a head for a target of this shape. None: it is not native."""
+    wanted: dict[str, tuple[int, ...]] = {}
+    if target is not None:
+        shape, h = head_shape(target, tensors), target.hidden_size
+        of_layer = layer_shapes(shape, kind=shape.layers[0]) | {f"{n}.weight": (h,) for n in shape.norms[:1] if n}
+        wanted = dict(zip(OUTER, ((h, 2 * h), (h,), (h,), (h,)), strict=True))
+        wanted |= {f"layers.0.{name}": size for name, size in of_layer.items()}
+    others = " ".join(tensors.keys() - wanted.keys())
+    if why := next((why for part, why in FOREIGN.items() if part in others), None):
+        raise MethodError(f"{path}: the layer of its head has {why}, which nothing here runs")
+    if target is not None:
+        check_all(path, tensors, wanted)

@@ -1,0 +1,62 @@
+"""The memory of finished requests that copying drafters share."""
+
+from types import SimpleNamespace
+from typing import Any
+
+import numpy as np
+import pytest
+
+from paceline.draft.text.past import TwoHalves
+from paceline.errors import MethodError
+
+
+class Texts:
+    """Keeps all that it is told."""
+
+    def __init__(self, tokens: int):
+        self.tokens, self.held = tokens, list[int]()
+
+    def __len__(self) -> int:
+        return len(self.held)
+
+    def learn(self, text: np.ndarray) -> None:
+        self.held += text.tolist()
+        assert len(self) <= self.tokens
+
+
+def row(first: int, end: int, is_complete: bool = True) -> Any:
+    return SimpleNamespace(tokens=np.arange(first, end), is_complete=is_complete)
+
+
+def known(memory: TwoHalves[Texts]) -> list[int]:
+    return [token for half in reversed(memory.halves) for token in half.held]
+
+
+def test_the_oldest_requests_are_forgotten_and_half_of_the_memory_is_always_known() -> None:
+    memory = TwoHalves(40, Texts)
+    for first in range(0, 200, 5):
+        memory.learn(row(first, first + 5))
+        assert len(known(memory)) <= 40
+        assert known(memory)[-20:] == [*range(max(first - 15, 0), first + 5)]
+    assert 150 not in known(memory)
+
+
+def test_of_a_long_request_the_end_is_remembered() -> None:
+    memory = TwoHalves(20, Texts)
+    memory.learn(row(0, 100))
+    assert known(memory) == [*range(90, 100)]
+
+
+def test_more_than_there_is_memory_for_is_one_line() -> None:
+    with pytest.raises(MethodError, match="there is no memory for that many tokens"):
+        TwoHalves(1 << 62, lambda tokens: np.empty(tokens, np.int64))  # type: ignore[type-var, arg-type]
+
+
+def test_what_follows_a_request_is_remembered_and_a_request_given_up_is_not() -> None:
+    memory = TwoHalves(20, Texts)
+    memory.learn(row(0, 3), 7)
+    memory.learn(row(3, 6, is_complete=False))
+    assert known(memory) == [0, 1, 2, 7]
+    nothing = TwoHalves(1, Texts)
+    nothing.learn(row(0, 3))
+    assert nothing.halves == []
