@@ -77,9 +77,7 @@ GUESSED = {name: spec for name, spec in EVERY.items() if name.split(",")[0] not 
     **{name: EVERY[name] for name in ("model, tli tree", "model, slem", "model, slem context")},
 }
 """Their drafts are point masses, whatever the temperature."""
-ROWS = {
-    name: spec for name, spec in EVERY.items() if not name.endswith((", chain", ", one node", ", auto"))
-}
+ROWS = {name: spec for name, spec in EVERY.items() if not name.endswith((", chain", ", one node", ", auto"))}
 """Every way in which drafters keep what they know of a row: the other variants keep it as the method itself does."""
 
 

@@ -64,7 +64,7 @@ LINE = "mirror:{close},where=line,"
 @pytest.mark.parametrize(
     "options",
     [
-        "candidates=0", "candidates=1", "candidates=3,layout=uniform", "branches=5,stop=svip", "miss=empty",
+        "candidates=0", "candidates=1", "candidates=3", "branches=5,stop=svip", "miss=empty",
         "source=early_exit", "source=early_exit,layer=1,candidates=40,draft=1", "source=early_exit,vocab={few}",
         "source=both,miss=empty", "stop=confidence",
     ],
@@ -136,7 +136,7 @@ def test_the_draft_draws_with_a_seed_of_its_own(folders, monkeypatch):
 
 @pytest.mark.parametrize("source", ["draft", pytest.param("both", marks=pytest.mark.slow)])
 def test_the_process_writes_the_same_and_its_death_leaves_plain_decoding(folders, alone, source, caplog):
-    spec = f"mirror:{{close}},check=false,limit=60,source={source},candidates=3"
+    spec = f"mirror:{{close}},limit=60,source={source},candidates=3"
     engine, out = answered(folders, spec)
     try:
         assert [done.tokens for done in out] == alone
@@ -166,7 +166,7 @@ def ends(engine: Engine, how: signal.Signals, alone: list[list[int]], caplog: py
 
 @pytest.mark.slow
 def test_a_process_that_hangs_leaves_plain_decoding(folders, alone, caplog):
-    spec = "mirror:{close},check=false,limit=0.5"
+    spec = "mirror:{close},limit=0.5"
     engine = Engine(str(folders["target"]), spec.format(**folders), dtype="float32", device="cpu")
     ends(engine, signal.SIGSTOP, alone, caplog)
 
@@ -219,27 +219,15 @@ def test_after_a_hit_the_cache_is_that_of_a_fresh_reading(folders):
     assert seen == 7
 
 
-def test_branches_go_where_windows_end_unless_they_are_to_be_spread_evenly():
-    """As many in all as `candidates` a position."""
+def test_branches_go_where_windows_end():
+    """As many in all as `candidates` a position, and at most four times as many at one."""
     window, tops = [0, 0, 0], [[(v, 0.5**v) for v in range(40)]] * 4
-    counts = {}
-    for layout in ("measured", "uniform"):
-        ahead = Ahead(drafter(like(TableTarget(vocab_size=8))), num_candidates=3, layout=layout)
-        for _ in range(400):
-            ahead.lengths.note(1, len(window))
-        keys = ahead._keys(window, tops)
-        assert len(keys) == len(set(keys)) == 12
-        counts[layout] = [sum(a == position for a, _ in keys) for position in range(4)]
-    assert counts["uniform"] == [3, 3, 3, 3]
-    assert counts["measured"][1] > 6
-
-
-def test_by_default_more_windows_are_there_than_with_as_many_for_every_position(folders):
-    rates = {}
-    for layout in ("", ",layout=uniform"):
-        engine, _ = answered(folders, LINE + "candidates=2" + layout, SamplingParams(max_tokens=60, ignore_eos=True))
-        rates[layout] = engine.drafter.counts.hit_rate
-    assert rates[""] > rates[",layout=uniform"]
+    ahead = Ahead(drafter(like(TableTarget(vocab_size=8))), num_candidates=3)
+    for _ in range(400):
+        ahead.lengths.note(1, len(window))
+    keys = ahead._keys(window, tops)
+    assert len(keys) == len(set(keys)) == 12
+    assert 6 < sum(a == 1 for a, _ in keys) <= 12
 
 
 @pytest.fixture

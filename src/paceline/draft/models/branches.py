@@ -19,7 +19,7 @@ from collections import Counter
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from itertools import islice, takewhile, zip_longest
-from typing import Literal, NamedTuple
+from typing import NamedTuple
 
 import numpy as np
 import torch
@@ -36,15 +36,8 @@ Top = Sequence[tuple[int, float]]
 """(token, probability) of candidates for the next token, best first."""
 Candidates = Sequence[Top]
 """Candidates after the root and after each token of a window."""
-Layout = Literal["measured", "uniform"]
-"""measured: the branches likeliest to be needed; uniform: as many for every position, as in the paper."""
 WINDOWS = 64  # past windows that say where verification ends; older ones count less
-SPREAD = 4  # in the measured layout a position gets at most this many times the mean number of branches
-
-
-def most_candidates(average: int, layout: Layout) -> int:
-    """Most branches of one position, if positions have `average` of them in the mean."""
-    return average * SPREAD if layout == "measured" else average
+SPREAD = 4  # a position gets at most this many times the mean number of branches
 
 
 def top_of(logits: torch.Tensor, count: int, columns: torch.Tensor | None) -> list[Top]:
@@ -121,13 +114,13 @@ class Ahead:
     joined          candidates that are given are added to the draft's own, and do not replace them."""
 
     def __init__(
-        self, drafter: Stepping, num_candidates: int, branches: int | None = None, layout: Layout = "measured",
-        fresh: bool = True, joined: bool = False,
+        self, drafter: Stepping, num_candidates: int, branches: int | None = None, fresh: bool = True,
+        joined: bool = False,
     ):  # fmt: skip
         self.drafter, self.num_candidates, self.branches = drafter, num_candidates, branches
-        self.layout, self.fresh, self.joined = layout, fresh, joined
+        self.fresh, self.joined = fresh, joined
         self.lengths = Lengths(WINDOWS)  # accepted tokens of windows
-        self._most = most_candidates(num_candidates, layout)
+        self._most = SPREAD * num_candidates
         self._states: dict[int, _State] = {}
         self._out: list[_State] = []
 
@@ -254,8 +247,7 @@ class Ahead:
         for a, top in enumerate(tops[: len(window) + 1]):
             others = [(v, p) for v, p in top if a == len(window) or v != window[a]][: self._most]
             mass = sum(p for _, p in others) or 1.0
-            for place, (v, p) in enumerate(others):
-                worth.append((stops[a] * p / mass if self.layout == "measured" else -place, (a, v)))
+            worth += [(stops[a] * p / mass, (a, v)) for v, p in others]
         worth.sort(key=lambda entry: -entry[0])
         return [key for _, key in worth[: self.branches or self.num_candidates * (len(window) + 1)]]
 

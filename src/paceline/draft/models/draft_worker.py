@@ -9,7 +9,6 @@ import struct
 from collections.abc import Iterator, Mapping, Sequence
 from contextlib import contextmanager, nullcontext, suppress
 from dataclasses import dataclass
-from functools import cache
 from multiprocessing import get_context
 from multiprocessing.connection import Connection
 from multiprocessing.process import BaseProcess
@@ -21,7 +20,6 @@ import torch
 
 from paceline.core.sampling import SamplingParams
 from paceline.core.tree import IntArray
-from paceline.draft.cost import seconds_of
 from paceline.draft.models.branches import Ahead, Ask, Candidates, Window
 from paceline.target.base import Facts, Target
 
@@ -96,19 +94,6 @@ class DraftWorker:
         if given is not None:
             self._send("look_ahead", given)
 
-    def overlap(self, seconds: float = 0.15) -> float:
-        """Time of work on both sides in turn, over the time of the same work at once: 2 if they overlap, 1 if not."""
-        _work(seconds)
-        self._ask("work", seconds)  # the first time, each side measures how much work fills `seconds`
-        in_turn = seconds_of(lambda: _work(seconds)) + seconds_of(lambda: self._ask("work", seconds))
-
-        def both() -> None:
-            self._send("work", seconds)
-            _work(seconds)
-            self._answer()
-
-        return in_turn / seconds_of(both)
-
     def close(self) -> None:
         """End the process."""
         self._end()
@@ -154,20 +139,6 @@ def _end(process: BaseProcess, pipe: Connection) -> None:
     with suppress(Exception):
         process.kill()
         process.join(5)
-
-
-@cache
-def _products(seconds: float) -> tuple[torch.Tensor, torch.Tensor, int]:
-    """A matrix, a vector, and how many times this process multiplies them in `seconds`."""
-    matrix, vector = torch.ones(1024, 1024), torch.ones(1024)
-    took = seconds_of(lambda: [matrix @ vector for _ in range(50)])
-    return matrix, vector, max(1, int(50 * seconds / took))
-
-
-def _work(seconds: float) -> None:
-    matrix, vector, count = _products(seconds)
-    for _ in range(count):
-        matrix @ vector
 
 
 def split_cores(threads: int) -> tuple[frozenset[int], frozenset[int]]:
@@ -222,10 +193,7 @@ def _ready(setup: Setup) -> Ahead:
 
 def _act(setup: Setup, ahead: Ahead, pipe: Connection, kind: str, number: int, message: tuple[Any, ...]) -> None:
     """Answer one message."""
-    if kind == "work":
-        _work(*message)
-        pipe.send((number, None))
-    elif kind == "windows":
+    if kind == "windows":
         windows = ahead.windows(*message)
         arrays = [[q.float().cpu().numpy() for q in one.probs] for one in windows]
         pipe.send((number, [(w.id, w.tokens, q, w.hit, w.calls) for w, q in zip(windows, arrays, strict=True)]))
