@@ -106,7 +106,7 @@ class Alone:
 
     def step(self, draft: Draft, wanted: int = 1) -> torch.Tensor:
         logits = self.drafter.run([draft], [wanted])
-        draft.done = len(draft.tokens)
+        draft.num_run = len(draft.tokens)
         return logits
 
     def begin(self) -> Draft:
@@ -157,8 +157,8 @@ def test_an_exit_says_what_a_model_of_its_depth_says_whatever_was_left_before(wo
             alone.check()
             draft.add(int(rng.integers(4, 288)))
         # Some of the drafted tokens that were run stand, and a token of the target's comes behind them.
-        stood = int(rng.integers(draft.done - draft.known + 1))
-        alone.drafter.keep(draft, range(draft.known + stood))
+        stood = int(rng.integers(draft.num_run - draft.num_committed + 1))
+        alone.drafter.keep(draft, range(draft.num_committed + stood))
         alone.check()
         alone.row.extend([*draft.drafted[:stood], int(rng.integers(4, 288))])
         text = alone.row.tokens.tolist()
@@ -184,9 +184,9 @@ def test_of_a_long_prompt_the_last_tokens_are_read(world: World) -> None:
     for exit, layers in ((0, 1), (1, 2), (2, LAYERS)):
         alone.force(exit)
         draft = alone.begin()
-        assert draft.known == (16 if exit == 0 else 1)
+        assert draft.num_committed == (16 if exit == 0 else 1)
         torch.testing.assert_close(alone.step(draft)[0], alone.truth(text, layers), atol=1e-4, rtol=1e-4)
-        alone.drafter.keep(draft, range(draft.known))
+        alone.drafter.keep(draft, range(draft.num_committed))
         alone.check()
         alone.check_cache(text)
         alone.row.extend([30 + exit])
@@ -199,7 +199,7 @@ def test_a_row_that_is_too_far_behind_goes_through_all_layers(world: World) -> N
     for token in fill:
         draft = alone.begin()
         alone.step(draft)
-        alone.drafter.keep(draft, range(draft.known))
+        alone.drafter.keep(draft, range(draft.num_committed))
         alone.row.extend([token])
         alone.check()
     assert left(alone.drafter) == [LAG, 0, 0]

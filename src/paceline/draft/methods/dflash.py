@@ -296,7 +296,7 @@ class DFlash(FeatureDrafter):
             likely = np.array([chances.get(path, 1.0) for path in number])
             drafted = [tokens[path] for path in number if path]
             trees.append(DraftTree.of(draft.tokens[-1], drafted, above, chances=likely, source=self.name, calls=1))
-            draft.numbers = [None] * len(number)
+            draft.run_index = [None] * len(number)
         return trees
 
     def grow_tree(self, draft: Draft, count: int) -> tuple[dict[RankPath, float], dict[RankPath, int]]:

@@ -107,16 +107,16 @@ class Kangaroo(StateReader, Stepping):
         """The first exit: the target's first layers over new nodes, and the adapter over early states not run yet."""
         states = []
         for draft, early in zip(drafts, self._run_early(drafts), strict=True):
-            states += [early] if draft.done else [self.pending.of(draft.row), early]
+            states += [early] if draft.num_run else [self.pending.of(draft.row), early]
         return self.head(self.adapter(torch.cat(states), segments(drafts, num_logits, self.pending.slot)))
 
     def _run_early(self, drafts: Sequence[Draft]) -> Sequence[torch.Tensor]:
         """Run the target's first layers over each draft's new nodes, from the root on; their states [nodes, H]."""
         early = []
         for draft in drafts:
-            root = draft.known - 1
+            root = draft.num_committed - 1
             tokens, parent = np.array(draft.tokens[root:]), np.array(draft.parent[root:]) - root
-            early.append(Segment(draft.row.slot, tokens, parent, start=max(draft.done - root, 0)))
+            early.append(Segment(draft.row.slot, tokens, parent, start=max(draft.num_run - root, 0)))
         states = self.target.run_layers(early, self.exit).split([segment.num_run for segment in early])
         for draft, of_row in zip(drafts, states, strict=True):
             draft.features.append(of_row)
@@ -131,7 +131,7 @@ class Kangaroo(StateReader, Stepping):
         made = {row.id: tree for row, tree in zip(rows, trees, strict=True)}
         drafts = [(draft, made[id]) for id, draft in self._drafts.items()]
         orders = [order_of_tree(*each) for each in drafts]
-        late = [draft for draft, _ in drafts if draft.done < len(draft.tokens)]
+        late = [draft for draft, _ in drafts if draft.num_run < len(draft.tokens)]
         if late:
             self._run_early(late)
         for (draft, tree), order in zip(drafts, orders, strict=True):
@@ -149,10 +149,10 @@ class Kangaroo(StateReader, Stepping):
 
 def order_of_tree(draft: Draft, tree: DraftTree) -> list[int]:
     """Each node's number in the draft, counted from the root. Leaves of the tree that the draft lacks are added."""
-    root = draft.known - 1
+    root = draft.num_committed - 1
     order: list[int] = []
-    spare = iter(range(draft.done, len(draft.tokens)))
-    nodes = zip(tree.tokens.tolist(), tree.parent.tolist(), draft.numbers, strict=True)
+    spare = iter(range(draft.num_run, len(draft.tokens)))
+    nodes = zip(tree.tokens.tolist(), tree.parent.tolist(), draft.run_index, strict=True)
     for token, parent, number in nodes:
         number = next(spare, None) if number is None else number
         if number is None:

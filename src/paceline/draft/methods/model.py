@@ -207,7 +207,7 @@ class Model(Streaming):
         tokens = np.array(bridge.say(row, draft.drafted)[: row.max_draft], np.int64)
         tokens, _ = up_to_ends(tokens, np.arange(len(tokens)), self.end_tokens(row))
         tree = DraftTree.chain(row.last_token, tokens, source=self.name if len(tokens) else "", calls=draft.calls)
-        draft.numbers = [None] * len(tree)
+        draft.run_index = [None] * len(tree)
         return tree
 
     def begin(self, row: Request) -> Draft:
@@ -273,7 +273,7 @@ class Model(Streaming):
     def keep(self, draft: Draft, nodes: Sequence[int]) -> None:
         if self.bridge is not None:
             if self.bridge.guesses:  # what was accepted is seen when the row's text is
-                nodes = range(draft.done)
+                nodes = range(draft.num_run)
             self.bridge.hold(draft.row, self.bridge.ids(draft)[list(nodes)])
         self.model.commit(self._slots[draft.row.id], nodes)
 

@@ -72,7 +72,7 @@ class Window:
 class Branch:
     """The next window for one outcome (a, v).
 
-    draft  the root, y_1..y_a, v (`draft.ahead` = a + 1), and then the window.
+    draft  the root, y_1..y_a, v (`draft.num_assumed` = a + 1), and then the window.
     nodes  nodes of v and of the window's tokens that were run, in the row's tree.
     tops   candidates after each of these nodes."""
 
@@ -161,7 +161,7 @@ class Ahead:
             return None
         same = takewhile(lambda pair: pair[0] == pair[1], zip(window, new[:-1], strict=False))
         accepted = sum(1 for _ in same)
-        nodes = range(min(main.known + accepted, main.done))
+        nodes = range(min(main.num_committed + accepted, main.num_run))
         self.drafter.keep(main, nodes)
         if accepted < len(new) - 1:
             return None
@@ -174,9 +174,9 @@ class Ahead:
     def _move_in(self, state: _State, branch: Branch, committed: int) -> None:
         """Make a branch the row's window. Its keys and values are moved, not computed again."""
         self.drafter.arrange(state.row, [node - committed for node in branch.nodes])
-        tokens = branch.draft.tokens[branch.draft.ahead :]  # v, now the row's last token, and the window
+        tokens = branch.draft.tokens[branch.draft.num_assumed :]  # v, now the row's last token, and the window
         main = Draft.chain(state.row, tokens, branch.draft.ends)
-        main.known, main.done, main.probs = 1, len(branch.nodes), branch.draft.probs
+        main.num_committed, main.num_run, main.probs = 1, len(branch.nodes), branch.draft.probs
         state.main, state.tops = main, branch.tops
 
     def _fresh(self, states: Sequence[_State]) -> dict[int, Draft]:
@@ -231,9 +231,9 @@ class Ahead:
 
     def _finish(self, states: Sequence[_State]) -> None:
         """Run the last tokens of every window, which drafting did not run: branches may follow them."""
-        unrun = [_main(state) for state in states if _main(state).done < len(_main(state).tokens)]
+        unrun = [_main(state) for state in states if _main(state).num_run < len(_main(state).tokens)]
         if unrun:
-            counts = [len(main.tokens) - max(main.done, main.known - 1) for main in unrun]
+            counts = [len(main.tokens) - max(main.num_run, main.num_committed - 1) for main in unrun]
             tops = iter(self._tops(self.drafter.run_nodes(unrun, counts)))
             for main, count in zip(unrun, counts, strict=True):
                 state = self._states[main.row.id]
@@ -254,10 +254,10 @@ class Ahead:
     def _roots(self, state: _State, keys: Sequence[tuple[int, int]]) -> list[Branch]:
         """A branch for each outcome of `keys` after which a window can follow, with v as a node of the row's tree."""
         main, window = _main(state), state.window
-        root = main.known - 1
+        root = main.num_committed - 1
         for a, v in keys:
             path = [main.tokens[root], *window[:a], v]
-            draft = replace(Draft.chain(_later(state.row, a + 1), path, main.ends), known=1, ahead=a + 1)
+            draft = replace(Draft.chain(_later(state.row, a + 1), path, main.ends), num_committed=1, num_assumed=a + 1)
             if self.drafter.most(draft) > 0 and not main.ends.intersection(path[1:]):
                 main.add(v, root + a)
                 state.table[a, v] = Branch(draft, [len(main.tokens) - 1])
@@ -274,14 +274,14 @@ class Ahead:
         while active:
             counts: Counter[int] = Counter()  # by row, in the order in which their nodes were added
             for state, branch in active:
-                counts[state.row.id] += 1 + branch.draft.guessed
+                counts[state.row.id] += 1 + branch.draft.num_guesses
             logits = self.drafter.run_nodes([_main(self._states[id]) for id in counts], list(counts.values()))
             with self.drafter.watched(note):
                 going = {id(draft) for draft in self.drafter.grow([branch.draft for _, branch in active], logits)}
             for state, branch in active:
                 del branch.nodes[len(branch.tops) :]  # rejected guesses of streams
                 if id(branch.draft) in going:
-                    for token in branch.draft.tokens[branch.draft.ahead + len(branch.nodes) :]:
+                    for token in branch.draft.tokens[branch.draft.num_assumed + len(branch.nodes) :]:
                         _main(state).add(token, branch.nodes[-1])
                         branch.nodes.append(len(_main(state).tokens) - 1)
             active = [(state, branch) for state, branch in active if id(branch.draft) in going]

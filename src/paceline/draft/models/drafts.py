@@ -20,43 +20,45 @@ from paceline.core.tree import DraftTree, IntArray
 class Draft:
     """Nodes that the model runs, in the order in which it runs them.
 
-    tokens, parent  the first `known` nodes are committed tokens that the model has not run; the last of them is the
-                    tree's root. The others are drafted.
+    tokens, parent  the first `num_committed` nodes are committed tokens that the model has not run; the last of them is
+                    the tree's root. The others are drafted.
     ends            tokens after which nothing can be accepted.
-    ahead           drafted tokens that count as committed: the window begins after them (`branches.py`).
-    guessed         drafted tokens at the end that streams guessed and the model has not confirmed.
-    done            number of nodes that were run. calls: forwards so far.
+    most            most tokens to draft.
+    num_assumed     drafted tokens that count as committed: the window begins after them (`branches.py`).
+    num_guesses     drafted tokens at the end that streams guessed and the model has not confirmed.
+    num_run         number of nodes that were run. calls: forwards so far.
     probs           distributions [V] that the drafted tokens were drawn from; empty if they were not drawn.
-    features        states [n, H] of the nodes run so far, for drafters that use states.
-    numbers         for each node of the proposed tree the node here; None if it was never run."""
+    features        states [n, H] of the nodes run so far, for models that use states.
+    run_index       for each node of the proposed tree the node here; None if it was never run."""
 
     row: Request
-    known: int
+    num_committed: int
     tokens: list[int]
     parent: list[int]
     ends: frozenset[int] = frozenset()
-    ahead: int = 0
-    guessed: int = 0
-    done: int = 0
+    most: int = 0
+    num_assumed: int = 0
+    num_guesses: int = 0
+    num_run: int = 0
     calls: int = 0
     probs: list[torch.Tensor] = field(default_factory=list)
     features: list[torch.Tensor] = field(default_factory=list)
-    numbers: list[int | None] = field(default_factory=list)
+    run_index: list[int | None] = field(default_factory=list)
 
     @classmethod
-    def chain(cls, row: Request, known: list[int], ends: frozenset[int] = frozenset()) -> Draft:
-        """An empty draft after the tokens `known`, which the model has not run."""
-        return cls(row, len(known), known, list(range(-1, len(known) - 1)), ends)
+    def chain(cls, row: Request, committed: list[int], ends: frozenset[int] = frozenset()) -> Draft:
+        """An empty draft after the tokens `committed`, which the model has not run."""
+        return cls(row, len(committed), committed, list(range(-1, len(committed) - 1)), ends)
 
     @property
     def drafted(self) -> list[int]:
         """Tokens drafted so far."""
-        return self.tokens[self.known :]
+        return self.tokens[self.num_committed :]
 
     @property
     def length(self) -> int:
         """Drafted tokens of a chain, without those that count as committed."""
-        return len(self.tokens) - self.known - self.ahead
+        return len(self.tokens) - self.num_committed - self.num_assumed
 
     @property
     def context(self) -> IntArray:
@@ -70,7 +72,7 @@ class Draft:
 
     def take_guesses(self) -> list[tuple[int, torch.Tensor | None]]:
         """Remove the guesses at the end. Returns each with the distribution it was drawn from, None if not drawn."""
-        count, self.guessed = self.guessed, 0
+        count, self.num_guesses = self.num_guesses, 0
         tokens, probs = self.tokens[len(self.tokens) - count :], self.probs[max(len(self.probs) - count, 0) :]
         for items in (self.tokens, self.parent, probs and self.probs):
             del items[len(items) - count :]
@@ -78,16 +80,16 @@ class Draft:
 
     def segment(self, slot: int, num_logits: int) -> Segment:
         """The nodes not run yet, with logits for the last `num_logits`."""
-        return Segment(slot, np.array(self.tokens), np.array(self.parent), start=self.done, num_logits=num_logits)
+        return Segment(slot, np.array(self.tokens), np.array(self.parent), start=self.num_run, num_logits=num_logits)
 
     def accepted(self, path: Sequence[int]) -> list[int]:
         """The nodes, of those that were run, that are committed when `path` of the proposed tree is accepted."""
-        nodes = list(range(self.known))
+        nodes = list(range(self.num_committed))
         for node in path[1:]:
-            number = self.numbers[node]
-            if number is None:
+            index = self.run_index[node]
+            if index is None:
                 break
-            nodes.append(number)
+            nodes.append(index)
         return nodes
 
 
@@ -96,9 +98,10 @@ def segments(drafts: Sequence[Draft], num_logits: Sequence[int], slot: Callable[
     return [draft.segment(slot(draft.row), wanted) for draft, wanted in zip(drafts, num_logits, strict=True)]
 
 
-def chain_tree(draft: Draft, source: str) -> DraftTree:
+def chain_tree(draft: Draft, source: str = "") -> DraftTree:
     """The draft as a chain, with the distributions its tokens were drawn from, if they were drawn."""
-    draft.numbers = [node if node < draft.done else None for node in range(draft.known - 1, len(draft.tokens))]
+    root, end = draft.num_committed - 1, len(draft.tokens)
+    draft.run_index = [node if node < draft.num_run else None for node in range(root, end)]
     return drawn_chain(draft.row.last_token, draft.drafted, draft.probs, source, draft.calls)
 
 
@@ -135,7 +138,7 @@ class Growth:
         self.depths: list[int] = []
         self.level = [-1]
         self.depth = 1
-        self._node = {-1: draft.known - 1}
+        self._node = {-1: draft.num_committed - 1}
         self._new: list[int] = []
 
     def expand(self, logits: torch.Tensor, columns: torch.Tensor | None) -> None:
@@ -172,11 +175,11 @@ class Growth:
         """The best `size` candidates so far. A parent scores no less than its children, so it is chosen with them."""
         return sorted(range(len(self.token)), key=lambda c: (-self.score[c], self.depths[c]))[: self.size]
 
-    def tree(self, source: str) -> DraftTree:
+    def tree(self, source: str = "") -> DraftTree:
         """The tree of the best candidates, in the order of their numbers."""
         chosen = sorted(self._best())
         number = {-1: 0} | {candidate: n for n, candidate in enumerate(chosen, 1)}
-        self.draft.numbers = [self._node.get(candidate) for candidate in (-1, *chosen)]
+        self.draft.run_index = [self._node.get(candidate) for candidate in (-1, *chosen)]
         tokens = [self.token[candidate] for candidate in chosen]
         parents = [number[self.parent[candidate]] for candidate in chosen]
         chances = np.exp([0.0, *(self.score[candidate] for candidate in chosen)])

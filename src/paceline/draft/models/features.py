@@ -98,7 +98,7 @@ class FeatureDrafter(StateReader, Stepping):
 
     def run(self, drafts: Sequence[Draft], num_logits: Sequence[int]) -> torch.Tensor:
         features = torch.cat([self._features(draft) for draft in drafts])
-        tokens = [token for draft in drafts for token in draft.tokens[draft.done :]]
+        tokens = [token for draft in drafts for token in draft.tokens[draft.num_run :]]
         parts = segments(drafts, num_logits, self.pending.slot)
         out, read = self._forward(tokens, features, parts)
         for draft, of_row in zip(drafts, out.split([segment.num_run for segment in parts]), strict=True):
@@ -107,9 +107,9 @@ class FeatureDrafter(StateReader, Stepping):
 
     def _features(self, draft: Draft) -> torch.Tensor:
         """The features of the nodes to be run: of the target's states in the first step, then their parents' output."""
-        if not draft.done:
+        if not draft.num_run:
             return self.network.first(self.pending.of(draft.row))
-        return torch.cat(draft.features)[draft.parent[draft.done :]]
+        return torch.cat(draft.features)[draft.parent[draft.num_run :]]
 
     @torch.inference_mode()
     def _forward(self, tokens: Sequence[int], features: torch.Tensor, segments: Sequence[Segment]) -> Pair:
@@ -118,8 +118,8 @@ class FeatureDrafter(StateReader, Stepping):
 
     def keep(self, draft: Draft, nodes: Sequence[int]) -> None:
         # Drafted nodes were run on the head's own output. The target's states of accepted ones come to `pending`.
-        self.pending.cache.commit(self.pending.slot(draft.row), range(draft.known))
-        self.pending.read(draft.row, draft.known)
+        self.pending.cache.commit(self.pending.slot(draft.row), range(draft.num_committed))
+        self.pending.read(draft.row, draft.num_committed)
 
     def through(self, states: torch.Tensor, following: IntArray, segments: Sequence[Segment]) -> torch.Tensor:
         return self._forward(following.tolist(), self.network.first(states), segments)[0]

@@ -125,7 +125,7 @@ class Stepping(Drafter):
 
     def most(self, draft: Draft) -> int:
         """Most tokens to draft, by the stop rule and the row."""
-        return min(self.rule.most(draft.row.id), self.draft_limit(draft.row) - draft.ahead)
+        return min(self.rule.most(draft.row.id), self.draft_limit(draft.row) - draft.num_assumed)
 
     @contextmanager
     def watched(self, watch: Watch) -> Iterator[None]:
@@ -144,7 +144,7 @@ class Stepping(Drafter):
     def _chains(self, drafts: Sequence[Draft]) -> list[DraftTree]:
         active = list(drafts)
         while active:
-            active = self.grow(active, self.run_nodes(active, [1 + draft.guessed for draft in active]))
+            active = self.grow(active, self.run_nodes(active, [1 + draft.num_guesses for draft in active]))
         return [chain_tree(draft, self.name) for draft in drafts]
 
     def grow(self, drafts: Sequence[Draft], logits: torch.Tensor) -> list[Draft]:
@@ -167,7 +167,7 @@ class Stepping(Drafter):
         """`run`, and count it."""
         logits = self.run(drafts, num_logits)
         for draft in drafts:
-            draft.done = len(draft.tokens)
+            draft.num_run = len(draft.tokens)
             draft.calls += 1
         return logits
 

@@ -120,7 +120,7 @@ class Streaming(Stepping):
     def grow(self, drafts: Sequence[Draft], logits: torch.Tensor) -> list[Draft]:
         if not self.num_streams:
             return super().grow(drafts, logits)
-        parts = logits.split([1 + draft.guessed for draft in drafts])
+        parts = logits.split([1 + draft.num_guesses for draft in drafts])
         return [draft for draft, part in zip(drafts, parts, strict=True) if self._grow(draft, part)]
 
     def _grow(self, draft: Draft, logits: torch.Tensor) -> bool:
@@ -128,7 +128,7 @@ class Streaming(Stepping):
         guesses = draft.take_guesses()
         signals = self.rule.signals(logits[:, 0])
         for i, signal in enumerate(signals):
-            draft.done, own = len(draft.tokens), logits[i, :1]
+            draft.num_run, own = len(draft.tokens), logits[i, :1]
             if self._watch is not None:
                 self._watch([draft], own)
             guess, given = guesses[i] if i < len(guesses) else (-1, None)
@@ -142,7 +142,7 @@ class Streaming(Stepping):
         for stream in logits[i, 1:]:
             if draft.length == self.most(draft) or not self._draw([draft], stream[None])[0]:
                 break
-            draft.guessed += 1
+            draft.num_guesses += 1
         return draft.length < self.most(draft)
 
     def _replace(self, draft: Draft, logits: torch.Tensor, guess: int, given: torch.Tensor) -> bool:

@@ -175,7 +175,7 @@ class Bridge:
         """The draft's nodes as the draft model's tokens, int64 [n]."""
         ids = np.array(draft.tokens)
         if not self.guesses:
-            ids[draft.known :] = self._own[ids[draft.known :]]
+            ids[draft.num_committed :] = self._own[ids[draft.num_committed :]]
         return ids
 
     def say(self, row: Request, drafted: Sequence[int]) -> list[int]:
