@@ -21,7 +21,7 @@ from tests.lossless_statistics import fit
 from tests.pairs import paired
 
 from paceline.core.request import Row
-from paceline.core.sampling import RowRandom, SamplingParams
+from paceline.core.sampling import SamplingParams
 from paceline.core.segment import Segment
 from paceline.core.tree import DraftTree
 from paceline.draft.base import Drafter

@@ -10,7 +10,6 @@ from paceline.draft.models import stop
 from paceline.draft.models.stop import Confidence, Fixed, Heuristic, Outcome, Svip, best_probabilities, entropies
 from paceline.errors import MethodError
 
-
 ROW = 7
 
 
