@@ -21,7 +21,7 @@ import torch
 from paceline.core.sampling import SamplingParams
 from paceline.draft.methods import mirror
 from paceline.draft.models import draft_worker
-from paceline.draft.models.branches import Ahead, Ask
+from paceline.draft.models.branches import Ask, Lookahead
 from paceline.draft.models.draft_worker import Closed, DraftWorker, Setup, facts_to_send
 from paceline.draft.models.vocab import Vocabulary, save_vocabulary
 from paceline.draft.registry import create
@@ -87,7 +87,7 @@ def test_a_draft_model_with_a_shorter_context_drafts_as_far_as_it_reads(folders,
     config.write_text(json.dumps(json.loads(config.read_text()) | {"max_position_embeddings": context}))
     spec = f"mirror:{tmp_path / 'short'},where=line,{options}"
     engine = Engine(str(folders["target"]), spec, dtype="float32", device="cpu", max_batch=3)
-    model = engine.drafter.side.drafter.model
+    model = engine.drafter.side.model.network
     usual = model.verify
 
     def verify(segments, *more):
@@ -126,8 +126,8 @@ def test_a_sampled_window_drafted_ahead_has_the_draws_of_the_round_that_verifies
 
 def test_the_draft_draws_with_a_seed_of_its_own(folders, monkeypatch):
     """Its draws must not be those of the acceptance test."""
-    opened, usual = [], Ahead.open
-    monkeypatch.setattr(Ahead, "open", lambda self, *row: (opened.append(row[2].seed), usual(self, *row)))
+    opened, usual = [], Lookahead.open
+    monkeypatch.setattr(Lookahead, "open", lambda self, *row: (opened.append(row[2].seed), usual(self, *row)))
     seeds = range(len(TEXTS))
     each = [SamplingParams(max_tokens=2, temperature=1.0, seed=seed) for seed in seeds]
     answered(folders, LINE + "candidates=1", each)
@@ -192,7 +192,7 @@ def test_after_a_hit_the_cache_is_that_of_a_fresh_reading(folders):
     target = Engine(str(folders["target"]), "none", dtype="float32", device="cpu").target
     drafter = create(f"model:{folders['close']},stop=fixed,draft=3")
     drafter.bind(target)
-    ahead = Ahead(drafter, num_candidates=3)
+    ahead = Lookahead(drafter, num_candidates=3)
     ahead.open(7, list(range(5, 11)), SamplingParams(max_tokens=60, ignore_eos=True), 2048)
     new, seen = [12], 0
     for turn in range(8):
@@ -212,9 +212,9 @@ def test_after_a_hit_the_cache_is_that_of_a_fresh_reading(folders):
         (tree,) = fresh.propose([state.row])
         assert tree.tokens[1:].tolist() == window.tokens
         assert [top[0][0] for top in state.tops[: len(window.tokens)]] == window.tokens, "its own candidates"
-        length = drafter.cached(state.row)
-        ours = drafter.model.cache.kv[:, :, drafter._slots[7], :, : length + 1 + len(window.tokens)]
-        theirs = fresh.model.cache.kv[:, :, fresh._slots[7], :, : length + len(window.tokens)]
+        length = drafter.model.length(state.row)
+        ours = drafter.model.network.cache.kv[:, :, drafter.model.slot(state.row), :, : length + 1 + len(window.tokens)]
+        theirs = fresh.model.network.cache.kv[:, :, fresh.model.slot(state.row), :, : length + len(window.tokens)]
         torch.testing.assert_close(ours[..., : theirs.shape[3], :], theirs, atol=1e-4, rtol=1e-4)
     assert seen == 7
 
@@ -222,7 +222,10 @@ def test_after_a_hit_the_cache_is_that_of_a_fresh_reading(folders):
 def test_branches_go_where_windows_end():
     """As many in all as `candidates` a position, and at most four times as many at one."""
     window, tops = [0, 0, 0], [[(v, 0.5**v) for v in range(40)]] * 4
-    ahead = Ahead(drafter(like(TableTarget(vocab_size=8))), num_candidates=3)
+    target = TableTarget(vocab_size=8)
+    made = drafter(like(target))
+    made.bind(target)
+    ahead = Lookahead(made, num_candidates=3)
     for _ in range(400):
         ahead.lengths.note(1, len(window))
     keys = ahead._keys(window, tops)

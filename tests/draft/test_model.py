@@ -14,8 +14,9 @@ from paceline.core.request import Row
 from paceline.core.sampling import SamplingParams
 from paceline.core.segment import Segment
 from paceline.core.tree import DraftTree
-from paceline.draft.methods.model import CHUNK, Model, ModelConfig, check_tokenizer
+from paceline.draft.methods.model import Model, StreamedConfig, check_tokenizer
 from paceline.draft.models.checkpoint import TargetFacts
+from paceline.draft.models.text_model import CHUNK
 from paceline.engine.engine import Engine
 from paceline.errors import MethodError, PacelineError
 from paceline.target.hf import HFTarget
@@ -186,7 +187,7 @@ def test_behind_another_drafter_it_skips_what_was_copied_meanwhile():
     made.propose([row])
     made.observe(shown([row], [DraftTree.root(3)], [Accepted([0], [4])]))
     row.extend([4, 5])
-    assert made.cached(row) == 3
+    assert made.model.length(row) == 3
     made.propose([row])
     row.extend([0] * 20)
     made.observe(shown([row], [DraftTree.root(3)], [Accepted([0], [4])]))
@@ -244,15 +245,15 @@ def test_a_draft_model_without_a_tokenizer_remembers_its_targets(folders, tmp_pa
         (bare / "config.json").write_text(json.dumps(config | {"target": made_for}))
         if fingerprint == "another":
             with pytest.raises(MethodError, match="the two have different tokenizers"):
-                Model(ModelConfig(checkpoint=str(bare))).bind(target)
+                Model(StreamedConfig(checkpoint=str(bare))).bind(target)
         else:
-            Model(ModelConfig(checkpoint=str(bare))).bind(target)
+            Model(StreamedConfig(checkpoint=str(bare))).bind(target)
 
 
 def test_without_tokenizers_the_vocabularies_must_be_as_large(folders):
     target = TableTarget(vocab_size=8)
     with pytest.raises(MethodError, match="knows 320 tokens and the target 8: a draft model needs the target's"):
-        Model(ModelConfig(checkpoint=str(folders["close"]))).bind(_in_float32(target))
+        Model(StreamedConfig(checkpoint=str(folders["close"]))).bind(_in_float32(target))
 
 
 def _in_float32(target: TableTarget) -> TableTarget:

@@ -21,12 +21,12 @@ import torch
 
 from paceline.draft.base import Drafter, DraftTree, Facts, Needs, Request, Round
 from paceline.draft.cost import seconds_of
-from paceline.draft.methods.model import check_tokenizer
-from paceline.draft.models.branches import SPREAD, Ahead, Ask, Top, Window, top_of
+from paceline.draft.methods.model import Model, check_tokenizer
+from paceline.draft.models.branches import SPREAD, Ask, Lookahead, Top, Window, top_of
 from paceline.draft.models.draft_worker import Closed, DraftWorker, Setup, confined, facts_to_send, split_cores
 from paceline.draft.models.drafts import drawn_chain
 from paceline.draft.models.layers import native
-from paceline.draft.models.stepping import Stepping
+from paceline.draft.models.text_model import TextModel
 from paceline.draft.models.vocab import kept_tokens
 from paceline.draft.spec import Options, option, parse, quoted
 from paceline.errors import MethodError
@@ -105,7 +105,7 @@ class Mirror(Drafter):
         self.counts = Counts()
         self._known: dict[int, int] = {}  # tokens of each row that the draft's side knows
         self._has_window: set[int] = set()
-        self.side: Ahead | DraftWorker | None = None
+        self.side: Lookahead | DraftWorker | None = None
         self._resources = ExitStack()
         finalize(self, self._resources.close)
 
@@ -126,8 +126,10 @@ class Mirror(Drafter):
             self.side = self._start_worker(target, spec, options)
         else:
             drafter.bind(target)
+            if not isinstance(drafter.model, TextModel):
+                raise MethodError("mirror: a draft model with a tokenizer of its own cannot draft ahead")
             self.weight_bytes = drafter.weight_bytes
-            self.side = Ahead(drafter, **options)
+            self.side = Lookahead(drafter, **options)
 
     def _start_worker(self, target: Facts, spec: str, options: dict[str, Any]) -> DraftWorker:
         """The process, with cores of its own where there are enough."""
@@ -165,7 +167,7 @@ class Mirror(Drafter):
         self.side = None
         self._resources.close()
 
-    def _tell(self, act: Callable[[Ahead | DraftWorker], None]) -> None:
+    def _tell(self, act: Callable[[Lookahead | DraftWorker], None]) -> None:
         """Call the draft's side; if it has died or hangs, warn and go on without it."""
         if self.side is not None:
             try:
@@ -189,7 +191,7 @@ class Mirror(Drafter):
         for row, window in zip(able, windows, strict=False):
             source = self.name if window.tokens else ""
             trees[row.id] = drawn_chain(row.last_token, window.tokens, window.probs, source, window.calls)
-        if self.config.source == "draft" and isinstance(self.side, Ahead):
+        if self.config.source == "draft" and isinstance(self.side, Lookahead):
             self.counts.ahead.append(seconds_of(self.side.look_ahead))
         return [trees.get(row.id) or DraftTree.root(row.last_token) for row in rows]
 
@@ -231,7 +233,7 @@ class EarlyExit:
         return top_of(logits, self._count, self._columns)
 
 
-def stateless_drafter(config: MirrorConfig) -> tuple[str, Stepping]:
+def stateless_drafter(config: MirrorConfig) -> tuple[str, Model]:
     """The spec of the drafter that drafts ahead, and the drafter. MethodError for one that cannot."""
     from paceline.draft.registry import create
 
@@ -242,7 +244,7 @@ def stateless_drafter(config: MirrorConfig) -> tuple[str, Stepping]:
         if key not in given and value:
             spec += f",{key}={value}"
     drafter = create(spec)
-    if not isinstance(drafter, Stepping) or not drafter.drafts_ahead:
+    if not isinstance(drafter, Model):
         why = f"{drafter.name} cannot draft ahead, for it copies text or needs the target's states"
         raise MethodError(f"mirror:{path}: {why}; write mirror:PATH or mirror:model:PATH with a draft model")
     if drafter.config.stop not in STATELESS or drafter.config.tree:

@@ -30,7 +30,9 @@ from paceline.core.tree import IntArray
 from paceline.draft.acceptance import Lengths
 from paceline.draft.base import View
 from paceline.draft.models.drafts import Draft, best_tokens
-from paceline.draft.models.stepping import Stepping
+from paceline.draft.models.model_drafter import ModelDrafter
+from paceline.draft.models.proposers import Chain
+from paceline.draft.models.text_model import TextModel
 
 Top = Sequence[tuple[int, float]]
 """(token, probability) of candidates for the next token, best first."""
@@ -105,7 +107,7 @@ def _later(row: Row, ahead: int) -> View:
     return View(row, random=random)
 
 
-class Ahead:
+class Lookahead:
     """The draft's side: a drafter with a model, copies of the rows, and their branches.
 
     num_candidates  mean number of branches for a position; 0: nothing is drafted ahead.
@@ -114,10 +116,13 @@ class Ahead:
     joined          candidates that are given are added to the draft's own, and do not replace them."""
 
     def __init__(
-        self, drafter: Stepping, num_candidates: int, branches: int | None = None, fresh: bool = True,
+        self, drafter: ModelDrafter, num_candidates: int, branches: int | None = None, fresh: bool = True,
         joined: bool = False,
     ):  # fmt: skip
-        self.drafter, self.num_candidates, self.branches = drafter, num_candidates, branches
+        assert isinstance(drafter.model, TextModel)
+        assert isinstance(drafter.proposer, Chain)
+        self.drafter, self.model, self.chain = drafter, drafter.model, drafter.proposer
+        self.num_candidates, self.branches = num_candidates, branches
         self.fresh, self.joined = fresh, joined
         self.lengths = Lengths(WINDOWS)  # accepted tokens of windows
         self._most = SPREAD * num_candidates
@@ -128,7 +133,7 @@ class Ahead:
         """A row joins. params: with the seed of the draft's own draws."""
         row = Row(id, prompt, params, max_context=max_context, eos_token_ids=self.drafter.eos_token_ids)
         self._states[id] = _State(row)
-        self.drafter.start(row)
+        self.model.start(row)
 
     def drop(self, id: int) -> None:
         """A row has left."""
@@ -162,7 +167,7 @@ class Ahead:
         same = takewhile(lambda pair: pair[0] == pair[1], zip(window, new[:-1], strict=False))
         accepted = sum(1 for _ in same)
         nodes = range(min(main.num_committed + accepted, main.num_run))
-        self.drafter.keep(main, nodes)
+        self.model.commit(main, nodes)
         if accepted < len(new) - 1:
             return None
         self.lengths.note(accepted, len(window))
@@ -173,7 +178,7 @@ class Ahead:
 
     def _move_in(self, state: _State, branch: Branch, committed: int) -> None:
         """Make a branch the row's window. Its keys and values are moved, not computed again."""
-        self.drafter.arrange(state.row, [node - committed for node in branch.nodes])
+        self.model.arrange(state.row, [node - committed for node in branch.nodes])
         tokens = branch.draft.tokens[branch.draft.num_assumed :]  # v, now the row's last token, and the window
         main = Draft.chain(state.row, tokens, branch.draft.ends)
         main.num_committed, main.num_run, main.probs = 1, len(branch.nodes), branch.draft.probs
@@ -184,30 +189,42 @@ class Ahead:
         for state in states:
             state.tops = []
             state.row.random.free.begin(state.row.num_new)
-        if not states:
-            return {}
-        with self.drafter.watched(self._note_tops):
-            self.drafter.propose([state.row for state in states])
-        return self.drafter.hand_over()
+        drafts = active = self.drafter.begin([state.row for state in states])
+        while active:
+            logits = self.chain.run(active, [1 + draft.num_guesses for draft in active])
+            going, tops = self._step(active, logits)
+            for draft, of_draft in zip(active, tops, strict=True):
+                self._states[draft.row.id].tops += of_draft
+            active = going
+        return {draft.row.id: draft for draft in drafts}
 
     def _empty(self, state: _State) -> Draft:
         """A window without tokens."""
         state.tops, row = [], state.row
-        if self.drafter.draft_limit(row) > 0:
-            self.drafter.catch_up(row)
-        return self.drafter.begin(row)
+        if self.model.room(row) > 0:
+            self.model.catch_up(row)
+        return self.model.begin(row, self.drafter.end_tokens(row))
 
-    def _note_tops(self, drafts: Sequence[Draft], logits: torch.Tensor) -> None:
-        """Keep the candidates for every position of a window that is drafted now."""
-        if self.num_candidates:
-            for draft, top in zip(drafts, self._tops(logits), strict=True):
-                self._states[draft.row.id].tops.append(top)
+    def _step(self, drafts: Sequence[Draft], logits: torch.Tensor) -> tuple[list[Draft], list[list[Top]]]:
+        """Let drafts grow by what a forward says; those that go on, and of each draft the candidates for every position
+        that was decided: with streams several."""
+        decided = [len(draft.tokens) - draft.num_guesses for draft in drafts]
+        counts = [1 + draft.num_guesses for draft in drafts]
+        for draft in drafts:
+            draft.num_run = len(draft.tokens)
+        going = self.chain.grow(drafts, logits)
+        if not self.num_candidates:
+            return going, [[] for _ in drafts]
+        tops, made = iter(self._tops(logits)), []
+        for draft, first, count in zip(drafts, decided, counts, strict=True):
+            made.append([*islice(tops, count)][: draft.num_run - first + 1])
+        return going, made
 
     def _tops(self, logits: torch.Tensor) -> list[Top]:
         """Candidates from logits [R, K], or, with streams, [R, 1 + count, K]. There is one more than can get a branch,
         because the drafted token gets none."""
         logits = logits[:, 0] if logits.dim() == 3 else logits
-        return top_of(logits, self._most + 1, self.drafter.columns)
+        return top_of(logits, self._most + 1, self.model.columns)
 
     def look_ahead(self, given: Mapping[int, Candidates] | None = None) -> None:
         """Draft the next window for the likeliest outcomes of the windows just returned.
@@ -227,14 +244,14 @@ class Ahead:
     def _has_room(self, state: _State) -> bool:
         """Whether the draft model's context holds the whole window, whose last token drafting did not run."""
         length = len(state.window)
-        return self.drafter.draft_limit(View(state.row, max_draft=length + 1)) > length
+        return self.model.room(View(state.row, max_draft=length + 1)) > length
 
     def _finish(self, states: Sequence[_State]) -> None:
         """Run the last tokens of every window, which drafting did not run: branches may follow them."""
         unrun = [_main(state) for state in states if _main(state).num_run < len(_main(state).tokens)]
         if unrun:
             counts = [len(main.tokens) - max(main.num_run, main.num_committed - 1) for main in unrun]
-            tops = iter(self._tops(self.drafter.run_nodes(unrun, counts)))
+            tops = iter(self._tops(self.chain.run(unrun, counts)))
             for main, count in zip(unrun, counts, strict=True):
                 state = self._states[main.row.id]
                 state.tops = [*state.tops, *islice(tops, count)]
@@ -257,28 +274,26 @@ class Ahead:
         root = main.num_committed - 1
         for a, v in keys:
             path = [main.tokens[root], *window[:a], v]
-            draft = replace(Draft.chain(_later(state.row, a + 1), path, main.ends), num_committed=1, num_assumed=a + 1)
-            if self.drafter.most(draft) > 0 and not main.ends.intersection(path[1:]):
+            later = _later(state.row, a + 1)
+            most = min(self.drafter.rule.most(state.row.id), self.model.room(later) - (a + 1))
+            draft = replace(Draft.chain(later, path, main.ends), num_committed=1, num_assumed=a + 1, most=most)
+            if most > 0 and not main.ends.intersection(path[1:]):
                 main.add(v, root + a)
                 state.table[a, v] = Branch(draft, [len(main.tokens) - 1])
         return list(state.table.values())
 
     def _grow(self, grown: Sequence[tuple[_State, Branch]]) -> None:
         """Draft all branches, by the drafter's own draws and stop rule: a token a step, more with streams."""
-        branches, active = {id(branch.draft): branch for _, branch in grown}, list(grown)
-
-        def note(drafts: Sequence[Draft], logits: torch.Tensor) -> None:
-            for draft, top in zip(drafts, self._tops(logits), strict=True):
-                branches[id(draft)].tops.append(top)
-
+        active = list(grown)
         while active:
             counts: Counter[int] = Counter()  # by row, in the order in which their nodes were added
             for state, branch in active:
                 counts[state.row.id] += 1 + branch.draft.num_guesses
-            logits = self.drafter.run_nodes([_main(self._states[id]) for id in counts], list(counts.values()))
-            with self.drafter.watched(note):
-                going = {id(draft) for draft in self.drafter.grow([branch.draft for _, branch in active], logits)}
-            for state, branch in active:
+            logits = self.chain.run([_main(self._states[id]) for id in counts], list(counts.values()))
+            grew, tops = self._step([branch.draft for _, branch in active], logits)
+            going = {id(draft) for draft in grew}
+            for (state, branch), of_branch in zip(active, tops, strict=True):
+                branch.tops += of_branch
                 del branch.nodes[len(branch.tops) :]  # rejected guesses of streams
                 if id(branch.draft) in going:
                     for token in branch.draft.tokens[branch.draft.num_assumed + len(branch.nodes) :]:

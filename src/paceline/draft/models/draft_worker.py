@@ -20,7 +20,7 @@ import torch
 
 from paceline.core.sampling import SamplingParams
 from paceline.core.tree import IntArray
-from paceline.draft.models.branches import Ahead, Ask, Candidates, Window
+from paceline.draft.models.branches import Ask, Candidates, Lookahead, Window
 from paceline.target.base import Facts, Target
 
 START_S = 300.0  # most seconds for starting the process and loading its model
@@ -43,7 +43,7 @@ def facts_to_send(target: Facts, device: torch.device) -> Facts:
 class Setup:
     """How to start the process.
 
-    drafter  its spec. facts: of the target. ahead: the options of `Ahead`.
+    drafter  its spec. facts: of the target. ahead: the options of `Lookahead`.
     own      the draft's own candidates are the only ones, so the process looks ahead without waiting for others.
     threads  processor threads. cores: where it may run; empty: everywhere.
     limit_s  most seconds for a response."""
@@ -58,7 +58,7 @@ class Setup:
 
 
 class DraftWorker:
-    """The process, seen from the target's side: the methods of `Ahead`. Closed if it does not start."""
+    """The process, seen from the target's side: the methods of `Lookahead`. Closed if it does not start."""
 
     def __init__(self, setup: Setup):
         context = get_context("spawn")
@@ -77,15 +77,15 @@ class DraftWorker:
         _limit(self._pipe, setup.limit_s)
 
     def open(self, id: int, prompt: Sequence[int] | IntArray, params: SamplingParams, max_context: int) -> None:
-        """As `Ahead.open`."""
+        """As `Lookahead.open`."""
         self._send("open", id, prompt, params, max_context)
 
     def drop(self, id: int) -> None:
-        """As `Ahead.drop`."""
+        """As `Lookahead.drop`."""
         self._send("drop", id)
 
     def windows(self, asks: Sequence[Ask]) -> list[Window]:
-        """As `Ahead.windows`."""
+        """As `Lookahead.windows`."""
         windows = self._ask("windows", asks)
         return [Window(id, tokens, [torch.from_numpy(q) for q in probs], *rest) for id, tokens, probs, *rest in windows]
 
@@ -178,20 +178,20 @@ def _serve(setup: Setup, pipe: Connection) -> None:
             pipe.send((-1, f"{type(error).__name__}: {error}"))
 
 
-def _ready(setup: Setup) -> Ahead:
-    from paceline.draft.models.stepping import Stepping
+def _ready(setup: Setup) -> Lookahead:
+    from paceline.draft.models.model_drafter import ModelDrafter
     from paceline.draft.registry import create
 
     if setup.cores and hasattr(os, "sched_setaffinity"):
         os.sched_setaffinity(0, setup.cores)
     torch.set_num_threads(setup.threads)
     drafter = create(setup.drafter)
-    assert isinstance(drafter, Stepping)
+    assert isinstance(drafter, ModelDrafter)
     drafter.bind(setup.facts)
-    return Ahead(drafter, **setup.ahead)
+    return Lookahead(drafter, **setup.ahead)
 
 
-def _act(setup: Setup, ahead: Ahead, pipe: Connection, kind: str, number: int, message: tuple[Any, ...]) -> None:
+def _act(setup: Setup, ahead: Lookahead, pipe: Connection, kind: str, number: int, message: tuple[Any, ...]) -> None:
     """Answer one message."""
     if kind == "windows":
         windows = ahead.windows(*message)

@@ -27,7 +27,7 @@ from paceline.core.tree import DraftTree
 from paceline.draft.base import Drafter
 from paceline.draft.cost import RoundTimes
 from paceline.draft.fallback import Fallback
-from paceline.draft.models.stepping import Stepping
+from paceline.draft.models.model_drafter import ModelDrafter
 from paceline.draft.models.stop import Svip
 from paceline.engine.engine import Engine
 from paceline.target.base import Target
@@ -120,7 +120,7 @@ SURE = np.array([9.0, 0.0, 0.0, 0.0, 0.0, 0.0])
 UNSURE = np.zeros(6)
 
 
-def propose(made: Stepping, prompt: Sequence[int], params: SamplingParams = GREEDY, **target: object) -> DraftTree:
+def propose(made: ModelDrafter, prompt: Sequence[int], params: SamplingParams = GREEDY, **target: object) -> DraftTree:
     made.bind(TableTarget(vocab_size=6, **target))
     row = Row(0, prompt, params, max_context=4096)
     made.start(row)
@@ -257,7 +257,7 @@ def test_a_tree_shares_its_round_with_prompts_that_run_beside_it():
     target, sizes = TableTarget(vocab_size=8, order=2, seed=4), []
     made = drafter(like(target), tree="auto")
     made.bind(target)
-    made._times = RoundTimes.of_forwards({1: 1.0, 30: 1.0, 64: 64.0})
+    made.proposer.times = RoundTimes.of_forwards({1: 1.0, 30: 1.0, 64: 64.0})
     row = Row(0, [1, 2, 3], GREEDY, max_context=100)
     made.start(row)
     for beside in (0, 29):
@@ -348,13 +348,13 @@ class Checking(OnModel):
 
     def propose(self, rows: Sequence[Row]) -> list[DraftTree]:
         for row in rows:
-            n = self.cached(row)
+            n = self.model.length(row)
             if n:
-                fresh = self.model.add_row(n)
-                self.model.verify([Segment.chunk(fresh, row.tokens[:n], last=False)])
-                kv = self.model.cache.kv[..., :n, :]
-                torch.testing.assert_close(kv[:, :, self._slots[row.id]], kv[:, :, fresh], atol=2e-5, rtol=1e-4)
-                self.model.drop_row(fresh)
+                fresh = self.network.add_row(n)
+                self.network.verify([Segment.chunk(fresh, row.tokens[:n], last=False)])
+                kv = self.network.cache.kv[..., :n, :]
+                torch.testing.assert_close(kv[:, :, self.model.slot(row)], kv[:, :, fresh], atol=2e-5, rtol=1e-4)
+                self.network.drop_row(fresh)
                 self.checked += 1
         return super().propose(rows)
 
