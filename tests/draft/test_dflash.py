@@ -17,8 +17,7 @@ from paceline.core.sampling import SamplingParams
 from paceline.core.segment import Segment
 from paceline.draft import registry
 from paceline.draft.methods.dflash import DFlash
-from paceline.draft.models import proposers
-from paceline.draft.models.drafts import Draft
+from paceline.draft.models.draft_model import Draft
 from paceline.draft.models.vocab import Vocabulary, save_vocabulary
 from paceline.draft.shapes import best_first
 from paceline.engine.engine import Engine
@@ -355,11 +354,11 @@ def test_the_best_paths_are_the_best_of_all() -> None:
             assert not path[-1] or (*path[:-1], path[-1] - 1) in found
 
 
-def test_trees_end_where_an_answer_does_and_cost_decides(world: Answered, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_trees_end_where_an_answer_does_and_cost_decides(world: Answered) -> None:
     made = drafter(world, tree="auto")
     made.bind(world.target)
     draft = begun(world.target, made, world.prompts[0])
-    monkeypatch.setattr(proposers, "best_sizes", lambda chances, *_: [min(len(one), 40) for one in chances])
+    made.proposer.size = lambda chances, beside: [min(len(one), 40) for one in chances]
     [tree] = made.proposer.propose([draft])
     assert len(tree) == 41
     assert (tree.chances[1:] <= tree.chances[tree.parent[1:]] + 1e-12).all()

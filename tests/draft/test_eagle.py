@@ -17,8 +17,9 @@ from paceline.core.segment import Segment
 from paceline.draft import registry
 from paceline.draft.base import Drafter
 from paceline.draft.models import pending
-from paceline.draft.models.drafts import Draft, Growth
+from paceline.draft.models.draft_model import Draft
 from paceline.draft.models.model_drafter import ModelDrafter
+from paceline.draft.models.proposers import Growth
 from paceline.engine.engine import Engine
 from paceline.target.hf import HFTarget
 from tests import models, native
@@ -180,7 +181,7 @@ def test_the_kept_nodes_hang_together_whatever_ties() -> None:
             growth.expand(logits, None)
             if not growth.descend():
                 break
-        tree = growth.tree("eagle")
-        assert len(tree) - 1 == min(growth.size, len(growth.token)), trial
+        tree = growth.tree()
+        assert len(tree) - 1 == min(growth.size, len(growth.found)), trial
         assert (tree.parent[1:] < np.arange(1, len(tree))).all()
         assert all(tree.depth[node] == tree.depth[tree.parent[node]] + 1 for node in range(1, len(tree)))

@@ -27,7 +27,7 @@ from paceline.draft import registry
 from paceline.draft.fallback import Fallback
 from paceline.draft.methods.kangaroo import Kangaroo, KangarooConfig, adapter_shapes
 from paceline.draft.models.checkpoint import TargetFacts, save_drafter
-from paceline.draft.models.drafts import Draft
+from paceline.draft.models.draft_model import Draft
 from paceline.engine.engine import Engine
 from paceline.errors import MethodError
 from paceline.target.decoder import Decoder

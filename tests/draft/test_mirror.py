@@ -27,7 +27,7 @@ from paceline.draft.models.vocab import Vocabulary, save_vocabulary
 from paceline.draft.registry import create
 from paceline.engine.engine import Engine
 from paceline.errors import MethodError
-from tests import models
+from tests import models, native
 from tests.draft.answered import target_and_close_draft
 from tests.draft.drafting import drafter, like
 from tests.fakes import TableTarget
@@ -43,6 +43,8 @@ def folders(tmp_path_factory: pytest.TempPathFactory) -> dict[str, Path]:
     """A target, and a draft model that is nearly the same."""
     at = tmp_path_factory.mktemp("models")
     made = target_and_close_draft(at, 0.05)
+    made["other"] = models.make("llama2", at / "other", **native.TINY)
+    models.tokenizer(280).save_pretrained(made["other"])
     made["few"] = at / "few.safetensors"
     save_vocabulary(made["few"], Vocabulary(torch.arange(0, models.VOCAB_SIZE, 3)))
     return made
@@ -291,6 +293,7 @@ def test_a_process_that_cannot_load_its_drafter_says_why(folders):
         ("mirror:sam:{close}", "takes no checkpoint"),
         ("mirror:{close},where=line,source=early_exit,layer=99", "layer is 99"),
         ("mirror:model:{close},where=line,stop=heuristic", "stop is 'heuristic'"),
+        ('mirror:"model:{other},tokenizer=tli",where=line', "a tokenizer of its own cannot draft ahead"),
         ("mirror", "needs a checkpoint"),
     ],
 )

@@ -17,7 +17,7 @@ from paceline.core.sampling import RowRandom, SamplingParams
 from paceline.core.tree import DraftTree
 from paceline.draft.methods.s2d import LAG, Sorted, exits_in_use
 from paceline.draft.models.checkpoint import TargetFacts, save_drafter
-from paceline.draft.models.drafts import Draft
+from paceline.draft.models.draft_model import Draft
 from paceline.draft.registry import create
 from paceline.engine.engine import Engine
 from paceline.errors import MethodError, ModelError

@@ -15,8 +15,7 @@ from tests.lossless_enumeration import largest_difference, plain, speculative
 from paceline.core.request import Row
 from paceline.core.sampling import SamplingParams
 from paceline.core.segment import Segment
-from paceline.draft.models.draft_model import DraftModel
-from paceline.draft.models.drafts import Draft
+from paceline.draft.models.draft_model import Draft, DraftModel
 from paceline.draft.models.model_drafter import ModelDrafter, ModelDrafterConfig
 from paceline.draft.models.vocab import (
     FILE,

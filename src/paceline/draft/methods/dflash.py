@@ -24,13 +24,14 @@ from paceline.core.segment import Segment
 from paceline.core.tree import IntArray
 from paceline.draft.models import layers as neural
 from paceline.draft.models import stop
+from paceline.draft.models.block import Block, BlockModel, BlockTree
 from paceline.draft.models.checkpoint import check_all, open_head
-from paceline.draft.models.drafts import Draft, best_tokens
+from paceline.draft.models.draft_model import Draft
 from paceline.draft.models.features import FeatureConfig, head_of
 from paceline.draft.models.layers import TABLE, Entries, Precision, Tensors
 from paceline.draft.models.model_drafter import ModelDrafter
-from paceline.draft.models.proposers import Block, BlockModel, BlockTree
-from paceline.draft.models.states import StatesModel
+from paceline.draft.models.pending import StatesModel
+from paceline.draft.models.proposers import best_tokens
 from paceline.draft.models.vocab import MEMBERS, OFFSETS, columns_of
 from paceline.draft.spec import option
 from paceline.errors import MethodError
@@ -289,7 +290,7 @@ class DFlash(ModelDrafter):
 
     def proposer_of(self, model: DFlashModel) -> Block | BlockTree:  # type: ignore[override]
         if self.config.tree:
-            return BlockTree(model, self.config.width, self.tree_size, self.times)
+            return BlockTree(model, self.config.width, self.tree_size)
         draws = self.config.sample == "draw" or (self.config.sample == "auto" and model.form.rank > 0)
         return Block(model, self.rule, takes_best=not draws)
 

@@ -23,11 +23,11 @@ from paceline.core.segment import Segment
 from paceline.core.tree import DraftTree, IntArray
 from paceline.draft.models import stop
 from paceline.draft.models.checkpoint import check_all, open_drafter
-from paceline.draft.models.drafts import Draft, segments
+from paceline.draft.models.draft_model import Draft, segments
 from paceline.draft.models.layers import PRECISION, Precision, native, nbytes, placed
 from paceline.draft.models.model_drafter import ModelDrafter, ModelDrafterConfig
+from paceline.draft.models.pending import StatesModel
 from paceline.draft.models.proposers import Proposer
-from paceline.draft.models.states import StatesModel
 from paceline.draft.models.vocab import kept_tokens
 from paceline.draft.spec import option
 from paceline.errors import MethodError

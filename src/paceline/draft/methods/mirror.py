@@ -24,8 +24,8 @@ from paceline.draft.cost import seconds_of
 from paceline.draft.methods.model import Model, check_tokenizer
 from paceline.draft.models.branches import SPREAD, Ask, Lookahead, Top, Window, top_of
 from paceline.draft.models.draft_worker import Closed, DraftWorker, Setup, confined, facts_to_send, split_cores
-from paceline.draft.models.drafts import drawn_chain
 from paceline.draft.models.layers import native
+from paceline.draft.models.proposers import drawn_chain
 from paceline.draft.models.text_model import TextModel
 from paceline.draft.models.vocab import kept_tokens
 from paceline.draft.spec import Options, option, parse, quoted
@@ -189,8 +189,8 @@ class Mirror(Drafter):
         self._known |= {row.id: len(row) for row, _ in zip(able, windows, strict=False)}
         trees = {}
         for row, window in zip(able, windows, strict=False):
-            source = self.name if window.tokens else ""
-            trees[row.id] = drawn_chain(row.last_token, window.tokens, window.probs, source, window.calls)
+            tree = trees[row.id] = drawn_chain(row.last_token, window.tokens, window.probs, window.calls)
+            tree.source = self.name if window.tokens else ""
         if self.config.source == "draft" and isinstance(self.side, Lookahead):
             self.counts.ahead.append(seconds_of(self.side.look_ahead))
         return [trees.get(row.id) or DraftTree.root(row.last_token) for row in rows]

@@ -29,7 +29,7 @@ from paceline.core.segment import Segment
 from paceline.draft.methods.model import ModelConfig, load_network, own_tokenizer, trim
 from paceline.draft.models import stop
 from paceline.draft.models.checkpoint import read_drafter
-from paceline.draft.models.drafts import Draft
+from paceline.draft.models.draft_model import Draft
 from paceline.draft.models.model_drafter import ModelDrafter
 from paceline.draft.models.text_model import TextModel
 from paceline.draft.spec import option
@@ -132,9 +132,10 @@ class SortedNetwork:
             for section in self.sections:
                 slots.add(slot := section.cache.add_row(expected_length))
                 undo.callback(section.cache.drop_row, slot)
-                section.start(slot)
             undo.pop_all()
         assert len(slots) == 1, "rows come and go in all sections alike"
+        for section in self.sections:
+            section.start(slot)
         return slot
 
     def drop_row(self, slot: int) -> None:

@@ -29,9 +29,9 @@ from paceline.core.sampling import RowRandom, SamplingParams
 from paceline.core.tree import IntArray
 from paceline.draft.acceptance import Lengths
 from paceline.draft.base import View
-from paceline.draft.models.drafts import Draft, best_tokens
+from paceline.draft.models.draft_model import Draft
 from paceline.draft.models.model_drafter import ModelDrafter
-from paceline.draft.models.proposers import Chain
+from paceline.draft.models.proposers import Chain, best_tokens
 from paceline.draft.models.text_model import TextModel
 
 Top = Sequence[tuple[int, float]]

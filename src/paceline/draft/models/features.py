@@ -18,10 +18,10 @@ from paceline.core.request import Request
 from paceline.core.segment import Segment
 from paceline.core.tree import IntArray
 from paceline.draft.models import stop
-from paceline.draft.models.drafts import Draft, segments
+from paceline.draft.models.draft_model import Draft, segments
 from paceline.draft.models.layers import PRECISION, Precision
 from paceline.draft.models.model_drafter import TREE, ModelDrafterConfig
-from paceline.draft.models.states import StatesModel
+from paceline.draft.models.pending import StatesModel
 from paceline.draft.models.vocab import kept_rows
 from paceline.draft.spec import option
 from paceline.target.base import Facts

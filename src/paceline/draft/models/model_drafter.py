@@ -10,11 +10,10 @@ from paceline.core.request import Request
 from paceline.core.round import Round
 from paceline.core.tree import DraftTree
 from paceline.draft.base import Drafter
-from paceline.draft.cost import RoundTimes, time_forwards
+from paceline.draft.cost import best_sizes, time_forwards
 from paceline.draft.models import stop
-from paceline.draft.models.draft_model import DraftModel
-from paceline.draft.models.drafts import Draft
-from paceline.draft.models.proposers import BestTree, Chain, Proposer
+from paceline.draft.models.draft_model import Draft, DraftModel
+from paceline.draft.models.proposers import BestTree, Chain, Fitting, Proposer
 from paceline.draft.models.stop import Outcome
 from paceline.draft.spec import Options, option
 from paceline.target.base import Facts
@@ -48,7 +47,7 @@ class ModelDrafter(Drafter):
     def __init__(self, config: ModelDrafterConfig):
         self.config = config
         self.rule = stop.RULES[config.stop](config.draft, config.threshold)
-        self.times = RoundTimes()
+        self.tree_size: int | Fitting = 0
         self._asked: set[int] = set()
         self._drafts: dict[int, Draft] = {}
 
@@ -59,18 +58,12 @@ class ModelDrafter(Drafter):
     def proposer_of(self, model: DraftModel) -> Proposer:
         """A chain, or a tree of the most probable tokens, as the options say."""
         if self.config.tree:
-            return BestTree(model, self.rule, self.config.width, self.tree_size, self.times)
+            return BestTree(model, self.rule, self.config.width, self.tree_size)
         return Chain(model, self.rule, self.config.sample == "best")
-
-    @property
-    def tree_size(self) -> int | None:
-        """Nodes of a tree; None: as many as pay."""
-        return None if self.config.tree == "auto" else int(self.config.tree)
 
     def bind(self, target: Facts) -> None:
         super().bind(target)
-        if self.config.tree == "auto":
-            self.times = time_forwards(target)
+        self.tree_size = fitting(target) if self.config.tree == "auto" else int(self.config.tree)
         model = self.model = self.open(target)
         self.needs, self.weight_bytes, self.notes = model.needs, model.weight_bytes, model.notes
         self.proposer = self.proposer_of(model)
@@ -122,3 +115,9 @@ class ModelDrafter(Drafter):
         self.model.feed(round)
         self.rule.learn(outcomes)
         self._asked = set()
+
+
+def fitting(target: Facts) -> Fitting:
+    """Sizes of trees by what forwards of the target take here."""
+    times = time_forwards(target)
+    return lambda chances, beside: best_sizes(chances, times, beside)

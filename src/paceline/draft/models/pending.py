@@ -20,7 +20,8 @@ from paceline.core.round import Round
 from paceline.core.segment import Segment
 from paceline.core.tree import IntArray
 from paceline.draft.base import Drafter
-from paceline.target.base import Facts
+from paceline.draft.models.draft_model import DraftModel
+from paceline.target.base import Facts, Needs
 from paceline.target.cache import RaggedCache
 
 CHUNK = 512  # most tokens of a row that wait; a prompt's beyond that are run as they come
@@ -118,6 +119,27 @@ class Pending:
         states = [self.of(row) for row in waiting]
         parts = self.read(waiting, states).split([len(of_row) for of_row in states])
         return {row.id: part for row, part in zip(waiting, parts, strict=True)}
+
+
+class StatesModel(DraftModel):
+    """Base of models that read the target's states: they wait in `pending` until a draft begins."""
+
+    def __init__(self, target: Facts, layers: Sequence[int], cache: RaggedCache, run_head: RunHead):
+        self.vocab_size = target.vocab_size
+        self.pending = Pending(target, layers, cache, run_head)
+        self.needs = Needs(hidden_layers=tuple(sorted(layers)))
+
+    def start(self, row: Request) -> None:
+        self.pending.start(row)
+
+    def drop(self, row: Request) -> None:
+        self.pending.drop(row)
+
+    def length(self, row: Request) -> int:
+        return self.pending.cached(row)
+
+    def feed(self, round: Round) -> None:
+        self.pending.feed(round)
 
 
 class StateReader(Drafter):

@@ -1,27 +1,33 @@
-"""Proposers: how the drafts of a model grow.
+"""Proposers: how the drafts of a model grow. They know no model and no method.
 
 `Chain` draws token after token, `BestTree` grows the most probable paths level by level; both run the model in every
-step. `Block` and `BlockTree` take all tokens from one forward. They know no model and no method.
+step. `block.py` has those that take all tokens from one forward.
 
     proposer = Chain(model, rule)
     trees = proposer.propose([model.begin(row, ends) for row in rows])"""
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
+from functools import cached_property
 from itertools import accumulate
-from typing import Any, Protocol
+from math import exp, inf
+from typing import NamedTuple, Protocol
 
 import numpy as np
 import torch
 
-from paceline.core.tree import DraftTree
-from paceline.draft.cost import SIZES, RoundTimes, best_sizes
-from paceline.draft.models.draft_model import DraftModel
-from paceline.draft.models.drafts import Draft, Growth, chain_tree
-from paceline.draft.models.sampler import TokenSampler
+from paceline.core.logits import top_tokens
+from paceline.core.request import Request
+from paceline.core.sampling import best_of_rows, probabilities, warp
+from paceline.core.tree import DraftTree, IntArray
+from paceline.draft.models.draft_model import Draft, DraftModel
 from paceline.draft.models.stop import StopRule
-from paceline.draft.shapes import RankPath, best_first
+from paceline.errors import PacelineError
+
+Fitting = Callable[[Sequence[Sequence[float]], int], Sequence[int]]
+"""fitting(chances, beside): how many of each row's nodes pay, the likeliest ones, given the probability of each, if
+`beside` other tokens are in the same forward."""
 
 
 class Proposer(Protocol):
@@ -31,8 +37,8 @@ class Proposer(Protocol):
         """The tree of each draft, which is empty still. beside: other tokens of the forward that will verify them."""
 
 
-class Stepping:
-    """A proposer that asks the stop rule after every step."""
+class Stepwise:
+    """Base of proposers that ask the stop rule after every step."""
 
     def __init__(self, model: DraftModel, rule: StopRule):
         self.model, self.rule = model, rule
@@ -50,7 +56,74 @@ class Stepping:
         return self.rule.stop(draft.row.id, drafted, signal) or drafted >= draft.most
 
 
-class Chain(Stepping):
+class TokenSampler:
+    """Draws tokens from logits over some columns, warped as each row wants it.
+
+    vocab_size  number of tokens. columns: tokens int64 [K] of the logits' columns; None: all.
+    takes_best  take the most probable token, at a temperature too."""
+
+    def __init__(self, vocab_size: int, columns: torch.Tensor | None, takes_best: bool = False):
+        self.vocab_size, self.columns, self.takes_best = vocab_size, columns, takes_best
+
+    def draw(self, drafts: Sequence[Draft], logits: torch.Tensor) -> list[bool]:
+        """Add a token to every draft, drawn from its row of logits [R, K]; False where they are no distribution."""
+        best = best_of_rows(logits) if any(self._is_best(draft.row) for draft in drafts) else []
+        drew = []
+        for r, draft in enumerate(drafts):
+            token = self._token(best[r]) if self._is_best(draft.row) else self._warped(draft, logits[r : r + 1])
+            if token is not None:
+                draft.add(token)
+            drew.append(token is not None)
+        return drew
+
+    def distribution(self, draft: Draft, logits: torch.Tensor) -> torch.Tensor:
+        """The distribution [V] of the draft's next token by logits [1, K]. PacelineError if they are none."""
+        if draft.row.params.shifts_logits:  # penalties are the tokens' own, whatever column they have
+            return probabilities(self._spread(logits, -torch.inf), draft.row.params, [draft.context])[0]
+        return self._spread(probabilities(logits, draft.row.params, [])[0], 0.0)
+
+    def _is_best(self, row: Request) -> bool:
+        """Whether a row's token is the best one as the logits come."""
+        return not row.params.shifts_logits and (row.params.is_greedy or self.takes_best)
+
+    def _warped(self, draft: Draft, logits: torch.Tensor) -> int | None:
+        """A token from logits [1, K], warped as the row wants it; None where none can be drawn."""
+        params, random = draft.row.params, draft.row.random
+        try:
+            if params.is_greedy or self.takes_best:
+                (best,) = best_of_rows(warp(self._spread(logits, -torch.inf), params, [draft.context]))
+                return best
+            if params.shifts_logits:
+                q = self.distribution(draft, logits)
+                token: int | None = random.draft(q)
+            else:
+                few = probabilities(logits, params, [])[0]
+                token, q = self._token(random.draft(few)), self._spread(few, 0.0)
+        except PacelineError:  # no numbers, or all that has a column is banned: the target will say what follows
+            return None
+        draft.probs.append(q)
+        return token
+
+    def _token(self, column: int | None) -> int | None:
+        """The token of a column of the logits."""
+        return column if column is None or self.columns is None else int(self._tokens[column])
+
+    @cached_property
+    def _tokens(self) -> IntArray:
+        """`columns` on the CPU, where looking one up waits for nothing."""
+        assert self.columns is not None
+        return self.columns.cpu().numpy()
+
+    def _spread(self, values: torch.Tensor, nothing: float) -> torch.Tensor:
+        """Values [..., K] over the columns as values [..., V] over all tokens, `nothing` for those without a column."""
+        if self.columns is None:
+            return values
+        out = values.new_full((*values.shape[:-1], self.vocab_size), nothing)
+        out[..., self.columns] = values
+        return out
+
+
+class Chain(Stepwise):
     """Run the model, draw a token, ask the stop rule, go on: speculative decoding as it began (Leviathan et al. 2023).
 
     takes_best  at a temperature: take the most probable token instead of drawing one."""
@@ -79,7 +152,68 @@ class Chain(Stepping):
         ]
 
 
-class BestTree(Stepping):
+class Candidate(NamedTuple):
+    """A node that may be verified.
+
+    parent  the number of another candidate, -1 for the root. score: the logarithm of its path's probability."""
+
+    token: int
+    parent: int
+    score: float
+
+
+class Growth:
+    """A tree while it grows (Li et al. 2024, EAGLE-2, section 4).
+
+    found   candidates so far, level by level.
+    level   numbers of those that are run next, best first; at first the root, -1. depth: of their children.
+    width   most children of a node, and most nodes of a level.
+    size    number of candidates to verify; it may change while the tree grows."""
+
+    def __init__(self, draft: Draft, width: int, size: int):
+        self.draft, self.width, self.size = draft, width, size
+        self.found: list[Candidate] = []
+        self.level, self.depth = [-1], 1
+        self._node = {-1: draft.num_committed - 1}
+        self._num_old = 0
+
+    def expand(self, logits: torch.Tensor, columns: torch.Tensor | None) -> None:
+        """Make the best tokens of logits [len(level), K] candidates, as children of the level. See `best_tokens`."""
+        tokens, logs = best_tokens(logits, self.width, columns)
+        self._num_old = len(self.found)
+        for above, of_node, scores in zip(self.level, tokens.tolist(), logs.tolist(), strict=True):
+            so_far = self.found[above].score if above >= 0 else 0.0
+            for token, score in zip(of_node, scores, strict=True):
+                if score > -inf:  # which no NaN is either
+                    # Rounding must not put a child before its parent.
+                    self.found.append(Candidate(token, above, so_far + min(score, 0.0)))
+
+    def descend(self) -> bool:
+        """Make the best new candidates the next level. False if none of them would be verified."""
+        new = [c for c in self._best() if c >= self._num_old and self.found[c].token not in self.draft.ends]
+        self.level = new[: self.width]
+        for candidate in self.level:
+            self._node[candidate] = len(self.draft.tokens)
+            self.draft.add(self.found[candidate].token, self._node[self.found[candidate].parent])
+        self.depth += 1
+        return bool(self.level)
+
+    def _best(self) -> list[int]:
+        """The best `size` candidates so far. A parent scores no less than its children, so it is chosen with them."""
+        return sorted(range(len(self.found)), key=lambda c: -self.found[c].score)[: self.size]
+
+    def tree(self) -> DraftTree:
+        """The tree of the best candidates, in the order of their numbers."""
+        chosen = sorted(self._best())
+        number = {-1: 0} | {candidate: n for n, candidate in enumerate(chosen, 1)}
+        self.draft.run_index = [self._node.get(candidate) for candidate in number]
+        nodes = [self.found[candidate] for candidate in chosen]
+        parents, chances = [number[node.parent] for node in nodes], np.exp([0.0, *(node.score for node in nodes)])
+        tokens, root = [node.token for node in nodes], self.draft.row.last_token
+        return DraftTree.of(root, tokens, parents, chances=chances, calls=self.draft.calls)
+
+
+class BestTree(Stepwise):
     """Trees of the most probable tokens, level by level (EAGLE-2, Li et al. 2024, section 4).
 
     The `width` most probable children of every node that was run become candidates, scored by the probability of their
@@ -87,14 +221,14 @@ class BestTree(Stepping):
     verified. The stop rule looks at the best node of a level, and its children stay candidates. No token is drawn, so
     at a temperature the tree counts as a set of point masses.
 
-    size  number of candidates to verify; None: as many as pay by `times`, all rows together."""
+    size  number of candidates to verify; or says it, again after every level."""
 
-    def __init__(self, model: DraftModel, rule: StopRule, width: int, size: int | None, times: RoundTimes):
+    def __init__(self, model: DraftModel, rule: StopRule, width: int, size: int | Fitting):
         super().__init__(model, rule)
-        self.width, self.size, self.times = width, size, times
+        self.width, self.size = width, size
 
     def propose(self, drafts: Sequence[Draft], beside: int = 0) -> list[DraftTree]:
-        growths = [Growth(draft, self.width, self.size or 0) for draft in drafts]
+        growths = [Growth(draft, self.width, self.size if isinstance(self.size, int) else 0) for draft in drafts]
         active = list(growths)
         while active:
             levels = [len(growth.level) for growth in active]
@@ -102,8 +236,8 @@ class BestTree(Stepping):
             signals = self.rule.signals(logits[[0, *accumulate(levels[:-1])]])
             for growth, of_row in zip(active, logits.split(levels), strict=True):
                 growth.expand(of_row, self.model.columns)
-            if self.size is None:
-                sizes = best_sizes([growth.chances() for growth in growths], self.times, beside)
+            if not isinstance(self.size, int):
+                sizes = self.size([[exp(one.score) for one in growth.found] for growth in growths], beside)
                 for growth, size in zip(growths, sizes, strict=True):
                     growth.size = size
             active = [
@@ -114,83 +248,25 @@ class BestTree(Stepping):
         return [growth.tree() for growth in growths]
 
 
-class BlockModel(DraftModel):
-    """A model whose one forward says something of all tokens of a draft."""
-
-    def fill(self, drafts: Sequence[Draft]) -> None:
-        """Run every draft's block. Its positions say nothing yet of the tokens drafted before them."""
-        raise NotImplementedError
-
-    def signals(self, drafts: Sequence[Draft], logits: torch.Tensor, rule: StopRule) -> list[float]:
-        """What the stop rule decides by, for the next token of every chain. logits [R, K]: what it is drawn from."""
-        raise NotImplementedError
-
-    def candidates(self, draft: Draft, depth: int, ranks: int) -> tuple[Any, Any, Any]:
-        """The best `ranks` tokens of the first `depth` positions, int64 [depth, ranks]; and, after each candidate of
-        the position before (one row: after any), their order, best first, and probabilities, [depth, rows, ranks]."""
-        raise NotImplementedError
+def chain_tree(draft: Draft) -> DraftTree:
+    """The draft as a chain, with the distributions its tokens were drawn from, if they were drawn."""
+    root, end = draft.num_committed - 1, len(draft.tokens)
+    draft.run_index = [node if node < draft.num_run else None for node in range(root, end)]
+    return drawn_chain(draft.row.last_token, draft.drafted, draft.probs, draft.calls)
 
 
-class Block(Chain):
-    """Chains out of blocks: tokens are drawn from left to right, position by position."""
-
-    model: BlockModel
-
-    def propose(self, drafts: Sequence[Draft], beside: int = 0) -> list[DraftTree]:
-        if drafts:
-            self.model.fill(drafts)
-        active = list(drafts)
-        while active:
-            logits = self.model.extend(active, [1] * len(active))
-            active = self.draw(active, logits, self.model.signals(active, logits, self.rule))
-        for draft in drafts:
-            draft.calls = 1
-        return [chain_tree(draft) for draft in drafts]
+def drawn_chain(root: int, tokens: Sequence[int], probs: Sequence[torch.Tensor], calls: int) -> DraftTree:
+    """A chain of `tokens`. probs: the distributions [V] they were drawn from; empty if they were not drawn."""
+    tree = DraftTree.chain(root, list(tokens), calls=calls)
+    if probs:
+        tree.draft_probs = torch.stack([*probs, torch.zeros_like(probs[0])])
+    return tree
 
 
-class BlockTree:
-    """Trees of the paths that are most probable by a block's distributions (DDTree, Ringel and Romano 2026, arXiv
-    2604.12989, algorithm 1). No token is drawn, so at a temperature a tree counts as a set of point masses.
+def best_tokens(logits: torch.Tensor, count: int, columns: torch.Tensor | None) -> tuple[torch.Tensor, torch.Tensor]:
+    """The best `count` tokens of each row of logits [R, K], and the logarithms of their probabilities, both [R, count].
 
-    size  number of nodes; None: as many as pay by `times`, all rows together. width: candidates at each position."""
-
-    def __init__(self, model: BlockModel, width: int, size: int | None, times: RoundTimes):
-        self.model, self.width, self.size, self.times = model, width, size, times
-
-    def propose(self, drafts: Sequence[Draft], beside: int = 0) -> list[DraftTree]:
-        if not drafts:
-            return []
-        self.model.fill(drafts)
-        grown = [self.best_paths(draft, self.size or SIZES[-1] - 1) for draft in drafts]
-        sizes = [self.size or 0] * len(drafts)
-        if self.size is None:
-            sizes = best_sizes([[*chances.values()] for chances, _ in grown], self.times, beside)
-        trees = []
-        for draft, (chances, tokens), size in zip(drafts, grown, sizes, strict=True):
-            number = {(): 0} | {path: n for n, path in enumerate(list(chances)[:size], 1)}
-            above = [number[path[:-1]] for path in number if path]
-            likely = np.array([chances.get(path, 1.0) for path in number])
-            drafted = [tokens[path] for path in number if path]
-            trees.append(DraftTree.of(draft.tokens[-1], drafted, above, chances=likely, calls=1))
-            draft.run_index = [None] * len(number)
-        return trees
-
-    def best_paths(self, draft: Draft, count: int) -> tuple[dict[RankPath, float], dict[RankPath, int]]:
-        """The `count` most probable paths, in falling order: their probabilities, and the last token of each."""
-        tokens, order, shares = self.model.candidates(draft, draft.most, min(count, self.width))
-        place: dict[RankPath, int] = {(): 0}  # of a path's last token among its position's candidates
-        token: dict[RankPath, int] = {}
-
-        def given(path: RankPath) -> int:
-            return place[path] if order.shape[1] > 1 else 0
-
-        def below(path: RankPath) -> list[float]:
-            at = len(path)
-            if path:
-                place[path] = int(order[at - 1, given(path[:-1]), path[-1]])
-                token[path] = int(tokens[at - 1, place[path]])
-            if at == len(tokens) or token.get(path) in draft.ends:
-                return []
-            return [share for share in shares[at, given(path)].tolist() if share > 0]  # which no NaN is
-
-        return best_first(below, count), token
+    columns  tokens of the logits' columns, int64 [K]; None: all tokens."""
+    values, best = top_tokens(logits, min(count, logits.shape[-1]))
+    logs = values.float() - logits.float().logsumexp(-1, keepdim=True)
+    return best if columns is None else columns[best], logs

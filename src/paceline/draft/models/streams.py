@@ -26,7 +26,7 @@ from safetensors.torch import load_file
 
 from paceline.core.accept import residual
 from paceline.core.segment import Segment
-from paceline.draft.models.drafts import Draft
+from paceline.draft.models.draft_model import Draft
 from paceline.draft.models.proposers import Chain
 from paceline.errors import MethodError, PacelineError
 from paceline.jsonl import loads

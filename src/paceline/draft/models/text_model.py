@@ -10,8 +10,7 @@ import torch
 from paceline.core.request import Request
 from paceline.core.segment import Segment
 from paceline.core.tree import IntArray
-from paceline.draft.models.draft_model import DraftModel
-from paceline.draft.models.drafts import Draft, segments
+from paceline.draft.models.draft_model import Draft, DraftModel, segments
 from paceline.target.base import Target
 from paceline.target.cache import CachedTarget
 
