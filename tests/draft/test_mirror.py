@@ -230,7 +230,7 @@ def test_branches_go_where_windows_end():
     ahead = Lookahead(made, num_candidates=3)
     for _ in range(400):
         ahead.lengths.note(1, len(window))
-    keys = ahead._keys(window, tops)
+    keys = ahead._outcomes(window, tops)
     assert len(keys) == len(set(keys)) == 12
     assert 6 < sum(a == 1 for a, _ in keys) <= 12
 

@@ -82,7 +82,7 @@ def drafter_of(engine: Engine) -> Sorted:
 
 
 def left(drafter: Sorted) -> list[int]:
-    return [section.left for section in drafter.sections]
+    return [section.exits_taken for section in drafter.sections]
 
 
 # What a step says -------------------------------------------------------------------------------------------------
@@ -359,11 +359,11 @@ def test_what_became_of_the_tokens_of_every_exit(world: World) -> None:
     engine = world.engine(MIXED, 3)
     out = engine.generate(world.prompts, GREEDY)
     sections = drafter_of(engine).sections
-    assert sum(s.left for s in sections) == sum(one.stats.draft_tokens for one in out)
+    assert sum(s.exits_taken for s in sections) == sum(one.stats.draft_tokens for one in out)
     accepted = sum(n * times for one in out for n, times in enumerate(one.stats.accepted))
-    assert accepted == sum(s.kept for s in sections)
-    assert all(s.kept <= s.tried <= s.left for s in sections)
-    rejections = sum(s.tried - s.kept for s in sections)
+    assert accepted == sum(s.accepted for s in sections)
+    assert all(s.accepted <= s.decided <= s.exits_taken for s in sections)
+    rejections = sum(s.decided - s.accepted for s in sections)
     assert 0 < rejections <= sum(one.rounds for one in out)
 
 

@@ -31,7 +31,7 @@ from paceline.draft.models.features import FeatureConfig, head_of
 from paceline.draft.models.layers import TABLE, Entries, Precision, Tensors
 from paceline.draft.models.model_drafter import ModelDrafter
 from paceline.draft.models.pending import StatesModel
-from paceline.draft.models.proposers import best_tokens
+from paceline.draft.models.proposers import top_with_logprobs
 from paceline.draft.models.vocab import MEMBERS, OFFSETS, columns_of
 from paceline.draft.spec import option
 from paceline.errors import MethodError
@@ -263,7 +263,7 @@ class DFlashModel(StatesModel, BlockModel):
 
     def candidates(self, draft: Draft, depth: int, ranks: int) -> tuple[Any, Any, Any]:
         """With a Markov head, probabilities are corrected over the candidates; other tokens weigh what they did."""
-        columns, logs = best_tokens(draft.features[1][:depth].contiguous(), ranks, None)
+        columns, logs = top_with_logprobs(draft.features[1][:depth].contiguous(), ranks, None)
         tokens, shares = columns if self.columns is None else self.columns[columns], logs.exp()[:, None]
         if self.form.rank:
             before = torch.cat([tokens.new_full((1, tokens.shape[1]), draft.tokens[-1]), tokens[:-1]])

@@ -89,7 +89,8 @@ def eagle3_shapes(shape: Shape, width: int, taps: int, vocab: int, flags: Flags)
 
 
 class Eagle3Network(Network):
-    """A layer over the norms of the token's embedding and of the feature: fc(tapped states), or the parent's output."""
+    """A layer over [norm(embedding), norm(feature)]. The feature of a committed token is fc(tapped states), that of a
+    drafted one its parent's output."""
 
     def __init__(self, path: str, config: Entries, tensors: Tensors, target: Facts, dtype: Precision = "auto"):
         tensors = {name.replace("midlayer.", "layers.0."): tensor for name, tensor in tensors.items()}

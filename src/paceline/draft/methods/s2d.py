@@ -57,14 +57,15 @@ class SortedConfig(ModelConfig):
 class Section:
     """Layers first..last-1 of the draft model, up to one exit, with a cache of their own.
 
-    A row's nodes have numbers from the end of this cache on: committed tokens not run here, then the draft's nodes.
+    Nodes are numbered from the end of this cache: first the committed tokens that have not run here, then the draft's.
 
-    threshold  of the exit.
-    deeper     the next section; None after the last exit.
-    nbytes     bytes of weights that these layers and their exit read.
-    ran        by slot: number of nodes run since the last commit.
-    waiting    by slot: states [n, H], before layer `first`, of the next nodes to run.
-    left       times that a draft left here; tried: its tokens that were accepted or rejected; kept: accepted."""
+    threshold    of the exit.
+    deeper       the next section; None after the last exit.
+    nbytes       bytes of weights that these layers and their exit read.
+    ran          by slot: number of nodes run since the last commit.
+    waiting      by slot: states [n, H], before layer `first`, of the next nodes to run.
+    exits_taken  times that a draft left here. decided: those of its tokens that were accepted or rejected.
+    accepted     those that were accepted."""
 
     def __init__(self, model: Decoder, first: int, last: int, threshold: float):
         self.first, self.last, self.threshold = first, last, threshold
@@ -75,7 +76,7 @@ class Section:
         self.nothing = model.norm.new_empty(0, model.hidden_size)
         self.ran: dict[int, int] = {}
         self.waiting: dict[int, torch.Tensor] = {}
-        self.left = self.tried = self.kept = 0
+        self.exits_taken = self.decided = self.accepted = 0
 
     def start(self, slot: int) -> None:
         """No nodes have been run since the last commit, and none wait."""
@@ -107,7 +108,7 @@ class SortedNetwork:
     """A model that each token leaves at the first exit that is sure enough. It keeps rows as a target does.
 
     sections    its layers, cut at its exits. num_tokens: the target's; its own head may have more rows, of padding.
-    left        by row: the sections at which the draft's tokens left (of a tree: its levels), in their order.
+    exits       by row: the sections at which the draft's tokens left (of a tree: its levels), in their order.
     mean_bytes  bytes of weights that its forwards have read, in the mean."""
 
     def __init__(self, decoder: Decoder, exits: Sequence[tuple[int, float]], num_tokens: int):
@@ -118,7 +119,7 @@ class SortedNetwork:
         for section, deeper in pairwise(self.sections):
             section.deeper = deeper
         self.weight_bytes = decoder.weight_bytes - sum(block.nbytes for block in decoder.blocks[lasts[-1] :])
-        self.left: dict[int, list[Section]] = {}
+        self.exits: dict[int, list[Section]] = {}
         self._forwards = self._read = 0
 
     @property
@@ -169,8 +170,8 @@ class SortedNetwork:
                 self._read += section.nbytes
             for i, of_draft in self._leave(section, drafts, wanted).items():
                 logits[i] = of_draft
-                section.left += 1
-                self.left.setdefault(drafts[i].row.id, []).append(section)
+                section.exits_taken += 1
+                self.exits.setdefault(drafts[i].row.id, []).append(section)
             going = [i for i in going if i not in logits]
             if not going:
                 break
@@ -257,24 +258,24 @@ class Sorted(ModelDrafter):
     @property
     def mean_depth(self) -> float:
         """Mean layers up to the exit of a drafted token (of a tree: of a level). Layers run later are not counted."""
-        left = sum(section.left for section in self.sections)
-        return sum(section.last * section.left for section in self.sections) / left if left else 0.0
+        taken = sum(section.exits_taken for section in self.sections)
+        return sum(section.last * section.exits_taken for section in self.sections) / taken if taken else 0.0
 
     def drop(self, row: Request) -> None:
         super().drop(row)
-        self.network.left.pop(row.id, None)
+        self.network.exits.pop(row.id, None)
 
     def observe(self, round: Round) -> None:
         """Count what became of the tokens of every exit."""
         for i, row in enumerate(round.rows):
-            left, path = self.network.left.pop(row.id, []), round.accepted[i].path
-            if left and round.is_from(i, self):
+            exits, path = self.network.exits.pop(row.id, []), round.accepted[i].path
+            if exits and round.is_from(i, self):
                 accepted = len(path) - 1
-                for section in left[:accepted]:
-                    section.tried += 1
-                    section.kept += 1
+                for section in exits[:accepted]:
+                    section.decided += 1
+                    section.accepted += 1
                 if round.trees[i].children(path[-1]):
-                    left[accepted].tried += 1
+                    exits[accepted].decided += 1
         super().observe(round)
 
 

@@ -31,7 +31,7 @@ from paceline.draft.acceptance import Lengths
 from paceline.draft.base import View
 from paceline.draft.models.draft_model import Draft
 from paceline.draft.models.model_drafter import ModelDrafter
-from paceline.draft.models.proposers import Chain, best_tokens
+from paceline.draft.models.proposers import Chain, top_with_logprobs
 from paceline.draft.models.text_model import TextModel
 
 Top = Sequence[tuple[int, float]]
@@ -43,8 +43,8 @@ SPREAD = 4  # a position gets at most this many times the mean number of branche
 
 
 def top_of(logits: torch.Tensor, count: int, columns: torch.Tensor | None) -> list[Top]:
-    """The best `count` tokens of each row of logits [R, K]. columns: as of `best_tokens`."""
-    tokens, logs = best_tokens(logits, count, columns)
+    """The best `count` tokens of each row of logits [R, K]. columns: as of `top_with_logprobs`."""
+    tokens, logs = top_with_logprobs(logits, count, columns)
     return [list(zip(*row, strict=True)) for row in zip(tokens.tolist(), logs.exp().tolist(), strict=True)]
 
 
@@ -100,10 +100,10 @@ class _State:
     table: dict[tuple[int, int], Branch] = field(default_factory=dict)
 
 
-def _later(row: Row, ahead: int) -> View:
-    """A row, with the random draws of the round that begins `ahead` tokens later."""
+def _shifted_row(row: Row, by: int) -> View:
+    """A row, with the random draws of the round that begins `by` tokens later."""
     random = row.random if row.params.is_greedy else RowRandom(row.random.seed)
-    random.free.begin(row.num_new + ahead)
+    random.free.begin(row.num_new + by)
     return View(row, random=random)
 
 
@@ -151,7 +151,7 @@ class Lookahead:
             state.main = drafts.get(state.row.id) or self._empty(state)
         windows = []
         for state, hit in zip(self._out, hits, strict=True):
-            main = _main(state)
+            main = _tree(state)
             state.window = main.drafted
             windows.append(Window(state.row.id, state.window, list(main.probs), hit, main.calls))
         return windows
@@ -238,7 +238,7 @@ class Lookahead:
         for state in states:
             others = None if given is None else given.get(state.row.id, ())
             tops = state.tops if others is None else _merged(state.tops, others) if self.joined else others
-            grown += [(state, branch) for branch in self._roots(state, self._keys(state.window, tops))]
+            grown += [(state, branch) for branch in self._roots(state, self._outcomes(state.window, tops))]
         self._grow(grown)
 
     def _has_room(self, state: _State) -> bool:
@@ -248,7 +248,7 @@ class Lookahead:
 
     def _finish(self, states: Sequence[_State]) -> None:
         """Run the last tokens of every window, which drafting did not run: branches may follow them."""
-        unrun = [_main(state) for state in states if _main(state).num_run < len(_main(state).tokens)]
+        unrun = [_tree(state) for state in states if _tree(state).num_run < len(_tree(state).tokens)]
         if unrun:
             counts = [len(main.tokens) - max(main.num_run, main.num_committed - 1) for main in unrun]
             tops = iter(self._tops(self.chain.run(unrun, counts)))
@@ -256,7 +256,7 @@ class Lookahead:
                 state = self._states[main.row.id]
                 state.tops = [*state.tops, *islice(tops, count)]
 
-    def _keys(self, window: Sequence[int], tops: Candidates) -> list[tuple[int, int]]:
+    def _outcomes(self, window: Sequence[int], tops: Candidates) -> list[tuple[int, int]]:
         """The outcomes (a, v) that get a branch, the likeliest first. v is not y_{a+1}: the target rejected that."""
         reach = np.concatenate([[1.0], self.lengths.reach(len(window)), [0.0]])
         stops = -np.diff(reach)  # P(exactly a tokens are accepted)
@@ -270,13 +270,13 @@ class Lookahead:
 
     def _roots(self, state: _State, keys: Sequence[tuple[int, int]]) -> list[Branch]:
         """A branch for each outcome of `keys` after which a window can follow, with v as a node of the row's tree."""
-        main, window = _main(state), state.window
+        main, window = _tree(state), state.window
         root = main.num_committed - 1
         for a, v in keys:
             path = [main.tokens[root], *window[:a], v]
-            later = _later(state.row, a + 1)
-            most = min(self.drafter.rule.most(state.row.id), self.model.room(later) - (a + 1))
-            draft = replace(Draft.chain(later, path, main.ends), num_committed=1, num_assumed=a + 1, most=most)
+            row = _shifted_row(state.row, a + 1)
+            most = min(self.drafter.rule.most(row.id), self.model.room(row) - (a + 1))
+            draft = replace(Draft.chain(row, path, main.ends), num_committed=1, num_assumed=a + 1, most=most)
             if most > 0 and not main.ends.intersection(path[1:]):
                 main.add(v, root + a)
                 state.table[a, v] = Branch(draft, [len(main.tokens) - 1])
@@ -289,7 +289,7 @@ class Lookahead:
             counts: Counter[int] = Counter()  # by row, in the order in which their nodes were added
             for state, branch in active:
                 counts[state.row.id] += 1 + branch.draft.num_guesses
-            logits = self.chain.run([_main(self._states[id]) for id in counts], list(counts.values()))
+            logits = self.chain.run([_tree(self._states[id]) for id in counts], list(counts.values()))
             grew, tops = self._step([branch.draft for _, branch in active], logits)
             going = {id(draft) for draft in grew}
             for (state, branch), of_branch in zip(active, tops, strict=True):
@@ -297,12 +297,12 @@ class Lookahead:
                 del branch.nodes[len(branch.tops) :]  # rejected guesses of streams
                 if id(branch.draft) in going:
                     for token in branch.draft.tokens[branch.draft.num_assumed + len(branch.nodes) :]:
-                        _main(state).add(token, branch.nodes[-1])
-                        branch.nodes.append(len(_main(state).tokens) - 1)
+                        _tree(state).add(token, branch.nodes[-1])
+                        branch.nodes.append(len(_tree(state).tokens) - 1)
             active = [(state, branch) for state, branch in active if id(branch.draft) in going]
 
 
-def _main(state: _State) -> Draft:
+def _tree(state: _State) -> Draft:
     assert state.main is not None
     return state.main
 

@@ -178,8 +178,8 @@ class Growth:
         self._num_old = 0
 
     def expand(self, logits: torch.Tensor, columns: torch.Tensor | None) -> None:
-        """Make the best tokens of logits [len(level), K] candidates, as children of the level. See `best_tokens`."""
-        tokens, logs = best_tokens(logits, self.width, columns)
+        """Make the best tokens of logits [len(level), K] candidates, as children of the level."""
+        tokens, logs = top_with_logprobs(logits, self.width, columns)
         self._num_old = len(self.found)
         for above, of_node, scores in zip(self.level, tokens.tolist(), logs.tolist(), strict=True):
             so_far = self.found[above].score if above >= 0 else 0.0
@@ -263,7 +263,9 @@ def drawn_chain(root: int, tokens: Sequence[int], probs: Sequence[torch.Tensor],
     return tree
 
 
-def best_tokens(logits: torch.Tensor, count: int, columns: torch.Tensor | None) -> tuple[torch.Tensor, torch.Tensor]:
+def top_with_logprobs(
+    logits: torch.Tensor, count: int, columns: torch.Tensor | None
+) -> tuple[torch.Tensor, torch.Tensor]:
     """The best `count` tokens of each row of logits [R, K], and the logarithms of their probabilities, both [R, count].
 
     columns  tokens of the logits' columns, int64 [K]; None: all tokens."""

@@ -15,7 +15,8 @@ from paceline.target.base import Target
 from paceline.target.cache import CachedTarget
 
 CHUNK = 512  # most tokens of a prompt in one forward of the draft model
-FEW = 16  # most that wait for a draft, where a token that is not committed leaves as much as a hundred keys and values
+MAX_UNREAD = 16
+"""Most tokens that wait for a draft, where one that is not committed leaves as much as a hundred keys and values."""
 
 Run = Callable[[Sequence[Draft], Sequence[Segment]], torch.Tensor]
 """run(drafts, segments): logits [M, K] after the segments' last `num_logits` nodes, a segment for each draft."""
@@ -84,7 +85,7 @@ class TextModel(DraftModel):
         return max(0, length - self.context) if full or length - self.length(row) > self.context else first
 
     def catch_up(self, row: Request) -> None:
-        first, most = self._begins(row), FEW if self.network.recurrent else CHUNK
+        first, most = self._begins(row), MAX_UNREAD if self.network.recurrent else CHUNK
         if first != self._first[row.id]:
             self.drop(row)
             self._open(row, first)

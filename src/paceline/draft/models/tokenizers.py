@@ -76,8 +76,8 @@ class Translator:
         return self.goal.encode_text(text) if after is None else after
 
     def _after_line_break(self, text: str) -> list[int] | None:
-        """Tokens of `text` after a line break, before which some tokenizers put a space in the place of before `text`;
-        None if the two are joined."""
+        """Encode `text` as a continuation: some tokenizers add a space to the first word, but not after a line break.
+        None if the line break merges with it."""
         ids, lead = self.goal.encode_text("\n" + text), self._lead
         return ids[len(lead) :] if ids[: len(lead)] == lead else None
 
@@ -118,8 +118,8 @@ def _spelled(tokenizer: Tokenizer) -> dict[bytes | str, int]:
 
 @dataclass
 class _Text:
-    """A row in the draft's tokens. fixed: of its first `done` tokens. ids: of its first `length` tokens without `left`,
-    which are only a part of a character."""
+    """A row in the draft's tokens. `fixed` covers its first `done` tokens and never changes; `ids` covers all `length`,
+    without `left`, which are only a part of a character."""
 
     done: int = 0
     length: int = 0
