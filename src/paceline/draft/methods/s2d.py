@@ -219,7 +219,9 @@ class SortedNetwork:
 
 
 class Sorted(ModelDrafter):
-    """Drafts with a model that each token leaves at the first exit that is sure enough."""
+    """Drafts with a model that each token leaves at the first exit that is sure enough.
+
+    sections  the model's layers, cut at its exits."""
 
     name = "s2d"
     paper = "Kavehzadeh et al. 2024, S2D, arXiv 2407.01955"
@@ -243,12 +245,8 @@ class Sorted(ModelDrafter):
             raise MethodError(f"{path} does not run in the native decoder, and no other model can be left half-way")
         used = exits_in_use(exits, self.thresholds or thresholds or [SURE], decoder.num_layers)
         network = self.network = SortedNetwork(decoder, used, target.vocab_size)
+        self.sections = network.sections
         return TextModel(network, target.vocab_size, columns, run=network.run, context=self.config.context)
-
-    @property
-    def sections(self) -> Sequence[Section]:
-        """The draft model's layers, cut at its exits."""
-        return self.network.sections
 
     @property
     def mean_bytes(self) -> int:

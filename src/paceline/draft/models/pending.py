@@ -79,19 +79,14 @@ class Pending:
         """The states that wait, [count, L * H]."""
         return self._states[row.id][self.cached(row) - self._first[row.id] :]
 
-    def add(self, round: Round) -> None:
-        """Take the states of what the round committed. What has been read of them does not wait."""
+    def feed(self, round: Round) -> None:
+        """Take the states of what the round committed, whoever drafted it. Of a long prompt most are read at once."""
         for i, row in enumerate(round.rows):
             states = torch.cat([round.committed(i, layer) for layer in self.layers], -1)
             held = torch.cat([self._states[row.id], states])
             begin = min(self.cached(row) - self._first[row.id], len(held))
             self._states[row.id] = held[begin:]
             self._first[row.id] += begin
-
-    def feed(self, round: Round) -> None:
-        """`add`, and of a long prompt read most at once."""
-        self.add(round)
-        for row in round.rows:
             goes_on = self.cached(row) + self.count(row) < len(row)  # else it has ended inside a draft
             while goes_on and self.count(row) > CHUNK:
                 self.read([row], [self.of(row)[:CHUNK]])

@@ -11,7 +11,7 @@ longer text can change the tokens of its end, so before each round the draft's c
 
 from collections.abc import Sequence
 from dataclasses import dataclass, field, replace
-from typing import Literal, cast
+from typing import Any, Literal, cast
 
 import numpy as np
 import torch
@@ -198,20 +198,6 @@ class VocabBridge:
         return row.tokens[max(0, at - SPLIT) : at].tolist()
 
 
-class ReadText(View):
-    """A row as the draft model reads it, in its own `tokens`.
-
-    row   as the target has it. ends: the target's tokens that end its answer."""
-
-    def __init__(self, row: Request, tokens: IntArray):
-        super().__init__(row, expected_length=len(tokens) + row.expected_length - len(row))
-        self.row, self.tokens, self.params = row, tokens, row.params
-        self.ends: frozenset[int] = frozenset()
-
-    def __len__(self) -> int:
-        return len(self.tokens)
-
-
 class Translating(DraftModel):
     """Base of draft models that have another tokenizer than the target: `inner` reads every row in its own tokens."""
 
@@ -220,7 +206,7 @@ class Translating(DraftModel):
         self.vocab_size, self.columns, self.weight_bytes = inner.vocab_size, inner.columns, inner.weight_bytes
         self._held: dict[int, IntArray] = {}  # by row, the tokens in the cache
 
-    def read(self, row: Request) -> ReadText:
+    def read(self, row: Request, **own: Any) -> View:
         """The row in the draft model's tokens. Its cache is cut back to what still holds: the last tokens of a text can
         change when it goes on. The one at the end always goes: it is run for what follows."""
         ids = self.bridge.text(row)
@@ -231,7 +217,7 @@ class Translating(DraftModel):
             differs = np.flatnonzero(held[:n] != there[:n])
             self._held[row.id] = held = held[: differs[0] if len(differs) else n]
             self.inner.truncate(row, len(held))
-        return ReadText(row, ids)
+        return View(row, tokens=ids, expected_length=len(ids) + row.expected_length - len(row), **own)
 
     def start(self, row: Request) -> None:
         self.inner.start(self.read(row))
@@ -251,6 +237,9 @@ class Translating(DraftModel):
         text = self.read(row)
         self.inner.catch_up(text)
         self._held[row.id] = text.tokens[self.inner.first(row) : self.inner.length(row)]
+
+    def extend(self, drafts: Sequence[Draft], num_logits: Sequence[int]) -> torch.Tensor:
+        return self.inner.extend(drafts, num_logits)
 
     def keep(self, draft: Draft, ids: Sequence[int], nodes: Sequence[int]) -> None:
         """Commit `nodes` of a draft, of which `ids` are the draft model's tokens."""
@@ -276,12 +265,8 @@ class TextDrafts(Translating):
     target's of them."""
 
     def begin(self, row: Request, ends: frozenset[int]) -> Draft:
-        text = self.read(row)
-        text.params, text.ends = SamplingParams(), ends
+        text = self.read(row, params=SamplingParams(), target_row=row, target_ends=ends)
         return self.inner.begin(text, frozenset(self.inner.network.eos_token_ids))
-
-    def extend(self, drafts: Sequence[Draft], num_logits: Sequence[int]) -> torch.Tensor:
-        return self.inner.extend(drafts, num_logits)
 
     def commit(self, draft: Draft, nodes: Sequence[int]) -> None:
         # What was accepted is seen when the row's text is read.
@@ -300,8 +285,8 @@ class Retokenized:
         return [self._retokenized(draft) for draft in drafts]
 
     def _retokenized(self, draft: Draft) -> DraftTree:
-        text = cast(ReadText, draft.row)
-        tokens = np.array(self.bridge.retokenize(text.row, draft.drafted)[: text.max_draft], np.int64)
-        tokens, _ = up_to_ends(tokens, np.arange(len(tokens)), text.ends)
+        text = cast(View, draft.row)
+        tokens = np.array(self.bridge.retokenize(text.target_row, draft.drafted)[: text.max_draft], np.int64)
+        tokens, _ = up_to_ends(tokens, np.arange(len(tokens)), text.target_ends)
         draft.run_index = [None] * (len(tokens) + 1)
         return DraftTree.chain(text.last_token, tokens, calls=draft.calls)
