@@ -17,7 +17,7 @@ from __future__ import annotations
 from collections.abc import Callable, Mapping, Sequence
 from contextlib import ExitStack
 from dataclasses import dataclass
-from itertools import pairwise
+from itertools import accumulate, pairwise
 from typing import Any
 
 import numpy as np
@@ -107,9 +107,8 @@ class Section:
 class SortedNetwork:
     """A model that each token leaves at the first exit that is sure enough. It keeps rows as a target does.
 
-    sections    its layers, cut at its exits. num_tokens: the target's; its own head may have more rows, of padding.
-    exits       by row: the sections at which the draft's tokens left (of a tree: its levels), in their order.
-    mean_bytes  bytes of weights that its forwards have read, in the mean."""
+    sections  its layers, cut at its exits. num_tokens: the target's; its own head may have more rows, of padding.
+    exits     by row: the sections at which the draft's tokens left (of a tree: its levels), in their order."""
 
     def __init__(self, decoder: Decoder, exits: Sequence[tuple[int, float]], num_tokens: int):
         self.decoder, self.num_tokens = decoder, num_tokens
@@ -120,11 +119,6 @@ class SortedNetwork:
             section.deeper = deeper
         self.weight_bytes = decoder.weight_bytes - sum(block.nbytes for block in decoder.blocks[lasts[-1] :])
         self.exits: dict[int, list[Section]] = {}
-        self._forwards = self._read = 0
-
-    @property
-    def mean_bytes(self) -> int:
-        return self._read // self._forwards if self._forwards else self.weight_bytes
 
     def add_row(self, expected_length: int) -> int:
         """As a target's."""
@@ -166,8 +160,6 @@ class SortedNetwork:
                 for i, of_draft in zip(going, states, strict=True)
                 if (count := segments[i].num_logits) and not self._must_go_on(section, drafts[i], segments[i].slot)
             }
-            if any(segment.num_logits for segment in segments):
-                self._read += section.nbytes
             for i, of_draft in self._leave(section, drafts, wanted).items():
                 logits[i] = of_draft
                 section.exits_taken += 1
@@ -175,7 +167,6 @@ class SortedNetwork:
             going = [i for i in going if i not in logits]
             if not going:
                 break
-        self._forwards += bool(logits)
         return torch.cat([logits[i] for i in sorted(logits)]) if logits else self.sections[0].nothing
 
     def _through(self, section: Section, segments: Sequence[Segment]) -> list[torch.Tensor]:
@@ -249,15 +240,18 @@ class Sorted(ModelDrafter):
         return TextModel(network, target.vocab_size, columns, run=network.run, context=self.config.context)
 
     @property
-    def mean_bytes(self) -> int:
-        """Bytes of weights that its forwards have read, in the mean."""
-        return self.network.mean_bytes
+    def mean_bytes(self) -> float:
+        """Mean bytes of weights up to the exit of a drafted token, heads of exits that it passed included."""
+        return self._mean([*accumulate(section.nbytes for section in self.sections)]) or self.weight_bytes
 
     @property
     def mean_depth(self) -> float:
         """Mean layers up to the exit of a drafted token (of a tree: of a level). Layers run later are not counted."""
-        taken = sum(section.exits_taken for section in self.sections)
-        return sum(section.last * section.exits_taken for section in self.sections) / taken if taken else 0.0
+        return self._mean([section.last for section in self.sections])
+
+    def _mean(self, until: Sequence[int]) -> float:
+        taken = [section.exits_taken for section in self.sections]
+        return sum(count * each for count, each in zip(taken, until, strict=True)) / max(sum(taken), 1)
 
     def drop(self, row: Request) -> None:
         super().drop(row)
