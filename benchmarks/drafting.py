@@ -26,8 +26,9 @@ from rich.table import Table
 from paceline.core.request import Row
 from paceline.core.sampling import SamplingParams
 from paceline.core.segment import Segment
-from paceline.draft.methods.model import Model, ModelConfig
+from paceline.draft.methods.model import Model, StreamedConfig
 from paceline.draft.models.stop import RULES
+from paceline.draft.models.text_model import TextModel
 from paceline.target.base import Target
 from paceline.target.load import load
 
@@ -36,7 +37,7 @@ CONTEXT, LENGTH = 256, 8
 
 def drafter(path: str, target: Target, rule: str, length: int, vocab: str | None) -> Model:
     """A drafter whose rule never stops before `length`, so that all draft alike."""
-    made = Model(ModelConfig(checkpoint=path, stop=rule, draft=length, vocab=vocab))  # type: ignore[arg-type]
+    made = Model(StreamedConfig(checkpoint=path, stop=rule, draft=length, vocab=vocab))  # type: ignore[arg-type]
     made.bind(target)
     ask = made.rule.stop
 
@@ -73,21 +74,22 @@ def measure(
 ) -> tuple[float, float]:
     """Microseconds of a drafted token (for all rows), and of a bare forward."""
     made = drafter(path, target, rule, LENGTH, vocab)
-    texts = rows_of(rows, made.model.vocab_size, temperature)
+    assert isinstance(made.model, TextModel)
+    network, slot_of = made.model.network, made.model.slot
+    texts = rows_of(rows, network.vocab_size, temperature)
     for row in texts:
         made.start(row)
-        slot = made._slots[row.id]
-        made.model.verify([Segment.chunk(slot, row.tokens[:-1], last=False)])
-        made.model.commit(slot, range(CONTEXT - 1))
+        network.verify([Segment.chunk(slot_of(row), row.tokens[:-1], last=False)])
+        network.commit(slot_of(row), range(CONTEXT - 1))
     drafted, forwards = [], []
     for turn in range(rounds + 2):
         begin = time.perf_counter()
         trees = made.propose(texts)
         middle = time.perf_counter()
-        segments = bare(made.model, [made._slots[row.id] for row in texts], [tree.tokens.tolist() for tree in trees])
+        segments = bare(network, [slot_of(row) for row in texts], [tree.tokens.tolist() for tree in trees])
         start = time.perf_counter()
         for of_step in segments:
-            made.model.verify(of_step)
+            network.verify(of_step)
         if torch.cuda.is_available():
             torch.cuda.synchronize()
         end = time.perf_counter()

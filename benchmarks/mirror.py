@@ -25,7 +25,7 @@ from paceline.target.load import load, load_tokenizer
 from recycling import read_prompts
 
 
-def hits(model: str, draft: str, prompts: list[list[int]], new: int, layers: list[int], layout: str) -> None:
+def hits(model: str, draft: str, prompts: list[list[int]], new: int, layers: list[int]) -> None:
     """One line a source and candidates."""
     print("| source | candidates | hit rate | after 0 | after some | tokens a round |")
     print("|---|---:|---:|---:|---:|---:|")
@@ -33,7 +33,7 @@ def hits(model: str, draft: str, prompts: list[list[int]], new: int, layers: lis
     sources.append(("both", f"source=both,layer={layers[-1]}"))
     for name, source in sources:
         for candidates in (1, 2, 4, 8):
-            spec = f"mirror:{draft},where=line,candidates={candidates},{source},layout={layout}"
+            spec = f"mirror:{draft},where=line,candidates={candidates},{source}"
             engine = Engine(model, spec, dtype="float32", max_batch=8)
             done = engine.generate(prompts, SamplingParams(max_tokens=new))
             counts: Any = engine.drafter.counts  # type: ignore[attr-defined]
@@ -70,7 +70,7 @@ def measured(model: str, draft: str, prompts: list[list[int]], new: int) -> Late
     alone, mirror, _ = run("where=line", max(cores - 1, 1))
     counts = mirror.counts
     latency = LatencyModel(0.0, alone, median(counts.ahead), median(counts.fresh), counts.hit_rate)
-    both, _, trip = run("check=false", max(cores - 1, 1))
+    both, _, trip = run("where=process", max(cores - 1, 1))
     together = 1 + max(0.0, both - alone) / min(latency.after, latency.ahead)
     return replace(latency, together=together, rendezvous=trip)
 
@@ -100,7 +100,7 @@ def timed(model: str, draft: str, prompts: list[list[int]], new: int, ahead: str
         "none, 2 threads": Engine(model, "none", threads=2),
         "model, 2 threads": Engine(model, plain, threads=2),
         "model, 1 thread": Engine(model, plain, threads=1),
-        f"mirror, {ahead}, 1 + 1": Engine(model, f"mirror:{draft},check=false,{ahead}"),
+        f"mirror, {ahead}, 1 + 1": Engine(model, f"mirror:{draft},{ahead}"),
     }
     speeds: dict[str, list[float]] = {name: [] for name in contestants}
     for _ in range(repeats):
@@ -130,16 +130,14 @@ def main() -> None:
     parser.add_argument("--characters", type=int, default=1500)
     parser.add_argument("-n", "--new", type=int, default=48)
     parser.add_argument("--candidates", type=int, default=4)
-    parser.add_argument("--layout", default="measured", choices=["measured", "uniform"])
     parser.add_argument("--repeats", type=int, default=3)
     args = parser.parse_args()
     prompts = read_prompts(args.prompts, load_tokenizer(args.model), args.every, args.characters)
     if args.what == "hits":
         layers = load(args.model).num_layers
-        hits(args.model, args.draft, prompts, args.new, [layers // 2, layers - 2], args.layout)
+        hits(args.model, args.draft, prompts, args.new, [layers // 2, layers - 2])
     else:
-        ahead = f"candidates={args.candidates},layout={args.layout}"
-        timed(args.model, args.draft, prompts, args.new, ahead, args.repeats)
+        timed(args.model, args.draft, prompts, args.new, f"candidates={args.candidates}", args.repeats)
 
 
 if __name__ == "__main__":

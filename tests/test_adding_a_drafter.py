@@ -15,17 +15,18 @@ PAGE = REPOSITORY / "docs" / "adding-a-drafter.md"
 
 @pytest.fixture
 def written(tmp_path: Path, demo: Path, monkeypatch: pytest.MonkeyPatch) -> list[str]:
-    """The page's Python blocks; the first is the drafter, in a module that can be imported."""
+    """The page's Python blocks; the drafters among them are in modules that can be imported."""
     blocks = re.findall(r"```python\n(.*?)```", PAGE.read_text(), re.DOTALL)
-    (tmp_path / "pingpong.py").write_text(blocks[0])
+    for name, block in (("pingpong", blocks[0]), ("bigram", blocks[2])):
+        (tmp_path / f"{name}.py").write_text(block)
+        monkeypatch.delitem(sys.modules, name, raising=False)
     monkeypatch.syspath_prepend(str(tmp_path))
     monkeypatch.chdir(REPOSITORY)
-    monkeypatch.delitem(sys.modules, "pingpong", raising=False)
     return blocks
 
 
 def test_the_drafter_runs_and_its_test_passes(written: list[str], capsys: pytest.CaptureFixture[str]) -> None:
-    _, use, test = written
+    _, use, _, test = written
     exec(compile(use, str(PAGE), "exec"), {})
     assert len(capsys.readouterr().out.strip()) > 10
     names: dict[str, object] = {}
@@ -40,3 +41,14 @@ def test_it_can_be_registered(written: list[str], monkeypatch: pytest.MonkeyPatc
     assert registry.create("pingpong,draft=6").config.draft == 6  # type: ignore[attr-defined]
     assert registry.describe("pingpong").options[0].help == "most tokens a draft holds"
     assert registry.create("pingpong+sam").name == "pingpong+sam"
+
+
+def test_the_drafter_with_a_model_drafts_chains_and_trees(written: list[str]) -> None:
+    from bigram import Bigram  # type: ignore[import-not-found]
+
+    names: dict[str, object] = {}
+    exec(compile(written[-1], str(PAGE), "exec"), names)
+    plain = names["answers"]("none", 2)  # type: ignore[operator]
+    for tree in (0, 6):
+        drafter = Bigram(Bigram.Config(stop="fixed", draft=2, tree=tree))
+        assert names["answers"](drafter, 2) == plain  # type: ignore[operator]

@@ -17,8 +17,9 @@ from paceline.core.request import Row
 from paceline.core.sampling import RowRandom, SamplingParams
 from paceline.core.segment import Segment, Verdict
 from paceline.core.tree import DraftTree
-from paceline.draft.methods.model import Model, ModelConfig
+from paceline.draft.methods.model import Model, StreamedConfig
 from paceline.draft.models.stop import RULES
+from paceline.draft.models.text_model import TextModel
 from paceline.target.base import LayerCallback, Needs, Target
 from tests.fakes import Prefix, TableTarget
 
@@ -27,7 +28,6 @@ SPECS: dict[str, dict[str, Any]] = {
     "short": {"stop": "fixed", "draft": 1},
     "tree": {"stop": "fixed", "tree": 7, "width": 2},
     "wide tree": {"stop": "svip", "tree": 12, "width": 4},
-    "adaptive tree": {"stop": "adaptive", "tree": 5, "width": 3},
 }
 """Options of a drafter with a model: every stop rule, chains and trees."""
 
@@ -73,30 +73,31 @@ def like(target: TableTarget, noise: float = 1.0, seed: int = 1, **kw: Any) -> D
 
 def drafter(model: Target, **options: Any) -> OnModel:
     """`model` with a draft model that is already there."""
-    return OnModel(model, ModelConfig(checkpoint="given", **options))
+    return OnModel(model, StreamedConfig(checkpoint="given", **options))
 
 
 class OnModel(Model):
     """Checks, before every round, that the draft model holds the row's tokens and how far."""
 
-    def __init__(self, model: Target, config: ModelConfig):
+    model: TextModel
+
+    def __init__(self, network: Target, config: StreamedConfig):
         super().__init__(config)
-        self.given = model
+        self.network = network
         self.lags: list[int] = []
 
-    def bind(self, target: Target) -> None:
-        super(Model, self).bind(target)
-        self.model = self.given
-        if self.model.vocab_size < target.vocab_size:
-            self.columns = torch.arange(self.model.vocab_size)
+    def open(self, target: Target) -> TextModel:
+        few = self.network.vocab_size < target.vocab_size
+        columns = torch.arange(self.network.vocab_size) if few else None
+        return TextModel(self.network, target.vocab_size, columns, context=self.config.context)
 
     def propose(self, rows: Sequence[Row]) -> list[DraftTree]:
         for row in rows:
-            cached = self.cached(row)
+            cached = self.model.length(row)
             assert cached < len(row)
             self.lags.append(len(row) - 1 - cached)
-            if isinstance(self.model, TableTarget):
-                held = self.model.rows(self._slots[row.id])
+            if isinstance(self.network, TableTarget):
+                held = self.network.rows(self.model.slot(row))
                 assert held == row.tokens[cached - len(held) : cached].tolist()
                 assert self.config.context is not None or len(held) == cached
         trees = super().propose(rows)

@@ -17,7 +17,7 @@ from paceline.core.sampling import SamplingParams
 from paceline.core.segment import Segment
 from paceline.draft import registry
 from paceline.draft.methods.dflash import DFlash
-from paceline.draft.models.drafts import Draft
+from paceline.draft.models.draft_model import Draft
 from paceline.draft.models.vocab import Vocabulary, save_vocabulary
 from paceline.draft.shapes import best_first
 from paceline.engine.engine import Engine
@@ -55,7 +55,7 @@ def states_of(target: Decoder, text: list[int], made: DFlash) -> torch.Tensor:
     slot = target.add_row(len(text))
     said = target.verify([Segment.chunk(slot, np.array(text), last=False)], made.needs)
     target.drop_row(slot)
-    return torch.cat([said.hidden[layer] for layer in made.network.form.taps], -1)
+    return torch.cat([said.hidden[layer] for layer in made.model.network.form.taps], -1)
 
 
 def begun(target: Decoder, made: DFlash, text: list[int], number: int = 0, temperature: float = 0.0) -> Draft:
@@ -66,7 +66,8 @@ def begun(target: Decoder, made: DFlash, text: list[int], number: int = 0, tempe
     verdict = target.verify([Segment.chunk(row.slot, np.array(text[:-1]), last=False)], made.needs)
     target.commit(row.slot, list(range(len(text) - 1)))
     made.observe(prompt_run(row, text[:-1], verdict))
-    return Draft.chain(row, row.tokens[made.cached(row) :].tolist())
+    (draft,) = made.begin([row])
+    return replace(draft, ends=frozenset())
 
 
 # The network ---------------------------------------------------------------------------------------------------------
@@ -93,7 +94,7 @@ def test_a_published_file_computes_what_its_authors_network_does(world: Answered
     made.bind(world.target)
     texts_ = world.prompts[:3]
     drafts = [begun(world.target, made, text, n) for n, text in enumerate(texts_)]
-    made.fill(drafts)
+    made.model.fill(drafts)
     tensors, table = blocks.random_tensors(model), model.model.embed_tokens.weight.detach()
     for text, draft in zip(texts_, drafts, strict=True):
         with torch.no_grad():
@@ -103,7 +104,7 @@ def test_a_published_file_computes_what_its_authors_network_does(world: Answered
             torch.testing.assert_close(draft.features[0], wanted[1:], atol=2e-4, rtol=2e-4)
             logits = wanted[1:] @ model.lm_head.weight.T
             torch.testing.assert_close(draft.features[1], logits, atol=2e-3, rtol=2e-3)
-        assert made.cached(draft.row) == len(text) - 1, "nothing of a block is kept"
+        assert made.model.length(draft.row) == len(text) - 1, "nothing of a block is kept"
 
 
 def test_a_window_ends_where_it_should(world: Answered, tmp_path: Path) -> None:
@@ -120,9 +121,8 @@ def test_a_window_ends_where_it_should(world: Answered, tmp_path: Path) -> None:
         if changed is not None:
             other[changed] += 1
         draft = begun(world.target, made, text)
-        made.pending.read(draft.row, made.pending.count(draft.row))
-        made.read([draft.row], [other])
-        made.fill([draft])
+        made.model.pending.read([draft.row], [other])
+        made.model.fill([draft])
         made.drop(draft.row)
         return draft.features[0][0]
 
@@ -136,11 +136,11 @@ def test_positions_of_a_block_see_each_other(world: Answered) -> None:
     made = drafter(world, "random")
     made.bind(world.target)
     draft = begun(world.target, made, world.prompts[0])
-    made.fill([draft])
-    slot = made.pending.slot(draft.row)
+    made.model.fill([draft])
+    slot = made.model.pending.slot(draft.row)
     short = Segment(slot, np.zeros(3, np.int64), np.arange(-1, 2), num_logits=2)
     with torch.inference_mode():
-        read = made.network.fill([draft.row.last_token], [short])
+        read = made.model.network.fill([draft.row.last_token], [short])
     assert not torch.allclose(read, draft.features[0][:2], atol=1e-3)
 
 
@@ -155,8 +155,8 @@ def test_the_context_is_a_fresh_reading_whoever_drafted(world: Answered) -> None
     made = drafter(world)
     checked = 0
     for row in world.rows_of_two(made):
-        text, count = row.tokens.tolist(), made.cached(row)
-        assert count + made.pending.count(row) == len(text) - 1
+        text, count = row.tokens.tolist(), made.model.length(row)
+        assert count + made.model.pending.count(row) == len(text) - 1
         if not count:
             continue
         fresh, target = drafter(world), native.of(world.model)
@@ -164,12 +164,13 @@ def test_the_context_is_a_fresh_reading_whoever_drafted(world: Answered) -> None
         other = Row(0, text[:count], SamplingParams(max_tokens=9), max_context=target.max_context)
         fresh.start(other)
         states = states_of(target, text, fresh)
-        fresh.read([other], [states[:count]])
+        fresh.model.pending.read([other], [states[:count]])
         one, two = (
-            part.pending.cache.kv[:, :, part.pending.slot(of), :, :count] for part, of in ((made, row), (fresh, other))
+            part.cache.kv[:, :, part.slot(of), :, :count]
+            for part, of in ((made.model.pending, row), (fresh.model.pending, other))
         )
         torch.testing.assert_close(one, two, atol=1e-4, rtol=1e-4)
-        torch.testing.assert_close(made.pending.of(row), states[count : len(text) - 1], atol=1e-4, rtol=1e-4)
+        torch.testing.assert_close(made.model.pending.of(row), states[count : len(text) - 1], atol=1e-4, rtol=1e-4)
         checked += 1
     assert checked >= 6
 
@@ -207,14 +208,14 @@ def test_tree_and_chain_have_the_same_distributions(world: Answered) -> None:
     made = drafter(world, width=models.VOCAB_SIZE, stop="fixed")
     made.bind(world.target)
     draft = begun(world.target, made, world.prompts[0])
-    made.fill([draft])
-    chances, tokens = made.grow_tree(draft, models.VOCAB_SIZE)
+    made.model.fill([draft])
+    chances, tokens = made.proposer.best_paths(draft, models.VOCAB_SIZE)
     for path, chance in list(chances.items())[:30]:
-        chain, wanted = Draft.chain(draft.row, draft.row.tokens[made.cached(draft.row) :].tolist()), 1.0
+        chain, wanted = Draft.chain(draft.row, draft.row.tokens[made.model.length(draft.row) :].tolist()), 1.0
         chain.features = draft.features
         for depth in range(1, len(path) + 1):
             token = tokens[path[:depth]]
-            wanted *= float(made.run([chain], [1])[0].softmax(-1)[token])
+            wanted *= float(made.model.extend([chain], [1])[0].softmax(-1)[token])
             chain.add(token)
         assert chance == pytest.approx(wanted, rel=1e-3)
 
@@ -223,11 +224,11 @@ def test_tokens_that_are_no_candidates_weigh_what_they_did(world: Answered) -> N
     made = drafter(world, width=2)
     made.bind(world.target)
     draft = begun(world.target, made, world.prompts[0])
-    made.fill([draft])
-    chances, _ = made.grow_tree(draft, 2)
+    made.model.fill([draft])
+    chances, _ = made.proposer.best_paths(draft, 2)
     p = draft.features[1][0].softmax(-1)
     best = p.topk(2).indices
-    bias = made.network.bias(torch.tensor(draft.tokens[-1]))
+    bias = made.model.network.bias(torch.tensor(draft.tokens[-1]))
     weights = p[best] * bias[best].exp()
     wanted = weights / (weights.sum() + 1 - p[best].sum())
     assert chances[(0,)] == pytest.approx(float(wanted.max()), rel=1e-3)
@@ -257,14 +258,14 @@ def test_nothing_is_drafted_of_a_text_that_was_not_read_or_of_no_numbers(world: 
 def test_a_block_ends_with_the_context(world: Answered, monkeypatch: pytest.MonkeyPatch) -> None:
     made, most, sizes = drafter(world), world.target.max_context, []
     made.bind(world.target)
-    usual = made.network.fill
+    usual = made.model.network.fill
     monkeypatch.setattr(
-        made.network, "fill", lambda anchors, parts: sizes.append(parts[0].num_run) or usual(anchors, parts)
+        made.model.network, "fill", lambda anchors, parts: sizes.append(parts[0].num_run) or usual(anchors, parts)
     )
     for left in (3, 20):
         text = [5 + n % 90 for n in range(most - left)]
         made.propose([begun(world.target, made, text, left).row])
-    assert sizes == [4, min(made.network.form.block, 21)], "its first place is the last token's"
+    assert sizes == [4, min(made.model.network.form.block, 21)], "its first place is the last token's"
 
 
 def test_the_confidence_head_ends_a_chain(world: Answered) -> None:
@@ -274,11 +275,12 @@ def test_the_confidence_head_ends_a_chain(world: Answered) -> None:
     draft = begun(world.target, made, world.prompts[0])
     [tree] = made.propose([draft.row])
     assert tree.calls == 1
-    fresh = Draft.chain(draft.row, draft.row.tokens[made.cached(draft.row) :].tolist())
+    fresh = Draft.chain(draft.row, draft.row.tokens[made.model.length(draft.row) :].tolist())
+    made.model.fill([fresh])
     tensors, sure = blocks.knowing(world.model), []
     for token in tree.tokens[1:].tolist():
-        logits = made.run([fresh], [1])
-        sure += made.signals([fresh], logits)
+        logits = made.model.extend([fresh], [1])
+        sure += made.model.signals([fresh], logits, made.rule)
         before = tensors["markov_head.markov_w1.weight"][fresh.tokens[-1]]
         features = torch.cat([fresh.features[0][len(fresh.drafted)], before])
         wanted = torch.sigmoid(features @ tensors["confidence_head.proj.weight"][0] + 1)
@@ -352,19 +354,18 @@ def test_the_best_paths_are_the_best_of_all() -> None:
             assert not path[-1] or (*path[:-1], path[-1] - 1) in found
 
 
-def test_trees_end_where_an_answer_does_and_cost_decides(world: Answered, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_trees_end_where_an_answer_does_and_cost_decides(world: Answered) -> None:
     made = drafter(world, tree="auto")
     made.bind(world.target)
     draft = begun(world.target, made, world.prompts[0])
-    made._asked = {0}
-    monkeypatch.setattr(DFlash, "fitting", lambda self, chances: [min(len(one), 40) for one in chances])
-    [tree] = made._trees([draft])
+    made.proposer.size = lambda chances, beside: [min(len(one), 40) for one in chances]
+    [tree] = made.proposer.propose([draft])
     assert len(tree) == 41
     assert (tree.chances[1:] <= tree.chances[tree.parent[1:]] + 1e-12).all()
     first = int(tree.tokens[1])
     assert 1 in tree.parent
-    ended = Draft.chain(draft.row, draft.row.tokens[made.cached(draft.row) :].tolist(), frozenset([first]))
-    [tree] = made._trees([ended])
+    ended = replace(draft, ends=frozenset([first]))
+    [tree] = made.proposer.propose([ended])
     node = tree.tokens.tolist().index(first)
     assert node not in tree.parent
 

@@ -17,8 +17,9 @@ from paceline.core.segment import Segment
 from paceline.draft import registry
 from paceline.draft.base import Drafter
 from paceline.draft.models import pending
-from paceline.draft.models.drafts import Draft, Growth
-from paceline.draft.models.features import FeatureDrafter
+from paceline.draft.models.draft_model import Draft
+from paceline.draft.models.model_drafter import ModelDrafter
+from paceline.draft.models.proposers import Growth
 from paceline.engine.engine import Engine
 from paceline.target.hf import HFTarget
 from tests import models, native
@@ -72,16 +73,16 @@ def test_sampled_text_has_the_targets_distribution(tmp_path: pytest.TempPathFact
 
 
 def fresh_reading(
-    here: World, drafter: FeatureDrafter, text: list[int], pairs: int
+    here: World, drafter: ModelDrafter, text: list[int], pairs: int
 ) -> tuple[torch.Tensor, torch.Tensor]:
     """Keys and values of the head, and the tapped states, of a text that others of their own read whole."""
     target = native.of(here.model)
     slot = target.add_row(len(text))
     said = target.verify([Segment.chunk(slot, np.array(text), last=False)], drafter.needs)
-    states = torch.cat([said.hidden[layer] for layer in drafter.network.taps], -1)
+    states = torch.cat([said.hidden[layer] for layer in drafter.model.network.taps], -1)
     other = type(drafter)(drafter.config)
     other.bind(target)
-    network = other.network
+    network = other.model.network
     own = network.cache.add_row(pairs)
     tokens = np.array(text[1 : pairs + 1])
     with torch.inference_mode():
@@ -114,17 +115,17 @@ def test_tapped_states_come_in_the_order_that_the_head_names(world: Callable[...
 
 def check_cache(here: World, drafter: Drafter) -> None:
     """After every round, against a fresh reading."""
-    assert isinstance(drafter, FeatureDrafter)
+    assert isinstance(drafter, ModelDrafter)
     checked = 0
     for row in here.rows_of_two(drafter):
-        text, pairs = row.tokens.tolist(), drafter.cached(row) - 1
-        assert pairs + drafter.pending.count(row) == len(text) - 1
+        text, pairs = row.tokens.tolist(), drafter.model.length(row) - 1
+        assert pairs + drafter.model.pending.count(row) == len(text) - 1
         if not pairs:
             continue
         keys_values, states = fresh_reading(here, drafter, text, pairs)
-        own = drafter.pending.cache.kv[:, :, drafter.pending.slot(row), :, :pairs]
+        own = drafter.model.pending.cache.kv[:, :, drafter.model.pending.slot(row), :, :pairs]
         torch.testing.assert_close(own, keys_values, atol=1e-4, rtol=1e-4)
-        torch.testing.assert_close(drafter.pending.of(row), states[pairs : len(text) - 1], atol=1e-4, rtol=1e-4)
+        torch.testing.assert_close(drafter.model.pending.of(row), states[pairs : len(text) - 1], atol=1e-4, rtol=1e-4)
         checked += 1
     assert checked >= 6
 
@@ -151,9 +152,9 @@ def test_only_tokens_of_the_vocabulary_are_drafted(world: Callable[..., World], 
     """eagle3's own, and of either what `vocab` leaves of it."""
     here = world()
     drafter = here.drafter(method, "random")
-    assert isinstance(drafter, FeatureDrafter)
+    assert isinstance(drafter, ModelDrafter)
     drafter.bind(here.target)
-    own = None if drafter.columns is None else set(drafter.columns.tolist())
+    own = None if drafter.model.columns is None else set(drafter.model.columns.tolist())
     assert (own is None) == (method == "eagle")
     drafted = set()
     engine = Engine(here.target, drafter)
@@ -180,7 +181,7 @@ def test_the_kept_nodes_hang_together_whatever_ties() -> None:
             growth.expand(logits, None)
             if not growth.descend():
                 break
-        tree = growth.tree("eagle")
-        assert len(tree) - 1 == min(growth.size, len(growth.token)), trial
+        tree = growth.tree()
+        assert len(tree) - 1 == min(growth.size, len(growth.found)), trial
         assert (tree.parent[1:] < np.arange(1, len(tree))).all()
         assert all(tree.depth[node] == tree.depth[tree.parent[node]] + 1 for node in range(1, len(tree)))

@@ -13,7 +13,7 @@ from transformers import PreTrainedModel
 
 from paceline.core.segment import Segment
 from paceline.draft import registry
-from paceline.draft.models.features import FeatureDrafter
+from paceline.draft.models.model_drafter import ModelDrafter
 from paceline.draft.published.eagle3 import Flags, default_taps
 from paceline.errors import MethodError
 from paceline.target.decoder import Decoder
@@ -31,17 +31,17 @@ def target(model: PreTrainedModel) -> Decoder:
     return native.of(model)
 
 
-def bound(path: object, target: Decoder, method: str = "eagle3") -> FeatureDrafter:
+def bound(path: object, target: Decoder, method: str = "eagle3") -> ModelDrafter:
     drafter = registry.create(f"{method}:{path}")
-    assert isinstance(drafter, FeatureDrafter)
+    assert isinstance(drafter, ModelDrafter)
     drafter.bind(target)
     return drafter
 
 
-def said(drafter: FeatureDrafter, seed: int = 0) -> torch.Tensor:
+def said(drafter: ModelDrafter, seed: int = 0) -> torch.Tensor:
     """Logits of a bound head after five given pairs."""
-    network, rng = drafter.network, np.random.default_rng(seed)
-    width = drafter.pending._nothing.shape[1]
+    network, rng = drafter.model.network, np.random.default_rng(seed)
+    width = drafter.model.pending._nothing.shape[1]
     states = torch.from_numpy(rng.normal(size=(5, width))).float()
     tokens = rng.integers(4, models.VOCAB_SIZE, 5)
     slot = network.cache.add_row(5)
@@ -49,7 +49,7 @@ def said(drafter: FeatureDrafter, seed: int = 0) -> torch.Tensor:
         segment = Segment(slot, tokens, np.arange(-1, 4), num_logits=5)
         _, read = network.forward(network.table[torch.from_numpy(tokens)], network.first(states), [segment])
         network.cache.drop_row(slot)
-        return drafter.head(read)
+        return drafter.model.head(read)
 
 
 def refusal(path: object, target: Decoder, method: str = "eagle3") -> str:
@@ -70,8 +70,8 @@ def test_an_original_head_and_its_speculators_form_are_the_same(
     converted = write(tmp_path / "b", speculators(model), eagle3(model, prefix="layers.0."))
     first, second = bound(original, target), bound(converted, target)
     torch.testing.assert_close(said(first), said(second), atol=0, rtol=0)
-    assert first.columns is not None
-    assert first.columns.tolist() == second.columns.tolist()
+    assert first.model.columns is not None
+    assert first.model.columns.tolist() == second.model.columns.tolist()
     assert first.needs.hidden_layers == (2, 4, 5) == default_taps(8)  # null: the paper's
 
 
@@ -122,7 +122,7 @@ def test_a_head_of_another_width_brings_its_embedding(model: PreTrainedModel, ta
     assert "needs an embedding of its own" in refusal(write(tmp_path / "a", config, tensors), target)
     tensors["embed_tokens.weight"] = torch.randn(models.VOCAB_SIZE, narrow)
     drafter = bound(write(tmp_path / "b", config, tensors), target)
-    assert drafter.network.table.shape == (models.VOCAB_SIZE, narrow)
+    assert drafter.model.network.table.shape == (models.VOCAB_SIZE, narrow)
     assert said(drafter).isfinite().all()
 
 
@@ -137,7 +137,7 @@ def test_every_flag_is_another_network(model: PreTrainedModel, target: Decoder, 
         tensors |= {f"fc_norm.{n}.weight": torch.full((hidden,), 2.0) for n in range(3)}
     other = bound(write(tmp_path / "other", speculators(model, **{flag: True}), tensors), target)
     if flag == "norm_output":  # it changes what the next node reads
-        assert other.network.flags.norm_output  # type: ignore[attr-defined]
+        assert other.model.network.flags.norm_output  # type: ignore[attr-defined]
         torch.testing.assert_close(said(plain), said(other))
     else:
         assert (said(plain) - said(other)).abs().max() > 1e-3

@@ -27,7 +27,7 @@ from paceline.draft import registry
 from paceline.draft.fallback import Fallback
 from paceline.draft.methods.kangaroo import Kangaroo, KangarooConfig, adapter_shapes
 from paceline.draft.models.checkpoint import TargetFacts, save_drafter
-from paceline.draft.models.drafts import Draft
+from paceline.draft.models.draft_model import Draft
 from paceline.engine.engine import Engine
 from paceline.errors import MethodError
 from paceline.target.decoder import Decoder
@@ -152,15 +152,18 @@ class Counting(Kangaroo):
         self.adapted = 0
         self.lags: list[tuple[bool, int]] = []
         self.whole: dict[int, bool] = {}
+        extend = self.model.extend
 
-    def run(self, drafts: Sequence[Draft], num_logits: Sequence[int]) -> torch.Tensor:
-        self.adapted += 1
-        return super().run(drafts, num_logits)
+        def counted(drafts: Sequence[Draft], num_logits: Sequence[int]) -> torch.Tensor:
+            self.adapted += 1
+            return extend(drafts, num_logits)
+
+        self.model.extend = counted  # type: ignore[method-assign]
 
     def propose(self, rows: Sequence[Row]) -> list[DraftTree]:
         for row in rows:
-            done = self.cached(row)
-            assert self.target.length(row.slot) == len(row) - 1 == done + self.pending.count(row)
+            done = self.model.length(row)
+            assert self.model.target.length(row.slot) == len(row) - 1 == done + self.model.pending.count(row)
             if row.id in self.whole:
                 self.lags.append((self.whole[row.id], len(row) - 1 - done))
         return super().propose(rows)
@@ -235,10 +238,10 @@ def test_after_every_round_the_caches_are_those_of_a_fresh_prompt(
             slot = fresh.add_row(len(text))
             verdict = fresh.verify([Segment.chunk(slot, np.array(text), last=False)], drafter.needs)
             torch.testing.assert_close(found, fresh.cache.kv[:, :, slot, :, : len(text)], atol=1e-4, rtol=1e-4)
-            done = drafter.cached(row)
-            mine = drafter.pending.cache.kv[:, :, drafter.pending.slot(row), :, :done]
+            done = drafter.model.length(row)
+            mine = drafter.model.pending.cache.kv[:, :, drafter.model.pending.slot(row), :, :done]
             states = verdict.hidden[here.exit]
-            torch.testing.assert_close(drafter.pending.of(row), states[done:], atol=1e-4, rtol=1e-4)
+            torch.testing.assert_close(drafter.model.pending.of(row), states[done:], atol=1e-4, rtol=1e-4)
             if not done:
                 continue
             adapter = kangaroo.Adapter(adapters(here.model)["trained"], fresh)

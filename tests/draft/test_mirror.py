@@ -21,13 +21,13 @@ import torch
 from paceline.core.sampling import SamplingParams
 from paceline.draft.methods import mirror
 from paceline.draft.models import draft_worker
-from paceline.draft.models.branches import Ahead, Ask
+from paceline.draft.models.branches import Ask, Lookahead
 from paceline.draft.models.draft_worker import Closed, DraftWorker, Setup, facts_to_send
 from paceline.draft.models.vocab import Vocabulary, save_vocabulary
 from paceline.draft.registry import create
 from paceline.engine.engine import Engine
 from paceline.errors import MethodError
-from tests import models
+from tests import models, native
 from tests.draft.answered import target_and_close_draft
 from tests.draft.drafting import drafter, like
 from tests.fakes import TableTarget
@@ -43,6 +43,8 @@ def folders(tmp_path_factory: pytest.TempPathFactory) -> dict[str, Path]:
     """A target, and a draft model that is nearly the same."""
     at = tmp_path_factory.mktemp("models")
     made = target_and_close_draft(at, 0.05)
+    made["other"] = models.make("llama2", at / "other", **native.TINY)
+    models.tokenizer(280).save_pretrained(made["other"])
     made["few"] = at / "few.safetensors"
     save_vocabulary(made["few"], Vocabulary(torch.arange(0, models.VOCAB_SIZE, 3)))
     return made
@@ -64,7 +66,7 @@ LINE = "mirror:{close},where=line,"
 @pytest.mark.parametrize(
     "options",
     [
-        "candidates=0", "candidates=1", "candidates=3,layout=uniform", "branches=5,stop=svip", "miss=empty",
+        "candidates=0", "candidates=1", "candidates=3", "branches=5,stop=svip", "miss=empty",
         "source=early_exit", "source=early_exit,layer=1,candidates=40,draft=1", "source=early_exit,vocab={few}",
         "source=both,miss=empty", "stop=confidence",
     ],
@@ -87,7 +89,7 @@ def test_a_draft_model_with_a_shorter_context_drafts_as_far_as_it_reads(folders,
     config.write_text(json.dumps(json.loads(config.read_text()) | {"max_position_embeddings": context}))
     spec = f"mirror:{tmp_path / 'short'},where=line,{options}"
     engine = Engine(str(folders["target"]), spec, dtype="float32", device="cpu", max_batch=3)
-    model = engine.drafter.side.drafter.model
+    model = engine.drafter.side.model.network
     usual = model.verify
 
     def verify(segments, *more):
@@ -126,8 +128,8 @@ def test_a_sampled_window_drafted_ahead_has_the_draws_of_the_round_that_verifies
 
 def test_the_draft_draws_with_a_seed_of_its_own(folders, monkeypatch):
     """Its draws must not be those of the acceptance test."""
-    opened, usual = [], Ahead.open
-    monkeypatch.setattr(Ahead, "open", lambda self, *row: (opened.append(row[2].seed), usual(self, *row)))
+    opened, usual = [], Lookahead.open
+    monkeypatch.setattr(Lookahead, "open", lambda self, *row: (opened.append(row[2].seed), usual(self, *row)))
     seeds = range(len(TEXTS))
     each = [SamplingParams(max_tokens=2, temperature=1.0, seed=seed) for seed in seeds]
     answered(folders, LINE + "candidates=1", each)
@@ -136,7 +138,7 @@ def test_the_draft_draws_with_a_seed_of_its_own(folders, monkeypatch):
 
 @pytest.mark.parametrize("source", ["draft", pytest.param("both", marks=pytest.mark.slow)])
 def test_the_process_writes_the_same_and_its_death_leaves_plain_decoding(folders, alone, source, caplog):
-    spec = f"mirror:{{close}},check=false,limit=60,source={source},candidates=3"
+    spec = f"mirror:{{close}},limit=60,source={source},candidates=3"
     engine, out = answered(folders, spec)
     try:
         assert [done.tokens for done in out] == alone
@@ -166,7 +168,7 @@ def ends(engine: Engine, how: signal.Signals, alone: list[list[int]], caplog: py
 
 @pytest.mark.slow
 def test_a_process_that_hangs_leaves_plain_decoding(folders, alone, caplog):
-    spec = "mirror:{close},check=false,limit=0.5"
+    spec = "mirror:{close},limit=0.5"
     engine = Engine(str(folders["target"]), spec.format(**folders), dtype="float32", device="cpu")
     ends(engine, signal.SIGSTOP, alone, caplog)
 
@@ -192,7 +194,7 @@ def test_after_a_hit_the_cache_is_that_of_a_fresh_reading(folders):
     target = Engine(str(folders["target"]), "none", dtype="float32", device="cpu").target
     drafter = create(f"model:{folders['close']},stop=fixed,draft=3")
     drafter.bind(target)
-    ahead = Ahead(drafter, num_candidates=3)
+    ahead = Lookahead(drafter, num_candidates=3)
     ahead.open(7, list(range(5, 11)), SamplingParams(max_tokens=60, ignore_eos=True), 2048)
     new, seen = [12], 0
     for turn in range(8):
@@ -212,34 +214,25 @@ def test_after_a_hit_the_cache_is_that_of_a_fresh_reading(folders):
         (tree,) = fresh.propose([state.row])
         assert tree.tokens[1:].tolist() == window.tokens
         assert [top[0][0] for top in state.tops[: len(window.tokens)]] == window.tokens, "its own candidates"
-        length = drafter.cached(state.row)
-        ours = drafter.model.cache.kv[:, :, drafter._slots[7], :, : length + 1 + len(window.tokens)]
-        theirs = fresh.model.cache.kv[:, :, fresh._slots[7], :, : length + len(window.tokens)]
+        length = drafter.model.length(state.row)
+        ours = drafter.model.network.cache.kv[:, :, drafter.model.slot(state.row), :, : length + 1 + len(window.tokens)]
+        theirs = fresh.model.network.cache.kv[:, :, fresh.model.slot(state.row), :, : length + len(window.tokens)]
         torch.testing.assert_close(ours[..., : theirs.shape[3], :], theirs, atol=1e-4, rtol=1e-4)
     assert seen == 7
 
 
-def test_branches_go_where_windows_end_unless_they_are_to_be_spread_evenly():
-    """As many in all as `candidates` a position."""
+def test_branches_go_where_windows_end():
+    """As many in all as `candidates` a position, and at most four times as many at one."""
     window, tops = [0, 0, 0], [[(v, 0.5**v) for v in range(40)]] * 4
-    counts = {}
-    for layout in ("measured", "uniform"):
-        ahead = Ahead(drafter(like(TableTarget(vocab_size=8))), num_candidates=3, layout=layout)
-        for _ in range(400):
-            ahead.lengths.note(1, len(window))
-        keys = ahead._keys(window, tops)
-        assert len(keys) == len(set(keys)) == 12
-        counts[layout] = [sum(a == position for a, _ in keys) for position in range(4)]
-    assert counts["uniform"] == [3, 3, 3, 3]
-    assert counts["measured"][1] > 6
-
-
-def test_by_default_more_windows_are_there_than_with_as_many_for_every_position(folders):
-    rates = {}
-    for layout in ("", ",layout=uniform"):
-        engine, _ = answered(folders, LINE + "candidates=2" + layout, SamplingParams(max_tokens=60, ignore_eos=True))
-        rates[layout] = engine.drafter.counts.hit_rate
-    assert rates[""] > rates[",layout=uniform"]
+    target = TableTarget(vocab_size=8)
+    made = drafter(like(target))
+    made.bind(target)
+    ahead = Lookahead(made, num_candidates=3)
+    for _ in range(400):
+        ahead.lengths.note(1, len(window))
+    keys = ahead._outcomes(window, tops)
+    assert len(keys) == len(set(keys)) == 12
+    assert 6 < sum(a == 1 for a, _ in keys) <= 12
 
 
 @pytest.fixture
@@ -299,7 +292,8 @@ def test_a_process_that_cannot_load_its_drafter_says_why(folders):
     [
         ("mirror:sam:{close}", "takes no checkpoint"),
         ("mirror:{close},where=line,source=early_exit,layer=99", "layer is 99"),
-        ("mirror:model:{close},where=line,stop=adaptive", "stop is 'adaptive'"),
+        ("mirror:model:{close},where=line,stop=heuristic", "stop is 'heuristic'"),
+        ('mirror:"model:{other},tokenizer=tli",where=line', "a tokenizer of its own cannot draft ahead"),
         ("mirror", "needs a checkpoint"),
     ],
 )

@@ -14,8 +14,9 @@ from paceline.core.request import Row
 from paceline.core.sampling import SamplingParams
 from paceline.core.segment import Segment
 from paceline.core.tree import DraftTree
-from paceline.draft.methods.model import CHUNK, Model, ModelConfig, check_tokenizer
+from paceline.draft.methods.model import Model, StreamedConfig, check_tokenizer
 from paceline.draft.models.checkpoint import TargetFacts
+from paceline.draft.models.text_model import CHUNK
 from paceline.engine.engine import Engine
 from paceline.errors import MethodError, PacelineError
 from paceline.target.hf import HFTarget
@@ -31,7 +32,7 @@ from tests.rounds import shown
 NEW = 10
 GREEDY = SamplingParams(max_tokens=NEW)
 TEXTS = ["the cat and the dog", "there was", "and then the little cat said: hello the cat"]
-RULES = ["fixed", "svip", "heuristic", "adaptive", "fixed,tree=9,width=3"]
+RULES = ["fixed", "svip", "heuristic", "fixed,tree=9,width=3"]
 
 
 @pytest.fixture(scope="module")
@@ -66,8 +67,6 @@ def test_any_pair_writes_what_the_target_alone_writes(folders, target, draft):
 def test_a_close_draft_saves_forwards(folders):
     plainly = written(folders["target"], "none")
     for rule in RULES:
-        if rule == "adaptive":
-            continue  # as the clock has it
         out = written(folders["target"], f"model:{folders['close']},stop={rule}")
         assert sum(done.rounds for done in out) < 0.85 * sum(done.rounds for done in plainly)
 
@@ -166,7 +165,7 @@ def test_a_draft_reads_the_last_tokens_and_goes_on_from_there():
     assert runs[0][1:] == (4, [1, 0, 0, 3])
 
 
-@pytest.mark.parametrize("spec", ["svip", "tree", "adaptive"])
+@pytest.mark.parametrize("spec", ["svip", "tree"])
 def test_a_draft_whose_own_context_is_full_begins_anew(spec):
     """Texts of up to 45 tokens and more, a draft model that can read 20: it goes on drafting, 8 tokens back."""
     target = TableTarget(vocab_size=8, order=2, seed=4)
@@ -176,8 +175,7 @@ def test_a_draft_whose_own_context_is_full_begins_anew(spec):
     made = drafter(table, context=8, **SPECS[spec])
     out = Engine(target, made).generate(PROMPTS, params)
     assert [(done.tokens, done.finish_reason) for done in out] == plain(target, params)
-    if "adaptive" not in spec:
-        assert all(done.stats.draft_rounds >= done.rounds - 2 for done in out), "all but the first and the last"
+    assert all(done.stats.draft_rounds >= done.rounds - 2 for done in out), "all but the first and the last"
 
 
 def test_behind_another_drafter_it_skips_what_was_copied_meanwhile():
@@ -189,7 +187,7 @@ def test_behind_another_drafter_it_skips_what_was_copied_meanwhile():
     made.propose([row])
     made.observe(shown([row], [DraftTree.root(3)], [Accepted([0], [4])]))
     row.extend([4, 5])
-    assert made.cached(row) == 3
+    assert made.model.length(row) == 3
     made.propose([row])
     row.extend([0] * 20)
     made.observe(shown([row], [DraftTree.root(3)], [Accepted([0], [4])]))
@@ -247,15 +245,15 @@ def test_a_draft_model_without_a_tokenizer_remembers_its_targets(folders, tmp_pa
         (bare / "config.json").write_text(json.dumps(config | {"target": made_for}))
         if fingerprint == "another":
             with pytest.raises(MethodError, match="the two have different tokenizers"):
-                Model(ModelConfig(checkpoint=str(bare))).bind(target)
+                Model(StreamedConfig(checkpoint=str(bare))).bind(target)
         else:
-            Model(ModelConfig(checkpoint=str(bare))).bind(target)
+            Model(StreamedConfig(checkpoint=str(bare))).bind(target)
 
 
 def test_without_tokenizers_the_vocabularies_must_be_as_large(folders):
     target = TableTarget(vocab_size=8)
     with pytest.raises(MethodError, match="knows 320 tokens and the target 8: a draft model needs the target's"):
-        Model(ModelConfig(checkpoint=str(folders["close"]))).bind(_in_float32(target))
+        Model(StreamedConfig(checkpoint=str(folders["close"]))).bind(_in_float32(target))
 
 
 def _in_float32(target: TableTarget) -> TableTarget:

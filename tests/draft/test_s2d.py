@@ -17,7 +17,7 @@ from paceline.core.sampling import RowRandom, SamplingParams
 from paceline.core.tree import DraftTree
 from paceline.draft.methods.s2d import LAG, Sorted, exits_in_use
 from paceline.draft.models.checkpoint import TargetFacts, save_drafter
-from paceline.draft.models.drafts import Draft
+from paceline.draft.models.draft_model import Draft
 from paceline.draft.registry import create
 from paceline.engine.engine import Engine
 from paceline.errors import MethodError, ModelError
@@ -82,7 +82,7 @@ def drafter_of(engine: Engine) -> Sorted:
 
 
 def left(drafter: Sorted) -> list[int]:
-    return [section.left for section in drafter.sections]
+    return [section.exits_taken for section in drafter.sections]
 
 
 # What a step says -------------------------------------------------------------------------------------------------
@@ -105,16 +105,16 @@ class Alone:
             section.threshold = 0.0 if number >= exit else 1.0
 
     def step(self, draft: Draft, wanted: int = 1) -> torch.Tensor:
-        logits = self.drafter.run([draft], [wanted])
-        draft.done = len(draft.tokens)
+        logits = self.drafter.model.extend([draft], [wanted])
+        draft.num_run = len(draft.tokens)
         return logits
 
     def begin(self) -> Draft:
-        return Draft.chain(self.row, self.row.tokens[self.drafter.cached(self.row) :].tolist())
+        return Draft.chain(self.row, self.row.tokens[self.drafter.model.length(self.row) :].tolist())
 
     def check(self) -> None:
         """The invariant: section k is never ahead of the one before it, and what it lacks waits for it."""
-        slot = self.drafter._slots[self.row.id]
+        slot = self.drafter.model.slot(self.row)
         held = [section.cache.length(slot) + section.ran[slot] for section in self.drafter.sections]
         assert held == sorted(held, reverse=True)
         waiting = [len(section.waiting[slot]) for section in self.drafter.sections]
@@ -122,7 +122,7 @@ class Alone:
 
     def check_cache(self, committed: Sequence[int]) -> None:
         """Every key and value held is the one a model run over all tokens would have."""
-        slot = self.drafter._slots[self.row.id]
+        slot = self.drafter.model.slot(self.row)
         truth = self.model(torch.tensor([list(committed)]), use_cache=True).past_key_values
         for section in self.drafter.sections:
             n = section.cache.length(slot)
@@ -157,8 +157,8 @@ def test_an_exit_says_what_a_model_of_its_depth_says_whatever_was_left_before(wo
             alone.check()
             draft.add(int(rng.integers(4, 288)))
         # Some of the drafted tokens that were run stand, and a token of the target's comes behind them.
-        stood = int(rng.integers(draft.done - draft.known + 1))
-        alone.drafter.keep(draft, range(draft.known + stood))
+        stood = int(rng.integers(draft.num_run - draft.num_committed + 1))
+        alone.drafter.model.commit(draft, range(draft.num_committed + stood))
         alone.check()
         alone.row.extend([*draft.drafted[:stood], int(rng.integers(4, 288))])
         text = alone.row.tokens.tolist()
@@ -166,9 +166,9 @@ def test_an_exit_says_what_a_model_of_its_depth_says_whatever_was_left_before(wo
 
 
 def test_a_long_prompt_comes_in_chunks_through_every_layer(world: World, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr("paceline.draft.methods.model.CHUNK", 16)
+    monkeypatch.setattr("paceline.draft.models.text_model.CHUNK", 16)
     alone = Alone(world, "exits=1,2,4,thresholds=0.01", world.prompts[2])
-    alone.drafter.catch_up(alone.row)
+    alone.drafter.model.catch_up(alone.row)
     assert {section.cache.length(0) for section in alone.drafter.sections} == {64}
     alone.check_cache(world.prompts[2])
     logits = alone.step(alone.begin())
@@ -179,14 +179,14 @@ def test_of_a_long_prompt_the_last_tokens_are_read(world: World) -> None:
     """Every exit, and the layers that catch up later, see just the text from there on."""
     prompt = world.prompts[2]
     alone = Alone(world, "exits=1,2,4,thresholds=0.5,context=16", prompt)
-    alone.drafter.catch_up(alone.row)
+    alone.drafter.model.catch_up(alone.row)
     text = prompt[-16:]
     for exit, layers in ((0, 1), (1, 2), (2, LAYERS)):
         alone.force(exit)
         draft = alone.begin()
-        assert draft.known == (16 if exit == 0 else 1)
+        assert draft.num_committed == (16 if exit == 0 else 1)
         torch.testing.assert_close(alone.step(draft)[0], alone.truth(text, layers), atol=1e-4, rtol=1e-4)
-        alone.drafter.keep(draft, range(draft.known))
+        alone.drafter.model.commit(draft, range(draft.num_committed))
         alone.check()
         alone.check_cache(text)
         alone.row.extend([30 + exit])
@@ -199,7 +199,7 @@ def test_a_row_that_is_too_far_behind_goes_through_all_layers(world: World) -> N
     for token in fill:
         draft = alone.begin()
         alone.step(draft)
-        alone.drafter.keep(draft, range(draft.known))
+        alone.drafter.model.commit(draft, range(draft.num_committed))
         alone.row.extend([token])
         alone.check()
     assert left(alone.drafter) == [LAG, 0, 0]
@@ -237,7 +237,7 @@ def test_a_level_of_a_tree_leaves_as_one_where_its_surest_node_may(world: World)
             torch.testing.assert_close(row, alone.truth([*prompt, child], layers), atol=1e-4, rtol=1e-4)
         alone.check()
         # The last child stands: of the tree, its keys and values are all that stay.
-        alone.drafter.keep(draft, [*range(len(prompt)), len(prompt) + 2])
+        alone.drafter.model.commit(draft, [*range(len(prompt)), len(prompt) + 2])
         alone.check()
         alone.row.extend([40, 50])
         alone.check_cache(alone.row.tokens.tolist())
@@ -254,12 +254,12 @@ def test_of_a_batch_only_those_that_go_on_are_run_deeper(world: World) -> None:
     best = [float(alone.truth(row.tokens.tolist(), 1).softmax(-1).max()) for row in rows]
     alone.drafter.sections[0].threshold = sum(best) / 2
     drafts = [Draft.chain(row, row.tokens.tolist()) for row in rows]
-    logits = alone.drafter.run(drafts, [1, 1])
+    logits = alone.drafter.model.extend(drafts, [1, 1])
     deeper = alone.drafter.sections[1]
     for row, sure, found in zip(rows, best, logits, strict=True):
         layers = 1 if sure == max(best) else LAYERS
         torch.testing.assert_close(found, alone.truth(row.tokens.tolist(), layers), atol=1e-4, rtol=1e-4)
-        slot = alone.drafter._slots[row.id]
+        slot = alone.drafter.model.slot(row)
         assert (deeper.ran[slot], len(deeper.waiting[slot])) == ((0, len(row)) if layers == 1 else (len(row), 0))
     assert left(alone.drafter) == [1, 1]
 
@@ -289,6 +289,7 @@ def test_above_one_every_token_takes_all_layers_and_at_zero_the_first_exit(world
     assert drafter_of(always).mean_depth == 1
     assert len(drafter_of(always).sections) == 1  # the layers behind it are never run
     assert drafter_of(always).weight_bytes < drafter_of(never).weight_bytes == plain_model.drafter.weight_bytes
+    assert drafter_of(always).mean_bytes == drafter_of(always).weight_bytes
 
 
 # Losslessness -----------------------------------------------------------------------------------------------------
@@ -316,14 +317,14 @@ class Drafting:
         self.drafter.bind(target)
         self.params = params
         self.rows = 0
-        run, known = self.drafter.run, {}
+        run, known = self.drafter.model.extend, {}
 
         def remembered(drafts: Sequence[Draft], num_logits: Sequence[int]) -> torch.Tensor:
             # The last bits depend on where numbers happen to lie in memory, and all branches must see the same q.
             key = (*drafts[0].row.tokens.tolist(), *drafts[0].drafted)
             return known.setdefault(key, run(drafts, num_logits))
 
-        self.drafter.run = remembered  # type: ignore[method-assign]
+        self.drafter.model.extend = remembered  # type: ignore[method-assign]
 
     def __call__(self, text: Sequence[int], random: RowRandom) -> DraftTree:
         self.rows += 1
@@ -358,11 +359,11 @@ def test_what_became_of_the_tokens_of_every_exit(world: World) -> None:
     engine = world.engine(MIXED, 3)
     out = engine.generate(world.prompts, GREEDY)
     sections = drafter_of(engine).sections
-    assert sum(s.left for s in sections) == sum(one.stats.draft_tokens for one in out)
+    assert sum(s.exits_taken for s in sections) == sum(one.stats.draft_tokens for one in out)
     accepted = sum(n * times for one in out for n, times in enumerate(one.stats.accepted))
-    assert accepted == sum(s.kept for s in sections)
-    assert all(s.kept <= s.tried <= s.left for s in sections)
-    rejections = sum(s.tried - s.kept for s in sections)
+    assert accepted == sum(s.accepted for s in sections)
+    assert all(s.accepted <= s.decided <= s.exits_taken for s in sections)
+    rejections = sum(s.decided - s.accepted for s in sections)
     assert 0 < rejections <= sum(one.rounds for one in out)
 
 

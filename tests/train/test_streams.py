@@ -119,4 +119,4 @@ def test_streams_that_were_trained_foresee_and_draft(tmp_path: Path) -> None:
     AutoModelForCausalLM.from_pretrained(training.out)  # a model for others, too
     drafter = Engine(target, f"model:{training.out},streams=2", dtype="float32", device="cpu").drafter
     assert isinstance(drafter, Model)
-    assert drafter.num_streams == 2
+    assert drafter.model.num_streams == 2

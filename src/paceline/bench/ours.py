@@ -86,7 +86,7 @@ class Ours(Contestant):
 
     def _weigh(self) -> None:
         """Note what a draft forward reads; for a draft of several depths that is a mean of what it did so far."""
-        self.draft_bytes = round(sum(part.weight_bytes for part in self._parts))
+        self.draft_bytes = round(sum(getattr(part, "mean_bytes", part.weight_bytes) for part in self._parts))
 
 
 def reply_of(row: Row, rounds: Sequence[tuple[float, Delta]], tokenizer: Tokenizer, seconds: float) -> Reply:

@@ -136,14 +136,14 @@ class Drafter:
 
 
 class View:
-    """A request with some attributes of its own; the others are those of `row`."""
+    """A request with some attributes of its own; the others are those of `row`. It is as long as its tokens."""
 
     def __init__(self, row: Request, **own: Any):
         self._row = row
         vars(self).update(own)
 
     def __len__(self) -> int:
-        return len(self._row)
+        return len(self.tokens)
 
     def __getattr__(self, name: str) -> Any:
         return getattr(self._row, name)

@@ -1,4 +1,4 @@
-"""The time of a round on this machine, and the drafted nodes that pay: for auto, tree=auto, stop=adaptive and tune.
+"""The time of a round on this machine, and the drafted nodes that pay: for auto, tree=auto and tune.
 
 `RoundTimes` learns times as rounds run, `time_forwards` measures some beforehand; `choose` cuts the drafts of a batch,
 `best_size` and `best_sizes` say how large drafts should be."""

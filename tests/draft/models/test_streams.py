@@ -21,9 +21,10 @@ from transformers import AutoModelForCausalLM
 from paceline.core.request import Row
 from paceline.core.sampling import SamplingParams
 from paceline.core.segment import Segment
-from paceline.draft.methods.model import ModelConfig
-from paceline.draft.models.drafts import Draft
+from paceline.draft.methods.model import StreamedConfig
+from paceline.draft.models.draft_model import Draft
 from paceline.draft.models.streams import FILE, Streams, open_streams
+from paceline.draft.models.text_model import TextModel
 from paceline.engine.engine import Engine
 from paceline.errors import MethodError
 from paceline.target.load import load
@@ -49,19 +50,19 @@ class WithStreams(OnModel):
     """A table as a draft model, with `guesser` for its streams: stream j says what the guesser would after the tokens
     so far and j times token 0."""
 
-    def __init__(self, model: TableTarget, guesser: TableTarget, count: int, **options):
-        super().__init__(model, ModelConfig(checkpoint="given", **options))
+    def __init__(self, network: TableTarget, guesser: TableTarget, count: int, **options):
+        super().__init__(network, StreamedConfig(checkpoint="given", streams=count, **options))
         self.guesser, self.num_streams = guesser, count
 
-    def run(self, drafts: Sequence[Draft], num_logits: Sequence[int]) -> torch.Tensor:
-        own = super().run(drafts, num_logits)
-        if not self.num_streams:
-            return own
-        guesses = []
-        for draft, wanted in zip(drafts, num_logits, strict=True):
-            slot = self._slots[draft.row.id]
-            paths = self.model._paths(Segment(slot, np.array(draft.tokens), np.array(draft.parent)))
-            guesses += [self._guesses(path) for path in paths[len(paths) - wanted :]]
+    def open(self, target: TableTarget) -> TextModel:
+        count = self.num_streams
+        return TextModel(self.network, target.vocab_size, run=self.run if count else None, num_streams=count)
+
+    def run(self, drafts: Sequence[Draft], segments: Sequence[Segment]) -> torch.Tensor:
+        own, guesses = self.network.verify(segments).logits, []
+        for segment in segments:
+            paths = self.network._paths(Segment(segment.slot, segment.tokens, segment.parent))
+            guesses += [self._guesses(path) for path in paths[len(paths) - segment.num_logits :]]
         return torch.cat([own[:, None], torch.stack(guesses)], 1)
 
     def _guesses(self, path: list[int]) -> torch.Tensor:

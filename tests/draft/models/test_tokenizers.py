@@ -20,7 +20,8 @@ from paceline.core.sampling import SamplingParams
 from paceline.draft.base import Drafter
 from paceline.draft.methods import model
 from paceline.draft.methods.model import Model, StreamedConfig
-from paceline.draft.models.tokenizers import Bridge, Translator, intersection
+from paceline.draft.models.text_model import TextModel
+from paceline.draft.models.tokenizers import Translator, VocabBridge, intersection
 from paceline.draft.registry import create
 from paceline.engine.engine import Engine
 from paceline.errors import MethodError
@@ -80,7 +81,8 @@ def test_the_intersection_is_one_to_one_and_says_the_same(own: str, other: str) 
 def test_a_growing_row_is_read_as_if_it_had_come_at_once(own: str, other: str, way: str) -> None:
     """And says what the row says, with the draft's own beginning in front and up to the last whole character."""
     mine, target = TONGUES[own], TONGUES[other]
-    bridges = [Bridge(mine, target, way, len(mine.inner), len(target.inner)) for _ in range(2)]  # type: ignore[arg-type]
+    facts = telling(target)
+    bridges = [VocabBridge(mine, facts, way, len(mine.inner)) for _ in range(2)]  # type: ignore[arg-type]
     ids = target.encode_text(STORY * 3)
     growing = Row(0, ids[:1], SamplingParams(max_tokens=len(ids)), max_context=4096)
     begin = mine.encode("")
@@ -130,11 +132,11 @@ def test_the_cache_is_cut_back_to_what_still_holds(tables) -> None:
     row = Row(0, start, SamplingParams(max_tokens=30), max_context=4096)
     made.start(row)
     trees = made.propose([row])
-    before = made.text(row).tolist()
+    before = made.model.bridge.text(row).tolist()
     made.observe(shown([row], trees, [Accepted([0], [0])]))
     row.extend(target.tokenizer.encode_text("ats"))
     made.propose([row])
-    after = made.text(row).tolist()
+    after = made.model.bridge.text(row).tolist()
     same = next(i for i, (one, other) in enumerate(zip(before, after, strict=False)) if one != other)
     assert (same, len(after)) == (len(before) - 2, len(before) - 1), "a space and m, then one token for mats"
     assert table.ran == [[len(before)], [1]]
@@ -225,4 +227,4 @@ def test_the_same_tokenizer_needs_no_bridge_and_none_cannot_have_one(tables) -> 
     tables["small"] = like(target), ABC
     target.tokenizer = ABC
     made.bind(target)
-    assert made.bridge is None
+    assert isinstance(made.model, TextModel)

@@ -15,8 +15,8 @@ from tests.lossless_enumeration import largest_difference, plain, speculative
 from paceline.core.request import Row
 from paceline.core.sampling import SamplingParams
 from paceline.core.segment import Segment
-from paceline.draft.models.drafts import Draft
-from paceline.draft.models.stepping import Stepping, SteppingConfig
+from paceline.draft.models.draft_model import Draft, DraftModel
+from paceline.draft.models.model_drafter import ModelDrafter, ModelDrafterConfig
 from paceline.draft.models.vocab import (
     FILE,
     Vocabulary,
@@ -230,16 +230,12 @@ DRAFT_MODEL = TableTarget(6, seed=3, scale=1.0)
 SAMPLING = SamplingParams(temperature=1.0)
 
 
-class TableStepping(Stepping):
-    """A drafter whose model is a table with a trimmed head; it remembers nothing, and runs a row anew each round."""
+class TableModel(DraftModel):
+    """A table with a trimmed head; it remembers nothing, and runs a row anew each round."""
 
-    name = "table"
+    vocab_size, columns = TARGET.vocab_size, KEEP
 
-    def bind(self, target):
-        super().bind(target)
-        self.columns = KEEP
-
-    def run(self, drafts: Sequence[Draft], num_logits: Sequence[int]) -> torch.Tensor:
+    def extend(self, drafts: Sequence[Draft], num_logits: Sequence[int]) -> torch.Tensor:
         found = []
         for draft, wanted in zip(drafts, num_logits, strict=True):
             paths: list[list[int]] = []
@@ -248,15 +244,13 @@ class TableStepping(Stepping):
             found += [DRAFT_MODEL.logits_after(path)[KEEP] for path in paths[len(paths) - wanted :]]
         return torch.stack(found)
 
-    def cached(self, row):
+    def length(self, row):
         return 0
 
-    def keep(self, draft, nodes):
-        pass
 
-
-def stepping(**options):
-    drafter = TableStepping(SteppingConfig(stop="fixed", draft=2, **options))
+def table_drafter(**options):
+    drafter = ModelDrafter(ModelDrafterConfig(stop="fixed", draft=2, **options))
+    drafter.open = lambda target: TableModel()
     drafter.bind(TARGET)
     return drafter
 
@@ -265,7 +259,7 @@ def trimmed(tokens, random):
     """A draft behind `tokens` that takes all its randomness from `random`."""
     row = Row(0, tokens, SamplingParams(temperature=1.0, max_tokens=9), max_context=99)
     row.random = random
-    [tree] = stepping().propose([row])
+    [tree] = table_drafter().propose([row])
     return tree
 
 

@@ -21,16 +21,19 @@ import torch.nn.functional as F
 
 from paceline.core.request import Request
 from paceline.core.segment import Segment
-from paceline.core.tree import DraftTree, IntArray
-from paceline.draft.cost import SIZES
+from paceline.core.tree import IntArray
 from paceline.draft.models import layers as neural
 from paceline.draft.models import stop
-from paceline.draft.models.drafts import Draft, best_tokens
-from paceline.draft.models.features import FeatureConfig, FeatureDrafter
+from paceline.draft.models.block import Block, BlockModel, BlockTree
+from paceline.draft.models.checkpoint import open_head
+from paceline.draft.models.draft_model import Draft
+from paceline.draft.models.features import FeatureConfig, head_of
 from paceline.draft.models.layers import TABLE, Entries, Precision, Tensors
+from paceline.draft.models.model_drafter import ModelDrafter
+from paceline.draft.models.pending import StatesModel
+from paceline.draft.models.proposers import top_with_logprobs
 from paceline.draft.published.dflash import CONFIDENCE, MASK, OUTPUT, W1, W2, read
 from paceline.draft.published.vocab import MEMBERS, OFFSETS
-from paceline.draft.shapes import RankPath, best_first
 from paceline.draft.spec import option
 from paceline.target.attention import Attention
 from paceline.target.base import Facts
@@ -103,7 +106,7 @@ class DFlashNetwork:
 class DFlashConfig(FeatureConfig):
     """Options of dflash."""
 
-    stop: stop.Name = option("confidence", "when a chain ends; confidence and adaptive ask a confidence head, if any")
+    stop: stop.Name = option("confidence", "when a chain ends; confidence asks a confidence head, if there is one")
     draft: int | None = option(
         15, "most tokens drafted a round, as far as the block goes; of a tree: its depth", least=1
     )
@@ -113,133 +116,90 @@ class DFlashConfig(FeatureConfig):
     )
 
 
-class DFlash(FeatureDrafter):
-    """Drafts a block of tokens in one pass over the target's states; trees of the most probable tokens, or chains.
+class DFlashModel(StatesModel, BlockModel):
+    """A network that fills blocks. A draft's `features` are the states [D, H] and the logits [D, K] of its block's
+    positions, before any bias."""
 
-    A draft's `features` are the states [D, H] and the logits [D, K] of its block's positions, before any bias."""
-
-    name = "dflash"
-    paper = "Z Lab 2026, DFlash, arXiv 2602.06036; DSpark, arXiv 2607.05147; DDTree, arXiv 2604.12989"
-    Config, Head = DFlashConfig, DFlashNetwork
-    config: DFlashConfig
-    network: DFlashNetwork  # type: ignore[assignment]
-
-    def bind(self, target: Facts) -> None:
-        super().bind(target)
-        own, form, weights = self.network.columns, self.network.form, self.network.weights
-        if self.config.vocab is not None and self.columns is not None and form.rank:
+    def __init__(self, network: DFlashNetwork, config: DFlashConfig, target: Facts):
+        super().__init__(target, network.taps, network.cache, self.read)
+        self.network, self.form = network, network.form
+        self.head, self.columns = head_of(network, config, target)
+        if config.vocab is not None and self.columns is not None and self.form.rank:
+            own, weights = network.columns, network.weights
             weights[W2] = weights[W2][self.columns if own is None else torch.searchsorted(own, self.columns)]
-        if self.config.sample == "auto":
-            self.config = replace(self.config, sample="draw" if form.rank else "best")
-        self._length = target.max_context
+        self.weight_bytes = network.nbytes + self.head.nbytes
+        self._max_context = target.max_context
 
-    def cached(self, row: Request) -> int:
-        return self.pending.cached(row)
+    def room(self, row: Request) -> int:
+        known = self.pending.cached(row) + self.pending.count(row)
+        return min(row.max_draft, self.form.block - (not self.form.from_anchor)) if known == len(row) - 1 else 0
 
-    def draft_limit(self, row: Request) -> int:
-        form, known = self.network.form, self.pending.cached(row) + self.pending.count(row)
-        return min(row.max_draft, form.block - (not form.from_anchor)) if known == len(row) - 1 else 0
-
-    def keep(self, draft: Draft, nodes: Sequence[int]) -> None:
-        """Nothing is left to commit: `fill` has read the states that waited, and writes no block to the cache. The
-        states of accepted tokens come to `pending` from the target."""
-
-    def through(self, states: torch.Tensor, following: IntArray, segments: Sequence[Segment]) -> torch.Tensor:
+    def read(self, states: torch.Tensor, following: IntArray, segments: Sequence[Segment]) -> torch.Tensor:
+        """As `RunHead`."""
         self.network.read(states, segments)
         return states
-
-    # Blocks ---------------------------------------------------------------------------------------------------
 
     @torch.inference_mode()
     def fill(self, drafts: Sequence[Draft]) -> None:
         """Run the drafts' blocks. They have their full length, as in training, but at the context's end."""
-        form, rows, blocks = self.network.form, [draft.row for draft in drafts], []
-        self.read_waiting(rows)
+        rows, blocks = [draft.row for draft in drafts], []
+        self.pending.read_waiting(rows)
         for row in rows:
-            size = min(form.block, self._length - len(row) + 1)
-            wanted, tokens = size - (not form.from_anchor), np.zeros(size, np.int64)
+            size = min(self.form.block, self._max_context - len(row) + 1)
+            wanted, tokens = size - (not self.form.from_anchor), np.zeros(size, np.int64)
             blocks.append(Segment(self.pending.slot(row), tokens, np.arange(-1, size - 1), num_logits=wanted))
         read = self.network.fill([row.last_token for row in rows], blocks)
         counts = [block.num_logits for block in blocks]
         for draft, *features in zip(drafts, read.split(counts), self.head(read).split(counts), strict=True):
             draft.features = features
 
-    def run(self, drafts: Sequence[Draft], num_logits: Sequence[int]) -> torch.Tensor:
-        if not drafts[0].features:
-            self.fill(drafts)
+    def extend(self, drafts: Sequence[Draft], num_logits: Sequence[int]) -> torch.Tensor:
+        """Logits [R, K] of each draft's next position; with a Markov head, after the token before it (DSpark)."""
         logits = torch.stack([draft.features[1][len(draft.drafted)] for draft in drafts])
-        return logits + self.network.bias(_before(drafts, logits)) if self.network.form.rank else logits
+        return logits + self.network.bias(_before(drafts, logits)) if self.form.rank else logits
 
-    def run_nodes(self, drafts: Sequence[Draft], num_logits: Sequence[int]) -> torch.Tensor:
-        logits = super().run_nodes(drafts, num_logits)
-        for draft in drafts:
-            draft.calls = 1  # all of a block's tokens come from one forward
-        return logits
+    def commit(self, draft: Draft, nodes: Sequence[int]) -> None:
+        """Nothing is left to commit: `fill` has read the states that waited, and writes no block to the cache. The
+        states of accepted tokens come to `pending` from the target."""
 
-    def signals(self, drafts: Sequence[Draft], logits: torch.Tensor) -> list[float]:
-        signals = super().signals(drafts, logits)
-        if not self.network.form.has_confidence or not isinstance(self.rule, stop.Confidence | stop.Adaptive):
-            return signals
+    def signals(self, drafts: Sequence[Draft], logits: torch.Tensor, rule: stop.StopRule) -> list[float]:
+        if not self.form.has_confidence or not isinstance(rule, stop.Confidence):
+            return rule.signals(logits)
         states = torch.stack([draft.features[0][len(draft.drafted)] for draft in drafts])
         return self.network.confidence(states, _before(drafts, states))
 
-    # Trees ----------------------------------------------------------------------------------------------------
-
-    def _trees(self, drafts: Sequence[Draft]) -> list[DraftTree]:
-        """The paths that are most probable by the positions' distributions (DDTree, algorithm 1). No token is drawn, so
-        at a temperature a tree counts as a set of point masses."""
-        if not drafts:
-            return []
-        self.fill(drafts)
-        auto = self.config.tree == "auto"
-        count = SIZES[-1] - 1 if auto else int(self.config.tree)
-        grown = [self.grow_tree(draft, count) for draft in drafts]
-        sizes = self.fitting([[*chances.values()] for chances, _ in grown]) if auto else [count] * len(drafts)
-        trees = []
-        for draft, (chances, tokens), size in zip(drafts, grown, sizes, strict=True):
-            number = {(): 0} | {path: n for n, path in enumerate(list(chances)[:size], 1)}
-            above = [number[path[:-1]] for path in number if path]
-            likely = np.array([chances.get(path, 1.0) for path in number])
-            drafted = [tokens[path] for path in number if path]
-            trees.append(DraftTree.of(draft.tokens[-1], drafted, above, chances=likely, source=self.name, calls=1))
-            draft.numbers = [None] * len(number)
-        return trees
-
-    def grow_tree(self, draft: Draft, count: int) -> tuple[dict[RankPath, float], dict[RankPath, int]]:
-        """The `count` most probable paths, in falling order: their probabilities, and the last token of each."""
-        depth = min(self.most(draft), len(draft.features[1]))
-        tokens, order, shares = self._candidates(draft, depth, min(count, self.config.width))
-        place: dict[RankPath, int] = {(): 0}  # of a path's last token among its position's candidates
-        token: dict[RankPath, int] = {}
-
-        def given(path: RankPath) -> int:
-            return place[path] if order.shape[1] > 1 else 0
-
-        def below(path: RankPath) -> list[float]:
-            at = len(path)
-            if path:
-                place[path] = int(order[at - 1, given(path[:-1]), path[-1]])
-                token[path] = int(tokens[at - 1, place[path]])
-            if at == depth or token.get(path) in draft.ends:
-                return []
-            return [share for share in shares[at, given(path)].tolist() if share > 0]  # which no NaN is
-
-        return best_first(below, count), token
-
-    def _candidates(self, draft: Draft, depth: int, ranks: int) -> tuple[Any, Any, Any]:
-        """The best `ranks` tokens of the first `depth` positions, int64 [depth, ranks]; and, after each candidate of
-        the position before (one row: after any), their order, best first, and probabilities, [depth, rows, ranks].
-
-        With a Markov head, probabilities are corrected over the candidates; other tokens weigh what they did."""
-        columns, logs = best_tokens(draft.features[1][:depth].contiguous(), ranks, None)
+    def candidates(self, draft: Draft, depth: int, ranks: int) -> tuple[Any, Any, Any]:
+        """With a Markov head, probabilities are corrected over the candidates; other tokens weigh what they did."""
+        columns, logs = top_with_logprobs(draft.features[1][:depth].contiguous(), ranks, None)
         tokens, shares = columns if self.columns is None else self.columns[columns], logs.exp()[:, None]
-        if self.network.form.rank:
+        if self.form.rank:
             before = torch.cat([tokens.new_full((1, tokens.shape[1]), draft.tokens[-1]), tokens[:-1]])
             others = (1 - shares.sum(-1, keepdim=True)).clamp_min(0)
             shares = (logs[:, None] + self.network.bias(before, columns).float()).exp()
             shares = shares / (shares.sum(-1, keepdim=True) + others)
         shares, order = shares.sort(-1, descending=True)
         return tokens.cpu().numpy(), order.cpu().numpy(), shares.cpu().numpy()
+
+
+class DFlash(ModelDrafter):
+    """Drafts a block of tokens in one pass over the target's states; trees of the most probable tokens, or chains."""
+
+    name = "dflash"
+    paper = "Z Lab 2026, DFlash, arXiv 2602.06036; DSpark, arXiv 2607.05147; DDTree, arXiv 2604.12989"
+    Config = DFlashConfig
+    config: DFlashConfig
+    model: DFlashModel
+
+    def open(self, target: Facts) -> DFlashModel:
+        path = self.config.checkpoint
+        network = DFlashNetwork(path, *open_head(path, self.name, target), target, self.config.dtype)
+        return DFlashModel(network, self.config, target)
+
+    def proposer_of(self, model: DFlashModel) -> Block | BlockTree:  # type: ignore[override]
+        if self.config.tree:
+            return BlockTree(model, self.config.width, self.tree_size)
+        draws = self.config.sample == "draw" or (self.config.sample == "auto" and model.form.rank > 0)
+        return Block(model, self.rule, takes_best=not draws)
 
 
 def _before(drafts: Sequence[Draft], like: torch.Tensor) -> torch.Tensor:

@@ -10,9 +10,10 @@ import torch
 
 from paceline.core.segment import Segment
 from paceline.draft.models import layers as neural
-from paceline.draft.models.checkpoint import check_all
-from paceline.draft.models.features import FeatureConfig, FeatureDrafter, Network
+from paceline.draft.models.checkpoint import check_all, open_head
+from paceline.draft.models.features import FeatureConfig, FeatureModel, Network
 from paceline.draft.models.layers import TABLE, Entries, Precision, Tensors
+from paceline.draft.models.model_drafter import ModelDrafter
 from paceline.errors import MethodError
 from paceline.target.base import Facts
 from paceline.target.cache import Pair
@@ -61,9 +62,15 @@ class EagleNetwork(Network):
         return y, y if layout.wanted is None else y[layout.wanted]
 
 
-class Eagle(FeatureDrafter):
+class Eagle(ModelDrafter):
     """Drafts with one layer that predicts the target's next state; trees of the most probable tokens, or chains."""
 
     name = "eagle"
     paper = "Li et al. 2024, EAGLE, arXiv 2401.15077; EAGLE-2, arXiv 2406.16858"
-    Config, Head = FeatureConfig, EagleNetwork
+    Config = FeatureConfig
+    config: FeatureConfig
+
+    def open(self, target: Facts) -> FeatureModel:
+        path = self.config.checkpoint
+        network = EagleNetwork(path, *open_head(path, self.name, target), target, self.config.dtype)
+        return FeatureModel(network, self.config, target)

@@ -12,8 +12,10 @@ import torch
 
 from paceline.core.segment import Segment
 from paceline.draft.models import layers as neural
-from paceline.draft.models.features import FeatureConfig, FeatureDrafter, Network
+from paceline.draft.models.checkpoint import open_head
+from paceline.draft.models.features import FeatureConfig, FeatureModel, Network
 from paceline.draft.models.layers import Entries, Precision, Tensors
+from paceline.draft.models.model_drafter import ModelDrafter
 from paceline.draft.published.eagle3 import Eagle3Head
 from paceline.target.base import Facts
 from paceline.target.cache import Pair
@@ -58,9 +60,15 @@ class Eagle3Network(Network):
         return (read if self.flags.norm_output else y), read if layout.wanted is None else read[layout.wanted]
 
 
-class Eagle3(FeatureDrafter):
+class Eagle3(ModelDrafter):
     """Drafts with one layer over three of the target's states and a vocabulary of its own; trees, or chains."""
 
     name = "eagle3"
     paper = "Li et al. 2025, EAGLE-3, arXiv 2503.01840"
-    Config, Head = FeatureConfig, Eagle3Network
+    Config = FeatureConfig
+    config: FeatureConfig
+
+    def open(self, target: Facts) -> FeatureModel:
+        path = self.config.checkpoint
+        network = Eagle3Network(path, *open_head(path, self.name, target), target, self.config.dtype)
+        return FeatureModel(network, self.config, target)

@@ -19,15 +19,15 @@ from typing import Any
 import numpy as np
 import torch
 
-from paceline.core.request import Request
 from paceline.core.segment import Segment
 from paceline.core.tree import DraftTree, IntArray
 from paceline.draft.models import stop
 from paceline.draft.models.checkpoint import check_all, open_drafter
-from paceline.draft.models.drafts import Draft, segments
+from paceline.draft.models.draft_model import Draft, segments
 from paceline.draft.models.layers import PRECISION, Precision, native, nbytes, placed
-from paceline.draft.models.pending import Pending, StateReader
-from paceline.draft.models.stepping import Stepping, SteppingConfig
+from paceline.draft.models.model_drafter import ModelDrafter, ModelDrafterConfig
+from paceline.draft.models.pending import StatesModel
+from paceline.draft.models.proposers import Proposer
 from paceline.draft.models.vocab import kept_tokens
 from paceline.draft.spec import option
 from paceline.errors import MethodError
@@ -39,7 +39,7 @@ from paceline.target.shape import Shape
 
 
 @dataclass(frozen=True, kw_only=True)
-class KangarooConfig(SteppingConfig):
+class KangarooConfig(ModelDrafterConfig):
     checkpoint: str = option(help="folder of the adapter, as `paceline train` wrote it")
     stop: stop.Name = option("confidence", "when to stop; paper: below confidence 0.6, after 6 tokens at most")
     dtype: Precision = option("auto", PRECISION)
@@ -73,86 +73,97 @@ class Adapter:
         return y if layout.wanted is None else y[layout.wanted]
 
 
-class Kangaroo(StateReader, Stepping):
+class EarlyModel(StatesModel):
+    """The first exit: the target's first layers run drafted tokens, and the adapter reads their early states.
+
+    A draft's `features` are the early states of its nodes, from the root on."""
+
+    def __init__(self, adapter: Adapter, exit: int, target: Decoder, config: KangarooConfig):
+        super().__init__(target, (exit,), adapter.cache, self.run_head)
+        self.needs = Needs(hidden_layers=(exit,), resume_layer=exit)
+        self.adapter, self.exit, self.target, self.head = adapter, exit, target, target.head
+        if config.vocab is not None:
+            self.columns = kept_tokens(config.vocab, config.checkpoint, target)
+            self.head = target.head.rows(self.columns)
+        early = sum(block.nbytes for block in target.blocks[:exit])
+        self.weight_bytes = early + adapter.nbytes + self.head.nbytes
+
+    def extend(self, drafts: Sequence[Draft], num_logits: Sequence[int]) -> torch.Tensor:
+        states = []
+        for draft, early in zip(drafts, self.run_early(drafts), strict=True):
+            states += [early] if draft.num_run else [self.pending.of(draft.row), early]
+        return self.head(self.adapter(torch.cat(states), segments(drafts, num_logits, self.pending.slot)))
+
+    def run_early(self, drafts: Sequence[Draft]) -> Sequence[torch.Tensor]:
+        """Run the target's first layers over each draft's new nodes, from the root on; their states [nodes, H]."""
+        early = []
+        for draft in drafts:
+            root = draft.num_committed - 1
+            tokens, parent = np.array(draft.tokens[root:]), np.array(draft.parent[root:]) - root
+            early.append(Segment(draft.row.slot, tokens, parent, start=max(draft.num_run - root, 0)))
+        states = self.target.run_layers(early, self.exit).split([segment.num_run for segment in early])
+        for draft, of_row in zip(drafts, states, strict=True):
+            draft.features.append(of_row)
+        return states
+
+    def commit(self, draft: Draft, nodes: Sequence[int]) -> None:
+        self.pending.cache.commit(self.pending.slot(draft.row), nodes)
+
+    def run_head(self, states: torch.Tensor, following: IntArray, segments: Sequence[Segment]) -> torch.Tensor:
+        """As `RunHead`."""
+        return self.adapter(states, segments)
+
+
+class WithStates:
+    """A proposer whose trees have the early states of all their nodes, so that the target goes on from there.
+
+    A chain's last token and a tree's leaves, which were not expanded, are verified too, so they are run now. The keys
+    and values are put into the tree's order, in which the target commits them."""
+
+    def __init__(self, proposer: Proposer, model: EarlyModel):
+        self.proposer, self.model = proposer, model
+
+    def propose(self, drafts: Sequence[Draft], beside: int = 0) -> list[DraftTree]:
+        """As in `Proposer`."""
+        trees = self.proposer.propose(drafts, beside)
+        orders = [order_of_tree(*each) for each in zip(drafts, trees, strict=True)]
+        late = [draft for draft in drafts if draft.num_run < len(draft.tokens)]
+        if late:
+            self.model.run_early(late)
+        for draft, tree, order in zip(drafts, trees, orders, strict=True):
+            self.model.target.cache.arrange(draft.row.slot, order)
+            tree.hidden = torch.cat(draft.features)[order]
+        return trees
+
+
+class Kangaroo(ModelDrafter):
     """Drafts with the target's own first layers and a small trained adapter; the target goes on from their states."""
 
     name = "kangaroo"
     paper = "Liu et al. 2024, Kangaroo, arXiv 2404.18911"
     Config = KangarooConfig
     config: KangarooConfig
+    model: EarlyModel
 
-    def bind(self, target: Facts) -> None:
-        """Load the adapter. MethodError if the target does not run natively, or the adapter is not for it."""
-        super().bind(target)
+    def open(self, target: Facts) -> EarlyModel:
+        """The model with its adapter. MethodError if the target does not run natively, or the adapter is not for it."""
         path = self.config.checkpoint
         target = native(target, "kangaroo goes on in the middle of a forward", "another drafter")
         config, weights = open_drafter(path, self.name, target)
-        self.exit = exit_layer(path, config, target.num_layers)
+        exit = exit_layer(path, config, target.num_layers)
         check_all(path, weights, adapter_shapes(target.shape))
-        self.target = target
-        self.adapter = Adapter(weights, target, self.config.dtype)
-        self.pending = Pending(target, (self.exit,), self.adapter.cache)
-        self.needs = Needs(hidden_layers=(self.exit,), resume_layer=self.exit)
-        self.head = target.head
-        if self.config.vocab is not None:
-            self.columns = kept_tokens(self.config.vocab, path, target)
-            self.head = target.head.rows(self.columns)
-        early = sum(block.nbytes for block in target.blocks[: self.exit])
-        self.weight_bytes = early + self.adapter.nbytes + self.head.nbytes
+        return EarlyModel(Adapter(weights, target, self.config.dtype), exit, target, self.config)
 
-    def cached(self, row: Request) -> int:
-        return self.pending.cached(row)
-
-    def run(self, drafts: Sequence[Draft], num_logits: Sequence[int]) -> torch.Tensor:
-        """The first exit: the target's first layers over new nodes, and the adapter over early states not run yet."""
-        states = []
-        for draft, early in zip(drafts, self._run_early(drafts), strict=True):
-            states += [early] if draft.done else [self.pending.of(draft.row), early]
-        return self.head(self.adapter(torch.cat(states), segments(drafts, num_logits, self.pending.slot)))
-
-    def _run_early(self, drafts: Sequence[Draft]) -> Sequence[torch.Tensor]:
-        """Run the target's first layers over each draft's new nodes, from the root on; their states [nodes, H]."""
-        early = []
-        for draft in drafts:
-            root = draft.known - 1
-            tokens, parent = np.array(draft.tokens[root:]), np.array(draft.parent[root:]) - root
-            early.append(Segment(draft.row.slot, tokens, parent, start=max(draft.done - root, 0)))
-        states = self.target.run_layers(early, self.exit).split([segment.num_run for segment in early])
-        for draft, of_row in zip(drafts, states, strict=True):
-            draft.features.append(of_row)
-        return states
-
-    def propose(self, rows: Sequence[Request]) -> list[DraftTree]:
-        """Draft, and give every tree the early states of its nodes.
-
-        A chain's last token and a tree's leaves, which were not expanded, are verified too, so they are run now. The
-        keys and values are put into the tree's order, in which the target commits them."""
-        trees = super().propose(rows)
-        made = {row.id: tree for row, tree in zip(rows, trees, strict=True)}
-        drafts = [(draft, made[id]) for id, draft in self._drafts.items()]
-        orders = [order_of_tree(*each) for each in drafts]
-        late = [draft for draft, _ in drafts if draft.done < len(draft.tokens)]
-        if late:
-            self._run_early(late)
-        for (draft, tree), order in zip(drafts, orders, strict=True):
-            self.target.cache.arrange(draft.row.slot, order)
-            tree.hidden = torch.cat(draft.features)[order]
-        return trees
-
-    def keep(self, draft: Draft, nodes: Sequence[int]) -> None:
-        self.pending.cache.commit(self.pending.slot(draft.row), nodes)
-        self.pending.read(draft.row, len(nodes))
-
-    def through(self, states: torch.Tensor, following: IntArray, segments: Sequence[Segment]) -> torch.Tensor:
-        return self.adapter(states, segments)
+    def proposer_of(self, model: EarlyModel) -> Proposer:  # type: ignore[override]
+        return WithStates(super().proposer_of(model), model)
 
 
 def order_of_tree(draft: Draft, tree: DraftTree) -> list[int]:
     """Each node's number in the draft, counted from the root. Leaves of the tree that the draft lacks are added."""
-    root = draft.known - 1
+    root = draft.num_committed - 1
     order: list[int] = []
-    spare = iter(range(draft.done, len(draft.tokens)))
-    nodes = zip(tree.tokens.tolist(), tree.parent.tolist(), draft.numbers, strict=True)
+    spare = iter(range(draft.num_run, len(draft.tokens)))
+    nodes = zip(tree.tokens.tolist(), tree.parent.tolist(), draft.run_index, strict=True)
     for token, parent, number in nodes:
         number = next(spare, None) if number is None else number
         if number is None:

@@ -21,12 +21,12 @@ import torch
 
 from paceline.draft.base import Drafter, DraftTree, Facts, Needs, Request, Round
 from paceline.draft.cost import seconds_of
-from paceline.draft.methods.model import check_tokenizer
-from paceline.draft.models.branches import Ahead, Ask, Layout, Top, Window, most_candidates, top_of
+from paceline.draft.methods.model import Model, check_tokenizer
+from paceline.draft.models.branches import SPREAD, Ask, Lookahead, Top, Window, top_of
 from paceline.draft.models.draft_worker import Closed, DraftWorker, Setup, confined, facts_to_send, split_cores
-from paceline.draft.models.drafts import drawn_chain
 from paceline.draft.models.layers import native
-from paceline.draft.models.stepping import Stepping
+from paceline.draft.models.proposers import drawn_chain
+from paceline.draft.models.text_model import TextModel
 from paceline.draft.models.vocab import kept_tokens
 from paceline.draft.spec import Options, option, parse, quoted
 from paceline.errors import MethodError
@@ -34,7 +34,6 @@ from paceline.target.load import device_named, load_tokenizer
 
 log = logging.getLogger("paceline.mirror")
 
-OVERLAPS = 1 / 0.9  # a process pays if work on both sides at once is this many times as fast as in turn
 STATELESS = ("fixed", "svip", "confidence")
 """Stop rules that look at one distribution alone: a window drafted ahead ends where a fresh one would."""
 RECENT = 1024  # rounds whose times are kept
@@ -45,7 +44,6 @@ class MirrorConfig(Options):
     checkpoint: str = option(help="folder or hub id of the draft model, or a drafter that has one (model:PATH)")
     candidates: int = option(4, "mean windows drafted ahead for a position; 0: plain speculation; paper: 8", least=0)
     branches: int | None = option(None, "most windows drafted ahead for a row; none: what candidates says", least=1)
-    layout: Layout = option("measured", "measured: more windows where verification often ends; uniform: the paper's")
     source: Literal["draft", "early_exit", "both"] = option("draft", "where candidates come from; paper: early_exit")
     layer: int | None = option(None, "of early_exit: layers before the exit; none: half of them, as the paper", least=1)
     vocab: str | None = option(None, "of early_exit: the head's tokens, the K most frequent or a `train vocab` file")
@@ -53,7 +51,6 @@ class MirrorConfig(Options):
     where: Literal["process", "line"] = option("process", "the draft's place: its own process, or in line, to try it")
     threads: int = option(1, "of process: the draft's processor threads, on cores of their own", least=1)
     device: str | None = option(None, "of process: the draft's device, such as cuda:1; none: the target's")
-    check: bool = option(True, "of process: measure at the start whether the two overlap; if not, draft in line")
     limit: float = option(20.0, "of process: seconds to wait for a draft; after it, decode without drafts", least=0)
     stop: Literal["fixed", "svip", "confidence"] = option("fixed", "when a window ends; see `model`; paper: fixed")
     draft: int | None = option(None, "tokens of a window, or the most of them; none: 5; paper: 7", least=1)
@@ -108,7 +105,7 @@ class Mirror(Drafter):
         self.counts = Counts()
         self._known: dict[int, int] = {}  # tokens of each row that the draft's side knows
         self._has_window: set[int] = set()
-        self.side: Ahead | DraftWorker | None = None
+        self.side: Lookahead | DraftWorker | None = None
         self._resources = ExitStack()
         finalize(self, self._resources.close)
 
@@ -123,16 +120,19 @@ class Mirror(Drafter):
             return  # bound again: the draft's side does not read the target
         spec, drafter = stateless_drafter(self.config)
         c = self.config
-        options: dict[str, Any] = {"num_candidates": c.candidates, "branches": c.branches, "layout": c.layout}
+        options: dict[str, Any] = {"num_candidates": c.candidates, "branches": c.branches}
         options |= {"fresh": c.miss == "fresh", "joined": c.source == "both"}
-        self.side = self._start_worker(target, spec, options) if c.where == "process" else None
-        if self.side is None:
+        if c.where == "process":
+            self.side = self._start_worker(target, spec, options)
+        else:
             drafter.bind(target)
+            if not isinstance(drafter.model, TextModel):
+                raise MethodError("mirror: a draft model with a tokenizer of its own cannot draft ahead")
             self.weight_bytes = drafter.weight_bytes
-            self.side = Ahead(drafter, **options)
+            self.side = Lookahead(drafter, **options)
 
-    def _start_worker(self, target: Facts, spec: str, options: dict[str, Any]) -> DraftWorker | None:
-        """The process; None, with a warning, where it does not overlap with the target."""
+    def _start_worker(self, target: Facts, spec: str, options: dict[str, Any]) -> DraftWorker:
+        """The process, with cores of its own where there are enough."""
         c = self.config
         path = parse(spec).checkpoint or ""
         if target.tokenizer is not None:
@@ -147,15 +147,7 @@ class Mirror(Drafter):
         self._resources.callback(worker.close)
         if ours:
             self._resources.enter_context(confined(target, ours))
-        gain = worker.overlap() if c.check else OVERLAPS
-        if gain >= OVERLAPS:
-            return worker
-        log.warning(
-            "mirror: the draft's process does not run beside the target here (work on both sides at once goes %.2f "
-            "times as fast as in turn): drafting in line. check=false skips this test", gain,
-        )  # fmt: skip
-        self._resources.close()
-        return None
+        return worker
 
     def start(self, row: Request) -> None:
         # A row that is run again has output already: the draft's side gets it with the first request.
@@ -175,7 +167,7 @@ class Mirror(Drafter):
         self.side = None
         self._resources.close()
 
-    def _tell(self, act: Callable[[Ahead | DraftWorker], None]) -> None:
+    def _tell(self, act: Callable[[Lookahead | DraftWorker], None]) -> None:
         """Call the draft's side; if it has died or hangs, warn and go on without it."""
         if self.side is not None:
             try:
@@ -197,9 +189,9 @@ class Mirror(Drafter):
         self._known |= {row.id: len(row) for row, _ in zip(able, windows, strict=False)}
         trees = {}
         for row, window in zip(able, windows, strict=False):
-            source = self.name if window.tokens else ""
-            trees[row.id] = drawn_chain(row.last_token, window.tokens, window.probs, source, window.calls)
-        if self.config.source == "draft" and isinstance(self.side, Ahead):
+            tree = trees[row.id] = drawn_chain(row.last_token, window.tokens, window.probs, window.calls)
+            tree.source = self.name if window.tokens else ""
+        if self.config.source == "draft" and isinstance(self.side, Lookahead):
             self.counts.ahead.append(seconds_of(self.side.look_ahead))
         return [trees.get(row.id) or DraftTree.root(row.last_token) for row in rows]
 
@@ -233,7 +225,7 @@ class EarlyExit:
         if config.vocab is not None:
             self._columns = kept_tokens(config.vocab, parse(_draft_spec(config)).checkpoint or "", target)
             self._head = target.head.rows(self._columns)
-        self._count = most_candidates(config.candidates, config.layout) + 1
+        self._count = SPREAD * config.candidates + 1
 
     def candidates(self, states: torch.Tensor) -> list[Top]:
         """The best tokens after each of the states [N, H], with their probabilities."""
@@ -241,7 +233,7 @@ class EarlyExit:
         return top_of(logits, self._count, self._columns)
 
 
-def stateless_drafter(config: MirrorConfig) -> tuple[str, Stepping]:
+def stateless_drafter(config: MirrorConfig) -> tuple[str, Model]:
     """The spec of the drafter that drafts ahead, and the drafter. MethodError for one that cannot."""
     from paceline.draft.registry import create
 
@@ -252,7 +244,7 @@ def stateless_drafter(config: MirrorConfig) -> tuple[str, Stepping]:
         if key not in given and value:
             spec += f",{key}={value}"
     drafter = create(spec)
-    if not isinstance(drafter, Stepping) or not drafter.drafts_ahead:
+    if not isinstance(drafter, Model):
         why = f"{drafter.name} cannot draft ahead, for it copies text or needs the target's states"
         raise MethodError(f"mirror:{path}: {why}; write mirror:PATH or mirror:model:PATH with a draft model")
     if drafter.config.stop not in STATELESS or drafter.config.tree:

@@ -22,8 +22,9 @@ import torch
 from paceline.core.segment import Segment
 from paceline.draft.models import layers as neural
 from paceline.draft.models.checkpoint import open_drafter, recorded_target
-from paceline.draft.models.features import FeatureConfig, FeatureDrafter, Network
+from paceline.draft.models.features import FeatureConfig, FeatureModel, Network
 from paceline.draft.models.layers import Precision, Tensors
+from paceline.draft.models.model_drafter import ModelDrafter
 from paceline.draft.published.mtp import OUTER, check_head, head_in, head_of, head_shape
 from paceline.draft.spec import option
 from paceline.errors import MethodError
@@ -72,14 +73,15 @@ class MtpConfig(FeatureConfig):
     checkpoint: str | None = option(None, "folder of a tuned head, or of a model with a head; none: the target's")  # type: ignore[assignment]
 
 
-class Mtp(FeatureDrafter):
+class Mtp(ModelDrafter):
     """Drafts with the multi-token-prediction head in the target's checkpoint, or a tuned one; trees, or chains."""
 
     name = "mtp"
     paper = "DeepSeek-AI 2024, DeepSeek-V3, arXiv 2412.19437; Cai et al. 2025, FastMTP, arXiv 2509.18362"
     Config = MtpConfig
+    config: MtpConfig
 
-    def open(self, target: Facts) -> MtpNetwork:
+    def open(self, target: Facts) -> FeatureModel:
         """The head in the folder that is named, or in the target's."""
         named = self.config.checkpoint or getattr(target, "folder", None)
         if named is None:
@@ -90,4 +92,4 @@ class Mtp(FeatureDrafter):
         tensors = head_in(folder) if stored is None else head_of(stored, stored.__getitem__)
         if not tensors:
             raise MethodError(f"{folder} has no multi-token-prediction head; `paceline train mtp` makes one: mtp:PATH")
-        return MtpNetwork(str(folder), tensors, target, self.config.dtype)
+        return FeatureModel(MtpNetwork(str(folder), tensors, target, self.config.dtype), self.config, target)

@@ -15,8 +15,9 @@ Where we differ from the published method and why: docs/methods/s2d.md."""
 from __future__ import annotations
 
 from collections.abc import Callable, Mapping, Sequence
+from contextlib import ExitStack
 from dataclasses import dataclass
-from itertools import pairwise
+from itertools import accumulate, pairwise
 from typing import Any
 
 import numpy as np
@@ -25,11 +26,12 @@ import torch
 from paceline.core.request import Request
 from paceline.core.round import Round
 from paceline.core.segment import Segment
-from paceline.core.tree import IntArray
-from paceline.draft.methods.model import Model, ModelConfig
+from paceline.draft.methods.model import ModelConfig, load_network, own_tokenizer, trim
 from paceline.draft.models import stop
 from paceline.draft.models.checkpoint import read_drafter
-from paceline.draft.models.drafts import Draft
+from paceline.draft.models.draft_model import Draft
+from paceline.draft.models.model_drafter import ModelDrafter
+from paceline.draft.models.text_model import TextModel
 from paceline.draft.spec import option
 from paceline.errors import MethodError
 from paceline.target.base import Facts
@@ -55,14 +57,15 @@ class SortedConfig(ModelConfig):
 class Section:
     """Layers first..last-1 of the draft model, up to one exit, with a cache of their own.
 
-    A row's nodes have numbers from the end of this cache on: committed tokens not run here, then the draft's nodes.
+    Nodes are numbered from the end of this cache: first the committed tokens that have not run here, then the draft's.
 
-    threshold  of the exit.
-    deeper     the next section; None after the last exit.
-    nbytes     bytes of weights that these layers and their exit read.
-    ran        by slot: number of nodes run since the last commit.
-    waiting    by slot: states [n, H], before layer `first`, of the next nodes to run.
-    left       times that a draft left here; tried: its tokens that were accepted or rejected; kept: accepted."""
+    threshold    of the exit.
+    deeper       the next section; None after the last exit.
+    nbytes       bytes of weights that these layers and their exit read.
+    ran          by slot: number of nodes run since the last commit.
+    waiting      by slot: states [n, H], before layer `first`, of the next nodes to run.
+    exits_taken  times that a draft left here. decided: those of its tokens that were accepted or rejected.
+    accepted     those that were accepted."""
 
     def __init__(self, model: Decoder, first: int, last: int, threshold: float):
         self.first, self.last, self.threshold = first, last, threshold
@@ -70,25 +73,24 @@ class Section:
         layers = [block.nbytes for block in model.blocks]
         self.nbytes = model.weight_bytes - sum(layers) + sum(layers[first:last])
         self.cache = model.new_cache(last - first, first)
-        if not first:  # then it is the model's own
-            model.cache = self.cache
         self.nothing = model.norm.new_empty(0, model.hidden_size)
         self.ran: dict[int, int] = {}
         self.waiting: dict[int, torch.Tensor] = {}
-        self.left = self.tried = self.kept = 0
+        self.exits_taken = self.decided = self.accepted = 0
 
     def start(self, slot: int) -> None:
         """No nodes have been run since the last commit, and none wait."""
         self.ran[slot], self.waiting[slot] = 0, self.nothing
 
-    def segment(self, draft: Draft, slot: int, read: IntArray) -> Segment:
-        """The row's nodes that these layers have not run. read: the row's tokens in the first section's cache."""
-        late = read[self.cache.length(slot) :].tolist()
-        lag = len(late)
-        tokens = [*late, *draft.tokens]
-        parent = [*range(-1, lag - 1), *(above + lag for above in draft.parent)]
-        hidden = self.waiting[slot] if self.first else None
-        return Segment(slot, np.array(tokens), np.array(parent), start=self.ran[slot], hidden=hidden)
+    def segment(self, whole: Segment, lag: int) -> Segment:
+        """The nodes of a segment of the first section that have not been run here.
+
+        lag: the row's tokens in the first section's cache that are not in this one. Their states are known, so that
+        nobody asks which tokens they are."""
+        slot, hidden = whole.slot, self.waiting[whole.slot] if self.first else None
+        tokens = np.concatenate([np.zeros(lag, np.int64), whole.tokens])
+        parent = np.concatenate([np.arange(-1, lag - 1), whole.parent + lag])
+        return Segment(slot, tokens, parent, start=self.ran[slot], hidden=hidden)
 
     def commit(self, slot: int, end: int, nodes: Sequence[int]) -> None:
         """Commit those of the draft's `nodes` that were run here; the others still wait.
@@ -102,115 +104,75 @@ class Section:
             self.waiting[slot] = waiting[[node - ran for node in path if ran <= node < ran + len(waiting)]]
 
 
-class Sorted(Model):
-    """Drafts with a model that each token leaves at the first exit that is sure enough.
+class SortedNetwork:
+    """A model that each token leaves at the first exit that is sure enough. It keeps rows as a target does.
 
-    sections  the model's layers, cut at its exits."""
+    sections  its layers, cut at its exits. num_tokens: the target's; its own head may have more rows, of padding.
+    exits     by row: the sections at which the draft's tokens left (of a tree: its levels), in their order."""
 
-    name = "s2d"
-    paper = "Kavehzadeh et al. 2024, S2D, arXiv 2407.01955"
-    Config = SortedConfig
-    drafts_ahead = False  # its nodes wait at different layers
-
-    def __init__(self, config: SortedConfig):
-        super().__init__(config)
-        self.exits: list[int] = _numbers("exits", config.exits, int, "2,4,8")
-        self.thresholds = _possible(_numbers("thresholds", config.thresholds, float, "0.5,0.7"))
-        self.sections: list[Section] = []
-        self._left: dict[int, list[Section]] = {}
-        self._forwards = self._read = 0
-
-    def bind(self, target: Facts) -> None:
-        """Load the draft model. MethodError if its tokenizer is another than the target's, or it has no such exits."""
-        path = self.config.checkpoint
-        exits, thresholds = (self.exits, []) if self.exits else _trained(path)
-        super().bind(target)
-        if not isinstance(self.model, Decoder):
-            raise MethodError(f"{path} does not run in the native decoder, and no other model can be left half-way")
-        self.decoder = self.model
-        used = exits_in_use(exits, self.thresholds or thresholds or [SURE], self.decoder.num_layers)
-        lasts = [last for last, _ in used]
-        self.sections = [Section(self.decoder, first, *exit) for first, exit in zip([0, *lasts], used, strict=False)]
+    def __init__(self, decoder: Decoder, exits: Sequence[tuple[int, float]], num_tokens: int):
+        self.decoder, self.num_tokens = decoder, num_tokens
+        self.max_context, self.vocab_size, self.recurrent = decoder.max_context, decoder.vocab_size, decoder.recurrent
+        lasts = [last for last, _ in exits]
+        self.sections = [Section(decoder, first, *exit) for first, exit in zip([0, *lasts], exits, strict=False)]
         for section, deeper in pairwise(self.sections):
             section.deeper = deeper
-        self.weight_bytes = self.decoder.weight_bytes
+        self.weight_bytes = decoder.weight_bytes - sum(block.nbytes for block in decoder.blocks[lasts[-1] :])
+        self.exits: dict[int, list[Section]] = {}
 
-    @property
-    def mean_depth(self) -> float:
-        """Mean layers up to the exit of a drafted token (of a tree: of a level). Layers run later are not counted."""
-        left = sum(section.left for section in self.sections)
-        return sum(section.last * section.left for section in self.sections) / left if left else 0.0
-
-    def open(self, row: Request, first: int) -> None:
-        super().open(row, first)
-        slot = self._slots[row.id]
-        for section in self.sections[1:]:
-            same = section.cache.add_row(self.expected(row))
-            assert same == slot, "rows come and go in all sections alike"
+    def add_row(self, expected_length: int) -> int:
+        """As a target's."""
+        with ExitStack() as undo:  # if there is no memory for one of the caches
+            slots = set()
+            for section in self.sections:
+                slots.add(slot := section.cache.add_row(expected_length))
+                undo.callback(section.cache.drop_row, slot)
+            undo.pop_all()
+        assert len(slots) == 1, "rows come and go in all sections alike"
         for section in self.sections:
             section.start(slot)
+        return slot
 
-    def close(self, row: Request) -> None:
-        slot = self._slots.get(row.id, -1)
-        for section in self.sections[1:]:
-            if slot in section.cache.held:  # it is not if there was no memory to start the row
-                section.cache.drop_row(slot)
-        super().close(row)
-
-    def drop(self, row: Request) -> None:
-        super().drop(row)
-        self._left.pop(row.id, None)
-
-    def read_chunk(self, row: Request, tokens: IntArray) -> None:
-        chunk = Draft.chain(row, tokens.tolist())
+    def drop_row(self, slot: int) -> None:
+        """As a target's."""
         for section in self.sections:
-            self._through(section, [chunk])
-        self.keep(chunk, range(len(tokens)))
+            section.cache.drop_row(slot)
 
-    def keep(self, draft: Draft, nodes: Sequence[int]) -> None:
-        slot = self._slots[draft.row.id]
-        end = self.model.length(slot)
+    def length(self, slot: int) -> int:
+        """As a target's; deeper sections may have fewer tokens."""
+        return self.sections[0].cache.length(slot)
+
+    def commit(self, slot: int, nodes: Sequence[int]) -> None:
+        """As a target's."""
+        end = self.length(slot)
         for section in self.sections:
             section.commit(slot, end, nodes)
 
-    def observe(self, round: Round) -> None:
-        for i, row in enumerate(round.rows):
-            left, path = self._left.pop(row.id, []), round.accepted[i].path
-            if left and round.is_from(i, self):
-                accepted = len(path) - 1
-                for section in left[:accepted]:
-                    section.tried += 1
-                    section.kept += 1
-                if round.trees[i].children(path[-1]):
-                    left[accepted].tried += 1
-        super().observe(round)
-
-    def run(self, drafts: Sequence[Draft], num_logits: Sequence[int]) -> torch.Tensor:
+    def run(self, drafts: Sequence[Draft], segments: Sequence[Segment]) -> torch.Tensor:
+        """Run each draft's segment up to the first exit that is sure enough; the logits that are wanted. A segment of
+        which none are wanted, such as a piece of a prompt, goes through all layers."""
         logits: dict[int, torch.Tensor] = {}
         going = list(range(len(drafts)))
         for section in self.sections:
-            self._read += section.nbytes
-            states = self._through(section, [drafts[i] for i in going])
+            states = self._through(section, [segments[i] for i in going])
             wanted = {
-                i: of_draft[len(of_draft) - num_logits[i] :]
+                i: of_draft[len(of_draft) - count :]
                 for i, of_draft in zip(going, states, strict=True)
-                if not self._must_go_on(section, drafts[i])
+                if (count := segments[i].num_logits) and not self._must_go_on(section, drafts[i], segments[i].slot)
             }
             for i, of_draft in self._leave(section, drafts, wanted).items():
                 logits[i] = of_draft
-                section.left += 1
-                self._left.setdefault(drafts[i].row.id, []).append(section)
+                section.exits_taken += 1
+                self.exits.setdefault(drafts[i].row.id, []).append(section)
             going = [i for i in going if i not in logits]
             if not going:
                 break
-        self._forwards += 1
-        self.weight_bytes = self._read // self._forwards
-        return torch.cat([logits[i] for i in range(len(drafts))])
+        return torch.cat([logits[i] for i in sorted(logits)]) if logits else self.sections[0].nothing
 
-    def _through(self, section: Section, drafts: Sequence[Draft]) -> list[torch.Tensor]:
-        """Run a section over the nodes that wait for it; the states after it, [n, H] a draft, wait for the next one."""
-        slots = [self._slots[draft.row.id] for draft in drafts]
-        segments = [section.segment(d, slot, self.read(d.row)) for d, slot in zip(drafts, slots, strict=True)]
+    def _through(self, section: Section, segments: Sequence[Segment]) -> list[torch.Tensor]:
+        """Run a section over the nodes that wait for it; the states after it, [n, H] a row, wait for the next one."""
+        slots = [segment.slot for segment in segments]
+        segments = [section.segment(one, self.length(one.slot) - section.cache.length(one.slot)) for one in segments]
         hidden = self.decoder.run_layers(segments, section.last, first=section.first, cache=section.cache)
         states = list(hidden.split([segment.num_run for segment in segments]))
         for slot, segment, new in zip(slots, segments, states, strict=True):
@@ -219,12 +181,12 @@ class Sorted(Model):
                 section.deeper.waiting[slot] = torch.cat([section.deeper.waiting[slot], new])
         return states
 
-    def _must_go_on(self, section: Section, draft: Draft) -> bool:
-        """Whether too many of a row's tokens wait for the next section, so that they run now."""
-        deeper, slot = section.deeper, self._slots[draft.row.id]
+    def _must_go_on(self, section: Section, draft: Draft, slot: int) -> bool:
+        """Whether too many of a row's committed tokens wait for the next section, so that they run now."""
+        deeper = section.deeper
         if deeper is None or deeper.ran[slot]:
             return False
-        return len(draft.row) - self._first[draft.row.id] - deeper.cache.length(slot) > LAG
+        return self.length(slot) + draft.num_committed - deeper.cache.length(slot) > LAG
 
     def _leave(
         self, section: Section, drafts: Sequence[Draft], wanted: Mapping[int, torch.Tensor]
@@ -236,7 +198,7 @@ class Sorted(Model):
         if not wanted:
             return {}
         counts = [len(states) for states in wanted.values()]
-        logits = self.decoder.logits(torch.cat(list(wanted.values())))[:, : self._vocab_size]
+        logits = self.decoder.logits(torch.cat(list(wanted.values())))[:, : self.num_tokens]
         by_draft = dict(zip(wanted, logits.split(counts), strict=True))
         if section.deeper is None:
             return by_draft
@@ -245,6 +207,68 @@ class Sorted(Model):
         best = (scores.amax(-1) - scores.logsumexp(-1)).exp().split(counts)
         sure = [bool((of_draft > section.threshold).any()) for of_draft in best]
         return {i: of_draft for (i, of_draft), leaves in zip(by_draft.items(), sure, strict=True) if leaves}
+
+
+class Sorted(ModelDrafter):
+    """Drafts with a model that each token leaves at the first exit that is sure enough.
+
+    sections  the model's layers, cut at its exits."""
+
+    name = "s2d"
+    paper = "Kavehzadeh et al. 2024, S2D, arXiv 2407.01955"
+    Config = SortedConfig
+    config: SortedConfig
+    network: SortedNetwork
+
+    def __init__(self, config: SortedConfig):
+        super().__init__(config)
+        self.exits: list[int] = _numbers("exits", config.exits, int, "2,4,8")
+        self.thresholds = _possible(_numbers("thresholds", config.thresholds, float, "0.5,0.7"))
+
+    def open(self, target: Facts) -> TextModel:
+        """Load the draft model. MethodError if its tokenizer is another than the target's, or it has no such exits."""
+        path = self.config.checkpoint
+        exits, thresholds = (self.exits, []) if self.exits else _trained(path)
+        own_tokenizer(self.config, target)
+        decoder = load_network(self.config, target)
+        columns = trim(decoder, self.config, target)
+        if not isinstance(decoder, Decoder):
+            raise MethodError(f"{path} does not run in the native decoder, and no other model can be left half-way")
+        used = exits_in_use(exits, self.thresholds or thresholds or [SURE], decoder.num_layers)
+        network = self.network = SortedNetwork(decoder, used, target.vocab_size)
+        self.sections = network.sections
+        return TextModel(network, target.vocab_size, columns, run=network.run, context=self.config.context)
+
+    @property
+    def mean_bytes(self) -> float:
+        """Mean bytes of weights up to the exit of a drafted token, heads of exits that it passed included."""
+        return self._mean([*accumulate(section.nbytes for section in self.sections)]) or self.weight_bytes
+
+    @property
+    def mean_depth(self) -> float:
+        """Mean layers up to the exit of a drafted token (of a tree: of a level). Layers run later are not counted."""
+        return self._mean([section.last for section in self.sections])
+
+    def _mean(self, until: Sequence[int]) -> float:
+        taken = [section.exits_taken for section in self.sections]
+        return sum(count * each for count, each in zip(taken, until, strict=True)) / max(sum(taken), 1)
+
+    def drop(self, row: Request) -> None:
+        super().drop(row)
+        self.network.exits.pop(row.id, None)
+
+    def observe(self, round: Round) -> None:
+        """Count what became of the tokens of every exit."""
+        for i, row in enumerate(round.rows):
+            exits, path = self.network.exits.pop(row.id, []), round.accepted[i].path
+            if exits and round.is_from(i, self):
+                accepted = len(path) - 1
+                for section in exits[:accepted]:
+                    section.decided += 1
+                    section.accepted += 1
+                if round.trees[i].children(path[-1]):
+                    exits[accepted].decided += 1
+        super().observe(round)
 
 
 def exits_in_use(exits: Sequence[int], thresholds: Sequence[float], num_layers: int) -> list[tuple[int, float]]:

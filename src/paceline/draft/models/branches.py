@@ -19,7 +19,7 @@ from collections import Counter
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from itertools import islice, takewhile, zip_longest
-from typing import Literal, NamedTuple
+from typing import NamedTuple
 
 import numpy as np
 import torch
@@ -29,27 +29,22 @@ from paceline.core.sampling import RowRandom, SamplingParams
 from paceline.core.tree import IntArray
 from paceline.draft.acceptance import Lengths
 from paceline.draft.base import View
-from paceline.draft.models.drafts import Draft, best_tokens
-from paceline.draft.models.stepping import Stepping
+from paceline.draft.models.draft_model import Draft
+from paceline.draft.models.model_drafter import ModelDrafter
+from paceline.draft.models.proposers import Chain, top_with_logprobs
+from paceline.draft.models.text_model import TextModel
 
 Top = Sequence[tuple[int, float]]
 """(token, probability) of candidates for the next token, best first."""
 Candidates = Sequence[Top]
 """Candidates after the root and after each token of a window."""
-Layout = Literal["measured", "uniform"]
-"""measured: the branches likeliest to be needed; uniform: as many for every position, as in the paper."""
 WINDOWS = 64  # past windows that say where verification ends; older ones count less
-SPREAD = 4  # in the measured layout a position gets at most this many times the mean number of branches
-
-
-def most_candidates(average: int, layout: Layout) -> int:
-    """Most branches of one position, if positions have `average` of them in the mean."""
-    return average * SPREAD if layout == "measured" else average
+SPREAD = 4  # a position gets at most this many times the mean number of branches
 
 
 def top_of(logits: torch.Tensor, count: int, columns: torch.Tensor | None) -> list[Top]:
-    """The best `count` tokens of each row of logits [R, K]. columns: as of `best_tokens`."""
-    tokens, logs = best_tokens(logits, count, columns)
+    """The best `count` tokens of each row of logits [R, K]. columns: as of `top_with_logprobs`."""
+    tokens, logs = top_with_logprobs(logits, count, columns)
     return [list(zip(*row, strict=True)) for row in zip(tokens.tolist(), logs.exp().tolist(), strict=True)]
 
 
@@ -79,7 +74,7 @@ class Window:
 class Branch:
     """The next window for one outcome (a, v).
 
-    draft  the root, y_1..y_a, v (`draft.ahead` = a + 1), and then the window.
+    draft  the root, y_1..y_a, v (`draft.num_assumed` = a + 1), and then the window.
     nodes  nodes of v and of the window's tokens that were run, in the row's tree.
     tops   candidates after each of these nodes."""
 
@@ -105,14 +100,14 @@ class _State:
     table: dict[tuple[int, int], Branch] = field(default_factory=dict)
 
 
-def _later(row: Row, ahead: int) -> View:
-    """A row, with the random draws of the round that begins `ahead` tokens later."""
+def _shifted_row(row: Row, by: int) -> View:
+    """A row, with the random draws of the round that begins `by` tokens later."""
     random = row.random if row.params.is_greedy else RowRandom(row.random.seed)
-    random.free.begin(row.num_new + ahead)
+    random.free.begin(row.num_new + by)
     return View(row, random=random)
 
 
-class Ahead:
+class Lookahead:
     """The draft's side: a drafter with a model, copies of the rows, and their branches.
 
     num_candidates  mean number of branches for a position; 0: nothing is drafted ahead.
@@ -121,13 +116,16 @@ class Ahead:
     joined          candidates that are given are added to the draft's own, and do not replace them."""
 
     def __init__(
-        self, drafter: Stepping, num_candidates: int, branches: int | None = None, layout: Layout = "measured",
-        fresh: bool = True, joined: bool = False,
+        self, drafter: ModelDrafter, num_candidates: int, branches: int | None = None, fresh: bool = True,
+        joined: bool = False,
     ):  # fmt: skip
-        self.drafter, self.num_candidates, self.branches = drafter, num_candidates, branches
-        self.layout, self.fresh, self.joined = layout, fresh, joined
+        assert isinstance(drafter.model, TextModel)
+        assert isinstance(drafter.proposer, Chain)
+        self.drafter, self.model, self.chain = drafter, drafter.model, drafter.proposer
+        self.num_candidates, self.branches = num_candidates, branches
+        self.fresh, self.joined = fresh, joined
         self.lengths = Lengths(WINDOWS)  # accepted tokens of windows
-        self._most = most_candidates(num_candidates, layout)
+        self._most = SPREAD * num_candidates
         self._states: dict[int, _State] = {}
         self._out: list[_State] = []
 
@@ -135,7 +133,7 @@ class Ahead:
         """A row joins. params: with the seed of the draft's own draws."""
         row = Row(id, prompt, params, max_context=max_context, eos_token_ids=self.drafter.eos_token_ids)
         self._states[id] = _State(row)
-        self.drafter.start(row)
+        self.model.start(row)
 
     def drop(self, id: int) -> None:
         """A row has left."""
@@ -153,7 +151,7 @@ class Ahead:
             state.main = drafts.get(state.row.id) or self._empty(state)
         windows = []
         for state, hit in zip(self._out, hits, strict=True):
-            main = _main(state)
+            main = _tree(state)
             state.window = main.drafted
             windows.append(Window(state.row.id, state.window, list(main.probs), hit, main.calls))
         return windows
@@ -168,8 +166,8 @@ class Ahead:
             return None
         same = takewhile(lambda pair: pair[0] == pair[1], zip(window, new[:-1], strict=False))
         accepted = sum(1 for _ in same)
-        nodes = range(min(main.known + accepted, main.done))
-        self.drafter.keep(main, nodes)
+        nodes = range(min(main.num_committed + accepted, main.num_run))
+        self.model.commit(main, nodes)
         if accepted < len(new) - 1:
             return None
         self.lengths.note(accepted, len(window))
@@ -180,10 +178,10 @@ class Ahead:
 
     def _move_in(self, state: _State, branch: Branch, committed: int) -> None:
         """Make a branch the row's window. Its keys and values are moved, not computed again."""
-        self.drafter.arrange(state.row, [node - committed for node in branch.nodes])
-        tokens = branch.draft.tokens[branch.draft.ahead :]  # v, now the row's last token, and the window
+        self.model.arrange(state.row, [node - committed for node in branch.nodes])
+        tokens = branch.draft.tokens[branch.draft.num_assumed :]  # v, now the row's last token, and the window
         main = Draft.chain(state.row, tokens, branch.draft.ends)
-        main.known, main.done, main.probs = 1, len(branch.nodes), branch.draft.probs
+        main.num_committed, main.num_run, main.probs = 1, len(branch.nodes), branch.draft.probs
         state.main, state.tops = main, branch.tops
 
     def _fresh(self, states: Sequence[_State]) -> dict[int, Draft]:
@@ -191,30 +189,42 @@ class Ahead:
         for state in states:
             state.tops = []
             state.row.random.free.begin(state.row.num_new)
-        if not states:
-            return {}
-        with self.drafter.watched(self._note_tops):
-            self.drafter.propose([state.row for state in states])
-        return self.drafter.hand_over()
+        drafts = active = self.drafter.begin([state.row for state in states])
+        while active:
+            logits = self.chain.run(active, [1 + draft.num_guesses for draft in active])
+            going, tops = self._step(active, logits)
+            for draft, of_draft in zip(active, tops, strict=True):
+                self._states[draft.row.id].tops += of_draft
+            active = going
+        return {draft.row.id: draft for draft in drafts}
 
     def _empty(self, state: _State) -> Draft:
         """A window without tokens."""
         state.tops, row = [], state.row
-        if self.drafter.draft_limit(row) > 0:
-            self.drafter.catch_up(row)
-        return self.drafter.begin(row)
+        if self.model.room(row) > 0:
+            self.model.catch_up(row)
+        return self.model.begin(row, self.drafter.end_tokens(row))
 
-    def _note_tops(self, drafts: Sequence[Draft], logits: torch.Tensor) -> None:
-        """Keep the candidates for every position of a window that is drafted now."""
-        if self.num_candidates:
-            for draft, top in zip(drafts, self._tops(logits), strict=True):
-                self._states[draft.row.id].tops.append(top)
+    def _step(self, drafts: Sequence[Draft], logits: torch.Tensor) -> tuple[list[Draft], list[list[Top]]]:
+        """Let drafts grow by what a forward says; those that go on, and of each draft the candidates for every position
+        that was decided: with streams several."""
+        decided = [len(draft.tokens) - draft.num_guesses for draft in drafts]
+        counts = [1 + draft.num_guesses for draft in drafts]
+        for draft in drafts:
+            draft.num_run = len(draft.tokens)
+        going = self.chain.grow(drafts, logits)
+        if not self.num_candidates:
+            return going, [[] for _ in drafts]
+        tops, made = iter(self._tops(logits)), []
+        for draft, first, count in zip(drafts, decided, counts, strict=True):
+            made.append([*islice(tops, count)][: draft.num_run - first + 1])
+        return going, made
 
     def _tops(self, logits: torch.Tensor) -> list[Top]:
         """Candidates from logits [R, K], or, with streams, [R, 1 + count, K]. There is one more than can get a branch,
         because the drafted token gets none."""
         logits = logits[:, 0] if logits.dim() == 3 else logits
-        return top_of(logits, self._most + 1, self.drafter.columns)
+        return top_of(logits, self._most + 1, self.model.columns)
 
     def look_ahead(self, given: Mapping[int, Candidates] | None = None) -> None:
         """Draft the next window for the likeliest outcomes of the windows just returned.
@@ -228,25 +238,25 @@ class Ahead:
         for state in states:
             others = None if given is None else given.get(state.row.id, ())
             tops = state.tops if others is None else _merged(state.tops, others) if self.joined else others
-            grown += [(state, branch) for branch in self._roots(state, self._keys(state.window, tops))]
+            grown += [(state, branch) for branch in self._roots(state, self._outcomes(state.window, tops))]
         self._grow(grown)
 
     def _has_room(self, state: _State) -> bool:
         """Whether the draft model's context holds the whole window, whose last token drafting did not run."""
         length = len(state.window)
-        return self.drafter.draft_limit(View(state.row, max_draft=length + 1)) > length
+        return self.model.room(View(state.row, max_draft=length + 1)) > length
 
     def _finish(self, states: Sequence[_State]) -> None:
         """Run the last tokens of every window, which drafting did not run: branches may follow them."""
-        unrun = [_main(state) for state in states if _main(state).done < len(_main(state).tokens)]
+        unrun = [_tree(state) for state in states if _tree(state).num_run < len(_tree(state).tokens)]
         if unrun:
-            counts = [len(main.tokens) - max(main.done, main.known - 1) for main in unrun]
-            tops = iter(self._tops(self.drafter.run_nodes(unrun, counts)))
+            counts = [len(main.tokens) - max(main.num_run, main.num_committed - 1) for main in unrun]
+            tops = iter(self._tops(self.chain.run(unrun, counts)))
             for main, count in zip(unrun, counts, strict=True):
                 state = self._states[main.row.id]
                 state.tops = [*state.tops, *islice(tops, count)]
 
-    def _keys(self, window: Sequence[int], tops: Candidates) -> list[tuple[int, int]]:
+    def _outcomes(self, window: Sequence[int], tops: Candidates) -> list[tuple[int, int]]:
         """The outcomes (a, v) that get a branch, the likeliest first. v is not y_{a+1}: the target rejected that."""
         reach = np.concatenate([[1.0], self.lengths.reach(len(window)), [0.0]])
         stops = -np.diff(reach)  # P(exactly a tokens are accepted)
@@ -254,48 +264,45 @@ class Ahead:
         for a, top in enumerate(tops[: len(window) + 1]):
             others = [(v, p) for v, p in top if a == len(window) or v != window[a]][: self._most]
             mass = sum(p for _, p in others) or 1.0
-            for place, (v, p) in enumerate(others):
-                worth.append((stops[a] * p / mass if self.layout == "measured" else -place, (a, v)))
+            worth += [(stops[a] * p / mass, (a, v)) for v, p in others]
         worth.sort(key=lambda entry: -entry[0])
         return [key for _, key in worth[: self.branches or self.num_candidates * (len(window) + 1)]]
 
     def _roots(self, state: _State, keys: Sequence[tuple[int, int]]) -> list[Branch]:
         """A branch for each outcome of `keys` after which a window can follow, with v as a node of the row's tree."""
-        main, window = _main(state), state.window
-        root = main.known - 1
+        main, window = _tree(state), state.window
+        root = main.num_committed - 1
         for a, v in keys:
             path = [main.tokens[root], *window[:a], v]
-            draft = replace(Draft.chain(_later(state.row, a + 1), path, main.ends), known=1, ahead=a + 1)
-            if self.drafter.most(draft) > 0 and not main.ends.intersection(path[1:]):
+            row = _shifted_row(state.row, a + 1)
+            most = min(self.drafter.rule.most(row.id), self.model.room(row) - (a + 1))
+            draft = replace(Draft.chain(row, path, main.ends), num_committed=1, num_assumed=a + 1, most=most)
+            if most > 0 and not main.ends.intersection(path[1:]):
                 main.add(v, root + a)
                 state.table[a, v] = Branch(draft, [len(main.tokens) - 1])
         return list(state.table.values())
 
     def _grow(self, grown: Sequence[tuple[_State, Branch]]) -> None:
         """Draft all branches, by the drafter's own draws and stop rule: a token a step, more with streams."""
-        branches, active = {id(branch.draft): branch for _, branch in grown}, list(grown)
-
-        def note(drafts: Sequence[Draft], logits: torch.Tensor) -> None:
-            for draft, top in zip(drafts, self._tops(logits), strict=True):
-                branches[id(draft)].tops.append(top)
-
+        active = list(grown)
         while active:
             counts: Counter[int] = Counter()  # by row, in the order in which their nodes were added
             for state, branch in active:
-                counts[state.row.id] += 1 + branch.draft.guessed
-            logits = self.drafter.run_nodes([_main(self._states[id]) for id in counts], list(counts.values()))
-            with self.drafter.watched(note):
-                going = {id(draft) for draft in self.drafter.grow([branch.draft for _, branch in active], logits)}
-            for state, branch in active:
+                counts[state.row.id] += 1 + branch.draft.num_guesses
+            logits = self.chain.run([_tree(self._states[id]) for id in counts], list(counts.values()))
+            grew, tops = self._step([branch.draft for _, branch in active], logits)
+            going = {id(draft) for draft in grew}
+            for (state, branch), of_branch in zip(active, tops, strict=True):
+                branch.tops += of_branch
                 del branch.nodes[len(branch.tops) :]  # rejected guesses of streams
                 if id(branch.draft) in going:
-                    for token in branch.draft.tokens[branch.draft.ahead + len(branch.nodes) :]:
-                        _main(state).add(token, branch.nodes[-1])
-                        branch.nodes.append(len(_main(state).tokens) - 1)
+                    for token in branch.draft.tokens[branch.draft.num_assumed + len(branch.nodes) :]:
+                        _tree(state).add(token, branch.nodes[-1])
+                        branch.nodes.append(len(_tree(state).tokens) - 1)
             active = [(state, branch) for state, branch in active if id(branch.draft) in going]
 
 
-def _main(state: _State) -> Draft:
+def _tree(state: _State) -> Draft:
     assert state.main is not None
     return state.main
 

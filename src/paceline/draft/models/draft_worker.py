@@ -9,7 +9,6 @@ import struct
 from collections.abc import Iterator, Mapping, Sequence
 from contextlib import contextmanager, nullcontext, suppress
 from dataclasses import dataclass
-from functools import cache
 from multiprocessing import get_context
 from multiprocessing.connection import Connection
 from multiprocessing.process import BaseProcess
@@ -21,8 +20,7 @@ import torch
 
 from paceline.core.sampling import SamplingParams
 from paceline.core.tree import IntArray
-from paceline.draft.cost import seconds_of
-from paceline.draft.models.branches import Ahead, Ask, Candidates, Window
+from paceline.draft.models.branches import Ask, Candidates, Lookahead, Window
 from paceline.target.base import Facts, Target
 
 START_S = 300.0  # most seconds for starting the process and loading its model
@@ -45,7 +43,7 @@ def facts_to_send(target: Facts, device: torch.device) -> Facts:
 class Setup:
     """How to start the process.
 
-    drafter  its spec. facts: of the target. ahead: the options of `Ahead`.
+    drafter  its spec. facts: of the target. ahead: the options of `Lookahead`.
     own      the draft's own candidates are the only ones, so the process looks ahead without waiting for others.
     threads  processor threads. cores: where it may run; empty: everywhere.
     limit_s  most seconds for a response."""
@@ -60,7 +58,7 @@ class Setup:
 
 
 class DraftWorker:
-    """The process, seen from the target's side: the methods of `Ahead`. Closed if it does not start."""
+    """The process, seen from the target's side: the methods of `Lookahead`. Closed if it does not start."""
 
     def __init__(self, setup: Setup):
         context = get_context("spawn")
@@ -79,15 +77,15 @@ class DraftWorker:
         _limit(self._pipe, setup.limit_s)
 
     def open(self, id: int, prompt: Sequence[int] | IntArray, params: SamplingParams, max_context: int) -> None:
-        """As `Ahead.open`."""
+        """As `Lookahead.open`."""
         self._send("open", id, prompt, params, max_context)
 
     def drop(self, id: int) -> None:
-        """As `Ahead.drop`."""
+        """As `Lookahead.drop`."""
         self._send("drop", id)
 
     def windows(self, asks: Sequence[Ask]) -> list[Window]:
-        """As `Ahead.windows`."""
+        """As `Lookahead.windows`."""
         windows = self._ask("windows", asks)
         return [Window(id, tokens, [torch.from_numpy(q) for q in probs], *rest) for id, tokens, probs, *rest in windows]
 
@@ -95,19 +93,6 @@ class DraftWorker:
         """Send candidates. Without any, nothing is sent: the process looks ahead by itself."""
         if given is not None:
             self._send("look_ahead", given)
-
-    def overlap(self, seconds: float = 0.15) -> float:
-        """Time of work on both sides in turn, over the time of the same work at once: 2 if they overlap, 1 if not."""
-        _work(seconds)
-        self._ask("work", seconds)  # the first time, each side measures how much work fills `seconds`
-        in_turn = seconds_of(lambda: _work(seconds)) + seconds_of(lambda: self._ask("work", seconds))
-
-        def both() -> None:
-            self._send("work", seconds)
-            _work(seconds)
-            self._answer()
-
-        return in_turn / seconds_of(both)
 
     def close(self) -> None:
         """End the process."""
@@ -156,20 +141,6 @@ def _end(process: BaseProcess, pipe: Connection) -> None:
         process.join(5)
 
 
-@cache
-def _products(seconds: float) -> tuple[torch.Tensor, torch.Tensor, int]:
-    """A matrix, a vector, and how many times this process multiplies them in `seconds`."""
-    matrix, vector = torch.ones(1024, 1024), torch.ones(1024)
-    took = seconds_of(lambda: [matrix @ vector for _ in range(50)])
-    return matrix, vector, max(1, int(50 * seconds / took))
-
-
-def _work(seconds: float) -> None:
-    matrix, vector, count = _products(seconds)
-    for _ in range(count):
-        matrix @ vector
-
-
 def split_cores(threads: int) -> tuple[frozenset[int], frozenset[int]]:
     """This process's cores: (all but the last `threads`, for the target; the last ones, for the draft). Both are empty
     where there are too few cores, or the system does not name them."""
@@ -207,25 +178,22 @@ def _serve(setup: Setup, pipe: Connection) -> None:
             pipe.send((-1, f"{type(error).__name__}: {error}"))
 
 
-def _ready(setup: Setup) -> Ahead:
-    from paceline.draft.models.stepping import Stepping
+def _ready(setup: Setup) -> Lookahead:
+    from paceline.draft.models.model_drafter import ModelDrafter
     from paceline.draft.registry import create
 
     if setup.cores and hasattr(os, "sched_setaffinity"):
         os.sched_setaffinity(0, setup.cores)
     torch.set_num_threads(setup.threads)
     drafter = create(setup.drafter)
-    assert isinstance(drafter, Stepping)
+    assert isinstance(drafter, ModelDrafter)
     drafter.bind(setup.facts)
-    return Ahead(drafter, **setup.ahead)
+    return Lookahead(drafter, **setup.ahead)
 
 
-def _act(setup: Setup, ahead: Ahead, pipe: Connection, kind: str, number: int, message: tuple[Any, ...]) -> None:
+def _act(setup: Setup, ahead: Lookahead, pipe: Connection, kind: str, number: int, message: tuple[Any, ...]) -> None:
     """Answer one message."""
-    if kind == "work":
-        _work(*message)
-        pipe.send((number, None))
-    elif kind == "windows":
+    if kind == "windows":
         windows = ahead.windows(*message)
         arrays = [[q.float().cpu().numpy() for q in one.probs] for one in windows]
         pipe.send((number, [(w.id, w.tokens, q, w.hit, w.calls) for w, q in zip(windows, arrays, strict=True)]))

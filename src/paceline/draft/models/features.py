@@ -9,7 +9,7 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 from dataclasses import dataclass
-from typing import Any, ClassVar, Literal
+from typing import Any, Literal
 
 import torch
 import torch.nn.functional as F
@@ -18,20 +18,19 @@ from paceline.core.request import Request
 from paceline.core.segment import Segment
 from paceline.core.tree import IntArray
 from paceline.draft.models import stop
-from paceline.draft.models.checkpoint import open_head
-from paceline.draft.models.drafts import Draft, segments
+from paceline.draft.models.draft_model import Draft, segments
 from paceline.draft.models.layers import PRECISION, Precision
-from paceline.draft.models.pending import Pending, StateReader
-from paceline.draft.models.stepping import TREE, Stepping, SteppingConfig
+from paceline.draft.models.model_drafter import TREE, ModelDrafterConfig
+from paceline.draft.models.pending import StatesModel
 from paceline.draft.models.vocab import kept_rows
 from paceline.draft.spec import option
-from paceline.target.base import Facts, Needs
+from paceline.target.base import Facts
 from paceline.target.cache import Pair, RaggedCache
 from paceline.target.linear import Linear
 
 
 @dataclass(frozen=True, kw_only=True)
-class FeatureConfig(SteppingConfig):
+class FeatureConfig(ModelDrafterConfig):
     """Options of drafters with a head over features."""
 
     checkpoint: str = option(help="folder of the head, ours or a published one; or its file of weights")
@@ -65,40 +64,26 @@ class Network:
         raise NotImplementedError
 
 
-class FeatureDrafter(StateReader, Stepping):
-    """Base of drafters with a head over features.
+class FeatureModel(StatesModel):
+    """A head over features that drafts token by token, and reads its own output.
 
-    Head  makes the `Network` of (path, config.json, tensors by name, target, precision); MethodError if it cannot."""
+    head, columns  of the network, without the tokens that the option `vocab` leaves out."""
 
-    Head: ClassVar[type[Any]]
-    config: FeatureConfig
-
-    def open(self, target: Facts) -> Network:
-        """The head of the checkpoint. MethodError if it is not for the target."""
-        config, tensors = open_head(self.config.checkpoint, self.name, target)
-        network: Network = self.Head(self.config.checkpoint, config, tensors, target, self.config.dtype)
-        return network
-
-    def bind(self, target: Facts) -> None:
-        super().bind(target)
-        network = self.network = self.open(target)
-        self.pending = Pending(target, network.taps, network.cache)
-        self.needs = Needs(hidden_layers=tuple(sorted(network.taps)))
-        self.head, self.columns = network.head, network.columns
-        if self.config.vocab is not None:
-            rows, self.columns = kept_rows(self.columns, self.config.vocab, self.config.checkpoint, target)
-            self.head = self.head.rows(rows)
+    def __init__(self, network: Network, config: FeatureConfig, target: Facts):
+        super().__init__(target, network.taps, network.cache, self.run_head)
+        self.network = network
+        self.head, self.columns = head_of(network, config, target)
         self.weight_bytes = network.nbytes + self.head.nbytes
 
-    def cached(self, row: Request) -> int:
+    def length(self, row: Request) -> int:
         return 1 + self.pending.cached(row)
 
-    def draft_limit(self, row: Request) -> int:
+    def room(self, row: Request) -> int:
         return row.max_draft if self.pending.count(row) else 0  # 0: the target has run nothing of it yet
 
-    def run(self, drafts: Sequence[Draft], num_logits: Sequence[int]) -> torch.Tensor:
+    def extend(self, drafts: Sequence[Draft], num_logits: Sequence[int]) -> torch.Tensor:
         features = torch.cat([self._features(draft) for draft in drafts])
-        tokens = [token for draft in drafts for token in draft.tokens[draft.done :]]
+        tokens = [token for draft in drafts for token in draft.tokens[draft.num_run :]]
         parts = segments(drafts, num_logits, self.pending.slot)
         out, read = self._forward(tokens, features, parts)
         for draft, of_row in zip(drafts, out.split([segment.num_run for segment in parts]), strict=True):
@@ -107,19 +92,27 @@ class FeatureDrafter(StateReader, Stepping):
 
     def _features(self, draft: Draft) -> torch.Tensor:
         """The features of the nodes to be run: of the target's states in the first step, then their parents' output."""
-        if not draft.done:
+        if not draft.num_run:
             return self.network.first(self.pending.of(draft.row))
-        return torch.cat(draft.features)[draft.parent[draft.done :]]
+        return torch.cat(draft.features)[draft.parent[draft.num_run :]]
 
     @torch.inference_mode()
     def _forward(self, tokens: Sequence[int], features: torch.Tensor, segments: Sequence[Segment]) -> Pair:
         ids = torch.tensor(tokens, device=features.device)
         return self.network.forward(F.embedding(ids, self.network.table), features, segments)
 
-    def keep(self, draft: Draft, nodes: Sequence[int]) -> None:
+    def commit(self, draft: Draft, nodes: Sequence[int]) -> None:
         # Drafted nodes were run on the head's own output. The target's states of accepted ones come to `pending`.
-        self.pending.cache.commit(self.pending.slot(draft.row), range(draft.known))
-        self.pending.read(draft.row, draft.known)
+        self.pending.cache.commit(self.pending.slot(draft.row), range(draft.num_committed))
 
-    def through(self, states: torch.Tensor, following: IntArray, segments: Sequence[Segment]) -> torch.Tensor:
+    def run_head(self, states: torch.Tensor, following: IntArray, segments: Sequence[Segment]) -> torch.Tensor:
+        """Read committed states, as `RunHead`."""
         return self._forward(following.tolist(), self.network.first(states), segments)[0]
+
+
+def head_of(network: Any, config: FeatureConfig, target: Facts) -> tuple[Linear, torch.Tensor | None]:
+    """A network's output head and the tokens of its rows, without those that the option `vocab` leaves out."""
+    if config.vocab is None:
+        return network.head, network.columns
+    rows, columns = kept_rows(network.columns, config.vocab, config.checkpoint, target)
+    return network.head.rows(rows), columns

@@ -21,8 +21,8 @@ from paceline.core.typical import Typical
 from paceline.draft import shapes
 from paceline.draft.cost import SIZES, best_size, seconds_of, time_forwards
 from paceline.draft.models.layers import PRECISION, Precision, table_and_head
+from paceline.draft.models.model_drafter import VOCAB
 from paceline.draft.models.pending import Pending, StateReader
-from paceline.draft.models.stepping import VOCAB
 from paceline.draft.models.vocab import kept_rows
 from paceline.draft.shapes import RankPath, Template
 from paceline.draft.spec import Options, option

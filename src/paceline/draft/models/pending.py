@@ -4,12 +4,13 @@ A head reads the target's states of every committed token, its own prompt's amon
 to draft. Meanwhile states wait here: of a prompt that is run in pieces, of rounds that another drafter drafted, of
 tokens that ended a draft. Rows are independent of each other. Knows no head.
 
-    self.pending = Pending(target, layers=(2, 4, 5), cache)   # in `bind`; also Needs(hidden_layers=...)
+    self.pending = Pending(target, layers=(2, 4, 5), cache, run_head)   # also Needs(hidden_layers=...)
     states = self.pending.of(row)                             # when drafting: the states of the row's next tokens
-    self.pending.read(row, count)                             # the first `count` are in the head's own cache now
+    self.pending.cache.commit(self.pending.slot(row), nodes)  # those of committed tokens wait no longer
+    self.pending.feed(round)                                  # after the round, and after the commit
 """
 
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 
 import numpy as np
 import torch
@@ -19,34 +20,46 @@ from paceline.core.round import Round
 from paceline.core.segment import Segment
 from paceline.core.tree import IntArray
 from paceline.draft.base import Drafter
-from paceline.target.base import Facts
+from paceline.draft.models.draft_model import DraftModel
+from paceline.target.base import Facts, Needs
 from paceline.target.cache import RaggedCache
 
 CHUNK = 512  # most tokens of a row that wait; a prompt's beyond that are run as they come
+
+RunHead = Callable[[torch.Tensor, IntArray, Sequence[Segment]], torch.Tensor]
+"""run_head(states [N, L * H], following int64 [N], segments): run a head's own layers over states of committed tokens;
+[N, H], from which it drafts. Nothing is committed. segments: the states' positions and tokens; following: the token
+after each."""
 
 
 class Pending:
     """Of every row the states that wait, oldest first, [n, L * H]: of L layers side by side, in the given order.
 
-    layers  as in `Needs.hidden_layers`: l is the input of layer l, the number of layers is after the final norm.
-    cache   of the head's layers; None: it has none, and no keys or values are kept."""
+    layers    as in `Needs.hidden_layers`: l is the input of layer l, the number of layers is after the final norm.
+    cache     of the head's layers; None: it has none, and no keys or values are kept.
+    run_head  as `RunHead`."""
 
-    def __init__(self, target: Facts, layers: Sequence[int], cache: RaggedCache | None = None):
+    def __init__(
+        self, target: Facts, layers: Sequence[int], cache: RaggedCache | None = None, run_head: RunHead | None = None
+    ):
         self.layers = tuple(layers)
         width = len(self.layers) * target.hidden_size
         self.cache = cache or RaggedCache(0, 1, 1, target.max_context, target.dtype, target.device)
+        self.run_head = run_head
         self._nothing = torch.empty(0, width, dtype=target.dtype, device=target.device)
         self._states: dict[int, torch.Tensor] = {}
+        self._first: dict[int, int] = {}  # by row, the token of the first state here
         self._slots: dict[int, int] = {}
 
     def start(self, row: Request) -> None:
         """A row joins: nothing waits, and nothing has been read."""
         self._slots[row.id] = self.cache.add_row(row.expected_length)
-        self._states[row.id] = self._nothing
+        self._states[row.id], self._first[row.id] = self._nothing, 0
 
     def drop(self, row: Request) -> None:
         """Forget a row."""
         self._states.pop(row.id, None)
+        self._first.pop(row.id, None)
         if row.id in self._slots:
             self.cache.drop_row(self._slots.pop(row.id))
 
@@ -60,21 +73,68 @@ class Pending:
 
     def count(self, row: Request) -> int:
         """The number of states that wait."""
-        return len(self._states[row.id])
+        return len(self.of(row))
 
     def of(self, row: Request) -> torch.Tensor:
         """The states that wait, [count, L * H]."""
-        return self._states[row.id]
+        return self._states[row.id][self.cached(row) - self._first[row.id] :]
 
-    def add(self, round: Round) -> None:
-        """Take the states of what the round committed."""
+    def feed(self, round: Round) -> None:
+        """Take the states of what the round committed, whoever drafted it. Of a long prompt most are read at once."""
         for i, row in enumerate(round.rows):
             states = torch.cat([round.committed(i, layer) for layer in self.layers], -1)
-            self._states[row.id] = torch.cat([self._states[row.id], states])
+            held = torch.cat([self._states[row.id], states])
+            begin = min(self.cached(row) - self._first[row.id], len(held))
+            self._states[row.id] = held[begin:]
+            self._first[row.id] += begin
+            goes_on = self.cached(row) + self.count(row) < len(row)  # else it has ended inside a draft
+            while goes_on and self.count(row) > CHUNK:
+                self.read([row], [self.of(row)[:CHUNK]])
 
-    def read(self, row: Request, count: int) -> None:
-        """The first `count` wait no longer."""
-        self._states[row.id] = self._states[row.id][count:]
+    @torch.inference_mode()
+    def read(self, rows: Sequence[Request], states: Sequence[torch.Tensor]) -> torch.Tensor:
+        """Run the head over the rows' next states, [n, L * H] each, and commit them; [sum(n), H]."""
+        assert self.run_head is not None
+        segments, following = [], []
+        for row, of_row in zip(rows, states, strict=True):
+            begin = self.cached(row)
+            tokens, after = (row.tokens[at : at + len(of_row)] for at in (begin, begin + 1))
+            segments.append(Segment.chunk(self.slot(row), tokens, last=False))
+            following.append(after)
+        made = self.run_head(torch.cat(list(states)), np.concatenate(following), segments)
+        for row, of_row in zip(rows, states, strict=True):
+            self.cache.commit(self.slot(row), range(len(of_row)))
+        return made
+
+    def read_waiting(self, rows: Sequence[Request]) -> dict[int, torch.Tensor]:
+        """`read` all states of these rows that wait; the output of each row that had some, by id."""
+        waiting = [row for row in rows if self.count(row)]
+        if not waiting:
+            return {}
+        states = [self.of(row) for row in waiting]
+        parts = self.read(waiting, states).split([len(of_row) for of_row in states])
+        return {row.id: part for row, part in zip(waiting, parts, strict=True)}
+
+
+class StatesModel(DraftModel):
+    """Base of models that read the target's states: they wait in `pending` until a draft begins."""
+
+    def __init__(self, target: Facts, layers: Sequence[int], cache: RaggedCache, run_head: RunHead):
+        self.vocab_size = target.vocab_size
+        self.pending = Pending(target, layers, cache, run_head)
+        self.needs = Needs(hidden_layers=tuple(sorted(layers)))
+
+    def start(self, row: Request) -> None:
+        self.pending.start(row)
+
+    def drop(self, row: Request) -> None:
+        self.pending.drop(row)
+
+    def length(self, row: Request) -> int:
+        return self.pending.cached(row)
+
+    def feed(self, round: Round) -> None:
+        self.pending.feed(round)
 
 
 class StateReader(Drafter):
@@ -85,36 +145,13 @@ class StateReader(Drafter):
     pending: Pending
 
     def through(self, states: torch.Tensor, following: IntArray, segments: Sequence[Segment]) -> torch.Tensor:
-        """Run the head's own layers over states [N, L * H] of committed tokens; [N, H], from which it drafts.
-
-        Nothing is committed.
-
-        segments   the states' positions and tokens. following: int64 [N], the token after each."""
+        """As `RunHead`."""
         raise NotImplementedError
 
-    @torch.inference_mode()
-    def read(self, rows: Sequence[Request], states: Sequence[torch.Tensor]) -> torch.Tensor:
-        """`through` over the rows' next states, [n, L * H] each, and commit them; [sum(n), H]. They wait no longer."""
-        segments, following = [], []
-        for row, of_row in zip(rows, states, strict=True):
-            begin = self.pending.cached(row)
-            tokens, after = (row.tokens[at : at + len(of_row)] for at in (begin, begin + 1))
-            segments.append(Segment.chunk(self.pending.slot(row), tokens, last=False))
-            following.append(after)
-        made = self.through(torch.cat(list(states)), np.concatenate(following), segments)
-        for row, of_row in zip(rows, states, strict=True):
-            self.pending.cache.commit(self.pending.slot(row), range(len(of_row)))
-            self.pending.read(row, len(of_row))
-        return made
-
     def read_waiting(self, rows: Sequence[Request]) -> dict[int, torch.Tensor]:
-        """`read` all states of these rows that wait; the output of each row that had some, by id."""
-        waiting = [row for row in rows if self.pending.count(row)]
-        if not waiting:
-            return {}
-        states = [self.pending.of(row) for row in waiting]
-        parts = self.read(waiting, states).split([len(of_row) for of_row in states])
-        return {row.id: part for row, part in zip(waiting, parts, strict=True)}
+        """As `Pending.read_waiting`."""
+        self.pending.run_head = self.through
+        return self.pending.read_waiting(rows)
 
     def start(self, row: Request) -> None:
         super().start(row)
@@ -131,9 +168,6 @@ class StateReader(Drafter):
 
     def observe(self, round: Round) -> None:
         """Take the states of what was committed, whoever drafted it. Of a long prompt most are read at once."""
-        self.pending.add(round)
         super().observe(round)
-        for row in round.rows:
-            goes_on = self.pending.cached(row) + self.pending.count(row) < len(row)  # else it has ended inside a draft
-            while goes_on and self.pending.count(row) > CHUNK:
-                self.read([row], [self.pending.of(row)[:CHUNK]])
+        self.pending.run_head = self.through
+        self.pending.feed(round)

@@ -25,10 +25,9 @@ from safetensors import SafetensorError
 from safetensors.torch import load_file
 
 from paceline.core.accept import residual
-from paceline.core.sampling import probabilities
 from paceline.core.segment import Segment
-from paceline.draft.models.drafts import Draft
-from paceline.draft.models.stepping import Stepping
+from paceline.draft.models.draft_model import Draft
+from paceline.draft.models.proposers import Chain
 from paceline.errors import MethodError, PacelineError
 from paceline.jsonl import loads
 from paceline.target.base import Needs
@@ -53,6 +52,8 @@ class Streams:
 
     def run(self, segments: Sequence[Segment]) -> torch.Tensor:
         """Logits [M, 1 + count, K] after each node whose logits are wanted: the model's own, and its streams'."""
+        if not any(segment.num_logits for segment in segments):
+            return self.model.verify(segments).logits
         longer = [self._longer(segment) for segment in segments]
         ends = np.cumsum([segment.num_run for segment in longer])
         wanted = [segment.num_logits for segment in segments]
@@ -110,50 +111,38 @@ def open_streams(path: str, model: Any, count: int) -> Streams:
     return Streams(model, layers, tensors, count)
 
 
-class Streaming(Stepping):
-    """A drafter with a model that may have streams: `run` then gives logits [M, 1 + count, K].
-
-    num_streams  0: none; a token a forward."""
-
-    num_streams = 0
+class StreamedChain(Chain):
+    """A chain whose model has streams: `DraftModel.extend` gives logits [M, 1 + count, K]."""
 
     def grow(self, drafts: Sequence[Draft], logits: torch.Tensor) -> list[Draft]:
-        if not self.num_streams:
-            return super().grow(drafts, logits)
-        parts = logits.split([1 + draft.guessed for draft in drafts])
+        """Add to every chain what a forward says of its last nodes, one more than it has guesses; those that go on."""
+        parts = logits.split([1 + draft.num_guesses for draft in drafts])
         return [draft for draft, part in zip(drafts, parts, strict=True) if self._grow(draft, part)]
 
     def _grow(self, draft: Draft, logits: torch.Tensor) -> bool:
-        """Add to a chain what a forward says of its last nodes: logits [1 + guessed, 1 + count, K]; True: go on."""
+        """`grow` of one chain: logits [1 + num_guesses, 1 + count, K]; True: go on."""
         guesses = draft.take_guesses()
         signals = self.rule.signals(logits[:, 0])
         for i, signal in enumerate(signals):
-            draft.done, own = len(draft.tokens), logits[i, :1]
-            if self._watch is not None:
-                self._watch([draft], own)
+            draft.num_run, own = len(draft.tokens), logits[i, :1]
             guess, given = guesses[i] if i < len(guesses) else (-1, None)
-            drew = self._draw([draft], own)[0] if given is None else self._replace(draft, own, guess, given)
-            if not drew or draft.tokens[-1] in draft.ends:
-                return False
-            if self._enough(draft, draft.length, signal):
+            drew = self.sampler.draw([draft], own)[0] if given is None else self._replace(draft, own, guess, given)
+            if not drew or draft.tokens[-1] in draft.ends or self.is_enough(draft, draft.length, signal):
                 return False
             if draft.tokens[-1] != guess:
                 break
         for stream in logits[i, 1:]:
-            if draft.length == self.most(draft) or not self._draw([draft], stream[None])[0]:
+            if draft.length == draft.most or not self.sampler.draw([draft], stream[None])[0]:
                 break
-            draft.guessed += 1
-        return draft.length < self.most(draft)
+            draft.num_guesses += 1
+        return draft.length < draft.most
 
     def _replace(self, draft: Draft, logits: torch.Tensor, guess: int, given: torch.Tensor) -> bool:
         """Add a token distributed as logits [1, K] say: the guess, drawn from `given` [V], as often as that allows.
         False where they are no distribution."""
-        params, random = draft.row.params, draft.row.random
+        random = draft.row.random
         try:
-            if params.shifts_logits:
-                q = probabilities(self._spread(logits, -torch.inf), params, [draft.context])[0]
-            else:
-                q = self._spread(probabilities(logits, params, [])[0], 0.0)
+            q = self.sampler.distribution(draft, logits)
             stands = random.keep(min(1.0, float(q[guess] / given[guess])))
             token = guess if stands else random.draft(residual(q, given, guess, True)[0])
         except PacelineError:

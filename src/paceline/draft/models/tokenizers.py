@@ -10,20 +10,25 @@ Both are lossless, for what a draft model has read decides what is proposed and 
 longer text can change the tokens of its end, so before each round the draft's cache is cut back to what still holds."""
 
 from collections.abc import Sequence
-from dataclasses import dataclass, field
-from typing import Literal
+from dataclasses import dataclass, field, replace
+from typing import Any, Literal, cast
 
 import numpy as np
 import torch
 
 from paceline.core.request import Request
-from paceline.core.tree import IntArray
-from paceline.draft.models.drafts import Draft
+from paceline.core.sampling import SamplingParams
+from paceline.core.tree import DraftTree, IntArray
+from paceline.draft.base import View, up_to_ends
+from paceline.draft.models.draft_model import Draft, DraftModel
+from paceline.draft.models.proposers import Proposer
+from paceline.draft.models.text_model import TextModel
 from paceline.draft.models.vocab import vocab_size
 from paceline.errors import MethodError
+from paceline.target.base import Facts
 from paceline.target.tokenizer import Tokenizer
 
-Way = Literal["target", "own", "tli", "slem"]
+TokenizerChoice = Literal["target", "own", "tli", "slem"]
 
 SHARED = 0.9
 """Least share of a draft model's tokens that the target has if `own` means tli: fewer are too few to write with."""
@@ -71,8 +76,8 @@ class Translator:
         return self.goal.encode_text(text) if after is None else after
 
     def _after_line_break(self, text: str) -> list[int] | None:
-        """Tokens of `text` after a line break, before which some tokenizers put a space in the place of before `text`;
-        None if the two are joined."""
+        """Encode `text` as a continuation: some tokenizers add a space to the first word, but not after a line break.
+        None if the line break merges with it."""
         ids, lead = self.goal.encode_text("\n" + text), self._lead
         return ids[len(lead) :] if ids[: len(lead)] == lead else None
 
@@ -113,29 +118,30 @@ def _spelled(tokenizer: Tokenizer) -> dict[bytes | str, int]:
 
 @dataclass
 class _Text:
-    """A row in the draft's tokens. fixed: of its first `done` tokens. ids: of its first `length` tokens without `left`,
-    which are only a part of a character. held: ids in the draft model's cache."""
+    """A row in the draft's tokens. `fixed` covers its first `done` tokens and never changes; `ids` covers all `length`,
+    without `left`, which are only a part of a character."""
 
     done: int = 0
     length: int = 0
     fixed: IntArray = field(default_factory=_NOTHING.copy)
     ids: IntArray = field(default_factory=_NOTHING.copy)
     left: list[int] = field(default_factory=list)
-    held: IntArray = field(default_factory=_NOTHING.copy)
 
 
-class Bridge:
+class VocabBridge:
     """Between a draft model and a target that have different tokenizers.
 
-    guesses     slem: drafts are tokens of the draft model until `say`. False: tli, drafts are the target's tokens.
-    own_ids     int64 [K], ascending: tokens of the draft model that the target has. target_ids: the same in the target.
-    share       of the target's tokens that the draft model has.
-    vocab_size  of the draft's tokenizer: one more than its highest id."""
+    drafts_text  slem: drafts are the draft model's tokens until `retokenize`. False: tli, they are the target's.
+    own_ids      int64 [K], ascending: tokens of the draft model that the target has. target_ids: the target's ids.
+    share        of the target's tokens that the draft model has.
+    vocab_size   of the draft's tokenizer: one more than its highest id."""
 
-    def __init__(self, own: Tokenizer, target: Tokenizer, way: Way, own_rows: int, target_rows: int):
+    def __init__(self, own: Tokenizer, facts: Facts, way: TokenizerChoice, own_rows: int):
+        assert facts.tokenizer is not None
+        target, target_rows = facts.tokenizer, facts.vocab_size
         pairs = sorted((a, b) for a, b in intersection(own, target).items() if a < own_rows and b < target_rows)
-        self.guesses = way == "slem" or (way == "own" and len(pairs) < SHARED * len(own.inner.get_vocab()))
-        if not pairs and not self.guesses:
+        self.drafts_text = way == "slem" or (way == "own" and len(pairs) < SHARED * len(own.inner.get_vocab()))
+        if not pairs and not self.drafts_text:
             raise MethodError(f"{own.name} and {target.name} have no token in common: tokenizer=slem drafts text")
         self.own_ids, self.target_ids = torch.tensor(pairs, dtype=torch.int64).reshape(-1, 2).unbind(1)
         self.share = len(pairs) / max(target.vocab_size, 1)
@@ -160,7 +166,7 @@ class Bridge:
             text.fixed, text.done, tokens = np.append(text.fixed, fixed).astype(np.int64), text.done + cut, tokens[cut:]
         last, text.left = read(tokens, self._before(row, text.done))
         spelled = self._own[text.left].tolist()
-        if not self.guesses and -1 not in spelled:  # the draft goes on inside the character
+        if not self.drafts_text and -1 not in spelled:  # the draft goes on inside the character
             last, text.left = last + spelled, []
         ids = np.append(text.fixed, last).astype(np.int64)
         begins = ids[: len(self._begin)].tolist() == self._begin
@@ -169,41 +175,19 @@ class Bridge:
 
     def can_draft(self, row: Request) -> bool:
         """Whether the draft model can go on where the row's text ends."""
-        return len(self.text(row)) > 0 and (self.guesses or not self._texts[row.id].left)
+        return len(self.text(row)) > 0 and (self.drafts_text or not self._texts[row.id].left)
 
-    def ids(self, draft: Draft) -> IntArray:
-        """The draft's nodes as the draft model's tokens, int64 [n]."""
-        ids = np.array(draft.tokens)
-        if not self.guesses:
-            ids[draft.known :] = self._own[ids[draft.known :]]
-        return ids
+    def ids(self, draft: Draft) -> list[int]:
+        """The nodes of a draft of shared tokens as the draft model's: the committed ones are that already."""
+        return [*draft.tokens[: draft.num_committed], *self._own[draft.drafted].tolist()]
 
-    def say(self, row: Request, drafted: Sequence[int]) -> list[int]:
+    def retokenize(self, row: Request, drafted: Sequence[int]) -> list[int]:
         """The target's tokens for the text of `drafted`, after the row's last token."""
         text = self._texts[row.id]
         tokens, _ = self._write(drafted, text.ids[-SPLIT:].tolist())
         if tokens[: len(text.left)] != text.left:  # the character that the row has begun is another
             return []
         return tokens[len(text.left) :]
-
-    def hold(self, row: Request, ids: IntArray) -> None:
-        """The draft model's cache has got the row's next tokens."""
-        text = self._texts.setdefault(row.id, _Text())
-        text.held = np.append(text.held, ids)
-
-    def release(self, row: Request, first: int) -> int:
-        """How many tokens of the cache, which begins at token `first` of the row's text, still hold. The others are
-        forgotten, and one at the end of the text always is: it is run for what follows."""
-        ids, text = self.text(row)[first:], self._texts[row.id]
-        n = max(min(len(text.held), len(ids) - 1), 0)
-        differs = np.flatnonzero(text.held[:n] != ids[:n])
-        text.held = text.held[: differs[0] if len(differs) else n]
-        return len(text.held)
-
-    def empty(self, row: Request) -> None:
-        """The draft model's cache of a row is empty."""
-        if row.id in self._texts:
-            self._texts[row.id].held = _NOTHING
 
     def drop(self, row: Request) -> None:
         """Forget a row."""
@@ -212,3 +196,97 @@ class Bridge:
     @staticmethod
     def _before(row: Request, at: int) -> list[int]:
         return row.tokens[max(0, at - SPLIT) : at].tolist()
+
+
+class Translating(DraftModel):
+    """Base of draft models that have another tokenizer than the target: `inner` reads every row in its own tokens."""
+
+    def __init__(self, inner: TextModel, bridge: VocabBridge, notes: Sequence[str] = ()):
+        self.inner, self.bridge, self.notes = inner, bridge, notes
+        self.vocab_size, self.columns, self.weight_bytes = inner.vocab_size, inner.columns, inner.weight_bytes
+        self._held: dict[int, IntArray] = {}  # by row, the tokens in the cache
+
+    def read(self, row: Request, **own: Any) -> View:
+        """The row in the draft model's tokens. Its cache is cut back to what still holds: the last tokens of a text can
+        change when it goes on. The one at the end always goes: it is run for what follows."""
+        ids = self.bridge.text(row)
+        held = self._held.get(row.id, _NOTHING)
+        if len(held):
+            there = ids[self.inner.first(row) :]
+            n = max(min(len(held), len(there) - 1), 0)
+            differs = np.flatnonzero(held[:n] != there[:n])
+            self._held[row.id] = held = held[: differs[0] if len(differs) else n]
+            self.inner.truncate(row, len(held))
+        return View(row, tokens=ids, expected_length=len(ids) + row.expected_length - len(row), **own)
+
+    def start(self, row: Request) -> None:
+        self.inner.start(self.read(row))
+
+    def drop(self, row: Request) -> None:
+        self.inner.drop(row)
+        self.bridge.drop(row)
+        self._held.pop(row.id, None)
+
+    def length(self, row: Request) -> int:
+        return self.inner.length(row)
+
+    def room(self, row: Request) -> int:
+        return self.inner.room(self.read(row)) if self.bridge.can_draft(row) else 0
+
+    def catch_up(self, row: Request) -> None:
+        text = self.read(row)
+        self.inner.catch_up(text)
+        self._held[row.id] = text.tokens[self.inner.first(row) : self.inner.length(row)]
+
+    def extend(self, drafts: Sequence[Draft], num_logits: Sequence[int]) -> torch.Tensor:
+        return self.inner.extend(drafts, num_logits)
+
+    def keep(self, draft: Draft, ids: Sequence[int], nodes: Sequence[int]) -> None:
+        """Commit `nodes` of a draft, of which `ids` are the draft model's tokens."""
+        self._held[draft.row.id] = np.append(self._held[draft.row.id], np.array(ids, np.int64)[list(nodes)])
+        self.inner.commit(draft, nodes)
+
+
+class SharedTokens(Translating):
+    """tli: drafts are the target's tokens, of those that both vocabularies have."""
+
+    def begin(self, row: Request, ends: frozenset[int]) -> Draft:
+        return replace(self.inner.begin(self.read(row), ends), row=row)
+
+    def extend(self, drafts: Sequence[Draft], num_logits: Sequence[int]) -> torch.Tensor:
+        return self.inner.extend([replace(draft, tokens=self.bridge.ids(draft)) for draft in drafts], num_logits)
+
+    def commit(self, draft: Draft, nodes: Sequence[int]) -> None:
+        self.keep(draft, self.bridge.ids(draft), nodes)
+
+
+class TextDrafts(Translating):
+    """slem: drafts are the draft model's best tokens, whatever the request's parameters. `Retokenized` makes the
+    target's of them."""
+
+    def begin(self, row: Request, ends: frozenset[int]) -> Draft:
+        text = self.read(row, params=SamplingParams(), target_row=row, target_ends=ends)
+        return self.inner.begin(text, frozenset(self.inner.network.eos_token_ids))
+
+    def commit(self, draft: Draft, nodes: Sequence[int]) -> None:
+        # What was accepted is seen when the row's text is read.
+        self.keep(draft, draft.tokens, range(draft.num_run))
+
+
+class Retokenized:
+    """A proposer whose chains become chains of the target's tokens."""
+
+    def __init__(self, proposer: Proposer, model: TextDrafts):
+        self.proposer, self.bridge = proposer, model.bridge
+
+    def propose(self, drafts: Sequence[Draft], beside: int = 0) -> list[DraftTree]:
+        """As in `Proposer`."""
+        self.proposer.propose(drafts, beside)
+        return [self._retokenized(draft) for draft in drafts]
+
+    def _retokenized(self, draft: Draft) -> DraftTree:
+        text = cast(View, draft.row)
+        tokens = np.array(self.bridge.retokenize(text.target_row, draft.drafted)[: text.max_draft], np.int64)
+        tokens, _ = up_to_ends(tokens, np.arange(len(tokens)), text.target_ends)
+        draft.run_index = [None] * (len(tokens) + 1)
+        return DraftTree.chain(text.last_token, tokens, calls=draft.calls)

@@ -1,0 +1,151 @@
+"""Draft and DraftModel: a row's draft while it grows; and how the model runs that drafts, and what it keeps of a row.
+
+Drafted tokens lie after the row's committed ones in the model's cache, and `commit` keeps those that were accepted, so
+nothing is rolled back. Committed tokens that it has not run come first in a draft: usually one, two after a draft that
+was accepted whole, more where another drafter drafted in between."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass, field
+from itertools import zip_longest
+
+import numpy as np
+import torch
+
+from paceline.core.request import Request
+from paceline.core.round import Round
+from paceline.core.segment import Segment
+from paceline.core.tree import IntArray
+from paceline.target.base import Needs
+
+
+@dataclass
+class Draft:
+    """Nodes that the model runs, in the order in which it runs them.
+
+    tokens, parent  the first `num_committed` nodes are committed tokens that the model has not run; the last of them is
+                    the tree's root. The others are drafted.
+    ends            tokens after which nothing can be accepted.
+    most            most tokens to draft.
+    num_assumed     drafted tokens that count as committed: the window begins after them (`branches.py`).
+    num_guesses     drafted tokens at the end that streams guessed and the model has not confirmed.
+    num_run         number of nodes that were run. calls: forwards so far.
+    probs           distributions [V] that the drafted tokens were drawn from; empty if they were not drawn.
+    features        states [n, H] of the nodes run so far, for models that use states.
+    run_index       for each node of the proposed tree the node here; None if it was never run."""
+
+    row: Request
+    num_committed: int
+    tokens: list[int]
+    parent: list[int]
+    ends: frozenset[int] = frozenset()
+    most: int = 0
+    num_assumed: int = 0
+    num_guesses: int = 0
+    num_run: int = 0
+    calls: int = 0
+    probs: list[torch.Tensor] = field(default_factory=list)
+    features: list[torch.Tensor] = field(default_factory=list)
+    run_index: list[int | None] = field(default_factory=list)
+
+    @classmethod
+    def chain(cls, row: Request, committed: list[int], ends: frozenset[int] = frozenset()) -> Draft:
+        """An empty draft after the tokens `committed`, which the model has not run."""
+        return cls(row, len(committed), committed, list(range(-1, len(committed) - 1)), ends)
+
+    @property
+    def drafted(self) -> list[int]:
+        """Tokens drafted so far."""
+        return self.tokens[self.num_committed :]
+
+    @property
+    def length(self) -> int:
+        """Drafted tokens of a chain, without those that count as committed."""
+        return len(self.tokens) - self.num_committed - self.num_assumed
+
+    @property
+    def context(self) -> IntArray:
+        """All tokens before the next one to draft."""
+        return np.concatenate([self.row.tokens, np.array(self.drafted, np.int64)])
+
+    def add(self, token: int, parent: int | None = None) -> None:
+        """Add a node after the last one, or after node `parent`."""
+        self.parent.append(len(self.tokens) - 1 if parent is None else parent)
+        self.tokens.append(token)
+
+    def take_guesses(self) -> list[tuple[int, torch.Tensor | None]]:
+        """Remove the guesses at the end. Returns each with the distribution it was drawn from, None if not drawn."""
+        count, self.num_guesses = self.num_guesses, 0
+        tokens, probs = self.tokens[len(self.tokens) - count :], self.probs[max(len(self.probs) - count, 0) :]
+        for items in (self.tokens, self.parent, probs and self.probs):
+            del items[len(items) - count :]
+        return list(zip_longest(tokens, probs))
+
+    def accepted(self, path: Sequence[int]) -> list[int]:
+        """The nodes, of those that were run, that are committed when `path` of the proposed tree is accepted."""
+        nodes = list(range(self.num_committed))
+        for node in path[1:]:
+            index = self.run_index[node]
+            if index is None:
+                break
+            nodes.append(index)
+        return nodes
+
+
+def segments(drafts: Sequence[Draft], num_logits: Sequence[int], slot: Callable[[Request], int]) -> list[Segment]:
+    """Each draft's nodes not run yet, with logits for its last `num_logits[i]`. slot: a row's slot in the cache."""
+    return [
+        Segment(slot(d.row), np.array(d.tokens), np.array(d.parent), start=d.num_run, num_logits=count)
+        for d, count in zip(drafts, num_logits, strict=True)
+    ]
+
+
+class DraftModel:
+    """A model that drafts, bound to a target.
+
+    vocab_size    of the tokens that it drafts: the target's, but where it drafts text (`tokenizers.py`).
+    columns       tokens int64 [K] of the columns of its logits; None: all tokens.
+    needs         what it needs of the target's forward.
+    weight_bytes  bytes of weights that a forward of it reads.
+    notes         lines that a user should read."""
+
+    vocab_size: int
+    columns: torch.Tensor | None = None
+    needs = Needs()
+    weight_bytes = 0
+    notes: Sequence[str] = ()
+
+    def start(self, row: Request) -> None:
+        """A row joins, of which nothing has been run."""
+        raise NotImplementedError
+
+    def drop(self, row: Request) -> None:
+        """Forget a row, if it was started."""
+        raise NotImplementedError
+
+    def length(self, row: Request) -> int:
+        """The number of the row's tokens that have been run and kept."""
+        raise NotImplementedError
+
+    def room(self, row: Request) -> int:
+        """Most tokens that can be drafted after a row now; 0: none, and nothing is run for it."""
+        return row.max_draft
+
+    def catch_up(self, row: Request) -> None:
+        """Run what waits of a row's text, such as a prompt, in chunks, but for its last tokens."""
+
+    def begin(self, row: Request, ends: frozenset[int]) -> Draft:
+        """An empty draft of a row. ends: tokens after which nothing can be accepted."""
+        return Draft.chain(row, row.tokens[self.length(row) :].tolist(), ends)
+
+    def extend(self, drafts: Sequence[Draft], num_logits: Sequence[int]) -> torch.Tensor:
+        """Run each draft's nodes from `num_run` on; logits [sum(num_logits), K] after its last `num_logits[i]`."""
+        raise NotImplementedError
+
+    def commit(self, draft: Draft, nodes: Sequence[int]) -> None:
+        """Keep `nodes` (ascending, from 0), of those of `draft` that were run, and forget the others."""
+        raise NotImplementedError
+
+    def feed(self, round: Round) -> None:
+        """Take the target's states of what a round has committed, whoever drafted it. Drafts are committed before."""

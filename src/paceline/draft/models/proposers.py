@@ -1,0 +1,274 @@
+"""Proposers: how the drafts of a model grow. They know no model and no method.
+
+`Chain` draws token after token, `BestTree` grows the most probable paths level by level; both run the model in every
+step. `block.py` has those that take all tokens from one forward.
+
+    proposer = Chain(model, rule)
+    trees = proposer.propose([model.begin(row, ends) for row in rows])"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Sequence
+from functools import cached_property
+from itertools import accumulate
+from math import exp, inf
+from typing import NamedTuple, Protocol
+
+import numpy as np
+import torch
+
+from paceline.core.logits import top_tokens
+from paceline.core.request import Request
+from paceline.core.sampling import best_of_rows, probabilities, warp
+from paceline.core.tree import DraftTree, IntArray
+from paceline.draft.models.draft_model import Draft, DraftModel
+from paceline.draft.models.stop import StopRule
+from paceline.errors import PacelineError
+
+Fitting = Callable[[Sequence[Sequence[float]], int], Sequence[int]]
+"""fitting(chances, beside): how many of each row's nodes pay, the likeliest ones, given the probability of each, if
+`beside` other tokens are in the same forward."""
+
+
+class Proposer(Protocol):
+    """Anything that makes trees of drafts."""
+
+    def propose(self, drafts: Sequence[Draft], beside: int = 0) -> list[DraftTree]:
+        """The tree of each draft, which is empty still. beside: other tokens of the forward that will verify them."""
+
+
+class Stepwise:
+    """Base of proposers that ask the stop rule after every step."""
+
+    def __init__(self, model: DraftModel, rule: StopRule):
+        self.model, self.rule = model, rule
+
+    def run(self, drafts: Sequence[Draft], num_logits: Sequence[int]) -> torch.Tensor:
+        """`DraftModel.extend`, and note what has been run."""
+        logits = self.model.extend(drafts, num_logits)
+        for draft in drafts:
+            draft.num_run = len(draft.tokens)
+            draft.calls += 1
+        return logits
+
+    def is_enough(self, draft: Draft, drafted: int, signal: float) -> bool:
+        """Whether the `drafted`th token, whose distribution had `signal`, is the last."""
+        return self.rule.stop(draft.row.id, drafted, signal) or drafted >= draft.most
+
+
+class TokenSampler:
+    """Draws tokens from logits over some columns, warped as each row wants it.
+
+    vocab_size  number of tokens. columns: tokens int64 [K] of the logits' columns; None: all.
+    takes_best  take the most probable token, at a temperature too."""
+
+    def __init__(self, vocab_size: int, columns: torch.Tensor | None, takes_best: bool = False):
+        self.vocab_size, self.columns, self.takes_best = vocab_size, columns, takes_best
+
+    def draw(self, drafts: Sequence[Draft], logits: torch.Tensor) -> list[bool]:
+        """Add a token to every draft, drawn from its row of logits [R, K]; False where they are no distribution."""
+        best = best_of_rows(logits) if any(self._is_best(draft.row) for draft in drafts) else []
+        drew = []
+        for r, draft in enumerate(drafts):
+            token = self._token(best[r]) if self._is_best(draft.row) else self._warped(draft, logits[r : r + 1])
+            if token is not None:
+                draft.add(token)
+            drew.append(token is not None)
+        return drew
+
+    def distribution(self, draft: Draft, logits: torch.Tensor) -> torch.Tensor:
+        """The distribution [V] of the draft's next token by logits [1, K]. PacelineError if they are none."""
+        if draft.row.params.shifts_logits:  # penalties are the tokens' own, whatever column they have
+            return probabilities(self._spread(logits, -torch.inf), draft.row.params, [draft.context])[0]
+        return self._spread(probabilities(logits, draft.row.params, [])[0], 0.0)
+
+    def _is_best(self, row: Request) -> bool:
+        """Whether a row's token is the best one as the logits come."""
+        return not row.params.shifts_logits and (row.params.is_greedy or self.takes_best)
+
+    def _warped(self, draft: Draft, logits: torch.Tensor) -> int | None:
+        """A token from logits [1, K], warped as the row wants it; None where none can be drawn."""
+        params, random = draft.row.params, draft.row.random
+        try:
+            if params.is_greedy or self.takes_best:
+                (best,) = best_of_rows(warp(self._spread(logits, -torch.inf), params, [draft.context]))
+                return best
+            if params.shifts_logits:
+                q = self.distribution(draft, logits)
+                token: int | None = random.draft(q)
+            else:
+                few = probabilities(logits, params, [])[0]
+                token, q = self._token(random.draft(few)), self._spread(few, 0.0)
+        except PacelineError:  # no numbers, or all that has a column is banned: the target will say what follows
+            return None
+        draft.probs.append(q)
+        return token
+
+    def _token(self, column: int | None) -> int | None:
+        """The token of a column of the logits."""
+        return column if column is None or self.columns is None else int(self._tokens[column])
+
+    @cached_property
+    def _tokens(self) -> IntArray:
+        """`columns` on the CPU, where looking one up waits for nothing."""
+        assert self.columns is not None
+        return self.columns.cpu().numpy()
+
+    def _spread(self, values: torch.Tensor, nothing: float) -> torch.Tensor:
+        """Values [..., K] over the columns as values [..., V] over all tokens, `nothing` for those without a column."""
+        if self.columns is None:
+            return values
+        out = values.new_full((*values.shape[:-1], self.vocab_size), nothing)
+        out[..., self.columns] = values
+        return out
+
+
+class Chain(Stepwise):
+    """Run the model, draw a token, ask the stop rule, go on: speculative decoding as it began (Leviathan et al. 2023).
+
+    takes_best  at a temperature: take the most probable token instead of drawing one."""
+
+    def __init__(self, model: DraftModel, rule: StopRule, takes_best: bool = False):
+        super().__init__(model, rule)
+        self.sampler = TokenSampler(model.vocab_size, model.columns, takes_best)
+
+    def propose(self, drafts: Sequence[Draft], beside: int = 0) -> list[DraftTree]:
+        active = list(drafts)
+        while active:
+            active = self.grow(active, self.run(active, [1 + draft.num_guesses for draft in active]))
+        return [chain_tree(draft) for draft in drafts]
+
+    def grow(self, drafts: Sequence[Draft], logits: torch.Tensor) -> list[Draft]:
+        """Add a token to every chain from its row of logits [R, K]; those that go on."""
+        return self.draw(drafts, logits, self.rule.signals(logits))
+
+    def draw(self, drafts: Sequence[Draft], logits: torch.Tensor, signals: Sequence[float]) -> list[Draft]:
+        """`grow`, where the stop rule decides by these signals."""
+        drew = self.sampler.draw(drafts, logits)
+        return [
+            draft
+            for draft, signal, more in zip(drafts, signals, drew, strict=True)
+            if more and not self.is_enough(draft, draft.length, signal) and draft.tokens[-1] not in draft.ends
+        ]
+
+
+class Candidate(NamedTuple):
+    """A node that may be verified.
+
+    parent  the number of another candidate, -1 for the root. score: the logarithm of its path's probability."""
+
+    token: int
+    parent: int
+    score: float
+
+
+class Growth:
+    """A tree while it grows (Li et al. 2024, EAGLE-2, section 4).
+
+    found   candidates so far, level by level.
+    level   numbers of those that are run next, best first; at first the root, -1. depth: of their children.
+    width   most children of a node, and most nodes of a level.
+    size    number of candidates to verify; it may change while the tree grows."""
+
+    def __init__(self, draft: Draft, width: int, size: int):
+        self.draft, self.width, self.size = draft, width, size
+        self.found: list[Candidate] = []
+        self.level, self.depth = [-1], 1
+        self._node = {-1: draft.num_committed - 1}
+        self._num_old = 0
+
+    def expand(self, logits: torch.Tensor, columns: torch.Tensor | None) -> None:
+        """Make the best tokens of logits [len(level), K] candidates, as children of the level."""
+        tokens, logs = top_with_logprobs(logits, self.width, columns)
+        self._num_old = len(self.found)
+        for above, of_node, scores in zip(self.level, tokens.tolist(), logs.tolist(), strict=True):
+            so_far = self.found[above].score if above >= 0 else 0.0
+            for token, score in zip(of_node, scores, strict=True):
+                if score > -inf:  # which no NaN is either
+                    # Rounding must not put a child before its parent.
+                    self.found.append(Candidate(token, above, so_far + min(score, 0.0)))
+
+    def descend(self) -> bool:
+        """Make the best new candidates the next level. False if none of them would be verified."""
+        new = [c for c in self._best() if c >= self._num_old and self.found[c].token not in self.draft.ends]
+        self.level = new[: self.width]
+        for candidate in self.level:
+            self._node[candidate] = len(self.draft.tokens)
+            self.draft.add(self.found[candidate].token, self._node[self.found[candidate].parent])
+        self.depth += 1
+        return bool(self.level)
+
+    def _best(self) -> list[int]:
+        """The best `size` candidates so far. A parent scores no less than its children, so it is chosen with them."""
+        return sorted(range(len(self.found)), key=lambda c: -self.found[c].score)[: self.size]
+
+    def tree(self) -> DraftTree:
+        """The tree of the best candidates, in the order of their numbers."""
+        chosen = sorted(self._best())
+        number = {-1: 0} | {candidate: n for n, candidate in enumerate(chosen, 1)}
+        self.draft.run_index = [self._node.get(candidate) for candidate in number]
+        nodes = [self.found[candidate] for candidate in chosen]
+        parents, chances = [number[node.parent] for node in nodes], np.exp([0.0, *(node.score for node in nodes)])
+        tokens, root = [node.token for node in nodes], self.draft.row.last_token
+        return DraftTree.of(root, tokens, parents, chances=chances, calls=self.draft.calls)
+
+
+class BestTree(Stepwise):
+    """Trees of the most probable tokens, level by level (EAGLE-2, Li et al. 2024, section 4).
+
+    The `width` most probable children of every node that was run become candidates, scored by the probability of their
+    whole path; the `width` best of a level are run next; in the end the best `size` candidates of all levels are
+    verified. The stop rule looks at the best node of a level, and its children stay candidates. No token is drawn, so
+    at a temperature the tree counts as a set of point masses.
+
+    size  number of candidates to verify; or says it, again after every level."""
+
+    def __init__(self, model: DraftModel, rule: StopRule, width: int, size: int | Fitting):
+        super().__init__(model, rule)
+        self.width, self.size = width, size
+
+    def propose(self, drafts: Sequence[Draft], beside: int = 0) -> list[DraftTree]:
+        growths = [Growth(draft, self.width, self.size if isinstance(self.size, int) else 0) for draft in drafts]
+        active = list(growths)
+        while active:
+            levels = [len(growth.level) for growth in active]
+            logits = self.run([growth.draft for growth in active], levels)
+            signals = self.rule.signals(logits[[0, *accumulate(levels[:-1])]])
+            for growth, of_row in zip(active, logits.split(levels), strict=True):
+                growth.expand(of_row, self.model.columns)
+            if not isinstance(self.size, int):
+                sizes = self.size([[exp(one.score) for one in growth.found] for growth in growths], beside)
+                for growth, size in zip(growths, sizes, strict=True):
+                    growth.size = size
+            active = [
+                growth
+                for growth, signal in zip(active, signals, strict=True)
+                if not self.is_enough(growth.draft, growth.depth, signal) and growth.descend()
+            ]
+        return [growth.tree() for growth in growths]
+
+
+def chain_tree(draft: Draft) -> DraftTree:
+    """The draft as a chain, with the distributions its tokens were drawn from, if they were drawn."""
+    root, end = draft.num_committed - 1, len(draft.tokens)
+    draft.run_index = [node if node < draft.num_run else None for node in range(root, end)]
+    return drawn_chain(draft.row.last_token, draft.drafted, draft.probs, draft.calls)
+
+
+def drawn_chain(root: int, tokens: Sequence[int], probs: Sequence[torch.Tensor], calls: int) -> DraftTree:
+    """A chain of `tokens`. probs: the distributions [V] they were drawn from; empty if they were not drawn."""
+    tree = DraftTree.chain(root, list(tokens), calls=calls)
+    if probs:
+        tree.draft_probs = torch.stack([*probs, torch.zeros_like(probs[0])])
+    return tree
+
+
+def top_with_logprobs(
+    logits: torch.Tensor, count: int, columns: torch.Tensor | None
+) -> tuple[torch.Tensor, torch.Tensor]:
+    """The best `count` tokens of each row of logits [R, K], and the logarithms of their probabilities, both [R, count].
+
+    columns  tokens of the logits' columns, int64 [K]; None: all tokens."""
+    values, best = top_tokens(logits, min(count, logits.shape[-1]))
+    logs = values.float() - logits.float().logsumexp(-1, keepdim=True)
+    return best if columns is None else columns[best], logs
