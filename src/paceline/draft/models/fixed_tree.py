@@ -15,14 +15,16 @@ import torch
 
 from paceline.core.logits import top_tokens
 from paceline.core.request import Request
+from paceline.core.round import Round
 from paceline.core.segment import Segment
 from paceline.core.tree import DraftTree, IntArray
 from paceline.core.typical import Typical
 from paceline.draft import shapes
+from paceline.draft.base import Drafter
 from paceline.draft.cost import SIZES, best_size, seconds_of, time_forwards
 from paceline.draft.models.layers import PRECISION, Precision, table_and_head
 from paceline.draft.models.model_drafter import VOCAB
-from paceline.draft.models.pending import Pending, StateReader
+from paceline.draft.models.pending import Pending
 from paceline.draft.models.vocab import kept_rows
 from paceline.draft.shapes import RankPath, Template
 from paceline.draft.spec import Options, option
@@ -96,7 +98,7 @@ class Heads:
         return self.inputs(states, self.depth)
 
 
-class FixedTree(StateReader):
+class FixedTree(Drafter):
     """Drafts a tree of fixed shape that heads fill.
 
     Network  makes the `Heads` of (options, target); MethodError if it cannot.
@@ -132,26 +134,25 @@ class FixedTree(StateReader):
             self._trim(self.config.vocab, target)
         self._tokens = target.vocab_size if self.columns is None else len(self.columns)
         self.weight_bytes = heads.nbytes + sum(output.nbytes for output in set(self.outputs))
-        self.pending = Pending(target, (heads.layer,), heads.cache)
+        self.pending = Pending(target, (heads.layer,), heads.cache, heads.run_head)
         self.needs = Needs(hidden_layers=(heads.layer,))
         self._lay_out(target)
 
+    def start(self, row: Request) -> None:
+        self.pending.start(row)
+
     def drop(self, row: Request) -> None:
-        super().drop(row)
+        self.pending.drop(row)
         self._last.pop(row.id, None)
 
-    def restart(self, row: Request) -> None:
-        super().restart(row)
-        self._last.pop(row.id, None)
-
-    def through(self, states: torch.Tensor, following: IntArray, segments: Sequence[Segment]) -> torch.Tensor:
-        return self.heads.run_head(states, following, segments)
+    def observe(self, round: Round) -> None:
+        self.pending.feed(round)
 
     def propose(self, rows: Sequence[Request]) -> list[DraftTree]:
         able = [row for row in rows if row.max_draft > 0 and (row.id in self._last or self.pending.count(row))]
         made: dict[int, DraftTree] = {}
         if able:
-            self._last |= {id: states[-1].clone() for id, states in self.read_waiting(able).items()}
+            self._last |= {id: states[-1].clone() for id, states in self.pending.read_waiting(able).items()}
             sizes = [self.template.within(row.max_draft) for row in able]
             states, roots = torch.stack([self._last[row.id] for row in able]), [row.last_token for row in able]
             with torch.inference_mode():
@@ -172,7 +173,7 @@ class FixedTree(StateReader):
     def read_text(self, tokens: IntArray, states: torch.Tensor) -> torch.Tensor:
         """`Heads.read_text` for the target's states [T, H]; nothing is committed."""
         slot = self.pending.cache.add_row(len(tokens))
-        made = self.through(states, np.append(tokens[1:], 0), [Segment.chunk(slot, tokens, last=False)])
+        made = self.heads.run_head(states, np.append(tokens[1:], 0), [Segment.chunk(slot, tokens, last=False)])
         self.pending.cache.drop_row(slot)
         return self.heads.read_text(tokens, made)
 

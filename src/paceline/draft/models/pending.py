@@ -19,7 +19,6 @@ from paceline.core.request import Request
 from paceline.core.round import Round
 from paceline.core.segment import Segment
 from paceline.core.tree import IntArray
-from paceline.draft.base import Drafter
 from paceline.draft.models.draft_model import DraftModel
 from paceline.target.base import Facts, Needs
 from paceline.target.cache import RaggedCache
@@ -40,7 +39,7 @@ class Pending:
     run_head  as `RunHead`."""
 
     def __init__(
-        self, target: Facts, layers: Sequence[int], cache: RaggedCache | None = None, run_head: RunHead | None = None
+        self, target: Facts, layers: Sequence[int], cache: RaggedCache | None, run_head: RunHead
     ):
         self.layers = tuple(layers)
         width = len(self.layers) * target.hidden_size
@@ -94,7 +93,6 @@ class Pending:
     @torch.inference_mode()
     def read(self, rows: Sequence[Request], states: Sequence[torch.Tensor]) -> torch.Tensor:
         """Run the head over the rows' next states, [n, L * H] each, and commit them; [sum(n), H]."""
-        assert self.run_head is not None
         segments, following = [], []
         for row, of_row in zip(rows, states, strict=True):
             begin = self.cached(row)
@@ -134,40 +132,4 @@ class StatesModel(DraftModel):
         return self.pending.cached(row)
 
     def feed(self, round: Round) -> None:
-        self.pending.feed(round)
-
-
-class StateReader(Drafter):
-    """Base of drafters whose head reads every committed state, once and in order.
-
-    Subclasses set `pending` in `bind`, before the first row, and fill in `through`."""
-
-    pending: Pending
-
-    def through(self, states: torch.Tensor, following: IntArray, segments: Sequence[Segment]) -> torch.Tensor:
-        """As `RunHead`."""
-        raise NotImplementedError
-
-    def read_waiting(self, rows: Sequence[Request]) -> dict[int, torch.Tensor]:
-        """As `Pending.read_waiting`."""
-        self.pending.run_head = self.through
-        return self.pending.read_waiting(rows)
-
-    def start(self, row: Request) -> None:
-        super().start(row)
-        self.pending.start(row)
-
-    def drop(self, row: Request) -> None:
-        super().drop(row)
-        self.pending.drop(row)
-
-    def restart(self, row: Request) -> None:
-        """The head reads the row again. What else is known of it stays, such as what the stop rule has learned."""
-        self.pending.drop(row)
-        self.pending.start(row)
-
-    def observe(self, round: Round) -> None:
-        """Take the states of what was committed, whoever drafted it. Of a long prompt most are read at once."""
-        super().observe(round)
-        self.pending.run_head = self.through
         self.pending.feed(round)
