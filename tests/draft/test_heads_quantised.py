@@ -5,6 +5,7 @@ from __future__ import annotations
 from functools import cache
 
 import pytest
+import torch
 
 from paceline.core.request import Completion
 from paceline.core.sampling import SamplingParams
@@ -12,6 +13,7 @@ from paceline.engine.engine import Engine
 from paceline.errors import MethodError
 from paceline.target.decoder import Decoder
 from paceline.target.load import load
+from paceline.target.quantised.blocks import Blocks
 from tests.paths import REPOSITORY
 
 MODELS = REPOSITORY / "models"
@@ -50,6 +52,18 @@ def test_text_of_a_quantised_target_is_its_own(method: str) -> None:
     out = answers(target, f"{method}:{MODELS / f'demo-{method}'},dtype=int4")
     assert tokens(out) == tokens(plain)
     assert accepted(out) > 0
+
+
+@pytest.mark.parametrize(("bits", "own"), [(16, 16), (8, 8), (None, 8)])
+def test_heads_round_their_inputs_as_their_target_does(bits: int | None, own: int) -> None:
+    from paceline.draft.models.layers import placed
+
+    class Target:
+        device, dtype, activations = torch.device("cpu"), torch.float32, bits
+
+    blocks = placed({"fc.weight": torch.ones(32, 64)}, Target(), "int8")["fc.weight"]  # type: ignore[arg-type]
+    assert isinstance(blocks, Blocks)
+    assert blocks.activations == own
 
 
 def test_blocks_are_refused_where_nothing_multiplies_them(monkeypatch: pytest.MonkeyPatch) -> None:

@@ -33,12 +33,16 @@ PRECISION = "of its matrices; auto: the target's. int8 and int4 read less memory
 
 
 def placed(tensors: Mapping[str, Tensor], target: Facts, precision: Precision = "auto") -> Weights:
-    """The tensors on the target's device in its dtype; matrices in blocks of `precision`, MethodError on a GPU."""
+    """The tensors on the target's device in its dtype; matrices in blocks of `precision`, MethodError on a GPU. Products
+    with these round their inputs to as many bits as the target's do, 8 if it has no blocks."""
     if precision == "auto":
         return {name: tensor.to(target.device, target.dtype) for name, tensor in tensors.items()}
     if target.device.type != "cpu":
         raise MethodError(f"dtype={precision}: weights of eight and four bits run on CPUs, not on {target.device}")
     made = quantised({name: tensor.cpu() for name, tensor in tensors.items()}, precision)
+    for weight in made.values():
+        if isinstance(weight, Blocks):
+            weight.activations = getattr(target, "activations", None) or weight.activations
     return {name: w if isinstance(w, Blocks) else w.to(target.dtype) for name, w in made.items()}
 
 

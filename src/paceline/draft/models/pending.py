@@ -38,9 +38,7 @@ class Pending:
     cache     of the head's layers; None: it has none, and no keys or values are kept.
     run_head  as `RunHead`."""
 
-    def __init__(
-        self, target: Facts, layers: Sequence[int], cache: RaggedCache | None, run_head: RunHead
-    ):
+    def __init__(self, target: Facts, layers: Sequence[int], cache: RaggedCache | None, run_head: RunHead):
         self.layers = tuple(layers)
         width = len(self.layers) * target.hidden_size
         self.cache = cache or RaggedCache(0, 1, 1, target.max_context, target.dtype, target.device)
