@@ -33,8 +33,8 @@ PRECISION = "of its matrices; auto: the target's. int8 and int4 read less memory
 
 
 def placed(tensors: Mapping[str, Tensor], target: Facts, precision: Precision = "auto") -> Weights:
-    """The tensors on the target's device in its dtype; matrices in blocks of `precision`, MethodError on a GPU. Products
-    with these round their inputs to as many bits as the target's do, 8 if it has no blocks."""
+    """The tensors on the target's device in its dtype; matrices in blocks of `precision`, MethodError on a GPU.
+    Their products round inputs to as many bits as the target's do, to 8 if it has no blocks."""
     if precision == "auto":
         return {name: tensor.to(target.device, target.dtype) for name, tensor in tensors.items()}
     if target.device.type != "cpu":
