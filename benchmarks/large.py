@@ -29,7 +29,7 @@ from huggingface_hub import split_torch_state_dict_into_shards
 from safetensors import SafetensorError
 from safetensors.torch import save_file
 
-from paceline.draft.models.checkpoint import CONFIG, KIND, TargetFacts, open_drafter, save_drafter
+from paceline.draft.models.checkpoint import CONFIG, KIND, TargetFacts, open_drafter
 from paceline.draft.models.vocab import FILE as VOCABULARY
 from paceline.draft.shapes import SLOTS_FILE
 from paceline.errors import ModelError, PacelineError
@@ -38,6 +38,7 @@ from paceline.target.base import Target
 from paceline.target.folder import INDEX, SMALL_FILES, check_shapes, find, open_weights, read_config
 from paceline.target.load import TOKENIZER_FILES, load, load_tokenizer
 from paceline.target.shape import Shape, unsupported, weight_shapes
+from paceline.train.saving import save_drafter
 
 RECORD = "enlargement.json"
 """File of an enlarged model's folder that says what was done."""

@@ -18,15 +18,16 @@ from transformers import AutoModelForCausalLM
 
 from paceline.core.sampling import SamplingParams
 from paceline.draft.methods.kangaroo import adapter_shapes
-from paceline.draft.models.checkpoint import TargetFacts, save_drafter
+from paceline.draft.models.checkpoint import TargetFacts
 from paceline.draft.models.vocab import FILE as VOCABULARY
-from paceline.draft.models.vocab import Vocabulary, most_frequent, save_vocabulary
+from paceline.draft.models.vocab import Vocabulary, most_frequent
 from paceline.engine.engine import Engine
 from paceline.errors import PacelineError
 from paceline.target.base import Target
 from paceline.target.decoder import Decoder
 from paceline.target.load import load, load_tokenizer, read_config
 from paceline.target.shape import Shape
+from paceline.train.saving import save_drafter, save_vocabulary
 
 PROMPTS = ["the cat and the dog", "there was", "hello: the little mat sat on the dog"]
 PARAMS = SamplingParams(max_tokens=16, ignore_eos=True)

@@ -27,11 +27,12 @@ from paceline.draft.fallback import Fallback
 from paceline.draft.methods.auto import TRIALS, Auto
 from paceline.draft.methods.recycling import Recycling
 from paceline.draft.models import pending
-from paceline.draft.models.vocab import Vocabulary, save_vocabulary
+from paceline.draft.models.vocab import Vocabulary
 from paceline.draft.registry import by_request, create, describe, names
 from paceline.engine.engine import Engine
 from paceline.errors import MethodError, PacelineError
 from paceline.target.cache import RaggedCache
+from paceline.train.saving import save_vocabulary
 from tests import drafters, models, native
 from tests.draft.folders import SILENT, SPECS, Folders, specs
 from tests.draft.test_cost import times_of

@@ -26,7 +26,7 @@ from paceline.core.tree import DraftTree
 from paceline.draft import registry
 from paceline.draft.fallback import Fallback
 from paceline.draft.methods.kangaroo import Kangaroo, KangarooConfig, adapter_shapes
-from paceline.draft.models.checkpoint import TargetFacts, save_drafter
+from paceline.draft.models.checkpoint import TargetFacts
 from paceline.draft.models.draft_model import Draft
 from paceline.engine.engine import Engine
 from paceline.errors import MethodError
@@ -34,6 +34,7 @@ from paceline.target.decoder import Decoder
 from paceline.target.hf import HFTarget
 from paceline.target.shape import Shape, rotary_tables
 from paceline.train.kangaroo import AdapterModule
+from paceline.train.saving import save_drafter
 from tests import drafters, models, native
 from tests.draft.answered import NEW, Answered, weakened
 from tests.enumerated import law, plainly

@@ -23,10 +23,11 @@ from paceline.draft.methods import mirror
 from paceline.draft.models import draft_worker
 from paceline.draft.models.branches import Ask, Lookahead
 from paceline.draft.models.draft_worker import Closed, DraftWorker, Setup, facts_to_send
-from paceline.draft.models.vocab import Vocabulary, save_vocabulary
+from paceline.draft.models.vocab import Vocabulary
 from paceline.draft.registry import create
 from paceline.engine.engine import Engine
 from paceline.errors import MethodError
+from paceline.train.saving import save_vocabulary
 from tests import models, native
 from tests.draft.answered import target_and_close_draft
 from tests.draft.drafting import drafter, like

@@ -16,12 +16,13 @@ from paceline.core.request import Completion, Row
 from paceline.core.sampling import RowRandom, SamplingParams
 from paceline.core.tree import DraftTree
 from paceline.draft.methods.s2d import LAG, Sorted, exits_in_use
-from paceline.draft.models.checkpoint import TargetFacts, save_drafter
+from paceline.draft.models.checkpoint import TargetFacts
 from paceline.draft.models.draft_model import Draft
 from paceline.draft.registry import create
 from paceline.engine.engine import Engine
 from paceline.errors import MethodError, ModelError
 from paceline.target.load import load, load_tokenizer
+from paceline.train.saving import save_drafter
 from tests import lossless_enumeration as enumeration
 from tests import models
 from tests.fakes import TableTarget

@@ -8,11 +8,12 @@ import pytest
 import torch
 from tests.disk import full_after
 
-from paceline.draft.models.checkpoint import TargetFacts, save_drafter
+from paceline.draft.models.checkpoint import TargetFacts
 from paceline.draft.text.store import writing
 from paceline.errors import PacelineError
 from paceline.jsonl import Appender, replacing, write_whole
 from paceline.train.loop import Progress, load_checkpoint, save_checkpoint
+from paceline.train.saving import save_drafter
 
 FACTS = TargetFacts("a", "b", "c", 1, 1, 1)
 

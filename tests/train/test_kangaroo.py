@@ -15,7 +15,7 @@ from transformers import AutoModelForCausalLM, PreTrainedModel
 from paceline.core.sampling import SamplingParams
 from paceline.core.segment import Segment
 from paceline.draft.methods.kangaroo import Adapter
-from paceline.draft.models.checkpoint import TargetFacts, open_drafter, save_drafter
+from paceline.draft.models.checkpoint import TargetFacts, open_drafter
 from paceline.engine.engine import Engine
 from paceline.target.decoder import Decoder
 from paceline.target.load import load
@@ -25,6 +25,7 @@ from paceline.train.kangaroo import AdapterModule, KangarooConfig, KangarooLoss
 from paceline.train.loop import LoopConfig
 from paceline.train.loss import IGNORE
 from paceline.train.measure import measure
+from paceline.train.saving import save_drafter
 from paceline.train.trainer import train_head
 from tests import models, native
 

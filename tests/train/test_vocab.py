@@ -6,11 +6,12 @@ from pathlib import Path
 import pytest
 import torch
 
-from paceline.draft.models.vocab import FILE, Vocabulary, coverage, most_frequent, read_vocabulary, save_vocabulary
+from paceline.draft.models.vocab import FILE, Vocabulary, most_frequent, read_vocabulary
 from paceline.errors import MethodError, PacelineError
 from paceline.target.load import load_tokenizer
 from paceline.target.tokenizer import Tokenizer
 from paceline.train.data import Example
+from paceline.train.saving import coverage, save_vocabulary
 from paceline.train.vocab import check, count_tokens, count_vocabulary, end_tokens, report, train_vocabulary
 from tests import models
 

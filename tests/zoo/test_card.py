@@ -7,7 +7,8 @@ from typing import Any
 import torch
 from safetensors.torch import save_file
 
-from paceline.draft.models.vocab import FILE, Vocabulary, save_vocabulary
+from paceline.draft.models.vocab import FILE, Vocabulary
+from paceline.train.saving import save_vocabulary
 from zoo.answers import PROMPTS, Answer, counts, drawn
 from zoo.card import agreement_table, card, drafter_part, draw_loss, loss_table, vocabulary_part
 

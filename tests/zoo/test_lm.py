@@ -88,8 +88,8 @@ def test_a_resumed_run_equals_an_unbroken_one(
 def test_a_kill_while_saving_leaves_the_old_checkpoint(
     tokenizer: PreTrainedTokenizerFast, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    from paceline.draft.models import checkpoint as saved
     from paceline.train import loop
+    from paceline.train import saving as saved
     from zoo import lm
 
     real = loop.train

@@ -25,7 +25,6 @@ import torch
 from torch import Tensor, nn
 
 from paceline import __version__
-from paceline.draft.models.checkpoint import save_tensors
 from paceline.draft.models.streams import FILE, KEY
 from paceline.draft.spec import option
 from paceline.errors import PacelineError
@@ -35,6 +34,7 @@ from paceline.train.layers import use_blocks
 from paceline.train.loss import IGNORE, Distance, chunked_cross_entropy
 from paceline.train.measure import fit_lines, measure, rows_of
 from paceline.train.options import Compiled, DrafterOptions, drafter_command
+from paceline.train.saving import save_tensors
 from paceline.train.student import Student, chain
 from paceline.train.trainer import Trainer, dtype_of, open_teacher, pad_token
 from paceline.workbench.llama import ModelConfig, new_llama

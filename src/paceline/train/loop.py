@@ -22,10 +22,10 @@ from rich.console import Console
 from safetensors import SafetensorError, safe_open
 from torch import Tensor, nn
 
-from paceline.draft.models.checkpoint import save_tensors
 from paceline.errors import PacelineError
 from paceline.interrupt import Interrupt
 from paceline.jsonl import Appender, loads, objects, replacing, write_whole
+from paceline.train.saving import save_tensors
 
 if TYPE_CHECKING:
     from accelerate import Accelerator

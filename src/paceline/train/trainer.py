@@ -15,8 +15,8 @@ from rich.console import Console
 from torch import Tensor, nn
 from transformers import AutoConfig, AutoModelForCausalLM
 
-from paceline.draft.models.checkpoint import TargetFacts, save_drafter, save_folder
-from paceline.draft.models.vocab import coverage, most_frequent, must_keep
+from paceline.draft.models.checkpoint import TargetFacts
+from paceline.draft.models.vocab import most_frequent
 from paceline.draft.spec import option
 from paceline.errors import ModelError, PacelineError
 from paceline.target.folder import fingerprint, gguf_of, is_gguf
@@ -32,6 +32,7 @@ from paceline.train.loop import LOG, Batch, Stream, read_log, train
 from paceline.train.loss import IGNORE
 from paceline.train.measure import Fits, accepted_length, fit_lines, measure, rows_of, write_slots
 from paceline.train.options import DrafterOptions, drafter_command
+from paceline.train.saving import coverage, must_keep, save_drafter, save_folder
 from paceline.train.states import StateCache, target_states
 from paceline.train.student import Student
 

@@ -15,7 +15,7 @@ from torch import Tensor
 from transformers import GenerationConfig
 
 from paceline.draft.models import vocab
-from paceline.draft.models.vocab import Vocabulary, coverage, most_frequent, must_keep, vocab_size
+from paceline.draft.models.vocab import Vocabulary, most_frequent, vocab_size
 from paceline.draft.spec import option
 from paceline.errors import PacelineError
 from paceline.jsonl import check_file as writable
@@ -27,6 +27,7 @@ from paceline.target.quantised.gguf import end_tokens as end_tokens_of
 from paceline.target.tokenizer import Tokenizer
 from paceline.train.data import Example, read_examples
 from paceline.train.options import AnswerOptions, TargetName, use_threads, with_options
+from paceline.train.saving import coverage, must_keep, save_vocabulary
 
 ASIDE = 10  # one prompt in this number is kept aside for the report, with its answers
 ENOUGH = 50  # counted tokens needed per kept token; with fewer, chance decides which rare tokens are kept
@@ -125,7 +126,7 @@ def train_vocabulary(
     tokenizer = load_tokenizer(model)
     examples = chain.from_iterable(read_examples(file, tokenizer, questions) for file in files)
     vocabulary = count_vocabulary(examples, tokenizer, end_tokens(model), keep)
-    vocab.save_vocabulary(place_of(out), vocabulary)
+    save_vocabulary(place_of(out), vocabulary)
     return report(vocabulary, place_of(out))
 
 

@@ -23,9 +23,7 @@ from paceline.draft.models.vocab import (
     cut_head,
     kept_tokens,
     most_frequent,
-    must_keep,
     read_vocabulary,
-    save_vocabulary,
     vocab_size,
 )
 from paceline.errors import MethodError
@@ -33,6 +31,7 @@ from paceline.target.hf import HFTarget
 from paceline.target.linear import Linear
 from paceline.target.load import load
 from paceline.target.tokenizer import Tokenizer
+from paceline.train.saving import must_keep, save_vocabulary
 
 COUNTS = torch.tensor([5, 0, 9, 9, 1, 0, 7, 2])
 

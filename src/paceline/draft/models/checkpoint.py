@@ -1,6 +1,5 @@
 """Checkpoints of drafters: a folder with model.safetensors, and a config.json that says which target they are for.
 
-    save_drafter(out, "kind", config={"exit": 2, "recipe": {...}}, tensors=tensors, target=TargetFacts.of(target))
     config, tensors = open_drafter(out, "kind", target)
     config, tensors = open_head("build/eagle", "eagle", target)        # ours, or as others publish them
     check_all(path, tensors, shapes)                                   # every tensor is used, and none is missing
@@ -9,25 +8,24 @@ Our config.json holds {"paceline_drafter": kind, "paceline": version, "target": 
 as its recipe and its data. Whatever does not fit is an error of one line. Pickled files (.bin, .pt) are read only where
 they are named themselves, and only tensors of them."""
 
-import json
 import pickle
 from collections.abc import Mapping
-from dataclasses import asdict, dataclass
+from dataclasses import dataclass
 from pathlib import Path
 from typing import Any, Self
 
 import torch
 from packaging.version import InvalidVersion, Version
 from safetensors import SafetensorError
-from safetensors.torch import load_file, save_file
+from safetensors.torch import load_file
 from torch import Tensor
 
 from paceline import __version__
 from paceline.draft.spec import quoted
 from paceline.errors import PATHS, MethodError, meant
-from paceline.jsonl import loads, replacing, write_whole
+from paceline.jsonl import loads
 from paceline.target.base import Facts
-from paceline.target.quantised.blocks import KINDS, Blocks, WeightsByName
+from paceline.target.quantised.blocks import KINDS, Blocks
 
 WEIGHTS, CONFIG = "model.safetensors", "config.json"
 KIND = "paceline_drafter"
@@ -57,35 +55,6 @@ class TargetFacts:
             target.num_layers,
             target.vocab_size,
         )
-
-
-def save_drafter(out: Path, kind: str, *, config: dict[str, Any], tensors: WeightsByName, target: TargetFacts) -> None:
-    """Write a drafter into the folder `out`, as `save_folder` does. config.json names the matrices in blocks."""
-    blocks = {name: w for name, w in tensors.items() if isinstance(w, Blocks)}
-    plain = {name: w.data if isinstance(w, Blocks) else w for name, w in tensors.items()}
-    formats = {BLOCKS: {name: w.kind.name for name, w in blocks.items()}} if blocks else {}
-    save_folder(out, {KIND: kind, "paceline": __version__, "target": asdict(target), **config, **formats}, plain)
-
-
-def save_folder(out: Path, config: Mapping[str, Any], tensors: Mapping[str, Tensor]) -> None:
-    """Write config.json and the weights into the folder `out`; other files in it stay.
-
-    A kill leaves the old checkpoint, or one without config.json, which is refused: never half of either."""
-    text = json.dumps(config, indent=2) + "\n"
-    out.mkdir(parents=True, exist_ok=True)
-    with replacing(out / WEIGHTS) as temporary:
-        save_tensors(temporary, tensors, {"format": "pt"})
-        (out / CONFIG).unlink(missing_ok=True)
-    write_whole(out / CONFIG, text)
-
-
-def save_tensors(file: Path, tensors: Mapping[str, Tensor], metadata: dict[str, str]) -> None:
-    """`save_file`, but a full disk raises OSError."""
-    try:
-        save_file({name: t.detach().cpu().contiguous() for name, t in tensors.items()}, file, metadata=metadata)
-    except SafetensorError as error:
-        raise OSError(str(error)) from None
-    file.chmod(0o644)  # safetensors writes for the owner alone
 
 
 def open_drafter(path: str | Path, kind: str, target: Facts | None) -> tuple[dict[str, Any], dict[str, Tensor]]:

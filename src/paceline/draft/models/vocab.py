@@ -7,7 +7,6 @@ target's. Counted are the target's own responses, not prompts or raw text (the p
 2025, arXiv 2502.14856, counts raw text). See docs/draft-models.md."""
 
 import hashlib
-import json
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
@@ -15,13 +14,11 @@ from typing import Any
 
 import torch
 from safetensors import SafetensorError, safe_open
-from tokenizers.pre_tokenizers import ByteLevel
 from torch import Tensor
 
-from paceline.draft.models.checkpoint import save_tensors
 from paceline.draft.published.vocab import MEMBERS, OFFSETS, check_map, from_offsets
 from paceline.errors import MethodError
-from paceline.jsonl import loads, replacing
+from paceline.jsonl import loads
 from paceline.target.base import Facts, Target
 from paceline.target.decoder import Decoder
 from paceline.target.hf import HFTarget
@@ -80,50 +77,9 @@ def most_frequent(counts: Tensor, k: int, must: Sequence[Tensor] = ()) -> Tensor
     return score.argsort(descending=True, stable=True)[:k].sort().values
 
 
-def coverage(counts: Tensor, keep: Tensor) -> float:
-    """Share of the counted tokens [V] that are kept: an upper bound on the acceptance rate of this text."""
-    return float(counts[keep].sum() / counts.sum().clamp_min(1))
-
-
-# What must be kept ------------------------------------------------------------------------------------------------
-
-_SPACES = str.maketrans({"▁": " ", "Ġ": " ", "Ċ": "\n", "ĉ": "\t", "č": "\r"})
-"""White space as tokenizers spell it."""
-
-
-def must_keep(tokenizer: Tokenizer, ends: Sequence[int]) -> list[Tensor]:
-    """Tokens to keep whatever their counts: (1) end tokens, without which every response would end with a rejection;
-    (2) added tokens (turns, thinking, tool calls), single digits and white space; (3) single bytes, for the rest."""
-    known = tokenizer.inner.get_vocab()
-    first = {i for i in (*ends, tokenizer.eos_token_id) if i is not None and i < vocab_size(tokenizer)}
-    second = set(tokenizer.inner.added_tokens_decoder)
-    third = set()
-    alphabet = set(ByteLevel.alphabet())
-    spells_bytes = alphabet <= known.keys()
-    for token, id in known.items():
-        text = token.translate(_SPACES)
-        if text.isspace() or (len(text.strip()) == 1 and text.strip() in "0123456789"):
-            second.add(id)
-        elif (spells_bytes and token in alphabet) or (len(token) == 6 and token.startswith("<0x")):
-            third.add(id)
-    groups = [sorted(first), sorted(second - first), sorted(third - second - first)]
-    return [torch.tensor(group, dtype=torch.int64) for group in groups]
-
-
 def vocab_size(tokenizer: Tokenizer) -> int:
     """One more than the highest token id. A model may have more rows, which are padding."""
     return max(tokenizer.inner.get_vocab().values(), default=-1) + 1
-
-
-def save_vocabulary(file: Path, vocabulary: Vocabulary) -> None:
-    """One safetensors file; it appears whole or not at all."""
-    tensors = {"keep": vocabulary.keep.contiguous()}
-    if vocabulary.counts is not None:
-        tensors["counts"] = vocabulary.counts.contiguous()
-    tensors |= {f"must.{i}": group.contiguous() for i, group in enumerate(vocabulary.must) if len(group)}
-    header = {"tokenizer": vocabulary.tokenizer, "hash": vocabulary.hash, **vocabulary.facts}
-    with replacing(file) as temporary:
-        save_tensors(temporary, tensors, {"paceline": json.dumps(header)})
 
 
 def read_vocabulary(file: Path) -> Vocabulary:
