@@ -99,7 +99,7 @@ def test_a_draft_of_fewer_bits_changes_nothing_and_is_what_it_says(tmp_path: Pat
     prompts = [[5, 6, 7, 8], [40, 41, 42]]
     alone = [done.tokens for done in Engine(target).generate(prompts, wish(False))]
     engine = Engine(target, f"model:{tmp_path},dtype={word},draft=3")
-    assert engine.drafter.model.quantised is not None  # type: ignore[attr-defined]
+    assert engine.drafter.model.network.quantised is not None  # type: ignore[attr-defined]
     out = engine.generate(prompts, wish(False))
     assert [done.tokens for done in out] == alone
     accepted = sum(sum(done.stats.accepted[1:]) for done in out)

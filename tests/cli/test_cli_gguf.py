@@ -47,7 +47,7 @@ def test_a_quantised_engine_is_held_to_its_own_weights(command: Command, tiny: P
     path = write(tiny, tmp_path / "m.gguf", "Q8_0")
     few = ("-d", "sam", "--requests", 16, "-n", 8, "--budget", 0, "--json")
     said = command("certify", path, *few, "--reference", "float32")
-    assert json.loads(said.out)["reference"] == "Q8_0, 8.5 bits a weight, expanded to float32"
+    assert json.loads(said.out)["reference"] == "these weights (Q8_0, 8.5 bits a weight), expanded to float32"
     assert said.code in (0, 3)
     refused = command("certify", path, *few, "--reference", "float16")
     assert (refused.code, refused.out) == (2, "")

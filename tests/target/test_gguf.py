@@ -241,7 +241,8 @@ def test_a_file_drafts_for_its_folder(tiny: Path, tmp_path: Path) -> None:
     assert sum(done.stats.accepted[1:]) > 0
     for dtype, quantised in (("auto", True), ("float32", False)):  # the target's dtype does not expand a draft
         drafter = Engine(tiny, f"model:{path},dtype={dtype}", dtype="float32").drafter
-        assert (drafter.model.dtype, bool(drafter.model.quantised)) == (torch.float32, quantised)  # type: ignore[attr-defined]
+        network = drafter.model.network  # type: ignore[attr-defined]
+        assert (network.dtype, bool(network.quantised)) == (torch.float32, quantised)
 
 
 # Mistakes ------------------------------------------------------------------------------------------------------------
