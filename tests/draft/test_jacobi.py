@@ -186,7 +186,7 @@ def test_what_copies_is_told_of_all_that_happens(monkeypatch):
     calls = []
     copies = Recorder("copies", callback_layer=2)
     monkeypatch.setattr("paceline.draft.methods.jacobi._copier", lambda name: copies)
-    monkeypatch.setattr(Recorder, "begin_round", lambda self, tokens: calls.append(tokens))
+    monkeypatch.setattr(Recorder, "begin_round", lambda self, tokens, budget: calls.append(tokens))
     monkeypatch.setattr(Recorder, "restart", lambda self, row: calls.append(row.id), raising=False)
     drafter, one = bound(retrieve="copies"), row("ab", id=3)
     drafter.start(one)

@@ -1,12 +1,14 @@
-"""The time of a round on this machine, and the drafted nodes that pay: for auto, tree=auto, stop=adaptive and tune.
+"""What a round takes on this machine.
 
-`RoundTimes` learns times as rounds run, `time_forwards` measures some beforehand; `choose` cuts the drafts of a batch,
-`best_size` and `best_sizes` say how large drafts should be."""
+`Prices` are learnt as rounds run, or read from a `Table` of `paceline tune`; the engine's budget and `auto` go by them.
+`time_forwards` measures forwards beforehand, for `tree=auto`: `best_size` and `best_sizes` say how large such a tree
+should be."""
 
 from __future__ import annotations
 
 from collections import Counter
 from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass, field
 from heapq import nlargest
 from itertools import accumulate, pairwise
 from pathlib import Path
@@ -31,7 +33,8 @@ FIRST_NODE_DEVIATION = 1.0
 """The same for the first drafted node: one row may have a kernel of its own, and two rows take twice as long."""
 LEAST_NOISE = 1e-3  # least variance of a round's time, relative to it
 FIT_EVERY = 32  # rounds between two fits; the first ones come sooner
-FADE = 0.9  # factor on the weight of earlier rounds at every fit
+FADE = 0.95  # factor on the weight of earlier rounds at every fit
+INSTANT = 1e-9  # seconds that a round takes at least
 SPIKE = 2.0  # a round counts as at most SPIKE times its prediction: another process ran, or a kernel was compiled
 MOST = 4096  # nodes up to which curves are computed
 SIZES = (1, 2, 4, 8, 16, 32, 64)  # nodes of the trees that `time_forwards` runs, the root included
@@ -41,33 +44,21 @@ DEFAULT_SIZE = 16  # drafted nodes a row if forwards cannot be timed: the target
 
 
 class RoundTimes:
-    """Seconds of a round by its rows and nodes, learned as rounds run, or given. A round takes
+    """Seconds of a round by its rows and nodes, learned as rounds run for stop=adaptive, or given. A round takes
 
         fixed + row * rows + sum of slope_j * max(0, tokens - breakpoint_j) + prompt_token * (prompt tokens)
-        + rows * (pad * widest + uneven, if any row has a draft) + experts * touched
+        + rows * (pad * widest + uneven, if any row has a draft)
 
-    seconds; tokens are the nodes of all rows and the prompt tokens of the same forward. Products over few tokens take
-    the time of reading the weights, over many that of computing; attention pads the rows of a batch to the widest, and
-    is simpler where all rows have one node. A mixture of experts reads those that its tokens choose, of which more and
-    more were chosen before: touched is (1 - (1 - expert_share) ** tokens) / expert_share, 1 for one token. The terms,
-    none below 0, are fitted by least squares of relative errors, with a prior because a batch that never drafted shows
-    no cost of nodes. The length of the context is not a term: learned times follow it, and a table is right for about
-    the context it was measured with.
+    seconds; tokens are the nodes of all rows and the prompt tokens of the same forward. The terms, none below 0, are
+    fitted by least squares of relative errors, with a prior because a batch that never drafted shows no cost of nodes.
 
-    fade          factor on the weight of earlier rounds at every fit.
-    expert_share  of the experts, those that one token chooses; 0.0: there are none, and no such term.
-    is_fixed      nothing is learned any more. With a table and a seed, every choice of `auto` repeats.
-    drafting      times of drafters, by name.
-    names         of the terms in files."""
+    fade      factor on the weight of earlier rounds at every fit.
+    is_fixed  nothing is learned any more."""
 
-    def __init__(self, fade: float = FADE, breakpoints: Sequence[int] = BREAKPOINTS, expert_share: float = 0.0) -> None:
-        self.fade, self.expert_share, self.is_fixed = fade, expert_share, False
-        self.drafting: dict[str, DraftTimes] = {}
+    def __init__(self, fade: float = FADE, breakpoints: Sequence[int] = BREAKPOINTS) -> None:
+        self.fade, self.is_fixed = fade, False
         self._breakpoints = breakpoints
-        slopes = [f"token_after_{breakpoint}" for breakpoint in breakpoints]
-        experts = ["experts"] if expert_share else []
-        self.names = ("round", "row", *slopes, *experts, "row_times_widest", "row_if_uneven", "prompt_token")
-        self._terms = np.zeros(len(self.names))
+        self._terms = np.zeros(2 + len(breakpoints) + 3)
         self._products = np.zeros((len(self._terms), len(self._terms)))
         self._targets = np.zeros(len(self._terms))
         self._new: list[tuple[int, int, int, int, float]] = []
@@ -116,9 +107,7 @@ class RoundTimes:
 
     def _by_tokens(self, tokens: NDArray[Any]) -> list[Floats]:
         """The factors of the terms that hang on the number of tokens."""
-        hinges = [np.maximum(tokens - breakpoint, 0) for breakpoint in self._breakpoints]
-        share = self.expert_share
-        return [*hinges, (1 - (1 - share) ** tokens) / share] if share else hinges
+        return [np.maximum(tokens - breakpoint, 0) for breakpoint in self._breakpoints]
 
     def slope(self, rows: int, tokens: int) -> float:
         """Seconds of one more node, without `pad`."""
@@ -177,25 +166,97 @@ class RoundTimes:
         targets[2] += NODE_PRICE * usual / deviations[2] ** 2
         return _nonnegative(products, targets)
 
-    def to_json(self) -> dict[str, Any]:
-        """The terms in milliseconds, and the drafters' times in microseconds."""
-        terms = zip(self.names, self._terms.tolist(), strict=True)
-        return {
-            "forward_ms": {name: round(1e3 * term, 6) for name, term in terms},
-            "drafting_us": {name: drafting.to_json() for name, drafting in self.drafting.items()},
-            **({"expert_share": self.expert_share} if self.expert_share else {}),
-        }
 
-    @classmethod
-    def from_json(cls, table: Mapping[str, Any]) -> RoundTimes:
-        """What `to_json` wrote, fixed. Raises KeyError, TypeError or ValueError for anything else."""
-        times = cls(expert_share=float(table.get("expert_share", 0.0)))
-        times._terms = np.array([1e-3 * float(table["forward_ms"][name]) for name in times.names])
-        if not (times._terms >= 0).all() or not times._terms.any():
-            raise ValueError("a time in forward_ms is below 0")
-        times.drafting = {name: DraftTimes.from_json(cost) for name, cost in table["drafting_us"].items()}
-        times.is_fixed = True
-        return times
+class Prices:
+    """Seconds of a round, learnt as rounds run:
+
+        fixed + row * rows + draft, if any row has one, + node * drafted nodes + context * thousands of cached tokens
+
+    The terms, none below 0, are fitted by least squares of relative errors. Earlier rounds fade, because machines drift
+    and neighbours come and go; terms of which the last rounds say nothing stay what they were, as shares of a round.
+    `draft` is a term because one token may have a kernel of its own, and two take twice as long.
+
+    given    the terms, in seconds by name; then nothing is learnt. None: they are learnt.
+    fade     factor on the weight of earlier rounds at every fit.
+    largest  drafted nodes of the largest round so far: beyond twice as many, the terms are a guess."""
+
+    NAMES = ("fixed", "row", "draft", "node", "context")
+    PRIOR = np.array([1.0, 0.0, 0.0, 0.02, 0.0])
+    """Of the terms before any is known, as shares of a round: low, so that drafts are tried."""
+    DEVIATIONS = np.array([10.0, 0.1, 0.5, 0.05, 0.05])
+    """Of a term from what was known of it, as shares of a round."""
+    NOISE = 0.1  # of a round's time, relative
+    FIT_EVERY = 8  # rounds between two fits; the first ones come sooner
+    SPIKE = 2.0  # a round counts as at most SPIKE times its prediction: another process ran
+
+    def __init__(self, given: Mapping[str, float] | None = None, fade: float = FADE) -> None:
+        self.fade = fade
+        self.is_fixed, self.largest = given is not None, 0
+        self._terms = np.array([(given or {}).get(name, 0.0) for name in self.NAMES])
+        self._list: list[float] = self._terms.tolist()
+        self._products = np.zeros((len(self.NAMES), len(self.NAMES)))
+        self._targets = np.zeros(len(self.NAMES))
+        self._new: list[tuple[list[float], float]] = []
+        self._shapes: set[tuple[int, int]] = set()
+        self._count = 0
+
+    @property
+    def known(self) -> bool:
+        """Whether rounds were timed."""
+        return any(self._list)
+
+    @property
+    def terms(self) -> dict[str, float]:
+        """Seconds by name."""
+        return dict(zip(self.NAMES, self._list, strict=True))
+
+    def seconds(self, rows: int, nodes: int, context: int = 0) -> float:
+        """Seconds of a round of `rows` rows with `nodes` drafted nodes, and `context` tokens in their caches."""
+        return sum(term * factor for term, factor in zip(self._list, _factors(rows, nodes, context), strict=True))
+
+    def note(self, rows: int, nodes: int, context: int, seconds: float) -> None:
+        """A round of this shape took `seconds`. The first of a shape does not count: it may have compiled something."""
+        shape = rows, nodes.bit_length()
+        if self.is_fixed or shape not in self._shapes:
+            self._shapes.add(shape)
+            return
+        self.largest = max(self.largest, nodes)
+        self._count += 1
+        self._new.append((_factors(rows, nodes, context), seconds))
+        if self.known:
+            enough = min(self._count // 4, self.FIT_EVERY)
+        else:  # two rounds that tell drafting from plain decoding, or more
+            enough = 2 if len({factors[3] > 0 for factors, _ in self._new}) == 2 else self.FIT_EVERY
+        if len(self._new) >= enough:
+            self.fit()
+
+    def fit(self) -> None:
+        """Work the rounds since the last fit into the terms."""
+        if not self._new:
+            return
+        factors, seconds = np.array([of for of, _ in self._new]), np.array([took for _, took in self._new])
+        self._new.clear()
+        seconds, plain = np.maximum(seconds, INSTANT), factors[:, 3] == 0
+        if self.known and plain.any():  # the machine is so much slower by now; drafts will be, too
+            drift = float(np.median(seconds[plain] / np.maximum(factors[plain] @ self._terms, INSTANT)))
+            drift = min(max(drift, 1 / self.SPIKE), self.SPIKE)
+            self._terms, self._targets, self._products = (
+                self._terms * drift, self._targets / drift, self._products / drift**2
+            )  # fmt: skip
+        usual = np.maximum(factors @ self._terms, INSTANT) if self.known else np.full(len(seconds), np.median(seconds))
+        seconds = np.minimum(seconds, self.SPIKE * usual * max(float(np.median(seconds / usual)), 1.0))
+        relative = factors / seconds[:, None]
+        self._products = self.fade * self._products + relative.T @ relative
+        self._targets = self.fade * self._targets + relative.sum(0)
+        round = float(usual.mean())
+        before = self._terms if self.known else self.PRIOR * round
+        weights = (self.NOISE / (self.DEVIATIONS * round)) ** 2
+        self._terms = _nonnegative(self._products + np.diag(weights), self._targets + weights * before)
+        self._list = self._terms.tolist()
+
+
+def _factors(rows: int, nodes: int, context: int) -> list[float]:
+    return [1.0, float(rows), float(nodes > 0), float(nodes), 1e-3 * context]
 
 
 def _nonnegative(products: Floats, targets: Floats) -> Floats:
@@ -271,56 +332,57 @@ class Rate:
         return self._tokens / self._seconds if self._seconds else 0.0
 
 
-def read_table(path: str, fingerprint: str) -> tuple[RoundTimes, dict[str, Any]]:
-    """The times in a file of `paceline tune`, and its JSON. MethodError if it is no such file, or of another model.
+@dataclass(frozen=True)
+class Table:
+    """What `paceline tune` measured.
 
-    fingerprint  of the target's weights; "" on either side: unknown, not compared."""
-    try:
-        table = loads(Path(path).read_bytes())
-        times, of = RoundTimes.from_json(table), str(table["model"]["fingerprint"])
-    except OSError as error:
-        raise MethodError(f"the table {path} cannot be read: {error.strerror}; `paceline tune` writes one.") from None
-    except (KeyError, TypeError, ValueError, AttributeError) as error:
-        why = f"it is {error}" if isinstance(error, NotJSON) else "a part of it is missing or of another kind"
-        raise MethodError(f"{path} is not a table of `paceline tune` ({why}); write it anew.") from None
-    if of and fingerprint and of != fingerprint:
-        name = table["model"].get("name", "another model")
-        raise MethodError(f"{path} was measured with {name}, other weights than this model's; run `paceline tune`.")
-    return times, table
+    drafting    times of drafters, by spec.
+    acceptance  by spec; entry d - 1: of the drafts that reached depth d, the share that survived it.
+    drafters    specs of the drafters that were made of them."""
+
+    prices: Prices
+    drafting: Mapping[str, DraftTimes]
+    acceptance: Mapping[str, Sequence[float]] = field(default_factory=dict)
+    drafters: dict[Any, str] = field(default_factory=dict)
+
+    def to_json(self) -> dict[str, Any]:
+        """Terms of a round in milliseconds, times of drafters in microseconds."""
+        return {
+            "forward_ms": {name: round(1e3 * seconds, 6) for name, seconds in self.prices.terms.items()},
+            "drafting_us": {spec: times.to_json() for spec, times in self.drafting.items()},
+            "acceptance": {spec: list(shares) for spec, shares in self.acceptance.items()},
+        }
+
+    @classmethod
+    def from_json(cls, table: Mapping[str, Any]) -> Table:
+        """What `to_json` wrote. Raises KeyError, TypeError, AttributeError or ValueError for anything else."""
+        prices = Prices({name: 1e-3 * float(table["forward_ms"][name]) for name in Prices.NAMES})
+        if not prices.known or min(prices.terms.values()) < 0:
+            raise ValueError("a time in forward_ms is below 0, or all are 0")
+        drafting = {spec: DraftTimes.from_json(cost) for spec, cost in table["drafting_us"].items()}
+        return cls(prices, drafting, dict(table.get("acceptance", {})))
+
+    @classmethod
+    def read(cls, path: str, fingerprint: str) -> Table:
+        """The table in a file. MethodError if it is no such file, or of another model.
+
+        fingerprint  of the target's weights; "" on either side: unknown, not compared."""
+        try:
+            json = loads(Path(path).read_bytes())
+            table, of = cls.from_json(json), str(json["model"]["fingerprint"])
+        except OSError as error:
+            lacks = f"the table {path} cannot be read: {error.strerror}"
+            raise MethodError(f"{lacks}; `paceline tune` writes one.") from None
+        except (KeyError, TypeError, ValueError, AttributeError) as error:
+            why = f"it is {error}" if isinstance(error, NotJSON) else "a part of it is missing or of another kind"
+            raise MethodError(f"{path} is not a table of `paceline tune` ({why}); write it anew.") from None
+        if of and fingerprint and of != fingerprint:
+            name = json["model"].get("name", "another model")
+            raise MethodError(f"{path} was measured with {name}, other weights than this model's; run `paceline tune`.")
+        return table
 
 
 # The nodes that pay --------------------------------------------------------------------------------------------------
-
-
-def choose(
-    drafts: Sequence[Floats], rows: int, times: RoundTimes, rate: float, fixed: int = 0, widest: int = 1
-) -> tuple[float, float]:
-    """(threshold, price) in a round of `rows` rows: nodes of at least this probability pay; price: tokens that one more
-    would have to bring. drafts: for each row, the acceptance probabilities of its nodes.
-
-    Verifying the k likeliest nodes of all rows brings the sum of their probabilities, in tokens, and lengthens the
-    round by a time that is worth `rate` tokens a second, the batch's mean rate (Dinkelbach 1967: always choosing so
-    gives the largest rate). A node is at most as likely as its parent, so the k likeliest nodes are trees.
-
-    fixed   tokens that run in any case, without roots; widest: nodes of the widest row among those."""
-    likely = np.concatenate([np.sort(draft)[::-1] for draft in drafts])
-    places = np.concatenate([np.arange(1, len(draft) + 1) for draft in drafts])
-    order = np.argsort(-likely, kind="stable")
-    likely, places = likely[order], np.maximum.accumulate(places[order])
-    begin = min(rows + fixed, MOST)
-    likely = likely[: MOST - begin]
-    count = len(likely)
-    longer = times.of(rows)[begin : begin + count + 1]
-    extra = longer[1:] - longer[0]
-    if times.pad:
-        extra = extra + times.pad * rows * np.maximum(places[:count] + 1 - widest, 0)
-    if widest <= 1:
-        extra = extra + times.uneven * rows
-    gains = likely.cumsum() - rate * extra
-    best = int(gains.argmax()) if count else -1
-    taken = best + 1 if best >= 0 and gains[best] > 0 else 0
-    price = rate * (times.slope(rows, begin + taken) + times.pad)
-    return float(likely[best]) if taken else 2.0, price
 
 
 def best_size(gains: Sequence[float], times: RoundTimes, drafting: float = 0.0, rows: int = 1, fixed: int = 0) -> int:

@@ -32,8 +32,9 @@ from paceline.core.round import Round, score_prompts
 from paceline.core.sampling import SamplingParams
 from paceline.core.segment import Segment, Verdict
 from paceline.core.tree import DraftTree, IntArray
-from paceline.draft.base import Drafter, rebind, rooted, stamp
+from paceline.draft.base import UNLIMITED, Drafter, rebind, rooted
 from paceline.draft.registry import create
+from paceline.engine.budget import Budget
 from paceline.engine.memory import Memory, parse_bytes
 from paceline.engine.prompt import Prompt, encode, is_chat
 from paceline.engine.scheduler import Pace, Ragged, Schedule, Turn
@@ -58,10 +59,11 @@ class Engine:
     rule           the acceptance rule; None: that of a row's drafter, else the lossless one.
     cache_memory   most memory for keys and values, in bytes or as "2GB"; None: half of the free memory. Requests wait
                    for it. If rows outgrow it, the youngest is preempted and run again later (docs/batching.md).
-    reuse          copy the keys and values of earlier requests whose prompts begin alike.
-    prefix_cache   a folder for the keys and values of prompts, which later processes with the same model reuse.
-    prefix_cache_size  most bytes of that folder, or as "8GB"; what was used longest ago is removed.
-    threads        processor threads of a round, for all engines of its target; None: torch's number, or fewer while
+    reuse          copy the keys and values of earlier requests whose prompts begin alike. prefix_cache   a folder for
+    the keys and values of prompts, which later processes with the same model reuse. prefix_cache_size  most bytes of
+    that folder, or as "8GB"; what was used longest ago is removed. budget         draft as much as pays, by what rounds
+    cost and how far drafts stand; False: as much as the drafter likes. threads        processor threads of a round, for
+    all engines of its target; None: torch's number, or fewer while
                    other processes want the cores.
     tokenizer      replaces the model's own.
     exact_profile  wait for the accelerator after every part of a round, so that `profile` is exact; that costs time.
@@ -85,6 +87,7 @@ class Engine:
         reuse: bool = True,
         prefix_cache: str | Path | None = None,
         prefix_cache_size: int | str = "8GB",
+        budget: bool = True,
         threads: int | None = None,
         tokenizer: Tokenizer | None = None,
         exact_profile: bool = False,
@@ -123,6 +126,7 @@ class Engine:
         size = parse_bytes(prefix_cache_size, "prefix_cache_size")
         self._disk = None if prefix_cache is None else (prefix_cache, size)
         self.memory = self._memory(cache_memory, reuse)
+        self.budget = Budget(self.drafter.table) if budget else UNLIMITED
         self.rows: list[Row] = []
         self.waiting: deque[Row] = deque()
         self.clock = Clock(exact_profile)
@@ -144,17 +148,19 @@ class Engine:
             ready = self.memory.ready(self.rows)
             self._recall()
             plan = self._plan(self.schedule.select(ready))
+            began = self.budget.now()
             verdict = self._verify(plan)
             outcomes = self._accept(plan, verdict)
+            seconds = self.budget.now() - began
             deltas = self._apply(plan, outcomes)
-            self._observe(plan, verdict, outcomes)
+            self._observe(plan, verdict, outcomes, seconds)
         finally:
             ended = self._end(plan, before)
         return deltas + [Delta.end(row) for row in failed + ended if row.finish_reason == "error"]
 
     def _plan(self, turns: Sequence[Turn]) -> Round:
         """The round to run: a draft for every row that is decoding, a piece of the prompt for the others."""
-        self.drafter.begin_round(sum(turn.chunk for turn in turns))
+        self.drafter.begin_round(sum(turn.chunk for turn in turns), self.budget)
         trees = self._propose([turn.row for turn in turns if not turn.chunk])
         plan = Round([], [], [])
         for row, chunk in turns:
@@ -181,7 +187,8 @@ class Engine:
             for row in rows:
                 row.random.free.begin(row.num_new)
             with _Guard(rows):
-                trees = stamp(self.drafter.propose(rows), self.drafter)
+                self.budget.begin(rows)
+                trees = self.budget.cut(rows, self.budget.ask(self.drafter, rows))
                 return {row.id: rooted(tree, row, self.drafter) for row, tree in zip(rows, trees, strict=True)}
         return {}
 
@@ -238,14 +245,17 @@ class Engine:
         self.clock.lap("rows")
         return deltas
 
-    def _observe(self, plan: Round, verdict: Verdict | None, outcomes: list[Accepted]) -> None:
-        """Show the drafter what was accepted, for all rows that did not fail."""
+    def _observe(self, plan: Round, verdict: Verdict | None, outcomes: list[Accepted], seconds: float) -> None:
+        """Show the drafter and the budget what was accepted, for all rows that did not fail, in `seconds`."""
         alive = [i for i, row in enumerate(plan.rows) if row.finish_reason != "error"]
         if alive:
             round = Round(plan.rows, plan.trees, plan.segments, verdict, outcomes)
             round = round if len(alive) == len(plan) else round.only(alive)
             with _Guard(round.rows):
                 self.memory.keep_states(round)
+                decoding = round.only([i for i in range(len(round)) if not round.is_prompt(i)])
+                alone = seconds if len(decoding) == len(plan) else None
+                self.budget.observe(decoding.rows, decoding.trees, decoding.accepted, alone)
                 self.drafter.observe(round)
             self.clock.lap("observe")
 
@@ -380,6 +390,7 @@ class Engine:
             return
         row.ended = perf_counter()
         row.random.free.forget()  # callers may hold the row for long
+        self.budget.drop(row)
         try:
             self.drafter.drop(row)
         except Exception:  # the row's answer stands, and other rows must not suffer
