@@ -19,7 +19,7 @@ from paceline.draft.methods.auto import Auto
 from paceline.draft.recording import Recording
 from paceline.draft.registry import create
 from paceline.draft.survival import Survival
-from paceline.engine.budget import LONGEST_WAIT, SHARE, WAIT, Budget, Trials
+from paceline.engine.budget import LONGEST_WAIT, SHARE, WAIT, Budget, Drafts, Trials
 from paceline.engine.engine import Engine
 from paceline.workbench.walk import RecordedAnswer, Tally, Walk
 from tests import drafters
@@ -262,13 +262,18 @@ class Fickle(Budget):
     """Prices that are unknown, or differ from round to round; drawn drafts of one token seem hopeless, others sure."""
 
     def __init__(self, kind: str):
-        super().__init__(Table(Prices({"fixed": 1.0, "node": 0.01}), {}) if kind != "unknown" else None)
+        super().__init__(Table(Prices({"fixed": 1.0, "node": 0.3}), {}) if kind != "unknown" else None)
         self.kind = kind
 
     def begin(self, rows: Sequence[Request]) -> None:
         if self.kind == "changing":
             self.prices = Prices({"fixed": 1.0, "node": (0.01, 0.6, 5.0)[sum(map(len, rows)) % 3]})
         super().begin(rows)
+
+    def _known(self, drafter: Drafter) -> Drafts:
+        known = super()._known(drafter)
+        known.survival.of = lambda tree, row: np.full(len(tree) - 1, self.value(tree, row))  # type: ignore[assignment]
+        return known
 
     def value(self, tree: DraftTree, row: Request) -> float:
         return 0.5 if tree.draft_probs is None else 0.01 if len(tree) == 2 else 0.99

@@ -138,4 +138,4 @@ def _until_rejection(hazard: float) -> float:
 
     Counting whole steps would expect more rejections than there can be where few drafts stand, and take every row for a
     lucky one."""
-    return 1 - hazard / expm1(hazard) if hazard > 0 else 0.0
+    return 1 - hazard / expm1(hazard)  # above 0: no share is above MOST
