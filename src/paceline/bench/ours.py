@@ -60,7 +60,7 @@ class Ours(Contestant):
         # Every prompt is run whole: repetitions and the other contestants compute the same.
         drafter = create(self.spec)
         options = {"max_batch": self.batch, "budget": self.budget, "reuse": False}
-        self.engine = Engine(self.target, drafter, tokenizer=self.tokenizer, **options)  # type: ignore[arg-type]
+        self.engine = Engine(self.target, drafter, tokenizer=self.tokenizer, **options)
 
     def close(self) -> None:
         vars(self).pop("engine", None)
@@ -202,7 +202,7 @@ class Scheduled(Ours):
     def forget(self) -> None:
         seen = self._counted = Counted(create_schedule(self.schedule, self.batch, PREFILL_CHUNK), self.batch)
         options = {"max_batch": self.batch, "schedule": seen, "budget": self.budget, "tokenizer": self.tokenizer}
-        self.engine = Engine(self.target, create(self.spec), **options)  # type: ignore[arg-type]
+        self.engine = Engine(self.target, create(self.spec), **options)
 
     def answer(self, prompts: Sequence[Sequence[int]], ask: Ask) -> list[Reply]:
         before = self._counts()

@@ -20,7 +20,7 @@ import torch
 
 from paceline.core.accept import Accepted, Rule
 from paceline.core.request import Request
-from paceline.core.round import Round
+from paceline.core.round import Plan, Round
 from paceline.core.tree import DraftTree, IntArray
 from paceline.errors import RowError
 from paceline.target.base import Facts, Needs
@@ -49,7 +49,11 @@ class Drafter:
 
     The engine calls `bind`, then `start(row)`; each round `begin_round`, `propose(rows)` and `observe(round)`; at
     the end `drop(row)`, for every row that was started, also if `start` or `propose` failed. It calls `restart(row)`
-    when a row has lost its place in the cache and is run again. Row ids are unique in an engine."""
+    when a row has lost its place in the cache and is run again. Row ids are unique in an engine.
+
+    A drafter that draws tokens draws them with `row.random.draft(q)` and hands q over in `DraftTree.draft_probs`, with
+    every token drawn; then acceptance takes the next numbers of the same stream. One that draws elsewhere derives a
+    seed of its own from the row's."""
 
     name: str = ""
     lossless: str = "not stated"
@@ -102,7 +106,7 @@ class Drafter:
     def observe(self, round: Round) -> None:
         """Called after a round: `row.tokens` ends with its new tokens. Rows that failed in the round are not in it."""
 
-    def on_layer(self, layer: int, hidden: torch.Tensor, round: Round) -> None:
+    def on_layer(self, layer: int, hidden: torch.Tensor, round: Plan) -> None:
         """Called during the forward, if `needs.callback_layer` is set, when `layer` layers are done.
 
         hidden  [N, H], the states of all nodes of the round; those of row i are `hidden[round.spans()[i]]`."""

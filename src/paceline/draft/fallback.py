@@ -7,7 +7,7 @@ from operator import or_
 
 import torch
 
-from paceline.draft.base import Drafter, DraftTree, Facts, Request, Round, Unlimited
+from paceline.draft.base import Drafter, DraftTree, Facts, Plan, Request, Round, Unlimited
 from paceline.errors import MethodError
 from paceline.target.base import Needs
 
@@ -67,7 +67,7 @@ class Fallback(Drafter):
         for part in self.parts:
             part.observe(round)
 
-    def on_layer(self, layer: int, hidden: torch.Tensor, round: Round) -> None:
+    def on_layer(self, layer: int, hidden: torch.Tensor, round: Plan) -> None:
         for part in self.parts:
             if part.needs.callback_layer == layer:
                 part.on_layer(layer, hidden, round)

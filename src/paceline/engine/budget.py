@@ -254,7 +254,8 @@ class Budget(Unlimited):
                 if own:
                     by.survival.note(row.id, tree, done.path, length)
                 verified = (limit if length <= tree.max_depth else tree.max_depth) if own else limit * (length == 0)
-                by.survival.note_asked(length, limit, stood if own else 0, verified)
+                if by.steps:
+                    by.survival.note_asked(length, limit, stood if own else 0, verified)
         nodes = sum(tree.num_drafted for tree in trees)
         if not nodes:
             self._plain.put_off(self._round)
