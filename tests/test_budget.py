@@ -23,7 +23,7 @@ from paceline.engine.budget import LONGEST_WAIT, SHARE, WAIT, Budget, Drafts, Tr
 from paceline.engine.engine import Engine
 from paceline.workbench.walk import RecordedAnswer, Tally, Walk
 from tests import drafters
-from tests.fakes import TableTarget
+from tests.fakes import Restless, TableTarget
 from tests.lossless_enumeration import Branches, BranchingRandom, largest_difference, outcomes
 
 # What a round costs ---------------------------------------------------------------------------------------------------
@@ -383,17 +383,6 @@ class Row:
         return 5
 
 
-class Restless:
-    """A clock whose seconds are random: prices that change all the time."""
-
-    def __init__(self) -> None:
-        self._rng, self._now = np.random.default_rng(0), 0.0
-
-    def __call__(self) -> float:
-        self._now += float(self._rng.choice([1e-4, 1e-3, 0.1]) * self._rng.random())
-        return self._now
-
-
 @pytest.mark.parametrize("temperature", [0.0, 0.9])
 @pytest.mark.parametrize("tree", [False, True])
 def test_tokens_are_plain_ones_however_prices_change(tree: bool, temperature: float) -> None:
@@ -408,3 +397,9 @@ def test_tokens_are_plain_ones_however_prices_change(tree: bool, temperature: fl
     out = engine.generate(prompts, params)
     assert [done.tokens for done in out] == plain
     assert sum(done.stats.draft_rounds for done in out) > 20
+
+
+def test_an_engine_has_a_budget_unless_it_is_told_not_to(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr("paceline.engine.engine.Budget", Budget)
+    assert isinstance(Engine(TARGET).budget, Budget)
+    assert Engine(TARGET, budget=False).budget is UNLIMITED

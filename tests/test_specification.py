@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import re
+from itertools import chain
 from typing import Any
 
 import pytest
@@ -46,7 +47,7 @@ class Drawing(Drafter):
 
 def test_its_law_is_the_engines_and_the_targets(page: dict[str, Any]) -> None:
     target, draft = probabilities(TARGET), probabilities(DRAFT)
-    written = outcomes(lambda b: tuple(sum(page["generate"](target, draft, PROMPT, NEW, LENGTH, b.decide), [])))
+    written = outcomes(lambda b: tuple(chain(*page["generate"](target, draft, PROMPT, NEW, LENGTH, b.decide))))
 
     def engine(branches: Any) -> tuple[int, ...]:
         made = Engine(TARGET, Drawing())

@@ -35,6 +35,7 @@ from paceline.errors import MethodError, PacelineError
 from paceline.target.cache import RaggedCache
 from tests import drafters, models, native
 from tests.draft.folders import SILENT, SPECS, Folders, specs
+from tests.fakes import Restless
 from tests.plain import decode
 from tests.preempting import preempt_often
 
@@ -146,6 +147,15 @@ def test_greedy_text_is_the_targets_in_any_batch(folders: Folders, name: str, al
     assert tokens == expected(folders, params)
     may_copy = alone or drafter.weight_bytes
     assert drafted > 0 or not may_copy or name in (*SILENT, "past-answer")  # that has seen no answer yet
+
+
+@pytest.mark.parametrize("name", [*SPECS, *(f"{name}, tree" for name in MODELS), "auto", "sam"])
+def test_greedy_text_is_the_targets_however_prices_change(folders: Folders, name: str) -> None:
+    """Drafts are cut, or not asked for, by a clock that goes at random."""
+    engine = Engine(folders.target, made(folders, EVERY[name]), max_batch=2)
+    engine.budget = Budget(now=Restless())
+    params = replace(GREEDY, max_tokens=12)
+    assert [done.tokens for done in engine.generate(folders.prompts, params)] == expected(folders, params)
 
 
 @pytest.mark.parametrize("name", GUESSED)

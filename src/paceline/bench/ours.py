@@ -54,7 +54,7 @@ class Ours(Contestant):
         self.lossless = all(getattr(part, "lossless", "not stated") == "yes" for part in self._parts)
         self._weigh()
         options = {part.name: _options(part) for part in self._parts}
-        self.settings = {"engine": f"paceline {__version__}", "drafter": options}
+        self.settings = {"engine": f"paceline {__version__}", "drafter": options, "budget": self.budget}
 
     def forget(self) -> None:
         # Every prompt is run whole: repetitions and the other contestants compute the same.

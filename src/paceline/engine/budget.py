@@ -265,6 +265,7 @@ class Budget(Unlimited):
             seconds = self._seconds(nodes)
         self.prices.note(self._rows, nodes, self._context, seconds)
         if self.prices.known:
+            seconds = min(seconds, Prices.SPIKE * self._seconds(nodes))
             self._tokens += fmean(len(done.tokens) for done in accepted) - self._tokens / 64
             self._time += (seconds + self._drafting) / self._seconds(0) - self._time / 64
 

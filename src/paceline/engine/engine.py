@@ -209,7 +209,8 @@ class Engine:
                 self.memory.keep_states(round)
                 decoding = round.only([i for i in range(len(round)) if not round.is_prompt(i)])
                 alone = seconds if len(decoding) == len(plan) else None
-                self.budget.observe(decoding.rows, decoding.trees, decoding.accepted, alone)
+                if len(decoding):
+                    self.budget.observe(decoding.rows, decoding.trees, decoding.accepted, alone)
                 self.drafter.observe(round)
             self.clock.lap("observe")
 
