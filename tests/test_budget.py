@@ -13,7 +13,7 @@ from paceline.core.request import Request
 from paceline.core.sampling import SamplingParams
 from paceline.core.tree import DraftTree
 from paceline.draft.base import UNLIMITED, Drafter
-from paceline.draft.cost import Prices, Table
+from paceline.draft.cost import DraftTimes, Prices, Table
 from paceline.draft.fallback import Fallback
 from paceline.draft.methods.auto import Auto
 from paceline.draft.recording import Recording
@@ -84,6 +84,13 @@ def test_prices_that_are_given_stay() -> None:
     for _ in range(40):
         prices.note(1, 3, 0, 9.0)
     assert (prices.is_fixed, prices.seconds(1, 3)) == (True, pytest.approx(1.3))
+
+
+def test_a_call_that_another_process_held_up_is_soon_forgotten() -> None:
+    times = DraftTimes()
+    for seconds in (1.0, *[1e-3] * 20, 1.0, 1e-3, 1e-3):
+        times.note(1, 1, seconds)
+    assert 1e-3 < times.seconds(1) < 2e-3
 
 
 # How far drafts stand -------------------------------------------------------------------------------------------------
