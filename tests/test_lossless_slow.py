@@ -171,7 +171,7 @@ DRAFTERS = [
     "jacobi,tree=0,retrieve=none",
     "blend",
     "model:{folder}-draft",
-    "model:{folder}-draft,stop=adaptive,context=64",
+    "model:{folder}-draft,stop=confidence,context=64",
     "model:{folder}-draft,tree=8,width=3,vocab=2048",
     "sam+model:{folder}-draft,context=64",
     "s2d:{folder}-sorted,context=64",

@@ -27,7 +27,6 @@ SPECS: dict[str, dict[str, Any]] = {
     "short": {"stop": "fixed", "draft": 1},
     "tree": {"stop": "fixed", "tree": 7, "width": 2},
     "wide tree": {"stop": "svip", "tree": 12, "width": 4},
-    "adaptive tree": {"stop": "adaptive", "tree": 5, "width": 3},
 }
 """Options of a drafter with a model: every stop rule, chains and trees."""
 

@@ -25,31 +25,6 @@ from tests.draft.head_worlds import World
 # Times ----------------------------------------------------------------------------------------------------------------
 
 
-def test_times_are_learned_from_rounds() -> None:
-    rng, times = np.random.default_rng(0), RoundTimes()
-
-    def truth(rows: int, nodes: int, widest: int, prompt: int) -> float:
-        return 1e-3 * (1.5 + 0.02 * rows + 0.05 * max(nodes + prompt - 12, 0) + 0.004 * rows * widest)
-
-    for _ in range(600):
-        rows = int(rng.choice([1, 4, 16]))
-        sizes = rng.integers(1, 12, rows)
-        prompt = int(rng.integers(0, 60)) if rng.random() < 0.2 else 0
-        shape = rows, int(sizes.sum()), int(sizes.max()), prompt
-        spike = 20 if rng.random() < 0.02 else 1
-        times.note(*shape, truth(*shape) * rng.normal(1, 0.03) * spike)
-    for shape in ((1, 1, 1, 0), (1, 10, 10, 0), (4, 30, 9, 0), (16, 16, 1, 0), (16, 100, 8, 40)):
-        assert times.seconds(*shape) == pytest.approx(truth(*shape), rel=0.15)
-
-
-def test_a_batch_that_never_drafted_guesses_low_what_a_node_costs() -> None:
-    times = RoundTimes()
-    for _ in range(64):
-        times.note(8, 8, 1, 0, 4e-3)
-    assert times.seconds(8, 8, 1) == pytest.approx(4e-3, rel=0.02)
-    assert 0 < times.slope(8, 8) < 0.05 * 4e-3
-
-
 def test_the_terms_are_the_best_of_all_that_are_not_below_zero() -> None:
     rng = np.random.default_rng(0)
     for _ in range(100):

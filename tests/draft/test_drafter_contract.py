@@ -56,13 +56,12 @@ EVERY = {
     **{f"{name}, tree": f"{SPECS[name]},tree=9,width=3,stop=fixed,draft=4" for name in MODELS},
     **{f"{name}, one node": f"{SPECS[name]},tree=1" for name in (*MODELS, *HEADS)},
     **{f"{name}, auto": f"{SPECS[name]},tree=auto" for name in (*MODELS, *HEADS)},
-    **{f"{name}, adaptive": f"{SPECS[name]},stop=adaptive" for name in MODELS},
     "s2d, mixed": "s2d:{model},exits=1,2,4,thresholds=0.3,0.2,stop=heuristic",
     "model, context": "model:{model},context=6",
     "model, tli": "model:{foreign},tokenizer=tli,stop=heuristic",
     "model, tli tree": "model:{foreign},tokenizer=tli,tree=9,width=3,context=9",
     "model, slem": "model:{foreign},tokenizer=slem,stop=heuristic",
-    "model, slem context": "model:{foreign},tokenizer=slem,stop=adaptive,context=6",
+    "model, slem context": "model:{foreign},tokenizer=slem,stop=confidence,context=6",
     "mirror, early exit": "mirror:{model},where=line,source=both,miss=empty",
     "prompt-lookup, transformers": "prompt-lookup,variant=transformers",
 }
@@ -80,7 +79,7 @@ GUESSED = {name: spec for name, spec in EVERY.items() if name.split(",")[0] not 
 }
 """Their drafts are point masses, whatever the temperature."""
 ROWS = {
-    name: spec for name, spec in EVERY.items() if not name.endswith((", chain", ", one node", ", auto", ", adaptive"))
+    name: spec for name, spec in EVERY.items() if not name.endswith((", chain", ", one node", ", auto"))
 }
 """Every way in which drafters keep what they know of a row: the other variants keep it as the method itself does."""
 

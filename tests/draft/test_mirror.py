@@ -299,7 +299,7 @@ def test_a_process_that_cannot_load_its_drafter_says_why(folders):
     [
         ("mirror:sam:{close}", "takes no checkpoint"),
         ("mirror:{close},where=line,source=early_exit,layer=99", "layer is 99"),
-        ("mirror:model:{close},where=line,stop=adaptive", "stop is 'adaptive'"),
+        ("mirror:model:{close},where=line,stop=heuristic", "stop is 'heuristic'"),
         ("mirror", "needs a checkpoint"),
     ],
 )

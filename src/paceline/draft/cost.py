@@ -10,7 +10,7 @@ from collections import Counter
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field
 from heapq import nlargest
-from itertools import accumulate, pairwise
+from itertools import accumulate
 from pathlib import Path
 from time import perf_counter
 from typing import Any
@@ -26,16 +26,7 @@ from paceline.target.base import Facts, Target
 
 Floats = NDArray[np.float64]
 
-BREAKPOINTS = (0, 6, 12, 48)  # nodes at which a node's price may change: 6 tokens may cost as much as 1
-NODE_PRICE = 0.02  # Prior of a node's price, as a share of a round. Low, so that drafts are tried.
-DEVIATION = 0.05  # standard deviation of a term's prior, as a share of a round
-FIRST_NODE_DEVIATION = 1.0
-"""The same for the first drafted node: one row may have a kernel of its own, and two rows take twice as long."""
-LEAST_NOISE = 1e-3  # least variance of a round's time, relative to it
-FIT_EVERY = 32  # rounds between two fits; the first ones come sooner
-FADE = 0.95  # factor on the weight of earlier rounds at every fit
 INSTANT = 1e-9  # seconds that a round takes at least
-SPIKE = 2.0  # a round counts as at most SPIKE times its prediction: another process ran, or a kernel was compiled
 MOST = 4096  # nodes up to which curves are computed
 SIZES = (1, 2, 4, 8, 16, 32, 64)  # nodes of the trees that `time_forwards` runs, the root included
 REPEATS = 4
@@ -44,127 +35,28 @@ DEFAULT_SIZE = 16  # drafted nodes a row if forwards cannot be timed: the target
 
 
 class RoundTimes:
-    """Seconds of a round by its rows and nodes, learned as rounds run for stop=adaptive, or given. A round takes
+    """Seconds of forwards by their nodes: linear between `seconds`, by number of nodes; constant before the first, and
+    after the last with the slope of the last two, if it rises. None: unknown."""
 
-        fixed + row * rows + sum of slope_j * max(0, tokens - breakpoint_j) + prompt_token * (prompt tokens)
-        + rows * (pad * widest + uneven, if any row has a draft)
-
-    seconds; tokens are the nodes of all rows and the prompt tokens of the same forward. The terms, none below 0, are
-    fitted by least squares of relative errors, with a prior because a batch that never drafted shows no cost of nodes.
-
-    fade      factor on the weight of earlier rounds at every fit.
-    is_fixed  nothing is learned any more."""
-
-    def __init__(self, fade: float = FADE, breakpoints: Sequence[int] = BREAKPOINTS) -> None:
-        self.fade, self.is_fixed = fade, False
-        self._breakpoints = breakpoints
-        self._terms = np.zeros(2 + len(breakpoints) + 3)
-        self._products = np.zeros((len(self._terms), len(self._terms)))
-        self._targets = np.zeros(len(self._terms))
-        self._new: list[tuple[int, int, int, int, float]] = []
-        self._rounds = 0
-        self._weight = 0.0  # of all rounds that were fitted
-        self._curves: dict[int, Floats] = {}
+    def __init__(self, seconds: Mapping[int, float] | None = None) -> None:
+        self._curve = np.zeros(MOST + 1)
+        self.known = seconds is not None
+        if seconds:
+            sizes = sorted(seconds)
+            taken = [seconds[size] for size in sizes]
+            nodes = np.arange(MOST + 1)
+            last = sizes[-2:]
+            slope = (seconds[last[-1]] - seconds[last[0]]) / max(last[-1] - last[0], 1)
+            self._curve = np.interp(nodes, sizes, taken) + max(slope, 0.0) * np.maximum(nodes - sizes[-1], 0)
 
     @classmethod
     def of_forwards(cls, seconds: Mapping[int, float]) -> RoundTimes:
-        """Fixed times, linear between `seconds`, a forward's by its number of nodes; constant before the first, and
-        after the last with the slope of the last two, if it rises."""
-        sizes = sorted(seconds)
-        times = cls(breakpoints=sizes)
-        slopes = [(seconds[b] - seconds[a]) / (b - a) for a, b in pairwise(sizes)]
-        slopes.append(max(slopes[-1], 0.0) if slopes else 0.0)
-        times._terms[0] = seconds[sizes[0]]
-        times._terms[2 : 2 + len(sizes)] = np.diff(slopes, prepend=0.0)
-        times.is_fixed = True
-        return times
-
-    @property
-    def known(self) -> bool:
-        """Whether any round was timed."""
-        return bool(self._terms.any())
-
-    @property
-    def pad(self) -> float:
-        """Seconds for each row and each node of the widest row."""
-        return float(self._terms[-3])
-
-    @property
-    def uneven(self) -> float:
-        """Seconds for each row as soon as one of them has a draft."""
-        return float(self._terms[-2])
+        """From `seconds`, a forward's by its number of nodes."""
+        return cls(seconds)
 
     def of(self, rows: int) -> Floats:
-        """Seconds of rounds of `rows` rows by their tokens, 0 to MOST, without `pad` and `uneven`."""
-        curve = self._curves.get(rows)
-        if curve is None:
-            tokens = np.arange(MOST + 1)
-            curve = self._terms[0] + self._terms[1] * rows + np.zeros(MOST + 1)
-            for term, factor in zip(self._terms[2:-3], self._by_tokens(tokens), strict=True):
-                curve += term * factor
-            self._curves[rows] = curve
-        return curve
-
-    def _by_tokens(self, tokens: NDArray[Any]) -> list[Floats]:
-        """The factors of the terms that hang on the number of tokens."""
-        return [np.maximum(tokens - breakpoint, 0) for breakpoint in self._breakpoints]
-
-    def slope(self, rows: int, tokens: int) -> float:
-        """Seconds of one more node, without `pad`."""
-        curve, at = self.of(rows), min(tokens, MOST - 1)
-        return float(curve[at + 1] - curve[at])
-
-    def seconds(self, rows: int, nodes: int, widest: int, prompt: int = 0) -> float:
-        """Seconds of one round. widest: nodes of its largest row; prompt: prompt tokens of the same forward."""
-        tokens = min(nodes + prompt, MOST)
-        padded = rows * (self.pad * widest + (self.uneven if widest > 1 else 0.0))
-        return float(self.of(rows)[tokens]) + padded + float(self._terms[-1]) * prompt
-
-    def usual(self, rows: int, nodes: int, widest: int, prompt: int, seconds: float) -> float:
-        """`seconds`, but at most SPIKE times the expected time of a round of this shape."""
-        return min(seconds, SPIKE * self.seconds(rows, nodes, widest, prompt)) if self.known else seconds
-
-    def note(self, rows: int, nodes: int, widest: int, prompt: int, seconds: float) -> None:
-        """Learn from a round of this shape, which took `seconds`."""
-        if self.is_fixed:
-            return
-        self._new.append((rows, nodes, widest, prompt, seconds))
-        if len(self._new) >= min(FIT_EVERY, max(self._rounds, 4)):
-            self.fit()
-
-    def fit(self) -> None:
-        """Work the rounds since the last fit into the terms."""
-        if not self._new:
-            return
-        rounds = np.array(self._new, float)
-        self._new.clear()
-        seconds = rounds[:, -1]
-        features = self._features(*rounds.T[:-1])
-        usual = features @ self._terms if self.known else np.full(len(rounds), np.median(seconds))
-        seconds = np.minimum(seconds, SPIKE * usual)
-        relative = features / seconds[:, None]
-        self._products = self.fade * self._products + relative.T @ relative
-        self._targets = self.fade * self._targets + relative.sum(0)
-        self._rounds += len(rounds)
-        self._weight = self.fade * self._weight + len(rounds)
-        self._terms = self._solve(float(np.median(seconds)))
-        self._curves.clear()
-
-    def _features(self, rows: Floats, nodes: Floats, widest: Floats, prompt: Floats) -> Floats:
-        """The factors of the terms, [rounds, terms]."""
-        by_tokens = self._by_tokens(nodes + prompt)
-        return np.stack([np.ones(len(rows)), rows, *by_tokens, rows * widest, rows * (widest > 1), prompt], 1)
-
-    def _solve(self, usual: float) -> Floats:
-        """The terms by least squares with the priors, which weigh more if the last terms explain less."""
-        products, targets, terms = self._products.copy(), self._targets.copy(), self._terms
-        residual = (self._weight - 2 * targets @ terms + terms @ products @ terms) / self._weight
-        noise = float(np.clip(residual, LEAST_NOISE, 1.0))
-        deviations = np.full(len(targets), DEVIATION * usual / noise**0.5)
-        deviations[-2] *= FIRST_NODE_DEVIATION / DEVIATION
-        products[np.diag_indices(len(targets))] += np.append(0, deviations[1:] ** -2.0)  # the fixed part is free
-        targets[2] += NODE_PRICE * usual / deviations[2] ** 2
-        return _nonnegative(products, targets)
+        """Seconds by nodes, 0 to MOST; the same for any number of rows."""
+        return self._curve
 
 
 class Prices:
@@ -189,7 +81,7 @@ class Prices:
     FIT_EVERY = 8  # rounds between two fits; the first ones come sooner
     SPIKE = 2.0  # a round counts as at most SPIKE times its prediction: another process ran
 
-    def __init__(self, given: Mapping[str, float] | None = None, fade: float = FADE) -> None:
+    def __init__(self, given: Mapping[str, float] | None = None, fade: float = 0.95) -> None:
         self.fade = fade
         self.is_fixed, self.largest = given is not None, 0
         self._terms = np.array([(given or {}).get(name, 0.0) for name in self.NAMES])
@@ -312,25 +204,6 @@ class DraftTimes:
         if not (call >= 0 and row >= 0):
             raise ValueError("a time in drafting_us is below 0")
         return cls(call, row)
-
-
-class Rate:
-    """Tokens a second, over about the last MEMORY rounds."""
-
-    MEMORY = 64
-
-    def __init__(self, tokens: float = 0.0, seconds: float = 0.0) -> None:
-        self._tokens, self._seconds = tokens, seconds
-
-    def note(self, tokens: float, seconds: float) -> None:
-        """A round that brought `tokens` in `seconds`."""
-        self._tokens += tokens - self._tokens / self.MEMORY
-        self._seconds += seconds - self._seconds / self.MEMORY
-
-    @property
-    def value(self) -> float:
-        """Tokens a second; 0 if there was no round."""
-        return self._tokens / self._seconds if self._seconds else 0.0
 
 
 @dataclass(frozen=True)

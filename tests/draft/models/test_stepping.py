@@ -14,7 +14,6 @@ from tests import models, native
 from tests.draft.answered import disturbed
 from tests.draft.drafting import SPECS, DraftTable, OnModel, Replaying, drafter, like, positions
 from tests.draft.prompts import PROMPTS, plain
-from tests.draft.worlds import confident
 from tests.fakes import TableTarget
 from tests.lossless_enumeration import Draft, largest_difference, speculative
 from tests.lossless_enumeration import plain as plainly
@@ -22,14 +21,14 @@ from tests.lossless_statistics import fit
 from tests.pairs import paired
 
 from paceline.core.request import Row
-from paceline.core.sampling import RowRandom, SamplingParams
+from paceline.core.sampling import SamplingParams
 from paceline.core.segment import Segment
 from paceline.core.tree import DraftTree
 from paceline.draft.base import Drafter
 from paceline.draft.cost import RoundTimes
 from paceline.draft.fallback import Fallback
 from paceline.draft.models.stepping import Stepping
-from paceline.draft.models.stop import Adaptive, Outcome, Svip
+from paceline.draft.models.stop import Svip
 from paceline.engine.engine import Engine
 from paceline.target.base import Target
 
@@ -62,7 +61,6 @@ DRAWN = {
     "svip, stops early": {"stop": "svip", "threshold": 0.3},
     "svip, stops late": {"stop": "svip", "threshold": 0.43},
     "heuristic": {"stop": "heuristic"},
-    "adaptive": {"stop": "adaptive"},
     "tree": {"stop": "fixed", "tree": 4, "width": 2, "draft": 2},
     "best": {"stop": "svip", "sample": "best"},
     "reads one token": {"stop": "fixed", "draft": 3, "context": 1},
@@ -89,43 +87,16 @@ def test_every_answer_has_the_targets_probability(kind, warped):
     assert exact(Replaying(made, target, params), target, params) < 1e-9
 
 
-def experienced() -> Adaptive:
-    """A rule that has seen sure tokens stand, unsure ones fall, and what rounds take."""
-    rule = Adaptive()
-    for turn in range(60):
-        rule.begin([0])
-        sure = turn % 2
-        for drafted in range(1, 3 + sure):
-            (signal,) = rule.signals(confident(0.7 if sure else 0.4))
-            rule.stop(0, drafted, signal)
-            rule.stepped(0.1)
-        rule.learn([Outcome(0, 2 + sure, 3 * sure)], 1.0)
-    rule._left = 10
-    return rule
-
-
-def test_nor_does_what_the_adaptive_rule_has_learned_bend_it():
-    target, params = TableTarget(seed=3, **SMALL), SamplingParams(temperature=1.0)
-    made = drafter(like(target, 1.0), stop="adaptive")
-    made.rule = experienced()
-    replaying = Replaying(made, target, params)
-    assert exact(replaying, target, params) < 1e-9
-    lengths = {replaying([first], RowRandom(seed)).num_drafted for first in range(3) for seed in range(9)}
-    assert len(lengths) > 1, "where it stops depends on the draft"
-
-
-@pytest.mark.parametrize("options", [{"stop": "heuristic"}, {"stop": "adaptive"}])
-def test_samples_through_the_engine_have_the_targets_distribution(options):
+def test_samples_through_the_engine_have_the_targets_distribution():
     """Rounds one after another, rows beside each other, rules that remember: chi-square over whole answers."""
     target = TableTarget(vocab_size=3, order=1, seed=3, scale=1.0)
     params = [SamplingParams(temperature=1.0, max_tokens=4, seed=i) for i in range(1500)]
-    out = Engine(target, drafter(like(target, 1.0), **options), max_batch=50).generate([[1]] * 1500, params)
+    out = Engine(target, drafter(like(target, 1.0), stop="heuristic"), max_batch=50).generate([[1]] * 1500, params)
     law = plainly(target, [1], params[0], 4)
     counted = Counter(tuple(done.tokens) for done in out)
     assert fit([counted[answer] for answer in law], list(law.values())) > 1e-3
     drafted, kept = (sum(done.stats.draft_tokens for done in out), sum(sum(done.stats.accepted[1:]) for done in out))
-    assert 0 < kept < drafted
-    assert kept > 300 or options["stop"] == "adaptive"  # which may find that decoding plainly is faster
+    assert 300 < kept < drafted
 
 
 # A perfect draft -----------------------------------------------------------------------------------------------------
@@ -275,7 +246,7 @@ def test_rows_stop_at_different_lengths_and_the_others_go_on():
 def test_the_rule_hears_how_many_drafted_tokens_stood():
     target, heard = TableTarget(vocab_size=8, order=2, seed=4), []
     made = drafter(like(target), stop="fixed", draft=3)
-    made.rule.learn = lambda outcomes, seconds: heard.extend(outcomes)
+    made.rule.learn = lambda outcomes: heard.extend(outcomes)
     out = answers(target, made)
     stood = [n * times for one in out for n, times in enumerate(one.stats.accepted)]
     assert sum(one.accepted for one in heard) == sum(stood) > 0

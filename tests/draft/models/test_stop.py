@@ -1,25 +1,22 @@
-"""Stop rules by themselves: what they compute of a distribution, when they stop, and what the adaptive one gains."""
+"""Stop rules by themselves: what they compute of a distribution, and when they stop."""
 
 import math
 from typing import get_args
 
-import numpy as np
 import pytest
 import torch
-from tests.draft.worlds import ROW, WORLDS, World, confident
 
 from paceline.draft.models import stop
-from paceline.draft.models.stop import (
-    Adaptive,
-    Confidence,
-    Fixed,
-    Heuristic,
-    Outcome,
-    Svip,
-    best_probabilities,
-    entropies,
-)
+from paceline.draft.models.stop import Confidence, Fixed, Heuristic, Outcome, Svip, best_probabilities, entropies
 from paceline.errors import MethodError
+
+ROW = 7
+
+
+def confident(probability: float, others: int = 63) -> torch.Tensor:
+    """Logits [1, 1 + others] whose best token has that probability."""
+    rest = (1 - probability) / others
+    return torch.tensor([[probability] + [rest] * others], dtype=torch.float64).log()
 
 
 def uniform(m: int, size: int = 64) -> torch.Tensor:
@@ -28,7 +25,6 @@ def uniform(m: int, size: int = 64) -> torch.Tensor:
 
 
 def stops(rule: stop.StopRule, logits: torch.Tensor, drafted: int = 1) -> bool:
-    rule.begin([ROW])
     (signal,) = rule.signals(logits)
     return rule.stop(ROW, drafted, signal)
 
@@ -45,7 +41,6 @@ def test_every_rule_has_a_name():
         ("confidence", {"threshold": 1.1}, "threshold is 1.1; for this stop rule it is between 0 and 1"),
         ("fixed", {"threshold": 0.3}, "the stop rule fixed has no threshold; leave it out"),
         ("heuristic", {"threshold": 0.3}, "the stop rule heuristic has no threshold"),
-        ("adaptive", {"threshold": 0.3}, "the stop rule adaptive has no threshold"),
     ],
 )
 def test_what_a_rule_cannot_have(name, options, says):
@@ -86,7 +81,7 @@ def test_entropy_and_the_best_probability_are_the_distributions(dtype, size):
 
 
 @pytest.mark.parametrize("broken", [math.nan, math.inf])
-@pytest.mark.parametrize("name", ["svip", "confidence", "adaptive"])
+@pytest.mark.parametrize("name", ["svip", "confidence"])
 def test_what_is_no_distribution_stops_a_draft(name, broken):
     rule = stop.RULES[name]()
     assert stops(rule, torch.tensor([[0.0, broken, 1.0]]))
@@ -126,87 +121,11 @@ def test_the_heuristic_schedule():
     assert rule.most(ROW) == 5
     lengths = []
     for accepted in (5, 7, 3, 8, 0, 0, 0, 0, 0, 0, 0, 0, 0, 0, 0, 0):
-        rule.learn([Outcome(ROW, rule.most(ROW), accepted)], None)
+        rule.learn([Outcome(ROW, rule.most(ROW), accepted)])
         lengths.append(rule.most(ROW))
     assert lengths == [7, 9, 8, 10, 9, 8, 7, 6, 5, 4, 3, 2, 1, 1, 1, 1]
-    rule.learn([Outcome(ROW, 0, 0)], None)
+    rule.learn([Outcome(ROW, 0, 0)])
     assert rule.most(ROW) == 1, "a round without a draft says nothing"
     assert rule.most(ROW + 1) == 5, "rows have lengths of their own"
     rule.drop(ROW)
     assert rule.most(ROW) == 5
-
-
-# The adaptive rule ---------------------------------------------------------------------------------------------------
-
-
-@pytest.mark.parametrize("world", WORLDS.values(), ids=WORLDS.keys())
-def test_the_adaptive_rule_is_as_fast_as_the_best_policy(world):
-    rates = [world.rate(Adaptive(), 500, seed)[0] for seed in range(2)]
-    assert np.mean(rates) > 0.95 * world.best()
-    assert world.best() >= world.best_fixed() - 1e-3
-
-
-def test_where_drafting_costs_more_than_it_brings_nothing_is_drafted():
-    world = WORLDS["drafting does not pay"]
-    assert world.best() == 1
-    for seed in range(3):
-        rate, lengths = world.rate(Adaptive(), 500, seed)
-        assert rate > 0.96
-        assert 0 < np.count_nonzero(lengths) < 150, "a draft is tried now and then"
-
-
-def test_it_drafts_again_when_that_has_become_faster():
-    rule = Adaptive()
-    _, lengths = World([(0.5, 0.2, 1.0)], step=0.5).rate(rule, 100, seed=0)
-    assert np.mean(lengths) < 0.5
-    world = World([(0.95, 0.95, 1.0)], step=0.05)
-    rate, lengths = world.rate(rule, 300, seed=1, skip=600)
-    assert rate > 0.9 * world.best()
-
-
-def test_plain_decoding_is_tried_even_where_drafts_do_well():
-    _, lengths = WORLDS["cheap steps"].rate(Adaptive(), 500, seed=0)
-    assert 0 < lengths.count(0) < 15
-
-
-def test_a_step_for_one_row_of_many_holds_up_all_of_them():
-    """With as good a chance, a row goes on while the others do, and stops where it would be the only one."""
-
-    def learned() -> Adaptive:
-        rule = Adaptive()
-        for _ in range(40):
-            rows = list(range(8))
-            rule.begin(rows)
-            for drafted in range(1, 5):
-                signals = rule.signals(confident(0.9).repeat(8, 1))
-                for row, signal in zip(rows, signals, strict=True):
-                    rule.stop(row, drafted, signal)
-                rule.stepped(0.1)
-            rule.learn([Outcome(row, 4, 4) for row in rows], 1.0)
-        rule.begin(rows)
-        return rule
-
-    together, alone = learned(), learned()
-    signals = together.signals(confident(0.9).repeat(8, 1))
-    assert not together.stop(0, 1, signals[0])
-    (signal,) = alone.signals(confident(0.9))
-    assert alone.stop(0, 1, signal)
-
-
-def test_rounds_that_others_had_a_part_in_teach_chances_and_no_times():
-    rule = Adaptive()
-    for _ in range(30):
-        rule.begin([ROW])
-        for drafted in (1, 2):
-            stops(rule, confident(0.97), drafted)
-            rule.stepped(1e-3)
-        rule.learn([Outcome(ROW, 2, 0)], None)
-    assert rule.most(ROW) == 40
-    assert not stops(rule, confident(0.97), 4), "nothing is known of costs"
-    assert stops(rule, confident(0.97), 5)
-    for seconds in (1e-3, 1e-3):
-        rule.begin([ROW])
-        stops(rule, confident(0.97), 1)
-        rule.stepped(1e-3)
-        rule.learn([Outcome(ROW, 1, 0)], seconds)
-    assert stops(rule, confident(0.97), 1), "and then it is known that nothing is accepted"

@@ -197,7 +197,7 @@ class DFlashNetwork:
 class DFlashConfig(FeatureConfig):
     """Options of dflash."""
 
-    stop: stop.Name = option("confidence", "when a chain ends; confidence and adaptive ask a confidence head, if any")
+    stop: stop.Name = option("confidence", "when a chain ends; confidence asks a confidence head, if there is one")
     draft: int | None = option(
         15, "most tokens drafted a round, as far as the block goes; of a tree: its depth", least=1
     )
@@ -272,7 +272,7 @@ class DFlash(FeatureDrafter):
 
     def signals(self, drafts: Sequence[Draft], logits: torch.Tensor) -> list[float]:
         signals = super().signals(drafts, logits)
-        if not self.network.form.sure or not isinstance(self.rule, stop.Confidence | stop.Adaptive):
+        if not self.network.form.sure or not isinstance(self.rule, stop.Confidence):
             return signals
         states = torch.stack([draft.features[0][len(draft.drafted)] for draft in drafts])
         return self.network.confidence(states, _before(drafts, states))

@@ -15,7 +15,6 @@ from contextlib import contextmanager
 from dataclasses import dataclass
 from functools import cached_property
 from itertools import accumulate
-from time import perf_counter
 from typing import Literal
 
 import torch
@@ -73,7 +72,6 @@ class Stepping(Drafter):
         self._times = RoundTimes()
         self._asked: set[int] = set()
         self._drafts: dict[int, Draft] = {}
-        self._drafted_at = 0.0
 
     # What a drafter fills in ----------------------------------------------------------------------------------
 
@@ -111,7 +109,6 @@ class Stepping(Drafter):
             self._times = time_forwards(target)
 
     def propose(self, rows: Sequence[Request]) -> list[DraftTree]:
-        self.rule.begin([row.id for row in rows])
         self._asked = {row.id for row in rows}
         able = [row for row in rows if min(self.rule.most(row.id), self.draft_limit(row)) > 0]
         for row in able:
@@ -120,7 +117,6 @@ class Stepping(Drafter):
         self._drafts = {draft.row.id: draft for draft in drafts}
         trees = self._trees(drafts) if self.config.tree else self._chains(drafts)
         made = dict(zip(self._drafts, trees, strict=True))
-        self._drafted_at = perf_counter()
         return [made.get(row.id) or DraftTree.root(row.last_token) for row in rows]
 
     def begin(self, row: Request) -> Draft:
@@ -148,9 +144,7 @@ class Stepping(Drafter):
     def _chains(self, drafts: Sequence[Draft]) -> list[DraftTree]:
         active = list(drafts)
         while active:
-            began = perf_counter()
             active = self.grow(active, self.run_nodes(active, [1 + draft.guessed for draft in active]))
-            self.rule.stepped(perf_counter() - began)
         return [chain_tree(draft, self.name) for draft in drafts]
 
     def grow(self, drafts: Sequence[Draft], logits: torch.Tensor) -> list[Draft]:
@@ -192,7 +186,6 @@ class Stepping(Drafter):
         growths = [Growth(draft, self.config.width, 0 if auto else int(self.config.tree)) for draft in drafts]
         active = list(growths)
         while active:
-            began = perf_counter()
             levels = [len(growth.level) for growth in active]
             logits = self.run_nodes([growth.draft for growth in active], levels)
             signals = self.rule.signals(logits[[0, *accumulate(levels[:-1])]])
@@ -206,7 +199,6 @@ class Stepping(Drafter):
                 for growth, signal in zip(active, signals, strict=True)
                 if not self._enough(growth.draft, growth.depth, signal) and growth.descend()
             ]
-            self.rule.stepped(perf_counter() - began)
         return [growth.tree(self.name) for growth in growths]
 
     def fitting(self, chances: Sequence[Sequence[float]]) -> list[int]:
@@ -271,7 +263,6 @@ class Stepping(Drafter):
     # After a round --------------------------------------------------------------------------------------------
 
     def observe(self, round: Round) -> None:
-        seconds = perf_counter() - self._drafted_at
         outcomes: list[Outcome] = []
         for i, (row, tree) in enumerate(zip(round.rows, round.trees, strict=True)):
             path, is_own = round.accepted[i].path, round.is_from(i, self)
@@ -281,9 +272,7 @@ class Stepping(Drafter):
             if is_own or (row.id in self._asked and not tree.num_drafted):
                 outcomes.append(Outcome(row.id, tree.max_depth, len(path) - 1))
         if outcomes:
-            # Rounds in which other drafters drafted or a prompt was run say nothing of the time of ours.
-            alone = round.is_whole and len(outcomes) == len(round)
-            self.rule.learn(outcomes, seconds if alone else None)
+            self.rule.learn(outcomes)
         self._asked = set()
 
     def drop(self, row: Request) -> None:
