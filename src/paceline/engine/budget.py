@@ -132,13 +132,14 @@ class Budget(Unlimited):
         """A round of `rows`, which are decoding, begins: its prices, in tokens."""
         self._round, self._rows, self._context = self._round + 1, max(len(rows), 1), sum(map(len, rows))
         self._asked, self._drafting = {}, 0.0
-        self._is_plain = not self.prices.known and self._plain.due(self._round, 0.0)
+        gain = self._tokens / self._time
+        # Where drafts seem to gain nothing a round without them costs nothing, but they may only seem so.
+        self._is_plain = not self.prices.is_fixed and self._plain.due(self._round, max(gain - 1, 0.2))
         if self.prices.known:
             plain, terms = self._seconds(0), self.prices.terms
-            self._rate = self._rows * max(self._tokens / self._time, 1.0) / plain
+            self._rate = self._rows * max(gain, 1.0) / plain
             self._node, self._any = self._rate * terms["node"], self._rate * terms["draft"]
             self._room = MOST if self.prices.is_fixed else max(2 * self.prices.largest, UNKNOWN)
-            self._is_plain = not self.prices.is_fixed and self._plain.due(self._round, self._tokens / self._time - 1)
 
     def ask(self, drafter: Drafter, rows: Sequence[Request]) -> list[DraftTree]:
         if getattr(drafter, "parts", ()) and type(drafter).propose is not Drafter.propose:
