@@ -256,6 +256,13 @@ def test_a_drafter_that_fits_the_row_is_asked_and_the_other_is_not() -> None:
     assert useless.asked < 120
 
 
+def test_auto_finds_the_drafter_that_suits() -> None:
+    world = World(0.9, 1.0, 0.2)
+    sam, best, auto = (world.speed(draft, 1, 1200) for draft in ("sam", "prompt-lookup", "auto:sam|prompt-lookup"))
+    assert best > 1.15 * sam
+    assert auto > 0.95 * best
+
+
 def test_parts_are_asked_each_at_its_own_price() -> None:
     world = World(0.9, 1.0, 0.2)
     useless = Useless(world, 0.5, True)

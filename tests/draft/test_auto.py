@@ -65,9 +65,8 @@ class FakeRow:
 @pytest.mark.parametrize(
     ("gains", "values", "asked", "token"),
     [
-        ((0.5, 0.4, 0.3), (0.6, 0.9, 0.9), (1, 0, 0), 1),  # the first brings more than the others on average
-        ((0.4, 0.5, 0.3), (0.9, 0.1, 0.9), (1, 1, 0), 1),  # b is asked first, and a's draft is worth more than b's
-        ((0.4, 0.5, 0.3), (0.2, 0.7, 0.9), (0, 1, 0), 2),
+        ((0.5, 0.4, 0.3), (0.6, 0.9, 0.9), (1, 0, 0), 1),  # the others bring less on average than the first one has
+        ((0.4, 0.5, 0.3), (0.2, 0.7, 0.9), (1, 1, 0), 2),
         ((0.5, 0.4, 0.6), (0.55, 0.9, 0.5), (1, 0, 1), 1),  # the model was asked, and the copy is better
         ((0.5, 0.4, 0.6), (0.55, 0.9, 0.7), (1, 0, 1), 3),
         ((0.9, 0.2, 0.1), (0.0, 0.1, 0.2), (1, 1, 0), 2),  # the first has no draft

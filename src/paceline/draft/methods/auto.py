@@ -12,6 +12,7 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 from dataclasses import dataclass
+from math import isfinite
 from statistics import fmean
 
 from paceline.draft.base import Drafter, DraftTree, Facts, Request
@@ -20,6 +21,9 @@ from paceline.draft.fallback import Fallback
 from paceline.draft.registry import create
 from paceline.draft.spec import Options, cut, exchanged, option
 from paceline.errors import MethodError
+
+TRIALS, TURN = 12, 16  # rounds in which each is asked first at the beginning; one round in so many later
+FADE = 32  # rounds over which a mean fades
 
 
 @dataclass(frozen=True)
@@ -43,6 +47,9 @@ class Auto(Fallback):
         self.specs = _specs(config.checkpoint)
         super().__init__([create(spec) for spec in self.specs])
         self.name = "auto"
+        self._brought: dict[Drafter, float] = {}  # what each brought a row that nobody had a draft for
+        self._turns: dict[Drafter, int] = {}
+        self._rounds = 0
 
     def bind(self, target: Facts) -> None:
         """Bind every part and read the table; MethodError as theirs, and for a table that does not fit."""
@@ -58,23 +65,41 @@ class Auto(Fallback):
                 self.table.drafters[part] = spec
 
     def propose(self, rows: Sequence[Request]) -> list[DraftTree]:
-        gains = {part: [self.budget.gain(part, row) for row in rows] for part in self.parts}
         trees = [DraftTree.root(row.last_token) for row in rows]
         values = [0.0] * len(rows)
-        for part in sorted(self.parts, key=lambda part: (_is_late(part), -fmean(gains[part]))):
+        for part in self._order():
             asked = [
                 i
-                for i, (tree, value, gain) in enumerate(zip(trees, values, gains[part], strict=True))
-                if not tree.num_drafted or (tree.may_be_cut and gain > value)
+                for i, (row, tree, value) in enumerate(zip(rows, trees, values, strict=True))
+                if not tree.num_drafted or (tree.may_be_cut and self.budget.gain(part, row) > value)
             ]
             if not asked:
                 continue
+            brought = []
             for i, tree in zip(asked, self.budget.ask(part, [rows[i] for i in asked]), strict=True):
                 value = self.budget.value(tree, rows[i]) if tree.num_drafted else 0.0
+                brought.append(value)
                 # What must stay whole is taken whatever it is worth: its drafter may have drawn it.
                 if tree.num_drafted and (not trees[i].num_drafted or not tree.may_be_cut or value > values[i]):
                     trees[i], values[i] = tree, value
+            if len(asked) == len(rows) and isfinite(mean := fmean(brought)):
+                before = self._brought.get(part, mean)
+                self._brought[part] = before + (mean - before) / FADE
         return trees
+
+    def _order(self) -> list[Drafter]:
+        """Those that copy, the one that brought most first; then those that run a model. At the beginning all are first
+        in turn, and later another one now and then, to show what they bring."""
+        copying = [part for part in self.parts if not _is_late(part)]
+        first = min(copying, key=lambda part: self._turns.get(part, 0), default=None)
+        copying.sort(key=lambda part: -self._brought.get(part, 0.0))
+        self._rounds += 1
+        if first is not None and (self._turns.get(first, 0) < TRIALS or self._rounds % TURN == 0):
+            copying.remove(first)
+            copying.insert(0, first)
+        if copying:
+            self._turns[copying[0]] = self._turns.get(copying[0], 0) + 1
+        return [*copying, *(part for part in self.parts if _is_late(part))]
 
 
 def _is_late(drafter: Drafter) -> bool:
