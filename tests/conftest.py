@@ -47,7 +47,8 @@ def _no_budget(monkeypatch: pytest.MonkeyPatch) -> None:
     from paceline.draft.base import UNLIMITED
     from paceline.engine import engine
 
-    monkeypatch.setattr(engine, "Budget", lambda *args: UNLIMITED)
+    real = engine.Budget
+    monkeypatch.setattr(engine, "Budget", lambda *args: (real(*args), UNLIMITED)[1])
 
 
 @pytest.fixture(params=processor.LEVELS)

@@ -413,6 +413,20 @@ def test_tokens_are_plain_ones_however_prices_change(tree: bool, temperature: fl
     assert sum(done.stats.draft_rounds for done in out) > 20
 
 
+@pytest.mark.parametrize("draft", ["drawn", "copied"])
+def test_a_seed_gives_the_same_tokens_whatever_the_clock(draft: str) -> None:
+    """Drawn drafts of rows that were given a seed are as long as their drafter likes; others may have any length."""
+    target = TableTarget(12, order=2, seed=3)
+    table = torch.randn(12, 12, generator=torch.Generator().manual_seed(0), dtype=torch.float64)
+    answers = []
+    for budget in (UNLIMITED, Budget(now=Restless())):
+        engine = Engine(target, drafters.Drawing(table) if draft == "drawn" else "sam", max_batch=2)
+        engine.budget = budget
+        params = [SamplingParams(temperature=0.9, max_tokens=60, seed=seed) for seed in range(4)]
+        answers.append([done.tokens for done in engine.generate([[i, 1, 2] for i in range(4)], params)])
+    assert answers[0] == answers[1]
+
+
 def test_an_engine_has_a_budget_unless_it_is_told_not_to(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr("paceline.engine.engine.Budget", Budget)
     assert isinstance(Engine(TARGET).budget, Budget)

@@ -126,7 +126,7 @@ def repeating() -> TableTarget:
 
 def drafted_per_round(draft: str, batch: int) -> float:
     engine = Engine(repeating(), draft, max_batch=batch)
-    engine.budget = Budget(engine.drafter.table)
+    engine.budget = Budget(engine.drafter.price_table)
     out = engine.generate([[i + 9, *REPEATING] for i in range(batch)], SamplingParams(max_tokens=60))
     return sum(d.stats.draft_tokens for d in out) / sum(d.stats.rounds for d in out)
 
@@ -145,7 +145,7 @@ def test_the_same_table_and_seed_make_the_same_choices(tmp_path: Path) -> None:
 
     def run() -> list[object]:
         engine = Engine(repeating(), f"auto:sam|suffix,table={table}", max_batch=3)
-        engine.budget = Budget(engine.drafter.table)
+        engine.budget = Budget(engine.drafter.price_table)
         wish = SamplingParams(max_tokens=60, temperature=0.7, seed=5)
         out = engine.generate([[i + 9, *REPEATING] for i in range(3)], wish)
         return [(done.tokens, done.stats.accepted, done.stats.drafted) for done in out]

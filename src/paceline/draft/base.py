@@ -44,7 +44,7 @@ class Drafter:
     eos_token_ids   the target's end tokens, from `bind`.
     prefill_tokens  prompt tokens that this round's forward runs with the drafts, from `begin_round`.
     budget          whom a drafter that asks others asks them through, from `begin_round`.
-    table           after `bind`: prices of rounds that its options give; None: they are learnt.
+    price_table     after `bind`: prices of rounds that its options give; None: they are learnt.
     notes           after `bind`: lines that a user should read.
 
     The engine calls `bind`, then `start(row)`; each round `begin_round`, `propose(rows)` and `observe(round)`; at
@@ -67,7 +67,7 @@ class Drafter:
     eos_token_ids: Sequence[int] = ()
     prefill_tokens: int = 0
     budget: Unlimited
-    table: Table | None = None
+    price_table: Table | None = None
     notes: Sequence[str] = ()
 
     def bind(self, target: Facts) -> None:

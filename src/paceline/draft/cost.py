@@ -219,6 +219,11 @@ class Table:
     acceptance: Mapping[str, Sequence[float]] = field(default_factory=dict)
     drafters: dict[Any, str] = field(default_factory=dict)
 
+    def of(self, drafter: object) -> tuple[DraftTimes | None, Sequence[float]]:
+        """Times and acceptance of a drafter; None and nothing if it is not one of `drafters`."""
+        spec = self.drafters.get(drafter, "")
+        return self.drafting.get(spec), self.acceptance.get(spec, ())
+
     def to_json(self) -> dict[str, Any]:
         """Terms of a round in milliseconds, times of drafters in microseconds."""
         return {

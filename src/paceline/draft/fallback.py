@@ -36,7 +36,7 @@ class Fallback(Drafter):
         self.needs = reduce(or_, (part.needs for part in self.parts), Needs())
         self.times_rounds = any(part.times_rounds for part in self.parts)
         self.notes = [note for part in self.parts for note in part.notes]
-        self.table = next((part.table for part in self.parts if part.table is not None), None)
+        self.price_table = next((part.price_table for part in self.parts if part.price_table is not None), None)
 
     def told(self, row: Request) -> Sequence[Drafter]:
         """The parts that are told of a row."""

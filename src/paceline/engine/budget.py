@@ -68,6 +68,7 @@ class Drafts:
 
     worth  tokens beyond their price that asking it brought, a fading mean over all rows, and one a row.
     steps  whether it is told how deep to draft: it runs a model step by step, or its drafts must stay whole.
+    draws  whether it draws its drafts where answers are drawn; None: it is not known yet.
     width  nodes of its drafts for each token of their depth.
     begun  ids of the rows that it was asked for: the first call for a row may read its prompt, and is not timed."""
 
@@ -78,6 +79,7 @@ class Drafts:
         self.times, self.survival = times or DraftTimes(), Survival(shares)
         self.asks, self.checks = Trials(), Trials()
         self.worth, self.steps, self.width = 1.0, False, 1.0
+        self.draws: bool | None = None
         self.begun: set[int] = set()
         self._count = 2
         self._rows: dict[int, tuple[float, float]] = {}
@@ -146,10 +148,8 @@ class Budget(Unlimited):
             return super().ask(drafter, rows)  # which asks its parts
         known = self._known(drafter)
         limits = self._limits(known, rows)
-        asked = [
-            (row, row if limit == row.max_draft else View(row, max_draft=limit))
-            for row, limit in zip(rows, limits, strict=True) if limit > 0
-        ]  # fmt: skip
+        views = [row if n == row.max_draft else View(row, max_draft=n) for row, n in zip(rows, limits, strict=True)]
+        asked = [(row, view) for row, view, limit in zip(rows, views, limits, strict=True) if limit > 0]
         if not asked:
             return [DraftTree.root(row.last_token) for row in rows]
         began = self.now()
@@ -163,6 +163,8 @@ class Budget(Unlimited):
         for (row, view), tree in zip(asked, trees, strict=True):
             known.begun.add(row.id)
             known.steps |= calls > 0 or not tree.may_be_cut
+            if tree.num_drafted and not row.params.is_greedy:
+                known.draws = tree.draft_probs is not None
             self._drafts.setdefault(tree.owner, known)  # it may be a part of `drafter`
             self._asked.setdefault(row.id, []).append(Asked(known, view.max_draft, tree.max_depth))
             if tree.num_drafted:
@@ -177,20 +179,27 @@ class Budget(Unlimited):
         return self._depth(known, row, self._rows)[1] if known.steps else known.worth_of(row.id)
 
     def _limits(self, known: Drafts, rows: Sequence[Request]) -> list[int]:
-        """Tokens that a drafter may draft for each row. Hangs on earlier rounds alone."""
+        """Tokens that a drafter may draft for each row. Hangs on earlier rounds alone, and where a seed was given and
+        drafts are drawn on nothing, or the seed would not give the same tokens again."""
+        limits = self._paying(known, rows)
+        if known.draws is not False:
+            for i, row in enumerate(rows):
+                if row.params.seed is not None and not row.params.is_greedy:
+                    limits[i] = max(row.max_draft, 0)
+        return limits
+
+    def _paying(self, known: Drafts, rows: Sequence[Request]) -> list[int]:
         most = [max(row.max_draft, 0) for row in rows]
         if self._is_plain:
             return [0] * len(rows)
         if not self.prices.known:
             return [min(limit, max(UNKNOWN // self._rows, 1)) for limit in most]
-        if known.steps:
-            most = [min(limit, max(self._room // self._rows, 1)) for limit in most]
         price, call = self._seconds(0), known.times.seconds(len(rows))
         if known.steps:
             chosen = [self._depth(known, row, len(rows)) for row in rows]
             limits = [depth for depth, _ in chosen]
             pays = sum(gain for _, gain in chosen) > self._any and any(limits)
-            trial, share = [min(limit, PROBE) for limit in most[:1]] + [0] * (len(rows) - 1), PROBE * call / price
+            trial, share = [min(most[0], PROBE)] + [0] * (len(rows) - 1), PROBE * call / price
         else:
             cost = self._rate * call / len(rows)
             limits = [limit if known.worth_of(row.id) >= cost else 0 for row, limit in zip(rows, most, strict=True)]
@@ -280,11 +289,7 @@ class Budget(Unlimited):
 
     def _known(self, drafter: Drafter) -> Drafts:
         if drafter not in self._drafts:
-            spec = None if self._table is None else self._table.drafters.get(drafter)
-            if self._table is None or spec is None:
-                self._drafts[drafter] = Drafts(None, ())
-            else:
-                self._drafts[drafter] = Drafts(self._table.drafting[spec], self._table.acceptance.get(spec, ()))
+            self._drafts[drafter] = Drafts(*(self._table.of(drafter) if self._table is not None else (None, ())))
         return self._drafts[drafter]
 
 

@@ -68,7 +68,7 @@ class History:
             drafter = create(drafter)
             drafter.bind(facts)
         self.drafter = Chains(drafter, facts.vocab_size)
-        self.budget = Budget(drafter.table, perf_counter) if paced else UNLIMITED
+        self.budget = Budget(drafter.price_table, perf_counter) if paced else UNLIMITED
         self.most = most
         self._began: float | None = None
         self._ids = count()

@@ -134,8 +134,8 @@ def judged(target: Facts) -> tuple[list[str], dict[str, str]]:
 def _bound(spec: str, target: Facts) -> Drafter:
     drafter = create(spec)
     drafter.bind(target)
-    if drafter.table is not None:  # its prices hold here, too
-        drafter.begin_round(0, Budget(drafter.table))
+    if drafter.price_table is not None:  # its prices hold here, too
+        drafter.begin_round(0, Budget(drafter.price_table))
     return drafter
 
 

@@ -56,13 +56,13 @@ class Auto(Fallback):
         super().bind(target)
         self.times_rounds = self.config.table is None
         if self.config.table is not None:
-            self.table = Table.read(self.config.table, target.weights_fingerprint)
+            self.price_table = Table.read(self.config.table, target.weights_fingerprint)
             for spec, part in zip(self.specs, self.parts, strict=True):
-                if spec not in self.table.drafting:
-                    lacks = f"has no times of {spec}; it has {', '.join(self.table.drafting)}"
+                if spec not in self.price_table.drafting:
+                    lacks = f"has no times of {spec}; it has {', '.join(self.price_table.drafting)}"
                     mend = f"Run `paceline tune` with --draft '{spec}'."
                     raise MethodError(f"the table {self.config.table} {lacks}. {mend}")
-                self.table.drafters[part] = spec
+                self.price_table.drafters[part] = spec
 
     def propose(self, rows: Sequence[Request]) -> list[DraftTree]:
         trees = [DraftTree.root(row.last_token) for row in rows]
