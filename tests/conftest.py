@@ -40,6 +40,17 @@ def _no_wake(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(runner, "WAKE", 0.0)
 
 
+@pytest.fixture(autouse=True)
+def _no_budget(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Drafters of engines in tests draft as much as they like: what pays hangs on clocks. `tests/test_budget.py` gives
+    engines budgets."""
+    from paceline.draft.base import UNLIMITED
+    from paceline.engine import engine
+
+    real = engine.Budget
+    monkeypatch.setattr(engine, "Budget", lambda *args: (real(*args), UNLIMITED)[1])
+
+
 @pytest.fixture(params=processor.LEVELS)
 def level(request: pytest.FixtureRequest) -> Iterator[str]:
     """Our kernels as on a processor of each level that this one has."""

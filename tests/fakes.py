@@ -1,4 +1,4 @@
-"""Fakes without weights: a target whose logits come from a table, and a detokenizer that spells tokens out.
+"""Fakes without weights: a target whose logits come from a table, a detokenizer that spells tokens out, and a clock.
 
     target = TableTarget(vocab_size=8, order=2, seed=1)
     engine = Engine(target, draft=...)
@@ -201,3 +201,14 @@ class Spelling:
 
     def flush(self) -> str:
         return self._utf8.decode(b"", final=True)
+
+
+class Restless:
+    """A clock whose seconds are random: prices that change all the time."""
+
+    def __init__(self) -> None:
+        self._rng, self._now = np.random.default_rng(0), 0.0
+
+    def __call__(self) -> float:
+        self._now += float(self._rng.choice([1e-4, 1e-3, 0.1]) * self._rng.random())
+        return self._now

@@ -19,6 +19,7 @@ from paceline.cli.prompts import Job
 from paceline.cli.show import CONTROLS, Screen
 from paceline.core.request import Delta, Row
 from paceline.core.sampling import SamplingParams
+from paceline.engine.budget import Budget
 from paceline.engine.engine import Engine
 from paceline.target.decoder import Decoder
 
@@ -33,6 +34,16 @@ def test_the_text_alone_is_on_standard_output_and_the_statistics_are_not(command
     assert shown.out.rstrip("\n") == record["text"].rstrip("\n")
     closing = r"40 new tokens in \d+ rounds, [\d.]+ mean accepted tokens, [\d.]+ tokens/s; max_tokens reached\n"
     assert re.fullmatch(closing, shown.err)
+
+
+@pytest.mark.parametrize(("flags", "budgets"), [((), 1), (("--no-budget",), 0)])
+def test_drafts_have_a_budget_unless_that_is_turned_off(
+    command: Command, tiny: Path, flags: tuple[str, ...], budgets: int, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    made = []
+    monkeypatch.setattr("paceline.engine.engine.Budget", lambda *args: made.append(args) or Budget(*args))
+    shown = command("generate", tiny, LOOPS, "--raw", "-n", 20, "--ignore-eos", "--draft", "auto", *flags)
+    assert (shown.code, len(made)) == (0, budgets)
 
 
 def test_json_is_one_object_and_says_how_the_answer_came_about(command: Command, tiny: Path) -> None:

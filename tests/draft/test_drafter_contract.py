@@ -22,20 +22,21 @@ from transformers import PreTrainedModel
 from paceline.core.request import Row
 from paceline.core.sampling import SamplingParams
 from paceline.core.tree import DraftTree
-from paceline.draft.base import Drafter
+from paceline.draft.base import UNLIMITED, Drafter
+from paceline.draft.cost import Prices, Table
 from paceline.draft.fallback import Fallback
-from paceline.draft.methods.auto import TRIALS, Auto
 from paceline.draft.methods.recycling import Recycling
 from paceline.draft.models import pending
 from paceline.draft.models.vocab import Vocabulary
 from paceline.draft.registry import by_request, create, describe, names
+from paceline.engine.budget import Budget
 from paceline.engine.engine import Engine
 from paceline.errors import MethodError, PacelineError
 from paceline.target.cache import RaggedCache
 from paceline.train.saving import save_vocabulary
 from tests import drafters, models, native
 from tests.draft.folders import SILENT, SPECS, Folders, specs
-from tests.draft.test_cost import times_of
+from tests.fakes import Restless
 from tests.plain import decode
 from tests.preempting import preempt_often
 
@@ -144,6 +145,15 @@ def test_greedy_text_is_the_targets_in_any_batch(folders: Folders, name: str, al
     assert tokens == expected(folders, params)
     may_copy = alone or drafter.weight_bytes
     assert drafted > 0 or not may_copy or name in (*SILENT, "past-answer")  # that has seen no answer yet
+
+
+@pytest.mark.parametrize("name", [*SPECS, *(f"{name}, tree" for name in MODELS), "auto", "sam"])
+def test_greedy_text_is_the_targets_however_prices_change(folders: Folders, name: str) -> None:
+    """Drafts are cut, or not asked for, by a clock that goes at random."""
+    engine = Engine(folders.target, made(folders, EVERY[name]), max_batch=2)
+    engine.budget = Budget(now=Restless())
+    params = replace(GREEDY, max_tokens=12)
+    assert [done.tokens for done in engine.generate(folders.prompts, params)] == expected(folders, params)
 
 
 @pytest.mark.parametrize("name", GUESSED)
@@ -351,7 +361,7 @@ RENEWED = {
     **{name: SPECS[name] for name in (*STATES, "model", "s2d", "mirror")},
     "mirror, early exit": EVERY["mirror, early exit"],
     "one after another": "kangaroo:{kangaroo},threshold=0.9+medusa:{medusa}",
-    "inside auto": "auto:kangaroo:{kangaroo},explore=0",
+    "inside auto": "auto:kangaroo:{kangaroo}",
 }
 
 
@@ -371,8 +381,6 @@ def test_with_new_weights_a_drafter_drafts_as_one_that_never_had_others(folders:
     (changed, plain), engines, drafted = renewed(folders), [], []
     for target in (folders.target, native.of(changed)):
         drafter = made(folders, RENEWED[name])
-        if isinstance(drafter, Auto):
-            drafter.times = times_of(round=1.0, token_after_0=0.01)
         target.weights_fingerprint, known = "", target.weights_fingerprint
         engines.append(Engine(target, drafter))
         target.weights_fingerprint = known
@@ -480,13 +488,13 @@ WITHIN = {name: spec.replace(",", ";") for name, spec in specs().items() if name
 
 @pytest.mark.parametrize("name", WITHIN)
 def test_inside_auto_a_drafter_is_asked_and_changes_no_answer(folders: Folders, name: str) -> None:
-    auto, drafted = made(folders, f"auto:{WITHIN[name]},explore=0"), 0
+    auto, drafted = made(folders, f"auto:{WITHIN[name]}"), 0
     params = replace(GREEDY, ignore_eos=True, max_tokens=12)
-    assert isinstance(auto, Auto)
-    auto.times = times_of(round=1.0, token_after_0=0.05)
-    for _ in range(2):  # some remember the first time
-        _, tokens, new = answered(folders, auto, params, max_batch=3)
-        assert tokens == expected(folders, params)
-        drafted += new
-    assert auto.candidates[-1].drafts > TRIALS, "it was not asked"
+    for given in (True, False, True):  # some remember the first time
+        engine = Engine(folders.target, auto, max_batch=3)
+        engine.budget = Budget(Table(Prices({"fixed": 1e-3, "node": 5e-5}), {})) if given else UNLIMITED
+        wishes = [replace(params, prediction=tuple(answer)) for answer in expected(folders, params)]
+        out = engine.generate(folders.prompts, wishes)
+        assert [done.tokens for done in out] == expected(folders, params)
+        drafted += sum(done.stats.draft_tokens for done in out)
     assert drafted or name in SILENT

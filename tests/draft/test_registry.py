@@ -251,14 +251,15 @@ def test_any_value_can_be_written(path: str, title: str) -> None:
     spec, sam = f"parrot:{quoted(path)},title={quoted(title)}", Part("sam", None, {})
     parrot = Part("parrot", path, {"title": title})
     assert [parse(part) for part in split(f"{spec} + sam+{spec}")] == [parrot, sam, parrot]
-    within = parse(f"auto:sam|{exchanged(spec, ',', ';')}|{exchanged(spec, ',', ';')},explore=0")
+    within = parse(f"auto:sam|{exchanged(spec, ',', ';')}|{exchanged(spec, ',', ';')},table=t")
     listed = [parse(exchanged(part, ";", ",")) for part in cut(str(within.checkpoint), r"\|")]
-    assert (listed, within.options) == ([sam, parrot, parrot], {"explore": "0"})
+    assert (listed, within.options) == ([sam, parrot, parrot], {"table": "t"})
 
 
 @pytest.mark.parametrize("path", ["runs/a+b", "a,b=c", 'a"b', "a|b;c", "c:\\d+e"])
 @pytest.mark.parametrize(
-    "spec", ["model:{0},draft=3", "sam+model:{0},draft=3", "model:{0},draft=3+sam", "auto:sam|model:{0};draft=3,seed=1"]
+    "spec",
+    ["model:{0},draft=3", "sam+model:{0},draft=3", "model:{0},draft=3+sam", "auto:sam|model:{0};draft=3,table=t"],
 )
 def test_a_path_in_quotes_is_the_path(spec: str, path: str) -> None:
     drafter = create(spec.format(quoted(path)))

@@ -11,10 +11,9 @@ from paceline.core.round import Round
 from paceline.core.tree import DraftTree
 from paceline.draft import registry
 from paceline.draft.base import Drafter
-from paceline.draft.methods.auto import Auto
 from paceline.draft.recording import Recording
 from paceline.errors import PacelineError
-from paceline.plugins.history import History, HostRow, OneAtATime, create_paced
+from paceline.plugins.history import History, HostRow, OneAtATime
 from paceline.workbench.walk import tokens_only
 from tests.drafters import TOKENS_ONLY
 
@@ -133,7 +132,7 @@ class Slow:
 
     def __init__(self, monkeypatch: pytest.MonkeyPatch):
         self.now = 0.0
-        monkeypatch.setattr("paceline.draft.methods.auto.perf_counter", lambda: self.now)
+        monkeypatch.setattr("paceline.plugins.history.perf_counter", lambda: self.now)
 
 
 def drafted(history: History, clock: Slow, node_ms: float, beside_ms: float = 0.0) -> float:
@@ -174,10 +173,4 @@ def test_drafts_are_as_long_as_it_pays(monkeypatch: pytest.MonkeyPatch) -> None:
 def test_rounds_with_prompts_beside_them_do_not_count(monkeypatch: pytest.MonkeyPatch) -> None:
     clock, history = Slow(monkeypatch), History("sam", FACTS, 16)
     drafted(history, clock, 0.1, beside_ms=500)
-    assert history.auto.times.seconds(4, 8, 3) == pytest.approx(0.0108, rel=0.1)
-
-
-def test_only_copied_drafts_are_cut() -> None:
-    assert isinstance(create_paced("sam+prompt-lookup", VOCAB), Auto)
-    for spec in ("recycling", "jacobi", "auto:sam"):
-        assert type(create_paced(spec, VOCAB)) is type(registry.create(spec))
+    assert history.budget.prices.seconds(4, 4, 1000) == pytest.approx(0.0108, rel=0.1)

@@ -76,8 +76,9 @@ def create_contestants(setting: Setting) -> list[Contestant]:
     benchmark, target, tokenizer = setting.benchmark, setting.target, setting.tokenizer
     drafts = list(dict.fromkeys([BASELINE, *benchmark.drafts]))
     if benchmark.schedules:
-        return list(scheduled_contestants(drafts, benchmark.schedules, benchmark.batches, target, tokenizer))
-    ours = [Ours(spec, target, tokenizer, batch=benchmark.options.batch) for spec in drafts]
+        schedules, batches, budget = benchmark.schedules, benchmark.batches, benchmark.budget
+        return list(scheduled_contestants(drafts, schedules, batches, target, tokenizer, budget))
+    ours = [Ours(spec, target, tokenizer, batch=benchmark.options.batch, budget=benchmark.budget) for spec in drafts]
     return [*ours, *(_peer(spec, setting) for spec in dict.fromkeys(benchmark.peers))]
 
 
@@ -140,6 +141,7 @@ def identity(setting: Setting, contestants: Sequence[Contestant]) -> dict[str, A
             "template": benchmark.template,
             **(contest if benchmark.schedules else {}),
             **({"exact": True} if benchmark.exact else {}),
+            **({} if benchmark.budget else {"budget": False}),
             "methods": [contestant.name for contestant in contestants],
         },
         "machine": machine(setting.environment()),

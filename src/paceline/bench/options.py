@@ -60,7 +60,8 @@ class Benchmark:
     template   the chat template, as for replay; None: the tokenizer's own.
     exact      our answers are bit-identical with any drafter and in any batch, as `Engine(exact=True)`;
                None: where that costs no time.
-    activations  as in `load`."""
+    activations  as in `load`.
+    budget     our drafters draft as much as pays; False: as much as they like, as in their papers."""
 
     model: str = ""
     drafts: Sequence[str] = ()
@@ -81,5 +82,6 @@ class Benchmark:
     device: str = "auto"
     exact: bool | None = None
     activations: int | None = None
+    budget: bool = True
     schedules: Sequence[str] = ()
     batches: Sequence[int] = (1,)

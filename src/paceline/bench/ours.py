@@ -40,8 +40,9 @@ class Ours(Contestant):
 
     engine: Engine
 
-    def __init__(self, spec: str, target: Target, tokenizer: Tokenizer, *, batch: int):
+    def __init__(self, spec: str, target: Target, tokenizer: Tokenizer, *, batch: int, budget: bool = True):
         super().__init__(spec, target_bytes=target.weight_bytes)
+        self.budget = budget
         self.target, self.tokenizer, self.batch, self.spec = target, tokenizer, batch, spec
 
     @property
@@ -53,12 +54,13 @@ class Ours(Contestant):
         self.lossless = all(getattr(part, "lossless", "not stated") == "yes" for part in self._parts)
         self._weigh()
         options = {part.name: _options(part) for part in self._parts}
-        self.settings = {"engine": f"paceline {__version__}", "drafter": options}
+        self.settings = {"engine": f"paceline {__version__}", "drafter": options, "budget": self.budget}
 
     def forget(self) -> None:
         # Every prompt is run whole: repetitions and the other contestants compute the same.
         drafter = create(self.spec)
-        self.engine = Engine(self.target, drafter, max_batch=self.batch, tokenizer=self.tokenizer, reuse=False)
+        options = {"max_batch": self.batch, "budget": self.budget, "reuse": False}
+        self.engine = Engine(self.target, drafter, tokenizer=self.tokenizer, **options)
 
     def close(self) -> None:
         vars(self).pop("engine", None)
@@ -145,8 +147,9 @@ def mixed_groups(questions: Sequence[tuple[Question, int]], batches: Sequence[in
 
 
 def scheduled_contestants(
-    drafts: Sequence[str], schedules: Sequence[str], batches: Sequence[int], target: Target, tokenizer: Tokenizer
-) -> list[Ours]:
+    drafts: Sequence[str], schedules: Sequence[str], batches: Sequence[int], target: Target, tokenizer: Tokenizer,
+    budget: bool = True,
+) -> list[Ours]:  # fmt: skip
     """Every drafter with every schedule at every batch size, and plain batched decoding.
 
     drafts: specs, plain decoding among them."""
@@ -154,7 +157,8 @@ def scheduled_contestants(
     for batch in batches:
         for schedule in schedules:
             fit = fitted(target, create_schedule(schedule, batch, PREFILL_CHUNK))
-            contestants += [Scheduled(spec, schedule, batch, fit, tokenizer) for spec in drafts if spec != BASELINE]
+            own = [spec for spec in drafts if spec != BASELINE]
+            contestants += [Scheduled(spec, schedule, batch, fit, tokenizer, budget) for spec in own]
         if batch > 1:
             contestants.append(Scheduled(BASELINE, "ragged", batch, target, tokenizer))
     return contestants
@@ -184,8 +188,10 @@ class Counted:
 class Scheduled(Ours):
     """A drafter with a schedule and a batch size. target: one that the schedule can run on."""
 
-    def __init__(self, drafter: str, schedule: str, batch: int, target: Target, tokenizer: Tokenizer):
-        super().__init__(drafter, target, tokenizer, batch=batch)
+    def __init__(
+        self, drafter: str, schedule: str, batch: int, target: Target, tokenizer: Tokenizer, budget: bool = True
+    ):
+        super().__init__(drafter, target, tokenizer, batch=batch, budget=budget)
         self.name, self.drafter, self.schedule = f"{drafter} {schedule} {batch}", drafter, schedule
 
     def open(self) -> None:
@@ -195,8 +201,8 @@ class Scheduled(Ours):
 
     def forget(self) -> None:
         seen = self._counted = Counted(create_schedule(self.schedule, self.batch, PREFILL_CHUNK), self.batch)
-        drafter, tokenizer = create(self.spec), self.tokenizer
-        self.engine = Engine(self.target, drafter, max_batch=self.batch, schedule=seen, tokenizer=tokenizer)
+        options = {"max_batch": self.batch, "schedule": seen, "budget": self.budget, "tokenizer": self.tokenizer}
+        self.engine = Engine(self.target, create(self.spec), **options)
 
     def answer(self, prompts: Sequence[Sequence[int]], ask: Ask) -> list[Reply]:
         before = self._counts()

@@ -54,6 +54,7 @@ def bench(
     threads: options.Threads = None,
     exact: options.Exact = None,
     activations: options.Activations = None,
+    budget: options.Budget = True,
     as_json: options.AsJson = False,
 ) -> int:
     """Measure drafters and other engines: same model, same prompts, one run.
@@ -101,6 +102,7 @@ def bench(
         device=device,
         exact=exact,
         activations=activations,
+        budget=budget,
     )
     with Interrupt() as interrupt, Steps("starting", unit="answers") as steps:
 

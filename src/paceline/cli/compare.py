@@ -22,6 +22,7 @@ from paceline.bench.runner import Runner, grouped
 from paceline.bench.suites import Question
 from paceline.cli.drive import Answer, Interrupt, Refused, Watch, drive, ignore, warm_up
 from paceline.cli.prompts import Job
+from paceline.draft.base import UNLIMITED
 from paceline.engine.engine import Engine
 from paceline.workbench.contestant import Ask, Contestant, Reply
 
@@ -55,6 +56,7 @@ class Driven(Contestant):
         if self.answers or not self._first:
             like, size = self.like, self.like.max_batch
             options: dict[str, Any] = {"tokenizer": like.tokenizer, "schedule": self.schedule, "reuse": False}
+            options["budget"] = like.budget is not UNLIMITED
             self.engine = Engine(like.target, self.draft, max_batch=size, **options)
         warm_up(self.engine)
         self.answers.append({})

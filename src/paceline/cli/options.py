@@ -61,6 +61,8 @@ Activations = Annotated[
         "are those of the same weights in float32, but for rare near-ties. [default: 16 where it costs little time]",
     ),
 ]
+BUDGET = "Draft as much as pays, by measured times; --no-budget: as much as the drafter likes."
+Budget = Annotated[bool, typer.Option("--budget/--no-budget", help=BUDGET)]
 Exact = Annotated[bool | None, typer.Option("--exact/--no-exact", help=EXACT)]
 RAY = "Share the work out over a Ray cluster: that of RAY_ADDRESS or of this machine, else a new one; local: a new one."
 Ray = Annotated[str | None, typer.Option("--ray", metavar="[ADDRESS]", help=RAY)]
@@ -138,6 +140,7 @@ class EngineOptions:
     prefix_cache_size: PrefixCacheSize = "8GB"
     exact: Exact = None
     activations: Activations = None
+    budget: Budget = True
 
     def open(self, model: str, draft: str | Drafter, **more: Any) -> Engine:
         """The engine. more: others of `Engine`."""

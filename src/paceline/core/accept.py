@@ -39,13 +39,22 @@ class Accepted:
 
     path      accepted nodes, root first; tokens[i] is the token decided at path[i].
     tokens    the new tokens: those of path[1:], then the target's own. Empty for a row still in its prompt.
-    logprobs  one entry for each of `tokens` if the request wants them, else None.
-    error     why no token could be decided; then path and tokens do not count."""
+    logprobs  one entry for each of `tokens` if the request wants them, else None."""
 
     path: list[int]
     tokens: list[int]
     logprobs: list[sampling.TokenLogprob] | None = None
-    error: Exception | None = None
+
+
+@dataclass(slots=True)
+class Failed:
+    """Why a row gained nothing in a round, and ends."""
+
+    error: BaseException
+
+
+Outcome = Accepted | Failed
+"""What became of a row in a round."""
 
 
 class Cursor(NamedTuple):
@@ -115,33 +124,36 @@ TOKENWISE = Lossless(block=False)
 
 def accept(
     requests: Sequence[Request], trees: Sequence[DraftTree], logits: Sequence[torch.Tensor], rule: Rule = LOSSLESS,
-) -> list[Accepted]:  # fmt: skip
+) -> list[Outcome]:  # fmt: skip
     """Decide every row of a round. logits[i] [len(trees[i]), V]: the target's prediction after each node.
 
-    A row whose logits are no numbers, or whose request allows no token, gets the error; the others are not affected."""
+    A row whose logits are no numbers, or whose request allows no token, fails; the others are not affected."""
+    failed: dict[int, Failed] = {}
     cursors = [Cursor(*of_row, Accepted([0], [])) for of_row in zip(requests, trees, logits, strict=True)]
     active = cursors
     if cursors and rule is LOSSLESS and sampling.on_accelerator(cursors[0].logits):
         active = _greedy_at_once(cursors)
     while active:
-        active = [w for group in _alike(active) for w in _decide(rule, group)]
+        active = [w for group in _alike(active) for w in _decide(rule, group, failed)]
     for cursor in cursors:
-        if cursor.request.params.logprobs is not None and cursor.done.error is None:
+        if cursor.request.params.logprobs is not None and id(cursor.done) not in failed:
             path, tokens = cursor.done.path, cursor.done.tokens
             scores = cursor.logits[path[: len(tokens)]]
             scores = scores if sampling.is_compiled(scores) else scores.double()
             cursor.done.logprobs = sampling.token_logprobs(scores, tokens, cursor.request.params.logprobs)
-    return [w.done for w in cursors]
+    return [failed.get(id(w.done), w.done) for w in cursors]
 
 
-def _decide(rule: Rule, cursors: Sequence[Cursor]) -> list[Cursor]:
-    """One step of rows that are decided alike. If it fails, each row is decided alone, and gets its own error."""
+def _decide(rule: Rule, cursors: Sequence[Cursor], failed: dict[int, Failed]) -> list[Cursor]:
+    """One step of rows that are decided alike. If it fails, each row is decided alone, and has its own error.
+
+    failed  by the identity of a cursor's `done`, added to."""
     try:
         return rule.decide(cursors)
     except PacelineError as error:
         if len(cursors) > 1:
-            return [stepped for w in cursors for stepped in _decide(rule, [w])]
-        cursors[0].done.error = error
+            return [stepped for w in cursors for stepped in _decide(rule, [w], failed)]
+        failed[id(cursors[0].done)] = Failed(error)
         return []
 
 

@@ -1,4 +1,4 @@
-"""Round: what the target ran for each row, its verdict, and what was accepted."""
+"""Plan and Round: what the target is to run for each row; its verdict, and what was accepted."""
 
 from __future__ import annotations
 
@@ -8,7 +8,7 @@ from itertools import accumulate, pairwise
 
 import torch
 
-from paceline.core.accept import Accepted
+from paceline.core.accept import Accepted, Outcome
 from paceline.core.request import Row
 from paceline.core.sampling import token_logprobs
 from paceline.core.segment import Segment, Verdict
@@ -17,33 +17,52 @@ from paceline.errors import MethodError
 
 
 @dataclass(eq=False)
-class Round:
-    """One turn of the loop. Index i of every list is about the same row.
+class Plan:
+    """What the target is to run in one turn of the loop. Index i of every list is about the same row.
 
     trees     each row's draft, cut to the length that it has left; the root alone where nothing was drafted.
-    segments  what the target runs for each row: its tree, or a piece of its prompt.
-    verdict   the target's forward over `segments`; None before it.
-    accepted  what was accepted of each tree; empty before acceptance.
-    places    the rows' numbers in the verdict, which may be on more rows; empty: it is on these."""
+    segments  what the target runs for each row: its tree, or a piece of its prompt."""
 
     rows: list[Row]
     trees: list[DraftTree]
     segments: list[Segment]
-    verdict: Verdict | None = None
-    accepted: list[Accepted] = field(default_factory=list)
-    places: Sequence[int] = ()
-    _committed: dict[tuple[int, int], torch.Tensor] = field(default_factory=dict, repr=False)
 
     def __len__(self) -> int:
         return len(self.rows)
 
     def is_prompt(self, i: int) -> bool:
-        """Whether row i ran a piece of its prompt; its tree is then the piece's last token alone."""
+        """Whether row i runs a piece of its prompt; its tree is then the piece's last token alone."""
         return self.segments[i].is_prompt
 
     def is_from(self, i: int, drafter: object) -> bool:
         """Whether row i's tree is one that `drafter` proposed in this round."""
         return self.trees[i].owner is drafter
+
+    def spans(self) -> list[slice]:
+        """Where each row's nodes lie among the packed nodes of the forward: `hidden[spans[i]]` of `on_layer`."""
+        ends = accumulate((segment.num_run for segment in self.segments), initial=0)
+        return [slice(begin, end) for begin, end in pairwise(ends)]
+
+
+@dataclass(eq=False)
+class Round(Plan):
+    """What was run, for the rows that did not fail, and what was accepted of it.
+
+    verdict   the target's forward; None where there was none, as in a recording.
+    accepted  what was accepted of each tree.
+    places    the rows' numbers in the verdict, which may be on more rows; empty: it is on these."""
+
+    verdict: Verdict | None = None
+    accepted: list[Accepted] = field(default_factory=list)
+    places: Sequence[int] = ()
+    _committed: dict[tuple[int, int], torch.Tensor] = field(default_factory=dict, repr=False)
+
+    @classmethod
+    def of(cls, plan: Plan, verdict: Verdict | None, outcomes: Sequence[Outcome]) -> Round:
+        """What became of a plan, without the rows that failed."""
+        alive = [i for i, outcome in enumerate(outcomes) if isinstance(outcome, Accepted)]
+        whole = cls(plan.rows, plan.trees, plan.segments, verdict, outcomes)  # type: ignore[arg-type]
+        return whole if len(alive) == len(plan) else whole.only(alive)
 
     def logits(self, i: int) -> torch.Tensor:
         """Logits of the nodes of row i's tree, [n, V]; [0, V] before the end of a prompt."""
@@ -69,11 +88,6 @@ class Round:
             self._committed[i, layer] = states[: len(path)] if is_chain else states[path]
         return self._committed[i, layer]
 
-    def spans(self) -> list[slice]:
-        """Where each row's nodes lie among the packed nodes of the forward: `hidden[spans[i]]` of `on_layer`."""
-        ends = accumulate((segment.num_run for segment in self.segments), initial=0)
-        return [slice(begin, end) for begin, end in pairwise(ends)]
-
     def only(self, indices: Sequence[int]) -> Round:
         """The round with the rows at `indices` alone."""
         rows, trees, segments = ([of_rows[i] for i in indices] for of_rows in (self.rows, self.trees, self.segments))
@@ -95,7 +109,7 @@ class Round:
         return self.verdict
 
 
-def score_prompts(plan: Round, verdict: Verdict) -> Verdict:
+def score_prompts(plan: Plan, verdict: Verdict) -> Verdict:
     """Give rows the log-probabilities of their prompts' tokens; return the verdict on what decides new tokens alone."""
     deciding = [slice(*verdict.logits_at[s : s + 2]) for s in range(len(plan))]
     for i, (row, segment) in enumerate(zip(plan.rows, plan.segments, strict=True)):

@@ -234,7 +234,8 @@ class RowRandom:
     """The randomness of one row: `emit` for the tokens the target draws, `free` for everything else.
 
     The noise of the token at output position i depends on the seed and i alone. So with point-mass drafts a seed gives
-    exactly the tokens of plain sampling. With drawn drafts the tokens also depend on where the row's rounds begin.
+    exactly the tokens of plain sampling. With drawn drafts the tokens also depend on where the row's rounds begin:
+    `free` begins anew with each round, the drafter draws first, and acceptance goes on where it stopped.
 
     Every random decision is `choose`, `keep` or `draft`, so that a test double can follow every branch."""
 

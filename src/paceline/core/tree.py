@@ -108,6 +108,12 @@ class DraftTree:
                 children[above].append(child)
         return children
 
+    @property
+    def may_be_cut(self) -> bool:
+        """Whether nodes may be left out now that it was drafted: no token was drawn, and no state of a node is
+        needed."""
+        return self.draft_probs is None and self.probe is None and self.hidden is None
+
     def children(self, node: int) -> list[int]:
         """Nodes drafted directly after `node` that may be accepted (no probes), in the order they were drawn."""
         return self._children[node]

@@ -10,18 +10,23 @@ A new drafter is one file with one class:
 
 from __future__ import annotations
 
-from collections.abc import Sequence
-from typing import Any, ClassVar
+from collections.abc import Callable, Sequence
+from math import inf
+from time import perf_counter
+from typing import TYPE_CHECKING, Any, ClassVar
 
 import numpy as np
 import torch
 
-from paceline.core.accept import Rule
+from paceline.core.accept import Accepted, Rule
 from paceline.core.request import Request
-from paceline.core.round import Round
+from paceline.core.round import Plan, Round
 from paceline.core.tree import DraftTree, IntArray
 from paceline.errors import RowError
 from paceline.target.base import Facts, Needs
+
+if TYPE_CHECKING:
+    from paceline.draft.cost import Table
 
 
 class Drafter:
@@ -38,11 +43,17 @@ class Drafter:
     acceptance      the acceptance rule of its options, used if the engine is given none; None: the lossless one.
     eos_token_ids   the target's end tokens, from `bind`.
     prefill_tokens  prompt tokens that this round's forward runs with the drafts, from `begin_round`.
+    budget          whom a drafter that asks others asks them through, from `begin_round`.
+    price_table     after `bind`: prices of rounds that its options give; None: they are learnt.
     notes           after `bind`: lines that a user should read.
 
     The engine calls `bind`, then `start(row)`; each round `begin_round`, `propose(rows)` and `observe(round)`; at
     the end `drop(row)`, for every row that was started, also if `start` or `propose` failed. It calls `restart(row)`
-    when a row has lost its place in the cache and is run again. Row ids are unique in an engine."""
+    when a row has lost its place in the cache and is run again. Row ids are unique in an engine.
+
+    A drafter that draws tokens draws them with `row.random.draft(q)` and hands q over in `DraftTree.draft_probs`, with
+    every token drawn; then acceptance takes the next numbers of the same stream. One that draws elsewhere derives a
+    seed of its own from the row's."""
 
     name: str = ""
     lossless: str = "not stated"
@@ -55,6 +66,8 @@ class Drafter:
     acceptance: Rule | None = None
     eos_token_ids: Sequence[int] = ()
     prefill_tokens: int = 0
+    budget: Unlimited
+    price_table: Table | None = None
     notes: Sequence[str] = ()
 
     def bind(self, target: Facts) -> None:
@@ -76,9 +89,9 @@ class Drafter:
     def start(self, row: Request) -> None:
         """A row joins; `row.tokens` is its prompt."""
 
-    def begin_round(self, prefill_tokens: int) -> None:
-        """A round begins. Its forward will also run `prefill_tokens` prompt tokens."""
-        self.prefill_tokens = prefill_tokens
+    def begin_round(self, prefill_tokens: int, budget: Unlimited | None = None) -> None:
+        """A round begins. Its forward will also run `prefill_tokens` prompt tokens; `budget` has its prices."""
+        self.prefill_tokens, self.budget = prefill_tokens, budget or UNLIMITED
 
     def draft(self, row: Request) -> DraftTree:
         """A tree for one row that may have a draft, for methods that draft row by row. Others override `propose`."""
@@ -93,7 +106,7 @@ class Drafter:
     def observe(self, round: Round) -> None:
         """Called after a round: `row.tokens` ends with its new tokens. Rows that failed in the round are not in it."""
 
-    def on_layer(self, layer: int, hidden: torch.Tensor, round: Round) -> None:
+    def on_layer(self, layer: int, hidden: torch.Tensor, round: Plan) -> None:
         """Called during the forward, if `needs.callback_layer` is set, when `layer` layers are done.
 
         hidden  [N, H], the states of all nodes of the round; those of row i are `hidden[round.spans()[i]]`."""
@@ -133,6 +146,49 @@ class Drafter:
             return self.draft(row) if row.max_draft > 0 else DraftTree.root(row.last_token)
         except Exception as error:
             raise RowError(row.id) from error
+
+
+class Unlimited:
+    """Asks drafters for drafts, where nothing is known of prices: all of them for every row, and as much as they like.
+
+    `paceline.engine.budget.Budget` knows what rounds cost and how far drafts stand, and asks for what pays. Drafters
+    that ask others (`parts`) do so through `Drafter.budget`, so that each part has a price of its own. Whoever runs the
+    loop calls `begin`, `ask`, `cut` and `observe` in a round, and `drop` when a row leaves."""
+
+    now: Callable[[], float] = staticmethod(perf_counter)
+
+    def begin(self, rows: Sequence[Request]) -> None:
+        """A round of `rows` begins, which are decoding."""
+
+    def ask(self, drafter: Drafter, rows: Sequence[Request]) -> list[DraftTree]:
+        """What `drafter` proposes for each of `rows`; the root alone for rows for which it is not asked."""
+        return stamp(drafter.propose(rows), drafter)
+
+    def gain(self, drafter: Drafter, row: Request) -> float:
+        """Tokens, beyond their price, that a draft of `drafter` is expected to bring; decided by earlier rounds."""
+        return inf
+
+    def value(self, tree: DraftTree, row: Request) -> float:
+        """The same of a draft that is there."""
+        return inf
+
+    def cut(self, rows: Sequence[Request], trees: Sequence[DraftTree]) -> list[DraftTree]:
+        """The trees to verify: `trees`, or less of those that are point masses."""
+        return list(trees)
+
+    def observe(
+        self, rows: Sequence[Request], trees: Sequence[DraftTree], accepted: Sequence[Accepted], seconds: float | None
+    ) -> None:
+        """What was accepted of the trees of the rows that did not fail.
+
+        seconds  of the forward and of acceptance; None: something else ran at the same time."""
+
+    def drop(self, row: Request) -> None:
+        """Forget a row."""
+
+
+UNLIMITED = Unlimited()
+Drafter.budget = UNLIMITED
 
 
 class View:

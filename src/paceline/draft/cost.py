@@ -1,14 +1,16 @@
-"""The time of a round on this machine, and the drafted nodes that pay: for auto, tree=auto and tune.
+"""What a round takes on this machine.
 
-`RoundTimes` learns times as rounds run, `time_forwards` measures some beforehand; `choose` cuts the drafts of a batch,
-`best_size` and `best_sizes` say how large drafts should be."""
+`Prices` are learnt as rounds run, or read from a `Table` of `paceline tune`; the engine's budget and `auto` go by them.
+`time_forwards` measures forwards beforehand, for `tree=auto`: `best_size` and `best_sizes` say how large such a tree
+should be."""
 
 from __future__ import annotations
 
 from collections import Counter
 from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass, field
 from heapq import nlargest
-from itertools import accumulate, pairwise
+from itertools import accumulate
 from pathlib import Path
 from time import perf_counter
 from typing import Any
@@ -24,15 +26,7 @@ from paceline.target.base import Facts, Target
 
 Floats = NDArray[np.float64]
 
-BREAKPOINTS = (0, 6, 12, 48)  # nodes at which a node's price may change: 6 tokens may cost as much as 1
-NODE_PRICE = 0.02  # Prior of a node's price, as a share of a round. Low, so that drafts are tried.
-DEVIATION = 0.05  # standard deviation of a term's prior, as a share of a round
-FIRST_NODE_DEVIATION = 1.0
-"""The same for the first drafted node: one row may have a kernel of its own, and two rows take twice as long."""
-LEAST_NOISE = 1e-3  # least variance of a round's time, relative to it
-FIT_EVERY = 32  # rounds between two fits; the first ones come sooner
-FADE = 0.9  # factor on the weight of earlier rounds at every fit
-SPIKE = 2.0  # a round counts as at most SPIKE times its prediction: another process ran, or a kernel was compiled
+INSTANT = 1e-9  # seconds that a round takes at least
 MOST = 4096  # nodes up to which curves are computed
 SIZES = (1, 2, 4, 8, 16, 32, 64)  # nodes of the trees that `time_forwards` runs, the root included
 REPEATS = 4
@@ -41,161 +35,120 @@ DEFAULT_SIZE = 16  # drafted nodes a row if forwards cannot be timed: the target
 
 
 class RoundTimes:
-    """Seconds of a round by its rows and nodes, learned as rounds run, or given. A round takes
+    """Seconds of forwards by their nodes: linear between `seconds`, by number of nodes; constant before the first, and
+    after the last with the slope of the last two, if it rises. None: unknown."""
 
-        fixed + row * rows + sum of slope_j * max(0, tokens - breakpoint_j) + prompt_token * (prompt tokens)
-        + rows * (pad * widest + uneven, if any row has a draft) + experts * touched
-
-    seconds; tokens are the nodes of all rows and the prompt tokens of the same forward. Products over few tokens take
-    the time of reading the weights, over many that of computing; attention pads the rows of a batch to the widest, and
-    is simpler where all rows have one node. A mixture of experts reads those that its tokens choose, of which more and
-    more were chosen before: touched is (1 - (1 - expert_share) ** tokens) / expert_share, 1 for one token. The terms,
-    none below 0, are fitted by least squares of relative errors, with a prior because a batch that never drafted shows
-    no cost of nodes. The length of the context is not a term: learned times follow it, and a table is right for about
-    the context it was measured with.
-
-    fade          factor on the weight of earlier rounds at every fit.
-    expert_share  of the experts, those that one token chooses; 0.0: there are none, and no such term.
-    is_fixed      nothing is learned any more. With a table and a seed, every choice of `auto` repeats.
-    drafting      times of drafters, by name.
-    names         of the terms in files."""
-
-    def __init__(self, fade: float = FADE, breakpoints: Sequence[int] = BREAKPOINTS, expert_share: float = 0.0) -> None:
-        self.fade, self.expert_share, self.is_fixed = fade, expert_share, False
-        self.drafting: dict[str, DraftTimes] = {}
-        self._breakpoints = breakpoints
-        slopes = [f"token_after_{breakpoint}" for breakpoint in breakpoints]
-        experts = ["experts"] if expert_share else []
-        self.names = ("round", "row", *slopes, *experts, "row_times_widest", "row_if_uneven", "prompt_token")
-        self._terms = np.zeros(len(self.names))
-        self._products = np.zeros((len(self._terms), len(self._terms)))
-        self._targets = np.zeros(len(self._terms))
-        self._new: list[tuple[int, int, int, int, float]] = []
-        self._rounds = 0
-        self._weight = 0.0  # of all rounds that were fitted
-        self._curves: dict[int, Floats] = {}
+    def __init__(self, seconds: Mapping[int, float] | None = None) -> None:
+        self._curve = np.zeros(MOST + 1)
+        self.known = seconds is not None
+        if seconds:
+            sizes = sorted(seconds)
+            taken = [seconds[size] for size in sizes]
+            nodes = np.arange(MOST + 1)
+            last = sizes[-2:]
+            slope = (seconds[last[-1]] - seconds[last[0]]) / max(last[-1] - last[0], 1)
+            self._curve = np.interp(nodes, sizes, taken) + max(slope, 0.0) * np.maximum(nodes - sizes[-1], 0)
 
     @classmethod
     def of_forwards(cls, seconds: Mapping[int, float]) -> RoundTimes:
-        """Fixed times, linear between `seconds`, a forward's by its number of nodes; constant before the first, and
-        after the last with the slope of the last two, if it rises."""
-        sizes = sorted(seconds)
-        times = cls(breakpoints=sizes)
-        slopes = [(seconds[b] - seconds[a]) / (b - a) for a, b in pairwise(sizes)]
-        slopes.append(max(slopes[-1], 0.0) if slopes else 0.0)
-        times._terms[0] = seconds[sizes[0]]
-        times._terms[2 : 2 + len(sizes)] = np.diff(slopes, prepend=0.0)
-        times.is_fixed = True
-        return times
+        """From `seconds`, a forward's by its number of nodes."""
+        return cls(seconds)
+
+    def of(self, rows: int) -> Floats:
+        """Seconds by nodes, 0 to MOST; the same for any number of rows."""
+        return self._curve
+
+
+class Prices:
+    """Seconds of a round, learnt as rounds run:
+
+        fixed + row * rows + draft, if any row has one, + node * drafted nodes + context * thousands of cached tokens
+
+    The terms, none below 0, are fitted by least squares of relative errors. Earlier rounds fade, because machines drift
+    and neighbours come and go; terms of which the last rounds say nothing stay what they were, as shares of a round.
+    `draft` is a term because one token may have a kernel of its own, and two take twice as long.
+
+    given    the terms, in seconds by name; then nothing is learnt. None: they are learnt.
+    fade     factor on the weight of earlier rounds at every fit.
+    largest  drafted nodes of the largest round so far: beyond twice as many, the terms are a guess."""
+
+    NAMES = ("fixed", "row", "draft", "node", "context")
+    PRIOR = np.array([1.0, 0.0, 0.0, 0.02, 0.0])
+    """Of the terms before any is known, as shares of a round: low, so that drafts are tried."""
+    DEVIATIONS = np.array([10.0, 0.1, 0.5, 0.05, 0.05])
+    """Of a term from what was known of it, as shares of a round."""
+    NOISE = 0.1  # of a round's time, relative
+    FIT_EVERY = 8  # rounds between two fits; the first ones come sooner
+    SPIKE = 2.0  # a round counts as at most SPIKE times its prediction: another process ran
+
+    def __init__(self, given: Mapping[str, float] | None = None, fade: float = 0.95) -> None:
+        self.fade = fade
+        self.is_fixed, self.largest = given is not None, 0
+        self._terms = np.array([(given or {}).get(name, 0.0) for name in self.NAMES])
+        self._list: list[float] = self._terms.tolist()
+        self._products = np.zeros((len(self.NAMES), len(self.NAMES)))
+        self._targets = np.zeros(len(self.NAMES))
+        self._new: list[tuple[list[float], float]] = []
+        self._shapes: set[tuple[int, int]] = set()
+        self._count = 0
 
     @property
     def known(self) -> bool:
-        """Whether any round was timed."""
-        return bool(self._terms.any())
+        """Whether rounds were timed."""
+        return any(self._list)
 
     @property
-    def pad(self) -> float:
-        """Seconds for each row and each node of the widest row."""
-        return float(self._terms[-3])
+    def terms(self) -> dict[str, float]:
+        """Seconds by name."""
+        return dict(zip(self.NAMES, self._list, strict=True))
 
-    @property
-    def uneven(self) -> float:
-        """Seconds for each row as soon as one of them has a draft."""
-        return float(self._terms[-2])
+    def seconds(self, rows: int, nodes: int, context: int = 0) -> float:
+        """Seconds of a round of `rows` rows with `nodes` drafted nodes, and `context` tokens in their caches."""
+        return sum(term * factor for term, factor in zip(self._list, _factors(rows, nodes, context), strict=True))
 
-    def of(self, rows: int) -> Floats:
-        """Seconds of rounds of `rows` rows by their tokens, 0 to MOST, without `pad` and `uneven`."""
-        curve = self._curves.get(rows)
-        if curve is None:
-            tokens = np.arange(MOST + 1)
-            curve = self._terms[0] + self._terms[1] * rows + np.zeros(MOST + 1)
-            for term, factor in zip(self._terms[2:-3], self._by_tokens(tokens), strict=True):
-                curve += term * factor
-            self._curves[rows] = curve
-        return curve
-
-    def _by_tokens(self, tokens: NDArray[Any]) -> list[Floats]:
-        """The factors of the terms that hang on the number of tokens."""
-        hinges = [np.maximum(tokens - breakpoint, 0) for breakpoint in self._breakpoints]
-        share = self.expert_share
-        return [*hinges, (1 - (1 - share) ** tokens) / share] if share else hinges
-
-    def slope(self, rows: int, tokens: int) -> float:
-        """Seconds of one more node, without `pad`."""
-        curve, at = self.of(rows), min(tokens, MOST - 1)
-        return float(curve[at + 1] - curve[at])
-
-    def seconds(self, rows: int, nodes: int, widest: int, prompt: int = 0) -> float:
-        """Seconds of one round. widest: nodes of its largest row; prompt: prompt tokens of the same forward."""
-        tokens = min(nodes + prompt, MOST)
-        padded = rows * (self.pad * widest + (self.uneven if widest > 1 else 0.0))
-        return float(self.of(rows)[tokens]) + padded + float(self._terms[-1]) * prompt
-
-    def usual(self, rows: int, nodes: int, widest: int, prompt: int, seconds: float) -> float:
-        """`seconds`, but at most SPIKE times the expected time of a round of this shape."""
-        return min(seconds, SPIKE * self.seconds(rows, nodes, widest, prompt)) if self.known else seconds
-
-    def note(self, rows: int, nodes: int, widest: int, prompt: int, seconds: float) -> None:
-        """Learn from a round of this shape, which took `seconds`."""
-        if self.is_fixed:
+    def note(self, rows: int, nodes: int, context: int, seconds: float) -> None:
+        """A round of this shape took `seconds`. The first of a shape does not count: it may have compiled something."""
+        shape = rows, nodes.bit_length()
+        if self.is_fixed or shape not in self._shapes:
+            self._shapes.add(shape)
             return
-        self._new.append((rows, nodes, widest, prompt, seconds))
-        if len(self._new) >= min(FIT_EVERY, max(self._rounds, 4)):
+        self.largest = max(self.largest, nodes)
+        self._count += 1
+        self._new.append((_factors(rows, nodes, context), seconds))
+        if self.known:
+            enough = min(self._count // 4, self.FIT_EVERY)
+        else:  # two rounds that tell drafting from plain decoding, or more
+            enough = 2 if len({factors[3] > 0 for factors, _ in self._new}) == 2 else self.FIT_EVERY
+        if len(self._new) >= enough:
             self.fit()
 
     def fit(self) -> None:
         """Work the rounds since the last fit into the terms."""
         if not self._new:
             return
-        rounds = np.array(self._new, float)
+        factors, seconds = np.array([of for of, _ in self._new]), np.array([took for _, took in self._new])
         self._new.clear()
-        seconds = rounds[:, -1]
-        features = self._features(*rounds.T[:-1])
-        usual = features @ self._terms if self.known else np.full(len(rounds), np.median(seconds))
-        seconds = np.minimum(seconds, SPIKE * usual)
-        relative = features / seconds[:, None]
+        seconds, plain = np.maximum(seconds, INSTANT), factors[:, 3] == 0
+        if self.known and plain.any():  # the machine is so much slower by now; drafts will be, too
+            drift = float(np.median(seconds[plain] / np.maximum(factors[plain] @ self._terms, INSTANT)))
+            drift = min(max(drift, 1 / self.SPIKE), self.SPIKE)
+            self._terms, self._targets, self._products = (
+                self._terms * drift, self._targets / drift, self._products / drift**2
+            )  # fmt: skip
+        usual = np.maximum(factors @ self._terms, INSTANT) if self.known else np.full(len(seconds), np.median(seconds))
+        seconds = np.minimum(seconds, self.SPIKE * usual * max(float(np.median(seconds / usual)), 1.0))
+        relative = factors / seconds[:, None]
         self._products = self.fade * self._products + relative.T @ relative
         self._targets = self.fade * self._targets + relative.sum(0)
-        self._rounds += len(rounds)
-        self._weight = self.fade * self._weight + len(rounds)
-        self._terms = self._solve(float(np.median(seconds)))
-        self._curves.clear()
+        round = float(usual.mean())
+        before = self._terms if self.known else self.PRIOR * round
+        weights = (self.NOISE / (self.DEVIATIONS * round)) ** 2
+        self._terms = _nonnegative(self._products + np.diag(weights), self._targets + weights * before)
+        self._list = self._terms.tolist()
 
-    def _features(self, rows: Floats, nodes: Floats, widest: Floats, prompt: Floats) -> Floats:
-        """The factors of the terms, [rounds, terms]."""
-        by_tokens = self._by_tokens(nodes + prompt)
-        return np.stack([np.ones(len(rows)), rows, *by_tokens, rows * widest, rows * (widest > 1), prompt], 1)
 
-    def _solve(self, usual: float) -> Floats:
-        """The terms by least squares with the priors, which weigh more if the last terms explain less."""
-        products, targets, terms = self._products.copy(), self._targets.copy(), self._terms
-        residual = (self._weight - 2 * targets @ terms + terms @ products @ terms) / self._weight
-        noise = float(np.clip(residual, LEAST_NOISE, 1.0))
-        deviations = np.full(len(targets), DEVIATION * usual / noise**0.5)
-        deviations[-2] *= FIRST_NODE_DEVIATION / DEVIATION
-        products[np.diag_indices(len(targets))] += np.append(0, deviations[1:] ** -2.0)  # the fixed part is free
-        targets[2] += NODE_PRICE * usual / deviations[2] ** 2
-        return _nonnegative(products, targets)
-
-    def to_json(self) -> dict[str, Any]:
-        """The terms in milliseconds, and the drafters' times in microseconds."""
-        terms = zip(self.names, self._terms.tolist(), strict=True)
-        return {
-            "forward_ms": {name: round(1e3 * term, 6) for name, term in terms},
-            "drafting_us": {name: drafting.to_json() for name, drafting in self.drafting.items()},
-            **({"expert_share": self.expert_share} if self.expert_share else {}),
-        }
-
-    @classmethod
-    def from_json(cls, table: Mapping[str, Any]) -> RoundTimes:
-        """What `to_json` wrote, fixed. Raises KeyError, TypeError or ValueError for anything else."""
-        times = cls(expert_share=float(table.get("expert_share", 0.0)))
-        times._terms = np.array([1e-3 * float(table["forward_ms"][name]) for name in times.names])
-        if not (times._terms >= 0).all() or not times._terms.any():
-            raise ValueError("a time in forward_ms is below 0")
-        times.drafting = {name: DraftTimes.from_json(cost) for name, cost in table["drafting_us"].items()}
-        times.is_fixed = True
-        return times
+def _factors(rows: int, nodes: int, context: int) -> list[float]:
+    return [1.0, float(rows), float(nodes > 0), float(nodes), 1e-3 * context]
 
 
 def _nonnegative(products: Floats, targets: Floats) -> Floats:
@@ -234,7 +187,8 @@ class DraftTimes:
         each, predicted = seconds / steps, self.call + self.row * rows
         if self._count > 8:
             each = min(each, 3 * predicted)
-        pace = max(1 / self._count, 1 / self.MEMORY)
+        # Half as long: the calls before were held up by another process.
+        pace = max(1 / self._count, 1 / self.MEMORY) if each > predicted / 2 else 1 / 2
         share = 0.5 if predicted <= 0 else self.call / predicted
         gap = pace * (each - predicted)
         self.call, self.row = max(self.call + gap * share, 0.0), max(self.row + gap * (1 - share) / rows, 0.0)
@@ -252,75 +206,62 @@ class DraftTimes:
         return cls(call, row)
 
 
-class Rate:
-    """Tokens a second, over about the last MEMORY rounds."""
+@dataclass(frozen=True)
+class Table:
+    """What `paceline tune` measured.
 
-    MEMORY = 64
+    drafting    times of drafters, by spec.
+    acceptance  by spec; entry d - 1: of the drafts that reached depth d, the share that survived it.
+    drafters    specs of the drafters that were made of them."""
 
-    def __init__(self, tokens: float = 0.0, seconds: float = 0.0) -> None:
-        self._tokens, self._seconds = tokens, seconds
+    prices: Prices
+    drafting: Mapping[str, DraftTimes]
+    acceptance: Mapping[str, Sequence[float]] = field(default_factory=dict)
+    drafters: dict[Any, str] = field(default_factory=dict)
 
-    def note(self, tokens: float, seconds: float) -> None:
-        """A round that brought `tokens` in `seconds`."""
-        self._tokens += tokens - self._tokens / self.MEMORY
-        self._seconds += seconds - self._seconds / self.MEMORY
+    def of(self, drafter: object) -> tuple[DraftTimes | None, Sequence[float]]:
+        """Times and acceptance of a drafter; None and nothing if it is not one of `drafters`."""
+        spec = self.drafters.get(drafter, "")
+        return self.drafting.get(spec), self.acceptance.get(spec, ())
 
-    @property
-    def value(self) -> float:
-        """Tokens a second; 0 if there was no round."""
-        return self._tokens / self._seconds if self._seconds else 0.0
+    def to_json(self) -> dict[str, Any]:
+        """Terms of a round in milliseconds, times of drafters in microseconds."""
+        return {
+            "forward_ms": {name: round(1e3 * seconds, 6) for name, seconds in self.prices.terms.items()},
+            "drafting_us": {spec: times.to_json() for spec, times in self.drafting.items()},
+            "acceptance": {spec: list(shares) for spec, shares in self.acceptance.items()},
+        }
 
+    @classmethod
+    def from_json(cls, table: Mapping[str, Any]) -> Table:
+        """What `to_json` wrote. Raises KeyError, TypeError, AttributeError or ValueError for anything else."""
+        prices = Prices({name: 1e-3 * float(table["forward_ms"][name]) for name in Prices.NAMES})
+        if not prices.known or min(prices.terms.values()) < 0:
+            raise ValueError("a time in forward_ms is below 0, or all are 0")
+        drafting = {spec: DraftTimes.from_json(cost) for spec, cost in table["drafting_us"].items()}
+        return cls(prices, drafting, dict(table.get("acceptance", {})))
 
-def read_table(path: str, fingerprint: str) -> tuple[RoundTimes, dict[str, Any]]:
-    """The times in a file of `paceline tune`, and its JSON. MethodError if it is no such file, or of another model.
+    @classmethod
+    def read(cls, path: str, fingerprint: str) -> Table:
+        """The table in a file. MethodError if it is no such file, or of another model.
 
-    fingerprint  of the target's weights; "" on either side: unknown, not compared."""
-    try:
-        table = loads(Path(path).read_bytes())
-        times, of = RoundTimes.from_json(table), str(table["model"]["fingerprint"])
-    except OSError as error:
-        raise MethodError(f"the table {path} cannot be read: {error.strerror}; `paceline tune` writes one.") from None
-    except (KeyError, TypeError, ValueError, AttributeError) as error:
-        why = f"it is {error}" if isinstance(error, NotJSON) else "a part of it is missing or of another kind"
-        raise MethodError(f"{path} is not a table of `paceline tune` ({why}); write it anew.") from None
-    if of and fingerprint and of != fingerprint:
-        name = table["model"].get("name", "another model")
-        raise MethodError(f"{path} was measured with {name}, other weights than this model's; run `paceline tune`.")
-    return times, table
+        fingerprint  of the target's weights; "" on either side: unknown, not compared."""
+        try:
+            json = loads(Path(path).read_bytes())
+            table, of = cls.from_json(json), str(json["model"]["fingerprint"])
+        except OSError as error:
+            lacks = f"the table {path} cannot be read: {error.strerror}"
+            raise MethodError(f"{lacks}; `paceline tune` writes one.") from None
+        except (KeyError, TypeError, ValueError, AttributeError) as error:
+            why = f"it is {error}" if isinstance(error, NotJSON) else "a part of it is missing or of another kind"
+            raise MethodError(f"{path} is not a table of `paceline tune` ({why}); write it anew.") from None
+        if of and fingerprint and of != fingerprint:
+            name = json["model"].get("name", "another model")
+            raise MethodError(f"{path} was measured with {name}, other weights than this model's; run `paceline tune`.")
+        return table
 
 
 # The nodes that pay --------------------------------------------------------------------------------------------------
-
-
-def choose(
-    drafts: Sequence[Floats], rows: int, times: RoundTimes, rate: float, fixed: int = 0, widest: int = 1
-) -> tuple[float, float]:
-    """(threshold, price) in a round of `rows` rows: nodes of at least this probability pay; price: tokens that one more
-    would have to bring. drafts: for each row, the acceptance probabilities of its nodes.
-
-    Verifying the k likeliest nodes of all rows brings the sum of their probabilities, in tokens, and lengthens the
-    round by a time that is worth `rate` tokens a second, the batch's mean rate (Dinkelbach 1967: always choosing so
-    gives the largest rate). A node is at most as likely as its parent, so the k likeliest nodes are trees.
-
-    fixed   tokens that run in any case, without roots; widest: nodes of the widest row among those."""
-    likely = np.concatenate([np.sort(draft)[::-1] for draft in drafts])
-    places = np.concatenate([np.arange(1, len(draft) + 1) for draft in drafts])
-    order = np.argsort(-likely, kind="stable")
-    likely, places = likely[order], np.maximum.accumulate(places[order])
-    begin = min(rows + fixed, MOST)
-    likely = likely[: MOST - begin]
-    count = len(likely)
-    longer = times.of(rows)[begin : begin + count + 1]
-    extra = longer[1:] - longer[0]
-    if times.pad:
-        extra = extra + times.pad * rows * np.maximum(places[:count] + 1 - widest, 0)
-    if widest <= 1:
-        extra = extra + times.uneven * rows
-    gains = likely.cumsum() - rate * extra
-    best = int(gains.argmax()) if count else -1
-    taken = best + 1 if best >= 0 and gains[best] > 0 else 0
-    price = rate * (times.slope(rows, begin + taken) + times.pad)
-    return float(likely[best]) if taken else 2.0, price
 
 
 def best_size(gains: Sequence[float], times: RoundTimes, drafting: float = 0.0, rows: int = 1, fixed: int = 0) -> int:

@@ -7,7 +7,7 @@ from operator import or_
 
 import torch
 
-from paceline.draft.base import Drafter, DraftTree, Facts, Request, Round, stamp
+from paceline.draft.base import Drafter, DraftTree, Facts, Plan, Request, Round, Unlimited
 from paceline.errors import MethodError
 from paceline.target.base import Needs
 
@@ -36,6 +36,7 @@ class Fallback(Drafter):
         self.needs = reduce(or_, (part.needs for part in self.parts), Needs())
         self.times_rounds = any(part.times_rounds for part in self.parts)
         self.notes = [note for part in self.parts for note in part.notes]
+        self.price_table = next((part.price_table for part in self.parts if part.price_table is not None), None)
 
     def told(self, row: Request) -> Sequence[Drafter]:
         """The parts that are told of a row."""
@@ -45,10 +46,10 @@ class Fallback(Drafter):
         for part in self.told(row):
             part.start(row)
 
-    def begin_round(self, prefill_tokens: int) -> None:
-        super().begin_round(prefill_tokens)
+    def begin_round(self, prefill_tokens: int, budget: Unlimited | None = None) -> None:
+        super().begin_round(prefill_tokens, budget)
         for part in self.parts:
-            part.begin_round(prefill_tokens)
+            part.begin_round(prefill_tokens, budget)
 
     def propose(self, rows: Sequence[Request]) -> list[DraftTree]:
         trees = [DraftTree.root(row.last_token) for row in rows]
@@ -56,7 +57,7 @@ class Fallback(Drafter):
         for part in self.parts:
             if not waiting:
                 break
-            proposed = stamp(part.propose([rows[i] for i in waiting]), part)
+            proposed = self.budget.ask(part, [rows[i] for i in waiting])
             for i, tree in zip(waiting, proposed, strict=True):
                 trees[i] = tree
             waiting = [i for i in waiting if trees[i].num_drafted == 0]
@@ -66,7 +67,7 @@ class Fallback(Drafter):
         for part in self.parts:
             part.observe(round)
 
-    def on_layer(self, layer: int, hidden: torch.Tensor, round: Round) -> None:
+    def on_layer(self, layer: int, hidden: torch.Tensor, round: Plan) -> None:
         for part in self.parts:
             if part.needs.callback_layer == layer:
                 part.on_layer(layer, hidden, round)
@@ -112,7 +113,7 @@ class Choice(Fallback):
         trees: dict[int, DraftTree] = {}
         for part in self.parts:
             if own := [row for row in rows if self.of(row) is part]:
-                made = stamp(part.propose(own), part)
+                made = self.budget.ask(part, own)
                 trees |= {row.id: tree for row, tree in zip(own, made, strict=True)}
         return [trees[row.id] for row in rows]
 

@@ -22,24 +22,26 @@ from dataclasses import replace
 from functools import partial
 from pathlib import Path
 from time import perf_counter
+from typing import Any
 
 import torch
 
-from paceline.core.accept import LOSSLESS, Accepted, Rule, accept
+from paceline.core.accept import LOSSLESS, Accepted, Failed, Outcome, Rule, accept
 from paceline.core.clock import Clock, Profile
 from paceline.core.request import Completion, Delta, Row
-from paceline.core.round import Round, score_prompts
+from paceline.core.round import Plan, Round, score_prompts
 from paceline.core.sampling import SamplingParams
 from paceline.core.segment import Segment, Verdict
 from paceline.core.tree import DraftTree, IntArray
-from paceline.draft.base import Drafter, rebind, rooted, stamp
+from paceline.draft.base import UNLIMITED, Drafter, rebind, rooted
 from paceline.draft.registry import create
+from paceline.engine.budget import Budget
+from paceline.engine.config import EngineConfig
 from paceline.engine.memory import Memory, parse_bytes
 from paceline.engine.prompt import Prompt, encode, is_chat
 from paceline.engine.scheduler import Pace, Ragged, Schedule, Turn
 from paceline.errors import MethodError, PacelineError, PromptError, RowError, out_of_memory
 from paceline.target.base import Target
-from paceline.target.tokenizer import Tokenizer
 
 log = logging.getLogger("paceline.engine")
 
@@ -47,128 +49,83 @@ log = logging.getLogger("paceline.engine")
 class Engine:
     """A target, a drafter, and the rows being answered.
 
-    model          a folder, a hub id, or a loaded Target.
-    draft          "name[:checkpoint][,key=value...]", joined by "+"; or a Drafter. `paceline methods` lists them.
-    max_batch      most rows answered at once; others wait.
-    prefill_chunk  most prompt tokens in one forward, so that a long prompt does not hold up the other rows.
-    max_slowdown   most time of a round that runs prompt tokens beside rows that are decoding, in rounds without.
-                   None: no bound, and the pieces of a prompt do not depend on measured times.
-    max_rows_per_client  most rows at once of one `Row.client`; None: no bound.
-    schedule       which rows run when: "ragged" (the default), "equal", "grouped", or a Schedule.
-    rule           the acceptance rule; None: that of a row's drafter, else the lossless one.
-    cache_memory   most memory for keys and values, in bytes or as "2GB"; None: half of the free memory. Requests wait
-                   for it. If rows outgrow it, the youngest is preempted and run again later (docs/batching.md).
-    reuse          copy the keys and values of earlier requests whose prompts begin alike.
-    prefix_cache   a folder for the keys and values of prompts, which later processes with the same model reuse.
-    prefix_cache_size  most bytes of that folder, or as "8GB"; what was used longest ago is removed.
-    threads        processor threads of a round, for all engines of its target; None: torch's number, or fewer while
-                   other processes want the cores.
-    tokenizer      replaces the model's own.
-    exact_profile  wait for the accelerator after every part of a round, so that `profile` is exact; that costs time.
-    dtype, device, activations  as in `paceline.target.load.load`, for a model that is not loaded yet.
-    exact          the same logits, bit for bit, with any draft and in any batch (docs/exact.md). None: where that costs
-                   no time; False: never. True also applies to a Target that is loaded already.
-    """
+    model   a folder, a hub id, or a loaded Target.
+    draft   "name[:checkpoint][,key=value...]", joined by "+"; or a Drafter. `paceline methods` lists them.
+    fields  of `EngineConfig`, such as `max_batch=16`."""
 
-    def __init__(
-        self,
-        model: str | Path | Target,
-        draft: str | Drafter = "none",
-        *,
-        max_batch: int = 8,
-        prefill_chunk: int = 512,
-        max_slowdown: float | None = None,
-        max_rows_per_client: int | None = None,
-        schedule: str | Schedule | None = None,
-        rule: Rule | None = None,
-        cache_memory: int | str | None = None,
-        reuse: bool = True,
-        prefix_cache: str | Path | None = None,
-        prefix_cache_size: int | str = "8GB",
-        threads: int | None = None,
-        tokenizer: Tokenizer | None = None,
-        exact_profile: bool = False,
-        dtype: str = "auto",
-        device: str = "auto",
-        exact: bool | None = None,
-        activations: int | None = None,
-    ):
-        limits = {
-            "max_batch": max_batch,
-            "prefill_chunk": prefill_chunk,
-            "max_slowdown": max_slowdown,
-            "max_rows_per_client": max_rows_per_client,
-        }
-        if low := [f"{name} is {limit}" for name, limit in limits.items() if limit is not None and not limit >= 1]:
-            raise PacelineError(f"{' and '.join(low)}; it must be 1 or more.")
+    def __init__(self, model: str | Path | Target, draft: str | Drafter = "none", **fields: Any):
+        config = self.config = EngineConfig(**fields)
         self.drafter = create(draft) if isinstance(draft, str) else draft
-        self._pace = Pace(max_slowdown)
-        self.schedule: Schedule = Ragged(max_batch, prefill_chunk, self._pace, max_rows_per_client)
-        if schedule is not None:
+        self._pace = Pace(config.max_slowdown)
+        self.schedule: Schedule = Ragged(
+            config.max_batch, config.prefill_chunk, self._pace, config.max_rows_per_client
+        )  # fmt: skip
+        if config.schedule is not None:
             from paceline.engine.published import create_schedule
 
-            self.schedule = create_schedule(schedule, max_batch, prefill_chunk)
-        self.target = _target(model, self.schedule, tokenizer, dtype, device, exact, activations)
+            self.schedule = create_schedule(config.schedule, config.max_batch, config.prefill_chunk)
+        self.target = _target(model, self.schedule, config)
         self.tokenizer = self.target.tokenizer
-        self.max_batch = max_batch
-        self._rule = rule
+        self._rule = config.rule
         self.drafter.bind(self.target)
         self.target.check(self.drafter.needs)
-        reads = [drafter.needs for drafter in self.drafter.choices]
-        reuse = reuse and any(one.callback_layer is None for one in reads)
-        if prefix_cache is not None:  # which has no states
-            reuse = reuse and any(not one.whole_prompt for one in reads)
-        state = self.target.hidden_size * self.target.dtype.itemsize
-        self._state_bytes = state * max(len(one.hidden_layers) for one in reads)
-        size = parse_bytes(prefix_cache_size, "prefix_cache_size")
-        self._disk = None if prefix_cache is None else (prefix_cache, size)
-        self.memory = self._memory(cache_memory, reuse)
+        self.budget = Budget(self.drafter.price_table) if config.budget else UNLIMITED
+        self.memory = self._memory(config.cache_memory, self._can_reuse())
         self.rows: list[Row] = []
         self.waiting: deque[Row] = deque()
-        self.clock = Clock(exact_profile)
-        if threads is not None:
-            self.target.threads.fix(threads)
+        self.clock = Clock(config.exact_profile)
+        if config.threads is not None:
+            self.target.threads.fix(config.threads)
         self._threads = torch.get_num_threads()
         self.rounds = 0
         self.prompt_profile = Profile(0, {})
         """The rounds of `profile` that ran a piece of a prompt, perhaps beside rows that were decoding."""
         self._next_id = 0
 
+    def _can_reuse(self) -> bool:
+        """Whether some rows can take over keys and values of earlier ones, whatever their drafters read."""
+        reads = [drafter.needs for drafter in self.drafter.choices]
+        if self.config.prefix_cache is not None:  # which has no states
+            reads = [one for one in reads if not one.whole_prompt]
+        return self.config.reuse and any(one.callback_layer is None for one in reads)
+
     # The loop ------------------------------------------------------------------------------------------------
 
     def step(self) -> list[Delta]:
         """Run one round; return what each row gained. Rows that ended have left the batch when it returns."""
-        before, plan = self._begin(), Round([], [], [])
+        before, plan = self._begin(), Plan([], [], [])
         try:
             failed = self._admit()
             ready = self.memory.ready(self.rows)
             self._recall()
             plan = self._plan(self.schedule.select(ready))
+            began = self.budget.now()
             verdict = self._verify(plan)
             outcomes = self._accept(plan, verdict)
+            seconds = self.budget.now() - began
             deltas = self._apply(plan, outcomes)
-            self._observe(plan, verdict, outcomes)
+            self._observe(plan, Round.of(plan, verdict, outcomes), seconds)
         finally:
             ended = self._end(plan, before)
         return deltas + [Delta.end(row) for row in failed + ended if row.finish_reason == "error"]
 
-    def _plan(self, turns: Sequence[Turn]) -> Round:
-        """The round to run: a draft for every row that is decoding, a piece of the prompt for the others."""
-        self.drafter.begin_round(sum(turn.chunk for turn in turns))
+    def _plan(self, turns: Sequence[Turn]) -> Plan:
+        """What to run: a draft for every row that is decoding, a piece of the prompt for the others."""
+        self.drafter.begin_round(sum(turn.chunk for turn in turns), self.budget)
         trees = self._propose([turn.row for turn in turns if not turn.chunk])
-        plan = Round([], [], [])
+        plan = Plan([], [], [])
         for row, chunk in turns:
-            if row.finish_reason is not None:
-                continue
             if chunk:
                 tokens = row.pending[:chunk]
                 tree = DraftTree.root(int(tokens[-1]))
                 last = not row.num_new and chunk == len(row.pending)
                 segment = Segment.chunk(row.slot, tokens, last, row.count_unscored(chunk))
-            else:
+            elif row.id in trees:
                 tree = trees[row.id].clipped(row.max_draft)
                 segment = Segment.tree(row.slot, tree)
                 self.memory.note_draft_size(len(tree))
+            else:  # its drafter failed
+                continue
             plan.rows.append(row)
             plan.trees.append(tree)
             plan.segments.append(segment)
@@ -177,79 +134,92 @@ class Engine:
 
     def _propose(self, rows: Sequence[Row]) -> dict[int, DraftTree]:
         """Trees by row id. If the drafter fails at a row, it is asked again for the others."""
-        while rows := [row for row in rows if row.finish_reason is None]:
+        while rows:
             for row in rows:
                 row.random.free.begin(row.num_new)
-            with _Guard(rows):
-                trees = stamp(self.drafter.propose(rows), self.drafter)
+            with _Guard(rows) as guard:
+                self.budget.begin(rows)
+                trees = self.budget.cut(rows, self.budget.ask(self.drafter, rows))
                 return {row.id: rooted(tree, row, self.drafter) for row, tree in zip(rows, trees, strict=True)}
+            rows = [row for row in rows if row not in guard.failed]
         return {}
 
-    def _verify(self, plan: Round) -> Verdict | None:
+    def _verify(self, plan: Plan) -> Verdict | None:
         """ONE forward of the target over all segments. If it fails, all rows end, and the verdict is None."""
         if not plan.rows:
             return None
         needs = self.drafter.needs
         callback = None if needs.callback_layer is None else partial(self.drafter.on_layer, round=plan)
-        with _Guard(plan.rows):
+        with _Guard(plan.rows) as guard:
             verdict = self.target.verify(plan.segments, needs, callback)
             wants_scores = any(row.params.prompt_logprobs is not None for row in plan.rows)
             return score_prompts(plan, verdict) if wants_scores else verdict
         for row in plan.rows:
-            if row.finish_reason is None:  # the error named another row
+            if row not in guard.failed:  # the error named another row
                 _fail(row, MethodError("the forward of its round failed at another request"))
         return None
 
-    def _accept(self, plan: Round, verdict: Verdict | None) -> list[Accepted]:
+    def _accept(self, plan: Plan, verdict: Verdict | None) -> list[Outcome]:
         """What the acceptance rule accepts of each row's tree. A piece of a prompt is accepted whole."""
-        outcomes = [Accepted(list(range(len(segment.tokens))), []) for segment in plan.segments]
+        if verdict is None:
+            return [Failed(MethodError("its forward failed"))] * len(plan)
+        outcomes: list[Outcome] = [Accepted(list(range(len(segment.tokens))), []) for segment in plan.segments]
         by_rule: dict[int, tuple[Rule, list[int]]] = {}
         for i, row in enumerate(plan.rows):
-            if verdict is not None and verdict.count(i):
+            if verdict.count(i):
                 rule = self.rule_of(self.drafter.of(row))
                 by_rule.setdefault(id(rule), (rule, []))[1].append(i)
-        for rule, decisive in by_rule.values():
-            assert verdict is not None
-            rows, trees = [plan.rows[i] for i in decisive], [plan.trees[i] for i in decisive]
-            with _Guard(rows):
-                decided = accept(rows, trees, [verdict.of(i) for i in decisive], rule)
-                for i, accepted in zip(decisive, decided, strict=True):
-                    if accepted.error is not None:
-                        _fail(plan.rows[i], accepted.error)
-                    elif plan.is_prompt(i):
-                        accepted.path = outcomes[i].path
-                    outcomes[i] = accepted
+        for rule, deciding in by_rule.values():
+            rows, trees = [plan.rows[i] for i in deciding], [plan.trees[i] for i in deciding]
+            decided: Sequence[Outcome] = []
+            with _Guard(rows) as guard:
+                decided = accept(rows, trees, [verdict.of(i) for i in deciding], rule)
+            for i, outcome in zip(deciding, decided or map(guard.outcome, rows), strict=True):
+                if isinstance(outcome, Failed):
+                    _fail(plan.rows[i], outcome.error)
+                elif plan.is_prompt(i):
+                    outcome.path = list(range(len(plan.segments[i].tokens)))
+                outcomes[i] = outcome
         self.clock.lap("accept")
         return outcomes
 
-    def _apply(self, plan: Round, outcomes: Sequence[Accepted]) -> list[Delta]:
-        """Commit the accepted paths to the target's cache and give the rows their new tokens."""
-        for row, outcome in zip(plan.rows, outcomes, strict=True):
-            if row.finish_reason != "error":
-                with _Guard([row]):
+    def _apply(self, plan: Plan, outcomes: list[Outcome]) -> list[Delta]:
+        """Commit the accepted paths to the target's cache and give the rows their new tokens; `outcomes` has the rows
+        that fail here."""
+        for i, (row, outcome) in enumerate(zip(plan.rows, outcomes, strict=True)):
+            if isinstance(outcome, Accepted):
+                with _Guard([row]) as guard:
                     self.target.commit(row.slot, outcome.path)
                     row.cached += len(outcome.path)
+                outcomes[i] = guard.outcome(row, outcome)
         self.clock.lap("commit")
         deltas = []
-        for row, tree, outcome in zip(plan.rows, plan.trees, outcomes, strict=True):
-            if outcome.tokens and row.finish_reason != "error":
-                with _Guard([row]):
+        for i, (row, tree, outcome) in enumerate(zip(plan.rows, plan.trees, outcomes, strict=True)):
+            if isinstance(outcome, Accepted) and outcome.tokens:
+                with _Guard([row]) as guard:
                     deltas.append(_extended(row, tree, outcome))
+                outcomes[i] = guard.outcome(row, outcome)
         self.clock.lap("rows")
         return deltas
 
-    def _observe(self, plan: Round, verdict: Verdict | None, outcomes: list[Accepted]) -> None:
-        """Show the drafter what was accepted, for all rows that did not fail."""
-        alive = [i for i, row in enumerate(plan.rows) if row.finish_reason != "error"]
-        if alive:
-            round = Round(plan.rows, plan.trees, plan.segments, verdict, outcomes)
-            round = round if len(alive) == len(plan) else round.only(alive)
+    def _observe(self, plan: Plan, round: Round, seconds: float) -> None:
+        """Show the budget and the drafter what was accepted, in `seconds`."""
+        if len(round):
             with _Guard(round.rows):
                 self.memory.keep_states(round)
+                decoding = round.only([i for i in range(len(round)) if not round.is_prompt(i)])
+                alone = seconds if len(decoding) == len(plan) else None
+                if len(decoding):
+                    self.budget.observe(decoding.rows, decoding.trees, decoding.accepted, alone)
                 self.drafter.observe(round)
             self.clock.lap("observe")
 
     # Rows come and go -----------------------------------------------------------------------------------------
+
+    @property
+    def max_batch(self) -> int:
+        """Most rows answered at once."""
+        return self.config.max_batch
 
     @property
     def rule(self) -> Rule:
@@ -319,8 +289,12 @@ class Engine:
             self.memory.cache.take_memory(before.cache)
 
     def _memory(self, budget: int | str | None, reuse: bool) -> Memory:
-        keeps = {"disk": self._disk, "state_bytes": self._state_bytes}
-        return Memory(self.target, budget, max_batch=self.max_batch, reuse=reuse, **keeps)  # type: ignore[arg-type]
+        config, disk = self.config, None
+        if config.prefix_cache is not None:
+            disk = config.prefix_cache, parse_bytes(config.prefix_cache_size, "prefix_cache_size")
+        layers = max(len(drafter.needs.hidden_layers) for drafter in self.drafter.choices)
+        state = layers * self.target.hidden_size * self.target.dtype.itemsize
+        return Memory(self.target, budget, max_batch=config.max_batch, reuse=reuse, disk=disk, state_bytes=state)
 
     @contextmanager
     def using(self, *, rule: Rule | None = None, schedule: Schedule | None = None) -> Iterator[None]:
@@ -380,6 +354,7 @@ class Engine:
             return
         row.ended = perf_counter()
         row.random.free.forget()  # callers may hold the row for long
+        self.budget.drop(row)
         try:
             self.drafter.drop(row)
         except Exception:  # the row's answer stands, and other rows must not suffer
@@ -450,7 +425,7 @@ class Engine:
         self._threads = self.target.threads.begin(keep=None if may_change else self._threads)
         return dict(self.clock.seconds)
 
-    def _end(self, plan: Round, before: Mapping[str, float]) -> list[Row]:
+    def _end(self, plan: Plan, before: Mapping[str, float]) -> list[Row]:
         """Give the threads back, drop ended rows, and book every row's share of the round's time; return the rows."""
         nodes = sum(segment.num_run for segment in plan.segments)
         prompt_tokens = sum(segment.num_run for segment in plan.segments if segment.is_prompt)
@@ -479,10 +454,7 @@ class Engine:
         self.rounds, self.prompt_profile = 0, Profile(0, {})
 
 
-def _target(
-    model: str | Path | Target, schedule: Schedule, tokenizer: Tokenizer | None, dtype: str, device: str,
-    exact: bool | None, activations: int | None,
-) -> Target:  # fmt: skip
+def _target(model: str | Path | Target, schedule: Schedule, config: EngineConfig) -> Target:
     """`model` as `schedule` needs it, with its tokenizer. Loaders and rectangular caches are imported on demand.
 
     Raises PacelineError, one line, for a model that cannot be found, read or used."""
@@ -492,14 +464,14 @@ def _target(
     else:
         from paceline.target.load import load
 
-        native = False if is_rectangular else None
-        target = load(model, native=native, dtype=dtype, device=device, exact=exact, activations=activations)
+        how = {name: getattr(config, name) for name in ("dtype", "device", "exact", "activations")}
+        target = load(model, native=False if is_rectangular else None, **how)
     if is_rectangular:
         from paceline.target.rectangles import rectangular
 
         target = rectangular(target)
-    target.tokenizer = tokenizer or target.tokenizer
-    if isinstance(model, Target) and exact:
+    target.tokenizer = config.tokenizer or target.tokenizer
+    if isinstance(model, Target) and config.exact:
         target.make_exact()
     return target
 
@@ -518,12 +490,16 @@ def _extended(row: Row, tree: DraftTree, outcome: Accepted) -> Delta:
 class _Guard:
     """A context in which an error ends the row that it names, or all of `rows`.
 
+    failed  the rows that it ended; error: why.
+
     A class, because it is entered several times a round, and a generator costs five times as much."""
 
-    __slots__ = ("rows",)
+    __slots__ = ("error", "failed", "rows")
 
     def __init__(self, rows: Sequence[Row]):
         self.rows = rows
+        self.failed: Sequence[Row] = ()
+        self.error: BaseException | None = None
 
     def __enter__(self) -> _Guard:
         return self
@@ -536,9 +512,17 @@ class _Guard:
         # A bug, whose traceback is worth having.
         if not isinstance(cause, PacelineError) and out_of_memory(cause) is None:
             log.error("a round failed", exc_info=cause)
-        for row in named or self.rows:
+        self.failed, self.error = named or self.rows, cause
+        for row in self.failed:
             _fail(row, cause)
         return True
+
+    def outcome(self, row: Row, otherwise: Outcome | None = None) -> Outcome:
+        """The row's failure; where it did not fail, `otherwise`."""
+        if self.error is not None and (row in self.failed or otherwise is None):
+            return Failed(self.error)
+        assert otherwise is not None
+        return otherwise
 
 
 def _fail(row: Row, error: BaseException) -> None:

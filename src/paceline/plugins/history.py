@@ -7,13 +7,13 @@
     history.drop(row)
 
 A host draws from its model and accepts the draft while the two agree, or accepts a drafted token with the model's
-probability. Both keep the model's distribution, whatever was drafted. So drafts may be cut to what pays: to the tokens
-that raise the expected tokens a second of the host's batch, estimated from earlier drafts and the durations of the
-host's rounds (`draft/methods/auto.py`)."""
+probability. Both keep the model's distribution, whatever was drafted. So drafts may be cut to what pays, by earlier
+drafts and the durations of the host's rounds (`engine/budget.py`)."""
 
 from collections.abc import Sequence
 from contextlib import suppress
 from itertools import count
+from time import perf_counter
 
 import numpy as np
 
@@ -23,11 +23,11 @@ from paceline.core.round import Round
 from paceline.core.sampling import SamplingParams
 from paceline.core.segment import Segment
 from paceline.core.tree import DraftTree, IntArray
-from paceline.draft.base import Drafter
-from paceline.draft.methods.auto import Auto
-from paceline.draft.recording import Chains, Recording
+from paceline.draft.base import UNLIMITED, Drafter
+from paceline.draft.recording import Chains
 from paceline.draft.registry import create
-from paceline.errors import MethodError, PacelineError
+from paceline.engine.budget import Budget
+from paceline.errors import MethodError
 from paceline.target.base import Facts
 from paceline.workbench.contestant import in_common
 
@@ -58,7 +58,7 @@ class History:
 
     drafter  its spec; or a Drafter that is bound already, whose needs are not checked.
     most     most tokens of a draft.
-    paced    cut drafts to what pays; else they are as long as the drafter makes them.
+    paced    draft as much as pays; else drafts are as long as the drafter makes them.
 
     Raises MethodError, one line, for a spec that needs more than tokens: hidden states, logits, layers."""
 
@@ -67,12 +67,10 @@ class History:
             _refuse(drafter, facts)
             drafter = create(drafter)
             drafter.bind(facts)
-        chains = Chains(drafter, facts.vocab_size)
-        paces = paced and not isinstance(drafter, Auto)
-        self.drafter: Drafter = Auto.over(chains) if paces else chains
-        self.auto = self.drafter if paces else drafter if isinstance(drafter, Auto) else None
+        self.drafter = Chains(drafter, facts.vocab_size)
+        self.budget = Budget(drafter.price_table, perf_counter) if paced else UNLIMITED
         self.most = most
-        self._watches = self.auto is not None or type(drafter).observe is not Drafter.observe
+        self._began: float | None = None
         self._ids = count()
 
     def start(self, prompt: Sequence[int] | IntArray, max_tokens: int) -> HostRow:
@@ -87,34 +85,38 @@ class History:
 
     def draft(self, rows: Sequence[HostRow]) -> list[IntArray]:
         """The chain to verify after each row; empty: decode plainly. Times the host's round until `advance`."""
-        trees = self.drafter.propose(rows)
+        self.drafter.begin_round(0, self.budget)
+        self.budget.begin(rows)
+        trees = self.budget.cut(rows, self.budget.ask(self.drafter, rows))
+        self._began = perf_counter()
         for row, tree in zip(rows, trees, strict=True):
             row.draft = tree
         return [tree.tokens[1:] for tree in trees]
 
     def disturbed(self) -> None:
         """Do not count the time of the round since the last `draft`: it also ran prompts, or not all of its rows."""
-        if isinstance(self.auto, Auto):
-            self.auto.disturbed()
+        self._began = None
 
     def advance(self, rows: Sequence[HostRow], tokens: Sequence[Sequence[int] | IntArray]) -> None:
         """Add the `tokens` that each row gained in one round, at least one, and show the drafter what was accepted."""
+        seconds = None if self._began is None else perf_counter() - self._began
         round = Round([], [], [])
         for row, gained in zip(rows, tokens, strict=True):
             tree = row.draft or DraftTree.root(row.last_token)
             row.draft = None
             row.extend(np.asarray(gained, np.int64).tolist())
-            if self._watches:
-                round.rows.append(row)
-                round.trees.append(tree)
-                round.segments.append(Segment.tree(0, tree))
-                round.accepted.append(_accepted(tree, np.asarray(gained, np.int64)))
+            round.rows.append(row)
+            round.trees.append(tree)
+            round.segments.append(Segment.tree(0, tree))
+            round.accepted.append(_accepted(tree, np.asarray(gained, np.int64)))
         if round.rows:
+            self.budget.observe(round.rows, round.trees, round.accepted, seconds)
             self.drafter.observe(round)
 
     def drop(self, row: HostRow, complete: bool = True) -> None:
         """Forget `row`; drafters that learn from finished requests do so if it is `complete`."""
         row.end("stop" if complete else "abort")
+        self.budget.drop(row)
         with suppress(KeyError):  # a row that failed to start
             self.drafter.drop(row)
 
@@ -143,18 +145,6 @@ class OneAtATime:
         row, self._row = self._row, None
         if row is not None:
             self.history.drop(row)
-
-
-def create_paced(spec: str, vocab_size: int) -> Drafter:
-    """The drafter that `spec` names, unbound; if it reads tokens alone, its drafts are cut to what pays."""
-    drafter = create(spec)
-    if isinstance(drafter, Auto):
-        return drafter
-    try:
-        _refuse(spec, Recording(None, (), vocab_size))
-    except PacelineError:  # it needs more: a tokenizer, or the model
-        return drafter
-    return Auto.over(drafter)
 
 
 def _refuse(spec: str, facts: Facts) -> None:

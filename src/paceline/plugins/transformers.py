@@ -38,7 +38,6 @@ from paceline.core.tree import IntArray
 from paceline.engine.engine import Engine
 from paceline.engine.scheduler import Ragged
 from paceline.errors import PacelineError
-from paceline.plugins.history import create_paced
 from paceline.target.hf import HFTarget
 
 HANDLED = {"attention_mask", "position_ids", "past_key_values", "use_cache", "logits_to_keep", "cache_position"}
@@ -132,7 +131,7 @@ def engine_of(model: Any, draft: str, paced: bool = True) -> Engine:
         target = next((engine.target for engine in engines.values()), None) or HFTarget(
             model, name=getattr(model, "name_or_path", "") or type(model).__name__
         )
-        engines[draft, paced] = Engine(target, create_paced(draft, target.vocab_size) if paced else draft)
+        engines[draft, paced] = Engine(target, draft, budget=paced)
     return engines[draft, paced]
 
 

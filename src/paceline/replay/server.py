@@ -20,7 +20,7 @@ from typing import Any
 
 import numpy as np
 
-from paceline.draft.cost import DraftTimes, RoundTimes
+from paceline.draft.cost import DraftTimes, Prices, Table
 from paceline.draft.recording import Recording
 from paceline.errors import PacelineError, PromptError
 from paceline.jsonl import write_json
@@ -234,15 +234,17 @@ class ServerTuning:
 
     def _table(self, costs: Costs, drafting: Mapping[str, float]) -> dict[str, Any]:
         """A table for `auto`, of a server of ours."""
-        times = RoundTimes(fade=1.0)
+        prices = Prices(fade=1.0)
         for i, load in enumerate(costs.loads):
             for k in FITTED:
                 seconds = [costs.round(i, b, k)[0] if k else costs.plain[0, i, b] for b in range(len(costs.contexts))]
-                times.note(load, load * (1 + k), 1 + k, 0, float(np.mean(seconds)))
-        times.fit()
-        times.drafting = {name: DraftTimes(0.0, seconds) for name, seconds in drafting.items()}
+                context = round(load * float(np.mean(costs.contexts)))
+                for _ in range(2):  # the first round of a shape does not count
+                    prices.note(load, load * k, context, float(np.mean(seconds)))
+        prices.fit()
+        table = Table(prices, {name: DraftTimes(0.0, seconds) for name, seconds in drafting.items()})
         model = {"name": self.servers[DRAFTS].model, "fingerprint": ""}
-        return {"paceline": "tune", "model": model, **times.to_json(), "context": round(float(np.mean(costs.contexts)))}
+        return {"paceline": "tune", "model": model, **table.to_json(), "context": round(float(np.mean(costs.contexts)))}
 
 
 # From visits to costs ------------------------------------------------------------------------------------------------

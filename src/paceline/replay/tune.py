@@ -21,8 +21,7 @@ from paceline.core.round import Round
 from paceline.core.sampling import SamplingParams
 from paceline.core.tree import DraftTree
 from paceline.draft.base import Drafter
-from paceline.draft.cost import DraftTimes, RoundTimes
-from paceline.draft.methods.auto import Candidate
+from paceline.draft.cost import DraftTimes, Prices, Table
 from paceline.draft.recording import Recording
 from paceline.engine.engine import Engine
 from paceline.engine.prompt import Prompt
@@ -63,32 +62,32 @@ class Tuning:
 
     def measure(self, answers: Sequence[RecordedAnswer]) -> dict[str, Any] | None:
         """The table for `auto`; None if it was stopped."""
-        times = RoundTimes(fade=1.0, expert_share=self.target.expert_share)
+        prices, contexts = Prices(fade=1.0), list[int]()
         for batch in self.batches:
-            self._time(times, batch, answers)
-            times.fit()
+            contexts += self._time(prices, batch, answers)
+            prices.fit()
             self.step()
+        drafting: dict[str, DraftTimes] = {}
         acceptance: dict[str, list[float]] = {}
         for spec in self.drafts:
             if self.stopped():
                 return None
-            times.drafting[spec], acceptance[spec] = self._replayed(spec, answers)
+            drafting[spec], acceptance[spec] = self._replayed(spec, answers)
             self.step()
         if self.stopped():
             return None
         target = self.target
         return {
             "model": {"name": target.name, "fingerprint": target.weights_fingerprint, "dtype": str(target.dtype)},
-            **times.to_json(),
-            "acceptance": acceptance,
-            "round_ms": _shown(times, self.batches),
-            "context": round(float(np.mean([len(a.prompt) + len(a.answer) / 2 for a in answers]))),
+            **Table(prices, drafting, acceptance).to_json(),
+            "round_ms": _shown(prices, self.batches, context := round(float(np.mean(contexts or [0])))),
+            "context": context,
         }
 
-    def _time(self, times: RoundTimes, batch: int, answers: Sequence[RecordedAnswer]) -> None:
-        """Time rounds of a full batch of real prompts, with drafts of all sizes."""
-        probe = _Probe(times)
-        engine = Engine(self.target, probe, max_batch=batch, tokenizer=self.tokenizer)
+    def _time(self, prices: Prices, batch: int, answers: Sequence[RecordedAnswer]) -> list[int]:
+        """Time rounds of a full batch of real prompts, with drafts of all sizes; returns the lengths of its rows."""
+        probe, lengths = _Probe(prices), list[int]()
+        engine = Engine(self.target, probe, max_batch=batch, tokenizer=self.tokenizer, budget=False)
         params = SamplingParams(max_tokens=96, ignore_eos=True)
         waiting = cycle(answers)
         began, rounds = perf_counter(), -WARM_ROUNDS
@@ -96,6 +95,7 @@ class Tuning:
             while len(engine.rows) + len(engine.waiting) < batch:
                 engine.add(next(waiting).prompt.tolist(), params)
             engine.step()
+            lengths += map(len, engine.rows)
             rounds += 1
             if rounds == 0:
                 began, probe.learns = perf_counter(), True
@@ -103,6 +103,7 @@ class Tuning:
                 break
         for row in [*engine.rows, *engine.waiting]:
             engine.abort(row)
+        return lengths
 
     @property
     def recording(self) -> Recording:
@@ -121,7 +122,7 @@ class Tuning:
         for i, answer in enumerate(answers):
             if not self.stopped():
                 replay(drafter, answer, i, tally)
-        timed, ids = _Timed(Candidate(spec, drafter)), count(FIRST_ROW)
+        timed, ids = _Timed(drafter), count(FIRST_ROW)
         for batch in (1, 8, 1, 8):
             walks = [Walk(next(ids), answer) for answer in islice(cycle(answers), TIMED_ANSWERS)]
             for first in range(0, len(walks), batch):
@@ -138,26 +139,29 @@ class Tuning:
         for share in tally.accepted_by_depth():
             shares.append(round(min(share / above, 1.0), 4) if above > 0 else 0.0)
             above = share
-        return timed.candidate.times, shares
+        return timed.times, shares
 
 
 class _Timed(Drafter):
-    """Runs a candidate's drafter, timed as `auto` times it."""
+    """Times the drafts of `inner`."""
 
-    def __init__(self, candidate: Candidate):
-        self.candidate, self.name = candidate, candidate.drafter.name
+    def __init__(self, inner: Drafter):
+        self.inner, self.name, self.times = inner, inner.name, DraftTimes()
 
     def start(self, row: Request) -> None:
-        self.candidate.drafter.start(row)
+        self.inner.start(row)
 
     def propose(self, rows: Sequence[Request]) -> list[DraftTree]:
-        return self.candidate.propose(rows)
+        began = perf_counter()
+        trees = self.inner.propose(rows)
+        self.times.note(len(rows), max(1, *(tree.calls for tree in trees)), perf_counter() - began)
+        return trees
 
     def observe(self, round: Round) -> None:
-        self.candidate.observe(round, learns=True)
+        self.inner.observe(round)
 
     def drop(self, row: Request) -> None:
-        self.candidate.drafter.drop(row)
+        self.inner.drop(row)
 
 
 class _Probe(Drafter):
@@ -165,10 +169,10 @@ class _Probe(Drafter):
 
     name = "probe"
 
-    def __init__(self, times: RoundTimes):
-        self.times, self.learns = times, False
+    def __init__(self, prices: Prices):
+        self.prices, self.learns = prices, False
         self._random = Random(0)
-        self._shape = (0, 0, 0, 0)
+        self._shape = (0, 0, 0)
         self._began = 0.0
 
     def propose(self, rows: Sequence[Request]) -> list[DraftTree]:
@@ -179,20 +183,22 @@ class _Probe(Drafter):
             size = self._random.randint(0, most) if self._random.random() < share else 0
             drafted = self._random.choices(row.tokens[: row.prompt_length].tolist(), k=min(size, row.max_draft))
             trees.append(DraftTree.chain(row.last_token, drafted))
-        self._shape = len(rows), sum(map(len, trees)), max(map(len, trees)), self.prefill_tokens
+        self._shape = len(rows), sum(tree.num_drafted for tree in trees), sum(map(len, rows))
         self._began = perf_counter()
         return trees
 
     def observe(self, round: Round) -> None:
-        if self.learns and self._shape[0] == sum(not round.is_prompt(i) for i in range(len(round))):
-            self.times.note(*self._shape, perf_counter() - self._began)
+        if self.learns and not self.prefill_tokens and self._shape[0] == len(round):
+            self.prices.note(*self._shape, perf_counter() - self._began)
 
 
-def _shown(times: RoundTimes, batches: Sequence[int]) -> dict[str, dict[str, float]]:
+def _shown(prices: Prices, batches: Sequence[int], context: int) -> dict[str, dict[str, float]]:
     """Milliseconds of a round by rows and by nodes of each, for people: no program reads them."""
     return {
         f"{rows} rows" if rows > 1 else "1 row": {
-            f"{nodes} nodes each" if nodes > 1 else "plain": round(1e3 * times.seconds(rows, rows * nodes, nodes), 3)
+            f"{nodes} nodes each" if nodes > 1 else "plain": round(
+                1e3 * prices.seconds(rows, rows * (nodes - 1), rows * context), 3
+            )
             for nodes in SHOWN
         }
         for rows in batches

@@ -21,8 +21,9 @@ from paceline.core.round import Round
 from paceline.core.sampling import SamplingParams
 from paceline.core.segment import Segment
 from paceline.core.tree import DraftTree, IntArray
-from paceline.draft.base import Drafter, stamp
+from paceline.draft.base import Drafter
 from paceline.draft.registry import create, names
+from paceline.engine.budget import Budget
 from paceline.errors import MethodError, PacelineError
 from paceline.target.base import Facts, Needs
 
@@ -133,6 +134,8 @@ def judged(target: Facts) -> tuple[list[str], dict[str, str]]:
 def _bound(spec: str, target: Facts) -> Drafter:
     drafter = create(spec)
     drafter.bind(target)
+    if drafter.price_table is not None:  # its prices hold here, too
+        drafter.begin_round(0, Budget(drafter.price_table))
     return drafter
 
 
@@ -200,10 +203,12 @@ def step(drafter: Drafter, walks: Sequence[Walk], tally: Tally) -> list[DraftTre
     """A round of one or more rows; returns the trees, cut to what the rows may draft."""
     rows = [walk.row for walk in walks]
     began = perf_counter()
-    trees = stamp(drafter.propose(rows), drafter)
+    drafter.budget.begin(rows)
+    trees = drafter.budget.cut(rows, drafter.budget.ask(drafter, rows))
     tally.seconds += perf_counter() - began
     trees = [tree.clipped(row.max_draft) for tree, row in zip(trees, rows, strict=True)]
     accepted = [walk.accept(tree, tally) for walk, tree in zip(walks, trees, strict=True)]
+    drafter.budget.observe(rows, trees, accepted, 0.0)
     if type(drafter).observe is not Drafter.observe:
         # No verdict: there is no target, and a drafter that asks for more than tokens gets an error.
         round = Round(rows, trees, [Segment.tree(0, tree) for tree in trees], accepted=accepted)
@@ -217,6 +222,7 @@ def drop(drafter: Drafter, walk: Walk, tally: Tally) -> None:
     """The row has ended."""
     walk.row.finish_reason = "stop"
     began = perf_counter()
+    drafter.budget.drop(walk.row)
     drafter.drop(walk.row)
     tally.seconds += perf_counter() - began
 

@@ -19,7 +19,7 @@ from weakref import finalize
 
 import torch
 
-from paceline.draft.base import Drafter, DraftTree, Facts, Needs, Request, Round
+from paceline.draft.base import Drafter, DraftTree, Facts, Needs, Plan, Request
 from paceline.draft.cost import seconds_of
 from paceline.draft.methods.model import Model, check_tokenizer
 from paceline.draft.models.branches import SPREAD, Ask, Lookahead, Top, Window, top_of
@@ -195,7 +195,7 @@ class Mirror(Drafter):
             self.counts.ahead.append(seconds_of(self.side.look_ahead))
         return [trees.get(row.id) or DraftTree.root(row.last_token) for row in rows]
 
-    def on_layer(self, layer: int, hidden: torch.Tensor, round: Round) -> None:
+    def on_layer(self, layer: int, hidden: torch.Tensor, round: Plan) -> None:
         """Look ahead, with candidates of the early exit after every node of the windows."""
         own = [
             i

@@ -1,0 +1,300 @@
+"""One price for every draft: how many tokens each drafter may draft for each row, so that none is slower than none.
+
+A token of a draft is worth the probability that it is accepted. Its price is the number of tokens that decoding brings
+in the time that it costs, at the present rate (Dinkelbach 1967: tokens over time is largest where each is taken that is
+worth its price). What a round costs (`Prices`) and how far each drafter's tokens stand (`Survival`) is learnt as rounds
+run.
+
+    before drafting  a drafter is asked for the rows for which that pays. One that runs a model step by step, or whose
+                     drafts must stay whole, also hears how deep (`row.max_draft`).
+    after drafting   point masses are cut to the tokens that pay, of all rows at once.
+
+A draft that was drawn is never cut, exchanged or dropped: what is decided of it hangs on earlier rounds alone, for the
+distribution q that it was drawn from is the one that acceptance divides by.
+
+What does not pay is tried again, at growing intervals that bound the cost: a drafter is asked, a few tokens are
+verified, and a round without drafts shows what plain decoding costs. `budget=False` leaves drafts as long as their
+methods make them."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Sequence
+from statistics import fmean
+from time import perf_counter
+from typing import NamedTuple
+
+import numpy as np
+
+from paceline.core.accept import Accepted
+from paceline.core.request import Request
+from paceline.core.tree import DraftTree
+from paceline.draft.base import Drafter, Unlimited, View, stamp
+from paceline.draft.cost import INSTANT, DraftTimes, Floats, Prices, Table
+from paceline.draft.survival import Survival
+
+PROBE = 4  # most tokens that are verified, or drafted, to see whether they pay by now
+UNKNOWN, MOST = 8, 4096  # tokens that are drafted for all rows together while no price is known; and ever
+SHARE = 0.005  # of the time, for each of the three things that are tried
+WAIT, LONGEST_WAIT = 4, 256  # rounds before the first trial of each; most rounds between two
+
+
+class Trials:
+    """When something that does not pay is tried again: at intervals that grow until trials take SHARE of the time.
+
+    first  rounds before the first trial."""
+
+    def __init__(self, first: int = WAIT) -> None:
+        self._wait = self._next = first
+
+    def reset(self) -> None:
+        """It pays by now."""
+        self._wait = WAIT
+
+    def put_off(self, round: int) -> None:
+        """It was done without a trial."""
+        self._next = round + self._wait
+
+    def due(self, round: int, share: float) -> bool:
+        """Whether it is time, if a trial takes `share` of a round; then the next is due later, and later still."""
+        if round < self._next:
+            return False
+        self._wait = int(min(2 * self._wait, max(share / SHARE, WAIT), LONGEST_WAIT))
+        self._next = round + self._wait
+        return True
+
+
+class Drafts:
+    """What is known of a drafter.
+
+    worth  tokens beyond their price that asking it brought, a fading mean over all rows, and one a row.
+    steps  whether it is told how deep to draft: it runs a model step by step, or its drafts must stay whole.
+    draws  whether it draws its drafts where answers are drawn; None: it is not known yet.
+    width  nodes of its drafts for each token of their depth.
+    begun  ids of the rows that it was asked for: the first call for a row may read its prompt, and is not timed."""
+
+    PACE, STRENGTH = 0.03, 3.0  # of the mean of all rows; its weight in that of one
+
+    def __init__(self, times: DraftTimes | None, shares: Sequence[float]) -> None:
+        self.is_fixed = times is not None
+        self.times, self.survival = times or DraftTimes(), Survival(shares)
+        self.asks, self.checks = Trials(), Trials()
+        self.worth, self.steps, self.width = 1.0, False, 1.0
+        self.draws: bool | None = None
+        self.begun: set[int] = set()
+        self._count = 2
+        self._rows: dict[int, tuple[float, float]] = {}
+
+    def worth_of(self, row: int) -> float:
+        """What asking it for this row is worth."""
+        total, count = self._rows.get(row, (0.0, 0.0))
+        return (total + self.STRENGTH * self.worth) / (count + self.STRENGTH)
+
+    def note_worth(self, row: int, value: float) -> None:
+        """Asked for this row, it brought `value`."""
+        self._count += 1
+        self.worth += max(1 / self._count, self.PACE) * (value - self.worth)
+        total, count = self._rows.get(row, (0.0, 0.0))
+        self._rows[row] = 0.8 * total + value, 0.8 * count + 1
+
+    def drop(self, row: int) -> None:
+        """Forget a row."""
+        self._rows.pop(row, None)
+        self.begun.discard(row)
+        self.survival.drop(row)
+
+
+class Asked(NamedTuple):
+    """A drafter was asked for a row: the most tokens that it might draft, and the depth of what it drafted."""
+
+    by: Drafts
+    limit: int
+    length: int
+
+
+class Budget(Unlimited):
+    """The prices of an engine's rounds, and what they buy.
+
+    table  prices that were measured; None: they are learnt. now: a clock, in seconds."""
+
+    def __init__(self, table: Table | None = None, now: Callable[[], float] = perf_counter) -> None:
+        self.prices = table.prices if table is not None else Prices()
+        self._table, self.now = table, now
+        self._drafts: dict[Drafter, Drafts] = {}
+        self._plain, self._is_plain = Trials(2 * WAIT), False
+        self._round = self._rows = self._context = 0
+        self._tokens = self._time = 8.0  # the last rounds' tokens, over those of plain decoding in the same time
+        self._asked: dict[int, list[Asked]] = {}
+        self._drafting = 0.0
+        self._rate = self._node = self._any = 0.0
+        self._room = UNKNOWN
+
+    # Before drafting ------------------------------------------------------------------------------------------
+
+    def begin(self, rows: Sequence[Request]) -> None:
+        """A round of `rows`, which are decoding, begins: its prices, in tokens."""
+        self._round, self._rows, self._context = self._round + 1, max(len(rows), 1), sum(map(len, rows))
+        self._asked, self._drafting = {}, 0.0
+        gain = self._tokens / self._time
+        # Where drafts seem to gain nothing a round without them costs nothing, but they may only seem so.
+        self._is_plain = not self.prices.is_fixed and self._plain.due(self._round, max(gain - 1, 0.2))
+        if self.prices.known:
+            plain, terms = self._seconds(0), self.prices.terms
+            self._rate = self._rows * max(gain, 1.0) / plain
+            self._node, self._any = self._rate * terms["node"], self._rate * terms["draft"]
+            self._room = MOST if self.prices.is_fixed else max(2 * self.prices.largest, UNKNOWN)
+
+    def ask(self, drafter: Drafter, rows: Sequence[Request]) -> list[DraftTree]:
+        if getattr(drafter, "parts", ()) and type(drafter).propose is not Drafter.propose:
+            return super().ask(drafter, rows)  # which asks its parts
+        known = self._known(drafter)
+        limits = self._limits(known, rows)
+        views = [row if n == row.max_draft else View(row, max_draft=n) for row, n in zip(rows, limits, strict=True)]
+        asked = [(row, view) for row, view, limit in zip(rows, views, limits, strict=True) if limit > 0]
+        if not asked:
+            return [DraftTree.root(row.last_token) for row in rows]
+        began = self.now()
+        trees = stamp(drafter.propose([view for _, view in asked]), drafter)
+        seconds, calls = self.now() - began, max(tree.calls for tree in trees)
+        if known.is_fixed:
+            seconds = known.times.seconds(len(asked), max(calls, 1))
+        elif known.begun.issuperset(row.id for row, _ in asked):
+            known.times.note(len(asked), max(calls, 1), seconds)
+        self._drafting += seconds
+        for (row, view), tree in zip(asked, trees, strict=True):
+            known.begun.add(row.id)
+            known.steps |= calls > 0 or not tree.may_be_cut
+            if tree.num_drafted and not row.params.is_greedy:
+                known.draws = tree.draft_probs is not None
+            self._drafts.setdefault(tree.owner, known)  # it may be a part of `drafter`
+            self._asked.setdefault(row.id, []).append(Asked(known, view.max_draft, tree.max_depth))
+            if tree.num_drafted:
+                known.width += 0.1 * (tree.num_drafted / tree.max_depth - known.width)
+        made = dict(zip((row.id for row, _ in asked), trees, strict=True))
+        return [made.get(row.id) or DraftTree.root(row.last_token) for row in rows]
+
+    def gain(self, drafter: Drafter, row: Request) -> float:
+        known = self._known(drafter)
+        if not self.prices.known:
+            return 0.0
+        return self._depth(known, row, self._rows)[1] if known.steps else known.worth_of(row.id)
+
+    def _limits(self, known: Drafts, rows: Sequence[Request]) -> list[int]:
+        """Tokens that a drafter may draft for each row. Hangs on earlier rounds alone, and where a seed was given and
+        drafts are drawn on nothing, or the seed would not give the same tokens again."""
+        limits = self._paying(known, rows)
+        if known.draws is not False:
+            for i, row in enumerate(rows):
+                if row.params.seed is not None and not row.params.is_greedy:
+                    limits[i] = max(row.max_draft, 0)
+        return limits
+
+    def _paying(self, known: Drafts, rows: Sequence[Request]) -> list[int]:
+        most = [max(row.max_draft, 0) for row in rows]
+        if self._is_plain:
+            return [0] * len(rows)
+        if not self.prices.known:
+            return [min(limit, max(UNKNOWN // self._rows, 1)) for limit in most]
+        price, call = self._seconds(0), known.times.seconds(len(rows))
+        if known.steps:
+            chosen = [self._depth(known, row, len(rows)) for row in rows]
+            limits = [depth for depth, _ in chosen]
+            pays = sum(gain for _, gain in chosen) > self._any and any(limits)
+            trial, share = [min(most[0], PROBE)] + [0] * (len(rows) - 1), PROBE * call / price
+        else:
+            cost = self._rate * call / len(rows)
+            limits = [limit if known.worth_of(row.id) >= cost else 0 for row, limit in zip(rows, most, strict=True)]
+            pays, trial, share = any(limits), most, call / price
+        if pays:
+            known.asks.reset()
+            return limits
+        return trial if known.asks.due(self._round, share) else [0] * len(rows)
+
+    def _depth(self, known: Drafts, row: Request, rows: int) -> tuple[int, float]:
+        """How deep a drafter pays for a row of `rows`, and the tokens beyond their price that this brings."""
+        if row.max_draft < 1:
+            return 0, 0.0
+        stands, drafted = known.survival.asked(row.id, min(row.max_draft, max(self._room // rows, 1)))
+        step = self._node * known.width + self._rate * known.times.seconds(rows) / rows
+        gains = (stands - step * drafted).cumsum()
+        best = int(gains.argmax())
+        return (best + 1, float(gains[best])) if gains[best] > 0 else (0, 0.0)
+
+    # After drafting -------------------------------------------------------------------------------------------
+
+    def value(self, tree: DraftTree, row: Request) -> float:
+        return float(np.maximum(self._known(tree.owner).survival.of(tree, row.id) - self._node, 0.0).sum())
+
+    def cut(self, rows: Sequence[Request], trees: Sequence[DraftTree]) -> list[DraftTree]:
+        """The trees to verify: of point masses the nodes that pay, and now and then a few more; all else as it is."""
+        made = list(trees)
+        open_ = {i: self._known(tree.owner) for i, tree in enumerate(trees) if tree.num_drafted and tree.may_be_cut}
+        if not self.prices.known:
+            return made
+        stands = {i: known.survival.of(trees[i], rows[i].id) for i, known in open_.items()}
+        price = self._node
+        if sum(map(len, stands.values())) > self._room:  # no more than twice what the prices are known for
+            price = max(price, float(np.partition(np.concatenate([*stands.values()]), -self._room)[-self._room]))
+        paid = {i: np.maximum(of - price, 0.0) for i, of in stands.items()}
+        gain, is_whole = float(sum(of.sum() for of in paid.values())), any(not tree.may_be_cut for tree in trees)
+        pays = is_whole or gain > self._any
+        left = 1.0 if is_whole else max(1 - self._any / gain, 0.0) if gain > 0 else 0.0
+        for i, row in enumerate(rows):
+            count = int((paid[i] > 0).sum()) if i in open_ and pays else 0
+            if i in open_ and count < len(paid[i]):
+                share = (PROBE * self.prices.terms["node"] + self.prices.terms["draft"] * (not pays)) / self._seconds(0)
+                # Its drafts may stand more often by now.
+                count += 1 + self._round % PROBE if open_[i].checks.due(self._round, share) else 0
+                made[i] = _first(trees[i], stands[i], count)
+            elif i in open_:
+                open_[i].checks.reset()
+            for asked in self._asked.get(row.id, ()):
+                own = i in open_ and asked.by is open_[i]
+                asked.by.note_worth(row.id, left * float(paid[i].sum()) if own else 0.0)
+        return made
+
+    # After the round ------------------------------------------------------------------------------------------
+
+    def observe(
+        self, rows: Sequence[Request], trees: Sequence[DraftTree], accepted: Sequence[Accepted], seconds: float | None
+    ) -> None:
+        for row, tree, done in zip(rows, trees, accepted, strict=True):
+            stood = len(done.path) - 1
+            for by, limit, length in self._asked.pop(row.id, ()):
+                own = tree.num_drafted > 0 and by is self._drafts.get(tree.owner)
+                if own:
+                    by.survival.note(row.id, tree, done.path, length)
+                verified = (limit if length <= tree.max_depth else tree.max_depth) if own else limit * (length == 0)
+                if by.steps:
+                    by.survival.note_asked(length, limit, stood if own else 0, verified)
+        nodes = sum(tree.num_drafted for tree in trees)
+        if not nodes:
+            self._plain.put_off(self._round)
+        if seconds is None or len(rows) != self._rows:
+            return
+        if self.prices.is_fixed:
+            seconds = self._seconds(nodes)
+        self.prices.note(self._rows, nodes, self._context, seconds)
+        if self.prices.known:
+            seconds = min(seconds, Prices.SPIKE * self._seconds(nodes))
+            self._tokens += fmean(len(done.tokens) for done in accepted) - self._tokens / 64
+            self._time += (seconds + self._drafting) / self._seconds(0) - self._time / 64
+
+    def drop(self, row: Request) -> None:
+        self._asked.pop(row.id, None)
+        for known in self._drafts.values():
+            known.drop(row.id)
+
+    def _seconds(self, nodes: int) -> float:
+        return max(self.prices.seconds(self._rows, nodes, self._context), INSTANT)
+
+    def _known(self, drafter: Drafter) -> Drafts:
+        if drafter not in self._drafts:
+            self._drafts[drafter] = Drafts(*(self._table.of(drafter) if self._table is not None else (None, ())))
+        return self._drafts[drafter]
+
+
+def _first(tree: DraftTree, stands: Floats, count: int) -> DraftTree:
+    """The `count` likeliest nodes of a tree; no node is likelier than its parent."""
+    if count >= len(stands):
+        return tree
+    return tree.keeping(np.append(0, np.sort(np.argsort(-stands, kind="stable")[:count]) + 1))
