@@ -35,9 +35,10 @@ from paceline.draft.shapes import SLOTS_FILE
 from paceline.errors import ModelError, PacelineError
 from paceline.jsonl import loads
 from paceline.target.base import Target
-from paceline.target.folder import INDEX, SMALL_FILES, check_shapes, find, open_weights, read_config
+from paceline.target.checks import check_shapes, unsupported
+from paceline.target.folder import INDEX, SMALL_FILES, find, open_weights, read_config, shapes_of
 from paceline.target.load import TOKENIZER_FILES, load, load_tokenizer
-from paceline.target.shape import Shape, unsupported, weight_shapes
+from paceline.target.shape import Shape, weight_shapes
 from paceline.train.saving import save_drafter
 
 RECORD = "enlargement.json"
@@ -289,7 +290,7 @@ class Source:
         if reason:
             raise ModelError(f"{folder} cannot be enlarged: {reason}")
         opened, shapes = open_weights(folder), weight_shapes(config)
-        check_shapes(folder, shapes, opened)
+        check_shapes(folder, shapes, shapes_of(opened), config.num_hidden_layers)
         self.folder, self.name, self.shape = folder, folder.resolve().name, Shape.of(config)
         self.tensors = {name: opened[name].get_tensor(name) for name in shapes}
         self.spread = float(getattr(config, "initializer_range", None) or 0.02)

@@ -13,10 +13,11 @@ import torch
 from paceline.draft.base import Drafter
 from paceline.engine.engine import Engine
 from paceline.target.base import Target
+from paceline.target.checks import unsupported
 from paceline.target.decoder import Decoder
 from paceline.target.folder import untied
 from paceline.target.hf import HFTarget
-from paceline.target.shape import as_checkpoint, unsupported, weight_shapes
+from paceline.target.shape import as_checkpoint, weight_shapes
 from paceline.target.threads import Threads
 
 

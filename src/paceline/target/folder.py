@@ -1,11 +1,11 @@
-"""A model folder, here or on the Hugging Face hub: finding it, reading its configuration and weights, checking them.
+"""A model folder, here or on the Hugging Face hub: finding it, and reading its configuration and weights.
 
 Nothing is unpickled, and no code from a folder runs unless the user allows it. Every fault is a ModelError of one line.
 """
 
 import hashlib
 import re
-from collections.abc import Callable, Iterable, Mapping, Sequence
+from collections.abc import Mapping
 from copy import copy
 from importlib import metadata
 from pathlib import Path
@@ -20,8 +20,8 @@ from transformers import AutoConfig, PretrainedConfig
 
 from paceline.errors import PATHS, ModelError, meant, shortened
 from paceline.strict_json import NotJSON, loads
+from paceline.target.checks import check_limits, is_number, short
 from paceline.target.quantised.blocks import Blocks, WeightsByName
-from paceline.target.shape import FAMILIES, contradiction
 
 SMALL_FILES = ["*.json", "*.jinja", "*.txt", "*.model"]
 """Files of configuration and tokenizer."""
@@ -137,30 +137,6 @@ def _in_package(name: str) -> Path:
 
 # Its configuration ---------------------------------------------------------------------------------------------------
 
-_SIZES = {
-    "vocab_size": 1 << 31,
-    "hidden_size": 1 << 24,
-    "intermediate_size": 1 << 26,
-    "num_hidden_layers": 1 << 16,
-    "num_attention_heads": 1 << 16,
-    "num_key_value_heads": 1 << 16,
-    "head_dim": 1 << 16,
-    "max_position_embeddings": 1 << 24,  # the rotary table has all positions; published models have up to 10 M
-}
-"""Largest allowed values; the smallest is 1. All may be absent."""
-_NATIVE_SIZES = _SIZES | {
-    "sliding_window": 1 << 31,
-    "num_experts": 1 << 12,
-    "num_experts_per_tok": 1 << 12,
-    "moe_intermediate_size": 1 << 26,
-    "shared_expert_intermediate_size": 1 << 26,
-    "decoder_sparse_step": 1 << 16,
-    **dict.fromkeys((f"linear_num_{part}_heads" for part in ("key", "value")), 1 << 16),
-    **dict.fromkeys((f"linear_{part}_dim" for part in ("key_head", "value_head", "conv_kernel")), 1 << 16),
-}
-"""The same for families that the native decoder runs."""
-
-
 def read_config(folder: Path, trust_remote_code: bool = False) -> PretrainedConfig:
     """config.json of `folder`, read by transformers."""
     file = folder / "config.json"
@@ -176,7 +152,7 @@ def read_config(folder: Path, trust_remote_code: bool = False) -> PretrainedConf
         raise ModelError(f"{file} has no model_type: it is not the configuration of a transformers model")
     for part in (given, given.get("text_config")):
         if isinstance(part, Mapping):  # transformers makes a list of all layers, however many
-            check_sizes(part.get, file, is_native=False)
+            check_limits(part.get, file, is_native=False)
     try:
         if model_type in ALIASES:
             own = {key: value for key, value in given.items() if key not in ("model_type", "auto_map")}
@@ -202,41 +178,6 @@ def _read_json(file: Path) -> dict[str, Any]:
     return value
 
 
-def check_config(config: PretrainedConfig, file: Path) -> None:
-    """ModelError if a size is not a whole number in its range, rope_theta not a number above 0, or if what the native
-    decoder reads contradicts itself."""
-    inner = config.get_text_config()
-    if isinstance(inner, Mapping):
-        raise ModelError(f"{file}: a {config.model_type} has no text_config, and here is one")
-    is_native = inner.model_type in FAMILIES
-    check_sizes(lambda key: getattr(inner, key, None), file, is_native)
-    rope = getattr(inner, "rope_parameters", None) or {}
-    if not isinstance(rope, Mapping):
-        raise ModelError(f"{file}: rope_parameters is {_short(rope)}; it must be an object")
-    for one in [rope, *(part for part in rope.values() if isinstance(part, Mapping))]:
-        base = one.get("rope_theta", 1.0)
-        if not (_is_number(base, (int, float)) and 0 < base < 1e30):
-            raise ModelError(f"{file}: rope_theta is {_short(base)}; it must be a number above 0, such as 10000.0")
-    if is_native and (reason := contradiction(inner)):
-        raise ModelError(f"{file}: {reason}")
-
-
-def check_sizes(value_of: Callable[[str], Any], file: Path, is_native: bool) -> None:
-    """ModelError if a size is not a whole number in its range. is_native: of a family that the native decoder runs."""
-    for key, most in (_NATIVE_SIZES if is_native else _SIZES).items():
-        value = value_of(key)
-        if value is not None and not (_is_number(value, int) and 1 <= value <= most):
-            raise ModelError(f"{file}: {key} is {_short(value)}; it must be a whole number from 1 to {most:,}")
-
-
-def _is_number(value: Any, kinds: type | tuple[type, ...]) -> bool:
-    return isinstance(value, kinds) and not isinstance(value, bool)
-
-
-def _short(value: Any) -> str:
-    return shortened(repr(value))
-
-
 def eos_token_ids(folder: Path, config: PretrainedConfig) -> tuple[int, ...]:
     """Tokens that end an answer, from config.json and generation_config.json. Each has an id, a list or none."""
     files = {folder / "config.json": getattr(config.get_text_config(), "eos_token_id", None)}
@@ -246,8 +187,8 @@ def eos_token_ids(folder: Path, config: PretrainedConfig) -> tuple[int, ...]:
     ends: set[int] = set()
     for file, ids in files.items():
         every = ids if isinstance(ids, list) else [] if ids is None else [ids]
-        if not all(_is_number(i, int) and i >= 0 for i in every):
-            raise ModelError(f"{file}: eos_token_id is {_short(ids)}; it must be a token id or a list of them")
+        if not all(is_number(i) and i >= 0 for i in every):
+            raise ModelError(f"{file}: eos_token_id is {short(ids)}; it must be a token id or a list of them")
         ends.update(every)
     return tuple(sorted(ends))
 
@@ -287,10 +228,6 @@ def tuned_note(folder: str) -> str | None:
 
 # Its weights ---------------------------------------------------------------------------------------------------------
 
-_FLOATS = ("F16", "BF16", "F32", "F64")  # number formats of safetensors that need no scale
-_MASKS = ("BOOL", "U8", "I64")  # of masks and positions, which old checkpoints hold beside their weights
-_SCALE = re.compile(r"(?<!input)(?<!activation)(?<!\.[kqv])_scale(_inv|_\d)?$|\.(scales|SCB)$")
-"""Names of scales of weights; those of activations, and of keys and values in a cache, change no weight."""
 _SAMPLE = 64  # sampled numbers of a tensor in a fingerprint. Fine-tuning in bfloat16 leaves many unchanged, but not all
 
 
@@ -314,6 +251,11 @@ def open_weights(folder: Path) -> dict[str, Any]:
             raise ModelError(f"{file} is cut off or damaged ({one_line(error)}): copy or download it again") from None
         tensors |= dict.fromkeys(opened.keys(), opened)
     return tensors
+
+
+def shapes_of(tensors: Mapping[str, Any]) -> dict[str, list[int]]:
+    """Shapes by name, from the headers of open files."""
+    return {key: file.get_slice(key).get_shape() for key, file in tensors.items()}
 
 
 def refuse_pointer(file: Path) -> None:
@@ -348,77 +290,6 @@ def _weight_files(folder: Path) -> list[Path]:
             f"transformers: AutoModelForCausalLM.from_pretrained({str(folder)!r}).save_pretrained('NEW_FOLDER')"
         )
     return files
-
-
-def check_numbers(folder: Path, config: PretrainedConfig, tensors: Mapping[str, Any]) -> None:
-    """ModelError for weights that are no floats, unless `config` names a method by which we or transformers read them:
-    transformers would read others without their scales."""
-    method, ours = getattr(config, "quantization_config", None), quantisation(config)
-    if method is not None and not ours:
-        from transformers.quantizers.auto import AUTO_QUANTIZATION_CONFIG_MAPPING as KNOWN  # imports for a second
-
-        given = method if isinstance(method, Mapping) else {}
-        if str(given.get("quant_method")) in KNOWN or given.get("load_in_8bit") or given.get("load_in_4bit"):
-            return
-        raise ModelError(
-            f"{folder}: its weights are quantized by {_short(given.get('quant_method', method))}, which transformers "
-            f"{transformers.__version__} does not know: use the model in 16 or 32 bits, or as a GGUF file"
-        )
-    for key, file in tensors.items():
-        kind = file.get_slice(key).get_dtype()
-        if kind in _FLOATS or key in ours.get("kinds", ()) or (kind in _MASKS and not key.endswith(".weight")):
-            continue
-        raise ModelError(
-            f"{folder}: {key} holds {kind} numbers, so its weights are quantized, and config.json does not say "
-            f"how: use the model in one of {', '.join(_FLOATS)}"
-        )
-
-
-def refuse_scales(folder: Path, unread: Iterable[str]) -> None:
-    """ModelError if tensors that are not read are scales of weights."""
-    if scales := sorted(filter(_SCALE.search, unread)):
-        raise ModelError(
-            f"{folder} has {scales[0]}, and nothing here reads it: without their scales weights are other numbers; "
-            "use the model in 16 or 32 bits, or as a GGUF file"
-        )
-
-
-def check_layers(folder: Path, num_layers: int, keys: Iterable[str]) -> None:
-    """ModelError if `keys` name layers that the configuration does not have, and that are no MTP heads."""
-    layers = [match for key in keys if (match := re.match(r"(?:model\.)?layers\.(\d+)\.(\w+)", key))]
-    heads = {match[1] for match in layers if match[2] == "eh_proj"}
-    numbers = [int(match[1]) for match in layers if match[1] not in heads]
-    if numbers and max(numbers) >= num_layers:
-        raise ModelError(
-            f"{folder} has weights of {max(numbers) + 1} layers, and its config.json asks for {num_layers}: "
-            "one of the two is of another model"
-        )
-
-
-def refuse_absent(folder: Path, absent: Sequence[str]) -> None:
-    """ModelError if `absent` names tensors: the configuration asks for them."""
-    if absent:
-        more = f" and {len(absent) - 2} more" if len(absent) > 2 else ""
-        raise ModelError(
-            f"{folder} lacks {', '.join(absent[:2])}{more}, which its config.json asks for: "
-            "the weights are incomplete or of another model"
-        )
-
-
-def check_shape(folder: Path, key: str, shape: Sequence[int], wanted: Sequence[int]) -> None:
-    """ModelError if a tensor has another shape than `wanted`."""
-    if list(shape) != list(wanted):
-        raise ModelError(
-            f"{folder}: {key} has shape {list(shape)} where config.json asks for {list(wanted)}: "
-            "the weights are of another model"
-        )
-
-
-def check_shapes(folder: Path, shapes: Mapping[str, tuple[int, ...]], tensors: Mapping[str, Any]) -> None:
-    """ModelError unless `tensors` has every tensor of `shapes`, with its shape."""
-    refuse_absent(folder, [key for key in shapes if key not in tensors])
-    for key, shape in shapes.items():
-        check_shape(folder, key, tensors[key].get_slice(key).get_shape(), shape)
 
 
 def fingerprint(weights: WeightsByName) -> str:

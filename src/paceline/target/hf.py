@@ -24,7 +24,8 @@ from paceline.core.tree import ancestors
 from paceline.errors import ModelError
 from paceline.target.base import BEFORE_NORM, LayerCallback, Needs
 from paceline.target.cache import CachedTarget, RaggedCache, Writer
-from paceline.target.folder import check_layers, check_shape, fingerprint, one_line, refuse_absent, refuse_scales
+from paceline.target.checks import check_shapes
+from paceline.target.folder import fingerprint, one_line
 from paceline.target.layout import SHARED_QUERIES, Layout, plan
 from paceline.target.linear import aligned
 
@@ -51,12 +52,11 @@ def load(
     except Exception as error:  # the model's own code may raise anything
         why = f"transformers cannot load it as a causal language model: {one_line(error)}"
         raise ModelError(f"{name}: {why}") from None
-    for key, shape, wanted in sorted(report["mismatched_keys"]):
-        check_shape(folder, key, shape, wanted)
-    refuse_absent(folder, sorted(report["missing_keys"]))
     # transformers does not report unexpected weights that the model's own code allows.
-    refuse_scales(folder, report["unexpected_keys"])
-    check_layers(folder, model.config.get_text_config(decoder=True).num_hidden_layers, report["unexpected_keys"])
+    differing, missing = sorted(report["mismatched_keys"]), dict.fromkeys(sorted(report["missing_keys"]), ())
+    wanted = missing | {key: shape for key, _, shape in differing}
+    found = dict.fromkeys(report["unexpected_keys"], ()) | {key: shape for key, shape, _ in differing}
+    check_shapes(folder, wanted, found, model.config.get_text_config(decoder=True).num_hidden_layers)
     for parameter in model.parameters():
         parameter.data = aligned(parameter.data)
     if getattr(model, "is_quantized", None) is False:  # expanded on loading, to the dtype of the scales

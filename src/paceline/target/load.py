@@ -13,13 +13,14 @@ import torch
 from transformers import AutoTokenizer, PretrainedConfig
 
 from paceline.errors import ModelError, meant
+from paceline.target import checks
 from paceline.target import folder as files
 from paceline.target.base import Target
 from paceline.target.decoder import Decoder
 from paceline.target.folder import SMALL_FILES, find, open_weights, read_config
 from paceline.target.linear import has_units
 from paceline.target.quantised.blocks import PRECISIONS, in_precision, round_inputs, split_dtype
-from paceline.target.shape import unsupported, weight_shapes
+from paceline.target.shape import weight_shapes
 from paceline.target.tokenizer import SentencePiece, Tokenizer, vocabulary
 
 DTYPES = {"float32": torch.float32, "bfloat16": torch.bfloat16, "float16": torch.float16}
@@ -80,7 +81,7 @@ def _load_folder(
 ) -> Target:  # fmt: skip
     name, folder = files.name_of(model), find(model, [*SMALL_FILES, "*.safetensors"])
     config = read_config(folder, trust_remote_code)
-    files.check_config(config, folder / "config.json")
+    checks.check_config(config, folder / "config.json")
     config, tensors = _text_part(config, open_weights(folder))
     in_blocks, makes_blocks = bool(files.quantisation(config)), precision in PRECISIONS
     if makes_blocks or (in_blocks and precision):
@@ -95,7 +96,7 @@ def _load_folder(
         raise ModelError(f"{name}: the native decoder cannot run it, {reason}; native=None uses transformers")
     if activations is not None and (reason or native is False):
         raise ModelError(f"{name} runs in transformers, which rounds no activations; leave activations out")
-    files.check_numbers(folder, config, tensors)
+    checks.check_formats(folder, config, files.quantisation(config), tensors)
     if native is False or reason:
         from paceline.target import hf
 
@@ -104,8 +105,6 @@ def _load_folder(
         )
     else:
         config = files.untied(config, tensors)
-        files.check_layers(folder, config.num_hidden_layers, tensors)
-        files.refuse_scales(folder, tensors.keys() - weight_shapes(config).keys())
         if in_blocks:
             from paceline.target.quantised import checkpoint
 
@@ -147,7 +146,7 @@ def _load_file(
 def native_weights(folder: Path, config: PretrainedConfig, tensors: Mapping[str, Any]) -> dict[str, torch.Tensor]:
     """The tensors that the native decoder reads, mapped from disk. ModelError for a missing one or another shape."""
     shapes = weight_shapes(config)
-    files.check_shapes(folder, shapes, tensors)
+    checks.check_shapes(folder, shapes, files.shapes_of(tensors), config.num_hidden_layers)
     return {key: tensors[key].get_tensor(key) for key in shapes}
 
 
@@ -186,7 +185,7 @@ def quantise_folder(model: str | Path, out: str | Path, precision: str) -> int:
 def _not_native(config: PretrainedConfig) -> str | None:
     if getattr(config, "quantization_config", None) is not None and not files.quantisation(config):
         return "its weights are quantized"
-    return unsupported(config)
+    return checks.unsupported(config)
 
 
 def _dtype(word: str | torch.dtype) -> torch.dtype | None:

@@ -5,7 +5,6 @@ from __future__ import annotations
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass
 from functools import cache
-from math import inf
 from typing import Any
 
 import torch
@@ -13,7 +12,6 @@ from transformers import PretrainedConfig
 from transformers.modeling_rope_utils import ROPE_INIT_FUNCTIONS
 
 from paceline.compiled import cosines_and_sines
-from paceline.errors import printable, shortened
 
 STATIC_ROPE = ("default", "linear", "llama3", "yarn", "longrope")
 """Kinds of rotary tables that are the same for texts of any length; longrope's up to the length that the model was
@@ -139,7 +137,7 @@ class Shape:
 
     @classmethod
     def of(cls, config: PretrainedConfig) -> Shape:
-        """Read `config`; call `unsupported` first."""
+        """Read `config`; call `checks.unsupported` first."""
         bias = bool(getattr(config, "attention_bias", False))
         sizes = {
             "vocab_size": config.vocab_size,
@@ -155,7 +153,7 @@ class Shape:
             "qkv_bias": bias,
             "out_bias": bias,
             "mlp_bias": bool(getattr(config, "mlp_bias", False)),
-            "gelu": ACTIVATIONS[_activation(config)],
+            "gelu": ACTIVATIONS[activation_of(config)],
         }
         own = FAMILIES[config.model_type](config)
         return cls(**sizes | own, layers=_layers(config, mixtures="experts" in own))
@@ -169,11 +167,12 @@ class Shape:
 def _max_context(config: PretrainedConfig) -> int:
     """Tokens of the longest text. Longrope turns every token of a longer text by other angles, those before included,
     so a model with it ends where its short factors do."""
-    longest = [rope.get("original_max_position_embeddings") for rope in _ropes(config) if _kind_of(rope) == "longrope"]
-    return int(min([config.max_position_embeddings, *(one for one in longest if one is not None)]))
+    ropes = [rope for rope in ropes_of(config) if kind_of_rope(rope) == "longrope"]
+    ends = (rope.get("original_max_position_embeddings") for rope in ropes)
+    return int(min([config.max_position_embeddings, *(end for end in ends if end is not None)]))
 
 
-def _activation(config: Any) -> str:
+def activation_of(config: Any) -> str:
     return str(getattr(config, "hidden_activation", None) or getattr(config, "hidden_act", "silu"))
 
 
@@ -256,86 +255,16 @@ FAMILIES: Mapping[str, Callable[[Any], dict[str, Any]]] = {
     "qwen3_5_text": lambda c: _hybrid(c, False),
 }
 """What a family has of its own: fields of `Shape`, by the configuration's model_type."""
-NOT_RUN = {
-    "clip_qkv": "it clips queries, keys and values",
-    "attn_logit_softcapping": "it caps attention scores",
-    "final_logit_softcapping": "it caps logits",
-    "use_bidirectional_attention": "tokens see those after them",
-}
-"""Entries of a configuration that the decoder does not know how to follow, unless they are absent, None or False."""
-HEADS = (("num_attention_heads", "num_key_value_heads"), ("linear_num_value_heads", "linear_num_key_heads"))
-FACTORS = {
-    "query_pre_attn_scalar": 1 << 24, "attention_multiplier": 1 << 24, "embedding_multiplier": 1 << 24,
-    "residual_multiplier": 1 << 24, "logits_scaling": 1 << 24, "original_max_position_embeddings": 1 << 24,
-    "partial_rotary_factor": 1,
-}  # fmt: skip
-"""Entries of a configuration, or of its rotary parameters, that are numbers above 0, with their largest values."""
 
 
-def unsupported(config: PretrainedConfig) -> str | None:
-    """Why the native decoder cannot run this configuration, in a few words; None if it can."""
-    if config.model_type not in FAMILIES:
-        return f"model type {config.model_type!r} is not one of {', '.join(FAMILIES)}"
-    if why := unsupported_rope(config):
-        return why
-    known = (*ATTENTION, DELTA) if "delta" in FAMILIES[config.model_type](config) else ATTENTION
-    for kind in getattr(config, "layer_types", None) or ():
-        if kind not in known:
-            return f"layers of kind {kind!r} are not one of {', '.join(known)}"
-    if (activation := _activation(config)) not in ACTIVATIONS:
-        return f"activation {activation!r} is not one of {', '.join(ACTIVATIONS)}"
-    if known != ATTENTION and ACTIVATIONS[activation]:
-        return f"its convolution is followed by {activation}, and SiLU is what runs here"
-    if why := next((why for key, why in NOT_RUN.items() if getattr(config, key, None)), None):
-        return why
-    s = Shape.of(config)
-    odd = s.head_dim % 2 or s.rotary_dim % 2
-    return f"it rotates {s.rotary_dim or s.head_dim} numbers of a head, which are no pairs" if odd else None
-
-
-def unsupported_rope(config: PretrainedConfig) -> str | None:
-    """The first kind of rotary parameters that the native decoder does not know, in a few words; None: it knows all."""
-    kinds = (kind for rope in _ropes(config) if (kind := _kind_of(rope)) not in STATIC_ROPE)
-    return next((f"rope type {kind!r} is not one of {', '.join(STATIC_ROPE)}" for kind in kinds), None)
-
-
-def contradiction(config: PretrainedConfig) -> str | None:
-    """What is impossible in a configuration whose sizes are whole numbers above 0; None if nothing is."""
-    for heads, fewer in HEADS:
-        count, shared = getattr(config, heads, None), getattr(config, fewer, None)
-        if count and shared and count % shared:
-            return f"{heads}, {count}, is no multiple of {fewer}, {shared}"
-    experts, chosen = getattr(config, "num_experts", None), getattr(config, "num_experts_per_tok", None)
-    if experts and chosen and chosen > experts:
-        return f"num_experts_per_tok is {chosen}, and there are {experts} experts"
-    rotated = getattr(config, "no_rope_layers", None)
-    if rotated and len(rotated) != config.num_hidden_layers:
-        return f"no_rope_layers names {len(rotated)} layers of {config.num_hidden_layers}"
-    given = [(key, value) for part in (vars(config), *_ropes(config)) for key, value in part.items() if key in FACTORS]
-    for key, value in given:
-        if value is not None and not (isinstance(value, (int, float)) and 0 < value <= FACTORS[key]):
-            return f"{key} is {shortened(repr(value))}; it must be a number above 0 and up to {FACTORS[key]:,}"
-    if unsupported_rope(config) is None:
-        for nested in {"", *(kind for kind in ATTENTION if kind in (getattr(config, "rope_parameters", None) or {}))}:
-            try:
-                inverse, scale = _frequencies(config, 2, nested)
-                fits = float(inverse.min()) > 0 and float(inverse.max()) < inf and 0 < scale < inf
-                why = "" if fits else "the frequencies that it gives are no numbers above 0"
-            except Exception as error:  # transformers may raise anything
-                why = printable(error)
-            if why:
-                return f"rope_parameters, {shortened(repr(_ropes(config)))}, cannot be used: {why}"
-    return None
-
-
-def _ropes(config: PretrainedConfig) -> list[dict[str, Any]]:
+def ropes_of(config: PretrainedConfig) -> list[dict[str, Any]]:
     """The configuration's rotary parameters: one dictionary, or one for each kind of layer."""
     rope = dict(getattr(config, "rope_parameters", None) or {})
     nested = [dict(one) for one in rope.values() if isinstance(one, Mapping)]
     return nested or [rope]
 
 
-def _kind_of(rope: Mapping[str, Any]) -> str:
+def kind_of_rope(rope: Mapping[str, Any]) -> str:
     return str(rope.get("rope_type", "default"))
 
 
@@ -442,7 +371,7 @@ def rotary_tables(
     if rope is None:
         return torch.ones(count, shape.head_dim), torch.zeros(count, shape.head_dim)
     if inverse is None:
-        inverse, scale = _frequencies(config, shape.rotary_dim or shape.head_dim, rope)
+        inverse, scale = frequencies(config, shape.rotary_dim or shape.head_dim, rope)
     angle = torch.outer(torch.arange(count).float(), inverse.float().cpu())
     rest = shape.head_dim // 2 - angle.shape[1]
     still = torch.ones(count, rest), torch.zeros(count, rest)
@@ -454,14 +383,14 @@ def rotary_tables(
     return torch.cat([cos, cos], -1), torch.cat([-sin, sin], -1)
 
 
-def _frequencies(config: PretrainedConfig, size: int, rope: str) -> tuple[torch.Tensor, float]:
+def frequencies(config: PretrainedConfig, size: int, rope: str) -> tuple[torch.Tensor, float]:
     """Inverse frequencies float32 [size / 2], and a factor of cos and sin. rope: as in `LayerKind.rope`."""
     parameters, nested = dict(getattr(config, "rope_parameters", None) or {}), rope or ATTENTION[0]
     of_layers = {"layer_type": nested} if nested in parameters else {}
     parameters = dict(parameters.get(nested, parameters))
-    if _kind_of(parameters) == "default":
+    if kind_of_rope(parameters) == "default":
         return parameters.get("rope_theta", 10000.0) ** -(torch.arange(0, size, 2).float() / size), 1.0
-    inverse, scale = ROPE_INIT_FUNCTIONS[_kind_of(parameters)](config, torch.device("cpu"), **of_layers)
+    inverse, scale = ROPE_INIT_FUNCTIONS[kind_of_rope(parameters)](config, torch.device("cpu"), **of_layers)
     return inverse, scale
 
 

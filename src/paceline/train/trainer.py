@@ -19,12 +19,13 @@ from paceline.draft.models.checkpoint import TargetFacts
 from paceline.draft.models.vocab import most_frequent
 from paceline.draft.spec import option
 from paceline.errors import ModelError, PacelineError
+from paceline.target.checks import unsupported
 from paceline.target.folder import fingerprint, gguf_of, is_gguf
 from paceline.target.hf import quiet
 from paceline.target.load import load_tokenizer, read_config
 from paceline.target.quantised.blocks import Weights, quantised
 from paceline.target.quantised.gguf import GGUF, weights_of
-from paceline.target.shape import as_checkpoint, unsupported
+from paceline.target.shape import as_checkpoint
 from paceline.target.tokenizer import Tokenizer
 from paceline.train.config import StudentConfig, TrainerConfig, Training, training_folder
 from paceline.train.data import Mixture, Rows, counts_of, first_batch, row_counts, split_rows

@@ -18,12 +18,13 @@ from paceline.errors import MethodError
 from paceline.target.attention import Layer, TorchOps, begin
 from paceline.target.base import Facts
 from paceline.target.cache import RaggedCache, Writer
+from paceline.target.checks import unsupported
 from paceline.target.decoder import Decoder
 from paceline.target.hf import HFTarget
 from paceline.target.layout import Layout
 from paceline.target.linear import Linear, linear
 from paceline.target.quantised.blocks import Blocks, Weights, WeightsByName, quantised, tensors_of, within
-from paceline.target.shape import LayerKind, Shape, layer_shapes, rotary_tables, unsupported
+from paceline.target.shape import LayerKind, Shape, layer_shapes, rotary_tables
 
 # Weights -------------------------------------------------------------------------------------------------------------
 

@@ -12,7 +12,8 @@ from transformers import PretrainedConfig
 
 from paceline.errors import ModelError, PacelineError, meant
 from paceline.strict_json import NotJSON, loads
-from paceline.target.folder import INDEX, METHOD, SMALL_FILES, check_shape, fingerprint, quantisation, refuse_absent
+from paceline.target.checks import check_shapes
+from paceline.target.folder import INDEX, METHOD, SMALL_FILES, fingerprint, quantisation, shapes_of
 from paceline.target.quantised.blocks import KINDS, PRECISIONS, Blocks, Weights, quantised
 from paceline.target.shape import weight_shapes
 
@@ -23,17 +24,17 @@ def read(folder: Path, config: PretrainedConfig, tensors: Mapping[str, Any]) -> 
     """The weights in a folder that `write` made, mapped, and the fingerprint of the weights before quantising.
 
     Raises ModelError, one line, for unknown kinds and for tensors of another size."""
-    method, weights, shapes = quantisation(config), Weights(), weight_shapes(config)
-    kinds = {kind.name: kind for kind in KINDS.values()}
-    refuse_absent(folder, [name for name in shapes if name not in tensors])
-    for name, shape in shapes.items():
-        weight = tensors[name].get_tensor(name)
-        word = dict(method.get("kinds", {})).get(name)
-        if word is not None and word not in kinds:
-            raise ModelError(f"{folder}: {name} is in blocks of kind {word!r}; there are {', '.join(kinds)}")
-        size = (shape[0], shape[1] // kinds[word].inputs * kinds[word].nbytes) if word else shape
-        check_shape(folder, name, weight.shape, size)
-        weights[name] = Blocks(kinds[word], weight) if word else weight
+    method, wanted = quantisation(config), weight_shapes(config)
+    known = {kind.name: kind for kind in KINDS.values()}
+    words = {name: word for name, word in dict(method.get("kinds", {})).items() if name in wanted}
+    for name, word in words.items():
+        if word not in known:
+            raise ModelError(f"{folder}: {name} is in blocks of kind {word!r}; there are {', '.join(known)}")
+        rows, width = wanted[name]
+        wanted[name] = rows, width // known[word].inputs * known[word].nbytes
+    check_shapes(folder, wanted, shapes_of(tensors), config.num_hidden_layers)
+    found = {name: tensors[name].get_tensor(name) for name in wanted}
+    weights = {name: Blocks(known[words[name]], data) if name in words else data for name, data in found.items()}
     return weights, str(method.get("made_from", ""))
 
 

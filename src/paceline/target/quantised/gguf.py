@@ -18,8 +18,9 @@ import transformers
 from transformers import PretrainedConfig
 
 from paceline.errors import ModelError, shortened
+from paceline.target.checks import check_config, check_limits, unsupported
 from paceline.target.decoder import Decoder
-from paceline.target.folder import check_config, check_sizes, fingerprint, one_line, refuse_pointer
+from paceline.target.folder import fingerprint, one_line, refuse_pointer
 from paceline.target.linear import has_units
 from paceline.target.quantised.blocks import (
     Blocks,
@@ -30,7 +31,7 @@ from paceline.target.quantised.blocks import (
     round_inputs,
     tensors_of,
 )  # fmt: skip
-from paceline.target.shape import ATTENTION, ROUTER, Shape, unsupported, weight_shapes
+from paceline.target.shape import ATTENTION, ROUTER, Shape, weight_shapes
 
 VERSIONS = (2, 3)
 DENSE = {0: torch.float32, 1: torch.float16, 30: torch.bfloat16}
@@ -357,7 +358,7 @@ def config_of(file: GGUF) -> PretrainedConfig:
         name = "MistralConfig" if family == "llama" else name
         values |= {"use_sliding_window": True, "max_window_layers": 0} if family != "llama" else {}
     values |= {key: number(theirs, default) for key, (theirs, default) in _OWN_KEYS.get(family, {}).items()}
-    check_sizes(values.get, file.path, is_native=True)
+    check_limits(values.get, file.path, is_native=False)
     if (layers := values["num_hidden_layers"]) > len(file.places):
         raise ModelError(f"{file.path} says that it has {layers} layers, and it has {len(file.places)} tensors")
     if family == "qwen3moe":

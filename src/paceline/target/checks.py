@@ -1,0 +1,221 @@
+"""Checks of a model's configuration and weights: those that nothing could run, and those that only transformers runs.
+
+`folder.py` reads a model, this module judges it, `shape.py` describes it. Every fault is a ModelError of one line."""
+
+import re
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from functools import partial
+from math import inf
+from pathlib import Path
+from typing import Any, NamedTuple
+
+import transformers
+from transformers import PretrainedConfig
+
+from paceline.errors import ModelError, printable, shortened
+from paceline.target import shape
+
+# The configuration ---------------------------------------------------------------------------------------------------
+
+
+class Limit(NamedTuple):
+    """The range of an entry: whole numbers from 1 to `most`, or numbers above 0 and up to `most`.
+
+    native  the limit holds only for families that the native decoder runs."""
+
+    most: float
+    is_whole: bool = True
+    native: bool = True
+
+
+def _limits(names: str, *limit: Any) -> dict[str, Limit]:
+    return dict.fromkeys(names.split(), Limit(*limit))
+
+
+LIMITS = {
+    **_limits("vocab_size", 1 << 31, True, False),
+    **_limits("intermediate_size", 1 << 26, True, False),
+    # The rotary table has all positions. Published models have up to 10 M.
+    **_limits("hidden_size max_position_embeddings", 1 << 24, True, False),
+    **_limits("num_hidden_layers num_attention_heads num_key_value_heads head_dim", 1 << 16, True, False),
+    **_limits("rope_theta", 1e30, False, False),
+    **_limits("sliding_window", 1 << 31),
+    **_limits("moe_intermediate_size shared_expert_intermediate_size", 1 << 26),
+    **_limits("num_experts num_experts_per_tok", 1 << 12),
+    **_limits("decoder_sparse_step linear_num_key_heads linear_num_value_heads", 1 << 16),
+    **_limits("linear_key_head_dim linear_value_head_dim linear_conv_kernel_dim", 1 << 16),
+    **_limits("query_pre_attn_scalar attention_multiplier embedding_multiplier", 1 << 24, False),
+    **_limits("residual_multiplier logits_scaling original_max_position_embeddings", 1 << 24, False),
+    **_limits("partial_rotary_factor", 1, False),
+}
+"""Limits of entries of a configuration and of its rotary parameters. Every entry may be absent or null."""
+SHARED_HEADS = {"num_attention_heads": "num_key_value_heads", "linear_num_value_heads": "linear_num_key_heads"}
+"""Numbers of heads that are multiples of other numbers of heads."""
+NOT_RUN = {
+    "clip_qkv": "it clips queries, keys and values",
+    "attn_logit_softcapping": "it caps attention scores",
+    "final_logit_softcapping": "it caps logits",
+    "use_bidirectional_attention": "tokens see those after them",
+}
+"""Entries that the native decoder refuses unless they are absent, null or false, and their effects."""
+
+
+def is_number(value: Any, is_whole: bool = True) -> bool:
+    """Whether a value from JSON is a number, or a whole one; a boolean is none."""
+    return isinstance(value, int if is_whole else (int, float)) and not isinstance(value, bool)
+
+
+def short(value: Any) -> str:
+    """A value for a message."""
+    return shortened(repr(value))
+
+
+def check_limits(value_of: Callable[[str, None], Any], file: Path, is_native: bool) -> None:
+    """ModelError if an entry is outside its limit. is_native: also check the limits of native families."""
+    for key, (most, is_whole, native) in LIMITS.items():
+        value = value_of(key, None) if is_native or not native else None
+        if value is None or (is_number(value, is_whole) and 0 < value <= most):
+            continue
+        wanted = f"a whole number from 1 to {most:,}" if is_whole else f"a number above 0 and up to {most:,}"
+        raise ModelError(f"{file}: {key} is {short(value)}; it must be {wanted}")
+
+
+def check_config(config: PretrainedConfig, file: Path) -> None:
+    """ModelError if an entry is outside its limit, or if entries contradict each other."""
+    inner = config.get_text_config()
+    if isinstance(inner, Mapping):
+        raise ModelError(f"{file}: a {config.model_type} has no text_config, and here is one")
+    is_native = inner.model_type in shape.FAMILIES
+    check_limits(partial(getattr, inner), file, is_native)
+    rope = getattr(inner, "rope_parameters", None) or {}
+    if not isinstance(rope, Mapping):
+        raise ModelError(f"{file}: rope_parameters is {short(rope)}; it must be an object")
+    for part in [rope, *shape.ropes_of(inner)]:
+        base = "null" if part.get("rope_theta", 1.0) is None else part.get("rope_theta")
+        check_limits({**part, "rope_theta": base}.get, file, is_native)
+    if is_native and (reason := next(_contradictions(inner), None)):
+        raise ModelError(f"{file}: {reason}")
+
+
+def _contradictions(config: PretrainedConfig) -> Iterator[str]:
+    """Reasons why no decoder can follow a configuration whose entries are within their limits."""
+    for heads, fewer in SHARED_HEADS.items():
+        count, shared = getattr(config, heads, None), getattr(config, fewer, None)
+        if count and shared and count % shared:
+            yield f"{heads}, {count}, is no multiple of {fewer}, {shared}"
+    experts, chosen = getattr(config, "num_experts", None), getattr(config, "num_experts_per_tok", None)
+    if experts and chosen and chosen > experts:
+        yield f"num_experts_per_tok is {chosen}, and there are {experts} experts"
+    rotated = getattr(config, "no_rope_layers", None)
+    if rotated and len(rotated) != config.num_hidden_layers:
+        yield f"no_rope_layers names {len(rotated)} layers of {config.num_hidden_layers}"
+    if any(_unknown_ropes(config)):
+        return
+    for nested in {"", *(kind for kind in shape.ATTENTION if kind in (getattr(config, "rope_parameters", None) or {}))}:
+        try:
+            inverse, scale = shape.frequencies(config, 2, nested)
+            fits = float(inverse.min()) > 0 and float(inverse.max()) < inf and 0 < scale < inf
+            why = "" if fits else "the shape.frequencies that it gives are no numbers above 0"
+        except Exception as error:  # transformers may raise anything
+            why = printable(error)
+        if why:
+            yield f"rope_parameters, {short(shape.ropes_of(config))}, cannot be used: {why}"
+
+
+def unsupported(config: PretrainedConfig) -> str | None:
+    """The reason why the native decoder cannot run this configuration, in a few words; None if it can."""
+    return next(_unsupported(config), None)
+
+
+def _unsupported(config: PretrainedConfig) -> Iterator[str]:
+    if config.model_type not in shape.FAMILIES:
+        yield f"model type {config.model_type!r} is not one of {', '.join(shape.FAMILIES)}"
+    yield from _unknown_ropes(config)
+    known = shape.ATTENTION
+    if "delta" in shape.FAMILIES[config.model_type](config):
+        known = (*known, shape.DELTA)
+    for kind in getattr(config, "layer_types", None) or ():
+        if kind not in known:
+            yield f"layers of kind {kind!r} are not one of {', '.join(known)}"
+    if (activation := shape.activation_of(config)) not in shape.ACTIVATIONS:
+        yield f"activation {activation!r} is not one of {', '.join(shape.ACTIVATIONS)}"
+    if shape.DELTA in known and shape.ACTIVATIONS[activation]:
+        yield f"its convolution is followed by {activation}, and SiLU is what runs here"
+    yield from (why for key, why in NOT_RUN.items() if getattr(config, key, None))
+    s = shape.Shape.of(config)
+    if s.head_dim % 2 or s.rotary_dim % 2:
+        yield f"it rotates {s.rotary_dim or s.head_dim} numbers of a head, which are no pairs"
+
+
+def _unknown_ropes(config: PretrainedConfig) -> Iterator[str]:
+    """Kinds of rotary parameters that the native decoder does not know, in a few words each."""
+    known, kinds = shape.STATIC_ROPE, map(shape.kind_of_rope, shape.ropes_of(config))
+    return (f"rope type {kind!r} is not one of {', '.join(known)}" for kind in kinds if kind not in known)
+
+
+# The weights ---------------------------------------------------------------------------------------------------------
+
+_FLOATS = ("F16", "BF16", "F32", "F64")  # number formats of safetensors that need no scale
+_MASKS = ("BOOL", "U8", "I64")  # of masks and positions, which old checkpoints hold beside their weights
+_SCALE = re.compile(r"(?<!input)(?<!activation)(?<!\.[kqv])_scale(_inv|_\d)?$|\.(scales|SCB)$")
+"""Names of scales of weights; those of activations, and of keys and values in a cache, change no weight."""
+
+
+def check_formats(folder: Path, config: PretrainedConfig, ours: Mapping[str, Any], tensors: Mapping[str, Any]) -> None:
+    """ModelError for weights that are no floats, unless `config` names a method by which we or transformers read them:
+    transformers would read others without their scales.
+
+    ours  `folder.quantisation`. tensors: open safetensors files by tensor."""
+    method = getattr(config, "quantization_config", None)
+    if method is not None and not ours:
+        from transformers.quantizers.auto import AUTO_QUANTIZATION_CONFIG_MAPPING as KNOWN  # imports for a second
+
+        given = method if isinstance(method, Mapping) else {}
+        if str(given.get("quant_method")) in KNOWN or given.get("load_in_8bit") or given.get("load_in_4bit"):
+            return
+        raise ModelError(
+            f"{folder}: its weights are quantized by {short(given.get('quant_method', method))}, which transformers "
+            f"{transformers.__version__} does not know: use the model in 16 or 32 bits, or as a GGUF file"
+        )
+    for key, file in tensors.items():
+        kind = file.get_slice(key).get_dtype()
+        if kind in _FLOATS or key in ours.get("kinds", ()) or (kind in _MASKS and not key.endswith(".weight")):
+            continue
+        raise ModelError(
+            f"{folder}: {key} holds {kind} numbers, so its weights are quantized, and config.json does not say "
+            f"how: use the model in one of {', '.join(_FLOATS)}"
+        )
+
+
+Shapes = Mapping[str, Sequence[int]]
+"""Shapes of tensors by name."""
+
+
+def check_shapes(folder: Path, wanted: Shapes, found: Shapes, num_layers: int) -> None:
+    """ModelError unless a folder has the wanted tensors, in their shapes, and no others that change the model: weights
+    of layers after `num_layers`, or scales of weights."""
+    layers = [match for key in found if (match := re.match(r"(?:model\.)?layers\.(\d+)\.(\w+)", key))]
+    heads = {match[1] for match in layers if match[2] == "eh_proj"}  # of multi-token prediction
+    numbers = [int(match[1]) for match in layers if match[1] not in heads]
+    if numbers and max(numbers) >= num_layers:
+        raise ModelError(
+            f"{folder} has weights of {max(numbers) + 1} layers, and its config.json asks for {num_layers}: "
+            "one of the two is of another model"
+        )
+    if scales := sorted(filter(_SCALE.search, found.keys() - wanted.keys())):
+        raise ModelError(
+            f"{folder} has {scales[0]}, and nothing here reads it: without their scales weights are other numbers; "
+            "use the model in 16 or 32 bits, or as a GGUF file"
+        )
+    if absent := [key for key in wanted if key not in found]:
+        more = f" and {len(absent) - 2} more" if len(absent) > 2 else ""
+        raise ModelError(
+            f"{folder} lacks {', '.join(absent[:2])}{more}, which its config.json asks for: "
+            "the weights are incomplete or of another model"
+        )
+    for key, size in wanted.items():
+        if list(found[key]) != list(size):
+            raise ModelError(
+                f"{folder}: {key} has shape {list(found[key])} where config.json asks for {list(size)}: "
+                "the weights are of another model"
+            )
