@@ -28,7 +28,7 @@ from paceline.target.base import BEFORE_NORM, LayerCallback, Needs
 from paceline.target.cache import CachedTarget, Pair, RaggedCache, Writer
 from paceline.target.folder import fingerprint
 from paceline.target.layout import SHARED_QUERIES, Layout, padded_size, plan
-from paceline.target.linear import MAX_ROWS_OWN, BlockLinear, Linear, linear
+from paceline.target.linear import MAX_ROWS_OWN, Linear, linear
 from paceline.target.quantised.blocks import Blocks, WeightsByName, describe, tensors_of, within
 from paceline.target.recurrent import RecurrentState
 from paceline.target.shape import Shape, rotary_tables, row_order, weight_shapes
@@ -97,9 +97,7 @@ class Decoder(CachedTarget):
         self.activations = next((w.activations for w in weights.values() if isinstance(w, Blocks)), None)
         head = table if s.tied else weights["lm_head.weight"]
         self.head, self.head_bytes = linear([head], None, dtype, s.logit_divisor, wide=True), head.nbytes
-        self._table: torch.Tensor | Blocks | BlockLinear = table
-        if s.tied and isinstance(self.head, BlockLinear):
-            self._table = self.head  # it can return its rows; a separate embedding would take the same memory again
+        self._table = table
         self._embedding_scale = torch.tensor(s.embedding_scale, dtype=dtype, device=self.device)
         self._ops: dict[str | None, TorchOps] = {}
         for rope in {"": None, **{kind.rope: None for kind in s.layers}}:
@@ -164,12 +162,8 @@ class Decoder(CachedTarget):
 
     def _expanded(self, tokens: torch.Tensor) -> torch.Tensor:
         """Rows of an embedding in blocks."""
-        assert not isinstance(self._table, torch.Tensor)
-        if isinstance(self._table, BlockLinear):
-            (rows,) = self._table.panels.rows(tokens)
-        else:
-            rows = self._table.rows(tokens)
-        return rows.dense(self.dtype)
+        assert isinstance(self._table, Blocks)
+        return self._table.rows(tokens).dense(self.dtype)
 
     @property
     def prefix_key(self) -> str:

@@ -139,33 +139,42 @@ class Linear:
 class BlockLinear(Linear):
     """The same over stacked blocks of four to eight bits, in the dtype of x. Rows of x are rounded to eight bits first,
     or to sixteen, as the blocks say, and have one order of sums; unless it is exact, many rows may be multiplied
-    otherwise (`kernels/integer.py`)."""
+    otherwise (`kernels/integer.py`).
+
+    keep  keep the blocks themselves, too, for `rows` and `dense`. Those of a GGUF file are mapped from it; those that
+          were made of other weights then take their memory twice."""
 
     panels: IntegerPanels
 
     def __init__(
         self, parts: Sequence[Blocks], bias: torch.Tensor | None = None, *, exact: bool = False, divisor: float = 1.0,
-        wide: bool = False,
+        wide: bool = False, keep: bool = True,
     ):  # fmt: skip
         from paceline.target.kernels.integer import IntegerPanels
 
         self.bias, self.divisor, self.is_exact, self.packed = bias, divisor, exact, True
         self.nbytes, self.wide = sum(part.nbytes for part in parts), wide
         self.panels = IntegerPanels(parts, bias, exact=exact, wide=wide)
+        self._parts = parts if keep else ()
 
     def make_exact(self) -> None:
         self.is_exact = self.panels.exact = True
 
     def rows(self, ids: torch.Tensor) -> BlockLinear:
+        (blocks,) = self._parts
         bias = None if self.bias is None else self.bias[ids]
-        return BlockLinear(self.panels.rows(ids), bias, exact=self.is_exact, divisor=self.divisor, wide=self.wide)
+        return BlockLinear([blocks.rows(ids)], bias, exact=self.is_exact, divisor=self.divisor, wide=self.wide)
+
+    def dense(self) -> torch.Tensor:
+        return torch.cat([part.dense() for part in self._parts])
+
 
 def linear(
     parts: Sequence[torch.Tensor | Blocks], bias: torch.Tensor | None, dtype: torch.dtype, divisor: float = 1.0,
-    wide: bool = False,
+    wide: bool = False, keep: bool = True,
 ) -> Linear:  # fmt: skip
     """The product with the stacked `parts`, for x of `dtype`; wide: results in float32. They stay in blocks if all are
-    in blocks and this CPU can multiply them; else blocks are expanded."""
+    in blocks and this CPU can multiply them; else blocks are expanded. keep: as in `BlockLinear`."""
     blocks = [part for part in parts if isinstance(part, Blocks)]
     if len(blocks) == len(parts):
         from paceline.target.kernels import amx, integer
@@ -176,7 +185,7 @@ def linear(
                 integer.tiles_of(kind, dtype, out, integer.instruction_set(), blocks[0].activations // 8)
                 if dtype == torch.bfloat16 and amx.supported() and not wide:
                     integer.by_amx(kind)
-            return BlockLinear(blocks, bias, divisor=divisor, wide=wide)
+            return BlockLinear(blocks, bias, divisor=divisor, wide=wide, keep=keep)
     dense = [part.dense(dtype) if isinstance(part, Blocks) else part for part in parts]
     return Linear(dense[0] if len(dense) == 1 else torch.cat(dense), bias, divisor=divisor, wide=wide)
 
@@ -185,7 +194,8 @@ def stacked(weights: WeightsByName, names: Sequence[str], dtype: torch.dtype) ->
     """One product with the matrices of these names that there are, stacked, and their biases if any."""
     names = [name for name in names if f"{name}.weight" in weights]
     biases = [bias for name in names if isinstance(bias := weights.get(f"{name}.bias"), torch.Tensor)]
-    return linear([weights[f"{name}.weight"] for name in names], torch.cat(biases) if biases else None, dtype)
+    parts, bias = [weights[f"{name}.weight"] for name in names], torch.cat(biases) if biases else None
+    return linear(parts, bias, dtype, keep=False)
 
 
 class LayerPart:

@@ -190,26 +190,9 @@ class IntegerPanels:
                 part.multiply(x, out[:, part.first :])
         return out[:rows]
 
-    def blocks(self) -> list[Blocks]:
-        """The weight, part by part."""
-        return [part.blocks() for part in self._parts]
-
-    def dense(self) -> torch.Tensor:
-        """The weight [outputs, width] in float32."""
-        return torch.cat([part.dense() for part in self.blocks()])
-
-    def rows(self, ids: torch.Tensor) -> list[Blocks]:
-        """The outputs `ids`, in order; neighbours of one kind are joined."""
-        if len(self._parts) == 1:
-            return [self._parts[0].blocks(ids)]
-        return _runs([part.blocks(ids[i : i + 1] - part.first) for i, part in enumerate(map(self._part_of, ids))])
-
-    def _part_of(self, output: torch.Tensor) -> _PanelGroup:
-        return next(part for part in reversed(self._parts) if part.first <= output)
-
 
 def _runs(parts: Sequence[Blocks]) -> list[Blocks]:
-    """Neighbours of one kind joined."""
+    """`parts`, with neighbours of one kind joined."""
     runs: list[list[Blocks]] = []
     for part in parts:
         if runs and runs[-1][0].kind == part.kind:
@@ -225,7 +208,6 @@ class _PanelGroup:
     def __init__(self, blocks: Blocks, first: int, bias: torch.Tensor | None):
         self.kind, self.first, self._activations = blocks.kind, first, blocks.activations
         self.outputs, self.width = blocks.shape
-        self.row_bytes = blocks.data.shape[1]
         self._unit = UNITS[self.kind]
         self._units = -(-self.width // (32 * self._unit.blocks))
         count = -(-self.outputs // COLUMNS)
@@ -263,13 +245,6 @@ class _PanelGroup:
             pairs = amx.packed(some, len(to))
             tiles.multiply(pairs.data_ptr(), *self._at, to.data_ptr(), rows=len(to) // amx.PAIR, **sizes)
 
-    def blocks(self, ids: torch.Tensor | None = None) -> Blocks:
-        """The outputs `ids`; None: all."""
-        ids = torch.arange(self.outputs) if ids is None else ids
-        columns = _unpacked(self.kind, self._panels, ids)
-        data = _file_bytes(self.kind, columns)[:, : self.row_bytes].contiguous()
-        return Blocks(self.kind, data, self._activations)
-
 
 # The order of a panel ------------------------------------------------------------------------------------------------
 
@@ -302,27 +277,6 @@ def _columns(kind: Kind, data: torch.Tensor) -> _Columns:
         fields = _fields(high, unit.high, _high_run(kind)).flatten(2).unflatten(2, (-1, PAIR, 8, 4))
         lines = torch.cat([lines, _merged(fields.transpose(3, 4).flatten(3, 4), unit.high)], -1)
     return _Columns(_seen_as(torch.int16, halves), scales.flatten(2), _seen_as(torch.int32, lines))
-
-
-def _file_bytes(kind: Kind, columns: _Columns) -> torch.Tensor:
-    """The inverse of `_columns`: uint8 [outputs, bytes]."""
-    unit, per_unit = UNITS[kind], _per_unit(kind)
-    halves, scales, lines = (_seen_as(torch.uint8, part) for part in columns)
-    halves, scales = (part.unflatten(2, (per_unit, part.shape[2] // per_unit)) for part in (halves, scales))
-    lines = lines.unflatten(2, (unit.blocks // PAIR, -1))
-    codes, high = lines.split([64 if unit.bits == 8 else 32, 8 * unit.high], -1)
-    codes = codes.flatten(2).unflatten(2, (per_unit, -1))
-    if unit.high:
-        fields = _fields(high, unit.high, 4).unflatten(3, (8, PAIR)).transpose(3, 4).flatten(2)
-        high = _merged(fields.unflatten(2, (per_unit, -1, _high_run(kind))), unit.high)
-    else:
-        high = high.reshape(*codes.shape[:3], 0)
-    if kind == Q6_K:
-        codes = _merged(_fields(codes, 4, 32).unflatten(-2, (4, 2)).flatten(-2), 4)
-        return torch.cat([codes, high, scales, halves[..., :2]], -1).flatten(1)
-    scales = _packed_scales(scales) if kind.inputs == 256 else scales
-    codes = codes ^ 0x80 if kind == Q8_0 else codes
-    return torch.cat([halves, scales, high, codes], -1).flatten(1)
 
 
 def _per_unit(kind: Kind) -> int:
@@ -360,13 +314,6 @@ def _scales(packed: torch.Tensor) -> torch.Tensor:
     return torch.cat([low & 63, (mixed & 15) | (low >> 6 << 4), high & 63, (mixed >> 4) | (high >> 6 << 4)], -1)
 
 
-def _packed_scales(scales: torch.Tensor) -> torch.Tensor:
-    """The inverse of `_scales`."""
-    scale, scale_4, minimum, minimum_4 = scales.split(4, -1)
-    low, high = scale | (scale_4 >> 4 << 6), minimum | (minimum_4 >> 4 << 6)
-    return torch.cat([low, high, (scale_4 & 15) | (minimum_4 << 4)], -1)
-
-
 def _seen_as(dtype: torch.dtype, data: torch.Tensor) -> torch.Tensor:
     """[outputs, units, count] of `dtype`, from any number of dimensions after the units."""
     return data.flatten(2).contiguous().view(dtype)
@@ -380,17 +327,6 @@ def _packed(columns: _Columns) -> torch.Tensor:
         lanes = full.unflatten(0, (-1, COLUMNS)).permute(0, 2, 3, 1).contiguous()
         fields.append(lanes.view(torch.uint8).flatten(2))
     return torch.cat(fields, -1)
-
-
-def _unpacked(kind: Kind, panels: torch.Tensor, ids: torch.Tensor) -> _Columns:
-    """The columns of outputs `ids`, from panels."""
-    unit, begin, fields = UNITS[kind], 0, []
-    for count, dtype in ((unit.halves, torch.int16), (unit.bytes, torch.uint8), (unit.words, torch.int32)):
-        end = begin + count * COLUMNS * dtype.itemsize
-        lanes = panels[..., begin:end].view(dtype).unflatten(-1, (count, COLUMNS))
-        fields.append(lanes[ids // COLUMNS, :, :, ids % COLUMNS])
-        begin = end
-    return _Columns(*fields)
 
 
 # The kernel ----------------------------------------------------------------------------------------------------------
