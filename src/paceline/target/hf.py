@@ -151,39 +151,27 @@ class HFTarget(CachedTarget):
         """One forward."""
         lengths = [self.cache.length(s.slot) for s in segments]
         spare = self._spare(segments, lengths)
-        if not spare:
-            return self._padded_forward(segments, lengths, hidden_layers)
-        longer = segments[0].longer(spare)
-        longer.num_logits += spare
-        ((logits, hidden),) = self._padded_forward([longer], lengths, hidden_layers)
-        n = segments[0].num_run
-        return [(logits[: len(logits) - spare], {layer: states[:n] for layer, states in hidden.items()})]
-
-    def _spare(self, segments: Sequence[Segment], lengths: Sequence[int]) -> int:
-        """Nodes to add to a draft that is verified alone on a CPU: 3 rows take the time of 4 (benchmarks/rows.py)."""
-        count = segments[0].num_run
-        if len(segments) > 1 or self.device.type != "cpu" or not 1 < count <= SHARED_QUERIES:
-            return 0
-        spare = max(4 - count, count % 2)
-        fits = lengths[0] + len(segments[0].tokens) + spare <= self.max_context
-        return spare if fits and not segments[0].is_prompt else 0
-
-    def _padded_forward(
-        self, segments: Sequence[Segment], lengths: Sequence[int], hidden_layers: Sequence[int]
-    ) -> Results:
-        layout = plan(segments, lengths, dtype=self.dtype, device=self.device)
-        padding = Padding(segments, self.device)
+        layout = plan(segments, lengths, dtype=self.dtype, device=self.device, padding=spare)
+        padding = Padding([s.num_run for s in segments], self.device, spare)
         mask = self._mask(segments, lengths, padding, layout)
         rows = _RowsCache(self.cache.writer(layout), layout, padding, segments, whole=mask is not None)
         self.clock.lap("prepare")
         return self._run(segments, padding, layout.tokens, layout.positions, mask, rows, hidden_layers)
+
+    def _spare(self, segments: Sequence[Segment], lengths: Sequence[int]) -> int:
+        """The number of nodes to add to a draft alone on a CPU, where 3 rows take the time of 4 (benchmarks/rows.py)."""
+        count = segments[0].num_run
+        if len(segments) > 1 or segments[0].is_prompt or self.device.type != "cpu" or not 1 < count <= SHARED_QUERIES:
+            return 0
+        spare = max(4 - count, count % 2)
+        return spare if lengths[0] + len(segments[0].tokens) + spare <= self.max_context else 0
 
     def _run(
         self, segments: Sequence[Segment], padding: Padding, tokens: torch.Tensor, positions: torch.Tensor,
         mask: torch.Tensor | None, cache: Cache, hidden_layers: Sequence[int],
     ) -> Results:  # fmt: skip
         """Run the model over packed `tokens` and `positions`, int64 [N]."""
-        keep = max(1, *(s.num_logits for s in segments))  # 0 would mean all
+        keep = max(1, *(s.num_logits for s in segments)) + padding.spare  # 0 would mean all
         with _shared_keys(self.device):
             out = self.model(
                 input_ids=padding.pad(tokens),
@@ -197,9 +185,10 @@ class HFTarget(CachedTarget):
         self.clock.lap("layers")
         results = []
         for row, segment in enumerate(segments):
-            n = segment.num_run
-            logits = out.logits[row, out.logits.shape[1] - segment.num_logits :]
-            results.append((logits, {layer: out.hidden_states[layer][row, -n:] for layer in hidden_layers}))
+            begin, end = padding.queries - padding.spare - segment.num_run, padding.queries - padding.spare
+            last = out.logits.shape[1] - padding.spare
+            logits = out.logits[row, last - segment.num_logits : last]
+            results.append((logits, {layer: out.hidden_states[layer][row, begin:end] for layer in hidden_layers}))
         return results
 
     def _mask(
@@ -242,12 +231,13 @@ def _shared_keys(device: torch.device) -> Iterator[None]:
 class Padding:
     """Converts between the packed nodes [N, ...] of segments and the padded [rows, queries, ...].
 
+    counts  nodes of each segment. spare: nodes after those of a segment that is alone; their results are not used.
+
     Rows are padded on the left: the wanted logits are then the last of every row, and architectures with a built-in
     causal mask count a query's place from the end."""
 
-    def __init__(self, segments: Sequence[Segment], device: torch.device):
-        counts = [s.num_run for s in segments]
-        self.rows, self.queries = len(counts), max(counts)
+    def __init__(self, counts: Sequence[int], device: torch.device, spare: int = 0):
+        self.rows, self.queries, self.spare = len(counts), max(counts) + spare, spare
         if self.rows == 1:
             return
         row = np.repeat(np.arange(self.rows), counts)

@@ -173,7 +173,7 @@ class RectangularTarget(HFTarget):
         lengths = [self.cache.length(s.slot) for s in segments]
         block = self.cache.arrange([s.slot for s in segments], [s.num_run for s in segments])
         self.clock.lap("align")
-        padding = Padding(segments, self.device)
+        padding = Padding([s.num_run for s in segments], self.device)
         tokens = self._packed(s.tokens for s in segments)
         positions = self._packed(length + s.depth for length, s in zip(lengths, segments, strict=True))
         columns = block.end + block.width
