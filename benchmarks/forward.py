@@ -124,8 +124,8 @@ def forwards(model: PreTrainedModel, decoder: Decoder, compile: bool) -> dict[st
             torch.zeros(n, width, dtype=torch.bfloat16, device=device)
             for width in (config.hidden_size, config.intermediate_size)
         )
-        for block in decoder.blocks:
-            for linear, x in zip(block.products, (hidden, hidden, hidden, wide), strict=True):
+        for layer in decoder.layers:
+            for linear, x in zip(layer.products, (hidden, hidden, hidden, wide), strict=True):
                 linear(x)
         decoder.head(hidden)
 

@@ -51,8 +51,8 @@ def rounding(target: Decoder, *, layers: bool, head: bool) -> Decoder:
     if head:
         made.head = Rounded(target.head)
     if layers:
-        made.blocks = [copy(layer) for layer in target.blocks]
-        for layer in made.blocks:
+        made.layers = [copy(layer) for layer in target.layers]
+        for layer in made.layers:
             attention = layer.attention = copy(layer.attention)
             attention.qkv, attention.out = Rounded(attention.qkv), Rounded(attention.out)
             layer.mlp.gate_up, layer.mlp.down = Rounded(layer.mlp.gate_up), Rounded(layer.mlp.down)

@@ -192,7 +192,7 @@ def counted(world: Callable[..., World], monkeypatch: pytest.MonkeyPatch) -> tup
             drafter.calls[self.layer] += 1
             return self.inner(x, *rest)
 
-    monkeypatch.setattr(here.target, "blocks", [Block(i, block) for i, block in enumerate(here.target.blocks)])
+    monkeypatch.setattr(here.target, "layers", [Block(i, layer) for i, layer in enumerate(here.target.layers)])
     return here, drafter
 
 

@@ -295,13 +295,13 @@ TestQwen35 = machine("qwen3.5")  # layers with a state and layers without
 
 
 class Counted:
-    """Wraps a decoder's blocks: `nodes[layer]` counts the nodes each layer has run, `log` keeps the order."""
+    """Wraps a decoder's layers: `nodes[layer]` counts the nodes each layer has run, `log` keeps the order."""
 
     def __init__(self, decoder: Decoder):
         self.nodes = [0] * decoder.num_layers
         self.log: list[Any] = []
-        for layer, block in enumerate(decoder.blocks):
-            decoder.blocks[layer] = self._wrap(layer, block)  # type: ignore[call-overload]
+        for number, layer in enumerate(decoder.layers):
+            decoder.layers[number] = self._wrap(number, layer)  # type: ignore[call-overload]
 
     def _wrap(self, layer: int, block: Any) -> Any:
         def run(x: torch.Tensor, *rest: Any) -> Any:

@@ -101,7 +101,7 @@ def test_blocks_in_a_file_are_those_made_of_the_folder(family: str, tmp_path: Pa
     made = load(write(folder, tmp_path / "m.gguf", "Q8_0"), dtype="auto-float32")
     right = load(folder, dtype="int8")
     assert isinstance(made, Decoder)
-    assert isinstance(made.blocks[0].attention.qkv, BlockLinear)
+    assert isinstance(made.layers[0].attention.qkv, BlockLinear)
     assert torch.equal(logits(made), logits(right))
     assert made.weight_bytes == right.weight_bytes
 
@@ -139,7 +139,7 @@ def test_a_16_or_32_bit_dtype_expands_blocks_and_rounds_nothing(tmp_path: Path) 
             made, right = load(path, dtype=dtype, exact=False), dequantised(path, dtype)
             assert isinstance(made, Decoder)
             assert torch.equal(logits(made), logits(right)), (kind, dtype)
-            assert not any(isinstance(p, BlockLinear) for b in made.blocks for p in b.products)
+            assert not any(isinstance(p, BlockLinear) for layer in made.layers for p in layer.products)
             assert made.weight_bytes == right.weight_bytes
             assert made.quantised is None
         (note,) = load(path, dtype="bfloat16").notes

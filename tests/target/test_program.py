@@ -76,7 +76,7 @@ def test_has_the_bits_of_its_layers_called_one_by_one(kind: str, monkeypatch: py
 
 def test_a_layer_in_which_torch_computes_is_not_recorded(monkeypatch: pytest.MonkeyPatch) -> None:
     target = made("int8")
-    layer = target.blocks[1]
+    layer = target.layers[1]
     monkeypatch.setattr(layer.mlp, "gate_up", lambda x, product=layer.mlp.gate_up: product(x).clone())
     slot, other = target.add_row(8), made("int8")
     logits = target.verify([exact.tree(slot, [5], [-1])]).logits

@@ -19,7 +19,6 @@ from paceline.target.decoder import Decoder
 from paceline.target.linear import BlockLinear, Linear
 from paceline.target.load import load, load_tokenizer, quantise_folder
 from paceline.target.quantised.blocks import Blocks, exact_dtype, quantised, usual
-from paceline.target.quantised.checkpoint import MEASURED
 from paceline.target.shape import as_checkpoint, weight_shapes
 
 
@@ -41,7 +40,7 @@ def test_logits_are_those_of_the_dequantised_weights(family: str, word: str, mon
     make = BlockLinear.__init__
     monkeypatch.setattr(BlockLinear, "__init__", lambda *args, keep, **how: make(*args, **how))  # all keep their blocks
     own, blocks, dense = decoders(family, word)
-    assert isinstance(blocks.blocks[0].attention.qkv, BlockLinear)
+    assert isinstance(blocks.layers[0].attention.qkv, BlockLinear)
     product, products = Linear.__call__, []
 
     def compared(linear: Linear, x: torch.Tensor) -> torch.Tensor:
@@ -124,7 +123,7 @@ def test_blocks_in_float32_are_exact_by_default_on_every_processor(monkeypatch: 
 
 def blocks_of(target: Decoder) -> list[Linear]:
     """The products of all layers that are in blocks."""
-    return [product for layer in target.blocks for product in layer.products if isinstance(product, BlockLinear)]
+    return [product for layer in target.layers for product in layer.products if isinstance(product, BlockLinear)]
 
 
 def test_what_is_read_is_what_blocks_hold() -> None:
@@ -133,7 +132,7 @@ def test_what_is_read_is_what_blocks_hold() -> None:
     read = sum(a * b for a, b in matrices) - own.vocab_size * own.hidden_size  # the embedding is not read
     assert own.weight_bytes - blocks.weight_bytes == read * 4 - read * 34 // 32
     assert own.weights_fingerprint != blocks.weights_fingerprint, "unless it is told which weights these were made of"
-    assert blocks.blocks[0].nbytes < own.blocks[0].nbytes / 3
+    assert blocks.layers[0].nbytes < own.layers[0].nbytes / 3
     before, few = logits(blocks), torch.tensor([3, 300, 7])
     read = blocks.weight_bytes
     blocks.trim_head(few)
@@ -179,11 +178,9 @@ def test_a_folder_says_what_its_model_says_when_it_is_loaded_so(tmp_path: Path, 
 def test_a_folder_in_blocks_is_expanded_by_a_16_or_32_bit_dtype(tmp_path: Path) -> None:
     folder = models.make("smollm", tmp_path / "own", dtype=torch.bfloat16)
     quantise_folder(folder, tmp_path / "made", "int4")
-    (tmp_path / "made" / MEASURED).write_text('{"sentence": "measured in blocks"}')
     model, blocks = models.model("smollm"), load(tmp_path / "made", dtype="auto-float32")
     assert isinstance(blocks, Decoder)
-    assert isinstance(blocks.blocks[0].attention.qkv, BlockLinear)
-    assert "measured in blocks" in blocks.notes[0]
+    assert isinstance(blocks.layers[0].attention.qkv, BlockLinear)
     weights = {name: model.state_dict()[name].bfloat16() for name in weight_shapes(model.config)}
     made = quantised(weights, "int4")
     dense = {name: w.dense() if isinstance(w, Blocks) else w for name, w in made.items()}
@@ -194,19 +191,17 @@ def test_a_folder_in_blocks_is_expanded_by_a_16_or_32_bit_dtype(tmp_path: Path) 
         assert expanded.weights_fingerprint == blocks.weights_fingerprint
     eight = load(tmp_path / "made", dtype="int8-float32")
     assert eight.notes[0].startswith("made has its weights in Q8_0, 8.5 bits a weight, made of Q4_0 and Q8_0, ")
-    assert "measured" not in eight.notes[0]  # that was of the four bits
     assert off(logits(eight), logits(load(tmp_path / "made", dtype="float32"))) < 0.1
     (note,) = load(tmp_path / "made", dtype="float32").notes
     assert note.startswith("made has its weights in float32, expanded from Q4_0 and Q8_0, ")
-    assert "measured" not in note  # in blocks, which is another model
 
 
 def test_a_matrix_that_blocks_do_not_fit_stays_as_it_is(tmp_path: Path) -> None:
     models.make("llama2", tmp_path / "own", intermediate_size=100)
     made = load(tmp_path / "own", dtype="int8")
     assert isinstance(made, Decoder)
-    assert isinstance(made.blocks[0].mlp.gate_up, BlockLinear)
-    assert not isinstance(made.blocks[0].mlp.down, BlockLinear)
+    assert isinstance(made.layers[0].mlp.gate_up, BlockLinear)
+    assert not isinstance(made.layers[0].mlp.down, BlockLinear)
     assert str(made.quantised).startswith("Q8_0 and F32, ")
 
 

@@ -141,6 +141,8 @@ class Attention(LayerPart):
              (`attention_shapes`); and if present, their biases, "q_norm.weight" and "k_norm.weight". With twice as many
              rows, q_proj has a gate after the queries, whose sigmoid multiplies what is attended to."""
 
+    PARTS = ("gate", "qkv", "out")
+
     def __init__(self, weights: WeightsByName, shape: Shape, ops: TorchOps, window: int | None = None):
         self.shape, self.ops, self.window = shape, ops, window
         self.gate: Linear | None = None
@@ -181,6 +183,8 @@ class MLP(LayerPart):
     weights  with `start` in front: "gate_proj.weight" and "up_proj.weight" (or both as "gate_up_proj.weight") and
              "down_proj.weight"; and if present, their biases."""
 
+    PARTS = ("gate_up", "down")
+
     def __init__(self, weights: WeightsByName, start: str, shape: Shape, ops: TorchOps):
         self.ops, self.gelu, dtype = ops, shape.gelu, ops.cos.dtype
         names = (f"{start}.{name}_proj" for name in ("gate_up", "gate", "up"))
@@ -200,6 +204,8 @@ class Mixture(LayerPart):
 
     weights  "mlp.gate.weight", and those of an `MLP` for every expert, "mlp.experts.0." and so on; of a shared one,
              "mlp.shared_expert." and "mlp.shared_expert_gate.weight"."""
+
+    PARTS = ("router", "experts", "shared")
 
     def __init__(self, weights: WeightsByName, shape: Shape, ops: TorchOps):
         assert shape.experts is not None
@@ -235,6 +241,8 @@ class Layer(LayerPart):
 
     weights  "self_attn." and a name of `Attention`'s, or "linear_attn." and one of `GatedDelta`'s; "mlp." and a name of
              `MLP`'s or `Mixture`'s; and the norms of `shape`; the first may be missing. nbytes: of them all."""
+
+    PARTS = ("attention", "mlp")
 
     def __init__(self, weights: WeightsByName, shape: Shape, ops: TorchOps, kind: LayerKind = LayerKind()):
         start, vectors = "linear_attn." if kind.recurrent else "self_attn.", tensors_of(weights)

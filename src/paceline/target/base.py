@@ -27,13 +27,13 @@ BEFORE_NORM = -1  # in `Needs.hidden_layers`: the states before the final norm
 
 @dataclass(frozen=True)
 class Needs:
-    """What a drafter needs from the target's forward.
+    """The outputs and hooks of the target's forward that a drafter needs.
 
     hidden_layers   hidden states: l is the input of layer l (0: the embeddings), num_layers the output of the final
-                    norm, BEFORE_NORM its input. The drafter gets them for every token of the forward, prompts included.
-    top_k           number of best logits of every verified node.
-    resume_layer    the drafter runs layers 0..resume_layer-1 of drafted nodes itself: their states are in
-                    `Segment.hidden`, and the target runs the layers from resume_layer on.
+                    norm, BEFORE_NORM its input. The drafter gets them for all tokens of the forward, prompts included.
+    top_k           number of best logits of each verified node.
+    resume_layer    the drafter runs layers 0..resume_layer-1 of drafted nodes itself and leaves their states in
+                    `Segment.hidden`; the target runs the layers from resume_layer on.
     callback_layer  call `Drafter.on_layer` after this many layers."""
 
     hidden_layers: tuple[int, ...] = ()
@@ -43,11 +43,11 @@ class Needs:
 
     @property
     def whole_prompt(self) -> bool:
-        """Whether the drafter needs the states of every prompt token, run or reused."""
+        """Whether the drafter needs the states of all prompt tokens, run or reused."""
         return bool(self.hidden_layers) or self.callback_layer is not None
 
     def __or__(self, other: Needs) -> Needs:
-        """What two drafters need together."""
+        """The needs of two drafters together."""
         return Needs(
             tuple(sorted({*self.hidden_layers, *other.hidden_layers})),
             max(self.top_k, other.top_k),
@@ -61,7 +61,7 @@ LayerCallback = Callable[[int, torch.Tensor], None]
 
 
 class Facts(Protocol):
-    """What drafters know of the model they draft for. It may run in another engine."""
+    """The properties of a model that drafters know. The model may run in another engine."""
 
     name: str
     vocab_size: int
@@ -78,30 +78,28 @@ class Facts(Protocol):
 class Target(Facts, ABC):
     """The model that the engine runs. Besides `Facts`:
 
-    max_context          most tokens of a row.
-    weight_bytes         bytes of weights that a forward over one token reads: all, without the input embedding (one row
-                         of it is read) unless that is also the output head.
+    max_context          largest number of tokens of a row.
+    weight_bytes         bytes of weights that a forward over a single token reads. Of the input embedding that is one
+                         row, which does not count, unless it is also the output head.
     weights_fingerprint  differs between two trainings.
-    quantised            formats of weights in blocks, in words; None without blocks.
+    quantised            description of the formats of weights in blocks; None without blocks.
     activations          bits to which products with weights in blocks round their inputs; None without blocks.
-    measured             a sentence on what quantising changed, if that was measured.
-    held                 in words, the matrices that are held in another format than the file's.
-    expanded             in words, the blocks from which the weights were expanded to 16 or 32 bits.
-    folder               of its checkpoint, where it may have a head; None: it is from a file, or was made in memory.
+    held                 description of matrices that memory holds in another format than the file; None: there are none.
+    expanded             description of the blocks that were expanded to 16 or 32 bits; None: there were none.
+    folder               folder of its checkpoint, which may hold a head; None: it was read from a file or made in memory.
     tokenizer            the engine's, if any: drafters with token ids on disk compare its fingerprint with theirs.
     clock                the engine's; `verify` books its time there as "prepare", "layers" and "head".
     same_on_any_threads  logits are the same, bit for bit, on any number of processor threads.
-    same_on_any_processor  so is what is exact on any processor (docs/exact.md).
+    same_on_any_processor  exact logits are the same, bit for bit, on any processor (docs/exact.md).
     exact                a token's logits depend on its text alone (`make_exact`).
-    expert_share         share of its experts that a mixture reads for one token; 0.0 without experts.
-    recurrent            rows have a state, which cannot forget tokens once they are committed."""
+    expert_share         share of a mixture's experts that a token reads; 0.0 without experts.
+    recurrent            rows have a state, which cannot forget committed tokens."""
 
     weight_bytes: int = 0
     weights_fingerprint: str = ""
     quantised: str | None = None
     activations: int | None = None
     expanded: str | None = None
-    measured: str | None = None
     held: str | None = None
     folder: Path | None = None
     clock: Clock
@@ -114,31 +112,30 @@ class Target(Facts, ABC):
 
     @property
     def notes(self) -> list[str]:
-        """Lines that a user should read about this model."""
+        """Lines about this model that a user should read."""
         if self.quantised is None:
             return [f"{self.name} has its weights in {self.expanded}"] if self.expanded else []
         note = (
-            f"{self.name} has its weights in {self.quantised}: another model than in 16 bits"
-            f"{f' ({self.measured})' if self.measured else ''}, and drafting does not change what it says; inputs of "
-            f"products are rounded to {self.activations} bits"
+            f"{self.name} has its weights in {self.quantised}: another model than in 16 bits, and drafting does not "
+            f"change what it says; inputs of products are rounded to {self.activations} bits"
         )
         return [note, f"{self.name}: {self.held}"] if self.held else [note]
 
     @property
     def prefix_key(self) -> str:
-        """Differs between targets that compute other keys and values of the same tokens."""
+        """A text that differs between targets whose keys and values of the same tokens differ."""
         blocks = f"{self.quantised} {self.activations}"
         return f"{self.weights_fingerprint} {self.dtype} {blocks} {self.expanded} {self.exact}"
 
     @cached_property
     def threads(self) -> Threads:
-        """Processor threads of a round, for all engines of this target: chosen by measured time on CPUs, else fixed."""
+        """The number of threads of a round, for all engines of this target: on CPUs by measured time, else fixed."""
         return Threads(None if self.device.type == "cpu" else torch.get_num_threads())
 
     @contextmanager
     def threads_of(self, number: int) -> Iterator[None]:
-        """Run rounds on `number` processor threads, then choose them as before, unless the caller fixed another number
-        meanwhile: that one stays."""
+        """Run rounds on `number` processor threads, then restore the earlier choice, unless the caller fixed another
+        number meanwhile."""
         before, own = self.threads, Threads(number)
         self.threads = own
         try:
@@ -153,8 +150,8 @@ class Target(Facts, ABC):
         return False
 
     def make_exact(self) -> None:
-        """From now on, a token's logits are the same, bit for bit, alone, in a draft of any shape, in a batch, and for
-        any chunks of the prompt. Call it before the first row; it holds for all engines of this target.
+        """From now on, compute the same logits of a token, bit for bit, alone, in a draft of any shape, in a batch, and
+        for any chunks of the prompt. Call it before the first row; it holds for all engines of this target.
 
         Raises ModelError if this target cannot."""
         raise ModelError(
@@ -167,7 +164,7 @@ class Target(Facts, ABC):
 
     @abstractmethod
     def add_row(self, expected_length: int) -> int:
-        """The slot of a new, empty row, with memory for `expected_length` tokens; it grows when needed."""
+        """Add an empty row and return its slot, with memory for `expected_length` tokens; it grows when needed."""
 
     @abstractmethod
     def drop_row(self, slot: int) -> None:
@@ -175,15 +172,15 @@ class Target(Facts, ABC):
 
     @abstractmethod
     def length(self, slot: int) -> int:
-        """Number of the row's tokens that the cache holds."""
+        """Number of committed tokens of a row."""
 
     @abstractmethod
     def verify(
         self, segments: Sequence[Segment], needs: Needs = Needs(), on_layer: LayerCallback | None = None
     ) -> Verdict:
-        """One forward over every segment. Nothing is committed."""
+        """Run all segments in one forward. Nothing is committed."""
 
     @abstractmethod
     def commit(self, slot: int, path: Sequence[int]) -> None:
-        """Keep the keys and values of the nodes `path` (node numbers in the segment just run, increasing, from 0) as
+        """Keep the keys and values of the nodes `path` (numbers in the segment that was just run, increasing, from 0) as
         the row's next tokens, and drop those of the segment's other nodes."""

@@ -107,11 +107,11 @@ class Decoder(CachedTarget):
         self._programs: Programs | None = None
         if self.head.packed:
             self._compile()
-        layers = [within(weights, f"model.layers.{number}.") for number in range(s.num_layers)]
-        self.blocks = [Layer(of, s, self._ops[kind.rope], kind) for of, kind in zip(layers, s.layers, strict=True)]
+        own = [within(weights, f"model.layers.{number}.") for number in range(s.num_layers)]
+        self.layers = [Layer(of, s, self._ops[kind.rope], kind) for of, kind in zip(own, s.layers, strict=True)]
         self.same_on_any_threads = self._has_own_products()
         # Nodes up to which the library multiplies nothing in a forward.
-        products = [product for block in self.blocks for product in block.products]
+        products = [product for layer in self.layers for product in layer.products]
         self._few = 0 if any(product.few is None for product in products) else MAX_ROWS_OWN
         self._rows: dict[int, torch.Tensor] = {}
         states = [kind.recurrent for kind in s.layers]
@@ -192,7 +192,7 @@ class Decoder(CachedTarget):
     @property
     def products(self) -> list[Linear]:
         """All matrix products, the head's first."""
-        return [self.head, *(product for block in self.blocks for product in block.products)]
+        return [self.head, *(product for layer in self.layers for product in layer.products)]
 
     @property
     def exact_is_free(self) -> bool:
@@ -214,8 +214,8 @@ class Decoder(CachedTarget):
         if self.dtype not in (torch.bfloat16, torch.float32):
             raise ModelError(f"exact: {self.name} runs in {self.dtype}; it needs bfloat16 or float32 (--dtype)")
         self._compile()
-        for block, kind in zip(self.blocks, self.shape.layers, strict=True):
-            block.make_exact(self._ops[kind.rope])
+        for layer, kind in zip(self.layers, self.shape.layers, strict=True):
+            layer.make_exact(self._ops[kind.rope])
         self.head.make_exact()
         self.exact, self.same_on_any_threads = True, self._has_own_products()
         self.same_on_any_processor = self.same_on_any_threads and self.dtype == torch.float32
@@ -226,7 +226,7 @@ class Decoder(CachedTarget):
     def verify(
         self, segments: Sequence[Segment], needs: Needs = Needs(), on_layer: LayerCallback | None = None
     ) -> Verdict:
-        """As `Target.verify`, in one forward of the blocks."""
+        """As `Target.verify`, in one forward of the layers."""
         if self.recorder is not None and on_layer is None:
             verdict = self.recorder.verify(segments, needs)
             if verdict is not None:
@@ -301,7 +301,7 @@ class Decoder(CachedTarget):
 
         def step(layer: int, x: torch.Tensor, delta: torch.Tensor | None) -> Pair:
             places = self._places[self.shape.layers[layer].recurrent]
-            return self.blocks[layer](x, delta, layout, cache, places[layer] - places[cache_begins])
+            return self.layers[layer](x, delta, layout, cache, places[layer] - places[cache_begins])
 
         recorded = None
         if self._programs is not None and layers and not layout.groups and not self.recurrent:

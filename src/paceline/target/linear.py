@@ -199,18 +199,21 @@ def stacked(weights: WeightsByName, names: Sequence[str], dtype: torch.dtype) ->
 
 
 class LayerPart:
-    """A part of a layer: matrix products, the elementwise steps between them, and parts that have such themselves."""
+    """A part of a layer: matrix products, the elementwise steps between them, and parts that have such themselves.
 
+    PARTS  names of its attributes that are products or parts, or lists of them; an attribute may be None."""
+
+    PARTS: tuple[str, ...]
     ops: TorchOps
 
     def _walk(self) -> Iterator[LayerPart | Linear]:
         """This part, and all parts and products in it."""
         yield self
-        for value in vars(self).values():
+        for value in (getattr(self, name) for name in self.PARTS):
             for inner in value if isinstance(value, list) else [value]:
                 if isinstance(inner, LayerPart):
                     yield from inner._walk()
-                elif isinstance(inner, Linear):
+                elif inner is not None:
                     yield inner
 
     @property

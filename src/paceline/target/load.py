@@ -25,7 +25,7 @@ from paceline.target.tokenizer import SentencePiece, Tokenizer, vocabulary
 
 DTYPES = {"float32": torch.float32, "bfloat16": torch.bfloat16, "float16": torch.float16}
 TEXT_PARTS = dict.fromkeys(("qwen3_5", "qwen3_5_text"), "model.language_model.")
-"""Families with images too, whose text is run alone, and how the names of its tensors begin."""
+"""Families that also read images, of which only the text model runs, and the prefix of its tensors."""
 TOKENIZER_FILES = ["tokenizer.json", "tokenizer.model", "spiece.model", "vocab.json", "vocab.txt", "tekken.json"]
 
 
@@ -40,22 +40,22 @@ def load(
     threads: int | None = None,
     activations: int | None = None,
 ) -> Target:
-    """The model, ready to verify.
+    """Load a model, ready to verify.
 
     model    a folder, a name on the Hugging Face hub, a GGUF file, one on the hub (owner/name:FILE.gguf), or "smollm2",
              the file of an installed package.
     dtype    "float32", "bfloat16", "float16", or "auto": the checkpoint's own, but float32 on processors that would
-             only emulate it. "int8" and "int4": matrices in blocks of eight or four bits, all else as with "auto", or
-             as in "int8-float32"; on CPUs, with our decoder. A model in blocks keeps them with "auto" ("auto-float32":
-             all else in float32), and has them expanded with a dtype of 16 or 32 bits.
+             only emulate it. "int8" and "int4" quantise matrices to blocks of eight or four bits, on CPUs and for our
+             decoder; all else is as with "auto", or in the dtype that follows ("int8-float32"). A model in blocks keeps
+             them with "auto" or "auto-float32", and a dtype of 16 or 32 bits expands them.
     device   "auto" (a CUDA device if there is one), or a device name of torch.
     native   True: our decoder; False: the transformers implementation; None: ours if it supports the model.
     trust_remote_code  run code from the model's folder.
-    exact    True: as `Target.make_exact`; None: where that costs no time; False: never.
+    exact    True: call `Target.make_exact`; None: only where it costs no time; False: never.
     threads  processor threads of a round; None: chosen by measured time (`Threads`).
-    activations  bits to which products with weights in blocks round their inputs, 8 or 16. None: 16, where that takes
-             little more time, else 8 (docs/quantised.md). With 16, "auto" computes all else in float32, and answers are
-             nearly always those of the same weights in float32.
+    activations  bits to which products with weights in blocks round their inputs, 8 or 16. None: 16 where that takes
+             little more time, else 8 (docs/quantised.md). With 16, "auto" computes all else in float32, and nearly all
+             answers equal those of the same weights in float32.
 
     Raises ModelError, one line, if the model cannot be found, read or used."""
     precision, rest = split_dtype(dtype)
@@ -119,10 +119,6 @@ def _load_folder(
             config, weights, name=name, dtype=dtype, device=to, eos_token_ids=ends, weights_fingerprint=made_from,
             made_of=made_of, expand=precision is None,
         )  # fmt: skip
-        if made.quantised is not None and made_of is None:
-            from paceline.target.quantised import checkpoint
-
-            made.measured = checkpoint.measured(folder)
     made.folder = folder
     if has_tokenizer(folder):
         made.tokenizer = _tokenizer_in(folder, name, trust_remote_code)
@@ -144,14 +140,14 @@ def _load_file(
 
 
 def native_weights(folder: Path, config: PretrainedConfig, tensors: Mapping[str, Any]) -> dict[str, torch.Tensor]:
-    """The tensors that the native decoder reads, mapped from disk. ModelError for a missing one or another shape."""
+    """The tensors that the native decoder reads, mapped from disk. ModelError if `checks.check_shapes` fails."""
     shapes = weight_shapes(config)
     checks.check_shapes(folder, shapes, files.shapes_of(tensors), config.num_hidden_layers)
     return {key: tensors[key].get_tensor(key) for key in shapes}
 
 
 def _text_part(config: PretrainedConfig, tensors: dict[str, Any]) -> tuple[PretrainedConfig, dict[str, Any]]:
-    """Configuration and tensors of the text alone, for a family of TEXT_PARTS; others as they are."""
+    """Configuration and tensors of the text model alone. Families outside TEXT_PARTS are returned unchanged."""
     start = TEXT_PARTS.get(config.model_type)
     if start is None:
         return config, tensors
@@ -189,7 +185,7 @@ def _not_native(config: PretrainedConfig) -> str | None:
 
 
 def _dtype(word: str | torch.dtype) -> torch.dtype | None:
-    """The torch dtype of that name; None for "auto"."""
+    """Parse the name of a dtype; "auto" is None."""
     if word == "auto":
         return None
     if word in DTYPES.values():
@@ -201,7 +197,7 @@ def _dtype(word: str | torch.dtype) -> torch.dtype | None:
 
 
 def device_named(word: str | torch.device) -> torch.device:
-    """The device of that name, or the best for "auto". ModelError for one that cannot compute here."""
+    """Parse the name of a device; "auto" is the best here. ModelError for a device that cannot compute here."""
     if word == "auto":
         return torch.device("cuda" if torch.cuda.is_available() else "cpu")
     try:
@@ -216,7 +212,7 @@ def device_named(word: str | torch.device) -> torch.device:
 
 
 def _cpu(name: str, word: str | torch.device) -> torch.device:
-    """The CPU, for weights in blocks; ModelError if another device is asked for."""
+    """The CPU, where weights in blocks run; ModelError if the user named another device."""
     if str(word) not in ("auto", "cpu"):
         raise ModelError(
             f"{name}: weights of eight and four bits run on CPUs, not on {word}: --device cpu, or "
@@ -242,8 +238,8 @@ def has_tokenizer(folder: str | Path) -> bool:
 def load_tokenizer(model: str | Path, *, trust_remote_code: bool = False) -> Tokenizer:
     """The tokenizer of a model (named as in `load`), a folder with a tokenizer alone, or a SentencePiece file.
 
-    For a GGUF file: the tokenizer in the same folder if it has the file's tokens, else the file's own, rebuilt. A
-    SentencePiece file (tokenizer.model) needs the package sentencepiece.
+    For a GGUF file, this is the tokenizer in the same folder if it has the file's tokens, else the file's own, rebuilt.
+    A SentencePiece file (tokenizer.model) needs the package sentencepiece.
 
     Raises ModelError if there is no tokenizer, or if it has token ids that the model in the folder does not know."""
     if files.is_gguf(model):
@@ -264,7 +260,7 @@ def load_tokenizer(model: str | Path, *, trust_remote_code: bool = False) -> Tok
 
 
 def tokenizer_for(model: str | Path, tokenizer: str | Path) -> Tokenizer:
-    """The tokenizer named `tokenizer`, for `model`. ModelError if `model` is a GGUF file with other tokens."""
+    """Load `tokenizer` for use with `model`. ModelError if `model` is a GGUF file with other tokens."""
     named = load_tokenizer(tokenizer)
     if files.is_gguf(model):
         from paceline.target.quantised.gguf import GGUF

@@ -315,6 +315,8 @@ class GatedDelta(LayerPart):
     weights  "in_proj_qkvz.weight" and "in_proj_ba.weight", or "in_proj_qkv.weight" and those of z, b and a; with
              "conv1d.weight", "A_log", "dt_bias", "norm.weight" and "out_proj.weight"."""
 
+    PARTS = ("qkv", "ba", "out")
+
     def __init__(self, weights: WeightsByName, shape: Shape, ops: TorchOps):
         self.ops, vectors, dtype = ops, tensors_of(weights), ops.cos.dtype
         names = [[f"in_proj_{part}" for part in parts] for parts in (("qkvz", "qkv", "z"), ("ba", "b", "a"))]

@@ -70,7 +70,7 @@ class Section:
     def __init__(self, model: Decoder, first: int, last: int, threshold: float):
         self.first, self.last, self.threshold = first, last, threshold
         self.deeper: Section | None = None
-        layers = [block.nbytes for block in model.blocks]
+        layers = [layer.nbytes for layer in model.layers]
         self.nbytes = model.weight_bytes - sum(layers) + sum(layers[first:last])
         self.cache = model.new_cache(last - first, first)
         self.nothing = model.norm.new_empty(0, model.hidden_size)
