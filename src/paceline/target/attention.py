@@ -34,17 +34,18 @@ class TorchOps:
         return F.rms_norm(x, weight.shape, weight, self.eps)
 
     def add_norm(self, x: torch.Tensor, delta: torch.Tensor, weight: torch.Tensor | None, scale: float = 1.0) -> Pair:
-        """x + scale * delta, both [N, H], and its RMS norm; itself without a weight."""
+        """total = x + scale * delta, all [N, H], and its RMS norm, or total again without a weight."""
         x = torch.add(x, delta, alpha=scale)
         return x, x if weight is None else self.norm(x, weight)
 
     def rotate(
         self, qkv: torch.Tensor, heads: int, kv_heads: int, qk_norm: torch.Tensor | None, cache: Writer, layer: int
     ) -> torch.Tensor:
-        """The rotated queries [N, heads, D] of qkv [N, heads + 2 kv_heads, D]; writes keys and values to the cache.
+        """Rotate queries and keys of qkv [N, heads + 2 kv_heads, D]; write keys and values to the cache; return the
+        queries [N, heads, D].
 
-        qk_norm  weights [heads + kv_heads, D] of an RMS norm of queries and keys before the rotation, or None. With one
-                 dimension, [(heads + kv_heads) * D], it norms all queries of a node together, and all keys."""
+        qk_norm  weights [heads + kv_heads, D] of an RMS norm of queries and keys before the rotation, or None. A vector
+                 [(heads + kv_heads) * D] norms all queries of a node together, and all keys."""
         qk = qkv[:, : heads + kv_heads]
         if qk_norm is not None and qk_norm.ndim == 1:
             parts = (part.flatten(1) for part in qk.split([heads, kv_heads], 1))
@@ -62,7 +63,7 @@ class TorchOps:
         return up * (gate.sigmoid() if gelu is None else F.gelu(gate, approximate="tanh") if gelu else F.silu(gate))
 
     def softmax(self, x: torch.Tensor) -> torch.Tensor:
-        """Of rows [N, M], in float32."""
+        """The softmax of each row of x [N, M], in float32."""
         return x.softmax(-1, torch.float32)
 
     def scale_by_sigmoid(self, x: torch.Tensor, gate: torch.Tensor) -> torch.Tensor:
@@ -73,7 +74,7 @@ class TorchOps:
 def attend(queries: torch.Tensor, layout: Layout, cache: Writer, layer: int, window: int | None = None) -> torch.Tensor:
     """Attention of the packed queries [N, heads, head_dim] over their rows' caches; [N, heads * head_dim].
 
-    window  the layer's, as in `plan`."""
+    window  the layer's window, as in `plan`."""
     calls = layout.calls(window)
     if layout.paths is None and len(calls) == 1 and layout.groups[calls[0]].gather is None:
         return _attend_group(queries, layout, cache, layer, calls[0])
@@ -94,7 +95,7 @@ def attend(queries: torch.Tensor, layout: Layout, cache: Writer, layer: int, win
 def _attend_group(queries: torch.Tensor, layout: Layout, cache: Writer, layer: int, g: int) -> torch.Tensor:
     """Attention of the padded queries [slots * queries, heads, head_dim] of group g.
 
-    Query heads that share a key head become queries of one head, so that torch reads its keys once."""
+    Query heads that share a key head become queries of a single head, so that torch reads its keys once."""
     group = layout.groups[g]
     keys, values = cache.read(layer, g)
     slots, kv_heads = keys.shape[:2]
@@ -118,8 +119,8 @@ def _attend_piece(queries: torch.Tensor, keys: torch.Tensor, values: torch.Tenso
     """Attention of a piece of a prompt on the CPU: queries [N, heads, head_dim], keys and values [1, kv_heads, n,
     head_dim].
 
-    The n - N earlier tokens and, causally, its own are two calls. Their sums of exponentials say how to weigh them, so
-    no mask of N times n numbers is needed."""
+    A first call attends causally to the piece's own N tokens, a second to the n - N earlier ones. Their sums of
+    exponentials give the weights of both results, so no mask of N times n numbers is needed."""
     nodes, heads, dim = queries.shape
     kv_heads, earlier = keys.shape[1], keys.shape[2] - nodes
     attention = torch.ops.aten._scaled_dot_product_flash_attention_for_cpu
@@ -138,8 +139,8 @@ class Attention(LayerPart):
     """Rotary self-attention without the norm before it: out(attend(rotate(qkv(x)))).
 
     weights  "q_proj.weight", "k_proj.weight", "v_proj.weight" (or all three as "qkv_proj.weight") and "o_proj.weight"
-             (`attention_shapes`); and if present, their biases, "q_norm.weight" and "k_norm.weight". With twice as many
-             rows, q_proj has a gate after the queries, whose sigmoid multiplies what is attended to."""
+             (`attention_shapes`); and if present, their biases, "q_norm.weight" and "k_norm.weight". If q_proj has
+             twice as many rows, the second half is a gate, whose sigmoid multiplies the output of attention."""
 
     PARTS = ("gate", "qkv", "out")
 
@@ -162,13 +163,13 @@ class Attention(LayerPart):
             self.qk_norm = torch.cat([q, k])
 
     def write(self, x: torch.Tensor, cache: Writer, layer: int) -> torch.Tensor:
-        """Write keys and values of normed states x [N, H] to a layer of the cache; queries [N, heads, head_dim]."""
+        """Write keys and values of normed states x [N, H] to a layer of the cache; returns queries [N, heads, D]."""
         s = self.shape
         qkv = self.qkv(x).view(-1, s.num_heads + 2 * s.num_kv_heads, s.head_dim)
         return self.ops.rotate(qkv, s.num_heads, s.num_kv_heads, self.qk_norm, cache, layer)
 
     def __call__(self, x: torch.Tensor, layout: Layout, cache: Writer, layer: int) -> torch.Tensor:
-        """Attention [N, H] over normed states x [N, H]; writes keys and values to layer `layer` of the cache."""
+        """Attention [N, H] over normed states x [N, H]. Writes keys and values to layer `layer` of the cache."""
         attended = attend(self.write(x, cache, layer), layout, cache, layer, self.window)
         return self.out(attended if self.gate is None else self.ops.scale_by_sigmoid(attended, self.gate(x)))
 
@@ -192,18 +193,18 @@ class MLP(LayerPart):
         self.down = stacked(weights, [f"{start}.down_proj"], dtype)
 
     def __call__(self, x: torch.Tensor) -> torch.Tensor:
-        """Of normed states x [N, H]; [N, H]."""
+        """The MLP's output [N, H] for normed states x [N, H]."""
         return self.down(self.ops.gate(self.gate_up(x), self.gelu))
 
 
 class Mixture(LayerPart):
-    """A mixture of experts: every token goes through the few that its router chooses, which are weighed and added.
+    """A mixture of experts: the router chooses a few experts for each token, whose outputs are weighted and added.
 
-    Tokens are sorted by expert, so that an expert's matrices are read once. What a token's experts say is added in the
-    order of their numbers, whatever other tokens there are. A shared expert is one for all tokens, with a gate.
+    Tokens are sorted by expert, so that an expert's matrices are read once. The outputs of a token's experts are added
+    in the order of their numbers, whatever other tokens there are. All tokens use the shared expert, if there is one.
 
-    weights  "mlp.gate.weight", and those of an `MLP` for every expert, "mlp.experts.0." and so on; of a shared one,
-             "mlp.shared_expert." and "mlp.shared_expert_gate.weight"."""
+    weights  "mlp.gate.weight", and the weights of an `MLP` for each expert, after "mlp.experts.0." and so on; for a
+             shared expert, also those after "mlp.shared_expert." and "mlp.shared_expert_gate.weight"."""
 
     PARTS = ("router", "experts", "shared")
 
@@ -237,10 +238,11 @@ class Mixture(LayerPart):
 
 
 class Layer(LayerPart):
-    """A decoder layer: a norm and attention, then a norm and an MLP, each added to what is before it.
+    """A decoder layer: a norm and attention, then a norm and an MLP; each adds its output to the residual.
 
-    weights  "self_attn." and a name of `Attention`'s, or "linear_attn." and one of `GatedDelta`'s; "mlp." and a name of
-             `MLP`'s or `Mixture`'s; and the norms of `shape`; the first may be missing. nbytes: of them all."""
+    weights  those of `Attention` after "self_attn.", or of `GatedDelta` after "linear_attn."; those of `MLP` after
+             "mlp.", or of `Mixture`; and the norms of `shape`, of which the first may be missing.
+    nbytes   bytes of all weights."""
 
     PARTS = ("attention", "mlp")
 
@@ -254,7 +256,7 @@ class Layer(LayerPart):
         self.mlp = Mixture(weights, shape, ops) if kind.experts else MLP(weights, "mlp", shape, ops)
 
     def __call__(self, x: torch.Tensor, delta: torch.Tensor | None, layout: Layout, cache: Writer, layer: int) -> Pair:
-        """The layer over x + delta, [N, H] each, delta times `shape.residual_scale`; None: over x. Its output is two
+        """Run the layer over x + `shape.residual_scale` * delta, [N, H] each, or over x if delta is None. Returns two
         such summands, which the next norm adds in its own pass. layer: the layer's number in the cache."""
         h = x
         if delta is not None:
@@ -264,7 +266,7 @@ class Layer(LayerPart):
         return self.after_norm(h, x, layout, cache, layer)
 
     def after_norm(self, x: torch.Tensor, residual: torch.Tensor, layout: Layout, cache: Writer, layer: int) -> Pair:
-        """The layer over states x [N, width] that are normed already, added to the residual [N, H]."""
+        """Run the layer over states x [N, width] that are normed already, and add to the residual [N, H]."""
         of_attention, before_mlp, of_mlp = self.norms
         delta = self.attention(x, layout, cache, layer)
         if of_attention is not None:
@@ -275,7 +277,7 @@ class Layer(LayerPart):
 
 
 def attention_shapes(shape: Shape, width: int | None = None) -> dict[str, tuple[int, ...]]:
-    """Name and shape of the matrices of `Attention`. width: its input's, if not the hidden size."""
+    """Names and shapes of the matrices of `Attention`. width: size of its input, if not the hidden size."""
     names = {f"self_attn.{name}_proj.weight": f"{name}_proj.weight" for name in "qkvo"}
     parts = layer_shapes(replace(shape, fused=False, gated=False), width)
     return {names[name]: size for name, size in parts.items() if name in names}
@@ -287,7 +289,7 @@ def begin(
 ) -> tuple[Layout, Writer]:  # fmt: skip
     """Plan a forward of layers with their own cache, and grow that cache if necessary.
 
-    like  a tensor with the states' dtype and device. window: as in `plan`."""
+    like  a tensor with the states' dtype and device. window: the layers' window, as in `plan`."""
     layout = plan(
         segments,
         [cache.length(segment.slot) for segment in segments],

@@ -84,9 +84,9 @@ class Target(Facts, ABC):
     weights_fingerprint  differs between two trainings.
     quantised            description of the formats of weights in blocks; None without blocks.
     activations          bits to which products with weights in blocks round their inputs; None without blocks.
-    held                 description of matrices that memory holds in another format than the file; None: there are none.
+    held                 description of matrices in another format than the file's; None: there are none.
     expanded             description of the blocks that were expanded to 16 or 32 bits; None: there were none.
-    folder               folder of its checkpoint, which may hold a head; None: it was read from a file or made in memory.
+    folder               folder of its checkpoint, which may hold a head; None: it is from a file, or made in memory.
     tokenizer            the engine's, if any: drafters with token ids on disk compare its fingerprint with theirs.
     clock                the engine's; `verify` books its time there as "prepare", "layers" and "head".
     same_on_any_threads  logits are the same, bit for bit, on any number of processor threads.
@@ -182,5 +182,5 @@ class Target(Facts, ABC):
 
     @abstractmethod
     def commit(self, slot: int, path: Sequence[int]) -> None:
-        """Keep the keys and values of the nodes `path` (numbers in the segment that was just run, increasing, from 0) as
-        the row's next tokens, and drop those of the segment's other nodes."""
+        """Keep the keys and values of the nodes `path` (numbers in the segment just run, increasing, from 0) as the
+        row's next tokens, and drop those of the segment's other nodes."""

@@ -21,14 +21,15 @@ from paceline.target.layout import Layout
 if TYPE_CHECKING:
     from paceline.target.recurrent import Recurrence, RecurrentState, State
 
-GRANULE = 64  # capacity is a multiple of this many tokens
+GRANULE = 64  # capacity is a multiple of this number of tokens
 KEYS, LAYER, VALUES, CAPACITY, POSITIONS, SLOTS, AT, TILES, TILES_AT, ENDS, PLACES, HEADER = range(12)
-"""Places in `Writer.header`, and their number. KEYS: address of the first layer's keys; LAYER, VALUES: bytes from them
-to the next layer's, and to the values; POSITIONS to AT: addresses of `Layout`'s; TILES to PLACES: `PathPlan.header`."""
+"""Indices in `Writer.header`, and their number. KEYS: address of the first layer's keys; LAYER, VALUES: bytes from
+there to the next layer's keys, and to the values; POSITIONS to AT: addresses of arrays of `Layout`; TILES to PLACES:
+`PathPlan.header`."""
 
 
 def in_granules(length: int) -> int:
-    """`length` tokens, rounded up to a capacity."""
+    """Round a number of tokens up to a capacity."""
     return -(-length // GRANULE) * GRANULE
 
 
@@ -41,9 +42,9 @@ Pair = tuple[torch.Tensor, torch.Tensor]
 class RaggedCache:
     """Keys and values of rows that come and go.
 
-    kv          [layers, 2, slots, kv_heads, capacity, head_dim]: all of them; another tensor once they have grown.
-    beside      bytes that its owner keeps of every token beside keys and values; they count in all sizes.
-    most_bytes  above this size the cache grows to the size that is needed, and does not double.
+    kv          [layers, 2, slots, kv_heads, capacity, head_dim]; another tensor once the cache has grown.
+    beside      bytes that the owner keeps for each token beside keys and values; all sizes include them.
+    most_bytes  above this size the cache does not double, but grows to the size that is needed.
     recurrent   the states of layers without keys and values, if there are any."""
 
     def __init__(
@@ -79,12 +80,12 @@ class RaggedCache:
 
     @property
     def _slot_bytes(self) -> int:
-        """Bytes of a row's states: the present one, the one after a piece of a prompt, and one that is kept."""
+        """Bytes of a row's three states: the present state, that after a piece of a prompt, and a kept state."""
         return 0 if self.recurrent is None else 3 * self.recurrent.nbytes
 
     @property
     def token_bytes(self) -> int:
-        """Bytes of one token's keys and values, and of what is kept beside them."""
+        """Bytes of a token's keys and values, and `beside`."""
         layers, two, _, heads, _, dim = self.kv.shape
         return layers * two * heads * dim * self.kv.element_size() + self.beside
 
@@ -152,18 +153,18 @@ class RaggedCache:
         self.kv[:, :, : old.shape[2], :, : old.shape[4]] = old
 
     def take_memory(self, other: RaggedCache) -> None:
-        """Go on in the memory of a cache of the same layers that holds no row any more; another kind is left alone."""
+        """Take over the memory of a cache of the same layers that holds no row. Does nothing for other caches."""
         mine, theirs = ((kv.dtype, kv.device, *kv.shape[:2], kv.shape[3], kv.shape[5]) for kv in (self.kv, other.kv))
         if mine == theirs and not self.held and not other.held:
             self.kv, self._written = other.kv, other._written
 
     @torch.inference_mode()
     def reshape(self, slots: int, capacity: int) -> dict[int, int]:
-        """Move the committed tokens of all rows to a cache with `slots` slots of `capacity` tokens; drop all else.
+        """Move the committed tokens of all rows to memory with `slots` slots of `capacity` tokens; drop all else.
 
         Returns new slots by old ones: the same if all still exist, else 0, 1, 2 and so on. The old memory is freed
-        before the new is allocated, but the rows' tokens exist twice for a moment. Without memory for the new shape,
-        the error is raised and the cache is as before."""
+        before the new is allocated, but the rows' tokens exist twice for a moment. Raises an error and leaves the cache
+        as it was if there is no memory for the new shape."""
         held = self.held
         slots, capacity = max(slots, len(held)), in_granules(max(capacity, *self._lengths, 0))
         new_slot = {old: new for new, old in enumerate(held)}
@@ -191,13 +192,13 @@ class RaggedCache:
 
     @torch.inference_mode()
     def copy(self, slot: int, length: int) -> torch.Tensor:
-        """Keys and values of a row's first tokens, [layers, 2, kv_heads, length, head_dim], copied."""
+        """Copy keys and values of a row's first `length` tokens: [layers, 2, kv_heads, length, head_dim]."""
         self._check(slot)
         return self.kv[:, :, slot, :, :length].clone(memory_format=torch.contiguous_format)
 
     @torch.inference_mode()
     def paste(self, slot: int, kv: torch.Tensor, state: State | None = None) -> None:
-        """Replace the row's tokens by a `copy`, which must fit into the capacity, and its state by one like `state`."""
+        """Replace the row's tokens by a `copy`, no longer than the capacity, and its state by a copy of `state`."""
         self._check(slot)
         if self.recurrent is not None and state is not None:
             self.recurrent.rows[slot].now = state.clone()
@@ -207,21 +208,21 @@ class RaggedCache:
         self._written[slot] = max(length, self._written.get(slot, 0))
 
     def states(self, slot: int) -> dict[int, State]:
-        """The row's states that there are, by number of tokens; none without recurrent layers. Its present one changes
-        with the row."""
+        """The row's kept states and its present state, by number of tokens; none without recurrent layers. The present
+        state changes with the row."""
         return {} if self.recurrent is None else self.recurrent.states(slot, self.length(slot))
 
     def reusable(self, slot: int, most: int) -> int:
-        """How many of a row's first `most` tokens another row can take over: those up to which there is a state."""
+        """The number of a row's first `most` tokens that another row can take over: up to the last of its states."""
         return most if self.recurrent is None else max((n for n in self.states(slot) if n <= most), default=0)
 
     def mark(self, slot: int, length: int) -> None:
-        """Make the row's first `length` tokens `reusable`, once it has them."""
+        """Make the row's first `length` tokens `reusable` once it has them."""
         if self.recurrent is not None and length > self.length(slot):
             self.recurrent.mark(slot, length)
 
     def writer(self, layout: Layout, *, recorded: bool = False) -> Writer:
-        """The cache as the planned forward writes and reads it; grows the cache first if necessary.
+        """Open the cache for the planned forward; grow it first if necessary.
 
         recorded  for a CUDA graph: all rows fit, and the graph reads the places from the layout when it runs."""
         if not recorded:
@@ -246,7 +247,7 @@ class RaggedCache:
         return self._views
 
     def truncate(self, slot: int, length: int) -> None:
-        """Forget all but a row's first `length` tokens. ValueError if it has a state, which cannot."""
+        """Forget all but a row's first `length` tokens. ValueError if the row has a state, which cannot forget."""
         if self.recurrent is not None and length < self.length(slot):
             raise ValueError("a recurrent state cannot forget its last tokens")
         self._lengths[slot] = min(length, self.length(slot))
@@ -308,7 +309,7 @@ class Writer:
 
     @cached_property
     def header(self) -> array[int]:
-        """What compiled code knows of this forward: see `HEADER`."""
+        """Addresses and sizes of this forward for compiled code: see `HEADER`."""
         kv, layout = self._kv, self._layout
         layer, values = (kv.stride(i) * kv.element_size() for i in (0, 1))
         nodes = (one.data_ptr() for one in (layout.positions, layout.slots, layout.at))

@@ -1,4 +1,4 @@
-"""Checks of a model's configuration and weights: those that nothing could run, and those that only transformers runs.
+"""Judge a model's configuration and weights: can anything run them, and can the native decoder?
 
 `folder.py` reads a model, this module judges it, `shape.py` describes it. Every fault is a ModelError of one line."""
 

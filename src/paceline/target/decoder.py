@@ -1,10 +1,10 @@
 """The native decoder: transformers of rotary attention or the gated delta rule, and gated MLPs or mixtures of experts,
 built for decoding.
 
-The families are those of `target/shape.py`, which says what each layer of a model does. Unlike an implementation for
-training, it joins Q, K, V into one matrix and gate, up into another, packs rows of different
-lengths without padding, and writes keys and values directly into the ragged cache. On CPUs with bfloat16 units, weights
-are stored in the order that is read fastest: oneDNN's, or our own (`kernels/products.py`)."""
+`target/shape.py` has the families and describes the layers of a model. Unlike an implementation for training, the
+decoder joins Q, K, V into one matrix and gate, up into another, packs rows of different lengths without padding, and
+writes keys and values directly into the ragged cache. On CPUs with bfloat16 units, weights are stored in the order that
+is read fastest: oneDNN's, or our own (`kernels/products.py`)."""
 
 from __future__ import annotations
 
@@ -39,11 +39,11 @@ if TYPE_CHECKING:
     from paceline.target.kernels.program import Programs
 
 
-MOST_ROWS = 4096  # about as many rows of an embedding in blocks are remembered: expanding one takes half a millisecond
+MOST_ROWS = 4096  # about this number of rows of an embedding in blocks is cached: to expand a row takes 0.5 ms
 
 
 def computed_with(name: str, weight: torch.Tensor | Blocks, shape: Shape) -> torch.Tensor | Blocks:
-    """A checkpoint's tensor as the decoder computes with it."""
+    """Reorder or shift a checkpoint's tensor as the decoder needs it."""
     part = name.removesuffix(".weight").removesuffix(".bias")
     order = row_order(shape, part.rpartition(".")[2])
     if order is not None:
@@ -58,11 +58,11 @@ class Decoder(CachedTarget):
     """A target of a family in `target/shape.py`.
 
     weights              checkpoint tensors by name (`weight_shapes`), cast to `dtype` on `device`. Matrices in blocks
-                         of few bits stay as they are; `dtype` is then that of all else.
-    expand               cast blocks to `dtype` too. Inputs of products are then not rounded to eight bits.
-    weights_fingerprint  that of the weights from which these were quantised; None: that of `weights`.
-    made_of              formats of the blocks from which these were quantised, in words; None: of no blocks.
-    inverse_frequencies  [head_dim / 2], instead of those that `config` describes.
+                         stay in blocks; `dtype` is then the dtype of all else.
+    expand               cast blocks to `dtype`, too. Inputs of products are then not rounded.
+    weights_fingerprint  fingerprint of the weights before they were quantised; None: the fingerprint of `weights`.
+    made_of              description of the blocks from which `weights` were quantised; None: they were not in blocks.
+    inverse_frequencies  [head_dim / 2] instead of the frequencies of `config`.
     threads              the `Threads` of another target on this machine, with its measurements."""
 
     def __init__(
@@ -175,8 +175,8 @@ class Decoder(CachedTarget):
         return f"{super().prefix_key} {self.shape} {tables.hexdigest()} {where}"
 
     def _compile(self) -> None:
-        """Compute all but the products by compiled steps. Imported on demand, and before the first answer: the first
-        compilation takes seconds."""
+        """Compute all but the products by compiled steps, which are imported on demand. This happens before the first
+        answer, because the first compilation takes seconds."""
         from paceline.target.kernels import attention  # noqa: F401
         from paceline.target.kernels.program import Programs
         from paceline.target.kernels.steps import FusedOps
@@ -191,19 +191,19 @@ class Decoder(CachedTarget):
 
     @property
     def products(self) -> list[Linear]:
-        """All matrix products, the head's first."""
+        """All matrix products, the head first."""
         return [self.head, *(product for layer in self.layers for product in layer.products)]
 
     @property
     def exact_is_free(self) -> bool:
-        """Whether `make_exact` costs no time: where our products are faster than the libraries', or there are no
-        others, as of blocks in float32."""
+        """Whether `make_exact` costs no time: our products are faster than the libraries', or there are no others, as
+        for blocks in float32."""
         fits = self.device.type == "cpu" and self.dtype in (torch.bfloat16, torch.float32)
         alone = self.quantised is not None and self.dtype == torch.float32
         return fits and (alone or kernels.preferred(self.dtype)) and self._has_own_products()
 
     def make_exact(self) -> None:
-        """As `Target.make_exact`: attention along paths; all else is computed row by row."""
+        """As `Target.make_exact`: attention follows paths, and all else is computed row by row."""
         if self.exact:
             return
         if self.device.type != "cpu":
@@ -242,7 +242,8 @@ class Decoder(CachedTarget):
         self, x: torch.Tensor, first: int, layout: Layout, cache: Writer, needs: Needs,
         on_layer: LayerCallback | None = None,
     ) -> tuple[torch.Tensor, dict[int, torch.Tensor]]:  # fmt: skip
-        """From states x [N, H] before layer `first` to the wanted logits [M, V], and the states of `needs`."""
+        """Run the layers from `first` on over states x [N, H]. Returns the wanted logits [M, V] and the states that
+        `needs` names, by layer."""
         taps: dict[int, torch.Tensor] = {}
         stops = {first, *needs.hidden_layers, needs.callback_layer}
         here = [layer for layer in range(first, self.num_layers) if layer in stops]
@@ -266,7 +267,7 @@ class Decoder(CachedTarget):
         return logits, taps
 
     def new_cache(self, layers: int, first: int | None = None) -> RaggedCache:
-        """An empty cache for `layers` layers of this decoder from `first` on; None: for so many with attention."""
+        """An empty cache for `layers` layers of this decoder from `first` on. None: all of them have attention."""
         s = self.shape
         kinds = () if first is None else s.layers[first : first + layers]
         states = sum(kind.recurrent for kind in kinds)
@@ -279,12 +280,12 @@ class Decoder(CachedTarget):
     def run_layers(
         self, segments: Sequence[Segment], last: int, *, first: int = 0, cache: RaggedCache | None = None
     ) -> torch.Tensor:
-        """Run layers first..last-1 over the segments' nodes; their states [N, H]. A self-drafter's part of a forward.
+        """Run layers first..last-1 over the segments' nodes, a self-drafter's part of a forward; returns states [N, H].
 
         Keys and values of those layers are written after the rows. With the states in `Segment.hidden`, `verify`
-        starts at layer `last`. If `first` is above 0, every segment's `hidden` has the states before that layer.
+        starts at layer `last`. If `first` is above 0, each segment's `hidden` has the states before that layer.
 
-        cache  a separate one of `last - first` layers (`new_cache`), with its own row lengths."""
+        cache  a separate cache of `last - first` layers (`new_cache`), with its own row lengths."""
         layout = self._plan(segments, cache)
         writer = self._begin(layout, cache)
         if first:
@@ -297,7 +298,7 @@ class Decoder(CachedTarget):
     def _run(
         self, x: torch.Tensor, layers: range, layout: Layout, cache: Writer, cache_begins: int = 0
     ) -> torch.Tensor:
-        """`layers` over the states x [N, H]; [N, H]. cache_begins: the layer that is the cache's first."""
+        """Run `layers` over the states x [N, H]; returns states [N, H]. cache_begins: the first layer of the cache."""
 
         def step(layer: int, x: torch.Tensor, delta: torch.Tensor | None) -> Pair:
             places = self._places[self.shape.layers[layer].recurrent]
@@ -340,10 +341,10 @@ class Decoder(CachedTarget):
         )
 
     def _padding(self, segments: Sequence[Segment], last: int) -> int:
-        """How many nodes to add to the last segment, whose row has `last` tokens, to reach a padded size.
+        """The number of nodes to add to the last segment, whose row has `last` tokens, to reach a padded size.
 
-        oneDNN compiles a kernel for every number of rows of a product, in one or two milliseconds, and torch for every
-        number of queries and keys in attention (benchmarks/shapes.py). Rows without drafts need no padding."""
+        oneDNN takes one or two milliseconds to compile a kernel for each number of rows of a product, and so does torch
+        for each number of queries and keys in attention (benchmarks/shapes.py). Rows without drafts need no padding."""
         nodes = sum(segment.num_run for segment in segments)
         padding = padded_size(nodes) - nodes
         by_library = self.head.packed and not self.exact and not self.same_on_any_threads and nodes > self._few
@@ -364,8 +365,9 @@ class Decoder(CachedTarget):
     def _resume(self, segments: Sequence[Segment], layout: Layout, needs: Needs) -> tuple[torch.Tensor, int]:
         """The states [N, H] that the forward starts from, and its first layer.
 
-        If some segments have states before `resume_layer`, the layers below it run for the others alone. If another
-        drafter needs the states of a layer below it, all layers run for all segments; the given states are unused."""
+        If some segments have states before `resume_layer`, the layers below it run for the other segments alone. If
+        another drafter needs the states of a layer below, all layers run for all segments, and those states are unused.
+        """
         given, seam = [s.hidden for s in segments], needs.resume_layer
         wanted = {*needs.hidden_layers, needs.callback_layer} - {BEFORE_NORM}
         watched = [layer for layer in wanted if layer is not None]

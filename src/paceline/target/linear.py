@@ -19,26 +19,26 @@ if TYPE_CHECKING:
     from paceline.target.kernels.products import Panels
 
 MAX_ROWS_OWN, SMALL = 64, 8 << 20
-"""On AMX, where oneDNN multiplies: our own kernel takes up to MAX_ROWS_OWN rows if the weight has at most SMALL
-bytes. Such a product takes microseconds, layers of nothing but our own steps are one call (`kernels/program.py`), and
-sums have one order. Those of attention have one for up to 64 tokens of a row."""
+"""On AMX, where oneDNN multiplies, our own kernel takes up to MAX_ROWS_OWN rows if the weight has at most SMALL bytes.
+Such a product takes microseconds, a run of layers with only our own steps is a single call (`kernels/program.py`), and
+sums have a fixed order, as those of attention have for up to 64 tokens of a row."""
 BLOCK = 16
-"""Rows of a library call whose sums must have one order: for a constant number of rows it always chooses one kernel."""
+"""Rows of a library call whose sums must have a fixed order: for the same number of rows it uses the same kernel."""
 
 
 class Linear:
     """x @ weight.T + bias. Weights are stored in `panels` where our kernel is `preferred`, in oneDNN's order on other
     CPUs with bfloat16 units, and unchanged elsewhere.
 
-    few     the same in `panels`, for up to MAX_ROWS_OWN rows.
-    exact   a row's result is the same, bit for bit, for any other rows: our kernel computes it where it runs, elsewhere
-            the library in calls of BLOCK rows.
+    few     a second copy in `panels`, for up to MAX_ROWS_OWN rows.
+    exact   a row's result is the same, bit for bit, among any other rows: our kernel computes it where it runs,
+            elsewhere the library in calls of BLOCK rows.
     nbytes  bytes of the weight. divisor: results are divided by it.
-    wide    results are in float32, whatever x is in: the sums of logits, which are not rounded. On a CPU where our
-            kernel does not run, the weight is kept in float32 for that."""
+    wide    results are in float32, whatever the dtype of x, as for logits, whose sums are not rounded. On a CPU where
+            our kernel does not run, the weight is then kept in float32."""
 
     few: Panels | None = None
-    _takes: torch.dtype | None = None  # dtype of x that a wide product takes
+    _takes: torch.dtype | None = None  # the dtype to which a wide product converts x
 
     def __init__(
         self, weight: torch.Tensor, bias: torch.Tensor | None = None, *, exact: bool = False, divisor: float = 1.0,
@@ -51,7 +51,7 @@ class Linear:
         self._store(weight, exact)
 
     def _store(self, weight: torch.Tensor, exact: bool) -> None:
-        """Keep the weight in the order in which it will be read, and in no other."""
+        """Store the weight in the order in which it will be read, and in no other."""
         vars(self).pop("weight", None)
         self.is_exact, self.few = exact, None
         self.packed = weight.device.type == "cpu" and weight.dtype == torch.bfloat16 and has_units(torch.bfloat16)
@@ -69,7 +69,7 @@ class Linear:
 
     @property
     def kernel(self) -> str:
-        """What multiplies it, in words."""
+        """A description of the kernel that multiplies it."""
         library = "oneDNN" if self.packed else "torch"
         if self.panels is not None:
             return self.panels.kernel
@@ -81,8 +81,8 @@ class Linear:
         return product(x) if self.divisor == 1.0 else product(x) / self.divisor
 
     def keep_for_few(self, weight: torch.Tensor) -> None:
-        """Also keep the product's `weight` in our kernel's order, if that is faster for up to MAX_ROWS_OWN rows. Their
-        sums then have one order."""
+        """Also keep the product's `weight` in our kernel's order if that is faster for up to MAX_ROWS_OWN rows. Their
+        sums then have a fixed order."""
         if self.packed and not self.is_exact and kernels.supported(weight.dtype):
             from paceline.target.kernels import amx
             from paceline.target.kernels.products import Panels, fits
@@ -101,12 +101,12 @@ class Linear:
         return out.float() if self.wide else out
 
     def _in_blocks(self, x: torch.Tensor) -> torch.Tensor:
-        """`_by_library` in calls of BLOCK rows, the last padded with zeros."""
+        """Call `_by_library` with BLOCK rows at a time, the last padded with zeros."""
         blocks = [F.pad(part, (0, 0, 0, BLOCK - len(part))) for part in x.split(BLOCK)]
         return torch.cat([self._by_library(block) for block in blocks])[: len(x)]
 
     def make_exact(self) -> None:
-        """Give sums one order. ModelError if the library's depends on a row's place in the call."""
+        """Fix the order of sums. ModelError if the library's order depends on a row's place in the call."""
         if not self.is_exact and self.panels is None:
             self._store(self.dense(), exact=True)
             if self.panels is None:
@@ -137,12 +137,12 @@ class Linear:
 
 
 class BlockLinear(Linear):
-    """The same over stacked blocks of four to eight bits, in the dtype of x. Rows of x are rounded to eight bits first,
-    or to sixteen, as the blocks say, and have one order of sums; unless it is exact, many rows may be multiplied
+    """A product with stacked blocks of four to eight bits, in the dtype of x. Rows of x are first rounded to the bits
+    in `Blocks.activations`, and sums have a fixed order. Unless the product is exact, many rows may be multiplied
     otherwise (`kernels/integer.py`).
 
-    keep  keep the blocks themselves, too, for `rows` and `dense`. Those of a GGUF file are mapped from it; those that
-          were made of other weights then take their memory twice."""
+    keep  also keep the blocks, for `rows` and `dense`. The blocks of a GGUF file stay mapped from disk, but blocks that
+          were made in memory then take their memory twice."""
 
     panels: IntegerPanels
 
@@ -173,8 +173,8 @@ def linear(
     parts: Sequence[torch.Tensor | Blocks], bias: torch.Tensor | None, dtype: torch.dtype, divisor: float = 1.0,
     wide: bool = False, keep: bool = True,
 ) -> Linear:  # fmt: skip
-    """The product with the stacked `parts`, for x of `dtype`; wide: results in float32. They stay in blocks if all are
-    in blocks and this CPU can multiply them; else blocks are expanded. keep: as in `BlockLinear`."""
+    """Make the product with the stacked `parts`, for x of `dtype`; wide: results in float32. Blocks are expanded unless
+    all parts are in blocks and this CPU can multiply them. keep: as in `BlockLinear`."""
     blocks = [part for part in parts if isinstance(part, Blocks)]
     if len(blocks) == len(parts):
         from paceline.target.kernels import amx, integer
@@ -191,7 +191,7 @@ def linear(
 
 
 def stacked(weights: WeightsByName, names: Sequence[str], dtype: torch.dtype) -> Linear:
-    """One product with the matrices of these names that there are, stacked, and their biases if any."""
+    """Make a single product of those matrices in `names` that `weights` has, stacked, with their biases."""
     names = [name for name in names if f"{name}.weight" in weights]
     biases = [bias for name in names if isinstance(bias := weights.get(f"{name}.bias"), torch.Tensor)]
     parts, bias = [weights[f"{name}.weight"] for name in names], torch.cat(biases) if biases else None
@@ -199,9 +199,9 @@ def stacked(weights: WeightsByName, names: Sequence[str], dtype: torch.dtype) ->
 
 
 class LayerPart:
-    """A part of a layer: matrix products, the elementwise steps between them, and parts that have such themselves.
+    """A part of a layer: matrix products, the elementwise steps between them, and smaller parts.
 
-    PARTS  names of its attributes that are products or parts, or lists of them; an attribute may be None."""
+    PARTS  names of the attributes that hold a product, a part, a list of parts or None."""
 
     PARTS: tuple[str, ...]
     ops: TorchOps
@@ -222,7 +222,7 @@ class LayerPart:
         return [inner for inner in self._walk() if isinstance(inner, Linear)]
 
     def make_exact(self, ops: TorchOps) -> None:
-        """Give every product one order of sums; use `ops` for the other steps."""
+        """Fix the order of sums of all products; use `ops` for the other steps."""
         for inner in self._walk():
             if isinstance(inner, LayerPart):
                 inner.ops = ops
@@ -231,7 +231,7 @@ class LayerPart:
 
 
 def _multiplied_by_us(weight: torch.Tensor) -> bool:
-    """Whether our kernel can multiply a weight, or it is in float32, which needs none."""
+    """Whether our kernel can multiply a weight, or it is in float32, which needs no kernel of ours."""
     if weight.dtype == torch.float32:
         return True
     from paceline.target.kernels.products import fits
@@ -240,13 +240,13 @@ def _multiplied_by_us(weight: torch.Tensor) -> bool:
 
 
 def aligned(weight: torch.Tensor) -> torch.Tensor:
-    """The weight at a multiple of 64 bytes, as torch allocates: a copy if a file has it elsewhere. The order in which
-    MKL adds a single row's products depends on the weight's address."""
+    """The weight at an address that is a multiple of 64, as torch allocates it; a copy if a file maps it elsewhere. MKL
+    adds a single row's products in an order that depends on the weight's address."""
     return weight if weight.device.type != "cpu" or weight.data_ptr() % 64 == 0 else weight.clone()
 
 
 def has_units(dtype: torch.dtype) -> bool:
-    """Whether this processor has units for `dtype`."""
+    """Whether this processor has arithmetic units for `dtype`."""
     if dtype == torch.float32 or not torch.backends.mkldnn.is_available():
         return dtype == torch.float32
     if not processor.allows("avx512bw"):

@@ -1,9 +1,9 @@
-"""A transformers target whose rows lie in rectangles, as the schedules EQSPEC and EXSPEC have it, for comparison.
+"""A transformers target whose rows lie in rectangles, as in the schedules EQSPEC and EXSPEC, for comparison.
 
 Zhang et al. 2025, arXiv 2510.22876. Rows of one forward lie right-aligned in a block, padded on the left. `arrange`
-keeps the method's invariant: p + c = L for every row, with p columns of padding before its c tokens. Padding follows
-from lengths alone, never from a token's id. Rows that committed equally many tokens stay where they are; else every row
-is copied into a new block, all layers in one copy."""
+keeps the method's invariant: p + c = L for each row, with p columns of padding before its c tokens. Padding follows
+from lengths alone, never from a token's id. If all rows committed the same number of tokens, they stay where they are;
+else all rows are copied into a new block, all layers in one copy."""
 
 from __future__ import annotations
 
@@ -25,7 +25,7 @@ GRANULE = 16  # columns of a block are a multiple of this
 
 @dataclass(eq=False)
 class Block:
-    """Rows side by side.
+    """A rectangle of rows.
 
     kv     [layers, 2, rows, kv_heads, columns, head_dim].
     slots  the cache's slots of its rows, in order.
@@ -42,7 +42,7 @@ class Block:
 
 @dataclass(eq=False)
 class _Row:
-    """The place of a row's tokens: row `index` of `block`, columns `runs` (begin, end) in the order of the text.
+    """The place of a row's tokens: row `index` of `block`, in columns `runs`, (begin, end) in the order of the text.
 
     new  the column of node 0 of the segment that was just run."""
 
@@ -66,7 +66,7 @@ class _Row:
 class RectangularCache:
     """Keys and values of rows that come and go, in blocks that are made anew when their rows change.
 
-    moved_bytes  bytes of keys and values read and written so far to realign rows.
+    moved_bytes  number of bytes of keys and values that were read and written to realign rows.
     realigned    number of realignments."""
 
     def __init__(self, layers: int, kv_heads: int, head_dim: int, dtype: torch.dtype, device: torch.device | str):
@@ -88,7 +88,7 @@ class RectangularCache:
         del self._rows[slot]
 
     def length(self, slot: int) -> int:
-        """Committed tokens of a row."""
+        """Number of committed tokens of a row."""
         return self._row(slot).length
 
     def _row(self, slot: int) -> _Row:
@@ -97,7 +97,8 @@ class RectangularCache:
         return self._rows[slot]
 
     def arrange(self, slots: Sequence[int], counts: Sequence[int]) -> Block:
-        """The block of exactly these rows, right-aligned. Row i runs counts[i] tokens next, right-aligned too."""
+        """Find or make the block of exactly these rows, right-aligned. Row i runs counts[i] tokens next, which are
+        right-aligned, too."""
         rows, width = [self._row(slot) for slot in slots], max(counts)
         block, length = _aligned(rows, slots), sum(row.length for row in rows)
         if block is None:
@@ -111,7 +112,7 @@ class RectangularCache:
         return block
 
     def _moved(self, rows: Sequence[_Row], slots: Sequence[int], width: int) -> Block:
-        """A new block with the tokens of `rows`."""
+        """Copy the tokens of `rows` to a new block."""
         end = max(row.length for row in rows)
         columns = -(-(end + width + end // 8) // GRANULE) * GRANULE
         layers, two, heads, size = self._shape
@@ -136,7 +137,7 @@ class RectangularCache:
 
 
 def _aligned(rows: Sequence[_Row], slots: Sequence[int]) -> Block | None:
-    """The block that holds exactly these rows, in this order, each in one run up to the same column; or None."""
+    """The block that holds exactly these rows, in this order, each in a single run up to the same column; or None."""
     block = rows[0].block
     if block is None or block.slots != list(slots) or any(row.block is not block for row in rows):
         return None
@@ -147,7 +148,7 @@ def _aligned(rows: Sequence[_Row], slots: Sequence[int]) -> Block | None:
 
 
 def rectangular(target: Target) -> RectangularTarget:
-    """`target` with a rectangular cache and the same weights; ModelError if it is no transformers target."""
+    """Give `target` a rectangular cache; the weights are shared. ModelError if it is no transformers target."""
     if isinstance(target, RectangularTarget):
         return target
     if not isinstance(target, HFTarget):
@@ -187,7 +188,7 @@ class RectangularTarget(HFTarget):
 
 
 class _Columns(OneForward):
-    """A block as a cache of transformers."""
+    """A block as a transformers cache."""
 
     def __init__(self, block: Block):
         super().__init__(block.end + block.width, block.width)

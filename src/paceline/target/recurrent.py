@@ -1,18 +1,18 @@
-"""Recurrent state: what layers of the gated delta rule keep of a row's text, beside the KV cache.
+"""Recurrent state: the memory of layers of the gated delta rule, beside the KV cache.
 
-Such a layer (Yang et al. 2024, arXiv 2412.06464) has no keys and values of every token. For each value head it has a
-matrix S [key_dim, value_dim], and for its convolution the last inputs. A token with query q, key k, value v, strength b
-and decay a changes S and reads it:
+Such a layer (Yang et al. 2024, arXiv 2412.06464) does not keep keys and values of each token. For each value head it
+has a matrix S [key_dim, value_dim], and for its convolution the last inputs. A token with query q, key k, value v,
+strength b and decay a changes S and reads it:
 
     S = a S + k u,   u = b (v - a k S),   output q S
 
-A row's state is that after its committed tokens, and running nodes does not change it. Each node leaves its key, its
-update u, its log decay and its input of the convolution instead: the state of a node is that of its parent with its own
-update, so a tree is run as a chain is, a rejected node leaves nothing behind, and `commit` adds the updates of the
-accepted path. A piece of a prompt is committed whole, so it leaves only the states after it. States cannot be cut back
-as keys and values can: they are kept at `mark`s, for rows that begin alike.
+A row's state is the state after its committed tokens, and running nodes does not change it. Each node stores its key,
+its update u, its log decay and its input of the convolution instead. The state of a node is its parent's state with its
+own update, so a tree runs as a chain does, a rejected node leaves nothing behind, and `commit` adds the updates of the
+accepted path. A piece of a prompt is committed whole, so only the state after it is stored. States cannot be cut back
+as keys and values can, so they are kept at `mark`s, for rows that begin alike.
 
-On CPUs `kernels/delta.py` computes; here is the same in torch, for other devices and float64."""
+On CPUs `kernels/delta.py` computes; the code here does the same in torch, for other devices and float64."""
 
 from __future__ import annotations
 
@@ -36,7 +36,7 @@ if TYPE_CHECKING:
     from paceline.target.cache import Writer
     from paceline.target.layout import Layout
 
-ROOM = 16  # the memory for a row's nodes grows by this many
+ROOM = 16  # the memory for a row's nodes grows by this number of nodes
 
 
 @dataclass(eq=False)
@@ -51,7 +51,7 @@ class State:
 
     @property
     def nbytes(self) -> int:
-        """Bytes of both."""
+        """Bytes of both tensors."""
         return self.matrices.nbytes + self.inputs.nbytes
 
     def clone(self) -> State:
@@ -61,11 +61,11 @@ class State:
 
 @dataclass(eq=False)
 class RecurrentRow:
-    """A row: its state `now`, and what it has run since.
+    """A row: its state `now`, and the nodes that were run after it.
 
-    nodes  [layers, room, input | key | update | log decay]: of nodes that are not committed; the first is at `first`.
-    whole  tokens of a piece of a prompt, if that was run; `after` is the state after it.
-    marks  lengths at which states are to be kept; kept: the states, by length."""
+    nodes  [layers, room, input | key | update | log decay] of nodes that are not committed; the first is at `first`.
+    whole  number of tokens of a piece of a prompt, if it was run; `after` is the state after it.
+    marks  lengths at which states will be kept; kept: the states, by length."""
 
     now: State
     nodes: torch.Tensor
@@ -78,9 +78,9 @@ class RecurrentRow:
 
 @dataclass(eq=False)
 class RecurrentSegment:
-    """A segment in a forward: nodes `start`.. of its n are the packed ones from `begin` on.
+    """A segment in a forward: nodes start..n-1 are the packed nodes from `begin` on.
 
-    parent  int64 [n]. ends: after so many nodes, the state is written there (a piece of a prompt)."""
+    parent  int64 [n]. ends: numbers of nodes of a piece of a prompt, and the `State`s to write after them."""
 
     row: RecurrentRow
     begin: int
@@ -91,8 +91,8 @@ class RecurrentSegment:
 
     @cached_property
     def taps(self) -> IntArray:
-        """The inputs of each node's convolution, int64 [n, kernel], its own last: node numbers; below 0, the state's
-        inputs, -1 the last of them."""
+        """Node numbers of the inputs of each node's convolution, int64 [n, kernel], the node itself last. Numbers below
+        0 are the state's inputs, -1 the last of them."""
         node = np.arange(len(self.parent))
         taps = np.empty((len(node), self.kernel), np.int64)
         for i in reversed(range(self.kernel)):
@@ -101,14 +101,14 @@ class RecurrentSegment:
         return taps
 
     def keep_inputs(self, layer: int, inputs: torch.Tensor) -> None:
-        """Write the last of a layer's inputs, [n, channels], into the states of `ends`."""
+        """Write the last inputs of a layer, of [n, channels], into the states of `ends`."""
         for count, state in self.ends:
             last = inputs[max(count - self.kernel + 1, 0) : count].to(state.inputs.dtype)
             state.inputs[layer] = torch.cat([self.row.now.inputs[layer, len(last) :], last])
 
 
 class RecurrentState:
-    """States of rows that come and go, of `layers` layers. Slots and lengths are those of the KV cache."""
+    """The states of rows that come and go, for `layers` layers. Slots and lengths are those of the KV cache."""
 
     def __init__(self, delta: Delta, layers: int, dtype: torch.dtype, device: torch.device | str):
         self.delta, self.layers, self.device = delta, layers, torch.device(device)
@@ -120,7 +120,7 @@ class RecurrentState:
 
     @property
     def nbytes(self) -> int:
-        """Bytes of one state."""
+        """Bytes of a state."""
         d = self.delta
         numbers = d.values * d.key_dim + (d.kernel - 1) * d.channels
         return self.layers * numbers * self.dtype.itemsize
@@ -132,7 +132,7 @@ class RecurrentState:
 
     @torch.inference_mode()
     def add_row(self, slot: int) -> None:
-        """An empty row."""
+        """Add an empty row."""
         nodes = torch.empty(self.layers, 0, sum(self.widths), dtype=self.dtype, device=self.device)
         self.rows[slot] = RecurrentRow(self._empty(), nodes)
 
@@ -141,15 +141,15 @@ class RecurrentState:
         del self.rows[slot]
 
     def move(self, new_slot: Mapping[int, int]) -> None:
-        """Rows have new slots, by old ones."""
+        """Give rows their new slots; new_slot: by old slots."""
         self.rows = {new_slot[slot]: row for slot, row in self.rows.items()}
 
     def mark(self, slot: int, length: int) -> None:
-        """Keep the row's state after so many tokens, when it comes there."""
+        """Keep the row's state after `length` tokens, once it has them."""
         self.rows[slot].marks.add(length)
 
     def states(self, slot: int, length: int) -> dict[int, State]:
-        """States of a row of `length` tokens, by length: those that were kept, and the present one, which changes."""
+        """Kept states of a row of `length` tokens, by length, and its present state, which changes."""
         row = self.rows[slot]
         return {n: state for n, state in row.kept.items() if n < length} | {length: row.now}
 
@@ -161,7 +161,7 @@ class RecurrentState:
         row.nodes[:, row.first : row.first + len(nodes)] = row.nodes.index_select(1, places)
 
     def begin(self, layout: Layout, lengths: Sequence[int]) -> Recurrence:
-        """A forward over the segments of `layout`, whose rows have `lengths` committed tokens."""
+        """Begin a forward over the segments of `layout`, whose rows have `lengths` committed tokens."""
         segments = zip(layout.segments, layout.spans, lengths, strict=True)
         return Recurrence(self, [self._part(segment, begin, length) for segment, (begin, _), length in segments])
 
@@ -180,15 +180,15 @@ class RecurrentState:
         return RecurrentSegment(row, begin, segment.start, segment.parent, ends, self.delta.kernel)
 
     def _marked(self, row: RecurrentRow, length: int, count: int) -> list[tuple[int, State]]:
-        """The states to keep of the next `count` tokens, and after how many of them."""
+        """Positions among the next `count` tokens after which a state is kept, and those states."""
         marks = sorted(mark for mark in row.marks if length < mark <= length + count)
         return [(mark - length, row.kept.setdefault(mark, self._empty())) for mark in marks]
 
     @torch.inference_mode()
     def commit(self, slot: int, length: int, path: Sequence[int]) -> None:
-        """Take over the nodes `path` of the segment just run to a row of `length` tokens.
+        """Add the nodes `path` of the segment that was just run to the state of a row of `length` tokens.
 
-        ValueError unless all of a piece of a prompt is committed."""
+        ValueError if only a part of a prompt's piece is committed."""
         row = self.rows[slot]
         if row.whole:
             if len(path) != row.whole or row.after is None:
@@ -201,7 +201,8 @@ class RecurrentState:
         row.marks = {mark for mark in row.marks if mark > length + len(path)}
 
     def _advance(self, row: RecurrentRow, places: IntArray, ends: list[tuple[int, State]]) -> None:
-        """Write the states after so many of the nodes at `places` to `ends`, the last of them the row's own."""
+        """For each (count, state) in `ends`, write the state after the first `count` nodes at `places`. The last is the
+        row's own state."""
         before = row.now.inputs
         for count, state in ends:
             last = places[max(count - self.delta.kernel + 1, 0) : count]
@@ -219,22 +220,22 @@ class RecurrentState:
 
 
 class Recurrence:
-    """One forward over the recurrent layers."""
+    """A forward over the recurrent layers."""
 
     def __init__(self, memory: RecurrentState, parts: Sequence[RecurrentSegment]):
         self.memory, self.parts = memory, parts
 
     @cached_property
     def jobs(self) -> tuple[IntArray, list[IntArray]]:
-        """The parts, for compiled code."""
+        """The segments, for compiled code."""
         from paceline.target.kernels.delta import jobs_of
 
         return jobs_of(self.parts)
 
     def run(self, layer: int, qkvz: torch.Tensor, ba: torch.Tensor, rule: GatedDelta) -> torch.Tensor:
-        """A layer's output for the packed nodes, normed and gated, [N, values]; 0 for padding.
+        """Compute a layer's output for the packed nodes, normed and gated, [N, values]; 0 for padding.
 
-        qkvz  [N, queries, keys, values, gates]. ba [N, strengths, decays]. layer: its number in the state."""
+        qkvz  [N, queries | keys | values | gates]. ba: [N, strengths | decays]. layer: its index in the state."""
         for part in self.parts:
             part.keep_inputs(layer, qkvz[part.begin :, : self.memory.delta.channels])
         if self.memory.is_compiled:
@@ -274,7 +275,7 @@ class Recurrence:
 
 
 def _normed(x: torch.Tensor) -> torch.Tensor:
-    """x of length 1 in its last dimension."""
+    """Scale x to length 1 in its last dimension."""
     return x * (x.square().sum(-1, keepdim=True) + 1e-6).rsqrt()
 
 
@@ -282,11 +283,11 @@ def _rule(
     q: torch.Tensor, k: torch.Tensor, v: torch.Tensor, log: torch.Tensor, strength: torch.Tensor, state: torch.Tensor,
     sees: torch.Tensor, known: torch.Tensor,
 ) -> tuple[torch.Tensor, torch.Tensor]:  # fmt: skip
-    """Output and updates [m, value_heads, value_dim] of the last m of n nodes after `state`, all at once: the updates
-    of a node's ancestors are a triangular system.
+    """Compute output and updates [m, value_heads, value_dim] of the last m of n nodes after `state`, all at once: the
+    updates solve a triangular system, in which a node depends on its ancestors.
 
     q [m, key_heads, key_dim], k [n, ...], v [m, value_heads, value_dim], log decays [n, value_heads], strength
-    [m, ...], sees bool [n, n]: a node's ancestors and itself; known: the updates of the first n - m nodes."""
+    [m, ...]; sees bool [n, n]: a node's ancestors and itself; known: the updates of the first n - m nodes."""
     share, first = v.shape[1] // q.shape[1], len(known)
     q, k = (t.repeat_interleave(share, 1).transpose(0, 1) for t in (q, k))
     v, known, strength = v.transpose(0, 1), known.transpose(0, 1), strength.T[..., None]
@@ -310,9 +311,9 @@ def _advanced(state: torch.Tensor, k: torch.Tensor, updates: torch.Tensor, log: 
 
 
 class GatedDelta(LayerPart):
-    """A layer's gated delta rule: out(norm(rule(qkvz(x), ba(x)))). It stands where others have `Attention`.
+    """A layer's gated delta rule, in the place of `Attention`: out(norm(rule(qkvz(x), ba(x)))).
 
-    weights  "in_proj_qkvz.weight" and "in_proj_ba.weight", or "in_proj_qkv.weight" and those of z, b and a; with
+    weights  "in_proj_qkvz.weight" and "in_proj_ba.weight", or "in_proj_qkv.weight" and the same for z, b and a; with
              "conv1d.weight", "A_log", "dt_bias", "norm.weight" and "out_proj.weight"."""
 
     PARTS = ("qkv", "ba", "out")
@@ -330,6 +331,6 @@ class GatedDelta(LayerPart):
         self.shift, self.norm, self.eps = shift, norm, shape.eps
 
     def __call__(self, x: torch.Tensor, layout: Layout, cache: Writer, layer: int) -> torch.Tensor:
-        """As `Attention`; `layer` is its number among the recurrent ones."""
+        """As `Attention`; `layer` is its index among the recurrent layers."""
         assert cache.recurrence is not None
         return self.out(cache.recurrence.run(layer, self.qkv(x), self.ba(x), self))

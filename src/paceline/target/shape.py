@@ -1,4 +1,4 @@
-"""What the native decoder reads of a configuration: sizes, what each layer does, names of tensors, rotary tables."""
+"""Shape: a model for the native decoder. Sizes, the kind of each layer, names of tensors, and rotary tables."""
 
 from __future__ import annotations
 
@@ -14,16 +14,16 @@ from transformers.modeling_rope_utils import ROPE_INIT_FUNCTIONS
 from paceline.compiled import cosines_and_sines
 
 STATIC_ROPE = ("default", "linear", "llama3", "yarn", "longrope")
-"""Kinds of rotary tables that are the same for texts of any length; longrope's up to the length that the model was
-first trained with, where its short factors hold (`Shape.max_context`)."""
+"""Kinds of rotary tables that do not depend on the length of the text. Longrope's do not up to the length of the first
+training, where its short factors hold (`Shape.max_context`)."""
 ATTENTION = ("full_attention", "sliding_attention")  # kinds of layers in `layer_types`
 DELTA = "linear_attention"  # there, a layer of the gated delta rule
 ALL_SLIDING = ("mistral", "phi3", "qwen3_moe")
-"""Families without `layer_types`, in which a sliding window is that of all layers."""
+"""Families without `layer_types` in which all layers have the sliding window."""
 ACTIVATIONS = {"silu": False, "gelu_pytorch_tanh": True}  # whether they are `Shape.gelu`
-ROUTER, SHARED_GATE = "mlp.gate", "mlp.shared_expert_gate"  # of a mixture of experts, in its layer
+ROUTER, SHARED_GATE = "mlp.gate", "mlp.shared_expert_gate"  # matrices of a mixture of experts, in its layer
 UNQUANTISED = (ROUTER, SHARED_GATE, *(f"linear_attn.in_proj_{part}" for part in ("ba", "b", "a")))
-"""Matrices of a layer that stay in 16 or 32 bits: they are small, and decide much."""
+"""Matrices of a layer that stay in 16 or 32 bits, because they are small and sensitive."""
 
 Norms = tuple[str | None, str | None, str | None, str | None]
 """Names of a layer's norms: before attention, of its output, before the MLP, of its output."""
@@ -34,12 +34,12 @@ BOTH: Norms = ("input_layernorm", "post_attention_layernorm", "pre_feedforward_l
 
 @dataclass(frozen=True)
 class LayerKind:
-    """What can differ between two layers of a model.
+    """The properties in which layers of a model differ.
 
-    window     most tokens that a node sees, itself included; None: all before it.
-    rope       name of its rotary parameters in the configuration; "": the usual ones; None: it uses no positions.
-    experts    whether its MLP is a mixture of experts.
-    recurrent  whether it has the gated delta rule (`Delta`) instead of attention."""
+    window     largest number of tokens that a node sees, itself included; None: all before it.
+    rope       key of the layer's rotary parameters in the configuration; "": the usual ones; None: no positions.
+    experts    the MLP is a mixture of experts.
+    recurrent  the layer has the gated delta rule (`Delta`) instead of attention."""
 
     window: int | None = None
     rope: str | None = ""
@@ -49,10 +49,10 @@ class LayerKind:
 
 @dataclass(frozen=True)
 class Experts:
-    """A mixture of experts: `count` MLPs of `size` inner numbers, of which a token uses `chosen`.
+    """A mixture of experts: `count` MLPs of inner size `size`, of which a token uses `chosen`.
 
-    normalised  the weights of the chosen ones are divided by their sum.
-    shared      inner numbers of one more MLP, through which every token goes, weighed by a gate; 0: there is none."""
+    normalised  the weights of the chosen experts are divided by their sum.
+    shared      inner size of a further MLP that all tokens use, weighted by a gate; 0: there is none."""
 
     count: int
     chosen: int
@@ -66,10 +66,10 @@ class Delta:
     """The gated delta rule (Yang et al. 2024, arXiv 2412.06464): `value_heads` heads, each with a state [key_dim,
     value_dim] of the text so far. Neighbouring value heads share the queries and keys of a key head.
 
-    kernel  tokens that the convolution over queries, keys and values sees, the last its own.
-    joined  the checkpoint has the rows of a key head together, in in_proj_qkvz and in_proj_ba.
+    kernel  width in tokens of the convolution over queries, keys and values; the last token is the node's own.
+    joined  the checkpoint groups rows by key head, in in_proj_qkvz and in_proj_ba.
 
-    keys, values, channels  numbers of all keys, of all values, and of queries, keys and values together."""
+    keys, values, channels  size of all keys, of all values, and of queries, keys and values together."""
 
     key_heads: int
     value_heads: int
@@ -95,16 +95,16 @@ class Delta:
 class Shape:
     """The sizes and options of a decoder, from a Hugging Face configuration.
 
-    layers           what each layer does.
-    norms            a layer's norms. norm_offset: added to the weights of all norms of the checkpoint.
-    qk_norm          RMS norm of queries and keys, of each head, or of all heads together if `qk_norm_whole`.
-    gated            what attention says is multiplied by the sigmoid of a gate, which q_proj computes too.
+    layers           kind of each layer.
+    norms            names of a layer's norms. norm_offset: number to add to the checkpoint's weights of norms.
+    qk_norm          queries and keys have an RMS norm, of each head, or of all heads together if `qk_norm_whole`.
+    gated            the output of attention is multiplied by the sigmoid of a gate, which q_proj computes, too.
     gelu             the MLP's gate is GELU (tanh) instead of SiLU.
     fused            the checkpoint has the joined matrices qkv_proj and gate_up_proj.
-    rotary_dim       numbers of a head that are rotated, the first; 0: all.
+    rotary_dim       number of leading dimensions of a head that are rotated; 0: all.
     attention_scale  factor of the products of queries and keys; None: 1 / sqrt(head_dim).
-    embedding_scale  factor of the embedding. residual_scale: of what attention and MLP add.
-    logit_divisor    logits are divided by it."""
+    embedding_scale  factor of the embedding. residual_scale: factor of the outputs of attention and MLP.
+    logit_divisor    divisor of the logits."""
 
     vocab_size: int
     hidden_size: int
@@ -137,7 +137,7 @@ class Shape:
 
     @classmethod
     def of(cls, config: PretrainedConfig) -> Shape:
-        """Read `config`; call `checks.unsupported` first."""
+        """Read `config`, for which `checks.unsupported` is None."""
         bias = bool(getattr(config, "attention_bias", False))
         sizes = {
             "vocab_size": config.vocab_size,
@@ -160,13 +160,13 @@ class Shape:
 
     @property
     def window(self) -> int | None:
-        """The shortest window of its layers; None if all see everything."""
+        """The shortest window of its layers; None if no layer has one."""
         return min((kind.window for kind in self.layers if kind.window is not None), default=None)
 
 
 def _max_context(config: PretrainedConfig) -> int:
-    """Tokens of the longest text. Longrope turns every token of a longer text by other angles, those before included,
-    so a model with it ends where its short factors do."""
+    """Length of the longest text. With longrope, a text beyond the range of the short factors would rotate all its
+    tokens by other angles, those before included, so the context ends there."""
     ropes = [rope for rope in ropes_of(config) if kind_of_rope(rope) == "longrope"]
     ends = (rope.get("original_max_position_embeddings") for rope in ropes)
     return int(min([config.max_position_embeddings, *(end for end in ends if end is not None)]))
@@ -254,11 +254,11 @@ FAMILIES: Mapping[str, Callable[[Any], dict[str, Any]]] = {
     ),
     "qwen3_5_text": lambda c: _hybrid(c, False),
 }
-"""What a family has of its own: fields of `Shape`, by the configuration's model_type."""
+"""Fields of `Shape` that a family sets, by the configuration's model_type."""
 
 
 def ropes_of(config: PretrainedConfig) -> list[dict[str, Any]]:
-    """The configuration's rotary parameters: one dictionary, or one for each kind of layer."""
+    """The configuration's rotary parameters: a single dictionary, or a dictionary for each kind of layer."""
     rope = dict(getattr(config, "rope_parameters", None) or {})
     nested = [dict(one) for one in rope.values() if isinstance(one, Mapping)]
     return nested or [rope]
@@ -289,7 +289,7 @@ def weight_shapes(config: PretrainedConfig) -> dict[str, tuple[int, ...]]:
 def layer_shapes(s: Shape, width: int | None = None, kind: LayerKind = LayerKind()) -> dict[str, tuple[int, ...]]:
     """Names and shapes of a layer's tensors, without the norm before its attention.
 
-    width  that of the attention's input, if not the hidden size."""
+    width  size of the attention's input, if not the hidden size."""
     shapes: dict[str, tuple[int, ...]] = {f"{name}.weight": (s.hidden_size,) for name in s.norms[1:] if name}
     h, d = s.hidden_size, s.delta
     if kind.recurrent and d is not None:
@@ -319,7 +319,7 @@ def layer_shapes(s: Shape, width: int | None = None, kind: LayerKind = LayerKind
 
 
 def _attention(s: Shape, width: int, shapes: dict[str, tuple[int, ...]]) -> list[tuple[str, int, int, bool]]:
-    """Attention's matrices; its vectors are added to `shapes`."""
+    """Name, rows, columns and bias of attention's matrices. Adds the shapes of its vectors to `shapes`."""
     q, kv, h = s.num_heads * s.head_dim, s.num_kv_heads * s.head_dim, s.hidden_size
     if s.qk_norm:
         whole = s.qk_norm_whole
@@ -340,7 +340,7 @@ def _mlp(start: str, h: int, m: int, s: Shape) -> list[tuple[str, int, int, bool
 
 
 def as_checkpoint(state: Mapping[str, torch.Tensor]) -> dict[str, torch.Tensor]:
-    """A transformers model's state_dict with the names of its checkpoint: every expert's matrices by themselves."""
+    """Rename a transformers model's state_dict as in its checkpoint, which stores each expert's matrices separately."""
     made: dict[str, torch.Tensor] = {}
     for name, weight in state.items():
         start, joined, which = name.rpartition(".experts.")
@@ -360,13 +360,13 @@ def as_checkpoint(state: Mapping[str, torch.Tensor]) -> dict[str, torch.Tensor]:
 def rotary_tables(
     config: PretrainedConfig, shape: Shape, inverse: torch.Tensor | None = None, rope: str | None = ""
 ) -> tuple[torch.Tensor, torch.Tensor]:
-    """cos and sin of every position, float32 [max_context + 1, head_dim]; the first half of sin is negated.
+    """cos and sin of all positions, float32 [max_context + 1, head_dim]; the first half of sin is negated.
 
-    A pair that turns is a number of the first half of a head and the same of the second (`row_order`). An
-    `attention_scale` is in the tables: both queries and keys are multiplied by its root.
+    Dimension i of a head rotates with i + head_dim / 2 (`row_order`). The tables include `attention_scale`: queries and
+    keys are each multiplied by its root.
 
-    inverse  frequencies [head_dim / 2], instead of the configuration's.
-    rope     as `LayerKind.rope`."""
+    inverse  frequencies [head_dim / 2] instead of the configuration's.
+    rope     as in `LayerKind`."""
     count, scale = shape.max_context + 1, 1.0
     if rope is None:
         return torch.ones(count, shape.head_dim), torch.zeros(count, shape.head_dim)
@@ -384,7 +384,7 @@ def rotary_tables(
 
 
 def frequencies(config: PretrainedConfig, size: int, rope: str) -> tuple[torch.Tensor, float]:
-    """Inverse frequencies float32 [size / 2], and a factor of cos and sin. rope: as in `LayerKind.rope`."""
+    """Inverse frequencies float32 [size / 2], and a factor of cos and sin. rope: as in `LayerKind`."""
     parameters, nested = dict(getattr(config, "rope_parameters", None) or {}), rope or ATTENTION[0]
     of_layers = {"layer_type": nested} if nested in parameters else {}
     parameters = dict(parameters.get(nested, parameters))
@@ -396,12 +396,12 @@ def frequencies(config: PretrainedConfig, size: int, rope: str) -> tuple[torch.T
 
 @cache
 def row_order(shape: Shape, name: str) -> torch.Tensor | None:
-    """The rows of a checkpoint's tensor in the order in which the decoder computes; None: as they are.
+    """The order of a checkpoint's rows in which the decoder computes; None: unchanged.
 
-    Where only the first `rotary_dim` numbers of a head turn, halves are apart as in `rotary_tables`: the pairs that
-    turn and those that do not. Gates follow all queries. Rows that key heads hold together are apart, by what they are.
+    If only `rotary_dim` dimensions of a head rotate, each half of a head gets its rotating dimensions first, then the
+    others, as in `rotary_tables`. Gates follow all queries. Rows that are grouped by key head are sorted by role.
 
-    name  of its part, such as "q_proj"."""
+    name  last part of the tensor's name, such as "q_proj"."""
     size, d = shape.head_dim, shape.delta
     if d is not None and d.joined and name in ("in_proj_qkvz", "in_proj_ba"):
         share = d.value_heads // d.key_heads

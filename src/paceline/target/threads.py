@@ -2,8 +2,8 @@
 
 The threads of a product wait for each other at its end, and torch's OpenMP waits by spinning. That is fastest on a
 quiet machine, and slowest where another process wants a core (docs/measurements.md, "A busy neighbour"). So when our
-threads get less of the processor than they could use, half as many are tried for a few rounds, and kept if rounds are
-faster. Later twice the number is tried in the same way.
+threads get less of the processor than they could use, a trial runs a few rounds on half the number, which is kept if
+rounds are faster. Later another trial doubles the number.
 
 Sums may be rounded differently on another number of threads; the caller decides whether the number may change."""
 
@@ -14,7 +14,7 @@ from time import perf_counter, process_time
 
 import torch
 
-WINDOW, MIN_ROUNDS = 16, 4  # recent rounds that count, and the fewest that give a usual time
+WINDOW, MIN_ROUNDS = 16, 4  # number of recent rounds that count, and the minimum for a usual time
 LONG = 0.25  # a trial may begin after rounds of this many seconds, even if they are fewer than WINDOW
 TRIAL = 8  # rounds in a trial
 BETTER = 0.95  # a trial succeeds if its rounds take at most this share of the usual time
@@ -27,7 +27,7 @@ Now = Callable[[], float]
 class Threads:
     """The number of threads for rounds of one model.
 
-    fixed   this number, without trials; None: choose.
+    fixed   the number to use, without trials; None: choose.
     number  the current choice.
     most    torch's number between rounds, which the caller sets."""
 
@@ -36,7 +36,7 @@ class Threads:
         self._start(torch.get_num_threads())
 
     def fix(self, number: int | None) -> None:
-        """Use `number` threads from now on; None: choose, without earlier measurements."""
+        """Use `number` threads from now on; None: choose, and forget earlier measurements."""
         self.fixed = number
         self._start(torch.get_num_threads())
 
@@ -66,7 +66,7 @@ class Threads:
     def end(self, kind: Hashable | None) -> None:
         """After a round: set torch back, and record the round's time.
 
-        kind  rounds of one kind take equally long; None: do not record this one."""
+        kind  rounds of the same kind take equally long; None: do not record this round."""
         if self.using != self.most:
             torch.set_num_threads(self.most)
         if self.fixed is not None or self.most == 1:
@@ -97,7 +97,7 @@ class Threads:
         self.trial, self._ratios, self._tried, self._spent = number, [], 0, 0.0
 
     def _judge(self, kind: Hashable | None, seconds: float, now: float) -> None:
-        """Record a round of the trial, which ends early once it cannot succeed: after one very slow round already."""
+        """Record a round of the trial, which ends as soon as it cannot succeed, even after a single very slow round."""
         self._tried += 1
         self._spent += seconds
         usual = self._usual.get(kind) if kind is not None else None

@@ -19,14 +19,14 @@ from paceline.core.request import Detokenizer
 from paceline.errors import ModelError, PromptError, TooLong, shortened
 
 ROLES = ("system", "user", "assistant", "tool")
-"""Of messages that every chat template is given; any other role has to be named in it."""
-QUICK = 16  # a prompt with fewer characters for each token of the context is encoded to see whether it fits
+"""Roles that any chat template may get; the template has to name any other role of a message."""
+QUICK = 16  # a prompt with fewer characters per token of the context is encoded to see whether it fits
 
 
 class Tokenizer:
     """The tokenizer of a model. inner: a transformers tokenizer, or a `SentencePiece`; name: for error messages.
 
-    begins  conversations begin with BOS, whether their template writes it or not, as llama.cpp has it."""
+    begins  conversations begin with BOS, whether their template writes it or not, as in llama.cpp."""
 
     begins = False
 
@@ -63,7 +63,7 @@ class Tokenizer:
         return "\n".join(template.values()) if isinstance(template, dict) else str(template)
 
     def show(self, texts: Iterable[str]) -> None:
-        """Show the special tokens with these texts in answers: marks of tool calls, which are parsed from the text."""
+        """Show the special tokens with these texts in answers: marks of tool calls are parsed from the text."""
         texts = set(texts)
         shown = {i for i, token in self.inner.added_tokens_decoder.items() if token.content in texts}
         if shown & self._special:
@@ -119,7 +119,7 @@ class Tokenizer:
         return made if made[: len(start)] == start else start + made
 
     def _role(self, number: int, role: Any) -> str:
-        """The role of a message as the chat template knows it; PromptError for one that no template is given."""
+        """The role of a message as the chat template knows it; PromptError for a role that it does not name."""
         if isinstance(role, str) and (role in ROLES or any(f"{q}{role}{q}" in self.chat_template for q in "'\"")):
             return role
         if role == "developer":  # OpenAI's newer name
@@ -128,8 +128,8 @@ class Tokenizer:
         raise PromptError(f"messages.{number}: role is {shortened(repr(role))}; it can be {known}.")
 
     def refuse_long(self, prompt: str | Sequence[Mapping[str, Any]], max_context: int) -> None:
-        """PromptError if the beginning of a long prompt fills the context already: encoding megabytes takes a minute.
-        A prompt that passes may still be too long."""
+        """PromptError if the beginning of a long prompt already fills the context, because encoding megabytes takes a
+        minute. A prompt that passes may still be too long."""
         size = len(prompt) if isinstance(prompt, str) else sum(len(str(message)) for message in prompt)
         if not isinstance(prompt, str) and not self.has_chat_template:
             return  # `encode_chat` raises the error
@@ -152,13 +152,13 @@ class Tokenizer:
         return str(self.inner.decode(ids, skip_special_tokens=not self._shows, clean_up_tokenization_spaces=False))
 
     def spelling(self, token: int) -> bytes | str:
-        """The bytes or the text that a token stands for; b"" for special and unknown tokens."""
+        """The bytes or the text of a token; b"" for special and unknown tokens."""
         return self._pieces[token]
 
     def detokenizer(self, prompt: Sequence[int] = ()) -> Detokenizer:
-        """A detokenizer for one answer: `push` every token, then `flush`; the joined texts are `decode` of all tokens.
+        """A detokenizer for an answer: `push` each token, then `flush`; the joined texts are `decode` of all tokens.
 
-        With `prompt`, they are the text after the prompt's, with the space that may begin its first word."""
+        With `prompt`, they are the text after the prompt, including a space that begins the first word."""
         continues = any(i not in self._special for i in prompt)
         if self._scheme == "bytes":
             return ByteLevelDetokenizer(self._pieces)
@@ -205,7 +205,7 @@ class SentencePiece:
         return self._vocab
 
     def id_to_token(self, token: int) -> str | None:
-        """How a token is spelled; None for a number that is no token."""
+        """The spelling of a token; None for a number that is no token."""
         return str(self._processor.id_to_piece(token)) if token < len(self) else None
 
     def encode(self, text: str, add_special_tokens: bool = True) -> list[int]:
@@ -219,20 +219,20 @@ class SentencePiece:
 
 
 def vocabulary(inner: Any) -> dict[str, int]:
-    """Token -> id of a tokenizer, without the tokens that its class has by default: Qwen 2's adds its own after all
-    others, where the folder's files do not name it."""
+    """Token -> id of a tokenizer, without default tokens of its class: that of Qwen 2 appends its own if the folder's
+    files do not name it."""
     own = {word.default for word in signature(type(inner)).parameters.values() if isinstance(word.default, str)}
     return {token: i for token, i in inner.get_vocab().items() if token not in own}
 
 
 def fingerprint(vocabulary: Mapping[str, int]) -> str:
-    """Of token -> id; the same for a SentencePiece file and its Hugging Face conversion."""
+    """Hash token -> id; the same for a SentencePiece file and its Hugging Face conversion."""
     pairs = sorted((id, token) for token, id in vocabulary.items())
     return hashlib.sha256(json.dumps(pairs).encode()).hexdigest()[:16]
 
 
 def check_text(text: str) -> None:
-    """PromptError for text with half a surrogate pair, which comes from JSON or an argument that is not UTF-8."""
+    """PromptError for text with half a surrogate pair, as from JSON or from an argument that is not UTF-8."""
     try:
         str.encode(text)
     except UnicodeEncodeError as error:
@@ -241,7 +241,8 @@ def check_text(text: str) -> None:
 
 
 def scheme(backend: Backend) -> str:
-    """How tokens become text: "bytes", "pieces" or "pieces, strip", as in nearly all language models; or "other"."""
+    """The way in which tokens become text: "bytes", "pieces" or "pieces, strip", as in nearly all language models; or
+    "other"."""
     decoder = json.loads(backend.to_str())["decoder"] or {"type": ""}
     steps = decoder.get("decoders", [decoder])
     if [s["type"] for s in steps] == ["ByteLevel"]:
@@ -257,7 +258,7 @@ def scheme(backend: Backend) -> str:
 class Pieces(dict[int, "bytes | str"]):
     """Bytes or text of each token, looked up once; b"" for special and unknown tokens.
 
-    byte_level  every token is bytes in GPT-2's alphabet; otherwise only tokens like <0x0A> are bytes."""
+    byte_level  all tokens are bytes in GPT-2's alphabet; otherwise only tokens like <0x0A> are bytes."""
 
     def __init__(self, backend: Backend, special: frozenset[int], byte_level: bool):
         self._backend, self._special, self._byte_level = backend, special, byte_level
@@ -287,7 +288,7 @@ _BYTE_OF = _alphabet()
 
 
 def _spelled(text: str) -> bytes:
-    """The bytes of a byte-level token; those of its UTF-8 text for an added token with other characters."""
+    """The bytes of a byte-level token; for an added token with other characters, the bytes of its UTF-8 text."""
     try:
         return bytes(_BYTE_OF[c] for c in text)
     except KeyError:
@@ -295,7 +296,7 @@ def _spelled(text: str) -> bytes:
 
 
 class ByteLevelDetokenizer:
-    """For tokens that are bytes. Holds back the beginning of a character until it is complete or invalid."""
+    """A detokenizer of tokens that are bytes. It holds back a character until it is complete or invalid."""
 
     def __init__(self, pieces: Pieces):
         self._pieces = pieces
@@ -309,9 +310,10 @@ class ByteLevelDetokenizer:
 
 
 class PieceDetokenizer:
-    """For tokens that are text, or single bytes of characters without a token.
+    """A detokenizer of tokens that are text, or single bytes of characters without a token.
 
-    A run of byte tokens is UTF-8 text as a whole, or becomes a replacement character for each byte; so it waits."""
+    It waits for the end of a run of byte tokens, which is UTF-8 text, or else becomes a replacement character for each
+    byte."""
 
     def __init__(self, pieces: Pieces, strip: bool):
         self._pieces = pieces
@@ -343,15 +345,14 @@ class PieceDetokenizer:
 
 
 class WindowDetokenizer:
-    """For all other tokenizers: decodes the last few tokens with and without the new ones, and returns the difference.
-
-    Right if a token's text depends only on its neighbours (word pieces, Metaspace).
+    """A detokenizer for all other tokenizers: it decodes the last few tokens with and without the new tokens, and
+    returns the difference. That is right if a token's text depends only on its neighbours (word pieces, Metaspace).
 
     decode   text of token ids.
     special  ids without text.
     prompt   the tokens before the answer."""
 
-    HOLD = 16  # most tokens held back while the text ends in an incomplete character
+    HOLD = 16  # largest number of tokens held back while the text ends in an incomplete character
     CONTEXT = 4  # tokens of the prompt with which the answer's first token is decoded
 
     def __init__(self, decode: Callable[[Sequence[int]], str], special: Set[int], prompt: Sequence[int]):

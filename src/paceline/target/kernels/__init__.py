@@ -1,4 +1,4 @@
-"""Compiled loops for CPUs: the steps of a layer, attention, matrix products. Here: where our products run."""
+"""Compiled loops for CPUs: the steps of a layer, attention, matrix products. Here: processors and threads for them."""
 
 from __future__ import annotations
 
@@ -20,7 +20,7 @@ from paceline import processor
 
 
 def supported(dtype: torch.dtype = torch.bfloat16) -> bool:
-    """Whether `products.py` runs here: it needs AVX-512 BF16 (AVX2 or Arm for float32), and an LLVM that knows it."""
+    """Whether `products.py` runs here: it needs AVX-512 BF16 (AVX2 or Arm for float32), and a recent LLVM."""
     fused = processor.has("avx2", "fma") or processor.has("neon")
     has_units = {torch.bfloat16: processor.has("avx512bf16"), torch.float32: fused}
     return has_units.get(dtype, False) and llvm.llvm_version_info >= (18,)
@@ -28,9 +28,9 @@ def supported(dtype: torch.dtype = torch.bfloat16) -> bool:
 
 @processor.remembered
 def preferred(dtype: torch.dtype = torch.bfloat16) -> bool:
-    """Whether `products.py` is faster here than torch's libraries for the few rows of decoding: on CPUs without AMX
-    tiles, in bfloat16 with AVX-512 BF16 and in float32 with AVX2. There, on EPYC and Ryzen, MKL takes two to four times
-    as long (docs/exact.md). On Arm nobody has measured it."""
+    """Whether `products.py` is faster here than torch's libraries for the few rows of decoding. It is on CPUs without
+    AMX tiles, in bfloat16 with AVX-512 BF16 and in float32 with AVX2; on EPYC and Ryzen, MKL takes two to four times as
+    long (docs/exact.md). On Arm nobody has measured it."""
     return supported(dtype) and not processor.has("amx-bf16") and not processor.ARM
 
 
@@ -55,8 +55,8 @@ _recording = threading.local()
 
 @contextmanager
 def recorded() -> Iterator[list[Any]]:
-    """A context in which this thread's calls of `on_threads` are listed and not run: what to run, its task, and whether
-    it is for one thread alone."""
+    """A context in which this thread's calls of `on_threads` are not run, but listed: the function, its task, and
+    whether a single thread runs it."""
     _recording.calls = []
     try:
         yield _recording.calls
@@ -70,9 +70,9 @@ def is_recording() -> bool:
 
 
 def on_threads(work: Any, task: array[int], threads: int) -> None:
-    """Run `work`, compiled by numba.cfunc, on so many threads at once: torch's, where its OpenMP is GNU's, because two
-    pools would compete for the cores; else our own. Its argument is the address of `task`, numbers of 64 bits that all
-    threads share."""
+    """Run `work`, compiled by numba.cfunc, on `threads` threads at once. They are torch's threads if its OpenMP is
+    GNU's, because two pools would compete for the cores; else our own. The argument of `work` is the address of `task`,
+    numbers of 64 bits that all threads share."""
     if is_recording():
         _recording.calls.append((work, task, threads == 1))
         return
@@ -93,7 +93,7 @@ class _Job:
         self._lock, self._left = threading.Lock(), threading.Semaphore(0)
 
     def help(self) -> None:
-        """Do a part of it, unless it is over."""
+        """Do a part of the work, unless it is over."""
         with self._lock:
             if self._over:
                 return
@@ -102,8 +102,8 @@ class _Job:
         self._left.release()
 
     def end(self) -> None:
-        """Nobody joins any more; wait for those inside. Others, from which another process may have the core, are not
-        waited for."""
+        """Let no more helpers join, and wait for those inside. It does not wait for helpers that have not begun, whose
+        core another process may have."""
         with self._lock:
             self._over = True
         for _ in range(self._inside):
@@ -111,15 +111,15 @@ class _Job:
 
 
 class _Helpers:
-    """Threads that live as long as the process, and wait for work. A thread that comes takes pieces of the task
-    until none is left, so it does not matter when, in which order, and whether they come."""
+    """Threads that live as long as the process and wait for work. Each takes pieces of the task until none is left, so
+    it does not matter when, in which order, or whether they begin."""
 
     def __init__(self) -> None:
         self._work: SimpleQueue[_Job] = SimpleQueue()
         self._count, self._lock = 0, threading.Lock()
 
     def run(self, work: Any, at: int, threads: int) -> None:
-        """work(at) on this thread and on up to threads - 1 others at once."""
+        """Run work(at) on this thread and on up to threads - 1 others at once."""
         with self._lock:
             while self._count < threads - 1:
                 threading.Thread(target=self._help, name="kernels", daemon=True).start()
@@ -139,7 +139,7 @@ _helpers = _Helpers()
 
 
 def _forget_helpers() -> None:
-    """Threads do not follow into a forked process."""
+    """Make new helpers in a forked process, which has no threads of its parent."""
     global _helpers
     _helpers = _Helpers()
 

@@ -1,9 +1,9 @@
 """x @ weight.T in bfloat16 by AMX, with the panels of `products.py`, and with weights in blocks, expanded on the way.
 
-Those panels have the order of the registers already, and a tile of `tiles.py` is up to 32 rows times one of them. For
-blocks it is all rows times a group of panels. It expands a chunk of their inputs to bfloat16,
+Those panels already have the order of the registers, and a tile of `tiles.py` multiplies up to 32 rows by a panel. For
+weights in blocks, a tile multiplies all rows by a group of panels. It expands a chunk of their inputs to bfloat16,
 multiplies all rows by it, and goes on with the next chunk, while the sums are in memory. So a weight is expanded once
-for all rows, and what is multiplied comes from the caches of the first two levels, however wide the weights are."""
+for all rows, and all factors come from the caches of the first two levels, however wide the weights are."""
 
 import ctypes
 import sys
@@ -19,12 +19,12 @@ from paceline.target.kernels import vectors as v
 from paceline.target.kernels.tiles import Tiles, first_lanes, narrowed
 from paceline.target.kernels.vectors import Value
 
-REGISTER = 1024  # bytes of a register: 16 rows, or 16 outputs, and 32 inputs of each; or their 256 sums
-PAIR = 32  # rows, and outputs, that are multiplied at once: two registers of each, and four of sums
+REGISTER = 1024  # bytes of a register: 32 inputs of each of 16 rows or 16 outputs; or 256 sums
+PAIR = 32  # rows, and outputs, that are multiplied at once: two registers of each, and four registers of sums
 GROUP = 4  # pairs of panels in a tile: rows are read once for all of them
 CHUNK = 8  # blocks of 32 inputs in a chunk: 16 kB of a pair
 MOST = 16
-"""Most pairs of rows in a tile: with them, a chunk of them and their sums, it takes 600 kB of the second level."""
+"""Largest number of pairs of rows in a tile, whose chunk and sums then take 600 kB of the second level."""
 
 
 @processor.remembered
@@ -37,8 +37,8 @@ def supported() -> bool:
 
 @cache
 def dense_tiles(out: torch.dtype) -> Tiles:
-    """Tiles of rows and panels as `products.py` has them, of a multiple of 32 inputs; results in bfloat16 or float32. A
-    row's sums have one order."""
+    """Tiles for rows and panels of `products.py` with a multiple of 32 inputs; out: bfloat16 or float32. A row's sums
+    have a fixed order."""
 
     def write(module: v.Module) -> None:
         for groups in (1, 2):
@@ -55,7 +55,7 @@ def _dense_tile(
     groups: int, out: torch.dtype, x: Value, w: Value, ahead: Value, bias: Value, y: Value, stride: Value,
     columns: Value, units: Value, rows: Value,
 ) -> None:  # fmt: skip
-    """Up to 16 rows, or 17 to 32, times a panel, plus the bias. Registers as in `_tile`."""
+    """Multiply up to 16 rows (groups = 1), or 17 to 32, by a panel, and add the bias. Registers as in `_tile`."""
     sums, sizes, before = v.reserve(2 * groups * REGISTER), v.reserve(64), v.reserve(64)
     quarters, number = list(enumerate(product(range(groups), range(2)))), partial(v.literal, v.I8)
     last = (rows - 16 * (groups - 1)).cast("trunc", v.I8)
@@ -93,8 +93,8 @@ def _dense_tile(
 
 
 def _begin(sizes: Value, before: Value, rows: Mapping[int, Value]) -> None:
-    """Give the registers 16 rows of 64 bytes, but those in `rows` so many. Their sizes before, which are oneDNN's, are
-    stored in `before`."""
+    """Give the registers 16 rows of 64 bytes, or the numbers of rows in `rows`. Store their earlier sizes, which are
+    oneDNN's, in `before`."""
     v.store(sizes, v.literal(v.I8, 1, *[0] * 15, *[64, 0] * 8, *[0] * 16, *[16] * 8, *[0] * 8))
     for register, count in rows.items():
         v.store(sizes + (48 + register), count, align=1)
@@ -105,9 +105,9 @@ def _begin(sizes: Value, before: Value, rows: Mapping[int, Value]) -> None:
 def tiles(name: str, expand: Callable[[Value, Value, Value], None], *, blocks: int, nbytes: int) -> Tiles:
     """Tiles whose rows are pairs of registers, as `packed` makes them, and whose panels are groups of panels of 16.
 
-    expand          expand(panel, i, to) writes blocks 2 i and 2 i + 1 of a panel in bfloat16 to `to`, the second one
+    expand          expand(panel, i, to) writes blocks 2 i and 2 i + 1 of a panel in bfloat16 to `to`, the second block
                     2 * REGISTER bytes after the first: two inputs of each of 16 outputs, the next two, ...
-    blocks, nbytes  of a unit of a panel of 16: blocks of 32 inputs, and bytes."""
+    blocks, nbytes  number of blocks of 32 inputs in a unit of a panel of 16, and bytes of that unit."""
     body = partial(_tile, expand, blocks, nbytes)
     addresses = v.compiled(name, lambda module: module.add("tile", body))
     return Tiles(
@@ -117,7 +117,7 @@ def tiles(name: str, expand: Callable[[Value, Value, Value], None], *, blocks: i
 
 
 def packed(x: torch.Tensor, rows: int) -> torch.Tensor:
-    """x [at most `rows`, width], padded with zeros: chunk by chunk all pairs of rows, block by block."""
+    """Reorder x [at most `rows`, width], padded with zeros, by chunk, pair of rows, block, and row."""
     missing = 0, -x.shape[1] % (32 * CHUNK), 0, rows - len(x)
     full = pad(x, missing) if any(missing) else x
     return full.view(-1, 2, 16, full.shape[1] // (32 * CHUNK), CHUNK, 32).permute(3, 0, 4, 1, 2, 5).contiguous()
@@ -127,7 +127,8 @@ def _tile(
     expand: Callable[[Value, Value, Value], None], blocks: int, nbytes: int, x: Value, w: Value, ahead: Value,
     bias: Value, y: Value, stride: Value, columns: Value, units: Value, rows: Value,
 ) -> None:  # fmt: skip
-    """Pairs of rows times a group of panels, plus the bias. Registers: sums 0 to 3, weights 4 and 5, rows 6 and 7."""
+    """Multiply pairs of rows by a group of panels, and add the bias. Registers: sums 0 to 3, weights 4 and 5, rows 6
+    and 7."""
     number, line, step, size = partial(v.literal, v.I8), v.literal(v.I64, 64), 2 * REGISTER, 2 * REGISTER * CHUNK
     expanded, sums, before = v.reserve(GROUP * size), v.reserve(4 * REGISTER * GROUP * MOST), v.reserve(64)
     least, quarters = partial(v.intrinsic, "llvm.umin.i64", v.I64), list(enumerate(product(range(2), range(2))))
@@ -183,7 +184,7 @@ def _tile(
 
 
 def _each(count: Value, do: Callable[[Value], None]) -> None:
-    """do(i) for i from 0 to count - 1, at least once."""
+    """Call do(i) for i from 0 to count - 1, at least once."""
 
     def body(i: Value, _: list[Value]) -> list[Value]:
         do(i)

@@ -1,18 +1,18 @@
 """Attention along paths: a node attends to its row's tokens and its ancestors, in the order of the text.
 
-A library's attention reads keys in the order of memory, where siblings lie between the nodes of a path, and masks those
+A library's attention reads keys in the order of memory, where siblings lie between the nodes of a path, and masks keys
 that a node does not see. Masked keys add nothing, but they shift the others, which changes the order of sums. Here a
-query's keys are numbered by their position in its text and read 64 at a time, from position 0 on. So its result is that
-of plain decoding, bit for bit, for any tree, any chunks of the prompt and any other rows in the batch.
+query's keys are numbered by their position in its text and read 64 at a time, from position 0 on. So its result equals
+that of plain decoding, bit for bit, for any tree, any chunks of the prompt and any other rows in the batch.
 
 The blocks of 64 keys are added as in FlashAttention (Dao et al. 2022, algorithm 1): with the highest score so far, the
-sum of exponentials, and the sum of values; a higher score scales both sums down. Compiled by Numba. The inner steps are
-written with `vectors.py`, on vectors of 16 whose sums must not be reordered, so that every call has the same order of
-sums:
+sum of exponentials, and the sum of values; a higher score scales both sums down. Numba compiles the loops. The inner
+steps are written with `vectors.py`, on vectors of 16 whose sums must not be reordered, so that all calls have the same
+order of sums:
 
-    transpose16  16 keys, transposed: a register then holds one number of each
-    soften       scores, and their exponentials
-    gather4      the sum of values
+    transpose16  transposes 16 keys: a register then holds a dimension of 16 keys
+    soften       computes scores and their exponentials
+    gather4      sums values
 """
 
 import math
@@ -31,18 +31,18 @@ from paceline.target.kernels import vectors as v
 from paceline.target.kernels.vectors import LANES, Value
 from paceline.target.layout import BLOCK, COUNT, FIRST, LIMIT, PATHS, SLOT, STRIDE, PathPlan
 
-WORTH_SHARING = 8192  # fewest scores of a layer for more threads than one
+WORTH_SHARING = 8192  # minimum number of scores of a layer for more than one thread
 NEXT, KV_HEADS, SHARED, DIM, NODES, NUMBER, QUERIES, OUT, FORWARD, WINDOW = range(10)
-"""Places in the task of the compiled function. NEXT: number of the next piece of work; NUMBER: of the layer; QUERIES,
-OUT, FORWARD: addresses, the last of `Writer.header`; WINDOW: most tokens that a node sees."""
+"""Indices in the task of the compiled function. NEXT: number of the next piece of work; NUMBER: index of the layer;
+QUERIES, OUT, FORWARD: addresses, the last that of `Writer.header`; WINDOW: as in `attend_paths`."""
 
 
 def attend_paths(
     queries: torch.Tensor, plan: PathPlan, cache: Writer, layer: int, out: torch.Tensor, window: int | None
 ) -> None:
-    """Attention of the packed queries [N, heads, head_dim] along their paths, into `out`, [N, heads * head_dim].
+    """Write the attention of packed queries [N, heads, head_dim] along their paths to `out`, [N, heads * head_dim].
 
-    window  most tokens that a node sees, itself included; None: its whole path."""
+    window  largest number of tokens that a node sees, itself included; None: its whole path."""
     queries = queries.contiguous()
     nodes, heads, dim = queries.shape
     kv_heads, header = cache.kv_heads, cache.header.buffer_info()[0]
@@ -60,7 +60,7 @@ _LOWEST = -87.0  # e**x is 0 below this: e**-87 is near the smallest normal floa
 
 
 def _read(at: Value, dtype: Any) -> Value:
-    """16 numbers at an address, bfloat16 bits or float32, as float32."""
+    """Load 16 numbers, bfloat16 bits or float32, as float32."""
     if dtype == types.float32:
         return v.load(at, v.F32)
     return (v.load(at, v.I16, align=2).cast("zext", v.I32) << 16).view(v.F32)
@@ -105,7 +105,7 @@ def transpose16(
 
 
 def _transposed(rows: list[Value]) -> list[Value]:
-    """16 vectors of 16, transposed: squares of 8 are exchanged, then of 4, 2 and 1."""
+    """Transpose 16 vectors of 16: exchange squares of 8, then of 4, 2 and 1."""
     for width in (8, 4, 2, 1):
         upper = [lane if not lane & width else LANES + lane - width for lane in range(LANES)]
         lower = [lane + width if not lane & width else LANES + lane for lane in range(LANES)]
@@ -157,7 +157,7 @@ def soften(
 
 
 def _between(vector: int, begin: Value, end: Value) -> Value:
-    """Mask of the keys in a vector of the block that are among begin..end - 1."""
+    """A mask of the keys begin..end-1 in the vector of the block with this index."""
     first, last = (v.splat(number.cast("trunc", v.I32)) for number in (begin, end))
     keys = [LANES * vector + lane for lane in range(LANES)]
     return first.below(v.literal(v.I32, *(key + 1 for key in keys))) & v.literal(v.I32, *keys).below(last)
@@ -186,7 +186,7 @@ def _gather(vectors: int) -> Any:
 
 gather4, gather1 = _gather(4), _gather(1)
 """sums[at + part + j] = scale * sums[at + part + j] + the sum of weights[key] * values[key, part + j] over keys begin
-to end - 1 in order, for j below 64 (gather4) or 16 (gather1). There is at least one. values float32 [BLOCK, size]."""
+to end - 1 in order, at least a key, for j below 64 (gather4) or 16 (gather1). values: float32 [BLOCK, size]."""
 
 
 # Tiles of queries ----------------------------------------------------------------------------------------------------
@@ -194,7 +194,7 @@ to end - 1 in order, for j below 64 (gather4) or 16 (gather1). There is at least
 
 @njit
 def _aligned(size):  # type: ignore[no-untyped-def]
-    """Memory for float32 [size], aligned to 64 bytes. Numbers that no step sets are masked, or of no use."""
+    """Allocate float32 [size], aligned to 64 bytes. Numbers that no step sets are masked or not used."""
     numbers = np.empty(size + LANES, np.float32)
     shift = (-numbers.ctypes.data % 64) // 4
     return numbers[shift : shift + size]
@@ -236,7 +236,7 @@ def _add_block(query, row, dim, padded, turned, wide, begin, end, state, weights
 
 @njit
 def _work(task, header, queries, out, keys, values):  # type: ignore[no-untyped-def]
-    """Take pieces of work, a key head of a tile each, until none is left."""
+    """Take pieces of work until none is left; a piece is a key head of a tile."""
     kv_heads, shared, dim, capacity = task[KV_HEADS], task[SHARED], task[DIM], header[CAPACITY]
     window = task[WINDOW]
     heads, size = kv_heads * shared, capacity * dim
@@ -295,7 +295,7 @@ def _work(task, header, queries, out, keys, values):  # type: ignore[no-untyped-
 
 
 def _attention(kind: Any) -> Any:
-    """The compiled function for bfloat16 bits (uint16) or float32. Its argument is the address of its task."""
+    """Compile the function for bfloat16 bits (uint16) or float32. Its argument is the address of its task."""
 
     @cfunc("void(voidptr)", cache=True, error_model="numpy")  # without fastmath: sums must not be reordered
     def attend(at):  # type: ignore[no-untyped-def]

@@ -1,4 +1,4 @@
-"""Compiled kernels kept in the user's cache: to write and compile one takes a second, to read it some milliseconds."""
+"""A cache of compiled kernels on disk: to write and compile a kernel takes a second, to read it some milliseconds."""
 
 import hashlib
 import os
@@ -19,10 +19,10 @@ UNUSED_DAYS = 30
 
 
 def load_or_compile(key: str, compile: Callable[[], bytes]) -> bytes:
-    """The machine code that `compile` makes, or what it made before for this key and these sources.
+    """The machine code that `compile` makes, or made earlier for this key and these sources.
 
-    A file begins with the digest of its code: one that was cut short or changed is made anew. Where nothing can be
-    written, or others could write code for this user to run, nothing is kept."""
+    A file begins with the digest of its code; a file that was cut short or changed is made anew. Nothing is kept in a
+    folder that cannot be written, or where others could write code for this user to run."""
     path = cache_folder() / "kernels" / f"{hashlib.sha256(f'{_sources()} {key}'.encode()).hexdigest()}.o"
     with suppress(OSError):
         if _is_ours(path.parent) and _is_ours(path):
@@ -45,7 +45,7 @@ def load_or_compile(key: str, compile: Callable[[], bytes]) -> bytes:
 
 
 def _is_ours(path: Path) -> bool:
-    """Whether this user alone may write there. Links do not count: who made one could turn it."""
+    """Whether this user alone may write to `path`. A link is not trusted: its owner could redirect it."""
     about = path.lstat()
     if not hasattr(os, "getuid"):
         return False  # Windows: its rights are not asked for here
@@ -54,6 +54,6 @@ def _is_ours(path: Path) -> bool:
 
 @cache
 def _sources() -> str:
-    """A digest of everything that writes kernels: the modules of the package `target`, and LLVM's version."""
+    """A digest of all code that writes kernels: the modules of the package `target`, and LLVM's version."""
     files = sorted(Path(__file__).parent.parent.rglob("*.py"))
     return hashlib.sha256(b"".join([llvmlite.__version__.encode(), *(file.read_bytes() for file in files)])).hexdigest()

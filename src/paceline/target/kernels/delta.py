@@ -1,9 +1,9 @@
 """The gated delta rule, compiled: all nodes of a forward in one call a layer, and the updates of a path in one call.
 
 A thread takes a value head of a row at a time and goes through its nodes in order, with the state in its own memory.
-The state of a node that does not follow its parent is copied when the parent has been run. The convolution, the lengths
-of queries and keys, the norm and the gate are computed beside it. All in float32, and without fastmath: sums have
-one order, so a node's output is the same, bit for bit, in any tree, batch or piece, on any number of threads."""
+A node's state is copied if a child is not the next node. The same loop computes the convolution, the lengths of queries
+and keys, the norm and the gate. All is in float32, and without fastmath: sums have a fixed order, so a node's output is
+the same, bit for bit, in any tree, batch or piece, on any number of threads."""
 
 from __future__ import annotations
 
@@ -23,23 +23,23 @@ from paceline.target.kernels import on_threads
 if TYPE_CHECKING:
     from paceline.target.recurrent import GatedDelta, Recurrence, RecurrentRow, RecurrentSegment, RecurrentState, State
 
-WORTH_SHARING = 1 << 16  # fewest numbers of states that nodes change for more threads than one
+WORTH_SHARING = 1 << 16  # minimum amount of numbers of states that nodes change for more than one thread
 NEXT, ITEMS, JOBS, LAYER, KEY_HEADS, VALUE_HEADS, KEY_DIM, VALUE_DIM, KERNEL = range(9)
 QKVZ, BA, OUT, CONV, RATE, SHIFT, NORM, EPS, TASK = range(9, 18)
-"""Places in the task of the compiled function, and their number. NEXT: number of the next piece of work, a head of a
-job, of ITEMS; JOBS, QKVZ to NORM: addresses."""
+"""Indices in the task of the compiled function, and their number. NEXT: number of the next piece of work, a head of a
+job, out of ITEMS; JOBS, QKVZ to NORM: addresses."""
 BEGIN, NODES, START, MORE, STATE, INPUTS, STORE, STRIDE = range(8)
 ROWS, AFTER, SAVE, SAVED, TAPS, ENDS, NUM_ENDS, FIELDS = range(8, 16)
-"""Columns of a job, and their number. BEGIN: the first packed node; MORE: to add to LAYER; STATE, INPUTS, STORE:
+"""Columns of a job, and their number. BEGIN: the first packed node; MORE: number to add to LAYER; STATE, INPUTS, STORE:
 addresses of the row's state and `RecurrentRow.nodes`, of all layers; STRIDE: bytes of a layer of the latter. Addresses
-of int64: ROWS [nodes] in STORE; AFTER [nodes]: the saved state that a node follows, or -1: that of the node before it;
-SAVE [nodes]: in which of SAVED places its own is saved, or -1; TAPS as in `RecurrentSegment`; ENDS [NUM_ENDS, 2]: after
-so many nodes the state is written to an address."""
+of int64: ROWS [nodes]: rows of STORE; AFTER [nodes]: index of the saved state that a node follows, or -1 for the state
+of the node before it; SAVE [nodes]: index, of SAVED, under which a node's state is saved, or -1; TAPS as in
+`RecurrentSegment`; ENDS [NUM_ENDS, 2]: a number of nodes, and the address to which the state after them is written."""
 
 
 @njit
 def _convolved(out, first, i, taps, start, begin, rows, inputs, store, qkvz, conv):  # type: ignore[no-untyped-def]
-    """SiLU of the convolution of node i, from channel `first` on."""
+    """Compute SiLU of the convolution of node i, from channel `first` on."""
     kernel, count = len(conv), len(out)
     out[:] = 0
     for t in range(kernel):
@@ -58,8 +58,8 @@ def _convolved(out, first, i, taps, start, begin, rows, inputs, store, qkvz, con
 
 @njit
 def _change(state, decay, query, key, value, strength, update, is_new, output):  # type: ignore[no-untyped-def]
-    """state = decay * state + key * update, for a new node with update = strength * (value - key * decay * state);
-    output = query * state."""
+    """Compute state = decay * state + key * update and output = query * state. For a new node, first compute
+    update = strength * (value - key * decay * state)."""
     found = np.zeros(len(update), np.float32)
     for r in range(len(key)):
         line = state[r]
@@ -78,7 +78,7 @@ def _change(state, decay, query, key, value, strength, update, is_new, output): 
 
 
 def _rule(kind: Any) -> Any:
-    """The compiled function for bfloat16 bits (uint16) or float32. Its argument is the address of its task."""
+    """Compile the function for bfloat16 bits (uint16) or float32. Its argument is the address of its task."""
 
     @cfunc("void(voidptr)", cache=True, error_model="numpy")
     def rule(at):  # type: ignore[no-untyped-def]
@@ -182,9 +182,9 @@ def _run(of: RecurrentState, table: IntArray, kind: torch.dtype, layer: int, res
 def _numbers(
     places: IntArray, parent: IntArray, taps: IntArray, ends: Sequence[tuple[int, State]]
 ) -> tuple[IntArray, list[int]]:
-    """What a job points at, int64, and its columns from ROWS on.
+    """The int64 arrays to which a job points, joined, and its columns from ROWS on.
 
-    A node whose child is not the one after it saves its state for that child."""
+    A node saves its state if a child is not the next node."""
     apart = parent != np.arange(-1, len(parent) - 1)
     branches = np.unique(parent[apart])
     save = np.full(len(parent), -1)
@@ -198,7 +198,7 @@ def _numbers(
 
 
 def jobs_of(parts: Sequence[RecurrentSegment]) -> tuple[IntArray, list[IntArray]]:
-    """The jobs of a forward, and what they point at."""
+    """The jobs of a forward, and the arrays to which they point."""
     table: list[list[int]] = []
     numbers: list[IntArray] = []
     for part in parts:
@@ -222,7 +222,8 @@ def run(forward: Recurrence, layer: int, qkvz: torch.Tensor, ba: torch.Tensor, r
 
 
 def advance(of: RecurrentState, row: RecurrentRow, places: IntArray, ends: Sequence[tuple[int, State]]) -> None:
-    """In all layers, write the states after so many of the nodes at `places` of `RecurrentRow.nodes`, a path."""
+    """In all layers, for each (count, state) in `ends`, write the state after the first `count` nodes at `places` of
+    `RecurrentRow.nodes`, a path."""
     count = len(places)
     _alive, columns = _numbers(places, np.arange(-1, count - 1), places[:0], ends)
     states = row.now.matrices.data_ptr(), 0

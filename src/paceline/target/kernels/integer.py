@@ -4,11 +4,11 @@
 
 Rows of x are rounded to eight or sixteen bits in records: 32 inputs and a scale. The codes of a block and the numbers
 of a record are multiplied and summed as integers; this sum, times both scales, is added in float32. Integer sums are
-exact, and the float32 sums have one order, so a row's result is the same, bit for bit, among any other rows, on any
+exact, and the float32 sums have a fixed order, so a row's result is the same, bit for bit, among any other rows, on any
 number of threads and by any of the instructions of `INSTRUCTION_SETS`.
 
-A number of sixteen bits is two of eight, RADIX * high + low, which are multiplied like two rows: what is read of the
-weights serves both.
+A number of sixteen bits is two numbers of eight, RADIX * high + low, which are multiplied like two rows, so that
+weights are read once for both.
 
 Many rows in bfloat16, a prompt's, are multiplied in bfloat16 where the processor has AMX, unless the product must be
 exact: weights are expanded on the way (`amx.py`), and the rows are not rounded.
@@ -37,18 +37,18 @@ from paceline.target.kernels.vectors import Value
 from paceline.target.quantised.blocks import Q4_0, Q4_1, Q4_K, Q5_0, Q5_1, Q5_K, Q6_K, Q8_0, Blocks, Kind, joined
 
 COLUMNS = 16  # outputs of a panel. With 32, the sums of twelve rows do not fit into the registers
-PAIR = 2  # blocks in a turn of the innermost loop: two blocks share bytes
-STEP = 64  # panels that are packed at once
+PAIR = 2  # blocks in an iteration of the innermost loop: two blocks share bytes
+STEP = 64  # number of panels that are packed at once
 DTYPES = (torch.bfloat16, torch.float32)  # dtypes of x and of the result
 
 
 class InstructionSet(NamedTuple):
     """Instructions that multiply bytes.
 
-    needs    features of the processor.
-    without  beginnings of names of features that its code does not use.
-    rows     most rows of a tile. In AVX-512 each needs two of 32 registers, for its sum and that of the current block;
-             elsewhere a row needs many instructions, and larger tiles are hardly faster."""
+    needs    CPU features that it needs.
+    without  prefixes of CPU features that are switched off in its code.
+    rows     largest number of rows of a tile. In AVX-512 a row needs two of 32 registers, for its sum and that of the
+             current block; elsewhere a row needs many instructions, and larger tiles are hardly faster."""
 
     needs: tuple[str, ...]
     without: tuple[str, ...]
@@ -63,23 +63,23 @@ INSTRUCTION_SETS = {
     "dotprod": InstructionSet(("dotprod",), (), 4),
     "plain": InstructionSet((), (*_AVX_512, "avxvnni"), 4),
 }
-"""From the fastest: AVX-512 VNNI, AVX-VNNI, AVX2, Arm's dot products, and ordinary multiplications. All give the same
+"""The fastest first: AVX-512 VNNI, AVX-VNNI, AVX2, Arm's dot products, and ordinary multiplications. All give the same
 bits."""
-MANY = 32  # rows from which on a product in bfloat16 is faster: a panel is expanded once for all of them
+MANY = 32  # number of rows from which a product in bfloat16 is faster: a panel is expanded once for all rows
 RADIX, LARGEST = 255, 127  # so that the low part is never -128, whose products AVX2 could not add in 16 bits
 
 
 @dataclass(frozen=True)
 class Unit:
-    """A unit of a panel: what it holds of each of its outputs.
+    """The layout of a unit of a panel, for each of its outputs.
 
     blocks         number of blocks of 32 inputs.
     bits           bits of a code.
-    halves, bytes  number of values of two bytes and of one.
-    runs           sums of a block: inputs that share a scale have one.
+    halves, bytes  number of values of two bytes, and of single bytes.
+    runs           number of sums of a block: inputs that share a scale have a common sum.
 
-    Codes follow in lines, a word of four bytes for each output. Codes of eight bits: a line has four inputs of a block.
-    Of others, eight lines have the low four bits of two blocks; where bits are left, the lines of `high` follow."""
+    Codes follow in lines, a word of four bytes for each output. With eight bits, a line has four inputs of a block.
+    With fewer, eight lines have the low four bits of two blocks, and the lines of their other bits (`high`) follow."""
 
     blocks: int
     bits: int
@@ -89,27 +89,27 @@ class Unit:
 
     @property
     def high(self) -> int:
-        """Bits of a code that are not in its nibble."""
+        """Number of bits of a code that are not in its nibble."""
         return 0 if self.bits == 8 else self.bits - 4
 
     @property
     def header(self) -> int:
-        """Bytes of all outputs before their codes."""
+        """Number of bytes before the codes."""
         return COLUMNS * (2 * self.halves + self.bytes)
 
     @property
     def words(self) -> int:
-        """Lines of codes."""
+        """Number of lines of codes."""
         return self.blocks * self.bits
 
     @property
     def nbytes(self) -> int:
-        """Bytes of all outputs; a multiple of a cache line's 64."""
+        """Bytes of a unit, for all outputs: a multiple of a cache line's 64."""
         return self.header + 4 * COLUMNS * self.words
 
     def record(self, parts: int) -> int:
-        """Bytes of a record, the block of a rounded row: its 32 numbers of so many bytes, their scale, and what its
-        sums begin with."""
+        """Bytes of a record, the block of a rounded row: 32 numbers of `parts` bytes, their scale, and the initial
+        values of its sums."""
         return 32 * parts + 4 + 4 * self.runs
 
 
@@ -127,17 +127,17 @@ UNITS = {
 
 @processor.remembered
 def instruction_sets() -> list[str]:
-    """The names of `INSTRUCTION_SETS` that this CPU has, the fastest first."""
+    """Names of the `INSTRUCTION_SETS` that this CPU has, the fastest first."""
     return [name for name, path in INSTRUCTION_SETS.items() if processor.has(*path.needs)]
 
 
 def instruction_set() -> str:
-    """The fastest of them."""
+    """The fastest of `instruction_sets`."""
     return instruction_sets()[0]
 
 
 def supported() -> bool:
-    """Whether the kernel runs here: it needs conversion of float16, and fused multiplication and addition."""
+    """Whether the kernel runs here: it needs conversion of float16, and fused multiply-add."""
     return processor.ARM or processor.has("f16c", "fma")
 
 
@@ -151,7 +151,7 @@ def warnings() -> list[str]:
 
 @cache
 def _cached_bytes() -> int:
-    """Bytes of rows that stay in a core's L2 cache while panels are multiplied by them."""
+    """Bytes of a core's L2 cache: rows of this size stay in it while panels are multiplied by them."""
     name = "SC_LEVEL2_CACHE_SIZE"
     return (os.sysconf(name) if name in os.sysconf_names else 0) or 1 << 20
 
@@ -160,8 +160,8 @@ class IntegerPanels:
     """A weight [outputs, width] of stacked parts, whose kinds of blocks may differ; and a bias [outputs] or None.
 
     exact        always multiply as integers: a row's result is the same among any other rows.
-    activations  bits of an input, as the blocks say.
-    wide         results in float32, whatever x is in; they are multiplied as integers, too."""
+    activations  bits of an input, as in `Blocks`.
+    wide         results are in float32, whatever the dtype of x; such products are always multiplied as integers."""
 
     def __init__(
         self, parts: Sequence[Blocks], bias: torch.Tensor | None = None, *, exact: bool = False, wide: bool = False
@@ -192,7 +192,7 @@ class IntegerPanels:
 
 
 def _runs(parts: Sequence[Blocks]) -> list[Blocks]:
-    """`parts`, with neighbours of one kind joined."""
+    """Join neighbouring parts of the same kind."""
     runs: list[list[Blocks]] = []
     for part in parts:
         if runs and runs[-1][0].kind == part.kind:
@@ -203,7 +203,7 @@ def _runs(parts: Sequence[Blocks]) -> list[Blocks]:
 
 
 class _PanelGroup:
-    """Panels of one kind, for columns first to first + outputs - 1 of the result."""
+    """Panels of a single kind, for columns first to first + outputs - 1 of the result."""
 
     def __init__(self, blocks: Blocks, first: int, bias: torch.Tensor | None):
         self.kind, self.first, self._activations = blocks.kind, first, blocks.activations
@@ -226,7 +226,7 @@ class _PanelGroup:
         self._records = torch.empty if self._blocks_run * 32 == self.width else torch.zeros
 
     def multiply(self, x: torch.Tensor, out: torch.Tensor) -> None:
-        """Fill the first columns of `out`."""
+        """Write x times the panels to the first columns of `out`."""
         parts = self._activations // 8
         tiles = tiles_of(self.kind, x.dtype, out.dtype, instruction_set(), parts)
         row_records = self._blocks_run * self._unit.record(parts)
@@ -238,7 +238,7 @@ class _PanelGroup:
             tiles.multiply(records.data_ptr(), *self._at, to.data_ptr(), **sizes, blocks=self.width // 32)
 
     def multiply_by_amx(self, x: torch.Tensor, out: torch.Tensor) -> None:
-        """Fill the first columns of `out`, whose rows are whole pairs, in bfloat16."""
+        """Do the same in bfloat16. The number of rows of `out` is a multiple of amx.PAIR."""
         sizes = {"outputs": self.outputs, "units": self._units, "stride": out.stride(0) * x.itemsize}
         tiles = by_amx(self.kind)
         for some, to in zip(x.split(amx.PAIR * tiles.most), out.split(amx.PAIR * tiles.most), strict=True):
@@ -250,7 +250,7 @@ class _PanelGroup:
 
 
 class _Columns(NamedTuple):
-    """The fields of each output, [outputs, units, count in a unit]: float16 bits as int16, bytes, words of codes."""
+    """Fields of outputs, [outputs, units, number in a unit]: float16 bits as int16, bytes, and words of codes."""
 
     halves: torch.Tensor
     bytes: torch.Tensor
@@ -258,7 +258,7 @@ class _Columns(NamedTuple):
 
 
 def _columns(kind: Kind, data: torch.Tensor) -> _Columns:
-    """Columns of the blocks of a file, uint8 [outputs, bytes]; a unit that is not full ends with zeros."""
+    """Make columns of a file's blocks, uint8 [outputs, bytes]. A unit that is not full ends with zeros."""
     unit, per_unit = UNITS[kind], _per_unit(kind)
     blocks = data.unflatten(1, (-1, kind.nbytes))
     if missing := -blocks.shape[1] % per_unit:
@@ -280,24 +280,25 @@ def _columns(kind: Kind, data: torch.Tensor) -> _Columns:
 
 
 def _per_unit(kind: Kind) -> int:
-    """A file's blocks in a unit."""
+    """Number of a file's blocks in a unit."""
     return UNITS[kind].blocks * 32 // kind.inputs
 
 
 def _sizes(kind: Kind) -> list[int]:
-    """Bytes of a file's block but Q6_K's: its float16 numbers, packed scales, high bits, and nibbles or bytes."""
+    """Sizes in a file's block, except Q6_K's: bytes of float16 numbers, packed scales, high bits, nibbles or bytes."""
     unit = UNITS[kind]
     sizes = [2 * unit.halves // _per_unit(kind), 12 if kind.inputs == 256 else 0, kind.inputs * unit.high // 8]
     return [*sizes, kind.nbytes - sum(sizes)]
 
 
 def _high_run(kind: Kind) -> int:
-    """Neighbouring inputs whose high bits are in as many bytes of a file."""
+    """Run length: the number of consecutive inputs whose high bits lie in consecutive bytes of a file."""
     return 1 if kind.inputs == 32 else 32
 
 
 def _fields(data: torch.Tensor, bits: int, run: int) -> torch.Tensor:
-    """Bytes [..., N] as fields of `bits` bits, [..., fields, run]: the lowest of `run` bytes, the next of these, ..."""
+    """Split bytes [..., N] into fields of `bits` bits, [..., fields, run]: for each `run` bytes, the lowest field of
+    all, then the next field of all, and so on."""
     shifts = torch.arange(0, 8, bits, dtype=torch.uint8)[:, None]
     return (data.unflatten(-1, (-1, 1, run)) >> shifts).flatten(-3, -2) & ((1 << bits) - 1)
 
@@ -309,18 +310,19 @@ def _merged(fields: torch.Tensor, bits: int) -> torch.Tensor:
 
 
 def _scales(packed: torch.Tensor) -> torch.Tensor:
-    """Scales of the eight runs in Q4_K and Q5_K, then their minima, uint8 [..., 16], from twelve bytes of six bits."""
+    """Unpack the scales of the eight runs in Q4_K and Q5_K, then their minima, uint8 [..., 16], six bits each, from
+    twelve bytes."""
     low, high, mixed = packed.split(4, -1)
     return torch.cat([low & 63, (mixed & 15) | (low >> 6 << 4), high & 63, (mixed >> 4) | (high >> 6 << 4)], -1)
 
 
 def _seen_as(dtype: torch.dtype, data: torch.Tensor) -> torch.Tensor:
-    """[outputs, units, count] of `dtype`, from any number of dimensions after the units."""
+    """View bytes [outputs, units, ...] as [outputs, units, number] of `dtype`."""
     return data.flatten(2).contiguous().view(dtype)
 
 
 def _packed(columns: _Columns) -> torch.Tensor:
-    """Columns to panels, uint8 [panels, units, bytes]: a unit has each value of 16 outputs side by side."""
+    """Pack columns into panels, uint8 [panels, units, bytes]. A unit stores each value of 16 outputs side by side."""
     fields = []
     for field in columns:
         full = pad(field, (0, 0, 0, 0, 0, -len(field) % COLUMNS))
@@ -334,8 +336,8 @@ def _packed(columns: _Columns) -> torch.Tensor:
 
 @processor.remembered
 def tiles_of(kind: Kind, dtype: torch.dtype, out: torch.dtype, path: str, parts: int) -> Tiles:
-    """Tiles that multiply blocks of `kind`. dtype: of the rows; out: of the results; path: one of INSTRUCTION_SETS;
-    parts: bytes of an input."""
+    """Compile tiles that multiply blocks of `kind`. dtype: dtype of the rows; out: dtype of the results; path: a name
+    in INSTRUCTION_SETS; parts: bytes of an input."""
     unit = UNITS[kind]
     turns, record, most = unit.blocks // PAIR, unit.record(parts), INSTRUCTION_SETS[path].rows // parts
 
@@ -359,9 +361,9 @@ def _round(
     kind: Kind, dtype: torch.dtype, parts: int, x: Value, numbers: Value, scales: Value, step: Value, stride: Value,
     blocks: Value,
 ) -> None:  # fmt: skip
-    """Round the blocks of a row: 32 numbers of so many bytes, the high ones first, their scale d, and `step` bytes
-    after it what the sums of each run begin with, or d * sum(numbers) for kinds with a minimum. Records are `stride`
-    bytes apart."""
+    """Round the blocks of a row. A record has 32 numbers of `parts` bytes, high bytes first, and their scale d; then,
+    each `step` bytes after the last, the initial value of each run's sum, or d * sum(numbers) for kinds with a minimum.
+    Records are `stride` bytes apart."""
     most = float(LARGEST if parts == 1 else RADIX * LARGEST + LARGEST)
 
     def block(i: Value, _: list[Value]) -> list[Value]:
@@ -390,20 +392,20 @@ def _round(
 
 
 def _whole(usable: Value, x: Value) -> Value:
-    """The nearest whole numbers, of two the even one; 0 where x is not usable."""
+    """Round to whole numbers, ties to even; 0 where x is not usable."""
     near = v.intrinsic("llvm.rint.v16f32", v.vector(v.F32), x)
     return v.select(usable, near, v.literal(v.F32, *[0.0] * v.LANES)).cast("fptosi", v.I32)
 
 
 def _float_bits(at: Value, dtype: torch.dtype) -> Value:
-    """16 numbers as bits of float32."""
+    """Load 16 numbers as bits of float32."""
     if dtype == torch.float32:
         return v.load(at, v.I32)
     return v.load(at, v.I16, align=2).cast("zext", v.I32) << 16
 
 
 class _Panel:
-    """Blocks 2 i and 2 i + 1 of a panel, as they are stored."""
+    """Access to blocks 2 i and 2 i + 1 of a panel."""
 
     def __init__(self, kind: Kind, panel: Value, i: Value):
         self.kind, self.unit = kind, UNITS[kind]
@@ -431,7 +433,7 @@ class _Panel:
         return of_unit * of_run.cast("uitofp" if self.kind.has_minimum else "sitofp", v.F32)
 
     def codes(self, block: int, group: int) -> Value:
-        """Codes of 16 outputs and inputs 4 group to 4 group + 3, without signs."""
+        """Unsigned codes of 16 outputs and inputs 4 group to 4 group + 3."""
         if self.unit.bits == 8:
             return v.load(self._lines + 64 * (8 * block + group), v.I32, align=64)
         # As in files, a line has groups g and g + 4 of a block of 32, and the same group of two blocks in kinds of 256.
@@ -448,12 +450,12 @@ class _Panel:
 
 
 Totals = Callable[[_Panel, int, range, Value, list[Value]], list[Value]]
-"""(panel, block, groups, numbers, begin): `begin`, the sum of each row's run so far, plus the codes of these groups of
-four inputs times the numbers of the rows, int32. A row of two bytes counts as two, the high one first."""
+"""A function of (panel, block, groups, numbers, begin). It adds the products of codes and rows' numbers, for these
+groups of four inputs, to `begin`, the run's sums so far, int32. A row of two bytes counts as two rows, high first."""
 
 
 def _added(panel: _Panel, x: Value, sums: list[Value], totals_of: Totals, parts: int) -> list[Value]:
-    """`sums`, plus PAIR blocks of a panel times the records of the rows, whose numbers have so many bytes."""
+    """Add PAIR blocks of a panel, times the records of the rows, to `sums`. parts: bytes of a row's numbers."""
     rows, kind, unit = len(sums), panel.kind, panel.unit
     zero = v.literal(v.I32, *[0] * v.LANES)
     for block, run in product(range(PAIR), range(unit.runs)):
@@ -477,7 +479,7 @@ def _added(panel: _Panel, x: Value, sums: list[Value], totals_of: Totals, parts:
 
 
 def _by_dots(dot: Callable[[Value, Value, Value], Value], signed: bool = False) -> Totals:
-    """Group by group. signed: `dot` takes codes with signs; then sums of eight bits need no correction by `begin`."""
+    """Add group by group. signed: `dot` takes signed codes; sums of eight bits then need no correction by `begin`."""
 
     def totals_of(panel: _Panel, block: int, groups: range, numbers: Value, begin: list[Value]) -> list[Value]:
         of_eight = signed and panel.unit.bits == 8
@@ -492,7 +494,7 @@ def _by_dots(dot: Callable[[Value, Value, Value], Value], signed: bool = False) 
 
 
 def _vnni(total: Value, codes: Value, numbers: Value) -> Value:
-    """total, plus four codes times four numbers in each lane: as AVX-512 VNNI does, and so do the others."""
+    """Add four codes times four numbers to `total` in each lane, by AVX-512 VNNI. The functions below do the same."""
     return v.intrinsic("llvm.x86.avx512.vpdpbusd.512", v.vector(v.I32), total, codes, v.splat(numbers))
 
 
@@ -509,14 +511,14 @@ def _dotprod(total: Value, codes: Value, numbers: Value) -> Value:
 
 
 _FITTING = {4: 8, 5: 4, 6: 2, 8: 1}
-"""By the bits of a code, groups whose products of two bytes, with numbers of at most 127, can be added in 16 bits."""
+"""The number of groups whose products fit into a sum of 16 bits, by the bits of a code. Numbers are at most 127."""
 
 
 def _avx2(panel: _Panel, block: int, groups: range, numbers: Value, begin: list[Value]) -> list[Value]:
-    """One instruction multiplies bytes and adds two products in 16 bits. Such sums are widened as seldom as they fit.
+    """Add by AVX2, which multiplies bytes and adds two products in 16 bits. Sums are widened as seldom as they fit.
 
-    It takes one factor without a sign: of codes of eight bits the absolute value, whose sign the number gets. Then the
-    sum needs no correction by `begin`, which is that of codes without a sign."""
+    One factor must be unsigned. For codes of eight bits it is the absolute value, and the number gets the code's sign;
+    the sum then needs no correction by `begin`, which is for unsigned codes."""
     bits, rows, some, ones = panel.unit.bits, range(len(begin)), _FITTING[panel.unit.bits], v.literal(v.I16, *[1] * 16)
     totals = [v.literal(v.I32, *[0] * v.LANES) for _ in rows] if bits == 8 else list(begin)
     for first in range(groups.start, groups.stop, some):
@@ -536,7 +538,7 @@ def _avx2(panel: _Panel, block: int, groups: range, numbers: Value, begin: list[
 
 
 def _without_sign(codes: Value, numbers: Value) -> tuple[Value, Value]:
-    """Factors with the same products, of which the first has no sign."""
+    """Move the signs of the codes to the numbers, which changes no product."""
     size = v.intrinsic("llvm.abs.v32i8", codes.ir.type, codes, v.literal(v.I1, 0))
     return size, v.intrinsic("llvm.x86.avx2.psign.b", codes.ir.type, numbers, codes)
 
@@ -558,7 +560,7 @@ TOTALS: dict[str, Totals] = {
 
 @cache
 def by_amx(kind: Kind) -> Tiles:
-    """Tiles that multiply many rows in bfloat16."""
+    """Compile tiles that multiply many rows in bfloat16."""
     unit = UNITS[kind]
     return amx.tiles(f"{kind.name} by AMX", partial(_expand, kind), blocks=unit.blocks, nbytes=unit.nbytes)
 

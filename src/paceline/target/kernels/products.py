@@ -1,4 +1,4 @@
-"""x @ weight.T with one order of sums for any number of rows: in bfloat16 on CPUs with AVX-512 BF16, and in float32.
+"""x @ weight.T with the same order of sums for any number of rows: in bfloat16 on AVX-512 BF16, and in float32.
 
 So a token's logits are the same, bit for bit, alone and in a draft (docs/exact.md). In bfloat16 this is also faster on
 CPUs without AMX tiles, such as Zen 4: oneDNN reads weights there at two thirds of the memory's speed, and does not
@@ -15,9 +15,9 @@ from paceline.target.kernels.vectors import Value
 
 COLUMNS = 32  # outputs of a panel: two registers of AVX-512
 STEPS = 4
-"""Steps in a turn of the innermost loop. A step is four bytes of a row: two inputs in bfloat16, one in float32."""
+"""Steps in an iteration of the innermost loop. A step is four bytes of a row: two inputs in bfloat16, or a float32."""
 PER_STEP = {torch.bfloat16: 2, torch.float32: 1}
-"""Inputs of a step."""
+"""Number of inputs of a step."""
 
 
 def fits(weight: torch.Tensor) -> bool:
@@ -27,9 +27,9 @@ def fits(weight: torch.Tensor) -> bool:
 
 
 class Panels:
-    """A weight [outputs, width] that `fits`, and a bias [outputs] or None, as the kernel reads them.
+    """A weight [outputs, width] that `fits`, and a bias [outputs] or None, in the order in which the kernel reads them.
 
-    out  dtype of results: the weight's if left out, or float32."""
+    out  dtype of results: None, the weight's dtype; or float32."""
 
     def __init__(self, weight: torch.Tensor, bias: torch.Tensor | None = None, out: torch.dtype | None = None):
         self._out = out or weight.dtype
@@ -64,10 +64,10 @@ class Panels:
 
 @processor.remembered
 def _tiles(steps: int, dtype: torch.dtype, out: torch.dtype) -> Tiles:
-    """For rows of `steps` steps."""
+    """Compile tiles for rows of `steps` steps, of four bytes each."""
 
     def body(x: Value, w: Value, ahead: Value, i: Value, sums: list[Value]) -> list[Value]:
-        """STEPS steps: in each four bytes of every row, one or two inputs, times their weights of 32 outputs."""
+        """Do STEPS steps. A step multiplies four bytes of each row, one or two inputs, by the weights of 32 outputs."""
         w, ahead, x = (at + i * (size * STEPS) for at, size in ((w, 4 * COLUMNS), (ahead, 4 * COLUMNS), (x, 4)))
         for step in range(STEPS):
             v.prefetch(ahead + 128 * step, 128)
@@ -92,5 +92,5 @@ def _tiles(steps: int, dtype: torch.dtype, out: torch.dtype) -> Tiles:
 
 
 def _dot_of_pairs(weights: Value, x: Value, sums: Value) -> Value:
-    """sums, and the products of two bfloat16 numbers in each lane."""
+    """Add the products of two bfloat16 numbers to `sums` in each lane."""
     return v.intrinsic("llvm.x86.avx512bf16.dpbf16ps.512", sums.ir.type, sums, weights, x)

@@ -1,12 +1,12 @@
-"""Programs: the layers of a forward over few rows in one call.
+"""Programs: the layers of a forward over few rows in a single call.
 
 Between its products, a layer of a small model is a dozen compiled steps of a few microseconds each, and Python takes
-longer to call them than they take. So a forward is recorded: the functions that it calls, and what it passes to them.
-After that it is one call. Every thread goes through the list, and takes pieces of a step until none is left. The next
-step begins when all of them are done. The functions and the order of their sums are the same, so the bits are, too.
+longer to call them than they take. So a forward is recorded: the functions that it calls, and their arguments. After
+that it is a single call. Each thread goes through the list, and takes pieces of a step until none is left. The next
+step begins when all pieces are done. The functions and the order of their sums are the same, so the bits are, too.
 
-A forward can be recorded if torch does nothing in it but allocate memory and make views, and all else goes through
-`on_threads`. Where a library multiplies, layers are called one by one."""
+A forward can be recorded if torch only allocates memory and makes views, and all else goes through `on_threads`. Where
+a library multiplies, layers are called one by one."""
 
 from __future__ import annotations
 
@@ -25,22 +25,22 @@ from paceline.compiled import address, call, fetch_add, look, swap
 from paceline.target.cache import Pair, Writer
 from paceline.target.kernels import on_threads, recorded
 
-MOST_ROWS = 32  # most rows of a recorded forward: with more, calling the steps is a small part of its time
+MOST_ROWS = 32  # largest number of rows of a recorded forward: with more, calls are a small part of its time
 CURRENT, STEPS, COUNT, YIELD, PLACES = range(5)
-"""Places in the task of the compiled function. CURRENT: number of the step that is not done, times THREADS, and how
-many threads are inside it; STEPS: address of COUNT lines of FUNCTION to TAKEN; YIELD: 0, or address of what lets
-others run."""
+"""Indices in the task of the compiled function. CURRENT: the number of the step that is not done, times THREADS, plus
+the number of threads inside it; STEPS: address of COUNT lines of FUNCTION to TAKEN; YIELD: address of sched_yield, or
+0."""
 THREADS = 1 << 16  # more than there are
 FUNCTION, TASK, ALONE, TAKEN = range(4)
-"""Places in a step's line. ALONE: it is for one thread, the first that has counted itself in TAKEN."""
-WORDS = 4  # of a line
-SPINS = 2000  # looks at what others do before a waiting thread lets another process have its core
+"""Indices in a step's line. ALONE: a single thread runs it, the first that counts itself in TAKEN."""
+WORDS = 4  # length of a line
+SPINS = 2000  # number of times that a waiting thread looks at CURRENT before it yields its core
 
 
 @cfunc("void(voidptr)", cache=True)
 def _run(at):  # type: ignore[no-untyped-def]
-    """One thread's way through a program. A step is done when no piece of it is left and no thread is inside: so a
-    thread from which another process took its core between two pieces holds up nobody, and skips what others did."""
+    """Run a thread through a program. A step is done when no piece of it is left and no thread is inside. So a thread
+    that lost its core to another process between two pieces does not hold up others, and skips the steps they did."""
     task = carray(at, (PLACES,), np.int64)
     count = task[COUNT]
     steps = carray(address(task[STEPS]), (count, WORDS), np.int64)
@@ -64,18 +64,19 @@ def _run(at):  # type: ignore[no-untyped-def]
 
 
 class Programs:
-    """The recorded forwards of some layers. They share memory for what a layer computes: only its output is read by
-    the next layer, so two layers' worth is enough."""
+    """The recorded forwards of some layers. They share the memory of intermediate results. The next layer reads only a
+    layer's output, so memory for two layers is enough."""
 
     def __init__(self) -> None:
         self._programs: dict[Hashable, _Program | None] = {}
         self._memory: dict[Hashable, torch.Tensor] = {}
 
     def run(self, step: Callable[..., Any], layers: range, place: int, x: torch.Tensor, cache: Writer) -> Pair | None:
-        """The layers over x [N, H]: two summands [N, H], valid until the next call. None if it cannot be recorded.
+        """Run the layers over x [N, H]. Returns two summands [N, H], valid until the next call; None if this forward
+        cannot be recorded.
 
-        step   step(layer, x, delta): a layer over x + delta; two summands, too.
-        place  number of the layer that is the cache's first."""
+        step   step(layer, x, delta) runs a layer over x + delta and returns two summands.
+        place  the first layer of the cache."""
         if not 0 < len(x) <= MOST_ROWS:
             return None
         # Products are cut into pieces by the number of threads.
@@ -101,8 +102,8 @@ class Programs:
 
 
 class _Program:
-    """A recorded forward: its input and output, the header of its forward, and its steps: function, task, and whether
-    it is for one thread alone."""
+    """A recorded forward: input, output, `Writer.header`, and steps. A step is a function, its task, and whether a
+    single thread runs it."""
 
     def __init__(self, x: torch.Tensor, out: Pair, header: array[int], steps: Sequence[tuple[Any, array[int], bool]]):
         self._x, self._out, self._header, self._count = x, out, header, len(steps)
@@ -131,16 +132,16 @@ def _let_others_run() -> int:
 
 
 class _NotRecordable(Exception):
-    """A forward in which torch computes."""
+    """Torch computes in this forward, so it cannot be recorded."""
 
 
 _EMPTY = torch.ops.aten.empty, torch.ops.aten.new_empty, torch.ops.aten.empty_like
 
 
 class _Watch(TorchDispatchMode):
-    """While a forward is recorded: gives it memory, and raises _NotRecordable if torch is to compute.
+    """While a forward is recorded, gives it memory, and raises _NotRecordable if torch would compute.
 
-    layer  the current one. count: of its allocations so far."""
+    layer  the current layer. count: number of its allocations so far."""
 
     def __init__(self, memory: dict[Hashable, torch.Tensor], rows: int):
         super().__init__()
@@ -160,8 +161,8 @@ class _Watch(TorchDispatchMode):
         return out
 
     def place(self, like: torch.Tensor, fill: bool = False) -> torch.Tensor:
-        """Memory for a tensor like this one, which all programs share. fill: it is filled with zeros once, and those of
-        this number of rows share it, for they leave zeros at the same places."""
+        """Memory for a tensor like this, which all programs share. fill: it is filled with zeros once, and shared only
+        by programs of this number of rows, which leave zeros at the same places."""
         self.count += 1
         each = -(-like.numel() // self._rows)
         key = self.layer % 2 if self.layer >= 0 else None, self.count, each, like.dtype, self._rows if fill else 0

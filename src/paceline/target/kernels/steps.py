@@ -1,4 +1,4 @@
-"""The steps of a decoder layer between its matrix products, in one pass each, compiled by Numba for CPUs.
+"""The steps of a decoder layer between its matrix products. Each is a single pass, compiled by Numba for CPUs.
 
 A forward of a small model is hundreds of operators over a few kilobytes, and launching them takes longer than running
 them. Each kernel here replaces four to ten of torch's operators (`TorchOps` is the reference). It computes in float32
@@ -23,14 +23,14 @@ from paceline.target.kernels import vectors as v
 from paceline.target.kernels.vectors import Value
 from paceline.target.layout import Layout
 
-# NumPy's division does not check for zeros; a check would keep loops from vectorising. Without fastmath: the width of
-# vectors, which is the processor's, must not change the order of sums, or which products are fused with them.
+# NumPy's division does not check for zeros; a check would keep loops from vectorising. There is no fastmath, because
+# the width of vectors, which depends on the processor, must not change the order of sums or fuse products with them.
 FAST: Any = {"cache": True, "error_model": "numpy"}
 
 
 @njit(inline="always")
 def _at(where: Any, size: Any, kind: Any) -> Any:
-    """`size` numbers at an address; kind: np.uint16 for the bits of bfloat16, or np.float32."""
+    """View `size` numbers at an address; kind: np.uint16 for the bits of bfloat16, or np.float32."""
     return carray(address(where), (size,), kind)
 
 
@@ -56,38 +56,38 @@ def _squares(_: Any, numbers: Value, turns: Value) -> Value:
 
 @njit(inline="always")
 def _zeros(size: Any) -> Any:
-    """Memory for `size` numbers to take `_inverse_rms` of."""
+    """Allocate zeros for `size` numbers, for `_inverse_rms`."""
     return np.zeros((size + 63) // 64 * 64, np.float32)
 
 
 @njit(inline="always")
 def _inverse_rms(x: Any, size: Any, eps: Any) -> Any:
-    """1 / sqrt(mean(x**2) + eps) of the first `size` numbers of `_zeros`; the others are 0."""
+    """1 / sqrt(mean(x**2) + eps) of the first `size` numbers of x, which `_zeros` made; the others are 0."""
     return np.float32(1) / np.sqrt(_squares(x, len(x) // 64) / np.float32(size) + eps)
 
 
 @njit(inline="always")
 def _inverse_rms_at(where: Any, size: Any, kind: Any, eps: Any) -> Any:
-    """The same of `size` numbers at an address."""
+    """`_inverse_rms` of `size` numbers at an address."""
     numbers = _zeros(size)
     _widen(where, kind, numbers[:size])
     return _inverse_rms(numbers, size, eps)
 
 
-ROWS = 4  # rows that a thread takes at a time
-WORTH_SHARING = 8192  # fewest numbers of a step for more threads than one
+ROWS = 4  # number of rows that a thread takes at a time
+WORTH_SHARING = 8192  # minimum amount of numbers in a step for more than one thread
 
 
 def _kernels(kind: Any, size: int) -> tuple[Any, Any, Any]:
-    """The compiled `add_norm`, `rotate` and `gate` for one dtype.
+    """Compile `add_norm`, `rotate` and `gate` for a dtype.
 
-    kind: np.uint16 for the bits of bfloat16, or np.float32. size: bytes of a number. Tasks are a counter of rows,
-    the number of rows, then addresses and sizes."""
+    kind: np.uint16 for the bits of bfloat16, or np.float32. size: bytes of a number. A task is a counter of rows, the
+    number of rows, then addresses and sizes."""
 
     @cfunc("void(voidptr)", **FAST)
     def add_norm(at):  # type: ignore[no-untyped-def]
-        """sum = x + factor * delta, out = RMS norm of sum. If delta's address is 0, sum is x and is not written; if
-        weight's is 0, out is not."""
+        """Write sum = x + factor * delta and out = RMS norm of sum. If delta's address is 0, sum is x and is not
+        written. If weight's address is 0, out is not written."""
         task = carray(at, (10,), np.int64)
         rows, x_at, delta_at, weight_at, sum_at, out_at = task[1], task[2], task[3], task[4], task[5], task[6]
         width, eps, factor = task[7], float_of(np.uint32(task[8])), float_of(np.uint32(task[9]))
@@ -118,8 +118,8 @@ def _kernels(kind: Any, size: int) -> tuple[Any, Any, Any]:
 
     @cfunc("void(voidptr)", **FAST)
     def rotate(at):  # type: ignore[no-untyped-def]
-        """Norm (unless its weight's address is 0) and rotate q and k; write q to `out`, k and v to their places in the
-        cache. whole: all q are normed together, and all k."""
+        """Norm q and k (unless the norm's address is 0) and rotate them. Write q to `out`, k and v to their places in
+        the cache. whole: all q are normed together, and all k."""
         task = carray(at, (14,), np.int64)
         nodes, heads, kv_heads, dim, layer = task[1], task[2], task[3], task[4], task[5]
         qkv_at, out_at, cos_at, sin_at, norm_at = task[6], task[7], task[8], task[9], task[10]
@@ -174,7 +174,7 @@ def _kernels(kind: Any, size: int) -> tuple[Any, Any, Any]:
 
     @cfunc("void(voidptr)", **FAST)
     def gate(at):  # type: ignore[no-untyped-def]
-        """out = x * sigmoid(x * (linear + cubic * x**2)) * up for x of gate, or without the first x: `GATES`."""
+        """Write out = x * sigmoid(x * (linear + cubic * x**2)) * up for x in gate. alone: without the first x."""
         task = carray(at, (8,), np.int64)
         rows, gate_up_at, out_at, width = task[1], task[2], task[3], task[4]
         linear, cubic, alone = float_of(np.uint32(task[5])), float_of(np.uint32(task[6])), task[7] != 0
@@ -205,7 +205,7 @@ _BY_DTYPE = {torch.bfloat16: _kernels(np.uint16, 2), torch.float32: _kernels(np.
 
 
 def _run(kernel: Any, rows: int, width: int, *task: int) -> None:
-    """Run a kernel over `rows` rows of `width` numbers; on one thread if they are few."""
+    """Run a kernel over `rows` rows of `width` numbers, on a single thread if they are few."""
     on_threads(kernel, array("q", (0, rows, *task)), torch.get_num_threads() if rows * width >= WORTH_SHARING else 1)
 
 
@@ -220,8 +220,8 @@ GATES = {
     True: (_bits(_SLOPE), _bits(0.044715 * _SLOPE), 0),
     None: (_bits(1.0), _bits(0.0), 1),
 }
-"""Bits of `linear` and `cubic` of the gate, and whether it is the sigmoid alone, by `gelu`: (1 + tanh(u)) / 2 is
-sigmoid(2 u)."""
+"""Arguments of the gate by `gelu`: bits of `linear` and `cubic`, and whether the sigmoid is alone. GELU's
+(1 + tanh(u)) / 2 is sigmoid(2 u)."""
 
 
 class FusedOps(TorchOps):
@@ -234,7 +234,7 @@ class FusedOps(TorchOps):
         self._eps = _bits(eps)
 
     def begin(self, layout: Layout) -> None:
-        """Nothing: kernels find the forward's positions in `Writer.header`."""
+        """Do nothing: kernels find the forward's positions in `Writer.header`."""
 
     def norm(self, x: torch.Tensor, weight: torch.Tensor) -> torch.Tensor:
         x = x.contiguous()

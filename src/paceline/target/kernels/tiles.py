@@ -1,8 +1,8 @@
-"""The frame of matrix products x @ weight.T: which thread multiplies what, and where sums are kept.
+"""The frame of matrix products x @ weight.T, which deals the work to threads.
 
 Weights are stored in panels of 16 or 32 outputs, in the order of use. A tile is a compiled function that multiplies a
-number of adjacent rows by a panel, with all sums in registers; `products.py` and `integer.py` say what a turn of its
-loop adds. Every sum has one order, so a row's result is the same, bit for bit, among any other rows.
+number of adjacent rows by a panel, with all sums in registers; `products.py` and `integer.py` write the body of its
+loop. Sums have a fixed order, so a row's result is the same, bit for bit, among any other rows.
 
 Threads take a few panels at a time (`kernels.on_threads`)."""
 
@@ -24,18 +24,18 @@ AHEAD = 4096  # distance of the prefetch into the L2 cache, in bytes: a page, wh
     PANEL, ROW, ROUNDED, CHUNK, ROWS, OUTPUTS, STRIDE, UNITS, X, WEIGHTS, BIAS, OUT, ROW_BYTES, PANEL_BYTES, TILES,
     MOST, COLUMNS, ITEMSIZE, ROUND, INPUT, INPUT_BYTES, BLOCKS, RECORD, NUMBERS, COUNT,
 ) = range(25)  # fmt: skip
-"""Places in the task that threads share. PANEL, ROW and ROUNDED count what was taken and done. X, WEIGHTS, BIAS, OUT,
-TILES and INPUT are addresses, as is the function ROUND, or 0."""
+"""Indices in the task that threads share. PANEL and ROW count panels and rows that were taken, ROUNDED rows that are
+done. X, WEIGHTS, BIAS, OUT, TILES and INPUT are addresses, as is the function ROUND, or 0."""
 
 
 class Tiles:
     """Compiled functions @tile1 to @tileN: @tile3 multiplies three adjacent rows by a panel.
 
-    most            N.
-    columns         outputs of a panel.
+    most            N, the largest number of rows.
+    columns         number of outputs of a panel.
     unit, row_unit  bytes of a unit of a panel, and of a unit of a row.
     record          bytes of a block of 32 inputs of a row that @round has rounded; 0: rows are not rounded.
-    numbers         bytes of its numbers, which come first."""
+    numbers         bytes of the numbers of a record, which come first."""
 
     def __init__(
         self, addresses: Callable[[str], int], most: int, *, columns: int, dtype: torch.dtype, unit: int,
@@ -53,9 +53,9 @@ class Tiles:
         self, x: int, weights: int, bias: int, out: int, *, rows: int, outputs: int, stride: int, units: int,
         input: int = 0, input_bytes: int = 0, blocks: int = 0,
     ) -> None:  # fmt: skip
-        """out = x @ weights.T + bias, at these addresses.
+        """Compute out = x @ weights.T + bias, at these addresses.
 
-        stride  bytes from one row of `out` to the next. units: of a panel, and of a row of x.
+        stride  bytes from a row of `out` to the next. units: number of units of a panel, and of a row of x.
         input   address of the rows to round, which are `input_bytes` apart and have `blocks` blocks; x is then memory
                 for their records."""
         threads, task = torch.get_num_threads(), self._task[:]
@@ -70,7 +70,7 @@ class Tiles:
 
 @njit
 def _tile_of(row, rows, most):  # type: ignore[no-untyped-def]
-    """The first row of a row's tile, and its number of rows: they are dealt evenly to as few tiles as possible."""
+    """The first row of a row's tile, and the tile's number of rows. Rows are dealt evenly to the fewest tiles."""
     tiles = -(-rows // most)
     low, larger = rows // tiles, rows % tiles  # the first `larger` tiles have one row more
     if row < larger * (low + 1):
@@ -80,8 +80,8 @@ def _tile_of(row, rows, most):  # type: ignore[no-untyped-def]
 
 @njit
 def _round_rows(task):  # type: ignore[no-untyped-def]
-    """Round rows, one at a time, until all threads together have rounded all. The rows of a tile have their records
-    block by block: the numbers of all, their scales, and what their sums begin with."""
+    """Round a row at a time, until all threads together have rounded all. The records of a tile's rows are stored block
+    by block: the numbers of all rows, their scales, and the initial values of their sums."""
     while True:
         row = fetch_add(task[ROW:], 1)
         if row >= task[ROWS]:
@@ -130,11 +130,11 @@ Body = Callable[[Value, Value, Value, Value, list[Value]], Sequence[Value]]
 def tile(
     rows: int, halves: int, dtype: torch.dtype, count: Callable[[Value], Value], body: Body
 ) -> Callable[..., None]:
-    """The function of `rows` rows times a panel of 16 * `halves` outputs, plus the bias. It stores the first `columns`
-    outputs, rounded to the dtype.
+    """Write a function that multiplies `rows` rows by a panel of 16 * `halves` outputs, and adds the bias. It stores
+    the first `columns` outputs, rounded to the dtype.
 
-    count  how often its loop runs, for so many units.
-    body   (x, w, ahead, i, sums): the sums and what turn i adds to them; one for each row and half, row by row."""
+    count  count(units) is the number of iterations of its loop.
+    body   body(x, w, ahead, i, sums) returns the sums after iteration i, a vector for each row and half, row by row."""
 
     def tile(
         x: Value, w: Value, ahead: Value, bias: Value, y: Value, stride: Value, columns: Value, units: Value,
@@ -153,7 +153,7 @@ def tile(
 
 
 def narrowed(x: Value) -> Value:
-    """Bits of float32 numbers rounded to bfloat16, ties to even; NaN stays NaN."""
+    """Round float32 numbers to bits of bfloat16, ties to even; NaN stays NaN."""
     bits = x.view(v.I32)
     high = bits >> 16
     near = (bits + ((high & 1) + 0x7FFF)) >> 16
@@ -161,5 +161,5 @@ def narrowed(x: Value) -> Value:
 
 
 def first_lanes(count: Value, lanes: int = v.LANES) -> Value:
-    """A mask of the first `count` of so many lanes."""
+    """A mask of the first `count` of `lanes` lanes."""
     return v.literal(v.I64, *range(lanes)).below(v.splat(count, lanes))

@@ -8,8 +8,7 @@
 
 A function such as `double` runs once, to write the code: its arguments are `Value`s, each operation adds an
 instruction, and a Python loop is unrolled; `loop` makes a loop of the compiled function. Arguments of compiled
-functions are whole numbers of 64 bits; addresses are such numbers. Why not C: docs/quantised.md, "How the kernels are
-written"."""
+functions are integers of 64 bits, addresses among them. Why not C: docs/quantised.md, "How the kernels are written"."""
 
 from __future__ import annotations
 
@@ -30,8 +29,8 @@ from paceline.target.kernels.code_cache import load_or_compile
 
 I1, I8, I16, I32, I64 = (ir.IntType(bits) for bits in (1, 8, 16, 32, 64))
 F16, F32, VOID = ir.HalfType(), ir.FloatType(), ir.VoidType()
-LANES = 16  # numbers of 32 bits in a vector: a register of AVX-512, two of AVX2
-_now: Any = threading.local()  # builder: of the function that is being written in this thread
+LANES = 16  # lanes of 32 bits in a vector: a register of AVX-512, two registers of AVX2
+_now: Any = threading.local()  # builder: that of the function that this thread is writing
 
 
 @contextmanager
@@ -62,9 +61,9 @@ def _comparison(sign: str) -> Callable[[Value, Value | float], Value]:
 
 
 class Value:
-    """A number or a vector of the function that is being written. A Python number stands for a vector of it.
+    """A number or a vector of the function that is being written. A Python number as an operand fills all lanes.
 
-    <, >, // and % take whole numbers as unsigned; >> shifts in zeros."""
+    <, >, // and % treat integers as unsigned; >> shifts in zeros."""
 
     __add__, __sub__, __mul__ = map(_operator, ("add", "sub", "mul"))
     __truediv__, __floordiv__, __mod__ = map(_operator, ("div", "udiv", "urem"))
@@ -80,23 +79,23 @@ class Value:
         return Value(_now.builder.fneg(self.ir))
 
     def like(self, other: Value | float) -> Value:
-        """`other`; for a Python number it in all lanes, in the type of this."""
+        """Convert a Python number to a Value of this type, in all lanes. A Value is returned as it is."""
         return other if isinstance(other, Value) else literal(self.kind, *[other] * self.lanes)
 
     def below(self, other: Value) -> Value:
-        """Whether it is smaller, with signs."""
+        """Signed <."""
         return Value(_now.builder.icmp_signed("<", self.ir, other.ir))
 
     def is_nan(self) -> Value:
-        """Lane by lane."""
+        """Test each lane for NaN."""
         return Value(_now.builder.fcmp_unordered("uno", self.ir, self.ir))
 
     def shifted(self, bits: int) -> Value:
-        """>> that keeps the sign."""
+        """Shift right and keep the sign."""
         return Value(_now.builder.ashr(self.ir, self.like(bits).ir))
 
     def cast(self, how: str, kind: ir.Type) -> Value:
-        """Every lane converted by an instruction of LLVM: zext, sext, trunc, sitofp, uitofp, fptosi, fpext."""
+        """Convert all lanes by an instruction of LLVM: zext, sext, trunc, sitofp, uitofp, fptosi, fpext."""
         return Value(getattr(_now.builder, how)(self.ir, vector(kind, self.lanes)))
 
     def view(self, kind: ir.Type, lanes: int | None = None) -> Value:
@@ -108,18 +107,18 @@ class Value:
         return shuffled(self, self, range(first, first + count))
 
     def lane(self, number: int) -> Value:
-        """One lane."""
+        """The lane with this number."""
         return Value(_now.builder.extract_element(self.ir, ir.Constant(I32, number)))
 
 
 def vector(kind: ir.Type, lanes: int = LANES) -> ir.Type:
-    """The type of a vector; of a number for one lane."""
+    """The type of a vector; for a single lane, that of a number."""
     return kind if lanes == 1 else ir.VectorType(kind, lanes)
 
 
 @cache
 def literal(kind: ir.Type, *lanes: float) -> Value:
-    """A vector of these numbers; a number if there is one."""
+    """A constant vector; with a single lane, a number."""
     return Value(ir.Constant(vector(kind, len(lanes)), lanes[0] if len(lanes) == 1 else list(lanes)))
 
 
@@ -131,17 +130,17 @@ def splat(number: Value, lanes: int = LANES) -> Value:
 
 
 def join(low: Value, high: Value) -> Value:
-    """The lanes of one vector, then those of the other."""
+    """The lanes of `low`, then those of `high`."""
     return shuffled(low, high, range(low.lanes + high.lanes))
 
 
 def shuffled(low: Value, high: Value, lanes: Sequence[int]) -> Value:
-    """The lanes with these numbers, which go on from those of `low` to those of `high`."""
+    """The lanes with these numbers, where the lanes of `high` are counted after those of `low`."""
     return Value(_now.builder.shuffle_vector(low.ir, high.ir, literal(I32, *lanes).ir))
 
 
 def select(condition: Value, true: Value, false: Value) -> Value:
-    """Lane by lane."""
+    """Choose `true` or `false` in each lane."""
     return Value(_now.builder.select(condition.ir, true.ir, false.ir))
 
 
@@ -151,24 +150,24 @@ def fma(a: Value, b: Value | float, c: Value | float) -> Value:
 
 
 def intrinsic(name: str, kind: ir.Type, *arguments: Value) -> Value:
-    """The result, of type `kind`, of one of LLVM's intrinsic functions."""
+    """Call an intrinsic function of LLVM, whose result has the type `kind`."""
     values = [argument.ir for argument in arguments]
     function = ir.FunctionType(kind, [value.type for value in values])
     return Value(_now.builder.call(_now.builder.module.declare_intrinsic(name, (), function), values))
 
 
 def pointer(at: Value) -> Value:
-    """An address as intrinsics take it."""
+    """Convert an address to the pointer that intrinsics take."""
     return Value(_now.builder.inttoptr(at.ir, ir.PointerType()))
 
 
 def load(at: Value, kind: ir.Type, lanes: int = LANES, align: int = 4) -> Value:
-    """What is at an address, of which `align` is a divisor."""
+    """Load a number or a vector from an address that is a multiple of `align`."""
     return Value(_now.builder.load(pointer(at).ir, typ=vector(kind, lanes), align=align))
 
 
 def store(at: Value, value: Value, align: int = 4, mask: Value | None = None) -> None:
-    """Write a value to an address; mask: only these lanes."""
+    """Write a value to an address; mask: write only these lanes."""
     if mask is None:
         _now.builder.store(value.ir, pointer(at).ir, align=align)
     else:
@@ -177,13 +176,13 @@ def store(at: Value, value: Value, align: int = 4, mask: Value | None = None) ->
 
 
 def prefetch(at: Value, nbytes: int) -> None:
-    """Prefetch so many bytes into the L2 cache."""
+    """Prefetch `nbytes` bytes into the L2 cache."""
     for line in range(0, nbytes, 64):
         intrinsic("llvm.prefetch.p0", VOID, pointer(at + line), *(literal(I32, hint) for hint in (0, 2, 1)))
 
 
 def reserve(nbytes: int) -> Value:
-    """The address, a multiple of 64, of memory that the function has for itself."""
+    """Reserve memory on the function's stack. Returns its address, a multiple of 64."""
     with _now.builder.goto_entry_block():
         place = _now.builder.alloca(ir.ArrayType(I8, nbytes))
         place.align = 64
@@ -191,7 +190,8 @@ def reserve(nbytes: int) -> Value:
 
 
 def loop(count: Value, begin: Sequence[Value], body: Callable[[Value, list[Value]], Sequence[Value]]) -> list[Value]:
-    """values = body(i, values) for i from 0 to count - 1, at least once, from values `begin`: the last ones."""
+    """Compute values = body(i, values) for i from 0 to count - 1, at least once, from values `begin`. Returns the last
+    values."""
     builder, before = _now.builder, _now.builder.block
     inside, after = builder.append_basic_block("loop"), builder.append_basic_block("after")
     builder.branch(inside)
@@ -209,16 +209,16 @@ def loop(count: Value, begin: Sequence[Value], body: Callable[[Value, list[Value
 
 
 def folded(x: Value, join: Callable[[Value, Value], Value]) -> Value:
-    """16 numbers joined to one, first the halves, always in the same order."""
+    """Reduce 16 lanes to a number, first half with half; the order is fixed."""
     for width in (8, 4, 2, 1):
         x = join(x, shuffled(x, x, [(lane + width) % LANES for lane in range(LANES)]))
     return x.lane(0)
 
 
 def step(returns: Any) -> Callable[[Callable[..., Value | None]], Any]:
-    """Lets Numba's compiled code call a function that is written with this module.
+    """Decorate a function that is written with this module, so that Numba's compiled code can call it.
 
-    Its first parameter is the type of the numbers in its first array; of an array it gets the address.
+    Its first parameter is the dtype of the first array among the arguments. Arrays are passed as addresses.
 
     returns  the type of its result."""
 
@@ -251,7 +251,7 @@ class Module:
         self.ir = ir.Module()
 
     def add(self, name: str, body: Callable[..., None]) -> None:
-        """A function of as many whole numbers as `body` has parameters, without result."""
+        """Add a function without result. Its arguments are integers, one for each parameter of `body`."""
         arguments = [I64] * len(signature(body).parameters)
         function = ir.Function(self.ir, ir.FunctionType(VOID, arguments), name)
         _now.builder = ir.IRBuilder(function.append_basic_block("entry"))
@@ -260,11 +260,11 @@ class Module:
 
 
 def compiled(name: str, write: Callable[[Module], None], without: tuple[str, ...] = ()) -> Callable[[str], int]:
-    """Addresses, by name, of the functions that `write` adds to a module, compiled for this CPU. The code lives as long
-    as what is returned.
+    """Compile the functions that `write` adds to a module, for this CPU. Returns a function that finds their addresses
+    by name; the code lives as long as it.
 
-    name     of the module, another for each that `write` can write; the compiled code is kept under it
-    without  beginnings of names of processor features that are not used, though this CPU may have them"""
+    name     name of the module, under which its code is cached; it must differ for each module that `write` can write.
+    without  prefixes of CPU features that are switched off, though this CPU may have them."""
     llvm.initialize_native_target()
     llvm.initialize_native_asmprinter()
     features = processor.features()

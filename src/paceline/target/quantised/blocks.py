@@ -21,7 +21,7 @@ from paceline.target.shape import UNQUANTISED
 
 ACTIVATIONS = 8, 16
 SMALL = 256 << 20
-"""Bytes of a model in blocks up to which inputs of 16 bits are usual on every processor (docs/quantised.md)."""
+"""Bytes of a model in blocks up to which inputs have 16 bits by default on all processors (docs/quantised.md)."""
 CHUNK = 1 << 22  # weights converted at once: the conversion needs several times the memory of the blocks
 
 
@@ -29,10 +29,10 @@ CHUNK = 1 << 22  # weights converted at once: the conversion needs several times
 class Kind:
     """A format of blocks.
 
-    name, number  ggml's.
-    inputs        weights of a block.
+    name, number  ggml's name and number.
+    inputs        number of weights in a block.
     nbytes        bytes of a block.
-    offset        to subtract from unsigned codes (`kernels/integer.py`); 0 for formats with a minimum."""
+    offset        number to subtract from unsigned codes (`kernels/integer.py`); 0 for formats with a minimum."""
 
     name: str
     number: int
@@ -47,7 +47,7 @@ class Kind:
 
     @property
     def has_minimum(self) -> bool:
-        """Whether a weight is scale * code and a minimum, instead of scale * (code - offset)."""
+        """Whether a weight is scale * code + minimum, instead of scale * (code - offset)."""
         return self.offset == 0
 
 
@@ -60,12 +60,12 @@ Q4_K = Kind("Q4_K", 12, 256, 144, 0)
 Q5_K = Kind("Q5_K", 13, 256, 176, 0)
 Q6_K = Kind("Q6_K", 14, 256, 210, 32)
 KINDS = {kind.number: kind for kind in (Q8_0, Q4_0, Q4_1, Q5_0, Q5_1, Q4_K, Q5_K, Q6_K)}
-"""By number, the formats that `kernels/integer.py` multiplies. All others can only be expanded."""
+"""Formats that `kernels/integer.py` multiplies, by number. All others can only be expanded."""
 
 
 @cache
 def kind_of(number: int) -> Kind | None:
-    """ggml's format of that number; None if the package gguf cannot expand it."""
+    """Look up ggml's format by number; None if the package gguf cannot expand it."""
     if number in KINDS:
         return KINDS[number]
     from gguf import GGML_QUANT_SIZES, GGMLQuantizationType, quants
@@ -91,11 +91,11 @@ class Blocks:
         self.shape = torch.Size((len(data), data.shape[1] // kind.nbytes * kind.inputs))
 
     def rows(self, ids: torch.Tensor | slice) -> Blocks:
-        """The outputs `ids`."""
+        """The blocks of outputs `ids`."""
         return Blocks(self.kind, self.data[ids], self.activations)
 
     def dense(self, dtype: torch.dtype = torch.float32) -> torch.Tensor:
-        """The weight [outputs, width]."""
+        """Expand the weight [outputs, width]."""
         from gguf import GGMLQuantizationType, quants  # imported here: most models have no blocks
 
         kind, out = GGMLQuantizationType(self.kind.number), torch.empty(self.shape, dtype=dtype)
@@ -106,13 +106,13 @@ class Blocks:
 
 
 def joined(parts: Sequence[Blocks]) -> Blocks:
-    """Blocks of one kind and width, stacked."""
+    """Stack blocks of the same kind and width."""
     first, *more = parts
     return Blocks(first.kind, torch.cat([part.data for part in parts]), first.activations) if more else first
 
 
 def quantise(weight: torch.Tensor | Blocks, kind: Kind) -> Blocks:
-    """A weight [outputs, width] in blocks of `kind`, Q8_0 or Q4_0, with the bytes of llama.cpp's quantiser.
+    """Quantise a weight [outputs, width] to blocks of `kind`, Q8_0 or Q4_0, with the bytes of llama.cpp's quantiser.
     `width` is a multiple of 32."""
     from gguf import GGMLQuantizationType, quants
 
@@ -133,7 +133,7 @@ def _chunks(shape: torch.Size) -> list[slice]:
 # The weights of a model ----------------------------------------------------------------------------------------------
 
 PRECISIONS: dict[str, tuple[Kind, Kind]] = {"int8": (Q8_0, Q8_0), "int4": (Q4_0, Q8_0)}
-"""Kinds of the layers' matrices, and of the embedding and the output head, which lose most by few bits."""
+"""Kinds of the layers' matrices, and of the embedding and the output head, which lose the most with few bits."""
 _OUTER = ("model.embed_tokens.weight", "lm_head.weight")
 
 Weights = dict[str, "torch.Tensor | Blocks"]
@@ -141,8 +141,8 @@ WeightsByName = Mapping[str, "torch.Tensor | Blocks"]
 
 
 def split_dtype(dtype: str | torch.dtype) -> tuple[str | None, str | torch.dtype]:
-    """(precision of matrices, dtype of all else): "int8-float32" is ("int8", "float32"), "int8" ("int8", "auto"),
-    "auto" ("auto", "auto"), "bfloat16" (None, "bfloat16").
+    """Split into (precision of matrices, dtype of all else): "int8-float32" is ("int8", "float32"), "int8" is ("int8",
+    "auto"), "auto" is ("auto", "auto"), "bfloat16" is (None, "bfloat16").
 
     The precisions "int8" and "int4" quantise a checkpoint, "auto" keeps the blocks of a file, None expands them."""
     word, _, rest = dtype.partition("-") if isinstance(dtype, str) else ("", "", "")
@@ -150,16 +150,15 @@ def split_dtype(dtype: str | torch.dtype) -> tuple[str | None, str | torch.dtype
 
 
 def exact_dtype(dtype: str | torch.dtype, kinds: str | None) -> str:
-    """The dtype of the same model with everything but its blocks in float32; kinds: `Target.quantised` with `dtype`."""
+    """The dtype that keeps a model's blocks and has all else in float32; kinds: `Target.quantised` with `dtype`."""
     precision, _ = split_dtype(dtype)
     return f"{precision}-float32" if precision and kinds else "float32"
 
 
 def quantised(weights: WeightsByName, word: str) -> Weights:
-    """The weights with matrices in blocks of precision `word`, but for those that are UNQUANTISED or whose width is
-    not a multiple of 32.
+    """Quantise matrices to precision `word`, except UNQUANTISED matrices and widths that are no multiple of 32.
 
-    Blocks of fewer bits are expanded first, and those of at least as many stay."""
+    Blocks of fewer bits are expanded first; other blocks stay."""
     inner, outer = PRECISIONS[word]
     kept = tuple(f".{part}.weight" for part in UNQUANTISED)
     made: Weights = {}
@@ -173,8 +172,8 @@ def quantised(weights: WeightsByName, word: str) -> Weights:
 
 
 def multipliable(weights: Weights) -> tuple[Weights, str | None]:
-    """The weights, with matrices whose formats are not in KINDS made into Q8_0, and the line that says so; None if
-    there are none. An embedding that is not the output head too is not multiplied, and stays."""
+    """Convert matrices whose formats are not in KINDS to Q8_0. Returns the weights and a line about the conversion, or
+    None if there was none. An embedding that is not also the output head is not multiplied, and stays."""
     looked_up = _OUTER[0] if _OUTER[1] in weights else None
     others = {
         name: w
@@ -196,16 +195,16 @@ def tensors_of(weights: WeightsByName) -> dict[str, torch.Tensor]:
 
 
 def within(weights: WeightsByName, start: str) -> Weights:
-    """The weights whose names begin with `start`, by the rest of their names."""
+    """Weights whose names begin with `start`, by the rest of the name."""
     return {name.removeprefix(start): weight for name, weight in weights.items() if name.startswith(start)}
 
 
 def in_precision(name: str | Path, weights: WeightsByName, word: str | None) -> tuple[Weights, str | None]:
-    """A model's weights in precision `word`, "int8" or "int4" (else unchanged), and the formats of the blocks they are
-    made of; None if of no blocks.
+    """Quantise a model's weights to precision `word`, "int8" or "int4"; another word changes nothing. Also returns the
+    description of the blocks from which they were made; None: they were not in blocks.
 
-    ModelError for blocks, unless they are of fewer than eight bits and int8 is asked for: Q8_0 rounds a weight by at
-    most a 254th of its block's largest, which is little next to what fewer bits have lost."""
+    ModelError for blocks, unless `word` is int8 and some have fewer than eight bits: Q8_0 rounds a weight by at most
+    1/254 of the largest in its block, which is little beside the loss of fewer bits."""
     in_blocks = [weight for weight in weights.values() if isinstance(weight, Blocks)]
     if word not in PRECISIONS:
         return {**weights}, None
@@ -221,12 +220,12 @@ def in_precision(name: str | Path, weights: WeightsByName, word: str | None) -> 
 def round_inputs(
     name: str | Path, weights: WeightsByName, activations: int | None, dtype: torch.dtype | None
 ) -> int | None:
-    """Say to the blocks to how many bits their products round inputs, and return that; None: there are no blocks.
+    """Set and return the number of bits to which products with blocks round inputs; None: there are no blocks.
 
-    activations  8, 16, or None for what is `usual`.
-    dtype        of all else; None: not decided yet.
+    activations  8, 16, or None for the `usual` number.
+    dtype        dtype of all else; None: not decided yet.
 
-    ModelError for another number, or if it is asked for without blocks."""
+    ModelError for other numbers, or for a number without blocks."""
     if activations not in (None, *ACTIVATIONS):
         raise ModelError(f"activations is {activations}; there are 8 and 16")
     in_blocks = [weight for weight in weights.values() if isinstance(weight, Blocks)]
@@ -242,10 +241,10 @@ def round_inputs(
 
 
 def usual(nbytes: int, dtype: torch.dtype | None) -> tuple[int, str]:
-    """To how many bits products with blocks of so many bytes round their inputs unless something else is asked for, and
-    why: to 16 where that takes little time.
+    """The default number of bits to which products with `nbytes` bytes of blocks round inputs, and the reason: 16 where
+    that takes little time.
 
-    dtype  of all else; None: not decided yet."""
+    dtype  dtype of all else; None: not decided yet."""
     if dtype not in (None, torch.float32):
         return 8, "all else is in 16 bits anyhow"
     if nbytes <= SMALL:
@@ -256,7 +255,7 @@ def usual(nbytes: int, dtype: torch.dtype | None) -> tuple[int, str]:
 
 
 def describe(weights: WeightsByName) -> str | None:
-    """Formats of the matrices, the most frequent first, bits: "F16 and Q8_0, 13.4 bits a weight"; None: no blocks."""
+    """Describe formats, most frequent first, and bits: "F16 and Q8_0, 13.4 bits a weight". None: no blocks."""
     matrices = [w for w in weights.values() if len(w.shape) == 2]
     if not any(isinstance(w, Blocks) for w in matrices):
         return None

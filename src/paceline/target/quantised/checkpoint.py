@@ -18,9 +18,9 @@ from paceline.target.shape import weight_shapes
 
 
 def read(folder: Path, config: PretrainedConfig, tensors: Mapping[str, Any]) -> tuple[Weights, str]:
-    """The weights in a folder that `write` made, mapped, and the fingerprint of the weights before quantising.
+    """Map the weights in a folder that `write` made. Returns them and the fingerprint of the weights before quantising.
 
-    Raises ModelError, one line, for unknown kinds and for tensors of another size."""
+    Raises ModelError, one line, for unknown kinds and if `check_shapes` fails."""
     method, wanted = quantisation(config), weight_shapes(config)
     known = {kind.name: kind for kind in KINDS.values()}
     words = {name: word for name, word in dict(method.get("kinds", {})).items() if name in wanted}

@@ -1,7 +1,7 @@
-"""GGUF files: metadata by key, tensors by name, and the model in them, for the families of the native decoder.
+"""GGUF files: metadata by key, tensors by name, and models of the families of the native decoder.
 
-Tensors are mapped from disk. Matrices stay in the file's blocks or are expanded to 16 or 32 bits. A model in several
-files is opened by its first. Every fault is a ModelError of one line."""
+Tensors are mapped from disk. Matrices stay in the file's blocks or are expanded to 16 or 32 bits. The name of the first
+file opens a model in several files. Every fault is a ModelError of one line."""
 
 import re
 import struct
@@ -39,12 +39,12 @@ DENSE = {0: torch.float32, 1: torch.float16, 30: torch.bfloat16}
 
 _NUMBERS = {0: "B", 1: "b", 2: "H", 3: "h", 4: "I", 5: "i", 6: "f", 7: "?", 10: "Q", 11: "q", 12: "d"}
 _TEXT, _ARRAY = 8, 9
-_DEEPEST = 4  # most levels of arrays in arrays
+_DEEPEST = 4  # maximum depth of arrays in arrays
 
 
 @dataclass(frozen=True)
 class Place:
-    """A tensor's place: the bytes of its file, its ggml type, its shape [outputs, inputs], its first byte."""
+    """A tensor's place: the bytes of its file, its ggml type, its shape [outputs, inputs], and its first byte."""
 
     data: torch.Tensor
     type: int
@@ -52,13 +52,13 @@ class Place:
     begin: int
 
 
-# The package gguf has a reader too, but it makes several arrays of every token: it reads a vocabulary of 150,000 tokens
-# in 13 s, this one in 0.7 s. And it does not stop if a damaged file claims an array of 2**60 numbers.
+# The package gguf has a reader too, but it makes several arrays for each token: it reads a vocabulary of 150,000 tokens
+# in 13 s, and this class in 0.7 s. And it does not stop if a damaged file claims an array of 2**60 numbers.
 class GGUF:
     """A GGUF file of version 2 or 3 (ggml's docs/gguf.md), with all its parts.
 
     facts   the first file's metadata by key.
-    places  of all tensors, by name.
+    places  places of all tensors, by name.
     family  the architecture: a text, unless the file is damaged."""
 
     def __init__(self, path: str | Path):
@@ -84,7 +84,7 @@ class GGUF:
             yield other
 
     def tensor(self, name: str) -> torch.Tensor | Blocks:
-        """A mapped tensor, or a matrix in blocks, those of experts stacked. ModelError for an unknown type."""
+        """A mapped tensor, or a matrix in blocks; matrices of experts are stacked. ModelError for an unknown type."""
         place = self.places[name]
         dtype, kind = DENSE.get(place.type), None
         if dtype is not None:
@@ -119,26 +119,26 @@ class _Cursor:
         self.data, self.at = data, 0
 
     def number(self, code: str) -> Any:
-        """One number; code: its format in struct's notation."""
+        """Read a number; code: its format in struct's notation."""
         (value,) = struct.unpack_from("<" + code, self.data, self.at)
         self.at += struct.calcsize("<" + code)
         return value
 
     def count(self, least: int = 1) -> int:
-        """A count of items of at least `least` bytes each. struct.error if the file is too short for them."""
+        """Read a number of items of at least `least` bytes each. struct.error if the file is too short for them."""
         count = int(self.number("Q"))
         if count * least > len(self.data) - self.at:
             raise struct.error("longer than the file")
         return count
 
     def text(self) -> str:
-        """A length, then a text of that many bytes."""
+        """Read a length, then a text of that number of bytes."""
         size = self.count()
         self.at += size
         return bytes(self.data[self.at - size : self.at]).decode("utf-8", "replace")
 
     def value(self, kind: int, depth: int = 0) -> Any:
-        """A value; kind: the number of its type."""
+        """Read a value; kind: the number of its type."""
         if kind == _TEXT:
             return self.text()
         if kind != _ARRAY:
@@ -184,7 +184,7 @@ def _read(path: Path) -> tuple[dict[str, Any], dict[str, Place]]:
 
 
 def _entry(cursor: _Cursor) -> tuple[str, int, tuple[int, ...], int]:
-    """Name, type, shape and offset of a tensor."""
+    """Read name, type, shape and offset of a tensor."""
     name, dims = cursor.text(), cursor.number("I")
     if not 1 <= dims <= 4:
         raise ValueError(f"{shortened(name)} has {dims} dimensions")
@@ -203,7 +203,7 @@ FAMILIES = {
 }  # fmt: skip
 """transformers' configuration by general.architecture; Mistral is llama too."""
 _PAIRED = ("llama", "granite", "smollm3")
-"""Architectures whose files have the numbers that rotate together side by side."""
+"""Architectures whose files store the dimensions that rotate together side by side."""
 _EXPERTS: dict[str, Any] = {"num_experts": ("expert_count", None), "num_experts_per_tok": ("expert_used_count", None)}
 _OWN_KEYS: dict[str, dict[str, Any]] = {
     "granite": {
@@ -215,7 +215,7 @@ _OWN_KEYS: dict[str, dict[str, Any]] = {
     "qwen3moe": _EXPERTS | {"moe_intermediate_size": ("expert_feed_forward_length", None)},
     "olmoe": _EXPERTS,
 }
-"""By architecture, entries of its configuration: the file's key, and the value without it; None: it must be there."""
+"""Entries of a configuration by architecture: the file's key, and the default; None: the key must be there."""
 _FREQUENCIES = "rope_freqs.weight"
 _FACTORS = {"rope_factors_short.weight": "short_factor", "rope_factors_long.weight": "long_factor"}
 _SCALING = {
@@ -229,9 +229,9 @@ _NOT_RUN = {
     "attention.causal": True, "attention.clamp_kqv": 0.0, "attention.max_alibi_bias": 0.0,
     "attn_logit_softcapping": 0.0,
 }  # fmt: skip
-"""Facts that the decoder does not know how to follow, with the values at which there is nothing to follow."""
+"""Metadata that the decoder cannot follow, with the values that have no effect."""
 _NEUTRAL = {"yarn_ext_factor": 1.0, "yarn_attn_factor": 1.0, "attn_factor": 1.0}
-"""Keys of rope.scaling that have no effect with these values; other values are refused."""
+"""Keys of rope.scaling with the values that have no effect; other values are refused."""
 CONTROL = 3  # type of tokens without text
 _ENDS = frozenset({
     "<|eot_id|>", "<|eom_id|>", "<|im_end|>", "<|end|>", "<|endoftext|>", "<|end_of_text|>", "<end_of_turn>", "<EOT>",
@@ -244,10 +244,10 @@ def load_gguf(
     path: Path, *, dtype: torch.dtype | None = None, precision: str | None = "auto", device: torch.device | str = "cpu",
     activations: int | None = None,
 ) -> Decoder:  # fmt: skip
-    """The model in a GGUF file, without tokenizer.
+    """Load the model in a GGUF file, without tokenizer.
 
-    dtype        of all but the blocks; None: bfloat16 if the processor has units for it, else float32; float32 if
-                 activations are of 16 bits.
+    dtype        dtype of all but the blocks; None: bfloat16 if the processor has units for it, else float32; float32 if
+                 activations have 16 bits.
     precision    "auto": keep the blocks. None: expand them to `dtype`. "int8" or "int4": quantise 16 or 32 bits, and
                  blocks of fewer than eight bits to "int8".
     activations  as in `paceline.target.load.load`.
@@ -280,7 +280,7 @@ def load_gguf(
 
 
 def end_tokens(facts: Mapping[str, Any]) -> set[int]:
-    """Tokens that end an answer: those that the metadata names, and control tokens with the texts of _ENDS."""
+    """Tokens that end an answer: the end tokens in the metadata, and control tokens with a text of _ENDS."""
     start = "tokenizer.ggml."
     named = {facts.get(f"{start}{key}_token_id") for key in ("eos", "eot", "eom")}
     tokens, types = facts.get(start + "tokens") or [], facts.get(start + "token_type") or []
@@ -313,7 +313,7 @@ def config_of(file: GGUF) -> PretrainedConfig:
         raise ModelError(f"{file.path} has {shortened(', '.join(odd))}, which the native decoder does not run")
 
     def number(key: str, default: Any = None) -> Any:
-        """A number by key, which may be given for every layer. ModelError for another value, or none and no default."""
+        """A number by key, or the same number for all layers. ModelError for other values, or if it has no default."""
         value = default if facts.get(key) is None else facts[key]
         if value is None:
             raise ModelError(f"{file.path} does not say its {key}: it was not made for llama.cpp, or is damaged")
@@ -384,7 +384,7 @@ def config_of(file: GGUF) -> PretrainedConfig:
 
 
 def _rope(file: GGUF, facts: Mapping[str, Any], theta: float, scale: float) -> dict[str, Any]:
-    """transformers' rope_parameters for unscaled, linear and yarn positions. Llama 3's factors are a tensor."""
+    """Make transformers' rope_parameters for unscaled, linear and yarn positions. Llama 3's factors are a tensor."""
     rope: dict[str, Any] = {"rope_type": "default", "rope_theta": theta}
     if scale != 1.0:  # the key of older files
         return rope | {"rope_type": "linear", "factor": scale}
@@ -405,7 +405,7 @@ def _rope(file: GGUF, facts: Mapping[str, Any], theta: float, scale: float) -> d
 
 
 def _gemma3(facts: Mapping[str, Any], number: Callable[..., Any], values: Mapping[str, Any]) -> dict[str, Any]:
-    """What files of Gemma 3 leave to be known: which layers have a window, and its 27B's scale of attention."""
+    """Add entries that files of Gemma 3 leave out: the layers with a window, and the 27B's scale of attention."""
     layers, slides = values["num_hidden_layers"], facts.get("attention.sliding_window_pattern")
     if not isinstance(slides, list):
         period = max(int(number("attention.sliding_window_pattern", 6)), 1)
@@ -421,14 +421,14 @@ def _gemma3(facts: Mapping[str, Any], number: Callable[..., Any], values: Mappin
 
 
 def _longrope(file: GGUF, scale: float | None) -> dict[str, Any]:
-    """Phi's factors of the rotary frequencies; empty without them."""
+    """Phi's factors of the rotary frequencies; empty if the file has none."""
     found = tensors_of({_FACTORS[name]: file.tensor(name) for name in _FACTORS if name in file.places})
     named: dict[str, Any] = {name: factors.tolist() for name, factors in found.items()}
     return named and {"rope_type": "longrope", "attention_factor": scale, **named}
 
 
 def _frequencies(file: GGUF, config: PretrainedConfig) -> torch.Tensor | None:
-    """Llama 3's inverse frequencies: the usual ones, each divided by its own factor; None without factors."""
+    """Llama 3's inverse frequencies: the usual frequencies divided by factors; None if the file has no factors."""
     if _FREQUENCIES not in file.places:
         return None
     factors, size = file.tensor(_FREQUENCIES), config.head_dim
@@ -443,7 +443,7 @@ def _frequencies(file: GGUF, config: PretrainedConfig) -> torch.Tensor | None:
 
 
 def weights_of(file: GGUF, config: PretrainedConfig) -> Weights:
-    """The tensors that the native decoder reads, by their names in a checkpoint."""
+    """Map the tensors that the native decoder reads, by their names in a checkpoint."""
     s, weights, read = Shape.of(config), Weights(), {_FREQUENCIES, *(_FACTORS if file.family == "phi3" else ())}
     heads = {"q_proj": s.num_heads, "k_proj": s.num_kv_heads} if file.family in _PAIRED else {}
     stacked = (s.experts.count,) if s.experts is not None else ()
@@ -478,7 +478,7 @@ def weights_of(file: GGUF, config: PretrainedConfig) -> Weights:
 
 
 def tensor_name(architecture: str, name: str) -> str | None:
-    """GGUF's name of a checkpoint's tensor; None if the architecture has none. Experts' matrices are in one."""
+    """GGUF's name of a checkpoint's tensor; None if the architecture has none. Experts' matrices share a tensor."""
     name = re.sub(r"\.experts\.\d+\.", ".experts.", name)
     layer = re.match(r"model\.layers\.(\d+)\.", name)
     if layer is None:
@@ -489,7 +489,7 @@ def tensor_name(architecture: str, name: str) -> str | None:
 
 @cache
 def _names(architecture: str) -> Any:
-    """GGUF's names of the tensors of one layer and outside layers."""
+    """GGUF's names of tensors in layer 0 and outside layers."""
     import gguf  # imported here: most models are no GGUF files
 
     (known,) = (arch for arch, name in gguf.MODEL_ARCH_NAMES.items() if name == architecture)
@@ -497,8 +497,8 @@ def _names(architecture: str) -> Any:
 
 
 def _unpermuted(tensor: torch.Tensor | Blocks, heads: int) -> torch.Tensor | Blocks:
-    """Rows in the order of a checkpoint: the first halves of all pairs that rotate together, then the second.
-    Files of the Llama family have such pairs side by side. Whole rows move, so this is exact."""
+    """Restore the checkpoint's order of rows: the first dimensions of all pairs that rotate together, then the second.
+    Files of the Llama family store such pairs side by side. Whole rows move, so this is exact."""
     rows = tensor.data if isinstance(tensor, Blocks) else tensor
     moved = rows.unflatten(0, (heads, -1, 2)).transpose(1, 2).reshape(rows.shape)
     return Blocks(tensor.kind, moved) if isinstance(tensor, Blocks) else moved

@@ -1,7 +1,7 @@
 """Rebuild the tokenizer in a GGUF file.
 
-The file has tokens, and merges or scores. Of the rule that splits text into words it has only the name. RULES are the
-rules of the original tokenizers; rebuilt ones agree with those token for token on a corpus of difficult texts
+The file has tokens, and merges or scores, but only the name of the rule that splits text into words. RULES are the
+rules of the original tokenizers; rebuilt tokenizers agree with these token for token on a corpus of difficult texts
 (tests/target/test_gguf_tokenizer.py). Other names are refused: with another rule the model would silently get worse."""
 
 from collections.abc import Mapping, Sequence
@@ -36,13 +36,13 @@ RULES: dict[str, Any] = {
 }
 """Rules by which byte-level tokenizers split text, by tokenizer.ggml.pre."""
 _WHOLE_FIRST = ("llama-bpe",)
-"""Rules where a word that is a token is not split, whatever its merges, and every text begins with BOS."""
+"""Rules by which a word that is a token is never split, and texts begin with BOS."""
 _NORMAL_FORM = ("qwen2",)  # rules that compose characters (NFC) first
 _SAME = {"deepseek-r1-qwen": "qwen2"}  # other names of a rule
 
 
 def tokenizer_of(file: GGUF, name: str) -> Tokenizer:
-    """The tokenizer in `file`. ModelError if it cannot be rebuilt exactly."""
+    """Rebuild the tokenizer in `file`. ModelError if that cannot be done exactly."""
     facts = _facts(file)
     kind = facts.get("model")
     if kind not in ("gpt2", "llama"):
@@ -64,7 +64,7 @@ def tokenizer_of(file: GGUF, name: str) -> Tokenizer:
 
 
 def as_in(file: GGUF, tokenizer: Tokenizer) -> Tokenizer:
-    """`tokenizer`, which from now on begins conversations as `file` says."""
+    """Let `tokenizer` begin conversations as `file` says; returns it."""
     tokenizer.begins = _adds_bos(_facts(file)) and bool(getattr(tokenizer.inner, "bos_token", None))
     return tokenizer
 
@@ -82,15 +82,15 @@ def _facts(file: GGUF) -> dict[str, Any]:
 
 
 def _adds_bos(facts: Mapping[str, Any]) -> bool:
-    """Whether texts begin with BOS; where the file does not say it, as in llama.cpp."""
+    """Whether texts begin with BOS; by default as in llama.cpp."""
     return bool(facts.get("add_bos_token", facts.get("model") == "llama" or facts.get("pre") in _WHOLE_FIRST))
 
 
 def same_tokens(tokenizer: Tokenizer, file: GGUF, *, all_of_them: bool) -> bool:
-    """Whether another tokenizer has only tokens of this file, with the same ids. Of a file without tokens only their
-    number is known.
+    """Whether another tokenizer has only tokens of this file, with the same ids. For a file without tokens, only their
+    number can be compared.
 
-    all_of_them  whether it must have all of them."""
+    all_of_them  the tokenizer must have all of the file's tokens."""
     facts = _facts(file)
     tokens: Sequence[str] = facts.get("tokens") or []
     known = vocabulary(tokenizer.inner)
@@ -103,7 +103,7 @@ def same_tokens(tokenizer: Tokenizer, file: GGUF, *, all_of_them: bool) -> bool:
 
 
 def _bytes(facts: Mapping[str, Any]) -> Backend:
-    """Byte-level BPE."""
+    """Make a byte-level BPE tokenizer."""
     pre, ids = facts["pre"], _ids(facts)
     merges = [tuple(merge.split(" ", 1)) for merge in facts["merges"]]
     backend = Backend(models.BPE(ids, merges, ignore_merges=pre in _WHOLE_FIRST))
@@ -115,7 +115,8 @@ def _bytes(facts: Mapping[str, Any]) -> Backend:
 
 
 def _sentencepiece(facts: Mapping[str, Any]) -> Backend:
-    """SentencePiece's BPE: merges the neighbours whose joined piece has the best score. Unknown characters: bytes."""
+    """Make SentencePiece's BPE, which merges the neighbours whose joined piece has the best score. Unknown characters
+    become bytes."""
     ids, scores = _ids(facts), facts["scores"]
     unknown = facts["tokens"][facts.get("unknown_token_id", 0)]
     backend = Backend(models.BPE(ids, _merges(ids, scores), unk_token=unknown, fuse_unk=True, byte_fallback=True))
@@ -129,13 +130,13 @@ def _sentencepiece(facts: Mapping[str, Any]) -> Backend:
 
 
 def _ids(facts: Mapping[str, Any]) -> dict[str, int]:
-    """Ids by token, without padding of the table."""
+    """Ids by token, without unused tokens."""
     types = facts.get("token_type") or []
     return {token: i for i, token in enumerate(facts["tokens"]) if i >= len(types) or types[i] != UNUSED}
 
 
 def _merges(ids: Mapping[str, int], scores: Sequence[float]) -> list[tuple[str, str]]:
-    """All pairs of tokens that join to a token, by the score of that token, best first."""
+    """All pairs of tokens that join to a token, in the order of that token's score, best first."""
     pairs = []
     for token, i in ids.items():
         cuts = [(token[:at], token[at:]) for at in range(1, len(token))]
