@@ -53,7 +53,7 @@ def test_facts_and_numbers_are_what_the_reference_reads(tiny: Path, tmp_path: Pa
     reference, ours = gguf.GGUFReader(path), GGUF(path)
     for key, field in reference.fields.items():
         if not key.startswith("GGUF."):
-            assert ours.facts[key] == field.contents(), key
+            assert ours.metadata[key] == field.contents(), key
     assert list(ours.places) == [tensor.name for tensor in reference.tensors]
     for tensor in reference.tensors:
         mine = ours.tensor(tensor.name)
@@ -294,23 +294,23 @@ def test_a_file_spoilt_anywhere_in_front_is_refused_or_read_but_never_a_bug(tiny
 def test_a_fact_that_should_be_a_number_is_one(key: str, tiny: Path, tmp_path: Path) -> None:
     file = GGUF(write(tiny, tmp_path / "m.gguf"))
     for value, words in (("wide", f"{key} is 'wide'; it must be a number"), ([1, 2], f"{key} differs from layer")):
-        file.facts[f"llama.{key}"] = value
+        file.metadata[f"llama.{key}"] = value
         with pytest.raises(ModelError, match=words):
             config_of(file)
 
 
 def test_what_a_file_leaves_out_is_what_llama_cpp_takes(tmp_path: Path) -> None:
     granite = GGUF(write(models.make("granite", tmp_path / "granite"), tmp_path / "granite.gguf"))
-    del granite.facts["granite.attention.scale"]
+    del granite.metadata["granite.attention.scale"]
     assert config_of(granite).attention_multiplier == 16**-0.5
     gemma = GGUF(write(models.make("gemma3", tmp_path / "gemma", **IN_FILES["gemma3"]), tmp_path / "gemma.gguf"))
     slides, gemma.places = "gemma3.attention.sliding_window_pattern", gemma.places | dict.fromkeys(map(str, range(62)))
     for pattern, period in ((None, 6), (3, 3)):
-        gemma.facts |= {"gemma3.block_count": 12, slides: pattern}
+        gemma.metadata |= {"gemma3.block_count": 12, slides: pattern}
         full = [kind == "full_attention" for kind in config_of(gemma).layer_types]
         assert full == [(layer + 1) % period == 0 for layer in range(12)]
     assert config_of(gemma).query_pre_attn_scalar == 32  # of a head
-    gemma.facts["gemma3.block_count"] = 62  # Gemma 3 27B alone: its heads are not as wide as their share
+    gemma.metadata["gemma3.block_count"] = 62  # Gemma 3 27B alone: its heads are not as wide as their share
     assert config_of(gemma).query_pre_attn_scalar == 64 // 4
 
 
@@ -318,7 +318,7 @@ def test_a_fact_may_be_given_for_every_layer(tiny: Path, tmp_path: Path) -> None
     file = GGUF(write(tiny, tmp_path / "m.gguf"))
     right = config_of(file)
     for key in ("attention.head_count_kv", "attention.key_length", "attention.value_length", "feed_forward_length"):
-        file.facts[f"llama.{key}"] = [file.facts[f"llama.{key}"]] * 3
+        file.metadata[f"llama.{key}"] = [file.metadata[f"llama.{key}"]] * 3
     assert config_of(file).to_dict() == right.to_dict()
 
 
@@ -346,7 +346,7 @@ def odd_yarn(writer: Any) -> None:
 def test_positions_scaled_as_older_files_say_it(tiny: Path, tmp_path: Path) -> None:
     file = GGUF(write(tiny, tmp_path / "m.gguf"))
     for given, factor in ((None, None), (1.0, None), (4.0, 4.0)):
-        file.facts["llama.rope.scale_linear"] = given
+        file.metadata["llama.rope.scale_linear"] = given
         rope = dict(config_of(file).rope_parameters)
         assert (rope.get("factor"), rope["rope_type"] == "linear") == (factor, factor is not None)
 
@@ -398,7 +398,7 @@ def test_tokenizers_that_cannot_be_trusted(tiny: Path, tmp_path: Path) -> None:
         ),
     ):
         file = GGUF(path)
-        file.facts = {f"tokenizer.ggml.{key}": value for key, value in facts.items()}
+        file.metadata = {f"tokenizer.ggml.{key}": value for key, value in facts.items()}
         with pytest.raises(ModelError) as error:
             tokenizer_of(file, "m")
         assert word in str(error.value)
@@ -409,13 +409,13 @@ def test_a_tokenizer_with_a_token_more_than_the_file_is_another(tiny: Path, tmp_
     file, tokenizer = GGUF(write(tiny, tmp_path / "m.gguf")), load_tokenizer(tiny)
     assert same_tokens(tokenizer, file, all_of_them=False)
     last = max(tokenizer.inner.get_vocab().values())
-    del file.facts["tokenizer.ggml.tokens"][last:]
+    del file.metadata["tokenizer.ggml.tokens"][last:]
     assert not same_tokens(tokenizer, file, all_of_them=False)
 
 
 def test_a_file_without_tokens_takes_any_tokenizer_that_it_has_rows_for(tiny: Path, tmp_path: Path) -> None:
     file, tokenizer = GGUF(write(tiny, tmp_path / "m.gguf")), load_tokenizer(tiny)
-    file.facts = {key: value for key, value in file.facts.items() if not key.startswith("tokenizer.")}
+    file.metadata = {key: value for key, value in file.metadata.items() if not key.startswith("tokenizer.")}
     assert same_tokens(tokenizer, file, all_of_them=False)
     assert not same_tokens(tokenizer, file, all_of_them=True)
     file.places["token_embd.weight"] = replace(file.places["token_embd.weight"], shape=(287, 64))

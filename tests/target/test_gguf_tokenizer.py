@@ -72,7 +72,7 @@ def of_sentencepiece(processor: Any, **more: Any) -> Ours:
 
 
 def file_of(facts: dict[str, Any]) -> Any:
-    return SimpleNamespace(path="m.gguf", facts={f"tokenizer.ggml.{key}": value for key, value in facts.items()})
+    return SimpleNamespace(path="m.gguf", metadata={f"tokenizer.ggml.{key}": value for key, value in facts.items()})
 
 
 def without_special(all_texts: list[str]) -> list[str]:

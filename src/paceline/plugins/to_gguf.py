@@ -105,7 +105,7 @@ def write_head(head: str, target: str | Path, file: Path, dtype: str = "f16") ->
         add = {str: writer.add_string, bool: writer.add_bool, int: writer.add_uint32, list: writer.add_array}
         _describe(writer, folder, network.config, TYPES[dtype][1])
         if is_gguf(target):
-            for key, value in GGUF(gguf_of(target)).facts.items():
+            for key, value in GGUF(gguf_of(target)).metadata.items():
                 if key.startswith("tokenizer.ggml.") and type(value) in add and not key.endswith(".mask_token_id"):
                     add[type(value)](key, value)
         else:

@@ -127,7 +127,7 @@ def _attend_piece(queries: torch.Tensor, keys: torch.Tensor, values: torch.Tenso
     q = queries.transpose(0, 1)
     own = (one[:, :, earlier:].repeat_interleave(heads // kv_heads, 1) for one in (keys, values))
     near, near_sum = attention(q[None], *own, is_causal=True)
-    # Query heads that share a key head are queries of one head, so that its keys are read once.
+    # Query heads that share a key head become queries of a single head, so that its keys are read once.
     grouped = q.reshape(1, kv_heads, -1, dim)
     far, far_sum = attention(grouped, keys[:, :, :earlier], values[:, :, :earlier])
     share = torch.sigmoid(far_sum.reshape(heads, nodes, 1) - near_sum.reshape(heads, nodes, 1))

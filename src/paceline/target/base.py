@@ -129,7 +129,7 @@ class Target(Facts, ABC):
 
     @cached_property
     def threads(self) -> Threads:
-        """The number of threads of a round, for all engines of this target: on CPUs by measured time, else fixed."""
+        """Processor threads of a round, for all engines: chosen by measured time on CPUs, fixed on other devices."""
         return Threads(None if self.device.type == "cpu" else torch.get_num_threads())
 
     @contextmanager

@@ -57,7 +57,7 @@ class RaggedCache:
         self.recurrent: RecurrentState | None = None
         self._lengths: list[int] = []
         self._free: list[int] = []
-        self._written: dict[int, int] = {}  # by slot, the tokens up to which something was written
+        self._written: dict[int, int] = {}  # by slot, the number of tokens up to the last write
         # Zeros, not garbage: masked keys are multiplied by zero, and zero times NaN is NaN.
         self.kv = torch.zeros(layers, 2, 0, kv_heads, 0, head_dim, dtype=dtype, device=device)
         self._views_of: tuple[int, int, int] | None = None
@@ -109,7 +109,7 @@ class RaggedCache:
         self.reserve(min(expected_length, self.max_context))
         if self.recurrent is not None:
             self.recurrent.add_row(slot)
-        self._free.remove(slot)  # only now: there may have been no memory
+        self._free.remove(slot)  # only now: `reserve` may have found no memory
         self._lengths[slot] = 0
         end = self._written.pop(slot, 0) if self.kv.device.type == "cpu" else None
         self.kv[:, :, slot, :, :end].zero_()  # an earlier row may have left NaN
@@ -149,7 +149,7 @@ class RaggedCache:
         old = self.kv
         self._views_of = None
         self.kv = old.new_zeros(*old.shape[:2], slots, old.shape[3], capacity, old.shape[5])
-        # All of it: a self-drafter's nodes may lie after the longest row, uncommitted.
+        # Copy all of it: uncommitted nodes of a self-drafter may lie after the longest row.
         self.kv[:, :, : old.shape[2], :, : old.shape[4]] = old
 
     def take_memory(self, other: RaggedCache) -> None:

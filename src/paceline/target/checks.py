@@ -156,7 +156,7 @@ def _unknown_ropes(config: PretrainedConfig) -> Iterator[str]:
 # The weights ---------------------------------------------------------------------------------------------------------
 
 _FLOATS = ("F16", "BF16", "F32", "F64")  # number formats of safetensors that need no scale
-_MASKS = ("BOOL", "U8", "I64")  # of masks and positions, which old checkpoints hold beside their weights
+_MASKS = ("BOOL", "U8", "I64")  # formats of masks and positions, which old checkpoints hold beside their weights
 _SCALE = re.compile(r"(?<!input)(?<!activation)(?<!\.[kqv])_scale(_inv|_\d)?$|\.(scales|SCB)$")
 """Names of scales of weights; those of activations, and of keys and values in a cache, change no weight."""
 
@@ -195,7 +195,7 @@ def check_shapes(folder: Path, wanted: Shapes, found: Shapes, num_layers: int) -
     """ModelError unless a folder has the wanted tensors, in their shapes, and no others that change the model: weights
     of layers after `num_layers`, or scales of weights."""
     layers = [match for key in found if (match := re.match(r"(?:model\.)?layers\.(\d+)\.(\w+)", key))]
-    heads = {match[1] for match in layers if match[2] == "eh_proj"}  # of multi-token prediction
+    heads = {match[1] for match in layers if match[2] == "eh_proj"}  # heads of multi-token prediction
     numbers = [int(match[1]) for match in layers if match[1] not in heads]
     if numbers and max(numbers) >= num_layers:
         raise ModelError(

@@ -110,7 +110,7 @@ class Decoder(CachedTarget):
         own = [within(weights, f"model.layers.{number}.") for number in range(s.num_layers)]
         self.layers = [Layer(of, s, self._ops[kind.rope], kind) for of, kind in zip(own, s.layers, strict=True)]
         self.same_on_any_threads = self._has_own_products()
-        # Nodes up to which the library multiplies nothing in a forward.
+        # The largest number of nodes of a forward in which the library multiplies nothing.
         products = [product for layer in self.layers for product in layer.products]
         self._few = 0 if any(product.few is None for product in products) else MAX_ROWS_OWN
         self._rows: dict[int, torch.Tensor] = {}

@@ -230,7 +230,7 @@ def tuned_note(folder: str) -> str | None:
 
 # Its weights ---------------------------------------------------------------------------------------------------------
 
-_SAMPLE = 64  # sampled numbers of a tensor in a fingerprint. Fine-tuning in bfloat16 leaves many unchanged, but not all
+_SAMPLE = 64  # numbers of a tensor in a fingerprint. Fine-tuning in bfloat16 leaves many numbers unchanged, but not all
 
 
 def open_weights(folder: Path) -> dict[str, Any]:

@@ -25,9 +25,9 @@ if TYPE_CHECKING:
     from paceline.target.decoder import Decoder
 
 WIDTHS = (1, 2, 4, 8, 12, 16, 24, 32, 48, SHARED_QUERIES)  # nodes of a row in a form
-KEYS = 256  # attention reads a multiple of this many keys, or the whole capacity
-MOST_NODES = 256  # of a form: with more, launching takes a small share of the time, and padding a larger one
-MOST_FORMS = 96  # recorded forms; the least recently used is dropped
+KEYS = 256  # the number of keys that attention reads is a multiple of this, or the whole capacity
+MOST_NODES = 256  # largest form in nodes: with more, launching takes little of the time, and padding more
+MOST_FORMS = 96  # largest number of recorded forms; the least recently used is dropped
 
 Output = tuple[torch.Tensor, dict[int, torch.Tensor]]  # logits of all nodes, and hidden states by layer
 
@@ -51,7 +51,7 @@ class Form(NamedTuple):
         return (self.last - self.first) * self.width
 
 
-class Recording:
+class GraphRecording:
     """The CUDA graph of one form, and the memory of its inputs."""
 
     def __init__(self, decoder: Decoder, form: Form):
@@ -110,7 +110,7 @@ class Recorder:
 
     def __init__(self, decoder: Decoder, record: bool = True):
         self._decoder, self._record = decoder, record
-        self._recordings: OrderedDict[Form, Recording] = OrderedDict()
+        self._recordings: OrderedDict[Form, GraphRecording] = OrderedDict()
         self._pool = torch.cuda.graph_pool_handle() if record else None
 
     def verify(self, segments: Sequence[Segment], needs: Needs) -> Verdict | None:
@@ -120,7 +120,7 @@ class Recorder:
             return None
         recording, known = self._recordings.get(form), form in self._recordings
         if recording is None:
-            recording = self._recordings[form] = Recording(self._decoder, form)
+            recording = self._recordings[form] = GraphRecording(self._decoder, form)
             while len(self._recordings) > MOST_FORMS:
                 self._recordings.popitem(last=False)
         self._recordings.move_to_end(form)
@@ -142,7 +142,7 @@ class Recorder:
         first, last = slots[0], slots[-1] + 1
         most = max(segment.num_run for segment in segments)
         usual = all(segment.start == 0 and segment.hidden is None for segment in segments)
-        # Which experts run is not known when a form is recorded, nor where the states of the rows are.
+        # When a form is recorded, the experts that will run and the places of the rows' states are not known.
         usual = usual and decoder.shape.experts is None and decoder.shape.delta is None
         if not usual or most > SHARED_QUERIES or slots != list(range(first, last)):
             return None
@@ -156,7 +156,7 @@ class Recorder:
         return Form(first, last, width, keys, needs.hidden_layers, (*cache.kv.shape, cache.kv.data_ptr()))
 
     def _inputs(self, segments: Sequence[Segment], form: Form) -> tuple[IntArray, ...]:
-        """The arguments of `Recording.fill`."""
+        """The arguments of `GraphRecording.fill`."""
         slots, width = form.last - form.first, form.width
         tokens, positions, at = (np.zeros((slots, width), np.int64) for _ in range(3))
         lengths, sees = np.zeros(slots, np.int64), np.zeros((slots, width, width), bool)

@@ -59,7 +59,7 @@ def load(
     check_shapes(folder, wanted, found, model.config.get_text_config(decoder=True).num_hidden_layers)
     for parameter in model.parameters():
         parameter.data = aligned(parameter.data)
-    if getattr(model, "is_quantized", None) is False:  # expanded on loading, to the dtype of the scales
+    if getattr(model, "is_quantized", None) is False:  # loading expanded the weights to the dtype of the scales
         model.to(dtype)
     return HFTarget(model.to(device), name=name, eos_token_ids=eos_token_ids)
 

@@ -20,7 +20,7 @@ from paceline.core.tree import IntArray, ancestors
 
 SHARED_QUERIES = 64  # largest segment of a shared group, in nodes: the others are padded to the longest
 
-MIN_QUERIES = 4  # of a key head in attention: torch has another kernel for one, and oneDNN for up to three
+MIN_QUERIES = 4  # minimum for a key head: torch has another attention kernel for a single query, oneDNN for up to three
 
 KEY_GRANULE = 64
 """The number of keys that attention reads is a multiple of this (the last are masked), for at least `MIN_QUERIES`
@@ -144,7 +144,7 @@ def plan(
     reach = {s.slot: length + len(s.tokens) for s, length in zip(segments, lengths, strict=True)}
     every: list[Group] = []
     made: dict[int | None, range] = {}
-    for window in windows:  # a window that no text exceeds is none
+    for window in windows:  # a window that no text exceeds has no effect
         limit = window if window is not None and window < max(reach.values()) else None
         if limit not in made:
             own = groups(limit)

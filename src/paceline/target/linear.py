@@ -69,7 +69,7 @@ class Linear:
 
     @property
     def kernel(self) -> str:
-        """A description of the kernel that multiplies it."""
+        """Description of the kernel that multiplies by this weight."""
         library = "oneDNN" if self.packed else "torch"
         if self.panels is not None:
             return self.panels.kernel

@@ -56,7 +56,7 @@ class _Row:
         return sum(end - begin for begin, end in self.runs)
 
     def keep(self, column: int) -> None:
-        """Add a column to the row's text."""
+        """Append a column of the block to the row's tokens."""
         if self.runs and self.runs[-1][1] == column:
             self.runs[-1] = (self.runs[-1][0], column + 1)
         else:

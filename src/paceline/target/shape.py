@@ -17,10 +17,10 @@ STATIC_ROPE = ("default", "linear", "llama3", "yarn", "longrope")
 """Kinds of rotary tables that do not depend on the length of the text. Longrope's do not up to the length of the first
 training, where its short factors hold (`Shape.max_context`)."""
 ATTENTION = ("full_attention", "sliding_attention")  # kinds of layers in `layer_types`
-DELTA = "linear_attention"  # there, a layer of the gated delta rule
+DELTA = "linear_attention"  # kind of a layer with the gated delta rule, in `layer_types`
 ALL_SLIDING = ("mistral", "phi3", "qwen3_moe")
 """Families without `layer_types` in which all layers have the sliding window."""
-ACTIVATIONS = {"silu": False, "gelu_pytorch_tanh": True}  # whether they are `Shape.gelu`
+ACTIVATIONS = {"silu": False, "gelu_pytorch_tanh": True}  # activations by name, and their `Shape.gelu`
 ROUTER, SHARED_GATE = "mlp.gate", "mlp.shared_expert_gate"  # matrices of a mixture of experts, in its layer
 UNQUANTISED = (ROUTER, SHARED_GATE, *(f"linear_attn.in_proj_{part}" for part in ("ba", "b", "a")))
 """Matrices of a layer that stay in 16 or 32 bits, because they are small and sensitive."""

@@ -15,10 +15,10 @@ from time import perf_counter, process_time
 import torch
 
 WINDOW, MIN_ROUNDS = 16, 4  # number of recent rounds that count, and the minimum for a usual time
-LONG = 0.25  # a trial may begin after rounds of this many seconds, even if they are fewer than WINDOW
+LONG = 0.25  # a trial may begin after rounds of this total time in seconds, even if they are fewer than WINDOW
 TRIAL = 8  # rounds in a trial
 BETTER = 0.95  # a trial succeeds if its rounds take at most this share of the usual time
-MISSING = 0.15  # fewer threads are tried if, on average, the threads miss more than this many cores
+MISSING = 0.15  # fewer threads are tried if the threads miss more than this number of cores on average
 REST = 50  # pause after a trial, in durations of its rounds: failed trials cost about 2 % of the time
 
 Now = Callable[[], float]

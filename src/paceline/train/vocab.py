@@ -108,7 +108,7 @@ def covered(keep: Tensor, counts: Counts) -> Covered:
 def end_tokens(model: str | Path) -> list[int]:
     """Tokens that end an answer of a model, as its files say; none for a tokenizer's file."""
     if is_gguf(model):
-        return sorted(end_tokens_of(GGUF(gguf_of(model)).facts))
+        return sorted(end_tokens_of(GGUF(gguf_of(model)).metadata))
     if Path(model).is_file():
         return []
     folder = find(model, SMALL_FILES)

@@ -48,7 +48,7 @@ def attend_paths(
     kv_heads, header = cache.kv_heads, cache.header.buffer_info()[0]
     sizes = kv_heads, heads // kv_heads, dim, nodes, layer
     task = array("q", (0, *sizes, queries.data_ptr(), out.data_ptr(), header, window or 1 << 62))
-    # In a recorded forward, which later contexts will be longer is not known, and sharing costs little.
+    # A recorded forward will be run again with longer contexts, and there sharing costs little.
     few = plan.scores * heads < WORTH_SHARING and not is_recording()
     on_threads(_ATTENTION[queries.dtype], task, 1 if few else torch.get_num_threads())
 

@@ -48,7 +48,7 @@ def _is_ours(path: Path) -> bool:
     """Whether this user alone may write to `path`. A link is not trusted: its owner could redirect it."""
     about = path.lstat()
     if not hasattr(os, "getuid"):
-        return False  # Windows: its rights are not asked for here
+        return False  # Windows has other access rights, which are not read here
     return not stat.S_ISLNK(about.st_mode) and about.st_uid == os.getuid() and not about.st_mode & 0o022
 
 

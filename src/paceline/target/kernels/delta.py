@@ -23,7 +23,7 @@ from paceline.target.kernels import on_threads
 if TYPE_CHECKING:
     from paceline.target.recurrent import GatedDelta, Recurrence, RecurrentRow, RecurrentSegment, RecurrentState, State
 
-WORTH_SHARING = 1 << 16  # minimum amount of numbers of states that nodes change for more than one thread
+WORTH_SHARING = 1 << 16  # minimum amount of numbers that nodes change in states for more than one thread
 NEXT, ITEMS, JOBS, LAYER, KEY_HEADS, VALUE_HEADS, KEY_DIM, VALUE_DIM, KERNEL = range(9)
 QKVZ, BA, OUT, CONV, RATE, SHIFT, NORM, EPS, TASK = range(9, 18)
 """Indices in the task of the compiled function, and their number. NEXT: number of the next piece of work, a head of a

@@ -66,7 +66,7 @@ INSTRUCTION_SETS = {
 """The fastest first: AVX-512 VNNI, AVX-VNNI, AVX2, Arm's dot products, and ordinary multiplications. All give the same
 bits."""
 MANY = 32  # number of rows from which a product in bfloat16 is faster: a panel is expanded once for all rows
-RADIX, LARGEST = 255, 127  # so that the low part is never -128, whose products AVX2 could not add in 16 bits
+RADIX, LARGEST = 255, 127  # not 256: the low part is then never -128, whose products AVX2 could not add in 16 bits
 
 
 @dataclass(frozen=True)
@@ -238,7 +238,7 @@ class _PanelGroup:
             tiles.multiply(records.data_ptr(), *self._at, to.data_ptr(), **sizes, blocks=self.width // 32)
 
     def multiply_by_amx(self, x: torch.Tensor, out: torch.Tensor) -> None:
-        """Do the same in bfloat16. The number of rows of `out` is a multiple of amx.PAIR."""
+        """Write x times the panels to the first columns of `out`, in bfloat16. It has a multiple of amx.PAIR rows."""
         sizes = {"outputs": self.outputs, "units": self._units, "stride": out.stride(0) * x.itemsize}
         tiles = by_amx(self.kind)
         for some, to in zip(x.split(amx.PAIR * tiles.most), out.split(amx.PAIR * tiles.most), strict=True):
@@ -373,7 +373,7 @@ def _round(
         sizes = v.intrinsic("llvm.umax.v16i32", v.vector(v.I32), *(b & 0x7FFFFFFF for b in bits))
         largest = v.intrinsic("llvm.vector.reduce.umax.v16i32", v.I32, sizes)
         finite, inverse = largest < 0x7F800000, v.literal(v.F32, most) / largest.view(v.F32)
-        usable = v.splat(finite & (inverse < math.inf))  # else all are 0, or too small to be told from it
+        usable = v.splat(finite & (inverse < math.inf))  # otherwise all numbers are about 0
         d = v.select(finite, largest.view(v.F32) / most, v.literal(v.F32, math.nan))
         sums = []
         for half in (0, 1):
@@ -575,7 +575,7 @@ def _expand(kind: Kind, panel: Value, i: Value, to: Value) -> None:
         for group in range(groups * run, groups * (run + 1)):
             codes = blocks.codes(block, group)
             weights = [v.fma((codes >> 8 * k & 255).cast("uitofp", v.F32), scale, least).view(v.I32) for k in range(4)]
-            near = [weight + 0x8000 for weight in weights]  # the nearest in bfloat16, of two the larger
+            near = [weight + 0x8000 for weight in weights]  # rounded to bfloat16, ties to the larger magnitude
             for k in (0, 2):
                 pairs = near[k] >> 16 | near[k + 1] & 0xFFFF0000
                 v.store(to + (2 * amx.REGISTER * block + 128 * group + 32 * k), pairs, align=64)

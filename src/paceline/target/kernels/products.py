@@ -1,4 +1,4 @@
-"""x @ weight.T with the same order of sums for any number of rows: in bfloat16 on AVX-512 BF16, and in float32.
+"""x @ weight.T with the same order of sums for any number of rows, in float32, or in bfloat16 with AVX-512 BF16.
 
 So a token's logits are the same, bit for bit, alone and in a draft (docs/exact.md). In bfloat16 this is also faster on
 CPUs without AMX tiles, such as Zen 4: oneDNN reads weights there at two thirds of the memory's speed, and does not
@@ -29,7 +29,7 @@ def fits(weight: torch.Tensor) -> bool:
 class Panels:
     """A weight [outputs, width] that `fits`, and a bias [outputs] or None, in the order in which the kernel reads them.
 
-    out  dtype of results: None, the weight's dtype; or float32."""
+    out  dtype of results, by default the weight's; or float32."""
 
     def __init__(self, weight: torch.Tensor, bias: torch.Tensor | None = None, out: torch.dtype | None = None):
         self._out = out or weight.dtype
@@ -80,7 +80,7 @@ def _tiles(steps: int, dtype: torch.dtype, out: torch.dtype) -> Tiles:
 
     kind, dot = (v.F32, v.fma) if dtype == torch.float32 else (v.I32, _dot_of_pairs)
 
-    # Most rows at once: their sums take 24 of AVX-512's 32 registers, or 12 of AVX2's 16.
+    # The largest number of rows at once: their sums take 24 of AVX-512's 32 registers, or 12 of AVX2's 16.
     most = 12 if processor.has("avx512f") else 3
 
     def write(module: v.Module) -> None:

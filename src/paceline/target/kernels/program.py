@@ -30,7 +30,7 @@ CURRENT, STEPS, COUNT, YIELD, PLACES = range(5)
 """Indices in the task of the compiled function. CURRENT: the number of the step that is not done, times THREADS, plus
 the number of threads inside it; STEPS: address of COUNT lines of FUNCTION to TAKEN; YIELD: address of sched_yield, or
 0."""
-THREADS = 1 << 16  # more than there are
+THREADS = 1 << 16  # more than the number of threads of any machine
 FUNCTION, TASK, ALONE, TAKEN = range(4)
 """Indices in a step's line. ALONE: a single thread runs it, the first that counts itself in TAKEN."""
 WORDS = 4  # length of a line
@@ -45,7 +45,7 @@ def _run(at):  # type: ignore[no-untyped-def]
     count = task[COUNT]
     steps = carray(address(task[STEPS]), (count, WORDS), np.int64)
     while True:
-        # Read which step it is and count this thread as inside, in one: between the two the step could end.
+        # Read the step and count this thread as inside in one operation: between two, the step could end.
         current = fetch_add(task, 1) // THREADS
         if current < count:
             line = steps[current]

@@ -22,7 +22,7 @@ from paceline.target.shape import UNQUANTISED
 ACTIVATIONS = 8, 16
 SMALL = 256 << 20
 """Bytes of a model in blocks up to which inputs have 16 bits by default on all processors (docs/quantised.md)."""
-CHUNK = 1 << 22  # weights converted at once: the conversion needs several times the memory of the blocks
+CHUNK = 1 << 22  # number of weights converted at once: the conversion needs several times the memory of the blocks
 
 
 @dataclass(frozen=True)

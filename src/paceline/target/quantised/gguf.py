@@ -57,19 +57,19 @@ class Place:
 class GGUF:
     """A GGUF file of version 2 or 3 (ggml's docs/gguf.md), with all its parts.
 
-    facts   the first file's metadata by key.
-    places  places of all tensors, by name.
-    family  the architecture: a text, unless the file is damaged."""
+    metadata  the first file's metadata by key.
+    places    places of all tensors, by name.
+    family    the architecture: a text, unless the file is damaged."""
 
     def __init__(self, path: str | Path):
         self.path = Path(path)
-        self.facts, self.places = _read(self.path)
-        self.family: Any = self.facts.get("general.architecture")
+        self.metadata, self.places = _read(self.path)
+        self.family: Any = self.metadata.get("general.architecture")
         for other in self._other_parts():
             self.places |= _read(other)[1]
 
     def _other_parts(self) -> Iterator[Path]:
-        count = int(self.facts.get("split.count", 1))
+        count = int(self.metadata.get("split.count", 1))
         if count < 2:
             return
         match = re.fullmatch(r"(.*)-(\d{5})-of-(\d{5})(\.gguf)", self.path.name)
@@ -270,7 +270,7 @@ def load_gguf(
         dtype=dtype or _own_dtype(weights),
         device=device,
         expand=precision is None,
-        eos_token_ids=sorted(end_tokens(file.facts)),
+        eos_token_ids=sorted(end_tokens(file.metadata)),
         weights_fingerprint=made_from,
         made_of=made_of,
         inverse_frequencies=_frequencies(file, config),
@@ -305,7 +305,8 @@ def config_of(file: GGUF) -> PretrainedConfig:
             f"{file.path} is of architecture {shortened(repr(family))}, and GGUF files are run of "
             f"{', '.join(FAMILIES)} (Mistral, SmolLM and Vicuna are llama; docs/models.md)"
         )
-    facts = {key.removeprefix(f"{family}."): value for key, value in file.facts.items() if key.startswith(f"{family}.")}
+    start = f"{family}."
+    facts = {key.removeprefix(start): value for key, value in file.metadata.items() if key.startswith(start)}
     if facts.get("expert_count") and "num_experts" not in _OWN_KEYS.get(family, {}):
         raise ModelError(f"{file.path} is a mixture of {facts['expert_count']} experts, which the native decoder lacks")
 
@@ -467,7 +468,7 @@ def weights_of(file: GGUF, config: PretrainedConfig) -> Weights:
         if part in heads:
             tensor = _unpermuted(tensor, heads[part])
         if s.norm_offset and part.endswith("norm") and isinstance(tensor, torch.Tensor):
-            tensor = tensor - s.norm_offset  # files have the sum
+            tensor = tensor - s.norm_offset  # files store the sum
         weights[name] = tensor
     if others := sorted(file.places.keys() - read):
         raise ModelError(

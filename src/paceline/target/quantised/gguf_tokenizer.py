@@ -75,10 +75,10 @@ def _refused(file: GGUF, why: str) -> ModelError:
 
 def _facts(file: GGUF) -> dict[str, Any]:
     start = "tokenizer.ggml."
-    facts = {key.removeprefix(start): value for key, value in file.facts.items() if key.startswith(start)}
+    facts = {key.removeprefix(start): value for key, value in file.metadata.items() if key.startswith(start)}
     pre = facts.get("pre")
     named = {"pre": _SAME.get(pre, pre)} if isinstance(pre, str) else {}
-    return facts | named | {"chat_template": file.facts.get("tokenizer.chat_template")}
+    return facts | named | {"chat_template": file.metadata.get("tokenizer.chat_template")}
 
 
 def _adds_bos(facts: Mapping[str, Any]) -> bool:
