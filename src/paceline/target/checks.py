@@ -7,7 +7,7 @@ from collections.abc import Callable, Iterator, Mapping, Sequence
 from functools import partial
 from math import inf
 from pathlib import Path
-from typing import Any, NamedTuple
+from typing import Any
 
 import transformers
 from transformers import PretrainedConfig
@@ -18,37 +18,28 @@ from paceline.target import shape
 # The configuration ---------------------------------------------------------------------------------------------------
 
 
-class Limit(NamedTuple):
-    """The range of an entry: whole numbers from 1 to `most`, or numbers above 0 and up to `most`.
-
-    native  the limit holds only for families that the native decoder runs."""
-
-    most: float
-    is_whole: bool = True
-    native: bool = True
-
-
-def _limits(names: str, *limit: Any) -> dict[str, Limit]:
-    return dict.fromkeys(names.split(), Limit(*limit))
-
-
-LIMITS = {
-    **_limits("vocab_size", 1 << 31, True, False),
-    **_limits("intermediate_size", 1 << 26, True, False),
-    # The rotary table has all positions. Published models have up to 10 M.
-    **_limits("hidden_size max_position_embeddings", 1 << 24, True, False),
-    **_limits("num_hidden_layers num_attention_heads num_key_value_heads head_dim", 1 << 16, True, False),
-    **_limits("rope_theta", 1e30, False, False),
-    **_limits("sliding_window", 1 << 31),
-    **_limits("moe_intermediate_size shared_expert_intermediate_size", 1 << 26),
-    **_limits("num_experts num_experts_per_tok", 1 << 12),
-    **_limits("decoder_sparse_step linear_num_key_heads linear_num_value_heads", 1 << 16),
-    **_limits("linear_key_head_dim linear_value_head_dim linear_conv_kernel_dim", 1 << 16),
-    **_limits("query_pre_attn_scalar attention_multiplier embedding_multiplier", 1 << 24, False),
-    **_limits("residual_multiplier logits_scaling original_max_position_embeddings", 1 << 24, False),
-    **_limits("partial_rotary_factor", 1, False),
+WHOLE, REAL, ALL, NATIVE = True, False, False, True
+LIMITS: dict[str, tuple[float, bool, bool]] = {
+    name: (most, is_whole, is_native)
+    for most, is_whole, is_native, names in (
+        (1 << 31, WHOLE, ALL, "vocab_size"),
+        (1 << 26, WHOLE, ALL, "intermediate_size"),
+        (1 << 24, WHOLE, ALL, "hidden_size max_position_embeddings"),  # published models have up to 10 M positions
+        (1 << 16, WHOLE, ALL, "num_hidden_layers num_attention_heads num_key_value_heads head_dim"),
+        (1e30, REAL, ALL, "rope_theta"),
+        (1 << 31, WHOLE, NATIVE, "sliding_window"),
+        (1 << 26, WHOLE, NATIVE, "moe_intermediate_size shared_expert_intermediate_size"),
+        (1 << 16, WHOLE, NATIVE, "decoder_sparse_step linear_num_key_heads linear_num_value_heads"),
+        (1 << 16, WHOLE, NATIVE, "linear_key_head_dim linear_value_head_dim linear_conv_kernel_dim"),
+        (1 << 12, WHOLE, NATIVE, "num_experts num_experts_per_tok"),
+        (1 << 24, REAL, NATIVE, "query_pre_attn_scalar attention_multiplier embedding_multiplier"),
+        (1 << 24, REAL, NATIVE, "residual_multiplier logits_scaling original_max_position_embeddings"),
+        (1, REAL, NATIVE, "partial_rotary_factor"),
+    )
+    for name in names.split()
 }
-"""Limits of entries of a configuration and of its rotary parameters. Every entry may be absent or null."""
+"""Limits of entries of a configuration and of its rotary parameters, which may be absent or null: the largest value,
+WHOLE numbers from 1 or REAL numbers above 0, and whether the limit holds for ALL or only for NATIVE families."""
 SHARED_HEADS = {"num_attention_heads": "num_key_value_heads", "linear_num_value_heads": "linear_num_key_heads"}
 """Numbers of heads that are multiples of other numbers of heads."""
 NOT_RUN = {
@@ -72,8 +63,8 @@ def short(value: Any) -> str:
 
 def check_limits(value_of: Callable[[str, None], Any], file: Path, is_native: bool) -> None:
     """ModelError if an entry is outside its limit. is_native: also check the limits of native families."""
-    for key, (most, is_whole, native) in LIMITS.items():
-        value = value_of(key, None) if is_native or not native else None
+    for key, (most, is_whole, for_native) in LIMITS.items():
+        value = value_of(key, None) if is_native or not for_native else None
         if value is None or (is_number(value, is_whole) and 0 < value <= most):
             continue
         wanted = f"a whole number from 1 to {most:,}" if is_whole else f"a number above 0 and up to {most:,}"

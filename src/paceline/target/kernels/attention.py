@@ -59,13 +59,6 @@ _VECTORS = BLOCK // LANES
 _LOWEST = -87.0  # e**x is 0 below this: e**-87 is near the smallest normal float32
 
 
-def _read(at: Value, dtype: Any) -> Value:
-    """Load 16 numbers, bfloat16 bits or float32, as float32."""
-    if dtype == types.float32:
-        return v.load(at, v.F32)
-    return (v.load(at, v.I16, align=2).cast("zext", v.I32) << 16).view(v.F32)
-
-
 def _all(number: float) -> Value:
     return v.literal(v.F32, *[number] * LANES)
 
@@ -99,7 +92,7 @@ def transpose16(
     rows = []
     for i in range(LANES):
         place = v.load(places + (first + i) * 8, v.I64, 1, align=8)
-        rows.append(_read(states + (place * size + at) * width, dtype))
+        rows.append(v.load_wide(states + (place * size + at) * width, dtype != types.float32))
     for i, row in enumerate(_transposed(rows)):
         v.store(turned + ((at + i) * BLOCK + column) * 4, row)
 
@@ -119,7 +112,7 @@ def _transposed(rows: list[Value]) -> list[Value]:
 @v.step(types.void)
 def widen(dtype: Any, states: Value, begin: Value, wide: Value, at: Value) -> None:
     """wide[at : at + 16] = states[begin : begin + 16], as float32."""
-    v.store(wide + at * 4, _read(states + begin * (dtype.bitwidth // 8), dtype))
+    v.store(wide + at * 4, v.load_wide(states + begin * (dtype.bitwidth // 8), dtype != types.float32))
 
 
 @v.step(types.float32)

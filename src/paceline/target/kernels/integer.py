@@ -368,7 +368,8 @@ def _round(
 
     def block(i: Value, _: list[Value]) -> list[Value]:
         to, scale = numbers + i * stride, scales + i * stride
-        bits = [_float_bits(x + i * (32 * dtype.itemsize) + v.LANES * dtype.itemsize * half, dtype) for half in (0, 1)]
+        places = [x + i * (32 * dtype.itemsize) + v.LANES * dtype.itemsize * half for half in (0, 1)]
+        bits = [v.load_wide(at, dtype == torch.bfloat16).view(v.I32) for at in places]
         # Bits of absolute values, compared as integers, have the same order; NaN and infinity are above all.
         sizes = v.intrinsic("llvm.umax.v16i32", v.vector(v.I32), *(b & 0x7FFFFFFF for b in bits))
         largest = v.intrinsic("llvm.vector.reduce.umax.v16i32", v.I32, sizes)
@@ -395,13 +396,6 @@ def _whole(usable: Value, x: Value) -> Value:
     """Round to whole numbers, ties to even; 0 where x is not usable."""
     near = v.intrinsic("llvm.rint.v16f32", v.vector(v.F32), x)
     return v.select(usable, near, v.literal(v.F32, *[0.0] * v.LANES)).cast("fptosi", v.I32)
-
-
-def _float_bits(at: Value, dtype: torch.dtype) -> Value:
-    """Load 16 numbers as bits of float32."""
-    if dtype == torch.float32:
-        return v.load(at, v.I32)
-    return v.load(at, v.I16, align=2).cast("zext", v.I32) << 16
 
 
 class _Panel:

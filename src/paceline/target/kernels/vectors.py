@@ -166,6 +166,11 @@ def load(at: Value, kind: ir.Type, lanes: int = LANES, align: int = 4) -> Value:
     return Value(_now.builder.load(pointer(at).ir, typ=vector(kind, lanes), align=align))
 
 
+def load_wide(at: Value, is_half: bool) -> Value:
+    """Load 16 numbers as float32; is_half: they are bfloat16."""
+    return (load(at, I16, align=2).cast("zext", I32) << 16).view(F32) if is_half else load(at, F32)
+
+
 def store(at: Value, value: Value, align: int = 4, mask: Value | None = None) -> None:
     """Write a value to an address; mask: write only these lanes."""
     if mask is None:
