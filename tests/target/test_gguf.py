@@ -327,7 +327,7 @@ def test_experts_that_cannot_be(tmp_path: Path) -> None:
     for count, chosen, words in (
         (0, 1, "num_experts is 0"),
         (4, 9, "num_experts_per_tok is 9, and there are 4 experts"),
-        (4, 2, "has the shape [8, 64] where [4, 64] is needed"),
+        (4, 2, "has shape [8, 64] where metadata asks for [4, 64]"),
     ):
 
         def more(writer: Any, count: int = count, chosen: int = chosen) -> None:

@@ -315,6 +315,10 @@ def rope(value: object) -> Change:
     return config(rope_parameters=GONE, rope_theta=value)
 
 
+def quantise(folder: Path) -> None:
+    quantise_folder(folder, folder.parent / "quantised", "int8")
+
+
 CUT_OFF = ("model.safetensors is cut off or damaged", "copy or download it again")
 CONFIGURATIONS: list[tuple[list[Change], tuple[str, ...]]] = [
     ([lacks("config.json")], ("has no config.json, so it is not a model folder",)),
@@ -424,6 +428,7 @@ TOKENIZERS: list[tuple[list[Change], tuple[str, ...]]] = [
     [
         *[(load, *case) for case in (*CONFIGURATIONS, *WEIGHTS)],
         *[(partial(load, native=False), *case) for case in WEIGHTS],
+        *[(quantise, *case) for case in WEIGHTS],
         *[(load_tokenizer, *case) for case in TOKENIZERS],
     ],
 )

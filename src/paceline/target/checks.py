@@ -182,15 +182,17 @@ Shapes = Mapping[str, Sequence[int]]
 """Shapes of tensors by name."""
 
 
-def check_shapes(folder: Path, wanted: Shapes, found: Shapes, num_layers: int) -> None:
-    """ModelError unless a folder has the wanted tensors, in their shapes, and no others that change the model: weights
-    of layers after `num_layers`, or scales of weights."""
+def check_shapes(
+    folder: Path, wanted: Shapes, found: Shapes, num_layers: int, config: str = "config.json"
+) -> None:  # fmt: skip
+    """ModelError unless a folder or file has the wanted tensors, in their shapes, and no others that change the model:
+    weights of layers after `num_layers`, or scales of weights. config: where the wanted shapes are from."""
     layers = [match for key in found if (match := re.match(r"(?:model\.)?layers\.(\d+)\.(\w+)", key))]
     heads = {match[1] for match in layers if match[2] == "eh_proj"}  # heads of multi-token prediction
     numbers = [int(match[1]) for match in layers if match[1] not in heads]
     if numbers and max(numbers) >= num_layers:
         raise ModelError(
-            f"{folder} has weights of {max(numbers) + 1} layers, and its config.json asks for {num_layers}: "
+            f"{folder} has weights of {max(numbers) + 1} layers, and its {config} asks for {num_layers}: "
             "one of the two is of another model"
         )
     if scales := sorted(filter(_SCALE.search, found.keys() - wanted.keys())):
@@ -201,12 +203,12 @@ def check_shapes(folder: Path, wanted: Shapes, found: Shapes, num_layers: int) -
     if absent := [key for key in wanted if key not in found]:
         more = f" and {len(absent) - 2} more" if len(absent) > 2 else ""
         raise ModelError(
-            f"{folder} lacks {', '.join(absent[:2])}{more}, which its config.json asks for: "
+            f"{folder} lacks {', '.join(absent[:2])}{more}, which its {config} asks for: "
             "the weights are incomplete or of another model"
         )
     for key, size in wanted.items():
         if list(found[key]) != list(size):
             raise ModelError(
-                f"{folder}: {key} has shape {list(found[key])} where config.json asks for {list(size)}: "
+                f"{folder}: {key} has shape {list(found[key])} where {config} asks for {list(size)}: "
                 "the weights are of another model"
             )

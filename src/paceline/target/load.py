@@ -170,7 +170,10 @@ def quantise_folder(model: str | Path, out: str | Path, precision: str) -> int:
     from paceline.target.quantised import checkpoint
 
     name, folder = files.name_of(model), find(model, [*SMALL_FILES, "*.safetensors"])
-    config, tensors = _text_part(read_config(folder), open_weights(folder))
+    config, tensors = read_config(folder), open_weights(folder)
+    checks.check_config(config, folder / "config.json")
+    config, tensors = _text_part(config, tensors)
+    checks.check_formats(folder, config, files.quantisation(config), tensors)
     if reason := _not_native(config) or ("its weights are in blocks already" if files.quantisation(config) else None):
         raise ModelError(f"{name} cannot be quantised: {reason}")
     config = files.untied(config, tensors)

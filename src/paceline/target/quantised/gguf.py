@@ -18,7 +18,7 @@ import transformers
 from transformers import PretrainedConfig
 
 from paceline.errors import ModelError, shortened
-from paceline.target.checks import check_config, check_limits, unsupported
+from paceline.target.checks import check_config, check_limits, check_shapes, unsupported
 from paceline.target.decoder import Decoder
 from paceline.target.folder import fingerprint, one_line, refuse_pointer
 from paceline.target.linear import has_units
@@ -445,32 +445,27 @@ def _frequencies(file: GGUF, config: PretrainedConfig) -> torch.Tensor | None:
 
 def weights_of(file: GGUF, config: PretrainedConfig) -> Weights:
     """Map the tensors that the native decoder reads, by their names in a checkpoint."""
-    s, weights, read = Shape.of(config), Weights(), {_FREQUENCIES, *(_FACTORS if file.family == "phi3" else ())}
+    s, weights = Shape.of(config), Weights()
     heads = {"q_proj": s.num_heads, "k_proj": s.num_kv_heads} if file.family in _PAIRED else {}
     stacked = (s.experts.count,) if s.experts is not None else ()
-    for name, shape in weight_shapes(config).items():
-        theirs = tensor_name(file.family, name)
-        if theirs is None or theirs not in file.places:
-            raise ModelError(
-                f"{file.path} lacks {theirs or name}: it is incomplete, or of a model that is not supported"
-            )
-        expert = re.search(r"\.experts\.(\d+)\.", name)
-        wanted, found = (*stacked, *shape) if expert else shape, file.places[theirs].shape
-        if found != wanted:
-            raise ModelError(f"{file.path}: {theirs} has the shape {list(found)} where {list(wanted)} is needed")
-        tensor = file.tensor(theirs)
-        if expert:
+    shapes = weight_shapes(config)
+    theirs = {name: tensor_name(file.family, name) or name for name in shapes}
+    wanted = {theirs[name]: (*stacked, *shape) if ".experts." in name else shape for name, shape in shapes.items()}
+    found = {name: place.shape for name, place in file.places.items()}
+    check_shapes(file.path, wanted, found, s.num_layers, "metadata")
+    for name, shape in shapes.items():
+        tensor = file.tensor(theirs[name])
+        if expert := re.search(r"\.experts\.(\d+)\.", name):
             first = int(expert[1]) * shape[0]
             own = slice(first, first + shape[0])
             tensor = tensor.rows(own) if isinstance(tensor, Blocks) else tensor.flatten(0, 1)[own]
-        read.add(theirs)
         part = name.split(".")[-2]
         if part in heads:
             tensor = _unpermuted(tensor, heads[part])
         if s.norm_offset and part.endswith("norm") and isinstance(tensor, torch.Tensor):
             tensor = tensor - s.norm_offset  # files store the sum
         weights[name] = tensor
-    if others := sorted(file.places.keys() - read):
+    if others := sorted(file.places.keys() - {*wanted, _FREQUENCIES, *(_FACTORS if file.family == "phi3" else ())}):
         raise ModelError(
             f"{file.path} has {shortened(others[0])}, and {len(others) - 1} more that a {file.family} of "
             f"{s.num_layers} layers does not have: its facts are wrong, or it is of a model that is not supported"
