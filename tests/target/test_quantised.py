@@ -19,6 +19,7 @@ from paceline.target.decoder import Decoder
 from paceline.target.linear import BlockLinear, Linear
 from paceline.target.load import load, load_tokenizer, quantise_folder
 from paceline.target.quantised.blocks import Blocks, exact_dtype, quantised, usual
+from paceline.target.quantised.checkpoint import MEASURED
 from paceline.target.shape import as_checkpoint, weight_shapes
 
 
@@ -178,9 +179,11 @@ def test_a_folder_says_what_its_model_says_when_it_is_loaded_so(tmp_path: Path, 
 def test_a_folder_in_blocks_is_expanded_by_a_16_or_32_bit_dtype(tmp_path: Path) -> None:
     folder = models.make("smollm", tmp_path / "own", dtype=torch.bfloat16)
     quantise_folder(folder, tmp_path / "made", "int4")
+    (tmp_path / "made" / MEASURED).write_text('{"sentence": "measured in blocks"}')
     model, blocks = models.model("smollm"), load(tmp_path / "made", dtype="auto-float32")
     assert isinstance(blocks, Decoder)
     assert isinstance(blocks.layers[0].attention.qkv, BlockLinear)
+    assert "measured in blocks" in blocks.notes[0]
     weights = {name: model.state_dict()[name].bfloat16() for name in weight_shapes(model.config)}
     made = quantised(weights, "int4")
     dense = {name: w.dense() if isinstance(w, Blocks) else w for name, w in made.items()}
@@ -191,9 +194,11 @@ def test_a_folder_in_blocks_is_expanded_by_a_16_or_32_bit_dtype(tmp_path: Path) 
         assert expanded.weights_fingerprint == blocks.weights_fingerprint
     eight = load(tmp_path / "made", dtype="int8-float32")
     assert eight.notes[0].startswith("made has its weights in Q8_0, 8.5 bits a weight, made of Q4_0 and Q8_0, ")
+    assert "measured" not in eight.notes[0]  # that was of the four bits
     assert off(logits(eight), logits(load(tmp_path / "made", dtype="float32"))) < 0.1
     (note,) = load(tmp_path / "made", dtype="float32").notes
     assert note.startswith("made has its weights in float32, expanded from Q4_0 and Q8_0, ")
+    assert "measured" not in note  # in blocks, which is another model
 
 
 def test_a_matrix_that_blocks_do_not_fit_stays_as_it_is(tmp_path: Path) -> None:

@@ -84,6 +84,7 @@ class Target(Facts, ABC):
     weights_fingerprint  differs between two trainings.
     quantised            description of the formats of weights in blocks; None without blocks.
     activations          bits to which products with weights in blocks round their inputs; None without blocks.
+    measured             a sentence on the effect of quantising, if `paceline quality` measured it.
     held                 description of matrices in another format than the file's; None: there are none.
     expanded             description of the blocks that were expanded to 16 or 32 bits; None: there were none.
     folder               folder of its checkpoint, which may hold a head; None: it is from a file, or made in memory.
@@ -100,6 +101,7 @@ class Target(Facts, ABC):
     quantised: str | None = None
     activations: int | None = None
     expanded: str | None = None
+    measured: str | None = None
     held: str | None = None
     folder: Path | None = None
     clock: Clock
@@ -116,8 +118,9 @@ class Target(Facts, ABC):
         if self.quantised is None:
             return [f"{self.name} has its weights in {self.expanded}"] if self.expanded else []
         note = (
-            f"{self.name} has its weights in {self.quantised}: another model than in 16 bits, and drafting does not "
-            f"change what it says; inputs of products are rounded to {self.activations} bits"
+            f"{self.name} has its weights in {self.quantised}: another model than in 16 bits"
+            f"{f' ({self.measured})' if self.measured else ''}, and drafting does not change what it says; inputs of "
+            f"products are rounded to {self.activations} bits"
         )
         return [note, f"{self.name}: {self.held}"] if self.held else [note]
 

@@ -122,7 +122,7 @@ def _unsupported(config: PretrainedConfig) -> Iterator[str]:
     if config.model_type not in shape.FAMILIES:
         yield f"model type {config.model_type!r} is not one of {', '.join(shape.FAMILIES)}"
     yield from _unknown_ropes(config)
-    known = shape.ATTENTION
+    known: tuple[str, ...] = shape.ATTENTION
     if "delta" in shape.FAMILIES[config.model_type](config):
         known = (*known, shape.DELTA)
     for kind in getattr(config, "layer_types", None) or ():

@@ -132,7 +132,7 @@ class Linear:
     def dense(self) -> torch.Tensor:
         """The weight [outputs, inputs]."""
         if self.panels is not None:
-            return self.panels.dense()
+            return self.panels.dense()  # type: ignore[union-attr]  # BlockLinear has its own
         return self.weight.to_dense() if self.packed else self.weight
 
 

@@ -119,6 +119,10 @@ def _load_folder(
             config, weights, name=name, dtype=dtype, device=to, eos_token_ids=ends, weights_fingerprint=made_from,
             made_of=made_of, expand=precision is None,
         )  # fmt: skip
+        if made.quantised is not None and made_of is None:
+            from paceline.target.quantised import checkpoint
+
+            made.measured = checkpoint.measured(folder)
     made.folder = folder
     if has_tokenizer(folder):
         made.tokenizer = _tokenizer_in(folder, name, trust_remote_code)

@@ -11,10 +11,13 @@ from safetensors.torch import save_file
 from transformers import PretrainedConfig
 
 from paceline.errors import ModelError, PacelineError, meant
+from paceline.strict_json import NotJSON, loads
 from paceline.target.checks import check_shapes
 from paceline.target.folder import INDEX, METHOD, SMALL_FILES, fingerprint, quantisation, shapes_of
 from paceline.target.quantised.blocks import KINDS, PRECISIONS, Blocks, Weights, quantised
 from paceline.target.shape import weight_shapes
+
+MEASURED = "quality.json"  # in a model folder: the result of `paceline quality --save`
 
 
 def read(folder: Path, config: PretrainedConfig, tensors: Mapping[str, Any]) -> tuple[Weights, str]:
@@ -33,6 +36,14 @@ def read(folder: Path, config: PretrainedConfig, tensors: Mapping[str, Any]) -> 
     found = {name: tensors[name].get_tensor(name) for name in wanted}
     weights = {name: Blocks(known[words[name]], data) if name in words else data for name, data in found.items()}
     return weights, str(method.get("made_from", ""))
+
+
+def measured(folder: Path) -> str | None:
+    """A sentence on the measured quality of the model in a folder; None if it was not measured."""
+    try:
+        return str(loads((folder / MEASURED).read_bytes())["sentence"])
+    except (OSError, NotJSON, KeyError, TypeError):
+        return None
 
 
 def write(folder: Path, out: Path, config: PretrainedConfig, weights: Mapping[str, torch.Tensor], word: str) -> int:
