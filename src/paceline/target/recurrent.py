@@ -141,7 +141,7 @@ class RecurrentState:
         del self.rows[slot]
 
     def move(self, new_slot: Mapping[int, int]) -> None:
-        """Give rows their new slots; new_slot: by old slots."""
+        """Move rows to new slots. new_slot: new slots by old slots."""
         self.rows = {new_slot[slot]: row for slot, row in self.rows.items()}
 
     def mark(self, slot: int, length: int) -> None:

@@ -362,8 +362,8 @@ def rotary_tables(
 ) -> tuple[torch.Tensor, torch.Tensor]:
     """cos and sin of all positions, float32 [max_context + 1, head_dim]; the first half of sin is negated.
 
-    Dimension i of a head rotates with i + head_dim / 2 (`row_order`). The tables include `attention_scale`: queries and
-    keys are each multiplied by its root.
+    Dimension i of a head rotates with i + head_dim / 2 (`row_order`). The tables include `attention_scale`: both
+    queries and keys are multiplied by a square root.
 
     inverse  frequencies [head_dim / 2] instead of the configuration's.
     rope     as in `LayerKind`."""

@@ -200,8 +200,8 @@ def within(weights: WeightsByName, start: str) -> Weights:
 
 
 def in_precision(name: str | Path, weights: WeightsByName, word: str | None) -> tuple[Weights, str | None]:
-    """Quantise a model's weights to precision `word`, "int8" or "int4"; another word changes nothing. Also returns the
-    description of the blocks from which they were made; None: they were not in blocks.
+    """Quantise a model's weights to precision `word`, "int8" or "int4"; other words change nothing. Returns the weights,
+    and a description of the blocks that were quantised again; None: there were none.
 
     ModelError for blocks, unless `word` is int8 and some have fewer than eight bits: Q8_0 rounds a weight by at most
     1/254 of the largest in its block, which is little beside the loss of fewer bits."""
