@@ -200,7 +200,7 @@ def within(weights: WeightsByName, start: str) -> Weights:
 
 
 def in_precision(name: str | Path, weights: WeightsByName, word: str | None) -> tuple[Weights, str | None]:
-    """Quantise a model's weights to precision `word`, "int8" or "int4"; other words change nothing. Returns the weights,
+    """Quantise a model's weights to precision `word`, "int8" or "int4"; other words change nothing. Returns them
     and a description of the blocks that were quantised again; None: there were none.
 
     ModelError for blocks, unless `word` is int8 and some have fewer than eight bits: Q8_0 rounds a weight by at most
