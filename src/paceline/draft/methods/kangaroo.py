@@ -85,7 +85,7 @@ class EarlyModel(StatesModel):
         if config.vocab is not None:
             self.columns = kept_tokens(config.vocab, config.checkpoint, target)
             self.head = target.head.rows(self.columns)
-        early = sum(block.nbytes for block in target.layers[:exit])
+        early = sum(layer.nbytes for layer in target.layers[:exit])
         self.weight_bytes = early + adapter.nbytes + self.head.nbytes
 
     def extend(self, drafts: Sequence[Draft], num_logits: Sequence[int]) -> torch.Tensor:

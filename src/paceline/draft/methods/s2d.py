@@ -117,7 +117,7 @@ class SortedNetwork:
         self.sections = [Section(decoder, first, *exit) for first, exit in zip([0, *lasts], exits, strict=False)]
         for section, deeper in pairwise(self.sections):
             section.deeper = deeper
-        self.weight_bytes = decoder.weight_bytes - sum(block.nbytes for block in decoder.blocks[lasts[-1] :])
+        self.weight_bytes = decoder.weight_bytes - sum(layer.nbytes for layer in decoder.layers[lasts[-1] :])
         self.exits: dict[int, list[Section]] = {}
 
     def add_row(self, expected_length: int) -> int:
