@@ -427,7 +427,8 @@ def test_a_seed_gives_the_same_tokens_whatever_the_clock(draft: str) -> None:
     assert answers[0] == answers[1]
 
 
-def test_an_engine_has_a_budget_unless_it_is_told_not_to(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_an_engine_that_drafts_has_a_budget_unless_it_is_told_not_to(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr("paceline.engine.engine.Budget", Budget)
-    assert isinstance(Engine(TARGET).budget, Budget)
-    assert Engine(TARGET, budget=False).budget is UNLIMITED
+    assert isinstance(Engine(TARGET, "sam").budget, Budget)
+    assert Engine(TARGET, "sam", budget=False).budget is UNLIMITED
+    assert Engine(TARGET).budget is UNLIMITED, "plain decoding pays nothing for what drafts are worth"

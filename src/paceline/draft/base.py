@@ -78,6 +78,11 @@ class Drafter:
         self.eos_token_ids = target.eos_token_ids
 
     @property
+    def drafts(self) -> bool:
+        """Whether it can propose anything: it has a `draft` or a `propose` of its own."""
+        return type(self).draft is not Drafter.draft or type(self).propose is not Drafter.propose
+
+    @property
     def choices(self) -> Sequence[Drafter]:
         """What rows may have as their drafter."""
         return (self,)

@@ -69,7 +69,7 @@ class Prices:
     `draft` is a term because one token may have a kernel of its own, and two take twice as long.
 
     given    the terms, in seconds by name; then nothing is learnt. None: they are learnt.
-    fade     factor on the weight of earlier rounds at every fit.
+    fade     factor on the weight of earlier rounds after FIT_EVERY more.
     largest  drafted nodes of the largest round so far: beyond twice as many, the terms are a guess."""
 
     NAMES = ("fixed", "row", "draft", "node", "context")
@@ -78,7 +78,7 @@ class Prices:
     DEVIATIONS = np.array([10.0, 0.1, 0.5, 0.05, 0.05])
     """Of a term from what was known of it, as shares of a round."""
     NOISE = 0.1  # of a round's time, relative
-    FIT_EVERY = 8  # rounds between two fits; the first ones come sooner
+    FIT_EVERY, MOST = 8, 32  # rounds between two fits at first, and later; the first ones come sooner
     SPIKE = 2.0  # a round counts as at most SPIKE times its prediction: another process ran
 
     def __init__(self, given: Mapping[str, float] | None = None, fade: float = 0.95) -> None:
@@ -116,7 +116,7 @@ class Prices:
         self._count += 1
         self._new.append((_factors(rows, nodes, context), seconds))
         if self.known:
-            enough = min(self._count // 4, self.FIT_EVERY)
+            enough = min(self._count // 4, self.MOST)
         else:  # two rounds that tell drafting from plain decoding, or more
             enough = 2 if len({factors[3] > 0 for factors, _ in self._new}) == 2 else self.FIT_EVERY
         if len(self._new) >= enough:
@@ -138,8 +138,9 @@ class Prices:
         usual = np.maximum(factors @ self._terms, INSTANT) if self.known else np.full(len(seconds), np.median(seconds))
         seconds = np.minimum(seconds, self.SPIKE * usual * max(float(np.median(seconds / usual)), 1.0))
         relative = factors / seconds[:, None]
-        self._products = self.fade * self._products + relative.T @ relative
-        self._targets = self.fade * self._targets + relative.sum(0)
+        fade = self.fade ** (len(seconds) / self.FIT_EVERY)
+        self._products = fade * self._products + relative.T @ relative
+        self._targets = fade * self._targets + relative.sum(0)
         round = float(usual.mean())
         before = self._terms if self.known else self.PRIOR * round
         weights = (self.NOISE / (self.DEVIATIONS * round)) ** 2

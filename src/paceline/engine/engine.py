@@ -69,7 +69,8 @@ class Engine:
         self._rule = config.rule
         self.drafter.bind(self.target)
         self.target.check(self.drafter.needs)
-        self.budget = Budget(self.drafter.price_table) if config.budget else UNLIMITED
+        limited = config.budget and self.drafter.drafts  # plain decoding has nothing to learn, and pays nothing
+        self.budget = Budget(self.drafter.price_table) if limited else UNLIMITED
         self.memory = self._memory(config.cache_memory, self._can_reuse())
         self.rows: list[Row] = []
         self.waiting: deque[Row] = deque()
