@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Sequence
+from types import SimpleNamespace
 from typing import Any
 
 import numpy as np
@@ -432,3 +433,11 @@ def test_an_engine_that_drafts_has_a_budget_unless_it_is_told_not_to(monkeypatch
     assert isinstance(Engine(TARGET, "sam").budget, Budget)
     assert Engine(TARGET, "sam", budget=False).budget is UNLIMITED
     assert Engine(TARGET).budget is UNLIMITED, "plain decoding pays nothing for what drafts are worth"
+
+
+def test_a_drafter_that_its_combinator_forgot_is_not_kept() -> None:
+    budget, gone = Budget(), create("sam")
+    budget.gain(gone, SimpleNamespace(id=1, max_draft=4))  # type: ignore[arg-type]
+    assert len(budget._drafts) == 1
+    del gone
+    assert not budget._drafts

@@ -22,6 +22,7 @@ from collections.abc import Callable, Sequence
 from statistics import fmean
 from time import perf_counter
 from typing import NamedTuple
+from weakref import WeakKeyDictionary
 
 import numpy as np
 
@@ -119,7 +120,8 @@ class Budget(Unlimited):
     def __init__(self, table: Table | None = None, now: Callable[[], float] = perf_counter) -> None:
         self.prices = table.prices if table is not None else Prices()
         self._table, self.now = table, now
-        self._drafts: dict[Drafter, Drafts] = {}
+        # Weak: combinators may make drafters and forget them, and these may hold much text.
+        self._drafts: WeakKeyDictionary[Drafter, Drafts] = WeakKeyDictionary()
         self._plain, self._is_plain = Trials(2 * WAIT), False
         self._round = self._rows = self._context = 0
         self._tokens = self._time = 8.0  # the last rounds' tokens, over those of plain decoding in the same time
