@@ -7,10 +7,11 @@ from typing import Any
 
 import pytest
 
-from paceline.evals.align.backend import Endpoint, Request, Response
+from paceline.evals.align.backend import Backend, Request, Response
 from paceline.evals.align.options import Decoding
 from paceline.target.load import load_tokenizer
 from paceline.workbench.client import CompletionError, Retry, find_model, parse
+from paceline.workbench.endpoint import Remote
 from tests import models
 from tests.evals.endpoint import Scripted
 
@@ -22,7 +23,11 @@ def ask(endpoint: Scripted, *requests: Request, urls: list[str] | None = None, *
     """Replies, or the errors instead, to requests sent at once."""
 
     async def all_of_them() -> list[Response | BaseException]:
-        client = Endpoint(urls or [endpoint.url], "scripted", **({"retry": QUICK, "timeout": 0.5} | options))
+        shown = {name: options.pop(name) for name in ("tokenizer", "stream") if name in options}
+        at = ",".join(urls or [endpoint.url])
+        client = Backend(
+            Remote(f"{at}#scripted", **({"retry": QUICK, "timeout": 0.5} | options)), "scripted", **shown
+        )
         try:
             return await asyncio.gather(*map(client.complete, requests), return_exceptions=True)
         finally:

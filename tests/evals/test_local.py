@@ -15,7 +15,7 @@ from paceline.engine.memory import common
 from paceline.errors import ModelError
 from paceline.evals.align import sample
 from paceline.evals.align.backend import Request, Response
-from paceline.evals.align.local import Local
+from paceline.evals.align.local import LocalBackend
 from paceline.evals.align.methods import Setting, Task, read_methods
 from paceline.evals.align.options import Decoding
 from paceline.evals.align.types import Generation
@@ -33,7 +33,7 @@ def turns(text: str) -> tuple[dict[str, str], ...]:
     return ({"role": "user", "content": text},)
 
 
-def ask(backend: Local, *requests: Request) -> list[Response]:
+def ask(backend: LocalBackend, *requests: Request) -> list[Response]:
     """One after another."""
 
     async def each() -> list[Response]:
@@ -50,7 +50,7 @@ def written(folder: Path, **options: object) -> list[Generation]:
     """What each of METHODS makes of two items of the sample, greedily."""
 
     async def each() -> list[Generation]:
-        backend = Local(str(folder), dtype="float32", batch=1, **options)  # type: ignore[arg-type]
+        backend = LocalBackend(str(folder), dtype="float32", batch=1, **options)  # type: ignore[arg-type]
         made = []
         try:
             for scenario, items in sample.read()[:1]:
@@ -66,7 +66,7 @@ def written(folder: Path, **options: object) -> list[Generation]:
 
 
 def test_a_prefix_is_prefilled_and_gone_on_from(model: Path) -> None:
-    backend = Local(str(model), reuse=False, batch=1, dtype="float32")
+    backend = LocalBackend(str(model), reuse=False, batch=1, dtype="float32")
     request = Request(turns("the cat"), Decoding(12, 0.0), "answer", "x", prefix="and the dog", forced="dog")
     (reply,) = ask(backend, request)
     engine = Engine(str(model), dtype="float32")
@@ -81,19 +81,20 @@ def test_a_prefix_is_prefilled_and_gone_on_from(model: Path) -> None:
 
 def test_exact_reaches_the_engine(model: Path) -> None:
     for exact in (False, True):
-        backend = Local(str(model), batch=1, dtype="bfloat16", exact=exact)
+        backend = LocalBackend(str(model), batch=1, dtype="bfloat16", exact=exact)
         assert backend.engine.target.exact == exact
         asyncio.run(backend.close())
 
 
 def test_a_prefix_that_repeats_a_reply_is_made_of_its_very_tokens(model: Path) -> None:
-    backend = Local(str(model), batch=1, dtype="float32")
+    backend = LocalBackend(str(model), batch=1, dtype="float32")
     first = Request(turns("the cat"), Decoding(20, 0.0), "answer", "x")
     (reply,) = ask(backend, first)
     memo = next(iter(backend._turns.values()))
     later = Request(turns("the cat"), Decoding(4, 0.0), "answer", "x", prefix=reply.text + " more")
-    tokens = backend._prefix(later)
-    assert backend.tokenizer.decode(tokens) == later.prefix
+    tokens, tokenizer = backend._prefix(later), backend.tokenizer
+    assert tokenizer is not None
+    assert tokenizer.decode(tokens) == later.prefix
     shared = common(np.array(tokens), np.array(memo))
     assert shared >= len(memo) - 1
     asyncio.run(backend.close())
@@ -126,7 +127,7 @@ def test_a_scope_remembers_and_others_do_not(model: Path) -> None:
     again = Request(request.messages, request.decoding, "answer", "b")
 
     def rounds(requests: Sequence[Request]) -> list[int]:
-        backend = Local(str(model), "suffix,past=4000", batch=1, dtype="float32")
+        backend = LocalBackend(str(model), "suffix,past=4000", batch=1, dtype="float32")
         replies = ask(backend, *requests)
         asyncio.run(backend.close())
         assert len({reply.text for reply in replies}) == 1
@@ -142,19 +143,19 @@ def test_many_at_once_answer_like_one_by_one(model: Path) -> None:
     requests = [Request(turns(f"number {n}"), Decoding(16, 0.0), "answer", str(n)) for n in range(9)]
 
     async def at_once() -> list[str]:
-        backend = Local(str(model), "suffix,past=4000", batch=4, dtype="float32")
+        backend = LocalBackend(str(model), "suffix,past=4000", batch=4, dtype="float32")
         replies = await asyncio.gather(*map(backend.complete, requests))
         await backend.close()
         return [reply.text for reply in replies]
 
-    backend = Local(str(model), "none", reuse=False, batch=1, dtype="float32")
+    backend = LocalBackend(str(model), "none", reuse=False, batch=1, dtype="float32")
     assert asyncio.run(at_once()) == [reply.text for reply in ask(backend, *requests)]
     asyncio.run(backend.close())
 
 
 def test_seeds_make_samples_that_differ_and_repeat(model: Path) -> None:
     def samples() -> list[str]:
-        backend = Local(str(model), batch=1, dtype="float32")
+        backend = LocalBackend(str(model), batch=1, dtype="float32")
         wish = Decoding(16, 1.0, seed=3)
         texts = [r.text for r in ask(backend, *[Request(turns("go"), wish, "a", "a", sample=n) for n in range(3)])]
         asyncio.run(backend.close())
@@ -166,7 +167,7 @@ def test_seeds_make_samples_that_differ_and_repeat(model: Path) -> None:
 
 def test_a_request_that_nobody_waits_for_leaves_the_batch(model: Path) -> None:
     async def leave() -> None:
-        backend = Local(str(model), batch=1, dtype="float32")
+        backend = LocalBackend(str(model), batch=1, dtype="float32")
         task = asyncio.create_task(backend.complete(Request(turns("the cat"), Decoding(3000, 0.0), "answer")))
         while not backend.engine.rows:
             await asyncio.sleep(0.01)
@@ -179,7 +180,7 @@ def test_a_request_that_nobody_waits_for_leaves_the_batch(model: Path) -> None:
 
 
 def test_a_prompt_that_is_too_long_fails_alone(model: Path) -> None:
-    backend = Local(str(model), batch=1, dtype="float32")
+    backend = LocalBackend(str(model), batch=1, dtype="float32")
     with pytest.raises(CompletionError, match="context"):
         ask(backend, Request(turns("long " * 5000), Decoding(4, 0.0), "answer"))
     assert ask(backend, Request(turns("short"), Decoding(4, 0.0), "answer"))[0].call.generated == 4
@@ -193,4 +194,4 @@ def test_a_model_without_a_chat_template_is_refused(model: Path, tmp_path: Path)
     config = tmp_path / "tokenizer_config.json"
     config.write_text(config.read_text().replace('"chat_template"', '"was_a_template"'))
     with pytest.raises(ModelError, match="chat template"):
-        Local(str(tmp_path))
+        LocalBackend(str(tmp_path))

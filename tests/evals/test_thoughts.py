@@ -8,14 +8,15 @@ from typing import Any
 import pytest
 
 from paceline.errors import PacelineError
-from paceline.evals.align.backend import Backend, Endpoint, Request, continued
+from paceline.evals.align.backend import Backend, Request, continued
 from paceline.evals.align.judge import ModelJudge
-from paceline.evals.align.local import Local
+from paceline.evals.align.local import LocalBackend
 from paceline.evals.align.methods import Setting, Task, read_methods
 from paceline.evals.align.options import AlignOptions, Decoding
 from paceline.evals.align.run import open_backend, open_judge
 from paceline.evals.align.types import Generation
 from paceline.target.load import load_tokenizer
+from paceline.workbench.endpoint import Remote
 from tests import models
 from tests.evals.endpoint import Scripted
 from tests.evals.fakes import item, scenario
@@ -40,7 +41,8 @@ def run(request: pytest.FixtureRequest, folder: Path) -> Callable[[str, str], tu
 
 
 def on_local(folder: Path, method: str, template: str) -> tuple[Generation, list[str]]:
-    backend, prompts = Local(str(folder), dtype="float32", batch=1), list[str]()
+    backend, prompts = LocalBackend(str(folder), dtype="float32", batch=1), list[str]()
+    assert backend.tokenizer is not None
     inner, add = backend.tokenizer.inner, backend.engine.add
     inner.chat_template = template
 
@@ -56,7 +58,7 @@ def on_endpoint(folder: Path, method: str, template: str) -> tuple[Generation, l
     tokenizer = load_tokenizer(folder)
     tokenizer.inner.chat_template = template
     with Scripted(lambda body: "so it is") as server:
-        made = asyncio.run(_asked(method, Endpoint([server.url], "scripted", tokenizer=tokenizer)))
+        made = asyncio.run(_asked(method, Backend(Remote(f"{server.url}#scripted"), "scripted", tokenizer=tokenizer)))
     rendered = [
         body["prompt"] if "prompt" in body else tokenizer.render_chat(body["messages"]) for body in server.requests
     ]
@@ -137,7 +139,7 @@ def test_another_model_that_judges_has_neither_the_tokenizer_nor_the_thoughts_of
         seen = []
         for judge in judges:
             assert isinstance(judge, ModelJudge)
-            assert isinstance(judge.backend, Endpoint)
+            assert isinstance(judge.backend.endpoint, Remote)
             seen.append((judge.markers.opened, judge.backend.tokenizer is not None))
             await judge.backend.close()
         return seen

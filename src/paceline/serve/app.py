@@ -244,6 +244,58 @@ class Server:
         self.note(jobs)
         return completions
 
+    async def chat(self, http: Request, request: ChatRequest) -> Response:
+        """The response to a chat, whole or as a stream."""
+        top = (request.top_logprobs or 0) if request.logprobs else None
+        prompt, jobs = await self.ask(http, request, top)
+        frame = Frame("chat.completion", self.settings.model, self.tokenizer)
+        reader = partial(self.reader, request, prompt)
+        style = Style(frame, request, prompt, reader, logprobs=request.logprobs, pieces=_pieces(http))
+        if request.stream:
+            return self.stream(jobs, [style] * len(jobs))
+        completions = await self.finished(http, jobs)
+
+        def body() -> dict[str, Any]:
+            choices = [style.whole(i, done) for i, done in enumerate(completions)]
+            return frame.whole(choices, completions, predicted=len(jobs[0].params.prediction))
+
+        entries = sum(len(done.logprobs) for done in completions) * (1 + (top or 0))
+        return await _reply(request, prompt, entries, body)
+
+    async def text(self, http: Request, request: TextRequest) -> Response:
+        """The response to a text completion, whole or as a stream."""
+        self.check(request)
+        prompted = await _prepared(self.bodies, http, request, lambda: _of_text(self, request))
+        frame = Frame("text_completion", self.settings.model, self.tokenizer)
+        logprobs, pieces = request.logprobs is not None, _pieces(http)
+        styles = [
+            Style(frame, request, one.prompt, logprobs=logprobs, pieces=pieces, echo=one.text) for one in prompted
+        ]
+        submitted = self.submit(http, request, prompted)
+        if request.stream:
+            each = [style for style, jobs in zip(styles, submitted, strict=True) for _ in jobs]
+            return self.stream([job for jobs in submitted for job in jobs], each)
+        every: list[tuple[Style, Completion, list[TokenLogprob | None]]] = []
+        try:
+            for style, jobs in zip(styles, submitted, strict=True):
+                completions = await self.finished(http, jobs)
+                scored = [job.row.prompt_logprobs for job in jobs if job.row is not None] or [[]]
+                if _only_echo(request):
+                    completions = [Completion(0, "", [], len(style.prompt), "length", 0.0, RowStats(), [])]
+                every += [(style, *pair) for pair in zip(completions, scored, strict=True)]
+        except Unavailable:
+            self.note([job for jobs in submitted for job in jobs])
+            raise
+        finally:  # where one fails or the client leaves, nobody waits for the others
+            self.abort([job for jobs in submitted for job in jobs])
+
+        def body() -> dict[str, Any]:
+            choices = [style.whole(i, done, scored) for i, (style, done, scored) in enumerate(every)]
+            return frame.whole(choices, [done for _, done, _ in every], prompt=sum(len(one.prompt) for one in prompted))
+
+        entries = sum(len(done.logprobs) + len(scored) for _, done, scored in every) * (1 + (request.logprobs or 0))
+        return await _reply(request, prompted[0].prompt, entries, body)
+
     def stream(self, jobs: list[Job], styles: list[Style]) -> Response:
         return StreamingResponse(stream(jobs, styles, self.note, self.abort), media_type="text/event-stream")
 
@@ -308,56 +360,12 @@ def _completions(app: FastAPI, server: Server) -> None:
     @app.post("/v1/chat/completions")
     async def chat(http: Request, request: ChatRequest = Depends(server.bodies.of(ChatRequest))) -> Response:
         """OpenAI's chat completions."""
-        top = (request.top_logprobs or 0) if request.logprobs else None
-        prompt, jobs = await server.ask(http, request, top)
-        frame = Frame("chat.completion", server.settings.model, server.tokenizer)
-        reader = partial(server.reader, request, prompt)
-        style = Style(frame, request, prompt, reader, logprobs=request.logprobs, pieces=_pieces(http))
-        if request.stream:
-            return server.stream(jobs, [style] * len(jobs))
-        completions = await server.finished(http, jobs)
-
-        def body() -> dict[str, Any]:
-            choices = [style.whole(i, done) for i, done in enumerate(completions)]
-            return frame.whole(choices, completions, predicted=len(jobs[0].params.prediction))
-
-        entries = sum(len(done.logprobs) for done in completions) * (1 + (top or 0))
-        return await _reply(request, prompt, entries, body)
+        return await server.chat(http, request)
 
     @app.post("/v1/completions")
     async def text(http: Request, request: TextRequest = Depends(server.bodies.of(TextRequest))) -> Response:
         """OpenAI's text completions, with the prompt's own log-probabilities for echo."""
-        server.check(request)
-        prompted = await _prepared(server.bodies, http, request, lambda: _of_text(server, request))
-        frame = Frame("text_completion", server.settings.model, server.tokenizer)
-        logprobs, pieces = request.logprobs is not None, _pieces(http)
-        styles = [
-            Style(frame, request, one.prompt, logprobs=logprobs, pieces=pieces, echo=one.text) for one in prompted
-        ]
-        submitted = server.submit(http, request, prompted)
-        if request.stream:
-            each = [style for style, jobs in zip(styles, submitted, strict=True) for _ in jobs]
-            return server.stream([job for jobs in submitted for job in jobs], each)
-        every: list[tuple[Style, Completion, list[TokenLogprob | None]]] = []
-        try:
-            for style, jobs in zip(styles, submitted, strict=True):
-                completions = await server.finished(http, jobs)
-                scored = [job.row.prompt_logprobs for job in jobs if job.row is not None] or [[]]
-                if _only_echo(request):
-                    completions = [Completion(0, "", [], len(style.prompt), "length", 0.0, RowStats(), [])]
-                every += [(style, *pair) for pair in zip(completions, scored, strict=True)]
-        except Unavailable:
-            server.note([job for jobs in submitted for job in jobs])
-            raise
-        finally:  # where one fails or the client leaves, nobody waits for the others
-            server.abort([job for jobs in submitted for job in jobs])
-
-        def body() -> dict[str, Any]:
-            choices = [style.whole(i, done, scored) for i, (style, done, scored) in enumerate(every)]
-            return frame.whole(choices, [done for _, done, _ in every], prompt=sum(len(one.prompt) for one in prompted))
-
-        entries = sum(len(done.logprobs) + len(scored) for _, done, scored in every) * (1 + (request.logprobs or 0))
-        return await _reply(request, prompted[0].prompt, entries, body)
+        return await server.text(http, request)
 
 
 async def _prepared(

@@ -38,6 +38,7 @@ SHORT_TRIES = 3
 MOST_PARTS = 1024  # of a completion: answers or calls
 MOST_BYTES = 1 << 26  # of what a server sends to one request, whatever it is
 MOST_SECONDS = 4 * 3600.0  # of an attempt, streams included
+PAGE_BYTES, PAGE_SECONDS = 16 << 20, 60.0  # of a page such as /metrics
 
 
 class CompletionError(PacelineError):
@@ -95,6 +96,7 @@ class Completion:
     logprobs       of each token, as servers of chats give them, where they were asked for.
     tool_calls     name and arguments of each call, as texts.
     tokens         ids of the new tokens, from servers that return them.
+    speculation    rounds and drafted tokens, from servers that report them (vLLM, ours); empty otherwise.
     others         the answers after the first, where `n` asked for several.
     times          seconds from the request to each event that brought a part of the answer; once where it came whole.
     tries          attempts that it took."""
@@ -106,6 +108,7 @@ class Completion:
     logprobs: list[dict[str, Any]] = field(default_factory=list)
     tool_calls: list[dict[str, str]] = field(default_factory=list)
     tokens: list[int] = field(default_factory=list)
+    speculation: dict[str, Any] = field(default_factory=dict)
     others: list[Completion] = field(default_factory=list)
     times: list[float] = field(default_factory=list, compare=False)
     tries: int = 1
@@ -118,6 +121,7 @@ class Completion:
         self.usage = part.get("usage") or self.usage
         if any(type(self.usage.get(name) or 0) is not int for name in ("prompt_tokens", "completion_tokens")):
             raise TypeError("usage counts tokens in whole numbers")
+        self.speculation = (part.get("metrics") or {}).get("speculative_decoding") or self.speculation
         for choice in part.get("choices") or ():
             self._answer(choice.get("index") or 0)._add(choice)
 
@@ -283,6 +287,22 @@ async def find_models(url: str, key: str | None = None) -> dict[str, str]:
                 f"{url}/models cannot be read ({_cause(error)}); is the server up? "
                 "A model is named after a #: http://host:8000/v1#model"
             ) from None
+
+
+def get(url: str, path: str, key: str | None = None) -> bytes | None:
+    """The page at `path` beside /v1; None if there is none (status 200 alone counts). Raises CompletionError if the
+    server does not answer, and for pages beyond PAGE_BYTES or PAGE_SECONDS."""
+    address, page, began = url.rstrip("/").removesuffix("/v1") + path, bytearray(), perf_counter()
+    headers = {"Authorization": f"Bearer {key}"} if key else {}
+    try:
+        with httpx2.stream("GET", address, headers=headers, timeout=CONNECT_SECONDS) as response:
+            for piece in response.iter_bytes(1 << 16):
+                page += piece
+                if len(page) > PAGE_BYTES or perf_counter() - began > PAGE_SECONDS:
+                    raise CompletionError(f"{address} is longer than {PAGE_BYTES >> 20} MiB, or does not end")
+            return bytes(page) if response.status_code == 200 else None
+    except (httpx2.HTTPError, httpx2.InvalidURL) as error:
+        raise CompletionError(f"{address} cannot be read: {error}; is the server up?") from None
 
 
 def is_url(text: str) -> bool:

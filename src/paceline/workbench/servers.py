@@ -23,18 +23,16 @@ from time import perf_counter
 from typing import Any
 from urllib.parse import urlsplit
 
-import httpx2
-
 from paceline.errors import PacelineError, printable
 from paceline.strict_json import loads
 from paceline.workbench.client import (
-    CONNECT_SECONDS,
     Client,
     Completion,
     CompletionError,
     Retry,
     api_key,
     find_models,
+    get,
     parse,
 )
 from paceline.workbench.conversations import Conversation, ConversationError, Message, Reading, read
@@ -48,7 +46,6 @@ METRICS = {
     "spec_accept_length": "length",
 }  # fmt: skip
 """Fields of Drafting by the names of metrics of vLLM, ours, llama.cpp and SGLang, without prefix and `_total`."""
-MOST_BYTES, MOST_SECONDS = 16 << 20, 60.0  # of a page such as /metrics at most
 BY_POSITION = "spec_decode_num_accepted_tokens_per_pos"
 COUNTS = ("tokens", "drafts", "drafted", "accepted")
 LOOK_SECONDS = 0.1  # seconds between two checks whether sending was stopped
@@ -172,22 +169,6 @@ class Server:
         ids = {"return_token_ids": True} if self.engine in ("vllm", "paceline") else {}
         stream = {"stream": True, "stream_options": {"include_usage": True}}
         return {"model": self.model, **prompt, "max_tokens": max_tokens, "temperature": 0.0, **stream, **ids, **more}
-
-
-def get(url: str, path: str, key: str | None = None) -> bytes | None:
-    """The page at `path` beside /v1; None if there is none (status 200 alone counts). Raises CompletionError if the
-    server does not answer, and for pages beyond MOST_BYTES or MOST_SECONDS."""
-    address, page, began = url.rstrip("/").removesuffix("/v1") + path, bytearray(), perf_counter()
-    headers = {"Authorization": f"Bearer {key}"} if key else {}
-    try:
-        with httpx2.stream("GET", address, headers=headers, timeout=CONNECT_SECONDS) as response:
-            for piece in response.iter_bytes(1 << 16):
-                page += piece
-                if len(page) > MOST_BYTES or perf_counter() - began > MOST_SECONDS:
-                    raise CompletionError(f"{address} is longer than {MOST_BYTES >> 20} MiB, or does not end")
-            return bytes(page) if response.status_code == 200 else None
-    except (httpx2.HTTPError, httpx2.InvalidURL) as error:
-        raise CompletionError(f"{address} cannot be read: {error}; is the server up?") from None
 
 
 def _version(url: str, key: str | None) -> str:

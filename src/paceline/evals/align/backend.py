@@ -1,18 +1,20 @@
-"""Backends complete requests: an OpenAI-compatible endpoint here, our own engine in `local`. They know no rules.
+"""A backend completes turns of conversations at an endpoint; our own engine's is in `local`. It knows no rules.
 
 A request may have a prefix, the beginning of the assistant's turn. It is prefilled; the response is what follows."""
 
 from __future__ import annotations
 
+from collections.abc import Mapping
 from dataclasses import dataclass, replace
 from time import perf_counter
-from typing import TYPE_CHECKING, Any, Protocol
+from typing import TYPE_CHECKING, Any
 
 from paceline.evals.align.options import Decoding
 from paceline.evals.align.prompts import Message
 from paceline.evals.align.types import Call, Output
-from paceline.workbench.client import Client, Completion
+from paceline.workbench.client import Completion
 from paceline.workbench.contestant import in_common
+from paceline.workbench.endpoint import Endpoint
 
 if TYPE_CHECKING:
     from paceline.target.tokenizer import Tokenizer
@@ -65,17 +67,6 @@ class Response:
         return self.call.finish_reason
 
 
-class Backend(Protocol):
-    """An endpoint or an engine. label: the model's name in reports and files."""
-
-    label: str
-
-    async def complete(self, request: Request) -> Response:
-        """The response to a request. Raises CompletionError if all attempts fail."""
-
-    async def close(self) -> None: ...
-
-
 @dataclass(frozen=True)
 class Markers:
     """The marks around a thought. opened: the user says that the server's chat template opens the thought."""
@@ -120,35 +111,32 @@ def continued(request: Request, prompt: str, markers: Markers = Markers()) -> Re
     return replace(request, prefix=prefix[written:], forced=prefix[max(written, len(prefix) - len(request.forced)) :])
 
 
-class Endpoint:
-    """A model over HTTP, on one server or several.
+class Backend:
+    """A model that is asked for turns of conversations, which may have a beginning.
 
-    A prefix must reach the model unchanged. With a tokenizer the prompt is rendered here and sent to /completions.
-    Without one the prefix is sent to /chat/completions as an assistant message to continue (vLLM's
-    `continue_final_message`), and the server's chat template must not remove thoughts.
+    endpoint   where it is asked; label: its name in reports and files.
+    tokenizer  renders prefixes and counts injected tokens. Without one a prefix is sent to /chat/completions as an
+               assistant message to continue (vLLM's `continue_final_message`), and the server's chat template must
+               not remove thoughts.
+    stream     ask for server-sent events; a server without them sends the answer in one piece."""
 
-    stream     ask for server-sent events; a server without them sends the answer in one piece.
-    tokenizer  renders prefixes and counts injected tokens.
-    The other arguments are those of `Client`."""
-
-    def __init__(
-        self, urls: list[str], model: str, *, stream: bool = True, tokenizer: Tokenizer | None = None, **client: Any
-    ):
-        self.label, self.stream, self.tokenizer = model, stream, tokenizer
-        self._client = Client(urls, **client)
+    def __init__(self, endpoint: Endpoint, label: str, *, tokenizer: Tokenizer | None = None, stream: bool = True):
+        self.endpoint, self.label, self.tokenizer, self.stream = endpoint, label, tokenizer, stream
 
     async def complete(self, request: Request) -> Response:
+        """The response to a request. Raises CompletionError if all attempts fail."""
         began = perf_counter()
         rendered = "" if self.tokenizer is None else self.tokenizer.render_chat(request.messages)
-        completion = await self._client.complete(self._body(request, rendered))
-        return self._response(continued(request, rendered), completion, perf_counter() - began, rendered)
+        request = continued(request, rendered)
+        completion = await self.endpoint.complete(self.body(request, rendered))
+        return self._response(request, completion, perf_counter() - began, rendered)
 
     async def close(self) -> None:
-        await self._client.close()
+        await self.endpoint.aclose()
 
-    def _body(self, request: Request, rendered: str) -> dict[str, Any]:
+    def body(self, request: Request, rendered: str) -> dict[str, Any]:
         """The body of a request. rendered: its messages in the chat template, "" without a tokenizer."""
-        body: dict[str, Any] = {"model": self.label, **request.seeded.body()}
+        body: dict[str, Any] = request.seeded.body()
         if request.stop:
             body["stop"] = list(request.stop)
         if self.stream:
@@ -158,8 +146,7 @@ class Endpoint:
             body["response_format"] = {"type": "json_schema", "json_schema": named}
         if request.prefix and rendered:
             # The template has already written the beginning token.
-            prompt = rendered + continued(request, rendered).prefix
-            return body | {"prompt": prompt, "add_special_tokens": False}
+            return body | {"prompt": rendered + request.prefix, "add_special_tokens": False}
         messages = [dict(message) for message in request.messages]
         if request.prefix:
             messages.append({"role": "assistant", "content": request.prefix})
@@ -179,5 +166,13 @@ class Endpoint:
             injected=injected,
             generated=usage.get("completion_tokens"),
             tries=completion.tries,
+            speculation=_speculation(completion.speculation),
         )
         return Response(completion.text, call, completion.reasoning, opened(rendered))
+
+
+def _speculation(reported: Mapping[str, Any]) -> dict[str, Any] | None:
+    """Rounds and drafted tokens, where a server reports them as vLLM and ours do."""
+    names = {"rounds": "num_spec_steps", "draft_tokens": "num_draft_tokens"}
+    found = {name: reported.get(theirs) for name, theirs in names.items()}
+    return found if all(isinstance(count, int) for count in found.values()) else None

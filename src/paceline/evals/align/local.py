@@ -1,33 +1,31 @@
-"""Our own engine as a backend, in this process. It answers many requests at once, in a thread of its own.
+"""Our own engine as a backend, in this process.
 
 A prefix is prefilled, never decoded. Where it repeats an earlier response it has the tokens that were generated. The
 drafter remembers texts within a request's scope. Prompts with a common prefix share keys and values, unless the drafter
 must see every token of a prompt."""
 
-import asyncio
 from collections import OrderedDict
 from collections.abc import Callable, Sequence
 from typing import Any
 
 from paceline.core.request import Request as DraftedRow
 from paceline.core.round import Round
-from paceline.core.sampling import SamplingParams
 from paceline.core.tree import DraftTree
 from paceline.draft.base import Drafter
 from paceline.draft.registry import create
 from paceline.engine.engine import Engine
-from paceline.errors import ModelError, PacelineError
-from paceline.evals.align.backend import Request, Response, continued, opened
-from paceline.evals.align.types import Call, digest
+from paceline.errors import ModelError
+from paceline.evals.align.backend import Backend, Request, Response
+from paceline.evals.align.types import digest
+from paceline.serve.local import Local
 from paceline.target.base import Facts, Needs
-from paceline.workbench.client import CompletionError
-from paceline.workbench.worker import Job, Worker
+from paceline.workbench.client import Completion
 
 MOST_TURNS = 256  # turns whose tokens are remembered, for prefixes that continue them
 MOST_SCOPES = 128  # scopes whose drafters are remembered; more than can be active at once
 
 
-class Local:
+class LocalBackend(Backend):
     """Backend over an `Engine`. A temperature of None is greedy here.
 
     draft  as for paceline generate.
@@ -35,58 +33,32 @@ class Local:
     batch  requests answered at once.
     loading  dtype, device, exact, activations, as for `Engine`."""
 
-    def __init__(
-        self, model: str, draft: str = "none", *, reuse: bool = True, batch: int = 8,
-        **loading: Any,
-    ):  # fmt: skip
+    def __init__(self, model: str, draft: str = "none", *, reuse: bool = True, batch: int = 8, **loading: Any):
         drafter: Drafter = create(draft)
         if can_be_scoped(drafter):
             drafter = ScopedDrafter(lambda: create(draft))
         self.engine = Engine(model, drafter, max_batch=batch, reuse=reuse, **loading)
         if self.engine.tokenizer is None or not self.engine.tokenizer.has_chat_template:
             raise ModelError(f"{model} has no chat template, and alignment is measured in conversations")
-        self.tokenizer = self.engine.tokenizer
-        self.label = model.rstrip("/").rsplit("/", 1)[-1]
         self._turns: OrderedDict[str, list[int]] = OrderedDict()
-        self._worker = Worker(self.engine, most_waiting=1 << 30)
+        label = model.rstrip("/").rsplit("/", 1)[-1]
+        super().__init__(Local(self.engine), label, tokenizer=self.engine.tokenizer, stream=False)
 
-    async def complete(self, request: Request) -> Response:
-        try:
-            text = self.tokenizer.render_chat(request.messages)
-            request = continued(request, text)
-            prefix = self._prefix(request)
-            prompt = [*self.tokenizer.encode_chat(request.messages), *prefix]
-            job = self._worker.submit(prompt, self._params(request), asyncio.get_running_loop())
-            try:
-                async for _ in job:
-                    pass
-            finally:  # after a cancellation nobody waits for the answer
-                self._worker.abort(job)
-            done = job.completion
-            if done.finish_reason == "error":
-                raise CompletionError(done.error)
-        except PacelineError as error:
-            raise CompletionError(str(error)) from None
-        _remember(self._turns, _turn(request), [*prefix, *done.tokens], MOST_TURNS)
-        return Response(done.text, self._call(request, job), opened=opened(text))
-
-    async def close(self) -> None:
-        await asyncio.to_thread(self._worker.stop, 60.0)
-
-    def _params(self, request: Request) -> SamplingParams:
-        decoding = request.seeded
+    def body(self, request: Request, rendered: str) -> dict[str, Any]:
+        assert self.tokenizer is not None
         stops = [self.tokenizer.encode_text(stop) for stop in request.stop]
-        return SamplingParams(
-            temperature=decoding.temperature or 0.0,
-            top_k=decoding.top_k or 0,
-            top_p=1.0 if decoding.top_p is None else decoding.top_p,
-            min_p=decoding.min_p or 0.0,
-            max_tokens=decoding.max_tokens,
-            seed=decoding.seed,
-            stop=request.stop,
-            stop_token_ids=tuple(ids[0] for ids in stops if len(ids) == 1),  # special tokens are not in the text
-            draft=request.scope,
-        )
+        return {
+            **{"temperature": 0.0, **request.seeded.body()},
+            "prompt": [*self.tokenizer.encode_chat(request.messages), *self._prefix(request)],
+            "stop": list(request.stop),
+            "stop_token_ids": [ids[0] for ids in stops if len(ids) == 1],  # special tokens are not in the text
+            "user": request.scope,
+            "return_token_ids": True,
+        }
+
+    def _response(self, request: Request, completion: Completion, seconds: float, rendered: str) -> Response:
+        _remember(self._turns, _turn(request), [*self._prefix(request), *completion.tokens], MOST_TURNS)
+        return super()._response(request, completion, seconds, rendered)
 
     def _prefix(self, request: Request) -> list[int]:
         """Tokens of the prefix: the generated ones as far as it repeats an earlier response, then the tokenizer's.
@@ -94,26 +66,13 @@ class Local:
         A model may write a text in other tokens than the tokenizer; it must continue from those that it wrote."""
         if not request.prefix:
             return []
+        assert self.tokenizer is not None
         decode, written = self.tokenizer.decode, self._turns.get(_turn(request), [])
         end = next((n for n in range(len(written), 0, -1) if request.prefix.startswith(decode(written[:n]))), 0)
         text = decode(written[:end])
         while end and decode(written[: end - 1]) == text:  # end tokens, which have no text
             end -= 1
         return [*written[:end], *self.tokenizer.encode_text(request.prefix[len(text) :])]
-
-    def _call(self, request: Request, job: Job) -> Call:
-        assert job.row is not None
-        row, stats = job.row, job.row.stats
-        return Call(
-            request.phase,
-            "stop" if row.finish_reason == "stop" else "length",
-            round(sum(stats.seconds.values()), 6),
-            prefilled=row.prompt_length,
-            cached=row.reused,
-            injected=len(self.tokenizer.encode_text(request.forced)) if request.forced else 0,
-            generated=row.num_new,
-            speculation={name: getattr(stats, name) for name in ("rounds", "draft_rounds", "draft_tokens")},
-        )
 
 
 def _turn(request: Request) -> str:
@@ -133,7 +92,7 @@ class ScopedDrafter(Drafter):
     """A drafter with a separate memory for each scope (an item, or a scenario for a judge).
 
     All rows of a scope share one inner drafter: the text of one request of an item is drafted in the next one, and 300
-    judge calls of a scenario fill one memory, without the texts of other items. A row's scope is `params.draft`.
+    judge calls of a scenario fill one memory, without the texts of other items. A row's scope is its `client`.
 
     make  returns a new inner drafter."""
 
@@ -149,7 +108,7 @@ class ScopedDrafter(Drafter):
         self._target = target
 
     def start(self, row: DraftedRow) -> None:
-        scope = row.params.draft or ""
+        scope = row.client
         drafter = self._scopes.get(scope)
         if drafter is None:
             assert self._target is not None

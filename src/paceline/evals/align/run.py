@@ -23,7 +23,7 @@ from typing import Any
 from paceline import __version__
 from paceline.errors import MethodError, PacelineError
 from paceline.evals.align import prompts
-from paceline.evals.align.backend import Backend, Endpoint, Markers
+from paceline.evals.align.backend import Backend, Markers
 from paceline.evals.align.data import read
 from paceline.evals.align.figures import ERRORS, GENERATIONS, JUDGEMENTS, KIND, results
 from paceline.evals.align.judge import CHECKS, Checks, Judge, ModelJudge, Scorer, Unjudged, open_scorer
@@ -31,7 +31,8 @@ from paceline.evals.align.methods import Method, Setting, Task, read_methods
 from paceline.evals.align.options import AlignOptions
 from paceline.evals.align.types import Call, Data, Item, Scenario, digest
 from paceline.interrupt import Interrupt
-from paceline.workbench.client import Retry, api_key, find_model, is_url, parse
+from paceline.workbench.client import Retry, api_key, find_model, is_url
+from paceline.workbench.endpoint import Remote
 from paceline.workbench.options import listed
 from paceline.workbench.runs import Lines, Run, new_folder
 
@@ -135,13 +136,12 @@ async def _align(
 async def open_backend(spec: str, asked: AlignOptions, key_env: str | None) -> Backend:
     """An endpoint, or our engine if `spec` is a folder; PacelineError in one line if it cannot be opened."""
     if not is_url(spec):
-        from paceline.evals.align.local import Local
+        from paceline.evals.align.local import LocalBackend
 
-        return Local(
+        return LocalBackend(
             spec, asked.draft, reuse=asked.reuse, batch=asked.concurrency,
             dtype=asked.dtype, device=asked.device, exact=asked.exact, activations=asked.activations,
         )  # fmt: skip
-    urls, model = parse(spec)
     key = api_key(spec, key_env)
     tokenizer = None
     if asked.tokenizer is not None and spec == asked.model:
@@ -150,10 +150,9 @@ async def open_backend(spec: str, asked: AlignOptions, key_env: str | None) -> B
         tokenizer = load_tokenizer(asked.tokenizer)
         if not tokenizer.has_chat_template:
             raise PacelineError(f"{asked.tokenizer} has no chat template, and --tokenizer is there to render prompts")
-    return Endpoint(
-        urls, model or await find_model(urls[0], key), key=key, slots=asked.concurrency, timeout=asked.timeout,
-        retry=_retry(asked), stream=asked.stream, tokenizer=tokenizer,
-    )  # fmt: skip
+    endpoint = Remote(spec, key=key, slots=asked.concurrency, timeout=asked.timeout, retry=_retry(asked))
+    endpoint.model = endpoint.model or await find_model(endpoint.url, key)
+    return Backend(endpoint, endpoint.model, tokenizer=tokenizer, stream=asked.stream)
 
 
 async def open_judge(name: str, asked: AlignOptions, backends: dict[str, Backend]) -> Judge:

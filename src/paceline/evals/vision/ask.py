@@ -31,7 +31,8 @@ from paceline.evals.vision.captions import NUMBERS, PLACES, VALUES
 from paceline.evals.vision.dataset import Case, Data, data_url, values_of
 from paceline.evals.vision.options import EndpointOptions
 from paceline.evals.vision.scores import summarise
-from paceline.workbench.client import Client, Completion, Retry, api_key
+from paceline.workbench.client import Completion, Retry, api_key
+from paceline.workbench.endpoint import Remote
 from paceline.workbench.runs import Lines
 
 PROMPTS = 2  # version of the wordings below; other wordings are other questions
@@ -130,9 +131,9 @@ async def ask_all(
         for case in cases[: options.cases or len(cases)]:
             wanted |= {question.key(**settings): question for question in questions(case, data.picture, options)}
     failures: list[str] = []
-    client = Client(
-        [options.checkpoint], key=api_key(options.checkpoint, options.key), slots=options.concurrency,
-        timeout=options.timeout, retry=RETRY,
+    endpoint = Remote(
+        f"{options.checkpoint}#{options.model}", key=api_key(options.checkpoint, options.key),
+        slots=options.concurrency, timeout=options.timeout, retry=RETRY,
     )  # fmt: skip
     with Lines(folder / REPLIES) as replies:
         waiting = iter([(key, question) for key, question in wanted.items() if key not in replies])
@@ -142,7 +143,7 @@ async def ask_all(
             nonlocal done
             for key, question in waiting:
                 try:
-                    completion = await client.complete(_body(question, options))
+                    completion = await endpoint.complete(_body(question, options))
                 except PacelineError as error:
                     failures.append(f"{question.subset}/{question.case}, {question.way} {question.query}: {error}")
                     if len(failures) >= FAILURES and not done:
@@ -152,8 +153,10 @@ async def ask_all(
                 done += 1
                 progress(done, len(wanted))
 
-        async with client:
+        try:
             await asyncio.gather(*(work() for _ in range(options.concurrency)))
+        finally:
+            await endpoint.aclose()
         if failures and not done:
             raise PacelineError(failures[0])
         data.problems += failures
@@ -162,7 +165,7 @@ async def ask_all(
 
 def _body(question: Question, options: EndpointOptions) -> dict[str, Any]:
     messages = [{"role": "user", "content": question.content()}]
-    body = {"model": options.model, "temperature": 0, "max_tokens": options.max_tokens, "messages": messages}
+    body = {"temperature": 0, "max_tokens": options.max_tokens, "messages": messages}
     return body | ({"logprobs": True, "top_logprobs": TOP_TOKENS} if options.ask == "yesno" else {})
 
 

@@ -1,0 +1,63 @@
+"""Local: an engine of this process as an endpoint. It reads bodies and writes answers as our server does."""
+
+from __future__ import annotations
+
+import asyncio
+import json
+from collections.abc import Sequence
+from typing import Any
+
+from fastapi import Request
+
+from paceline.engine.engine import Engine
+from paceline.errors import PacelineError
+from paceline.serve.app import Server
+from paceline.serve.fields import ChatRequest, TextRequest
+from paceline.serve.guard import validated
+from paceline.serve.settings import Settings
+from paceline.workbench.client import Completion, CompletionError
+from paceline.workbench.endpoint import Body, Endpoint
+from paceline.workbench.worker import Worker
+
+WAITING = 1 << 30  # requests that may wait: the caller knows how many it has
+STOP_SECONDS = 60.0
+
+
+class Local(Endpoint):
+    """An engine, asked by many at once; its rounds run in a thread of their own.
+
+    name    for results; drafts: names that a request's field `draft` may choose, for a drafter of `by_request`.
+
+    A request's field `user` names whose it is: a drafter may keep a memory for each (`Row.client`). A tokenizer is
+    needed. Raises PacelineError where there is none."""
+
+    def __init__(self, engine: Engine, name: str = "", *, drafts: Sequence[str] = (), slots: int | None = None):
+        super().__init__(slots or engine.max_batch)
+        if engine.tokenizer is None:
+            raise PacelineError(f"{engine.target.name} has no tokenizer, and an endpoint is asked with text")
+        self.engine, self.name, self.model = engine, name or engine.drafter.name, engine.target.name
+        self._worker = Worker(engine, WAITING)
+        self._server = Server(self._worker, Settings(model=self.model, drafts=tuple(drafts)))
+
+    async def complete(self, body: Body) -> Completion:
+        completion = Completion()
+        asked = {name: value for name, value in body.items() if name not in ("stream", "stream_options")}
+        who = {"client": str(body.get("user") or ""), "size": 0}
+        http = Request({"type": "http", "headers": [], "state": who}, _nothing)
+        try:
+            if "messages" in body:
+                response = await self._server.chat(http, validated(ChatRequest, asked))
+            else:
+                response = await self._server.text(http, validated(TextRequest, asked))
+        except PacelineError as error:
+            raise CompletionError(f"{self.name} cannot answer this request: {error}") from None
+        completion.take(json.loads(bytes(response.body)))
+        return completion
+
+    async def aclose(self) -> None:
+        await asyncio.to_thread(self._worker.stop, STOP_SECONDS)
+
+
+async def _nothing() -> Any:
+    """What a client sends that stays: no message."""
+    await asyncio.Event().wait()

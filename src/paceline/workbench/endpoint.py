@@ -1,0 +1,230 @@
+"""Endpoints: whatever answers requests in OpenAI's form, asked in one way.
+
+    with Remote("http://127.0.0.1:8000/v1#Qwen/Qwen3-14B", key=None) as server:
+        answers = server.ask([{"messages": messages, "max_tokens": 100}])
+
+A request is the body that OpenAI's API takes, with "messages" or a "prompt" (a text, or token ids); an answer is a
+`client.Completion`. `Remote` is a model behind one server or several, `Started` a server that is begun for this run,
+and `paceline.serve.local.Local` an engine of this process, which reads bodies as our own server does."""
+
+from __future__ import annotations
+
+import asyncio
+import os
+import shlex
+import signal
+import socket
+import subprocess
+import tempfile
+from abc import ABC, abstractmethod
+from collections.abc import Callable, Mapping, Sequence
+from contextlib import suppress
+from functools import cached_property
+from time import monotonic, sleep
+from typing import Any, Self
+from urllib.parse import urlsplit
+
+from paceline.errors import PacelineError, printable
+from paceline.workbench.client import Client, Completion, CompletionError, Retry, find_model, find_models, get, parse
+
+Body = Mapping[str, Any]  # of a request, as OpenAI's API has it
+LOOK_SECONDS = 0.2  # between two looks whether time is up, or a server is there
+START_SECONDS = 900.0  # that a server may take to load its model
+END_SECONDS = 20.0  # that it may take to end
+
+
+class OutOfTime(PacelineError):
+    """Requests were broken off because time is up."""
+
+
+class Endpoint(ABC):
+    """Something that answers requests.
+
+    name   what it is, for results and certificates; model: the name to ask for; url: for requests that are shown.
+    slots  requests under way at once where the caller does not say.
+    over   asked now and then while requests are under way; once it is true they are given up (OutOfTime)."""
+
+    name: str
+    model: str = ""
+    url: str = "http://127.0.0.1:8000/v1"
+
+    def __init__(self, slots: int = 8):
+        self.slots = slots
+        self.over: Callable[[], bool] = lambda: False
+        self._loop = asyncio.Runner()
+
+    def __enter__(self) -> Self:
+        return self
+
+    def __exit__(self, *_: object) -> None:
+        self.close()
+
+    @abstractmethod
+    async def complete(self, body: Body) -> Completion:
+        """The completion of one request, greedy or sampled as the body says. Raises CompletionError."""
+
+    async def aclose(self) -> None:  # noqa: B027
+        """Close connections; for a caller with an event loop of its own."""
+
+    def close(self) -> None:
+        """Close connections and give memory back. It may be called twice."""
+        self._loop.run(self.aclose())
+        self._loop.close()
+        self._loop = asyncio.Runner()
+
+    def ask(self, bodies: Sequence[Body], slots: int | None = None) -> list[Completion]:
+        """The completions of all requests, with at most `slots` of them under way.
+
+        Raises CompletionError if one cannot be had, when no other is under way any more, and OutOfTime."""
+        return self._loop.run(self._ask(bodies, slots or self.slots))
+
+    async def _ask(self, bodies: Sequence[Body], slots: int) -> list[Completion]:
+        turns = asyncio.Semaphore(slots)
+
+        async def one(body: Body) -> Completion:
+            async with turns:
+                return await self.complete(body)
+
+        asking = asyncio.gather(*map(one, bodies), return_exceptions=True)
+        while not (await asyncio.wait([asking], timeout=LOOK_SECONDS))[0]:
+            if self.over():
+                asking.cancel()
+                with suppress(asyncio.CancelledError):
+                    await asking
+                raise OutOfTime("the budget was spent")
+        done = await asking
+        for answer in done:
+            if isinstance(answer, BaseException):
+                raise answer
+        return [answer for answer in done if isinstance(answer, Completion)]
+
+
+class Remote(Endpoint):
+    """A model behind one server or several, over HTTP.
+
+    spec   URL[,URL...][#model]; without a model the server's only one is asked.
+    key    the API key, which is written nowhere; see `client.api_key`.
+    extra  fields of every request. client: further arguments of `Client`, such as timeout and retry."""
+
+    def __init__(
+        self, spec: str, *, key: str | None = None, slots: int = 8, extra: Body | None = None,
+        retry: Retry = Retry(), **client: Any,
+    ):  # fmt: skip
+        super().__init__(slots)
+        self.urls, self.model = parse(spec)
+        if not self.urls:
+            raise PacelineError(f"{spec!r} has no address, such as http://127.0.0.1:8000/v1#model")
+        if any("@" in urlsplit(url).netloc for url in self.urls):
+            raise PacelineError("a name or a key in an address would be written into results; use --api-key-env NAME")
+        self.url, self.key, self.extra = self.urls[0], key, dict(extra or {})
+        self._client: Client | None = None
+        self._options = {"key": key, "slots": slots, "retry": retry, **client}
+
+    @property
+    def name(self) -> str:  # type: ignore[override]
+        """Its addresses, its model and what every request has."""
+        return ", ".join([*self.urls, self.model, *(f"{key} = {value}" for key, value in self.extra.items())])
+
+    async def complete(self, body: Body) -> Completion:
+        if not self.model:
+            self.model = await find_model(self.url, self.key)
+        if self._client is None:
+            self._client = Client(self.urls, **self._options)
+        return await self._client.complete({"model": self.model, **body, **self.extra})
+
+    async def aclose(self) -> None:
+        client, self._client = self._client, None
+        if client is not None:
+            await client.close()
+
+    @cached_property
+    def owner(self) -> str:
+        """Who owns the model, which is how servers name themselves ("vllm", "paceline"); "" if it is not said."""
+        return asyncio.run(find_models(self.url, self.key)).get(self.model, "")
+
+
+class Started:
+    """A server that is begun by a command, and ended with all its processes.
+
+        with Started("vllm serve Qwen/Qwen3-0.6B --port {port}") as server:
+            Remote(server.url)
+
+    command  split as a shell would; {port} in it becomes a free port, and a command without one gets --port.
+    env      variables beside those of this process. wait: seconds that it may take until it answers.
+
+    What it prints goes to a file; its last lines are in the error if it ends before it answers."""
+
+    def __init__(self, command: str, *, env: Mapping[str, str] | None = None, wait: float = START_SECONDS):
+        with socket.socket() as free:
+            free.bind(("127.0.0.1", 0))
+            port = free.getsockname()[1]
+        words = shlex.split(command)
+        if not words:
+            raise PacelineError("there is no command to start a server with")
+        self.command = [word.replace("{port}", str(port)) for word in words]
+        if self.command == words and not any(word.split("=")[0] == "--port" for word in words):
+            self.command += ["--port", str(port)]
+        self.url, self.wait = f"http://127.0.0.1:{_port(self.command, port)}/v1", wait
+        self._env = {**os.environ, **(env or {})}
+        self._process: subprocess.Popen[bytes] | None = None
+
+    def __enter__(self) -> Self:
+        self._printed = tempfile.TemporaryFile()
+        try:
+            self._process = subprocess.Popen(
+                self.command, stdin=subprocess.DEVNULL, stdout=self._printed, stderr=subprocess.STDOUT, env=self._env,
+                start_new_session=True,
+            )  # fmt: skip
+            self._answers()
+        except OSError as error:
+            self._end()
+            raise PacelineError(f"{self.command[0]} cannot be started: {error.strerror}") from None
+        except BaseException:
+            self._end()
+            raise
+        return self
+
+    def __exit__(self, *_: object) -> None:
+        self._end()
+
+    def _answers(self) -> None:
+        """Return once the server lists a model. Raises PacelineError if it ends before, or takes too long."""
+        assert self._process is not None
+        until = monotonic() + self.wait
+        while monotonic() < until:
+            if (status := self._process.poll()) is not None:
+                raise PacelineError(f"{shlex.join(self.command)} ended with status {status}: {self._tail()}")
+            with suppress(CompletionError):
+                if get(self.url, "/v1/models"):
+                    return
+            sleep(LOOK_SECONDS)
+        raise PacelineError(f"{shlex.join(self.command)} did not answer within {self.wait:g} seconds: {self._tail()}")
+
+    def _tail(self) -> str:
+        """The last lines that it printed."""
+        self._printed.seek(max(self._printed.seek(0, os.SEEK_END) - 2000, 0))
+        lines = self._printed.read().decode("utf-8", "replace").split("\n")
+        return printable(" | ".join(line.strip() for line in lines if line.strip())[-600:]) or "it printed nothing"
+
+    def _end(self) -> None:
+        """Ask its processes to end, and make them if they do not."""
+        if (process := self._process) is not None:
+            for sign in (signal.SIGTERM, signal.SIGKILL):
+                with suppress(ProcessLookupError):
+                    os.killpg(process.pid, sign)
+                with suppress(subprocess.TimeoutExpired):
+                    process.wait(END_SECONDS)
+                    break
+            with suppress(ProcessLookupError):  # helpers of a server that has gone
+                os.killpg(process.pid, signal.SIGKILL)
+        self._process = None
+        self._printed.close()
+
+
+def _port(command: Sequence[str], chosen: int) -> int:
+    """The port that a command names, else the one that was chosen."""
+    for word, following in zip(command, [*command[1:], ""], strict=True):
+        name, _, value = word.partition("=")
+        if name == "--port" and (value or following).isdigit():
+            return int(value or following)
+    return chosen
