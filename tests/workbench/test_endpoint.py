@@ -34,7 +34,8 @@ def test_an_engine_answers_as_generate_does(local: Local) -> None:
     from paceline import SamplingParams
 
     for answer, right in zip(answers, own.generate(ids, SamplingParams(max_tokens=12)), strict=True):
-        assert answer.tokens == right.tokens and answer.text == right.text
+        assert answer.tokens == right.tokens
+        assert answer.text == right.text
         assert answer.usage["completion_tokens"] == len(right.tokens) == len(answer.logprobs)
         assert len(answer.logprobs[0]["top_logprobs"]) == 3
 
@@ -100,7 +101,8 @@ def test_a_server_is_started_asked_and_ended(tmp_path, port: str) -> None:
     script.write_text(SERVER)
     with Started(f"{sys.executable} {script}{port}", wait=30) as server, Remote(server.url, slots=2) as endpoint:
         assert [one.text for one in endpoint.ask([{"prompt": str(n)} for n in range(5)])] == list("01234")
-        assert endpoint.model == "m" and endpoint.owner == "me"
+        assert endpoint.model == "m"
+        assert endpoint.owner == "me"
     with Remote(server.url, retry=Retry(tries=1)) as gone, pytest.raises(CompletionError):
         gone.ask([{"prompt": "a", "model": "m"}])
 
@@ -108,7 +110,7 @@ def test_a_server_is_started_asked_and_ended(tmp_path, port: str) -> None:
 def test_a_server_that_ends_at_once_says_why(tmp_path) -> None:
     script = tmp_path / "server.py"
     script.write_text(SERVER)
-    with pytest.raises(PacelineError, match="ended with status 1.*no such model"), Started(
+    with pytest.raises(PacelineError, match=r"ended with status 1.*no such model"), Started(
         f"{sys.executable} {script} --broken", wait=30
     ):
         raise AssertionError("it has not started")

@@ -108,7 +108,7 @@ class ScopedDrafter(Drafter):
         self._target = target
 
     def start(self, row: DraftedRow) -> None:
-        scope = row.client
+        scope = str(getattr(row, "client", ""))
         drafter = self._scopes.get(scope)
         if drafter is None:
             assert self._target is not None
