@@ -18,7 +18,7 @@ import numpy as np
 import torch
 
 from paceline.certify.certificate import Models
-from paceline.certify.engines import Ours
+from paceline.certify.engines import local
 from paceline.certify.reference import PlainDecoding, Reference
 from paceline.core import accept
 from paceline.core.accept import Cursor, Lossless, Rule, follow, residual, target_distributions
@@ -27,6 +27,7 @@ from paceline.core.sampling import RowRandom, SamplingParams, draw, probabilitie
 from paceline.core.segment import Segment
 from paceline.core.tree import DraftTree
 from paceline.draft.base import Drafter
+from paceline.serve.local import Local
 from paceline.target import layout
 from paceline.target.decoder import Decoder
 from paceline.target.tokenizer import Tokenizer
@@ -197,24 +198,24 @@ HOT = SamplingParams(temperature=1.0)
 
 def _rule(rule: Rule, greedy: bool = False) -> Callable[[World], Any]:
     @contextmanager
-    def plant(world: World) -> Iterator[Ours]:
+    def plant(world: World) -> Iterator[Local]:
         drafter = Padded(world.table()) if isinstance(rule, PaddingAccepted) else world.drawing()
-        yield Ours(world.target, world.tokenizer, lambda: drafter, rule=rule)
+        yield local(world.target, world.tokenizer, lambda: drafter, rule=rule)
 
     return plant
 
 
 def _patch(where: Any, name: str, value: Any, drafter: str = "best") -> Callable[[World], Any]:
     @contextmanager
-    def plant(world: World) -> Iterator[Ours]:
+    def plant(world: World) -> Iterator[Local]:
         with patch.object(where, name, value):
-            yield Ours(world.target, world.tokenizer, getattr(world, drafter))
+            yield local(world.target, world.tokenizer, getattr(world, drafter))
 
     return plant
 
 
 @contextmanager
-def _sees_ahead(world: World) -> Iterator[Ours]:
+def _sees_ahead(world: World) -> Iterator[Local]:
     """A node sees the next one of its chain too, in either form of attention."""
     of = layout.PathPlan.of
 
@@ -226,7 +227,7 @@ def _sees_ahead(world: World) -> Iterator[Ours]:
 
     further = np.triu(np.full_like(layout._CHAIN, -np.inf), 2)
     with patch.object(layout, "_CHAIN", further), patch.object(layout.PathPlan, "of", ahead):
-        yield Ours(world.target, world.tokenizer, world.best)
+        yield local(world.target, world.tokenizer, world.best)
 
 
 def _shifted(cls: Any, slot: int, tree: DraftTree) -> Segment:
@@ -283,17 +284,17 @@ BUGS: dict[str, Callable[[World], Any]] = {
 
 
 @contextmanager
-def _copying(world: World, rule: Rule) -> Iterator[Ours]:
-    yield Ours(world.target, world.tokenizer, "prompt-lookup", rule=rule)
+def _copying(world: World, rule: Rule) -> Iterator[Local]:
+    yield local(world.target, world.tokenizer, "prompt-lookup", rule=rule)
 
 
 @contextmanager
-def _engine(world: World, drafter: Drafter) -> Iterator[Ours]:
-    yield Ours(world.target, world.tokenizer, lambda: drafter)
+def _engine(world: World, drafter: Drafter) -> Iterator[Local]:
+    yield local(world.target, world.tokenizer, lambda: drafter)
 
 
 @contextmanager
-def planted(bug: str, world: World) -> Iterator[Ours]:
+def planted(bug: str, world: World) -> Iterator[Local]:
     """An engine with that bug."""
-    with BUGS[bug](world) as engine:
+    with BUGS[bug](world) as engine, engine:
         yield engine

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
 from functools import cache
 from time import process_time
 
@@ -10,12 +9,13 @@ import numpy as np
 import pytest
 
 from paceline.certify.certificate import PASSES, certify
-from paceline.certify.engines import Ours, UnderTest
+from paceline.certify.engines import local
 from paceline.certify.options import Scope
 from paceline.certify.page import findings, page
 from paceline.certify.sampled import distribution_of
 from paceline.core.sampling import SamplingParams
-from paceline.workbench.contestant import Reply
+from paceline.workbench.client import Completion
+from paceline.workbench.endpoint import Body, Endpoint
 from tests.certify.planted import BUGS, Tolerant, World, planted
 
 GREEDY = ("mask off by one", "positions off by one", "padding accepted", "cache not rolled back")
@@ -48,15 +48,15 @@ def test_the_distribution_of_first_tokens_is_exact() -> None:
         assert exact.probs[bin] == pytest.approx(there, abs=1e-9)
 
 
-class Echo(UnderTest):
+class Echo(Endpoint):
     """Answers with the prompt, and with the temperature."""
 
     def __init__(self, batch: int, mixes: bool):
-        self.batch, self.mixes = batch, mixes
+        super().__init__(batch)
+        self.mixes, self.takes = mixes, frozenset({"max_tokens", "temperature", "seed"})
 
-    def answer(self, prompts: Sequence[Sequence[int]], params: Sequence[SamplingParams]) -> list[Reply]:
-        asked = zip(prompts, params, strict=True)
-        return [Reply(1, [*prompt, int(one.temperature)], "", 0.0) for prompt, one in asked]
+    async def complete(self, body: Body) -> Completion:
+        return Completion(tokens=[*body["prompt"], int(body["temperature"])])
 
 
 @pytest.mark.parametrize(
@@ -104,21 +104,21 @@ def test_a_planted_bug_is_found_in_a_quantised_model(bug: str) -> None:
 
 def test_a_quantised_model_is_certified() -> None:
     w = world(0, "int8")
-    clean = certify(Ours(w.target, w.tokenizer, "sam"), w.models, w.prompts, w.starts, QUICK)
+    clean = certify(local(w.target, w.tokenizer, "sam"), w.models, w.prompts, w.starts, QUICK)
     assert clean["lossless"]
     assert clean["greedy"]["tokens"] > 100
 
 
 def test_a_lossless_engine_is_certified() -> None:
     w = world()
-    found = certify(Ours(w.target, w.tokenizer, "sam"), w.models, w.prompts, w.starts, QUICK, draft="sam")
+    found = certify(local(w.target, w.tokenizer, "sam"), w.models, w.prompts, w.starts, QUICK, draft="sam")
     assert found["lossless"]
     assert found["greedy"]["tokens"] > 100
     assert found["stops"]["answers"] > 0
     assert found["sampled"]["requests"] >= 100
     assert found["power"]["detectable"] <= 0.4
     assert found["power"]["hidden"] < 0.001  # in float32
-    assert found["sampled"]["drafted_rounds"] > 0
+    assert found["sampled"]["draft_tokens"] > 0
     assert found["sampled"]["long"]["tokens"] >= 48
     accepted = found["acceptance"]
     assert accepted["tokens_a_round"] == pytest.approx(accepted["reference"], abs=0.1)
@@ -132,7 +132,7 @@ def test_a_drafter_that_copies_is_reached_when_sampling() -> None:
     with planted("every n-gram draft accepted", w) as engine:
         found = certify(engine, w.models, w.prompts, w.starts, Scope(shift=0.2, requests=320, max_tokens=48))
     assert found["verdict"] == "not lossless"
-    assert found["sampled"]["drafted_rounds"] > 0
+    assert found["sampled"]["draft_tokens"] > 0
     assert "long" in found["sampled"]
     assert any("the token that followed the last time came" in one for one in findings(found))
 
@@ -141,18 +141,18 @@ def test_an_engine_that_accepts_what_is_nearly_the_best_has_too_many_ties() -> N
     """Each of them by itself may be rounding; plain decoding in bfloat16 has as few as the model."""
     w, prompts = world(0, "bfloat16"), [[one, two] for one in range(10, 26) for two in (40, 50)]
     plan = Scope(requests=0, max_tokens=24)
-    tolerant = Ours(w.target, w.tokenizer, "none", rule=Tolerant(), batch=1)
+    tolerant = local(w.target, w.tokenizer, "none", rule=Tolerant(), batch=1)
     found = certify(tolerant, w.models, prompts, w.starts, plan)["greedy"]
     assert found["p_of_ties"] < 1e-4, (found["ties"], found["ties_of_rounding"])
     assert not found["lossless"]
-    plain = certify(Ours(w.target, w.tokenizer, "none", batch=1), w.models, prompts[:12], w.starts, plan)["greedy"]
+    plain = certify(local(w.target, w.tokenizer, "none", batch=1), w.models, prompts[:12], w.starts, plan)["greedy"]
     assert plain["lossless"], plain["findings"]
 
 
 def test_too_few_requests_cannot_say() -> None:
     w = world()
     found = certify(
-        Ours(w.target, w.tokenizer, "sam"), w.models, w.prompts, w.starts, Scope(requests=40, max_tokens=16)
+        local(w.target, w.tokenizer, "sam"), w.models, w.prompts, w.starts, Scope(requests=40, max_tokens=16)
     )
     assert found["verdict"] == "cannot say"
     assert not found["lossless"]
@@ -192,7 +192,7 @@ CLEAN = ["none", "sam", "suffix", "prompt-lookup", "hierarchy", "recycling", "ja
 def test_no_clean_configuration_is_accused(name: str, batch: int, precision: str | None) -> None:
     """Forty configurations; prints the smallest p-value of each."""
     w = world(batch, precision)
-    engine = Ours(w.target, w.tokenizer, w.drawing if name == "drawing" else name, batch=batch)
+    engine = local(w.target, w.tokenizer, w.drawing if name == "drawing" else name, batch=batch)
     # Without drawing, drafts change no token of a seed: every configuration has seeds of its own.
     seed = 100 * CLEAN.index(name) + 10 * batch + (precision is None)
     found = certify(engine, w.models, w.prompts, w.starts, Scope(shift=0.05, seed=seed))

@@ -10,9 +10,9 @@ from typing import Any
 
 import pytest
 
-from paceline.certify.asking import Hosted
 from paceline.certify.greedy import Reader
 from paceline.certify.page import detectable
+from paceline.certify.scenarios import Play
 from paceline.cli import main
 from paceline.cli.show import Steps
 from paceline.target.decoder import Decoder
@@ -50,7 +50,7 @@ def test_a_certificate_is_printed_and_written(
     assert "Lossless, as far as was tested" in (out / "certificate.html").read_text("utf-8")
     verdicts = {row["scenario"]: row["verdict"] for row in found["scenarios"]}
     assert {verdicts[name] for name in ("8 requests at once", "stop strings, 4 at once", "stop tokens")} == {"passed"}
-    assert verdicts["JSON schema"] == "not tested"  # the engine itself has none; its server has
+    assert verdicts["JSON schema"] == "passed"  # asked as its server is
     assert 'failures="0"' in (tmp_path / "junit.xml").read_text("utf-8")
 
 
@@ -91,13 +91,13 @@ def test_a_budget_bounds_every_test(
     assert any(row["why"] == "the budget was spent" for row in found["scenarios"])
 
 
-@pytest.mark.parametrize("at", ["read", "ask"])
+@pytest.mark.parametrize("at", ["read", "play"])
 def test_ctrl_c_keeps_what_was_found(
     tiny: Path, few: list[str], tmp_path: Path, capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch,
     at: str,
 ) -> None:  # fmt: skip
     """In greedy answers, and in scenarios."""
-    of: Any = Reader if at == "read" else Hosted
+    of: Any = Reader if at == "read" else Play
     before = getattr(of, at)
 
     def interrupted(*how: Any, **more: Any) -> Any:
@@ -116,7 +116,7 @@ def test_ctrl_c_keeps_what_was_found(
     assert (found["verdict"], found["lossless"], found["broken"]) == ("cannot say", False, "it was interrupted")
     assert found["greedy"]["answers"] >= 1
     assert 'class="verdict unsure"' in (tmp_path / "out" / "certificate.html").read_text("utf-8")
-    assert (found["sampled"]["requests"] == 50) is (at == "ask")
+    assert (found["sampled"]["requests"] == 50) is (at == "play")
 
 
 def test_progress_within_a_budget_is_its_seconds(

@@ -9,26 +9,30 @@ from time import perf_counter
 import numpy as np
 import pytest
 
-from paceline.certify.engines import UnderTest
 from paceline.certify.options import Scope
 from paceline.certify.sampled import Case, Distribution, Sampled, least, sample
 from paceline.certify.stats import Floats, chi_square, tail
 from paceline.core.sampling import SamplingParams
-from paceline.workbench.contestant import Reply
+from paceline.workbench.client import Completion
+from paceline.workbench.endpoint import Body, Endpoint
 
 FINE = np.tile([0.02, 0.03], 20)
 """Forty tokens; each four are a coarse bin."""
 OUTCOMES = {(): 0, **{(token,): token for token in range(40)}}
 
 
-class Draws(UnderTest):
+class Draws(Endpoint):
     """Answers with one token, drawn from `probs`, the same for all."""
 
     def __init__(self, probs: Floats, seed: int):
+        super().__init__()
         self.probs, self.rng = probs, np.random.default_rng(seed)
 
-    def answer(self, prompts: Sequence[Sequence[int]], params: Sequence[SamplingParams]) -> list[Reply]:
-        return [Reply(0, [int(token)], "", 0.0) for token in self.rng.choice(40, len(prompts), p=self.probs)]
+    async def complete(self, body: Body) -> Completion:
+        raise NotImplementedError
+
+    def ask(self, bodies: Sequence[Body], slots: int | None = None) -> list[Completion]:
+        return [Completion(tokens=[int(token)]) for token in self.rng.choice(40, len(bodies), p=self.probs)]
 
 
 def run(

@@ -12,7 +12,7 @@ from pathlib import Path
 import pytest
 
 from paceline.certify.certificate import Models, certify
-from paceline.certify.engines import Host
+from paceline.certify.engines import Library
 from paceline.certify.options import Scope
 from paceline.certify.page import findings
 from paceline.certify.reference import Reference
@@ -32,7 +32,7 @@ def engine(demo: Path) -> Engine:
     return Engine(demo, dtype="float32")
 
 
-def host(spec: str, demo: Path, engine: Engine, batch: int, python: str | None = None) -> Host:
+def host(spec: str, demo: Path, engine: Engine, batch: int, python: str | None = None) -> Library:
     assert engine.tokenizer is not None
     peer = create_peer(
         spec,
@@ -44,7 +44,7 @@ def host(spec: str, demo: Path, engine: Engine, batch: int, python: str | None =
         max_context=1024,
         decode=engine.tokenizer.decode,
     )
-    return Host(peer, engine.target.eos_token_ids)
+    return Library(peer, engine.tokenizer, engine.target.eos_token_ids)
 
 
 @pytest.mark.slow

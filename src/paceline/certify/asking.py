@@ -1,4 +1,4 @@
-"""Endpoints, which are servers or engines of this process asked as servers are, and what they are compared with.
+"""What the answers of an endpoint are compared with.
 
 The control is the same model without drafts: another server, an engine of this process, or the same server with its
 drafts switched off. Greedy tokens are compared one by one, and samples of texts with each other. Without a control
@@ -6,7 +6,6 @@ every greedy token must be the server's own best by the log-probabilities that i
 they are when asked alone, and sampled tokens must fall on their ranks as often as the log-probabilities say. What
 verification itself gets wrong is then seen; a cache or a mask that spoils all of that alike is not."""
 
-import asyncio
 import json
 import re
 from collections.abc import Callable, Iterator, Mapping, Sequence
@@ -16,12 +15,9 @@ from typing import Any, NamedTuple
 
 import numpy as np
 
-from paceline.certify.engines import Ours, UnderTest
 from paceline.certify.verdict import CONTEXT
-from paceline.core.sampling import SamplingParams
-from paceline.errors import PacelineError
-from paceline.target.tokenizer import Tokenizer
-from paceline.workbench.client import Client, Completion, CompletionError, Retry, find_model, find_models, parse
+from paceline.workbench.client import Completion, CompletionError, Retry
+from paceline.workbench.endpoint import Endpoint, Remote
 
 TIE = 0.25  # greatest gap, in nats, between two tokens that may be a tie: what bfloat16 resolves of logits near 32
 BEST = 5  # tokens of a place whose log-probabilities are compared to measure rounding
@@ -34,142 +30,6 @@ dropped the field that did, and ignores it silently."""
 Messages = tuple[dict[str, str], ...]
 Cut = Callable[[Completion], str | int]
 HELLO: Fields = {"messages": [{"role": "user", "content": "Hello"}], "max_tokens": 1}
-
-
-class OutOfTime(PacelineError):
-    """Requests that were broken off: time is up."""
-
-
-def never() -> bool:
-    """Time is not up."""
-    return False
-
-
-class Server:
-    """A server. spec: URL[,URL...][#model]; extra: fields of every request. Its connections stay open until `close`."""
-
-    def __init__(self, spec: str, *, key: str | None = None, slots: int = 8, extra: Fields | None = None):
-        self.urls, self.model = parse(spec)
-        self.key, self.slots, self.extra = key, slots, extra or {}
-        self._loop, self._clients = asyncio.Runner(), dict[int, Client]()
-        self.over: Callable[[], bool] = never
-
-    @property
-    def url(self) -> str:
-        return self.urls[0]
-
-    @property
-    def name(self) -> str:
-        return ", ".join([*self.urls, self.model, *(f"{key} = {value}" for key, value in self.extra.items())])
-
-    def ask(self, bodies: Sequence[Fields], slots: int | None = None) -> list[Completion]:
-        return self._loop.run(self._ask(bodies, slots or self.slots))
-
-    async def _ask(self, bodies: Sequence[Fields], slots: int) -> list[Completion]:
-        self.model = self.model or await find_model(self.url, self.key)
-        if slots not in self._clients:
-            self._clients[slots] = Client(self.urls, key=self.key, slots=slots, retry=RETRY)
-        asked = ({"model": self.model, **body, **self.extra} for body in bodies)
-        asking = asyncio.gather(*map(self._clients[slots].complete, asked), return_exceptions=True)
-        while not (await asyncio.wait([asking], timeout=0.2))[0]:
-            if self.over():
-                asking.cancel()
-                await asyncio.wait([asking])
-                raise OutOfTime("the budget was spent")
-        done = await asking
-        for one in done:
-            if isinstance(one, BaseException):  # raised when no request is under way any more
-                raise one
-        return [one for one in done if isinstance(one, Completion)]
-
-    def close(self) -> None:
-        for client in self._clients.values():
-            self._loop.run(client.close())
-        self._clients.clear()
-        self._loop.close()
-
-
-UNREAD = frozenset({"messages", "logprobs", "return_token_ids"})
-
-
-class Hosted:
-    """An engine of this process. Only ours reports log-probabilities."""
-
-    url, model = "http://127.0.0.1:8000/v1", ""
-
-    def __init__(self, engine: UnderTest, tokenizer: Tokenizer):
-        self.engine, self.tokenizer = engine, tokenizer
-        self.name, self.slots = engine.name, engine.batch
-        self.over: Callable[[], bool] = never
-
-    def ask(self, bodies: Sequence[Fields], slots: int | None = None) -> list[Completion]:
-        """As `Server.ask`. Requests that run together join and leave as the engine has it."""
-        at_once = 1 if slots == 1 else max(len(bodies), 1) if isinstance(self.engine, Ours) else self.engine.batch
-        parts = [bodies[i : i + at_once] for i in range(0, len(bodies), at_once)]
-        try:
-            return [one for part in parts for one in self._answer(part)]
-        except OutOfTime:
-            raise
-        except (PacelineError, TypeError) as error:  # a field that is not known, a context that is too long
-            raise CompletionError(f"{self.name} cannot answer this request: {error}") from None
-
-    def close(self) -> None:
-        self.engine.close()
-
-    def _check(self, *_: Any) -> None:
-        """Raises OutOfTime if time is up."""
-        if self.over():
-            raise OutOfTime("the budget was spent")
-
-    def _encode(self, messages: Sequence[Mapping[str, str]]) -> list[int]:
-        if self.tokenizer.has_chat_template:
-            return self.tokenizer.encode_chat(messages)
-        return self.tokenizer.encode("\n".join(one["content"] for one in messages))
-
-    def _params(self, body: Fields) -> SamplingParams:
-        fields = {name: value for name, value in body.items() if name not in UNREAD}
-        ours = isinstance(self.engine, Ours)
-        logprobs = fields.pop("top_logprobs", None)
-        if "logit_bias" in fields:
-            fields["logit_bias"] = {int(token): bias for token, bias in fields["logit_bias"].items()}
-        params = SamplingParams(**fields)
-        if not self.engine.honours(params):
-            raise PacelineError(f"it does not take all of {', '.join(fields)}")
-        return SamplingParams(**fields, logprobs=logprobs) if ours else params
-
-    def _answer(self, bodies: Sequence[Fields]) -> list[Completion]:
-        spell = self.tokenizer.inner.decode  # special tokens by their names, as servers spell them
-        self._check()
-        prompts, params = [self._encode(body["messages"]) for body in bodies], list(map(self._params, bodies))
-        if not isinstance(self.engine, Ours):
-            replies = self.engine.answer(prompts, params)
-            plain = [[{"token": spell([token]), "logprob": None} for token in one.tokens] for one in replies]
-            return [Completion(one.text, "", one.finish, logprobs=of) for one, of in zip(replies, plain, strict=True)]
-        done = self.engine.engine.generate(prompts, params, progress=self._check)
-        if failed := next((one.error for one in done if one.error), ""):
-            raise PacelineError(failed)
-        return [
-            Completion(
-                one.text,
-                finish_reason=one.finish_reason,
-                tokens=one.tokens,
-                logprobs=[
-                    {
-                        "token": spell([place.token]),
-                        "logprob": place.logprob,
-                        "top_logprobs": [{"token": spell([token]), "logprob": value} for token, value in place.top],
-                    }
-                    for place in one.logprobs
-                ],
-            )
-            for one in done
-        ]
-
-
-Endpoint = Server | Hosted
-"""What is asked. name: for the certificate; url, model: for requests that are shown; slots: requests at once; ask: the
-completions, with at most `slots` requests under way, or CompletionError where one cannot be had; over: whether time is
-up, and asking ends by OutOfTime; close: may be called twice."""
 
 
 class Control:
@@ -194,13 +54,12 @@ class Control:
         return [self._answers[key] for key in keys]
 
 
-def control_of(server: Server) -> Control:
+def control_of(server: Remote) -> Control:
     """The server with its drafts off, where a request can say so, else the server itself."""
     server.ask([HELLO], 1)
-    owner = asyncio.run(find_models(server.url, server.key)).get(server.model, "")
-    if (switch := SWITCHES.get(owner)) is None:
+    if (switch := SWITCHES.get(server.owner)) is None:
         return Control(server, is_self=True)
-    off = Server(f"{server.url}#{server.model}", key=server.key, slots=server.slots, extra=switch)
+    off = Remote(f"{server.url}#{server.model}", key=server.key, slots=server.slots, extra=switch, retry=RETRY)
     try:
         off.ask([HELLO], 1)
     except CompletionError:

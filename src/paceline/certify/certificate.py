@@ -9,7 +9,7 @@ from typing import Any
 import numpy as np
 
 from paceline.certify.conditional import Conditional, read
-from paceline.certify.engines import UnderTest
+from paceline.certify.engines import answers, honours
 from paceline.certify.greedy import Reader, check_stops
 from paceline.certify.options import REQUESTS, SHIFT, Scope, Watch
 from paceline.certify.reference import Model, Rounding
@@ -20,11 +20,12 @@ from paceline.draft.base import Drafter
 from paceline.draft.recording import Chains, Recording
 from paceline.errors import PacelineError
 from paceline.target.tokenizer import Tokenizer
-from paceline.workbench.contestant import Reply
+from paceline.workbench.client import Completion
+from paceline.workbench.endpoint import Endpoint
 from paceline.workbench.walk import RecordedAnswer, Tally, replay, replayable
 
 Prompts = Sequence[Sequence[int]]
-Control = Callable[[], UnderTest] | None
+Control = Callable[[], Endpoint] | None
 
 
 @dataclass(frozen=True)
@@ -42,20 +43,20 @@ class Pass:
     alone: bool = False
     mixed: bool = False
 
-    def fits(self, engine: UnderTest) -> bool:
+    def fits(self, engine: Endpoint) -> bool:
         """Whether the engine can be asked this way."""
-        honours = engine.honours(replace(SamplingParams(), **self.changes))
-        return honours and engine.batch >= self.batch and (engine.mixes or not self.mixed)
+        takes = honours(engine, replace(SamplingParams(), **self.changes))
+        return takes and engine.slots >= self.batch and (engine.mixes or not self.mixed)
 
-    def ask(self, engine: UnderTest, prompts: Prompts, params: SamplingParams) -> list[Reply]:
+    def ask(self, engine: Endpoint, prompts: Prompts, params: SamplingParams) -> list[Completion]:
         """The greedy answers, in the order of the prompts."""
         if self.alone:
-            return [engine.answer([prompt], [params])[0] for prompt in prompts]
+            return answers(engine, prompts, [params] * len(prompts), 1)
         if not self.mixed:
-            return engine.answer(prompts, [params] * len(prompts))
+            return answers(engine, prompts, [params] * len(prompts))
         both = [(p, SamplingParams(temperature=1.0, max_tokens=1 + i % 7, seed=i)) for i, p in enumerate(prompts)]
         asked = [one for prompt, hot in both for one in ((prompt, params), (prompt, hot))]
-        return engine.answer([prompt for prompt, _ in asked], [wanted for _, wanted in asked])[::2]
+        return answers(engine, [prompt for prompt, _ in asked], [wanted for _, wanted in asked])[::2]
 
 
 PASSES = (
@@ -97,7 +98,7 @@ class Models:
 
 
 def certify(
-    engine: UnderTest, models: Models, prompts: Prompts, starts: Prompts, scope: Scope = Scope(), *,
+    engine: Endpoint, models: Models, prompts: Prompts, starts: Prompts, scope: Scope = Scope(), *,
     draft: str | None = None, chains: bool = False, control: Control = None, watch: Watch = Watch(),
 ) -> dict[str, Any]:  # fmt: skip
     """Test `engine` and say what was found.
@@ -130,26 +131,26 @@ def certify(
         greedy, stops, facts, sampled.power(scope), scope, broken=broken,
         engine=engine.name, draft=draft, ran_on=engine.facts,
         not_tested=[*left_out, *_not_tested(engine, stops, facts)],
-        acceptance=acceptance(measured([one.lengths or [] for one in replies]), reference),
+        acceptance=acceptance(measured(replies), reference),
         seconds=round(perf_counter() - began, 1),
     )  # fmt: skip
 
 
 def _greedy(
-    engine: UnderTest, models: Models, prompts: Prompts, scope: Scope, watch: Watch, until: float
-) -> tuple[Greedy, list[Reply], list[str]]:
+    engine: Endpoint, models: Models, prompts: Prompts, scope: Scope, watch: Watch, until: float
+) -> tuple[Greedy, list[Completion], list[str]]:
     """The passes that fit the engine, until `until`, and one answer always; returns the replies of the first pass too,
     as many as were read, and what was left out, in words."""
     watch.say("greedy answers")
     reader = Reader(models.rounding, models.ends)
-    first, left_out = list[Reply](), list[str]()
+    first, left_out = list[Completion](), list[str]()
     for each in PASSES:
-        company = each.company.format(batch=engine.batch)
+        company = each.company.format(batch=engine.slots)
         if not each.fits(engine):
             continue
         params = replace(SamplingParams(max_tokens=scope.max_tokens), **each.changes)
         size = 1 if each.alone else _at_once(engine, until)
-        replies, read = list[Reply](), 0
+        replies, read = list[Completion](), 0
         while read < len(prompts) and not (watch.stopped() or ((first or read) and watch.over(until))):
             if read == len(replies):
                 replies += each.ask(engine, prompts[read : read + size], params)
@@ -163,17 +164,17 @@ def _greedy(
     return reader.found, first, left_out
 
 
-def _at_once(engine: UnderTest, until: float) -> int:
+def _at_once(engine: Endpoint, until: float) -> int:
     """How many requests an engine is handed together; few where time may be up before they are answered."""
-    return AT_ONCE if until == inf else 2 * engine.batch
+    return AT_ONCE if until == inf else 2 * engine.slots
 
 
 def _stops(
-    engine: UnderTest, models: Models, prompts: Prompts, replies: Sequence[Reply], scope: Scope, watch: Watch,
+    engine: Endpoint, models: Models, prompts: Prompts, replies: Sequence[Completion], scope: Scope, watch: Watch,
     until: float,
 ) -> Stops:  # fmt: skip
     tokenizer = models.tokenizer
-    if tokenizer is None or not engine.honours(SamplingParams(stop=("x",))):
+    if tokenizer is None or not honours(engine, SamplingParams(stop=("x",))):
         return Stops()
     watch.say("stop strings")
 
@@ -186,7 +187,7 @@ def _stops(
 
 
 def _sampled(
-    engine: UnderTest, models: Models, starts: Prompts, scope: Scope, watch: Watch, control: Control, until: float,
+    engine: Endpoint, models: Models, starts: Prompts, scope: Scope, watch: Watch, control: Control, until: float,
     latest: float,
 ) -> Sampled:  # fmt: skip
     cases: list[Case] = []
@@ -197,7 +198,7 @@ def _sampled(
                 break
             start = starts[(i + 2) % len(starts)]  # penalties with a text of few different tokens
             params = replace(way, max_tokens=scope.length + AHEAD, ignore_eos=True)
-            if engine.honours(params):
+            if honours(engine, params):
                 distribution = distribution_of(models.rounding, start, params, scope.length)
                 if distribution.df:
                     cases.append(Case(name, list(start), params, distribution))
@@ -211,30 +212,30 @@ def _sampled(
 
 
 def _long(
-    sampled: dict[str, Any], engine: UnderTest, models: Models, prompts: Prompts, scope: Scope, watch: Watch,
+    sampled: dict[str, Any], engine: Endpoint, models: Models, prompts: Prompts, scope: Scope, watch: Watch,
     control: Control, until: float, latest: float,
 ) -> dict[str, Any]:  # fmt: skip
     """The facts of sampled answers, with those of answers as long as greedy ones."""
-    ways = [(name, way) for name, way in WAYS.items() if engine.honours(way)]
+    ways = [(name, way) for name, way in WAYS.items() if honours(engine, way)]
     number = int(np.ceil(LONG_TOKENS / (scope.shift or SHIFT) ** 2 / scope.max_tokens))
     if scope.requests is not None:
         number = min(number, -(-scope.requests // REQUESTS_EACH))
     every = [(list(prompts[i % len(prompts)]), *ways[(i + i // len(prompts)) % len(ways)]) for i in range(number)]
     drafted = list[list[int | None]]([[], []])
 
-    def counted(engine: UnderTest, run: int, most: int, until: float) -> Conditional:
+    def counted(engine: Endpoint, run: int, most: int, until: float) -> Conditional:
         """What comes in the answers of an engine, some of them at once, until time is up."""
         watch.say(f"{most:,} long sampled answers" + " at most" * (until < inf))
         rng, counts, done = np.random.default_rng([scope.seed, run + 1]), Conditional(), 0
-        size = 4 * engine.batch if until == inf else engine.batch
+        size = 4 * engine.slots if until == inf else engine.slots
         while done < most and not watch.over(until if done else max(until, latest)):
             asked = every[done : min(done + size, most)]
             each = [
                 replace(way, max_tokens=scope.max_tokens, ignore_eos=True, seed=seed)
                 for (_, _, way), seed in zip(asked, rng.integers(1 << 31, size=len(asked)).tolist(), strict=True)
             ]
-            replies = engine.answer([prompt for prompt, _, _ in asked], each)
-            drafted[run] += [one.drafted_rounds for one in replies]
+            replies = answers(engine, [prompt for prompt, _, _ in asked], each)
+            drafted[run] += [one.speculation.get("num_draft_tokens") for one in replies]
             for (prompt, name, _), params, one in zip(asked, each, replies, strict=True):
                 if done and watch.over(until):
                     return counts
@@ -247,23 +248,23 @@ def _long(
     found = counts.findings(level)
     if found and control is not None:
         found = counts.findings(level, counted(control(), 1, counts.tokens // scope.max_tokens, inf))
-    rounds = [n for n in (sampled["drafted_rounds"], *drafted[0]) if n is not None]
-    return with_long(sampled, counts.facts(level), found) | {"drafted_rounds": sum(rounds) if rounds else None}
+    known = [n for n in (sampled["draft_tokens"], *drafted[0]) if n is not None]
+    return with_long(sampled, counts.facts(level), found) | {"draft_tokens": sum(known) if known else None}
 
 
-def _not_tested(engine: UnderTest, stops: Stops, sampled: dict[str, Any]) -> list[str]:
+def _not_tested(engine: Endpoint, stops: Stops, sampled: dict[str, Any]) -> list[str]:
     """What the certificate does not speak of, in words."""
-    names = [name for name, way in WAYS.items() if not engine.honours(way)]
+    names = [name for name, way in WAYS.items() if not honours(engine, way)]
     missing = [f"sampling by {name}: this engine is not asked for it" for name in names]
     if not sampled["cases"]:
         missing.append("sampling")
-    elif sampled["drafted_rounds"] == 0:
+    elif sampled["draft_tokens"] == 0:
         missing.append("drafts in sampled answers: none was made")
-    elif sampled["drafted_rounds"] is None:
+    elif sampled["draft_tokens"] is None:
         missing.append("drafts in sampled answers: the engine does not say how many it made")
     if not stops.answers:
         missing.append("stop strings")
-    if engine.batch == 1:
+    if engine.slots == 1:
         missing.append("batches")
     elif not engine.mixes:
         missing.append("greedy and sampled requests in one batch")
@@ -291,10 +292,11 @@ def acceptance(tokens: float | None, reference: float | None) -> dict[str, Any]:
     }
 
 
-def measured(lengths: Sequence[Sequence[int]]) -> float | None:
-    """Tokens a round, without each answer's first, which runs the prompt and has no draft."""
-    later = [n for of_row in lengths for n in of_row[1:]]
-    return sum(later) / len(later) if later else None
+def measured(answers: Sequence[Completion]) -> float | None:
+    """Tokens a round, without each answer's first, which runs the prompt and has no draft; None if it is not known."""
+    told = [(len(one.tokens) - 1, rounds - 1) for one in answers if (rounds := one.speculation.get("num_spec_steps"))]
+    tokens, rounds = (sum(counts) for counts in zip(*told, strict=True)) if told else (0, 0)
+    return tokens / rounds if rounds else None
 
 
 def replayed(

@@ -13,7 +13,7 @@ from typing import TYPE_CHECKING, Any
 import numpy as np
 
 from paceline.certify.certificate import INTERRUPTED, Models, certify
-from paceline.certify.engines import Host, Ours, UnderTest
+from paceline.certify.engines import Library, local
 from paceline.certify.options import REQUESTS, Subject, Watch
 from paceline.certify.reference import Model, PlainDecoding, Reference
 from paceline.certify.verdict import CANNOT_SAY, NOT_LOSSLESS
@@ -25,6 +25,8 @@ from paceline.target.base import Target
 from paceline.target.folder import is_gguf
 from paceline.target.load import load
 from paceline.target.quantised.blocks import exact_dtype
+from paceline.workbench.client import CompletionError, api_key
+from paceline.workbench.endpoint import Endpoint, Remote
 from paceline.workbench.environment import environment
 from paceline.workbench.peers import PEERS, create_peer
 
@@ -114,15 +116,14 @@ def _references(subject: Subject, target: Target, dtype: str) -> tuple[Model, Mo
 
 def certify_server(subject: Subject, watch: Watch) -> dict[str, Any]:
     """The certificate of the server `subject.endpoint`."""
-    from paceline.certify.asking import HELLO, Control, Server, control_of  # brings an HTTP client along
+    from paceline.certify.asking import HELLO, RETRY, Control, control_of
     from paceline.certify.endpoint import certify_endpoint
-    from paceline.workbench.client import CompletionError, api_key
 
     with ExitStack() as opened:
 
-        def server_at(spec: str) -> Server:
-            one = Server(spec, key=api_key(spec, subject.api_key_env), slots=subject.batch)
-            return opened.enter_context(closing(one))
+        def server_at(spec: str) -> Remote:
+            key = api_key(spec, subject.api_key_env)
+            return opened.enter_context(Remote(spec, key=key, slots=subject.batch, retry=RETRY))
 
         server = server_at(str(subject.endpoint))
         others = [] if subject.reference is None else [server_at(subject.reference)]
@@ -146,29 +147,26 @@ def certify_server(subject: Subject, watch: Watch) -> dict[str, Any]:
 
 def _plain(subject: Subject, target: Target | None = None) -> Control:
     """Our own plain decoding of the model in the endpoint's place, in float32 where the model has such weights."""
-    from paceline.certify.asking import Control, Hosted
+    from paceline.certify.asking import Control
 
     dtype = "float32" if target is None else exact_dtype(subject.dtype, target.quantised)
     bits = target.activations if target is not None and target.quantised else None
     plainly = load(str(subject.model), dtype=dtype, device=subject.device, activations=bits)
     if plainly.tokenizer is None:
         raise PacelineError(f"{subject.model} has no tokenizer, and a server is asked with text")
-    return Control(Hosted(Ours(plainly, plainly.tokenizer, "none", batch=subject.batch), plainly.tokenizer))
+    return Control(local(plainly, plainly.tokenizer, "none", batch=subject.batch))
 
 
 def _scenarios(
-    subject: Subject, engine: UnderTest, target: Target, plainly: Control, certificate: dict[str, Any], until: float,
+    subject: Subject, engine: Endpoint, target: Target, plainly: Control, certificate: dict[str, Any], until: float,
     watch: Watch,
 ) -> dict[str, Any]:  # fmt: skip
     """What scenarios add to the certificate of an engine of this process, whose greedy answers are in it already."""
-    from paceline.certify.asking import Hosted
     from paceline.certify.scenarios import Play
     from paceline.certify.shrink import greedy_reports
 
-    assert target.tokenizer is not None
-    hosted = Hosted(engine, target.tokenizer)
     play = Play(
-        hosted, plainly, _chats(subject.prompts), subject.scope.max_tokens, until, watch,
+        engine, plainly, _chats(subject.prompts), subject.scope.max_tokens, until, watch,
         subject.scope.left_out,
     )  # fmt: skip
     play.run()
@@ -197,12 +195,12 @@ def _check_name(subject: Subject) -> None:
         raise PacelineError(f"there is no engine {name!r}.{meant(name, known)} Engines: {', '.join(known)}")
 
 
-def _open(subject: Subject, target: Target, dtype: str, *, plain: bool = False) -> UnderTest:
+def _open(subject: Subject, target: Target, dtype: str, *, plain: bool = False) -> Endpoint:
     """The engine under test; plain: the same without drafts.
 
     Raises PacelineError for one that is not installed."""
     if subject.engine == "paceline":
-        return Ours(target, target.tokenizer, "none" if plain else subject.draft, batch=subject.batch)
+        return local(target, target.tokenizer, "none" if plain else subject.draft, batch=subject.batch)
     name, colon, checkpoint = subject.engine.partition(":")
     spec = subject.engine
     if name in HOSTS:
@@ -223,7 +221,7 @@ def _open(subject: Subject, target: Target, dtype: str, *, plain: bool = False) 
         decode=target.tokenizer.decode if target.tokenizer is not None else str,
         device=str(target.device),
     )
-    return Host(contestant, target.eos_token_ids)
+    return Library(contestant, target.tokenizer, target.eos_token_ids)
 
 
 def _prompts(target: Target, given: Sequence[Prompt] | None) -> tuple[list[list[int]], list[list[int]]]:

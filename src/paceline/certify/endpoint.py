@@ -15,7 +15,7 @@ from typing import Any
 import numpy as np
 
 from paceline.certify import stats, verdict
-from paceline.certify.asking import Control, Endpoint, Fields, Messages, places
+from paceline.certify.asking import Control, Fields, Messages, places
 from paceline.certify.certificate import INTERRUPTED, REQUESTS_EACH, acceptance
 from paceline.certify.conditional import Conditional, Words, is_raw, read_places
 from paceline.certify.options import REQUESTS, Scope, Watch
@@ -24,6 +24,7 @@ from paceline.certify.scenarios import MIXED, Play
 from paceline.certify.shrink import greedy_reports, sampled_report
 from paceline.certify.verdict import LEVEL, LONG, Finding, Greedy, Look, Stops
 from paceline.workbench.client import Completion, CompletionError
+from paceline.workbench.endpoint import Endpoint
 
 MOST = 40_000  # most sampled requests of a certificate where none are asked for; the budget may allow fewer
 SAMPLED_TOKENS = 12  # of a sampled answer: enough for drafts to be accepted, cut and followed by others

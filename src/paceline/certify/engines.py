@@ -1,97 +1,44 @@
-"""UnderTest: the engine that is to be certified, whatever it is. It gets token ids and gives token ids."""
+"""What is certified: endpoints. An engine of this process is one (`paceline.serve.local.Local`), and so is another
+library through `Library`. Answers to prompts of token ids are asked for by `answers`."""
 
-from abc import ABC, abstractmethod
+from __future__ import annotations
+
 from collections.abc import Callable, Sequence
 from dataclasses import replace
-from typing import Any, ClassVar
+from typing import Any
 
-from paceline import __version__
 from paceline.core.sampling import SamplingParams
 from paceline.draft.base import Drafter
 from paceline.draft.registry import create
 from paceline.engine.engine import Engine
 from paceline.errors import PacelineError
+from paceline.serve.local import Local
 from paceline.target.base import Target
 from paceline.target.tokenizer import Tokenizer
-from paceline.workbench.contestant import SAMPLING, Ask, Contestant, Reply
+from paceline.workbench.client import Completion, CompletionError
+from paceline.workbench.contestant import SAMPLING, Ask, Contestant
+from paceline.workbench.endpoint import Body, Endpoint
+
+UNREAD = frozenset({"messages", "prompt", "logprobs", "return_token_ids"})
+TAKEN = frozenset({"temperature", "seed", "max_tokens", "ignore_eos", *SAMPLING})  # fields that a contestant takes
 
 
-class UnderTest(ABC):
-    """An engine with its drafter.
-
-    name, facts  for the certificate: what it is, and on which versions it runs.
-    batch        the most requests it answers at once; mixes: they may be asked for differently.
-    takes        fields of SamplingParams that it honours, other than temperature, seed and max_tokens."""
-
-    name: str
-    facts: dict[str, Any]
-    batch: int = 1
-    mixes: bool = False
-    takes: ClassVar[frozenset[str]] = frozenset()
-
-    @abstractmethod
-    def answer(self, prompts: Sequence[Sequence[int]], params: Sequence[SamplingParams]) -> list[Reply]:
-        """Answer all of them, as many together as it can."""
-
-    def close(self) -> None:  # noqa: B027
-        """Give memory and processes back."""
-
-    def honours(self, params: SamplingParams) -> bool:
-        """Whether it takes all that `params` changes of the defaults."""
-        plain, known = SamplingParams(), {"temperature", "seed", "max_tokens", "ignore_eos", *self.takes}
-        return all(name in known or getattr(params, name) == getattr(plain, name) for name in params.option_names())
+def local(
+    target: Target, tokenizer: Tokenizer | None, draft: str | Callable[[], Drafter], *, batch: int = 8, **options: Any
+) -> Local:
+    """Our engine. draft: a spec, or what makes a drafter; options: others of `Engine`."""
+    drafter = create(draft) if isinstance(draft, str) else draft()
+    engine = Engine(target, drafter, tokenizer=tokenizer, max_batch=batch, **options)
+    return Local(engine, f"paceline, {drafter.name}", slots=batch)
 
 
-class Ours(UnderTest):
-    """Our engine. draft: a spec, or what makes the drafter of a new engine. options: others of `Engine`."""
+class Library(Endpoint):
+    """Another library, a contestant; opened here, closed by `close`. A batch holds requests that are asked alike. It
+    reports no log-probabilities."""
 
-    takes = frozenset(
-        {
-            "top_k", "top_p", "min_p", "repetition_penalty", "presence_penalty", "frequency_penalty", "logit_bias",
-            "bad_words", "stop", "stop_token_ids",
-        }
-    )  # fmt: skip
+    takes, mixes = TAKEN, False
 
-    def __init__(
-        self, target: Target, tokenizer: Tokenizer | None, draft: str | Callable[[], Drafter], *, batch: int = 8,
-        **options: Any,
-    ):  # fmt: skip
-        drafter = create(draft) if isinstance(draft, str) else draft()
-        self.engine = Engine(target, drafter, tokenizer=tokenizer, max_batch=batch, **options)
-        self.batch, self.mixes = batch, True
-        self.name = f"paceline, {drafter.name}"
-        self.facts = {"engine": f"paceline {__version__}", "dtype": str(target.dtype).removeprefix("torch.")}
-
-    def answer(self, prompts: Sequence[Sequence[int]], params: Sequence[SamplingParams]) -> list[Reply]:
-        rounds: list[list[tuple[int, int]]] = [[] for _ in prompts]
-        done = self.engine.generate(
-            [list(prompt) for prompt in prompts],
-            list(params),
-            progress=lambda delta: rounds[delta.index].append((len(delta.tokens), delta.nodes)),
-        )
-        if failed := next((one.error for one in done if one.error), ""):
-            raise PacelineError(f"{self.name} failed: {failed}")
-        return [
-            Reply(
-                one.prompt_tokens,
-                one.tokens,
-                one.text,
-                one.seconds,
-                lengths=[length for length, _ in of],
-                nodes=[nodes for _, nodes in of],
-                finish=one.finish_reason,
-            )
-            for one, of in zip(done, rounds, strict=True)
-        ]
-
-
-class Host(UnderTest):
-    """Another library, a contestant; opened here, closed by `close`. A batch holds requests that are asked alike."""
-
-    takes = frozenset(SAMPLING)
-
-    def __init__(self, contestant: Contestant, ends: Sequence[int]):
-        self.contestant, self.ends = contestant, tuple(ends)
+    def __init__(self, contestant: Contestant, tokenizer: Tokenizer | None, ends: Sequence[int]):
         if hasattr(contestant, "guarded"):
             contestant.guarded = False  # a certificate is to find what is known to go wrong
         try:
@@ -99,23 +46,88 @@ class Host(UnderTest):
         except BaseException:
             contestant.close()
             raise
-        self.name, self.batch = contestant.name, contestant.max_batch
-        self.facts: dict[str, Any] = contestant.settings
+        super().__init__(contestant.max_batch)
+        self.contestant, self.tokenizer, self.ends = contestant, tokenizer, tuple(ends)
+        self.name, self.facts = contestant.name, contestant.settings
 
     def close(self) -> None:
+        super().close()
         self.contestant.close()
 
-    def answer(self, prompts: Sequence[Sequence[int]], params: Sequence[SamplingParams]) -> list[Reply]:
-        alike: dict[Ask, list[int]] = {}
-        for i, one in enumerate(params):
-            sampling = {name: getattr(one, name) for name in SAMPLING}
-            ask = Ask(one.max_tokens, ends=() if one.ignore_eos else self.ends, **sampling)
-            alike.setdefault(ask, []).append(i)
-        by_index: dict[int, Reply] = {}
-        for ask, members in alike.items():
-            for begin in range(0, len(members), self.batch):
-                together = members[begin : begin + self.batch]
-                seeds = tuple(params[i].seed or 0 for i in together)
-                replies = self.contestant.answer([prompts[i] for i in together], replace(ask, seeds=seeds))
-                by_index |= dict(zip(together, replies, strict=True))
-        return [by_index[i] for i in range(len(prompts))]
+    async def complete(self, body: Body) -> Completion:
+        raise NotImplementedError("a library is asked for several answers at once, by `ask`")
+
+    def ask(self, bodies: Sequence[Body], slots: int | None = None) -> list[Completion]:
+        size, alike = min(slots or self.slots, self.slots), dict[Ask, list[int]]()
+        try:
+            params = [self._params(body) for body in bodies]
+            for i, one in enumerate(params):
+                sampling = {name: getattr(one, name) for name in SAMPLING}
+                asked = Ask(one.max_tokens, ends=() if one.ignore_eos else self.ends, **sampling)
+                alike.setdefault(asked, []).append(i)
+            done: dict[int, Completion] = {}
+            for asked, members in alike.items():
+                for together in (members[i : i + size] for i in range(0, len(members), size)):
+                    self.check_time()
+                    seeds = tuple(params[i].seed or 0 for i in together)
+                    replies = self.contestant.answer(
+                        [self._prompt(bodies[i]) for i in together], replace(asked, seeds=seeds)
+                    )
+                    for i, reply in zip(together, replies, strict=True):
+                        rounds = {"num_spec_steps": len(reply.lengths or [])} if reply.lengths is not None else {}
+                        drafted = {} if reply.nodes is None else {"num_draft_tokens": sum(reply.nodes)}
+                        spelt = [{"token": self._spell(token), "logprob": None} for token in reply.tokens]
+                        done[i] = Completion(
+                            reply.text, finish_reason=reply.finish, tokens=reply.tokens, logprobs=spelt,
+                            speculation=rounds | drafted,
+                        )  # fmt: skip
+        except TypeError as error:  # a field that is not known
+            raise CompletionError(f"{self.name} cannot answer this request: {error}") from None
+        return [done[i] for i in range(len(bodies))]
+
+    def _params(self, body: Body) -> SamplingParams:
+        fields = {name: value for name, value in body.items() if name not in UNREAD}
+        if unknown := [name for name in fields if name not in TAKEN]:
+            raise CompletionError(f"{self.name} does not take {', '.join(unknown)}")
+        return SamplingParams(**fields)
+
+    def _prompt(self, body: Body) -> list[int]:
+        if "prompt" in body:
+            return list(body["prompt"])
+        assert self.tokenizer is not None
+        if self.tokenizer.has_chat_template:
+            return self.tokenizer.encode_chat(body["messages"])
+        return self.tokenizer.encode("\n".join(one["content"] for one in body["messages"]))
+
+    def _spell(self, token: int) -> str:
+        """A token as servers spell it, special ones by their names."""
+        return str(token) if self.tokenizer is None else str(self.tokenizer.inner.decode([token]))
+
+
+def honours(engine: Endpoint, params: SamplingParams) -> bool:
+    """Whether an engine takes all that `params` changes of the defaults."""
+    return engine.takes is None or all(name in engine.takes for name in _changed(params))
+
+
+def answers(
+    engine: Endpoint, prompts: Sequence[Sequence[int]], params: Sequence[SamplingParams], slots: int | None = None
+) -> list[Completion]:
+    """The answers to prompts of token ids, each with its tokens. Raises PacelineError where there are none."""
+    bodies = [
+        {"prompt": list(prompt), "return_token_ids": True, "temperature": 0.0, **_changed(one)}
+        for prompt, one in zip(prompts, params, strict=True)
+    ]
+    try:
+        done = engine.ask(bodies, slots)
+    except CompletionError as error:
+        raise PacelineError(f"{engine.name} failed: {error}") from None
+    return done
+
+
+def _changed(params: SamplingParams) -> dict[str, Any]:
+    """The fields that are not at their defaults, as a body has them; max_tokens always."""
+    plain, fields = SamplingParams(), dict[str, Any]()
+    for name in params.option_names():
+        if (value := getattr(params, name)) != getattr(plain, name) or name == "max_tokens":
+            fields[name] = list(value) if isinstance(value, tuple) else value
+    return fields

@@ -12,11 +12,12 @@ from dataclasses import replace
 import numpy as np
 import torch
 
-from paceline.certify.engines import UnderTest
+from paceline.certify.engines import answers
 from paceline.certify.reference import Rounding
 from paceline.certify.verdict import CONTEXT, Divergence, Greedy, Stops
 from paceline.core.sampling import SamplingParams, warp
-from paceline.workbench.contestant import Reply
+from paceline.workbench.client import Completion
+from paceline.workbench.endpoint import Endpoint
 
 ROUNDING = 1e-5  # of float32, as a share of the largest logit: kernels of other libraries add in another order
 PLACES = (0.2, 0.3, 0.4, 0.5, 0.6, 0.7, 0.8)  # where in an answer a stop string is cut out, as shares of its length
@@ -95,17 +96,18 @@ def _finite(logits: torch.Tensor) -> torch.Tensor:
 
 
 def check_stops(
-    engine: UnderTest, prompts: Sequence[Sequence[int]], replies: Sequence[Reply], params: SamplingParams,
+    engine: Endpoint, prompts: Sequence[Sequence[int]], replies: Sequence[Completion], params: SamplingParams,
     decode: Callable[[Sequence[int], Sequence[int]], str], size: int, over: Callable[[], bool] = lambda: False,
 ) -> Stops:  # fmt: skip
     """replies: answers to `prompts` without stop strings. decode(prompt, answer): the text of all tokens.
 
     size: requests handed to the engine together; over: whether there is no time for more."""
     asked = [(prompt, stop) for prompt, one in zip(prompts, replies, strict=True) for stop in _strings(one.text)]
-    again: list[Reply] = []
+    again: list[Completion] = []
     while len(again) < len(asked) and not over():
         some = asked[len(again) : len(again) + size]
-        again += engine.answer([prompt for prompt, _ in some], [replace(params, stop=(stop,)) for _, stop in some])
+        each = [replace(params, stop=(stop,)) for _, stop in some]
+        again += answers(engine, [prompt for prompt, _ in some], each)
     stops = Stops(len(again))
     for (prompt, stop), one in zip(asked, again, strict=False):
         whole, before = decode(prompt, one.tokens), decode(prompt, one.tokens[:-1])

@@ -14,12 +14,13 @@ import numpy as np
 from numpy.typing import NDArray
 
 from paceline.certify import stats, verdict
-from paceline.certify.engines import UnderTest
+from paceline.certify.engines import answers
 from paceline.certify.options import Scope
 from paceline.certify.reference import Rounding, distributions
 from paceline.certify.stats import Floats
 from paceline.certify.verdict import LEVEL, Look
 from paceline.core.sampling import SamplingParams
+from paceline.workbench.endpoint import Endpoint
 
 FOLLOWED, NAMED = 0.01, 0.002
 """A prefix at least as probable as FOLLOWED is continued by its next tokens, and a token at least as probable as NAMED
@@ -122,8 +123,8 @@ class Case:
 
 @dataclass
 class Sampled:
-    """counts: of each case, [B]; planned: requests of the last look; looks: those taken so far; drafted: rounds with a
-    draft, None where the engine does not say."""
+    """counts: of each case, [B]; planned: requests of the last look; looks: those taken so far; drafted: tokens
+    of drafts, None where the engine does not say."""
 
     cases: list[Case]
     counts: list[Floats]
@@ -141,7 +142,7 @@ class Sampled:
 
     def facts(self) -> dict[str, Any]:
         facts = verdict.sampled_facts(self.looks, list(map(_facts, self.cases, self.counts)))
-        return facts | {"drafted_rounds": self.drafted}
+        return facts | {"draft_tokens": self.drafted}
 
     def power(self, scope: Scope) -> dict[str, Any]:
         """What could have been found in all cases together, and the smallest shift found in one case alone."""
@@ -168,8 +169,8 @@ def least(cases: Sequence[Case]) -> int:
 
 
 def sample(
-    engine: UnderTest, cases: Sequence[Case], requests: int, rng: np.random.Generator,
-    progress: Progress = lambda done, of: None, control: Callable[[], UnderTest] | None = None, until: float = inf,
+    engine: Endpoint, cases: Sequence[Case], requests: int, rng: np.random.Generator,
+    progress: Progress = lambda done, of: None, control: Callable[[], Endpoint] | None = None, until: float = inf,
     latest: float = inf, size: int = AT_ONCE, stopped: Callable[[], bool] = lambda: False,
 ) -> Sampled:  # fmt: skip
     """Ask, count, and test; stops at the first look that finds something.
@@ -208,7 +209,7 @@ def sample(
 
 
 def _ask(
-    engine: UnderTest, sampled: Sampled, until: int, rng: np.random.Generator, progress: Progress, size: int = AT_ONCE,
+    engine: Endpoint, sampled: Sampled, until: int, rng: np.random.Generator, progress: Progress, size: int = AT_ONCE,
     over: Callable[[], bool] = lambda: False,
 ) -> None:  # fmt: skip
     while (begin := sampled.requests) < until and not over():
@@ -217,11 +218,11 @@ def _ask(
         seeds = rng.integers(1 << 31, size=number).tolist()
         cases = [sampled.cases[i] for i in chosen]
         params = [replace(case.params, seed=seed) for case, seed in zip(cases, seeds, strict=True)]
-        replies = engine.answer([case.prompt for case in cases], params)
+        replies = answers(engine, [case.prompt for case in cases], params)
         for i, one in zip(chosen, replies, strict=True):
             sampled.counts[i][sampled.cases[i].distribution.bin(one.tokens)] += 1
-            if (rounds := one.drafted_rounds) is not None:
-                sampled.drafted = (sampled.drafted or 0) + rounds
+            if (drafted := one.speculation.get("num_draft_tokens")) is not None:
+                sampled.drafted = (sampled.drafted or 0) + drafted
         progress(begin + number, until)
 
 

@@ -15,11 +15,11 @@ from itertools import cycle, islice
 from time import perf_counter
 from typing import Any
 
-from paceline.certify import asking
-from paceline.certify.asking import HELLO, Control, Cut, Endpoint, Fields, Messages, Noise, compare, own_best
+from paceline.certify.asking import HELLO, Control, Cut, Fields, Messages, Noise, compare, own_best
 from paceline.certify.options import REQUESTS, STRUCTURED, Watch
 from paceline.certify.verdict import Divergence
 from paceline.workbench.client import Completion, CompletionError
+from paceline.workbench.endpoint import Endpoint, OutOfTime
 
 BROKEN = "\N{REPLACEMENT CHARACTER}"
 Form = Callable[[Completion], str]  # why an answer is wrong by itself; "" if it is right
@@ -187,7 +187,7 @@ class Play:
         wanted = {name: ways for name, ways in FEATURES.items() if name not in self.left_out}
         self.server.over = self.control.source.over = lambda: self.watch.over(self.until)
         try:
-            with suppress(asking.OutOfTime):
+            with suppress(OutOfTime):
                 self.features = probe(self.control.source, wanted)
                 if self.control.source is not self.server:
                     self.features = probe(self.server, {name: [fields] for name, fields in self.features.items()}, {})
@@ -196,7 +196,7 @@ class Play:
                 self.rows.append(self._scenario(scenario))
                 self.watch.step(number + 1, len(SCENARIOS))
         finally:
-            self.server.over = self.control.source.over = asking.never
+            self.server.over = self.control.source.over = lambda: False
 
     def not_tested(self) -> list[str]:
         """Scenarios that were not played, or not to their end, and why; and what was not to be asked for."""
@@ -242,7 +242,7 @@ class Play:
                 found += self.play(group, scenario.name)
                 if sum(not one.divergence.is_tie for one in found) >= ENOUGH:
                     break
-        except asking.OutOfTime:
+        except OutOfTime:
             return SPENT
         except CompletionError as error:
             return str(error)

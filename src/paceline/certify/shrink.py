@@ -4,10 +4,11 @@ import json
 import shlex
 from collections.abc import Sequence
 
-from paceline.certify.asking import Endpoint, Fields
+from paceline.certify.asking import Fields
 from paceline.certify.scenarios import Case, Group, Play, Step, Wrong
 from paceline.certify.verdict import LEVEL, Finding
 from paceline.errors import PacelineError
+from paceline.workbench.endpoint import Endpoint
 
 SHRUNK = 3  # findings that are made small, each of another scenario
 REPEATS = 3  # how often the smallest requests are made once more

@@ -241,6 +241,6 @@ def _verdict(parts: dict[str, Any], power: dict[str, Any], scope: Scope, draft: 
                 f"shifts of sampled distributions below {100 * tested['detectable']:.3g} % would be missed{hidden}; "
                 "a longer --budget finds smaller ones, and --shift says which are to be found"
             )
-        if draft != "none" and sampled.get("drafted_rounds") == 0:
+        if draft != "none" and sampled.get("draft_tokens") == 0:
             return CANNOT_SAY, "nothing was drafted in sampled answers"
     return LOSSLESS, ""

@@ -9,6 +9,7 @@ from typing import Any
 
 from fastapi import Request
 
+from paceline import __version__
 from paceline.engine.engine import Engine
 from paceline.errors import PacelineError
 from paceline.serve.app import Server
@@ -36,8 +37,13 @@ class Local(Endpoint):
         if engine.tokenizer is None:
             raise PacelineError(f"{engine.target.name} has no tokenizer, and an endpoint is asked with text")
         self.engine, self.name, self.model = engine, name or engine.drafter.name, engine.target.name
+        self.facts = {"engine": f"paceline {__version__}", "dtype": str(engine.target.dtype).removeprefix("torch.")}
         self._worker = Worker(engine, WAITING)
         self._server = Server(self._worker, Settings(model=self.model, drafts=tuple(drafts)))
+
+    def ask(self, bodies: Sequence[Body], slots: int | None = None) -> list[Completion]:
+        """As every endpoint's. Requests that are asked together join and leave as the engine has it."""
+        return super().ask(bodies, 1 if slots == 1 else max(len(bodies), 1))
 
     async def complete(self, body: Body) -> Completion:
         completion = Completion()

@@ -42,14 +42,18 @@ class Endpoint(ABC):
 
     name   what it is, for results and certificates; model: the name to ask for; url: for requests that are shown.
     slots  requests under way at once where the caller does not say.
-    over   asked now and then while requests are under way; once it is true they are given up (OutOfTime)."""
+    over   asked now and then while requests are under way; once it is true they are given up (OutOfTime).
+    facts  versions and settings, for results.
+    takes  fields of bodies that it takes; None: it says so of each request. mixes: greedy and sampled ones together."""
 
     name: str
     model: str = ""
     url: str = "http://127.0.0.1:8000/v1"
+    takes: frozenset[str] | None = None
+    mixes: bool = True
 
     def __init__(self, slots: int = 8):
-        self.slots = slots
+        self.slots, self.facts = slots, dict[str, Any]()
         self.over: Callable[[], bool] = lambda: False
         self._loop = asyncio.Runner()
 
@@ -72,6 +76,11 @@ class Endpoint(ABC):
         self._loop.close()
         self._loop = asyncio.Runner()
 
+    def check_time(self) -> None:
+        """Raises OutOfTime if time is up."""
+        if self.over():
+            raise OutOfTime("the budget was spent")
+
     def ask(self, bodies: Sequence[Body], slots: int | None = None) -> list[Completion]:
         """The completions of all requests, with at most `slots` of them under way.
 
@@ -91,7 +100,7 @@ class Endpoint(ABC):
                 asking.cancel()
                 with suppress(asyncio.CancelledError):
                     await asking
-                raise OutOfTime("the budget was spent")
+                self.check_time()
         done = await asking
         for answer in done:
             if isinstance(answer, BaseException):
