@@ -30,7 +30,7 @@ from tests.served import Served
 from tests.train.conftest import following_answers
 
 PROJECT = tomllib.loads((REPOSITORY / "pyproject.toml").read_text("utf-8"))["project"]
-ELSEWHERE = {"vllm", "xllamacpp", "worker_loop", "verl", "sentencepiece"}
+ELSEWHERE = {"vllm", "xllamacpp", "verl", "sentencepiece"}
 """Imported in other environments, or named by an error of their own."""
 UNUSUAL = {"llama_cpp": "llama-cpp-python", "PIL": "pillow", "yaml": "pyyaml", "sklearn": "scikit-learn"}
 

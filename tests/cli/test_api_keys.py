@@ -50,7 +50,7 @@ def test_a_server_gets_the_key_that_is_named_for_it_and_no_other(
         assert {one.get("Authorization") for one in fake.headers} == sent
         assert "sk-openai" not in str(fake.headers)
     told = command(*line.split(), "--api-key-env", "NOT_SET")
-    assert (told.code, "the environment has no NOT_SET" in told.err) == (2, True)
+    assert (told.code, "NOT_SET, which was to hold the API key, is not in the environment" in told.err) == (2, True)
 
 
 def _commands(group: Any, name: str = "") -> Iterator[tuple[str, Any]]:
@@ -85,6 +85,22 @@ def test_every_command_that_takes_a_servers_address_is_tested_above() -> None:
 )
 def test_openais_key_is_for_openai_by_https(spec: str, variable: str | None, key: str | None) -> None:
     assert api_key(spec, variable) == key
+
+
+def test_a_key_goes_to_no_other_machine_by_plain_http(tmp_path: Path) -> None:
+    (tmp_path / "key").write_text("sk-file\n")
+    for spec in ("http://10.0.0.2:8000/v1", "https://ours/v1,http://theirs/v1#m", "http://localhost.evil.org"):
+        for named in ({"variable": "MINE"}, {"file": tmp_path / "key"}):
+            with pytest.raises(PacelineError, match=r"over plain http.*--key-over-http"):
+                api_key(spec, **named)  # type: ignore[arg-type]
+        assert api_key(spec, file=tmp_path / "key", over_http=True) == "sk-file"
+        assert api_key(spec) is None
+    for spec in ("http://localhost:8000", "http://127.0.0.7/v1", "http://[::1]:8000/v1#m", "https://theirs/v1"):
+        assert api_key(spec, file=tmp_path / "key") == "sk-file"
+    wrong = (({"file": tmp_path / "none"}, "cannot be read"), ({"file": "key", "variable": "MINE"}, "one of the two"))
+    for named, says in wrong:
+        with pytest.raises(PacelineError, match=says):
+            api_key("http://127.0.0.1", **named)  # type: ignore[arg-type]
 
 
 def test_what_is_no_key_is_named_and_not_shown() -> None:

@@ -84,7 +84,7 @@ def bench_endpoints(benchmark: Benchmark, watch: Watch = Watch()) -> Result:
     load, options = benchmark.load, benchmark.options
     reading = Reading()
     requests = {one.id: one for one in workload(benchmark, reading)}
-    servers = [Server.find(spec.strip(), benchmark.api_key_env) for spec in (load.endpoint or "").split(",")]
+    servers = [Server.find(spec.strip(), benchmark.keys) for spec in (load.endpoint or "").split(",")]
     named = {one.name: one for one in servers}
     if len(named) < len(servers):
         named = {f"{one.name}#{one.model}": one for one in servers}

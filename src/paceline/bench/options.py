@@ -5,7 +5,7 @@ from dataclasses import dataclass, field
 from pathlib import Path
 
 from paceline.draft.spec import option
-from paceline.workbench.options import API_KEY_ENV
+from paceline.workbench.options import Keys
 
 MOST_AT_ONCE = 64  # requests under way at once at most, where they are sent by their times
 
@@ -75,7 +75,7 @@ class Benchmark:
     categories: Sequence[str] = ()
     options: Options = field(default_factory=Options)
     load: Load = field(default_factory=Load)
-    api_key_env: str | None = option(None, API_KEY_ENV)
+    keys: Keys = field(default_factory=Keys)
     template: str | None = option(None, "vicuna, chatml, ..., or a Jinja file. [default: the tokenizer's own]")
     peer_python: str | None = option(None, "The interpreter with vLLM or xllamacpp, or both: vllm=PATH,xllamacpp=PATH.")
     dtype: str = "auto"

@@ -25,7 +25,7 @@ from paceline.target.base import Target
 from paceline.target.folder import is_gguf
 from paceline.target.load import load
 from paceline.target.quantised.blocks import exact_dtype
-from paceline.workbench.client import CompletionError, api_key
+from paceline.workbench.client import CompletionError
 from paceline.workbench.endpoint import Endpoint, Remote
 from paceline.workbench.environment import environment
 from paceline.workbench.peers import PEERS, create_peer
@@ -122,8 +122,7 @@ def certify_server(subject: Subject, watch: Watch) -> dict[str, Any]:
     with ExitStack() as opened:
 
         def server_at(spec: str) -> Remote:
-            key = api_key(spec, subject.api_key_env)
-            return opened.enter_context(Remote(spec, key=key, slots=subject.batch, retry=RETRY))
+            return opened.enter_context(Remote(spec, key=subject.keys.of(spec), slots=subject.batch, retry=RETRY))
 
         server = server_at(str(subject.endpoint))
         others = [] if subject.reference is None else [server_at(subject.reference)]

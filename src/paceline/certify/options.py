@@ -10,7 +10,7 @@ from typing import Any
 
 from paceline.draft.spec import option
 from paceline.errors import PacelineError, meant
-from paceline.workbench.options import API_KEY_ENV, listed
+from paceline.workbench.options import Keys, listed
 
 SHIFT = 0.02  # `Scope.shift` where none is asked for
 STRUCTURED = ("JSON schema", "regular expression", "tool calls")  # features that give an answer its form
@@ -84,7 +84,7 @@ class Subject:
         "request can say so, else its own answers alone and their log-probabilities] Or float32, for an engine in this "
         "process with weights in blocks: they themselves, with nothing rounded.",
     )
-    api_key_env: str | None = option(None, API_KEY_ENV)
+    keys: Keys = field(default_factory=Keys)
     prompts: Sequence[Any] | None = None
     scope: Scope = field(default_factory=Scope)
     batch: int = option(8, "Most requests at once.", least=1)

@@ -87,6 +87,9 @@ def serve(
     from paceline.workbench.worker import Worker, in_passing
 
     environment = os.environ.get("PACELINE_API_KEY")
+    if api_key:
+        note = "--api-key can be read by all users of this machine (ps shows it): set PACELINE_API_KEY instead"
+        print(f"warning: {note}", file=sys.stderr, flush=True)
     names = tuple(dict.fromkeys([draft, *(allow_draft or ()), *DRAFTS]))
     settings = replace(
         settings,

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import json
 from collections.abc import Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from itertools import islice
 from pathlib import Path
 from shlex import quote
@@ -15,7 +15,7 @@ from paceline.cli.show import Steps, plain_table, say, standard_output
 from paceline.draft.spec import exchanged, option, quoted
 from paceline.errors import PacelineError
 from paceline.jsonl import TABLE, check_file, check_folder, output, write_json
-from paceline.workbench.options import API_KEY_ENV, listed_numbers, with_options
+from paceline.workbench.options import Keys, listed_numbers, with_options
 
 if TYPE_CHECKING:
     from paceline.replay.advice import Choice
@@ -58,7 +58,7 @@ class TuneOptions:
         "tokenizer is read."
     )  # fmt: skip
     without: str | None = option(None, "With --server: the same model served without drafts, URL[#model].")
-    api_key_env: str | None = option(None, API_KEY_ENV)
+    keys: Keys = field(default_factory=Keys)
     minutes: float = option(10.0, "With --server: most minutes of requests; the same command goes on.", least=0.05)
     max_tokens: int = option(64, "With --server: most new tokens of an answer.", names=("--max-tokens", "-n"), least=8)
     first_ms: float | None = option(None, "Goal of a request: most milliseconds to its first token.", least=0)
@@ -195,9 +195,9 @@ def _server(asked: TuneOptions, sizes: Sequence[int]) -> int:
         turns = [question.turns[0] for question in read_suite("demo").questions]
         found = [Conversation([{"role": "user", "content": turn}]) for turn in turns]
     assert asked.server is not None
-    servers = {DRAFTS: Server.find(asked.server, asked.api_key_env)}
+    servers = {DRAFTS: Server.find(asked.server, asked.keys)}
     if asked.without is not None:
-        servers[PLAIN] = Server.find(asked.without, asked.api_key_env)
+        servers[PLAIN] = Server.find(asked.without, asked.keys)
     elif servers[DRAFTS].engine == "paceline":
         servers[PLAIN] = servers[DRAFTS]  # a request to our server may ask for none
     with Interrupt() as interrupt, Steps("tuning", 60 * asked.minutes, "seconds") as steps:
@@ -220,8 +220,7 @@ def _server(asked: TuneOptions, sizes: Sequence[int]) -> int:
         f"{of['engine']} {of['version']} (written for {of['written_for']}), {of['method']}: {of['flags']}"
         for of in facts["configurations"]
     ]
-    key = f" --api-key-env {asked.api_key_env}" if asked.api_key_env else ""
-    check = [f"{command}{key}" for command in facts["check"]]
+    check = [f"{command}{asked.keys.words}" for command in facts["check"]]
     lines += ["", *facts["notes"], "To check it, in turn on the same prompts:", *check]
     say(*lines, f"{out / 'configuration.json'} holds it all.")
     return 0

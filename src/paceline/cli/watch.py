@@ -15,7 +15,7 @@ from paceline.cli.options import one_line
 from paceline.cli.show import say
 from paceline.draft.spec import option
 from paceline.errors import PacelineError
-from paceline.workbench.options import API_KEY_ENV, with_options
+from paceline.workbench.options import Keys, with_options
 
 if TYPE_CHECKING:
     from paceline.workbench.servers import Drafting
@@ -34,7 +34,7 @@ def watch(
     token_cost: float = option(
         TOKEN_COST, "Without --tuned: share of a plain round that a drafted token costs.", least=0
     ),
-    api_key_env: str | None = option(None, API_KEY_ENV),
+    keys: Keys = Keys(),
     as_json: bool = option(False, "A JSON object for each reading, a line each.", names=("--json",)),
 ) -> int:
     """Read /metrics of a server (vLLM, SGLang, llama.cpp or ours) and say what its drafts bring.
@@ -49,10 +49,9 @@ def watch(
     paceline watch http://127.0.0.1:8000 --tuned tuned --json
     """
     from paceline.cli.drive import Interrupt
-    from paceline.workbench.client import api_key
     from paceline.workbench.servers import Drafting
 
-    key = api_key(url, api_key_env)
+    key = keys.of(url)
 
     def read() -> Drafting:
         now = Drafting.read(url, key)

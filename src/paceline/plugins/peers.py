@@ -4,6 +4,7 @@
 
 In `draft` a ; stands for the comma between options: draft=sam;draft=20."""
 
+import json
 from collections.abc import Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
@@ -104,11 +105,10 @@ class InVllm(vllm.Plain):
         ours = {"method": "ngram"} if self.config.v2 else {"model": "paceline.plugins.vllm.Proposer"}
         return {**ours, "num_speculative_tokens": self.config.k}
 
-    def worker_class(self) -> str:
-        return "paceline.plugins.vllm_v2.Worker" if self.config.v2 else "auto"
-
     def additional(self) -> dict[str, Any]:
-        return {"paceline": {"draft": _spec(self.config), "paced": self.config.paced, "repair": self.config.repair}}
+        ours = {"draft": _spec(self.config), "paced": self.config.paced, "repair": self.config.repair}
+        more = {"worker-cls": "paceline.plugins.vllm_v2.Worker"} if self.config.v2 else {}
+        return {"additional-config": json.dumps({"paceline": ours}), **more}
 
     def environment(self) -> dict[str, str]:
         runner = {"VLLM_USE_V2_MODEL_RUNNER": "1"} if self.config.v2 else {}

@@ -14,12 +14,15 @@ import asyncio
 import json
 import os
 from collections.abc import AsyncIterator, Awaitable, Callable, Sequence
-from contextlib import asynccontextmanager
+from contextlib import asynccontextmanager, suppress
 from dataclasses import dataclass, field
+from ipaddress import ip_address
 from itertools import count
+from pathlib import Path
 from random import uniform
 from time import monotonic, perf_counter
 from typing import Any, TypeVar
+from urllib.parse import urlsplit
 
 import httpx2
 import openai
@@ -99,6 +102,7 @@ class Completion:
     speculation    rounds and drafted tokens, from servers that report them (vLLM, ours); empty otherwise.
     others         the answers after the first, where `n` asked for several.
     times          seconds from the request to each event that brought a part of the answer; once where it came whole.
+    counts         token ids that each of these events brought; 0 from servers that return none.
     tries          attempts that it took."""
 
     text: str = ""
@@ -111,6 +115,7 @@ class Completion:
     speculation: dict[str, Any] = field(default_factory=dict)
     others: list[Completion] = field(default_factory=list)
     times: list[float] = field(default_factory=list, compare=False)
+    counts: list[int] = field(default_factory=list, compare=False)
     tries: int = 1
     began: float = field(default_factory=perf_counter, repr=False, compare=False)
 
@@ -147,6 +152,7 @@ class Completion:
         self.finish_reason = choice.get("finish_reason") or self.finish_reason
         if choice.get("token_ids") or any(message.get(part) for part in WRITTEN):
             self.times.append(perf_counter() - self.began)
+            self.counts.append(len(choice.get("token_ids") or ()))
 
 
 @dataclass
@@ -316,19 +322,47 @@ def parse(spec: str) -> tuple[list[str], str]:
     return [url.strip() for url in urls.split(",") if url.strip()], model.strip()
 
 
-def api_key(spec: str, variable: str | None = None) -> str | None:
-    """The API key for the servers of "URL[,URL...][#model]": what the environment variable `variable` holds. Without a
-    variable OpenAI's own servers, asked by https, get OPENAI_API_KEY, and all others none.
+def api_key(
+    spec: str, variable: str | None = None, file: str | Path | None = None, *, over_http: bool = False
+) -> str | None:
+    """The API key for the servers of "URL[,URL...][#model]": what the environment variable or the file holds.
+    Without either OpenAI's own servers, asked by https, get OPENAI_API_KEY, and all others none.
 
-    Raises PacelineError if `variable` holds no key."""
-    if variable is None:
-        return os.environ.get("OPENAI_API_KEY") if all(f"{url}/".startswith(OPENAI) for url in parse(spec)[0]) else None
-    key = os.environ.get(variable, "").strip()
+    Raises PacelineError if there is no key where one was to be, and for a key that would go to another machine by
+    plain http, unless `over_http`."""
+    urls = parse(spec)[0]
+    if variable is None and file is None:
+        return os.environ.get("OPENAI_API_KEY") if all(f"{url}/".startswith(OPENAI) for url in urls) else None
+    if variable is not None and file is not None:
+        raise PacelineError("give the API key by --api-key-env or by --api-key-file, one of the two")
+    where, key = str(file or variable), _read_key(file) if file else os.environ.get(variable or "", "").strip()
     if not key:
-        raise PacelineError(f"the environment has no {variable}, which was to hold the API key")
+        what = "is empty" if file is not None else "is not in the environment"
+        raise PacelineError(f"{where}, which was to hold the API key, {what}")
     if not (key.isascii() and key.isprintable()):
-        raise PacelineError(f"{variable} holds no API key: it has characters that no key has")
+        raise PacelineError(f"{where} holds no API key: it has characters that no key has")
+    if not over_http and (open_ := next((url for url in urls if not _is_private(url)), None)):
+        raise PacelineError(
+            f"the API key would go to {open_} over plain http, where all on the way can read it: use https, or allow "
+            "it by --key-over-http"
+        )
     return key
+
+
+def _read_key(file: str | Path) -> str:
+    try:
+        return Path(file).expanduser().read_text("utf-8").strip()
+    except (OSError, UnicodeDecodeError) as error:
+        raise PacelineError(f"the API key's file {file} cannot be read: {error}") from None
+
+
+def _is_private(url: str) -> bool:
+    """Whether nobody on the way to a server reads what it is sent: it is asked by https, or runs on this machine."""
+    parts = urlsplit(url)
+    host = parts.hostname or ""
+    with suppress(ValueError):
+        return parts.scheme == "https" or ip_address(host).is_loopback
+    return parts.scheme == "https" or host == "localhost"
 
 
 def _http(key: str | None, timeout: float, slots: int = 1) -> httpx2.AsyncClient:

@@ -8,21 +8,46 @@
 import dataclasses
 import functools
 import inspect
+import shlex
 from collections.abc import Callable, Iterator
 from typing import Annotated, Any, TypeVar, get_type_hints
 
 import typer
 from typer.models import ArgumentInfo
 
+from paceline.draft.spec import option
 from paceline.errors import PacelineError
 from paceline.jsonl import OUTPUTS, check_apart
 
 T = TypeVar("T")
-API_KEY_ENV = (
-    "Environment variable that holds the API key of the servers that are asked. [default: OPENAI_API_KEY, for "
-    "https://api.openai.com alone]"
-)
-"""Help of the option --api-key-env, which every command has that asks servers."""
+
+
+@dataclasses.dataclass(frozen=True)
+class Keys:
+    """Whose API key is sent to the servers that are asked; every command has these options that asks servers."""
+
+    api_key_env: str | None = option(
+        None, "Environment variable that holds the API key of the servers that are asked. [default: OPENAI_API_KEY, "
+        "for https://api.openai.com alone]",
+    )
+    api_key_file: str | None = option(None, "File that holds that API key instead, on one line.", metavar="FILE")
+    key_over_http: bool = option(
+        False, "Send the key to another machine over plain http, where all on the way can read it.",
+        names=("--key-over-http",),
+    )
+
+    def of(self, spec: str) -> str | None:
+        """The key for the servers of "URL[,URL...][#model]", None if there is none for them. Raises PacelineError."""
+        from paceline.workbench.client import api_key
+
+        return api_key(spec, self.api_key_env, self.api_key_file, over_http=self.key_over_http)
+
+    @property
+    def words(self) -> str:
+        """The options as they were given, for a command that is shown."""
+        given = {"--api-key-env": self.api_key_env, "--api-key-file": self.api_key_file}
+        flags = "".join(f" {name} {shlex.quote(value)}" for name, value in given.items() if value)
+        return flags + " --key-over-http" * self.key_over_http
 
 
 def with_options(command: Callable[..., T]) -> Callable[..., T]:

@@ -30,12 +30,12 @@ from paceline.workbench.client import (
     Completion,
     CompletionError,
     Retry,
-    api_key,
     find_models,
     get,
     parse,
 )
 from paceline.workbench.conversations import Conversation, ConversationError, Message, Reading, read
+from paceline.workbench.options import Keys
 
 VERSIONS = {"/version": "version", "/server_info": "version", "/get_server_info": "version", "/props": "build_info"}
 """Where servers say their version, and under which key."""
@@ -134,17 +134,17 @@ class Server:
     key: str | None = None
 
     @classmethod
-    def find(cls, spec: str, api_key_env: str | None = None) -> Server:
+    def find(cls, spec: str, keys: Keys = Keys()) -> Server:
         """The server at "URL[#model]". Raises CompletionError if it cannot be reached or offers several models.
 
-        api_key_env  the environment variable that holds its key; see `client.api_key`."""
+        keys  which key it gets."""
         urls, model = parse(spec)
         if len(urls) == 1 and "@" in urlsplit(urls[0]).netloc:
             raise PacelineError("a name or a key in an address would be written into results; use --api-key-env NAME")
         if len(urls) != 1:
             raise PacelineError(f"{spec!r} is no address of one server, such as http://127.0.0.1:8000/v1")
         url = urls[0].rstrip("/").removesuffix("/v1") + "/v1"
-        key = api_key(url, api_key_env)
+        key = keys.of(url)
         owners = asyncio.run(find_models(url, key))
         if not model and len(owners) != 1:
             raise CompletionError(f"{url} offers {', '.join(owners) or 'nothing'}; name one after a #: {url}#model")

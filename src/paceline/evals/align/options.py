@@ -6,7 +6,7 @@ from typing import Any, Literal, Self
 
 from paceline.draft.spec import option
 from paceline.jsonl import check_folder
-from paceline.workbench.options import API_KEY_ENV
+from paceline.workbench.options import Keys
 
 ALPHA = 0.3  # the paper's; it recommends 0.2 to 0.5
 COMPAT_CHARACTERS = 8000  # characters of an answer that the official code shows the judge
@@ -107,8 +107,9 @@ class AlignOptions:
     timeout: float = option(600.0, "Seconds without a byte before an attempt is given up.", least=0.001)
     stream: bool = option(True, "Ask servers for streams.")
     tokenizer: str | None = option(None, "The served model's tokenizer: renders prefixes, counts injected tokens.")
-    api_key_env: str | None = option(None, API_KEY_ENV)
-    judge_api_key_env: str | None = option(None, "The same, for judges.")
+    keys: Keys = field(default_factory=Keys)
+    judge_api_key_env: str | None = option(None, "As --api-key-env, for judges.")
+    judge_api_key_file: str | None = option(None, "As --api-key-file, for judges.", metavar="FILE")
     reuse: bool = option(True, "Share keys and values of prompts that begin alike (our engine).")
     draft: str = "suffix,past=16384"
     dtype: str = "auto"
@@ -116,6 +117,11 @@ class AlignOptions:
     exact: bool | None = None
     activations: int | None = None
     pauses: tuple[float, float] = (0.5, 30.0)
+
+    @property
+    def judge_keys(self) -> Keys:
+        """Whose key judges get."""
+        return Keys(self.judge_api_key_env, self.judge_api_key_file, self.keys.key_over_http)
 
     def with_compat(self) -> Self:
         """With the official code's choices if `compat` is set; options that were given win."""

@@ -31,9 +31,9 @@ from paceline.evals.align.methods import Method, Setting, Task, read_methods
 from paceline.evals.align.options import AlignOptions
 from paceline.evals.align.types import Call, Data, Item, Scenario, digest
 from paceline.interrupt import Interrupt
-from paceline.workbench.client import Retry, api_key, find_model, is_url
+from paceline.workbench.client import Retry, find_model, is_url
 from paceline.workbench.endpoint import Remote
-from paceline.workbench.options import listed
+from paceline.workbench.options import Keys, listed
 from paceline.workbench.runs import Lines, Run, new_folder
 
 SELF = "self"  # the judge that is the model under test
@@ -109,7 +109,7 @@ async def _align(
 ) -> Outcome:
     backends: dict[str, Backend] = {}
     try:
-        backend = backends[asked.model] = await open_backend(asked.model, asked, asked.api_key_env)
+        backend = backends[asked.model] = await open_backend(asked.model, asked, asked.keys)
         judges = [await open_judge(name, asked, backends) for name in names]
         if len({judge.label for judge in judges}) < len(judges):
             raise PacelineError("two judges have the same name; a run tells judges apart by their models")
@@ -133,7 +133,7 @@ async def _align(
     return Outcome(rows, out, progress, progress.done == progress.total and not progress.failed)
 
 
-async def open_backend(spec: str, asked: AlignOptions, key_env: str | None) -> Backend:
+async def open_backend(spec: str, asked: AlignOptions, keys: Keys) -> Backend:
     """An endpoint, or our engine if `spec` is a folder; PacelineError in one line if it cannot be opened."""
     if not is_url(spec):
         from paceline.evals.align.local import LocalBackend
@@ -142,7 +142,7 @@ async def open_backend(spec: str, asked: AlignOptions, key_env: str | None) -> B
             spec, asked.draft, reuse=asked.reuse, batch=asked.concurrency,
             dtype=asked.dtype, device=asked.device, exact=asked.exact, activations=asked.activations,
         )  # fmt: skip
-    key = api_key(spec, key_env)
+    key = keys.of(spec)
     tokenizer = None
     if asked.tokenizer is not None and spec == asked.model:
         from paceline.target.load import load_tokenizer
@@ -161,7 +161,7 @@ async def open_judge(name: str, asked: AlignOptions, backends: dict[str, Backend
         return Checks()
     spec = asked.model if name == SELF else name
     if spec not in backends:
-        backends[spec] = await open_backend(spec, asked, asked.judge_api_key_env)
+        backends[spec] = await open_backend(spec, asked, asked.judge_keys)
     return ModelJudge(backends[spec], asked.judging, _markers(asked) if spec == asked.model else Markers())
 
 

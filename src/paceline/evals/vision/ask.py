@@ -31,8 +31,9 @@ from paceline.evals.vision.captions import NUMBERS, PLACES, VALUES
 from paceline.evals.vision.dataset import Case, Data, data_url, values_of
 from paceline.evals.vision.options import EndpointOptions
 from paceline.evals.vision.scores import summarise
-from paceline.workbench.client import Completion, Retry, api_key
+from paceline.workbench.client import Completion, Retry
 from paceline.workbench.endpoint import Remote
+from paceline.workbench.options import Keys
 from paceline.workbench.runs import Lines
 
 PROMPTS = 2  # version of the wordings below; other wordings are other questions
@@ -118,8 +119,9 @@ def _text(text: str) -> Part:
 
 
 async def ask_all(
-    data: Data, options: EndpointOptions, folder: Path, progress: Callable[[int, int], None] = lambda done, total: None
-) -> list[Reply]:
+    data: Data, options: EndpointOptions, folder: Path, progress: Callable[[int, int], None] = lambda done, total: None,
+    keys: Keys = Keys(),
+) -> list[Reply]:  # fmt: skip
     """The replies to all questions that could be answered. Failures become problems of `data`.
 
     Raises PacelineError if no question at all could be answered."""
@@ -132,7 +134,7 @@ async def ask_all(
             wanted |= {question.key(**settings): question for question in questions(case, data.picture, options)}
     failures: list[str] = []
     endpoint = Remote(
-        f"{options.checkpoint}#{options.model}", key=api_key(options.checkpoint, options.key),
+        f"{options.checkpoint}#{options.model}", key=keys.of(options.checkpoint),
         slots=options.concurrency, timeout=options.timeout, retry=RETRY,
     )  # fmt: skip
     with Lines(folder / REPLIES) as replies:

@@ -23,7 +23,7 @@ from paceline.evals.vision.dataset import Case, Data, read_data, values_of
 from paceline.evals.vision.options import EndpointOptions, RunOptions, read_model
 from paceline.evals.vision.scores import overall, summarise
 from paceline.jsonl import write_json
-from paceline.workbench.options import listed
+from paceline.workbench.options import Keys, listed
 
 Vectors = NDArray[np.floating[Any]]
 Scores = NDArray[np.floating[Any]]
@@ -149,7 +149,8 @@ def run(
     if asked.out is not None:
         asked.out.mkdir(parents=True, exist_ok=True)
     if isinstance(options, EndpointOptions):
-        found = _ask(data, replace(options, key=options.key or asked.api_key_env), asked.out, progress)
+        keys = replace(asked.keys, api_key_env=options.key) if options.key else asked.keys
+        found = _ask(data, options, keys, asked.out, progress)
     else:
         found = _score(data, open_model(name, options), asked, progress)
         if hasattr(options, "checkpoint"):  # a model that `paceline train vision` wrote says how it came to be
@@ -173,12 +174,12 @@ def _score(data: Data, model: Model, asked: RunOptions, progress: Callable[[int,
 
 
 def _ask(
-    data: Data, options: EndpointOptions, out: Path | None, progress: Callable[[int, int], None]
+    data: Data, options: EndpointOptions, keys: Keys, out: Path | None, progress: Callable[[int, int], None]
 ) -> dict[str, Any]:
     from paceline.evals.vision.ask import ask_all, figures
 
     with tempfile.TemporaryDirectory() as scratch:
-        replies = asyncio.run(ask_all(data, options, out or Path(scratch), progress))
+        replies = asyncio.run(ask_all(data, options, out or Path(scratch), progress, keys))
     results, habits = figures(data, replies, options)
     sizes = {data.picture(case.images[0]).size for case in data.cases[:20]}
     habits |= {"detail": options.detail, "sent": sorted(f"{w} x {h}" for w, h in sizes), "blind": options.blind}

@@ -1,14 +1,14 @@
 """What a build, a model and a training can be asked: dataclasses whose fields are options of the command line, or of a
 model's name. Imports neither NumPy nor torch, so that the help of commands is quick."""
 
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any, Literal
 
 from paceline.draft.spec import option, parse, values
 from paceline.errors import MethodError, PacelineError, meant
 from paceline.jsonl import check_folder, output
-from paceline.workbench.options import API_KEY_ENV
+from paceline.workbench.options import Keys
 
 Split = Literal["all", "train", "test"]
 Scope = Literal["own", "batch"]
@@ -37,7 +37,7 @@ class RunOptions:
     subsets: str = option("", "Joined by commas; all if left out.")
     ties: Literal["shared", "first"] = option("shared", "Ties share the credit, or go to the first key, as officially.")
     batch: int = option(64, "Pictures encoded at once.", least=1)
-    api_key_env: str | None = option(None, API_KEY_ENV)
+    keys: Keys = field(default_factory=Keys)
     out: Path | None = option(None, "Folder for report.json, scores.npz and replies.", callback=check_folder)
 
 

@@ -1,6 +1,6 @@
 """Other engines in the same table and the same run: one registry of peers, named as drafters are.
 
-    name[:checkpoint][,key=value...]
+    name[:checkpoint][,key=value...]        or the command of a server: vllm serve Qwen/Qwen3-0.6B --port {port}
 
     peer = create_peer("vllm-ngram,k=5", "smollm2", dtype="float32", threads=2, python="env/bin/python",
                        batch=1, max_context=2048, decode=tokenizer.decode)
@@ -21,6 +21,7 @@ from typing import Any
 from paceline.draft.spec import OptionInfo, options, parse, values
 from paceline.errors import MethodError, meant
 from paceline.workbench.contestant import PEER, Contestant
+from paceline.workbench.peers.served import CommandConfig, Served
 from paceline.workbench.peers.setup import Setup
 
 
@@ -39,9 +40,12 @@ WITH_PYTHON = ("vllm", "xllamacpp")  # engines that run in environments of their
 
 
 def parse_peer(spec: str) -> tuple[type[Contestant], Any]:
-    """The class of the peer that `spec` names, and its options (None if it has none).
+    """The class of the peer that `spec` names, and its options (None if it has none). A spec of several words is the
+    command of a server.
 
     Raises MethodError, one line, for a peer, an option or a value that does not exist."""
+    if " " in spec.strip():
+        return Served, CommandConfig(command=spec.strip())
     part = parse(spec.strip(), spec)
     if part.name not in PEERS:
         guess = meant(part.name.lower(), PEERS)

