@@ -2,7 +2,7 @@
 
     python benchmarks/jacobi.py MODEL --prompts FILE --every 12 --drafter jacobi,retrieve=none
 
-Writes slots.json to --out, for `jacobi:FOLDER,tree=N`; `paceline train noise` writes one beside a model.
+Writes slots.json to --out, for `jacobi:FOLDER,tree=N`; `paceline train jacobi` writes one beside a model.
 Prompts as in benchmarks/recycling.py. Greedy, batch 1. Rows that no slot has filled do not count.
 """
 

@@ -4,7 +4,7 @@
 
 First `paceline tune --server` measures a vLLM that drafts and a plain one with LOG, and writes a configuration. Then
 the grid and that configuration run side by side, as many servers as there are, and answer the same requests of LOG in
-turn, one request at a time and eight at a time (`paceline bench --endpoint URL,URL,...`): a machine that is slower for
+turn, one request at a time and eight at a time (`paceline bench --server URL,URL,...`): a machine that is slower for
 a while is slower for all. The table has tokens a second, and the written configuration's over the best of the grid.
 Every server has the model in memory, 1 GB for its cache and 1.5 GB of libraries; --only takes as many as fit.
 """
@@ -73,7 +73,7 @@ def main() -> None:
         for load in LOADS:
             if not (options.out / str(load) / "summary.json").exists():
                 paceline(
-                    "bench", "--endpoint", ",".join(urls), "--suite", options.log, "--limit", options.limit,
+                    "bench", "--server", ",".join(urls), "--suite", options.log, "--limit", options.limit,
                     "--concurrency", load, "-n", options.max_tokens, "--warm-up", 1, "--repeats", options.repeats,
                     "--out", options.out / str(load),
                 )  # fmt: skip

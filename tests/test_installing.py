@@ -140,16 +140,16 @@ COMMANDS = {
         "bench {model} -d sam --limit 1 -n 4 --warm-up 0 --out {out}/bench",
         "report {out}/bench",
         "replay {log} --tokenizer {model}",
-        "tune {model} --traffic {log} --batches 1,2 --seconds 0.1 -o {out}/tune.json",
+        "tune {model} --log {log} --batch-sizes 1,2 --seconds 0.1 -o {out}/tune.json",
         "corpus build {out}/corpus --text {log} --tokenizer {model}",
         "quantize {model} {out}/int8",
     ],
     "serve": [],
-    "bench": ["bench --endpoint {url} --suite {log} --limit 1 -n 2 --warm-up 0 --out {out}/bench"],
-    "tune": ["tune {model} --server {url} --traffic {log} --batches 1,2 -n 8 --minutes 0.05 -o {out}/tuned"],
+    "bench": ["bench --server {url} --suite {log} --limit 1 -n 2 --warm-up 0 --out {out}/bench"],
+    "tune": ["tune {model} --server {url} --log {log} --batch-sizes 1,2 -n 8 --minutes 0.05 -o {out}/tuned"],
     "watch": ["watch {url} --once"],
     "certify": [
-        "certify --endpoint {url} --reference {url} --budget 1s --requests 0",
+        "certify --server {url} --reference {url} --budget 1s --requests 0",
         "certify {model} -d sam --requests 40 --budget 0 -n 8",
     ],
     "eval": [
@@ -168,7 +168,7 @@ COMMANDS = {
 """By extra, commands that need no other: the smallest case of each."""
 MISSING = {
     "serve": "serve {model}",
-    "bench": "bench --endpoint {url} --suite {log} --out {out}/bench",
+    "bench": "bench --server {url} --suite {log} --out {out}/bench",
     "tune": "tune {model} --server {url}",
     "watch": "watch {url}",
     "certify": "certify {model} -d sam",

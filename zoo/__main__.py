@@ -6,8 +6,9 @@ python -m zoo --help
 from functools import partial
 
 from paceline.train import __main__ as recipes
+from paceline.workbench.options import app_of
 
-app = recipes.new_app("Make the demo family in `models/` from text: all of it (family), or one stage.")
+app = app_of(no_args_is_help=True, help="Make the demo family in `models/` from text: all of it (family), or one stage.")
 _later = partial(recipes.later, app=app)
 
 _later("sources", "zoo.commands:sources", "Show what each source holds, and one document of it.")

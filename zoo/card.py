@@ -170,7 +170,7 @@ def agreement_table(report: Mapping[str, Any]) -> str:
 
 
 def _tuned_part(folder: Path) -> str:
-    """A section on a model that `paceline train noise` wrote."""
+    """A section on a model that `paceline train jacobi` wrote."""
     facts = json.loads((folder / TUNED_FILE).read_text())
     start, tokens = facts["tuned_from"]["name"], facts["recipe"]["loop"]["tokens"]
     before = facts["losses"][start]

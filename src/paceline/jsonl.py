@@ -226,6 +226,7 @@ def standard_output() -> Writer:
 
 
 PAGE, TABLE, ISSUE, JUNIT = rb"<!doctype html>", rb'{\s*"paceline": "tune"', rb"# With drafts:", rb"\s*<testsuite "
+GGUF = rb"(?s)GGUF|.*\0"  # and what else llama.cpp reads, which is not text either
 """How the files of a kind begin, as patterns: what a command writes replaces its own kind only."""
 
 

@@ -98,12 +98,12 @@ def test_a_window_that_was_stopped_is_asked_again(log: Path, tmp_path: Path) -> 
 
 def test_the_command(log: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
     with Served(accepted=(2,)) as fake:
-        arguments = ["bench", "--endpoint", fake.url, "--suite", str(log), "--limit", "6", "-n", "4"]
+        arguments = ["bench", "--server", fake.url, "--suite", str(log), "--limit", "6", "-n", "4"]
         assert main([*arguments, "--out", str(tmp_path / "run")]) == 0
         out = capsys.readouterr().out
         assert "goodput" in out
         assert fake.url.split("/")[2] in out
-    assert main(["bench", "--endpoint", "http://127.0.0.1:9", "a-model"]) == 2
+    assert main(["bench", "--server", "http://127.0.0.1:9", "a-model"]) == 2
     assert "not both" in capsys.readouterr().err
     assert main(["report", str(tmp_path / "run"), "--json"]) == 0
 
@@ -115,7 +115,7 @@ def test_lines_of_a_log_that_cannot_be_read_are_skipped_and_told(
     with log.open("a") as lines:
         lines.write('{"prompt": "cut off\n' + json.dumps({"prompt": "one more", "scratch": draft}) + "\n")
     with Served() as fake:
-        arguments = ["bench", "--endpoint", fake.url, "--suite", str(log), "-n", "2", "--warm-up", "0"]
+        arguments = ["bench", "--server", fake.url, "--suite", str(log), "-n", "2", "--warm-up", "0"]
         assert main([*arguments, "--out", str(tmp_path / "run")]) == 0
         assert len(fake.asked) == 40
         assert f"2 of 42 lines skipped: first at {log}, line 41" in capsys.readouterr().out

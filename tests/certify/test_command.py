@@ -140,8 +140,8 @@ def test_progress_within_a_budget_is_its_seconds(
     [
         (["--budget", "soon"], "it is a time such as 90s, 5m or 1h"),
         (["--engine", "nope", "--dtype", "int8"], "there is no engine 'nope'"),
-        (["--endpoint", "http://127.0.0.1:9/v1"], "http://127.0.0.1:9/v1 cannot be asked: "),
-        (["--reference", "http://127.0.0.1:9/v1"], "--reference is a server to compare --endpoint with"),
+        (["--server", "http://127.0.0.1:9/v1"], "http://127.0.0.1:9/v1 cannot be asked: "),
+        (["--reference", "http://127.0.0.1:9/v1"], "--reference is a server to compare --server with"),
     ],
 )
 def test_mistakes_are_named(

@@ -18,9 +18,9 @@ from paceline.workbench.client import api_key
 
 COMMANDS: dict[str, str] = {
     "watch": "watch {url} --once",
-    "bench": "bench --endpoint {url} --suite {log} -n 2 --warm-up 0 --out {out}",
-    "tune": "tune {tiny} --server {url} --traffic {log} --batches 1,2 -n 8 --minutes 0.05 -o {out}",
-    "certify": "certify --endpoint {url} --reference {url} --budget 1s --requests 0",
+    "bench": "bench --server {url} --suite {log} -n 2 --warm-up 0 --out {out}",
+    "tune": "tune {tiny} --server {url} --log {log} --batch-sizes 1,2 -n 8 --minutes 0.05 -o {out}",
+    "certify": "certify --server {url} --reference {url} --budget 1s --requests 0",
     "eval align": "eval align --model {url}#m --data sample --method vanilla --limit 1 -n 4 --out {out}",
     "eval vision run": "eval vision run {pictures} --subsets existence --model endpoint:{url},model=m,cases=1",
 }

@@ -198,7 +198,7 @@ def test_no_output_is_one_of_the_inputs(
 @pytest.mark.parametrize(
     "line",
     [
-        "replay LOG --tokenizer . --html LOG", "replay LOG --tokenizer . --html OTHER", "tune . --traffic LOG -o LOG",
+        "replay LOG --tokenizer . --html LOG", "replay LOG --tokenizer . --html OTHER", "tune . --log LOG -o LOG",
         "tune . -o OTHER", "report RUN --out RUN/answers.jsonl", "report RUN --out RUN/report.html",
         "certify . --junit OTHER", "certify . --report OTHER", "serve . --log README", "generate . hi -o README",
         "generate . hi -o OTHER", "eval vision report RUN --out OTHER", "train vocab . --text LOG --out x.safetensors",

@@ -168,7 +168,7 @@ def _in_one_turn(monkeypatch: pytest.MonkeyPatch) -> None:
 
 
 def tuned(tiny: Path, fakes: list[Served], out: Path, *more: object) -> tuple[int, dict[str, Any]]:
-    arguments = ["tune", tiny, "--server", fakes[0].url, "-o", out, "--batches", "1,4", "-n", 8, "--minutes", 0.1]
+    arguments = ["tune", tiny, "--server", fakes[0].url, "-o", out, "--batch-sizes", "1,4", "-n", 8, "--minutes", 0.1]
     arguments += ["--without", fakes[1].url] if len(fakes) > 1 else []
     code = main([str(one) for one in (*arguments, *more)])
     file = out / "configuration.json"
@@ -179,20 +179,20 @@ def test_the_command_writes_a_configuration(
     tiny: Path, log: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:
     with Served(seconds=lambda n: 0.02, accepted=(2, 1)) as drafting, Served(seconds=lambda n: 0.02) as plain:
-        code, facts = tuned(tiny, [drafting, plain], tmp_path / "out", "--traffic", log)
+        code, facts = tuned(tiny, [drafting, plain], tmp_path / "out", "--log", log)
         assert code == 0
         [written] = facts["configurations"]
         assert written["version"] == "0.32.0"
         assert written["speculative_config"]["num_speculative_tokens"] > 1
         assert facts["expected"][0]["low"] > 1
         assert (drafting.most_running, plain.most_running) == (4, 4)
-        assert f"--endpoint {plain.url},URL_OF_THE_NEW_ONE" in facts["check"][0]
+        assert f"--server {plain.url},URL_OF_THE_NEW_ONE" in facts["check"][0]
         check = facts["check"][0].replace("URL_OF_THE_NEW_ONE", drafting.url)
         assert main([*shlex.split(check)[1:], "--limit", "4"]) == 0
         assert "--speculative-config" in capsys.readouterr().out
         assert '"text"' not in (tmp_path / "out" / "visits.jsonl").read_text()
         asked = len(plain.asked)
-        assert tuned(tiny, [drafting, plain], tmp_path / "out", "--traffic", log)[0] == 0
+        assert tuned(tiny, [drafting, plain], tmp_path / "out", "--log", log)[0] == 0
         assert len(plain.asked) == asked  # the time is spent
         assert main(["watch", plain.url, "--once", "--tuned", str(tmp_path / "out")]) == 0
 
@@ -200,7 +200,7 @@ def test_the_command_writes_a_configuration(
 @pytest.mark.usefixtures("_in_one_turn")
 def test_the_command_says_off(tiny: Path, log: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
     with Served(seconds=lambda n: 0.01 * n**1.5) as plain:
-        code, facts = tuned(tiny, [plain], tmp_path / "out", "--traffic", log)
+        code, facts = tuned(tiny, [plain], tmp_path / "out", "--log", log)
     assert code == 0
     assert facts["configurations"][0]["method"] == "off"
     assert set(facts["configurations"][0]["tokens_by_load"].values()) == {0}
@@ -210,7 +210,7 @@ def test_the_command_says_off(tiny: Path, log: Path, tmp_path: Path, capsys: pyt
 def test_a_server_of_ours_gets_a_table(tiny: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
     with Served("paceline", lambda n: 0.02, accepted=(2,)) as fake:
         (tmp_path / "prompts.jsonl").write_text('{"prompt": "the cat"}\n' * 4)
-        code, facts = tuned(tiny, [fake], tmp_path / "out", "--traffic", tmp_path / "prompts.jsonl")
+        code, facts = tuned(tiny, [fake], tmp_path / "out", "--log", tmp_path / "prompts.jsonl")
         assert any(body.get("draft") == "none" for body in fake.asked)
     assert code == 0
     table = tmp_path / "out" / "tune.json"
@@ -223,7 +223,7 @@ def test_what_plain_rounds_take_must_be_known(
     tiny: Path, log: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:
     with Served(accepted=(2,)) as fake:
-        assert tuned(tiny, [fake], tmp_path / "out", "--traffic", log)[0] == 2
+        assert tuned(tiny, [fake], tmp_path / "out", "--log", log)[0] == 2
     assert "--without URL" in capsys.readouterr().err
 
 
@@ -233,6 +233,6 @@ def test_a_server_that_refuses_a_load_is_not_asked_for_more(
 ) -> None:
     with Served(seconds=lambda n: 0.02) as fake:
         fake.fails = lambda number: 16 < number <= 28 and number % 2 == 0
-        code, _ = tuned(tiny, [fake], tmp_path / "out", "--traffic", log, "--batches", "1,2,4,8")
+        code, _ = tuned(tiny, [fake], tmp_path / "out", "--log", log, "--batch-sizes", "1,2,4,8")
         assert fake.most_running == 4
     assert code == 0

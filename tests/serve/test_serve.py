@@ -427,15 +427,15 @@ def test_the_log_can_be_replayed_and_tuned_with(tmp_path: Path, capsys: Any, tem
     assert none["rounds"] == none["new_tokens"] == sum(len(record["tokens"]) for record in records)
     rounds = sum(record["rounds"] for record in records)  # one more for each prompt, which drafts nothing
     assert rounds - len(records) <= sam["rounds"] <= rounds < none["rounds"]
-    tuned = ("--batches", "1", "--seconds", "0.1", "-d", "sam", "--dtype", "float32", "--json")
-    assert main(["tune", str(folder), "--traffic", str(log), "-o", str(table), *tuned]) == 0
+    tuned = ("--batch-sizes", "1", "--seconds", "0.1", "-d", "sam", "--dtype", "float32", "--json")
+    assert main(["tune", str(folder), "--log", str(log), "-o", str(table), *tuned]) == 0
     assert json.loads(table.read_text())["paceline"] == "tune"
 
 
 def test_a_log_of_another_model_is_no_traffic_of_this_one(tmp_path: Path, folder: Path, capsys: Any) -> None:
     log = tmp_path / "log.jsonl"
     log.write_text('{"prompt_tokens": [5, 6], "tokens": [7, 320]}\n')
-    assert main(["tune", str(folder), "--traffic", str(log), "-o", str(tmp_path / "table.json")]) == 2
+    assert main(["tune", str(folder), "--log", str(log), "-o", str(tmp_path / "table.json")]) == 2
     assert f"error: {log}: token 320 is none of the model's 320" in capsys.readouterr().err
     assert not (tmp_path / "table.json").exists()
 

@@ -90,7 +90,8 @@ def test_training_from_the_command_line(tmp_path: Path, capsys) -> None:
     small(size=32, patch=16, width=32, layers=1).save(tmp_path / "base")
     build = ["eval", "vision", "build", str(tmp_path / "set"), "--cases", "3", "--size", "32"]
     assert main([*build, "--subsets", "count,existence,plain,classes"]) == 0
-    train = ["train", "vision", str(tmp_path / "base"), "--data", str(tmp_path / "set"), "--steps", "3", "--batch", "3"]
+    train = ["eval", "vision", "train", str(tmp_path / "base"), "--data", str(tmp_path / "set")]
+    train += ["--steps", "3", "--batch", "3"]
     train += ["--cases", "2", "--warmup", "1", "--generic", str(tmp_path / "set/plain"), "--out", str(tmp_path / "out")]
     assert main([*train, "--validate", str(tmp_path / "set")]) == 2
     assert "belong together" in capsys.readouterr().err

@@ -1,4 +1,4 @@
-"""Running servers under load: `paceline bench --endpoint URL[,URL]`.
+"""Running servers under load: `paceline bench --server URL[,URL]`.
 
     bench_endpoints(Benchmark(suite="log.jsonl", load=Load("http://a:8000/v1,http://b:8000/v1", concurrency=8)))
 
@@ -84,12 +84,12 @@ def bench_endpoints(benchmark: Benchmark, watch: Watch = Watch()) -> Result:
     load, options = benchmark.load, benchmark.options
     reading = Reading()
     requests = {one.id: one for one in workload(benchmark, reading)}
-    servers = [Server.find(spec.strip(), benchmark.keys) for spec in (load.endpoint or "").split(",")]
+    servers = [Server.find(spec.strip(), benchmark.keys) for spec in (load.server or "").split(",")]
     named = {one.name: one for one in servers}
     if len(named) < len(servers):
         named = {f"{one.name}#{one.model}": one for one in servers}
     if len(named) < len(servers):
-        raise PacelineError(f"--endpoint names {servers[0].url} twice; give two servers, or one")
+        raise PacelineError(f"--server names {servers[0].url} twice; give two servers, or one")
     digest = fingerprint([*requests.values()])
     identity = {
         "model": servers[0].model,

@@ -3,6 +3,7 @@
 from collections.abc import Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
+from typing import ClassVar
 
 from paceline.draft.spec import option
 from paceline.workbench.options import Keys
@@ -13,6 +14,8 @@ MOST_AT_ONCE = 64  # requests under way at once at most, where they are sent by 
 @dataclass(frozen=True)
 class Options:
     """How a run asks. batch: questions answered together."""
+
+    GROUP: ClassVar = "Measurement"
 
     max_tokens: int = option(128, "Most new tokens.", names=("--max-tokens", "-n"))
     temperature: float = option(0.0, "0 is greedy.", names=("--temperature", "-t"))
@@ -26,16 +29,18 @@ class Options:
 class Load:
     """How running servers are asked, instead of engines."""
 
-    endpoint: str | None = option(
+    GROUP: ClassVar = "Running servers"
+
+    server: str | None = option(
         None,
         "Measure a running server, URL[#model], or two, joined by a comma, in turn; the first is what the other is "
         "compared with. --suite may be a log.",
     )
     concurrency: int | None = option(
-        None, "With --endpoint: requests under way at once; with --arrivals the most. [default: 1; 64]", least=1
+        None, "With --server: requests under way at once; with --arrivals the most. [default: 1; 64]", least=1
     )
     arrivals: float | None = option(
-        None, "With --endpoint: send requests when the log says that they came, so many times as fast.", least=1e-3
+        None, "With --server: send requests when the log says that they came, so many times as fast.", least=1e-3
     )
     first_ms: float | None = option(None, "Goodput: most milliseconds to the first token.", least=0)
     token_ms: float | None = option(None, "Goodput: most milliseconds a token after it.", least=0)
@@ -71,7 +76,7 @@ class Benchmark:
     )
     out: Path = Path("bench")
     limit: int | None = option(None, "Most questions, spread evenly over the tasks.", least=1)
-    ignore: list[str] | None = option(None, "With --endpoint: a key of the log to ignore; repeatable.", metavar="KEY")
+    ignore: list[str] | None = option(None, "With --server: a key of the log to ignore; repeatable.", metavar="KEY")
     categories: Sequence[str] = ()
     options: Options = field(default_factory=Options)
     load: Load = field(default_factory=Load)

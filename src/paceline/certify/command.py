@@ -115,7 +115,7 @@ def _references(subject: Subject, target: Target, dtype: str) -> tuple[Model, Mo
 
 
 def certify_server(subject: Subject, watch: Watch) -> dict[str, Any]:
-    """The certificate of the server `subject.endpoint`."""
+    """The certificate of the server `subject.server`."""
     from paceline.certify.asking import HELLO, RETRY, Control, control_of
     from paceline.certify.endpoint import certify_endpoint
 
@@ -124,7 +124,7 @@ def certify_server(subject: Subject, watch: Watch) -> dict[str, Any]:
         def server_at(spec: str) -> Remote:
             return opened.enter_context(Remote(spec, key=subject.keys.of(spec), slots=subject.batch, retry=RETRY))
 
-        server = server_at(str(subject.endpoint))
+        server = server_at(str(subject.server))
         others = [] if subject.reference is None else [server_at(subject.reference)]
         for one in (server, *others):  # before a model is loaded, and before a test is blamed for it
             try:

@@ -6,7 +6,7 @@ from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
 from time import perf_counter
-from typing import Any
+from typing import Any, ClassVar
 
 from paceline.draft.spec import option
 from paceline.errors import PacelineError, meant
@@ -23,6 +23,8 @@ class Scope:
 
     requests  of the sampling test; None: as many as `shift` takes, 0: no sampling.
     length    tokens whose joint distribution is tested."""
+
+    GROUP: ClassVar = "Tests"
 
     shift: float | None = option(
         None,
@@ -75,7 +77,7 @@ class Subject:
     engine: str = option(
         "paceline", "paceline, transformers, vllm, llama-cpp:FILE.gguf (with --draft), or a peer of `bench`."
     )
-    endpoint: str | None = option(
+    server: str | None = option(
         None, "URL[#model] of an OpenAI-compatible server instead, up to /v1; TARGET is then its control."
     )
     reference: str | None = option(
@@ -87,7 +89,7 @@ class Subject:
     keys: Keys = field(default_factory=Keys)
     prompts: Sequence[Any] | None = None
     scope: Scope = field(default_factory=Scope)
-    batch: int = option(8, "Most requests at once.", least=1)
+    batch: int = option(8, "Most requests at once.", least=1, names=("--batch-size", "-b"))
     dtype: str = "auto"
     device: str = "auto"
     exact: bool | None = None

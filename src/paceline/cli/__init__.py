@@ -7,9 +7,9 @@ import errno
 import logging
 import os
 import sys
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from contextlib import suppress
-from typing import Annotated
+from typing import Annotated, Any
 
 import typer
 
@@ -22,6 +22,8 @@ from paceline.cli.demo import demo
 from paceline.cli.doctor import doctor
 from paceline.cli.eval_align import align
 from paceline.cli.eval_vision import vision
+from paceline.cli.export import export
+from paceline.cli.frame import configured, modern
 from paceline.cli.generate import generate
 from paceline.cli.methods import methods
 from paceline.cli.options import one_line
@@ -34,6 +36,7 @@ from paceline.cli.warned import SAID, WARNED
 from paceline.cli.watch import watch
 from paceline.errors import PacelineError, install, out_of_memory
 from paceline.train.__main__ import app as train
+from paceline.workbench.options import Grouped, app_of
 
 CORPUS_HELP = """Build a corpus to copy from, or show what is in one.
 
@@ -48,30 +51,34 @@ def _needs(extra: str, when: str = "") -> str:
     return f"{when}pip install '.[{extra}]' in a checkout brings the packages that this needs."
 
 
-evaluate = typer.Typer(no_args_is_help=True, rich_markup_mode=None)
-evaluate.command("align", short_help="How well answers keep a scenario's written rules.", epilog=_needs("eval"))(align)
+def _add(to: typer.Typer, command: Callable[..., Any], summary: str, needs: str = "", name: str | None = None) -> None:
+    """needs: the end of its help."""
+    to.command(name, cls=Grouped, short_help=summary, epilog=needs or None)(command)
+
+
+evaluate = app_of(no_args_is_help=True)
+_add(evaluate, align, "How well answers keep a scenario's written rules.", _needs("eval"), "align")
 evaluate.add_typer(vision, name="vision", short_help="Whether a vision-language model sees size, place and number.")
 
-app = typer.Typer(add_completion=False, rich_markup_mode=None, pretty_exceptions_enable=False)
-app.command(short_help="Answer a prompt, or a file of prompts.")(generate)
-app.command(short_help="Talk with a model.")(chat)
-app.command(short_help="Serve a model with OpenAI's API.", epilog=_needs("serve"))(serve)
-app.command(short_help="See what drafts gain on six prompts.")(demo)
-app.command(short_help="List the drafting methods.")(methods)
-app.command(short_help="Say what this machine has, and what a model runs with.")(doctor)
+app = app_of()
+_add(app, generate, "Answer a prompt, or a file of prompts.")
+_add(app, chat, "Talk with a model.")
+_add(app, serve, "Serve a model with OpenAI's API.", _needs("serve"))
+_add(app, demo, "See what drafts gain on six prompts.")
+_add(app, methods, "List the drafting methods.")
+_add(app, doctor, "Say what this machine has, and what a model runs with.")
 app.add_typer(corpus, name="corpus", help=CORPUS_HELP)
-app.command(short_help="Try drafters on recorded answers.")(replay)
-app.command(short_help="Measure drafters and other engines.", epilog=_needs("bench", "With --endpoint: "))(bench)
-app.command(short_help="Say whether an engine is lossless.", epilog=_needs("certify"))(certify)
-app.command(short_help="Make a page of a measurement.")(report)
-app.command(short_help="Make a model of eight or four bits.")(quantize)
-app.command(short_help="Say what a quantised model has lost.")(quality)
-app.command(
-    short_help="Measure our engine or a server, and say what to draft.", epilog=_needs("tune", "With --server: ")
-)(tune)
-app.command(short_help="See what the drafts of a running server bring.", epilog=_needs("watch"))(watch)
+_add(app, replay, "Try drafters on recorded answers.")
+_add(app, bench, "Measure drafters and other engines.", _needs("bench", "With --server: "))
+_add(app, certify, "Say whether an engine is lossless.", _needs("certify"))
+_add(app, report, "Make a page of a measurement.")
+_add(app, quantize, "Make a model of eight or four bits.")
+_add(app, quality, "Say what a quantised model has lost.")
+_add(app, tune, "Measure our engine or a server, and say what to draft.", _needs("tune", "With --server: "))
+_add(app, watch, "See what the drafts of a running server bring.", _needs("watch"))
 app.add_typer(evaluate, name="eval", short_help="Evaluate what a model says.")
 app.add_typer(train, name="train", short_help="Train drafters, or a model family.")
+app.add_typer(export, name="export", short_help="Write models and drafters as other engines read them.")
 
 # Typer brings a copy of Click along; this is the copy's UsageError.
 UsageError: type[Exception] = typer.BadParameter.__bases__[0]
@@ -106,6 +113,8 @@ def paceline(
     """Language models answer faster without changing what they say.
 
     A drafter proposes tokens, the model verifies them in one forward, and the output is the model's own.
+    Every command takes --config FILE, a TOML file with a table of its options ([serve], then draft = "sam"), and an
+    environment variable for each (PACELINE_SERVE_DRAFT).
 
     \b
     paceline generate MODEL "Hello! What can you do?"     text as it grows
@@ -163,8 +172,10 @@ def main(argv: Sequence[str] | None = None) -> int:
 def _run(argv: Sequence[str]) -> int:
     """Run a command; Typer's own `main` would end silently on Ctrl-C."""
     command = typer.main.get_command(app)
+    words, settings = configured(modern(argv), command)
+    how: dict[str, Any] = {"default_map": settings, "auto_envvar_prefix": "PACELINE"}
     try:
-        with command.make_context("paceline", _with_addresses(argv)) as context:
+        with command.make_context("paceline", _with_addresses(words), **how) as context:
             return int(command.invoke(context) or 0)
     except typer.Exit as done:
         return int(done.exit_code)

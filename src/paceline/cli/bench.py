@@ -40,11 +40,13 @@ def bench(
     ),
     peer: list[str] | None = option(None, "Another engine, such as transformers-lookup or vllm-ngram; repeatable."),
     categories: str | None = option(None, "These tasks or categories only, joined by commas."),
-    batch: str = option("1", "Questions answered together; with --schedule several: 1,2,4,8.", names=("--batch", "-b")),
+    batch: str = option(
+        "1", "Questions answered together; with --schedule several: 1,2,4,8.", names=("--batch-size", "-b")
+    ),
     schedule: str | None = option(
         None,
-        "Compare schedules, joined by commas (ragged, equal, grouped[:WINDOW]), at every --batch, on first turns that "
-        "are all handed in at once.",
+        "Compare schedules, joined by commas (ragged, equal, grouped[:WINDOW]), at every --batch-size, on first turns "
+        "that are all handed in at once.",
     ),
     out: Path | None = option(
         None, "Folder of this run; a run that was stopped goes on there. [default: a new one]", callback=check_folder
@@ -67,8 +69,8 @@ def bench(
     paceline bench MODEL -d sam --peer transformers --peer transformers-lookup --suite spec-bench --limit 120
     paceline bench smollm2 -d sam --out runs/sam
     paceline report runs/sam
-    paceline bench smollm2 -d sam --schedule ragged,equal,grouped --batch 1,2,4,8,16,32
-    paceline bench --endpoint http://a:8000,http://b:8000 --suite log.jsonl --concurrency 8
+    paceline bench smollm2 -d sam --schedule ragged,equal,grouped --batch-size 1,2,4,8,16,32
+    paceline bench --server http://a:8000,http://b:8000 --suite log.jsonl --concurrency 8
     """
     import transformers
 
@@ -77,16 +79,16 @@ def bench(
     from paceline.cli.drive import Interrupt
     from paceline.core.sampling import SamplingParams
 
-    how, served = asked.options, asked.load.endpoint
+    how, served = asked.options, asked.load.server
     if (model is None) == (served is None) or (served and (draft or peer or schedule)):
         raise PacelineError(
-            "name a model, with --draft, --peer or --schedule, or running servers with --endpoint URL[,URL]; not both"
+            "name a model, with --draft, --peer or --schedule, or running servers with --server URL[,URL]; not both"
         )
     # What these may be is said before a model is read.
     SamplingParams(max_tokens=how.max_tokens, temperature=how.temperature)
     transformers.logging.set_verbosity_error()
     options.use_threads(threads)
-    batches = listed_numbers(batch, "--batch")
+    batches = listed_numbers(batch, "--batch-size")
     name = Path(model or urlsplit((served or "").split(",")[0]).netloc).name
     benchmark = replace(
         asked,

@@ -51,19 +51,19 @@ def certify(asked: CertifyOptions) -> int:
     paceline certify MODEL -d sam
     paceline certify MODEL -d sam --engine vllm --peer-python ENV/bin/python --out certificate
     paceline certify MODEL --engine transformers-lookup --shift 0.05
-    paceline certify --endpoint http://localhost:8000/v1 --reference http://localhost:8001/v1 --report issue.md
-    paceline certify MODEL --endpoint http://localhost:8000/v1 --budget 15m --junit junit.xml
+    paceline certify --server http://localhost:8000/v1 --reference http://localhost:8001/v1 --report issue.md
+    paceline certify MODEL --server http://localhost:8000/v1 --budget 15m --junit junit.xml
 
     A server is compared with --reference, else with TARGET in this process, else with itself without drafts where a
     request can switch them off (paceline), else with its own answers alone and their log-probabilities.
     A bug is shown by the smallest requests that were found for it, as lines of curl."""
     if asked.engine.startswith(("http://", "https://")):
-        asked = replace(asked, endpoint=asked.engine, engine="paceline")
-    if asked.model is None and asked.endpoint is None:
-        raise PacelineError("name either a TARGET, or a server by --endpoint, or both")
-    if asked.reference not in (None, "float32") and asked.endpoint is None:
+        asked = replace(asked, server=asked.engine, engine="paceline")
+    if asked.model is None and asked.server is None:
+        raise PacelineError("name either a TARGET, or a server by --server, or both")
+    if asked.reference not in (None, "float32") and asked.server is None:
         raise PacelineError(
-            "--reference is a server to compare --endpoint with; a TARGET is its own reference, or float32 is"
+            "--reference is a server to compare --server with; a TARGET is its own reference, or float32 is"
         )
     options.use_threads(asked.threads)
     from paceline.certify.command import certify_engine, certify_server, write
@@ -73,7 +73,7 @@ def certify(asked: CertifyOptions) -> int:
     subject: Subject = replace(asked, prompts=_read(asked.prompts))  # type: ignore[arg-type]
     with Interrupt() as interrupt, Steps("starting") as steps:
         watch = Watch(steps.say, steps.show, steps.limit, lambda: interrupt.pressed)
-        if asked.endpoint is not None:
+        if asked.server is not None:
             certificate = certify_server(subject, watch)
         else:
             certificate = certify_engine(subject, watch)

@@ -18,15 +18,15 @@ from paceline.cli.show import progress_bar
 from paceline.draft.spec import option
 from paceline.errors import StoreError
 from paceline.jsonl import check_folder
-from paceline.workbench.options import listed, with_options
+from paceline.workbench.options import Grouped, app_of, listed, with_options
 
 if TYPE_CHECKING:
     from paceline.draft.text.store import Store
 
-corpus = typer.Typer(no_args_is_help=True, rich_markup_mode=None)
+corpus = app_of(no_args_is_help=True)
 
 
-@corpus.command(short_help="Make a corpus of text files.")
+@corpus.command(cls=Grouped, short_help="Make a corpus of text files.")
 @with_options
 def build(
     out: Annotated[Path, typer.Argument(help="Folder to write, whole or not.", metavar="OUT", callback=check_folder)],
@@ -84,7 +84,7 @@ def build(
     return 0
 
 
-@corpus.command(short_help="Show what is in a corpus.")
+@corpus.command(cls=Grouped, short_help="Show what is in a corpus.")
 def info(
     store: Annotated[Path, typer.Argument(help="Folder of a corpus.", metavar="STORE")],
     as_json: options.AsJson = False,

@@ -1,4 +1,4 @@
-"""`paceline eval vision`: data sets of size, position, existence and count, and models on them. `train vision`."""
+"""`paceline eval vision`: data sets of size, position, existence and count, and models on them."""
 
 import json
 import sys
@@ -15,7 +15,7 @@ from paceline.draft.spec import option
 from paceline.errors import PacelineError
 from paceline.evals.vision.options import BuildOptions, RunOptions, TrainOptions, TuneOptions
 from paceline.jsonl import PAGE, check_file, check_folder, writes
-from paceline.workbench.options import listed, with_options
+from paceline.workbench.options import Grouped, app_of, listed, with_options
 
 HELP = """Does a vision-language model see size, position, existence and count? (SPEC, Peng et al. 2024)
 
@@ -23,19 +23,19 @@ HELP = """Does a vision-language model see size, position, existence and count? 
 paceline eval vision build build/spec --seed 1              15,000 pictures
 paceline eval vision run build/spec --model transformers:openai/clip-vit-base-patch32 --out runs/clip
 paceline eval vision report runs/clip
-paceline train vision --help                                tune a model on such data
+paceline eval vision train --help                           tune a model on such data
 
 pip install '.[vision]' in a checkout brings the packages that this needs.
 """
 
-vision = typer.Typer(no_args_is_help=True, rich_markup_mode=None, help=HELP)
+vision = app_of(no_args_is_help=True, help=HELP)
 
 Data = Annotated[Path, typer.Argument(help="A data set's folder or .zip: ours, or the official one.", metavar="DATA")]
 
 MARKS = {True: "ok", False: "FAILED", None: "-"}
 
 
-@vision.command(short_help="Draw a data set.")
+@vision.command(cls=Grouped, short_help="Draw a data set.")
 @with_options
 def build(
     out: Annotated[
@@ -75,7 +75,7 @@ def build(
     return 0
 
 
-@vision.command(short_help="Check a data set: what it gives away, and whether its captions are true.")
+@vision.command(cls=Grouped, short_help="Check a data set: what it gives away, and whether its captions are true.")
 def audit(data: Data, as_json: options.AsJson = False) -> int:
     """Check that captions are true of their pictures alone, that pictures of a case differ only where they should, that
     nothing trivial (mean colour, edges, covered area, JPEG size) gives the answer away, and more. Exit status 1 if a
@@ -96,7 +96,7 @@ def audit(data: Data, as_json: options.AsJson = False) -> int:
     return 1 if any(one["ok"] is False for one in report["checks"]) else 0
 
 
-@vision.command(short_help="Score a model on a data set.")
+@vision.command(cls=Grouped, short_help="Score a model on a data set.")
 @with_options
 def run(data: Data, asked: RunOptions, as_json: options.AsJson = False) -> int:
     """Accuracy of picture to text and text to picture, their mean, and group scores, of every subset.
@@ -122,7 +122,7 @@ def run(data: Data, asked: RunOptions, as_json: options.AsJson = False) -> int:
     return 1 if report["problems"] else 0
 
 
-@vision.command(short_help="Make a page of runs.")
+@vision.command(cls=Grouped, short_help="Make a page of runs.")
 @with_options
 def report(
     runs: Annotated[
@@ -145,6 +145,7 @@ def report(
     return 0
 
 
+@vision.command("train", cls=Grouped, short_help="Tune a dual encoder on size, position, existence, count.")
 @with_options
 def train_command(
     model: Annotated[
@@ -156,7 +157,8 @@ def train_command(
 ) -> None:
     """Tune a dual encoder on cases whose pictures and captions are each other's hard negatives.
 
-    paceline train vision openai/clip-vit-base-patch32 --data build/spec-train --out build/spec-clip
+    \b
+    paceline eval vision train openai/clip-vit-base-patch32 --data build/spec-train --out build/spec-clip
     --generic coco/pairs.jsonl --validate build/spec-dev --retention imagenet/pairs.jsonl
 
     With --validate and --retention the weights written are the best mixture of before and after that loses at most

@@ -49,7 +49,7 @@ def generate(
     chat: bool | None = option(
         None, "With the chat template, or as it is. [default: --chat if there is one]", names=("--chat/--raw",)
     ),
-    batch: int = option(1, "Prompts answered at once.", least=1, names=("--batch", "-b")),
+    batch: int = option(1, "Prompts answered at once.", least=1, names=("--batch-size", "-b")),
     schedule: options.Schedule = "ragged",
     compare: bool = option(
         False, "Also decode plainly, in turn and repeatedly: speeds, and whether outputs are identical.",
@@ -60,7 +60,7 @@ def generate(
     as_json: bool = option(False, "One JSON object a prompt, and nothing else.", names=("--json",)),
     out: Path | None = option(
         None, "Write the JSON objects to this file, as they are finished; the same command goes on in it.",
-        names=("--out", "-o"), callback=check_log,
+        names=("--output", "-o"), callback=check_log,
     ),
     running: options.EngineOptions = options.EngineOptions(),
 ) -> int:
@@ -76,7 +76,7 @@ def generate(
     paceline generate smollm2 "What is this text about?" --file text.txt
     paceline generate smollm2 -p prompts.jsonl -o answers.jsonl      again: it goes on
     paceline generate smollm2 -p edits.jsonl --prediction old.txt
-    paceline generate smollm2 -p prompts.jsonl --batch 8 --schedule equal --json
+    paceline generate smollm2 -p prompts.jsonl --batch-size 8 --schedule equal --json
     """
     from paceline.cli.drive import Interrupt
     from paceline.cli.run import Run

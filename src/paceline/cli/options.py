@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import dataclasses
 from pathlib import Path
-from typing import TYPE_CHECKING, Annotated, Any
+from typing import TYPE_CHECKING, Annotated, Any, ClassVar
 
 import typer
 
@@ -109,6 +109,8 @@ def open_engine(
 class SamplingOptions:
     """How the tokens of an answer are drawn."""
 
+    GROUP: ClassVar = "Sampling"
+
     temperature: float = option(0.0, "0 is greedy.", names=("--temperature", "-t"))
     top_k: int = option(0, "Keep the k most probable tokens; 0 keeps all.")
     top_p: float = option(1.0, "Keep the smallest set of tokens with this probability; 1 keeps all.")
@@ -127,6 +129,8 @@ class SamplingOptions:
 @dataclasses.dataclass(frozen=True)
 class EngineOptions:
     """What an engine runs with."""
+
+    GROUP: ClassVar = "Engine"
 
     dtype: Dtype = "auto"
     tokenizer: TokenizerPath = None

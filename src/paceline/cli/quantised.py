@@ -43,7 +43,7 @@ def quality(
     against: str | None = option(None, "The model that it was made from. [default: MODEL]"),
     dtype: options.Dtype = "auto",
     activations: options.Activations = None,
-    tokens: int = option(16_384, "Most tokens of the text.", least=1, names=("--tokens", "-n")),
+    tokens: int = option(16_384, "Most tokens of the text.", least=1, names=("--max-tokens", "-n")),
     threads: options.Threads = None,
     save: bool = option(False, "Also write it into MODEL's folder; loading the model then says it.", names=("--save",)),
 ) -> int:

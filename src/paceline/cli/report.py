@@ -19,8 +19,9 @@ NAME = "report.html"
 @with_options
 def report(
     folder: Annotated[Path, typer.Argument(help="What paceline bench or eval wrote to --out.", metavar="DIR")],
-    out: Annotated[
-        Path | None, typer.Option(help=f"Where to write the page. [default: DIR/{NAME}]", callback=writes(PAGE))
+    output: Annotated[
+        Path | None,
+        typer.Option("--output", "-o", help=f"Where to write the page. [default: DIR/{NAME}]", callback=writes(PAGE)),
     ] = None,
     markdown: Annotated[bool, typer.Option("--markdown", help="Print a table for a README instead.")] = False,
     as_json: Annotated[bool, typer.Option("--json", help="Print the figures as one JSON object instead.")] = False,
@@ -32,11 +33,11 @@ def report(
 
     \b
     paceline report runs/demo
-    paceline report runs/demo --out report.html
+    paceline report runs/demo --output report.html
     paceline report runs/demo --markdown >> README.md
     """
-    if markdown + as_json + (out is not None) > 1:
-        raise PacelineError("--out is for the page, --markdown and --json print something else: choose one")
+    if markdown + as_json + (output is not None) > 1:
+        raise PacelineError("--output is for the page, --markdown and --json print something else: choose one")
     made: tuple[Callable[[Any], Any], ...]
     if is_run(folder, "align"):
         from paceline.evals.align import page
@@ -55,7 +56,7 @@ def report(
     elif markdown:
         print(table(run), end="")
     else:
-        file = out if out is not None else folder / NAME
+        file = output if output is not None else folder / NAME
         check_file(file, PAGE)
         write_whole(file, html(run))
         print(f"wrote {file}")

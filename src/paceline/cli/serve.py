@@ -33,7 +33,7 @@ MOST_LINES = 10_000
 
 @with_options
 def serve(
-    model: options.Model,
+    model: options.Model = options.SMOLLM2,
     draft: str = option("suffix", "Drafter of requests that name none.", names=("--draft", "-d")),
     allow_draft: list[str] | None = option(None, "Another drafter that requests may choose with their field draft."),
     host: str = option("127.0.0.1", "Address to listen on; 0.0.0.0 for all."),
@@ -71,7 +71,8 @@ def serve(
     """Serve a model with OpenAI's API: chat and text completions, streaming, tools, JSON schemas, Predicted Outputs.
 
     \b
-    paceline serve smollm2 --draft sam --port 8000
+    paceline serve
+    paceline serve MODEL --draft sam --port 8000
     curl localhost:8000/v1/chat/completions -d '{"messages": [{"role": "user", "content": "Hello!"}]}' \\
          -H 'Content-Type: application/json'
 

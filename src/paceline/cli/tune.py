@@ -37,7 +37,7 @@ class TuneOptions:
     """What is measured, on what text, and where the result goes."""
 
     model: options.Model
-    traffic: Path | None = option(
+    log: Path | None = option(
         None,
         "Your log: prompts and answers, JSON Lines, as `paceline replay` reads. [default: answers of the model to the "
         "shipped questions]",
@@ -51,7 +51,9 @@ class TuneOptions:
     draft: list[str] | None = option(
         None, "A drafter for auto to choose from; may be repeated. [default: sam, suffix]", names=("--draft", "-d")
     )
-    batches: str = option("1,2,4,8,16,32", "Rows, or requests to a server, at once, joined by commas.")
+    batches: str = option(
+        "1,2,4,8,16,32", "Rows, or requests to a server, at once, joined by commas.", names=("--batch-sizes",)
+    )
     seconds: float = option(2.0, "Rounds timed at each batch size, seconds.", least=0.1)
     server: str | None = option(
         None, "Measure this running server of MODEL, URL[#model], and write its configuration; of MODEL only the "
@@ -82,21 +84,21 @@ def tune(asked: TuneOptions) -> int:
     in its first seconds, and makes its choices repeatable. Drafters that see more than tokens (a draft model, heads)
     cannot be replayed; `auto` learns their costs as it runs.
 
-    With --server it sends your prompts to a running server, --batches at once, measures its rounds, and writes what
+    With --server it sends your prompts to a running server, --batch-sizes at once, measures its rounds, and writes what
     belongs into the configuration of vLLM, SGLang, llama.cpp or ours.
 
     \b
     paceline tune smollm2
-    paceline tune MODEL --traffic log.jsonl -o tune.json
+    paceline tune MODEL --log log.jsonl -o tune.json
     paceline serve MODEL --draft auto,table=tune.json
-    paceline generate MODEL -p prompts.jsonl --batch 8 --draft auto --tune tune.json
-    paceline tune MODEL --server http://a:8000 --without http://b:8000 --traffic log.jsonl -o tuned
+    paceline generate MODEL -p prompts.jsonl --batch-size 8 --draft auto --tune tune.json
+    paceline tune MODEL --server http://a:8000 --without http://b:8000 --log log.jsonl -o tuned
     """
-    sizes = listed_numbers(asked.batches, "--batches")
+    sizes = listed_numbers(asked.batches, "--batch-sizes")
     if asked.server is None and asked.without is not None:
         raise PacelineError("--without is the other server of --server; add --server URL")
     if asked.server is not None and len(sizes) < 2:
-        raise PacelineError("what drafted tokens cost shows in two loads or more: --batches 1,8")
+        raise PacelineError("what drafted tokens cost shows in two loads or more: --batch-sizes 1,8")
     return _our_engine(asked, sizes) if asked.server is None else _server(asked, sizes)
 
 
@@ -147,7 +149,7 @@ def _our_engine(asked: TuneOptions, sizes: Sequence[int]) -> int:
 
 def _answers(tuning: Tuning, asked: TuneOptions) -> list[RecordedAnswer]:
     """What is replayed: the log's answers, or the model's own to the shipped questions."""
-    if asked.traffic is None:
+    if asked.log is None:
         from paceline.bench.suites import read_suite
 
         chat = tuning.tokenizer.has_chat_template
@@ -159,16 +161,16 @@ def _answers(tuning: Tuning, asked: TuneOptions) -> list[RecordedAnswer]:
     transcriber, reading = Transcriber(tuning.tokenizer, asked.template), Reading()
     answers: list[RecordedAnswer] = []
     context, size = tuning.target.max_context, tuning.target.vocab_size
-    exchanges = read_trace(asked.traffic, limit=MOST_ANSWERS, ignore=asked.ignore or (), reading=reading)
+    exchanges = read_trace(asked.log, limit=MOST_ANSWERS, ignore=asked.ignore or (), reading=reading)
     for answer in (turn for one in transcriber.conversations(exchanges, reading) for turn in one.turns):
         if (highest := max(answer.prompt.max(), answer.answer.max())) >= size:
-            raise PacelineError(f"{asked.traffic}: token {highest} is none of the model's {size}: another model's log")
+            raise PacelineError(f"{asked.log}: token {highest} is none of the model's {size}: another model's log")
         if len(answer.prompt) + len(answer.answer) + 64 < context:
             answers.append(answer)
-    reading.check(str(asked.traffic))
+    reading.check(str(asked.log))
     say(*map(options.one_line, reading.notes()), err=True)
     if not answers:
-        raise PacelineError(f"no answer in {asked.traffic} fits the model's context of {context} tokens")
+        raise PacelineError(f"no answer in {asked.log} fits the model's context of {context} tokens")
     return answers[:MOST_ANSWERS]
 
 
@@ -184,12 +186,12 @@ def _server(asked: TuneOptions, sizes: Sequence[int]) -> int:
     out = asked.out or Path("tuned")
     check_folder(out)
     transcriber, reading = Transcriber(open_tokenizer(asked.model), asked.template), Reading()
-    if asked.traffic is not None:
+    if asked.log is not None:
         ignore = asked.ignore or ()
         try:
-            found = read_trace(asked.traffic, limit=MOST_CONVERSATIONS, ignore=ignore, reading=reading)
+            found = read_trace(asked.log, limit=MOST_CONVERSATIONS, ignore=ignore, reading=reading)
         except ConversationError:  # prompts without answers, or no log at all
-            found, reading = list(islice(read(asked.traffic, ignore=ignore), MOST_CONVERSATIONS)), Reading()
+            found, reading = list(islice(read(asked.log, ignore=ignore), MOST_CONVERSATIONS)), Reading()
             reading.lines = len(found)
     else:
         turns = [question.turns[0] for question in read_suite("demo").questions]
@@ -211,7 +213,7 @@ def _server(asked: TuneOptions, sizes: Sequence[int]) -> int:
         if interrupt.pressed:
             say(f"interrupted; the same command goes on in {out}", err=True)
             return 130
-        facts, choices = tuning.advise(out, Goals(asked.first_ms, asked.token_ms), str(asked.traffic or "demo"))
+        facts, choices = tuning.advise(out, Goals(asked.first_ms, asked.token_ms), str(asked.log or "demo"))
     if asked.as_json:
         print(json.dumps({"out": str(out), **facts}))
         return 0

@@ -153,7 +153,7 @@ def best_first(below: Callable[[RankPath], Sequence[float]], count: int) -> dict
     return value
 
 
-def read_accuracies(folder: str, writer: str = "paceline train tree") -> list[list[float]]:
+def read_accuracies(folder: str, writer: str = "paceline train tools tree") -> list[list[float]]:
     """The accuracies that training measured, as `best_paths` takes them. MethodError, with the command that writes the
     file, if it is missing or broken."""
     file = Path(folder) / SLOTS_FILE

@@ -1,17 +1,15 @@
 """Models of the Llama family, whatever their tokenizer, draft heads and corpora as files for llama.cpp.
 
-    python -m paceline.plugins.to_gguf path/to/model model.gguf --dtype f32
-    python -m paceline.plugins.to_gguf demo-int4 demo-Q4_0.gguf             # blocks as `paceline quantize` made them
-    python -m paceline.plugins.to_gguf eagle3:build/eagle3 head.gguf --target smollm2 --dtype q8_0
-    python -m paceline.plugins.to_gguf corpus:build/corpus corpus.lookup    # for its type ngram-cache
+    paceline export gguf path/to/model model.gguf --dtype f32
+    paceline export gguf demo-int4 demo-Q4_0.gguf             # blocks as `paceline quantize` made them
+    paceline export gguf eagle3:build/eagle3 head.gguf --target smollm2 --dtype q8_0
+    paceline export gguf corpus:build/corpus corpus.lookup    # for its type ngram-cache
 
 llama.cpp's own converter refuses tokenizers that are not in its table. This one writes the vocabulary as it is, so
 token ids are right. llama.cpp may split text differently ("default" is GPT-2's splitting), so give it token ids.
 
 Heads are written as the draft types of llama.cpp's server of October 2026 read them, or refused."""
 
-import argparse
-import sys
 from collections.abc import Callable
 from functools import partial
 from pathlib import Path
@@ -251,30 +249,16 @@ def _finish(writer: Any, weights: Weights, config: Any, dtype: str, naming: Call
     writer.close()
 
 
-def main() -> None:
-    """The command line of this module."""
-    parser = argparse.ArgumentParser(
-        prog="python -m paceline.plugins.to_gguf", description=(__doc__ or "").split("\n")[0]
-    )
-    parser.add_argument("model", help="a folder or a Hugging Face id; eagle3:FOLDER, dflash:FOLDER, corpus:FOLDER")
-    parser.add_argument("file", type=Path)
-    parser.add_argument("--target", help="the model that a draft head is for")
-    parser.add_argument("--dtype", choices=list(TYPES), default="f16")
-    given = parser.parse_args()
-    kind, _, rest = given.model.partition(":")
-    if (kind in HEADS) != (given.target is not None):
-        parser.error("--target MODEL is for draft heads, and they need it")
-    try:
-        if kind in HEADS:
-            print(f"--spec-type {write_head(given.model, given.target, given.file, given.dtype)}")
-        elif kind == "corpus":
-            write_lookup(rest, given.file)
-        else:
-            write(given.model, given.file, given.dtype)
-    except PacelineError as error:
-        sys.exit(f"error: {error}")
-    print(f"wrote {given.file}")
-
-
-if __name__ == "__main__":
-    main()
+def export(what: str, file: Path, dtype: str = "f16", target: str | None = None) -> str:
+    """Write a model, a head ("eagle3:FOLDER", "dflash:FOLDER") or a corpus ("corpus:FOLDER") to `file`; returns what
+    llama.cpp's server is told of it. Raises PacelineError."""
+    kind, _, rest = what.partition(":")
+    if (kind in HEADS) != (target is not None):
+        raise PacelineError("--target MODEL is for draft heads, and they need it")
+    if kind in HEADS:
+        return f"--spec-type {write_head(what, str(target), file, dtype)}"
+    if kind == "corpus":
+        write_lookup(rest, file)
+    else:
+        write(what, file, dtype)
+    return ""

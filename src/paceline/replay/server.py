@@ -191,7 +191,7 @@ class ServerTuning:
             "token_cost": dict(zip(costs.loads, np.round(longer / plain - 1, 4).tolist(), strict=True)),
             "notes": notes,
             "check": [
-                f"paceline bench --endpoint {self.servers.get(PLAIN, server).url},URL_OF_THE_NEW_ONE --suite {log} "
+                f"paceline bench --server {self.servers.get(PLAIN, server).url},URL_OF_THE_NEW_ONE --suite {log} "
                 f"--concurrency {load} --max-tokens {self.max_tokens} --out {folder / f'check-{load}'}"
                 for load in dict.fromkeys((costs.loads[0], costs.loads[-1]))
             ],

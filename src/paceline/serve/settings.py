@@ -5,7 +5,7 @@ Counts are checked before anything is made of a body. Imports nothing that the e
 import json
 from collections.abc import Iterator, Sized
 from dataclasses import dataclass, field, fields
-from typing import Any
+from typing import Any, ClassVar
 
 from paceline.draft.spec import option
 from paceline.errors import PacelineError
@@ -31,6 +31,8 @@ def _most(name: str, default: int, what: str) -> Any:
 @dataclass(frozen=True)
 class Limits:
     """The most of everything that one request may ask for."""
+
+    GROUP: ClassVar = "Limits of one request"
 
     messages: int = _most("messages", 2048, "messages of a chat")
     parts: int = _most("parts", 2048, "content parts and tool calls in all messages of a chat")
@@ -125,6 +127,8 @@ class Settings:
     origins      pages that may ask this server, such as https://chat.example; "*" for all.
     drafts       names that requests may choose from; the first is the default.
     protect_all  ask for the key on every route but /health, which whoever shares out load has to ask."""
+
+    GROUP: ClassVar = "Server"
 
     model: str = ""
     api_keys: tuple[str, ...] = ()

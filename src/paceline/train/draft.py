@@ -122,7 +122,7 @@ def train_draft(training: Training, config: DraftConfig = DraftConfig(), compile
 def command(setup: DrafterOptions, config: DraftConfig, compiled: Compiled = True) -> bool:
     """Train a draft model on the target's own answers, recorded or generated, for `--draft model:OUT`.
 
-    paceline train draft smollm2 --prompts mine=prompts.jsonl --generate 5000 --out build/draft
+    paceline train model smollm2 --prompts mine=prompts.jsonl --generate 5000 --out build/draft
 
     At the end the share of the draft's tokens that the target would accept is measured on held-out answers."""
     return train_draft(setup.training(config), config, compiled)

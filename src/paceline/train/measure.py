@@ -4,7 +4,7 @@ Drafts are measured below texts that the target wrote: at every position of an a
 text goes on. `Fit` has the figures of one depth.
 
 Drafters that fill a tree of fixed shape get slots.json: how often the candidate of each depth and rank is the target's
-best token. `draft/shapes.py` builds trees from it. `paceline train tree` writes it for heads that came without:"""
+best token. `draft/shapes.py` builds trees from it. `paceline train tools tree` writes it for heads without one:"""
 
 from __future__ import annotations
 
@@ -212,7 +212,7 @@ def command(
 ) -> None:
     """Measure heads by depth and rank, and write slots.json next to them: `tree=N` builds its trees from that file.
 
-    paceline train tree smollm2 medusa:downloads/heads --data answers.jsonl
+    paceline train tools tree smollm2 medusa:downloads/heads --data answers.jsonl
 
     For heads that came without the file, or for text of another kind. `paceline train medusa`, `hydra` and `amphista`
     do the same when they end."""

@@ -267,7 +267,7 @@ def command(
 ) -> bool:
     """Fine-tune a model with noise, so that `--draft jacobi:OUT` is faster with it. The model's weights change.
 
-    paceline train noise smollm2 --data chats.jsonl --out build/noisy
+    paceline train jacobi smollm2 --data chats.jsonl --out build/noisy
 
     This is supervised fine-tuning: the answers in --data may come from anywhere. The model's own answers, from
     --prompts and --generate, keep it closest to what it was."""

@@ -245,7 +245,7 @@ class ExitRecord:
 def command(setup: DrafterOptions, config: SortedConfig, compiled: Compiled = True) -> bool:
     """Cut a draft with several exits from a model's first layers, for `--draft s2d:OUT`.
 
-    paceline train sorted smollm2 --data answers.jsonl --out build/sorted
+    paceline train s2d smollm2 --data answers.jsonl --out build/sorted
 
     It learns the assistant's turns in --data (any conversations) or the model's own answers. At the end every exit is
     measured on held-out answers, and the thresholds that should be fastest for this target are written with the draft.

@@ -198,9 +198,9 @@ def command(
 ) -> None:
     """Count which tokens a target writes, for drafters with a trimmed vocabulary (`vocab=K`).
 
-    paceline train vocab smollm2 --text answers.jsonl more.jsonl --out build/vocab.safetensors
+    paceline train tools vocab smollm2 --text answers.jsonl more.jsonl --out build/vocab.safetensors
 
-    paceline train vocab smollm2 --prompts mine=prompts.jsonl --generate 2000 --out build/vocab.safetensors
+    paceline train tools vocab smollm2 --prompts mine=prompts.jsonl --generate 2000 --out build/vocab.safetensors
 
     With --text, a SentencePiece file is target enough.
     Only answers are counted. The answers to a tenth of the prompts are kept aside: the report says by source how much

@@ -5,14 +5,16 @@
     def align(asked: Asked, show: bool = option(False, "Print answers too.")) -> int: ...    # --data, ..., --show
 """
 
+import copy
 import dataclasses
 import functools
 import inspect
 import shlex
 from collections.abc import Callable, Iterator
-from typing import Annotated, Any, TypeVar, get_type_hints
+from typing import Annotated, Any, ClassVar, TypeVar, get_type_hints
 
 import typer
+from typer.core import TyperCommand
 from typer.models import ArgumentInfo
 
 from paceline.draft.spec import option
@@ -25,6 +27,8 @@ T = TypeVar("T")
 @dataclasses.dataclass(frozen=True)
 class Keys:
     """Whose API key is sent to the servers that are asked; every command has these options that asks servers."""
+
+    GROUP: ClassVar = "API keys"
 
     api_key_env: str | None = option(
         None, "Environment variable that holds the API key of the servers that are asked. [default: OPENAI_API_KEY, "
@@ -99,11 +103,12 @@ def options_of(group: Any) -> list[inspect.Parameter]:
     """The fields of a dataclass as parameters of a command.
 
     Options are fields made by `draft.spec.option`, those whose type is Annotated for Typer, and such fields of a
-    dataclass within the dataclass. What `option` was given goes to `typer.Option`; `names` are the option's names."""
-    return [
-        parameter for field, hint in _options(group)
-        for parameter in (options_of(hint) if dataclasses.is_dataclass(hint) else [_parameter(field.name, field, hint)])
-    ]  # fmt: skip
+    dataclass within the dataclass. GROUP of a dataclass names the group of the help that its options stand in. What `option` was given goes to `typer.Option`; `names` are the option's names."""
+    panel = getattr(group, "GROUP", None)
+    found: list[inspect.Parameter] = []
+    for field, hint in _options(group):
+        found += options_of(hint) if dataclasses.is_dataclass(hint) else [_parameter(field.name, field, hint, panel)]
+    return found
 
 
 def _options(group: Any) -> Iterator[tuple[dataclasses.Field[Any], Any]]:
@@ -116,13 +121,19 @@ def _options(group: Any) -> Iterator[tuple[dataclasses.Field[Any], Any]]:
             yield field, hint
 
 
-def _parameter(name: str, field: dataclasses.Field[Any], hint: Any) -> inspect.Parameter:
+def _parameter(name: str, field: dataclasses.Field[Any], hint: Any, panel: str | None = None) -> inspect.Parameter:
+    """panel: the group of the help that the option stands in."""
     default = field.default if field.default_factory is dataclasses.MISSING else field.default_factory()
     if "help" in field.metadata:
         settings: dict[str, Any] = {"min": field.metadata.get("least"), "max": field.metadata.get("most")}
         settings |= {key: value for key, value in field.metadata.items() if key not in ("least", "most", "in_front")}
         hint = Annotated[hint, typer.Option(*settings.pop("names", ()), **settings)]
     default = inspect.Parameter.empty if default is dataclasses.MISSING else default
+    if panel is not None and hasattr(hint, "__metadata__"):
+        infos = tuple(copy.copy(info) for info in hint.__metadata__)
+        for info in infos:
+            info.rich_help_panel = panel
+        hint = Annotated[(hint.__origin__, *infos)]
     return inspect.Parameter(name, inspect.Parameter.KEYWORD_ONLY, default=default, annotation=hint)
 
 
@@ -144,3 +155,27 @@ def _filled(group: Any, values: dict[str, Any]) -> Any:
     known = {field.name: hint for field, hint in _options(group)}
     nested = {name: _filled(hint, values) for name, hint in known.items() if dataclasses.is_dataclass(hint)}
     return group(**nested, **{name: values.pop(name) for name in known if name not in nested})
+
+
+class Grouped(TyperCommand):
+    """A command whose help shows its options in groups: those of each dataclass with a GROUP."""
+
+    def format_options(self, ctx: Any, formatter: Any) -> None:
+        sections: dict[str, list[tuple[str, str]]] = {"Arguments": [], "Options": []}
+        for param in self.get_params(ctx):
+            if not getattr(param, "envvar", True):
+                param.show_envvar = False  # type: ignore[attr-defined]  # every option has one, by its name
+            if (record := param.get_help_record(ctx)) is not None:
+                is_argument = param.param_type_name == "argument"
+                panel = "Arguments" if is_argument else getattr(param, "rich_help_panel", None) or "Options"
+                sections.setdefault(panel, []).append(record)
+        sections["Options"] = sections.pop("Options")  # last
+        for title, records in sections.items():
+            if records:
+                with formatter.section(title):
+                    formatter.write_dl(records)
+
+
+def app_of(**more: Any) -> typer.Typer:
+    """A command line without commands, in plain text."""
+    return typer.Typer(rich_markup_mode=None, pretty_exceptions_enable=False, **more)

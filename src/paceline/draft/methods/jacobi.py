@@ -12,7 +12,7 @@ tree of fixed shape reads its tokens from the table, by depth and rank. A copied
     next      x ── ? ── ? ── ? ── ?
 
 An ordinary model takes its last tokens to be right, so its slots are of little use. A model fine-tuned with noise
-(`paceline train noise`) has learnt to look past them.
+(`paceline train jacobi`) has learnt to look past them.
 
 Where we differ from the authors' code and why: docs/methods/jacobi.md."""
 
@@ -31,7 +31,7 @@ from paceline.draft.text.copying import continuation
 
 @dataclass(frozen=True)
 class JacobiConfig(Options):
-    checkpoint: str | None = option(None, "a folder of `paceline train noise`, whose accuracies shape the tree")
+    checkpoint: str | None = option(None, "a folder of `paceline train jacobi`, whose accuracies shape the tree")
     tree: int = option(63, "nodes of the tree without the copied chain; 0: a chain of `window`; paper: 63", least=0)
     window: int = option(5, "guesses in the chain with tree=0 (linear Jacobi)", least=1)
     candidates: int = option(10, "candidates kept for each depth; paper: 10", least=1)
@@ -125,7 +125,7 @@ def _paths(config: JacobiConfig) -> list[shapes.RankPath]:
     if not config.tree:
         return shapes.chain(config.window)
     if config.checkpoint is not None:
-        return shapes.best_paths(shapes.read_accuracies(config.checkpoint, "paceline train noise"), config.tree)
+        return shapes.best_paths(shapes.read_accuracies(config.checkpoint, "paceline train jacobi"), config.tree)
     paths = shapes.published()
     return paths if config.tree == len(paths) else shapes.best_paths(shapes.SLOTS, config.tree)
 

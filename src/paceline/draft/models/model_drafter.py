@@ -19,7 +19,7 @@ from paceline.draft.spec import Options, option
 from paceline.target.base import Facts
 
 TREE = "drafted nodes of a tree of the most probable tokens; auto: as many as pay; 0: a chain"
-VOCAB = "draft only these tokens: the K the target writes most, or a file of `paceline train vocab`"
+VOCAB = "draft only these tokens: the K the target writes most, or a file of `paceline train tools vocab`"
 
 
 @dataclass(frozen=True, kw_only=True)

@@ -86,7 +86,7 @@ def read_vocabulary(file: Path) -> Vocabulary:
     """Read a file of `save_vocabulary`, or a safetensors file with EAGLE-3's offsets. MethodError if the file is
     missing or damaged, or holds no map."""
     if not file.is_file():
-        raise MethodError(f"there is no vocabulary file {file}; `paceline train vocab` makes one")
+        raise MethodError(f"there is no vocabulary file {file}; `paceline train tools vocab` makes one")
     try:
         with safe_open(file, framework="pt") as opened:
             names = set(opened.keys())

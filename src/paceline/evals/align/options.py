@@ -2,7 +2,7 @@
 
 from dataclasses import asdict, dataclass, field, replace
 from pathlib import Path
-from typing import Any, Literal, Self
+from typing import Any, ClassVar, Literal, Self
 
 from paceline.draft.spec import option
 from paceline.jsonl import check_folder
@@ -15,6 +15,8 @@ COMPAT_CHARACTERS = 8000  # characters of an answer that the official code shows
 @dataclass(frozen=True)
 class Decoding:
     """How tokens are chosen. The server decides fields that are None."""
+
+    GROUP: ClassVar = "Sampling"
 
     max_tokens: int = option(4200, "Most new tokens of a request.", least=1, names=("--max-tokens", "-n"))
     temperature: float | None = option(
@@ -42,6 +44,8 @@ class JudgeConfig:
     compat   read as the official code does: the first tag of a line counts, and an empty reference is announced.
     repairs  how often to ask again for a reply that cannot be read."""
 
+    GROUP: ClassVar = "Judges"
+
     mode: Literal["joint", "sequential"] = option(
         "joint", "All rules in one call, or a call for each rule.", names=("--judge-mode",)
     )
@@ -62,6 +66,8 @@ class JudgeConfig:
 @dataclass(frozen=True)
 class Scoring:
     """How verdicts become a score (see `figures`)."""
+
+    GROUP: ClassVar = "Scores"
 
     na: Literal["exclude", "strict"] | None = option(
         None, "Rules that do not apply: left out, or not kept. [default: exclude]"

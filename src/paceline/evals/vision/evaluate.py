@@ -153,7 +153,7 @@ def run(
         found = _ask(data, options, keys, asked.out, progress)
     else:
         found = _score(data, open_model(name, options), asked, progress)
-        if hasattr(options, "checkpoint"):  # a model that `paceline train vision` wrote says how it came to be
+        if hasattr(options, "checkpoint"):  # a model that `paceline eval vision train` wrote says how it came to be
             files = {key: Path(options.checkpoint, f"{key}.json") for key in ("training", "frontier")}
             found |= {key: json.loads(file.read_text("utf-8")) for key, file in files.items() if file.is_file()}
     about = {"data": str(source.resolve()), "model": asked.model, "paceline": __version__, "ties": asked.ties}
