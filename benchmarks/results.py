@@ -358,8 +358,7 @@ def full(record: dict[str, Any]) -> Iterator[str]:
 
 
 def heads(record: dict[str, Any]) -> Iterator[str]:
-    """heads.md: trained drafters on SmolLM2, what their papers say, whether the published order holds, and how well
-    training predicted what they bring."""
+    """heads.md: trained drafters on SmolLM2, what their papers say, and whether the published order holds."""
     published = tomllib.loads(PUBLISHED.read_text("utf-8"))
     runs = {name: one for name, one in record.items() if one["target"] == TRAINED}
     cards = {method: one for run in runs.values() for method, one in run.get("cards", {}).items()}
@@ -384,7 +383,6 @@ def heads(record: dict[str, Any]) -> Iterator[str]:
         if "chains" not in name:
             yield from _beside_papers(name, one, published)
     yield from _claims({name: one for name, one in runs.items() if "chains" not in name}, published)
-    yield from _predicted({name: one for name, one in runs.items() if "chains" in name})
 
 
 def _card_table(cards: dict[str, dict[str, Any]]) -> Iterator[str]:
@@ -473,32 +471,6 @@ def _claims(runs: dict[str, dict[str, Any]], published: dict[str, Any]) -> Itera
 def _ahead(value: float, low: float, high: float) -> str:
     """Whether a value is above what is as good as equal, or below it."""
     return "yes" if value > high else "**no**" if value < low else "not told apart"
-
-
-def _predicted(runs: dict[str, dict[str, Any]]) -> Iterator[str]:
-    """What training simulated of chains on held-out answers, and what they brought."""
-    for name, run in runs.items():
-        figure = "sampled" if run["temperature"] else "greedy"
-        rows = {
-            method: (one[figure], run["methods"][method]["mean_accepted_tokens"])
-            for method, one in run.get("cards", {}).items()
-            if one[figure] and run["methods"][method]["mean_accepted_tokens"]
-        }
-        if not rows:
-            continue
-        before, after = (sorted(rows, key=lambda method: -rows[method][i]) for i in range(2))
-        yield ""
-        yield f"## Simulated and true: {name}"
-        yield ""
-        yield f"{run['setting']}. Chains of three tokens, as training simulates them on held-out answers."
-        same = "the same order" if before == after else f"another order, {', '.join(f'`{m}`' for m in after)}"
-        yield f"The simulation has them in the order of this table; the run has {same}."
-        yield ""
-        yield "| | simulated | true | true for each simulated |"
-        yield "|---|---:|---:|---:|"
-        for method in before:
-            simulated, true = rows[method]
-            yield f"| `{method}` | {simulated:.2f} | {true:.2f} | {true / simulated:.2f} |"
 
 
 def gpu(out: Path) -> None:

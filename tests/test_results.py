@@ -60,7 +60,7 @@ def test_runs_become_a_record_and_tables(tmp_path: Path, printed: Any, monkeypat
     assert printed("table").startswith("| Qwen2.5-Coder-1.5B, Q4_K_M | Spec-Bench | HumanEval | Code edits |"), "kept"
 
 
-def test_trained_drafters_stand_beside_their_papers_and_what_training_foretold(
+def test_trained_drafters_stand_beside_their_papers(
     tmp_path: Path, printed: Any, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """What a drafter of a speed-up s accepts is 1.2 s a round here."""
@@ -112,9 +112,6 @@ def test_trained_drafters_stand_beside_their_papers_and_what_training_foretold(
         ["smollm2-heads-spec-bench", "1.81 to 1.80", "not told apart", "1.51 to 1.50", "not told apart |"],
         ["smollm2-heads-spec-bench", "1.81 to 1.56", "yes", "1.51 to 1.30", "yes |"],
     ]
-    foretold = page.split("## Simulated and true: smollm2-heads-spec-bench-chains")[1]
-    assert "the run has another order, `medusa,tree=chain-3,vocab`, `eagle3,tree=0,draft=3`." in foretold
-    assert "| `eagle3,tree=0,draft=3` | 1.88 | 1.20 | 0.64 |" in foretold
 
 
 def test_a_run_is_one_command_and_stops_when_the_time_is_up(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
