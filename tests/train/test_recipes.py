@@ -134,8 +134,8 @@ def test_a_recipe_trains_stops_goes_on_reports_and_drafts(
     ("recipe", "more", "where", "says"),
     [
         ("draft", ["--tokens", "64", "--minutes", "1"], {}, "two budgets for one training"),
-        *((recipe, ["--tokens", "64"], {"data": "one"}, "too few answers") for recipe in HEADS),
-        *((recipe, ["--tokens", "64"], {"target": "gpt2"}, "the native decoder cannot run it") for recipe in HEADS),
+        ("mtp", ["--tokens", "64"], {"data": "one"}, "too few answers"),
+        ("kangaroo", ["--tokens", "64"], {"target": "gpt2"}, "the native decoder cannot run it"),
         ("draft", ["--tokens", "64"], {"target": "gpt2"}, "a gpt2 keeps its layers in another place"),
         ("draft", ["--tokens", "64", "--hidden", "100"], {}, "--hidden is 100; heads are 64 wide"),
         ("kangaroo", ["--tokens", "64", "--exit", "3"], {}, "has 3 layers: it is 0 to 2"),
