@@ -72,14 +72,16 @@ def accept(asked: argparse.Namespace) -> None:
     target, tokenizer = load(asked.model, dtype=asked.dtype), load_tokenizer(asked.model)
     prompts = read_prompts(asked.prompts, tokenizer, asked.every, asked.characters)
     params = SamplingParams(max_tokens=asked.max_tokens, temperature=asked.temperature, seed=0)
-    columns = "parameters | tokens a round | not looping | nodes a round | accepted of them | ms a draft | a forward"
-    print(f"| | {columns} |\n|---|{'---:|' * 7}")
+    columns = "parameters", "mean accepted", "not looping", "nodes a round", "positions a token", "accepted"
+    print(f"| | {' | '.join(columns)} | ms a draft | ms a forward |")
+    print(f"|---|{'---:|' * 8}")
     for spec in asked.specs:
         engine = Engine(target, spec, tokenizer=tokenizer, max_batch=asked.batch, reuse=False, budget=False)
         Engine(target, spec, tokenizer=tokenizer).generate(prompts[:1], SamplingParams(max_tokens=8))  # compiled
         done = engine.generate(prompts, params)
         calm = [one for one in done if not is_looping(one.tokens)]
-        rounds, nodes = sum(one.rounds for one in done), sum(one.stats.draft_tokens for one in done)
+        rounds, tokens = sum(one.rounds for one in done), sum(one.new_tokens for one in done)
+        nodes = sum(one.stats.draft_tokens for one in done)
         right = sum(n * count for one in done for n, count in enumerate(one.stats.accepted))
         parts = engine.profile.parts
         draft, forward = (
@@ -87,9 +89,10 @@ def accept(asked: argparse.Namespace) -> None:
             for names in (("draft", "observe"), ("prepare", "layers", "head"))
         )
         cells = [f"{parameters(spec) / 1e6:.2f} M", f"{mean_accepted(done):.3f}", f"{mean_accepted(calm):.3f}"]
-        cells += [f"{nodes / rounds:.1f}", f"{right / max(nodes, 1):.2f}", f"{draft:.2f}", f"{forward:.2f}"]
+        cells += [f"{nodes / rounds:.1f}", f"{(nodes + rounds) / tokens:.1f}"]
+        cells += [f"{right / max(nodes, 1):.2f}", f"{draft:.2f}", f"{forward:.2f}"]
         print(f"| {spec} | {' | '.join(cells)} |", flush=True)
-    print(f"{len(done)} answers, {sum(one.new_tokens for one in done)} tokens; {len(done) - len(calm)} answers loop")
+    print(f"{len(done)} answers, {tokens} tokens; {len(done) - len(calm)} answers loop")
 
 
 def mean_accepted(done: Sequence[Completion]) -> float:
