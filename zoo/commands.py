@@ -189,7 +189,7 @@ def make(
         Path, typer.Option(help="Folder of everything in between; resumed from.", callback=check_folder)
     ] = Path("checkpoints"),
     processes: Annotated[int, typer.Option(help="Processes a step trains with; best one for each core.", min=1)] = 1,
-    scale: Annotated[float, typer.Option(help="Multiply every budget of tokens, to try it all out.", min=0)] = 1.0,
+    scale: Annotated[float, typer.Option(help="Multiply budgets and answers, to try it all out.", min=0)] = 1.0,
     dry_run: Annotated[bool, typer.Option("--dry-run", help="Print the commands alone.")] = False,
 ) -> None:
     """Run the steps of a file; what is done is skipped, an interrupted step goes on.

@@ -40,9 +40,9 @@ class Step:
 
 
 def read_steps(path: Path, out: Path, work: Path, scale: float = 1.0) -> list[Step]:
-    """The steps of a TOML file, in order. scale: multiplies the tokens of every step.
+    """The steps of a TOML file, in order. scale: multiplies the numbers of every step.
 
-    Texts stand in braces: {out}, {work}, {tokens}, and any text of the file's top level. A table or list of files is
+    In braces stand {out}, {work}, the step's numbers, and any text of the file's top level. A table or list of files is
     named in capitals: SOURCES is every NAME=FILE of [sources], SOURCES:a,b those of these names (all if it has none of
     them), and --option=SOURCES repeats the option. Files are relative to the TOML file, unless they begin in braces or
     are on the hub (hf:...). PacelineError for a file that is no plan."""
@@ -63,7 +63,7 @@ def read_steps(path: Path, out: Path, work: Path, scale: float = 1.0) -> list[St
 
 
 def _step(step: dict[str, Any], texts: Mapping[str, str], files: Mapping[str, list[str]], scale: float) -> Step:
-    texts = {**texts, "tokens": str(max(int(step.get("tokens", 1) * scale), 1))}
+    texts = {**texts, **{name: str(max(int(n * scale), 1)) for name, n in step.items() if type(n) is int}}
     words = [part for word in shlex.split(step["run"].format(**texts)) for part in _named(word, files)]
     done = Path(step["done"].format(**texts))
     return Step(step["name"], tuple(words), done, step.get("processes", False), step.get("threads", False))

@@ -9,7 +9,7 @@ import typer
 from typer.testing import CliRunner
 
 from paceline.errors import PacelineError
-from paceline.train.__main__ import RECIPES, main
+from paceline.train.__main__ import RECIPES, main, recipe
 from tests.paths import REPOSITORY
 from zoo.__main__ import app
 from zoo.family import read_steps, run
@@ -61,7 +61,10 @@ def test_every_step_is_a_command_and_reads_what_an_earlier_one_wrote(file: Path)
     steps = read_steps(file, Path("OUT"), Path("WORK"))
     for step in steps:
         module, command, *words = step.words
-        assert module == "paceline" or command in (COMMANDS if module == "zoo" else RECIPES)
+        if module != "paceline":
+            assert command in (COMMANDS if module == "zoo" else RECIPES)
+            parser = recipe(command)
+            parser.make_parser(parser.context_class(parser)).parse_args(list(words))  # raises for an unknown option
         written |= {words[words.index("--out") + 1]} if "--out" in words else {str(step.done.parent)}
         made = (word for word in (w.partition("=")[2] or w for w in words) if word.startswith(("OUT/", "WORK/")))
         for word in made:
