@@ -45,7 +45,7 @@ ZOO ?= zoo/zoo.toml
 PROCESSES ?= 1
 
 zoo: setup
-	$(BIN)/python -m zoo family $(ZOO) --out models --checkpoints checkpoints --processes $(PROCESSES)
+	$(BIN)/python -m zoo make $(ZOO) --out models --work checkpoints --processes $(PROCESSES)
 
 clean:
 	rm -rf .venv build dist .mypy_cache .pytest_cache .ruff_cache .hypothesis

@@ -1,69 +1,75 @@
-"""What one forward costs, ours beside transformers', and what the engine adds to it.
+"""What forwards and their parts cost, ours beside torch's and transformers': one timer, one table.
 
-    python benchmarks/forward.py                # about a minute
-    python benchmarks/forward.py --rounds 41 --threads 2 --json
-    python benchmarks/forward.py --device cuda --shape 7B
-    python benchmarks/forward.py --families     # a small model of every native family, beside transformers'
+    python benchmarks/forward.py --threads 2 --rounds 41            # a model beside transformers', and rounds of ours
+    python benchmarks/forward.py --device cuda --shape 7B           # --compile: transformers compiled too, minutes
+    python benchmarks/forward.py families                           # a small model of every native family
+    python benchmarks/forward.py products --kinds float32 bfloat16 panels Q8_0 Q4_K --tokens 1 8 128
+    python benchmarks/forward.py steps                              # compiled steps between products, beside torch's
+    python benchmarks/forward.py exact models/demo                  # what `make_exact` costs
 
-Llama shapes with random weights (speed does not depend on what they are), bfloat16, 256 tokens of context. All variants
-are measured in turn within one process, so that a drifting machine moves them together; the ratios are the point, the
-milliseconds are this machine's. "products" is the floor: the same weights' matrix products and nothing else. On a GPU,
-"kernel by kernel" is ours without recorded forwards, and "transformers, compiled" is torch.compile over a static cache,
-recorded as well.
+Weights are random (speed does not depend on what they are) but for `exact MODEL`; forwards follow 256 tokens. A line
+has milliseconds by number of tokens, in brackets how many times the line's first column. All lines of a table are
+measured in turn within one process, so that a drifting machine moves them together; figures are medians, with --least
+the least of all turns, for a busy machine. "products" of `forward` is its floor: the same weights' products alone. On a
+GPU, "kernel by kernel" is ours without recorded forwards.
 """
 
 from __future__ import annotations
 
 import argparse
-import json
-import statistics
 import time
 from collections.abc import Callable, Sequence
+from functools import partial
+from statistics import median
 
 import numpy as np
 import torch
+import torch.nn.functional as F
 import transformers
-from rich.console import Console
-from rich.table import Table
 from transformers import AutoModelForCausalLM, LlamaConfig, PretrainedConfig, PreTrainedModel
 
 from paceline import DraftTree, Engine, SamplingParams
 from paceline.core.segment import Segment
 from paceline.draft.base import Drafter
+from paceline.target.attention import TorchOps
+from paceline.target.cache import RaggedCache
 from paceline.target.decoder import Decoder
-from paceline.target.shape import as_checkpoint
+from paceline.target.kernels.integer import IntegerPanels
+from paceline.target.kernels.products import Panels
+from paceline.target.kernels.steps import FusedOps
+from paceline.target.layout import plan
+from paceline.target.load import load
+from paceline.target.quantised.blocks import KINDS, Q6_K, Q8_0, Blocks, Kind
+from paceline.target.shape import Shape, as_checkpoint, rotary_tables, weight_shapes
 
 CONTEXT = 256
-TOKENS = (1, 8, 16, 32)
 WARM = 3
 """Turns before those that count: kernels are compiled and forwards recorded."""
 FORWARD = ("layers", "head")
 """The clock's parts that are the model itself; everything else is the engine's own work."""
 
+Ways = dict[str, Callable[[int], object]]
+"""What is timed, by name: a function of a number of tokens."""
 
+SMALL = {
+    "hidden_size": 512, "intermediate_size": 1536, "num_hidden_layers": 8, "num_attention_heads": 8,
+    "num_key_value_heads": 2, "vocab_size": 16384, "max_position_embeddings": 2048, "pad_token_id": None,
+}  # fmt: skip
 SHAPES = {
     "135M": LlamaConfig(
-        hidden_size=576,
-        num_hidden_layers=30,
-        num_attention_heads=9,
-        num_key_value_heads=3,
-        intermediate_size=1536,
-        vocab_size=49152,
-        max_position_embeddings=2048,
-        tie_word_embeddings=True,
+        hidden_size=576, num_hidden_layers=30, num_attention_heads=9, num_key_value_heads=3, intermediate_size=1536,
+        vocab_size=49152, max_position_embeddings=2048, tie_word_embeddings=True,
+    ),
+    "wide": LlamaConfig(
+        hidden_size=1536, num_hidden_layers=6, num_attention_heads=24, num_key_value_heads=8, head_dim=64,
+        intermediate_size=5312, vocab_size=8192, max_position_embeddings=2048, tie_word_embeddings=True,
+    ),
+    "demo": LlamaConfig(
+        hidden_size=384, num_hidden_layers=8, num_attention_heads=6, num_key_value_heads=2, intermediate_size=768,
+        vocab_size=8192, max_position_embeddings=2048, tie_word_embeddings=True,
     ),
     "7B": LlamaConfig(max_position_embeddings=4096),  # transformers' default is Llama 7B
-}
-SMALL = {
-    "hidden_size": 512,
-    "intermediate_size": 1536,
-    "num_hidden_layers": 8,
-    "num_attention_heads": 8,
-    "num_key_value_heads": 2,
-    "vocab_size": 16384,
-    "max_position_embeddings": 2048,
-    "pad_token_id": None,
-}
+}  # fmt: skip
 EXPERTS = {"num_experts": 32, "num_experts_per_tok": 4}
 STATES = {"head_dim": 64, "linear_num_key_heads": 4, "linear_num_value_heads": 8}
 FAMILIES = {
@@ -78,7 +84,46 @@ FAMILIES = {
     "qwen3-next": ("Qwen3NextConfig", {**STATES, **EXPERTS, "moe_intermediate_size": 256}),
     "qwen3.5": ("Qwen3_5TextConfig", STATES),
 }
-"""Of `--families`: the configuration's class, and what differs from SMALL."""
+"""The configuration's class, and what differs from SMALL."""
+
+
+# Timing --------------------------------------------------------------------------------------------------------------
+
+
+def wait() -> None:
+    """Until the device has done what it was given."""
+    if torch.cuda.is_available():
+        torch.cuda.synchronize()
+
+
+def median_ms(
+    ways: Ways, tokens: Sequence[int], rounds: int, average: Callable[[list[float]], float] = median
+) -> dict[tuple[str, int], float]:
+    """Milliseconds of every (way, tokens), measured in turn. average: of all turns."""
+    seconds: dict[tuple[str, int], list[float]] = {}
+    for turn in range(rounds + WARM):
+        for n in tokens:
+            for name, function in ways.items():
+                wait()
+                begin = time.perf_counter()
+                function(n)
+                wait()
+                if turn >= WARM:
+                    seconds.setdefault((name, n), []).append(time.perf_counter() - begin)
+    return {key: 1e3 * average(values) for key, values in seconds.items()}
+
+
+def show(ways: Ways, asked: argparse.Namespace) -> None:
+    """Measure, and print a line for every way."""
+    times = median_ms(ways, asked.tokens, asked.rounds, min if asked.least else median)
+    print(f"| ms, {torch.get_num_threads()} threads | {' | '.join(map(str, asked.tokens))} |")
+    print(f"|---|{'---:|' * len(asked.tokens)}")
+    for name in ways:
+        cells = (f"{times[name, n]:.3g} ({times[name, n] / times[name, asked.tokens[0]]:.2f})" for n in asked.tokens)
+        print(f"| {name} | {' | '.join(cells)} |", flush=True)
+
+
+# Forwards ------------------------------------------------------------------------------------------------------------
 
 
 class Guess(Drafter):
@@ -93,66 +138,55 @@ class Guess(Drafter):
         return [DraftTree.chain(row.last_token, [7] * min(self.depth, row.max_draft)) for row in rows]
 
 
-def forwards(model: PreTrainedModel, decoder: Decoder, compile: bool) -> dict[str, Callable[[int], object]]:
-    """name -> a function that runs one forward of n tokens after the context."""
-    prompt = np.random.default_rng(0).integers(0, decoder.vocab_size, CONTEXT)
-    slot = decoder.add_row(CONTEXT + max(TOKENS))
-    decoder.verify([Segment.chunk(slot, prompt, last=True)])
-    decoder.commit(slot, range(CONTEXT))
-    device, config = decoder.device, model.config
+def made(config: PretrainedConfig, name: str, device: str) -> tuple[PreTrainedModel, Decoder]:
+    """A random model in bfloat16, and ours with its weights."""
+    torch.manual_seed(0)
+    with torch.device(device):
+        model = AutoModelForCausalLM.from_config(config, dtype=torch.bfloat16).eval()
+    state = as_checkpoint(model.state_dict())
+    return model, Decoder(config, state, name=name, dtype=torch.bfloat16, device=device)
+
+
+def filled_rows(decoder: Decoder, count: int, room: int) -> list[int]:
+    """Rows with CONTEXT tokens, and room for more."""
+    slots = [decoder.add_row(CONTEXT + room) for _ in range(count)]
+    for slot in slots:
+        prompt = np.random.default_rng(0).integers(0, decoder.vocab_size, CONTEXT)
+        decoder.verify([Segment.chunk(slot, prompt, last=True)])
+        decoder.commit(slot, range(CONTEXT))
+    return slots
+
+
+def nodes(slot: int, parents: Sequence[int]) -> Segment:
+    return Segment(slot, np.zeros(len(parents), np.int64), np.array(parents), num_logits=len(parents))
+
+
+def theirs(model: PreTrainedModel) -> Callable[[int], object]:
+    """transformers' forward."""
+    prompt = torch.randint(0, model.config.vocab_size, (1, CONTEXT), device=model.device)
     with torch.inference_mode():
-        cache = model(torch.from_numpy(prompt)[None].to(device), use_cache=True).past_key_values
+        cache = model(prompt, use_cache=True).past_key_values
 
     @torch.inference_mode()
-    def theirs(n: int) -> None:
-        model(torch.zeros(1, n, dtype=torch.long, device=device), past_key_values=cache, use_cache=True)
+    def run(n: int) -> None:
+        model(torch.zeros(1, n, dtype=torch.long, device=model.device), past_key_values=cache, use_cache=True)
         for layer in cache.layers:
             if layer.is_croppable:  # states go on from turn to turn, which takes the same time
                 layer.crop(-n)
 
-    def ours(n: int) -> None:
-        decoder.verify([Segment(slot, np.zeros(n, np.int64), np.arange(-1, n - 1), num_logits=n)])
-
-    def kernel_by_kernel(n: int) -> None:
-        recorder, decoder.recorder = decoder.recorder, None
-        ours(n)
-        decoder.recorder = recorder
-
-    @torch.inference_mode()
-    def products(n: int) -> None:
-        hidden, wide = (
-            torch.zeros(n, width, dtype=torch.bfloat16, device=device)
-            for width in (config.hidden_size, config.intermediate_size)
-        )
-        for layer in decoder.layers:
-            for linear, x in zip(layer.products, (hidden, hidden, hidden, wide), strict=True):
-                linear(x)
-        decoder.head(hidden)
-
-    if device.type == "cpu":
-        return {"transformers": theirs, "paceline": ours, "products": products}
-    also = {"transformers, compiled": compiled(model, CONTEXT)} if compile else {}
-    return {
-        "transformers": theirs,
-        **also,
-        "kernel by kernel": kernel_by_kernel,
-        "paceline": ours,
-        "products": recorded(products),
-    }
+    return run
 
 
-def compiled(model: PreTrainedModel, begin: int) -> Callable[[int], object]:
+def compiled(model: PreTrainedModel) -> Callable[[int], object]:
     """transformers' forward over a static cache, compiled and recorded by torch."""
-    from transformers import StaticCache
-
-    cache = StaticCache(config=model.config, max_cache_len=512)
+    cache = transformers.StaticCache(config=model.config, max_cache_len=512)
     forward = torch.compile(model.forward, mode="reduce-overhead", fullgraph=True)
 
     @torch.inference_mode()
     def run(n: int) -> None:
-        at = torch.arange(begin, begin + n, device=model.device)
+        at = torch.arange(CONTEXT, CONTEXT + n, device=model.device)
         tokens = torch.zeros(1, n, dtype=torch.long, device=model.device)
-        mask = torch.ones(1, begin + n, dtype=torch.long, device=model.device)
+        mask = torch.ones(1, CONTEXT + n, dtype=torch.long, device=model.device)
         forward(tokens, attention_mask=mask, position_ids=at[None], cache_position=at, past_key_values=cache)
 
     return run
@@ -173,27 +207,35 @@ def recorded(function: Callable[[int], object]) -> Callable[[int], object]:
     return run
 
 
-def wait() -> None:
-    """Until the device has done what it was given."""
-    if torch.cuda.is_available():
-        torch.cuda.synchronize()
+def forwards(model: PreTrainedModel, decoder: Decoder, asked: argparse.Namespace) -> Ways:
+    """Both models' forwards, and ours in parts."""
+    (slot,) = filled_rows(decoder, 1, max(asked.tokens))
+    device, config = decoder.device, model.config
 
+    def ours(n: int) -> None:
+        decoder.verify([nodes(slot, range(-1, n - 1))])
 
-def median_ms(
-    functions: dict[str, Callable[[int], object]], tokens: Sequence[int], rounds: int
-) -> dict[tuple[str, int], float]:
-    """Median milliseconds of every (function, tokens), measured in turn."""
-    seconds: dict[tuple[str, int], list[float]] = {}
-    for turn in range(rounds + WARM):
-        for n in tokens:
-            for name, function in functions.items():
-                wait()
-                begin = time.perf_counter()
-                function(n)
-                wait()
-                if turn >= WARM:
-                    seconds.setdefault((name, n), []).append(time.perf_counter() - begin)
-    return {key: 1e3 * statistics.median(values) for key, values in seconds.items()}
+    def kernel_by_kernel(n: int) -> None:
+        recorder, decoder.recorder = decoder.recorder, None
+        ours(n)
+        decoder.recorder = recorder
+
+    @torch.inference_mode()
+    def products(n: int) -> None:
+        hidden, wide = (
+            torch.zeros(n, width, dtype=torch.bfloat16, device=device)
+            for width in (config.hidden_size, config.intermediate_size)
+        )
+        for layer in decoder.layers:
+            for linear, x in zip(layer.products, (hidden, hidden, hidden, wide), strict=True):
+                linear(x)
+        decoder.head(hidden)
+
+    if device.type == "cpu":
+        return {"transformers": theirs(model), "paceline": ours, "products": products}
+    also = {"transformers, compiled": compiled(model)} if asked.compile else {}
+    both = {"kernel by kernel": kernel_by_kernel, "paceline": ours, "products": recorded(products)}
+    return {"transformers": theirs(model), **also, **both}
 
 
 def engine_share(decoder: Decoder, depth: int, rounds: int, temperature: float) -> tuple[float, float]:
@@ -211,91 +253,174 @@ def engine_share(decoder: Decoder, depth: int, rounds: int, temperature: float) 
     return 1e3 * engine.profile.seconds / rounds, 1 - engine.profile.share(*FORWARD)
 
 
-def made(config: PretrainedConfig, name: str, device: str) -> tuple[PreTrainedModel, Decoder]:
-    """A random model in bfloat16, and ours with its weights."""
-    torch.manual_seed(0)
-    with torch.device(device):
-        model = AutoModelForCausalLM.from_config(config, dtype=torch.bfloat16).eval()
-    state = as_checkpoint(model.state_dict())
-    return model, Decoder(config, state, name=name, dtype=torch.bfloat16, device=device)
+def forward(asked: argparse.Namespace) -> None:
+    """A model, and rounds of the engine around it."""
+    model, decoder = made(SHAPES[asked.shape], f"random {asked.shape}", asked.device)
+    show(forwards(model, decoder, asked), asked)
+    print("\n| a round, batch 1 | ms | outside the model |\n|---|---:|---:|")
+    for depth, heat in ((0, 0.0), (0, 0.8), (15, 0.0), (15, 0.8)):
+        ms, share = engine_share(decoder, depth, asked.rounds, heat)
+        print(f"| {depth} drafted, temperature {heat:g} | {ms:.1f} | {share:.1%} |", flush=True)
 
 
-def families(options: argparse.Namespace) -> None:
-    """Print the times of a forward of every family, ours and transformers'."""
-    times: dict[str, dict[tuple[str, int], float]] = {}
+def families(asked: argparse.Namespace) -> None:
+    """A table for each family."""
     for name, (kind, values) in FAMILIES.items():
-        model, decoder = made(getattr(transformers, kind)(**SMALL | values), name, options.device)
-        both = {key: run for key, run in forwards(model, decoder, False).items() if key in ("transformers", "paceline")}
-        times[name] = median_ms(both, options.tokens, options.rounds)
-    if options.json:
-        print(json.dumps({name: {f"{who}/{n}": ms for (who, n), ms in of.items()} for name, of in times.items()}))
-        return
-    table = Table(title=f"Milliseconds a forward, medians of {options.rounds}, {torch.get_num_threads()} threads")
-    for column in ("family", "tokens", "transformers", "paceline", "ratio"):
-        table.add_column(column, justify="right" if column != "family" else "left")
-    for name, of in times.items():
-        for n in options.tokens:
-            theirs, ours = of["transformers", n], of["paceline", n]
-            table.add_row(name, str(n), f"{theirs:.2f}", f"{ours:.2f}", f"{ours / theirs:.2f}")
-    Console().print(table)
+        model, decoder = made(getattr(transformers, kind)(**SMALL | values), name, asked.device)
+        ways = forwards(model, decoder, asked)
+        show({f"{name}, {one}": ways[one] for one in ("transformers", "paceline")}, asked)
+
+
+def exact(asked: argparse.Namespace) -> None:
+    """A forward as usual and with `make_exact`, by dtype: a chain, a tree, rows of one token, and a prompt."""
+
+    def target(dtype: torch.dtype) -> Decoder:
+        if asked.model:
+            loaded = load(asked.model, dtype=dtype, device="cpu", native=True)
+            assert isinstance(loaded, Decoder)
+            return loaded
+        config = SHAPES[asked.shape]
+        weights = {name: 0.02 * torch.randn(shape) for name, shape in weight_shapes(config).items()}
+        return Decoder(config, weights, dtype=dtype)
+
+    for dtype in (torch.bfloat16, torch.float32):
+        ways: Ways = {}
+        for way in ("usual", "exact"):
+            decoder = target(dtype)
+            if way == "exact":
+                decoder.make_exact()
+            slots = filled_rows(decoder, max(asked.tokens), max(asked.tokens))
+            empty = decoder.add_row(32 * max(asked.tokens))
+            parts: dict[str, Callable[[int], list[Segment]]] = {
+                "chain": lambda n, slots=slots: [nodes(slots[0], range(-1, n - 1))],  # type: ignore[misc]
+                "tree": lambda n, slots=slots: [nodes(slots[0], [(i + 1) // 2 - 1 for i in range(n)])],  # type: ignore[misc]
+                "rows": lambda n, slots=slots: [nodes(slot, [-1]) for slot in slots[:n]],  # type: ignore[misc]
+                "prompt, 32 times": lambda n, empty=empty: [Segment.chunk(empty, np.full(32 * n, 7), last=True)],  # type: ignore[misc]
+            }
+            for part, given in parts.items():
+                name = f"{str(dtype).removeprefix('torch.')}, {part}, {way}"
+                ways[name] = lambda n, decoder=decoder, given=given: decoder.verify(given(n))  # type: ignore[misc]
+        show(dict(sorted(ways.items(), key=lambda item: item[0].rsplit(",", 1)[0])), asked)
+
+
+# Parts of a forward --------------------------------------------------------------------------------------------------
+
+
+def products(asked: argparse.Namespace) -> None:
+    """All products of a shape by kind: torch's in float32, oneDNN's and our panels in bfloat16, blocks of bits.
+
+    The head is in Q8_0, as --dtype int4 makes it, and in Q6_K beside Q4_K, Q5_K and Q6_K."""
+    config = SHAPES[asked.shape]
+    h, m = config.hidden_size, config.intermediate_size
+    qkv = h + 2 * config.num_key_value_heads * config.head_dim
+    shapes = [(qkv, h), (h, h), (2 * m, h), (h, m)] * config.num_hidden_layers + [(config.vocab_size, h)]
+    ways: Ways = {}
+    for kind in asked.kinds:
+        if kind == "float32":
+            dense = [torch.randn(shape) for shape in shapes]
+            ways[kind] = multiplied([partial(F.linear, weight=weight) for weight in dense], shapes, torch.float32)
+        elif kind in ("bfloat16", "panels"):
+            made_of = Panels if kind == "panels" else OneDNN
+            ways[kind] = multiplied([made_of(torch.randn(shape).bfloat16()) for shape in shapes], shapes)
+        else:
+            of = next(one for one in KINDS.values() if one.name == kind)
+            blocks = [random_blocks(of, *shape) for shape in shapes[:-1]]
+            blocks.append(random_blocks(Q6_K if of.inputs == Q6_K.inputs else Q8_0, *shapes[-1]))
+            for bits in asked.activations:
+                panels = [IntegerPanels([Blocks(block.kind, block.data, bits)]) for block in blocks]
+                ways[kind if bits == 8 else f"{kind}, 16 bits"] = multiplied(panels, shapes)
+    show(ways, asked)
+
+
+class OneDNN:
+    """The product as `Linear` has oneDNN do it."""
+
+    def __init__(self, weight: torch.Tensor):
+        self.packed = torch.ops.mkldnn._reorder_linear_weight(weight, None)
+
+    def __call__(self, x: torch.Tensor) -> object:
+        return torch.ops.mkldnn._linear_pointwise(x, self.packed, None, "none", [], "")
+
+
+def multiplied(
+    each: Sequence[Callable[[torch.Tensor], object]], shapes: Sequence[tuple[int, int]], dtype=torch.bfloat16
+) -> Callable[[int], None]:
+    """All products with so many rows, which are made beforehand."""
+    x: dict[tuple[int, int], torch.Tensor] = {}
+
+    def run(n: int) -> None:
+        for multiply, (_, width) in zip(each, shapes, strict=True):
+            if (n, width) not in x:
+                x[n, width] = torch.randn(n, width).to(dtype)
+            multiply(x[n, width])
+
+    return run
+
+
+def random_blocks(kind: Kind, outputs: int, width: int) -> Blocks:
+    """Blocks of random bytes below 64, so that scales are numbers below 2."""
+    return Blocks(kind, torch.randint(0, 64, (outputs, width // kind.inputs * kind.nbytes), dtype=torch.uint8))
+
+
+def steps(asked: argparse.Namespace) -> None:
+    """The steps between products, one row, warm caches: in a forward caches are cold, and the ratio is the point."""
+    config = SHAPES[asked.shape]
+    shape = Shape.of(config)
+    cos, sin = (table.bfloat16() for table in rotary_tables(config, shape))
+    kinds = {"torch": TorchOps(cos, sin, shape.eps), "compiled": FusedOps(cos, sin, shape.eps)}
+    given = {(who, n): steps_of(ops, shape, n) for who, ops in kinds.items() for n in asked.tokens}
+    ways: Ways = {}
+    for step in given["torch", asked.tokens[0]]:
+        for who in kinds:
+            ways[f"{step}, {who}"] = lambda n, step=step, who=who: given[who, n][step]()  # type: ignore[misc]
+    show(ways, asked)
+
+
+def steps_of(ops: TorchOps, shape: Shape, n: int) -> dict[str, Callable[[], object]]:
+    """The steps on random numbers, by name."""
+    x, delta, weight = (torch.randn(n, shape.hidden_size).bfloat16() for _ in range(3))
+    heads, kv_heads = shape.num_heads, shape.num_kv_heads
+    qkv = torch.randn(n, heads + 2 * kv_heads, shape.head_dim).bfloat16()
+    gate_up = torch.randn(n, 2 * shape.intermediate_size).bfloat16()
+    cache = RaggedCache(1, kv_heads, shape.head_dim, shape.max_context, torch.bfloat16, "cpu")
+    layout = plan([nodes(cache.add_row(CONTEXT + n), range(-1, n - 1))], [CONTEXT], dtype=torch.bfloat16)
+    writer = cache.writer(layout)
+
+    def rotate() -> None:
+        ops.begin(layout)
+        ops.rotate(qkv, heads, kv_heads, None, writer, 0)
+
+    return {
+        "norm": lambda: ops.norm(x, weight[0]),
+        "add and norm": lambda: ops.add_norm(x, delta, weight[0]),
+        "rotate and cache": rotate,
+        "gate": lambda: ops.gate(gate_up),
+    }
+
+
+CASES = {case.__name__: case for case in (forward, families, exact, products, steps)}
 
 
 def main() -> None:
     """Measure and print."""
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
-    parser.add_argument("--rounds", type=int, default=21, help="measurements of each variant (default 21)")
-    parser.add_argument("--threads", type=int, default=None, help="torch threads (default: torch's own)")
-    parser.add_argument("--device", default="cpu", help="cpu (default) or cuda")
-    parser.add_argument("--shape", default="135M", choices=SHAPES, help="parameters of the model (default 135M)")
-    parser.add_argument("--compile", action="store_true", help="on a GPU, transformers compiled too; takes minutes")
-    parser.add_argument("--tokens", type=int, nargs="+", default=TOKENS, help="of a forward (default 1 8 16 32)")
-    parser.add_argument("--json", action="store_true", help="one JSON object instead of tables")
-    parser.add_argument("--families", action="store_true", help="a small model of every family instead")
-    options = parser.parse_args()
-    if options.threads:
-        torch.set_num_threads(options.threads)
-    if options.families:
-        families(options)
-        return
-    model, decoder = made(SHAPES[options.shape], f"random {options.shape}", options.device)
-    variants = forwards(model, decoder, options.compile)
-    times = median_ms(variants, options.tokens, options.rounds)
-    base = times["transformers", 1]
-    one = times["paceline", 1]
-    shares = {
-        f"{depth} drafted, temperature {heat}": engine_share(decoder, depth, options.rounds, heat)
-        for depth in (0, 15)
-        for heat in (0.0, 0.8)
-    }
-    if options.json:
-        print(
-            json.dumps(
-                {
-                    "threads": torch.get_num_threads(),
-                    "device": torch.cuda.get_device_name() if options.device != "cpu" else "cpu",
-                    "milliseconds": {f"{name}/{n}": ms for (name, n), ms in times.items()},
-                    "decode_over_transformers": one / base,
-                    "verify16_over_decode": times["paceline", 16] / one if 16 in options.tokens else None,
-                    "outside_the_model": {name: share for name, (_, share) in shares.items()},
-                }
-            )
-        )
-        return
-    console = Console()
-    table = Table(title=f"Milliseconds a forward, medians of {options.rounds}, {torch.get_num_threads()} threads")
-    for column in ("tokens", *variants, "over transformers 1", "over its own 1"):
-        table.add_column(column, justify="right")
-    for n in options.tokens:
-        cells = [f"{times[variant, n]:.2f}" for variant in variants]
-        own = times["paceline", n]
-        table.add_row(str(n), *cells, f"{own / base:.2f}", f"{own / one:.2f}")
-    console.print(table)
-    table = Table(title="A round of the engine, batch 1")
-    for column in ("round", "ms", "outside the model"):
-        table.add_column(column, justify="right" if column != "round" else "left")
-    for name, (ms, share) in shares.items():
-        table.add_row(name, f"{ms:.1f}", f"{100 * share:.1f} %")
-    console.print(table)
+    parser.add_argument("case", nargs="?", default="forward", choices=CASES)
+    parser.add_argument("model", nargs="?", help="exact: a model instead of --shape")
+    parser.add_argument("--shape", default="135M", choices=SHAPES, help="of the random model (default 135M)")
+    parser.add_argument("--tokens", type=int, nargs="+", default=[1, 8, 16, 32], help="(default 1 8 16 32)")
+    parser.add_argument("--rounds", type=int, default=21, help="turns (default 21)")
+    parser.add_argument("--least", action="store_true", help="the least of all turns, not the median")
+    parser.add_argument("--threads", type=int, help="torch's threads (default: its own choice)")
+    parser.add_argument("--device", default="cpu", help="forward, families: cpu (default) or cuda")
+    parser.add_argument("--compile", action="store_true", help="forward: on a GPU, transformers compiled too")
+    kinds = ["float32", "bfloat16", "panels", *(kind.name for kind in KINDS.values())]
+    parser.add_argument("--kinds", nargs="+", choices=kinds, default=["bfloat16", "panels", "Q8_0", "Q4_0"])
+    parser.add_argument("--activations", nargs="+", type=int, choices=[8, 16], default=[8], help="products: bits")
+    asked = parser.parse_args()
+    if asked.threads:
+        torch.set_num_threads(asked.threads)
+    with torch.inference_mode():
+        CASES[asked.case](asked)
 
 
 if __name__ == "__main__":

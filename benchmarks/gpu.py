@@ -41,6 +41,12 @@ SHARES = {
 }  # fmt: skip
 """Of the time, by part, in the order in which they run."""
 
+REUSE = (
+    ("vanilla", "none"), ("residual", "past-answer"), ("residual", "past-answer,first=8"),
+    ("residual", "past-answer,first=8+sam,past=65536"),
+)  # fmt: skip
+"""Rules and drafters of rollouts with the answers of the last epoch."""
+
 Row = dict[str, Any]
 
 
@@ -456,7 +462,6 @@ def rollouts(part: Part) -> None:
     from paceline.rollout.run import rollout
     from paceline.target.load import load_tokenizer
     from paceline.train.config import training_folder
-    from rollouts import CASES
 
     model_name = str(REPOSITORY / "models/demo") if part.small else part.smollm2
     tokenizer = load_tokenizer(model_name)
@@ -481,7 +486,7 @@ def rollouts(part: Part) -> None:
             for weight in model.parameters():
                 noise = torch.randn(weight.shape, generator=generator, device=part.device)
                 weight += 0.02 * weight.std() * noise.to(weight)
-        for rule, draft in CASES[:3]:
+        for rule, draft in REUSE[:3]:
             store = RolloutStore()
             store.load_state_dict(filled.state_dict())
             with Policy(model, draft, eos_token_ids=ends, max_batch=batch).engine() as engine:

@@ -1,16 +1,16 @@
 """The results on real models: their runs, one command for all of them, and the tables of docs/results.
 
     python benchmarks/results.py plan
-    python benchmarks/results.py run build/results --minutes 24 --qwen FILE.gguf --smollm2 FILE.gguf --corpus TEXT ...
+    python benchmarks/results.py run build/results --qwen FILE.gguf --smollm2 FILE.gguf --corpus TEXT ...
     python benchmarks/results.py collect build/results     # figures into docs/results/runs.json, tables into its pages
     python benchmarks/results.py table                     # those of README.md: the speed-ups of every target
     python benchmarks/results.py full                      # runs.md: every figure of every run
     python benchmarks/results.py heads                     # heads.md: trained drafters beside their papers
     python benchmarks/results.py gpu build/gpu             # gpu.md: what benchmarks/gpu.py measured in that folder
 
-`run` goes through the runs, the most important first, each in a folder of its own. After --minutes it stops, and the
-same command goes on. Naming runs takes those alone, --limit so many questions of each. A run whose peers are not
-installed, or whose trained drafters are not there, goes on without them; ask again when they are.
+`run` goes through the runs, the most important first, each in a folder of its own. Ctrl-C (`timeout -s INT 24m`) stops
+it, and the same command goes on. Naming runs takes those alone, --limit so many questions of each. A run whose peers
+are not installed, or whose trained drafters are not there, goes on without them; ask again when they are.
 """
 
 from __future__ import annotations
@@ -18,10 +18,8 @@ from __future__ import annotations
 import argparse
 import json
 import re
-import signal
 import subprocess
 import sys
-import time
 import tomllib
 from collections import Counter
 from collections.abc import Iterator, Sequence
@@ -138,34 +136,17 @@ PLANS = (
 
 
 def run(asked: argparse.Namespace) -> int:
-    """Run what is asked for until the time is up; 0: all of it is whole."""
-    until = time.monotonic() + 60 * asked.minutes
+    """Run what is asked for; the exit status of the last run that was not whole, or 0. Ctrl-C ends it, and the same
+    command goes on."""
     status = 0
     for plan in PLANS:
-        if asked.runs and plan.name not in asked.runs:
-            continue
-        if time.monotonic() > until - 30:
-            print(f"the time is up before {plan.name}; the same command goes on", flush=True)
-            return 130
-        code = _interruptible(command(plan, asked), until)
-        print(f"{plan.name}: {'whole' if code == 0 else f'exit status {code}'}", flush=True)
-        if code == 130:
-            return code
-        status = status or code
+        if not asked.runs or plan.name in asked.runs:
+            code = subprocess.call(command(plan, asked))
+            print(f"{plan.name}: {'whole' if code == 0 else f'exit status {code}'}", flush=True)
+            if code == 130:
+                return code
+            status = code or status
     return status
-
-
-def _interruptible(words: Sequence[str], until: float) -> int:
-    """The exit status of a command, which is interrupted when the time is up; 130: it was, and can go on."""
-    with subprocess.Popen(words) as process:
-        try:
-            return process.wait(max(until - time.monotonic(), 1.0))
-        except subprocess.TimeoutExpired:
-            process.send_signal(signal.SIGINT)
-        except KeyboardInterrupt:
-            pass  # the terminal sent it to both
-        process.wait()
-        return 130
 
 
 def command(plan: Plan, asked: argparse.Namespace) -> list[str]:
@@ -358,8 +339,7 @@ def full(record: dict[str, Any]) -> Iterator[str]:
 
 
 def heads(record: dict[str, Any]) -> Iterator[str]:
-    """heads.md: trained drafters on SmolLM2, what their papers say, whether the published order holds, and how well
-    training predicted what they bring."""
+    """heads.md: trained drafters on SmolLM2, what their papers say, and whether the published order holds."""
     published = tomllib.loads(PUBLISHED.read_text("utf-8"))
     runs = {name: one for name, one in record.items() if one["target"] == TRAINED}
     cards = {method: one for run in runs.values() for method, one in run.get("cards", {}).items()}
@@ -384,7 +364,6 @@ def heads(record: dict[str, Any]) -> Iterator[str]:
         if "chains" not in name:
             yield from _beside_papers(name, one, published)
     yield from _claims({name: one for name, one in runs.items() if "chains" not in name}, published)
-    yield from _predicted({name: one for name, one in runs.items() if "chains" in name})
 
 
 def _card_table(cards: dict[str, dict[str, Any]]) -> Iterator[str]:
@@ -475,32 +454,6 @@ def _ahead(value: float, low: float, high: float) -> str:
     return "yes" if value > high else "**no**" if value < low else "not told apart"
 
 
-def _predicted(runs: dict[str, dict[str, Any]]) -> Iterator[str]:
-    """What training simulated of chains on held-out answers, and what they brought."""
-    for name, run in runs.items():
-        figure = "sampled" if run["temperature"] else "greedy"
-        rows = {
-            method: (one[figure], run["methods"][method]["mean_accepted_tokens"])
-            for method, one in run.get("cards", {}).items()
-            if one[figure] and run["methods"][method]["mean_accepted_tokens"]
-        }
-        if not rows:
-            continue
-        before, after = (sorted(rows, key=lambda method: -rows[method][i]) for i in range(2))
-        yield ""
-        yield f"## Simulated and true: {name}"
-        yield ""
-        yield f"{run['setting']}. Chains of three tokens, as training simulates them on held-out answers."
-        same = "the same order" if before == after else f"another order, {', '.join(f'`{m}`' for m in after)}"
-        yield f"The simulation has them in the order of this table; the run has {same}."
-        yield ""
-        yield "| | simulated | true | true for each simulated |"
-        yield "|---|---:|---:|---:|"
-        for method in before:
-            simulated, true = rows[method]
-            yield f"| `{method}` | {simulated:.2f} | {true:.2f} | {true / simulated:.2f} |"
-
-
 def gpu(out: Path) -> None:
     """Write the page of what `benchmarks/gpu.py` measured in `out`, a table for rows of one kind."""
     sys.path.insert(0, str(Path(__file__).parent.parent))
@@ -524,7 +477,6 @@ def main(words: Sequence[str] | None = None) -> int:
     running = commands.add_parser("run")
     running.add_argument("out", type=Path)
     running.add_argument("runs", nargs="*", metavar="RUN", help="names of the plan, right after OUT; none: all")
-    running.add_argument("--minutes", type=float, default=24.0)
     running.add_argument("--limit", type=int, help="questions of each run, to try it out")
     running.add_argument("--max-tokens", type=int, default=128)
     running.add_argument("--qwen", default="qwen2.5-coder-1.5b-instruct-Q4_K_M.gguf")

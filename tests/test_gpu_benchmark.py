@@ -1,4 +1,5 @@
-"""benchmarks/gpu.py and parcel.py, which nobody can try without a GPU but by their own `--cpu`."""
+"""benchmarks/gpu.py and parcel.py, which nobody can try without a GPU but by their own `--cpu`; and that the harnesses
+run."""
 
 from __future__ import annotations
 
@@ -79,3 +80,33 @@ def test_all_parts_run_on_a_cpu(tmp_path: Path) -> None:
     rows = [json.loads(line) for line in (tmp_path / "results.jsonl").read_text().splitlines()]
     assert {row["part"] for row in rows} == {*gpu.PARTS}
     assert not [row for row in rows if "error" in row or row.get("failed")]
+
+
+SMALL = "--shape demo --rounds 1 --tokens 1 2"
+PROMPTS = "--every 3 --max-tokens 8"
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize(
+    "words",
+    [
+        f"forward.py {SMALL}",
+        "forward.py families --rounds 1 --tokens 1 2",
+        f"forward.py exact models/demo {SMALL}",
+        f"forward.py products {SMALL} --kinds float32 bfloat16 Q8_0 --activations 8 16",
+        f"forward.py steps {SMALL} --least",
+        f"drafters.py accept models/demo none sam medusa:models/demo-medusa {PROMPTS}",
+        "drafters.py time sam suffix --contexts 64 --nothing",
+        f"drafters.py shapes models/demo {PROMPTS}",
+        "servers.py overhead models/demo --limit 3 --repeats 1 --clients 2 --max-tokens 8",
+        "servers.py soak models/demo --seconds 2 --limit 3 --clients 2",
+        "servers.py long models/demo --lengths 1024",
+    ],
+    ids=lambda words: " ".join(words.split()[:2]),
+)
+def test_a_harness_prints_its_table(words: str) -> None:
+    done = subprocess.run(
+        [sys.executable, *f"benchmarks/{words}".split()], cwd=REPOSITORY, timeout=300, capture_output=True, text=True
+    )
+    assert done.returncode == 0, done.stderr
+    assert done.stdout.count("\n") > 1

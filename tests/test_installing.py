@@ -161,7 +161,7 @@ COMMANDS = {
         "eval vision run {out}/set --model random",
         "eval vision run {out}/set --model endpoint:{url},model=m,cases=1",
         "eval vision audit {out}/set",
-        "train vision small --data {out}/set --steps 1 --out {out}/clip",
+        "eval vision train small --data {out}/set --steps 1 --out {out}/clip",
     ],
     "train": ["train kangaroo {model} --exit 0 --data {answers} --tokens 200 --out {out}/drafter"],
 }

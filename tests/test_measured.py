@@ -61,3 +61,13 @@ def test_a_page_that_measured_other_weights_is_found() -> None:
     assert "run the page's commands again" in wrong_figures(f"<!-- measured with models/demo 0123 -->{command}")[0]
     assert "add <!-- measured with models/demo" in wrong_figures(command)[0]
     assert wrong_figures("```\npaceline bench models/demo -d sam\n```") == []
+
+
+SCRIPT = re.compile(r"(?:\b([0-9a-f]{8}):)?\b(benchmarks/\w+\.py)")
+"""`COMMIT:benchmarks/NAME.py` is of a commit; without one it is in the tree."""
+
+
+@pytest.mark.parametrize("page", PAGES, ids=lambda page: str(page.relative_to(REPOSITORY)))
+def test_scripts_named_are_there_or_of_a_commit(page: Path) -> None:
+    named = SCRIPT.findall(page.read_text("utf-8"))
+    assert [file for commit, file in named if not commit and not (REPOSITORY / file).exists()] == []

@@ -15,7 +15,7 @@ import typer
 from paceline.cli import UsageError, _with_addresses, app
 from paceline.cli.generate import told_apart
 from paceline.cli.options import SMOLLM2
-from paceline.train.__main__ import recipe
+from paceline.train.__main__ import RECIPES, recipe
 from tests.paths import REPOSITORY
 
 PAGES = [REPOSITORY / "README.md", REPOSITORY / "CHANGELOG.md", *sorted((REPOSITORY / "docs").rglob("*.md"))]
@@ -23,6 +23,10 @@ HELP = sorted((REPOSITORY / "src" / "paceline" / "cli").glob("*.py"))
 LINE = re.compile(r"^ *(?:\$ |[A-Z_]+=\S+ |echo .*\| )*(?:\S*/)?paceline (.*)$")
 """A line of a block of commands, or of a docstring."""
 INLINE = re.compile(r"`paceline ([^`]+)`")
+WHERE = {("train", name): where for name, (where, _) in RECIPES["recipes"].items()}
+WHERE |= {("train", "tools", name): where for name, (where, _) in RECIPES["tools"].items()}
+WHERE[("export", "vllm")] = "paceline.train.export:command"
+"""The functions of commands that are imported when they run."""
 STOPS = {"|", ">", "2>", "&&", "&", "||", "<"}
 
 
@@ -69,7 +73,7 @@ def complaint(words: list[str], whole: bool) -> str:
         if rest[0] not in commands:
             return f"no command {rest[0]!r}" if whole or rest[0].islower() else ""
         path.append(rest[0])
-        command = recipe(rest[0]) if path[0] == "train" and len(path) == 2 else commands[rest[0]]
+        command = recipe(WHERE[tuple(path)]) if tuple(path) in WHERE else commands[rest[0]]
         words = rest[1:]
     if options.get("help") or not whole:
         return ""

@@ -13,9 +13,9 @@ from pathlib import Path
 
 import pytest
 
+from paceline.bench.suites import read_suite
 from paceline.core.sampling import SamplingParams
 from paceline.engine.engine import Engine
-from zoo.answers import PROMPTS
 
 NEW = 48
 SCRIPT = """
@@ -40,7 +40,7 @@ def test_vllm_says_what_the_engine_says(name: str, demo: Path, tmp_path: Path) -
     if not folder.is_dir():
         pytest.skip(f"{folder} not found")
     engine = Engine(folder, dtype="float32")
-    texts = [text for kind in PROMPTS.values() for text in kind][:20]
+    texts = [one.turns[0] for one in read_suite("demo").questions][:20]
     prompts = [engine.encode([{"role": "user", "content": text}]).tolist() for text in texts]
     ours = [one.tokens for one in engine.generate(prompts, SamplingParams(max_tokens=NEW))]
     script = tmp_path / "answer.py"

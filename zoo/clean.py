@@ -1,12 +1,7 @@
 """Cleaner text: remains of a data set's format, and paragraphs that return, are removed before training.
 
 A small model that has read the same boilerplate a hundred times repeats it for ever; to remove it is one of the means
-against loops (zoo/README.md has the others).
-
-Doesn't know: tokenizers, models, which source a text is from.
-
-    python -m pytest tests/zoo/test_clean.py
-"""
+against loops (zoo/README.md has the others)."""
 
 import re
 from collections.abc import Iterable, Iterator

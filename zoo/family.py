@@ -1,13 +1,9 @@
-"""The whole family by one command: tokenizer, pretraining, chat, settling, drafters, evaluation, model card.
+"""Weights by one command: the steps of a TOML file, which are commands of their own.
 
-A TOML file says which text to use and how long to train; the shipped models were made with zoo.toml, from files in
-other places. Every stage is a command of its own, printed before it runs; one that is
-done is not run again, an interrupted one resumes from its checkpoint.
+    python -m zoo make zoo/zoo.toml --out models --work build/zoo --dry-run
 
-    python -m zoo family zoo/zoo.toml --out models --checkpoints checkpoints --dry-run
-
-Doesn't know: what the stages do.
-"""
+A step that is done is skipped; an interrupted one goes on when it runs again. `zoo.toml` makes the demo family,
+`smollm2.toml` the drafters of a real model."""
 
 import shlex
 import subprocess
@@ -20,166 +16,89 @@ from typing import Any
 
 from rich.console import Console
 
-from paceline.draft.models.vocab import FILE as VOCABULARY
-from paceline.errors import PacelineError, meant
-
-TOKENS = {
-    "pretrain": 90_000_000,
-    "chat": 8_000_000,
-    "settle": 2_000_000,
-    "distil": 40_000_000,
-    "kangaroo": 6_000_000,
-    "sorted": 6_000_000,
-    "medusa": 4_000_000,
-    "hydra": 4_000_000,
-    "amphista": 4_000_000,
-    "eagle": 6_000_000,
-    "eagle3": 6_000_000,
-}
-
-RECIPES = "paceline.train"
-"""The drafters are trained as anybody's are; all other stages are commands of `zoo`."""
-
-HEADS = ("medusa", "hydra", "amphista", "eagle", "eagle3")
-
-ANSWERS = 12_000
-"""Answers of the target for those from kangaroo on, and for the trimmed vocabulary."""
+from paceline.errors import PacelineError
 
 
 @dataclass(frozen=True)
 class Step:
-    """One command.
+    """A command of the module `words[0]`, and the file that it writes last.
 
-    done: the file that it writes last; parallel: it can use several processes; threaded: it gets threads instead."""
+    processes: it can use several; threads: it gets threads instead."""
 
     name: str
-    arguments: tuple[str, ...]
+    words: tuple[str, ...]
     done: Path
-    parallel: bool = False
-    threaded: bool = False
-    module: str = "zoo"
+    processes: bool = False
+    threads: bool = False
 
-    def command(self, processes: int) -> list[str]:
-        if processes > 1 and self.parallel:
-            launcher = ["-m", "torch.distributed.run", "--standalone", f"--nproc-per-node={processes}", "-m"]
-            return [sys.executable, *launcher, self.module, *self.arguments]
-        threads = ["--threads", str(processes)] if processes > 1 and self.threaded else []
-        return [sys.executable, "-m", self.module, *self.arguments, *threads]
-
-
-@dataclass(frozen=True)
-class Zoo:
-    """Sources by name, tokens by stage, answers for the drafters, and chat prompts for the table of loops."""
-
-    sources: tuple[str, ...]
-    tokens: Mapping[str, int]
-    answers: int
-    prompts: tuple[str, ...]
-    categories: str
+    def command(self, count: int) -> list[str]:
+        """With so many processes or threads."""
+        several, (module, *words) = count > 1, self.words
+        launcher = ["-m", "torch.distributed.run", "--standalone", f"--nproc-per-node={count}"]
+        more = ["--threads", str(count)] if several and self.threads else []
+        return [sys.executable, *(launcher if several and self.processes else []), "-m", module, *words, *more]
 
 
-def read_zoo(path: Path, scale: float = 1.0) -> Zoo:
-    """The TOML file; relative paths in it are relative to its folder. `scale` multiplies every budget."""
+def read_steps(path: Path, out: Path, work: Path, scale: float = 1.0) -> list[Step]:
+    """The steps of a TOML file, in order. scale: multiplies the numbers of every step.
+
+    In braces stand {out}, {work}, the step's numbers, and any text of the file's top level. A table or list of files is
+    named in capitals: SOURCES is every NAME=FILE of [sources], SOURCES:a,b those of these names (all if it has none of
+    them), and --option=SOURCES repeats the option. Files are relative to the TOML file, unless they begin in braces or
+    are on the hub (hf:...). PacelineError for a file that is no plan."""
     try:
-        table: dict[str, Any] = tomllib.loads(path.read_text("utf-8"))
-    except (OSError, tomllib.TOMLDecodeError, UnicodeDecodeError) as error:
+        plan: dict[str, Any] = tomllib.loads(path.read_text("utf-8"))
+        places = {"out": str(out), "work": str(work)}
+        texts = {name: value.format(**places) for name, value in plan.items() if isinstance(value, str)} | places
+        files = {
+            name.upper(): list(_files(path, value, texts))
+            for name, value in plan.items()
+            if name != "steps" and isinstance(value, dict | list)
+        }
+        return [_step(step, texts, files, scale) for step in plan["steps"]]
+    except (OSError, ValueError) as error:  # TOMLDecodeError and UnicodeDecodeError are ValueErrors
         raise PacelineError(f"{path} cannot be read: {error}") from None
-    known = {"sources", "tokens", "looping"}
-    for key in table:
-        if key not in known:
-            raise PacelineError(f"{path}: no section [{key}].{meant(key, known)} There are {', '.join(sorted(known))}.")
-    sources = [f"{name}={place(path, p)}" for name, paths in _lists(path, table.get("sources", {})) for p in paths]
-    if not sources:
-        raise PacelineError(f'{path} has no [sources]; write NAME = ["FILE", ...] below that line')
-    budgets = TOKENS | table.get("tokens", {})
-    for stage, budget in budgets.items():
-        if stage not in TOKENS or not isinstance(budget, int) or budget < 1:
-            raise PacelineError(f"{path}: tokens.{stage} = {budget!r}; stages are {', '.join(TOKENS)}, in whole tokens")
-    looping = table.get("looping", {})
-    prompts = tuple(str(place(path, p)) for p in looping.get("prompts", []))
-    tokens = {stage: max(int(budget * scale), 1) for stage, budget in budgets.items()}
-    answers = max(int(ANSWERS * scale), 1)
-    return Zoo(tuple(sources), tokens, answers, prompts, str(looping.get("categories", "")))
+    except (KeyError, TypeError, AttributeError) as error:
+        raise PacelineError(f"{path} is no plan of steps ({error}): see zoo/zoo.toml") from None
 
 
-def _lists(path: Path, table: Mapping[str, Any]) -> Iterator[tuple[str, list[str]]]:
-    for name, files in table.items():
-        files = [files] if isinstance(files, str) else files
-        if not isinstance(files, list) or not all(isinstance(file, str) for file in files):
-            raise PacelineError(f"{path}: sources.{name} must be a path or a list of paths")
-        yield name, files
+def _step(step: dict[str, Any], texts: Mapping[str, str], files: Mapping[str, list[str]], scale: float) -> Step:
+    texts = {**texts, **{name: str(max(int(n * scale), 1)) for name, n in step.items() if type(n) is int}}
+    words = [part for word in shlex.split(step["run"].format(**texts)) for part in _named(word, files)]
+    done = Path(step["done"].format(**texts))
+    return Step(step["name"], tuple(words), done, step.get("processes", False), step.get("threads", False))
 
 
-def place(config: Path, file: str) -> str | Path:
-    """A file relative to the TOML file; data sets of the hub stay as they are."""
-    return file if file.startswith("hf:") else config.parent / Path(file).expanduser()
+def _named(word: str, files: Mapping[str, list[str]]) -> list[str]:
+    """A word, or what a name in capitals stands for."""
+    option, _, name = word.rpartition("=")
+    table, _, some = name.partition(":")
+    if table not in files:
+        return [word]
+    chosen = [file for file in files[table] if not some or file.split("=")[0] in some.split(",")] or files[table]
+    return [part for file in chosen for part in ([option, file] if option else [file])]
 
 
-def steps(zoo: Zoo, out: Path, checkpoints: Path) -> list[Step]:
-    """The commands, in order."""
-    demo, draft, adapter, nested = (out / name for name in ("demo", "demo-draft", "demo-kangaroo", "demo-sorted"))
-    heads = {name: out / f"demo-{name}" for name in HEADS}
-    tokenizer, base, chat = (checkpoints / name for name in ("tokenizer", "base", "chat"))
-    held = checkpoints / "held-out.jsonl"
-
-    def sources(*names: str) -> list[str]:
-        return [s for s in zoo.sources if s.split("=")[0] in names] or list(zoo.sources)
-
-    def train(stage: str, into: Path, *extra: str) -> Step:
-        folder = str(checkpoints / f"run-{stage}")
-        budget = ("--out", str(into), "--checkpoints", folder, "--tokens", str(zoo.tokens[stage]))
-        arguments = (stage, *zoo.sources, *extra, *budget)
-        single = stage == "settle"  # one process makes its answers
-        return Step(stage, arguments, into / f"training-{stage}.json", parallel=not single, threaded=single)
-
-    def drafter(stage: str, into: Path, *extra: str) -> Step:
-        folder = str(checkpoints / f"run-{stage}")
-        budget = ("--out", str(into), "--checkpoints", folder, "--tokens", str(zoo.tokens[stage]))
-        arguments = (stage, str(demo), *extra, *budget)
-        return Step(stage, arguments, into / "config.json", threaded=True, module=RECIPES)
-
-    own = str(checkpoints / "run-kangaroo" / "answers.jsonl")
-    questions = [part for source in sources("sgd", "dolly", "gsm8k") for part in ("--prompts", source)]
-    vocabulary = ("vocab", str(demo), "--text", own, "--out", str(draft))
-    prompts = [part for file in (*zoo.prompts, str(held)) for part in ("--prompts", file)]
-    loops = (str(demo), *prompts, "--categories", zoo.categories, "--out", str(demo / "looping.json"))
-    others = [part for folder in (adapter, nested, *heads.values()) for part in ("--drafter", str(folder))]
-    card = ("card", str(demo), "--draft", str(draft), *others, "--prompts", str(held), "--out", str(out / "README.md"))
-    return [
-        Step("tokenizer", ("tokenizer", *zoo.sources, "--out", str(tokenizer)), tokenizer / "tokenizer.json"),
-        train("pretrain", base, "--tokenizer", str(tokenizer)),
-        train("chat", chat, "--model", str(base)),
-        train("settle", demo, "--model", str(chat)),
-        train("distil", draft, "--model", str(demo)),
-        drafter("kangaroo", adapter, *questions, "--generate", str(zoo.answers)),
-        drafter("sorted", nested, "--data", own, "--layers", "3", "--exits", "1,2,3", "--lr", "1e-3"),
-        *(drafter(name, folder, "--data", own) for name, folder in heads.items()),
-        Step("vocab", vocabulary, draft / VOCABULARY, threaded=True, module=RECIPES),
-        Step(
-            "evaluate",
-            ("evaluate", str(demo), *zoo.sources, "--draft", str(draft), "--out", str(demo / "evaluation.json")),
-            demo / "evaluation.json",
-            threaded=True,
-        ),
-        Step("held-out", ("held-out", *sources("sgd", "dolly"), "--out", str(held)), held),
-        Step("looping", loops, demo / "looping.json", module="zoo.looping"),
-        Step("card", card, out / "README.md", threaded=True),
-    ]
+def _files(path: Path, table: Mapping[str, Any] | Sequence[str], texts: Mapping[str, str]) -> Iterator[str]:
+    """NAME=FILE of a table, FILE of a list."""
+    named = table.items() if isinstance(table, Mapping) else (("", file) for file in table)
+    for name, some in named:
+        for file in [some] if isinstance(some, str) else some:
+            as_it_is = file.startswith(("hf:", "{"))
+            place = file.format(**texts) if as_it_is else path.parent / Path(file).expanduser()
+            yield f"{name}={place}" if name else str(place)
 
 
-def run(steps: Sequence[Step], processes: int = 1, dry_run: bool = False) -> int:
+def run(steps: Sequence[Step], count: int = 1, dry_run: bool = False) -> int:
     """Run what is not done yet; the exit status of the first step that fails, or 0."""
     console = Console(stderr=True)
     for step in steps:
-        if step.done.exists() and step.name != "card":
+        if step.done.exists():
             console.print(f"[dim]{step.name}: done ({step.done})", highlight=False)
             continue
-        command = step.command(processes)
+        command = step.command(count)
         console.print(f"[bold]{step.name}[/bold]: {shlex.join(command)}", highlight=False, soft_wrap=True)
-        if dry_run:
-            continue
-        status = subprocess.call(command)
-        if status:
+        if not dry_run and (status := subprocess.call(command)):
             console.print(f"{step.name} ended with status {status}; the same command goes on from there")
             return status
     return 0

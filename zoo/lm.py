@@ -3,12 +3,7 @@
 Three stages over the shared loop. `pretrain` trains on every token of documents laid end to end; `chat` trains on what
 the assistant says (and on the token that ends its turn) in conversations, and on some of the text of `pretrain`;
 `distil` trains the family's small draft model on the same rows, with the loss of `paceline.train.draft`. The rows come
-from `text.py`.
-
-Doesn't know: how drafts are verified, benchmarks.
-
-    python -m zoo pretrain --help
-"""
+from `text.py`."""
 
 import json
 import shutil
@@ -22,13 +17,7 @@ import torch
 from accelerate import PartialState
 from rich.console import Console
 from torch import nn
-from transformers import (
-    AutoModelForCausalLM,
-    GenerationConfig,
-    LlamaConfig,
-    LlamaForCausalLM,
-    PreTrainedTokenizerFast,
-)
+from transformers import AutoModelForCausalLM, GenerationConfig, LlamaConfig, LlamaForCausalLM, PreTrainedTokenizerFast
 
 from paceline.errors import PacelineError
 from paceline.train.data import Document, Rows, Source, first_batch, row_counts
@@ -103,15 +92,9 @@ def distil(job: Job, target: Path, model: ModelConfig = DRAFT) -> bool:
 
 
 def run_stage(
-    stage: str,
-    job: Job,
-    network: Any,
-    loss: nn.Module,
-    build: Build,
-    dtype: torch.dtype,
-    start: Path | None = None,
+    stage: str, job: Job, network: Any, loss: nn.Module, build: Build, dtype: torch.dtype, start: Path | None = None,
     wrap: Callable[[StageMixture, dict[str, list[Document]]], Stream] | None = None,
-) -> bool:
+) -> bool:  # fmt: skip
     """Text to rows, the loop, and the model with its log and facts in `job.out`. False when interrupted.
 
     loss   the module around `network` that is trained
@@ -168,25 +151,19 @@ def _write_facts(stage: str, job: Job, network: Any, mixture: StageMixture) -> N
 
 
 def save(network: Any, tokenizer: PreTrainedTokenizerFast, out: Path, dtype: torch.dtype) -> None:
-    """A model folder for transformers, whose answers end at the end of a turn or of a document."""
+    """A model folder for transformers, whose answers end at the end of a turn or of a document; the model in memory
+    keeps its precision."""
     document, end = token_id(tokenizer, DOCUMENT), token_id(tokenizer, END)
-    ends = GenerationConfig(bos_token_id=document, eos_token_id=[end, document], pad_token_id=document)
-    save_llama(network, out, dtype, ends)
-    save_tokenizer(tokenizer, out)
-
-
-def save_llama(
-    network: LlamaForCausalLM, out: Path, dtype: torch.dtype, generation: GenerationConfig | None = None
-) -> None:
-    """Write config.json, model.safetensors and generation_config.json; the model in memory keeps its precision."""
     weights = {name: p.detach().to(dtype) for name, p in network.named_parameters()}  # tied weights once
     config = network.config.to_dict() | {"dtype": str(dtype).removeprefix("torch.")}
     copy: Any = LlamaForCausalLM(LlamaConfig.from_dict(config))
     copy.to(dtype=dtype)
     copy.load_state_dict(weights, strict=False)
     copy.tie_weights()
-    if generation is not None:
-        copy.generation_config = generation
+    copy.generation_config = GenerationConfig(
+        bos_token_id=document, eos_token_id=[end, document], pad_token_id=document
+    )
     out.mkdir(parents=True, exist_ok=True)
     copy.save_pretrained(out)
     (out / "model.safetensors").chmod(0o644)  # safetensors writes for the owner alone
+    save_tokenizer(tokenizer, out)

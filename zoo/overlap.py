@@ -5,17 +5,14 @@
 
 A prompt overlaps with a text of an evaluation if both have the same RUN words in a row, whatever their case and
 punctuation. A shorter text must be in the prompt as a whole, and one of less than SHORT words ("Explain your
-answer.") must be all of it.
-"""
+answer.") must be all of it."""
 
 import re
 import unicodedata
 from collections import defaultdict
-from collections.abc import Iterable, Iterator, Sequence
-from pathlib import Path
+from collections.abc import Iterable, Iterator
 
 from paceline.bench.suites import SUITES, read_suite
-from paceline.target.tokenizer import Tokenizer
 from paceline.workbench import conversations
 
 RUN = 10
@@ -66,28 +63,3 @@ def texts_of(suite: str) -> list[str]:
     if suite in SUITES or "HumanEval" in suite:
         return [turn for question in read_suite(suite).questions for turn in question.turns]
     return [text for one in conversations.read(suite, ignore=("prediction",)) for text in one.texts()]
-
-
-def asked_in(file: Path, tokenizer: Tokenizer | None = None) -> Iterator[str]:
-    """Every message of the prompts in a file; of recorded answers, the prompts' tokens as text."""
-    for one in conversations.read(file, ignore=()):
-        if one.tokens is not None and tokenizer is not None:
-            yield tokenizer.decode(list(one.tokens[0] or ()))
-        else:
-            yield from (message["content"] for message in one.prompt)
-
-
-def check(files: Sequence[Path], suites: Sequence[str], tokenizer: Tokenizer | None = None) -> tuple[list[str], bool]:
-    """(lines of a report, whether no prompt of `files` overlaps with a text of `suites`)."""
-    lines, clean = [], True
-    asked = {file: list(asked_in(file, tokenizer)) for file in files}
-    for suite in suites:
-        texts = texts_of(suite)
-        evaluation = Overlap(texts)
-        for file, prompts in asked.items():
-            found = [shared for prompt in prompts if (shared := evaluation.shared(prompt))]
-            clean = clean and not found
-            some = f"{len(found)} of {len(prompts):,} prompts"
-            lines.append(f"{suite}, {len(texts)} texts: {some} in {file.name} overlap")
-            lines += [f"  {shared}" for shared in found[:5]]
-    return lines, clean

@@ -1,12 +1,8 @@
 """Prompts for a real model to answer, so that drafters can be trained on its answers: nine kinds, from data sets of
 which none is an evaluation's.
 
-    python -m zoo prompts dolly=dolly.jsonl.gz gsm8k=train.jsonl.gz mbpp=mbpp.jsonl.gz --out build/prompts
-    --without spec-bench.jsonl --without HumanEval.jsonl.gz
-
 A kind is a file of {"messages": [...]}. Kinds whose source is not given are left out. Prompts that share text with an
-evaluation (`zoo.overlap`) are left out too.
-"""
+evaluation (`zoo.overlap`) are left out too."""
 
 import json
 import random
@@ -62,11 +58,6 @@ TEST_TASKS = range(11, 511)
 """MBPP's own test split, by task_id: an evaluation of others, and left out."""
 MOST = 1_600
 """Most characters of a passage."""
-
-
-def without_context(dolly: Texts) -> Iterator[Messages]:
-    """Questions, ideas, things to sort and stories."""
-    return ([document.messages[0]] for document in dolly if not document.context)
 
 
 def _passages(dolly: Texts, *categories: str) -> list[Document]:
@@ -134,7 +125,7 @@ def chats(dolly: Texts, rng: random.Random) -> Iterator[Messages]:
 
 
 DOLLY: dict[str, Callable[[Texts, random.Random], Iterator[Messages]]] = {
-    "question": lambda dolly, rng: without_context(dolly),
+    "question": lambda dolly, rng: ([document.messages[0]] for document in dolly if not document.context),
     "summary": summaries,
     "reading": reading,
     "passages": several_passages,

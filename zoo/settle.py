@@ -6,13 +6,7 @@ unlikelihood of Welleck et al. 2020 ("Neural text generation with unlikelihood t
 tuning are trained on as well, so that the model keeps what it knows. Decoding is not touched.
 
 Where we differ: only answers with more repeats than `tolerated` are corrected, because lists, tables and figures repeat
-n-grams rightly; and the answers come from the engine, many prompts at once.
-
-Doesn't know: drafters, benchmarks.
-
-    python -m zoo settle chat=dialogues.jsonl.gz --model build/chat --out models/demo
-    --checkpoints build/settle --tokens 1000000
-"""
+n-grams rightly; and the answers come from the engine, many prompts at once."""
 
 import random
 from collections.abc import Iterator, Sequence

@@ -1,12 +1,7 @@
 """Generated examples: sums with a short worked answer, German to English, reading over numbered passages, copying.
 
 Everything comes from word lists and templates (and, for reading, from the passages given), by one seed: the same seed
-gives the same examples.
-
-Doesn't know: tokenizers, models, files.
-
-    python -m zoo synth --count 12 --seed 0
-"""
+gives the same examples."""
 
 import random
 from collections.abc import Callable, Iterable, Sequence

@@ -2,10 +2,7 @@
 (stages.toml).
 
 Documents are laid end to end, every token learnt, or conversations are packed whole into rows, of which what the
-assistant says is learnt.
-
-Doesn't know: models. Test splits stay out because nobody passes them in.
-"""
+assistant says is learnt."""
 
 import hashlib
 import random

@@ -1,12 +1,7 @@
 """The demo family's tokenizer: byte-level BPE, saved as a transformers fast tokenizer with a chat template.
 
 `<|endoftext|>` begins a document and separates documents; `<|end|>` ends a chat turn and a chat answer. Any text
-survives encode and decode unchanged, because the alphabet is the 256 bytes.
-
-Doesn't know: where the text comes from, which model will read it.
-
-    python -m zoo tokenizer books=alice.txt.gz --out models/demo
-"""
+survives encode and decode unchanged, because the alphabet is the 256 bytes."""
 
 import json
 from collections.abc import Iterable

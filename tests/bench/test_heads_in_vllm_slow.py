@@ -13,13 +13,13 @@ from pathlib import Path
 import numpy as np
 import pytest
 
+from paceline.bench.suites import read_suite
 from paceline.core.sampling import SamplingParams
 from paceline.draft.registry import names
 from paceline.engine.engine import Engine
 from paceline.train.export import export_medusa
 from paceline.workbench.contestant import Ask
 from paceline.workbench.peers import create_peer
-from zoo.answers import PROMPTS
 
 NEW = 64
 
@@ -54,7 +54,7 @@ def test_vllm_accepts_as_much_of_a_head_as_our_engine(method: str, demo: Path, t
     spec, folder, drafted = drafters(method, demo, tmp_path)
     engine = Engine(demo, spec, dtype="float32", max_batch=1)
     assert engine.tokenizer is not None
-    texts = [text for kind in PROMPTS.values() for text in kind][:24]
+    texts = [one.turns[0] for one in read_suite("demo").questions][:24]
     prompts = [engine.encode([{"role": "user", "content": text}]).tolist() for text in texts]
     ours: list[list[int]] = []
     answers = []

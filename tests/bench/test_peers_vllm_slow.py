@@ -11,12 +11,12 @@ from time import perf_counter
 
 import pytest
 
+from paceline.bench.suites import read_suite
 from paceline.core.sampling import SamplingParams
 from paceline.engine.engine import Engine
 from paceline.errors import PacelineError
 from paceline.workbench.contestant import Ask
 from paceline.workbench.peers import create_peer
-from zoo.answers import PROMPTS
 
 NEW = 16
 PLAIN = "vllm,eager=true"
@@ -32,7 +32,7 @@ def test_vllm_as_a_peer_says_what_the_engine_says(spec: str, demo: Path) -> None
     engine = Engine(demo, dtype="float32")
     assert engine.tokenizer is not None
     ends = engine.target.eos_token_ids
-    texts = [kind[0] for kind in PROMPTS.values()][:2]
+    texts = [one.turns[0] for one in read_suite("demo").questions[:2]]
     texts.append("Repeat after me: one two three one two three one two three.")
     prompts = [engine.encode([{"role": "user", "content": text}]).tolist() for text in texts]
     ours = [one.tokens for one in engine.generate(prompts, SamplingParams(max_tokens=NEW))]

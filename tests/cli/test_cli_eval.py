@@ -1,9 +1,7 @@
 """`paceline eval align` and the report of its runs, as users meet them."""
 
 import json
-import runpy
 import shutil
-from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
@@ -12,7 +10,6 @@ from tests.cli.conftest import Command
 from tests.evals.endpoint import ANSWERS, Scripted, is_judge, judge, write
 from tests.pages.test_report import Seen
 
-from paceline.errors import PacelineError
 from paceline.evals.align.figures import GENERATIONS, JUDGEMENTS, agreement, results
 from paceline.evals.align.options import AlignOptions, Decoding
 from paceline.evals.align.run import Progress, align
@@ -141,27 +138,6 @@ def test_compat_is_named_in_the_report(command: Command, tmp_path: Path) -> None
     said = command("report", tmp_path / "run", "--markdown").out
     for choice in ("before its disguise", "first 8,000 characters", "counts as not kept", "--compat"):
         assert choice in said
-
-
-def test_two_runs_are_compared_phase_by_phase(tiny_rules: Path, tmp_path: Path) -> None:
-    compare = runpy.run_path(str(ROOT / "benchmarks" / "align_phases.py"))["compare"]
-    asked = AlignOptions(
-        str(tiny_rules), method="self-refine,iterations=1", out=tmp_path / "ours", limit=2,
-        decoding=Decoding(24, 0.0), concurrency=1, dtype="float32",
-    )  # fmt: skip
-    align(asked, Progress())
-    align(replace(asked, out=tmp_path / "plain", draft="none", reuse=False), Progress())
-    told = compare(tmp_path / "ours", tmp_path / "plain")
-    assert told["answers"] == 2
-    assert told["different"] == []
-    assert [row["phase"] for row in told["phases"]] == ["answer", "feedback", "refine"]
-    for row in told["phases"]:
-        assert row["tokens_a_round"] >= row["tokens_a_round_before"] == 1
-    align(replace(asked, out=tmp_path / "more", limit=3, draft="none"), Progress())
-    assert compare(tmp_path / "more", tmp_path / "ours")["answers"] == 2
-    align(replace(asked, out=tmp_path / "other", method="raw"), Progress())
-    with pytest.raises(PacelineError, match="no answers in common"):
-        compare(tmp_path / "ours", tmp_path / "other")
 
 
 @pytest.fixture(scope="module")

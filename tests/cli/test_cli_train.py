@@ -46,21 +46,21 @@ def test_help_has_an_example(command: Command, name: str) -> None:
 
 
 def test_a_vocabulary_is_counted_and_checked(command: Command, target: Path, answers: Path, tmp_path: Path) -> None:
-    made = command("train", "vocab", target, "--text", answers, answers, "--out", tmp_path / "d", "--keep", "9")
+    made = command("train", "tools", "vocab", target, "--text", answers, answers, "--out", tmp_path / "d", "--keep", "9")
     assert made.code == 0, made.err
     assert "80 answers, 240 tokens" in made.out
     assert "100.00%" in made.out
     known = read_vocabulary(tmp_path / "d" / FILE)
     assert len(known.keep) == 9
     assert {1, 100, 101, 102, 103} <= set(known.keep.tolist())
-    judged = command("train", "vocab", target, "--text", answers, "--check", tmp_path / "d")
+    judged = command("train", "tools", "vocab", target, "--text", answers, "--check", tmp_path / "d")
     assert "40 answers" in judged.out
     assert judged.out.split()[-1] == "100.00%"
 
 
 def test_a_vocabulary_is_counted_in_generated_answers(command: Command, target: Path, tmp_path: Path) -> None:
     out = tmp_path / "v.safetensors"
-    wanted = ("train", "vocab", target, "--generate", "6", "--max-tokens", "4", "--out", out)
+    wanted = ("train", "tools", "vocab", target, "--generate", "6", "--max-tokens", "4", "--out", out)
     assert command(*wanted).code == 0
     known = read_vocabulary(out)
     assert known.counts is not None
@@ -97,7 +97,7 @@ def test_an_adapter_is_trained_on_what_the_target_writes_freely(command: Command
 
 def test_what_is_not_installed_is_said(command: Command, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(importlib.util, "find_spec", lambda name: None)
-    result = command("train", "vocab")
+    result = command("train", "tools", "vocab")
     assert result.code == 2
     assert result.err.startswith("error: training needs packages that are not installed; ")
     assert "in a checkout of Paceline: pip install '.[train]', elsewhere: pip install accelerate" in result.err

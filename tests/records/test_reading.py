@@ -18,7 +18,6 @@ from paceline.target.tokenizer import Tokenizer
 from paceline.train.data import parse_source, read
 from paceline.workbench.conversations import read_trace
 from paceline.workbench.corpus import texts
-from zoo.looping import read_prompts
 
 DEEP = "[" * 200_000 + "]" * 200_000
 BROKEN = {
@@ -89,7 +88,6 @@ READERS: dict[str, Callable[[Path], object]] = {
     "bench --suite": lambda path: read_suite(str(path)),
     "corpus build": lambda path: list(texts(path, Tokenizer(None))),
     "train": lambda path: list(read(parse_source(f"a={path}"))),
-    "looping": read_prompts,
 }
 VALUES = [DEEP, "9" * 5_000, '"\\ud800"', "\udcff"]
 

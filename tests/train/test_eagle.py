@@ -17,13 +17,11 @@ from safetensors.torch import load_file
 from torch import Tensor
 from transformers import PreTrainedModel
 
-from paceline.core.sampling import SamplingParams
 from paceline.core.segment import Segment
 from paceline.draft.methods.eagle import EagleNetwork
 from paceline.draft.methods.eagle3 import Eagle3Network
 from paceline.draft.models.features import Network
 from paceline.draft.published.eagle3 import Flags
-from paceline.engine.engine import Engine
 from paceline.errors import PacelineError
 from paceline.target.load import load
 from paceline.train import unrolled
@@ -42,9 +40,9 @@ from paceline.train.loss import IGNORE
 from paceline.train.measure import accepted_length, measure
 from paceline.train.student import Student
 from paceline.train.trainer import train_head
-from paceline.train.unrolled import Unrolled
 from tests import models, native
 from tests.pairs import paired
+from tests.train.conftest import rounds
 
 METHODS = ("eagle", "eagle3")
 KEEP = torch.arange(3, 300, 2)
@@ -191,21 +189,6 @@ def test_eagle3_learns_over_its_own_tokens_where_it_has_the_texts_one() -> None:
     torch.testing.assert_close(loss(ids, ids).detach(), total.detach(), atol=1e-3, rtol=1e-4)
 
 
-@pytest.mark.parametrize("variant", ["eagle", "eagle3.1"])
-def test_the_head_alone_learns(variant: str) -> None:
-    model = network()
-    loss = loss_of(model, variant)
-    before = copy.deepcopy(model.state_dict())
-    ids = torch.randint(4, models.VOCAB_SIZE, (2, 12))
-    optimiser = torch.optim.AdamW(loss.parameters(), lr=0.1)
-    loss(ids, ids).backward()
-    optimiser.step()
-    assert all(torch.equal(before[name], weight) for name, weight in model.state_dict().items())
-    assert all(weight.grad is not None and bool(weight.grad.any()) for weight in loss.parameters())
-    assert isinstance(loss.module, Unrolled)
-    assert len(list(loss.parameters())) == len(list(loss.module.parameters()))
-
-
 def test_acceptance_by_depth_counts_drafts_that_the_text_follows() -> None:
     ids = np.array([[5, 1, 2, 3, 4, 0]])
     labels = np.array([[1, 2, 3, 4, 0, IGNORE]])
@@ -240,23 +223,6 @@ NOTHING = LoopConfig(tokens=0, mixed_precision="no")
 ROWS: dict[str, Any] = {"length": 24, "rows": 16}
 
 
-@pytest.fixture(scope="module")
-def lesson(tmp_path_factory: pytest.TempPathFactory) -> tuple[Path, Path]:
-    """A target whose next token hangs on the last one, and texts of its own making."""
-    root = tmp_path_factory.mktemp("eagle")
-    models.make_repetitive(root / "target", tie_word_embeddings=False)
-    rng = np.random.default_rng(0)
-    prompts = rng.integers(4, 288, (96, 4)).tolist()
-    params = SamplingParams(max_tokens=20, temperature=1.0, ignore_eos=True)
-    done = Engine(root / "target", "none", dtype="float32").generate(prompts, params)
-    rows = [
-        {"source": "own", "prompt_tokens": prompt, "tokens": one.tokens}
-        for prompt, one in zip(prompts, done, strict=True)
-    ]
-    (root / "answers.jsonl").write_text("".join(json.dumps(row) + "\n" for row in rows))
-    return root / "target", root / "answers.jsonl"
-
-
 def train(method: str, lesson: tuple[Path, Path], out: Path, loop: LoopConfig) -> None:
     folder, answers = lesson
     training = Training(folder, answers, out, out.with_suffix(".run"), loop)
@@ -272,13 +238,7 @@ def test_training_makes_a_head_that_drafts_better(method: str, lesson: tuple[Pat
     before, after = (json.loads((tmp_path / name / "config.json").read_text())["held_out"] for name in ("none", "head"))
     assert after["all"][0]["top1"] > before["all"][0]["top1"] + 0.1
     assert len(after["own"]) == 5
-    prompts = np.random.default_rng(5).integers(4, 288, (12, 4)).tolist()
-
-    def rounds(path: Path) -> int:
-        engine = Engine(folder, f"{method}:{path},tree=0,draft=3", dtype="float32")
-        return sum(one.rounds for one in engine.generate(prompts, SamplingParams(max_tokens=24, ignore_eos=True)))
-
-    assert rounds(tmp_path / "head") < 0.9 * rounds(tmp_path / "none")
+    assert rounds(folder, f"{method}:{tmp_path / 'head'}") < 0.9 * rounds(folder, f"{method}:{tmp_path / 'none'}")
 
 
 def test_what_is_written_is_in_the_speculators_format_and_comes_back_exactly(

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import copy
 import json
 from pathlib import Path
 from typing import Any
@@ -19,7 +18,6 @@ from paceline.draft.models.checkpoint import TargetFacts, open_drafter
 from paceline.engine.engine import Engine
 from paceline.target.decoder import Decoder
 from paceline.target.load import load
-from paceline.target.shape import Shape
 from paceline.train.config import Training
 from paceline.train.kangaroo import AdapterModule, KangarooConfig, KangarooLoss
 from paceline.train.loop import LoopConfig
@@ -75,25 +73,6 @@ def test_positions_are_aligned_and_only_the_targets_own_tokens_count() -> None:
     earlier[0, 0] = 7  # the first token is seen
     assert abs(module(earlier, labels).item() - module(ids, labels).item()) > 1e-4
     assert module(ids, torch.full_like(ids, IGNORE)).item() == 0
-
-
-def test_the_adapter_alone_learns() -> None:
-    model = network()
-    module = KangarooLoss(model, KangarooConfig(exit=EXIT))
-    models.randomize(module.adapter)
-    names = {name for name, _ in module.named_parameters()}
-    assert names == {f"adapter.{name}" for name in AdapterModule(model).state_dict()}
-    count = sum(p.numel() for p in module.parameters())
-    s = Shape.of(model.config)
-    assert count == 2 * 64 * (s.num_heads + s.num_kv_heads) * s.head_dim + 2 * 64
-    before = copy.deepcopy(model.state_dict())
-    ids = torch.randint(4, models.VOCAB_SIZE, (2, 9))
-    optimiser = torch.optim.AdamW(module.parameters(), lr=0.1)
-    module(ids, ids).backward()
-    optimiser.step()
-    assert all(torch.equal(before[name], weight) for name, weight in model.state_dict().items())
-    assert all(weight.grad is None for weight in model.parameters())
-    assert all(weight.grad is not None and bool(weight.grad.any()) for weight in module.parameters())
 
 
 # The whole recipe ---------------------------------------------------------------------------------------------------

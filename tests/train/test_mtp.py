@@ -3,7 +3,6 @@ written drafts better."""
 
 from __future__ import annotations
 
-import copy
 import json
 from pathlib import Path
 from typing import Any
@@ -29,6 +28,7 @@ from paceline.train.trainer import train_head
 from tests import models, native
 from tests.draft import mtps
 from tests.draft.test_mtp import STEPS, forced, make
+from tests.train.conftest import rounds
 
 FAMILIES: dict[str, dict[str, Any]] = {
     "llama3": {}, "qwen2": {}, "qwen3": {"tie_word_embeddings": False}, "qwen3-moe": {}, "olmoe": {}, "smollm3": {},
@@ -80,19 +80,6 @@ def test_a_step_weighs_less_than_the_one_before() -> None:
     torch.testing.assert_close(loss(ids, labels).detach(), total.detach(), atol=1e-3, rtol=1e-4)
 
 
-@pytest.mark.parametrize("family", ["llama2", "qwen3-moe"])
-def test_the_head_alone_learns(family: str) -> None:
-    model = models.model(family, tie_word_embeddings=False)
-    loss = loss_of(model)
-    before = copy.deepcopy(model.state_dict())
-    ids = torch.randint(4, models.VOCAB_SIZE, (2, 12))
-    optimiser = torch.optim.AdamW(loss.parameters(), lr=0.1)
-    loss(ids, ids).backward()
-    optimiser.step()
-    assert all(torch.equal(before[name], weight) for name, weight in model.state_dict().items())
-    assert all(weight.grad is not None and bool(weight.grad.any()) for weight in loss.parameters())
-
-
 @pytest.mark.parametrize("family", ["llama2", "gemma3", "qwen3-moe"])
 def test_a_new_head_begins_with_the_state_and_adds_nothing(family: str) -> None:
     """Its logits are about as large as 1: it is not sure of what it has not learnt."""
@@ -112,33 +99,11 @@ LOOP = LoopConfig(tokens=24 * 16 * 50, peak_lr=2e-2, warmup_steps=5, mixed_preci
 NOTHING = LoopConfig(tokens=0, mixed_precision="no")
 
 
-@pytest.fixture(scope="module")
-def lesson(tmp_path_factory: pytest.TempPathFactory) -> tuple[Path, Path]:
-    """A target whose next token hangs on the last one, and texts of its own making."""
-    root = tmp_path_factory.mktemp("mtp")
-    models.make_repetitive(root / "target", tie_word_embeddings=False)
-    prompts = np.random.default_rng(0).integers(4, 288, (96, 4)).tolist()
-    params = SamplingParams(max_tokens=20, temperature=1.0, ignore_eos=True)
-    done = Engine(root / "target", "none", dtype="float32").generate(prompts, params)
-    rows = [
-        {"source": "own", "prompt_tokens": prompt, "tokens": one.tokens}
-        for prompt, one in zip(prompts, done, strict=True)
-    ]
-    (root / "answers.jsonl").write_text("".join(json.dumps(row) + "\n" for row in rows))
-    return root / "target", root / "answers.jsonl"
-
-
 def train(target: Path, answers: Path, out: Path, loop: LoopConfig) -> dict[str, Any]:
     training = Training(target, answers, out, out.with_suffix(".run"), loop)
     assert train_head(training, MtpConfig(length=24, rows=16))
     config: dict[str, Any] = json.loads((out / "config.json").read_text())
     return config
-
-
-def rounds(target: Path, head: str) -> int:
-    prompts = np.random.default_rng(5).integers(4, 288, (12, 4)).tolist()
-    engine = Engine(target, f"{head},tree=0,draft=3", dtype="float32")
-    return sum(one.rounds for one in engine.generate(prompts, SamplingParams(max_tokens=24, ignore_eos=True)))
 
 
 def test_a_new_head_learns_to_draft_and_is_tuned_on_from_the_targets_folder(

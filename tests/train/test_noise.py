@@ -3,9 +3,6 @@
 from __future__ import annotations
 
 import json
-import os
-import subprocess
-import sys
 from pathlib import Path
 
 import numpy as np
@@ -21,7 +18,7 @@ from paceline.target.folder import tuned_note
 from paceline.target.load import load
 from paceline.train.config import Training
 from paceline.train.data import split_rows
-from paceline.train.loop import LoopConfig, read_log
+from paceline.train.loop import LoopConfig
 from paceline.train.noise import NoiseConfig, NoisyConfig, clean_loss, measure_slots, train_noisy
 from tests import models
 
@@ -84,40 +81,6 @@ def test_reports_name_the_model_it_was_made_from(tmp_path: Path) -> None:
     assert "fine-tuned with noise from target" in str(tuned_note(str(tmp_path)))
     write_whole(tmp_path / "noise.json", "not JSON")
     assert tuned_note(str(tmp_path)) is None
-
-
-@pytest.mark.slow
-@pytest.mark.timeout(600)
-def test_two_processes_learn_what_one_does(tmp_path: Path) -> None:
-    """Each draws the same noisy batch, and trains on its share of the rows."""
-    models.make("llama2", tmp_path / "target", **SMALL)
-    answers(tmp_path / "answers.jsonl")
-    curves = []
-    for processes in (1, 2):
-        out = tmp_path / f"by-{processes}"
-        recipe = ["-m", "paceline.train", "noise", str(tmp_path / "target"), "--data", str(tmp_path / "answers.jsonl")]
-        recipe += [
-            f"--out={out}",
-            "--length=32",
-            "--rows=4",
-            "--no-compiled",
-            "--tokens=10240",
-            "--noise=3-6",
-            "--every=8",
-        ]
-        launcher = ["-m", "torch.distributed.run", "--standalone", f"--nproc-per-node={processes}"]
-        environment = os.environ | {"OMP_NUM_THREADS": "1", "CUDA_VISIBLE_DEVICES": ""}
-        done = subprocess.run(
-            [sys.executable, *(launcher if processes > 1 else []), *recipe],
-            env=environment, capture_output=True, text=True, check=False,
-        )  # fmt: skip
-        assert done.returncode == 0, done.stderr
-        assert (out / "slots.json").exists()
-        curves.append(
-            [line["loss"] for line in read_log(tmp_path / f"by-{processes}-run" / "log.jsonl") if "loss" in line]
-        )
-    assert len(curves[0]) > 1
-    assert curves[0] == pytest.approx(curves[1], rel=2e-2)
 
 
 def test_adapters_are_merged_into_a_plain_model(tmp_path: Path) -> None:

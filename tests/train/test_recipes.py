@@ -25,10 +25,10 @@ from tests.train.conftest import following_answers
 
 SMALL = {"num_hidden_layers": 3, "hidden_size": 32, "intermediate_size": 48}
 RECIPES = {
-    "draft": (["--hidden", "64", "--layers", "1", "--no-compiled"], "model:{out}"),
+    "model": (["--hidden", "64", "--layers", "1", "--no-compiled"], "model:{out}"),
     "streams": (["--draft", "DRAFT"], "model:{out},streams=2"),
-    "sorted": (["--exits", "1,2", "--layers", "2", "--no-compiled"], "s2d:{out}"),
-    "noise": (["--noise", "3-6", "--every", "8", "--no-compiled"], "jacobi:{out},tree=8,retrieve=none"),
+    "s2d": (["--exits", "1,2", "--layers", "2", "--no-compiled"], "s2d:{out}"),
+    "jacobi": (["--noise", "3-6", "--every", "8", "--no-compiled"], "jacobi:{out},tree=8,retrieve=none"),
     "kangaroo": (["--exit", "0", "--loss", "kl+tv"], "kangaroo:{out}"),
     "medusa": (["--heads", "3", "--own-heads"], "medusa:{out},tree=5"),
     "hydra": (["--heads", "3", "--layers", "2", "--states", "STATES", "--stored", "int8"], "hydra:{out},tree=5"),
@@ -56,7 +56,7 @@ def root(tmp_path_factory: pytest.TempPathFactory) -> Path:
 
 
 def run(root: Path, recipe: str, out: Path, *more: str, target: str = "target", data: str | Path = "answers") -> Result:
-    folders = {"DRAFT": str(root / "draft"), "STATES": str(root / "states")}
+    folders = {"DRAFT": str(root / "model"), "STATES": str(root / "states")}
     options = [folders.get(option, option) for option in RECIPES[recipe][0]]
     places = [str(root / target), "--data", str(root / f"{data}.jsonl"), "--out", str(out)]
     return CliRunner().invoke(app, [recipe, *places, "--length", "32", "--rows", "4", *options, *more])
@@ -110,7 +110,7 @@ def test_a_recipe_trains_stops_goes_on_reports_and_drafts(
         made_for, weights_of = config["tuned_from" if recipe == "noise" else "target"], TargetFacts.of(target)
         assert (made_for["name"], made_for["weights_fingerprint"]) == ("target", weights_of.weights_fingerprint)
     if recipe in HEADS or recipe == "draft":
-        assert facts["recipe"]["config"]["loss"] == ("kl+tv" if recipe in ("draft", "kangaroo") else "soft")
+        assert facts["recipe"]["config"]["loss"] == ("kl+tv" if recipe in ("model", "kangaroo") else "soft")
         assert {t.dtype for t in other.values() if t.is_floating_point()} == {torch.bfloat16}
     if recipe in HEADS:
         assert (out / "training.jsonl").read_text() == (tmp_path / "out-run" / "log.jsonl").read_text()
@@ -133,18 +133,18 @@ def test_a_recipe_trains_stops_goes_on_reports_and_drafts(
 @pytest.mark.parametrize(
     ("recipe", "more", "where", "says"),
     [
-        ("draft", ["--tokens", "64", "--minutes", "1"], {}, "two budgets for one training"),
-        *((recipe, ["--tokens", "64"], {"data": "one"}, "too few answers") for recipe in HEADS),
-        *((recipe, ["--tokens", "64"], {"target": "gpt2"}, "the native decoder cannot run it") for recipe in HEADS),
-        ("draft", ["--tokens", "64"], {"target": "gpt2"}, "a gpt2 keeps its layers in another place"),
-        ("draft", ["--tokens", "64", "--hidden", "100"], {}, "--hidden is 100; heads are 64 wide"),
+        ("model", ["--tokens", "64", "--minutes", "1"], {}, "two budgets for one training"),
+        ("mtp", ["--tokens", "64"], {"data": "one"}, "too few answers"),
+        ("kangaroo", ["--tokens", "64"], {"target": "gpt2"}, "the native decoder cannot run it"),
+        ("model", ["--tokens", "64"], {"target": "gpt2"}, "a gpt2 keeps its layers in another place"),
+        ("model", ["--tokens", "64", "--hidden", "100"], {}, "--hidden is 100; heads are 64 wide"),
         ("kangaroo", ["--tokens", "64", "--exit", "3"], {}, "has 3 layers: it is 0 to 2"),
         ("eagle3", ["--tokens", "64", "--taps", "2,3"], {}, "ascending numbers of 0 to 2, such as 0,1,2"),
         ("eagle3", ["--tokens", "64", "--taps", "x"], {}, "--taps is 'x'; it must be layers with commas between"),
-        ("sorted", ["--tokens", "64", "--layers", "9"], {}, "--layers is 9; the target has 3, so 1 to that"),
-        ("sorted", ["--tokens", "64", "--exits", "one"], {}, "--exits is 'one'; it must be layers with commas between"),
+        ("s2d", ["--tokens", "64", "--layers", "9"], {}, "--layers is 9; the target has 3, so 1 to that"),
+        ("s2d", ["--tokens", "64", "--exits", "one"], {}, "--exits is 'one'; it must be layers with commas between"),
         ("streams", ["--tokens", "64", "--layers", "9"], {}, "--layers is 9"),
-        ("noise", ["--tokens", "64", "--noise", "some"], {}, "--noise is 'some'; it must be a number of tokens"),
+        ("jacobi", ["--tokens", "64", "--noise", "some"], {}, "--noise is 'some'; it must be a number of tokens"),
     ],
 )
 def test_what_cannot_be_trained_is_one_line(

@@ -2,10 +2,21 @@
 
 from __future__ import annotations
 
+import copy
+from collections.abc import Callable
+from typing import Any
+
+import pytest
 import torch
 import torch.nn.functional as F
 
+from paceline.train.amphista import AmphistaConfig, AmphistaLoss
+from paceline.train.dflash import DFlashConfig, DFlashLoss
 from paceline.train.draft import begin_embedding
+from paceline.train.eagle import Eagle3Loss, EagleLoss
+from paceline.train.heads import HydraConfig, HydraLoss, MedusaConfig, MedusaLoss
+from paceline.train.kangaroo import KangarooLoss
+from paceline.train.mtp import MtpLoss
 from paceline.train.student import Student
 from paceline.workbench.llama import ModelConfig, new_llama
 from tests import models
@@ -39,3 +50,33 @@ def test_a_drafts_embedding_begins_as_near_the_targets_as_its_width_allows() -> 
         torch.testing.assert_close(own @ own.T, want, rtol=0, atol=1e-3)
         assert float(own[:, 8:].square().sum() / own.square().sum()) < 1e-4, "the largest axes come first"
         assert network.lm_head.weight is network.get_input_embeddings().weight
+
+
+KEEP = torch.arange(3, 300, 2)
+STUDENTS: dict[str, Callable[[Any], Student]] = {
+    "medusa": lambda model: MedusaLoss(model, MedusaConfig(share=1)),
+    "hydra": lambda model: HydraLoss(model, HydraConfig(share=1)),
+    "amphista": lambda model: AmphistaLoss(model, AmphistaConfig(share=1)),
+    "kangaroo": KangarooLoss,
+    "eagle": EagleLoss,
+    "eagle3": lambda model: Eagle3Loss(model, KEEP),
+    "dflash": lambda model: DFlashLoss(model, KEEP, DFlashConfig(markov=8, confidence=True)),
+    "mtp": MtpLoss,
+    "mtp of experts": MtpLoss,
+}
+
+
+@pytest.mark.parametrize("kind", STUDENTS)
+def test_the_drafter_alone_learns(kind: str) -> None:
+    """All of it does, and nothing of the target."""
+    model = models.model("qwen3-moe" if "experts" in kind else "llama2", tie_word_embeddings=False)
+    student = STUDENTS[kind](model)
+    models.randomize(student)
+    before = copy.deepcopy(model.state_dict())
+    ids = torch.randint(4, models.VOCAB_SIZE, (2, 16))
+    optimiser = torch.optim.AdamW(student.parameters(), lr=0.1)
+    student(ids, ids.roll(-1, 1)).backward()
+    optimiser.step()
+    assert all(torch.equal(before[name], weight) for name, weight in model.state_dict().items())
+    assert all(weight.grad is None for weight in model.parameters())
+    assert [name for name, weight in student.named_parameters() if weight.grad is None or not weight.grad.any()] == []

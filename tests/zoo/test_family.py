@@ -1,5 +1,7 @@
-"""The family's plan: every stage once, in order, resumable, and bad files refused."""
+"""Plans of steps: the shipped ones are whole, resumable and made of commands that exist; bad files are refused."""
 
+import subprocess
+import sys
 from pathlib import Path
 
 import pytest
@@ -7,93 +9,87 @@ import typer
 from typer.testing import CliRunner
 
 from paceline.errors import PacelineError
+from paceline.train.__main__ import RECIPES, main, recipe
+from tests.paths import REPOSITORY
 from zoo.__main__ import app
-from zoo.family import HEADS, TOKENS, Zoo, read_zoo, run, steps
+from zoo.family import read_steps, run
 
-OTHERS = {"family", "sources", "synth", "drafters", "prompts", "overlap"}
-"""Commands that are no stage of the demo family."""
-
-
-def written(folder: Path, text: str) -> Path:
-    path = folder / "zoo.toml"
-    path.write_text(text)
-    return path
-
-
-def test_the_shipped_file_can_be_read() -> None:
-    zoo = read_zoo(Path(__file__).parents[2] / "zoo" / "zoo.toml")
-    assert dict(zoo.tokens) == TOKENS
-    assert "dolly=hf:databricks/databricks-dolly-15k" in zoo.sources
-    assert zoo.categories == "mt-bench"
-
-
-def test_paths_are_relative_to_the_file_and_budgets_scale(tmp_path: Path) -> None:
-    zoo = read_zoo(written(tmp_path, '[sources]\na = "x.txt"\nb = ["y.txt", "/z.txt"]\n[tokens]\nchat = 100\n'), 0.1)
-    assert zoo.sources == (f"a={tmp_path}/x.txt", f"b={tmp_path}/y.txt", "b=/z.txt")
-    assert zoo.tokens["chat"] == 10
-    assert zoo.tokens["pretrain"] == TOKENS["pretrain"] // 10
-
-
-def test_every_stage_reads_what_an_earlier_one_wrote(tmp_path: Path) -> None:
-    zoo = read_zoo(written(tmp_path, '[sources]\nsgd = "x.jsonl"\n'))
-    plan = steps(zoo, tmp_path / "models", tmp_path / "ck")
-    written_before: set[str] = set()
-    for step in plan:
-        if step.name in ("kangaroo", "sorted", "amphista", "vocab"):
-            assert step.arguments[1] in written_before
-        for option in ("--tokenizer", "--model", "--draft", "--drafter"):
-            if option in step.arguments:
-                assert step.arguments[step.arguments.index(option) + 1] in written_before
-        if "--out" in step.arguments:
-            written_before.add(step.arguments[step.arguments.index("--out") + 1])
-    names = [step.name for step in plan]
-    assert names[:7] == ["tokenizer", "pretrain", "chat", "settle", "distil", "kangaroo", "sorted"]
-    assert names[7:13] == [*HEADS, "vocab"]
-    answers = str(tmp_path / "ck" / "run-kangaroo" / "answers.jsonl")  # written by the first, read by the others
-    assert answers in plan[names.index("sorted")].arguments
-    assert answers in plan[names.index("vocab")].arguments
+PLANS = [REPOSITORY / "zoo" / "zoo.toml", REPOSITORY / "zoo" / "smollm2.toml"]
+COMMANDS = typer.main.get_command(app).commands  # type: ignore[attr-defined]
+PLAN = """
+same = "--data {work}/a"
+more = ["b.txt", "/z.txt"]
+[sources]
+a = "x.txt"
+b = ["y.txt", "hf:o/n"]
+c = "{work}/c.txt"
+[[steps]]
+name = "one"
+run = "zoo one SOURCES --without=MORE --tokens {tokens}"
+done = "{work}/one"
+tokens = 1000
+processes = true
+[[steps]]
+name = "two"
+run = "zoo two {same} --prompts=SOURCES:b --out {out}"
+done = "{out}/two"
+threads = true
+"""
 
 
-def test_what_is_done_is_skipped(
-    tmp_path: Path, capfd: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
-) -> None:
-    ran: list[list[str]] = []
-    monkeypatch.setattr("subprocess.call", lambda command: ran.append(command) or int("chat" in command))
-    zoo = read_zoo(written(tmp_path, '[sources]\na = "x.txt"\n'))
-    tokenizer = tmp_path / "ck" / "tokenizer"
-    tokenizer.mkdir(parents=True)
-    (tokenizer / "tokenizer.json").write_text("{}")
-    plan = steps(zoo, tmp_path / "models", tmp_path / "ck")
-    assert run(plan, dry_run=True) == 0
+def plan(folder: Path, text: str = PLAN) -> Path:
+    (folder / "plan.toml").write_text(text)
+    return folder / "plan.toml"
+
+
+def test_a_step_names_files_and_texts_of_its_plan(tmp_path: Path) -> None:
+    one, two = read_steps(plan(tmp_path), Path("models"), Path("work"), 0.1)
+    files = [f"a={tmp_path}/x.txt", f"b={tmp_path}/y.txt", "b=hf:o/n", "c=work/c.txt"]
+    without = ["--without", f"{tmp_path}/b.txt", "--without", "/z.txt"]
+    assert list(one.words) == ["zoo", "one", *files, *without, "--tokens", "100"]
+    prompts = ["--prompts", f"b={tmp_path}/y.txt", "--prompts", "b=hf:o/n"]
+    assert list(two.words) == ["zoo", "two", "--data", "work/a", *prompts, "--out", "models"]
+    assert (one.done, two.done) == (Path("work/one"), Path("models/two"))
+    assert "torch.distributed.run" in one.command(2)
+    assert two.command(2)[-2:] == ["--threads", "2"]
+    assert "--threads" not in two.command(1)
+
+
+@pytest.mark.parametrize("file", PLANS, ids=lambda file: file.stem)
+def test_every_step_is_a_command_and_reads_what_an_earlier_one_wrote(file: Path) -> None:
+    written: set[str] = set()
+    steps = read_steps(file, Path("OUT"), Path("WORK"))
+    for step in steps:
+        module, command, *words = step.words
+        if module != "paceline":
+            assert command in (COMMANDS if module == "zoo" else RECIPES)
+            parser = recipe(command)
+            parser.make_parser(parser.context_class(parser)).parse_args(list(words))  # raises for an unknown option
+        written |= {words[words.index("--out") + 1]} if "--out" in words else {str(step.done.parent)}
+        made = (word for word in (w.partition("=")[2] or w for w in words) if word.startswith(("OUT/", "WORK/")))
+        for word in made:
+            of_run = word.startswith(("WORK/run-", "WORK/states", "WORK/vocab."))
+            assert of_run or any(word == one or word.startswith(f"{one}/") for one in written), word
+    assert len({step.name for step in steps}) == len(steps)
+
+
+def test_what_is_done_is_skipped(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    ran: list[str] = []
+    monkeypatch.setattr("subprocess.call", lambda command: ran.append(command[3]) or int("two" in command))
+    steps = read_steps(plan(tmp_path), tmp_path, tmp_path)
+    assert run(steps, dry_run=True) == 0
     assert not ran
-    assert run(plan, processes=2) == 1  # chat failed: the rest waits
-    assert [next(n for n in ("tokenizer", "pretrain", "chat") if n in c) for c in ran] == ["pretrain", "chat"]
-    assert "torch.distributed.run" in ran[0]
-    settle = next(step for step in steps(zoo, tmp_path, tmp_path) if step.name == "settle")
-    assert settle.command(2)[-2:] == ["--threads", "2"]
-    assert "--threads" not in settle.command(1)
-    assert "tokenizer: done" in capfd.readouterr().err
+    assert run(steps) == 1
+    assert ran == ["one", "two"]
+    (tmp_path / "one").touch()
+    assert run([*steps, steps[1]]) == 1, "the step after a failed one waits"
+    assert ran == ["one", "two", "two"]
 
 
-@pytest.mark.parametrize(
-    ("text", "message"),
-    [
-        ("[source]\na = 1", "Did you mean 'sources'"),
-        ("", "has no \\[sources\\]"),
-        ("[sources]\na = 1", "must be a path or a list of paths"),
-        ('[sources]\na = "x"\n[tokens]\nchatting = 3', "stages are pretrain"),
-        ("[sources", "cannot be read"),
-    ],
-)
-def test_bad_files_are_refused(tmp_path: Path, text: str, message: str) -> None:
-    with pytest.raises(PacelineError, match=message):
-        read_zoo(written(tmp_path, text))
-
-
-def test_every_stage_is_a_command() -> None:
-    listed = set(typer.main.get_command(app).commands)  # type: ignore[attr-defined]
-    plan = steps(Zoo(("a=b",), TOKENS, 1, (), ""), Path("o"), Path("c"))
-    assert {step.name for step in plan if step.module == "zoo"} | OTHERS == listed
+@pytest.mark.parametrize("text", ["steps = 3", "[a]\nb = 1", '[[steps]]\nname = "x"', "[a", '[[steps]]\nrun = "{no}"'])
+def test_bad_files_are_refused(tmp_path: Path, text: str) -> None:
+    with pytest.raises(PacelineError, match=r"is no plan of steps|cannot be read"):
+        read_steps(plan(tmp_path, text), tmp_path, tmp_path)
 
 
 @pytest.mark.parametrize(
@@ -101,12 +97,9 @@ def test_every_stage_is_a_command() -> None:
     [
         ("pretrain", "a.txt", "--tokenizer", ".", "--out", "out", "--checkpoints", "/dev/null/x"),
         ("tokenizer", "a.txt", "--out", "/dev/null/x"),
-        ("family", "nowhere.toml", "--out", "/dev/null/x"),
-        ("held-out", "a.txt", "--out", "/dev/null/x"),
-        ("evaluate", ".", "a.txt", "--out", "/dev/null/x"),
-        ("card", ".", "--out", "/dev/null/x"),
+        ("make", "nowhere.toml", "--out", "/dev/null/x"),
         ("prompts", "dolly=a.jsonl", "--out", "/dev/null/x"),
-        ("drafters", "a.toml", "--out", "/dev/null/x"),
+        ("page", "smollm2", "--out", "/dev/null/x"),
     ],
     ids=lambda words: words[0],
 )
@@ -114,3 +107,31 @@ def test_what_cannot_be_written_is_said_at_once(words: tuple[str, ...]) -> None:
     result = CliRunner().invoke(app, words)
     assert isinstance(result.exception, PacelineError)
     assert "/dev/null/x" in str(result.exception)
+
+
+@pytest.mark.parametrize("command", COMMANDS)
+def test_every_command_explains_itself(command: str) -> None:
+    result = CliRunner().invoke(app, [command, "--help"])
+    assert result.exit_code == 0
+    assert f"python -m zoo {command}" in " ".join(result.output.split())
+
+
+def test_a_mistake_is_one_line(monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]) -> None:
+    monkeypatch.setattr(sys, "argv", ["zoo", "tokenizer", "mine=/no/such/file.txt", "--out", "build/never"])
+    with pytest.raises(SystemExit) as stopped:
+        main(app)
+    assert stopped.value.code == 2
+    assert capsys.readouterr().err == "error: source 'mine': no such file: /no/such/file.txt\n"
+
+
+def test_a_tokenizer_of_one_small_file(tmp_path: Path) -> None:
+    (tmp_path / "cats.txt").write_text("The cat sat on the mat.\n\n" * 50)
+    options = ["--out", str(tmp_path / "tokenizer"), "--vocabulary", "270", "--generated", "0"]
+    made = CliRunner().invoke(app, ["tokenizer", str(tmp_path / "cats.txt"), *options], catch_exceptions=False)
+    assert "270 tokens" in made.output
+    assert (tmp_path / "tokenizer" / "tokenizer.json").exists()
+
+
+def test_help_does_not_wait_for_torch() -> None:
+    code = "import sys; import zoo.__main__; sys.exit('torch' in sys.modules)"
+    assert subprocess.run([sys.executable, "-c", code], check=False).returncode == 0

@@ -10,13 +10,12 @@ from typer.testing import CliRunner, Result
 
 from paceline.errors import PacelineError
 from paceline.target.load import load_tokenizer
-from paceline.train.__main__ import RECIPES
 from paceline.train.data import parse_source, parse_sources, read
 from paceline.train.generated import openings
 from tests import models
 from zoo.__main__ import app
-from zoo.drafters import card, read_plan, steps
 from zoo.overlap import RUN, Overlap, words
+from zoo.page import page
 from zoo.prompts import KINDS
 from zoo.text import plain
 
@@ -101,24 +100,7 @@ def test_prompts_of_nine_kinds_without_any_of_the_evaluation(
     assert not any("Koenigsberg" in text for some in texts.values() for text in some)
     assert not any("add_11" in text or "add_510" in text for text in texts["code"]), "MBPP's test split"
     assert any("add_600" in text for text in texts["code"])
-    clean = run("overlap", *files.values(), "--without", evaluation)
-    assert clean.exit_code == 0, clean.output
-    everything = run("prompts", *sources, "--out", tmp_path / "all")
-    assert everything.exit_code == 0
-    found = run("overlap", tmp_path / "all" / "maths.jsonl", "--without", evaluation)
-    assert found.exit_code == 1
-    assert "1 of 20 prompts in maths.jsonl overlap" in found.output
-    assert " ".join(words(ASKED)[:RUN]) in found.output
-
-
-def test_the_prompts_of_recorded_answers_are_checked_as_text(evaluation: Path, tmp_path: Path) -> None:
-    model = models.make("llama2", tmp_path / "model")
-    tokenizer = load_tokenizer(model)
-    rows = [{"prompt_tokens": tokenizer.encode(text), "tokens": [5]} for text in (ASKED, "the cat and the dog")]
-    written(tmp_path / "answers.jsonl", rows)
-    found = run("overlap", tmp_path / "answers.jsonl", "--model", model, "--without", evaluation)
-    assert found.exit_code == 1
-    assert "1 of 2 prompts" in found.output
+    assert "left out, which share text with an evaluation" in done.output
 
 
 def test_chats_are_asked_at_either_turn(sources: list[str], tmp_path: Path) -> None:
@@ -129,25 +111,7 @@ def test_chats_are_asked_at_either_turn(sources: list[str], tmp_path: Path) -> N
     assert min(lengths) < 60 < max(lengths)
 
 
-def test_a_plan_names_recipes_and_trains_all_on_the_same_answers(tmp_path: Path) -> None:
-    plan = read_plan(Path("zoo/smollm2.toml"))
-    commands = {step.name: step for step in steps(plan, tmp_path / "models", tmp_path / "work")}
-    answers = str(tmp_path / "work" / "vocab.answers.jsonl")
-    recipes = ["eagle3", "dflash", "medusa", "hydra", "amphista", "eagle", "kangaroo", "draft"]
-    assert [name for name in commands if name in recipes] == recipes
-    for name in recipes:
-        assert name in RECIPES
-        words = commands[name].arguments
-        assert words[words.index("--data") + 1] == answers
-        assert words[words.index("--minutes") + 1] == str(plan.minutes)
-    (tmp_path / "bad.toml").write_text("model = 3")
-    for file in (tmp_path / "bad.toml", tmp_path / "none.toml"):
-        with pytest.raises(PacelineError, match=r"is no plan|cannot be read"):
-            read_plan(file)
-
-
 def test_the_page_has_what_the_drafters_say_of_themselves(tmp_path: Path) -> None:
-    plan = read_plan(Path("zoo/smollm2.toml"))
     fit = {"top1": 0.25}
     config = {
         "recipe": {"spent": {"step": 9, "tokens": 12_345, "minutes": 6.02}},
@@ -161,9 +125,9 @@ def test_the_page_has_what_the_drafters_say_of_themselves(tmp_path: Path) -> Non
     folder.mkdir()
     (folder / "config.json").write_text(json.dumps(config))
     save_file({"w": torch.zeros(1000, 340, dtype=torch.uint8)}, folder / "model.safetensors")
-    text = card(plan, tmp_path)
+    text = page("smollm2", tmp_path)
     assert "the same 3,000 tokens" in text
     assert "chat 1,000, code 2,000" in text
     assert f"| `medusa:{folder}` | 0.3 M | 0.3 | 6.0 | 12,345 | 0.250 | 0.125 | 0.250 | 1.38 |" in text
     with pytest.raises(PacelineError, match="has no drafter of smollm2"):
-        card(plan, tmp_path / "empty")
+        page("smollm2", tmp_path / "empty")

@@ -6,7 +6,6 @@ the settings they were made with. An interrupted call resumes where it stopped."
 
 import random
 from collections.abc import Callable, Iterator, Mapping, Sequence
-from contextlib import contextmanager, suppress
 from pathlib import Path
 from typing import Any
 
@@ -56,8 +55,9 @@ def generated_rows(
             "max_tokens": max_tokens, "temperature": temperature, "seed": seed,
         }  # fmt: skip
         starts = openings(prompts, tokenizer, engine.target.max_context - max_tokens, seed) if count > 0 else []
-        with _undone(out), _begin(out, settings) as lines:
-            recorded = (example for file in answers for example in read_examples(file, tokenizer, need_prompts=True))
+        # Before anything is written: they may be broken.
+        recorded = [example for file in answers for example in read_examples(file, tokenizer, need_prompts=True)]
+        with _begin(out, settings) as lines:
             for number, example in enumerate(recorded):
                 if f"recorded {number}" not in lines:
                     _append(lines, f"recorded {number}", example)
@@ -110,22 +110,6 @@ def _begin(out: Path, settings: Mapping[str, Any]) -> Lines:
         out.parent.mkdir(parents=True, exist_ok=True)
         write_json(record, settings, indent=2)
     return Lines(out, key="id")
-
-
-@contextmanager
-def _undone(out: Path) -> Iterator[None]:
-    """After an error before the first answer, nothing is left of `out` and its new folder."""
-    is_new = not out.parent.exists()
-    try:
-        yield
-    except BaseException:
-        if out.exists() and not out.stat().st_size:
-            out.unlink()
-            out.with_name(f"{out.stem}.settings.json").unlink(missing_ok=True)
-            if is_new:
-                with suppress(OSError):  # something else is in it
-                    out.parent.rmdir()
-        raise
 
 
 def _append(lines: Lines, id: str, example: Example) -> None:

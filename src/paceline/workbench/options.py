@@ -103,7 +103,8 @@ def options_of(group: Any) -> list[inspect.Parameter]:
     """The fields of a dataclass as parameters of a command.
 
     Options are fields made by `draft.spec.option`, those whose type is Annotated for Typer, and such fields of a
-    dataclass within the dataclass. GROUP of a dataclass names the group of the help that its options stand in. What `option` was given goes to `typer.Option`; `names` are the option's names."""
+    dataclass within the dataclass. GROUP of a dataclass names the group of the help that its options stand in. What
+    `option` was given goes to `typer.Option`; `names` are the option's names."""
     panel = getattr(group, "GROUP", None)
     found: list[inspect.Parameter] = []
     for field, hint in _options(group):

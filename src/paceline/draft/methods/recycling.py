@@ -32,7 +32,7 @@ TREES = {
     8: "0 1 00 01 000 0000 00000 000000",
 }
 """Paths by number of drafted nodes. 80: the paper's ("2.2.2"). 60: SAM-Decoding's (arXiv 2411.10666) for its second
-drafter. 32, 16, 8: the paths of the 80 that were accepted most often (`benchmarks/recycling.py shapes`)."""
+drafter. 32, 16, 8: the paths of the 80 that were accepted most often (`benchmarks/drafters.py shapes`)."""
 
 
 @dataclass(frozen=True)

@@ -170,11 +170,13 @@ def intervals(scores: Sequence[Score], seed: int = 0) -> dict[str, Any]:
     """95 % intervals by bootstrap over answers, (low, high) each; None for fewer answers than ENOUGH."""
     if len(scores) < ENOUGH:
         return dict.fromkeys(FIGURES)
+    from scipy.stats import bootstrap
+
     values = np.array([astuple(one) for one in scores])
     random = np.random.default_rng(seed)
-    means = np.array([values[random.integers(len(values), size=len(values))].mean(0) for _ in range(RESAMPLES)])
-    bounds = np.percentile(means, [2.5, 97.5], axis=0).T
-    return {name: (float(low), float(high)) for name, (low, high) in zip(FIGURES, bounds, strict=True)}
+    bounds = bootstrap([values], np.mean, axis=0, n_resamples=RESAMPLES, method="percentile", rng=random)
+    low, high = bounds.confidence_interval
+    return {name: (float(low[i]), float(high[i])) for i, name in enumerate(FIGURES)}
 
 
 def agreement(folder: Path, about: About, results: Sequence[Row]) -> list[dict[str, Any]]:
