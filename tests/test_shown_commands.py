@@ -15,7 +15,8 @@ import typer
 from paceline.cli import UsageError, _with_addresses, app
 from paceline.cli.generate import told_apart
 from paceline.cli.options import SMOLLM2
-from paceline.train.__main__ import RECIPES, recipe
+from paceline.train.__main__ import recipe
+from tests.cli.command import WHERE
 from tests.paths import REPOSITORY
 
 PAGES = [REPOSITORY / "README.md", REPOSITORY / "CHANGELOG.md", *sorted((REPOSITORY / "docs").rglob("*.md"))]
@@ -23,10 +24,6 @@ HELP = sorted((REPOSITORY / "src" / "paceline" / "cli").glob("*.py"))
 LINE = re.compile(r"^ *(?:\$ |[A-Z_]+=\S+ |echo .*\| )*(?:\S*/)?paceline (.*)$")
 """A line of a block of commands, or of a docstring."""
 INLINE = re.compile(r"`paceline ([^`]+)`")
-WHERE = {("train", name): where for name, (where, _) in RECIPES["recipes"].items()}
-WHERE |= {("train", "tools", name): where for name, (where, _) in RECIPES["tools"].items()}
-WHERE[("export", "vllm")] = "paceline.train.export:command"
-"""The functions of commands that are imported when they run."""
 STOPS = {"|", ">", "2>", "&&", "&", "||", "<"}
 
 
@@ -48,7 +45,11 @@ def words_of(command: str) -> list[str]:
     if "|" in words[0]:
         return []
     ends = [i for i, word in enumerate(words) if word in STOPS or word.endswith(">") or "..." in word]
-    return _with_addresses(words[: min(ends, default=len(words))])
+    words = words[: min(ends, default=len(words))]
+    if "--config" in words:  # all commands take it, and it is taken out first
+        at = words.index("--config")
+        del words[at : at + 2]
+    return _with_addresses(words)
 
 
 @cache

@@ -3,6 +3,8 @@
 from collections.abc import Callable
 from dataclasses import dataclass
 
+from paceline.train.__main__ import RECIPES
+
 
 @dataclass
 class Result:
@@ -12,3 +14,8 @@ class Result:
 
 
 Command = Callable[..., Result]
+
+WHERE = {("train", name): where for name, (where, _) in RECIPES["recipes"].items()}
+WHERE |= {("train", "tools", name): where for name, (where, _) in RECIPES["tools"].items()}
+WHERE[("export", "vllm")] = "paceline.train.export:command"
+"""The functions of commands that are imported when they run."""

@@ -89,7 +89,7 @@ def written(engine: Engine, tmp_path_factory: pytest.TempPathFactory) -> dict[st
 
 def _tuned(engine: Engine, file: Path) -> int:
     tuning = cast("Tuning", SimpleNamespace(target=engine.target, tokenizer=engine.tokenizer))
-    return len(_answers(tuning, TuneOptions(model="model", traffic=file)))
+    return len(_answers(tuning, TuneOptions(model="model", log=file)))
 
 
 def _prompts(engine: Engine, file: Path) -> int:

@@ -10,7 +10,7 @@ from typing import Any
 
 import pytest
 import typer
-from tests.cli.command import Command
+from tests.cli.command import WHERE, Command
 
 from paceline.cli import app
 from paceline.core.sampling import RULES
@@ -27,19 +27,19 @@ FOLDERS = [
     ("eval", "align", "--model", NOWHERE, "--out", OUT),
     ("eval", "vision", "build", OUT),
     ("eval", "vision", "run", NOWHERE, "--model", "random", "--out", OUT),
-    ("train", "draft", HERE, "--out", OUT),
-    ("train", "draft", HERE, "--out", "out", "--checkpoints", OUT),
+    ("train", "model", HERE, "--out", OUT),
+    ("train", "model", HERE, "--out", "out", "--checkpoints", OUT),
     ("train", "medusa", HERE, "--out", "out", "--states", OUT),
-    ("train", "vllm", HERE, HERE, "--out", OUT),
-    ("train", "vocab", HERE, "--text", "nowhere.jsonl", "--out", OUT + "/in"),
-    ("train", "vision", NOWHERE, "--out", OUT),
+    ("export", "vllm", HERE, HERE, "--out", OUT),
+    ("train", "tools", "vocab", HERE, "--text", "nowhere.jsonl", "--out", OUT + "/in"),
+    ("eval", "vision", "train", NOWHERE, "--out", OUT),
 ]
 FILES = [
     ("certify", NOWHERE, "--report", OUT),
     ("certify", NOWHERE, "--junit", OUT),
-    ("generate", NOWHERE, "hi", "--out", OUT),
+    ("generate", NOWHERE, "hi", "--output", OUT),
     ("replay", "nowhere.jsonl", "--tokenizer", NOWHERE, "--html", OUT),
-    ("report", NOWHERE, "--out", OUT),
+    ("report", NOWHERE, "--output", OUT),
     ("tune", NOWHERE, "--out", OUT),
     ("serve", NOWHERE, "--log", OUT),
     ("eval", "vision", "report", NOWHERE, "--out", OUT),
@@ -126,7 +126,7 @@ def test_a_run_that_names_no_folder_is_refused_too(
             ("--timeout", 0), ("--alpha", 2), ("-t", -1), ("--top-p", 2), ("--min-p", -1),
         )),
         ("corpus", "build", "out", "--text", "a.txt", "--tokenizer", NOWHERE, "--max-tokens", 1),
-        *(("train", "draft", ".", "--out", "out", option, value) for option, value in (
+        *(("train", "model", ".", "--out", "out", option, value) for option, value in (
             ("--threads", 0), ("--lr", -1), ("--save-every", -1), ("--seed", -1),
         )),
     ],
@@ -153,7 +153,7 @@ def every_command() -> Iterator[tuple[list[str], Any]]:
         found: Any = typer.main.get_command(app)
         for word in words.split():
             found = found.commands[word]
-        yield words.split(), recipe(words.split()[1]) if words.startswith("train ") else found
+        yield words.split(), recipe(WHERE[tuple(words.split())]) if tuple(words.split()) in WHERE else found
 
 
 def files_of(of: Any) -> tuple[list[Any], list[Any]]:
@@ -199,10 +199,11 @@ def test_no_output_is_one_of_the_inputs(
     "line",
     [
         "replay LOG --tokenizer . --html LOG", "replay LOG --tokenizer . --html OTHER", "tune . --log LOG -o LOG",
-        "tune . -o OTHER", "report RUN --out RUN/answers.jsonl", "report RUN --out RUN/report.html",
+        "tune . -o OTHER", "report RUN --output RUN/answers.jsonl", "report RUN --output RUN/report.html",
         "certify . --junit OTHER", "certify . --report OTHER", "serve . --log README", "generate . hi -o README",
-        "generate . hi -o OTHER", "eval vision report RUN --out OTHER", "train vocab . --text LOG --out x.safetensors",
-        "train draft . --generate 1 --out MODEL", "train vision small --out MODEL",
+        "generate . hi -o OTHER", "eval vision report RUN --out OTHER",
+        "train tools vocab . --text LOG --out x.safetensors",
+        "train model . --generate 1 --out MODEL", "eval vision train small --out MODEL",
         "certify . --junit new --report new",
     ],
 )  # fmt: skip
@@ -236,6 +237,7 @@ def test_every_number_has_a_smallest_one_and_every_output_is_looked_at() -> None
             kinds, info = {kind, *typing.get_args(kind)}, more[0] if more else None
             if kinds & {int, float} and getattr(info, "min", None) is None and name not in RULES:
                 free.append(f"{path}: {name}")
-            if name in ("out", "html", "log") and getattr(info, "callback", None) is None:
+            writes = name in ("out", "output", "html") or (path, name) == ("serve", "log")
+            if writes and getattr(info, "callback", None) is None:
                 unseen.append(f"{path}: {name}")
     assert free == unseen == []

@@ -98,7 +98,7 @@ MISTAKES: list[tuple[str, ...]] = [
     ("tune model -d recycling", "best logits"),
     ("tune model -o nowhere/tune.json", "no folder"),
     ("tune model --log nothing.jsonl", "nothing.jsonl"),
-    ("certify", "name either a TARGET, or a server by --endpoint"),
+    ("certify", "name either a TARGET, or a server by --server"),
     ("certify model --reference http://x", "--reference is a server"),
     ("certify model --engine vlm", "there is no engine 'vlm'. Did you mean 'vllm'?"),
     ("certify model -d samm", "There is no drafter 'samm'"),

@@ -178,7 +178,8 @@ class Runner:
         answers = [Answer(contestant.name, repeat, q.id, q.category, q.task, group.number) for q in group.questions]
         try:
             if len(group.questions) > contestant.max_batch:
-                raise PacelineError(f"answers {contestant.max_batch} at a time, and --batch is {self.options.batch}")
+                most, asked = contestant.max_batch, self.options.batch
+                raise PacelineError(f"answers {most} at a time, and --batch-size is {asked}")
             self._converse(contestant, group, answers, repeat, max_tokens or self.options.max_tokens)
         except self.catch as error:  # whatever a method does wrong, the others are not to suffer from it
             why = " ".join(f"{error if isinstance(error, PacelineError) else repr(error)}".split())

@@ -21,7 +21,6 @@ from typing import Any
 from paceline.draft.spec import OptionInfo, options, parse, values
 from paceline.errors import MethodError, meant
 from paceline.workbench.contestant import PEER, Contestant
-from paceline.workbench.peers.served import CommandConfig, Served
 from paceline.workbench.peers.setup import Setup
 
 
@@ -45,6 +44,8 @@ def parse_peer(spec: str) -> tuple[type[Contestant], Any]:
 
     Raises MethodError, one line, for a peer, an option or a value that does not exist."""
     if " " in spec.strip():
+        from paceline.workbench.peers.served import CommandConfig, Served  # needs an HTTP client
+
         return Served, CommandConfig(command=spec.strip())
     part = parse(spec.strip(), spec)
     if part.name not in PEERS:
