@@ -57,7 +57,7 @@ def root(tmp_path_factory: pytest.TempPathFactory) -> Path:
 
 
 def run(root: Path, recipe: str, out: Path, *more: str, target: str = "target", data: str | Path = "answers") -> Result:
-    folders = {"DRAFT": str(root / "model"), "STATES": str(root / "states")}
+    folders = {"DRAFT": str(root / "draft"), "STATES": str(root / "states")}
     options = [folders.get(option, option) for option in RECIPES[recipe][0]]
     places = [str(root / target), "--data", str(root / f"{data}.jsonl"), "--out", str(out)]
     return CliRunner().invoke(app, [recipe, *places, "--length", "32", "--rows", "4", *options, *more])
