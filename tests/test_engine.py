@@ -107,6 +107,26 @@ MAKERS: dict[str, Callable[[World], Drafter]] = {
 # Rows come and go -------------------------------------------------------------------------------------------------
 
 
+def test_two_engines_of_one_target_leave_it_and_each_other_alone(world: World) -> None:
+    """Each has a tokenizer, a number of threads, a limit of memory and a clock of its own."""
+    known = {name: id(value) for name, value in vars(world.decoder).items()}
+    engines = [
+        world.engine(world.oracle(error=0.2), cache_memory="2MB", threads=1),
+        Engine(world.decoder, "recycling", cache_memory="1MB", max_batch=2),
+    ]
+    params = SamplingParams(max_tokens=NEW)
+    rows = [(engine, engine.add(prompt, params), prompt) for prompt in world.prompts[:4] for engine in engines]
+    while any(engine.has_work for engine in engines):
+        for engine in engines:
+            engine.step()
+    for _, row, prompt in rows:
+        assert row.new_tokens.tolist() == world.answer(prompt, params).tokens
+    assert [engine.tokenizer for engine in engines] == [world.tokenizer, None]
+    assert [engine.threads.fixed for engine in engines] == [1, world.decoder.threads.fixed]
+    assert all(engine.clock.seconds["layers"] > 0 for engine in engines)
+    assert {name: id(vars(world.decoder)[name]) for name in known} == known
+
+
 @pytest.mark.parametrize(("make", "batch"), [*zip(MAKERS.values(), (1, 3) * 3, strict=True)], ids=MAKERS)
 def test_rows_join_and_leave_between_rounds(world: World, make: Callable[[World], Drafter], batch: int) -> None:
     drafter = listening(make(world))

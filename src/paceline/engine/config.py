@@ -40,10 +40,9 @@ class EngineConfig:
     prefix_cache_size: int | str = "8GB"
     """Most bytes of that folder; what was used longest ago is removed."""
     threads: int | None = None
-    """Processor threads of a round, for all engines of the target; None: torch's number, or fewer while other processes
-    want the cores."""
+    """Processor threads of a round; None: torch's number, or fewer while other processes want the cores."""
     tokenizer: Tokenizer | None = None
-    """Replaces the model's own."""
+    """Reads prompts and writes answers; None: the target's own. A model that is not loaded yet is loaded with it."""
     exact_profile: bool = False
     """Wait for the accelerator after every part of a round, so that `Engine.profile` is exact; that costs time."""
     dtype: str = "auto"

@@ -18,6 +18,7 @@ import logging
 from collections import deque
 from collections.abc import Callable, Generator, Iterator, Mapping, Sequence
 from contextlib import ExitStack, closing, contextmanager
+from copy import copy
 from dataclasses import replace
 from functools import partial
 from pathlib import Path
@@ -42,6 +43,7 @@ from paceline.engine.prompt import Prompt, encode, is_chat
 from paceline.engine.scheduler import Pace, Ragged, Schedule, Turn
 from paceline.errors import MethodError, PacelineError, PromptError, RowError, out_of_memory
 from paceline.target.base import Target
+from paceline.target.threads import Threads
 
 log = logging.getLogger("paceline.engine")
 
@@ -65,7 +67,7 @@ class Engine:
 
             self.schedule = create_schedule(config.schedule, config.max_batch, config.prefill_chunk)
         self.target = _target(model, self.schedule, config)
-        self.tokenizer = self.target.tokenizer
+        self.tokenizer = config.tokenizer or self.target.tokenizer
         self._rule = config.rule
         self.drafter.bind(self.target)
         self.target.check(self.drafter.needs)
@@ -75,9 +77,8 @@ class Engine:
         self.rows: list[Row] = []
         self.waiting: deque[Row] = deque()
         self.clock = Clock(config.exact_profile)
-        if config.threads is not None:
-            self.target.threads.fix(config.threads)
-        self._threads = torch.get_num_threads()
+        self.threads = self.target.threads if config.threads is None else Threads(config.threads)
+        self._num_threads = torch.get_num_threads()
         self.rounds = 0
         self.prompt_profile = Profile(0, {})
         """The rounds of `profile` that ran a piece of a prompt, perhaps beside rows that were decoding."""
@@ -124,7 +125,7 @@ class Engine:
             elif row.id in trees:
                 tree = trees[row.id].clipped(row.max_draft)
                 segment = Segment.tree(row.slot, tree)
-                self.memory.note_draft_size(len(tree))
+                self.memory.note_draft(row, len(tree))
             else:  # its drafter failed
                 continue
             plan.rows.append(row)
@@ -152,7 +153,7 @@ class Engine:
         needs = self.drafter.needs
         callback = None if needs.callback_layer is None else partial(self.drafter.on_layer, round=plan)
         with _Guard(plan.rows) as guard:
-            verdict = self.target.verify(plan.segments, needs, callback)
+            verdict = self.target.verify(plan.segments, needs, callback, self.clock)
             wants_scores = any(row.params.prompt_logprobs is not None for row in plan.rows)
             return score_prompts(plan, verdict) if wants_scores else verdict
         for row in plan.rows:
@@ -279,11 +280,9 @@ class Engine:
         Drafters that read its states or run its layers are bound to it; MethodError from one that does not fit.
         The memory of keys and values stays: the system gives new memory page by page, which may take longer than
         answers do."""
-        known, target.weights_fingerprint = target.weights_fingerprint, ""  # heads for earlier weights draft for these
-        try:
-            rebind(self.drafter, target)
-        finally:
-            target.weights_fingerprint = known
+        unnamed = copy(target)
+        unnamed.weights_fingerprint = ""  # heads for earlier weights draft for these
+        rebind(self.drafter, unnamed)
         self.target, before = target, self.memory
         self.memory = self._memory(before.budget, before.reuse)
         if before.cache is not None and self.memory.cache is not None:
@@ -420,10 +419,9 @@ class Engine:
         """Start the clock and set the number of processor threads; return the seconds booked so far, by part.
 
         While rows run, the number of threads changes only if it cannot change their tokens."""
-        self.target.clock = self.clock
         self.clock.start()
         may_change = not self.rows or self.target.same_on_any_threads
-        self._threads = self.target.threads.begin(keep=None if may_change else self._threads)
+        self._num_threads = self.threads.begin(keep=None if may_change else self._num_threads)
         return dict(self.clock.seconds)
 
     def _end(self, plan: Plan, before: Mapping[str, float]) -> list[Row]:
@@ -431,7 +429,7 @@ class Engine:
         nodes = sum(segment.num_run for segment in plan.segments)
         prompt_tokens = sum(segment.num_run for segment in plan.segments if segment.is_prompt)
         kind = None if prompt_tokens or not nodes else (self.drafter.name, len(plan), nodes.bit_length())
-        self.target.threads.end(kind)
+        self.threads.end(kind)
         ended = self._drop_ended()
         self.clock.lap("rows")
         if plan.rows:
@@ -456,7 +454,7 @@ class Engine:
 
 
 def _target(model: str | Path | Target, schedule: Schedule, config: EngineConfig) -> Target:
-    """`model` as `schedule` needs it, with its tokenizer. Loaders and rectangular caches are imported on demand.
+    """`model` as `schedule` needs it. Loaders and rectangular caches are imported on demand.
 
     Raises PacelineError, one line, for a model that cannot be found, read or used."""
     is_rectangular = getattr(schedule, "is_rectangular", False)
@@ -465,13 +463,12 @@ def _target(model: str | Path | Target, schedule: Schedule, config: EngineConfig
     else:
         from paceline.target.load import load
 
-        how = {name: getattr(config, name) for name in ("dtype", "device", "exact", "activations")}
+        how = {name: getattr(config, name) for name in ("dtype", "device", "exact", "activations", "tokenizer")}
         target = load(model, native=False if is_rectangular else None, **how)
     if is_rectangular:
         from paceline.target.rectangles import rectangular
 
         target = rectangular(target)
-    target.tokenizer = config.tokenizer or target.tokenizer
     if isinstance(model, Target) and config.exact:
         target.make_exact()
     return target

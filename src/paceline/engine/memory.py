@@ -170,8 +170,7 @@ class Memory:
         self._shares: dict[int, Share] = {}
         self._hidden: dict[int, list[torch.Tensor]] = {}  # by row: of its tokens in the cache, [n, L * H]
         self._recalled: list[tuple[Row, Mapping[int, torch.Tensor]]] = []
-        if self.cache is not None:
-            self.cache.most_bytes, self.cache.beside = self.budget, state_bytes if self.reuse else 0
+        self._beside = state_bytes if self.reuse else 0
         self.disk: PrefixCache | None = None
         if disk is not None:
             if target.recurrent:
@@ -186,7 +185,7 @@ class Memory:
 
     def check(self, row: Row) -> None:
         """Raise PromptError if `row` cannot be answered even alone, with all the memory."""
-        if self.cache is None or (need := self.cache.nbytes_of(1, row.max_length + SLACK)) <= self.budget:
+        if self.cache is None or (need := self._size(1, row.max_length + SLACK)) <= self.budget:
             return
         raise PromptError(
             f"The prompt of {row.prompt_length} tokens and up to {row.max_length - row.prompt_length} new ones need "
@@ -205,6 +204,8 @@ class Memory:
         """Give a row its slot. `ready` holds it back while an older row computes keys and values that both need.
 
         layers  whose states its drafter reads of every token: it can reuse what has them. None: nothing."""
+        if self.cache is not None:  # with nobody else there, a row may go above the budget, but no further than it must
+            self.cache.reserve(min(row.expected_length, self.cache.max_context), len(self.cache.held) + 1, double=False)
         row.slot = self.target.add_row(row.expected_length)
         row.cached = 0
         self._shares[row.id] = share = Share(row.params.cache_salt, frozenset(layers or ()))
@@ -234,6 +235,15 @@ class Memory:
     def _cache(self) -> RaggedCache:
         assert self.cache is not None
         return self.cache
+
+    def _size(self, slots: int, capacity: int) -> int:
+        """Bytes of a cache with `slots` slots of `capacity` tokens, and of the states beside it."""
+        return self._cache.nbytes_of(slots, capacity) + slots * in_granules(capacity) * self._beside
+
+    @property
+    def _used(self) -> int:
+        """Bytes of the cache, and of the states beside it."""
+        return self._size(self._cache.num_slots, self._cache.capacity)
 
     def _load(self, tokens: IntArray, share: Share) -> None:
         """Take over from the disk, which has no states, what it has of `tokens`, if the memory has less."""
@@ -309,7 +319,7 @@ class Memory:
         if self.cache is None or not running:
             return []
         rows, preempted = list(running), list[Row]()
-        while (need := max(map(len, rows)) + self._slack) > self.cache.capacity or self.cache.nbytes > self.budget:
+        while (need := max(map(len, rows)) + self._slack) > self.cache.capacity or self._used > self.budget:
             if self._fit(len(self.cache.held), need, rows) or len(rows) == 1:
                 break
             held = Counter(row.client for row in rows)
@@ -319,11 +329,13 @@ class Memory:
             preempted.append(row)
         return preempted
 
-    def note_draft_size(self, draft: int) -> None:
-        """Record the size of a draft, in nodes. A draft that does not fit makes the cache grow during its forward,
-        perhaps above the budget; from the next round on the slack covers it."""
-        if draft + SLACK // 2 > self._slack:
-            self._slack = in_granules(draft) + SLACK
+    def note_draft(self, row: Row, nodes: int) -> None:
+        """Make room for a draft of `nodes` after `row`. The first large draft may take the cache above the budget; from
+        the next round on the slack covers its size."""
+        if nodes + SLACK // 2 > self._slack:
+            self._slack = in_granules(nodes) + SLACK
+            if self.cache is not None:
+                self.cache.reserve(min(len(row) + nodes + SLACK // 2, self.cache.max_context + 1), double=False)
 
     def release(self, row: Row) -> None:
         """Take a row's slot; its tokens will be run again."""
@@ -341,22 +353,22 @@ class Memory:
         cache = self._cache
         if len(cache.held) > len(running) and cache.held:
             slots = max(slots, cache.held[-1] + 1)  # another engine's rows must not move
-        if slots <= cache.num_slots and capacity <= cache.capacity and cache.nbytes <= self.budget:
+        if slots <= cache.num_slots and capacity <= cache.capacity and self._used <= self.budget:
             return True
         many = max(slots, min(max(2 * cache.num_slots, slots + more), self.max_batch))
         slot_counts = many, max(slots, cache.num_slots), slots
         lengths = max(capacity, min(2 * cache.capacity, cache.max_context + 1)), max(capacity, cache.capacity), capacity
         left = self.budget - self.prefixes.nbytes
-        shapes = [shape for shape in product(slot_counts, lengths) if cache.nbytes_of(*shape) <= left]
+        shapes = [shape for shape in product(slot_counts, lengths) if self._size(*shape) <= left]
         for shape in dict.fromkeys([*shapes, (slots, capacity)]):
-            if cache.nbytes_of(*shape) > self.budget:
+            if self._size(*shape) > self.budget:
                 return False
-            while len(self.prefixes) and cache.nbytes_of(*shape) + self.prefixes.nbytes > self.budget:
+            while len(self.prefixes) and self._size(*shape) + self.prefixes.nbytes > self.budget:
                 self.prefixes.forget()
             try:
                 moved = cache.reshape(*shape)
             except (MemoryError, RuntimeError) as error:  # the machine has less than the budget says
-                log.warning("no memory for a cache of %s: %s", decimal(cache.nbytes_of(*shape)), printable(error))
+                log.warning("no memory for a cache of %s: %s", decimal(self._size(*shape)), printable(error))
                 continue
             for row in running:
                 row.slot = moved[row.slot]
@@ -388,7 +400,7 @@ class Memory:
 
     def _make_room(self, length: int, more: int = 0) -> bool:
         """Forget prefixes until one of `length` tokens and `more` bytes fits into the budget; False if it cannot."""
-        left = self.budget - self._cache.nbytes - length * self._cache.token_bytes - more
+        left = self.budget - self._used - length * (self._cache.token_bytes + self._beside) - more
         while left >= 0 and self.prefixes.nbytes > left:
             self.prefixes.forget()
         return left >= 0

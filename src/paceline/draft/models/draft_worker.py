@@ -156,7 +156,7 @@ def confined(target: Facts, cores: frozenset[int]) -> Iterator[None]:
     before = os.sched_getaffinity(0)
     os.sched_setaffinity(0, cores)
     try:
-        with target.threads_of(len(cores)) if isinstance(target, Target) else nullcontext():
+        with target.threads.at(len(cores)) if isinstance(target, Target) else nullcontext():
             yield
     finally:
         os.sched_setaffinity(0, before)
