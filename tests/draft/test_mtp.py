@@ -25,8 +25,6 @@ from tests import models, native
 from tests.draft import mtps
 from tests.draft.answered import weakened
 from tests.draft.eagles import Tensors
-from tests.enumerated import law, plainly
-from tests.lossless_enumeration import largest_difference
 from tests.pairs import paired
 
 STEPS = 3
@@ -143,28 +141,6 @@ def test_a_model_drafts_with_the_head_in_its_own_folder(tmp_path: Path, layout: 
             assert sum(sum(one.stats.accepted[1:]) for one in out) > 0
     bare = make(tmp_path / "bare", layout, mtps.random_head(models.model(MODELS[layout])))
     assert load(bare, dtype="float32", device="cpu").weights_fingerprint == target.weights_fingerprint
-
-
-def test_a_head_that_knows_everything_is_accepted_whole(tmp_path: Path) -> None:
-    model = weakened(models.model("llama2", tie_word_embeddings=False), 0.0)
-    folder = mtps.save(tmp_path, mtps.knowing_head(model))
-    for options, deep in (("tree=0,draft=3", 3), ("tree=6,width=2,draft=2", 2)):
-        engine = Engine(native.of(model, eos=()), f"mtp:{folder},{options}")
-        engine.add(PROMPTS[0], SamplingParams(max_tokens=1 + 3 * (deep + 1), ignore_eos=True))
-        rounds = []
-        while engine.has_work:
-            rounds += [len(delta.tokens) for delta in engine.step()]
-        assert rounds == [1] + [deep + 1] * 3
-
-
-@pytest.mark.parametrize("tree", [0, 3])
-def test_sampled_text_has_the_targets_distribution(tmp_path: Path, tree: int) -> None:
-    """Exactly: every outcome on a target of few tokens is walked."""
-    model = models.model("llama1", num_hidden_layers=3, vocab_size=5, seed=3, tie_word_embeddings=False, **native.TINY)
-    target = native.of(weakened(model, 0.7), eos=())
-    made = registry.create(f"mtp:{mtps.save(tmp_path, mtps.knowing_head(model, 0.5))},draft=2,tree={tree},width=2")
-    prompt, new = [1, 3, 2], 3
-    assert largest_difference(law(target, made, prompt, new), plainly(target, prompt, new)) < 1e-5
 
 
 def test_a_model_in_blocks_uses_the_head_of_the_folder_it_was_made_from(tmp_path: Path) -> None:

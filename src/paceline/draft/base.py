@@ -35,7 +35,7 @@ class Drafter:
     name            as in the registry; reports show it.
     lossless        "yes", or what it keeps instead of the target's distribution.
     paper           where it comes from.
-    Config          a frozen dataclass of its options (`paceline.draft.spec.Options`), its only argument; or None.
+    Config          a frozen dataclass of its options (`paceline.draft.options.Options`), its only argument; or None.
     needs           what it needs from the target's forward.
     weight_bytes    bytes of weights that one forward of its model reads; 0: it has no model.
     wants           what a request must have for a draft, other than its tokens; "": nothing.

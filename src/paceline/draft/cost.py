@@ -1,62 +1,21 @@
 """What a round takes on this machine.
 
-`Prices` are learnt as rounds run, or read from a `Table` of `paceline tune`; the engine's budget and `auto` go by them.
-`time_forwards` measures forwards beforehand, for `tree=auto`: `best_size` and `best_sizes` say how large such a tree
-should be."""
+`Prices` are learnt as rounds run, or read from a `Table` of `paceline tune`. The budget and `auto` go by them."""
 
 from __future__ import annotations
 
-from collections import Counter
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
-from heapq import nlargest
-from itertools import accumulate
 from pathlib import Path
-from time import perf_counter
 from typing import Any
 
 import numpy as np
-from numpy.typing import NDArray
 
-from paceline.core.segment import Segment
-from paceline.core.tree import DraftTree
+from paceline.core.tree import Floats
 from paceline.errors import MethodError
 from paceline.jsonl import NotJSON, loads
-from paceline.target.base import Facts, Target
-
-Floats = NDArray[np.float64]
 
 INSTANT = 1e-9  # seconds that a round takes at least
-MOST = 4096  # nodes up to which curves are computed
-SIZES = (1, 2, 4, 8, 16, 32, 64)  # nodes of the trees that `time_forwards` runs, the root included
-REPEATS = 4
-CONTEXT = 32  # tokens of the row below which those trees are verified
-DEFAULT_SIZE = 16  # drafted nodes a row if forwards cannot be timed: the target runs in another engine, or not at all
-
-
-class RoundTimes:
-    """Seconds of forwards by their nodes: linear between `seconds`, by number of nodes; constant before the first, and
-    after the last with the slope of the last two, if it rises. None: unknown."""
-
-    def __init__(self, seconds: Mapping[int, float] | None = None) -> None:
-        self._curve = np.zeros(MOST + 1)
-        self.known = seconds is not None
-        if seconds:
-            sizes = sorted(seconds)
-            taken = [seconds[size] for size in sizes]
-            nodes = np.arange(MOST + 1)
-            last = sizes[-2:]
-            slope = (seconds[last[-1]] - seconds[last[0]]) / max(last[-1] - last[0], 1)
-            self._curve = np.interp(nodes, sizes, taken) + max(slope, 0.0) * np.maximum(nodes - sizes[-1], 0)
-
-    @classmethod
-    def of_forwards(cls, seconds: Mapping[int, float]) -> RoundTimes:
-        """From `seconds`, a forward's by its number of nodes."""
-        return cls(seconds)
-
-    def of(self, rows: int) -> Floats:
-        """Seconds by nodes, 0 to MOST; the same for any number of rows."""
-        return self._curve
 
 
 class Prices:
@@ -260,60 +219,3 @@ class Table:
             name = json["model"].get("name", "another model")
             raise MethodError(f"{path} was measured with {name}, other weights than this model's; run `paceline tune`.")
         return table
-
-
-# The nodes that pay --------------------------------------------------------------------------------------------------
-
-
-def best_size(gains: Sequence[float], times: RoundTimes, drafting: float = 0.0, rows: int = 1, fixed: int = 0) -> int:
-    """The number of drafted nodes that gives the most tokens a second; 0: drafting does not pay.
-
-    gains     gains[n]: accepted tokens that n drafted nodes bring, gains[0] = 0.
-    times     of rounds; if they are unknown, the size is DEFAULT_SIZE nodes a row, at most len(gains) - 1.
-    drafting  seconds of drafting.
-    rows      rows that share the nodes, each with a root. fixed: other nodes of the same forward."""
-    if not times.known:
-        return min(DEFAULT_SIZE * rows, len(gains) - 1)
-    drafted = np.arange(len(gains))
-    cost = times.of(rows)[np.minimum(drafted + rows + fixed, MOST)] + np.where(drafted > 0, drafting, 0.0)
-    return int(np.argmax((rows + np.asarray(gains)) / cost))
-
-
-def best_sizes(probabilities: Sequence[Sequence[float]], times: RoundTimes, fixed: int = 0) -> list[int]:
-    """For rows that are verified together, how many of the likeliest candidates of each give the most tokens a second,
-    fewer than SIZES[-1]. probabilities: of acceptance, for the candidates of each row."""
-    likeliest = [(p, r) for r, of_row in enumerate(probabilities) for p in nlargest(SIZES[-1] - 1, of_row)]
-    likeliest.sort(key=lambda one: -one[0])
-    gains = [0.0, *accumulate(p for p, _ in likeliest)]
-    taken = Counter(r for _, r in likeliest[: best_size(gains, times, rows=len(probabilities), fixed=fixed)])
-    return [taken[r] for r in range(len(probabilities))]
-
-
-def time_forwards(target: Facts) -> RoundTimes:
-    """Times of forwards of one row, the least of REPEATS at each size; unknown if the target cannot be run here."""
-    if not isinstance(target, Target):
-        return RoundTimes()
-    slot = target.add_row(CONTEXT + 2 * SIZES[-1])
-    try:
-        prompt = np.arange(CONTEXT) % target.vocab_size
-        target.verify([Segment.chunk(slot, prompt, last=True)])
-        target.commit(slot, range(CONTEXT))
-        sizes = [size for size in SIZES if CONTEXT + size <= target.max_context]
-        return RoundTimes.of_forwards({size: min(_timed(target, slot, size) for _ in range(REPEATS)) for size in sizes})
-    finally:
-        target.drop_row(slot)
-
-
-def _timed(target: Target, slot: int, size: int) -> float:
-    """Seconds of a forward over a bushy tree of `size` nodes; nothing is committed."""
-    tokens = np.arange(size) % target.vocab_size
-    tree = DraftTree(tokens, np.array([-1, *((node - 1) // 2 for node in range(1, size))]))
-    # Reading a number waits for an accelerator.
-    return seconds_of(lambda: target.verify([Segment.tree(slot, tree)]).logits[0, 0].item())
-
-
-def seconds_of(act: Callable[[], object]) -> float:
-    """How long a call takes."""
-    began = perf_counter()
-    act()
-    return perf_counter() - began

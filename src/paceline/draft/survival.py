@@ -5,8 +5,7 @@ from math import expm1, log
 
 import numpy as np
 
-from paceline.core.tree import DraftTree
-from paceline.draft.cost import Floats
+from paceline.core.tree import DraftTree, Floats
 
 DEEPEST = 64  # deeper nodes count as this deep
 FIRST = 0.7  # share of drafts whose first token is accepted, before anything is known

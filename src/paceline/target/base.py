@@ -134,6 +134,11 @@ class Target(Facts, ABC):
             "sums are added; it needs a family that the native decoder runs (docs/models.md)"
         )
 
+    def trim_head(self, ids: torch.Tensor) -> None:
+        """Reduce the head to the K tokens `ids`, int64, ascending, a drafter's trimmed vocabulary: logits are then
+        [M, K], in that order. Inputs may still be any token. ModelError if it has no head that can be trimmed."""
+        raise ModelError(f"{self.name} has no output head that could be trimmed")
+
     def check(self, needs: Needs) -> None:
         """Raise ModelError if this target cannot meet a drafter's needs."""
 

@@ -322,8 +322,6 @@ class Decoder(CachedTarget):
         return self.head(self.ops.norm(hidden, self.norm) if normalise else hidden)
 
     def trim_head(self, ids: torch.Tensor) -> None:
-        """Reduce the head to the K tokens `ids`, a drafter's trimmed vocabulary: logits are then [M, K], in that order.
-        Inputs may still be any token."""
         trimmed = self.head_bytes * len(ids) // self.vocab_size
         self.head = self.head.rows(ids)
         self.weight_bytes -= self.head_bytes - trimmed

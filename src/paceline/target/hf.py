@@ -115,6 +115,18 @@ class HFTarget(CachedTarget):
         own = {key: config[key] for key in sorted(config) if key not in ("_name_or_path", "transformers_version")}
         return f"{super().prefix_key} {own}"
 
+    @torch.no_grad()
+    def trim_head(self, ids: torch.Tensor) -> None:
+        head = self.model.get_output_embeddings()
+        if not isinstance(head, torch.nn.Linear):
+            super().trim_head(ids)
+        bias = None if head.bias is None else head.bias[ids]
+        few = torch.nn.Linear(head.in_features, len(ids), bias is not None, head.weight.device, head.weight.dtype)
+        few.load_state_dict({"weight": head.weight[ids]} | ({} if bias is None else {"bias": bias}))
+        self.model.set_output_embeddings(few.requires_grad_(False))
+        row = head.weight[0].nbytes + (0 if head.bias is None else head.bias.element_size())
+        self.weight_bytes -= (len(head.weight) - len(ids)) * row
+
     def check(self, needs: Needs) -> None:
         """Raise ModelError for needs that only the native decoder can meet."""
         inside = BEFORE_NORM in needs.hidden_layers  # transformers' last states are those after the norm

@@ -25,10 +25,10 @@ from paceline.core.sampling import SamplingParams
 from paceline.core.segment import Segment
 from paceline.core.tree import DraftTree
 from paceline.draft.base import Drafter
-from paceline.draft.cost import RoundTimes, best_sizes
 from paceline.draft.fallback import Fallback
 from paceline.draft.models.model_drafter import ModelDrafter
 from paceline.draft.models.stop import Svip
+from paceline.draft.tree_size import best_sizes, forward_times
 from paceline.engine.engine import Engine
 from paceline.target.base import Target
 
@@ -257,7 +257,7 @@ def test_a_tree_shares_its_round_with_prompts_that_run_beside_it():
     target, sizes = TableTarget(vocab_size=8, order=2, seed=4), []
     made = drafter(like(target), tree="auto")
     made.bind(target)
-    times = RoundTimes.of_forwards({1: 1.0, 30: 1.0, 64: 64.0})
+    times = forward_times({1: 1.0, 30: 1.0, 64: 64.0})
     made.proposer.size = lambda chances, beside: best_sizes(chances, times, beside)
     row = Row(0, [1, 2, 3], GREEDY, max_context=100)
     made.start(row)

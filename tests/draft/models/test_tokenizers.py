@@ -38,7 +38,6 @@ def tables(monkeypatch: pytest.MonkeyPatch) -> dict[str, tuple[DraftTable, Token
     known: dict[str, tuple[DraftTable, Tokenizer]] = {}
     monkeypatch.setattr(model, "load", lambda path, **_: known[path][0])
     monkeypatch.setattr(model, "load_tokenizer", lambda path: known[path][1])
-    monkeypatch.setattr(model, "cut_head", lambda table, keep, _: table.cut(keep))
     return known
 
 
@@ -151,7 +150,7 @@ OWN = letters("b", "d", "a", "ab", merges=[("a", "b")])
 class Cut(DraftTable):
     """A table whose head can be cut."""
 
-    def cut(self, keep: torch.Tensor) -> None:
+    def trim_head(self, keep: torch.Tensor) -> None:
         whole = self._logits
         self._logits = lambda prefix: np.asarray(whole(prefix))[keep.numpy()]
 

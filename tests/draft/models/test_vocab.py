@@ -20,13 +20,12 @@ from paceline.draft.models.model_drafter import ModelDrafter, ModelDrafterConfig
 from paceline.draft.models.vocab import (
     FILE,
     Vocabulary,
-    cut_head,
     kept_tokens,
     most_frequent,
     read_vocabulary,
     vocab_size,
 )
-from paceline.errors import MethodError
+from paceline.errors import MethodError, ModelError
 from paceline.target.hf import HFTarget
 from paceline.target.linear import Linear
 from paceline.target.load import load
@@ -207,7 +206,7 @@ def test_heads_of_transformers_are_trimmed_too(family, tmp_path):
     full, trimmed = (load(draft, dtype="float32") for _ in range(2))
     assert isinstance(trimmed, HFTarget)
     keep = kept_tokens("40", draft, TableTarget(models.VOCAB_SIZE))
-    cut_head(trimmed, keep, "refused")
+    trimmed.trim_head(keep)
     logits = []
     for model in (full, trimmed):
         segment = Segment.chunk(model.add_row(8), np.array([5, 300, 7, 30]), last=True)
@@ -215,8 +214,8 @@ def test_heads_of_transformers_are_trimmed_too(family, tmp_path):
     torch.testing.assert_close(logits[1], logits[0][:, keep])
     bias = 4 if family == "gptj" else 0
     assert full.weight_bytes - trimmed.weight_bytes == (models.VOCAB_SIZE - 40) * (64 * 4 + bias)
-    with pytest.raises(MethodError, match="refused"):
-        cut_head(TableTarget(models.VOCAB_SIZE), keep, "refused")
+    with pytest.raises(ModelError, match="has no output head that could be trimmed"):
+        TableTarget(models.VOCAB_SIZE).trim_head(keep)
 
 
 # Sampling ---------------------------------------------------------------------------------------------------------

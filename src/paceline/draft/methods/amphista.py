@@ -15,17 +15,8 @@ from paceline.core.segment import Segment
 from paceline.core.tree import IntArray
 from paceline.draft.models.checkpoint import check_all, open_drafter
 from paceline.draft.models.fixed_tree import FixedTree, FixedTreeConfig, Heads
-from paceline.draft.models.layers import (
-    check_numbers,
-    load_module,
-    native,
-    nbytes,
-    own_layers,
-    own_shapes,
-    placed,
-    shapes_of,
-)
-from paceline.draft.models.networks import JointHeads, concat_scaled
+from paceline.draft.models.layers import check_numbers, native, nbytes, own_layers, own_shapes, placed
+from paceline.draft.models.networks import JointHeads, concat_scaled, load_module, shapes_of
 from paceline.errors import MethodError
 from paceline.target.base import BEFORE_NORM, Facts
 from paceline.target.linear import linear

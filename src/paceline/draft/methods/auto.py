@@ -18,8 +18,9 @@ from statistics import fmean
 from paceline.draft.base import Drafter, DraftTree, Facts, Request
 from paceline.draft.cost import Table
 from paceline.draft.fallback import Fallback
+from paceline.draft.options import Options, option
 from paceline.draft.registry import create
-from paceline.draft.spec import Options, cut, exchanged, option
+from paceline.draft.spec import cut, exchanged
 from paceline.errors import MethodError
 
 TRIALS, TURN = 12, 16  # rounds in which each is asked first at the beginning; one round in so many later

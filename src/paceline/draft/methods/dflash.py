@@ -32,9 +32,9 @@ from paceline.draft.models.layers import TABLE, Entries, Precision, Tensors
 from paceline.draft.models.model_drafter import ModelDrafter
 from paceline.draft.models.pending import StatesModel
 from paceline.draft.models.proposers import top_with_logprobs
+from paceline.draft.options import option
 from paceline.draft.published.dflash import CONFIDENCE, MASK, OUTPUT, W1, W2, read
 from paceline.draft.published.vocab import MEMBERS, OFFSETS
-from paceline.draft.spec import option
 from paceline.target.attention import Attention
 from paceline.target.base import Facts
 from paceline.target.linear import linear

@@ -17,7 +17,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from paceline.draft.base import Drafter, DraftTree, Facts, Request
-from paceline.draft.spec import Options, option
+from paceline.draft.options import Options, option
 from paceline.draft.text.ngrams import FrequentNgrams, Gram, PastNgrams, RecentNgrams
 from paceline.draft.text.past import TwoHalves
 from paceline.draft.text.store import open_for

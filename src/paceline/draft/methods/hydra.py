@@ -15,17 +15,8 @@ from paceline.core.segment import Segment
 from paceline.core.tree import IntArray
 from paceline.draft.models.checkpoint import check_all
 from paceline.draft.models.fixed_tree import Best, FixedTree, FixedTreeConfig, Heads
-from paceline.draft.models.layers import (
-    load_module,
-    native,
-    nbytes,
-    own_layers,
-    own_shapes,
-    placed,
-    shapes_of,
-    table_and_head,
-)
-from paceline.draft.models.networks import PREFIX, GroundedHeads
+from paceline.draft.models.layers import native, nbytes, own_layers, own_shapes, placed, table_and_head
+from paceline.draft.models.networks import PREFIX, GroundedHeads, load_module, shapes_of
 from paceline.draft.published.hydra import read
 from paceline.draft.shapes import Template
 from paceline.target.base import Facts

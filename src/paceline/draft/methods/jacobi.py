@@ -25,7 +25,7 @@ import torch
 from paceline.core.logits import top_tokens
 from paceline.draft import shapes
 from paceline.draft.base import Drafter, DraftTree, Facts, IntArray, Request, Round
-from paceline.draft.spec import Options, option
+from paceline.draft.options import Options, option
 from paceline.draft.text.copying import continuation
 
 

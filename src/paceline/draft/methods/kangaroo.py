@@ -28,8 +28,7 @@ from paceline.draft.models.layers import PRECISION, Precision, native, nbytes, p
 from paceline.draft.models.model_drafter import ModelDrafter, ModelDrafterConfig
 from paceline.draft.models.pending import StatesModel
 from paceline.draft.models.proposers import Proposer
-from paceline.draft.models.vocab import kept_tokens
-from paceline.draft.spec import option
+from paceline.draft.options import option
 from paceline.errors import MethodError
 from paceline.target.attention import Attention, attention_shapes, begin
 from paceline.target.base import Facts, Needs
@@ -83,6 +82,8 @@ class EarlyModel(StatesModel):
         self.needs = Needs(hidden_layers=(exit,), resume_layer=exit)
         self.adapter, self.exit, self.target, self.head = adapter, exit, target, target.head
         if config.vocab is not None:
+            from paceline.draft.models.vocab import kept_tokens
+
             self.columns = kept_tokens(config.vocab, config.checkpoint, target)
             self.head = target.head.rows(self.columns)
         early = sum(layer.nbytes for layer in target.layers[:exit])
@@ -112,6 +113,9 @@ class EarlyModel(StatesModel):
     def run_head(self, states: torch.Tensor, following: IntArray, segments: Sequence[Segment]) -> torch.Tensor:
         """As `RunHead`."""
         return self.adapter(states, segments)
+
+    def wrap(self, proposer: Proposer) -> Proposer:
+        return WithStates(proposer, self)
 
 
 class WithStates:
@@ -153,9 +157,6 @@ class Kangaroo(ModelDrafter):
         exit = exit_layer(path, config, target.num_layers)
         check_all(path, weights, adapter_shapes(target.shape))
         return EarlyModel(Adapter(weights, target, self.config.dtype), exit, target, self.config)
-
-    def proposer_of(self, model: EarlyModel) -> Proposer:  # type: ignore[override]
-        return WithStates(super().proposer_of(model), model)
 
 
 def order_of_tree(draft: Draft, tree: DraftTree) -> list[int]:

@@ -19,16 +19,15 @@ from weakref import finalize
 
 import torch
 
+from paceline.core.clock import seconds_of
 from paceline.draft.base import Drafter, DraftTree, Facts, Needs, Plan, Request
-from paceline.draft.cost import seconds_of
 from paceline.draft.methods.model import Model, check_tokenizer
 from paceline.draft.models.branches import SPREAD, Ask, Lookahead, Top, Window, top_of
 from paceline.draft.models.draft_worker import Closed, DraftWorker, Setup, confined, facts_to_send, split_cores
-from paceline.draft.models.layers import native
 from paceline.draft.models.proposers import drawn_chain
 from paceline.draft.models.text_model import TextModel
-from paceline.draft.models.vocab import kept_tokens
-from paceline.draft.spec import Options, option, parse, quoted
+from paceline.draft.options import Options, option, quoted
+from paceline.draft.spec import parse
 from paceline.errors import MethodError
 from paceline.target.load import device_named, load_tokenizer
 
@@ -215,6 +214,8 @@ class EarlyExit:
     a layer that the target lacks."""
 
     def __init__(self, config: MirrorConfig, target: Facts):
+        from paceline.draft.models.layers import native
+
         target = native(target, f"mirror: source={config.source} reads a middle layer", "source=draft")
         layer = target.num_layers // 2 if config.layer is None else config.layer
         last = target.num_layers - 1
@@ -223,6 +224,8 @@ class EarlyExit:
         self.layer, self._target = layer, target
         self._columns, self._head = None, target.head
         if config.vocab is not None:
+            from paceline.draft.models.vocab import kept_tokens
+
             self._columns = kept_tokens(config.vocab, parse(_draft_spec(config)).checkpoint or "", target)
             self._head = target.head.rows(self._columns)
         self._count = SPREAD * config.candidates + 1

@@ -30,7 +30,7 @@ from paceline.core.logits import best_token
 from paceline.core.sampling import on_accelerator
 from paceline.core.tree import merge
 from paceline.draft.base import Drafter, DraftTree, Request, Round
-from paceline.draft.spec import Options, option
+from paceline.draft.options import Options, option
 from paceline.draft.text.copying import up_to_end
 from paceline.draft.text.ngrams import Gram, RecentNgrams
 from paceline.draft.text.past import TwoHalves

@@ -11,7 +11,7 @@ import numpy as np
 from numba import njit
 
 from paceline.draft.base import Drafter, DraftTree, Facts, IntArray, Request
-from paceline.draft.spec import Options, option
+from paceline.draft.options import Options, option
 from paceline.draft.text.copying import up_to_end
 from paceline.errors import MethodError
 

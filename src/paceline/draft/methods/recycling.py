@@ -15,8 +15,8 @@ from numba import njit
 from numpy.typing import NDArray
 
 from paceline.draft.base import Drafter, DraftTree, Facts, Needs, Request, Round
+from paceline.draft.options import Options, option
 from paceline.draft.shapes import compile_template, template_of
-from paceline.draft.spec import Options, option
 
 TREES = {
     80: "0 1 2 3 4 5 6 7 00 01 02 03 04 05 06 07 10 11 12 13 20 21 22 30 31 40 50 60 70 "

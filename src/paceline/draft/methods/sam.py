@@ -19,7 +19,7 @@ from typing import TYPE_CHECKING
 import numpy as np
 
 from paceline.draft.base import Drafter, DraftTree, Facts, IntArray, Request
-from paceline.draft.spec import Options, option
+from paceline.draft.options import Options, option
 from paceline.draft.text.automaton import SuffixAutomaton, warm_up
 from paceline.draft.text.copying import continuation, up_to_end
 from paceline.draft.text.past import TwoHalves

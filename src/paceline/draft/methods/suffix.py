@@ -16,7 +16,7 @@ from dataclasses import dataclass
 from typing import Literal
 
 from paceline.draft.base import Drafter, DraftTree, Facts, Request
-from paceline.draft.spec import Options, option
+from paceline.draft.options import Options, option
 from paceline.draft.text.store import open_for
 from paceline.draft.text.suffix_array import SuffixArray
 from paceline.draft.text.suffix_tree import Speculator, SuffixTree, warm_up

@@ -26,9 +26,8 @@ import torch
 
 from paceline.core.request import Row
 from paceline.core.sampling import RowRandom, SamplingParams
-from paceline.core.tree import IntArray
+from paceline.core.tree import Floats, IntArray
 from paceline.draft.base import View
-from paceline.draft.cost import Floats
 from paceline.draft.models.draft_model import Draft
 from paceline.draft.models.model_drafter import ModelDrafter
 from paceline.draft.models.proposers import Chain, top_with_logprobs

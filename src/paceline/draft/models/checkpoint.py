@@ -21,7 +21,7 @@ from safetensors.torch import load_file
 from torch import Tensor
 
 from paceline import __version__
-from paceline.draft.spec import quoted
+from paceline.draft.options import quoted
 from paceline.errors import PATHS, MethodError, meant
 from paceline.jsonl import loads
 from paceline.target.base import Facts

@@ -9,6 +9,7 @@ from __future__ import annotations
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field
 from itertools import zip_longest
+from typing import TYPE_CHECKING
 
 import numpy as np
 import torch
@@ -18,6 +19,9 @@ from paceline.core.round import Round
 from paceline.core.segment import Segment
 from paceline.core.tree import IntArray
 from paceline.target.base import Needs
+
+if TYPE_CHECKING:
+    from paceline.draft.models.proposers import Proposer
 
 
 @dataclass
@@ -115,6 +119,10 @@ class DraftModel:
     needs = Needs()
     weight_bytes = 0
     notes: Sequence[str] = ()
+
+    def wrap(self, proposer: Proposer) -> Proposer:
+        """The proposer to use with this model: `proposer`, or one around it that changes its trees."""
+        return proposer
 
     def start(self, row: Request) -> None:
         """A row joins, of which nothing has been run."""

@@ -22,8 +22,7 @@ from paceline.draft.models.draft_model import Draft, segments
 from paceline.draft.models.layers import PRECISION, Precision
 from paceline.draft.models.model_drafter import TREE, ModelDrafterConfig
 from paceline.draft.models.pending import StatesModel
-from paceline.draft.models.vocab import kept_rows
-from paceline.draft.spec import option
+from paceline.draft.options import option
 from paceline.target.base import Facts
 from paceline.target.cache import Pair, RaggedCache
 from paceline.target.linear import Linear
@@ -114,5 +113,7 @@ def head_of(network: Any, config: FeatureConfig, target: Facts) -> tuple[Linear,
     """A network's output head and the tokens of its rows, without those that the option `vocab` leaves out."""
     if config.vocab is None:
         return network.head, network.columns
+    from paceline.draft.models.vocab import kept_rows
+
     rows, columns = kept_rows(network.columns, config.vocab, config.checkpoint, target)
     return network.head.rows(rows), columns

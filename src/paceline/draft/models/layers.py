@@ -1,7 +1,6 @@
 """What draft heads are built of: their weights, and decoder layers with a cache of their own.
 
     here = placed(tensors, target, "int8")                   # matrices are Blocks, all else tensors
-    network = load_module(network, here, target)             # a network that is written as a module
     layers = own_layers(here, ["prefix.layers.0."], target)  # decoder layers of the target's shape
 
 Fewer bits change how often a draft is right, never the output. Knows no head."""
@@ -10,7 +9,7 @@ from collections.abc import Mapping, Sequence
 from typing import Any, Literal
 
 import torch
-from torch import Tensor, nn
+from torch import Tensor
 from transformers import AutoConfig, PretrainedConfig
 
 from paceline.core.segment import Segment
@@ -22,7 +21,7 @@ from paceline.target.checks import unsupported
 from paceline.target.decoder import Decoder
 from paceline.target.hf import HFTarget
 from paceline.target.layout import Layout
-from paceline.target.linear import Linear, linear
+from paceline.target.linear import Linear
 from paceline.target.quantised.blocks import Blocks, Weights, WeightsByName, quantised, tensors_of, within
 from paceline.target.shape import LayerKind, Shape, layer_shapes, rotary_tables
 
@@ -45,37 +44,6 @@ def placed(tensors: Mapping[str, Tensor], target: Facts, precision: Precision = 
         if isinstance(weight, Blocks):
             weight.activations = getattr(target, "activations", None) or weight.activations
     return {name: w if isinstance(w, Blocks) else w.to(target.dtype) for name, w in made.items()}
-
-
-def load_module(module: nn.Module, weights: WeightsByName, target: Facts) -> Any:
-    """`module` with these weights, on the target's device. Linear layers whose weights are blocks become `Product`s."""
-    names = module.state_dict().keys()
-    own = {name: w for name, w in weights.items() if name in names}
-    dense = {name: w.dense(target.dtype) if isinstance(w, Blocks) else w for name, w in own.items()}
-    module.load_state_dict(dense, strict=False)
-    module = module.to(target.device, target.dtype).eval().requires_grad_(False)
-    for name, inner in list(module.named_modules()):
-        blocks = weights.get(f"{name}.weight")
-        if isinstance(inner, nn.Linear) and isinstance(blocks, Blocks):
-            above, _, last = name.rpartition(".")
-            setattr(module.get_submodule(above), last, Product(blocks, inner.bias, target.dtype))
-    return module
-
-
-def shapes_of(module: nn.Module) -> dict[str, tuple[int, ...]]:
-    """Name and shape of the module's parameters."""
-    return {name: tuple(parameter.shape) for name, parameter in module.named_parameters()}
-
-
-class Product(nn.Module):
-    """`nn.Linear` over blocks: [..., inputs] to [..., outputs]."""
-
-    def __init__(self, blocks: Blocks, bias: Tensor | None, dtype: torch.dtype):
-        super().__init__()
-        self.product = linear([blocks], bias, dtype)
-
-    def forward(self, x: Tensor) -> Tensor:
-        return self.product(x.flatten(0, -2)).unflatten(0, x.shape[:-1])
 
 
 def nbytes(weights: WeightsByName, *without: str) -> int:

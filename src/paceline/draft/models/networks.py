@@ -5,12 +5,16 @@ W begins at 0, so that an untrained head says what the target's own head says. S
 random. Names of the parameters are those of their files."""
 
 from collections.abc import Sequence
+from typing import Any
 
 import torch
 from torch import Tensor, nn
 from torch.nn.functional import scaled_dot_product_attention, silu
 
 from paceline.errors import MethodError
+from paceline.target.base import Facts
+from paceline.target.linear import linear
+from paceline.target.quantised.blocks import Blocks, WeightsByName
 
 
 class ResBlock(nn.Module):
@@ -145,3 +149,37 @@ class Gated(nn.Module):
         h = self.norm(x)
         y: Tensor = x + self.down_proj(silu(self.gate_proj(h)) * self.up_proj(h))
         return y
+
+
+# Loading -------------------------------------------------------------------------------------------------------------
+
+
+def load_module(module: nn.Module, weights: WeightsByName, target: Facts) -> Any:
+    """`module` with these weights, on the target's device. Linear layers whose weights are blocks become `Product`s."""
+    names = module.state_dict().keys()
+    own = {name: w for name, w in weights.items() if name in names}
+    dense = {name: w.dense(target.dtype) if isinstance(w, Blocks) else w for name, w in own.items()}
+    module.load_state_dict(dense, strict=False)
+    module = module.to(target.device, target.dtype).eval().requires_grad_(False)
+    for name, inner in list(module.named_modules()):
+        blocks = weights.get(f"{name}.weight")
+        if isinstance(inner, nn.Linear) and isinstance(blocks, Blocks):
+            above, _, last = name.rpartition(".")
+            setattr(module.get_submodule(above), last, Product(blocks, inner.bias, target.dtype))
+    return module
+
+
+def shapes_of(module: nn.Module) -> dict[str, tuple[int, ...]]:
+    """Name and shape of the module's parameters."""
+    return {name: tuple(parameter.shape) for name, parameter in module.named_parameters()}
+
+
+class Product(nn.Module):
+    """`nn.Linear` over blocks: [..., inputs] to [..., outputs]."""
+
+    def __init__(self, blocks: Blocks, bias: Tensor | None, dtype: torch.dtype):
+        super().__init__()
+        self.product = linear([blocks], bias, dtype)
+
+    def forward(self, x: Tensor) -> Tensor:
+        return self.product(x.flatten(0, -2)).unflatten(0, x.shape[:-1])

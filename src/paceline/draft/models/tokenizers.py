@@ -9,9 +9,11 @@ Speculative Decoding Algorithms for Heterogeneous Vocabularies, arXiv 2502.05202
 Both are lossless, for what a draft model has read decides what is proposed and never what is accepted. Tokenizing a
 longer text can change the tokens of its end, so before each round the draft's cache is cut back to what still holds."""
 
+from __future__ import annotations
+
 from collections.abc import Sequence
 from dataclasses import dataclass, field, replace
-from typing import Any, Literal, cast
+from typing import TYPE_CHECKING, Any, cast
 
 import numpy as np
 import torch
@@ -25,10 +27,11 @@ from paceline.draft.models.proposers import Proposer
 from paceline.draft.models.text_model import TextModel
 from paceline.draft.models.vocab import vocab_size
 from paceline.errors import MethodError
-from paceline.target.base import Facts
+from paceline.target.base import Facts, Target
 from paceline.target.tokenizer import Tokenizer
 
-TokenizerChoice = Literal["target", "own", "tli", "slem"]
+if TYPE_CHECKING:
+    from paceline.draft.methods.model import StreamedConfig
 
 SHARED = 0.9
 """Least share of a draft model's tokens that the target has if `own` means tli: fewer are too few to write with."""
@@ -136,7 +139,7 @@ class VocabBridge:
     share        of the target's tokens that the draft model has.
     vocab_size   of the draft's tokenizer: one more than its highest id."""
 
-    def __init__(self, own: Tokenizer, facts: Facts, way: TokenizerChoice, own_rows: int):
+    def __init__(self, own: Tokenizer, facts: Facts, way: str, own_rows: int):
         assert facts.tokenizer is not None
         target, target_rows = facts.tokenizer, facts.vocab_size
         pairs = sorted((a, b) for a, b in intersection(own, target).items() if a < own_rows and b < target_rows)
@@ -272,6 +275,9 @@ class TextDrafts(Translating):
         # What was accepted is seen when the row's text is read.
         self.keep(draft, draft.tokens, range(draft.num_run))
 
+    def wrap(self, proposer: Proposer) -> Proposer:
+        return Retokenized(proposer, self)
+
 
 class Retokenized:
     """A proposer whose chains become chains of the target's tokens."""
@@ -290,3 +296,25 @@ class Retokenized:
         tokens, _ = up_to_ends(tokens, np.arange(len(tokens)), text.target_ends)
         draft.run_index = [None] * (len(tokens) + 1)
         return DraftTree.chain(text.last_token, tokens, calls=draft.calls)
+
+
+def across_tokenizers(network: Target, own: Tokenizer, config: StreamedConfig, target: Facts) -> DraftModel:
+    """A draft model with the tokenizer `own`. MethodError for options that it excludes."""
+    path, bridge = config.checkpoint, VocabBridge(own, target, config.tokenizer, network.vocab_size)
+    if network.recurrent:
+        raise MethodError(
+            f"{path} has a tokenizer of its own and a recurrent state, which cannot take back tokens whose text is "
+            "tokenized again"
+        )
+    way = "slem" if bridge.drafts_text else "tli"
+    if config.streams or config.vocab is not None or (bridge.drafts_text and config.tree):
+        more = ", and drafts no tree" if bridge.drafts_text else ""
+        raise MethodError(f"tokenizer={way} takes no streams and no vocab{more}")
+    shared = f"{path} has a tokenizer of its own, with {bridge.share:.0%} of the target's tokens: it drafts "
+    if bridge.drafts_text:
+        notes = [shared + "text, which is tokenized again (slem)"]
+        return TextDrafts(TextModel(network, bridge.vocab_size, context=config.context), bridge, notes)
+    network.trim_head(bridge.own_ids)
+    columns = bridge.target_ids.to(target.device)
+    inner = TextModel(network, target.vocab_size, columns, context=config.context)
+    return SharedTokens(inner, bridge, [shared + "these alone (tli)"])

@@ -8,8 +8,8 @@ import torch
 from torch import Tensor
 
 from paceline.draft.models.checkpoint import CONFIG, check_all, open_head
-from paceline.draft.models.layers import shapes_of, table_and_head
-from paceline.draft.models.networks import ResidualHeads
+from paceline.draft.models.layers import table_and_head
+from paceline.draft.models.networks import ResidualHeads, shapes_of
 from paceline.draft.published.names import count_heads, renamed
 from paceline.draft.published.vocab import check_map
 from paceline.errors import ModelError
