@@ -46,6 +46,6 @@ def check_range(value: Any, field: Field[Any], what: str) -> None:
 
 
 def quoted(text: str) -> str:
-    """`text` as a spec can hold it: in quotes if it would be cut or changed without."""
+    """Write `text` for a spec, in quotes if a spec would otherwise be cut or changed by it."""
     escaped = re.sub(r'(["\\])', r"\\\1", text)
     return f'"{escaped}"' if re.search(r'[+,;|"]|^\s|\s$', text) else text

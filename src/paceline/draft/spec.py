@@ -44,30 +44,30 @@ class Part:
 
 
 def cut(text: str, separator: str) -> list[str]:
-    """`text` cut at the matches of a pattern that are not in quotes."""
+    """Cut `text` at the matches of a pattern that are not in quotes."""
     found = re.finditer(f"(?s){_QUOTED}|({separator})", text)
     places = [0, *(place for one in found if one[1] is not None for place in one.span(1)), len(text)]
     return [text[begin:end] for begin, end in zip(places[::2], places[1::2], strict=True)]
 
 
 def exchanged(text: str, old: str, new: str) -> str:
-    """`text` with `new` for `old` outside of quotes: lists of specs have ; for , in options."""
+    """Replace `old` by `new` outside of quotes: lists of specs have ; for , in options."""
     return new.join(cut(text, re.escape(old)))
 
 
 def _unquoted(text: str) -> str:
-    """What is in the quotes of a `text` that is in quotes as a whole; else the text."""
+    """Remove the quotes of a text that is quoted as a whole; another text is returned unchanged."""
     inner = re.fullmatch(f"(?s){_QUOTED}", text.strip())
     return text if inner is None else re.sub(r'\\(["\\])', r"\1", inner[0][1:-1])
 
 
 def split(spec: str) -> list[str]:
-    """Split at every + before a name; a path may contain others ("model:./c++/checkpoint")."""
+    """Split a spec at every + before a name. A path may contain others ("model:./c++/checkpoint")."""
     return cut(spec.strip(), r"\s*\+\s*(?=[A-Za-z][\w-]*\s*(?:[:,+]|$))")
 
 
 def parse(part: str, spec: str = "") -> Part:
-    """Name, checkpoint and options of one `part` of `spec`; MethodError if it cannot be read."""
+    """Parse one `part` of `spec` into name, checkpoint and options. MethodError if it cannot be read."""
     spec = spec or part
     head, *pairs = cut(part, r",(?=\s*[A-Za-z_][\w-]*=)")
     name, colon, checkpoint = head.partition(":")
@@ -115,7 +115,7 @@ def takes_checkpoint(config: type | None) -> Takes:
 
 
 def _checkpoint(part: Part, field: Field[Any] | None) -> dict[str, Any]:
-    """The checkpoint, as a field of the config; MethodError if it is missing or not wanted."""
+    """The checkpoint as a field of the config. MethodError if it is missing or not wanted."""
     if part.checkpoint:
         if field is None:
             raise MethodError(f"{part.name} takes no checkpoint, but {part.checkpoint!r} is given: leave it out.")
@@ -157,7 +157,7 @@ _WANTED = {int: "a whole number", float: "a number", bool: "true or false", str:
 
 
 def _read(text: str, hint: Any, what: str) -> Any:
-    """`text` as the first type of `hint` that can hold it."""
+    """Convert `text` to the first type of `hint` that fits. MethodError if none does."""
     kinds = sorted(_kinds(hint), key=lambda kind: kind is not types.NoneType)
     for kind in kinds:
         for choice in _choices(kind):

@@ -39,7 +39,7 @@ def best_size(
     """The number of drafted nodes that gives the most tokens a second; 0: drafting does not pay.
 
     gains     gains[n]: accepted tokens that n drafted nodes bring, gains[0] = 0.
-    times     of forwards, from `forward_times`; None: unknown. The size is then DEFAULT_SIZE nodes a row.
+    times     output of `forward_times`; None: unknown. The size is then DEFAULT_SIZE nodes a row.
     drafting  seconds of drafting.
     rows      rows that share the nodes, each with a root. fixed: other nodes of the same forward."""
     if times is None:
@@ -50,8 +50,10 @@ def best_size(
 
 
 def best_sizes(chances: Sequence[Sequence[float]], times: Floats | None, fixed: int = 0) -> list[int]:
-    """For rows that are verified together, how many of the likeliest candidates of each give the most tokens a second,
-    fewer than SIZES[-1]. chances: the probability of acceptance of each row's candidates."""
+    """The number of drafted nodes of each row, fewer than SIZES[-1], that gives the most tokens a second for all rows
+    together.
+
+    chances  the probability of acceptance of each row's candidates; the likeliest of all are taken."""
     likeliest = [(p, r) for r, of_row in enumerate(chances) for p in nlargest(SIZES[-1] - 1, of_row)]
     likeliest.sort(key=lambda one: -one[0])
     gains = [0.0, *accumulate(p for p, _ in likeliest)]

@@ -22,12 +22,12 @@ from paceline.target.base import BEFORE_NORM, Facts
 from paceline.target.linear import linear
 
 STAGES = ("stage1.0.", "stage2.0.")
-"""What the names of the two causal layers' tensors begin with."""
+"""Beginnings of the names of the two causal layers' tensors."""
 FIXED = {
     "tap": "pre_norm", "stage1_layers": 1, "stage1_input": "state", "stage2_layers": 1, "stage2_input": "concat",
     "mlp": "residual", "positions": "learnt", "encoder_layers": 1, "encoder_sight": "full",
 }  # fmt: skip
-"""Of the network in config.json, what was a choice once."""
+"""Entries of the network in config.json that were options once, and their only values."""
 
 
 class AmphistaHeads(Heads):
@@ -55,7 +55,7 @@ class AmphistaHeads(Heads):
         self.layer, self.cache, self.nbytes = BEFORE_NORM, self.layers.cache, nbytes(here, "lm_heads")
 
     def run_head(self, states: torch.Tensor, following: IntArray, segments: Sequence[Segment]) -> torch.Tensor:
-        """Stage 1 reads the states, stage 2 what it makes of them and the token after each."""
+        """Run stage 1 over the states, and stage 2 over its output and the token after each."""
         layout, cache = self.layers.begin(segments, states)
         states = self.layers(states, layout, cache, last=1)
         after = F.embedding(torch.from_numpy(following).to(states.device), self.target.embedding)

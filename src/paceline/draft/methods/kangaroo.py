@@ -53,7 +53,7 @@ def adapter_shapes(shape: Shape) -> dict[str, tuple[int, ...]]:
 class Adapter:
     """norm(f + attention(norm(f))) over early states f, with a cache of its own. The target's head reads the output.
 
-    weights  of `adapter_shapes`."""
+    weights  tensors by the names in `adapter_shapes`."""
 
     def __init__(self, weights: Mapping[str, torch.Tensor], target: Decoder, dtype: Precision = "auto"):
         here = placed(weights, target, dtype)
@@ -64,7 +64,8 @@ class Adapter:
 
     @torch.inference_mode()
     def __call__(self, states: torch.Tensor, segments: Sequence[Segment]) -> torch.Tensor:
-        """Run the segments' nodes, given their early states [N, H]; [M, H] of those whose logits are wanted."""
+        """Run the segments' nodes, given their early states [N, H]. Returns the states [M, H] of the nodes whose logits
+        are wanted."""
         ops = self.attention.ops
         layout, cache = begin(segments, self.cache, self.attention.shape, ops, states)
         delta = self.attention(ops.norm(states, self.input_norm), layout, cache, 0)
@@ -96,7 +97,8 @@ class EarlyModel(StatesModel):
         return self.head(self.adapter(torch.cat(states), segments(drafts, num_logits, self.pending.slot)))
 
     def run_early(self, drafts: Sequence[Draft]) -> Sequence[torch.Tensor]:
-        """Run the target's first layers over each draft's new nodes, from the root on; their states [nodes, H]."""
+        """Run the target's first layers over each draft's new nodes, from the root on. Returns the states [nodes, H] of
+        each draft."""
         early = []
         for draft in drafts:
             root = draft.num_committed - 1
@@ -119,10 +121,10 @@ class EarlyModel(StatesModel):
 
 
 class WithStates:
-    """A proposer whose trees have the early states of all their nodes, so that the target goes on from there.
+    """A proposer whose trees have the early states of all their nodes, from which the target goes on.
 
-    A chain's last token and a tree's leaves, which were not expanded, are verified too, so they are run now. The keys
-    and values are put into the tree's order, in which the target commits them."""
+    A chain's last token and a tree's leaves were not expanded, but are verified too, so they are run now. The keys and
+    values are put into the tree's order, in which the target commits them."""
 
     def __init__(self, proposer: Proposer, model: EarlyModel):
         self.proposer, self.model = proposer, model

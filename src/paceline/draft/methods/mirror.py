@@ -58,11 +58,11 @@ class MirrorConfig(Options):
 
 @dataclass
 class Counts:
-    """Windows counted, and times in seconds.
+    """Counts of windows, and times in seconds.
 
     hits, misses   windows that were drafted ahead or not, by the number of tokens accepted of the window before.
     waited         time that the target's side waited for windows. exposed: its part in rounds with a miss.
-    fresh, ahead   of the last rounds: drafting windows in a round with a miss, and looking ahead in line."""
+    fresh, ahead   times, in the last rounds, of drafting windows after a miss, and of looking ahead in line."""
 
     hits: Counter[int] = field(default_factory=Counter)
     misses: Counter[int] = field(default_factory=Counter)
@@ -73,12 +73,12 @@ class Counts:
 
     @property
     def hit_rate(self) -> float:
-        """Share of windows drafted ahead, of those that could have been."""
+        """The share that was drafted ahead, of the windows that could have been."""
         hits = sum(self.hits.values())
         return hits / max(hits + sum(self.misses.values()), 1)
 
     def add(self, asks: Sequence[Ask], windows: Sequence[Window], seconds: float) -> None:
-        """Count a round's windows. seconds: how long the target's side waited for them."""
+        """Count a round's windows, for which the target's side waited `seconds`."""
         for ask, window in zip(asks, windows, strict=False):
             if window.hit is not None:
                 (self.hits if window.hit else self.misses)[len(ask.new) - 1] += 1
@@ -92,7 +92,7 @@ class Counts:
 class Mirror(Drafter):
     """Drafts the next window for every likely outcome while the target verifies this one, in a process of its own.
 
-    side  the draft's side, here or in its process; None before `bind`, and after it was closed or lost."""
+    side  the draft's side, here or in its process; None before `bind`, and after the process was closed or lost."""
 
     name = "mirror"
     lossless = "yes"
@@ -167,7 +167,7 @@ class Mirror(Drafter):
         self._resources.close()
 
     def _tell(self, act: Callable[[Lookahead | DraftWorker], None]) -> None:
-        """Call the draft's side; if it has died or hangs, warn and go on without it."""
+        """Call the draft's side. If it has died or hangs, warn and go on without it."""
         if self.side is not None:
             try:
                 act(self.side)
@@ -237,7 +237,7 @@ class EarlyExit:
 
 
 def stateless_drafter(config: MirrorConfig) -> tuple[str, Model]:
-    """The spec of the drafter that drafts ahead, and the drafter. MethodError for one that cannot."""
+    """Make the drafter that drafts ahead. Returns its spec and the drafter. MethodError for one that cannot."""
     from paceline.draft.registry import create
 
     path, spec = config.checkpoint, _draft_spec(config)

@@ -92,7 +92,7 @@ class Model(ModelDrafter):
 
 
 def load_network(config: ModelConfig, target: Facts) -> Target:
-    """The draft model. MethodError if it cannot draft for the target as the options say."""
+    """Load the draft model. MethodError if it cannot draft for the target as the options say."""
     path = config.checkpoint
     own = f"auto-{str(target.dtype).removeprefix('torch.')}"  # a quantised draft model stays quantised
     network = load(path, dtype=own if config.dtype == "auto" else config.dtype, device=target.device)
@@ -110,7 +110,9 @@ def load_network(config: ModelConfig, target: Facts) -> Target:
 
 
 def trim(network: Target, config: ModelConfig, target: Facts) -> torch.Tensor | None:
-    """Cut the output head to the tokens of the option `vocab`; the tokens of its rows, None for all of the target's."""
+    """Cut the output head to the tokens of the option `vocab`. Returns the tokens of its rows; None: all of the
+    target's.
+    """
     if config.vocab is not None:
         from paceline.draft.models.vocab import check_map, kept_tokens
 
@@ -124,7 +126,7 @@ def trim(network: Target, config: ModelConfig, target: Facts) -> torch.Tensor | 
 
 
 def own_tokenizer(config: ModelConfig, target: Facts) -> Tokenizer | None:
-    """The draft model's tokenizer if it is not the target's. MethodError if that is not what the options say."""
+    """The draft model's tokenizer if it is not the target's, else None. MethodError if the options say otherwise."""
     path, wanted = config.checkpoint, getattr(config, "tokenizer", "target")
     if target.tokenizer is None:
         if wanted != "target":

@@ -59,7 +59,7 @@ class PromptLookup(Drafter):
         self.lookup(np.array([0, 0]))
 
     def lookup(self, text: IntArray) -> IntArray:
-        """What the rule proposes after `text` int64 [n], not yet cut at end tokens or at `max_draft`."""
+        """The tokens that the rule proposes after `text` int64 [n], before cuts at end tokens and `max_draft`."""
         shortest, longest = self.config.ngrams
         full = VARIANTS[self.config.variant][2]
         follow = self.config.draft if full else 1
@@ -89,8 +89,9 @@ def _find(text, ending, shortest, longest, follow, apart):  # type: ignore[no-un
     """The first place in `text` after the longest match with the end of `ending`, `shortest` to `longest` tokens long,
     and the length of the match; -1 and shortest - 1 if nothing matches.
 
-    follow  least tokens after that place. apart: the place must lie before the last n tokens of the text,
-    n being the length of the match (published: start < len - n)."""
+    follow  least number of tokens after that place.
+    apart   the place must lie before the last n tokens of the text, where n is the length of the match (published:
+            start < len - n)."""
     end, last = len(text), len(ending) - 1
     best, place = shortest - 1, -1
     for start in range(shortest, end - follow + 1):

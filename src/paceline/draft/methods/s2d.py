@@ -57,12 +57,12 @@ class Section:
 
     Nodes are numbered from the end of this cache: first the committed tokens that have not run here, then the draft's.
 
-    threshold    of the exit.
+    threshold    threshold of the exit.
     deeper       the next section; None after the last exit.
     nbytes       bytes of weights that these layers and their exit read.
-    ran          by slot: number of nodes run since the last commit.
-    waiting      by slot: states [n, H], before layer `first`, of the next nodes to run.
-    exits_taken  times that a draft left here."""
+    ran          number of nodes run since the last commit, by slot.
+    waiting      states [n, H], before layer `first`, of the next nodes to run, by slot.
+    exits_taken  number of times that a draft left here."""
 
     def __init__(self, model: Decoder, first: int, last: int, threshold: float):
         self.first, self.last, self.threshold = first, last, threshold
@@ -76,14 +76,14 @@ class Section:
         self.exits_taken = 0
 
     def start(self, slot: int) -> None:
-        """No nodes have been run since the last commit, and none wait."""
+        """Begin anew: no nodes have been run since the last commit, and none wait."""
         self.ran[slot], self.waiting[slot] = 0, self.nothing
 
     def segment(self, whole: Segment, lag: int) -> Segment:
         """The nodes of a segment of the first section that have not been run here.
 
-        lag: the row's tokens in the first section's cache that are not in this one. Their states are known, so that
-        nobody asks which tokens they are."""
+        lag  number of the row's tokens in the first section's cache that are not in this one. Their states are known,
+             so their ids are not needed."""
         slot, hidden = whole.slot, self.waiting[whole.slot] if self.first else None
         tokens = np.concatenate([np.zeros(lag, np.int64), whole.tokens])
         parent = np.concatenate([np.arange(-1, lag - 1), whole.parent + lag])
@@ -104,7 +104,8 @@ class Section:
 class SortedNetwork:
     """A model that each token leaves at the first exit that is sure enough. It keeps rows as a target does.
 
-    sections  its layers, cut at its exits. num_tokens: the target's; its own head may have more rows, of padding."""
+    sections    its layers, cut at its exits.
+    num_tokens  number of the target's tokens; its own head may have more rows, of padding."""
 
     def __init__(self, decoder: Decoder, exits: Sequence[tuple[int, float]], num_tokens: int):
         self.decoder, self.num_tokens = decoder, num_tokens
@@ -144,8 +145,8 @@ class SortedNetwork:
             section.commit(slot, end, nodes)
 
     def run(self, drafts: Sequence[Draft], segments: Sequence[Segment]) -> torch.Tensor:
-        """Run each draft's segment up to the first exit that is sure enough; the logits that are wanted. A segment of
-        which none are wanted, such as a piece of a prompt, goes through all layers."""
+        """Run each draft's segment up to the first exit that is sure enough. A segment without wanted logits, such as a
+        piece of a prompt, goes through all layers. Returns the wanted logits."""
         logits: dict[int, torch.Tensor] = {}
         going = list(range(len(drafts)))
         for section in self.sections:
@@ -164,7 +165,8 @@ class SortedNetwork:
         return torch.cat([logits[i] for i in sorted(logits)]) if logits else self.sections[0].nothing
 
     def _through(self, section: Section, segments: Sequence[Segment]) -> list[torch.Tensor]:
-        """Run a section over the nodes that wait for it; the states after it, [n, H] a row, wait for the next one."""
+        """Run a section over the nodes that wait for it. Returns the states after it, [n, H] for each row, which now
+        wait for the next section."""
         slots = [segment.slot for segment in segments]
         segments = [section.segment(one, self.length(one.slot) - section.cache.length(one.slot)) for one in segments]
         hidden = self.decoder.run_layers(segments, section.last, first=section.first, cache=section.cache)
@@ -185,7 +187,7 @@ class SortedNetwork:
     def _leave(
         self, section: Section, drafts: Sequence[Draft], wanted: Mapping[int, torch.Tensor]
     ) -> dict[int, torch.Tensor]:
-        """Logits [n, K] of the drafts that leave after a section. wanted: by draft, its states [n, H].
+        """Logits [n, K] of the drafts that leave after a section. wanted: states [n, H] by draft.
 
         A draft leaves if one of its n distributions, at the request's temperature, has a token above the threshold: a
         chain has one distribution, a tree those of a level (SD2)."""
@@ -275,7 +277,7 @@ def _possible(thresholds: list[float]) -> list[float]:
 
 
 def _numbers(what: str, text: str | None, kind: Callable[[str], Any], example: str) -> list[Any]:
-    """The numbers in `text`, with commas between; none without a text. MethodError names the option `what`."""
+    """Parse numbers with commas between them; None has none. MethodError names the option `what`."""
     try:
         return [] if text is None else [kind(number) for number in text.split(",")]
     except ValueError:

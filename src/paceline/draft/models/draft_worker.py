@@ -31,7 +31,8 @@ class Closed(Exception):
 
 
 def facts_to_send(target: Facts, device: torch.device) -> Facts:
-    """The facts of `target` for the process, with its draft model on `device`; of the tokenizer, the fingerprint."""
+    """The facts of `target` for the process, which has the draft model on `device`. Of the tokenizer, only name and
+    fingerprint are sent."""
     facts = {name: getattr(target, name) for name in Facts.__annotations__}
     tokenizer = target.tokenizer and SimpleNamespace(
         fingerprint=target.tokenizer.fingerprint, name=target.tokenizer.name, eos_token_id=None
@@ -43,9 +44,9 @@ def facts_to_send(target: Facts, device: torch.device) -> Facts:
 class Setup:
     """How to start the process.
 
-    drafter  its spec. facts: of the target. ahead: the options of `Lookahead`.
-    own      the draft's own candidates are the only ones, so the process looks ahead without waiting for others.
-    threads  processor threads. cores: where it may run; empty: everywhere.
+    drafter  spec of the drafter. facts: facts of the target. ahead: options of `Lookahead`.
+    own      only the draft's own candidates are used, so the process looks ahead without waiting for others.
+    threads  processor threads. cores: cores on which it may run; empty: all.
     limit_s  most seconds for a response."""
 
     drafter: str
@@ -58,7 +59,7 @@ class Setup:
 
 
 class DraftWorker:
-    """The process, seen from the target's side: the methods of `Lookahead`. Closed if it does not start."""
+    """The target's side of the process, with the methods of `Lookahead`. Raises Closed if it does not start."""
 
     def __init__(self, setup: Setup):
         context = get_context("spawn")
@@ -142,8 +143,8 @@ def _end(process: BaseProcess, pipe: Connection) -> None:
 
 
 def split_cores(threads: int) -> tuple[frozenset[int], frozenset[int]]:
-    """This process's cores: (all but the last `threads`, for the target; the last ones, for the draft). Both are empty
-    where there are too few cores, or the system does not name them."""
+    """Divide this process's cores: (all but the last `threads`, for the target; the others, for the draft). Both are
+    empty if there are too few cores, or the system does not name them."""
     cores = sorted(os.sched_getaffinity(0)) if hasattr(os, "sched_getaffinity") else []
     if len(cores) <= threads:
         return frozenset(), frozenset()

@@ -1,4 +1,4 @@
-"""What draft heads are built of: their weights, and decoder layers with a cache of their own.
+"""Parts of draft heads: their weights, and decoder layers with a cache of their own.
 
     here = placed(tensors, target, "int8")                   # matrices are Blocks, all else tensors
     layers = own_layers(here, ["prefix.layers.0."], target)  # decoder layers of the target's shape
@@ -52,7 +52,7 @@ def nbytes(weights: WeightsByName, *without: str) -> int:
 
 
 def table_and_head(target: Facts) -> tuple[Tensor, Linear]:
-    """The target's input embedding [V, H] and output head. MethodError if it does not show them."""
+    """The target's input embedding [V, H] and output head. MethodError if it gives no access to them."""
     if isinstance(target, Decoder):
         return target.embedding, target.head
     if isinstance(target, HFTarget):
@@ -66,7 +66,9 @@ def table_and_head(target: Facts) -> tuple[Tensor, Linear]:
 
 
 def native(target: Facts, what: str, instead: str = "heads without layers of their own") -> Decoder:
-    """The target as a native decoder; MethodError for another one. what: the method, and why it needs one."""
+    """Check that the target is a native decoder, and return it. MethodError for another one.
+
+    what  the method, and the reason why it needs one. instead: an alternative."""
     if isinstance(target, Decoder):
         return target
     raise MethodError(
@@ -81,7 +83,7 @@ _READ = (
     "hidden_size", "intermediate_size", "num_hidden_layers", "num_attention_heads", "num_key_value_heads", "head_dim",
     "hidden_act", "rms_norm_eps", "attention_bias", "mlp_bias", "vocab_size",
 )  # fmt: skip
-"""Entries of a head's config.json that say what its layers look like."""
+"""Entries of a head's config.json that describe its layers."""
 _SIZES = {*_READ[:6], "vocab_size"}
 
 
@@ -131,8 +133,8 @@ def layer_config(where: Any, config: Entries, target: Facts) -> PretrainedConfig
 def head_shapes(shape: Shape, width: int, norms: tuple[str, ...]) -> dict[str, tuple[int, ...]]:
     """Name and shape of a layer's tensors.
 
-    width  of the attention's input: EAGLE-3's first layer reads twice the hidden size.
-    norms  names of the norms before the attention: EAGLE-1's first layer has none."""
+    width  width of the attention's input; EAGLE-3's first layer reads twice the hidden size.
+    norms  names of the norms before the attention; EAGLE-1's first layer has none."""
     return layer_shapes(shape, width) | {f"{name}.weight": (shape.hidden_size,) for name in norms}
 
 
@@ -142,9 +144,9 @@ NORM = "input_layernorm"
 class HeadLayers:
     """Decoder layers of one shape, and their cache.
 
-    weights  on the target's device; every name begins with a layer's prefix, of `prefixes`.
-    ops      the elementwise steps.
-    vectors  set here: the weights that are not in blocks."""
+    weights   tensors on the target's device. Every name begins with a layer's prefix.
+    prefixes  prefix of each layer's names. ops: the elementwise steps.
+    vectors   the weights that are not in blocks."""
 
     def __init__(self, weights: WeightsByName, prefixes: Sequence[str], shape: Shape, ops: TorchOps, target: Facts):
         self.shape, self.ops, self.vectors = shape, ops, tensors_of(weights)
@@ -154,8 +156,9 @@ class HeadLayers:
         )
 
     def begin(self, segments: Sequence[Segment], like: Tensor, window: int | None = None) -> tuple[Layout, Writer]:
-        """Plan a forward over the segments' nodes, and reserve memory in the cache. like: their states; window: the
-        most tokens that a node sees."""
+        """Plan a forward over the segments' nodes, and reserve memory in the cache.
+
+        like  their states. window: largest number of tokens that a node sees."""
         return begin(segments, self.cache, self.shape, self.ops, like, window)
 
     def __call__(

@@ -53,9 +53,10 @@ class Translator:
         self._adds_space = self._after_line_break("a") != goal.encode_text("a")
 
     def __call__(self, tokens: Sequence[int], before: Sequence[int] = ()) -> tuple[list[int], list[int]]:
-        """Their translation, and those at the end that are only a part of a character, which it leaves out.
+        """Translate `tokens`. Returns their translation, and the tokens at the end that are only a part of a character
+        and are left out of it.
 
-        before: tokens of `source` that come before, a few are enough; none: the text begins here."""
+        before  tokens of `source` before these, of which a few are enough; none: the text begins here."""
         out: list[int] = []
         left: list[int] = []
         begin = 0
@@ -69,7 +70,8 @@ class Translator:
         return out, left
 
     def begins_word(self, token: int) -> bool:
-        """Whether a token of `source` begins a word or has no text: `goal` does not join what is before and after."""
+        """Whether a token of `source` begins a word or has no text, so that `goal` does not join the texts before and
+        after it."""
         return token in self.special or whole_text(self.source, [token], [token])[0].startswith(" ")
 
     def _encode(self, text: str, continues: bool) -> list[int]:
@@ -86,12 +88,12 @@ class Translator:
 
 
 def special_tokens(tokenizer: Tokenizer) -> dict[int, str]:
-    """Tokens without text, and how they are spelled."""
+    """The spellings of tokens without text."""
     return {int(i): str(token.content) for i, token in tokenizer.inner.added_tokens_decoder.items() if token.special}
 
 
 def whole_text(tokenizer: Tokenizer, tokens: Sequence[int], before: Sequence[int]) -> tuple[str, list[int]]:
-    """The text of `tokens` after `before`, without a character that is not whole; and the tokens that are left out."""
+    """The text of `tokens` after `before`, without an incomplete character, and the tokens that are left out of it."""
     texts = []
     for cut in range(min(SPLIT, len(tokens)) + 1):
         detokenizer = tokenizer.detokenizer(before)
@@ -102,13 +104,14 @@ def whole_text(tokenizer: Tokenizer, tokens: Sequence[int], before: Sequence[int
 
 
 def intersection(own: Tokenizer, target: Tokenizer) -> dict[int, int]:
-    """Tokens of `own` -> tokens of `target` with the same text, or spelled alike if they have none; one to one."""
+    """Map tokens of `own` to tokens of `target` with the same text, or spelling if they have none, one to one."""
     known = _spelled(target)
     return {id: known[spelling] for spelling, id in _spelled(own).items() if spelling in known}
 
 
 def _spelled(tokenizer: Tokenizer) -> dict[bytes | str, int]:
-    """The tokens by their bytes, special ones by their names. Of two with the same bytes, the one that is no byte."""
+    """Tokens by their bytes, special tokens by their names. Of two with the same bytes, the one that is no byte
+    token."""
     out: dict[bytes | str, int] = {name: id for id, name in special_tokens(tokenizer).items()}
     for id in sorted(set(tokenizer.inner.get_vocab().values()) - special_tokens(tokenizer).keys()):
         spelling = tokenizer.spelling(id)
@@ -136,8 +139,8 @@ class VocabBridge:
 
     drafts_text  slem: drafts are the draft model's tokens until `retokenize`. False: tli, they are the target's.
     own_ids      int64 [K], ascending: tokens of the draft model that the target has. target_ids: the target's ids.
-    share        of the target's tokens that the draft model has.
-    vocab_size   of the draft's tokenizer: one more than its highest id."""
+    share        share of the target's tokens that the draft model has.
+    vocab_size   one more than the highest id of the draft's tokenizer."""
 
     def __init__(self, own: Tokenizer, facts: Facts, way: str, own_rows: int):
         assert facts.tokenizer is not None
@@ -264,8 +267,8 @@ class SharedTokens(Translating):
 
 
 class TextDrafts(Translating):
-    """slem: drafts are the draft model's best tokens, whatever the request's parameters. `Retokenized` makes the
-    target's of them."""
+    """slem: drafts are the draft model's best tokens, whatever the request's parameters. `Retokenized` converts them
+    to the target's tokens."""
 
     def begin(self, row: Request, ends: frozenset[int]) -> Draft:
         text = self.read(row, params=SamplingParams(), target_row=row, target_ends=ends)
