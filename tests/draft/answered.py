@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any, Self
@@ -11,13 +10,12 @@ import numpy as np
 import torch
 from transformers import PreTrainedModel
 
-from paceline.core.request import Completion, Row
+from paceline.core.request import Completion
 from paceline.core.sampling import SamplingParams
 from paceline.draft.base import Drafter
-from paceline.draft.fallback import Fallback
 from paceline.engine.engine import Engine
 from paceline.target.decoder import Decoder
-from tests import drafters, models, native
+from tests import models, native
 from tests.plain import generate, texts, up_to
 from tests.preempting import preempt_often
 
@@ -62,15 +60,6 @@ class Answered:
         if batch == 3:
             preempt_often(engine)
         return engine.generate(self.prompts, SamplingParams(max_tokens=new))
-
-    def rows_of_two(self, drafter: Drafter) -> Iterator[Row]:
-        """After every round the rows of three prompts, for which an oracle drafts in some rounds, else `drafter`."""
-        engine = Engine(self.target, Fallback([drafters.Idle(self.answers, error=0.3, branches=1), drafter]))
-        for prompt in self.prompts[:3]:
-            engine.add(prompt, SamplingParams(max_tokens=NEW))
-        while engine.has_work:
-            engine.step()
-            yield from engine.rows
 
     def check(self, drafter: Drafter, batch: int = 8, chunk: int = 512) -> list[Completion]:
         """Answers, which must be transformers' own."""

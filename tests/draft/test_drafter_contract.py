@@ -5,6 +5,8 @@ The oracle is transformers, one forward over the whole text for every token, wit
 
 from __future__ import annotations
 
+import re
+import shutil
 from collections.abc import Sequence
 from contextlib import suppress
 from copy import deepcopy
@@ -17,6 +19,7 @@ from typing import Any
 import numpy as np
 import pytest
 import torch
+from safetensors.torch import load_file, save
 from transformers import PreTrainedModel
 
 from paceline.core.request import Row
@@ -27,6 +30,7 @@ from paceline.draft.base import UNLIMITED, Drafter
 from paceline.draft.cost import Prices, Table
 from paceline.draft.fallback import Fallback
 from paceline.draft.methods.recycling import Recycling
+from paceline.draft.methods.s2d import Sorted
 from paceline.draft.models import pending
 from paceline.draft.models.vocab import Vocabulary
 from paceline.draft.registry import by_request, create, describe, names
@@ -187,8 +191,12 @@ def few(tmp_path_factory: pytest.TempPathFactory) -> tuple[Folders, Law]:
 
 
 LAWS = {
-    **dict.fromkeys(("eagle", "eagle3", "mtp"), ("tree=0,stop=fixed", "tree=3,width=2")),
+    **dict.fromkeys(
+        ("eagle", "eagle3", "mtp"), ("tree=0,stop=fixed", "tree=3,width=2", "tree=0,stop=fixed,vocab={two}")
+    ),
     "kangaroo": ("threshold=0", "threshold=0.5", "threshold=1"),
+    "model": ("tree=0,stop=heuristic", "tree=0,stop=svip,threshold=0.3", "tree=0,stop=fixed,vocab={two}"),
+    "s2d": ("stop=fixed", "stop=fixed,sample=best", "stop=fixed,tree=4,width=2"),
     "dflash": ("tree=0,stop=fixed", "tree=0,threshold=0.4", "tree=0,sample=best", "tree=3,width=2"),
 }
 
@@ -197,8 +205,12 @@ LAWS = {
 def test_sampled_text_has_the_targets_distribution(few: tuple[Folders, Law], name: str, options: str) -> None:
     """Exactly: every outcome of everything random is walked."""
     here, plain = few
-    drafter = create(f"{name}:{here[SPECS[name].split('{')[1].split('}')[0]]},draft=2,{options}")
+    save_vocabulary(two := here.folder / "two.safetensors", Vocabulary(torch.tensor([1, 4])))
+    exits = ",exits=1,2,4,thresholds=0.4,0.45" if name == "s2d" else ""
+    drafter = create(f"{name}:{here[SPECS[name].split('{')[1].split('}')[0]]},draft=2,{options.format(two=two)}{exits}")
     assert largest_difference(law(here.target, drafter, [1, 3, 2], 3), plain) < 1e-5
+    if isinstance(drafter, Sorted):
+        assert sum(section.exits_taken > 0 for section in drafter.sections) > 1, "tokens leave at several exits"
 
 
 @pytest.fixture(scope="module")
@@ -548,6 +560,26 @@ def test_a_checkpoint_that_is_not_there_or_of_another_target_is_refused_in_one_l
     for spec, target in cases:
         with pytest.raises(PacelineError) as error:
             made(folders, spec).bind(target)
+        assert "\n" not in str(error.value)
+
+
+@pytest.mark.parametrize("name", [name for name in SPECS if name != "rest"])
+def test_a_damaged_checkpoint_is_refused_in_one_line(folders: Folders, name: str, tmp_path: Path) -> None:
+    """The line names the tensor that is missing or has another shape."""
+    key = SPECS[name].partition("{")[2].partition("}")[0]
+    file = Path(shutil.copytree(folders[key], tmp_path / "damaged")) / "model.safetensors"
+    whole, weights = file.read_bytes(), load_file(file)
+    (tensor,) = [n for n, t in weights.items() if t.ndim == 2 and not re.search("embed|head|markov|confidence", n)][-1:]
+    narrow = {tensor: weights[tensor][:, :-1].contiguous()}
+    for data, words in (
+        (whole[:-100], ["cut off or damaged"]),
+        (save({n: t for n, t in weights.items() if n != tensor}, {"format": "pt"}), [tensor.split(".")[-2]]),
+        (save(weights | narrow, {"format": "pt"}), [tensor.split(".")[-2], " where "]),
+    ):
+        file.write_bytes(data)
+        with pytest.raises(PacelineError) as error:
+            create(SPECS[name].format_map({key: file.parent})).bind(folders.target)
+        assert all(word in str(error.value) for word in words), error.value
         assert "\n" not in str(error.value)
 
 

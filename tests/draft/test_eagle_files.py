@@ -175,15 +175,9 @@ def test_every_key_is_used_or_the_load_is_refused(model: PreTrainedModel, target
     extra = good | {"embedding_layernorm.weight": torch.ones(64), "pre_lm_head_layernorm.weight": torch.ones(64)}
     message = refusal(write(tmp_path / "extra", described(model), extra), target, "eagle")
     assert "has embedding_layernorm.weight, pre_lm_head_layernorm.weight, which nothing here reads" in message
-    less = {name: tensor for name, tensor in good.items() if "o_proj" not in name}
-    message = refusal(write(tmp_path / "less", described(model), less), target, "eagle")
-    assert "has no layers.0.self_attn.o_proj.weight" in message
     message = refusal(write(tmp_path / "v3", described(model), good), target, "eagle3")
     assert "has no fc_norm" not in message
     assert "lm_head.weight" in message
-    narrow = good | {"fc.weight": torch.zeros(64, 100)}
-    message = refusal(write(tmp_path / "narrow", described(model), narrow), target, "eagle")
-    assert "its fc.weight is [64, 100] where [64, 128] is wanted" in message
 
 
 def test_heads_for_another_target_are_refused_in_one_line(
@@ -210,7 +204,6 @@ def test_heads_for_another_target_are_refused_in_one_line(
 
 
 def test_what_is_no_head_is_refused_in_one_line(model: PreTrainedModel, target: Decoder, tmp_path: Path) -> None:
-    assert "there is no folder" in refusal(tmp_path / "nothing", target)
     (tmp_path / "empty").mkdir()
     assert "has no config.json" in refusal(tmp_path / "empty", target)
     (tmp_path / "empty" / "config.json").write_text("{}")
@@ -219,5 +212,3 @@ def test_what_is_no_head_is_refused_in_one_line(model: PreTrainedModel, target: 
     assert "does not say hidden_size, intermediate_size" in refusal(tmp_path / "empty", target)
     folder = write(tmp_path / "gelu", described(model, hidden_act="gelu"), eagle1(model))
     assert "activation 'gelu' is not one of silu" in refusal(folder, target, "eagle")
-    with pytest.raises(MethodError, match="needs a checkpoint: write eagle3:PATH"):
-        registry.create("eagle3")

@@ -194,21 +194,14 @@ def test_what_is_no_head_for_a_target_is_refused_in_one_line(tmp_path: Path) -> 
     mixture = mtps.random_head(models.model("qwen3-moe"))
     assert "has other experts than its target's" in says(mixture)
     assert "mtp runs a layer of the target's kind, and a model runs in transformers" in says(good, HFTarget(model))
-    less = {name: tensor for name, tensor in good.items() if "o_proj" not in name}
-    assert "has no layers.0.self_attn.o_proj.weight" in says(less)
     assert "has layers.0.mtp.fc.bias, which nothing here reads" in says(good | {"mtp.fc.bias": torch.zeros(64)})
-    assert "its fc.weight is [64, 100] where [64, 128]" in says(good | {"mtp.fc.weight": torch.zeros(64, 100)})
     assert "has no multi-token-prediction head; `paceline train mtp` makes one" in says({"x": torch.zeros(1)})
     one = {"model.mtp_layers.0.input_proj.weight": torch.tensor(1.0)}
     assert "its fc.weight is [] where [64, 128]" in says(mtps.in_layout(good, "mimo", 3) | one)
     small = models.model("llama2", hidden_size=48, num_attention_heads=4, head_dim=12)
     assert "is no head for this target" in says(mtps.random_head(small))
     assert "is not from a model's folder" in refusal("", target)
-    assert "there is no folder" in refusal(tmp_path / "nothing", target)
-    file = mtps.save(tmp_path / "cut", good) / "model.safetensors"
-    file.write_bytes(file.read_bytes()[:-100])
-    assert "is cut off or damaged" in refusal(tmp_path / "cut", target)
-    assert "is a file" in refusal(file, target)
+    assert "is a file" in refusal(mtps.save(tmp_path / "head", good) / "model.safetensors", target)
 
 
 @pytest.mark.parametrize("native_decoder", [True, False])

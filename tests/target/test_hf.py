@@ -163,7 +163,7 @@ def test_greedy_text_is_that_of_generate(target: HFTarget) -> None:
 
 @pytest.mark.parametrize("family", RUNS)
 def test_half_precision_passes_the_proof(family: str) -> None:
-    HFTarget(models.model(family).to(torch.bfloat16), name=family)
+    assert HFTarget(models.model(family).to(torch.bfloat16), name=family).dtype == torch.bfloat16
 
 
 def test_a_model_in_training_is_put_to_work() -> None:

@@ -1,4 +1,4 @@
-"""DraftTree: what a drafter proposes.
+"""DraftTree is the proposal of a drafter.
 
 Node 0 is the root: the last committed token, whose keys and values the target does not hold yet. Every other node is a
 drafted token that follows its parent. A chain is a tree without branches. The root alone is plain decoding.

@@ -38,12 +38,12 @@ class Fallback(Drafter):
         self.notes = [note for part in self.parts for note in part.notes]
         self.price_table = next((part.price_table for part in self.parts if part.price_table is not None), None)
 
-    def told(self, row: Request) -> Sequence[Drafter]:
+    def informed(self, row: Request) -> Sequence[Drafter]:
         """The parts that are informed of a row."""
         return self.parts
 
     def start(self, row: Request) -> None:
-        for part in self.told(row):
+        for part in self.informed(row):
             part.start(row)
 
     def begin_round(self, prefill_tokens: int, budget: Unlimited | None = None) -> None:
@@ -73,12 +73,12 @@ class Fallback(Drafter):
                 part.on_layer(layer, hidden, round)
 
     def restart(self, row: Request) -> None:
-        for part in self.told(row):
+        for part in self.informed(row):
             part.restart(row)
 
     def drop(self, row: Request) -> None:
         with ExitStack() as dropping:  # if one part fails, the others forget the row all the same
-            for part in reversed(self.told(row)):
+            for part in reversed(self.informed(row)):
                 dropping.callback(part.drop, row)
 
 
@@ -106,7 +106,7 @@ class Choice(Fallback):
         super().bind(target)
         self._readers = [part for part in self.parts if not _has_model(part)]
 
-    def told(self, row: Request) -> Sequence[Drafter]:
+    def informed(self, row: Request) -> Sequence[Drafter]:
         own = self.of(row)
         return [part for part in self.parts if part is own or part in self._readers]
 

@@ -38,7 +38,7 @@ class Recording:
 class Chains(Fallback):
     """Reduces the drafts of `inner`, which may be bound already, to the best chain of each tree.
 
-    vocab_size  a chain ends before a token of this number or above; None: there is no limit."""
+    vocab_size  a chain ends before the first token id of vocab_size or above; None: there is no limit."""
 
     def __init__(self, inner: Drafter, vocab_size: int | None = None):
         super().__init__([inner])

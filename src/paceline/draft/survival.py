@@ -44,7 +44,7 @@ class Survival:
         return min(max((seen + ROW_STRENGTH) / (expected + ROW_STRENGTH), 0.25), 4.0)
 
     def asked(self, row: int, most: int) -> tuple[Floats, Floats]:
-        """For tokens 1, 2, ... of a draft of at most `most`: P(the token is accepted), and P(it is drafted)."""
+        """P(the token is accepted) and P(it is drafted), for tokens 1, 2, ... of a draft of at most `most` tokens."""
         depths = slice(1, min(most, DEEPEST) + 1)
         return np.exp(-self.strain(row) * self._hazard[ASKED, depths]), np.exp(-self._hazard[REACHED, depths])
 

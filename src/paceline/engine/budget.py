@@ -67,8 +67,8 @@ class Drafts:
     """The measurements of a drafter.
 
     worth  fading mean, over all rows, of the tokens beyond their price that asking the drafter brought.
-    steps  the drafter is given a depth: it runs a model step by step, or its drafts must stay whole.
-    draws  it draws its drafts where answers are drawn; None: that is not known yet.
+    steps  whether the drafter is given a depth, because it runs a model step by step or its drafts must stay whole.
+    draws  whether it draws its drafts where answers are drawn; None while that is not known.
     width  number of nodes of its drafts for each token of their depth.
     begun  ids of the rows for which it was asked. The first call for a row may read its prompt, and is not timed."""
 

@@ -87,8 +87,8 @@ class PrefixCache:
                 return block.to(self._target.device)
             log.warning("prefix_cache: %s is damaged, and was removed", path)
             path.unlink(missing_ok=True)
-        except OSError:  # such as: another process has removed it
-            pass
+        except OSError:
+            return None  # another process may have removed it
         return None
 
     def _write(self, path: Path, kv: torch.Tensor) -> None:

@@ -53,7 +53,7 @@ class Auto(Fallback):
         self._rounds = 0
 
     def bind(self, target: Facts) -> None:
-        """Bind every part and read the table; MethodError as theirs, and for a table that does not fit."""
+        """Bind every part and read the table. MethodError from a part, or for a table that does not fit."""
         super().bind(target)
         self.times_rounds = self.config.table is None
         if self.config.table is not None:

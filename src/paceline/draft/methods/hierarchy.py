@@ -3,9 +3,9 @@
 Cho et al. 2025, "Lossless Acceleration of Large Language Models with Hierarchical Drafting based on Temporal Locality
 in Speculative Decoding" (Findings of NAACL 2025, arXiv 2502.05609). The stores, in this order:
 
-* W, the context (D_c): what followed the last token in this request, newest first;
-* S, the model (D_m): what followed it most often in the model's recorded answers (`model`) and past ones (`past`);
-* L, the statistics (D_s): what followed the last 2 tokens, then the last 1, most often in a large corpus (`corpus`).
+* W, the context (D_c): sequences after the same last token in this request, newest first;
+* S, the model (D_m): the most frequent ones in the model's recorded answers (`model`) and in past ones (`past`);
+* L, the statistics (D_s): the most frequent ones after the last 2 tokens, then the last 1, in a corpus (`corpus`).
 
 Where we differ from the published method and why: docs/methods/hierarchy.md."""
 

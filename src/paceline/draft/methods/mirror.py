@@ -60,9 +60,12 @@ class MirrorConfig(Options):
 class Counts:
     """Counts of windows, and times in seconds.
 
-    hits, misses   windows that were drafted ahead or not, by the number of tokens accepted of the window before.
-    waited         time that the target's side waited for windows. exposed: its part in rounds with a miss.
-    fresh, ahead   times, in the last rounds, of drafting windows after a miss, and of looking ahead in line."""
+    hits     number of windows that were drafted ahead, by the number of accepted tokens of the window before.
+    misses   number of windows that were not, likewise.
+    waited   time that the target's side waited for windows.
+    exposed  the part of `waited` in rounds with a miss.
+    fresh    times of drafting windows after a miss, in the last rounds.
+    ahead    times of looking ahead in line, in the last rounds."""
 
     hits: Counter[int] = field(default_factory=Counter)
     misses: Counter[int] = field(default_factory=Counter)
@@ -131,7 +134,7 @@ class Mirror(Drafter):
             self.side = Lookahead(drafter, **options)
 
     def _start_worker(self, target: Facts, spec: str, options: dict[str, Any]) -> DraftWorker:
-        """The process, with cores of its own where there are enough."""
+        """Start the draft's process, with cores of its own where there are enough."""
         c = self.config
         path = parse(spec).checkpoint or ""
         if target.tokenizer is not None:

@@ -42,7 +42,7 @@ class PromptLookupConfig(Options):
 
 
 class PromptLookup(Drafter):
-    """Copies what followed the same few tokens earlier in the text."""
+    """Copies the tokens that followed the same few tokens earlier in the text."""
 
     name = "prompt-lookup"
     lossless = "yes"

@@ -135,7 +135,7 @@ class SortedNetwork:
             section.cache.drop_row(slot)
 
     def length(self, slot: int) -> int:
-        """As a target's; deeper sections may have fewer tokens."""
+        """Number of the row's tokens in the first section's cache; deeper sections may have fewer."""
         return self.sections[0].cache.length(slot)
 
     def commit(self, slot: int, nodes: Sequence[int]) -> None:

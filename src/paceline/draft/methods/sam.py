@@ -41,7 +41,7 @@ class SamConfig(Options):
 
 
 class Sam(Drafter):
-    """Copies what followed the longest suffix of the text that occurred before (suffix automaton)."""
+    """Copies the tokens after the longest suffix of the text that occurred before (suffix automaton)."""
 
     name = "sam"
     lossless = "yes"

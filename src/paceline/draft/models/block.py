@@ -67,6 +67,7 @@ class BlockTree:
         self.model, self.width, self.size = model, width, size
 
     def propose(self, drafts: Sequence[Draft], beside: int = 0) -> list[DraftTree]:
+        """Draft one tree for each text; `beside` is the number of other rows of the round."""
         if not drafts:
             return []
         self.model.fill(drafts)

@@ -1,4 +1,4 @@
-"""Draft and DraftModel: a row's draft while it grows; and how the model runs that drafts, and what it keeps of a row.
+"""Draft is a row's draft while it grows; DraftModel is the interface of a model that drafts, with its memory of rows.
 
 Drafted tokens lie after the row's committed ones in the model's cache, and `commit` keeps those that were accepted, so
 nothing is rolled back. Committed tokens that it has not run come first in a draft: usually one, two after a draft that
@@ -108,7 +108,7 @@ def segments(drafts: Sequence[Draft], num_logits: Sequence[int], slot: Callable[
 class DraftModel:
     """A model that drafts, bound to a target.
 
-    vocab_size    number of tokens of its vocabulary: the target's, unless it drafts text (`tokenizers.py`).
+    vocab_size    number of tokens of its vocabulary: the target's, unless it has another tokenizer (`tokenizers.py`).
     columns       tokens int64 [K] of the columns of its logits; None: all tokens.
     needs         outputs and hooks of the target's forward that it needs.
     weight_bytes  bytes of weights that its forward reads.

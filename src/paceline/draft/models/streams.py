@@ -11,7 +11,7 @@ those after that one. They are guesses: the next forward runs them, and a guess 
 
 Every token has the distribution that is recorded with it. One that was run again has the model's own: drawn, a guess is
 kept with probability min(1, q / q'), else replaced out of what is left of q. Guesses at the end of a full window have
-that of their stream. No decision is made by a guess before it is run: that would change its distribution.
+that of their stream. No decision depends on a guess before it is run, because that would change its distribution.
 
 A token's streams are nodes below it in the last layers alone, which see its ancestors, itself, and the streams before
 them; no token sees a stream. Their keys and values are overwritten by the next forward."""

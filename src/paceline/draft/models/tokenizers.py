@@ -13,7 +13,7 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 from dataclasses import dataclass, field, replace
-from typing import TYPE_CHECKING, Any, cast
+from typing import Any, cast
 
 import numpy as np
 import torch
@@ -29,9 +29,6 @@ from paceline.draft.models.vocab import vocab_size
 from paceline.errors import MethodError
 from paceline.target.base import Facts, Target
 from paceline.target.tokenizer import Tokenizer
-
-if TYPE_CHECKING:
-    from paceline.draft.methods.model import StreamedConfig
 
 SHARED = 0.9
 """Least share of a draft model's tokens that the target has if `own` means tli: fewer are too few to write with."""
@@ -135,10 +132,11 @@ class _Text:
 
 
 class VocabBridge:
-    """Between a draft model and a target that have different tokenizers.
+    """The bridge between a draft model and a target that have different tokenizers.
 
-    drafts_text  slem: drafts are the draft model's tokens until `retokenize`. False: tli, they are the target's.
-    own_ids      int64 [K], ascending: tokens of the draft model that the target has. target_ids: the target's ids.
+    drafts_text  whether drafts are the draft model's tokens until `retokenize` (slem), not the target's (tli).
+    own_ids      tokens of the draft model that the target has, int64 [K], ascending.
+    target_ids   the target's ids of these tokens, int64 [K].
     share        share of the target's tokens that the draft model has.
     vocab_size   one more than the highest id of the draft's tokenizer."""
 
@@ -214,7 +212,7 @@ class Translating(DraftModel):
 
     def read(self, row: Request, **own: Any) -> View:
         """The row in the draft model's tokens. Its cache is cut back to what still holds: the last tokens of a text can
-        change when it goes on. The one at the end always goes: it is run for what follows."""
+        change when it goes on. The last token is always cut off, so that it is run again for the next one."""
         ids = self.bridge.text(row)
         held = self._held.get(row.id, _NOTHING)
         if len(held):
@@ -301,23 +299,24 @@ class Retokenized:
         return DraftTree.chain(text.last_token, tokens, calls=draft.calls)
 
 
-def across_tokenizers(network: Target, own: Tokenizer, config: StreamedConfig, target: Facts) -> DraftModel:
-    """A draft model with the tokenizer `own`. MethodError for options that it excludes."""
-    path, bridge = config.checkpoint, VocabBridge(own, target, config.tokenizer, network.vocab_size)
+def across_tokenizers(
+    path: str, way: str, context: int | None, network: Target, own: Tokenizer, target: Facts
+) -> Translating:
+    """The draft model `network` of the folder `path`, whose tokenizer is `own`. MethodError if it cannot draft.
+
+    way      value of the option `tokenizer`: "tli", "slem" or "own".
+    context  number of the text's last tokens that it reads; None: all."""
+    bridge = VocabBridge(own, target, way, network.vocab_size)
     if network.recurrent:
         raise MethodError(
             f"{path} has a tokenizer of its own and a recurrent state, which cannot take back tokens whose text is "
             "tokenized again"
         )
-    way = "slem" if bridge.drafts_text else "tli"
-    if config.streams or config.vocab is not None or (bridge.drafts_text and config.tree):
-        more = ", and drafts no tree" if bridge.drafts_text else ""
-        raise MethodError(f"tokenizer={way} takes no streams and no vocab{more}")
     shared = f"{path} has a tokenizer of its own, with {bridge.share:.0%} of the target's tokens: it drafts "
     if bridge.drafts_text:
         notes = [shared + "text, which is tokenized again (slem)"]
-        return TextDrafts(TextModel(network, bridge.vocab_size, context=config.context), bridge, notes)
+        return TextDrafts(TextModel(network, bridge.vocab_size, context=context), bridge, notes)
     network.trim_head(bridge.own_ids)
     columns = bridge.target_ids.to(target.device)
-    inner = TextModel(network, target.vocab_size, columns, context=config.context)
+    inner = TextModel(network, target.vocab_size, columns, context=context)
     return SharedTokens(inner, bridge, [shared + "these alone (tli)"])

@@ -30,8 +30,8 @@ FILE = "paceline/vocab.safetensors"
 class Vocabulary:
     """The tokens that a drafter keeps.
 
-    keep       int64 [K], ascending token ids.
-    counts     int64 [V]: how often the target wrote each token; None: unknown (a map of another project).
+    keep       token ids int64 [K], ascending.
+    counts     number of times the target wrote each token, int64 [V]; None: unknown (a map of another project).
     must       groups of tokens that are kept whatever their counts, the most important group first.
     tokenizer  fingerprint of its tokenizer; "": unknown.
     facts      more entries of the file's header.

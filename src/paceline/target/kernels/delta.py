@@ -82,6 +82,7 @@ def _rule(kind: Any) -> Any:
 
     @cfunc("void(voidptr)", cache=True, error_model="numpy")
     def rule(at):  # type: ignore[no-untyped-def]
+        """Take the jobs of the task at this address."""
         task = carray(at, (TASK,), np.int64)
         heads, wide, deep, kernel = task[VALUE_HEADS], task[KEY_DIM], task[VALUE_DIM], task[KERNEL]
         keys, values, share = task[KEY_HEADS] * wide, heads * deep, heads // task[KEY_HEADS]
