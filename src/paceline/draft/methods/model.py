@@ -71,11 +71,11 @@ class Model(ModelDrafter):
         if own is not None:
             from paceline.draft.models.tokenizers import across_tokenizers
 
-            model = across_tokenizers(config.checkpoint, config.tokenizer, config.context, network, own, target)
-            way, more = ("slem", ", and drafts no tree") if model.bridge.drafts_text else ("tli", "")
+            translated = across_tokenizers(config.checkpoint, config.tokenizer, config.context, network, own, target)
+            way, more = ("slem", ", and drafts no tree") if translated.bridge.drafts_text else ("tli", "")
             if config.streams or config.vocab is not None or (more and config.tree):
                 raise MethodError(f"tokenizer={way} takes no streams and no vocab{more}")
-            return model
+            return translated
         columns = trim(network, config, target)
         if not config.streams:
             return TextModel(network, target.vocab_size, columns, context=config.context)
