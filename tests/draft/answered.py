@@ -54,16 +54,12 @@ class Answered:
         assert len({len(text) - len(prompt) for prompt, text in answers.items()}) > 1
         return cls(model, native.of(model, eos=(eos,)), folder, prompts, answers)
 
-    def answer(self, drafter: Drafter, batch: int = 8, new: int = NEW, chunk: int = 512) -> list[Completion]:
-        """Answers to all prompts; in batches of 3 rows give way again and again."""
+    def check(self, drafter: Drafter, batch: int = 8, chunk: int = 512) -> list[Completion]:
+        """Answers to all prompts, which must be transformers' own; in batches of 3 rows give way again and again."""
         engine = Engine(self.target, drafter, max_batch=batch, prefill_chunk=chunk)
         if batch == 3:
             preempt_often(engine)
-        return engine.generate(self.prompts, SamplingParams(max_tokens=new))
-
-    def check(self, drafter: Drafter, batch: int = 8, chunk: int = 512) -> list[Completion]:
-        """Answers, which must be transformers' own."""
-        out = self.answer(drafter, batch, NEW, chunk)
+        out = engine.generate(self.prompts, SamplingParams(max_tokens=NEW))
         assert texts(self.prompts, out) == list(self.answers.values())
         return out
 

@@ -11,10 +11,13 @@ import torch
 from safetensors.torch import save_file
 from transformers import PreTrainedModel
 
+from paceline.core.round import Round
+from paceline.core.sampling import SamplingParams
 from paceline.core.segment import Segment
 from paceline.draft import registry
 from paceline.draft.models.model_drafter import ModelDrafter
 from paceline.draft.published.eagle3 import Flags, default_taps
+from paceline.engine.engine import Engine
 from paceline.errors import MethodError
 from paceline.target.decoder import Decoder
 from tests import models, native
@@ -165,6 +168,31 @@ def test_biases_norms_of_heads_and_a_second_layer_are_read(
     layers = described(model, model_type="qwen3") | {"num_hidden_layers": 2}
     drafter = bound(write(tmp_path, speculators(model, transformer_layer_config=layers), tensors | second), target)
     assert said(drafter).isfinite().all()
+
+
+def test_tapped_states_come_in_the_order_that_the_head_names(
+    model: PreTrainedModel, target: Decoder, tmp_path: Path
+) -> None:
+    config = described(model, draft_vocab_size=len(d2t_of(model)[0]), eagle_aux_hidden_state_layer_ids=[3, 1, 2])
+    drafter = bound(write(tmp_path, config, eagle3(model)), target)
+    assert drafter.model.pending.layers == drafter.model.network.taps == (3, 1, 2)
+
+
+def test_only_tokens_of_a_heads_own_vocabulary_are_drafted(
+    model: PreTrainedModel, target: Decoder, tmp_path: Path
+) -> None:
+    path = write(tmp_path, described(model, draft_vocab_size=len(d2t_of(model)[0])), eagle3(model))
+    drafter, drafted = bound(path, target), set[int]()
+    observe = drafter.observe
+
+    def watched(round: Round) -> None:
+        drafted.update(*(tree.tokens[1:].tolist() for tree in round.trees))
+        observe(round)
+
+    drafter.observe = watched  # type: ignore[method-assign]
+    Engine(target, drafter).generate([[5, 6, 7]], SamplingParams(max_tokens=16, ignore_eos=True))
+    assert drafter.model.columns is not None
+    assert set() < drafted <= set(drafter.model.columns.tolist())
 
 
 # Refusals -------------------------------------------------------------------------------------------------------------

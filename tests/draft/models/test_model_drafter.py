@@ -24,7 +24,9 @@ from paceline.core.segment import Segment
 from paceline.core.tree import DraftTree
 from paceline.draft.base import Drafter
 from paceline.draft.fallback import Fallback
+from paceline.draft.models.draft_model import Draft as Growing
 from paceline.draft.models.model_drafter import ModelDrafter
+from paceline.draft.models.proposers import Growth
 from paceline.draft.models.stop import Svip
 from paceline.draft.tree_size import best_sizes, forward_times
 from paceline.engine.engine import Engine
@@ -323,6 +325,28 @@ def test_nothing_hangs_on_what_ends_the_answer():
     tree = propose(drafter(table, stop="fixed", draft=3, tree=14, width=2), [5], eos=(0,))
     assert {path for path in paths(tree) if 0 in path[:-1]} == set()
     assert (1, 1, 0) in paths(tree)
+
+
+def test_the_kept_nodes_hang_together_whatever_ties() -> None:
+    """Where every probability is 1 or the same, a child scores as its parent does: no node is kept without it."""
+    rng = np.random.default_rng(0)
+    for trial in range(200):
+        row = Row(0, [1, 2, 3], SamplingParams(max_tokens=40), max_context=100)
+        growth = Growth(Growing.chain(row, row.tokens[2:].tolist()), width=3, size=int(rng.integers(1, 12)))
+        for _ in range(4):
+            logits = torch.full((len(growth.level), 6), -30.0)
+            for node in range(len(growth.level)):
+                if rng.random() < 0.6:
+                    logits[node, int(rng.integers(6))] = 30.0  # saturated: the logarithm is exactly 0
+                else:
+                    logits[node] = 0.0
+            growth.expand(logits, None)
+            if not growth.descend():
+                break
+        tree = growth.tree()
+        assert len(tree) - 1 == min(growth.size, len(growth.found)), trial
+        assert (tree.parent[1:] < np.arange(1, len(tree))).all()
+        assert all(tree.depth[node] == tree.depth[tree.parent[node]] + 1 for node in range(1, len(tree)))
 
 
 # Keys and values -----------------------------------------------------------------------------------------------------

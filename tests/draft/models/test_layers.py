@@ -1,18 +1,17 @@
-"""Heads whose matrices are in blocks of eight and four bits: the target is untouched, so the text is its own."""
+"""Weights of draft heads in blocks of eight and four bits."""
 
 from __future__ import annotations
 
 import pytest
 import torch
 
+from paceline.draft.models.layers import placed
 from paceline.errors import MethodError
 from paceline.target.quantised.blocks import Blocks
 
 
 @pytest.mark.parametrize(("bits", "own"), [(16, 16), (8, 8), (None, 8)])
 def test_heads_round_their_inputs_as_their_target_does(bits: int | None, own: int) -> None:
-    from paceline.draft.models.layers import placed
-
     class Target:
         device, dtype, activations = torch.device("cpu"), torch.float32, bits
 
@@ -22,8 +21,6 @@ def test_heads_round_their_inputs_as_their_target_does(bits: int | None, own: in
 
 
 def test_blocks_are_refused_where_nothing_multiplies_them(monkeypatch: pytest.MonkeyPatch) -> None:
-    from paceline.draft.models.layers import placed
-
     class Elsewhere:
         device = type("device", (), {"type": "cuda", "__str__": lambda self: "cuda:0"})()
 
