@@ -336,7 +336,6 @@ class Delta:
 
     @property
     def text(self) -> str:
-        """The new text."""
         return "".join(text for _, text in self.pieces)
 
     @classmethod

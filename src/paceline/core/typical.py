@@ -28,7 +28,6 @@ class Typical:
     lossless: bool = False
 
     def decide(self, cursors: Sequence[Cursor]) -> list[Cursor]:
-        """As `Rule.decide`."""
         if cursors[0].request.params.is_greedy:
             return LOSSLESS.decide(cursors)
         if any(cursor.tree.draft_probs is not None for cursor in cursors):

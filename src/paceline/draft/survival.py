@@ -123,7 +123,6 @@ class Survival:
         self._hazard[of, depth + 1 :] = sum_ - log(share) * np.arange(1, DEEPEST - depth + 1)
 
     def drop(self, row: int) -> None:
-        """Forget a row."""
         self._rows.pop(row, None)
 
 

@@ -97,7 +97,6 @@ class Drafts:
         self._rows[row] = 0.8 * total + value, 0.8 * count + 1
 
     def drop(self, row: int) -> None:
-        """Forget a row."""
         self._rows.pop(row, None)
         self.begun.discard(row)
         self.survival.drop(row)

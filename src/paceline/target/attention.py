@@ -212,7 +212,6 @@ class Mixture(LayerPart):
         self.shared = MLP(weights, "mlp.shared_expert", shape, ops) if self.spec.shared else None
 
     def __call__(self, x: torch.Tensor) -> torch.Tensor:
-        """As `MLP`."""
         scores = self.router(x)
         share, chosen = self.ops.softmax(scores[:, : self.spec.count]).topk(self.spec.chosen)
         if self.spec.normalised:

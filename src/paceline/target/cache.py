@@ -72,7 +72,6 @@ class RaggedCache:
 
     @property
     def nbytes(self) -> int:
-        """Bytes of the cache."""
         return self.kv.nbytes + self.num_slots * self._slot_bytes
 
     @property
@@ -113,7 +112,6 @@ class RaggedCache:
         return slot
 
     def drop_row(self, slot: int) -> None:
-        """Free a slot."""
         self._check(slot)
         if self.recurrent is not None:
             self.recurrent.drop_row(slot)
@@ -343,7 +341,6 @@ class CachedTarget(Target):
         self.cache.commit(slot, path)
 
     def truncate(self, slot: int, length: int) -> None:
-        """As `RaggedCache.truncate`."""
         self.cache.truncate(slot, length)
 
     def _best(self, logits: torch.Tensor, needs: Needs, clock: Clock) -> Pair | None:

@@ -163,7 +163,6 @@ class HFTarget(CachedTarget):
         yield from ([s] for s, segment in enumerate(segments) if segment.num_run > SHARED_QUERIES)
 
     def _forward(self, segments: Sequence[Segment], hidden_layers: Sequence[int], clock: Clock) -> Results:
-        """Run a forward."""
         lengths = [self.cache.length(s.slot) for s in segments]
         spare = self._spare(segments, lengths)
         layout = plan(segments, lengths, dtype=self.dtype, device=self.device, padding=spare)

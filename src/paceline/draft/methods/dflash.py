@@ -139,7 +139,6 @@ class DFlashModel(StatesModel, BlockModel):
         return min(row.max_draft, self.form.block - (not self.form.from_anchor)) if known == len(row) - 1 else 0
 
     def read(self, states: torch.Tensor, following: IntArray, segments: Sequence[Segment]) -> torch.Tensor:
-        """As `RunHead`."""
         self.network.read(states, segments)
         return states
 

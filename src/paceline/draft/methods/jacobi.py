@@ -60,7 +60,6 @@ class Jacobi(Drafter):
         self._random: dict[int, np.random.Generator] = {}
 
     def bind(self, target: Facts) -> None:
-        """Lay out the shape."""
         super().bind(target)
         self._candidates = min(self._candidates, target.vocab_size)
         within = [path for path in self.paths if len(path) <= self.depth and max(path) < self._candidates]

@@ -113,7 +113,6 @@ class EarlyModel(StatesModel):
         self.pending.cache.commit(self.pending.slot(draft.row), nodes)
 
     def run_head(self, states: torch.Tensor, following: IntArray, segments: Sequence[Segment]) -> torch.Tensor:
-        """As `RunHead`."""
         return self.adapter(states, segments)
 
     def wrap(self, proposer: Proposer) -> Proposer:
@@ -130,7 +129,6 @@ class WithStates:
         self.proposer, self.model = proposer, model
 
     def propose(self, drafts: Sequence[Draft], beside: int = 0) -> list[DraftTree]:
-        """As in `Proposer`."""
         trees = self.proposer.propose(drafts, beside)
         orders = [order_of_tree(*each) for each in zip(drafts, trees, strict=True)]
         late = [draft for draft in drafts if draft.num_run < len(draft.tokens)]

@@ -54,7 +54,6 @@ class PromptLookup(Drafter):
         self._past: IntArray = np.empty(0, np.int64)
 
     def bind(self, target: Facts) -> None:
-        """Compile."""
         super().bind(target)
         self.lookup(np.array([0, 0]))
 

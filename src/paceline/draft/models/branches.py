@@ -168,7 +168,6 @@ class Lookahead:
         self.model.start(row)
 
     def drop(self, id: int) -> None:
-        """Forget a row."""
         state = self._states.pop(id)
         self._out = [other for other in self._out if other is not state]
         self.drafter.drop(state.row)

@@ -78,15 +78,12 @@ class DraftWorker:
         _limit(self._pipe, setup.limit_s)
 
     def open(self, id: int, prompt: Sequence[int] | IntArray, params: SamplingParams, max_context: int) -> None:
-        """As `Lookahead.open`."""
         self._send("open", id, prompt, params, max_context)
 
     def drop(self, id: int) -> None:
-        """As `Lookahead.drop`."""
         self._send("drop", id)
 
     def windows(self, asks: Sequence[Ask]) -> list[Window]:
-        """As `Lookahead.windows`."""
         windows = self._ask("windows", asks)
         return [Window(id, tokens, [torch.from_numpy(q) for q in probs], *rest) for id, tokens, probs, *rest in windows]
 
@@ -96,7 +93,6 @@ class DraftWorker:
             self._send("look_ahead", given)
 
     def close(self) -> None:
-        """End the process."""
         self._end()
 
     def _send(self, kind: str, *message: Any) -> None:
@@ -193,7 +189,6 @@ def _ready(setup: Setup) -> Lookahead:
 
 
 def _act(setup: Setup, ahead: Lookahead, pipe: Connection, kind: str, number: int, message: tuple[Any, ...]) -> None:
-    """Answer one message."""
     if kind == "windows":
         windows = ahead.windows(*message)
         arrays = [[q.float().cpu().numpy() for q in one.probs] for one in windows]

@@ -54,14 +54,12 @@ class Pending:
         self._states[row.id], self._first[row.id] = self._nothing, 0
 
     def drop(self, row: Request) -> None:
-        """Forget a row."""
         self._states.pop(row.id, None)
         self._first.pop(row.id, None)
         if row.id in self._slots:
             self.cache.drop_row(self._slots.pop(row.id))
 
     def slot(self, row: Request) -> int:
-        """The row's slot in the cache."""
         return self._slots[row.id]
 
     def cached(self, row: Request) -> int:

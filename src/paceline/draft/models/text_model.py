@@ -58,7 +58,6 @@ class TextModel(DraftModel):
         self._slots[row.id] = self.network.add_row(expected)
 
     def slot(self, row: Request) -> int:
-        """The row's slot in the cache."""
         return self._slots[row.id]
 
     def first(self, row: Request) -> int:

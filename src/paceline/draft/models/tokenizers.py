@@ -194,7 +194,6 @@ class VocabBridge:
         return tokens[len(text.left) :]
 
     def drop(self, row: Request) -> None:
-        """Forget a row."""
         self._texts.pop(row.id, None)
 
     @staticmethod
@@ -287,7 +286,6 @@ class Retokenized:
         self.proposer, self.bridge = proposer, model.bridge
 
     def propose(self, drafts: Sequence[Draft], beside: int = 0) -> list[DraftTree]:
-        """As in `Proposer`."""
         self.proposer.propose(drafts, beside)
         return [self._retokenized(draft) for draft in drafts]
 

@@ -107,7 +107,6 @@ def enlarged(array: NDArray[Any], rows: int) -> NDArray[Any]:
 
 @njit(cache=True)
 def _extend(states, edges, table, counts, tokens):  # type: ignore[no-untyped-def]
-    """SuffixAutomaton.extend."""
     for token in tokens:
         last = counts[LAST]
         end = states[last, LENGTH] + 1
@@ -137,7 +136,6 @@ def _extend(states, edges, table, counts, tokens):  # type: ignore[no-untyped-de
 
 @njit(cache=True)
 def _transfer(states, edges, table, state, length, tokens):  # type: ignore[no-untyped-def]
-    """SuffixAutomaton.transfer."""
     for token in tokens:
         place = _locate(states, edges, table, state, token)
         while place == _NOWHERE and state > 0:
@@ -210,7 +208,6 @@ def _target(states, edges, state, place):  # type: ignore[no-untyped-def]
 
 @njit
 def _add(states, edges, table, counts, state, token, target):  # type: ignore[no-untyped-def]
-    """A new edge."""
     if states[state, TOKEN] < 0:
         states[state, TOKEN] = token
         states[state, TARGET] = target

@@ -21,7 +21,6 @@ MOST = 100_000  # n-grams a store on disk keeps; the published setting
 
 
 def grams(text: IntArray, n: int) -> Iterator[Gram]:
-    """Every n-gram of `text`, in order."""
     tokens = text.tolist()
     return zip(*(tokens[i:] for i in range(n)), strict=False)
 
@@ -48,7 +47,6 @@ class RecentNgrams:
         self._read = max(self._read, len(text) - self.n + 1)  # the last n - 1 tokens begin none that is complete
 
     def learn(self, text: IntArray) -> None:
-        """Add every n-gram of `text`."""
         self._tokens += len(text)
         for gram in grams(text, self.n):
             self.add(gram)

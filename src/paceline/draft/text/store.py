@@ -39,7 +39,6 @@ class StoreWriter:
     arrays: dict[str, int] = field(default_factory=dict)
 
     def add(self, name: str, array: NDArray[Any]) -> None:
-        """Write one array."""
         np.save(self.folder / f"{name}.npy", array, allow_pickle=False)
         self.arrays[name] = (self.folder / f"{name}.npy").stat().st_size
 

@@ -196,7 +196,6 @@ def _compare(text, ends, begin, key):  # type: ignore[no-untyped-def]
 
 @njit(cache=True)
 def _speculate(text, ends, positions, context, most, factor, offset, min_prob, branch):  # type: ignore[no-untyped-def]
-    """SuffixArray._speculate."""
     best, match, best_score = (np.empty(0, np.int64), np.empty(0, np.int64), np.empty(0, np.float64)), 0, 0.0
     if len(text) == 0 or (len(context) and context[len(context) - 1] == text[len(text) - 1]):
         return best[0], best[1], best[2], match

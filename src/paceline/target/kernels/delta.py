@@ -213,7 +213,6 @@ def jobs_of(parts: Sequence[RecurrentSegment]) -> tuple[IntArray, list[IntArray]
 
 
 def run(forward: Recurrence, layer: int, qkvz: torch.Tensor, ba: torch.Tensor, rule: GatedDelta) -> torch.Tensor:
-    """As `Recurrence.run`."""
     qkvz, ba = qkvz.contiguous(), ba.contiguous()
     out = qkvz.new_zeros(len(qkvz), forward.memory.delta.values)
     tensors = qkvz, ba, out, rule.conv, rule.rate, rule.shift, rule.norm
