@@ -15,12 +15,6 @@ import torch
 from safetensors.torch import save_file
 from transformers import PreTrainedModel
 
-from paceline.draft import registry
-from paceline.draft.base import Drafter
-from tests import models
-from tests.draft.answered import Answered, weakened
-
-METHODS = ("eagle", "eagle3")
 Tensors = dict[str, torch.Tensor]
 
 
@@ -136,13 +130,6 @@ def write(folder: Path, config: dict[str, Any], tensors: Tensors) -> Path:
     return folder
 
 
-def random_head(folder: Path, method: str, model: PreTrainedModel) -> Path:
-    """A random head of either method in a published layout."""
-    if method == "eagle":
-        return write(folder, described(model, bias=True), eagle1(model))
-    return write(folder, described(model, draft_vocab_size=len(d2t_of(model)[0])), eagle3(model))
-
-
 def knowing_head(folder: Path, method: str, model: PreTrainedModel) -> Path:
     """A head that knows the next token of a model whose layers are `weakened` to nothing.
 
@@ -167,19 +154,3 @@ def knowing_head(folder: Path, method: str, model: PreTrainedModel) -> Path:
     own = {"num_attention_heads": 1, "num_key_value_heads": 1, "head_dim": hidden, "rope_theta": 1e9}
     return write(folder, described(model, norm_output=True, **own), tensors)
 
-
-class World(Answered):
-    """With random and knowing heads in folders."""
-
-    @classmethod
-    def make(cls, folder: Path, family: str = "llama2", share: float = 0.02) -> World:
-        here = cls.of(weakened(models.model(family, num_hidden_layers=4, tie_word_embeddings=False), share), folder)
-        for method in METHODS:
-            random_head(folder / f"{method}-random", method, here.model)
-            knowing_head(folder / f"{method}-knowing", method, here.model)
-        return here
-
-    def drafter(self, method: str, kind: str = "knowing", **options: object) -> Drafter:
-        """`kind` is a folder's ending; options as on the command line."""
-        given = "".join(f",{key}={value}" for key, value in options.items())
-        return registry.create(f"{method}:{self.folder / f'{method}-{kind}'}{given}")

@@ -74,11 +74,7 @@ def test_logits_and_hidden_states_are_those_of_transformers(family: str) -> None
     tokens = text(np.random.default_rng(3), 100)
     theirs = model(torch.tensor([tokens]), output_hidden_states=True, use_cache=False)
     layers = tuple(range(decoder.num_layers + 1))
-    decoder.clock.seconds.clear()
-    plain_logits(decoder, tokens, Needs(hidden_layers=layers))
-    assert "top_k" not in decoder.clock.seconds
     ours = plain_logits(decoder, tokens, Needs(hidden_layers=layers, top_k=5))
-    assert decoder.clock.seconds["top_k"] > 0, "only a drafter asks for the best logits"
     assert theirs.logits.std() > 0.5, "the test would see no difference"
     torch.testing.assert_close(ours.logits, theirs.logits[0], atol=2e-4, rtol=1e-4)
     for layer in layers:
