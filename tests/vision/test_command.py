@@ -61,7 +61,6 @@ def test_pairs_beside_the_six(tmp_path: Path, capsys) -> None:
         (["build", "SET", "--subsets", "colour", "--cases", "1"], "no subset 'colour'; there are absolute_size"),
         (["run", "SET", "--model", "orakel"], "no model 'orakel'. Did you mean 'oracle'?"),
         (["run", "SET/nothing", "--model", "oracle"], "there is no data set at"),
-        (["report", "SET"], "name the folder of a run"),
         (["build", "new", "--objects", "SET"], "is no source of objects"),
     ],
 )
