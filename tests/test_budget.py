@@ -25,6 +25,7 @@ from paceline.engine.engine import Engine
 from paceline.workbench.walk import RecordedAnswer, Tally, Walk
 from tests import drafters
 from tests.fakes import Restless, TableTarget
+from tests.held import held
 from tests.lossless_enumeration import Branches, BranchingRandom, largest_difference, outcomes
 
 # What a round costs ---------------------------------------------------------------------------------------------------
@@ -142,6 +143,16 @@ def test_a_row_that_is_rejected_more_than_others_is_worth_less() -> None:
     assert good > other > bad
     survival.drop(2)
     assert survival.of(tree, 2)[0] == pytest.approx(other)
+
+
+@pytest.mark.parametrize("siblings", [1, 2, 5])
+def test_siblings_share_the_chance_that_one_of_them_stands(siblings: int) -> None:
+    survival, chain = Survival([0.8, 0.5]), DraftTree.chain(7, [1, 2, 3])
+    tree = DraftTree.of(7, [1, *range(2, 2 + siblings), 9], [0, *[1] * siblings, 2])
+    alone, stands = survival.of(chain, 0), survival.of(tree, 0)
+    assert stands[0] == pytest.approx(alone[0])
+    assert stands[1:-1].sum() == pytest.approx(alone[1])
+    assert (np.diff(stands[1:-1]) < 0).all(), "a later one is less likely"
 
 
 @pytest.mark.parametrize("own", [False, True])
@@ -441,3 +452,15 @@ def test_a_drafter_that_its_combinator_forgot_is_not_kept() -> None:
     assert len(budget._drafts) == 1
     del gone
     assert not budget._drafts
+
+
+@pytest.mark.parametrize("draft", ["sam", "drawn"])
+def test_rows_that_have_left_leave_nothing_behind(draft: str) -> None:
+    drafter = drafters.Drawing(torch.zeros(12, 12, dtype=torch.float64)) if draft == "drawn" else create(draft)
+    engine = Engine(TableTarget(12, order=2, seed=3), Fallback([drafter]), max_batch=3)
+    budget = engine.budget = Budget(now=Restless())
+    during = 0
+    for _ in engine.stream([[i, 1, 2] for i in range(6)], SamplingParams(temperature=0.9, max_tokens=30)):
+        during = max(during, held(budget))
+    assert held(budget) == 0
+    assert during > 0, "the test sees what is held of a row"

@@ -3,6 +3,7 @@ grow the trees of EAGLE-2. What files they read is in test_eagle_files.py."""
 
 from __future__ import annotations
 
+from collections import Counter
 from collections.abc import Callable, Sequence
 from functools import cache
 from pathlib import Path
@@ -116,7 +117,7 @@ def test_tapped_states_come_in_the_order_that_the_head_names(world: Callable[...
 def check_cache(here: World, drafter: Drafter) -> None:
     """After every round, against a fresh reading."""
     assert isinstance(drafter, ModelDrafter)
-    checked = 0
+    checked, rounds = 0, Counter[int]()
     for row in here.rows_of_two(drafter):
         text, pairs = row.tokens.tolist(), drafter.model.length(row) - 1
         assert pairs + drafter.model.pending.count(row) == len(text) - 1
@@ -125,7 +126,11 @@ def check_cache(here: World, drafter: Drafter) -> None:
         keys_values, states = fresh_reading(here, drafter, text, pairs)
         own = drafter.model.pending.cache.kv[:, :, drafter.model.pending.slot(row), :, :pairs]
         torch.testing.assert_close(own, keys_values, atol=1e-4, rtol=1e-4)
-        torch.testing.assert_close(drafter.model.pending.of(row), states[pairs : len(text) - 1], atol=1e-4, rtol=1e-4)
+        waiting = drafter.model.pending.of(row)
+        torch.testing.assert_close(waiting, states[pairs : len(text) - 1], atol=1e-4, rtol=1e-4)
+        in_memory = waiting.untyped_storage().nbytes() // (waiting.shape[1] * waiting.itemsize)
+        rounds[row.id] += 1
+        assert in_memory < len(text) - 1 or rounds[row.id] < 3, "states that were read are freed"
         checked += 1
     assert checked >= 6
 
