@@ -79,6 +79,18 @@ def test_clipping_keeps_all_that_is_not_too_deep(tree: DraftTree, most: int, rep
     assert (clipped is tree) == (len(kept) == n)
 
 
+@given(trees(), st.lists(st.sets(st.integers(1, 12), max_size=3), max_size=3))
+def test_a_tree_that_was_cut_knows_its_nodes_numbers_before(tree: DraftTree, cuts: list[set[int]]) -> None:
+    """However often: by the budget, and to the length that the row has left."""
+    cut = tree
+    for gone in cuts:
+        cut = cut.keeping(np.array([n for n in range(len(cut)) if gone.isdisjoint(way_up(cut.parent, n)[:-1])]))
+    cut = cut.clipped(2)
+    before = cut.proposed(range(len(cut)))
+    assert len(set(before)) == len(cut)
+    assert [path(cut, node) for node in range(len(cut))] == [path(tree, node) for node in before]
+
+
 def test_a_self_drafters_states_are_clipped_with_their_nodes() -> None:
     """Its nodes are in the cache already: what is left must be the first of them."""
     chain = DraftTree.chain(1, [2, 3, 4], hidden=torch.arange(4))
