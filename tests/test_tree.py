@@ -106,10 +106,10 @@ def test_merging_keeps_every_path_once(several: list[DraftTree]) -> None:
     for i, tree in enumerate(several):
         tree.source = f"drafter {i % 3}"
     merged = merge(several)
+    assert (merged.parent[1:] < np.arange(1, len(merged))).all()
     counted = Counter(paths(merged))
     assert set(counted) == {way for tree in several for way in paths(tree)}
     assert set(counted.values()) == {1}
-    assert (merged.parent[1:] < np.arange(1, len(merged))).all()
     # The first tree's paths come first and in their order.
     assert paths(merged)[: len(set(paths(several[0])))] == list(dict.fromkeys(paths(several[0])))
     assert merged.source.split("+") == (list(dict.fromkeys(t.source for t in several if t.num_drafted)) or [""])
