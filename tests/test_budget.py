@@ -10,6 +10,7 @@ import numpy as np
 import pytest
 import torch
 
+from paceline.core.accept import Accepted
 from paceline.core.request import Request
 from paceline.core.sampling import SamplingParams
 from paceline.core.tree import DraftTree
@@ -266,6 +267,28 @@ def test_a_drafter_that_fits_the_row_is_asked_and_the_other_is_not() -> None:
     auto.parts = (useless, create("sam"))  # type: ignore[attr-defined]
     assert world.speed(auto, 1, 600) > 0.93 * world.speed("sam", 1, 600)
     assert useless.asked < 120
+
+
+def test_reading_a_rows_prompt_is_no_price_of_its_drafts() -> None:
+    """The first call for a row may take long; those after it are what drafts cost."""
+    clock = [0.0]
+
+    class Reading(Drafter):
+        asked: list[int] = []
+
+        def draft(self, row: Request) -> DraftTree:
+            clock[0] += 0.01 if row.id in self.asked else 50.0
+            self.asked.append(row.id)
+            return DraftTree.chain(row.last_token, [1, 2, 3], calls=3)
+
+    drafter, budget = Reading(), Budget(Table(Prices({"fixed": 1.0, "node": 0.01}), {}), now=lambda: clock[0])
+    for round in range(120):
+        row: Any = Row()
+        row.id, row.params = round // 4, SamplingParams()
+        budget.begin([row])
+        trees = budget.cut([row], budget.ask(drafter, [row]))
+        budget.observe([row], trees, [Accepted(list(range(len(trees[0]))), [1] * len(trees[0]))], 1.0)
+    assert len(drafter.asked) > 100
 
 
 def test_auto_finds_the_drafter_that_suits() -> None:
