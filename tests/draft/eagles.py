@@ -153,7 +153,8 @@ def knowing_head(folder: Path, method: str, model: PreTrainedModel) -> Path:
     if method == "eagle":
         tensors = {name: torch.zeros_like(tensor) for name, tensor in eagle1(model).items()}
         tensors["embed_tokens.weight"] = model.model.embed_tokens.weight.detach().clone()
-        tensors["fc.weight"][:, :hidden], tensors["fc.weight"][:, hidden:] = torch.diag(norm), little * torch.eye(hidden)
+        tensors["fc.weight"][:, :hidden] = torch.diag(norm)
+        tensors["fc.weight"][:, hidden:] = little * torch.eye(hidden)
         random = eagle1(model)
         tensors |= {name: random[name] for name in tensors if name.endswith(("k_proj.weight", "v_proj.weight"))}
         return write(folder, described(model), tensors)
