@@ -634,13 +634,13 @@ def test_a_round_without_some_of_its_rows_says_the_same_of_the_others() -> None:
     ends = [0, 1, 3, 6]
     verdict.hidden, verdict.hidden_at = {2: torch.arange(6.0).unsqueeze(-1)}, ends
     whole = Round(rows, trees, segments, verdict, [Accepted(list(range(i + 1)), [3]) for i in range(3)])
-    part = whole.only([0, 2])
-    assert part.rows == [rows[0], rows[2]]
-    for i, j in enumerate((0, 2)):
-        assert torch.equal(part.logits(i), whole.logits(j))
-        assert torch.equal(part.top_k(i), whole.top_k(j))
-        assert torch.equal(part.hidden(i, 2), whole.hidden(j, 2))
-        assert part.committed(i, 2)[:, 0].tolist() == list(range(ends[j], ends[j + 1]))
+    for part, left in ((whole.only([0, 2]), (0, 2)), (whole.only([1, 2]).only([1]), (2,))):
+        assert part.rows == [rows[j] for j in left]
+        for i, j in enumerate(left):
+            assert torch.equal(part.logits(i), whole.logits(j))
+            assert torch.equal(part.top_k(i), whole.top_k(j))
+            assert torch.equal(part.hidden(i, 2), whole.hidden(j, 2))
+            assert part.committed(i, 2)[:, 0].tolist() == list(range(ends[j], ends[j + 1]))
 
 
 # Parameters and ends ------------------------------------------------------------------------------------------------

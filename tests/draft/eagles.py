@@ -134,12 +134,16 @@ def knowing_head(folder: Path, method: str, model: PreTrainedModel) -> Path:
     """A head that knows the next token of a model whose layers are `weakened` to nothing.
 
     EAGLE-1's passes the embedding on, with the target's final norm in its product. EAGLE-3's attention finds every
-    token by its own embedding and writes it far above everything else; its own vocabulary is the whole one."""
-    hidden, norm = model.config.hidden_size, model.model.norm.weight.detach()
+    token by its own embedding and writes it far above everything else; its own vocabulary is the whole one. Keys and
+    values have a little of the features, so that a wrong one shows."""
+    hidden, norm, little = model.config.hidden_size, model.model.norm.weight.detach(), 0.01
     if method == "eagle":
         tensors = {name: torch.zeros_like(tensor) for name, tensor in eagle1(model).items()}
         tensors["embed_tokens.weight"] = model.model.embed_tokens.weight.detach().clone()
         tensors["fc.weight"][:, :hidden] = torch.diag(norm)
+        tensors["fc.weight"][:, hidden:] = little * torch.eye(hidden)
+        random = eagle1(model)
+        tensors |= {name: random[name] for name in tensors if name.endswith(("k_proj.weight", "v_proj.weight"))}
         return write(folder, described(model), tensors)
     tensors = {name: torch.zeros_like(tensor) for name, tensor in eagle3(model, share=1.0).items()}
     tensors |= {f"midlayer.{name}.weight": torch.ones(hidden) for name in ("hidden_norm", "input_layernorm")}
@@ -149,6 +153,7 @@ def knowing_head(folder: Path, method: str, model: PreTrainedModel) -> Path:
     for name in "qk":
         tensors[f"midlayer.self_attn.{name}_proj.weight"][:, :hidden] = find
     tensors["midlayer.self_attn.v_proj.weight"][:, :hidden] = torch.eye(hidden)
+    tensors["midlayer.self_attn.v_proj.weight"][:, hidden:] = little * torch.eye(hidden)
     tensors["norm.weight"], tensors["lm_head.weight"] = norm.clone(), model.lm_head.weight.detach().clone()
     del tensors["d2t"], tensors["t2d"]
     own = {"num_attention_heads": 1, "num_key_value_heads": 1, "head_dim": hidden, "rope_theta": 1e9}

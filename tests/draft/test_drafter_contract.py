@@ -44,6 +44,7 @@ from tests import drafters, models, native
 from tests.draft.folders import SILENT, SPECS, Folders, specs
 from tests.enumerated import Law, law, plainly
 from tests.fakes import Restless
+from tests.held import held
 from tests.lossless_enumeration import largest_difference
 from tests.plain import decode
 from tests.preempting import preempt_often
@@ -355,19 +356,6 @@ def test_prompts_are_reused_with_the_states_that_a_head_reads(folders: Folders, 
         assert [done.reused > 0 for done in every] == [False, reuse, reuse]
         drafted.append([(done.tokens, done.stats.accepted) for done in every])
     assert drafted[0] == drafted[1] or name == "inside auto"  # which learns
-
-
-def held(part: Any, depth: int = 4) -> int:
-    """Entries that a drafter and its parts hold by row, and rows in their caches."""
-    if isinstance(part, RaggedCache):
-        return len(part.held)
-    if isinstance(part, dict):
-        return sum(isinstance(key, int) for key in part) + sum(held(value, depth - 1) for value in part.values())
-    if isinstance(part, list) and len(part) < 100:
-        return sum(held(value, depth - 1) for value in part)
-    if depth > 0 and hasattr(part, "__dict__") and not isinstance(part, type | torch.Tensor | torch.nn.Module):
-        return held(vars(part), depth)
-    return 0
 
 
 @pytest.mark.parametrize("name", [*SPECS, *(f"{name}, tree" for name in MODELS), "model, tli", "model, slem"])

@@ -111,7 +111,7 @@ def test_what_is_trained_is_what_drafts(made: Any, name: str) -> None:
     drafter.propose = watched  # type: ignore[method-assign]
     Engine(world().target, drafter, max_batch=3).generate(world().prompts[:4], SamplingParams(max_tokens=6))
     checked = 0
-    for text, tree in seen[::3]:
+    for text, tree in seen[::2]:
         if models.EOS not in tree.tokens:  # below which nothing is drafted
             assert tree.parent.tolist() == drafter.template.parent[: len(tree)].tolist()
         for node in range(1, len(tree)):

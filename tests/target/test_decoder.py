@@ -125,6 +125,14 @@ def test_a_trained_model_says_what_transformers_says(stories: Path) -> None:
     assert answer.text.startswith(", there was a little girl named Lily. She loved to play outside in the park.")
 
 
+@pytest.mark.parametrize("family", ["llama2", "qwen3"])
+def test_a_long_piece_of_a_prompt_is_attended_to_as_in_the_whole(family: str) -> None:
+    """Its earlier tokens and its own are attended to apart, and put together."""
+    target, tokens = native.of(models.model(family)), text(np.random.default_rng(0), 120)
+    whole, pieces = (logits_in_pieces(target, tokens, cuts) for cuts in ([], [40]))
+    torch.testing.assert_close(pieces, whole, atol=1e-4, rtol=1e-4)
+
+
 # Against itself, in any order ------------------------------------------------------------------------------------
 
 SMALL = {"vocab_size": 23, "num_hidden_layers": 3, "max_position_embeddings": 400, **native.TINY}

@@ -22,7 +22,7 @@ from paceline.core.request import Row
 from paceline.core.sampling import SamplingParams
 from paceline.core.segment import Segment
 from paceline.core.tree import DraftTree
-from paceline.draft.base import Drafter
+from paceline.draft.base import UNLIMITED, Drafter, Unlimited
 from paceline.draft.fallback import Fallback
 from paceline.draft.models.draft_model import Draft as Growing
 from paceline.draft.models.model_drafter import ModelDrafter
@@ -370,19 +370,32 @@ class Checking(OnModel):
         return super().propose(rows)
 
 
+class Pruning(Unlimited):
+    """Cuts the first leaf of every tree that may be cut, so that the nodes behind it have other numbers."""
+
+    def cut(self, rows: Sequence[Row], trees: Sequence[DraftTree]) -> list[DraftTree]:
+        return [self.pruned(tree) if tree.may_be_cut and tree.num_drafted > 1 else tree for tree in trees]
+
+    def pruned(self, tree: DraftTree) -> DraftTree:
+        leaf = next(node for node in range(1, len(tree)) if not tree.children(node))
+        return tree.keeping(np.delete(np.arange(len(tree)), leaf))
+
+
+GROWN = {"stop": "fixed", "tree": 16, "width": 4}
+
+
 @pytest.mark.parametrize(
-    ("options", "temperature"),
-    paired(
-        [SPECS["svip"], {"stop": "fixed", "tree": 16, "width": 4}],
-        [0.0, 1.0],
-    ),
+    ("options", "temperature", "budget"),
+    [*paired([SPECS["svip"], GROWN], [(0.0, UNLIMITED), (1.0, UNLIMITED)]), (GROWN, 0.0, Pruning())],
 )
-def test_the_draft_models_cache_is_that_of_a_fresh_prefill(options, temperature):
+def test_the_draft_models_cache_is_that_of_a_fresh_prefill(options, temperature, budget):
     one = models.model("qwen3", **native.TINY)
     target, other = native.of(one, eos=()), disturbed(models.model("qwen3", **native.TINY), 0.04)  # half of it right
     made = Checking(native.of(other, eos=()), drafter(target, **options).config)
     params = [SamplingParams(max_tokens=20, temperature=temperature, seed=i) for i in range(3)]
-    out = Engine(target, made, max_batch=2).generate([[5, 6, 7], [8], list(range(10, 40))], params)
+    engine = Engine(target, made, max_batch=2)
+    engine.budget = budget
+    out = engine.generate([[5, 6, 7], [8], list(range(10, 40))], params)
     accepted = [n for done in out for n, count in enumerate(done.stats.accepted) for _ in range(count)]
     assert made.checked > 10
     assert 0 < sum(accepted) < sum(done.stats.draft_tokens for done in out)
