@@ -247,6 +247,6 @@ def test_servers_are_closed(owner: str, reference: bool, monkeypatch: pytest.Mon
         monkeypatch.delitem(KNOWN, "draft")
     with served(Model(owner=owner.partition(" ")[0])) as server:
         other = server.url if reference else None
-        certify_server(Subject(endpoint=server.url, reference=other, scope=Scope(requests=0, budget="0s")), Watch())
+        certify_server(Subject(server=server.url, reference=other, scope=Scope(requests=0, budget="0s")), Watch())
     assert opened
     assert all(one._http.is_closed for one in opened)
