@@ -75,5 +75,5 @@ def test_settings_that_cannot_be_are_named(text: str | None, says: str, tmp_path
 def test_help_shows_options_in_groups(command: Command) -> None:
     shown = command("serve", "--help").out
     titles = [line for line in shown.splitlines() if line.endswith(":") and not line.startswith(" ")]
-    assert titles == ["Arguments:", "Engine:", "Server:", "Limits of one request:", "Options:"]
+    assert titles == ["Arguments:", "Options:", "Engine:", "Server:", "Limits of one request:"]
     assert "PACELINE_SERVE" not in shown
