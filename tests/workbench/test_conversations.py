@@ -123,7 +123,6 @@ LONG = "the letter that the question is about"
         ({"instruction": "Hello?", "output": "Hi.", "system": LONG}, "system"),
         ({"messages": ASKED + SAID, "prompt": LONG}, "prompt"),
         ({"messages": ASKED + SAID, "text": LONG}, "text"),
-        ({"messages": [*ASKED, SAID[0] | {"reasoning_content": LONG}]}, "reasoning_content"),
     ],
     ids=lambda value: value if isinstance(value, str) else "",
 )
