@@ -1,19 +1,15 @@
 """Logs through the command line: streams that were kept, and standard input."""
 
-import io
 import json
-import sys
 from pathlib import Path
-from types import SimpleNamespace
 from typing import Any
 
-import pytest
 from tests.cli.command import Command
 from tests.workbench.test_bodies import ASKED, delta, stream
 
 
-def replayed(command: Command, tiny: Path, source: object) -> dict[str, Any]:
-    done = command("replay", source, "--tokenizer", tiny, "--template", "chatml", "-d", "sam", "--json")
+def replayed(command: Command, tiny: Path, source: object, stdin: bytes = b"") -> dict[str, Any]:
+    done = command("replay", source, "--tokenizer", tiny, "--template", "chatml", "-d", "sam", "--json", stdin=stdin)
     assert done.code == 0, done.err
     facts = json.loads(done.out)
     (one,) = [result for result in facts["results"] if result["category"] == "overall"]
@@ -21,7 +17,7 @@ def replayed(command: Command, tiny: Path, source: object) -> dict[str, Any]:
 
 
 def test_a_stream_that_was_kept_is_one_answer_not_its_events(
-    tiny: Path, tmp_path: Path, command: Command, monkeypatch: pytest.MonkeyPatch
+    tiny: Path, tmp_path: Path, command: Command
 ) -> None:
     """The text of a proxy, read as an answer, would repeat itself and draft well. Standard input says the same."""
     words = [f" w{n}" for n in range(40)]
@@ -34,5 +30,4 @@ def test_a_stream_that_was_kept_is_one_answer_not_its_events(
     streamed.write_text(lines[1] + "\n")
     right = replayed(command, tiny, whole)
     assert replayed(command, tiny, streamed) == right
-    monkeypatch.setattr(sys, "stdin", SimpleNamespace(buffer=io.BytesIO(streamed.read_bytes())))
-    assert replayed(command, tiny, "-") == right
+    assert replayed(command, tiny, "-", streamed.read_bytes()) == right
