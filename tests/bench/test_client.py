@@ -6,6 +6,7 @@ import pytest
 
 from paceline.bench.endpoint import _client
 from paceline.cli.watch import reading
+from paceline.workbench.contestant import Reply
 from paceline.workbench.servers import Drafting
 
 
@@ -27,3 +28,12 @@ def test_drafts_that_vary_in_length_are_judged_as_a_whole(drafted: float, accept
     """Position 4 was offered in a few drafts only: that it was seldom accepted says nothing."""
     new = Drafting("vllm", 1, 500, 100, drafted, sum(accepted), accepted)
     assert reading(new, {1: 0.05})["advice"].startswith(says)
+
+
+def test_an_answer_without_token_ids_is_compared_by_its_text() -> None:
+    """As of a server that returns none, beside our own."""
+    ours, alike = Reply(1, [5, 6], "a b", 1.0), Reply(1, [], "a b", 1.0, count=2)
+    other = Reply(1, [], "a c", 1.0, count=2)
+    assert ours.beside(Reply(1, [5, 7], "a b", 1.0)) == ([5, 6], [5, 7])
+    assert alike.beside(ours) == ("a b", "a b")
+    assert other.beside(ours) == ("a c", "a b")

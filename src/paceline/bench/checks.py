@@ -113,6 +113,8 @@ def _verdict(rounding: Rounding, setting: Setting, difference: _Difference) -> F
     """Of the first token that differs. An answer that only ends sooner or later than it must is a bug."""
     answer, plain, turn, at = difference
     tokens, plain_tokens = answer.turns[turn].tokens, plain.turns[turn].tokens
+    if not tokens or not plain_tokens:  # texts were compared
+        return _unjudged("not judged")
     if at >= min(len(tokens), len(plain_tokens)):
         return _unjudged("bug")
     prompt = setting.prompt(setting.question(answer.question), [each.text for each in plain.turns[:turn]])

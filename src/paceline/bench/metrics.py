@@ -191,8 +191,9 @@ def first_divergence(answer: Answer, plain: Answer) -> tuple[int, int] | None:
 
     The position may be one after the shorter answer's end."""
     for number, (mine, other) in enumerate(zip(answer.turns, plain.turns, strict=False)):
-        if mine.said != other.said:
-            return number, in_common(mine.said, other.said)
+        own, others = mine.beside(other)
+        if own != others:
+            return number, in_common(own, others)
     same_turns = len(answer.turns) == len(plain.turns)
     return None if same_turns else (min(len(answer.turns), len(plain.turns)), 0)
 
@@ -209,7 +210,7 @@ def partial_match(answers: Answers, plain: Answers) -> float | None:
 
     P of Zhang et al. 2025 (arXiv 2510.22876), on tokens; their E is `identical`."""
     turns = (zip(answer.turns, known.turns, strict=False) for answer, known in matched(answers, plain))
-    return _mean(partial(mine.said, other.said) for mine, other in chain.from_iterable(turns))
+    return _mean(partial(*mine.beside(other)) for mine, other in chain.from_iterable(turns))
 
 
 def matched(answers: Answers, plain: Answers) -> list[tuple[Answer, Answer]]:

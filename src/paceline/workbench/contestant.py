@@ -92,10 +92,9 @@ class Reply:
         """New tokens."""
         return len(self.tokens) or self.count
 
-    @property
-    def said(self) -> Sequence[int] | str:
-        """The new tokens, or the text where they are unknown: what is compared with another answer."""
-        return self.tokens or self.text
+    def beside(self, other: "Reply") -> tuple[Sequence[int] | str, Sequence[int] | str]:
+        """What is compared of two answers: their tokens, or their texts where either has no tokens."""
+        return (self.tokens, other.tokens) if self.tokens and other.tokens else (self.text, other.text)
 
     @property
     def drafted_rounds(self) -> int | None:
