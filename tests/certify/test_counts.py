@@ -9,6 +9,9 @@ import pytest
 
 from paceline.certify.asking import Control
 from paceline.certify.counts import counted, other_than_before
+from paceline.certify.endpoint import certify_endpoint
+from paceline.certify.options import Scope
+from paceline.certify.page import verdict
 from paceline.certify.scenarios import SCENARIOS, Play, user
 from paceline.workbench.client import Completion
 from tests.certify.test_slow_servers import Slow
@@ -88,3 +91,21 @@ def test_a_stop_string_that_both_ignore_is_no_fault_of_drafts(control: type[Slow
     play = Play(IgnoresStop(1e6), Control(control(1e6)), [user("Go on.")], 16, perf_counter() + 60)
     play.run([one for one in SCENARIOS if one.name.startswith("stop strings")])
     assert play.rows[0]["verdict"] == verdict
+
+
+class Another(Slow):
+    """Another model: it begins with another word."""
+
+    async def complete(self, body: Any) -> Completion:
+        one = await super().complete({**body, "max_tokens": body["max_tokens"] + 1})
+        return Completion(
+            one.text[3:], finish_reason="length", usage={"completion_tokens": body["max_tokens"]},
+            logprobs=one.logprobs[1:],
+        )  # fmt: skip
+
+
+def test_a_difference_before_any_draft_is_two_models() -> None:
+    prompts, plan = [user("Go on."), user("And on.")], Scope(requests=0, budget="30s", max_tokens=8)
+    found = certify_endpoint(Another(1e6), Control(Slow(1e6)), prompts, plan)
+    assert (found["verdict"], found["lossless"], found["reports"]) == ("two models", False, [])
+    assert "2 of 2 answers differ in their first token" in verdict({**found, "target": "m"})

@@ -50,19 +50,21 @@ def certify_endpoint(
     greedy = Greedy(play.answers, play.tokens, play.divergences)
     if "log-probabilities" not in play.features and (control.is_self or play.divergences):
         greedy.why = "the server reports no log-probabilities (logprobs, top_logprobs), which tell ties from bugs"
+    apart = play.two_models()
     # What a server takes and ignores would be found by its own log-probabilities; a control ignores it too.
     known = {"temperature", "top_p", *play.features} - ({"min_p", "top_k"} if control.is_self else set())
     neutral = {name: value for name, value in NO_FILTERS.items() if name in {"top_p", *play.features}}
-    ways = {name: neutral | way for name, way in WAYS.items() if way.keys() <= known} if scope.requests != 0 else {}
+    samples = scope.requests != 0 and not apart
+    ways = {name: neutral | way for name, way in WAYS.items() if way.keys() <= known} if samples else {}
     until = began + scope.seconds * (1 - FOR_REPORTS)
     counts, found = _long(play, ways, scope, until)
     if not play.answers:
         greedy.why = play.rows[0]["why"]
-    cases = [] if control.is_self or found or watch.stopped() else _cases(play, ways)
+    cases = [] if control.is_self or found or apart or watch.stopped() else _cases(play, ways)
     looks = sample(play, cases, scope, until) if cases else []
     facts = [case.facts(float(play.noise)) for case in cases if case.mine]
     play.until = max(began + scope.seconds, perf_counter() + FOR_REPORTS * scope.seconds)
-    reports = greedy_reports(play)
+    reports = [] if apart else greedy_reports(play)
     sampled = verdict.sampled_facts(looks, facts)
     if found:
         named = (way for one in found for name, way in ways.items() if f"({name})" in one.what)
@@ -77,7 +79,7 @@ def certify_endpoint(
     power = verdict.power(scope, count, df, level_of(-1), samples=2, rounding=float(play.noise))
     sampled = verdict.with_long(sampled, counts.facts(LEVEL * LONG), found)
     missing = ["what the log-probabilities share with the answers: give a control"] if control.is_self else []
-    return verdict.certificate(
+    made = verdict.certificate(
         greedy, Stops(), sampled, power, scope,
         engine=f"{server.name}, against {control.name}", draft=None, not_tested=[*missing, *play.not_tested()],
         ran_on={"endpoint": server.url}, acceptance=acceptance(None, None),
@@ -85,6 +87,7 @@ def certify_endpoint(
         broken=INTERRUPTED if watch.stopped() else play.broken,
         seconds=round(perf_counter() - began, 1),
     )  # fmt: skip
+    return made | ({"verdict": verdict.TWO_MODELS, "why": apart} if apart else {})
 
 
 def _long(play: Play, ways: Mapping[str, Fields], scope: Scope, until: float) -> tuple[Conditional, list[Finding]]:

@@ -5,7 +5,7 @@ page(certificate), issue(certificate), junit(certificate), findings(certificate)
 from pathlib import Path
 from typing import Any
 
-from paceline.certify.verdict import CANNOT_SAY, LOSSLESS
+from paceline.certify.verdict import CANNOT_SAY, LOSSLESS, TWO_MODELS
 from paceline.workbench.report import render
 
 PAGE, ISSUE, JUNIT, FINDINGS, POWER = (
@@ -48,6 +48,8 @@ def verdict(certificate: dict[str, Any]) -> str:
         return "Lossless, as far as was tested"
     if certificate["verdict"] == CANNOT_SAY:
         return f"Cannot say: {certificate['why']}"
+    if certificate["verdict"] == TWO_MODELS:
+        return f"Two models: {certificate['why']}"
     return "Not lossless"
 
 

@@ -244,6 +244,20 @@ class Play:
         seconds = 2 * sum(row["seconds"] for row in played) * len(self.rows) / len(played)
         return f", at {self.rate:.0f} tokens/s; --budget {max(1, round(seconds / 60))}m may do"
 
+    def two_models(self) -> str:
+        """Why endpoint and control are not one model with and without drafts; "" if they may be.
+
+        The first token of an answer hangs on its prompt alone, and no draft comes before it."""
+        alone = [one for one in self.divergences if one.company == SCENARIOS[0].name]
+        first = [one for one in alone if one.at == 0 and not one.is_tie]
+        asked = next((row["answers"] for row in self.rows if row["scenario"] == SCENARIOS[0].name), 0)
+        if self.control.is_self or len(first) < max(2, asked / 2):
+            return ""
+        return (
+            f"{len(first)} of {asked} answers differ in their first token, before which there is no draft. Two models "
+            "were compared: look for another quantisation, dtype, revision, chat template or tokenizer"
+        )
+
     def skip(self, name: str, why: str) -> None:
         """Say that a test was left out."""
         none = dict.fromkeys(("answers", "bugs", "ties", "seconds"), 0)

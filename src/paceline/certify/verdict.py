@@ -15,8 +15,8 @@ LONG, TIES = 0.2, 0.1  # shares of LEVEL for sampled answers beyond their first 
 WEAK, LENIENT = 0.1, 1.2
 """A certificate that would miss a larger shift than this, and than the one asked for, cannot say; LENIENT: by how much
 it may be larger all the same, for rounding and whole numbers of requests."""
-LOSSLESS, NOT_LOSSLESS, CANNOT_SAY = "lossless", "not lossless", "cannot say"
-EXIT_STATUS = {LOSSLESS: 0, NOT_LOSSLESS: 1, CANNOT_SAY: 3}
+LOSSLESS, NOT_LOSSLESS, CANNOT_SAY, TWO_MODELS = "lossless", "not lossless", "cannot say", "two models"
+EXIT_STATUS = {LOSSLESS: 0, NOT_LOSSLESS: 1, CANNOT_SAY: 3, TWO_MODELS: 3}
 """Of `paceline certify`, by the certificate's verdict; 2 is for what could not be run."""
 
 
