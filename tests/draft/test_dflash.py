@@ -77,15 +77,24 @@ SIGHTS: dict[str, dict[str, Any]] = {
         "sliding_window_non_causal": True,
     },
     "causal window": {"layer_types": ["sliding_attention"] * 2, "sliding_window": 6},
+    "window that is off": {"layer_types": ["sliding_attention"] * 2, "sliding_window": 6, "use_sliding_window": False},
 }
+NAMES = {"full": ("", "model."), "window": ("fc.", "encoder.fc."), "causal window": ("hidden_norm", "encoder.output_norm_enc")}
+"""Other names that tensors have in a file, by the beginning that they replace."""
 
 
 @pytest.mark.parametrize("name", SIGHTS)
 def test_a_published_file_computes_what_its_authors_network_does(world: Answered, tmp_path: Path, name: str) -> None:
     """In blocks of rows of any length at once; the states are the outputs of the layers that the file names."""
     model, more = world.model, SIGHTS[name]
-    windows = [(6 if "sliding" in kind else None) for kind in more.get("layer_types", ["full"] * 2)]
-    made = registry.create(f"dflash:{blocks.save(tmp_path, model, 'random', **more)}")
+    slides = more.get("use_sliding_window", True)
+    windows = [(6 if slides and "sliding" in kind else None) for kind in more.get("layer_types", ["full"] * 2)]
+    old, new = NAMES.get(name, ("", ""))
+    named = {
+        new + one.removeprefix(old) if one.startswith(old) else one: tensor
+        for one, tensor in blocks.random_tensors(model).items()
+    }
+    made = registry.create(f"dflash:{write(tmp_path, blocks.config(model, **more), named)}")
     assert isinstance(made, DFlash)
     made.bind(world.target)
     texts_ = world.prompts[:3]
@@ -233,22 +242,32 @@ def test_a_block_ends_with_the_context(world: Answered, monkeypatch: pytest.Monk
     assert sizes == [4, min(made.model.network.form.block, 21)], "its first place is the last token's"
 
 
-def test_the_confidence_head_ends_a_chain(world: Answered) -> None:
-    """By the token before and the position's state; never by the token that is drafted there."""
-    made = drafter(world, tree=0, stop="confidence", threshold=0.5)
+@pytest.mark.parametrize("sees_token", [True, False])
+def test_the_confidence_head_ends_a_chain(world: Answered, tmp_path: Path, sees_token: bool) -> None:
+    """By the token before, unless its file says otherwise, and the position's state; never by the token that is drafted
+    there. Files have two names for it, and a group of DSpark's entries."""
+    inner, tensors, width = {"markov_rank": 64, "target_layer_ids": [0, 2]}, blocks.knowing(world.model), 128
+    if not sees_token:
+        inner, width = inner | {"confidence_head_with_markov": False}, 64
+        tensors["confidence_head.weight"] = tensors.pop("confidence_head.proj.weight")[:, :width].clone()
+        tensors["confidence_head.bias"] = tensors.pop("confidence_head.proj.bias")
+    config = {key: one for key, one in blocks.dspark(world.model).items() if key not in inner}
+    config |= {"architectures": ["DFlashDraftModel"], "dspark_config": inner}
+    here = replace(world, folder=write(tmp_path / "one", config, tensors).parent)
+    made = drafter(here, "one", tree=0, stop="confidence", threshold=0.5)
     made.bind(world.target)
     draft = begun(world.target, made, world.prompts[0])
     [tree] = made.propose([draft.row])
     assert tree.calls == 1
     fresh = Draft.chain(draft.row, draft.row.tokens[made.model.length(draft.row) :].tolist())
     made.model.fill([fresh])
-    tensors, sure = blocks.knowing(world.model), []
+    sure, weight = [], blocks.knowing(world.model)["confidence_head.proj.weight"][0, :width]
     for token in tree.tokens[1:].tolist():
         logits = made.model.extend([fresh], [1])
         sure += made.model.signals([fresh], logits, made.rule)
         before = tensors["markov_head.markov_w1.weight"][fresh.tokens[-1]]
-        features = torch.cat([fresh.features[0][len(fresh.drafted)], before])
-        wanted = torch.sigmoid(features @ tensors["confidence_head.proj.weight"][0] + 1)
+        features = torch.cat([fresh.features[0][len(fresh.drafted)], before])[:width]
+        wanted = torch.sigmoid(features @ weight + 1)
         assert sure[-1] == pytest.approx(float(wanted), abs=1e-4)
         fresh.add(token)
     assert all(one >= 0.5 for one in sure[:-1])
@@ -336,7 +355,7 @@ WRONG: dict[str, tuple[dict[str, Any], str]] = {
         {"dflash_config": {"target_layer_ids": [0, 2]}},
         "has neither a tensor mask_embedding nor a mask_token",
     ),
-    "a softcap": ({"final_logit_softcapping": 20.0}, "asks for final_logit_softcapping, which nothing here applies"),
+    "a softcap": ({"final_logit_softcapping": 20.0}, "final_logit_softcapping is 20.0, which nothing here applies"),
     "a gated head": ({"markov_rank": 4, "markov_head_type": "gated"}, "asks for a gated Markov head"),
     "a head that is not there": ({"enable_confidence_head": True}, "has no confidence_head.proj"),
 }

@@ -23,9 +23,8 @@ from paceline.draft.methods.dflash import DFlashNetwork
 from paceline.draft.methods.eagle3 import Eagle3Network
 from paceline.draft.models.checkpoint import open_head
 from paceline.draft.models.layers import TABLE, table_and_head
+from paceline.draft.published import dflash, eagle3
 from paceline.draft.published.dflash import CONFIDENCE, MASK, OUTPUT, W1, W2
-from paceline.draft.published.eagle3 import NAMES
-from paceline.draft.published.names import renamed
 from paceline.draft.published.vocab import MEMBERS, OFFSETS
 from paceline.draft.text.store import open_store
 from paceline.errors import MethodError, ModelError, PacelineError
@@ -92,7 +91,8 @@ def write_head(head: str, target: str | Path, file: Path, dtype: str = "f16") ->
     model = load(target, native=True)
     config, tensors = open_head(folder, method, model)
     network: Any = HEADS[method](folder, config, tensors, model)
-    tensors = renamed({name: one for name, one in tensors.items() if name not in TABLES}, NAMES)
+    layout = (eagle3 if method == "eagle3" else dflash).LAYOUT
+    tensors = {name: one for name, one in layout.named(tensors).items() if name not in TABLES}
     if not torch.equal(network.table, table_and_head(model)[0]):
         tensors[TABLE] = network.table
     facts = (_eagle3 if method == "eagle3" else _dflash)(folder, network, tensors)
@@ -158,8 +158,8 @@ def _eagle3(folder: str, network: Any, tensors: dict[str, torch.Tensor]) -> dict
 
 def _dflash(folder: str, network: Any, tensors: dict[str, torch.Tensor]) -> dict[str, Any]:
     """llama.cpp's further entries for a dflash head; `tensors` become those that it reads."""
-    form, (window, causal) = network.form, network.form.attention_spans[0]
-    if len({*form.attention_spans}) > 1 or window is not None:
+    form, (window, causal) = network.form, network.spans[0]
+    if len({*network.spans}) > 1 or window is not None:
         raise MethodError(f"{folder} has sliding windows, or layers that differ in what they see: it is not written")
     if network.columns is not None:
         tensors.setdefault(OUTPUT, network.head.dense())

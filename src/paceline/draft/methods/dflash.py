@@ -44,13 +44,13 @@ from paceline.target.quantised.blocks import tensors_of
 class DFlashNetwork:
     """A drafter's network, bound to a target.
 
-    head     its output head. columns: tokens of the head's rows; None: all tokens."""
+    head     its output head. columns: tokens of the head's rows; None: all tokens.
+    spans    for each layer the most tokens that a position sees (None: all), and whether it sees no later one."""
 
     def __init__(self, path: str, config: Entries, tensors: Tensors, target: Facts, dtype: Precision = "auto"):
-        self.form, self.config, self.columns = read(path, config, tensors, target)
-        table, head = neural.table_and_head(target)
-        own = tensors.get(TABLE, table).to(table)
-        self.table = table if torch.equal(own, table) else own
+        self.form, self.config, self.columns, tensors = read(path, config, tensors, target)
+        (table, head), own = neural.table_and_head(target), tensors.get(TABLE)
+        self.table = table if own is None or neural.is_copy(own, table) else own.to(table)
         self.mask = tensors[MASK].to(table) if MASK in tensors else self.table[self.form.mask]
         apart = (W1, W2, *CONFIDENCE)  # which stay whole
         extra = tensors_of(neural.placed({name: one for name, one in tensors.items() if name in apart}, target))
@@ -58,6 +58,8 @@ class DFlashNetwork:
         here = neural.placed({name: one for name, one in tensors.items() if name not in looked_up}, target, dtype)
         self.layers = neural.rotary_layers(here, self.config, target)
         self.weights, self.cache, self.taps = self.layers.vectors | extra, self.layers.cache, self.form.taps
+        causal, windows = self.form.is_causal, [kind.window for kind in self.layers.shape.layers]
+        self.spans = [(window, (window is not None) if causal is None else causal) for window in windows]
         self.fc = linear([here["fc.weight"]], None, target.dtype)
         if OUTPUT in here:
             head = linear([here[OUTPUT]], None, target.dtype)
@@ -81,11 +83,11 @@ class DFlashNetwork:
         x[begins[:-1]] = self.table[list(anchors)]
         plans = {
             (window, causal): self.layers.begin([replace(one, mutual=not causal) for one in blocks], x, window)
-            for window, causal in set(self.form.attention_spans)
+            for window, causal in set(self.spans)
         }
-        for number, span in enumerate(self.form.attention_spans):
+        for number, span in enumerate(self.spans):
             x = self.layers(x, *plans[span], number, number + 1)
-        wanted = plans[self.form.attention_spans[0]][0].wanted
+        wanted = plans[self.spans[0]][0].wanted
         return norm(x if wanted is None else x[wanted], self.weights["norm.weight"])
 
     def bias(self, before: torch.Tensor, columns: torch.Tensor | None = None) -> torch.Tensor:

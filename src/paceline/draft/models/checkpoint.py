@@ -200,7 +200,11 @@ def recorded_target(path: str | Path) -> TargetFacts | None:
 
 def check_all(path: str | Path, tensors: Mapping[str, Tensor], shapes: Mapping[str, tuple[int, ...]]) -> None:
     """MethodError unless there are tensors of just these names and shapes: a key that nobody reads would leave a head
-    half random, or be another head."""
+    half random, or be another head. So would weights that are no floats of 16 or more bits: their scales are unread."""
+    for name, tensor in tensors.items():
+        if name.endswith(("weight", "bias")) and (not tensor.is_floating_point() or tensor.itemsize < 2):
+            kind = str(tensor.dtype).removeprefix("torch.")
+            raise MethodError(f"{path}: its {name} holds {kind} numbers; heads are read in 16 or 32 bits")
     missing, extra = sorted(shapes.keys() - tensors.keys()), sorted(tensors.keys() - shapes.keys())
     if missing or extra:
         parts = [f"has no {_few(missing)}"] if missing else []

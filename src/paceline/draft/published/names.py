@@ -9,14 +9,17 @@ from paceline.errors import MethodError
 T = TypeVar("T")
 
 
-def renamed(tensors: Mapping[str, T], names: Mapping[str, str]) -> dict[str, T]:
+def renamed(tensors: Mapping[str, T], names: Mapping[str, str | None]) -> dict[str, T]:
     """The tensors by our names.
 
-    names  our name for each pattern of a whole name, with \\1 for a group. Other names stay."""
+    names  our name for each pattern of a whole name, with \\1 for a group; None: nothing reads the tensor. Other names
+           stay, and so does a name for which another tensor has ours."""
     out = {}
     for name, tensor in tensors.items():
         found = ((re.fullmatch(pattern, name), ours) for pattern, ours in names.items())
-        out[next((match.expand(ours) for match, ours in found if match), name)] = tensor
+        ours = next((ours and match.expand(ours) for match, ours in found if match), name)
+        if ours is not None:
+            out[name if ours in tensors else ours] = tensor
     return out
 
 
