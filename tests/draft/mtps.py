@@ -74,7 +74,8 @@ def in_layout(tensors: Tensors, layout: str, layers: int) -> Tensors:
 def joined(tensors: Tensors, start: str) -> Tensors:
     """The tensors, with the matrices of all experts, whose names begin with `start`, in two."""
     made = {name: tensor for name, tensor in tensors.items() if not name.startswith(start)}
-    of = {part: [t for name, t in tensors.items() if name.startswith(start) and part in name] for part in ("gate", "up", "down")}
+    experts = {name: tensor for name, tensor in tensors.items() if name.startswith(start)}
+    of = {part: [t for name, t in experts.items() if part in name] for part in ("gate", "up", "down")}
     if of["up"]:
         made[f"{start}gate_up_proj"] = torch.stack([torch.cat(pair) for pair in zip(of["gate"], of["up"], strict=True)])
         made[f"{start}down_proj"] = torch.stack(of["down"])

@@ -79,7 +79,11 @@ SIGHTS: dict[str, dict[str, Any]] = {
     "causal window": {"layer_types": ["sliding_attention"] * 2, "sliding_window": 6},
     "window that is off": {"layer_types": ["sliding_attention"] * 2, "sliding_window": 6, "use_sliding_window": False},
 }
-NAMES = {"full": ("", "model."), "window": ("fc.", "encoder.fc."), "causal window": ("hidden_norm", "encoder.output_norm_enc")}
+NAMES = {
+    "full": ("", "model."),
+    "window": ("fc.", "encoder.fc."),
+    "causal window": ("hidden_norm", "encoder.output_norm_enc"),
+}
 """Other names that tensors have in a file, by the beginning that they replace."""
 
 

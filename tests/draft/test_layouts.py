@@ -1,5 +1,5 @@
-"""Every published layout, with random files of exactly its names: what a file computes is what a few lines of plain torch
-do with its numbers, and what nothing here runs is refused in one line that names it."""
+"""Every published layout, with random files of exactly its names: what a file computes is what a few lines of plain
+torch do with its numbers, and what nothing here runs is refused in one line that names it."""
 
 from __future__ import annotations
 
@@ -25,7 +25,7 @@ from paceline.target.base import BEFORE_NORM
 from paceline.target.decoder import Decoder
 from tests import models, native
 from tests.draft import blocks
-from tests.draft.eagles import Tensors, d2t_of, described, eagle1, eagle3, speculators, write
+from tests.draft.eagles import Tensors, d2t_of, described, eagle1, eagle3, geometry, layer_tensors, speculators, write
 
 H, DIM, LENGTH = 64, 24, 12
 HEAD = "lm_head.weight"
@@ -161,14 +161,15 @@ def rope(kind: str, **entries: Any) -> By:
 OFF, SLIDES = {"embed_tokens.weight": None}, {"layer_types": ["sliding_attention"], "sliding_window": 4}
 IDS = "eagle_aux_hidden_state_layer_ids"
 YARN = {"rope_type": "yarn", "factor": 4.0}
-BIASES = {f"layers.0.self_attn.{name}_proj.bias": torch.randn(rows) for name, rows in zip("qkv", (48, 24, 24), strict=True)}
+BIASES = {f"layers.0.self_attn.{name}_proj.bias": torch.randn(rows) for name, rows in {"q": 48, "k": 24, "v": 24}.items()}
 SECOND = {"layers.1.input_layernorm.weight": torch.rand(H) + 0.5}
 WHOLE = {"d2t": None, "t2d": None, HEAD: None}
 
 EAGLE3: dict[str, Case] = {
     "authors": Case(),
     "speculators": Case(base="speculators"),
-    "speculators, normed residual": Case({"norm_before_residual": None}, base="speculators", by=By(normed_residual=True)),
+    "speculators, normed residual": Case(
+        {"norm_before_residual": None}, base="speculators", by=By(normed_residual=True)),
     "SpecForge": Case({"eagle_config": {IDS: [1, 3, 4]}}),
     "ids of outputs": Case({"eagle_config": {IDS: [0, 3, 5]}}, taps=(1, 4, 6)),
     "ids that begin with the paper's": Case({"eagle_config": {IDS: [2, 4, 6]}}, taps=(2, 4, 6)),
@@ -208,17 +209,19 @@ EAGLE3: dict[str, Case] = {
 }  # fmt: skip
 
 
+def renamed(tensors: Tensors, old: str, new: str) -> Tensors:
+    """The tensors; those whose names begin with `old` begin with `new`."""
+    return {new + name.removeprefix(old) if name.startswith(old) else name: one for name, one in tensors.items()}
+
+
 def made(case: Case, model: PreTrainedModel) -> tuple[dict[str, Any], Tensors, Tensors]:
     """config.json and tensors of a case's file, and the tensors that compute, by our names."""
     tensors = eagle3(model, prefix="layers.0.")
     for name in ("hidden_norm", "input_layernorm"):
         tensors[f"layers.0.{name}.weight"] = 1 + torch.randn(H, generator=torch.Generator().manual_seed(9)) * 0.3
     more = dict(case.more)
-    if SECOND.items() <= more.items():
-        own = eagle3(model, seed=7, prefix="layers.1.")
-        more = {name: one[:, :H] if "q_proj" in name or "k_proj" in name or "v_proj" in name else one
-                for name, one in own.items() if name.startswith("layers.1.") and "norm.weight" not in name} | {
-                "layers.1.post_attention_layernorm.weight": own["layers.1.post_attention_layernorm.weight"]} | more  # fmt: skip
+    if SECOND.keys() <= more.keys():
+        more |= {f"layers.1.{name}": one for name, one in layer_tensors(7, width=H, **geometry(model)).items()}
     size = len(d2t_of(model)[0])
     if case.base == "authors":
         config = described(model, draft_vocab_size=size) | case.config
@@ -231,7 +234,7 @@ def made(case: Case, model: PreTrainedModel) -> tuple[dict[str, Any], Tensors, T
     old, new = case.named
     if case.base == "authors" and old != "layers.":
         whole = {name.replace("layers.0.", "midlayer."): one for name, one in whole.items()}
-    return config, {new + name.removeprefix(old) if name.startswith(old) else name: o for name, o in whole.items()}, computing
+    return config, renamed(whole, old, new), computing
 
 
 @pytest.mark.parametrize("name", EAGLE3)
@@ -272,8 +275,7 @@ def test_an_eagle_head_computes_what_its_file_says(
         tensors["embed_tokens.weight"] = tensors["embed_tokens.weight"].to(rounded)
     whole = {name: one for name, one in (tensors | case.more).items() if one is not None}
     old, new = case.named
-    whole = {new + name.removeprefix(old) if old and name.startswith(old) else name: one for name, one in whole.items()}
-    drafter = bound(write(tmp_path, described(model) | case.config, whole), target, "eagle")
+    drafter = bound(write(tmp_path, described(model) | case.config, renamed(whole, old, new)), target, "eagle")
     table, head = model.model.embed_tokens.weight.detach(), model.lm_head.weight.detach()
     wanted = eagle1_logits(tensors | case.alike, table, head, case.by)
     torch.testing.assert_close(said(drafter), wanted, atol=1e-4, rtol=1e-4)
@@ -299,13 +301,16 @@ def test_past_a_window_nothing_is_seen(model: PreTrainedModel, target: Decoder, 
 
 ZERO = torch.zeros(2, 2)
 REFUSED: dict[str, tuple[str, dict[str, Any], Tensors, str]] = {
-    "P-EAGLE of speculators": ("eagle3", {"speculators_model_type": "peagle"}, {}, "is P-EAGLE (speculators_model_type is"),
+    "P-EAGLE of speculators": (
+        "eagle3", {"speculators_model_type": "peagle"}, {}, "is P-EAGLE (speculators_model_type is"),
     "P-EAGLE of SpecForge": ("eagle3", {"architectures": ["PEagleDraftModel"]}, {}, "is P-EAGLE"),
-    "P-EAGLE by a tensor": ("eagle3", {}, {"mask_hidden": torch.zeros(1, 1, 3 * H)}, "is P-EAGLE (it has mask_hidden)"),
+    "P-EAGLE by a tensor": (
+        "eagle3", {}, {"mask_hidden": torch.zeros(1, 1, 3 * H)}, "is P-EAGLE (it has mask_hidden)"),
     "P-EAGLE by a flag": ("eagle3", {"parallel_drafting": True}, {}, "parallel_drafting is True"),
     "EAGLE-4": ("eagle3", {"architectures": ["LlamaForCausalLMEagle4"]}, {}, "is EAGLE-4"),
     "experts": ("eagle3", {"architectures": ["Qwen3MoEForCausalLMEagle3"]}, {}, "a head whose layer has experts"),
-    "experts' tensors": ("eagle3", {}, {"midlayer.mlp.experts.0.up_proj.weight": ZERO}, "a head whose layer has experts"),
+    "experts' tensors": (
+        "eagle3", {}, {"midlayer.mlp.experts.0.up_proj.weight": ZERO}, "a head whose layer has experts"),
     "latent attention": ("eagle3", {"architectures": ["Eagle3DeepseekV2ForCausalLM"]}, {}, "latent attention (MLA)"),
     "MLA's tensors": ("eagle3", {}, {"midlayer.self_attn.kv_a_proj_with_mqa.weight": ZERO}, "latent attention (MLA)"),
     "Medusa's heads on top": (
@@ -313,7 +318,8 @@ REFUSED: dict[str, tuple[str, dict[str, Any], Tensors, str]] = {
     "mtp's norms": ("eagle3", {"eagle_config": {"use_mtp_layernorm": True}}, {}, "use_mtp_layernorm is True"),
     "wide layers": ("eagle3", {"eagle_config": {"next_layer_regular": False}}, {}, "next_layer_regular is False"),
     "parallel steps": ("eagle3", {"eagle_config": {"parallel_draft_step": 4}}, {}, "parallel_draft_step is 4"),
-    "an unknown flag": ("eagle3", {"eagle_config": {"use_magic": True}}, {}, "use_magic is True, which nothing here applies"),
+    "an unknown flag": (
+        "eagle3", {"eagle_config": {"use_magic": True}}, {}, "use_magic is True, which nothing here applies"),
     "a scale of logits": ("eagle3", {"logit_scale": 0.5}, {}, "logit_scale is 0.5"),
     "long context": ("eagle3", {"rope_method": "llama"}, {}, "rope_method is 'llama'"),
     "half rotations": ("eagle3", {"partial_rotary_factor": 0.5}, {}, "partial_rotary_factor is 0.5"),
@@ -329,19 +335,25 @@ REFUSED: dict[str, tuple[str, dict[str, Any], Tensors, str]] = {
         "its layers.0.mlp.up_proj.weight holds float8_e4m3fn numbers"),
     "eight bits of eagle": (
         "eagle", {}, {"fc.weight": torch.zeros(H, 2 * H, dtype=torch.int8)}, "its fc.weight holds int8 numbers"),
-    "another drafter's": ("eagle", {"speculators_model_type": "eagle3"}, {}, "is a drafter of type eagle3: write eagle3:"),
+    "another drafter's": (
+        "eagle", {"speculators_model_type": "eagle3"}, {}, "is a drafter of type eagle3: write eagle3:"),
     "an MLP speculator": ("eagle3", {"speculators_model_type": "mlp"}, {}, "is an MLP or LSTM speculator"),
-    "IBM's": ("medusa", {"model_type": "mlp_speculator"}, {"speculator.emb.0.weight": ZERO}, "an MLP or LSTM speculator"),
+    "IBM's": (
+        "medusa", {"model_type": "mlp_speculator"}, {"speculator.emb.0.weight": ZERO}, "an MLP or LSTM speculator"),
     "Arctic's": (
         "medusa", {}, {"speculator.forget_emb.0.weight": ZERO}, "is an MLP or LSTM speculator (it has speculator.forget"),
-    "an unknown speculator": ("eagle3", {"speculators_model_type": "new"}, {}, "is a speculator (speculators_model_type is new"),
-    "JetSpec": ("dflash", {"speculators_model_type": "jetspec"}, {}, "is a network of its own (speculators_model_type is jets"),
+    "an unknown speculator": (
+        "eagle3", {"speculators_model_type": "new"}, {}, "is a speculator (speculators_model_type is new"),
+    "JetSpec": (
+        "dflash", {"speculators_model_type": "jetspec"}, {}, "is a network of its own (speculators_model_type is jets"),
     "Domino": ("dflash", {"dflash_config": {"projector_type": "domino"}}, {}, "(projector_type is domino)"),
     "a new projector": ("dflash", {"dflash_config": {"projector_type": "new"}}, {}, "projector_type is 'new'"),
-    "LiLiCorr beside": ("dflash", {"architectures": ["LiLiCorrDraftModel", "DFlashDraftModel"]}, {}, "is a network of its own"),
+    "LiLiCorr beside": (
+        "dflash", {"architectures": ["LiLiCorrDraftModel", "DFlashDraftModel"]}, {}, "is a network of its own"),
     "shifted labels": ("dflash", {"dflash_config": {"shift_label": True}}, {}, "shift_label is True"),
     "MLA of DFlash": ("dflash", {"dflash_config": {"attention_mode": "mla"}}, {}, "attention_mode is 'mla'"),
-    "DFlash2 without its tensors": ("dflash", {"architectures": ["DFlash2DraftModel"]}, {}, "is DFlash2 (architectures is"),
+    "DFlash2 without its tensors": (
+        "dflash", {"architectures": ["DFlash2DraftModel"]}, {}, "is DFlash2 (architectures is"),
     "DFlash2 by its keys": ("dflash", {"dflash_config": {"selector_rank": 8}}, {}, "selector_rank is 8"),
     "DFlash2 by its tensors": (
         "dflash", {}, {"layers.0.attention_conv.base_kernel": ZERO}, "is DFlash2 (it has layers.0.attention_conv"),

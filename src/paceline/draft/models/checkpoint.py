@@ -84,12 +84,16 @@ def read_drafter(folder: Path, kind: str) -> dict[str, Any]:
 
 
 def open_head(path: str | Path, kind: str, target: Facts | None) -> tuple[dict[str, Any], dict[str, Tensor]]:
-    """Read the head at `path`, a folder or a file of weights with its config.json: its configuration, and its tensors,
-    on the CPU, as they are stored.
+    """Read the head at `path`, a folder, a file of weights with its config.json, or a GGUF file: its configuration, and
+    its tensors, on the CPU, as they are stored.
 
     The target of a head that `paceline train` wrote is checked, unless `target` is None; callers check those of other
     heads. MethodError if there is no such head or it cannot be read."""
     file = Path(path).expanduser()
+    if file.suffix == ".gguf" and file.is_file():
+        from paceline.draft.published.gguf import read  # which reads what this module checks
+
+        return read(file, kind)
     folder = file.parent if file.is_file() else file
     config = _config(folder, kind)
     if KIND in config and file == folder:
