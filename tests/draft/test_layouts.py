@@ -161,7 +161,7 @@ def rope(kind: str, **entries: Any) -> By:
 OFF, SLIDES = {"embed_tokens.weight": None}, {"layer_types": ["sliding_attention"], "sliding_window": 4}
 IDS = "eagle_aux_hidden_state_layer_ids"
 YARN = {"rope_type": "yarn", "factor": 4.0}
-BIASES = {f"layers.0.self_attn.{name}_proj.bias": torch.randn(rows) for name, rows in {"q": 48, "k": 24, "v": 24}.items()}
+BIASES = {f"layers.0.self_attn.{name}_proj.bias": torch.randn(48 if name == "q" else 24) for name in "qkv"}
 SECOND = {"layers.1.input_layernorm.weight": torch.rand(H) + 0.5}
 WHOLE = {"d2t": None, "t2d": None, HEAD: None}
 
@@ -339,17 +339,19 @@ REFUSED: dict[str, tuple[str, dict[str, Any], Tensors, str]] = {
         "eagle", {"speculators_model_type": "eagle3"}, {}, "is a drafter of type eagle3: write eagle3:"),
     "an MLP speculator": ("eagle3", {"speculators_model_type": "mlp"}, {}, "is an MLP or LSTM speculator"),
     "IBM's": (
-        "medusa", {"model_type": "mlp_speculator"}, {"speculator.emb.0.weight": ZERO}, "an MLP or LSTM speculator"),
+        "medusa", {"model_type": "mlp_speculator"}, {"speculator.emb.0.weight": ZERO}, "is an MLP or LSTM"),
     "Arctic's": (
-        "medusa", {}, {"speculator.forget_emb.0.weight": ZERO}, "is an MLP or LSTM speculator (it has speculator.forget"),
+        "medusa", {}, {"speculator.forget_emb.0.weight": ZERO},
+        "is an MLP or LSTM speculator (it has speculator.forget"),
     "an unknown speculator": (
-        "eagle3", {"speculators_model_type": "new"}, {}, "is a speculator (speculators_model_type is new"),
+        "eagle3", {"speculators_model_type": "new"}, {}, "is a drafter of type new: types that are read are eagle"),
     "JetSpec": (
-        "dflash", {"speculators_model_type": "jetspec"}, {}, "is a network of its own (speculators_model_type is jets"),
+        "dflash", {"speculators_model_type": "jetspec"}, {}, "JetSpec or LiLiCorr (speculators_model_type is jetspec"),
     "Domino": ("dflash", {"dflash_config": {"projector_type": "domino"}}, {}, "(projector_type is domino)"),
     "a new projector": ("dflash", {"dflash_config": {"projector_type": "new"}}, {}, "projector_type is 'new'"),
     "LiLiCorr beside": (
-        "dflash", {"architectures": ["LiLiCorrDraftModel", "DFlashDraftModel"]}, {}, "is a network of its own"),
+        "dflash", {"architectures": ["LiLiCorrDraftModel", "DFlashDraftModel"]}, {},
+        "JetSpec or LiLiCorr (architectures"),
     "shifted labels": ("dflash", {"dflash_config": {"shift_label": True}}, {}, "shift_label is True"),
     "MLA of DFlash": ("dflash", {"dflash_config": {"attention_mode": "mla"}}, {}, "attention_mode is 'mla'"),
     "DFlash2 without its tensors": (

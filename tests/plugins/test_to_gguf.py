@@ -190,7 +190,8 @@ def heads(model: PreTrainedModel) -> dict[str, tuple[str, dict[str, Any], Tensor
     return {
         "eagle3": ("eagle3", speculators(model), eagle3(model)),
         "eagle3 with norms": (
-            "eagle3", speculators(model, **norms), eagle3(model) | table | {"input_norm.weight": torch.rand(3 * HIDDEN)}),
+            "eagle3", speculators(model, **norms),
+            eagle3(model) | table | {"input_norm.weight": torch.rand(3 * HIDDEN)}),
         "dflash": ("dflash", blocks.config(model), blocks.random_tensors(model)),
         "dflash, causal": ("dflash", blocks.config(model, is_causal=True), blocks.random_tensors(model)),
         "dflash of few tokens": ("dflash", blocks.config(model, **own), blocks.random_tensors(model) | few),
@@ -302,8 +303,8 @@ def test_what_llama_cpp_cannot_run_is_refused(model: PreTrainedModel, target: Pa
         ),
         "a window of eagle3": (
             "eagle3",
-            described(model, draft_vocab_size=len(d2t_of(model)[0]), layer_types=["sliding_attention"], sliding_window=6),
-            eagle3(model),
+            speculators(model, transformer_layer_config=described(model, use_sliding_window=True, sliding_window=6)),
+            eagle3(model, prefix="layers.0."),
             "no window",
         ),
         "window": ("dflash", blocks.config(model, **slides), blocks.random_tensors(model), "sliding windows"),

@@ -10,8 +10,7 @@ from torch import Tensor
 
 from paceline.draft.models.checkpoint import open_head
 from paceline.draft.models.networks import PREFIX
-from paceline.draft.published.layout import refuse_others
-from paceline.draft.published.names import count_heads, renamed
+from paceline.draft.published.layout import count_heads, refuse_others, renamed
 from paceline.errors import MethodError
 from paceline.target.base import Facts
 

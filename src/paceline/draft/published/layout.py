@@ -9,45 +9,43 @@ it is an error that names it."""
 import re
 from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass, field
-from typing import Any
+from typing import Any, TypeVar
 
 from transformers import AutoConfig, PretrainedConfig
 
 from paceline.draft.models.layers import Entries, Tensors, check_numbers
 from paceline.draft.options import quoted
-from paceline.draft.published.names import renamed
 from paceline.errors import MethodError
 from paceline.target.base import Facts
 from paceline.target.checks import unsupported
 from paceline.target.shape import ATTENTION
 
+T = TypeVar("T")
 LAYERS = "transformer_layer_config"  # the entries of the layers, in the `speculators` format
 READ = {"eagle": "eagle", "eagle3": "eagle3", "dflash": "dflash", "dspark": "dflash", "mtp": "mtp"}
 """The drafter that reads each `speculators_model_type`."""
-TENSORS = {
-    r"mask_hidden": "P-EAGLE",
-    r"candidate_selector\..*|.*(attention|mlp)_conv\..*": "DFlash2",
-    r"efficient_lm_head.*": "EAGLE-4",
-    r"(layer_fusion|context_norm|hidden_correction)\..*": "DFly",
-    r"parallel_draft_heads\..*": "EAGLE with Medusa's heads",
-    r"(pre|post)_projection\..*|masked_embedding\..*": "a Gemma assistant, which reads its target's keys and values",
-    r"(speculator\.)?((emb|proj|head|ln)\.\d+|\w+_(emb|proj)\.\d+|(cell|state)_ln)\..*": "an MLP or LSTM speculator",
-    r".*\.kv_a_proj\w*\..*": "a head with latent attention (MLA)",
-    r".*\.mlp\.experts\..*": "a head whose layer has experts",
-    r".*\.(g_proj|attention_sink_bias)(\..*)?|aux_hidden_norms\..*": "a head with gates or sinks of attention",
-}
-"""Networks that nothing here runs, by patterns of a tensor's whole name."""
-CLASSES = {
-    r"p_?eagle": "P-EAGLE",
-    r"dflash2": "DFlash2",
-    r"eagle4": "EAGLE-4",
-    r"moe\w*eagle": "a head whose layer has experts",
-    r"eagle\d?deepseekv\d": "a head with latent attention (MLA)",
-    r"domino|dspine|lilicorr|jetspec|dfly|laguna": "a network of its own",
-    r"gemma4_?assistant": "a Gemma assistant, which reads its target's keys and values",
-    r"(mlp|lstm|variant)_?speculator|^mlp$": "an MLP or LSTM speculator",
-}
-"""The same by patterns in entries of SIGNS."""
+OTHERS = {
+    "P-EAGLE": (r"mask_hidden", r"p_?eagle"),
+    "EAGLE-4": (r"efficient_lm_head.*", r"eagle4"),
+    "EAGLE with Medusa's heads": (r"parallel_draft_heads\..*", r"$^"),
+    "a head whose layer has experts": (r".*\.mlp\.experts\..*", r"moe\w*eagle"),
+    "a head with latent attention (MLA)": (r".*\.kv_a_proj\w*\..*", r"eagle\d?deepseekv\d"),
+    "a head with gates or sinks of attention": (
+        r".*\.(g_proj|attention_sink_bias)(\..*)?|aux_hidden_norms\..*", r"laguna"
+    ),
+    "DFlash2": (r"candidate_selector\..*|.*(attention|mlp)_conv\..*", r"dflash2"),
+    "DFly, Domino, DSpine, JetSpec or LiLiCorr": (
+        r"(layer_fusion|context_norm|hidden_correction)\..*", r"dfly|domino|dspine|jetspec|lilicorr"
+    ),
+    "an MLP or LSTM speculator": (
+        r"(speculator\.)?((emb|proj|head|ln)\.\d+|\w+_(emb|proj)\.\d+|(cell|state)_ln)\..*",
+        r"(mlp|lstm|variant)_?speculator|^mlp$",
+    ),
+    "a Gemma assistant, which reads its target's keys and values": (
+        r"(pre|post)_projection\..*|masked_embedding\..*", r"gemma4_?assistant"
+    ),
+}  # fmt: skip
+"""Drafters that nothing here runs, with patterns of a tensor's whole name, and in entries SIGNS in small letters."""
 SIGNS = ("speculators_model_type", "architectures", "model_type", "projector_type")
 FLAGS: Mapping[str, tuple[Any, ...]] = {
     "partial_rotary_factor": (1,),
@@ -106,24 +104,43 @@ class Layout:
         return renamed(renamed(tensors, {r"(?:draft_)?model\.(.+)": r"\1"}), {**COMMON, **self.names})
 
 
+def renamed(tensors: Mapping[str, T], names: Mapping[str, str | None]) -> dict[str, T]:
+    """The tensors by our names.
+
+    names  our name for each pattern of a whole name, with \\1 for a group; None: nothing reads the tensor. Other names
+           stay, and so does a name for which another tensor has ours."""
+    out = {}
+    for name, tensor in tensors.items():
+        found = ((re.fullmatch(pattern, name), ours) for pattern, ours in names.items())
+        ours = next((ours and match.expand(ours) for match, ours in found if match), name)
+        if ours is not None:
+            out[name if ours in tensors else ours] = tensor
+    return out
+
+
+def count_heads(path: str, names: Iterable[str], start: str = "") -> tuple[int, int]:
+    """Number of heads and number of blocks of each, from names that have `start`, the head and the block in front."""
+    found = [match for name in names if (match := re.match(rf"{start}(\d+)\.(\d+)\.", name))]
+    if not found:
+        raise MethodError(f"{path} has no heads: none of its tensors has a name such as {start}0.0.linear.weight")
+    heads, blocks = (1 + max(int(match[group]) for match in found) for group in (1, 2))
+    return heads, blocks
+
+
 def refuse_others(path: str, method: str, given: Entries, names: Iterable[str]) -> None:
     """MethodError, which says what it is, for a drafter of another kind than `method` reads. names: of its tensors."""
     kind = str(given.get("speculators_model_type") or "")
-    signs = [(key, str(given[key])) for key in SIGNS if given.get(key)]
-    found = [
-        (what, f"{key} is {value}")
-        for pattern, what in CLASSES.items() for key, value in signs if re.search(pattern, value.lower())
-    ]  # fmt: skip
-    found += [
-        (what, f"it has {name}") for pattern, what in TENSORS.items() for name in names if re.fullmatch(pattern, name)
-    ]
-    if not found and kind and kind not in READ:
-        found = [("a speculator", f"speculators_model_type is {kind}")]
-    if found:
-        what, sign = found[0]
-        raise MethodError(f"{path} is {what} ({sign}): nothing here runs it, and {method} would draft badly with it")
-    if kind and READ[kind] != method:
-        raise MethodError(f"{path} is a drafter of type {kind}: write {READ[kind]}:{quoted(path)}")
+    signs = [(f"{key} is {given[key]}", str(given[key]).lower()) for key in SIGNS if given.get(key)]
+    for what, (tensors, entries) in OTHERS.items():
+        found = [sign for sign, value in signs if re.search(entries, value)]
+        found += [f"it has {name}" for name in names if re.fullmatch(tensors, name)]
+        if found:
+            raise MethodError(f"{path} is {what} ({found[0]}): nothing here runs it, and {method} would draft badly")
+    if kind and READ.get(kind) != method:
+        raise MethodError(
+            f"{path} is a drafter of type {kind}: " + (f"write {READ[kind]}:{quoted(path)}" if kind in READ else
+                                                       f"types that are read are {', '.join(READ)}")
+        )  # fmt: skip
 
 
 # The configuration of layers -----------------------------------------------------------------------------------------

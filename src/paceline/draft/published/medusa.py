@@ -10,8 +10,7 @@ from torch import Tensor
 from paceline.draft.models.checkpoint import CONFIG, check_all, open_head
 from paceline.draft.models.layers import table_and_head
 from paceline.draft.models.networks import ResidualHeads, shapes_of
-from paceline.draft.published.layout import refuse_others
-from paceline.draft.published.names import count_heads, renamed
+from paceline.draft.published.layout import count_heads, refuse_others, renamed
 from paceline.draft.published.vocab import check_map
 from paceline.errors import ModelError
 from paceline.target.base import Facts
