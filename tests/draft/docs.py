@@ -58,7 +58,8 @@ def with_refused(text: str) -> str:
     lines += ["", "| entry of config.json | in files of | what is read |", "|---|---|---|"]
     for method, flags in {"every layout": FLAGS, "eagle3": EAGLE3.flags, "dflash": DFLASH.flags}.items():
         for key, read in flags.items():
-            lines.append(f"| `{key}` | {method} | {' or '.join(f'`{json.dumps(value)}`' for value in read) or 'none'} |")
+            values = " or ".join(f"`{json.dumps(value)}`" for value in read)
+            lines.append(f"| `{key}` | {method} | {values or 'none'} |")
     return REFUSED.sub(lambda found: found[1] + "\n".join(lines) + "\n" + found[2], text)
 
 

@@ -206,7 +206,7 @@ def test_tokens_that_are_no_candidates_weigh_what_they_did(world: Answered) -> N
     chances, _ = made.proposer.best_paths(draft, 2)
     p = draft.features[1][0].softmax(-1)
     best = p.topk(2).indices
-    bias = made.model.network.bias(torch.tensor(draft.tokens[-1]))
+    bias = made.model.network.bias(draft.features[0][0], torch.tensor(draft.tokens[-1]))
     weights = p[best] * bias[best].exp()
     wanted = weights / (weights.sum() + 1 - p[best].sum())
     assert chances[(0,)] == pytest.approx(float(wanted.max()), rel=1e-3)
@@ -276,6 +276,80 @@ def test_the_confidence_head_ends_a_chain(world: Answered, tmp_path: Path, sees_
         fresh.add(token)
     assert all(one >= 0.5 for one in sure[:-1])
     assert len(sure) == blocks.BLOCK or sure[-1] < 0.5
+
+
+# DFlash2 -------------------------------------------------------------------------------------------------------------
+
+SECONDS: dict[str, dict[str, Any]] = {
+    "Z Lab": {},
+    "window": {"layer_types": ["sliding_attention", "full_attention"], "sliding_window": 6},
+    "speculators": {
+        "speculators_model_type": "dflash2", "architectures": ["DFlash2DraftModel"], "is_causal": None,
+        "layer_types": ["sliding_attention"] * 2, "sliding_window": 6,
+    },
+    "scaled": {"output_multiplier": 0.5, "final_logit_softcapping": 2.0, "selector_vocab_size": 300},
+}  # fmt: skip
+
+
+@pytest.mark.parametrize("name", SECONDS)
+def test_a_dflash2_file_computes_and_chooses_what_its_authors_do(world: Answered, tmp_path: Path, name: str) -> None:
+    """In blocks of several rows at once, which convolutions do not mix; then token after token among the best."""
+    model, more = world.model, SECONDS[name]
+    windows = [(6 if "sliding" in kind else None) for kind in more.get("layer_types", ["full"] * 2)]
+    made = registry.create(f"dflash:{blocks.save(tmp_path, model, 'second', **more)},tree=0,stop=fixed")
+    assert isinstance(made, DFlash)
+    made.bind(world.target)
+    drafts = [begun(world.target, made, text, n) for n, text in enumerate(world.prompts[:3])]
+    trees = made.proposer.propose(drafts)
+    t, table = blocks.second_tensors(model), model.model.embed_tokens.weight.detach()
+    before, after, project = (t[f"candidate_selector.{part}"] for part in (
+        "predecessor_codebook", "successor_codebook", "hidden_projection.weight"))  # fmt: skip
+    scale, cap = more.get("output_multiplier", 1.0), more.get("final_logit_softcapping", 0.0)
+    alone = []
+    for text, draft, tree in zip(world.prompts[:3], drafts, trees, strict=True):
+        with torch.no_grad():
+            hidden = model(torch.tensor([text[:-1]]), output_hidden_states=True).hidden_states
+            taps = torch.cat([hidden[i + 1][0] for i in blocks.IDS], -1)
+            z = blocks.reference(t, taps, table[text[-1]], table[3], windows, False)[1:]
+            torch.testing.assert_close(draft.features[0], z, atol=2e-4, rtol=2e-4)
+            logits = z @ model.lm_head.weight.T * scale
+            logits = cap * (logits / cap).tanh() if cap else logits
+            logits[:, more.get("selector_vocab_size", models.VOCAB_SIZE) :] = -torch.inf
+        token, path = text[-1], []
+        for state, of_slot in zip(z, logits, strict=True):
+            values, best = of_slot.topk(blocks.BEST)
+            token = int(best[(values + after[best] @ (before[token] * (project @ state))).argmax()])
+            path.append(token)
+        assert tree.tokens[1:].tolist() == path
+        alone.append([int(row.argmax()) for row in logits] == path)
+    assert not all(alone), "the token before has a say"
+
+
+def test_an_untrained_dflash2_drafter_is_its_dflash_drafter(world: Answered, tmp_path: Path) -> None:
+    """Bit for bit, as chains and trees."""
+    tensors = blocks.second_tensors(world.model, untrained=True)
+    folders = {"first": (blocks.config(world.model), blocks.random_tensors(world.model)),
+               "second": (blocks.second(world.model), tensors)}  # fmt: skip
+    found = []
+    for name, (config, given) in folders.items():
+        write(tmp_path / name, config, given)
+        made = drafter(replace(world, folder=tmp_path), name, tree=0, stop="fixed")
+        made.bind(world.target)
+        draft = begun(world.target, made, world.prompts[0])
+        [tree] = made.proposer.propose([draft])
+        found.append((draft.features[0], tree.tokens.tolist()))
+    assert torch.equal(found[0][0], found[1][0])
+    assert found[0][1] == found[1][1]
+
+
+@pytest.mark.parametrize("options", ["tree=0", "tree=9,width=3", "tree=auto", "tree=0,vocab={few}", "dtype=int8"])
+def test_dflash2_keeps_the_targets_text(world: Answered, tmp_path: Path, options: str) -> None:
+    save_vocabulary(few := tmp_path / "few.safetensors", Vocabulary(torch.arange(1, models.VOCAB_SIZE, 2)))
+    path, params = blocks.save(tmp_path / "head", world.model, "second"), SamplingParams(max_tokens=12)
+    plain = [one.tokens for one in Engine(world.target).generate(world.prompts[:3], params)]
+    out = Engine(world.target, f"dflash:{path},{options.format(few=few)}").generate(world.prompts[:3], params)
+    assert [one.tokens for one in out] == plain
+    assert sum(one.stats.draft_tokens for one in out) > 0 or "auto" in options
 
 
 # Trees ---------------------------------------------------------------------------------------------------------------
@@ -359,7 +433,10 @@ WRONG: dict[str, tuple[dict[str, Any], str]] = {
         {"dflash_config": {"target_layer_ids": [0, 2]}},
         "has neither a tensor mask_embedding nor a mask_token",
     ),
-    "a softcap": ({"final_logit_softcapping": 20.0}, "final_logit_softcapping is 20.0, which nothing here applies"),
+    "a scaled embedding": ({"input_embedding_scale": 2.0}, "input_embedding_scale is 2.0, which nothing here applies"),
+    "a softcap that is no number": ({"final_logit_softcapping": "20"}, "final_logit_softcapping is no number"),
+    "DFlash2 without its tensors": ({"architectures": ["DFlash2DraftModel"]}, "selector_rank is None; a whole number"),
+    "DFlash2 of one entry": ({"dflash_config": {"selector_rank": 8}}, "selector_top_k is None; a whole number"),
     "a gated head": ({"markov_rank": 4, "markov_head_type": "gated"}, "asks for a gated Markov head"),
     "a head that is not there": ({"enable_confidence_head": True}, "has no confidence_head.proj"),
 }

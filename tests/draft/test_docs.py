@@ -41,6 +41,6 @@ def test_published_layouts_on_the_page_are_those_of_the_code_and_the_tests():
     rows = [line.strip("|").split("|") for line in text.partition("| layout | published by")[2].splitlines()[2:]]
     cases = {"eagle3": EAGLE3, "eagle": EAGLE1, "dflash": SIGHTS, "mtp": mtps.LAYOUTS}
     named = [(row[2], re.findall("`(.*?)`", row[4])) for row in itertools.takewhile(lambda row: len(row) == 5, rows)]
-    assert len(named) == 14
+    assert len(named) == 15
     for methods, names_ in named:
         assert {*names_} <= {case for method in re.findall(r"`(\w+)`", methods) for case in cases.get(method, ())}

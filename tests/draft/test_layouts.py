@@ -354,11 +354,8 @@ REFUSED: dict[str, tuple[str, dict[str, Any], Tensors, str]] = {
         "JetSpec or LiLiCorr (architectures"),
     "shifted labels": ("dflash", {"dflash_config": {"shift_label": True}}, {}, "shift_label is True"),
     "MLA of DFlash": ("dflash", {"dflash_config": {"attention_mode": "mla"}}, {}, "attention_mode is 'mla'"),
-    "DFlash2 without its tensors": (
-        "dflash", {"architectures": ["DFlash2DraftModel"]}, {}, "is DFlash2 (architectures is"),
-    "DFlash2 by its keys": ("dflash", {"dflash_config": {"selector_rank": 8}}, {}, "selector_rank is 8"),
-    "DFlash2 by its tensors": (
-        "dflash", {}, {"layers.0.attention_conv.base_kernel": ZERO}, "is DFlash2 (it has layers.0.attention_conv"),
+    "DFlash2's tensors without its entries": (
+        "dflash", {}, {"layers.0.attention_conv.base_kernel": ZERO}, "has layers.0.attention_conv.base_kernel, which"),
     "DFly": ("dflash", {}, {"layer_fusion.weight": ZERO}, "is DFly"),
     "gates": ("dflash", {"attn_output_gate": True}, {}, "attn_output_gate is True"),
     "sinks": ("dflash", {}, {"layers.0.self_attn.attention_sink_bias": ZERO}, "gates or sinks of attention"),

@@ -239,7 +239,7 @@ def test_what_is_written_is_read_back_and_drafts_alike(
         ("eagle3", "llama", {}, "is of architecture llama; GGUF drafts are read of eagle3 and dflash"),
         ("dflash", "dspark", {}, "convert it anew"),
         ("dflash", "dflash", {"hyper_connection_count": 4}, "has dflash.hyper_connection_count"),
-        ("dflash", "dflash", {"selector_top_k": 16}, "selector_rank is 16"),
+        ("dflash", "dflash", {"selector_top_k": 16}, "has dflash.selector_top_k, which nothing"),
         ("dflash", "dflash", {"rope.dimension_count": 12, "attention.key_length": 24}, "partial_rotary_factor is 0.5"),
         ("eagle3", "eagle3", {}, "does not say hidden_size"),
     ],

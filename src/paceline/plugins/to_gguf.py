@@ -153,6 +153,8 @@ def _eagle3(folder: str, network: Any, tensors: dict[str, torch.Tensor]) -> dict
 def _dflash(folder: str, network: Any, tensors: dict[str, torch.Tensor]) -> dict[str, Any]:
     """llama.cpp's further entries for a dflash head; `tensors` become those that it reads."""
     form, (window, causal) = network.form, network.spans[0]
+    if form.best or form.scale != 1 or form.cap or form.allowed:
+        raise MethodError(f"{folder} is DFlash2, or scales its logits: it is not written")
     if len({*network.spans}) > 1 or window is not None:
         raise MethodError(f"{folder} has sliding windows, or layers that differ in what they see: it is not written")
     if network.columns is not None:

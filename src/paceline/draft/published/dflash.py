@@ -1,4 +1,4 @@
-"""DFlash and DSpark drafters, in Z Lab's files, DeepSeek's, or the `speculators` format, which name tensors alike."""
+"""DFlash, DFlash2 and DSpark drafters, in Z Lab's files, DeepSeek's, or the `speculators` format."""
 
 from __future__ import annotations
 
@@ -21,12 +21,17 @@ from paceline.target.shape import Shape
 
 MASK, OUTPUT = "mask_embedding", "lm_head.weight"
 W1, W2 = (f"markov_head.markov_w{n}.weight" for n in (1, 2))
+SELECT = "candidate_selector.hidden_projection.weight"
+CONVOLVED = {"attention": "attention_conv", "mlp": "mlp_conv"}  # parts of DFlash2's layers, and their convolutions
 CONFIDENCE = ("confidence_head.proj.weight", "confidence_head.proj.bias")
 LARGEST = 64  # most positions of a block, and most layers
 NUMBERS = {"block_size": (2, LARGEST), "markov_rank": (0, 2**24), "num_hidden_layers": (1, LARGEST)}
 """Entries that are whole numbers, from the least to the largest that can be read."""
 INPUTS = ("aux_hidden_state_layer_ids", "eagle_aux_hidden_state_layer_ids")
 """Entries that name the layers whose inputs a drafter reads; target_layer_ids names those whose outputs it reads."""
+KIND = "speculators_model_type"
+SECOND = {"rank": "selector_rank", "best": "selector_top_k", "kernel": "conv_kernel_size", "group": "conv_group_size"}
+"""Fields of `DFlashSpec` that DFlash2 has, and their entries."""
 LAYOUT = Layout(
     "dflash",
     groups=("dspark_config", "dflash_config"),
@@ -34,17 +39,15 @@ LAYOUT = Layout(
         r"encoder\.fc\.(.+)": r"fc.\1",
         r"encoder\.output_norm_enc\.(.+)": r"hidden_norm.\1",
         r"confidence_head\.(weight|bias)": r"confidence_head.proj.\1",
+        r"candidate_selector\.predecessor_codebook(\.weight)?": W1,  # of DFlash2's selector, as of a Markov head
+        r"candidate_selector\.successor_codebook(\.weight)?": W2,
     },
     flags={
-        "output_multiplier": (1,),
-        "final_logit_softcapping": (0,),
         "input_embedding_scale": (1,),
         "use_swa": (False,),
         "attention_mode": ("gqa",),
         "projector_type": ("dflash", "dspark"),
         "shift_label": (False,),
-        "conv_kernel_size": (0,),
-        "selector_rank": (0,),
     },
     known=(
         "sample_from_anchor", "enable_confidence_head", "confidence_head_with_markov", "sliding_window_non_causal",
@@ -61,7 +64,11 @@ class DFlashSpec:
     from_anchor      whether each position drafts the token after it; if not, each but the first drafts its own.
     mask             token whose embedding is the mask; None if the file has a vector for it.
     is_causal        whether a position sees no later one of the block; None: in layers with a window only.
-    rank             rank of the Markov head; 0 if there is none. has_confidence: whether there is a confidence head."""
+    rank             rank of the Markov head; 0 if there is none. has_confidence: whether there is a confidence head.
+    best             DFlash2: the most probable tokens of a position, among which the token before chooses; 0: all.
+    kernel, group    DFlash2: positions that a convolution reads, and channels that share what is added to its kernel.
+    scale, cap       factor of the logits, and their largest size, which tanh brings about; 0: none.
+    allowed          number of tokens that may be drafted; the others are padding. None: all."""
 
     taps: tuple[int, ...]
     block: int
@@ -70,6 +77,12 @@ class DFlashSpec:
     is_causal: bool | None
     rank: int
     has_confidence: bool
+    best: int = 0
+    kernel: int = 0
+    group: int = 1
+    scale: float = 1.0
+    cap: float = 0.0
+    allowed: int | None = None
 
     @classmethod
     def read(cls, path: str, given: Entries, target: Facts) -> DFlashSpec:
@@ -79,7 +92,13 @@ class DFlashSpec:
         ids = ids if isinstance(ids, list | tuple) else [ids]
         taps = tuple(layer if inputs else layer + 1 for layer in ids if type(layer) is int)
         layers, from_anchor = given.get("num_target_layers"), _from_anchor(given)
-        rank, count = given.get("markov_rank") or 0, given.get("num_hidden_layers") or 1
+        own = {ours: given.get(key) for ours, key in SECOND.items()}
+        is_second = any(own.values()) or "dflash2" in f"{given.get('architectures')} {given.get(KIND)}".lower()
+        if is_second:
+            neural.check_numbers(path, {SECOND[ours]: value for ours, value in own.items()})
+        else:
+            own = {"rank": given.get("markov_rank") or 0}
+        rank, count = own["rank"], given.get("num_hidden_layers") or 1
         for (name, bounds), value in zip(NUMBERS.items(), (given.get("block_size"), rank, count), strict=True):
             neural.check_numbers(path, {name: value}, *bounds)
         if rank and given.get("markov_head_type", "vanilla") != "vanilla":
@@ -96,9 +115,18 @@ class DFlashSpec:
             raise MethodError(
                 f"{path} does not say sample_from_anchor: whether a position drafts the token after it"
             )
-        causal = False if given.get("sliding_window_non_causal") else given.get("is_causal", given.get("causal"))
+        if is_second and from_anchor:
+            raise MethodError(f"{path}: sample_from_anchor is true, and DFlash2's first position drafts nothing")
+        non_causal = given.get("sliding_window_non_causal", given.get(KIND) == "dflash2")
+        causal = False if non_causal else given.get("is_causal", given.get("causal"))
+        scale, cap = given.get("output_multiplier") or 1.0, given.get("final_logit_softcapping") or 0.0
+        if not isinstance(scale, int | float) or not isinstance(cap, int | float):
+            raise MethodError(f"{path}: output_multiplier or final_logit_softcapping is no number")
         has_confidence = bool(given.get("enable_confidence_head"))
-        return cls(taps, given["block_size"], from_anchor, given.get("mask_token_id"), causal, rank, has_confidence)
+        return cls(
+            taps, given["block_size"], from_anchor, given.get("mask_token_id"), causal, has_confidence=has_confidence,
+            scale=scale, cap=cap, allowed=given.get("selector_vocab_size"), **own
+        )  # fmt: skip
 
     def shapes(self, shape: Shape, vocab: int, drafted: int) -> dict[str, tuple[int, ...]]:
         """Name and shape of the tensors, without optional ones.
@@ -109,6 +137,12 @@ class DFlashSpec:
         for number in range(shape.num_layers):
             of_layer = neural.head_shapes(shape, h, ("input_layernorm",))
             shapes |= {f"layers.{number}.{name}": of for name, of in of_layer.items()}
+            for conv in CONVOLVED.values() if self.kernel else ():
+                shapes[f"layers.{number}.{conv}.base_kernel"] = (2, self.kernel, h)
+                rows = 2 * self.kernel * (h // self.group)
+                shapes[f"layers.{number}.{conv}.kernel_projection.weight"] = (rows, h)
+        if self.best:
+            shapes[SELECT] = (self.rank, h)
         if self.rank:
             shapes |= {W1: (vocab, self.rank), W2: (drafted, self.rank)}
         return shapes | (dict(zip(CONFIDENCE, ((1, h + self.rank), (1,)), strict=True)) if self.has_confidence else {})

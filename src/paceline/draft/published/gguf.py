@@ -39,12 +39,11 @@ ENTRIES = {
     "sliding_window": "attention.sliding_window",
     "is_causal": "attention.causal",
     "output_multiplier": "logit_scale",
-    "selector_rank": "selector_top_k",
     **{key: key for key in ("target_hidden_size", "norm_before_residual", "norm_before_fc", "block_size",
                             "sample_from_anchor", "final_logit_softcapping")},
 }  # fmt: skip
 """llama.cpp's keys of the entries of a config.json."""
-REFUSED = ("hyper_connection_count", "expert_count", "embedding_scale", "rope.scaling.attn_factor")
+REFUSED = ("selector_top_k", "hyper_connection_count", "expert_count", "embedding_scale", "rope.scaling.attn_factor")
 
 
 def read(file: Path, method: str) -> tuple[dict[str, Any], dict[str, Tensor]]:

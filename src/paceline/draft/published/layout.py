@@ -22,7 +22,7 @@ from paceline.target.shape import ATTENTION
 
 T = TypeVar("T")
 LAYERS = "transformer_layer_config"  # the entries of the layers, in the `speculators` format
-READ = {"eagle": "eagle", "eagle3": "eagle3", "dflash": "dflash", "dspark": "dflash", "mtp": "mtp"}
+READ = {"eagle": "eagle", "eagle3": "eagle3", "dflash": "dflash", "dspark": "dflash", "dflash2": "dflash", "mtp": "mtp"}
 """The drafter that reads each `speculators_model_type`."""
 OTHERS = {
     "P-EAGLE": (r"mask_hidden", r"p_?eagle"),
@@ -33,7 +33,6 @@ OTHERS = {
     "a head with gates or sinks of attention": (
         r".*\.(g_proj|attention_sink_bias)(\..*)?|aux_hidden_norms\..*", r"laguna"
     ),
-    "DFlash2": (r"candidate_selector\..*|.*(attention|mlp)_conv\..*", r"dflash2"),
     "DFly, Domino, DSpine, JetSpec or LiLiCorr": (
         r"(layer_fusion|context_norm|hidden_correction)\..*", r"dfly|domino|dspine|jetspec|lilicorr"
     ),
