@@ -96,7 +96,7 @@ def second_tensors(model: PreTrainedModel, seed: int = 0, untrained: bool = Fals
 
 
 def convolved(x: torch.Tensor, h: torch.Tensor, base: torch.Tensor, project: torch.Tensor, side: int) -> torch.Tensor:
-    """A convolution over a block x [B, H], position by position; its kernel: that of its side, and what h [B, H] adds."""
+    """A convolution over a block x [B, H], position by position, with the kernel of its side and what h [B, H] adds."""
     added = (h @ project.T).view(len(x), 2, 2, -1)
     out = torch.zeros_like(x)
     for t in range(len(x)):

@@ -342,6 +342,26 @@ def test_an_untrained_dflash2_drafter_is_its_dflash_drafter(world: Answered, tmp
     assert found[0][1] == found[1][1]
 
 
+@pytest.mark.parametrize(
+    ("entry", "value", "says"),
+    [
+        ("conv_group_size", 5, "conv_group_size is 5, which does not divide a width of 64"),
+        ("selector_vocab_size", "x", "selector_vocab_size is 'x'"),
+        ("sample_from_anchor", True, "DFlash2's first position drafts nothing"),
+        ("selector_rank", 4, "hidden_projection.weight is [8, 64] where [4, 64] is wanted"),
+        ("draft_vocab_size", 9, "markov_w2.weight is [320, 8] where [9, 8] is wanted"),
+    ],
+)
+def test_a_dflash2_file_that_would_draft_badly_is_refused(
+    world: Answered, tmp_path: Path, entry: str, value: Any, says: str
+) -> None:
+    config = blocks.second(world.model)
+    config = config | {"dflash_config": config["dflash_config"] | {entry: value}}
+    with pytest.raises(MethodError) as error:
+        registry.create(f"dflash:{write(tmp_path, config, blocks.second_tensors(world.model))}").bind(world.target)
+    assert says in str(error.value)
+
+
 @pytest.mark.parametrize("options", ["tree=0", "tree=9,width=3", "tree=auto", "tree=0,vocab={few}", "dtype=int8"])
 def test_dflash2_keeps_the_targets_text(world: Answered, tmp_path: Path, options: str) -> None:
     save_vocabulary(few := tmp_path / "few.safetensors", Vocabulary(torch.arange(1, models.VOCAB_SIZE, 2)))

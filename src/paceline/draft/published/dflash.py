@@ -92,7 +92,7 @@ class DFlashSpec:
         ids = ids if isinstance(ids, list | tuple) else [ids]
         taps = tuple(layer if inputs else layer + 1 for layer in ids if type(layer) is int)
         layers, from_anchor = given.get("num_target_layers"), _from_anchor(given)
-        own = {ours: given.get(key) for ours, key in SECOND.items()}
+        own: dict[str, Any] = {ours: given.get(key) for ours, key in SECOND.items()}
         is_second = any(own.values()) or "dflash2" in f"{given.get('architectures')} {given.get(KIND)}".lower()
         if is_second:
             neural.check_numbers(path, {SECOND[ours]: value for ours, value in own.items()})
@@ -112,20 +112,20 @@ class DFlashSpec:
                 f"{target.name} has {target.num_layers}, whose last output is not read: it is for another target"
             )
         if not isinstance(from_anchor, bool):
-            raise MethodError(
-                f"{path} does not say sample_from_anchor: whether a position drafts the token after it"
-            )
+            raise MethodError(f"{path} does not say sample_from_anchor: whether a position drafts the token after it")
         if is_second and from_anchor:
             raise MethodError(f"{path}: sample_from_anchor is true, and DFlash2's first position drafts nothing")
         non_causal = given.get("sliding_window_non_causal", given.get(KIND) == "dflash2")
         causal = False if non_causal else given.get("is_causal", given.get("causal"))
+        if (allowed := given.get("selector_vocab_size")) is not None:
+            neural.check_numbers(path, {"selector_vocab_size": allowed})
         scale, cap = given.get("output_multiplier") or 1.0, given.get("final_logit_softcapping") or 0.0
         if not isinstance(scale, int | float) or not isinstance(cap, int | float):
             raise MethodError(f"{path}: output_multiplier or final_logit_softcapping is no number")
         has_confidence = bool(given.get("enable_confidence_head"))
         return cls(
             taps, given["block_size"], from_anchor, given.get("mask_token_id"), causal, has_confidence=has_confidence,
-            scale=scale, cap=cap, allowed=given.get("selector_vocab_size"), **own
+            scale=scale, cap=cap, allowed=allowed, **own
         )  # fmt: skip
 
     def shapes(self, shape: Shape, vocab: int, drafted: int) -> dict[str, tuple[int, ...]]:
@@ -170,6 +170,8 @@ def read(
     shape, drafted = Shape.of(layers), given.get("draft_vocab_size") or vocab
     h = shape.hidden_size
     neural.check_width(path, h, target)
+    if h % spec.group:
+        raise MethodError(f"{path}: conv_group_size is {spec.group}, which does not divide a width of {h}")
     one = tensors.get(CONFIDENCE[0])
     if one is not None and one.ndim == 2 and given.get("confidence_head_with_markov") is False:
         tensors = {**tensors, CONFIDENCE[0]: F.pad(one, (0, spec.rank))}  # it reads states alone
