@@ -251,6 +251,20 @@ def test_an_eagle3_head_computes_what_its_file_says(
     assert drafter.model.pending.layers == case.taps
 
 
+@pytest.mark.parametrize("options", ["tree=0", "tree=8,width=3", "dtype=int8"])
+@pytest.mark.parametrize("name", ["window", "one state", "state before the last norm", "two layers", "tied"])
+def test_texts_are_plain_decodings(
+    model: PreTrainedModel, target: Decoder, tmp_path: Path, name: str, options: str
+) -> None:
+    config, tensors, _ = made(EAGLE3[name], model)
+    path, params = write(tmp_path, config, tensors), SamplingParams(max_tokens=10, ignore_eos=True)
+    prompts = [[5, 17, 200, 31, 5, 17, 9], [44], [60, 61, 60] * 7]
+    plain = [one.tokens for one in Engine(target).generate(prompts, params)]
+    out = Engine(target, f"eagle3:{path},{options}").generate(prompts, params)
+    assert [one.tokens for one in out] == plain
+    assert sum(one.stats.draft_tokens for one in out) > 0
+
+
 EAGLE1: dict[str, Case] = {
     "authors": Case(),
     "without an embedding": Case({}, OFF),
