@@ -206,7 +206,7 @@ def test_tokens_that_are_no_candidates_weigh_what_they_did(world: Answered) -> N
     chances, _ = made.proposer.best_paths(draft, 2)
     p = draft.features[1][0].softmax(-1)
     best = p.topk(2).indices
-    bias = made.model.network.bias(draft.features[0][0], torch.tensor(draft.tokens[-1]))
+    bias = made.model.network.bias(torch.tensor(draft.tokens[-1]))
     weights = p[best] * bias[best].exp()
     wanted = weights / (weights.sum() + 1 - p[best].sum())
     assert chances[(0,)] == pytest.approx(float(wanted.max()), rel=1e-3)

@@ -99,12 +99,14 @@ class DFlashNetwork:
         wanted = plans[self.spans[0]][0].wanted
         return norm(x if wanted is None else x[wanted], self.weights["norm.weight"])
 
-    def bias(self, states: torch.Tensor, before: torch.Tensor, columns: torch.Tensor | None = None) -> torch.Tensor:
+    def bias(
+        self, before: torch.Tensor, columns: torch.Tensor | None = None, states: torch.Tensor | None = None
+    ) -> torch.Tensor:
         """The Markov head's logits [..., K] after the tokens `before` [...], of all columns or `columns` [..., K].
 
-        states  [..., H] of the positions; DFlash2's selector reads them too."""
+        states  [..., H] of the positions, which DFlash2's selector reads too."""
         after = self.weights[W1][before]
-        if self.form.best:
+        if self.form.best and states is not None:
             after = after * F.linear(states, self.weights[SELECT])
         if columns is None:
             return F.linear(after, self.weights[W2])
@@ -204,9 +206,9 @@ class DFlashModel(StatesModel, BlockModel):
         states, logits = (torch.stack([draft.features[n][len(draft.drafted)] for draft in drafts]) for n in (0, 1))
         before = _before(drafts, logits)
         if not self.form.best:
-            return logits + self.network.bias(states, before) if self.form.rank else logits
+            return logits + self.network.bias(before) if self.form.rank else logits
         values, columns = logits.topk(min(self.form.best, logits.shape[-1]))
-        chosen = values + self.network.bias(states[:, None], before[:, None], columns)[:, 0]
+        chosen = values + self.network.bias(before[:, None], columns, states[:, None])[:, 0]
         return torch.full_like(logits, -torch.inf).scatter(-1, columns, chosen)
 
     def commit(self, draft: Draft, nodes: Sequence[int]) -> None:
@@ -227,7 +229,7 @@ class DFlashModel(StatesModel, BlockModel):
         if self.form.rank:
             before = torch.cat([tokens.new_full((1, tokens.shape[1]), draft.tokens[-1]), tokens[:-1]])
             others = 0.0 if self.form.best else (1 - shares.sum(-1, keepdim=True)).clamp_min(0)
-            shares = (logs[:, None] + self.network.bias(draft.features[0][:depth, None], before, columns).float()).exp()
+            shares = (logs[:, None] + self.network.bias(before, columns, draft.features[0][:depth, None]).float()).exp()
             shares = shares / (shares.sum(-1, keepdim=True) + others)
         shares, order = shares.sort(-1, descending=True)
         return tokens.cpu().numpy(), order.cpu().numpy(), shares.cpu().numpy()
