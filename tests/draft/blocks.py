@@ -66,8 +66,50 @@ def knowing(model: PreTrainedModel, seed: int = 0, scale: float = 0.02) -> Tenso
     }
 
 
+GROUP, BEST = 4, 3  # channels of a kernel's group, and candidates of DFlash2's selector
+
+
+def second(model: PreTrainedModel, **more: Any) -> dict[str, Any]:
+    """config.json of a DFlash2 drafter as Z Lab publishes them."""
+    flat = config(model, architectures=["DFlash2DraftModel"], is_causal=False)
+    own = {"conv_kernel_size": 2, "conv_group_size": GROUP, "selector_rank": 8, "selector_top_k": BEST}
+    return flat | {"dflash_config": flat["dflash_config"] | own | {"block_size": flat.pop("block_size")}} | more
+
+
+def second_tensors(model: PreTrainedModel, seed: int = 0, untrained: bool = False) -> Tensors:
+    """A random DFlash2 drafter, or one that computes what a DFlash drafter does."""
+    hidden, vocab, generator = model.config.hidden_size, model.config.vocab_size, torch.Generator().manual_seed(seed)
+    shapes = dict.fromkeys(("predecessor_codebook", "successor_codebook"), (vocab, 8))
+    shapes["hidden_projection.weight"] = (8, hidden)
+    tensors = {f"candidate_selector.{name}": torch.randn(shape, generator=generator) for name, shape in shapes.items()}
+    for number in range(LAYERS):
+        for part in ("attention_conv", "mlp_conv"):
+            kernel = torch.randn(2, 2, hidden, generator=generator) * 0.3
+            project = torch.randn(4 * hidden // GROUP, hidden, generator=generator) * 0.1
+            if untrained:
+                kernel, project = torch.stack([torch.ones(2, hidden), torch.zeros(2, hidden)], 1), project * 0
+            start = f"layers.{number}.{part}."
+            tensors |= {f"{start}base_kernel": kernel, f"{start}kernel_projection.weight": project}
+    if untrained:
+        tensors["candidate_selector.successor_codebook"] *= 0
+    return random_tensors(model, seed) | tensors
+
+
+def convolved(x: torch.Tensor, h: torch.Tensor, base: torch.Tensor, project: torch.Tensor, side: int) -> torch.Tensor:
+    """A convolution over a block x [B, H], position by position, with the kernel of its side and what h [B, H] adds."""
+    added = (h @ project.T).view(len(x), 2, 2, -1)
+    out = torch.zeros_like(x)
+    for t in range(len(x)):
+        for back in range(min(t + 1, 2)):
+            for c in range(x.shape[1]):
+                out[t, c] += (base[side, back, c] + added[t, side, back, c // GROUP]) * x[t - back, c]
+    return out
+
+
 def save(folder: Path, model: PreTrainedModel, kind: str = "knowing", scale: float = 0.02, **more: Any) -> Path:
     """A drafter of either kind in a folder. scale: of what a knowing one's layers add; more: entries of config.json."""
+    if kind == "second":
+        return write(folder, second(model, **more), second_tensors(model))
     if kind == "knowing":
         return write(folder, dspark(model, **more), knowing(model, scale=scale))
     return write(folder, config(model, **more), random_tensors(model))
@@ -102,15 +144,23 @@ def reference(
         near = seen if window is None else seen & (at[:, None] - keys_at < window)
         layer = f"layers.{number}."
         project = {name: tensors[f"{layer}self_attn.{name}_proj.weight"] for name in "qkvo"}
-        y = norm(x, f"{layer}input_layernorm")
+        conv = [
+            [tensors.get(f"{layer}{part}_conv.{name}") for name in ("base_kernel", "kernel_projection.weight")]
+            for part in ("attention", "mlp")
+        ]
+        h = norm(x, f"{layer}input_layernorm")
+        y = h if conv[0][0] is None else convolved(h, h, *conv[0], 0)
         both = torch.cat([context, y])
         q = turned(norm((y @ project["q"].T).view(-1, heads, dim), f"{layer}self_attn.q_norm"), at)
         k = turned(norm((both @ project["k"].T).view(-1, kv_heads, dim), f"{layer}self_attn.k_norm"), keys_at)
         v = (both @ project["v"].T).view(-1, kv_heads, dim)
         scores = torch.einsum("nhd,md->hnm", q, k[:, 0]) / dim**0.5
         weights = scores.masked_fill(~near, -torch.inf).softmax(-1)
-        x = x + torch.einsum("hnm,md->nhd", weights, v[:, 0]).flatten(1) @ project["o"].T
-        y = norm(x, f"{layer}post_attention_layernorm")
+        out = torch.einsum("hnm,md->nhd", weights, v[:, 0]).flatten(1) @ project["o"].T
+        x = x + (out if conv[0][0] is None else convolved(out, h, *conv[0], 1))
+        h = norm(x, f"{layer}post_attention_layernorm")
+        y = h if conv[1][0] is None else convolved(h, h, *conv[1], 0)
         gate, up, down = (tensors[f"{layer}mlp.{name}_proj.weight"] for name in ("gate", "up", "down"))
-        x = x + (F.silu(y @ gate.T) * (y @ up.T)) @ down.T
+        out = (F.silu(y @ gate.T) * (y @ up.T)) @ down.T
+        x = x + (out if conv[1][0] is None else convolved(out, h, *conv[1], 1))
     return norm(x, "norm")

@@ -1,16 +1,24 @@
-"""The options tables of docs/methods, made from the code.
+"""The options tables of docs/methods, and what is refused of published files, made from the code.
 
 python -m tests.draft.docs        # write them into the pages
 """
 
+import json
 import re
 from pathlib import Path
 
+from paceline.draft.published.dflash import LAYOUT as DFLASH
+from paceline.draft.published.eagle3 import LAYOUT as EAGLE3
+from paceline.draft.published.layout import FLAGS, OTHERS
 from paceline.draft.registry import MethodInfo, describe, names
 from paceline.draft.spec import OptionInfo
 
 PAGES = Path(__file__).parents[2] / "docs" / "methods"
 BETWEEN = re.compile(r"(<!-- options: python -m tests\.draft\.docs -->\n).*?(<!-- end -->)", re.DOTALL)
+
+
+MODELS = PAGES.parent / "draft-models.md"
+REFUSED = re.compile(r"(<!-- refused: python -m tests\.draft\.docs -->\n).*?(<!-- end -->)", re.DOTALL)
 
 
 def options_table(info: MethodInfo) -> str:
@@ -43,6 +51,19 @@ def _values(option: OptionInfo) -> str:
     return option.type.replace("choice", ", ".join(f"`{choice}`" for choice in option.choices))
 
 
+def with_refused(text: str) -> str:
+    """The text of `MODELS` with what `draft/published/` refuses, by the names of its tables."""
+    lines = ["Other drafters, by their tensors or by what config.json says that they are:", ""]
+    lines += [f"- {what}" for what in OTHERS]
+    lines += ["", "| entry of config.json | in files of | what is read |", "|---|---|---|"]
+    for method, flags in {"every layout": FLAGS, "eagle3": EAGLE3.flags, "dflash": DFLASH.flags}.items():
+        for key, read in flags.items():
+            values = " or ".join(f"`{json.dumps(value)}`" for value in read)
+            lines.append(f"| `{key}` | {method} | {values or 'none'} |")
+    return REFUSED.sub(lambda found: found[1] + "\n".join(lines) + "\n" + found[2], text)
+
+
 if __name__ == "__main__":
     for name in names():
         page(name).write_text(with_table(page(name).read_text(), describe(name)))
+    MODELS.write_text(with_refused(MODELS.read_text()))

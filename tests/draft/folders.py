@@ -136,6 +136,8 @@ class Folders(Heads):
             save_drafter(at, name, config={"exit_layer": EXIT}, tensors=untrained, target=facts)
         elif name == "dflash":
             blocks.save(at, self.model, scale=0.2)
+        elif name == "dflash2":
+            blocks.save(at, self.model, "second")
         elif name == "mtp":
             mtps.save(at, mtps.knowing_head(self.model, min(self.share, 0.02)))
         else:

@@ -14,7 +14,7 @@ from paceline.target.shape import as_checkpoint
 from tests import models
 from tests.draft.eagles import Tensors, write
 
-LAYOUTS = ("qwen", "deepseek", "mimo")
+LAYOUTS = ("qwen", "deepseek", "mimo", "speculators")
 
 
 def own_layer(model: PreTrainedModel, seed: int = 5, scale: float = 0.3) -> Any:
@@ -51,9 +51,12 @@ def in_layout(tensors: Tensors, layout: str, layers: int) -> Tensors:
         return tensors
     fc = tensors["mtp.fc.weight"]
     half = fc.shape[1] // 2
-    if layout == "mimo":
+    if layout in ("mimo", "speculators"):
         start, outer = "model.mtp_layers.0.", ("input_proj", "token_layernorm", "hidden_layernorm", "final_layernorm")
-        fc = torch.cat([fc[:, half:], fc[:, :half]], 1)
+        if layout == "mimo":
+            fc = torch.cat([fc[:, half:], fc[:, :half]], 1)
+        else:
+            start = "mtp_layers.0."
     else:
         start, outer = f"model.layers.{layers}.", ("eh_proj", "enorm", "hnorm", "shared_head.norm")
     theirs = dict(zip(("fc", "pre_fc_norm_embedding", "pre_fc_norm_hidden", "norm"), outer, strict=True))
@@ -61,8 +64,21 @@ def in_layout(tensors: Tensors, layout: str, layers: int) -> Tensors:
     made[f"{start}{outer[0]}.weight"] = fc
     inner = {name: t for name, t in tensors.items() if name.startswith("mtp.layers.0.")}
     made |= {start + name.removeprefix("mtp.layers.0."): tensor for name, tensor in inner.items()}
+    if layout == "speculators":
+        made = joined(made, "mtp_layers.0.mlp.experts.")
     if layout == "deepseek":
         made |= {f"{start}{name}.weight": torch.zeros(2, half) for name in ("embed_tokens", "shared_head.head")}
+    return made
+
+
+def joined(tensors: Tensors, start: str) -> Tensors:
+    """The tensors, with the matrices of all experts, whose names begin with `start`, in two."""
+    made = {name: tensor for name, tensor in tensors.items() if not name.startswith(start)}
+    experts = {name: tensor for name, tensor in tensors.items() if name.startswith(start)}
+    of = {part: [t for name, t in experts.items() if part in name] for part in ("gate", "up", "down")}
+    if of["up"]:
+        made[f"{start}gate_up_proj"] = torch.stack([torch.cat(pair) for pair in zip(of["gate"], of["up"], strict=True)])
+        made[f"{start}down_proj"] = torch.stack(of["down"])
     return made
 
 

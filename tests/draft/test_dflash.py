@@ -77,15 +77,28 @@ SIGHTS: dict[str, dict[str, Any]] = {
         "sliding_window_non_causal": True,
     },
     "causal window": {"layer_types": ["sliding_attention"] * 2, "sliding_window": 6},
+    "window that is off": {"layer_types": ["sliding_attention"] * 2, "sliding_window": 6, "use_sliding_window": False},
 }
+NAMES = {
+    "full": ("", "model."),
+    "window": ("fc.", "encoder.fc."),
+    "causal window": ("hidden_norm", "encoder.output_norm_enc"),
+}
+"""Other names that tensors have in a file, by the beginning that they replace."""
 
 
 @pytest.mark.parametrize("name", SIGHTS)
 def test_a_published_file_computes_what_its_authors_network_does(world: Answered, tmp_path: Path, name: str) -> None:
     """In blocks of rows of any length at once; the states are the outputs of the layers that the file names."""
     model, more = world.model, SIGHTS[name]
-    windows = [(6 if "sliding" in kind else None) for kind in more.get("layer_types", ["full"] * 2)]
-    made = registry.create(f"dflash:{blocks.save(tmp_path, model, 'random', **more)}")
+    slides = more.get("use_sliding_window", True)
+    windows = [(6 if slides and "sliding" in kind else None) for kind in more.get("layer_types", ["full"] * 2)]
+    old, new = NAMES.get(name, ("", ""))
+    named = {
+        new + one.removeprefix(old) if one.startswith(old) else one: tensor
+        for one, tensor in blocks.random_tensors(model).items()
+    }
+    made = registry.create(f"dflash:{write(tmp_path, blocks.config(model, **more), named)}")
     assert isinstance(made, DFlash)
     made.bind(world.target)
     texts_ = world.prompts[:3]
@@ -233,26 +246,130 @@ def test_a_block_ends_with_the_context(world: Answered, monkeypatch: pytest.Monk
     assert sizes == [4, min(made.model.network.form.block, 21)], "its first place is the last token's"
 
 
-def test_the_confidence_head_ends_a_chain(world: Answered) -> None:
-    """By the token before and the position's state; never by the token that is drafted there."""
-    made = drafter(world, tree=0, stop="confidence", threshold=0.5)
+@pytest.mark.parametrize("sees_token", [True, False])
+def test_the_confidence_head_ends_a_chain(world: Answered, tmp_path: Path, sees_token: bool) -> None:
+    """By the token before, unless its file says otherwise, and the position's state; never by the token that is drafted
+    there. Files have two names for it, and a group of DSpark's entries."""
+    inner, tensors, width = {"markov_rank": 64, "target_layer_ids": [0, 2]}, blocks.knowing(world.model), 128
+    if not sees_token:
+        inner, width = inner | {"confidence_head_with_markov": False}, 64
+        tensors["confidence_head.weight"] = tensors.pop("confidence_head.proj.weight")[:, :width].clone()
+        tensors["confidence_head.bias"] = tensors.pop("confidence_head.proj.bias")
+    config = {key: one for key, one in blocks.dspark(world.model).items() if key not in inner}
+    config |= {"architectures": ["DFlashDraftModel"], "dspark_config": inner}
+    here = replace(world, folder=write(tmp_path / "one", config, tensors).parent)
+    made = drafter(here, "one", tree=0, stop="confidence", threshold=0.5)
     made.bind(world.target)
     draft = begun(world.target, made, world.prompts[0])
     [tree] = made.propose([draft.row])
     assert tree.calls == 1
     fresh = Draft.chain(draft.row, draft.row.tokens[made.model.length(draft.row) :].tolist())
     made.model.fill([fresh])
-    tensors, sure = blocks.knowing(world.model), []
+    sure, weight = [], blocks.knowing(world.model)["confidence_head.proj.weight"][0, :width]
     for token in tree.tokens[1:].tolist():
         logits = made.model.extend([fresh], [1])
         sure += made.model.signals([fresh], logits, made.rule)
         before = tensors["markov_head.markov_w1.weight"][fresh.tokens[-1]]
-        features = torch.cat([fresh.features[0][len(fresh.drafted)], before])
-        wanted = torch.sigmoid(features @ tensors["confidence_head.proj.weight"][0] + 1)
+        features = torch.cat([fresh.features[0][len(fresh.drafted)], before])[:width]
+        wanted = torch.sigmoid(features @ weight + 1)
         assert sure[-1] == pytest.approx(float(wanted), abs=1e-4)
         fresh.add(token)
     assert all(one >= 0.5 for one in sure[:-1])
     assert len(sure) == blocks.BLOCK or sure[-1] < 0.5
+
+
+# DFlash2 -------------------------------------------------------------------------------------------------------------
+
+SECONDS: dict[str, dict[str, Any]] = {
+    "Z Lab": {},
+    "window": {"layer_types": ["sliding_attention", "full_attention"], "sliding_window": 6},
+    "speculators": {
+        "speculators_model_type": "dflash2", "architectures": ["DFlash2DraftModel"], "is_causal": None,
+        "layer_types": ["sliding_attention"] * 2, "sliding_window": 6,
+    },
+    "scaled": {"output_multiplier": 0.5, "final_logit_softcapping": 2.0, "selector_vocab_size": 300},
+}  # fmt: skip
+
+
+@pytest.mark.parametrize("name", SECONDS)
+def test_a_dflash2_file_computes_and_chooses_what_its_authors_do(world: Answered, tmp_path: Path, name: str) -> None:
+    """In blocks of several rows at once, which convolutions do not mix; then token after token among the best."""
+    model, more = world.model, SECONDS[name]
+    windows = [(6 if "sliding" in kind else None) for kind in more.get("layer_types", ["full"] * 2)]
+    made = registry.create(f"dflash:{blocks.save(tmp_path, model, 'second', **more)},tree=0,stop=fixed")
+    assert isinstance(made, DFlash)
+    made.bind(world.target)
+    drafts = [begun(world.target, made, text, n) for n, text in enumerate(world.prompts[:3])]
+    trees = made.proposer.propose(drafts)
+    t, table = blocks.second_tensors(model), model.model.embed_tokens.weight.detach()
+    before, after, project = (t[f"candidate_selector.{part}"] for part in (
+        "predecessor_codebook", "successor_codebook", "hidden_projection.weight"))  # fmt: skip
+    scale, cap = more.get("output_multiplier", 1.0), more.get("final_logit_softcapping", 0.0)
+    alone = []
+    for text, draft, tree in zip(world.prompts[:3], drafts, trees, strict=True):
+        with torch.no_grad():
+            hidden = model(torch.tensor([text[:-1]]), output_hidden_states=True).hidden_states
+            taps = torch.cat([hidden[i + 1][0] for i in blocks.IDS], -1)
+            z = blocks.reference(t, taps, table[text[-1]], table[3], windows, False)[1:]
+            torch.testing.assert_close(draft.features[0], z, atol=2e-4, rtol=2e-4)
+            logits = z @ model.lm_head.weight.T * scale
+            logits = cap * (logits / cap).tanh() if cap else logits
+            logits[:, more.get("selector_vocab_size", models.VOCAB_SIZE) :] = -torch.inf
+        token, path = text[-1], []
+        for state, of_slot in zip(z, logits, strict=True):
+            values, best = of_slot.topk(blocks.BEST)
+            token = int(best[(values + after[best] @ (before[token] * (project @ state))).argmax()])
+            path.append(token)
+        assert tree.tokens[1:].tolist() == path
+        alone.append([int(row.argmax()) for row in logits] == path)
+    assert not all(alone), "the token before has a say"
+
+
+def test_an_untrained_dflash2_drafter_is_its_dflash_drafter(world: Answered, tmp_path: Path) -> None:
+    """Bit for bit, as chains and trees."""
+    tensors = blocks.second_tensors(world.model, untrained=True)
+    folders = {"first": (blocks.config(world.model), blocks.random_tensors(world.model)),
+               "second": (blocks.second(world.model), tensors)}  # fmt: skip
+    found = []
+    for name, (config, given) in folders.items():
+        write(tmp_path / name, config, given)
+        made = drafter(replace(world, folder=tmp_path), name, tree=0, stop="fixed")
+        made.bind(world.target)
+        draft = begun(world.target, made, world.prompts[0])
+        [tree] = made.proposer.propose([draft])
+        found.append((draft.features[0], tree.tokens.tolist()))
+    assert torch.equal(found[0][0], found[1][0])
+    assert found[0][1] == found[1][1]
+
+
+@pytest.mark.parametrize(
+    ("entry", "value", "says"),
+    [
+        ("conv_group_size", 5, "conv_group_size is 5, which does not divide a width of 64"),
+        ("selector_vocab_size", "x", "selector_vocab_size is 'x'"),
+        ("sample_from_anchor", True, "DFlash2's first position drafts nothing"),
+        ("selector_rank", 4, "hidden_projection.weight is [8, 64] where [4, 64] is wanted"),
+        ("draft_vocab_size", 9, "markov_w2.weight is [320, 8] where [9, 8] is wanted"),
+    ],
+)
+def test_a_dflash2_file_that_would_draft_badly_is_refused(
+    world: Answered, tmp_path: Path, entry: str, value: Any, says: str
+) -> None:
+    config = blocks.second(world.model)
+    config = config | {"dflash_config": config["dflash_config"] | {entry: value}}
+    with pytest.raises(MethodError) as error:
+        registry.create(f"dflash:{write(tmp_path, config, blocks.second_tensors(world.model))}").bind(world.target)
+    assert says in str(error.value)
+
+
+@pytest.mark.parametrize("options", ["tree=0", "tree=9,width=3", "tree=auto", "tree=0,vocab={few}", "dtype=int8"])
+def test_dflash2_keeps_the_targets_text(world: Answered, tmp_path: Path, options: str) -> None:
+    save_vocabulary(few := tmp_path / "few.safetensors", Vocabulary(torch.arange(1, models.VOCAB_SIZE, 2)))
+    path, params = blocks.save(tmp_path / "head", world.model, "second"), SamplingParams(max_tokens=12)
+    plain = [one.tokens for one in Engine(world.target).generate(world.prompts[:3], params)]
+    out = Engine(world.target, f"dflash:{path},{options.format(few=few)}").generate(world.prompts[:3], params)
+    assert [one.tokens for one in out] == plain
+    assert sum(one.stats.draft_tokens for one in out) > 0 or "auto" in options
 
 
 # Trees ---------------------------------------------------------------------------------------------------------------
@@ -336,7 +453,10 @@ WRONG: dict[str, tuple[dict[str, Any], str]] = {
         {"dflash_config": {"target_layer_ids": [0, 2]}},
         "has neither a tensor mask_embedding nor a mask_token",
     ),
-    "a softcap": ({"final_logit_softcapping": 20.0}, "asks for final_logit_softcapping, which nothing here applies"),
+    "a scaled embedding": ({"input_embedding_scale": 2.0}, "input_embedding_scale is 2.0, which nothing here applies"),
+    "a softcap that is no number": ({"final_logit_softcapping": "20"}, "final_logit_softcapping is no number"),
+    "DFlash2 without its tensors": ({"architectures": ["DFlash2DraftModel"]}, "selector_rank is None; a whole number"),
+    "DFlash2 of one entry": ({"dflash_config": {"selector_rank": 8}}, "selector_top_k is None; a whole number"),
     "a gated head": ({"markov_rank": 4, "markov_head_type": "gated"}, "asks for a gated Markov head"),
     "a head that is not there": ({"enable_confidence_head": True}, "has no confidence_head.proj"),
 }

@@ -199,6 +199,7 @@ LAWS = {
     "model": ("tree=0,stop=heuristic", "tree=0,stop=svip,threshold=0.3", "tree=0,stop=fixed,vocab={two}"),
     "s2d": ("stop=fixed", "stop=fixed,sample=best", "stop=fixed,tree=4,width=2"),
     "dflash": ("tree=0,stop=fixed", "tree=0,threshold=0.4", "tree=0,sample=best", "tree=3,width=2"),
+    "dflash2": ("tree=0,stop=fixed", "tree=0,stop=svip", "tree=0,sample=best", "tree=3,width=3"),
 }
 
 
@@ -208,7 +209,8 @@ def test_sampled_text_has_the_targets_distribution(few: tuple[Folders, Law], nam
     here, plain = few
     save_vocabulary(two := here.folder / "two.safetensors", Vocabulary(torch.tensor([1, 4])))
     exits = ",exits=1,2,4,thresholds=0.4,0.45" if name == "s2d" else ""
-    drafter = create(f"{name}:{here[SPECS[name].split('{')[1].split('}')[0]]},draft=2,{options.format(two=two)}{exits}")
+    kind, folder = {**SPECS, "dflash2": "dflash:{dflash2}"}[name].split("{")
+    drafter = create(f"{kind}{here[folder.split('}')[0]]},draft=2,{options.format(two=two)}{exits}")
     assert largest_difference(law(here.target, drafter, [1, 3, 2], 3), plain) < 1e-5
     if isinstance(drafter, Sorted):
         assert sum(section.exits_taken > 0 for section in drafter.sections) > 1, "tokens leave at several exits"

@@ -204,8 +204,7 @@ def test_every_key_is_used_or_the_load_is_refused(model: PreTrainedModel, target
     message = refusal(write(tmp_path / "extra", described(model), extra), target, "eagle")
     assert "has embedding_layernorm.weight, pre_lm_head_layernorm.weight, which nothing here reads" in message
     message = refusal(write(tmp_path / "v3", described(model), good), target, "eagle3")
-    assert "has no fc_norm" not in message
-    assert "lm_head.weight" in message
+    assert "has no layers.0.hidden_norm.weight, layers.0.input_layernorm.weight, norm.weight" in message
 
 
 def test_heads_for_another_target_are_refused_in_one_line(

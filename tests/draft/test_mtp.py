@@ -24,7 +24,7 @@ from paceline.target.load import load, quantise_folder
 from tests import models, native
 from tests.draft import mtps
 from tests.draft.answered import weakened
-from tests.draft.eagles import Tensors
+from tests.draft.eagles import Tensors, write
 from tests.pairs import paired
 
 STEPS = 3
@@ -127,7 +127,7 @@ def make(folder: Path, layout: str, tensors: Tensors | None = None) -> Path:
     return folder
 
 
-@pytest.mark.parametrize("layout", mtps.LAYOUTS)
+@pytest.mark.parametrize("layout", MODELS)
 def test_a_model_drafts_with_the_head_in_its_own_folder(tmp_path: Path, layout: str) -> None:
     """And writes what it writes without; the head is no part of the model's fingerprint."""
     folder = make(tmp_path / "model", layout)
@@ -141,6 +141,18 @@ def test_a_model_drafts_with_the_head_in_its_own_folder(tmp_path: Path, layout: 
             assert sum(sum(one.stats.accepted[1:]) for one in out) > 0
     bare = make(tmp_path / "bare", layout, mtps.random_head(models.model(MODELS[layout])))
     assert load(bare, dtype="float32", device="cpu").weights_fingerprint == target.weights_fingerprint
+
+
+def test_a_head_in_a_folder_of_speculators_drafts(tmp_path: Path) -> None:
+    model = models.model("qwen3", tie_word_embeddings=False)
+    weakened(model, 0.05)
+    tensors = mtps.in_layout(mtps.knowing_head(model, 0.02), "speculators", 3)
+    folder = write(tmp_path, {"speculators_model_type": "mtp", "num_nextn_predict_layers": 1}, tensors)
+    target = native.of(model, eos=())
+    plain = [one.tokens for one in Engine(target).generate(PROMPTS, GREEDY)]
+    out = Engine(target, f"mtp:{folder}").generate(PROMPTS, GREEDY)
+    assert [one.tokens for one in out] == plain
+    assert sum(sum(one.stats.accepted[1:]) for one in out) > 0
 
 
 def test_a_model_in_blocks_uses_the_head_of_the_folder_it_was_made_from(tmp_path: Path) -> None:

@@ -14,10 +14,12 @@ import torch
 from safetensors.torch import load_file, save_file
 from transformers import PreTrainedModel
 
-from paceline.errors import MethodError, ModelError
+from paceline.core.sampling import SamplingParams
+from paceline.engine.engine import Engine
+from paceline.errors import MethodError, ModelError, PacelineError
 from paceline.plugins import to_gguf
 from paceline.plugins.to_gguf import write_head
-from paceline.target.load import quantise_folder
+from paceline.target.load import load, quantise_folder
 from tests import gguf_files, models
 from tests.draft import blocks
 from tests.draft.eagles import Tensors, d2t_of, described, eagle3, speculators, write
@@ -177,6 +179,88 @@ def test_a_confidence_head_without_a_markov_head_stays_behind(
     assert (facts["dflash.has_confidence_head"], facts["dflash.attention.causal"]) == (False, True)
 
 
+def heads(model: PreTrainedModel) -> dict[str, tuple[str, dict[str, Any], Tensors]]:
+    """Heads of all kinds that are written: method, config.json and tensors."""
+    offsets, members = d2t_of(model)
+    few = {"d2t": offsets, "t2d": members, "mask_embedding": torch.rand(HIDDEN)}
+    own = {"draft_vocab_size": len(offsets), "dflash_config": {"target_layer_ids": list(blocks.IDS)}}
+    norms = {"norm_before_fc": True, "norm_before_residual": True}
+    table = {"embed_tokens.weight": torch.rand(models.VOCAB_SIZE, HIDDEN)}
+    alone = blocks.knowing(model) | {"confidence_head.proj.weight": torch.rand(1, HIDDEN)}
+    return {
+        "eagle3": ("eagle3", speculators(model), eagle3(model)),
+        "eagle3 with norms": (
+            "eagle3", speculators(model, **norms),
+            eagle3(model) | table | {"input_norm.weight": torch.rand(3 * HIDDEN)}),
+        "dflash": ("dflash", blocks.config(model), blocks.random_tensors(model)),
+        "dflash, causal": ("dflash", blocks.config(model, is_causal=True), blocks.random_tensors(model)),
+        "dflash of few tokens": ("dflash", blocks.config(model, **own), blocks.random_tensors(model) | few),
+        "dspark": ("dflash", blocks.dspark(model), blocks.knowing(model)),
+        "dspark, whose confidence reads states alone": (
+            "dflash", blocks.dspark(model, confidence_head_with_markov=False), alone),
+    }  # fmt: skip
+
+
+NAMES = ("eagle3", "eagle3 with norms", "dflash", "dflash, causal", "dflash of few tokens", "dspark",
+         "dspark, whose confidence reads states alone")  # fmt: skip
+
+
+@pytest.mark.parametrize("name", NAMES)
+@pytest.mark.parametrize("dtype", ["f32", "q8_0"])
+def test_what_is_written_is_read_back_and_drafts_alike(
+    model: PreTrainedModel, target: Path, tmp_path: Path, name: str, dtype: str
+) -> None:
+    """With plain decoding's text; in eight bits not every draft is the same."""
+    method, config, tensors = heads(model)[name]
+    folder, file = write(tmp_path / "head", config, tensors), tmp_path / "head.gguf"
+    write_head(f"{method}:{folder}", target, file, dtype)
+    loaded, prompts = load(target, dtype="float32", device="cpu"), [[5, 17, 200, 31, 5, 17, 9], [44]]
+    params = SamplingParams(max_tokens=12, ignore_eos=True)
+    plain = [one.tokens for one in Engine(loaded).generate(prompts, params)]
+    counts, drafts = [], []
+    for path in (folder, file):
+        engine = Engine(loaded, f"{method}:{path},tree=9")
+        out = engine.generate(prompts, params)
+        assert [one.tokens for one in out] == plain
+        counts.append([(one.stats.accepted, one.stats.draft_tokens) for one in out])
+        row = engine.add(prompts[0], params)
+        engine.step()
+        drafts.append(engine.drafter.propose([row])[0].tokens.tolist())
+    assert len(drafts[0]) > 1
+    if dtype == "f32":
+        assert counts[0] == counts[1]
+        assert drafts[0] == drafts[1]
+
+
+@pytest.mark.parametrize(
+    ("method", "arch", "facts", "says"),
+    [
+        ("dflash", "eagle3", {}, "holds a drafter of kind eagle3: write eagle3:"),
+        ("eagle3", "llama", {}, "is of architecture llama; GGUF drafts are read of eagle3 and dflash"),
+        ("dflash", "dspark", {}, "convert it anew"),
+        ("dflash", "dflash", {"hyper_connection_count": 4}, "has dflash.hyper_connection_count"),
+        ("dflash", "dflash", {"selector_top_k": 16}, "has dflash.selector_top_k, which nothing"),
+        ("dflash", "dflash", {"rope.dimension_count": 12, "attention.key_length": 24}, "partial_rotary_factor is 0.5"),
+        ("eagle3", "eagle3", {}, "does not say hidden_size"),
+    ],
+)  # fmt: skip
+def test_other_gguf_files_are_refused(
+    target: Path, tmp_path: Path, method: str, arch: str, facts: dict[str, int], says: str
+) -> None:
+    writer: Any = gguf.GGUFWriter(str(tmp_path / "x.gguf"), arch)
+    for key, value in facts.items():
+        writer.add_uint32(f"{arch}.{key}", value)
+    writer.add_tensor("fc.weight", np.zeros((4, 4), np.float32))
+    writer.write_header_to_file()
+    writer.write_kv_data_to_file()
+    writer.write_tensors_to_file()
+    writer.close()
+    with pytest.raises(PacelineError) as error:
+        Engine(load(target, dtype="float32", device="cpu"), f"{method}:{tmp_path / 'x.gguf'}")
+    assert says in str(error.value)
+    assert "\n" not in str(error.value)
+
+
 def test_blocks_of_four_bits_stay_or_become_eight(target: Path, tmp_path: Path) -> None:
     quantise_folder(target, tmp_path / "int4", "int4")
     for dtype, number, inner in (("f16", 2, "Q4_0"), ("q8_0", 7, "Q8_0")):
@@ -216,6 +300,12 @@ def test_what_llama_cpp_cannot_run_is_refused(model: PreTrainedModel, target: Pa
             speculators(model, eagle_aux_hidden_state_layer_ids=[1, 5]),
             eagle3(model) | {"fc.weight": torch.rand(HIDDEN, 2 * HIDDEN)},
             "here 1 over 2",
+        ),
+        "a window of eagle3": (
+            "eagle3",
+            speculators(model, transformer_layer_config=described(model, use_sliding_window=True, sliding_window=6)),
+            eagle3(model, prefix="layers.0."),
+            "no window",
         ),
         "window": ("dflash", blocks.config(model, **slides), blocks.random_tensors(model), "sliding windows"),
         "other": ("eagle3", described(model, hidden_size=48, draft_vocab_size=9), eagle3(model), "states of 48"),

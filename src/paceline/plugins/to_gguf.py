@@ -23,9 +23,9 @@ from paceline.draft.methods.dflash import DFlashNetwork
 from paceline.draft.methods.eagle3 import Eagle3Network
 from paceline.draft.models.checkpoint import open_head
 from paceline.draft.models.layers import TABLE, table_and_head
+from paceline.draft.published import dflash, eagle3
 from paceline.draft.published.dflash import CONFIDENCE, MASK, OUTPUT, W1, W2
-from paceline.draft.published.eagle3 import NAMES
-from paceline.draft.published.names import renamed
+from paceline.draft.published.gguf import OUTER
 from paceline.draft.published.vocab import MEMBERS, OFFSETS
 from paceline.draft.text.store import open_store
 from paceline.errors import MethodError, ModelError, PacelineError
@@ -42,16 +42,6 @@ TYPES = {"f32": (torch.float32, 0), "f16": (torch.float16, 1), "q8_0": (torch.fl
 """The type of matrices that are not in blocks, and llama.cpp's number for it; vectors are always float32."""
 TABLES = (TABLE, OFFSETS, MEMBERS)  # of a head, which are written as llama.cpp has them
 HEADS = {"eagle3": Eagle3Network, "dflash": DFlashNetwork}
-OWN = {
-    "fc.weight": "fc.weight",
-    "lm_head.weight": "output.weight",
-    "input_norm.weight": "enc.output_norm.weight",  # of eagle3, over the tapped states
-    "hidden_norm.weight": "enc.output_norm.weight",  # of dflash, over what fc makes of them
-    "layers.0.hidden_norm.weight": "blk.0.attn_norm_2.weight",
-    **{W1: "markov_w1.weight", W2: "markov_w2.weight"},
-    **{CONFIDENCE[0]: "conf_proj.weight", CONFIDENCE[1]: "conf_proj.bias"},
-}
-"""llama.cpp's names of a head's tensors, where they are not those of a Qwen3."""
 
 
 def write(model: str | Path, file: Path, dtype: str = "f16") -> None:
@@ -92,7 +82,8 @@ def write_head(head: str, target: str | Path, file: Path, dtype: str = "f16") ->
     model = load(target, native=True)
     config, tensors = open_head(folder, method, model)
     network: Any = HEADS[method](folder, config, tensors, model)
-    tensors = renamed({name: one for name, one in tensors.items() if name not in TABLES}, NAMES)
+    layout = (eagle3 if method == "eagle3" else dflash).LAYOUT
+    tensors = {name: one for name, one in layout.named(tensors).items() if name not in TABLES}
     if not torch.equal(network.table, table_and_head(model)[0]):
         tensors[TABLE] = network.table
     facts = (_eagle3 if method == "eagle3" else _dflash)(folder, network, tensors)
@@ -118,7 +109,7 @@ def write_head(head: str, target: str | Path, file: Path, dtype: str = "f16") ->
             add[type(value)](f"{method}.{key}", value)
         if network.columns is not None:
             writer.add_tensor("d2t", network.columns.cpu().numpy().astype(np.int64))
-        naming = {name: OWN.get(name) or names.get_name(f"model.{name}", (".weight",)) for name in tensors}
+        naming = {name: OUTER.get(name) or names.get_name(f"model.{name}", (".weight",)) for name in tensors}
         _finish(writer, {**tensors}, network.config, dtype, naming.get)
     return "draft-eagle3" if method == "eagle3" else "draft-dspark" if W1 in tensors else "draft-dflash"
 
@@ -147,6 +138,9 @@ def write_lookup(corpus: str | Path, file: Path) -> None:
 def _eagle3(folder: str, network: Any, tensors: dict[str, torch.Tensor]) -> dict[str, Any]:
     """llama.cpp's further entries for an eagle3 head."""
     flags, layers, taps = network.flags, network.config.num_hidden_layers, len(network.taps)
+    norms = {"norm.weight", "layers.0.input_layernorm.weight"} - network.weights.keys()
+    if norms or network.layers.shape.window or min(network.taps) < 0:
+        raise MethodError(f"{folder}: llama.cpp's eagle3 has all norms, no window, and reads inputs of layers alone")
     if flags.fc_norm or flags.norm_output or layers != 1 or taps != 3:
         raise MethodError(
             f"{folder}: llama.cpp's eagle3 has one layer over three states (here {layers} over {taps}), no fc_norm, "
@@ -158,11 +152,14 @@ def _eagle3(folder: str, network: Any, tensors: dict[str, torch.Tensor]) -> dict
 
 def _dflash(folder: str, network: Any, tensors: dict[str, torch.Tensor]) -> dict[str, Any]:
     """llama.cpp's further entries for a dflash head; `tensors` become those that it reads."""
-    form, (window, causal) = network.form, network.form.attention_spans[0]
-    if len({*form.attention_spans}) > 1 or window is not None:
+    form, (window, causal) = network.form, network.spans[0]
+    if form.best or form.scale != 1 or form.cap or form.allowed:
+        raise MethodError(f"{folder} is DFlash2, or scales its logits: it is not written")
+    if len({*network.spans}) > 1 or window is not None:
         raise MethodError(f"{folder} has sliding windows, or layers that differ in what they see: it is not written")
     if network.columns is not None:
         tensors.setdefault(OUTPUT, network.head.dense())
+    tensors |= {CONFIDENCE[0]: network.weights[CONFIDENCE[0]]} if form.has_confidence else {}
     if not form.rank and form.from_anchor:  # llama.cpp drafts so with a Markov head alone: one of zeros
         drafted = len(network.table if network.columns is None else network.columns)
         tensors |= {W1: torch.zeros(len(network.table), 1), W2: torch.zeros(drafted, 1)}
@@ -178,6 +175,8 @@ def _describe(writer: Any, name: str, config: PretrainedConfig, kind: int) -> No
     shape, rope = Shape.of(config), getattr(config, "rope_parameters", None) or {}
     if rope.get("rope_type", "default") != "default":
         raise ModelError(f"{name} has {rope['rope_type']} positions; plain ones are written")
+    if shape.gelu:
+        raise ModelError(f"{name} has GELU; SiLU is written")
     writer.add_context_length(shape.max_context)
     writer.add_embedding_length(shape.hidden_size)
     writer.add_block_count(shape.num_layers)

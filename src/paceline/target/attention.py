@@ -1,6 +1,6 @@
 """Decoder layers: norms, rotary positions, gates and attention over a ragged cache. Trained drafters use them too."""
 
-from collections.abc import Sequence
+from collections.abc import Iterable, Sequence
 from dataclasses import replace
 
 import torch
@@ -279,16 +279,16 @@ def attention_shapes(shape: Shape, width: int | None = None) -> dict[str, tuple[
 
 def begin(
     segments: Sequence[Segment], cache: RaggedCache, shape: Shape, ops: TorchOps, like: torch.Tensor,
-    window: int | None = None,
+    windows: Iterable[int | None] = (None,),
 ) -> tuple[Layout, Writer]:  # fmt: skip
     """Plan a forward of layers with their own cache, and grow that cache if necessary.
 
-    like  a tensor with the states' dtype and device. window: the layers' window, as in `plan`."""
+    like  a tensor with the states' dtype and device. windows: of the layers, as in `plan`."""
     layout = plan(
         segments,
         [cache.length(segment.slot) for segment in segments],
         shared=shape.num_heads // shape.num_kv_heads,
-        windows=[window],
+        windows=list(windows),
         dtype=like.dtype,
         device=like.device,
         pieces=True,

@@ -4,7 +4,8 @@ Z Lab 2026, "DFlash" (arXiv 2602.06036). The block is the last token and masks. 
 every layer the text before them: keys and values made of several of the target's states. DSpark (arXiv 2607.05147) adds
 two heads: Markov, a low-rank bias by the token before, so that what is drawn hangs together; and confidence, the chance
 that a token is accepted, by which a chain ends. DDTree (Ringel and Romano 2026, arXiv 2604.12989) grows a tree over the
-positions' distributions. Folders are those of `paceline train dflash`, or published ones.
+positions' distributions. DFlash2 (Z Lab's code, 2026) has convolutions over the block's positions, and chooses each
+token among a position's best by the token before it. Folders are those of `paceline train dflash`, or published ones.
 
     Engine("smollm2", draft="dflash:models/smollm2-dflash,tree=16")
 """
@@ -33,31 +34,40 @@ from paceline.draft.models.model_drafter import ModelDrafter
 from paceline.draft.models.pending import StatesModel
 from paceline.draft.models.proposers import top_with_logprobs
 from paceline.draft.options import option
-from paceline.draft.published.dflash import CONFIDENCE, MASK, OUTPUT, W1, W2, read
+from paceline.draft.published.dflash import CONFIDENCE, CONVOLVED, MASK, OUTPUT, SELECT, W1, W2, read
 from paceline.draft.published.vocab import MEMBERS, OFFSETS
 from paceline.target.attention import Attention
 from paceline.target.base import Facts
-from paceline.target.linear import linear
+from paceline.target.linear import Linear, linear
 from paceline.target.quantised.blocks import tensors_of
 
 
 class DFlashNetwork:
     """A drafter's network, bound to a target.
 
-    head     its output head. columns: tokens of the head's rows; None: all tokens."""
+    head     its output head. columns: tokens of the head's rows; None: all tokens.
+    spans    for each layer the most tokens that a position sees (None: all), and whether it sees no later one."""
 
     def __init__(self, path: str, config: Entries, tensors: Tensors, target: Facts, dtype: Precision = "auto"):
-        self.form, self.config, self.columns = read(path, config, tensors, target)
-        table, head = neural.table_and_head(target)
-        own = tensors.get(TABLE, table).to(table)
-        self.table = table if torch.equal(own, table) else own
+        self.form, self.config, self.columns, tensors = read(path, config, tensors, target)
+        (table, head), own = neural.table_and_head(target), tensors.get(TABLE)
+        self.table = table if own is None or neural.is_copy(own, table) else own.to(table)
         self.mask = tensors[MASK].to(table) if MASK in tensors else self.table[self.form.mask]
-        apart = (W1, W2, *CONFIDENCE)  # which stay whole
+        apart = (W1, W2, SELECT, *CONFIDENCE)  # which stay whole
         extra = tensors_of(neural.placed({name: one for name, one in tensors.items() if name in apart}, target))
         looked_up = (*apart, TABLE, MASK, OFFSETS, MEMBERS)
         here = neural.placed({name: one for name, one in tensors.items() if name not in looked_up}, target, dtype)
         self.layers = neural.rotary_layers(here, self.config, target)
         self.weights, self.cache, self.taps = self.layers.vectors | extra, self.layers.cache, self.form.taps
+        causal, windows = self.form.is_causal, [kind.window for kind in self.layers.shape.layers]
+        self.spans = [(window, (window is not None) if causal is None else causal) for window in windows]
+        self.at = torch.empty(0)
+        for number, layer in enumerate(self.layers.layers if self.form.kernel else ()):
+            for part, name in CONVOLVED.items():
+                start = f"layers.{number}.{name}."
+                project = linear([here[f"{start}kernel_projection.weight"]], None, target.dtype)
+                base = self.weights[f"{start}base_kernel"]
+                setattr(layer, part, Convolved(getattr(layer, part), base, project, self))
         self.fc = linear([here["fc.weight"]], None, target.dtype)
         if OUTPUT in here:
             head = linear([here[OUTPUT]], None, target.dtype)
@@ -69,7 +79,7 @@ class DFlashNetwork:
         _, cache = self.layers.begin(segments, states)
         context = self.layers.ops.norm(self.fc(states), self.weights["hidden_norm.weight"])
         for number, layer in enumerate(self.layers.layers):
-            assert isinstance(layer.attention, Attention)
+            assert isinstance(layer.attention, Attention | Convolved)
             layer.attention.write(context, cache, number)
 
     def fill(self, anchors: Sequence[int], blocks: Sequence[Segment]) -> torch.Tensor:
@@ -79,18 +89,25 @@ class DFlashNetwork:
         begins = np.cumsum([0, *(block.num_run for block in blocks)]).tolist()
         x, norm = self.mask.repeat(begins[-1], 1), self.layers.ops.norm
         x[begins[:-1]] = self.table[list(anchors)]
+        self.at = torch.cat([torch.arange(block.num_run) for block in blocks]).to(x.device)
         plans = {
             (window, causal): self.layers.begin([replace(one, mutual=not causal) for one in blocks], x, window)
-            for window, causal in set(self.form.attention_spans)
+            for window, causal in set(self.spans)
         }
-        for number, span in enumerate(self.form.attention_spans):
+        for number, span in enumerate(self.spans):
             x = self.layers(x, *plans[span], number, number + 1)
-        wanted = plans[self.form.attention_spans[0]][0].wanted
+        wanted = plans[self.spans[0]][0].wanted
         return norm(x if wanted is None else x[wanted], self.weights["norm.weight"])
 
-    def bias(self, before: torch.Tensor, columns: torch.Tensor | None = None) -> torch.Tensor:
-        """The Markov head's logits [..., K] after the tokens `before` [...], of all columns or `columns` [..., K]."""
+    def bias(
+        self, before: torch.Tensor, columns: torch.Tensor | None = None, states: torch.Tensor | None = None
+    ) -> torch.Tensor:
+        """The Markov head's logits [..., K] after the tokens `before` [...], of all columns or `columns` [..., K].
+
+        states  [..., H] of the positions, which DFlash2's selector reads too."""
         after = self.weights[W1][before]
+        if self.form.best and states is not None:
+            after = after * F.linear(states, self.weights[SELECT])
         if columns is None:
             return F.linear(after, self.weights[W2])
         return after @ self.weights[W2][columns].transpose(-1, -2)
@@ -104,6 +121,29 @@ class DFlashNetwork:
         logits = F.linear(read, *(self.weights[name] for name in CONFIDENCE))[:, 0]
         chances: list[float] = logits.float().sigmoid().tolist()
         return chances
+
+
+class Convolved:
+    """A part of a layer with a convolution over each block before it, and one after it (DFlash2). A position reads
+    itself and those before it in its block; what is added to the kernels follows from the part's input.
+
+    base  kernels [2, K, H]. project: makes what is added [N, 2 * K * groups] of the input [N, H]."""
+
+    def __init__(self, inner: Any, base: torch.Tensor, project: Linear, network: DFlashNetwork):
+        self.inner, self.base, self.project, self.network = inner, base, project, network
+        self.write = getattr(inner, "write", None)  # the text's keys and values are not convolved
+
+    def __call__(self, x: torch.Tensor, *more: Any) -> torch.Tensor:
+        own = self.project(x).unflatten(-1, (2, self.base.shape[1], -1)).repeat_interleave(self.network.form.group, -1)
+        before, after = (self.base + own).unbind(1)
+        return self._over(self.inner(self._over(x, before), *more), after)
+
+    def _over(self, x: torch.Tensor, kernel: torch.Tensor) -> torch.Tensor:
+        out = kernel[:, 0] * x
+        for back in range(1, kernel.shape[1]):
+            is_there = (self.network.at >= back)[:, None]
+            out = out + torch.where(is_there, kernel[:, back] * F.pad(x, (0, 0, back, 0))[: len(x)], 0)
+        return out
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -131,6 +171,8 @@ class DFlashModel(StatesModel, BlockModel):
         if config.vocab is not None and self.columns is not None and self.form.rank:
             own, weights = network.columns, network.weights
             weights[W2] = weights[W2][self.columns if own is None else torch.searchsorted(own, self.columns)]
+        ids = torch.arange(target.vocab_size) if self.columns is None else self.columns.cpu()
+        self.padding = (ids >= (self.form.allowed or target.vocab_size)).nonzero().flatten().to(target.device)
         self.weight_bytes = network.nbytes + self.head.nbytes
         self._max_context = target.max_context
 
@@ -153,13 +195,21 @@ class DFlashModel(StatesModel, BlockModel):
             blocks.append(Segment(self.pending.slot(row), tokens, np.arange(-1, size - 1), num_logits=wanted))
         read = self.network.fill([row.last_token for row in rows], blocks)
         counts = [block.num_logits for block in blocks]
-        for draft, *features in zip(drafts, read.split(counts), self.head(read).split(counts), strict=True):
+        logits = self.head(read) * self.form.scale
+        logits = logits if not self.form.cap else self.form.cap * (logits / self.form.cap).tanh()
+        logits[:, self.padding] = -torch.inf
+        for draft, *features in zip(drafts, read.split(counts), logits.split(counts), strict=True):
             draft.features = features
 
     def extend(self, drafts: Sequence[Draft], num_logits: Sequence[int]) -> torch.Tensor:
         """Logits [R, K] of each draft's next position; with a Markov head, after the token before it (DSpark)."""
-        logits = torch.stack([draft.features[1][len(draft.drafted)] for draft in drafts])
-        return logits + self.network.bias(_before(drafts, logits)) if self.form.rank else logits
+        states, logits = (torch.stack([draft.features[n][len(draft.drafted)] for draft in drafts]) for n in (0, 1))
+        before = _before(drafts, logits)
+        if not self.form.best:
+            return logits + self.network.bias(before) if self.form.rank else logits
+        values, columns = logits.topk(min(self.form.best, logits.shape[-1]))
+        chosen = values + self.network.bias(before[:, None], columns, states[:, None])[:, 0]
+        return torch.full_like(logits, -torch.inf).scatter(-1, columns, chosen)
 
     def commit(self, draft: Draft, nodes: Sequence[int]) -> None:
         """Nothing is left to commit: `fill` has read the states that waited, and writes no block to the cache. The
@@ -173,12 +223,13 @@ class DFlashModel(StatesModel, BlockModel):
 
     def candidates(self, draft: Draft, depth: int, ranks: int) -> tuple[Any, Any, Any]:
         """As in `BlockModel`. A Markov head corrects the probabilities of the candidates, not of other tokens."""
+        ranks = min(ranks, self.form.best or ranks)
         columns, logs = top_with_logprobs(draft.features[1][:depth].contiguous(), ranks, None)
         tokens, shares = columns if self.columns is None else self.columns[columns], logs.exp()[:, None]
         if self.form.rank:
             before = torch.cat([tokens.new_full((1, tokens.shape[1]), draft.tokens[-1]), tokens[:-1]])
-            others = (1 - shares.sum(-1, keepdim=True)).clamp_min(0)
-            shares = (logs[:, None] + self.network.bias(before, columns).float()).exp()
+            others = 0.0 if self.form.best else (1 - shares.sum(-1, keepdim=True)).clamp_min(0)
+            shares = (logs[:, None] + self.network.bias(before, columns, draft.features[0][:depth, None]).float()).exp()
             shares = shares / (shares.sum(-1, keepdim=True) + others)
         shares, order = shares.sort(-1, descending=True)
         return tokens.cpu().numpy(), order.cpu().numpy(), shares.cpu().numpy()

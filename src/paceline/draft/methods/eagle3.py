@@ -4,7 +4,7 @@ Li et al. 2025, "EAGLE-3: Scaling up Inference Acceleration of Large Language Mo
 2503.01840). The feature of a committed token is made of those three inputs; a drafted node's is the head's own output,
 which it was trained to read. The draft vocabulary may be smaller than the target's.
 
-Folders can be in the `speculators` format, which `paceline train eagle3` writes, or the authors' ("midlayer.")."""
+Folders are those of `paceline train eagle3`, or published ones (`draft/published/eagle3.py`)."""
 
 from collections.abc import Sequence
 
@@ -16,7 +16,7 @@ from paceline.draft.models.checkpoint import open_head
 from paceline.draft.models.features import FeatureConfig, FeatureModel, Network
 from paceline.draft.models.layers import Entries, Precision, Tensors
 from paceline.draft.models.model_drafter import ModelDrafter
-from paceline.draft.published.eagle3 import Eagle3Head
+from paceline.draft.published.eagle3 import OUTPUT, Eagle3Head
 from paceline.target.base import Facts
 from paceline.target.cache import Pair
 from paceline.target.linear import linear
@@ -34,11 +34,15 @@ class Eagle3Network(Network):
         here = neural.placed(head.weights, target, dtype)
         self.layers = neural.rotary_layers(here, head.layers, target)
         self.weights, self.cache = self.layers.vectors, self.layers.cache
-        self.fc, self.head = (linear([here[f"{name}.weight"]], None, target.dtype) for name in ("fc", "lm_head"))
+        output, fc = here.get(OUTPUT), here.get("fc.weight")
+        self.head = neural.table_and_head(target)[1] if output is None else linear([output], None, target.dtype)
+        self.fc = None if fc is None else linear([fc], None, target.dtype)
         self.nbytes = neural.nbytes(here, "lm_head")
 
     def _norm(self, states: torch.Tensor, name: str) -> torch.Tensor:
-        return self.layers.ops.norm(states, self.weights[f"{name}.weight"])
+        """The states after a norm; as they are if the head has none of this name."""
+        weight = self.weights.get(f"{name}.weight")
+        return states if weight is None else self.layers.ops.norm(states, weight)
 
     def first(self, states: torch.Tensor) -> torch.Tensor:
         if self.flags.norm_before_fc:
@@ -46,7 +50,7 @@ class Eagle3Network(Network):
         if self.flags.fc_norm:
             parts = states.chunk(len(self.taps), -1)
             states = torch.cat([self._norm(part.contiguous(), f"fc_norm.{n}") for n, part in enumerate(parts)], -1)
-        return self.fc(states)
+        return states if self.fc is None else self.fc(states)
 
     def forward(self, embedded: torch.Tensor, features: torch.Tensor, segments: Sequence[Segment]) -> Pair:
         layout, cache = self.layers.begin(segments, features)
@@ -56,7 +60,7 @@ class Eagle3Network(Network):
         residual, delta = first.after_norm(x, normed if self.flags.norm_before_residual else features, layout, cache, 0)
         for number, layer in enumerate(deeper, 1):
             residual, delta = layer(residual, delta, layout, cache, number)
-        y, read = self.layers.ops.add_norm(residual, delta, self.weights["norm.weight"])
+        y, read = self.layers.ops.add_norm(residual, delta, self.weights.get("norm.weight"))
         return (read if self.flags.norm_output else y), read if layout.wanted is None else read[layout.wanted]
 
 

@@ -84,12 +84,16 @@ def read_drafter(folder: Path, kind: str) -> dict[str, Any]:
 
 
 def open_head(path: str | Path, kind: str, target: Facts | None) -> tuple[dict[str, Any], dict[str, Tensor]]:
-    """Read the head at `path`, a folder or a file of weights with its config.json: its configuration, and its tensors,
-    on the CPU, as they are stored.
+    """Read the head at `path`, a folder, a file of weights with its config.json, or a GGUF file: its configuration, and
+    its tensors, on the CPU, as they are stored.
 
     The target of a head that `paceline train` wrote is checked, unless `target` is None; callers check those of other
     heads. MethodError if there is no such head or it cannot be read."""
     file = Path(path).expanduser()
+    if file.suffix == ".gguf" and file.is_file():
+        from paceline.draft.published.gguf import read  # which reads what this module checks
+
+        return read(file, kind)
     folder = file.parent if file.is_file() else file
     config = _config(folder, kind)
     if KIND in config and file == folder:
@@ -200,7 +204,11 @@ def recorded_target(path: str | Path) -> TargetFacts | None:
 
 def check_all(path: str | Path, tensors: Mapping[str, Tensor], shapes: Mapping[str, tuple[int, ...]]) -> None:
     """MethodError unless there are tensors of just these names and shapes: a key that nobody reads would leave a head
-    half random, or be another head."""
+    half random, or be another head. So would weights that are no floats of 16 or more bits: their scales are unread."""
+    for name, tensor in tensors.items():
+        if name.endswith(("weight", "bias")) and (not tensor.is_floating_point() or tensor.itemsize < 2):
+            kind = str(tensor.dtype).removeprefix("torch.")
+            raise MethodError(f"{path}: its {name} holds {kind} numbers; heads are read in 16 or 32 bits")
     missing, extra = sorted(shapes.keys() - tensors.keys()), sorted(tensors.keys() - shapes.keys())
     if missing or extra:
         parts = [f"has no {_few(missing)}"] if missing else []

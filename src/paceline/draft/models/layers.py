@@ -10,14 +10,13 @@ from typing import Any, Literal
 
 import torch
 from torch import Tensor
-from transformers import AutoConfig, PretrainedConfig
+from transformers import PretrainedConfig
 
 from paceline.core.segment import Segment
 from paceline.errors import MethodError
 from paceline.target.attention import Layer, TorchOps, begin
 from paceline.target.base import Facts
 from paceline.target.cache import RaggedCache, Writer
-from paceline.target.checks import unsupported
 from paceline.target.decoder import Decoder
 from paceline.target.hf import HFTarget
 from paceline.target.layout import Layout
@@ -65,6 +64,14 @@ def table_and_head(target: Facts) -> tuple[Tensor, Linear]:
     )
 
 
+def is_copy(own: Tensor | None, table: Tensor) -> bool:
+    """Whether a head's own embedding is the target's `table` but for rounding to 16 bits; so is none."""
+    if own is None or own.shape != table.shape:
+        return own is None
+    own = own.to(table)
+    return torch.equal(own, table) or torch.allclose(own, table, rtol=2**-7, atol=1e-6)
+
+
 def native(target: Facts, what: str, instead: str = "heads without layers of their own") -> Decoder:
     """Check that the target is a native decoder, and return it. MethodError for another one.
 
@@ -79,14 +86,6 @@ def native(target: Facts, what: str, instead: str = "heads without layers of the
 
 # A decoder layer -----------------------------------------------------------------------------------------------------
 
-_READ = (
-    "hidden_size", "intermediate_size", "num_hidden_layers", "num_attention_heads", "num_key_value_heads", "head_dim",
-    "hidden_act", "rms_norm_eps", "attention_bias", "mlp_bias", "vocab_size",
-)  # fmt: skip
-"""Entries of a head's config.json that describe its layers."""
-_SIZES = {*_READ[:6], "vocab_size"}
-
-
 Entries = Mapping[str, Any]  # of a config.json
 Tensors = Mapping[str, Tensor]  # of a checkpoint, by their names
 
@@ -96,38 +95,6 @@ def check_numbers(where: Any, entries: Entries, least: int = 1, most: int = 2**2
     for name, value in entries.items():
         if type(value) is not int or not least <= value <= most:
             raise MethodError(f"{where}: {name} is {value!r}; a whole number from {least} to {most} is wanted")
-
-
-def layer_config(where: Any, config: Entries, target: Facts) -> PretrainedConfig:
-    """The configuration of a head's layers from its config.json.
-
-    Without rope_theta it is 10000, whatever the target's is, and head_dim is hidden_size / heads: published heads were
-    trained so. Rotary tables cover the target's context. MethodError for layers that the native decoder cannot run."""
-    given = {key: config[key] for key in _READ if config.get(key) is not None}
-    missing = [key for key in ("hidden_size", "intermediate_size", "num_attention_heads") if key not in given]
-    if missing:
-        raise MethodError(
-            f"{where} does not say {', '.join(missing)} of its layers: it is no head that can be read here"
-        )
-    given.setdefault("num_hidden_layers", 1)
-    check_numbers(where, {name: value for name, value in given.items() if name in _SIZES})
-    check_numbers(where, {"num_hidden_layers": given["num_hidden_layers"]}, most=256)
-    given.setdefault("head_dim", given["hidden_size"] // given["num_attention_heads"])
-    given.setdefault("num_key_value_heads", given["num_attention_heads"])
-    scaled = config.get("rope_parameters") or config.get("rope_scaling") or {}
-    rope = {**scaled} if isinstance(scaled, Mapping) else {"rope_theta": scaled}
-    rope.setdefault("rope_type", rope.pop("type", "default"))
-    theta = rope.setdefault("rope_theta", config.get("rope_theta") or 10000.0)
-    if not isinstance(theta, int | float) or not 0 < theta < float("inf"):
-        raise MethodError(f"{where}: rope_theta is {theta!r}; a positive number is wanted")
-    family = config.get("model_type", "llama")
-    family = family if family in ("mistral", "qwen2", "qwen3") else "llama"
-    made = AutoConfig.for_model(
-        family, **given, rope_parameters=rope, max_position_embeddings=target.max_context, tie_word_embeddings=False
-    )
-    if reason := unsupported(made):
-        raise MethodError(f"{where}: its layers cannot be run here, {reason}")
-    return made
 
 
 def head_shapes(shape: Shape, width: int, norms: tuple[str, ...]) -> dict[str, tuple[int, ...]]:
@@ -150,7 +117,8 @@ class HeadLayers:
 
     def __init__(self, weights: WeightsByName, prefixes: Sequence[str], shape: Shape, ops: TorchOps, target: Facts):
         self.shape, self.ops, self.vectors = shape, ops, tensors_of(weights)
-        self.layers = [Layer(within(weights, prefix), shape, ops) for prefix in prefixes]
+        kinds = zip(prefixes, shape.layers, strict=True)
+        self.layers = [Layer(within(weights, prefix), shape, ops, kind) for prefix, kind in kinds]
         self.cache = RaggedCache(
             len(prefixes), shape.num_kv_heads, shape.head_dim, target.max_context, target.dtype, target.device
         )
@@ -158,8 +126,9 @@ class HeadLayers:
     def begin(self, segments: Sequence[Segment], like: Tensor, window: int | None = None) -> tuple[Layout, Writer]:
         """Plan a forward over the segments' nodes, and reserve memory in the cache.
 
-        like  their states. window: largest number of tokens that a node sees."""
-        return begin(segments, self.cache, self.shape, self.ops, like, window)
+        like  their states. window: the only one of the layers that will run; None: those of all layers."""
+        windows = {kind.window for kind in self.shape.layers} if window is None else {window}
+        return begin(segments, self.cache, self.shape, self.ops, like, windows)
 
     def __call__(
         self, states: Tensor, layout: Layout, cache: Writer, first: int = 0, last: int | None = None
@@ -172,7 +141,7 @@ class HeadLayers:
 
 
 def rotary_layers(weights: WeightsByName, config: PretrainedConfig, target: Facts) -> HeadLayers:
-    """The layers "layers.0.", "layers.1.", ... of `weights`, with rotary positions, as in `layer_config`."""
+    """The layers "layers.0.", "layers.1.", ... of `weights`, with rotary positions."""
     shape = Shape.of(config)
     kind = type(target.ops) if isinstance(target, Decoder) else TorchOps
     cos, sin = (table.to(target.device, target.dtype) for table in rotary_tables(config, shape))

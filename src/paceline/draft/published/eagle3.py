@@ -1,4 +1,5 @@
-"""EAGLE-3's heads: the `speculators` format, which `paceline train eagle3` writes, and the authors' ("midlayer.").
+"""EAGLE-3's heads: the `speculators` format, which `paceline train eagle3` writes, and those of the authors
+("midlayer."), SpecForge, ModelOpt and SGLang.
 
 Our names are those of the `speculators` format, without optional tensors."""
 
@@ -6,20 +7,46 @@ from collections.abc import Mapping
 from dataclasses import dataclass, fields
 from typing import Any, Self
 
-import torch
 from torch import Tensor
 from transformers import PretrainedConfig
 
 from paceline.draft.models import layers as neural
 from paceline.draft.models.checkpoint import check_all
 from paceline.draft.models.layers import TABLE, Entries, Tensors
-from paceline.draft.published.names import renamed
+from paceline.draft.published.layout import Layout, count_layers, layer_config
 from paceline.draft.published.vocab import MEMBERS, OFFSETS, columns_of
 from paceline.errors import MethodError
-from paceline.target.base import Facts
+from paceline.target.base import BEFORE_NORM, Facts
 from paceline.target.shape import Shape
 
-NAMES = {r"midlayer\.(.+)": r"layers.0.\1"}
+OUTPUT, NORM = "lm_head.weight", "norm.weight"
+LAYOUT = Layout(
+    "eagle3",
+    groups=("eagle_config",),
+    names={
+        **{rf"additional_layers\.{n}\.hidden_norm\.(.+)": rf"layers.{n + 1}.input_layernorm.\1" for n in range(8)},
+        **{rf"additional_layers\.{n}\.(.+)": rf"layers.{n + 1}.\1" for n in range(8)},
+        r"(?:layers|midlayer)\.([1-9]\d*)\.hidden_norm\.(.+)": r"layers.\1.input_layernorm.\2",
+    },
+    flags={
+        "use_mtp_layernorm": (False,),
+        "next_layer_regular": (True,),
+        "parallel_draft_step": (0, 1),
+        "logit_scale": (1,),
+    },
+    known=(
+        "norm_before_residual", "norm_before_fc", "fc_norm", "norm_output", "use_last_layernorm",
+        "use_input_layernorm_in_first_layer", "use_aux_hidden_state", "has_lm_head", "tie_word_embeddings",
+    ),
+)  # fmt: skip
+"""Files with several layers have several names for the norm before the attention of a later one."""
+SWITCHES = {
+    "use_last_layernorm": NORM,
+    "use_input_layernorm_in_first_layer": "layers.0.input_layernorm.weight",
+    "use_aux_hidden_state": "fc.weight",
+}
+"""Entries that are on if they are missing, and the tensors that nothing reads where they are off."""
+IDS = "eagle_aux_hidden_state_layer_ids"
 
 
 @dataclass(frozen=True)
@@ -55,16 +82,23 @@ def default_taps(num_layers: int) -> tuple[int, ...]:
 
 
 def taps_of(path: str, config: Mapping[str, Any], target: Facts) -> tuple[int, ...]:
-    """The layers whose inputs a head reads. MethodError if the target has no such layers."""
-    key = "eagle_aux_hidden_state_layer_ids"
-    named = config.get(key) or (config.get("eagle_config") or {}).get(key)
-    taps = tuple(named) if named else default_taps(target.num_layers)
-    if not all(isinstance(layer, int) and 0 <= layer < target.num_layers for layer in taps):
+    """The layers whose inputs a head reads, as in `Needs.hidden_layers`. MethodError if the target has no such layers.
+
+    Ids at the top count inputs. Those in `eagle_config` count outputs (SpecForge, ModelOpt), unless the first is 2,
+    that of the paper's inputs (so SGLang), or one is as large as the number of layers, which no output's is."""
+    last, inner = target.num_layers, config.get("eagle_config") or {}
+    if inner.get("use_aux_hidden_state", config.get("use_aux_hidden_state")) is False:
+        return (last,)
+    named = next((config[key] for key in (IDS, "aux_hidden_state_layer_ids") if config.get(key)), None)
+    taps = tuple(named or inner.get(IDS) or default_taps(last))
+    if not named and inner.get(IDS) and taps[0] != 2 and last not in taps:
+        taps = tuple(layer + 1 if type(layer) is int else layer for layer in taps)
+    if not all(type(layer) is int and 0 <= layer <= last for layer in taps):
         raise MethodError(
             f"{path} reads the inputs of layers {', '.join(map(str, taps))}, and {target.name} has layers 0 to "
-            f"{target.num_layers - 1}: it is a head for another target"
+            f"{last - 1}: it is a head for another target"
         )
-    return taps
+    return tuple(BEFORE_NORM if layer == last else layer for layer in taps)
 
 
 def eagle3_shapes(shape: Shape, width: int, taps: int, vocab: int, flags: Flags) -> dict[str, tuple[int, ...]]:
@@ -74,8 +108,8 @@ def eagle3_shapes(shape: Shape, width: int, taps: int, vocab: int, flags: Flags)
     h = shape.hidden_size
     shapes: dict[str, tuple[int, ...]] = {
         "fc.weight": (h, taps * width),
-        "norm.weight": (h,),
-        "lm_head.weight": (vocab, h),
+        NORM: (h,),
+        OUTPUT: (vocab, h),
     }
     if flags.norm_before_fc:
         shapes["input_norm.weight"] = (taps * width,)
@@ -92,9 +126,10 @@ def eagle3_shapes(shape: Shape, width: int, taps: int, vocab: int, flags: Flags)
 class Eagle3Head:
     """A head as its file has it.
 
-    layers   configuration of the head's decoder layers. taps: the layers of the target whose inputs it reads.
+    layers   configuration of the head's decoder layers. taps: the target's states that it reads, as in `Needs`.
     columns  the target's ids int64 [K] of the head's vocabulary; None: all tokens.
-    weights  the tensors by our names.
+    weights  the tensors by our names; without an output head it is the target's, and a norm or `fc` that is not there
+             is not applied.
     table    the head's embedding [V, H]; it is the target's tensor where the two are equal, which saves memory."""
 
     layers: PretrainedConfig
@@ -107,29 +142,35 @@ class Eagle3Head:
     @classmethod
     def read(cls, path: str, config: Entries, tensors: Tensors, target: Facts) -> Self:
         """Read a head from its config.json and its tensors. MethodError if they are no head for the target."""
-        tensors = renamed(tensors, NAMES)
-        described = {"vocab_size": target.vocab_size, **(config.get("transformer_layer_config") or config)}
-        layers = neural.layer_config(path, described, target)
+        given, tensors = LAYOUT.read(path, config, tensors)
+        off = {name for switch, name in SWITCHES.items() if given.get(switch) is False}
+        tensors = {name: tensor for name, tensor in tensors.items() if name not in off}
+        described = {"vocab_size": target.vocab_size, **given}
+        layers = layer_config(path, described, tensors, target, count_layers(tensors))
         shape, flags, taps = Shape.of(layers), Flags.of(config), taps_of(path, config, target)
-        width = config.get("target_hidden_size") or shape.hidden_size
+        width = given.get("target_hidden_size") or shape.hidden_size
         neural.check_width(path, width, target)
-        vocab = config.get("draft_vocab_size") or target.vocab_size
+        vocab = given.get("draft_vocab_size") or target.vocab_size
         shapes = eagle3_shapes(shape, width, len(taps), vocab, flags)
+        shapes = {name: of for name, of in shapes.items() if name not in off}
+        table = _table(path, tensors.get(TABLE), shape, target)
+        if OUTPUT not in tensors and OFFSETS not in tensors and vocab == target.vocab_size:
+            if given.get("tie_word_embeddings"):
+                tensors[OUTPUT] = table
+            elif shape.hidden_size == target.hidden_size:
+                del shapes[OUTPUT]
         optional = {TABLE: (target.vocab_size, shape.hidden_size), OFFSETS: (vocab,), MEMBERS: (target.vocab_size,)}
         check_all(path, tensors, shapes | {name: of for name, of in optional.items() if name in tensors})
         columns = columns_of(path, tensors, vocab, target)
-        table = _table(path, tensors.get(TABLE), shape, target)
         return cls(layers, flags, taps, columns, {name: tensors[name] for name in shapes}, table)
 
 
 def _table(path: str, own: Tensor | None, shape: Shape, target: Facts) -> Tensor:
-    """The head's own embedding, or else the target's; the target's too if the two are equal."""
+    """The head's own embedding, or else the target's; the target's too if the two are the same."""
     if own is None and shape.hidden_size != target.hidden_size:
         raise MethodError(f"{path} is {shape.hidden_size} wide, the target's embedding {target.hidden_size}: "
                           "it needs an embedding of its own, and brings none")  # fmt: skip
-    if own is not None:
-        own = own.to(target.device, target.dtype)
-        if shape.hidden_size != target.hidden_size:
-            return own
+    if own is not None and shape.hidden_size != target.hidden_size:
+        return own.to(target.device, target.dtype)
     table, _ = neural.table_and_head(target)
-    return table if own is None or torch.equal(own, table) else own
+    return table if own is None or neural.is_copy(own, table) else own.to(table)

@@ -10,7 +10,7 @@ from torch import Tensor
 
 from paceline.draft.models.checkpoint import open_head
 from paceline.draft.models.networks import PREFIX
-from paceline.draft.published.names import count_heads, renamed
+from paceline.draft.published.layout import count_heads, refuse_others, renamed
 from paceline.errors import MethodError
 from paceline.target.base import Facts
 
@@ -32,6 +32,7 @@ def read(path: str, target: Facts) -> tuple[dict[str, Tensor], int, int]:
 
     MethodError for another kind of head."""
     config, found = open_head(path, "hydra", target)
+    refuse_others(path, "hydra", config, found)
     for entry, values, why in READ:
         if (value := config.get(entry, values[0])) not in values:
             raise MethodError(f"{path} {why.format(value)}")

@@ -10,7 +10,7 @@ from torch import Tensor
 from paceline.draft.models.checkpoint import CONFIG, check_all, open_head
 from paceline.draft.models.layers import table_and_head
 from paceline.draft.models.networks import ResidualHeads, shapes_of
-from paceline.draft.published.names import count_heads, renamed
+from paceline.draft.published.layout import count_heads, refuse_others, renamed
 from paceline.draft.published.vocab import check_map
 from paceline.errors import ModelError
 from paceline.target.base import Facts
@@ -33,8 +33,10 @@ def read(path: str, target: Facts) -> tuple[dict[str, Tensor], int, int]:
 
     Heads and blocks are counted, whatever config.json says: published ones are wrong. MethodError unless the tensors
     are a whole set of heads for the target, and nothing else."""
-    inside = _inside_model(path)
-    found = inside if inside is not None else open_head(_file(path), "medusa", target)[1]
+    found = _inside_model(path)
+    if found is None:
+        config, found = open_head(_file(path), "medusa", target)
+        refuse_others(path, "medusa", config, found)
     tensors = renamed({name.removeprefix(INSIDE): tensor for name, tensor in found.items()}, NAMES)
     heads, layers = count_heads(path, tensors)
     rows, h = target.vocab_size, target.hidden_size

@@ -1,4 +1,5 @@
-"""Multi-token-prediction heads in the checkpoints of their targets, as DeepSeek, Qwen, GLM and MiMo publish them."""
+"""Multi-token-prediction heads in the checkpoints of their targets, as DeepSeek, Qwen, GLM and MiMo publish them,
+or alone, in the `speculators` format."""
 
 import re
 from collections.abc import Callable, Iterable
@@ -11,19 +12,20 @@ from paceline.draft.models.checkpoint import check_all
 from paceline.draft.models.layers import Tensors
 from paceline.errors import MethodError
 from paceline.target.folder import open_weights
-from paceline.target.shape import ROUTER, LayerKind, Shape, layer_shapes
+from paceline.target.shape import ROUTER, LayerKind, Shape, as_checkpoint, layer_shapes
 
 LAYOUTS = (
-    # Qwen3-Next, Qwen3.5, and ours; DeepSeek-V3, GLM-4.5; MiMo
+    # Qwen3-Next, Qwen3.5, and ours; DeepSeek-V3, GLM-4.5; MiMo; the `speculators` format
     (r"mtp\.", ("fc", "pre_fc_norm_embedding", "pre_fc_norm_hidden", "norm"), "layers.0."),
     (r"model\.layers\.\d+\.", ("eh_proj", "enorm", "hnorm", "shared_head.norm"), ""),
     (r"model\.mtp_layers\.\d+\.", ("input_proj", "token_layernorm", "hidden_layernorm", "final_layernorm"), ""),
+    (r"mtp_layers\.\d+\.", ("input_proj", "token_layernorm", "hidden_layernorm", "final_layernorm"), ""),
 )
 """Each layout has the pattern with which a head's names begin; the names of its product, of the norms of embedding and
 state, and of its last norm; and the beginning of the names in its layer. Our names are those of the first layout
 without "mtp."."""
 OUTER = tuple(f"{name}.weight" for name in LAYOUTS[0][1])
-STATE_FIRST = "input_proj.weight"  # MiMo's product takes the state before the embedding
+STATE_FIRST = re.compile(LAYOUTS[2][0] + r"input_proj\.weight")  # MiMo's product takes the state before the embedding
 SHARED = ("embed_tokens.weight", "shared_head.head.weight", "rotary_emb.inv_freq")
 """Endings of the names of tensors that the target has too."""
 FOREIGN = {
@@ -56,7 +58,9 @@ def head_of(checkpoint: Iterable[str], read: Callable[[str], torch.Tensor]) -> T
     checkpoint  names of its tensors. read: function that returns the tensor of a name."""
     names = head_names(checkpoint)
     tensors = {own: read(name) for own, name in names.items()}
-    if tensors and names[OUTER[0]].endswith(STATE_FIRST) and (product := tensors[OUTER[0]]).ndim:
+    joined = [name for name in tensors if name.endswith((".experts.gate_up_proj", ".experts.down_proj"))]
+    tensors |= as_checkpoint({name: tensors.pop(name) for name in joined})
+    if tensors and STATE_FIRST.fullmatch(names[OUTER[0]]) and (product := tensors[OUTER[0]]).ndim:
         tensors[OUTER[0]] = product.roll(product.shape[-1] // 2, -1)
     return tensors
 

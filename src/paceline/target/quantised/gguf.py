@@ -345,7 +345,7 @@ def config_of(file: GGUF) -> PretrainedConfig:
         "rms_norm_eps": number("attention.layer_norm_rms_epsilon"),
         "max_position_embeddings": number("context_length"),
         "tie_word_embeddings": "output.weight" not in file.places,
-        "rope_parameters": _rope(
+        "rope_parameters": rope_of(
             file, facts, float(number("rope.freq_base", 10000.0)), float(number("rope.scale_linear", 1.0))
         ),
         "attention_bias": "blk.0.attn_q.bias" in file.places,
@@ -383,7 +383,7 @@ def config_of(file: GGUF) -> PretrainedConfig:
     return config
 
 
-def _rope(file: GGUF, facts: Mapping[str, Any], theta: float, scale: float) -> dict[str, Any]:
+def rope_of(file: GGUF, facts: Mapping[str, Any], theta: float, scale: float) -> dict[str, Any]:
     """Make transformers' rope_parameters for unscaled, linear and yarn positions. Llama 3's factors are a tensor."""
     rope: dict[str, Any] = {"rope_type": "default", "rope_theta": theta}
     if scale != 1.0:  # the key of older files
@@ -460,7 +460,7 @@ def weights_of(file: GGUF, config: PretrainedConfig) -> Weights:
             tensor = tensor.rows(own) if isinstance(tensor, Blocks) else tensor.flatten(0, 1)[own]
         part = name.split(".")[-2]
         if part in heads:
-            tensor = _unpermuted(tensor, heads[part])
+            tensor = unpermuted(tensor, heads[part])
         if s.norm_offset and part.endswith("norm") and isinstance(tensor, torch.Tensor):
             tensor = tensor - s.norm_offset  # files store the sum
         weights[name] = tensor
@@ -491,7 +491,7 @@ def _names(architecture: str) -> Any:
     return gguf.get_tensor_name_map(known, 1)
 
 
-def _unpermuted(tensor: torch.Tensor | Blocks, heads: int) -> torch.Tensor | Blocks:
+def unpermuted(tensor: torch.Tensor | Blocks, heads: int) -> torch.Tensor | Blocks:
     """Restore the checkpoint's order of rows: the first dimensions of all pairs that rotate together, then the second.
     Files of the Llama family store such pairs side by side. Whole rows move, so this is exact."""
     rows = tensor.data if isinstance(tensor, Blocks) else tensor

@@ -1,0 +1,103 @@
+"""Draft heads in GGUF files, as llama.cpp's server reads them and `paceline export gguf` writes them.
+
+    config, tensors = read(Path("head.gguf"), "eagle3")    # as in the `speculators` format"""
+
+from collections.abc import Mapping
+from pathlib import Path
+from typing import Any
+
+import torch
+from torch import Tensor
+
+from paceline.draft.options import quoted
+from paceline.draft.published.dflash import CONFIDENCE, W1, W2
+from paceline.draft.published.vocab import OFFSETS
+from paceline.errors import MethodError
+from paceline.target.quantised.blocks import Blocks
+from paceline.target.quantised.gguf import GGUF, rope_of, tensor_name, unpermuted
+from paceline.target.shape import ATTENTION
+
+OUTER = {
+    "fc.weight": "fc.weight",
+    "lm_head.weight": "output.weight",
+    "input_norm.weight": "enc.output_norm.weight",  # of eagle3, over the tapped states
+    "hidden_norm.weight": "enc.output_norm.weight",  # of dflash, over what fc makes of them
+    "layers.0.hidden_norm.weight": "blk.0.attn_norm_2.weight",
+    **{W1: "markov_w1.weight", W2: "markov_w2.weight"},
+    **{CONFIDENCE[0]: "conf_proj.weight", CONFIDENCE[1]: "conf_proj.bias"},
+}
+"""llama.cpp's names of a head's tensors, where they are not those of a Qwen3."""
+ENTRIES = {
+    "hidden_size": "embedding_length",
+    "intermediate_size": "feed_forward_length",
+    "num_hidden_layers": "block_count",
+    "num_attention_heads": "attention.head_count",
+    "num_key_value_heads": "attention.head_count_kv",
+    "head_dim": "attention.key_length",
+    "rms_norm_eps": "attention.layer_norm_rms_epsilon",
+    "max_position_embeddings": "context_length",
+    "sliding_window": "attention.sliding_window",
+    "is_causal": "attention.causal",
+    "output_multiplier": "logit_scale",
+    **{key: key for key in ("target_hidden_size", "norm_before_residual", "norm_before_fc", "block_size",
+                            "sample_from_anchor", "final_logit_softcapping")},
+}  # fmt: skip
+"""llama.cpp's keys of the entries of a config.json."""
+REFUSED = ("selector_top_k", "hyper_connection_count", "expert_count", "embedding_scale", "rope.scaling.attn_factor")
+
+
+def read(file: Path, method: str) -> tuple[dict[str, Any], dict[str, Tensor]]:
+    """A head's config.json and tensors. PacelineError for a file of another kind."""
+    opened = GGUF(file)
+    family, start = str(opened.family), f"{opened.family}."
+    facts = {key.removeprefix(start): value for key, value in opened.metadata.items() if key.startswith(start)}
+    if family != method:
+        if family in ("eagle3", "dflash"):
+            raise MethodError(f"{file} holds a drafter of kind {family}: write {family}:{quoted(str(file))}")
+        old = ": convert it anew" if family in ("dspark", "dflash-draft") else ""
+        raise MethodError(f"{file} is of architecture {family}; GGUF drafts are read of eagle3 and dflash{old}")
+    if odd := [key for key in REFUSED if facts.get(key)]:
+        raise MethodError(f"{file} has {start}{odd[0]}, which nothing here applies: it would draft badly")
+    config = {ours: facts[key] for ours, key in ENTRIES.items() if key in facts}
+    size, turned = config.get("head_dim"), facts.get("rope.dimension_count")
+    config |= {
+        "rope_parameters": rope_of(opened, facts, float(facts.get("rope.freq_base", 10000.0)), 1.0),
+        "partial_rotary_factor": turned / size if turned and size else None,
+        "aux_hidden_state_layer_ids": facts.get("target_layers", facts.get("extract_layers")),
+        "mask_token_id": opened.metadata.get("tokenizer.ggml.mask_token_id"),
+        "layer_types": [ATTENTION[bool(one)] for one in facts.get("attention.sliding_window_pattern", ())],
+    }
+    if family == "dflash":
+        config.setdefault("is_causal", False)
+        config.setdefault("sample_from_anchor", "markov_w1.weight" in opened.places)
+    tensors = _tensors(opened, family, config)
+    if W1 in tensors:
+        config["markov_rank"] = tensors[W1].shape[-1]
+    rows = tensors.get("lm_head.weight", tensors.get(OFFSETS))
+    config["draft_vocab_size"] = None if rows is None else len(rows)
+    return config | {"enable_confidence_head": CONFIDENCE[0] in tensors}, tensors
+
+
+def _tensors(file: GGUF, family: str, config: Mapping[str, Any]) -> dict[str, Tensor]:
+    """The tensors by our names; others keep theirs, so that they are refused."""
+    parts = [f"self_attn.{part}" for part in ("q_proj", "k_proj", "v_proj", "o_proj", "q_norm", "k_norm")]
+    parts += ["mlp.gate_proj", "mlp.up_proj", "mlp.down_proj", "input_layernorm", "post_attention_layernorm"]
+    layers = range(min(int(config.get("num_hidden_layers") or 0), len(file.places)))
+    names = ["embed_tokens", "norm", *(f"layers.{n}.{part}" for n in layers for part in parts)]
+    names = [f"{name}.{kind}" for name in names for kind in ("weight", "bias")]
+    ours = {str(tensor_name("qwen3", f"model.{name}")): name for name in names}
+    foreign = "input_norm.weight" if family == "dflash" else "hidden_norm.weight"
+    ours |= {theirs: own for own, theirs in OUTER.items() if own != foreign}
+    heads = {"q_proj": "num_attention_heads", "k_proj": "num_key_value_heads"} if family == "eagle3" else {}
+    tensors = {}
+    for theirs, place in file.places.items():
+        name = ours.get(theirs, theirs)
+        if theirs == OFFSETS:  # token ids themselves, of a type that no weight has
+            ids = place.data[place.begin : place.begin + 8 * place.shape[0]].clone().view(torch.int64)
+            tensors[name] = ids - torch.arange(len(ids))
+            continue
+        tensor = file.tensor(theirs)
+        if count := heads.get(name.split(".")[-2]):
+            tensor = unpermuted(tensor, config[count])
+        tensors[name] = tensor.dense(torch.bfloat16) if isinstance(tensor, Blocks) else tensor
+    return tensors

@@ -1,0 +1,226 @@
+"""How files of all formats are read: a table of each, and what nothing here runs, which is refused by name.
+
+    entries, tensors = LAYOUT.read(path, config, tensors)    # by our names
+    layers = layer_config(path, entries, tensors, target)
+
+A drafter that is read wrongly drafts badly, and nobody notices: an entry that changes the computation is followed, or
+it is an error that names it."""
+
+import re
+from collections.abc import Iterable, Mapping, Sequence
+from dataclasses import dataclass, field
+from typing import Any, TypeVar
+
+from transformers import AutoConfig, PretrainedConfig
+
+from paceline.draft.models.layers import Entries, Tensors, check_numbers
+from paceline.draft.options import quoted
+from paceline.errors import MethodError
+from paceline.target.base import Facts
+from paceline.target.checks import unsupported
+from paceline.target.shape import ATTENTION
+
+T = TypeVar("T")
+LAYERS = "transformer_layer_config"  # the entries of the layers, in the `speculators` format
+READ = {"eagle": "eagle", "eagle3": "eagle3", "dflash": "dflash", "dspark": "dflash", "dflash2": "dflash", "mtp": "mtp"}
+"""The drafter that reads each `speculators_model_type`."""
+OTHERS = {
+    "P-EAGLE": (r"mask_hidden", r"p_?eagle"),
+    "EAGLE-4": (r"efficient_lm_head.*", r"eagle4"),
+    "EAGLE with Medusa's heads": (r"parallel_draft_heads\..*", r"$^"),
+    "a head whose layer has experts": (r".*\.mlp\.experts\..*", r"moe\w*eagle"),
+    "a head with latent attention (MLA)": (r".*\.kv_a_proj\w*\..*", r"eagle\d?deepseekv\d"),
+    "a head with gates or sinks of attention": (
+        r".*\.(g_proj|attention_sink_bias)(\..*)?|aux_hidden_norms\..*", r"laguna"
+    ),
+    "DFly, Domino, DSpine, JetSpec or LiLiCorr": (
+        r"(layer_fusion|context_norm|hidden_correction)\..*", r"dfly|domino|dspine|jetspec|lilicorr"
+    ),
+    "an MLP or LSTM speculator": (
+        r"(speculator\.)?((emb|proj|head|ln)\.\d+|\w+_(emb|proj)\.\d+|(cell|state)_ln)\..*",
+        r"(mlp|lstm|variant)_?speculator|^mlp$",
+    ),
+    "a Gemma assistant, which reads its target's keys and values": (
+        r"(pre|post)_projection\..*|masked_embedding\..*", r"gemma4_?assistant"
+    ),
+}  # fmt: skip
+"""Drafters that nothing here runs, with patterns of a tensor's whole name, and in entries SIGNS in small letters."""
+SIGNS = ("speculators_model_type", "architectures", "model_type", "projector_type")
+FLAGS: Mapping[str, tuple[Any, ...]] = {
+    "partial_rotary_factor": (1,),
+    "is_neox_style": (True,),
+    "attn_output_gate": (False,),
+    "attention_value_scale": (1,),
+    "rope_method": (),
+    "draft_ffn_type": ("dense",),
+    "parallel_drafting": (False,),
+}
+"""Entries of any format that change what is computed, with the values that are run here. Null is always one of them."""
+COMMON: Mapping[str, str | None] = {
+    r"(.+\.)?rotary_emb\.inv_freq": None,  # it follows from the configuration
+    r"verifier_(lm_head|norm)\..+": None,  # the target's
+    r"midlayer\.(\d+\..+)": r"layers.\1",
+    r"midlayer\.(.+)": r"layers.0.\1",
+}
+"""Our names, as `renamed` takes them, of tensors in files of any format."""
+
+
+@dataclass(frozen=True)
+class Layout:
+    """The files that a drafter reads.
+
+    method  its name. groups: entries of config.json that hold entries, a later group's before an earlier one's.
+    names   our names, as `renamed` takes them. flags: as FLAGS, of these files.
+    known   entries of the groups that are read here if they are true; another one that is true is refused."""
+
+    method: str
+    groups: tuple[str, ...] = ()
+    names: Mapping[str, str | None] = field(default_factory=dict)
+    flags: Mapping[str, tuple[Any, ...]] = field(default_factory=dict)
+    known: tuple[str, ...] = ()
+
+    def read(self, path: str, config: Entries, tensors: Tensors) -> tuple[dict[str, Any], Tensors]:
+        """Returns all entries of a config.json in one dictionary, and the tensors by our names. MethodError, with its
+        name, for what changes the computation and is not run here."""
+        layers, *groups = (config.get(key) or {} for key in (LAYERS, *self.groups))
+        if not all(isinstance(part, Mapping) for part in (layers, *groups)):
+            raise MethodError(f"{path}: {' or '.join((LAYERS, *self.groups))} is no group of named entries")
+        given = {**layers, **config}
+        for part in groups:
+            given |= part
+        tensors = self.named(tensors)
+        refuse_others(path, self.method, given, tensors)
+        flags = {**FLAGS, **self.flags}
+        odd = [key for key, read in flags.items() if given.get(key) is not None and given[key] not in read]
+        odd += [key for part in groups for key in part if part[key] is True and key not in (*flags, *self.known)]
+        if odd:
+            said = ", ".join(f"{key} is {given[key]!r}" for key in odd)
+            raise MethodError(f"{path}: {said}, which nothing here applies: it would draft badly")
+        return given, tensors
+
+    def named(self, tensors: Tensors) -> Tensors:
+        """The tensors by our names."""
+        return renamed(renamed(tensors, {r"(?:draft_)?model\.(.+)": r"\1"}), {**COMMON, **self.names})
+
+
+def renamed(tensors: Mapping[str, T], names: Mapping[str, str | None]) -> dict[str, T]:
+    """The tensors by our names.
+
+    names  our name for each pattern of a whole name, with \\1 for a group; None: nothing reads the tensor. Other names
+           stay, and so does a name for which another tensor has ours."""
+    out = {}
+    for name, tensor in tensors.items():
+        found = ((re.fullmatch(pattern, name), ours) for pattern, ours in names.items())
+        ours = next((ours and match.expand(ours) for match, ours in found if match), name)
+        if ours is not None:
+            out[name if ours in tensors else ours] = tensor
+    return out
+
+
+def count_heads(path: str, names: Iterable[str], start: str = "") -> tuple[int, int]:
+    """Number of heads and number of blocks of each, from names that have `start`, the head and the block in front."""
+    found = [match for name in names if (match := re.match(rf"{start}(\d+)\.(\d+)\.", name))]
+    if not found:
+        raise MethodError(f"{path} has no heads: none of its tensors has a name such as {start}0.0.linear.weight")
+    heads, blocks = (1 + max(int(match[group]) for match in found) for group in (1, 2))
+    return heads, blocks
+
+
+def refuse_others(path: str, method: str, given: Entries, names: Iterable[str]) -> None:
+    """MethodError, which says what it is, for a drafter of another kind than `method` reads. names: of its tensors."""
+    kind = str(given.get("speculators_model_type") or "")
+    signs = [(f"{key} is {given[key]}", str(given[key]).lower()) for key in SIGNS if given.get(key)]
+    for what, (tensors, entries) in OTHERS.items():
+        found = [sign for sign, value in signs if re.search(entries, value)]
+        found += [f"it has {name}" for name in names if re.fullmatch(tensors, name)]
+        if found:
+            raise MethodError(f"{path} is {what} ({found[0]}): nothing here runs it, and {method} would draft badly")
+    if kind and READ.get(kind) != method:
+        raise MethodError(
+            f"{path} is a drafter of type {kind}: " + (f"write {READ[kind]}:{quoted(path)}" if kind in READ else
+                                                       f"types that are read are {', '.join(READ)}")
+        )  # fmt: skip
+
+
+# The configuration of layers -----------------------------------------------------------------------------------------
+
+_READ = (
+    "hidden_size", "intermediate_size", "num_hidden_layers", "num_attention_heads", "num_key_value_heads", "head_dim",
+    "hidden_act", "rms_norm_eps", "vocab_size",
+)  # fmt: skip
+"""Entries of a head's config.json that describe its layers."""
+_SIZES = {*_READ[:6], "vocab_size"}
+
+
+def count_layers(names: Iterable[str]) -> int:
+    """The number of layers by the names of tensors: published heads with one layer say 40."""
+    return 1 + max((int(match[1]) for name in names if (match := re.match(r"layers\.(\d+)\.", name))), default=0)
+
+
+def layer_config(
+    where: Any, config: Entries, tensors: Tensors, target: Facts, count: int | None = None
+) -> PretrainedConfig:
+    """The configuration of a head's layers from its config.json; biases and norms of heads are those of the tensors.
+
+    Without rope_theta it is 10000, whatever the target's is, and head_dim is hidden_size / heads: published heads were
+    trained so. Rotary tables cover the target's context. count: number of layers; None: as config.json says.
+
+    MethodError for layers that the native decoder cannot run."""
+    config = {**config, **(config.get(LAYERS) or {})}
+    given = {key: config[key] for key in _READ if config.get(key) is not None}
+    if config.get("hidden_activation"):
+        given["hidden_act"] = config["hidden_activation"]
+    missing = [key for key in ("hidden_size", "intermediate_size", "num_attention_heads") if key not in given]
+    if missing:
+        raise MethodError(
+            f"{where} does not say {', '.join(missing)} of its layers: it is no head that can be read here"
+        )
+    given["num_hidden_layers"] = count or given.get("num_hidden_layers", 1)
+    check_numbers(where, {name: value for name, value in given.items() if name in _SIZES})
+    check_numbers(where, {"num_hidden_layers": given["num_hidden_layers"]}, most=256)
+    given.setdefault("head_dim", given["hidden_size"] // given["num_attention_heads"])
+    given.setdefault("num_key_value_heads", given["num_attention_heads"])
+    endings = {name.split(".", 2)[-1] for name in tensors if name.startswith("layers.")}
+    biased, whole = ("self_attn.q_proj.bias" in endings), "self_attn.o_proj.bias" in endings
+    family = "qwen3" if "self_attn.q_norm.weight" in endings else "qwen2" if biased and not whole else "llama"
+    made = AutoConfig.for_model(
+        family, **given, rope_parameters=_rope(where, config), max_position_embeddings=target.max_context,
+        tie_word_embeddings=False, attention_bias=biased, mlp_bias="mlp.up_proj.bias" in endings,
+    )  # fmt: skip
+    made.layer_types, made.sliding_window = _windows(where, config, given["num_hidden_layers"])
+    if reason := unsupported(made):
+        raise MethodError(f"{where}: its layers cannot be run here, {reason}")
+    return made
+
+
+def _rope(where: Any, config: Entries) -> dict[str, Any]:
+    """transformers' rope_parameters from entries in any of their forms."""
+    scaled = config.get("rope_parameters") or config.get("rope_scaling") or {}
+    rope = {**scaled} if isinstance(scaled, Mapping) else {"rope_theta": scaled}
+    rope.setdefault("rope_type", rope.pop("type", "default"))
+    theta = rope.setdefault("rope_theta", config.get("rope_theta") or 10000.0)
+    if not isinstance(theta, int | float) or not 0 < theta < float("inf"):
+        raise MethodError(f"{where}: rope_theta is {theta!r}; a positive number is wanted")
+    if rope.get("partial_rotary_factor") not in (None, 1):
+        raise MethodError(f"{where}: partial_rotary_factor is {rope['partial_rotary_factor']!r}, which nothing applies")
+    if rope["rope_type"] in ("yarn", "longrope", "llama3") and not rope.get("original_max_position_embeddings"):
+        length = {"max_position_embeddings": config.get("max_position_embeddings")}
+        check_numbers(where, length)  # the head's own, not the target's context, which its tables cover
+        rope["original_max_position_embeddings"] = length["max_position_embeddings"]
+    return rope
+
+
+def _windows(where: Any, config: Entries, count: int) -> tuple[Sequence[str], int | None]:
+    """The kind of each layer, and the window of those that slide. `use_sliding_window` decides where it is given."""
+    (full, slides), flag, stated = ATTENTION, config.get("use_sliding_window"), config.get("num_hidden_layers")
+    first = (config.get("max_window_layers") or 0) if flag else count
+    kinds = config.get("layer_types") or [slides if n >= first else full for n in range(count)]
+    if isinstance(kinds, list) and len(kinds) == stated:
+        kinds = kinds[:count]
+    if not isinstance(kinds, list) or len(kinds) != count or not {*map(str, kinds)} <= {*ATTENTION}:
+        wanted = f"{count} of {' and '.join(sorted(ATTENTION))} are wanted"
+        raise MethodError(f"{where}: layer_types is {kinds!r}; {wanted}")
+    if flag is False or slides not in kinds:
+        return [full] * count, None
+    check_numbers(where, {"sliding_window": config.get("sliding_window")})
+    return kinds, config["sliding_window"]
