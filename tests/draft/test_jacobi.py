@@ -80,7 +80,7 @@ def test_measured_accuracies_make_the_tree(tmp_path):
     (tmp_path / "slots.json").write_text('{"accuracies": [[1.5]]}')
     with pytest.raises(MethodError, match=r"slots.json is broken: it must have shares from 0 to 1"):
         create(f"jacobi:{tmp_path}")
-    with pytest.raises(MethodError, match=r"cannot be read .*paceline train noise"):
+    with pytest.raises(MethodError, match=r"cannot be read .*paceline train jacobi"):
         create(f"jacobi:{tmp_path}/nowhere")
 
 

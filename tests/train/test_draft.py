@@ -65,7 +65,7 @@ def test_a_draft_learns_is_measured_and_drafts(target: Path, answers: Path, tmp_
 
 
 def launched(target: Path, answers: Path, out: Path, processes: int, rows: int = 8) -> subprocess.CompletedProcess[str]:
-    """`paceline train draft` under accelerate's launcher, as docs/training.md has it, without a GPU."""
+    """`paceline train model` under accelerate's launcher, as docs/training.md has it, without a GPU."""
     launcher = ["-m", "accelerate.commands.launch", "--multi_gpu", f"--num_processes={processes}", "--num_machines=1"]
     launcher += ["--mixed_precision=no", "--dynamo_backend=no"] if processes > 1 else []
     shape = ["--hidden=64", "--layers=1", "--length=64", f"--rows={rows}", "--no-compiled", "--tokens=20480"]

@@ -287,7 +287,7 @@ def exits_in_use(exits: Sequence[int], thresholds: Sequence[float], num_layers: 
 
 
 def _trained(path: str) -> tuple[list[int], list[float]]:
-    """Exits, and thresholds if there are any, of a draft model of `train sorted`; MethodError if it is none."""
+    """Exits, and thresholds if there are any, of a draft model of `train s2d`; MethodError if it is none."""
     folder = find(path, SMALL_FILES)
     noted = read_drafter(folder, Sorted.name)
     exits, thresholds = noted.get("exits"), noted.get("thresholds") or []

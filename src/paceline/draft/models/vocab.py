@@ -119,7 +119,7 @@ def kept_tokens(vocab: str, checkpoint: str | Path, target: Facts) -> Tensor:
     if vocab.isdecimal() and not file.is_file():
         raise MethodError(
             f"vocab={vocab} needs counts of what the target writes, and there is no {file}: make it with `paceline "
-            f"train vocab TARGET --generate 1000 --out {Path(checkpoint)}`, or name a file: vocab=FILE"
+            f"train tools vocab TARGET --generate 1000 --out {Path(checkpoint)}`, or name a file: vocab=FILE"
         )
     known = read_vocabulary(file)
     of = target.tokenizer.fingerprint if target.tokenizer is not None else ""
