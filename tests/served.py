@@ -13,7 +13,6 @@ import json
 import threading
 import time
 from collections import Counter
-from collections.abc import Callable, Sequence
 from contextlib import suppress
 from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
 from typing import Any
@@ -25,12 +24,12 @@ class Served:
 
     def __init__(
         self,
-        engine: str = "vllm",
-        seconds: Callable[[int], float] = lambda running: 0.002,
-        words: Sequence[str] = ("the ", "cat ", "and ", "the ", "dog "),
-        accepted: Sequence[int] = (),
-        drafted: int = 3,
-        fails: Callable[[int], bool] = lambda number: False,
+        engine="vllm",
+        seconds=lambda running: 0.002,
+        words=("the ", "cat ", "and ", "the ", "dog "),
+        accepted=(),
+        drafted=3,
+        fails=lambda number: False,
     ):
         self.engine, self.seconds, self.words, self.accepted, self.drafted = engine, seconds, words, accepted, drafted
         self.fails = fails
@@ -45,7 +44,7 @@ class Served:
         class Handler(BaseHTTPRequestHandler):
             protocol_version, disable_nagle_algorithm = "HTTP/1.1", True
 
-            def do_GET(self) -> None:
+            def do_GET(self):
                 fake.headers.append(dict(self.headers))
                 if self.path == "/metrics":
                     _reply(self, 200, fake.metrics().encode(), "text/plain")
@@ -57,13 +56,13 @@ class Served:
                 else:
                     _reply(self, 404, b"{}")
 
-            def do_POST(self) -> None:
+            def do_POST(self):
                 fake.headers.append(dict(self.headers))
                 body = json.loads(self.rfile.read(int(self.headers["Content-Length"])))
                 with suppress(ConnectionError):
                     fake._answer(self, body)
 
-            def log_message(self, *_: object) -> None: ...
+            def log_message(self, *_): ...
 
         class Server(ThreadingHTTPServer):
             request_queue_size, block_on_close, daemon_threads = 128, False, True
@@ -71,15 +70,15 @@ class Served:
         self._server = Server(("127.0.0.1", 0), Handler)
         self.url = f"http://127.0.0.1:{self._server.server_port}/v1"
 
-    def __enter__(self) -> Served:
+    def __enter__(self):
         threading.Thread(target=self._server.serve_forever, args=(0.01,), daemon=True).start()
         return self
 
-    def __exit__(self, *_: object) -> None:
+    def __exit__(self, *_):
         self._server.shutdown()
         self._server.server_close()
 
-    def metrics(self) -> str:
+    def metrics(self):
         """/metrics in vLLM's words, under the engine's prefix."""
         name = f"{self.engine}:spec_decode_num_"
         lines = [f"{self.engine}:num_requests_running {self.running}.0"]
@@ -89,7 +88,7 @@ class Served:
         lines += [f'{name}accepted_tokens_per_pos_total{{position="{p}"}} {n}.0' for p, n in enumerate(places)]
         return "\n".join(lines) + "\n"
 
-    def _answer(self, handler: BaseHTTPRequestHandler, body: dict[str, Any]) -> None:
+    def _answer(self, handler, body):
         with self._lock:
             self.asked.append(body)
             self.when.append(time.perf_counter())
@@ -113,7 +112,7 @@ class Served:
             with self._lock:
                 self.running -= 1
 
-    def _stream(self, handler: BaseHTTPRequestHandler, body: dict[str, Any]) -> None:
+    def _stream(self, handler, body):
         done, rounds = 0, 0
         while done < body["max_tokens"]:
             time.sleep(self.seconds(self.running))
@@ -135,11 +134,11 @@ class Served:
         handler.wfile.write(b"data: [DONE]\n\n")
 
 
-def _event(handler: BaseHTTPRequestHandler, value: dict[str, Any]) -> None:
+def _event(handler, value):
     handler.wfile.write(f"data: {json.dumps(value)}\n\n".encode())
 
 
-def _reply(handler: BaseHTTPRequestHandler, status: int, content: bytes, kind: str = "application/json") -> None:
+def _reply(handler, status, content, kind="application/json"):
     handler.send_response(status)
     handler.send_header("Content-Type", kind)
     handler.send_header("Content-Length", str(len(content)))

@@ -1,32 +1,28 @@
 """Tie or bug: a differing token is a tie only if the dtype's own noise explains it."""
 
-from collections.abc import Iterator
-from pathlib import Path
 
 import numpy as np
 import pytest
-import torch
 from tests import models
 
 from paceline.bench.checks import Judge
 from paceline.core.segment import Segment
-from paceline.target.base import Target
 from paceline.target.load import load
 
 
 @pytest.fixture
-def judge(pair: tuple[Target, Target]) -> Iterator[Judge]:
+def judge(pair):
     with Judge(*pair) as one:
         yield one
 
 
 @pytest.fixture(scope="module")
-def pair(tmp_path_factory: pytest.TempPathFactory) -> tuple[Target, Target]:
+def pair(tmp_path_factory):
     folder = models.make("llama2", tmp_path_factory.mktemp("judge"))
     return load(folder, dtype="bfloat16"), load(folder, dtype="float32")
 
 
-def logits(target: Target, prefix: list[int]) -> torch.Tensor:
+def logits(target, prefix):
     slot = target.add_row(len(prefix))
     try:
         return target.verify([Segment.chunk(slot, np.array(prefix), last=True)]).of(0)[-1].float()
@@ -34,7 +30,7 @@ def logits(target: Target, prefix: list[int]) -> torch.Tensor:
         target.drop_row(slot)
 
 
-def test_a_token_far_below_the_best_is_a_bug_and_a_near_one_a_tie(pair: tuple[Target, Target], judge: Judge) -> None:
+def test_a_token_far_below_the_best_is_a_bug_and_a_near_one_a_tie(pair, judge):
     found = {"tie": 0, "bug": 0}
     for seed in range(20):
         prefix = np.random.default_rng(seed).integers(2, 280, 30).tolist()
@@ -51,7 +47,7 @@ def test_a_token_far_below_the_best_is_a_bug_and_a_near_one_a_tie(pair: tuple[Ta
     assert found["tie"] > 0  # bfloat16 is coarse
 
 
-def test_a_flip_that_bfloat16_really_makes_is_a_tie(pair: tuple[Target, Target], judge: Judge) -> None:
+def test_a_flip_that_bfloat16_really_makes_is_a_tie(pair, judge):
     flips = 0
     for seed in range(300):
         prefix = np.random.default_rng(seed).integers(2, 280, 12).tolist()
@@ -64,7 +60,7 @@ def test_a_flip_that_bfloat16_really_makes_is_a_tie(pair: tuple[Target, Target],
     pytest.fail("bfloat16 flipped no near-tie, so nothing was tested")
 
 
-def test_in_float32_next_to_nothing_is_a_tie(pair: tuple[Target, Target]) -> None:
+def test_in_float32_next_to_nothing_is_a_tie(pair):
     ties = 0
     with Judge(pair[1], pair[1]) as judge:
         for seed in range(20):
@@ -76,7 +72,7 @@ def test_in_float32_next_to_nothing_is_a_tie(pair: tuple[Target, Target]) -> Non
     assert ties <= 1
 
 
-def test_rows_are_given_back(pair: tuple[Target, Target]) -> None:
+def test_rows_are_given_back(pair):
     with Judge(*pair, chunk=8) as judge:
         judge.verdict(list(range(2, 30)), 5, 6)
         judge.verdict(list(range(3, 30)), 5, 6)
@@ -86,7 +82,7 @@ def test_rows_are_given_back(pair: tuple[Target, Target]) -> None:
         target.drop_row(slot)
 
 
-def test_what_was_read_is_not_read_again(pair: tuple[Target, Target], monkeypatch: pytest.MonkeyPatch) -> None:
+def test_what_was_read_is_not_read_again(pair, monkeypatch):
     """The verdicts of prefixes of one text, shorter ones first, are those that each has alone."""
     text, other = list(range(2, 100)), [7, *range(3, 60)]
     prefixes = [text[:20], text[:24], text[:80], other, text[:80], text[:30]]
@@ -94,7 +90,7 @@ def test_what_was_read_is_not_read_again(pair: tuple[Target, Target], monkeypatc
     for prefix in prefixes:
         with Judge(*pair) as judge:
             alone.append(judge.verdict(prefix, 7, 9))
-    read: list[int] = []
+    read = []
     for target in pair:
         verify = target.verify
         counted = lambda segments, verify=verify: (read.append(len(segments[0].tokens)), verify(segments))[1]  # noqa: E731
@@ -113,7 +109,7 @@ def test_what_was_read_is_not_read_again(pair: tuple[Target, Target], monkeypatc
         assert two.verdict == one.verdict
 
 
-def test_a_chunked_prefix_says_the_same(pair: tuple[Target, Target], tmp_path: Path) -> None:
+def test_a_chunked_prefix_says_the_same(pair, tmp_path):
     prefix = list(range(2, 100))
     with Judge(*pair) as one, Judge(*pair, chunk=8) as other:
         whole, cut = one.verdict(prefix, 7, 9), other.verdict(prefix, 7, 9)

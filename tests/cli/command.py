@@ -1,6 +1,5 @@
 """The command line as its users meet it: arguments in; exit status, standard output and standard error out."""
 
-from collections.abc import Callable
 from dataclasses import dataclass
 
 from paceline.train.__main__ import RECIPES
@@ -12,8 +11,6 @@ class Result:
     out: str
     err: str
 
-
-Command = Callable[..., Result]
 
 WHERE = {("train", name): where for name, (where, _) in RECIPES["recipes"].items()}
 WHERE |= {("train", "tools", name): where for name, (where, _) in RECIPES["tools"].items()}

@@ -35,7 +35,7 @@ ANSWERS = (
 )
 
 
-def storm(body: dict[str, Any], attempt: int) -> str | None:
+def storm(body, attempt):
     """Every trouble there is, spread over requests by their digest; the third attempt at the latest works."""
     kinds = ("429", "500", "torn", "reset", "cut", "garbage", "hang", None, None, None)
     kind = kinds[_number(body) % len(kinds)]
@@ -44,12 +44,12 @@ def storm(body: dict[str, Any], attempt: int) -> str | None:
     return kind if attempt <= (2 if kind == "429" else 1) else None
 
 
-def is_judge(body: dict[str, Any]) -> bool:
+def is_judge(body):
     """Whether a request is a judge's."""
     return bool(body["messages"][0]["content"] == prompts.JUDGE)
 
 
-def write(body: dict[str, Any]) -> str:
+def write(body):
     """What the writer says: an answer by the digest of its user turn, after a thought where one is under way."""
     turns = body["messages"]
     answer = ANSWERS[_number(turns[1]["content"]) % len(ANSWERS)]
@@ -60,7 +60,7 @@ def write(body: dict[str, Any]) -> str:
     return answer if "</think>" in turns[-1]["content"] else f"that is all.\n</think>\n\n{answer}"
 
 
-def judge(body: dict[str, Any]) -> str:
+def judge(body):
     """Well-formed verdicts by the digest of the first question asked; a repair gets the same as no repair would."""
     text = body["messages"][1]["content"]
     counts = re.search(r"Give (\d+) verdicts on safety rules and (\d+) on behavioral", text)
@@ -79,7 +79,7 @@ def judge(body: dict[str, Any]) -> str:
     return "\n".join(f"<{BLOCKS[kind]}>\n{of}\n</{BLOCKS[kind]}>" for kind, of in lines.items())
 
 
-def _number(value: Any) -> int:
+def _number(value):
     return int(hashlib.sha256(json.dumps(value, sort_keys=True).encode()).hexdigest()[:8], 16)
 
 
@@ -90,15 +90,7 @@ class Scripted:
     requests   bodies of all requests, each with its path; answered: of those that got an answer.
     busy       requests that are being answered; at_once: those that are open, refused ones too."""
 
-    def __init__(
-        self,
-        reply: Callable[[dict[str, Any]], str | dict[str, Any]] | None = None,
-        trouble: Trouble = lambda body, attempt: None,
-        *,
-        delay: float = 0.0,
-        slots: int | None = None,
-        usage: bool = True,
-    ):
+    def __init__(self, reply=None, trouble=lambda body, attempt: None, *, delay=0.0, slots=None, usage=True):
         self.reply = reply or (lambda body: judge(body) if is_judge(body) else write(body))
         self.trouble, self.delay, self.slots, self.usage = trouble, delay, slots, usage
         self.requests: list[dict[str, Any]] = []
@@ -113,32 +105,32 @@ class Scripted:
         class Handler(BaseHTTPRequestHandler):
             protocol_version, disable_nagle_algorithm = "HTTP/1.1", True
 
-            def do_GET(self) -> None:
+            def do_GET(self):
                 _send(self, 200, {"data": [{"id": "scripted"}]})
 
-            def do_POST(self) -> None:
+            def do_POST(self):
                 with suppress(ConnectionError):  # the client has given up
                     answer(self)
 
-            def log_message(self, *_: object) -> None: ...
+            def log_message(self, *_): ...
 
         class Server(ThreadingHTTPServer):
             request_queue_size, block_on_close, daemon_threads = 256, False, True
 
-            def handle_error(self, *_: object) -> None: ...
+            def handle_error(self, *_): ...
 
         self._server = Server(("127.0.0.1", 0), Handler)
         self.url = f"http://127.0.0.1:{self._server.server_port}/v1"
 
-    def __enter__(self) -> Scripted:
+    def __enter__(self):
         threading.Thread(target=self._server.serve_forever, args=(0.01,), daemon=True).start()
         return self
 
-    def __exit__(self, *_: object) -> None:
+    def __exit__(self, *_):
         self._server.shutdown()
         self._server.server_close()
 
-    def _answer(self, handler: BaseHTTPRequestHandler) -> None:
+    def _answer(self, handler):
         raw = handler.rfile.read(int(handler.headers["Content-Length"]))
         body = json.loads(raw)
         with self._lock:
@@ -168,7 +160,7 @@ class Scripted:
                 self.at_once -= 1
                 self.busy -= status == 200
 
-    def _say(self, body: dict[str, Any], trouble: str | None, handler: BaseHTTPRequestHandler) -> None:
+    def _say(self, body, trouble, handler):
         if self.keep:
             self.answered.append(body)
         said = "I cannot put that into the form." if trouble == "malformed" else self.reply(body)
@@ -185,7 +177,7 @@ class Scripted:
             choice = {"message": {"content": "".join(words)}, "text": "".join(words), "finish_reason": reason}
             return _send(handler, 200, {"choices": [choice], **({"usage": usage} if self.usage else {})})
         torn = trouble in ("torn", "reset")
-        events: list[Any] = [
+        events = [
             {
                 "choices": [
                     {"delta": {"content": word} if "messages" in body else {}, "text": word, "finish_reason": None}
@@ -207,7 +199,7 @@ class Scripted:
         handler.close_connection = torn
 
 
-def _texts(body: dict[str, Any]) -> list[str]:
+def _texts(body):
     """All texts of a request's prompt."""
     contents = [message["content"] for message in body["messages"]] if "messages" in body else [body["prompt"]]
     return [
@@ -217,7 +209,7 @@ def _texts(body: dict[str, Any]) -> list[str]:
     ]
 
 
-def _send(handler: BaseHTTPRequestHandler, status: int, value: dict[str, Any]) -> None:
+def _send(handler, status, value):
     content = json.dumps(value).encode()
     handler.send_response(status)
     handler.send_header("Content-Type", "application/json")
